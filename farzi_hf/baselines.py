@@ -29,7 +29,9 @@ def head_sequences(dataset: Dataset, count: int) -> Dataset:
 
 def _check_count(dataset: Dataset, count: int) -> None:
     if not 1 <= count <= len(dataset):
-        raise ValueError(f"count={count} of a data set with {len(dataset)} rows: pass a number from 1 to {len(dataset)}.")
+        raise ValueError(
+            f"count={count} of a data set with {len(dataset)} rows: pass a number from 1 to {len(dataset)}."
+        )
 
 
 @dataclass(frozen=True)

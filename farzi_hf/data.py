@@ -156,7 +156,9 @@ def tokenize(dataset: DatasetDict, tokenizer: PreTrainedTokenizerBase, max_lengt
 
 def _tokenize_split(name: str, split: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int | None) -> Dataset:
     if "text" not in split.column_names:
-        raise ValueError(f"dataset[{name!r}] has columns {split.column_names}, but no 'text': rename the column with the sentences.")
+        raise ValueError(
+            f"dataset[{name!r}] has columns {split.column_names}, but no 'text': rename the column with the sentences."
+        )
 
     def encode(batch: dict[str, list[str]]) -> dict[str, list[list[int]]]:
         texts = [text for text in batch["text"] if text.strip()]
@@ -176,11 +178,17 @@ def _tokenize_split(name: str, split: Dataset, tokenizer: PreTrainedTokenizerBas
 def flatten_sequences(dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
     """All ids of the column ``input_ids`` end to end, shape (tokens,), and the length of each sequence, shape (rows,)."""
     if not isinstance(dataset, Dataset):
-        raise ValueError(f"dataset is a {type(dataset).__name__}: pass a datasets.Dataset (one split) with a column 'input_ids'.")
+        raise ValueError(
+            f"dataset is a {type(dataset).__name__}: pass a datasets.Dataset (one split) with a column 'input_ids'."
+        )
     if "input_ids" not in dataset.column_names:
-        raise ValueError(f"dataset has columns {dataset.column_names}, but no 'input_ids': run farzi_hf.data.tokenize first.")
+        raise ValueError(
+            f"dataset has columns {dataset.column_names}, but no 'input_ids': run farzi_hf.data.tokenize first."
+        )
     column = dataset.select_columns("input_ids").with_format("arrow")[:]["input_ids"]
-    if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type) or pa.types.is_fixed_size_list(column.type)):
+    if not (
+        pa.types.is_list(column.type) or pa.types.is_large_list(column.type) or pa.types.is_fixed_size_list(column.type)
+    ):
         raise ValueError(f"dataset['input_ids'] has type {column.type}: it must hold a list of ids per row.")
     if not pa.types.is_integer(column.type.value_type):
         raise ValueError(f"dataset['input_ids'] holds {column.type.value_type} values: it must hold integer ids.")

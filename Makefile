@@ -1,0 +1,46 @@
+# Every target makes .venv itself. Another interpreter: make test PYTHON=python3.12
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# Spelled out, so that accelerate neither asks for a config file nor warns that it has none.
+LAUNCH := $(BIN)/accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format bench clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.installed ## distil the embedded corpus: table, plot and a loadable data set, no network needed
+	$(LAUNCH) recipes/ptb.py --config recipes/configs/demo.yaml
+
+test: $(VENV)/.installed ## the test suite, without the tests marked slow or gpu
+	$(BIN)/python -m pytest -m "not slow and not gpu"
+
+check: $(VENV)/.installed ## lint and format check
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(VENV)/.installed ## format, and mend what the linter can mend
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.bench ## time and memory of the engine and of its peers
+	$(BIN)/python recipes/benchmark.py
+
+clean: ## remove the environment and the caches
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis
+
+# torch goes first: its build (CPU or CUDA) is then settled before anything else asks for it.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit("farzi-hf needs Python 3.10 or newer: make PYTHON=python3.x" if sys.version_info < (3, 10) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) torch==2.13.0
+	$(PIP) --editable '.[test,plots]'
+	touch $@
+
+$(VENV)/.bench: $(VENV)/.installed
+	$(PIP) --editable '.[test,plots,bench]'
+	touch $@
