@@ -1,0 +1,73 @@
+"""Training any causal language model on soft tokens with the stock `transformers.Trainer`.
+
+```python
+Trainer(model=attach_soft_inputs(model), train_dataset=farzi.as_dataset(), data_collator=farzi.collator(),
+        compute_loss_func=soft_cross_entropy, args=args).train()
+```
+Nothing of Trainer is overridden: a hook feeds soft tokens to the model through its own input embedding, and the loss goes
+in where Trainer asks for one. The same model and loss take ordinary token ids, so `evaluate` works on real data.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from .learner import embed_soft_tokens, shifted_cross_entropy
+
+
+def attach_soft_inputs(model: PreTrainedModel) -> PreTrainedModel:
+    """Lets `model(input_ids=…)` take soft tokens (b, L, V) beside token ids (b, L); returns the same model.
+
+    Soft tokens reach the model as `inputs_embeds = soft @ embedding(0 … V−1)`: a one-hot soft token is exactly its id.
+    Ids, and everything else, pass through untouched. Attaching twice is the same as once.
+
+    Raises:
+        ValueError: at the first batch, if soft tokens are not over the model's whole vocabulary.
+    """
+    if _feed_soft_tokens not in model._forward_pre_hooks.values():
+        model.register_forward_pre_hook(_feed_soft_tokens, with_kwargs=True)
+    return model
+
+
+def soft_cross_entropy(outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
+    """Next-token cross-entropy for Trainer's `compute_loss_func`, in nats per predicted token.
+
+    Args:
+        outputs: the model's output; its `logits (b, L, V)` at position j predict token j + 1.
+        labels: soft tokens (b, L, V), or ids (b, L) where −100 is ignored (what `evaluate` passes on real data).
+        num_items_in_batch: predicted tokens over all accumulated micro-batches, which Trainer counts; the sum is
+            divided by it, so that accumulation equals one large batch. Without it: those of this batch.
+
+    Raises:
+        ValueError: no labels, or soft labels over another vocabulary than the logits'.
+    """
+    if labels is None:
+        raise ValueError("labels is None; use a data collator that returns labels, for instance farzi.collator()")
+    logits = outputs["logits"]
+    # Like transformers' own loss: a log-sum-exp over thousands of entries is too coarse in half precision.
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    loss, count = shifted_cross_entropy(logits, labels)
+    return loss / (count if num_items_in_batch is None else torch.as_tensor(num_items_in_batch, device=loss.device))
+
+
+def _feed_soft_tokens(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    """Forward pre-hook: floating-point `input_ids` become `inputs_embeds`."""
+    soft = kwargs.get("input_ids", args[0] if args else None)
+    if not (isinstance(soft, Tensor) and soft.is_floating_point()):
+        return args, kwargs
+    entries = model.get_input_embeddings().weight.shape[0]
+    if soft.shape[-1] != entries:
+        raise ValueError(
+            f"input_ids holds soft tokens over {soft.shape[-1]} entries, but the model's vocabulary has {entries}; "
+            "build the model with vocab_size=farzi.config.vocab_size"
+        )
+    # Autocast would round the product to half precision, and a one-hot token would no longer be exactly its id.
+    with torch.autocast(soft.device.type, enabled=False):
+        embeds = embed_soft_tokens(model, soft)
+    # shift_labels is there for Trainer to count; a model without **kwargs would stumble over it.
+    kept = {key: value for key, value in kwargs.items() if key not in ("input_ids", "shift_labels")}
+    return (None, *args[1:]) if args else (), {**kept, "inputs_embeds": embeds}
