@@ -1,8 +1,8 @@
 """Optimizers of the inner loop, each with the exact reverse of one of its steps.
 
-An optimizer here holds hyper-parameters only. It works on *states*: tuples of flat buffers of equal shape `(P,)` that start
-with the parameters `w` (Adam: `w, m, v`; SGD: `w, m`). `step` goes forward through one update, `pullback` carries the
-derivative of the loss in the state (`dw, dm, dv`: the *cotangent*, shaped like the state) back through it.
+An optimizer here holds hyper-parameters only. It works on *states*: tuples of flat buffers of equal shape `(P,)`
+that start with the parameters `w` (Adam: `w, m, v`; SGD: `w, m`). `step` goes forward through one update, `pullback`
+carries the derivative of the loss in the state (`dw, dm, dv`: the *cotangent*, shaped like the state) back through it.
 Equation numbers in parentheses refer to the docstring of the class.
 """
 
@@ -23,15 +23,14 @@ State = tuple[Tensor, ...]
 class InnerOptimizer(ABC):
     """What `farzi_hf.adjoint.unroll` needs to know of an optimizer.
 
-    `t` counts the steps since the state was zero (1, 2, …), as bias corrections want it; the learning rate of a step comes from
-    `rate(step)`, where `step` is the global one that the inner loss sees too.
+    `t` counts the steps since the state was zero (1, 2, …), as bias corrections want it; the learning rate of a step
+    comes from `rate(step)`, where `step` is the global one that the inner loss sees too.
     """
 
-    exact: ClassVar[bool] = True
-    """Whether `pullback` is the derivative of `step`: adjoints that differentiate `step` itself refuse an optimizer where it is not."""
-
+    # Number of buffers in a state.
     fields: ClassVar[int]
-    """Number of buffers in a state."""
+    # Whether `pullback` is the derivative of `step`. Where it is not, adjoints that differentiate `step` itself refuse.
+    exact: ClassVar[bool] = True
 
     lr: float
     lr_schedule: Callable[[int], float] | None
@@ -46,7 +45,7 @@ class InnerOptimizer(ABC):
 
     @abstractmethod
     def step(self, state: State, g: Tensor, t: int, lr: float, out: State | None = None) -> State:
-        """The state after step `t` with loss gradient `g`; written over `out` if given, else into new tensors (differentiable)."""
+        """The state after step `t` with loss gradient `g`, written over `out` if given, else new and differentiable."""
 
     @abstractmethod
     def pullback(self, before: State, after: State, g: Tensor, cotangent: State, t: int, lr: float) -> Tensor:
@@ -60,7 +59,8 @@ class InnerOptimizer(ABC):
 class InnerAdam(InnerOptimizer):
     r"""Adam (Kingma & Ba, 2015) in the form of `torch.optim.Adam`, which it equals step for step.
 
-    With $a = \alpha\sqrt{1-\beta_2^t}/(1-\beta_1^t)$, $e = \epsilon\sqrt{1-\beta_2^t}$, $r = \epsilon_{root}(1-\beta_2^t)$, one step is
+    With $a = \alpha\sqrt{1-\beta_2^t}/(1-\beta_1^t)$, $e = \epsilon\sqrt{1-\beta_2^t}$ and
+    $r = \epsilon_{root}(1-\beta_2^t)$, one step is
 
     1. $g \leftarrow g + \lambda w$
     2. $m_t = \beta_1 m_{t-1} + (1-\beta_1) g$
@@ -77,10 +77,11 @@ class InnerAdam(InnerOptimizer):
     Args:
         lr: $\alpha$, the learning rate.
         betas: $(\beta_1, \beta_2)$, the decays of the two moments.
-        eps: $\epsilon$, added to the root of the corrected second moment. Larger values make the meta-gradient smoother.
+        eps: $\epsilon$, added to the root of the corrected second moment. The larger, the smoother the meta-gradient.
         eps_root: $\epsilon_{root}$, added to the corrected second moment under the root (optax's name; torch has none).
         weight_decay: $\lambda$, added to the gradient as in `torch.optim.Adam` (coupled, not AdamW).
-        lr_schedule: maps the global step to a multiplier of `lr`. `LambdaLR` counts from 0, inner steps count from `first_step`.
+        lr_schedule: maps the global step to a multiplier of `lr`, as the function of a `LambdaLR` does, but steps count
+            from `unroll`'s `first_step` and not from 0.
 
     Raises:
         ValueError: a hyper-parameter is out of its range.
@@ -97,11 +98,20 @@ class InnerAdam(InnerOptimizer):
 
     def __post_init__(self) -> None:
         _check_common(self)
-        if not (len(self.betas) == 2 and all(_is_number(beta) and 0 <= beta < 1 for beta in self.betas)):
-            raise ValueError(f"betas must be two numbers in [0, 1), got {self.betas!r}; the usual choice is (0.9, 0.999)")
+        if not (
+            isinstance(self.betas, (tuple, list))
+            and len(self.betas) == 2
+            and all(_is_number(beta) and 0 <= beta < 1 for beta in self.betas)
+        ):
+            raise ValueError(
+                f"betas must be two numbers in [0, 1), got {self.betas!r}; the usual choice is (0.9, 0.999)"
+            )
         _check_at_least_zero(self, "eps", "eps_root")
         if self.eps == self.eps_root == 0:
-            raise ValueError("eps and eps_root are both 0: a parameter without gradient would get 0/0; make one positive, say eps=1e-8")
+            raise ValueError(
+                "eps and eps_root are both 0.0, which makes 0/0 of a parameter without gradient; "
+                "set one of them above zero, for example eps=1e-8"
+            )
 
     def init(self, w: Tensor) -> State:
         return w, torch.zeros_like(w), torch.zeros_like(w)
@@ -131,23 +141,26 @@ class InnerAdam(InnerOptimizer):
         dm.sub_(u)  # (5)
         dv.addcmul_(u, _ratio(m, s).div_(s + e), value=0.5)  # (6), m/s first: it is of order one, s³ could underflow
         dg = (dm * (1 - beta1)).addcmul_(g, dv, value=2 * (1 - beta2))  # (7)
-        dm.mul_(beta1), dv.mul_(beta2), dw.add_(dg, alpha=self.weight_decay)  # (8)
+        dm.mul_(beta1)  # (8)
+        dv.mul_(beta2)
+        dw.add_(dg, alpha=self.weight_decay)
         return dg
 
 
 @dataclass(frozen=True)
 class PaperAdam(InnerAdam):
-    r"""`InnerAdam` with the reverse rule of Farzi's Algorithm 2, for comparison only: its meta-gradient is *not* the derivative.
+    r"""`InnerAdam` with the reverse rule of Farzi's Algorithm 2, for comparison only: *not* the exact derivative.
 
-    The paper keeps one cotangent for both moments (its line "Proposition 3.2"); mended are the signs of its Hessian-vector products and the
-    missing root over $\hat v$. With $\beta' = (1-\beta_2)/(1-\beta_1)$:
+    The paper keeps one cotangent for both moments (line 13 of the algorithm). Mended here are the signs of its
+    Hessian-vector products and the missing root over $\hat v$. With $\beta' = (1-\beta_2)/(1-\beta_1)$ it says
 
     1. $dm \mathrel{+}= a\, (\beta' m_t g / (s (s+e)^2) - 1/(s+e))\, dw$
     2. $dg = (1-\beta_1)\, dm$
     3. $dm \leftarrow \beta_1 dm$
 
-    The path through $v$ thus decays with $\beta_1$ where it should with $\beta_2$, and meets the wrong $g$: exact at T = 1, while its cosine
-    with the meta-gradient falls as T grows. Same arguments and same forward steps as `InnerAdam`.
+    so that the path through $v_t$ decays with $\beta_1$ in place of $\beta_2$ and keeps the factor $g_t$ where step j
+    should put in $g_j$: exact at T = 1, ever further from the meta-gradient as T grows. Only adjoints that call
+    `pullback` can use it (not `Direct`). Same arguments and same forward steps as `InnerAdam`.
     """
 
     exact: ClassVar[bool] = False
@@ -160,7 +173,8 @@ class PaperAdam(InnerAdam):
         u = (dw * a).div_(s + e)
         dm.addcmul_(u, _ratio(m, s).div_(s + e).mul_(g), value=(1 - beta2) / (1 - beta1)).sub_(u)  # (1)
         dg = dm * (1 - beta1)  # (2)
-        dm.mul_(beta1), dw.add_(dg, alpha=self.weight_decay)  # (3)
+        dm.mul_(beta1)  # (3)
+        dw.add_(dg, alpha=self.weight_decay)
         return dg
 
 
@@ -213,7 +227,8 @@ class InnerSGD(InnerOptimizer):
         dw, dm = cotangent
         dm.sub_(dw, alpha=lr)  # (4)
         dg = dm.clone()  # (5)
-        dm.mul_(self.momentum), dw.add_(dg, alpha=self.weight_decay)  # (6)
+        dm.mul_(self.momentum)  # (6)
+        dw.add_(dg, alpha=self.weight_decay)
         return dg
 
 
@@ -247,7 +262,11 @@ def _check_at_least_zero(optimizer: InnerOptimizer, *names: str) -> None:
 
 def _check_common(optimizer: InnerOptimizer) -> None:
     if not (_is_number(optimizer.lr) and optimizer.lr > 0):
-        raise ValueError(f"lr must be a finite number > 0, got {optimizer.lr!r} (YAML reads 1e-2 as text: write 1.0e-2)")
+        raise ValueError(
+            f"lr must be a finite number > 0, got {optimizer.lr!r} (YAML reads 1e-2 as text: write 1.0e-2)"
+        )
     _check_at_least_zero(optimizer, "weight_decay")
     if optimizer.lr_schedule is not None and not callable(optimizer.lr_schedule):
-        raise ValueError(f"lr_schedule must map a step to a multiplier of lr, got {optimizer.lr_schedule!r}; pass a function or None")
+        raise ValueError(
+            f"lr_schedule must map a step to a multiplier of lr, got {optimizer.lr_schedule!r}; pass a function or None"
+        )

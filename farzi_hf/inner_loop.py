@@ -1,0 +1,202 @@
+"""The inner loop itself: where the parameters lie, and one step of training forward or in reverse.
+
+The trained parameters live in one flat buffer per (dtype, device), and the network sees views of it, so that the
+optimizer's cost does not depend on the number of tensors. Adjoints (`farzi_hf.adjoint`) decide which steps to run
+when; the steps are here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from farzi_hf.inner_optimizers import InnerOptimizer, State
+
+InnerLoss = Callable[[dict[str, Tensor], tuple[Tensor, ...], int], Tensor]
+Buffers = tuple[Tensor, ...]
+"""One flat tensor per group of parameters, a group being all those of one dtype and device."""
+States = tuple[State, ...]
+"""One optimizer state per group."""
+AutocastSettings = dict[str, tuple[torch.dtype, bool]]
+"""For each kind of device: the autocast dtype, and whether autocast is on."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each trained tensor lies in the flat buffers, and the tensors that do not train (`constants`)."""
+
+    groups: tuple[tuple[str, ...], ...]
+    shapes: tuple[tuple[torch.Size, ...], ...]
+    constants: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, params: dict[str, Tensor]) -> Layout:
+        """Sort `params` into groups and constants, by the rule in the docstring of `unroll`."""
+        plain_tensors_train = not any(x.requires_grad for x in params.values())
+        groups: dict[tuple[torch.dtype, torch.device], list[str]] = {}
+        constants: dict[str, Tensor] = {}
+        for name, x in params.items():
+            trains = x.requires_grad or (plain_tensors_train and not isinstance(x, nn.Parameter))
+            if trains and x.is_floating_point():
+                groups.setdefault((x.dtype, x.device), []).append(name)
+            else:
+                constants[name] = x
+        if not groups:
+            raise ValueError(
+                f"params has no tensor to train, got {len(params)} frozen or integer ones ({next(iter(params))}, …); "
+                "set requires_grad=True on those that should train"
+            )
+        shapes = tuple(tuple(params[name].shape for name in names) for names in groups.values())
+        return cls(tuple(map(tuple, groups.values())), shapes, constants)
+
+    def flatten(self, params: dict[str, Tensor]) -> Buffers:
+        """Copy the trained tensors into new flat buffers."""
+        return tuple(torch.cat([params[name].reshape(-1) for name in names]) for names in self.groups)
+
+    def unflatten(self, w: Buffers) -> dict[str, Tensor]:
+        """All tensors by name, the trained ones as views of the buffers: backward, a split is one concatenation."""
+        params = dict(self.constants)
+        for flat, names, shapes in zip(w, self.groups, self.shapes, strict=True):
+            parts = flat.split([shape.numel() for shape in shapes])
+            params.update((name, part.view(shape)) for name, part, shape in zip(names, parts, shapes, strict=True))
+        return params
+
+
+@dataclass(frozen=True)
+class InnerLoop:
+    """What an adjoint has in its hands: every step of the inner loop forward, and every step in reverse.
+
+    Steps are counted t = 1 … `steps` here; the last `window` of them are differentiated.
+    """
+
+    inner_loss: InnerLoss
+    optimizer: InnerOptimizer
+    layout: Layout
+    steps: int
+    window: int
+    first_step: int
+    autocast: AutocastSettings
+
+    @property
+    def all(self) -> range:
+        return range(1, self.steps + 1)
+
+    @property
+    def skipped(self) -> range:
+        """The steps before the window."""
+        return self.all[: self.steps - self.window]
+
+    @property
+    def taped(self) -> range:
+        """The steps of the window."""
+        return self.all[self.steps - self.window :]
+
+    def start(self, w: Buffers) -> States:
+        """The states before the first step, in buffers of their own. From `dw` it makes the last cotangents."""
+        return tuple(self.optimizer.init(flat.detach().clone()) for flat in w)
+
+    def gradient(self, w: Buffers, inputs: Buffers, t: int, *, create_graph: bool = False) -> Buffers:
+        """g_t at `w`, which must require grad."""
+        step = self._number(t)
+        with torch.enable_grad():
+            with autocast(self.autocast):
+                loss = self.inner_loss(self.layout.unflatten(w), inputs, step)
+            _check_loss(loss, step)
+            return torch.autograd.grad(loss, w, create_graph=create_graph, materialize_grads=True)
+
+    def update(self, states: States, g: Buffers, t: int, out: States | None = None) -> States:
+        """The optimizer's step t; over the buffers of `out` if given, else into new ones (differentiable)."""
+        lr = self.optimizer.rate(self._number(t))
+        outs = out or (None,) * len(states)
+        return tuple(self.optimizer.step(state, flat, t, lr, o) for state, flat, o in zip(states, g, outs, strict=True))
+
+    def advance(self, states: States, inputs: Buffers, ts: range, tape: list[Tensor] | None = None) -> States:
+        """Steps `ts` with no graph, over the buffers of `states`; appends each g_t to `tape` if given."""
+        inputs = tuple(x.detach() for x in inputs)
+        with torch.no_grad():
+            for t in ts:
+                g = self.gradient(leaves(states), inputs, t)
+                states = self.update(states, g, t, out=states)
+                if tape is not None:
+                    tape.extend(g)
+        return states
+
+    def reverse(
+        self, before: States, after: States, g: Buffers, inputs: Buffers, cotangents: States, dx: Buffers, t: int
+    ) -> None:
+        """Carry `cotangents` back through step t, and add the step's part to `dx`; both in place.
+
+        Costs 3 G: the gradient with its graph, and one vector-Jacobian product through that graph.
+
+        Args:
+            before, after: states before and after the step.
+            g: the gradient that the step used.
+            inputs: detached; those that require grad are the ones differentiated.
+            cotangents: derivatives of the outer loss in the states after the step; before it, when this returns.
+            dx: one accumulator for each input that requires grad.
+        """
+        lr = self.optimizer.rate(self._number(t))
+        groups = zip(before, after, g, cotangents, strict=True)
+        dg = [self.optimizer.pullback(b, a, flat, cotangent, t, lr) for b, a, flat, cotangent in groups]
+        w = leaves(before)
+        graphs = self.gradient(w, inputs, t, create_graph=True)
+        linked = [(flat, vector) for flat, vector in zip(graphs, dg, strict=True) if flat.requires_grad]
+        if not linked:  # the loss is linear: no second derivatives
+            return
+        graphs, dg = zip(*linked, strict=True)
+        sources = (*w, *(x for x in inputs if x.requires_grad))
+        products = torch.autograd.grad(graphs, sources, dg, allow_unused=True)
+        for total, product in zip((*weights(cotangents), *dx), products, strict=True):
+            if product is not None:
+                total.add_(product)  # dw += H_ww·dg, dx += H_xw·dg
+
+    def _number(self, t: int) -> int:
+        """The global number of step t, as the loss and the schedule know it."""
+        return self.first_step + t - 1
+
+
+def weights(states: States) -> Buffers:
+    """The parameters of the states."""
+    return tuple(state[0] for state in states)
+
+
+def leaves(states: States) -> Buffers:
+    """The parameters of the states as leaves to differentiate in; they share memory with the states."""
+    return tuple(flat.detach().requires_grad_() for flat in weights(states))
+
+
+def autocast_settings(tensors: Buffers) -> AutocastSettings:
+    """The caller's autocast settings for every kind of device that `tensors` are on."""
+    devices = {x.device.type for x in tensors if torch.amp.is_autocast_available(x.device.type)}
+    return {device: (torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)) for device in sorted(devices)}
+
+
+def autocast(settings: AutocastSettings) -> ExitStack:
+    """Enter these settings, without autocast's cache of cast weights: it would outlive the graph of a step."""
+    stack = ExitStack()
+    for device, (dtype, enabled) in settings.items():
+        stack.enter_context(torch.autocast(device, dtype, enabled, cache_enabled=False))
+    return stack
+
+
+def no_autocast(settings: AutocastSettings) -> ExitStack:
+    """Off for the devices of `settings`: only the loss is under autocast, not its derivatives or the optimizer."""
+    return autocast({device: (dtype, False) for device, (dtype, _) in settings.items()})
+
+
+def _check_loss(loss: Any, step: int) -> None:
+    if not isinstance(loss, Tensor) or loss.dim() != 0:
+        got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"{type(loss).__name__} {str(loss)[:60]}"
+        raise ValueError(
+            f"inner_loss must return a scalar tensor, got {got} at step {step}; reduce it with .mean() or .sum()"
+        )
+    if not loss.requires_grad:
+        raise ValueError(
+            f"inner_loss must depend on the trained params, got {loss} without a graph at step {step}; "
+            "compute it from the params it is given, without detach() or no_grad()"
+        )
