@@ -6,7 +6,7 @@ between them travels one array of shape (sequences, length − 1, 3): negative l
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +14,7 @@ import torch
 from torch.nn import functional as F
 
 if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
     from transformers import EvalPrediction
 
 IGNORED = -100  # transformers' label of a position that is not predicted
@@ -54,6 +55,15 @@ def sentence_totals(statistics: np.ndarray) -> np.ndarray:
     if len(totals) == 0:
         raise ValueError("statistics holds no predicted token: every label is −100.")
     return totals
+
+
+def pad_statistics(statistics: Sequence[ArrayLike]) -> np.ndarray:
+    """Statistics of sentences of different lengths, each (L_i − 1, 3), as one float32 array (N, L − 1, 3) with valid = 0 as padding."""
+    rows = [np.asarray(row, dtype=np.float32).reshape(-1, 3) for row in statistics]
+    padded = np.zeros((len(rows), max(map(len, rows), default=0), 3), dtype=np.float32)
+    for place, row in zip(padded, rows, strict=True):
+        place[: len(row)] = row
+    return padded
 
 
 def corpus_perplexity(totals: np.ndarray) -> float:

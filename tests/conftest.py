@@ -1,0 +1,44 @@
+"""Tiny data and models for all tests: built from the embedded corpus and from configs, in memory, without a network."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+
+# Before anything imports datasets or the hub: no test reads or writes the user's caches.
+os.environ["HF_HOME"] = tempfile.mkdtemp(prefix="farzi-tests-")
+os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
+
+import pytest
+from datasets import DatasetDict
+from transformers import GPT2Config, PreTrainedTokenizerFast
+
+from farzi_hf.data import load_sample_text, tokenize, word_tokenizer
+
+
+@pytest.fixture(scope="session")
+def text() -> DatasetDict:
+    """200 sentences of the embedded corpus: 160 / 20 / 20."""
+    return load_sample_text(200)
+
+
+@pytest.fixture(scope="session")
+def tokenizer(text: DatasetDict) -> PreTrainedTokenizerFast:
+    """50 words and the four special tokens: V = 54."""
+    return word_tokenizer(text["train"]["text"], vocab_size=50)
+
+
+@pytest.fixture(scope="session")
+def sequences(text: DatasetDict, tokenizer: PreTrainedTokenizerFast) -> DatasetDict:
+    """The same sentences as ``input_ids``."""
+    return tokenize(text, tokenizer)
+
+
+@pytest.fixture
+def tiny_config(tokenizer: PreTrainedTokenizerFast) -> GPT2Config:
+    """A GPT-2 of one layer and width 16, without dropout."""
+    return GPT2Config(
+        vocab_size=len(tokenizer), n_positions=64, n_embd=16, n_layer=1, n_head=2,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, attn_implementation="eager",
+        pad_token_id=tokenizer.pad_token_id, bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
+    )  # fmt: skip
