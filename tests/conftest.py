@@ -6,7 +6,8 @@ import os
 import tempfile
 
 # Before anything imports datasets or the hub: no test reads or writes the user's caches.
-os.environ["HF_HOME"] = tempfile.mkdtemp(prefix="farzi-tests-")
+_CACHE = tempfile.TemporaryDirectory(prefix="farzi-tests-", ignore_cleanup_errors=True)
+os.environ["HF_HOME"] = _CACHE.name
 os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
 
 import pytest
@@ -14,6 +15,10 @@ from datasets import DatasetDict
 from transformers import GPT2Config, PreTrainedTokenizerFast
 
 from farzi_hf.data import load_sample_text, tokenize, word_tokenizer
+
+
+def pytest_unconfigure() -> None:
+    _CACHE.cleanup()
 
 
 @pytest.fixture(scope="session")
