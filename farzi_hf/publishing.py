@@ -22,7 +22,6 @@ import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -30,20 +29,24 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, DatasetCard, DatasetCardData, HfApi
-from huggingface_hub import snapshot_download
+from huggingface_hub import (
+    CommitOperationAdd,
+    CommitOperationDelete,
+    DatasetCard,
+    DatasetCardData,
+    HfApi,
+    snapshot_download,
+)
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-TENSORS = "farzi.safetensors"
+from .atomic_folder import TENSORS, artefact_files, finish_commit, replace_files
+
 VOCABULARY = "vocabulary.json"
 TABLES = ("latents", "decoder", "tokens")
 PLACEHOLDER = "path/to/this/folder"  # stands for the repository's name in a card until it is pushed
 DECODED_TOP_K = 5
 
-_STAGING, _COMMITTED = ".farzi-writing", ".farzi-committed"
 _VOCABULARY_FILES = (VOCABULARY, "tokenizer*", "chat_template*", "special_tokens_map.json", "added_tokens.json",
                      "vocab.*", "merges.txt", "*.model")  # fmt: skip
 _OWNED = ("latents/*", "decoder/*", "tokens/*", "plots/*", "recipe.yaml", "metrics.json", *_VOCABULARY_FILES)
@@ -71,9 +74,10 @@ def vocabulary_hash(vocabulary: Any) -> str:
 def load_vocabulary(folder: Path) -> Any:
     """The tokenizer or the item list saved in an artefact, `None` where it has neither."""
     if (folder / "tokenizer_config.json").exists():
-        from transformers import AutoTokenizer  # heavy, and not needed by those who only write
+        from transformers import AutoTokenizer, PreTrainedConfig  # heavy, and not needed by those who only write
 
-        return AutoTokenizer.from_pretrained(folder)
+        # Given a config, it does not read ours and warn that "farzi_data" is no model.
+        return AutoTokenizer.from_pretrained(folder, config=PreTrainedConfig())
     if (folder / VOCABULARY).exists():
         return json.loads((folder / VOCABULARY).read_text(encoding="utf-8"))
     return None
@@ -145,68 +149,37 @@ def write_artefact(
     recipe: Mapping[str, Any] | None = None,
     plots: Sequence[str | os.PathLike] = (),
 ) -> None:
-    """Writes the whole artefact into `folder`, replacing the one that is there and nothing else.
+    """Writes the whole artefact into `folder`, atomically; see `atomic_folder.replace_files`.
 
-    Everything is first written to a hidden folder inside `folder`. Renaming that folder is the commit: a crash before
-    leaves the old artefact untouched, and after it `finish_commit`, called by whoever reads or writes next, moves the
-    remaining files into place. A rename of `folder` itself could not spare the other files of a checkpoint.
+    Args:
+        metrics, recipe: left out of the artefact where empty. Anything JSON can hold.
+        plots: image files to copy.
     """
-    check_destination(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    finish_commit(folder)
-    staging = folder / _STAGING
-    shutil.rmtree(staging, ignore_errors=True)
-    try:
-        _write_files(summary, staging, metrics, recipe, [Path(plot) for plot in plots])
-        for path in [*_files(staging), staging]:
-            _flush(path)
-        staging.rename(folder / _COMMITTED)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-    finish_commit(folder)
+    plots = [Path(plot) for plot in plots]
+
+    def write(staging: Path) -> None:
+        decoded = summary.decode(DECODED_TOP_K)
+        for name, table in _tables(summary, decoded).items():
+            (staging / name).mkdir()
+            pq.write_table(table, staging / name / "train-00000-of-00001.parquet")
+        summary.config.to_json_file(staging / "config.json")
+        _save_vocabulary(summary.processing_class, staging)
+        if recipe:
+            _write_text(staging / "recipe.yaml", _yaml(recipe))
+        if metrics:
+            _write_text(staging / "metrics.json", json.dumps(metrics, indent=2) + "\n")
+        for plot in plots:
+            (staging / "plots").mkdir(exist_ok=True)
+            shutil.copyfile(plot, staging / "plots" / plot.name)
+        shown = [f"plots/{plot.name}" for plot in plots]
+        _write_text(staging / "README.md", render_card(summary, decoded, metrics, recipe, shown))
+
+    tensors = {name: getattr(summary, name).detach().cpu().contiguous() for name in ("latents", "decoder")}
+    replace_files(folder, write, tensors)
 
 
-def check_destination(folder: Path) -> None:
-    """Raises ValueError if an artefact written to `folder` would overwrite what is not one.
-
-    Worth calling before a long distillation rather than at its end.
-    """
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"folder={str(folder)!r} is a file; name a folder to save the summary in")
-    if (folder / TENSORS).exists() or (folder / _COMMITTED).exists():
-        return
-    for name in ("config.json", "README.md"):
-        if (folder / name).exists():
-            raise ValueError(
-                f"folder={str(folder)!r} has a {name} but no {TENSORS}: it holds something else, which saving would "
-                "overwrite; choose another folder"
-            )
-
-
-def finish_commit(folder: Path) -> None:
-    """Moves the files of a committed but interrupted save into place; does nothing where there is none.
-
-    Safe to repeat and to run in several processes: the tensors, whose metadata name the files of the artefact, go last.
-    """
-    source = folder / _COMMITTED
-    with suppress(FileNotFoundError):  # no commit, or another process has just finished it
-        new = artefact_files(source)
-        old = artefact_files(folder) if (folder / TENSORS).exists() else []
-        for name in set(old) - set(new):
-            (folder / name).unlink(missing_ok=True)
-        for name in [*new, TENSORS]:
-            (folder / name).parent.mkdir(exist_ok=True)
-            with suppress(FileNotFoundError):  # moved before the interruption
-                os.replace(source / name, folder / name)
-    for emptied in (*source.glob("*/"), source):
-        with suppress(OSError):
-            emptied.rmdir()
-
-
-def artefact_files(folder: Path) -> list[str]:
-    """Relative paths of the artefact's files beside `farzi.safetensors`, from the latter's metadata."""
-    with safe_open(folder / TENSORS, framework="pt") as file:
-        return json.loads((file.metadata() or {}).get("files", "[]"))
+def _write_text(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
 
 
 def fetch_artefact(folder_or_repo: str | os.PathLike, revision: str | None = None) -> Path:
@@ -236,43 +209,6 @@ def fetch_artefact(folder_or_repo: str | os.PathLike, revision: str | None = Non
                 "name a folder or repository written by FarziData.save_pretrained or push_to_hub"
             )
     return folder
-
-
-def _write_files(
-    summary: Any, folder: Path, metrics: Mapping | None, recipe: Mapping | None, plots: list[Path]
-) -> None:
-    decoded = summary.decode(DECODED_TOP_K)
-    for name, table in _tables(summary, decoded).items():
-        (folder / name).mkdir(parents=True)
-        pq.write_table(table, folder / name / "train-00000-of-00001.parquet")
-    summary.config.to_json_file(folder / "config.json")
-    _save_vocabulary(summary.processing_class, folder)
-    if recipe:
-        (folder / "recipe.yaml").write_text(_yaml(recipe), encoding="utf-8")
-    if metrics:
-        (folder / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
-    for plot in plots:
-        (folder / "plots").mkdir(exist_ok=True)
-        shutil.copyfile(plot, folder / "plots" / plot.name)
-    card = render_card(summary, decoded, metrics, recipe, [f"plots/{plot.name}" for plot in plots])
-    (folder / "README.md").write_text(card, encoding="utf-8")
-    tensors = {name: getattr(summary, name).detach().cpu().contiguous() for name in ("latents", "decoder")}
-    files = json.dumps([path.relative_to(folder).as_posix() for path in _files(folder)])
-    save_file(tensors, folder / TENSORS, metadata={"format": "pt", "files": files})
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())
-
-
-def _flush(path: Path) -> None:
-    """Makes `path` survive a power cut, so that the rename which follows cannot outlive what it names."""
-    with suppress(PermissionError):  # Windows cannot open folders
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def _yaml(content: Mapping[str, Any]) -> str:

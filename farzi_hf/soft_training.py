@@ -30,6 +30,10 @@ def attach_soft_inputs(model: PreTrainedModel) -> PreTrainedModel:
     """
     if _feed_soft_tokens not in model._forward_pre_hooks.values():
         model.register_forward_pre_hook(_feed_soft_tokens, with_kwargs=True)
+    # Class names such as GPT2LMHeadModel do not tell transformers that the loss shifts labels by one. Trainer then counts
+    # the first token of every real sequence as predicted, and evaluates to a loss that is too small.
+    if getattr(model, "loss_type", None) is None:
+        model.loss_type = "ForCausalLM"
     return model
 
 

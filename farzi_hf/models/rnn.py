@@ -1,0 +1,137 @@
+"""A recurrent language model: embedding, GRU layers, output layer. The second architecture beside transformers' own.
+
+Usable wherever a causal language model is (`AutoModelForCausalLM`, `Trainer`, a learner of the inner loop), and
+twice differentiable on CPU and CUDA alike.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, initialization
+from transformers.modeling_outputs import CausalLMOutput
+
+
+class RNNConfig(PreTrainedConfig):
+    """Size of an `RNNForCausalLM`.
+
+    Args:
+        vocab_size: V, entries of the vocabulary.
+        hidden_size: h, width of embeddings and of every GRU layer.
+        num_hidden_layers: GRU layers on top of each other.
+        dropout: probability with which outputs of the embedding and of each layer are dropped in training.
+        initializer_range: standard deviation of initial embeddings and output weights.
+        tie_word_embeddings: whether the output layer is the transposed embedding.
+
+    Raises:
+        ValueError: a size below 1, or a dropout outside [0, 1).
+    """
+
+    model_type = "farzi_rnn"
+
+    vocab_size: int = 2004
+    hidden_size: int = 64
+    num_hidden_layers: int = 1
+    dropout: float = 0.0
+    initializer_range: float = 0.02
+    tie_word_embeddings: bool = False
+
+    def __init__(
+        self,
+        vocab_size: int = 2004,
+        hidden_size: int = 64,
+        num_hidden_layers: int = 1,
+        dropout: float = 0.0,
+        initializer_range: float = 0.02,
+        tie_word_embeddings: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        sizes = {"vocab_size": vocab_size, "hidden_size": hidden_size, "num_hidden_layers": num_hidden_layers}
+        for name, value in sizes.items():
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value!r}")
+        if not 0.0 <= dropout < 1.0:
+            raise ValueError(f"dropout must be a probability below 1, got {dropout!r}")
+        self.vocab_size = vocab_size
+        self.hidden_size = hidden_size
+        self.num_hidden_layers = num_hidden_layers
+        self.dropout = dropout
+        self.initializer_range = initializer_range
+        self.tie_word_embeddings = tie_word_embeddings
+        super().__init__(**kwargs)
+
+
+class RNNForCausalLM(PreTrainedModel):
+    """GRU language model: `logits (b, L, V)` at position j predict token j + 1."""
+
+    config_class = RNNConfig
+    base_model_prefix = "model"
+    main_input_name = "input_ids"
+    _tied_weights_keys: ClassVar[dict[str, str]] = {"output.weight": "embedding.weight"}
+
+    def __init__(self, config: RNNConfig) -> None:
+        super().__init__(config)
+        size = config.hidden_size
+        self.embedding = nn.Embedding(config.vocab_size, size)
+        between = config.dropout if config.num_hidden_layers > 1 else 0.0
+        self.gru = nn.GRU(size, size, config.num_hidden_layers, batch_first=True, dropout=between)
+        self.dropout = nn.Dropout(config.dropout)
+        self.output = nn.Linear(size, config.vocab_size)
+        self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, nn.GRU):  # torch's own bounds; transformers knows of the LSTM only
+            for parameter in module.parameters():
+                initialization.uniform_(parameter, -(module.hidden_size**-0.5), module.hidden_size**-0.5)
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        """The embedding that turns ids into vectors."""
+        return self.embedding
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        """Replaces the input embedding."""
+        self.embedding = value
+
+    def get_output_embeddings(self) -> nn.Linear:
+        """The layer that turns states into logits."""
+        return self.output
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        **kwargs: Any,
+    ) -> CausalLMOutput:
+        """Logits, and the mean loss per predicted token where there are labels.
+
+        Args:
+            input_ids: (b, L) ids.
+            attention_mask: accepted for the interface's sake. Padding on the right cannot reach earlier positions, and
+                its labels are −100.
+            inputs_embeds: (b, L, h) in place of ids.
+            labels: (b, L) ids, shifted in here; −100 is ignored.
+
+        Raises:
+            ValueError: both or neither of ids and embeddings.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give exactly one of input_ids and inputs_embeds")
+        if inputs_embeds is None:
+            inputs_embeds = self.embedding(input_ids)
+        # cuDNN's recurrent kernels have no second derivative.
+        with torch.backends.cudnn.flags(enabled=False):
+            states, _ = self.gru(self.dropout(inputs_embeds))
+        logits = self.output(self.dropout(states))
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
+        return CausalLMOutput(loss=loss, logits=logits)
+
+
+AutoConfig.register(RNNConfig.model_type, RNNConfig)
+AutoModelForCausalLM.register(RNNConfig, RNNForCausalLM)

@@ -1,0 +1,357 @@
+"""The artefact on disk and on its way to the Hub: readable by others, replaced whole or not at all."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from datasets import load_dataset
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, DatasetCard
+from huggingface_hub.errors import LocalEntryNotFoundError
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
+
+from farzi_hf import publishing
+from farzi_hf.farzi_data import FarziData, FarziDataConfig
+
+WORDS = ["<pad>", "<unk>", "<s>", "</s>", "the", "cat", "a|b"]
+INNER = {"optimizer": "adam", "lr": 0.01, "eps": 1e-4, "betas": [0.9, 0.999], "steps": 300, "synthetic_batch_size": 4}
+METRICS = {
+    "table": [{"method": "Farzi", "perplexity": 101.23456, "interval": [99.0, 104.5]}, {"method": "random"}],
+    "seconds": 12.5,
+}
+
+
+def tiny(**changes) -> FarziData:
+    torch.manual_seed(0)
+    sizes = {"num_sequences": 4, "sequence_length": 5, "latent_dim": 3, "vocab_size": len(WORDS), "latent_std": 1.0}
+    return FarziData(FarziDataConfig(**{**sizes, **changes}))
+
+
+def word_tokenizer() -> PreTrainedTokenizerFast:
+    model = WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>")
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(model), pad_token="<pad>", unk_token="<unk>")
+
+
+@pytest.fixture
+def plot(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("plots") / "curve.png"
+    path.write_bytes(b"not really an image")
+    return path
+
+
+# -- what others read ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("vocabulary", [word_tokenizer(), WORDS, None], ids=["tokenizer", "list", "none"])
+def test_saved_folders_load_with_datasets(tmp_path, vocabulary, streaming):
+    farzi, folder = tiny(), tmp_path / "artefact"
+    farzi.save_pretrained(folder, processing_class=vocabulary, metrics=METRICS, recipe={"seed": 0})
+
+    def load(*name):
+        rows = load_dataset(str(folder), *name, split="train", streaming=streaming, cache_dir=str(tmp_path / "cache"))
+        return list(rows)
+
+    latents, decoder, tokens = load(), load("decoder"), load("tokens")
+    assert load("latents") == latents
+    tensors = load_file(folder / "farzi.safetensors")
+    assert torch.equal(torch.tensor([row["latents"] for row in latents]), tensors["latents"])
+    assert torch.equal(torch.tensor([row["decoder"] for row in decoder]).T, tensors["decoder"])
+    assert [row["index"] for row in latents] == [0, 1, 2, 3]
+    assert [row["id"] for row in decoder] == list(range(len(WORDS)))
+    assert [(row["sequence"], row["position"]) for row in tokens] == [(i, j) for i in range(4) for j in range(5)]
+    decoded = farzi.decode(publishing.DECODED_TOP_K)
+    assert [row["tokens"] for row in tokens] == [position["tokens"] for sequence in decoded for position in sequence]
+    assert ("text" in latents[0]) == ("token" in decoder[0]) == (vocabulary is not None)
+    if vocabulary is not None:
+        assert [row["token"] for row in decoder] == WORDS
+        assert latents[0]["text"].replace(" | ", " ") == " ".join(position["tokens"][0] for position in decoded[0])
+
+
+def test_the_artefact_holds_what_it_says(tmp_path, plot):
+    tiny().save_pretrained(tmp_path, word_tokenizer(), METRICS, {"seed": 0, "betas": (0.9, 0.999)}, [plot])
+    assert json.loads((tmp_path / "metrics.json").read_text()) == METRICS
+    assert yaml.safe_load((tmp_path / "recipe.yaml").read_text()) == {"seed": 0, "betas": [0.9, 0.999]}
+    assert (tmp_path / "plots" / "curve.png").read_bytes() == plot.read_bytes()
+    on_disk = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
+    assert on_disk == {*publishing.artefact_files(tmp_path), "farzi.safetensors"}
+
+
+def test_vocabulary_hash_tells_ids_apart_and_nothing_else():
+    assert publishing.vocabulary_hash(word_tokenizer()) == publishing.vocabulary_hash(WORDS)
+    assert publishing.vocabulary_hash(WORDS) != publishing.vocabulary_hash(WORDS[::-1])
+    assert publishing.vocabulary_hash(["a", "bc"]) != publishing.vocabulary_hash(["ab", "c"])
+
+
+# -- card ------------------------------------------------------------------------------------------------------------
+
+
+def sections(card: str) -> list[str]:
+    return re.findall(r"^## (.*)$", re.sub(r"```.*?```", "", card, flags=re.S), flags=re.M)
+
+
+def test_card_shows_everything_it_is_given(tmp_path, plot):
+    farzi = tiny(inner=INNER)
+    farzi.save_pretrained(tmp_path, word_tokenizer(), METRICS, {"seed": 0}, [plot])
+    card = DatasetCard.load(tmp_path / "README.md")
+    assert [config["config_name"] for config in card.data.configs] == ["latents", "decoder", "tokens"]
+    assert card.data.configs[0]["default"] is True
+    assert card.data.size_categories == ["n<1K"]
+    assert sections(card.text) == [
+        "Load it",
+        "Train with the settings it was made for",
+        "Results",
+        "What it says",
+        "Distil it again",
+        "Limits",
+        "Citation",
+    ]
+    for line in (
+        "| Farzi | 101.2 | 99 to 104.5 |",
+        "| random |  |  |",
+        "| seconds | 12.5 |",
+        "![plots/curve.png](plots/curve.png)",
+        "    adam_epsilon=0.0001,",
+        "    adam_beta2=0.999,",
+        "| betas | [0.9, 0.999] |",
+        f"| latents and decoder | {farzi.nbytes} bytes |",
+    ):
+        assert line in card.text
+
+
+def test_card_of_a_bare_summary_has_no_empty_sections(tmp_path):
+    tiny().save_pretrained(tmp_path)
+    card = (tmp_path / "README.md").read_text()
+    assert sections(card) == ["Load it", "Limits", "Citation"]
+    assert "None" not in card
+    assert "\n\n\n" not in card
+    assert "task_categories" not in card
+
+
+def test_code_on_the_card_runs(tmp_path):
+    tiny(inner=INNER).save_pretrained(tmp_path / "artefact", word_tokenizer())
+    card = (tmp_path / "artefact" / "README.md").read_text()
+    look, use, train = re.findall(r"```python\n(.*?)```", card, flags=re.S)
+    look = look.replace('split="train"', f"split='train', cache_dir={str(tmp_path / 'cache')!r}")
+    names: dict = {}
+    for block in (look, use.replace("from farzi_hf import", "from farzi_hf.farzi_data import")):
+        exec(block.replace(publishing.PLACEHOLDER, str(tmp_path / "artefact")), names)
+    assert len(names["tokens"]) == 4 * 5
+    assert names["farzi"].nbytes == tiny().nbytes
+    ast.parse(train)
+
+
+# -- replacing a folder ----------------------------------------------------------------------------------------------
+
+
+def test_files_of_others_stay_and_stale_files_go(tmp_path, plot):
+    (tmp_path / "optimizer.pt").write_bytes(b"state")
+    tiny().save_pretrained(tmp_path, word_tokenizer(), METRICS, {"seed": 0}, [plot])
+    bare = tiny()
+    bare.save_pretrained(tmp_path)
+    assert (tmp_path / "optimizer.pt").read_bytes() == b"state"
+    assert not any((tmp_path / name).exists() for name in ("tokenizer.json", "metrics.json", "plots/curve.png"))
+    assert FarziData.from_pretrained(tmp_path).processing_class is None
+
+
+def test_a_plot_that_lies_in_the_folder_already_is_kept(tmp_path, plot):
+    tiny().save_pretrained(tmp_path, plots=[plot])
+    tiny().save_pretrained(tmp_path, plots=[tmp_path / "plots" / "curve.png"])
+    assert (tmp_path / "plots" / "curve.png").read_bytes() == plot.read_bytes()
+
+
+@pytest.mark.parametrize("name", ["config.json", "README.md"])
+def test_a_folder_that_holds_something_else_is_refused(tmp_path, name):
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(ValueError, match=f"has a {name} but no farzi.safetensors"):
+        tiny().save_pretrained(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_a_file_in_place_of_the_folder_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="is a file"):
+        tiny().save_pretrained(tmp_path / "file")
+
+
+@pytest.mark.parametrize("name", ["../victim", "/etc/victim", "plots/../../victim"])
+def test_an_artefact_cannot_name_files_outside_its_folder(tmp_path, name):
+    victim, folder = tmp_path / "victim", tmp_path / "artefact"
+    victim.touch()
+    tiny().save_pretrained(folder)
+    tensors = load_file(folder / "farzi.safetensors")
+    save_file(tensors, folder / "farzi.safetensors", metadata={"files": json.dumps([name])})
+    with pytest.raises(ValueError, match="outside its folder"):
+        tiny().save_pretrained(folder)
+    assert victim.exists()
+
+
+class Death(BaseException):
+    """Stands for kill -9: nothing catches it, and nothing touches the disk after it."""
+
+
+class Reaper:
+    """Lets `life` file operations under `folder` happen, then none."""
+
+    EVENTS = frozenset({"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "shutil.rmtree"})
+    folder, life = None, 0
+
+    def __call__(self, event, args):
+        if self.folder and event in self.EVENTS and str(args[0]).startswith(str(self.folder)):
+            self.life -= 1
+            if self.life < 0:
+                raise Death
+
+
+@pytest.fixture(scope="session")
+def reaper():
+    reaper = Reaper()
+    sys.addaudithook(reaper)  # cannot be removed, but sleeps without a folder
+    return reaper
+
+
+def variant(number: int) -> FarziData:
+    farzi = tiny(inner={"variant": number})
+    torch.nn.init.constant_(farzi.latents, number)
+    return farzi
+
+
+def save_variant(number: int, folder: Path) -> None:
+    """Even variants have a tokenizer and metrics, odd ones an item list: the sets of files differ."""
+    metrics = {"variant": number} if number % 2 == 0 else None
+    variant(number).save_pretrained(folder, word_tokenizer() if number % 2 == 0 else WORDS[::-1], metrics)
+
+
+def variant_on_disk(folder: Path) -> int:
+    """The number of the variant in `folder`, after asserting that every file is of that variant."""
+    farzi = FarziData.from_pretrained(folder)
+    number = farzi.config.inner["variant"]
+    assert (farzi.latents == number).all()
+    assert isinstance(farzi.processing_class, list) == (number % 2 == 1)
+    assert (folder / "metrics.json").exists() == (number % 2 == 0)
+    assert f"| variant | {number} |" in (folder / "README.md").read_text()
+    assert not list(folder.glob(".farzi-committed"))
+    return number
+
+
+def test_a_crash_at_any_point_leaves_the_old_artefact_or_the_new_one(tmp_path, reaper):
+    folder, found = tmp_path / "artefact", []
+    save_variant(0, folder)
+    for life in range(1000):
+        old, new = found[-1] if found else 0, 1 + (found[-1] if found else 0)
+        reaper.folder, reaper.life = folder, life
+        try:
+            save_variant(new, folder)
+            break
+        except Death:
+            pass
+        finally:
+            reaper.folder = None
+        found.append(variant_on_disk(folder))
+        assert found[-1] in (old, new)
+    assert 0 < life < 999
+    assert found[0] == 0
+    assert found[-1] > 0  # some crashes came after the commit
+    save_variant(2, folder)
+    assert variant_on_disk(folder) == 2
+    assert not list(folder.glob(".*"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [0.05, 0.21, 0.37])
+def test_kill_9_leaves_a_whole_artefact(tmp_path, seconds):
+    folder = tmp_path / "artefact"
+    code = (
+        f"import sys, itertools, pathlib; sys.path[:0] = [{os.fspath(Path(__file__).parent)!r}]\n"
+        f"from test_publishing import save_variant\n"
+        f"for n in itertools.count(): save_variant(n, pathlib.Path({str(folder)!r})); print(n, flush=True)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=Path(__file__).parents[1]) as child:
+        child.stdout.readline()
+        time.sleep(seconds)
+        child.send_signal(signal.SIGKILL)
+    assert variant_on_disk(folder) >= 0
+
+
+# -- Hub -------------------------------------------------------------------------------------------------------------
+
+
+class FakeApi:
+    """`huggingface_hub.HfApi` as far as `push_folder` uses it; remembers its calls."""
+
+    def __init__(self, remote=()):
+        self.remote, self.calls = list(remote), {}
+
+    def __call__(self, token=None):
+        self.calls["token"] = token
+        return self
+
+    def create_repo(self, repo_id, **kwargs):
+        self.calls["create_repo"] = kwargs
+        return type("RepoUrl", (), {"repo_id": f"user/{repo_id}"})()
+
+    def create_branch(self, repo_id, **kwargs):
+        self.calls["create_branch"] = kwargs
+
+    def list_repo_files(self, repo_id, **kwargs):
+        return self.remote
+
+    def create_commit(self, repo_id, operations, **kwargs):
+        self.calls["create_commit"] = {"repo_id": repo_id, **kwargs}
+        self.operations = operations
+        return type("CommitInfo", (), {"commit_url": f"https://hub/{repo_id}/commit/1"})()
+
+
+def test_push_is_one_commit_to_a_dataset_repository(monkeypatch):
+    stale = ["tokenizer.json", "plots/old.png", "latents/train-00000-of-00002.parquet"]
+    api = FakeApi([".gitattributes", "NOTES.md", "README.md", *stale])
+    monkeypatch.setattr(publishing, "HfApi", api)
+    url = tiny().push_to_hub("farzi", private=True, revision="v2", token="t", commit_message="m", metrics=METRICS)
+    assert url == "https://hub/user/farzi/commit/1"
+    assert api.calls == {
+        "token": "t",
+        "create_repo": {"repo_type": "dataset", "private": True, "exist_ok": True},
+        "create_branch": {"branch": "v2", "repo_type": "dataset", "exist_ok": True},
+        "create_commit": {"repo_id": "user/farzi", "commit_message": "m", "repo_type": "dataset", "revision": "v2"},
+    }
+    added = {o.path_in_repo: o for o in api.operations if isinstance(o, CommitOperationAdd)}
+    assert {"farzi.safetensors", "config.json", "README.md", "metrics.json"} < set(added)
+    assert b'load_dataset("user/farzi"' in added["README.md"].path_or_fileobj
+    assert publishing.PLACEHOLDER.encode() not in added["README.md"].path_or_fileobj
+    assert {o.path_in_repo for o in api.operations if isinstance(o, CommitOperationDelete)} == set(stale)
+
+
+def test_loading_from_a_repository_fetches_one_revision(monkeypatch, tmp_path):
+    tiny().save_pretrained(tmp_path, word_tokenizer())
+    asked = {}
+
+    def download(repo_id, **kwargs):
+        asked.update(kwargs, repo_id=repo_id)
+        return str(tmp_path)
+
+    monkeypatch.setattr(publishing, "snapshot_download", download)
+    farzi = FarziData.from_pretrained("user/farzi", revision="v2")
+    assert torch.equal(farzi.latents, tiny().latents)
+    assert (asked["repo_id"], asked["repo_type"], asked["revision"]) == ("user/farzi", "dataset", "v2")
+
+
+def test_an_unreachable_repository_gives_one_clear_error(monkeypatch):
+    def download(*args, **kwargs):
+        raise LocalEntryNotFoundError("no connection")
+
+    monkeypatch.setattr(publishing, "snapshot_download", download)
+    with pytest.raises(FileNotFoundError, match=r"folder_or_repo='user/none' is neither a folder nor .* no connection"):
+        FarziData.from_pretrained("user/none")

@@ -1,0 +1,193 @@
+"""Soft tokens under the stock Trainer, on every family of models that the project names."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from datasets import Dataset
+from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArguments
+from transformers.modeling_outputs import CausalLMOutput
+
+from farzi_hf.farzi_data import FarziData, FarziDataConfig
+from farzi_hf.models.rnn import RNNConfig
+from farzi_hf.soft_training import attach_soft_inputs, soft_cross_entropy
+
+V, LENGTH = 13, 6
+ATTENTION = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+CONFIGS = {
+    "gpt2": {"n_embd": 16, "n_layer": 1, "n_head": 2, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
+    "llama": {**ATTENTION, "num_key_value_heads": 2},
+    "qwen2": {**ATTENTION, "num_key_value_heads": 2},
+    "gpt_neox": ATTENTION,
+    "mamba": {"hidden_size": 16, "num_hidden_layers": 1, "state_size": 4},
+    RNNConfig.model_type: {"hidden_size": 16},
+}
+SPECIAL = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+
+
+def tiny_model(kind: str, vocab_size: int = V):
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(kind, vocab_size=vocab_size, **SPECIAL, **CONFIGS[kind])
+    )
+
+
+def tiny_summary(num_sequences: int = 8, vocab_size: int = V) -> FarziData:
+    torch.manual_seed(1)
+    return FarziData(FarziDataConfig(num_sequences, LENGTH, 4, vocab_size, latent_std=1.0))
+
+
+def arguments(folder, **changes) -> TrainingArguments:
+    settings = {
+        "use_cpu": True,
+        "report_to": "none",
+        "max_steps": 2,
+        "per_device_train_batch_size": 4,
+        "learning_rate": 1e-2,
+        "logging_steps": 1,
+        "disable_tqdm": True,
+        "save_strategy": "no",
+        "seed": 0,
+        "dataloader_pin_memory": False,
+    }
+    return TrainingArguments(str(folder), **{**settings, **changes})
+
+
+def soft_trainer(model, farzi: FarziData, args: TrainingArguments, **more) -> Trainer:
+    return Trainer(
+        model=attach_soft_inputs(model),
+        args=args,
+        train_dataset=farzi.as_dataset(),
+        data_collator=more.pop("data_collator", farzi.collator()),
+        compute_loss_func=soft_cross_entropy,
+        **more,
+    )
+
+
+@pytest.fixture(params=CONFIGS)
+def model(request):
+    return tiny_model(request.param)
+
+
+def test_one_hot_soft_tokens_are_exactly_their_ids(model):
+    attach_soft_inputs(model).eval()
+    ids = torch.randint(V, (3, LENGTH))
+    soft = F.one_hot(ids, V).float()
+    assert torch.equal(model(input_ids=soft).logits, model(input_ids=ids).logits)
+    assert torch.equal(model(soft).logits, model(ids).logits)
+
+
+def test_one_hot_soft_labels_cost_what_their_ids_cost(model):
+    attach_soft_inputs(model).eval()
+    ids = torch.randint(V, (3, LENGTH))
+    outputs = model(input_ids=ids)
+    hard = soft_cross_entropy(outputs, ids)
+    torch.testing.assert_close(hard, model(input_ids=ids, labels=ids).loss)
+    torch.testing.assert_close(soft_cross_entropy(outputs, F.one_hot(ids, V).float()), hard)
+
+
+def test_stock_trainer_trains_on_soft_tokens_and_evaluates_on_ids(model, tmp_path):
+    rows = [{"input_ids": torch.randint(1, V, (LENGTH,)).tolist()} for _ in range(4)]
+    trainer = soft_trainer(model, tiny_summary(), arguments(tmp_path, max_steps=30))
+    before = trainer.evaluate(tiny_summary().as_dataset())["eval_loss"]
+    trainer.train()
+    assert trainer.evaluate(tiny_summary().as_dataset())["eval_loss"] < before
+
+    trainer.data_collator = hard_collator
+    ids = torch.tensor([row["input_ids"] for row in rows])
+    with torch.no_grad():
+        expected = F.cross_entropy(model.eval()(input_ids=ids).logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+    assert trainer.evaluate(Dataset.from_list(rows))["eval_loss"] == pytest.approx(expected.item(), rel=1e-5)
+
+
+def hard_collator(rows):
+    ids = torch.tensor([row["input_ids"] for row in rows])
+    return {"input_ids": ids, "labels": ids}
+
+
+def test_training_loss_is_nats_per_predicted_token(model, tmp_path):
+    """Counting vocabulary entries instead of positions would log a loss V times too small."""
+    trainer = soft_trainer(model, tiny_summary(), arguments(tmp_path, max_steps=1, learning_rate=0.0))
+    trainer.train()
+    assert trainer.state.log_history[0]["loss"] == pytest.approx(torch.log(torch.tensor(V)).item(), rel=0.3)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "mamba"])
+def test_accumulation_equals_a_large_batch(kind, tmp_path):
+    farzi, trained = tiny_summary(), []
+    for batch, accumulation in ((8, 1), (2, 4)):
+        model = tiny_model(kind)
+        args = arguments(
+            tmp_path,
+            optim="sgd",
+            per_device_train_batch_size=batch,
+            gradient_accumulation_steps=accumulation,
+            max_grad_norm=0.0,
+            learning_rate=1.0,
+            lr_scheduler_type="constant",
+        )
+        soft_trainer(model, farzi, args).train()
+        trained.append(dict(model.named_parameters()))
+    for name, parameter in trained[0].items():
+        torch.testing.assert_close(parameter, trained[1][name], atol=1e-6, rtol=1e-5)
+
+
+def test_attaching_twice_is_once_and_survives_a_copy():
+    model = attach_soft_inputs(attach_soft_inputs(tiny_model("gpt2")))
+    assert len(model._forward_pre_hooks) == 1
+    soft = torch.softmax(torch.randn(2, LENGTH, V), -1)
+    assert torch.equal(copy.deepcopy(model).eval()(soft).logits, model.eval()(soft).logits)
+
+
+def test_positional_arguments_after_the_tokens_keep_their_place():
+    model = attach_soft_inputs(tiny_model(RNNConfig.model_type)).eval()
+    soft = torch.softmax(torch.randn(2, LENGTH, V), -1)
+    assert torch.equal(model(soft, torch.ones(2, LENGTH)).logits, model(soft).logits)
+
+
+def test_gradients_reach_the_soft_tokens_through_input_and_target():
+    model = attach_soft_inputs(tiny_model("llama"))
+    soft = torch.softmax(torch.randn(2, LENGTH, V), -1).requires_grad_()
+    soft_cross_entropy(model(input_ids=soft), soft.detach()).backward()
+    assert soft.grad[:, 0].abs().sum() > 0
+    assert soft.grad[:, -1].abs().sum() == 0  # the last position predicts nothing
+
+
+def test_half_precision_model_takes_single_precision_tokens():
+    model = attach_soft_inputs(tiny_model("llama").to(torch.bfloat16)).eval()
+    ids = torch.randint(V, (2, LENGTH))
+    soft = F.one_hot(ids, V).float()
+    outputs = model(input_ids=soft)
+    assert torch.equal(outputs.logits, model(input_ids=ids).logits)
+    assert soft_cross_entropy(outputs, soft).dtype == torch.float32
+
+
+def test_autocast_leaves_one_hot_exact():
+    model = attach_soft_inputs(tiny_model("llama")).eval()
+    ids = torch.randint(V, (2, LENGTH))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(model(input_ids=F.one_hot(ids, V).float()).logits, model(input_ids=ids).logits)
+
+
+def test_division_by_num_items_in_batch():
+    outputs = CausalLMOutput(logits=torch.randn(2, LENGTH, V))
+    ids = torch.randint(V, (2, LENGTH))
+    ids[0, 3:] = -100
+    mean = soft_cross_entropy(outputs, ids)
+    count = (ids[:, 1:] != -100).sum()
+    torch.testing.assert_close(soft_cross_entropy(outputs, ids, num_items_in_batch=2 * count), mean / 2)
+    torch.testing.assert_close(soft_cross_entropy(outputs, ids, num_items_in_batch=2 * int(count)), mean / 2)
+
+
+def test_a_summary_of_another_vocabulary_is_refused(tmp_path):
+    trainer = soft_trainer(tiny_model("gpt2"), tiny_summary(vocab_size=V + 2), arguments(tmp_path))
+    with pytest.raises(ValueError, match=r"input_ids holds soft tokens over 15 entries, but the model's .* 13"):
+        trainer.train()
+
+
+def test_missing_labels_are_refused():
+    with pytest.raises(ValueError, match="labels is None"):
+        soft_cross_entropy(CausalLMOutput(logits=torch.randn(2, LENGTH, V)), None)
