@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import tempfile
 
-# Before anything imports datasets or the hub: no test reads or writes the user's caches.
+# ruff: noqa: E402 — the environment has to be set before anything imports datasets or the hub:
+# no test reads or writes the user's caches.
 _CACHE = tempfile.TemporaryDirectory(prefix="farzi-tests-", ignore_cleanup_errors=True)
 os.environ["HF_HOME"] = _CACHE.name
 os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
