@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
-from . import publishing
+from farzi_hf import publishing
 
 _DECODE_CHUNK = 512  # positions whose V probabilities exist at the same time in decode()
 

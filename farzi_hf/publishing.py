@@ -40,7 +40,7 @@ from huggingface_hub import (
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from torch import Tensor
 
-from .atomic_folder import TENSORS, artefact_files, finish_commit, replace_files
+from farzi_hf.atomic_folder import TENSORS, artefact_files, finish_commit, replace_files
 
 VOCABULARY = "vocabulary.json"
 TABLES = ("latents", "decoder", "tokens")

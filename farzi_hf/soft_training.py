@@ -13,10 +13,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
-from .learner import embed_soft_tokens, shifted_cross_entropy
+from farzi_hf.learner import feed_soft_tokens, shifted_cross_entropy
 
 
 def attach_soft_inputs(model: PreTrainedModel) -> PreTrainedModel:
@@ -28,8 +28,8 @@ def attach_soft_inputs(model: PreTrainedModel) -> PreTrainedModel:
     Raises:
         ValueError: at the first batch, if soft tokens are not over the model's whole vocabulary.
     """
-    if _feed_soft_tokens not in model._forward_pre_hooks.values():
-        model.register_forward_pre_hook(_feed_soft_tokens, with_kwargs=True)
+    if feed_soft_tokens not in model._forward_pre_hooks.values():
+        model.register_forward_pre_hook(feed_soft_tokens, with_kwargs=True)
     # Class names such as GPT2LMHeadModel do not tell transformers that the loss shifts labels by one. Trainer then counts
     # the first token of every real sequence as predicted, and evaluates to a loss that is too small.
     if getattr(model, "loss_type", None) is None:
@@ -56,22 +56,3 @@ def soft_cross_entropy(outputs: Any, labels: Tensor, num_items_in_batch: Tensor 
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     loss, count = shifted_cross_entropy(logits, labels)
     return loss / (count if num_items_in_batch is None else torch.as_tensor(num_items_in_batch, device=loss.device))
-
-
-def _feed_soft_tokens(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-    """Forward pre-hook: floating-point `input_ids` become `inputs_embeds`."""
-    soft = kwargs.get("input_ids", args[0] if args else None)
-    if not (isinstance(soft, Tensor) and soft.is_floating_point()):
-        return args, kwargs
-    entries = model.get_input_embeddings().weight.shape[0]
-    if soft.shape[-1] != entries:
-        raise ValueError(
-            f"input_ids holds soft tokens over {soft.shape[-1]} entries, but the model's vocabulary has {entries}; "
-            "build the model with vocab_size=farzi.config.vocab_size"
-        )
-    # Autocast would round the product to half precision, and a one-hot token would no longer be exactly its id.
-    with torch.autocast(soft.device.type, enabled=False):
-        embeds = embed_soft_tokens(model, soft)
-    # shift_labels is there for Trainer to count; a model without **kwargs would stumble over it.
-    kept = {key: value for key, value in kwargs.items() if key not in ("input_ids", "shift_labels")}
-    return (None, *args[1:]) if args else (), {**kept, "inputs_embeds": embeds}

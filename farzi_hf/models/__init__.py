@@ -1,5 +1,5 @@
 """Models of the paper that transformers does not have; importing one registers it with transformers' Auto classes."""
 
-from .rnn import RNNConfig, RNNForCausalLM
+from farzi_hf.models.rnn import RNNConfig, RNNForCausalLM
 
 __all__ = ["RNNConfig", "RNNForCausalLM"]

@@ -1,0 +1,199 @@
+"""The figures that recipes and cards show. Needs matplotlib (`pip install farzi-hf[plots]`).
+
+Figures are built without pyplot: no global state, no display, safe in threads and notebooks alike.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+INK, ACCENT, MUTED = "#333333", "#1f6fb4", "#9aa5b1"
+_BASELINES = ("#c0392b", "#27834a", "#8e5ea2", "#b8860b")
+_DPI = 150
+
+
+def plot_distillation(
+    log_history: Sequence[Mapping[str, Any]],
+    path: str | os.PathLike,
+    *,
+    metric: str = "eval_perplexity",
+    metric_label: str = "Perplexity of a fresh student",
+    loss: str = "loss",
+    norm: str = "meta_gradient_norm",
+    **baselines: float,
+) -> None:
+    """How a distillation went, against outer steps: student metric, outer loss, norm of the meta-gradient.
+
+    A quantity that was never logged gets no panel; values that are not finite are left out.
+
+    Args:
+        log_history: `trainer.state.log_history`: rows with `step` and any of the quantities.
+        metric, loss, norm: their names there. Where rows have `{metric}_std`, it is drawn as a band.
+        baselines: horizontal lines in the metric's panel, by name: `full_data=82.0, unigram=196.6`.
+
+    Raises:
+        ValueError: none of the quantities was logged.
+    """
+    drawn = {name: _series(log_history, name) for name in (metric, loss, norm)}
+    drawn = {name: points for name, points in drawn.items() if len(points)}
+    if not drawn:
+        raise ValueError(f"log_history has no {metric}, {loss} or {norm}; pass trainer.state.log_history of a run")
+    heights = [1.6 if name == metric else 1.0 for name in drawn]
+    figure = Figure(figsize=(7.5, 0.6 + 1.9 * sum(heights)), layout="constrained")
+    panels = figure.subplots(len(drawn), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+    for axes, (name, points) in zip(panels, drawn.items(), strict=True):
+        _clean(axes)
+        if name == metric:
+            _draw_metric(axes, points, _series(log_history, f"{metric}_std"), baselines)
+            axes.set_ylabel(metric_label)
+        else:
+            _draw_noisy(axes, points)
+            axes.set_ylabel("Outer loss (nats)" if name == loss else "Meta-gradient norm")
+            if name == norm:
+                axes.set_yscale("log")
+    panels[-1].set_xlabel("Outer step")
+    figure.align_ylabels()
+    figure.savefig(path, dpi=_DPI)
+
+
+def plot_tokens(
+    decoded: Sequence[Sequence[Mapping[str, Any]]],
+    path: str | os.PathLike,
+    *,
+    sequence: int = 0,
+    columns: int = 10,
+) -> None:
+    """One synthetic sequence as it decodes: per position its likeliest tokens with their probabilities, and its entropy.
+
+    Args:
+        decoded: `farzi.decode(top_k)`.
+        sequence: which of its sequences.
+        columns: positions side by side before a new strip begins.
+    """
+    positions = decoded[sequence]
+    strips = [positions[start : start + columns] for start in range(0, len(positions), columns)]
+    top_k = len(positions[0]["tokens"])
+    labels = [str(token) for position in positions for token in position["tokens"]]
+    cell = 0.3 + 0.08 * min(max(map(len, labels)), _LONGEST_TOKEN)
+    width = max(6.0, 1.5 + cell * min(columns, len(positions)))
+    figure = Figure(figsize=(width, 0.5 + len(strips) * (0.36 * top_k + 0.5)), layout="constrained")
+    panels = figure.subplots(len(strips), squeeze=False)[:, 0]
+    for i, (axes, strip) in enumerate(zip(panels, strips, strict=True)):
+        image = _draw_strip(axes, strip, i * columns, min(columns, len(positions)))
+    figure.colorbar(image, ax=list(panels), label="Probability", aspect=30, pad=0.01)
+    figure.suptitle(f"Synthetic sequence {sequence}: likeliest tokens per position", fontsize=11)
+    figure.savefig(path, dpi=_DPI)
+
+
+def plot_comparison(
+    rows: Sequence[Mapping[str, Any]],
+    path: str | os.PathLike,
+    metric: str,
+    *,
+    metric_label: str | None = None,
+    highlight: str = "Farzi",
+) -> None:
+    """Methods side by side as bars, with intervals where there are any; one colour for ours, one for the rest.
+
+    Args:
+        rows: the results' table: `method`, the metric, and optionally `{metric}_interval`, a (low, high) pair. Rows
+            whose metric is missing or not finite are left out.
+        highlight: methods whose name starts so are ours.
+
+    Raises:
+        ValueError: no row has the metric.
+    """
+    rows = [row for row in rows if _finite(row.get(metric))]
+    if not rows:
+        raise ValueError(f"rows has no finite {metric!r}; pass rows such as {{'method': 'Farzi', {metric!r}: 1.0}}")
+    values = [float(row[metric]) for row in rows]
+    figure = Figure(figsize=(7.5, 0.9 + 0.42 * len(rows)), layout="constrained")
+    axes = _clean(figure.subplots())
+    colors = [ACCENT if str(row["method"]).startswith(highlight) else MUTED for row in rows]
+    bars = axes.barh([str(row["method"]) for row in rows], values, color=colors, height=0.68)
+    for i, row in enumerate(rows):
+        if row.get(f"{metric}_interval") is not None:
+            axes.plot(row[f"{metric}_interval"], [i, i], color=INK, linewidth=1.4, solid_capstyle="butt", marker="|")
+    edges = [max(value, *(row.get(f"{metric}_interval") or [value])) for value, row in zip(values, rows, strict=True)]
+    logarithmic = min(values) > 0 and max(values) > 30 * min(values)
+    axes.set_xscale("log" if logarithmic else "linear")
+    for bar, value, edge in zip(bars, values, edges, strict=True):
+        middle = bar.get_y() + bar.get_height() / 2
+        axes.annotate(_number(value), (edge, middle), xytext=(6, 0), textcoords="offset points", va="center", color=INK)
+    axes.margins(x=0.12)
+    axes.invert_yaxis()
+    axes.set_xlabel((metric_label or metric) + (" (log scale)" if logarithmic else ""))
+    axes.grid(visible=False, axis="y")
+    figure.savefig(path, dpi=_DPI)
+
+
+_LONGEST_TOKEN = 12  # characters of a token that a cell of plot_tokens shows
+
+
+def _series(log_history: Sequence[Mapping[str, Any]], name: str) -> np.ndarray:
+    """(n, 2): outer step and value of every row that logged a finite `name`."""
+    points = [(row["step"], row[name]) for row in log_history if _finite(row.get(name))]
+    return np.array(points, dtype=float).reshape(-1, 2)
+
+
+def _finite(value: Any) -> bool:
+    return value is not None and math.isfinite(value)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _clean(axes: Axes) -> Axes:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(color="#e6e9ed", linewidth=0.8)
+    axes.set_axisbelow(True)
+    return axes
+
+
+def _draw_metric(axes: Axes, points: np.ndarray, spread: np.ndarray, baselines: Mapping[str, float]) -> None:
+    steps, values = points.T
+    axes.plot(steps, values, color=ACCENT, marker="o", markersize=4, label="student on the summary")
+    if len(spread) == len(points):
+        axes.fill_between(steps, values - spread[:, 1], values + spread[:, 1], color=ACCENT, alpha=0.18, linewidth=0)
+    for i, (name, value) in enumerate(baselines.items()):
+        label = f"{name.replace('_', ' ')} ({_number(value)})"
+        axes.axhline(value, color=_BASELINES[i % len(_BASELINES)], linestyle="--", linewidth=1.3, label=label)
+    axes.legend(frameon=False, fontsize=9)
+
+
+def _draw_noisy(axes: Axes, points: np.ndarray) -> None:
+    """Every value in the background and their running median, which outliers do not move, in front."""
+    steps, values = points.T
+    half = len(values) // 40
+    median = [np.median(values[max(0, i - half) : i + half + 1]) for i in range(len(values))]
+    axes.plot(steps, values, color=MUTED, linewidth=0.8, alpha=0.8)
+    axes.plot(steps, median, color=INK, linewidth=1.6)
+
+
+def _draw_strip(axes: Axes, strip: Sequence[Mapping[str, Any]], first: int, columns: int):
+    """Up to `columns` positions from number `first` on, likeliest tokens at the top; returns the image for a colorbar."""
+    top_k = len(strip[0]["tokens"])
+    shades = np.full((top_k, columns), np.nan)
+    shades[:, : len(strip)] = np.array([position["probabilities"] for position in strip]).T
+    image = axes.imshow(shades, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+    for x, position in enumerate(strip):
+        for y, (token, probability) in enumerate(zip(position["tokens"], position["probabilities"], strict=True)):
+            text = str(token) if len(str(token)) <= _LONGEST_TOKEN else str(token)[: _LONGEST_TOKEN - 1] + "…"
+            color = "white" if probability > 0.55 else INK
+            # Tokens may hold dollar signs, which would start a formula.
+            axes.text(x, y - 0.14, text, ha="center", va="center", fontsize=8.5, color=color, parse_math=False)
+            axes.text(x, y + 0.25, f"{probability:.2f}", ha="center", va="center", fontsize=6.5, color=color)
+    names = [f"{first + x}\n{position['entropy']:.1f} nats" for x, position in enumerate(strip)]
+    axes.set_xticks(range(len(strip)), names, fontsize=7.5)
+    axes.set_yticks(range(top_k), [str(rank + 1) for rank in range(top_k)], fontsize=7.5)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    return image

@@ -1,0 +1,73 @@
+"""Figures: they are drawn from what the trainer logs and what summaries decode to, and say so when they cannot be."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("matplotlib")
+
+from farzi_hf.plots import plot_comparison, plot_distillation, plot_tokens
+
+LOG = [
+    *({"step": s, "loss": 5 / s, "meta_gradient_norm": float("nan") if s == 3 else s} for s in range(1, 9)),
+    {"step": 4, "eval_perplexity": 200.0, "eval_perplexity_std": 3.0},
+    {"step": 8, "eval_perplexity": float("inf"), "eval_perplexity_std": 3.0},
+    {"step": 8, "train_runtime": 1.0},
+]
+ROWS = [
+    {"method": "Farzi [4×5]", "perplexity": 120.0, "perplexity_interval": [110.0, 131.0]},
+    {"method": "random", "perplexity": 30000},
+    {"method": "diverged", "perplexity": float("inf")},
+    {"method": "not measured"},
+]
+
+
+def size_of(path) -> tuple[int, int]:
+    """Width and height that a PNG file declares."""
+    content = path.read_bytes()
+    assert content[:8] == b"\x89PNG\r\n\x1a\n"
+    return struct.unpack(">II", content[16:24])
+
+
+def position(*tokens):
+    share = 0.9 / len(tokens)
+    return {"tokens": list(tokens), "probabilities": [share] * len(tokens), "entropy": 1.25}
+
+
+def test_distillation_draws_a_panel_per_quantity_that_was_logged(tmp_path):
+    plot_distillation(LOG, tmp_path / "all.png", full_data=82.0, unigram=196.6)
+    plot_distillation([row for row in LOG if "loss" in row], tmp_path / "training.png")
+    plot_distillation(LOG, tmp_path / "student.png", loss="absent", norm="absent", full_data=82.0)
+    heights = [size_of(tmp_path / f"{name}.png")[1] for name in ("all", "training", "student")]
+    assert heights == sorted(heights, reverse=True)
+    assert len(set(heights)) == 3
+
+
+def test_distillation_without_anything_to_show_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="log_history has no eval_perplexity, loss or meta_gradient_norm"):
+        plot_distillation([{"step": 1, "loss": float("nan")}], tmp_path / "none.png")
+
+
+def test_tokens_wrap_into_strips_and_are_shown_as_they_are(tmp_path):
+    decoded = [[position("$x$", "<unk>"), position("unmanageably-long-token", "a_b")] * 6, [position(3, 14)] * 4]
+    plot_tokens(decoded, tmp_path / "words.png")
+    plot_tokens(decoded, tmp_path / "ids.png", sequence=1)
+    assert size_of(tmp_path / "words.png")[1] > size_of(tmp_path / "ids.png")[1]
+
+
+def test_comparison_leaves_out_what_has_no_value(tmp_path):
+    plot_comparison(ROWS, tmp_path / "two.png", "perplexity")
+    plot_comparison(ROWS[:1], tmp_path / "one.png", "perplexity", metric_label="Corpus perplexity")
+    assert size_of(tmp_path / "two.png")[1] > size_of(tmp_path / "one.png")[1]
+    with pytest.raises(ValueError, match="rows has no finite 'accuracy'"):
+        plot_comparison(ROWS, tmp_path / "none.png", "accuracy")
+    assert not (tmp_path / "none.png").exists()
+
+
+def test_no_global_state_is_touched():
+    code = "import sys, farzi_hf.plots; print('matplotlib.pyplot' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
