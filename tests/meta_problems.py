@@ -1,0 +1,174 @@
+"""Small meta-learning problems, and an independent reference that differentiates their inner loops.
+
+The reference is textbook code: one Python loop per tensor, the optimizers' update rules as their papers print them, and
+autograd through everything. It shares nothing with the package but the hyper-parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from farzi_hf.inner_optimizers import InnerAdam, InnerOptimizer, InnerSGD
+
+
+@dataclass(frozen=True)
+class MetaProblem:
+    """An inner loss with its start and its inputs, leaves where they are to be differentiated, and an outer loss."""
+
+    inner_loss: Callable[[dict[str, Tensor], tuple[Tensor, ...], int], Tensor]
+    params: dict[str, Tensor]
+    inputs: tuple[Tensor, ...]
+
+    @property
+    def arguments(self) -> tuple:
+        """The positional arguments of `unroll`."""
+        return self.inner_loss, self.params, self.inputs
+
+    @property
+    def leaves(self) -> list[Tensor]:
+        return [x for x in (*self.params.values(), *self.inputs) if x.requires_grad]
+
+    def with_leaves(self, leaves: list[Tensor]) -> MetaProblem:
+        values = iter(leaves)
+        params = {name: next(values) if x.requires_grad else x for name, x in self.params.items()}
+        return replace(self, params=params, inputs=tuple(next(values) if x.requires_grad else x for x in self.inputs))
+
+
+def outer_loss(theta: dict[str, Tensor]) -> Tensor:
+    """Some function that depends on every trained number in its own way."""
+    return sum((x.flatten() + torch.arange(x.numel()).cos()).square().mean() for x in theta.values() if x.requires_grad)
+
+
+def _normal(*shape: int, scale: float = 1.0, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    generator = torch.Generator().manual_seed(seed + sum(shape))
+    return (torch.randn(*shape, generator=generator, dtype=torch.float64) * scale).to(dtype)
+
+
+def mlp(dtype: torch.dtype = torch.float64) -> MetaProblem:
+    """Regression on minibatches chosen by step, with a dead, a frozen and an integer entry among the parameters."""
+    params = {
+        "in": _normal(3, 6, scale=0.6, dtype=dtype).requires_grad_(),
+        "count": torch.arange(4),
+        "bias": _normal(6, scale=0.1, dtype=dtype).requires_grad_(),
+        "dead": _normal(2, 2, dtype=dtype).requires_grad_(),
+        "frozen": nn.Parameter(1 + 0.1 * _normal(6, dtype=dtype), requires_grad=False),
+        "out": _normal(6, 2, scale=0.6, dtype=dtype).requires_grad_(),
+    }
+    x, y = _normal(10, 3, dtype=dtype).requires_grad_(), _normal(10, 2, dtype=dtype).requires_grad_()
+
+    def inner_loss(params: dict[str, Tensor], inputs: tuple[Tensor, ...], step: int) -> Tensor:
+        x, y, order = inputs
+        rows = order[(4 * step + torch.arange(4)) % len(order)]
+        hidden = torch.tanh(x[rows] @ params["in"] + params["bias"]) * params["frozen"]
+        return (hidden @ params["out"] - y[rows]).square().mean() * params["count"].sum() / 6
+
+    return MetaProblem(inner_loss, params, (x, y, torch.randperm(10, generator=torch.Generator().manual_seed(1))))
+
+
+def gpt2(dtype: torch.dtype = torch.float64) -> MetaProblem:
+    """A Transformer (tied embeddings, eager attention) on soft sequences; its last position embeddings are dead."""
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=11, n_positions=6, n_embd=8, n_layer=1, n_head=2, attn_implementation="eager", bos_token_id=None,
+        eos_token_id=None, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False, initializer_range=0.3,
+    )  # fmt: skip
+    model = GPT2LMHeadModel(config).to(dtype)
+    soft = _normal(6, 5, 11, dtype=dtype).softmax(-1).requires_grad_()
+
+    def inner_loss(params: dict[str, Tensor], inputs: tuple[Tensor, ...], step: int) -> Tensor:
+        tokens = inputs[0][[step % 6, (step + 1) % 6]]
+        embeds = tokens @ params["transformer.wte.weight"]
+        logits = functional_call(model, params, kwargs={"inputs_embeds": embeds}).logits
+        return -(tokens[:, 1:] * logits[:, :-1].log_softmax(-1)).sum(-1).mean()
+
+    return MetaProblem(inner_loss, dict(model.named_parameters()), (soft,))
+
+
+def gru(dtype: torch.dtype = torch.float64) -> MetaProblem:
+    """A recurrent network with a linear head, on all of its data at every step."""
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"rnn": nn.GRU(3, 4, batch_first=True), "head": nn.Linear(4, 2)}).to(dtype)
+    x, y = _normal(3, 5, 3, dtype=dtype).requires_grad_(), _normal(3, 2, dtype=dtype)
+
+    def inner_loss(params: dict[str, Tensor], inputs: tuple[Tensor, ...], step: int) -> Tensor:
+        x, y = inputs
+        rnn = {name.removeprefix("rnn."): w for name, w in params.items() if name.startswith("rnn.")}
+        hidden, _ = functional_call(model["rnn"], rnn, (x,))
+        return (hidden[:, -1] @ params["head.weight"].T + params["head.bias"] - y).square().mean()
+
+    return MetaProblem(inner_loss, dict(model.named_parameters()), (x, y))
+
+
+PROBLEMS: dict[str, Callable[..., MetaProblem]] = {"mlp": mlp, "gpt2": gpt2, "gru": gru}
+
+
+def warmup_then_decay(step: int) -> float:
+    return min(step / 3, 3 / step)
+
+
+# A small ε or weight decay on parameters whose gradient is zero (attention's key biases) makes the loop itself chaotic:
+# where a test is about rounding or differences, ε is large enough to be smooth.
+OPTIMIZERS: dict[str, InnerOptimizer] = {
+    "adam": InnerAdam(lr=0.02, eps=1e-3),
+    "adam_small_eps": InnerAdam(lr=0.02, eps=1e-6),
+    "adam_eps_root": InnerAdam(lr=0.02, betas=(0.8, 0.95), eps=0.0, eps_root=1e-6),
+    "adam_decay_schedule": InnerAdam(lr=0.05, eps=1e-2, weight_decay=0.1, lr_schedule=warmup_then_decay),
+    "sgd": InnerSGD(lr=0.1),
+    "sgd_momentum": InnerSGD(lr=0.05, momentum=0.9),
+    "sgd_decay_schedule": InnerSGD(lr=0.1, momentum=0.5, weight_decay=0.1, lr_schedule=warmup_then_decay),
+}
+
+
+def reference_unroll(
+    problem: MetaProblem, optimizer: InnerOptimizer, steps: int, window: int | None = None, first_step: int = 1
+) -> dict[str, Tensor]:
+    """θ_T by name, differentiable by autograd through every step of the window."""
+    w = {name: x for name, x in problem.params.items() if x.requires_grad}
+    accumulators: dict[str, tuple[Tensor, ...]] = dict.fromkeys(w, ())
+    update = _adam if isinstance(optimizer, InnerAdam) else _sgd
+    for t in range(1, steps + 1):
+        step = first_step + t - 1
+        if window is not None and t == steps - window + 1 and t > 1:
+            w = {name: x.detach().requires_grad_() for name, x in w.items()}
+            accumulators = {name: tuple(a.detach() for a in slots) for name, slots in accumulators.items()}
+        loss = problem.inner_loss({**problem.params, **w}, problem.inputs, step)
+        gradients = torch.autograd.grad(loss, list(w.values()), create_graph=True, materialize_grads=True)
+        lr = optimizer.lr * (optimizer.lr_schedule(step) if optimizer.lr_schedule else 1.0)
+        for name, g in zip(list(w), gradients, strict=True):
+            g = g + optimizer.weight_decay * w[name]
+            w[name], accumulators[name] = update(optimizer, w[name], g, accumulators[name], t, lr)
+    return {**problem.params, **w}
+
+
+def _adam(hyper: InnerAdam, w: Tensor, g: Tensor, moments: tuple[Tensor, ...], t: int, lr: float) -> tuple:
+    """Kingma & Ba (2015), Algorithm 1, with optax's eps_root."""
+    m, v = moments or (torch.zeros_like(w), torch.zeros_like(w))
+    beta1, beta2 = hyper.betas
+    m = beta1 * m + (1 - beta1) * g
+    v = beta2 * v + (1 - beta2) * g**2
+    m_hat, v_hat = m / (1 - beta1**t), v / (1 - beta2**t) + hyper.eps_root
+    root = torch.sqrt(torch.where(v_hat == 0, torch.ones_like(v_hat), v_hat)) * (v_hat != 0)
+    return w - lr * m_hat / (root + hyper.eps), (m, v)
+
+
+def _sgd(hyper: InnerSGD, w: Tensor, g: Tensor, velocity: tuple[Tensor, ...], t: int, lr: float) -> tuple:
+    """Heavy ball as in torch.optim.SGD: the first step takes the gradient as it is."""
+    buffer = hyper.momentum * velocity[0] + g if velocity else g
+    return w - lr * buffer, (buffer,)
+
+
+def gradients(loss: Tensor, leaves: list[Tensor]) -> list[Tensor]:
+    return list(torch.autograd.grad(loss, leaves, materialize_grads=True))
+
+
+def relative_error(found: list[Tensor], expected: list[Tensor]) -> float:
+    """‖found − expected‖ / ‖expected‖ over all tensors; 0 if both are zero."""
+    found, expected = (torch.cat([x.flatten() for x in tensors]) for tensors in (found, expected))
+    difference = (found - expected).norm()
+    return float(difference / expected.norm()) if difference else 0.0

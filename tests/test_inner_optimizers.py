@@ -1,0 +1,174 @@
+"""Inner optimizers: forward against their torch twins, in reverse against autograd of one step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import FrozenInstanceError
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from farzi_hf.inner_optimizers import InnerAdam, InnerOptimizer, InnerSGD, PaperAdam, State
+
+
+def halving(step: int) -> float:
+    return 0.5 ** (step // 10)
+
+
+Adam, SGD = torch.optim.Adam, torch.optim.SGD
+TWINS: dict[str, tuple[InnerOptimizer, type[torch.optim.Optimizer], dict]] = {
+    "adam": (InnerAdam(lr=0.05), Adam, {}),
+    "adam_betas_eps": (InnerAdam(lr=0.05, betas=(0.5, 0.9), eps=1e-3), Adam, {"betas": (0.5, 0.9), "eps": 1e-3}),
+    "adam_decay": (InnerAdam(lr=0.05, weight_decay=0.1), Adam, {"weight_decay": 0.1}),
+    "adam_schedule": (InnerAdam(lr=0.05, lr_schedule=halving), Adam, {}),
+    "paper_adam": (PaperAdam(lr=0.05), Adam, {}),
+    "sgd": (InnerSGD(lr=0.002), SGD, {}),
+    "sgd_momentum": (InnerSGD(lr=0.002, momentum=0.9), SGD, {"momentum": 0.9}),
+    "sgd_decay": (InnerSGD(lr=0.002, momentum=0.5, weight_decay=0.1), SGD, {"momentum": 0.5, "weight_decay": 0.1}),
+    "sgd_schedule": (InnerSGD(lr=0.002, momentum=0.9, lr_schedule=halving), SGD, {"momentum": 0.9}),
+}
+
+
+def rosenbrock(w: Tensor) -> Tensor:
+    return (1 - w[:-1]).square().sum() + 10 * (w[1:] - w[:-1].square()).square().sum()
+
+
+def run(optimizer: InnerOptimizer, start: Tensor, steps: int, *, in_place: bool) -> Tensor:
+    state = optimizer.init(start.clone())
+    for t in range(1, steps + 1):
+        w = state[0].detach().requires_grad_()
+        (g,) = torch.autograd.grad(rosenbrock(w), w)
+        state = optimizer.step(state, g, t, optimizer.rate(t), out=state if in_place else None)
+    return state[0]
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("name", TWINS)
+def test_forward_equals_the_torch_twin(name: str, in_place: bool) -> None:
+    optimizer, twin, options = TWINS[name]
+    start = torch.linspace(-1, 1, 6, dtype=torch.float64)
+    w = start.clone().requires_grad_()
+    torch_optimizer = twin([w], lr=optimizer.lr, **options)
+    schedule = optimizer.lr_schedule or (lambda step: 1.0)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(torch_optimizer, lambda epoch: schedule(epoch + 1))
+    for _ in range(50):
+        torch_optimizer.zero_grad()
+        rosenbrock(w).backward()
+        torch_optimizer.step()
+        scheduler.step()
+    torch.testing.assert_close(run(optimizer, start, 50, in_place=in_place), w.detach(), rtol=1e-12, atol=1e-12)
+
+
+def test_in_place_and_new_buffers_give_the_same_bits() -> None:
+    """What lets a replay from recorded gradients end where the forward pass did."""
+    start = torch.linspace(-1, 1, 1003)
+    for optimizer, _, _ in TWINS.values():
+        assert torch.equal(run(optimizer, start, 9, in_place=False), run(optimizer, start, 9, in_place=True))
+
+
+def test_eps_root_is_added_to_the_corrected_second_moment() -> None:
+    w, g = torch.zeros(2, dtype=torch.float64), torch.tensor([3.0, 0.0], dtype=torch.float64)
+    optimizer = InnerAdam(lr=1.0, eps=1.0, eps_root=16.0)
+    stepped, *_ = optimizer.step(optimizer.init(w), g, 1, 1.0)  # after one step m̂ = g and v̂ = g²
+    torch.testing.assert_close(stepped, torch.tensor([-3 / (5 + 1), 0.0], dtype=torch.float64))
+
+
+# --- one step in reverse ---------------------------------------------------------------------------------------------
+
+
+def state_at(optimizer: InnerOptimizer, w: Tensor, gradients: list[Tensor]) -> State:
+    state = optimizer.init(w)
+    for t, g in enumerate(gradients, 1):
+        state = optimizer.step(state, g, t, optimizer.rate(t))
+    return state
+
+
+def pullbacks(optimizer: InnerOptimizer, w: Tensor, gradients: list[Tensor], after: State) -> tuple[State, State]:
+    """(dw, dm, …, dg) before the last step from those after it: by `pullback`, and by autograd through `step`."""
+    *past, g = gradients
+    t, before = len(gradients), state_at(optimizer, w, past)
+    cotangent = tuple(x.clone() for x in after)
+    dg = optimizer.pullback(before, optimizer.step(before, g, t, optimizer.lr), g, cotangent, t, optimizer.lr)
+
+    leaves = [x.clone().requires_grad_() for x in (*before, g)]
+    stepped = optimizer.step(tuple(leaves[:-1]), leaves[-1], t, optimizer.lr)
+    expected = torch.autograd.grad(stepped, leaves, after, materialize_grads=True)
+    return (*cotangent, dg), expected
+
+
+unit = st.floats(0, 0.99)
+positive = st.floats(1e-4, 1.0)
+decay = st.sampled_from([0.0, 0.1])
+adams = st.builds(
+    InnerAdam,
+    lr=positive,
+    betas=st.tuples(unit, unit),
+    eps=positive,
+    eps_root=st.sampled_from([0.0, 0.01]),
+    weight_decay=decay,
+)
+sgds = st.builds(InnerSGD, lr=positive, momentum=unit, weight_decay=decay)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(optimizer=st.one_of(adams, sgds), size=st.integers(1, 40), t=st.integers(1, 5), seed=st.integers(0, 1000))
+def test_pullback_is_the_derivative_of_a_step(optimizer: InnerOptimizer, size: int, t: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    w, *rest = torch.randn(1 + t + optimizer.fields, size, dtype=torch.float64, generator=generator)
+    found, expected = pullbacks(optimizer, w, rest[:t], tuple(rest[t:]))
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12 + 1e-9 * float(b.abs().max()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_zero_and_vanishing_gradients_leave_derivatives_finite(dtype: torch.dtype) -> None:
+    g = torch.tensor([0.0, 1e-30, 1e-18, 1.0], dtype=dtype)  # in float32 the square of the second underflows to 0
+    w, ones = torch.ones_like(g), torch.ones_like(g)
+    found, expected = pullbacks(InnerAdam(lr=0.1), w, [g, g], (ones, ones, ones))
+    assert all(x.isfinite().all() for x in (*found, *expected))
+    torch.testing.assert_close(found[0], expected[0])
+    torch.testing.assert_close(found[-1][0], expected[-1][0])
+
+
+def test_paper_rule_drops_the_path_through_v_after_one_step() -> None:
+    generator = torch.Generator().manual_seed(0)
+    w, g, dw = torch.randn(3, 5, dtype=torch.float64, generator=generator)
+    zero = torch.zeros_like(w)
+    found, expected = pullbacks(PaperAdam(lr=0.1, eps=1e-3), w, [g], (dw, zero, zero))
+    torch.testing.assert_close((found[0], found[-1]), (expected[0], expected[-1]), rtol=1e-9, atol=0.0)
+    assert expected[2].any()
+    assert not found[2].any(), "nothing is handed on to earlier steps through v"
+
+
+# --- hyper-parameters ------------------------------------------------------------------------------------------------
+
+
+def test_optimizers_are_frozen_values() -> None:
+    assert InnerAdam(lr=0.1) == InnerAdam(lr=0.1) != PaperAdam(lr=0.1)
+    with pytest.raises(FrozenInstanceError):
+        InnerSGD(lr=0.1).lr = 1.0
+
+
+BAD: dict[str, tuple[Callable[[], InnerOptimizer], str]] = {
+    "lr zero": (lambda: InnerAdam(lr=0.0), r"lr must be a finite number > 0, got 0\.0"),
+    "lr nan": (lambda: InnerSGD(lr=float("nan")), r"lr must be a finite number > 0, got nan"),
+    "lr text": (lambda: InnerSGD(lr="1e-2"), r"lr must .* got '1e-2' \(YAML reads 1e-2 as text: write 1\.0e-2\)"),
+    "beta one": (lambda: InnerAdam(lr=0.1, betas=(0.9, 1.0)), r"betas must be two numbers .* got \(0\.9, 1\.0\)"),
+    "one beta": (lambda: InnerAdam(lr=0.1, betas=0.9), r"betas must be two numbers .* got 0\.9"),
+    "eps negative": (lambda: InnerAdam(lr=0.1, eps=-1e-8), r"eps must be a finite number >= 0, got -1e-08"),
+    "eps_root": (lambda: InnerAdam(lr=0.1, eps_root=-1.0), r"eps_root must be a finite number >= 0, got -1\.0"),
+    "no eps": (lambda: PaperAdam(lr=0.1, eps=0.0), r"eps and eps_root are both 0\.0.*for example eps=1e-8"),
+    "decay": (lambda: InnerAdam(lr=0.1, weight_decay=-0.1), r"weight_decay must be a finite number >= 0, got -0\.1"),
+    "momentum": (lambda: InnerSGD(lr=0.1, momentum=1.0), r"momentum must be a number in \[0, 1\), got 1\.0"),
+    "schedule": (lambda: InnerSGD(lr=0.1, lr_schedule=0.5), r"lr_schedule must map .* got 0\.5; pass a function"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_hyper_parameters_are_one_clear_error(case: str) -> None:
+    build, message = BAD[case]
+    with pytest.raises(ValueError, match=message):
+        build()
