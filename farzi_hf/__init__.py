@@ -1,0 +1,45 @@
+"""farzi_hf: distil text and interaction histories into a few soft sequences that train a model from scratch.
+
+    from farzi_hf import FarziConfig, FarziTrainer                           # distil
+    from farzi_hf import FarziData, attach_soft_inputs, soft_cross_entropy   # train on a summary with the stock Trainer
+    from farzi_hf import unroll, InnerAdam, Tape                             # the meta-gradient engine alone
+
+Names are imported when first used, so that `import farzi_hf` itself costs nothing.
+"""
+
+from importlib import import_module
+from typing import Any
+
+_HOME = {
+    "FarziConfig": "config",
+    "FarziTrainer": "trainer",
+    "FarziData": "farzi_data",
+    "FarziDataConfig": "farzi_data",
+    "attach_soft_inputs": "soft_training",
+    "soft_cross_entropy": "soft_training",
+    "Learner": "learner",
+    "unroll": "adjoint",
+    "Direct": "adjoint",
+    "Tape": "adjoint",
+    "InnerAdam": "inner_optimizers",
+    "InnerSGD": "inner_optimizers",
+    "PaperAdam": "inner_optimizers",
+    "MetaMatching": "objectives",
+    "RNNConfig": "models.rnn",
+    "RNNForCausalLM": "models.rnn",
+}
+
+__all__ = sorted(_HOME)
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'farzi_hf' has no attribute {name!r}")
+    value = getattr(import_module(f"farzi_hf.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME])

@@ -1,0 +1,196 @@
+"""FarziConfig: every setting of a distillation, as `TrainingArguments` for the outer loop with the summary and inner loop added."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from transformers import TrainingArguments
+
+from farzi_hf import initialization
+from farzi_hf.adjoint import Adjoint, Direct, Tape
+from farzi_hf.farzi_data import FarziDataConfig
+from farzi_hf.inner_optimizers import InnerAdam, InnerOptimizer, InnerSGD
+from farzi_hf.objectives import MetaMatching, SyntheticTraining
+
+INITIALIZATIONS = {"bigrams": initialization.bigrams, "random": initialization.random}
+INNER_OPTIMIZERS = {"adam": InnerAdam, "sgd": InnerSGD}
+OBJECTIVES = {"meta_matching": MetaMatching}
+ADJOINTS: dict[str, type[Adjoint] | None] = {"auto": None, "direct": Direct, "tape": Tape}
+
+
+@dataclass
+class FarziConfig(TrainingArguments):
+    """Settings of `FarziTrainer`. What is not listed is inherited from `transformers.TrainingArguments` and means the outer loop.
+
+    Inherited defaults that differ, with the reason:
+
+    | field | here | because |
+    |---|---|---|
+    | `learning_rate` | 0.01 | of Adam on latents and decoder (the paper's) |
+    | `lr_scheduler_type` | cosine | the summary settles: the last outer steps average over θ0 |
+    | `max_steps` | 400 | an outer step trains a whole learner; epochs of real data mean nothing |
+    | `per_device_train_batch_size` | 64 | b, real sequences in the outer loss |
+    | `logging_steps` | 10 | an outer step takes seconds |
+    | `optim` | adamw_torch | the fused one is not exact across devices |
+    | `label_names` | ["labels"] | FarziData has no forward signature to read them from |
+
+    Args:
+        num_sequences: μ, synthetic sequences.
+        sequence_length: ξ, tokens of each.
+        latent_dim: d, numbers per token.
+        tau: τ, softmax temperature.
+        latent_std: standard deviation of a random start.
+        initialization: "bigrams" or "random", the functions of `farzi_hf.initialization`.
+        inner_optimizer: "adam" (`InnerAdam`) or "sgd" (`InnerSGD`).
+        inner_learning_rate: α of the inner optimizer.
+        inner_betas: β1, β2 of the inner Adam.
+        inner_epsilon: ε of the inner Adam. Far above torch's 1e-8: it is what keeps the meta-gradient smooth.
+        inner_epsilon_root: ε_root of the inner Adam.
+        inner_momentum: of the inner SGD.
+        inner_weight_decay: λ of the inner optimizer.
+        inner_steps: T, the number of inner steps; a student that is to reproduce the figures takes as many.
+        inner_steps_min: T is drawn from inner_steps_min … inner_steps in each outer step; None means always inner_steps.
+        window: differentiate the last `window` inner steps only; None or 0 differentiates all T (needs a smooth inner loop).
+        synthetic_batch_size: b_syn, synthetic sequences per inner step; None takes all μ.
+        objective: "meta_matching" (`MetaMatching`).
+        adjoint: "auto", "direct" (`Direct`) or "tape" (`Tape`).
+        eval_students: students trained from scratch by `evaluate()`, each from its own θ0.
+        max_non_finite: outer steps with a NaN or infinite meta-gradient that are skipped before the run stops.
+
+    Raises:
+        ValueError: a setting that is out of range or unknown.
+    """
+
+    num_sequences: int = field(default=50, metadata={"help": "μ, synthetic sequences"})
+    sequence_length: int = field(default=50, metadata={"help": "ξ, tokens per synthetic sequence"})
+    latent_dim: int = field(default=16, metadata={"help": "d, numbers per synthetic token"})
+    tau: float = field(default=1.0, metadata={"help": "τ, softmax temperature"})
+    latent_std: float = field(default=0.1, metadata={"help": "standard deviation of a random start"})
+    initialization: str = field(default="bigrams", metadata={"help": "bigrams | random"})
+
+    inner_optimizer: str = field(default="adam", metadata={"help": "adam | sgd"})
+    inner_learning_rate: float = field(default=0.01, metadata={"help": "α of the inner optimizer"})
+    inner_betas: tuple[float, float] = field(default=(0.9, 0.999), metadata={"help": "β1 β2 of the inner Adam"})
+    inner_epsilon: float = field(default=1e-4, metadata={"help": "ε of the inner Adam"})
+    inner_epsilon_root: float = field(default=0.0, metadata={"help": "ε_root of the inner Adam"})
+    inner_momentum: float = field(default=0.0, metadata={"help": "of the inner SGD"})
+    inner_weight_decay: float = field(default=0.0, metadata={"help": "λ of the inner optimizer"})
+    inner_steps: int = field(default=150, metadata={"help": "T, inner steps"})
+    inner_steps_min: int | None = field(default=None, metadata={"help": "T is drawn from here to inner_steps"})
+    window: int | None = field(default=40, metadata={"help": "differentiate the last inner steps only; 0: all"})
+    synthetic_batch_size: int | None = field(default=None, metadata={"help": "b_syn, sequences per inner step"})
+
+    objective: str = field(default="meta_matching", metadata={"help": "meta_matching"})
+    adjoint: str = field(default="auto", metadata={"help": "auto | direct | tape"})
+    eval_students: int = field(default=3, metadata={"help": "students trained from scratch by evaluate()"})
+    max_non_finite: int = field(default=20, metadata={"help": "skipped outer steps before the run stops"})
+
+    learning_rate: float = 0.01
+    lr_scheduler_type: str = "cosine"
+    max_steps: int = 400
+    per_device_train_batch_size: int = 64
+    per_device_eval_batch_size: int = 128
+    logging_steps: float = 10
+    optim: str = "adamw_torch"
+    label_names: list[str] | None = field(default_factory=lambda: ["labels"])
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("num_sequences", "sequence_length", "latent_dim", "inner_steps", "eval_students"):
+            _check_count(name, getattr(self, name), 1)
+        for name in ("inner_steps_min", "synthetic_batch_size"):
+            if getattr(self, name) is not None:
+                _check_count(name, getattr(self, name), 1)
+        if self.inner_steps_min is not None and self.inner_steps_min > self.inner_steps:
+            raise ValueError(
+                f"inner_steps_min={self.inner_steps_min} is more than inner_steps={self.inner_steps}; lower it, "
+                "T is drawn between the two"
+            )
+        for name, table in (
+            ("initialization", INITIALIZATIONS),
+            ("inner_optimizer", INNER_OPTIMIZERS),
+            ("objective", OBJECTIVES),
+            ("adjoint", ADJOINTS),
+        ):
+            if getattr(self, name) not in table:
+                raise ValueError(f"{name}={getattr(self, name)!r} is unknown; choose one of {', '.join(table)}")
+
+    def summary_config(self, vocab_size: int) -> FarziDataConfig:
+        """The config of the summary to be distilled; it carries the inner loop's settings along."""
+        return FarziDataConfig(
+            num_sequences=self.num_sequences,
+            sequence_length=self.sequence_length,
+            latent_dim=self.latent_dim,
+            vocab_size=vocab_size,
+            tau=self.tau,
+            latent_std=self.latent_std,
+            inner=self.inner_settings(),
+        )
+
+    def optimizer_settings(self) -> dict[str, Any]:
+        """Arguments of the inner optimizer's class."""
+        common = {"lr": self.inner_learning_rate, "weight_decay": self.inner_weight_decay}
+        if self.inner_optimizer == "sgd":
+            return {**common, "momentum": self.inner_momentum}
+        return {
+            **common,
+            "betas": tuple(self.inner_betas),
+            "eps": self.inner_epsilon,
+            "eps_root": self.inner_epsilon_root,
+        }
+
+    def inner_settings(self) -> dict[str, Any]:
+        """What a student needs to know to train as the learners of the distillation did."""
+        return {
+            "optimizer": self.inner_optimizer,
+            **self.optimizer_settings(),
+            "steps": self.inner_steps,
+            "synthetic_batch_size": self.synthetic_batch_size or self.num_sequences,
+        }
+
+    def to_recipe(self) -> dict[str, Any]:
+        """The settings that another run needs to make the same summary: all of ours, and those of the outer loop that matter."""
+        stock = {f.name for f in fields(TrainingArguments)}
+        settings = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in stock or f.name in _OUTER}
+        return json.loads(json.dumps(settings))  # plain types: enums become strings, tuples lists
+
+    def make_inner_optimizer(self) -> InnerOptimizer:
+        return INNER_OPTIMIZERS[self.inner_optimizer](**self.optimizer_settings())
+
+    def make_training(self) -> SyntheticTraining:
+        """The inner loop."""
+        adjoint = ADJOINTS[self.adjoint]
+        return SyntheticTraining(
+            optimizer=self.make_inner_optimizer(),
+            tau=self.tau,
+            batch_size=self.synthetic_batch_size,
+            window=self.window or None,
+            adjoint=None if adjoint is None else adjoint(),
+        )
+
+    def make_objective(self) -> MetaMatching:
+        """The outer loss."""
+        return OBJECTIVES[self.objective](
+            training=self.make_training(), steps=self.inner_steps, steps_min=self.inner_steps_min or self.inner_steps
+        )
+
+
+_OUTER = (
+    "learning_rate",
+    "lr_scheduler_type",
+    "max_steps",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "max_grad_norm",
+    "adam_beta1",
+    "adam_beta2",
+    "seed",
+)
+"""Fields of `TrainingArguments` that belong to a recipe."""
+
+
+def _check_count(name: str, value: Any, minimum: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        raise ValueError(f"{name}={value!r} is not usable; give an integer of at least {minimum}")

@@ -1,0 +1,203 @@
+"""A model as a pure function of its parameters: the soft loss on synthetic tokens and the hard loss on real ones.
+
+Both losses go through `shifted_cross_entropy`, which is written once and also serves the stock `Trainer` (soft_training.py).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+Parameters = dict[str, Tensor]
+LearnerInit = Callable[[], PreTrainedModel] | PreTrainedConfig | PreTrainedModel
+
+
+def shifted_cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Summed next-token cross-entropy and the number of predicted tokens.
+
+    Args:
+        logits: (b, L, V); position j predicts token j + 1.
+        labels: integer ids (b, L), where -100 is ignored, or soft tokens (b, L, V) that sum to one over V.
+
+    Returns:
+        The loss summed over tokens, in nats, and the token count, both scalars. Of soft labels q a token's loss is -Σ_v q_v log p_v.
+    """
+    if labels.is_floating_point():
+        if labels.shape != logits.shape:
+            raise ValueError(
+                f"labels: soft tokens of shape {tuple(labels.shape)}, but the logits are {tuple(logits.shape)}; "
+                "give the model the summary's vocabulary size (config.vocab_size) and batches of its sequence length"
+            )
+        return _SoftCrossEntropy.apply(logits, labels.to(logits.dtype)), logits.new_tensor(labels[:, 1:, 0].numel())
+    targets = labels[:, 1:]
+    loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), targets.flatten(), ignore_index=-100, reduction="sum")
+    return loss, (targets != -100).sum()
+
+
+class _SoftCrossEntropy(torch.autograd.Function):
+    """Σ_j [logsumexp(z_j) - q_{j+1}·z_j] of logits z and soft tokens q, both (b, L, V), twice differentiable.
+
+    Keeps the probabilities p = softmax(z) and nothing else of that size; works through one sequence at a time, so that the
+    passes over (L, V) stay in the processor's cache, and shifts by indexing, so that autograd never pads a slice with zeros.
+    With s = dloss: dz_j = s (p_j - q_{j+1}), dq_{j+1} = -s z_j; the derivative of dz is `_SoftCrossEntropyGradient.backward`.
+    """
+
+    @staticmethod
+    def forward(ctx, z: Tensor, q: Tensor) -> Tensor:
+        p = torch.empty_like(z)
+        loss = z.new_zeros(())
+        for z_i, q_i, p_i in zip(z[:, :-1], q[:, 1:], p[:, :-1], strict=True):
+            torch.softmax(z_i, -1, out=p_i)
+            logsumexp = z_i.amax(-1) - p_i.amax(-1).log()
+            loss += (logsumexp - torch.linalg.vecdot(q_i, z_i)).sum()
+        ctx.save_for_backward(z, q, p)
+        return loss
+
+    @staticmethod
+    def backward(ctx, dloss: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        z, q, p = ctx.saved_tensors
+        dz = _SoftCrossEntropyGradient.apply(z, q, p, dloss) if ctx.needs_input_grad[0] else None
+        dq = -dloss * F.pad(z[:, :-1], (0, 0, 1, 0)) if ctx.needs_input_grad[1] else None
+        return dz, dq
+
+
+class _SoftCrossEntropyGradient(torch.autograd.Function):
+    """dz = dloss (p - q) as a function of z, q and dloss; p = softmax(z) is handed over to be reused, not differentiated."""
+
+    @staticmethod
+    def forward(ctx, z: Tensor, q: Tensor, p: Tensor, dloss: Tensor) -> Tensor:
+        dz = torch.empty_like(p)
+        dz[:, -1] = 0.0
+        for dz_i, q_i, p_i in zip(dz[:, :-1], q[:, 1:], p[:, :-1], strict=True):
+            torch.sub(p_i, q_i, out=dz_i).mul_(dloss)
+        ctx.save_for_backward(q, p, dloss)
+        return dz
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, u: Tensor) -> tuple[Tensor, Tensor | None, None, Tensor]:
+        q, p, dloss = ctx.saved_tensors
+        z_grad, ddloss = torch.empty_like(u), torch.zeros_like(dloss)
+        q_grad = torch.empty_like(u) if ctx.needs_input_grad[1] else None
+        z_grad[:, -1] = 0.0
+        for i in range(len(u)):
+            u_i, p_i = u[i, :-1], p[i, :-1]
+            pu = torch.linalg.vecdot(p_i, u_i)
+            torch.sub(u_i, pu[:, None], out=z_grad[i, :-1]).mul_(p_i).mul_(dloss)
+            ddloss += pu.sum() - torch.linalg.vecdot(q[i, 1:], u_i).sum()
+            if q_grad is not None:
+                q_grad[i, 0] = 0.0
+                torch.mul(u_i, -dloss, out=q_grad[i, 1:])
+        return z_grad, q_grad, None, ddloss
+
+
+def embed_soft_tokens(model: PreTrainedModel, tokens: Tensor) -> Tensor:
+    """(b, L, V) probabilities → (b, L, h): the mean input embedding under each distribution.
+
+    The embedding module is called on all ids, so that a module that scales its output (Gemma) is respected.
+    """
+    embedding = model.get_input_embeddings()
+    table = embedding(torch.arange(tokens.shape[-1], device=tokens.device))
+    return tokens.to(table.dtype) @ table
+
+
+def feed_soft_tokens(model: PreTrainedModel, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    """Forward pre-hook (`with_kwargs=True`): floating-point `input_ids` (b, L, V) reach the model as `inputs_embeds`."""
+    soft = kwargs.get("input_ids", args[0] if args else None)
+    if not (isinstance(soft, Tensor) and soft.is_floating_point()):
+        return args, kwargs
+    entries = vocabulary_size(model)
+    if soft.shape[-1] != entries:
+        raise ValueError(
+            f"input_ids holds soft tokens over {soft.shape[-1]} entries, but the model's vocabulary has {entries}; "
+            "build the model with vocab_size=farzi.config.vocab_size"
+        )
+    # Autocast would round the product to half precision, and a one-hot token would no longer be exactly its id.
+    with torch.autocast(soft.device.type, enabled=False):
+        embeds = embed_soft_tokens(model, soft)
+    # shift_labels is there for Trainer to count; a model without **kwargs would stumble over it.
+    kept = {key: value for key, value in kwargs.items() if key not in ("input_ids", "shift_labels")}
+    return (None, *args[1:]) if args else (), {**kept, "inputs_embeds": embeds}
+
+
+def vocabulary_size(model: PreTrainedModel) -> int:
+    """V: the entries of the model's input embedding."""
+    return model.get_input_embeddings().weight.shape[0]
+
+
+class Learner:
+    """Pure functions of a causal language model's parameters: the learner Φ_θ of the paper.
+
+    Args:
+        learner_init: what makes fresh models. A factory without arguments is called each time; a config stands for
+            `AutoModelForCausalLM.from_config(config)`; of a model only the class and config are used, its weights are not
+            (for a pretrained start give `lambda: Model.from_pretrained(…)`).
+
+    The model runs in evaluation mode (an inner loop that is replayed needs a loss without hidden randomness), with "eager"
+    attention: fused attention kernels have no second derivative.
+    """
+
+    def __init__(self, learner_init: LearnerInit):
+        self._factory = _factory(learner_init)
+        self.model = self._new_model()
+        self.model.register_forward_pre_hook(feed_soft_tokens, with_kwargs=True)
+        self.vocab_size = vocabulary_size(self.model)
+
+    def initial_parameters(self, seed: int, device: torch.device | str | None = None) -> Parameters:
+        """θ_0, a function of `seed` alone: what the factory draws under that seed."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = self._new_model()
+        return {name: parameter.detach().to(device) for name, parameter in model.named_parameters()}
+
+    def to(self, device: torch.device | str) -> Learner:
+        """Moves the model's buffers, which all parameter sets share."""
+        self.model.to(device)
+        return self
+
+    def soft_loss(self, params: Parameters, tokens: Tensor) -> Tensor:
+        """L_syn(θ): mean cross-entropy in nats of soft tokens (b, ξ, V), which are both the input and the target."""
+        return self._loss(params, {"input_ids": tokens}, tokens)
+
+    def hard_loss(self, params: Parameters, batch: Mapping[str, Tensor]) -> Tensor:
+        """L_D(θ): mean cross-entropy in nats of a real batch: `input_ids`, `labels` and, where padded, `attention_mask`, (b, L)."""
+        return self._loss(params, batch, batch["labels"])
+
+    def logits(self, params: Parameters, batch: Mapping[str, Tensor]) -> Tensor:
+        """(b, L, V) logits of `input_ids`, ids (b, L) or soft tokens (b, L, V)."""
+        inputs = {key: batch[key] for key in ("input_ids", "attention_mask") if key in batch}
+        return torch.func.functional_call(self.model, params, kwargs=inputs).logits
+
+    def _loss(self, params: Parameters, batch: Mapping[str, Tensor], labels: Tensor) -> Tensor:
+        loss, count = shifted_cross_entropy(self.logits(params, batch), labels)
+        return loss / count
+
+    def _new_model(self) -> PreTrainedModel:
+        model = self._factory()
+        if not isinstance(model, PreTrainedModel):
+            raise TypeError(
+                f"learner_init returned {type(model).__name__}; return a transformers PreTrainedModel, "
+                "for instance AutoModelForCausalLM.from_config(config)"
+            )
+        model.set_attn_implementation("eager")
+        model.config.use_cache = False  # keys and values of past tokens are for generation only
+        return model.eval()
+
+
+def _factory(learner_init: LearnerInit) -> Callable[[], PreTrainedModel]:
+    if isinstance(learner_init, PreTrainedConfig):
+        # from_config writes into the config it is given
+        return lambda: AutoModelForCausalLM.from_config(copy.deepcopy(learner_init))
+    if isinstance(learner_init, PreTrainedModel):
+        return lambda: type(learner_init)(copy.deepcopy(learner_init.config))
+    if callable(learner_init):
+        return learner_init
+    raise TypeError(
+        f"learner_init is {type(learner_init).__name__}; give a function that returns a new model, a model config, or a model"
+    )
