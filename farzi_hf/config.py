@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from transformers import TrainingArguments
 
@@ -35,6 +35,9 @@ class FarziConfig(TrainingArguments):
     | `logging_steps` | 10 | an outer step takes seconds |
     | `optim` | adamw_torch | the fused one is not exact across devices |
     | `label_names` | ["labels"] | FarziData has no forward signature to read them from |
+    | `logging_nan_inf_filter` | False | a loss that is not finite shows in the log |
+    | `ddp_find_unused_parameters` | False | latents and decoder are used in every step |
+    | `greater_is_better` | False of a perplexity | Trainer takes any metric but a loss for a score |
 
     Args:
         num_sequences: μ, synthetic sequences.
@@ -72,7 +75,7 @@ class FarziConfig(TrainingArguments):
 
     inner_optimizer: str = field(default="adam", metadata={"help": "adam | sgd"})
     inner_learning_rate: float = field(default=0.01, metadata={"help": "α of the inner optimizer"})
-    inner_betas: tuple[float, float] = field(default=(0.9, 0.999), metadata={"help": "β1 β2 of the inner Adam"})
+    inner_betas: list[float] = field(default_factory=lambda: [0.9, 0.999], metadata={"help": "β1 β2 of the inner Adam"})
     inner_epsilon: float = field(default=1e-4, metadata={"help": "ε of the inner Adam"})
     inner_epsilon_root: float = field(default=0.0, metadata={"help": "ε_root of the inner Adam"})
     inner_momentum: float = field(default=0.0, metadata={"help": "of the inner SGD"})
@@ -95,14 +98,22 @@ class FarziConfig(TrainingArguments):
     logging_steps: float = 10
     optim: str = "adamw_torch"
     label_names: list[str] | None = field(default_factory=lambda: ["labels"])
+    logging_nan_inf_filter: bool = False
+    ddp_find_unused_parameters: bool | None = False
 
     def __post_init__(self) -> None:
+        self._numbers_from_text()
+        if self.greater_is_better is None and (self.metric_for_best_model or "").endswith("perplexity"):
+            self.greater_is_better = False
         super().__post_init__()
-        for name in ("num_sequences", "sequence_length", "latent_dim", "inner_steps", "eval_students"):
-            _check_count(name, getattr(self, name), 1)
-        for name in ("inner_steps_min", "synthetic_batch_size"):
+        for name, remedy in _UNSUPPORTED.items():
+            if getattr(self, name):
+                raise ValueError(f"{name}={getattr(self, name)!r} is not supported: {remedy}")
+        for name, minimum in _COUNTS.items():
+            _check_count(name, getattr(self, name), minimum)
+        for name, minimum in _OPTIONAL_COUNTS.items():
             if getattr(self, name) is not None:
-                _check_count(name, getattr(self, name), 1)
+                _check_count(name, getattr(self, name), minimum)
         if self.inner_steps_min is not None and self.inner_steps_min > self.inner_steps:
             raise ValueError(
                 f"inner_steps_min={self.inner_steps_min} is more than inner_steps={self.inner_steps}; lower it, "
@@ -116,6 +127,20 @@ class FarziConfig(TrainingArguments):
         ):
             if getattr(self, name) not in table:
                 raise ValueError(f"{name}={getattr(self, name)!r} is unknown; choose one of {', '.join(table)}")
+        try:
+            self.make_inner_optimizer()
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"settings of the inner optimizer, inner_…: {error}") from None
+
+    def _numbers_from_text(self) -> None:
+        """Makes floats of texts such as 1e-2, which YAML does not take for a number."""
+        for name, hint in get_type_hints(type(self)).items():
+            kinds, value = get_args(hint) or (hint,), getattr(self, name, None)
+            if isinstance(value, str) and float in kinds and str not in kinds:
+                try:
+                    setattr(self, name, float(value))
+                except ValueError:
+                    raise ValueError(f"{name}={value!r} is not a number; write it as 0.01 or 1.0e-2") from None
 
     def summary_config(self, vocab_size: int) -> FarziDataConfig:
         """The config of the summary to be distilled; it carries the inner loop's settings along."""
@@ -136,7 +161,7 @@ class FarziConfig(TrainingArguments):
             return {**common, "momentum": self.inner_momentum}
         return {
             **common,
-            "betas": tuple(self.inner_betas),
+            "betas": tuple(map(float, self.inner_betas)),
             "eps": self.inner_epsilon,
             "eps_root": self.inner_epsilon_root,
         }
@@ -184,11 +209,33 @@ _OUTER = (
     "per_device_train_batch_size",
     "gradient_accumulation_steps",
     "max_grad_norm",
+    "optim",
     "adam_beta1",
     "adam_beta2",
+    "adam_epsilon",
+    "weight_decay",
+    "warmup_steps",
+    "bf16",
     "seed",
 )
 """Fields of `TrainingArguments` that belong to a recipe."""
+
+_COUNTS = {
+    "num_sequences": 1,
+    "sequence_length": 2,
+    "latent_dim": 1,
+    "inner_steps": 1,
+    "eval_students": 1,
+    "max_non_finite": 0,
+}
+_OPTIONAL_COUNTS = {"inner_steps_min": 1, "synthetic_batch_size": 1, "window": 0}
+"""The least that each field may be."""
+
+_UNSUPPORTED = {
+    "push_to_hub": "Trainer would make a model repository while it trains, and a summary is a dataset; leave it False and "
+    "call trainer.push_to_hub('user/farzi-…') after training",
+    "fp16": "gradients of the inner loop have no loss scaling and underflow; use bf16",
+}
 
 
 def _check_count(name: str, value: Any, minimum: int) -> None:
