@@ -146,6 +146,11 @@ class Learner:
     def __init__(self, learner_init: LearnerInit):
         self._factory = _factory(learner_init)
         self.model = self._new_model()
+        for name, parameter in self.model.named_parameters():
+            if not torch.isfinite(parameter).all():
+                raise ValueError(
+                    f"learner_init returned a model whose {name} holds NaN or infinity; give one that starts finite"
+                )
         self.model.register_forward_pre_hook(feed_soft_tokens, with_kwargs=True)
         self.vocab_size = vocabulary_size(self.model)
 

@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
+import os
 import resource
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from datasets import Dataset
 from torch import Tensor, nn
-from transformers import DataCollatorForLanguageModeling, PreTrainedConfig, PreTrainedModel, Trainer
+from transformers import (
+    DataCollatorForLanguageModeling,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    Trainer,
+)
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 
+from farzi_hf.atomic_folder import check_destination
 from farzi_hf.config import INITIALIZATIONS, FarziConfig
 from farzi_hf.data import check_sequences
-from farzi_hf.farzi_data import FarziData
-from farzi_hf.learner import Learner, Parameters
+from farzi_hf.farzi_data import FarziData, FarziDataConfig
+from farzi_hf.learner import Learner, Parameters, shifted_cross_entropy
 from farzi_hf.metrics import language_modeling_metrics, token_statistics
 
 logger = logging.getLogger(__name__)
@@ -43,7 +57,7 @@ class FarziTrainer(Trainer):
         train_dataset, eval_dataset: `datasets.Dataset`s with `input_ids`, lists of token ids with BOS and EOS.
         processing_class: the tokenizer; it travels with the summary. Without one, give `data_collator`.
         data_collator: pads real sequences and makes `labels`; by default `DataCollatorForLanguageModeling`.
-        farzi_data: a summary to go on with; by default a new one as `args` describes it.
+        farzi_data: a summary to go on with, of the shape and τ that `args` says; by default a new one.
         compute_metrics, preprocess_logits_for_metrics: as in `Trainer`; by default the language-model metrics.
         kwargs: of `Trainer`: callbacks, optimizers.
 
@@ -66,21 +80,26 @@ class FarziTrainer(Trainer):
     ) -> None:
         if not isinstance(args, FarziConfig):
             raise TypeError(f"args is {type(args).__name__}; give a FarziConfig, for instance FarziConfig('out')")
+        _check("output_dir", check_destination, Path(args.output_dir))
         self.learner = Learner(learner_init)
         for name, dataset in (("train_dataset", train_dataset), ("eval_dataset", eval_dataset)):
-            _check_dataset(name, dataset, self.learner.vocab_size)
-        if farzi_data is None:
-            farzi_data = FarziData(args.summary_config(self.learner.vocab_size), processing_class)
-            if train_dataset is not None:
-                INITIALIZATIONS[args.initialization](farzi_data, train_dataset, args.seed)
-        _check_vocabulary(farzi_data, self.learner.vocab_size)
+            if dataset is not None:
+                _check(name, check_sequences, dataset, self.learner.vocab_size)
+        data_collator = data_collator or _language_model_collator(processing_class)
+        config, start_anew = args.summary_config(self.learner.vocab_size), farzi_data is None
+        farzi_data = FarziData(config) if start_anew else farzi_data
+        _check_summary(farzi_data, config)
+        _adopt_vocabulary(farzi_data, processing_class)
+        if start_anew and train_dataset is not None:
+            INITIALIZATIONS[args.initialization](farzi_data, train_dataset, args.seed)
         super().__init__(
             model=farzi_data,
             args=args,
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
-            processing_class=processing_class,
-            data_collator=data_collator or _language_model_collator(processing_class),
+            # A list of item names goes with the summary; a checkpoint could not save it.
+            processing_class=processing_class if hasattr(processing_class, "save_pretrained") else None,
+            data_collator=data_collator,
             compute_metrics=compute_metrics,
             preprocess_logits_for_metrics=preprocess_logits_for_metrics,
             **kwargs,
@@ -88,15 +107,28 @@ class FarziTrainer(Trainer):
         self.learner.to(self.args.device)
         self.objective = args.make_objective()
         self.training = args.make_training()
-        self.model_accepts_loss_kwargs = (
-            False  # a micro-batch's loss is a mean of its own: each has a learner of its own
-        )
+        # A micro-batch's loss is a mean of its own: each has a learner of its own.
+        self.model_accepts_loss_kwargs = False
         self._micro_step = (-1, 0)
         self._student: Parameters | None = None
         self._non_finite_steps = 0
-        self._pace = (time.perf_counter(), 0)
+        self._timed = (0.0, 0)  # seconds, outer steps since the last log
+        self._evaluations: dict[str, dict[str, float]] = {}
 
     # -- outer step --------------------------------------------------------------------------------------------------
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> TrainOutput:
+        """As in `Trainer`; `resume_from_checkpoint=True` goes on from `last_checkpoint(args.output_dir)`."""
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = last_checkpoint(self.args.output_dir)
+            if resume_from_checkpoint is None:
+                raise ValueError(
+                    f"resume_from_checkpoint=True, but output_dir={self.args.output_dir!r} holds no complete checkpoint; "
+                    "call train() without it to start anew"
+                )
+        self._micro_step, self._non_finite_steps, self._timed = (-1, 0), 0, (0.0, 0)
+        self.model.config.inner = self.args.summary_config(self.learner.vocab_size).inner
+        return super().train(resume_from_checkpoint, **kwargs)
 
     def compute_loss(
         self, model: nn.Module, inputs: Mapping[str, Tensor], return_outputs: bool = False, **kwargs: Any
@@ -108,10 +140,13 @@ class FarziTrainer(Trainer):
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         """One micro-batch; a meta-gradient that is not finite is dropped before it reaches the summary."""
+        start = time.perf_counter()
         loss = super().training_step(*args, **kwargs)
-        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        if not all(torch.isfinite(gradient).all() for gradient in gradients):
+        complete = self.accelerator.sync_gradients  # summed over micro-batches and processes: all see the same
+        if complete and not all(torch.isfinite(p.grad).all() for p in self.model.parameters() if p.grad is not None):
             self._drop_gradients()
+        seconds, steps = self._timed
+        self._timed = (seconds + time.perf_counter() - start, steps + complete)
         return loss
 
     def _drop_gradients(self) -> None:
@@ -140,9 +175,9 @@ class FarziTrainer(Trainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
-            then, step = self._pace
-            self._pace = (time.perf_counter(), self.state.global_step)
-            logs["seconds_per_step"] = (self._pace[0] - then) / max(1, self.state.global_step - step)
+            seconds, steps = self._timed
+            self._timed = (0.0, 0)
+            logs["seconds_per_step"] = seconds / max(1, steps)
             logs["non_finite_steps"] = self._non_finite_steps
             logs["peak_memory_gib"] = _peak_memory(self.args.device) / 2**30
         super().log(logs, start_time)
@@ -168,23 +203,23 @@ class FarziTrainer(Trainer):
             For each metric its mean over the students and, as `…_std`, their standard deviation.
         """
         if eval_dataset is not None:
-            _check_dataset("eval_dataset", eval_dataset, self.learner.vocab_size)
-        results = [self._evaluate_student(i, eval_dataset, metric_key_prefix) for i in range(self.args.eval_students)]
-        metrics: dict[str, float] = {}
-        for name in results[0]:
-            values = [result[name] for result in results]
-            metrics[name] = float(np.mean(values))
-            metrics[f"{name}_std"] = float(np.std(values, ddof=min(1, len(values) - 1)))
-        metrics[f"{metric_key_prefix}_students"] = len(results)
+            _check("eval_dataset", check_sequences, eval_dataset, self.learner.vocab_size)
+        elif self.eval_dataset is None:
+            raise ValueError("eval_dataset is None; give one to evaluate() or to FarziTrainer")
+        with torch.random.fork_rng(devices=[]):  # a data loader draws a number that it does not use here
+            results = [
+                self._evaluate_student(i, eval_dataset, metric_key_prefix) for i in range(self.args.eval_students)
+            ]
+        metrics = {**_mean_and_spread(results), f"{metric_key_prefix}_students": len(results)}
         self.log(metrics)
+        self._evaluations[_fingerprint(self.model)] = {**metrics, "step": self.state.global_step}
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        self._pace = (time.perf_counter(), self.state.global_step)
         return metrics
 
     def _evaluate_student(self, index: int, dataset: Dataset | None, prefix: str) -> dict[str, float]:
         self._student = self.train_student(index)
-        loader = self.get_eval_dataloader(dataset)
-        output = self.evaluation_loop(loader, f"Student {index + 1}", metric_key_prefix=prefix)
+        loader, only_loss = self.get_eval_dataloader(dataset), True if self.compute_metrics is None else None
+        output = self.evaluation_loop(loader, f"Student {index + 1}", only_loss, metric_key_prefix=prefix)
         self._student = None
         speed = ("_runtime", "_samples_per_second", "_steps_per_second", "_model_preparation_time")
         return {k: float(v) for k, v in output.metrics.items() if not k.endswith(speed)}
@@ -201,10 +236,9 @@ class FarziTrainer(Trainer):
             raise RuntimeError("a summary has no predictions of its own; call evaluate(), which trains students on it")
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad():
-            loss = self.learner.hard_loss(self._student, inputs)
-            if prediction_loss_only:
-                return loss, None, None
-            return loss, self.learner.logits(self._student, inputs), inputs["labels"]
+            logits, labels = self.learner.logits(self._student, inputs), inputs["labels"]
+            loss, count = shifted_cross_entropy(logits, labels)
+        return (loss / count, None, None) if prediction_loss_only else (loss / count, logits, labels)
 
     # -- data and artefact -------------------------------------------------------------------------------------------
 
@@ -219,22 +253,38 @@ class FarziTrainer(Trainer):
         elif self.args.should_save:
             self.model.save_pretrained(output_dir or self.args.output_dir, **self._artefact())
 
-    def push_to_hub(self, repo_id: str | None = None, private: bool | None = None, **kwargs: Any) -> str:
-        """Uploads the summary to the *dataset* repository `repo_id` (default: `args.hub_model_id`) and returns the address."""
+    def push_to_hub(self, repo_id: str | None = None, private: bool | None = None, **kwargs: Any) -> str | None:
+        """Uploads the summary to the *dataset* repository `repo_id` and returns the address (in the first process).
+
+        Defaults: `args.hub_model_id`, `hub_private_repo`, `hub_token`, `hub_revision`. See `FarziData.push_to_hub`.
+        """
         repo_id = repo_id or self.args.hub_model_id
         if repo_id is None:
             raise ValueError(
                 "repo_id is None and args.hub_model_id too; give the dataset repository's name, 'user/farzi-…'"
             )
-        return self.model.push_to_hub(repo_id, private=private, **self._artefact(), **kwargs)
+        if not self.is_world_process_zero():
+            return None
+        private = self.args.hub_private_repo if private is None else private
+        settings = {"private": private, "token": self.args.hub_token, "revision": self.args.hub_revision, **kwargs}
+        return self.model.push_to_hub(repo_id, **{**self._artefact(), **settings})
 
     def _artefact(self) -> dict[str, Any]:
-        evaluations = [entry for entry in self.state.log_history if any(key.startswith("eval_") for key in entry)]
-        return {
-            "processing_class": self.processing_class,
-            "metrics": evaluations[-1] if evaluations else None,
-            "recipe": self.args.to_recipe(),
-        }
+        # Of these very tensors: after load_best_model_at_end, the last evaluation is of others.
+        return {"metrics": self._evaluations.get(_fingerprint(self.model)), "recipe": self.args.to_recipe()}
+
+
+def last_checkpoint(folder: str | os.PathLike) -> str | None:
+    """The latest complete checkpoint in an output folder, None if there is none.
+
+    A process that is killed while it writes one leaves a folder without the trainer's state, which goes last.
+    """
+    found = [path for path in Path(folder).glob(f"{PREFIX_CHECKPOINT_DIR}-*") if path.name.split("-")[-1].isdigit()]
+    for path in sorted(found, key=lambda path: int(path.name.split("-")[-1]), reverse=True):
+        with suppress(OSError, ValueError):
+            json.loads((path / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
+            return str(path)
+    return None
 
 
 def _seed(*numbers: int) -> int:
@@ -251,21 +301,49 @@ def _language_model_collator(processing_class: Any) -> Callable:
     return DataCollatorForLanguageModeling(processing_class, mlm=False)
 
 
-def _check_dataset(name: str, dataset: Dataset | None, vocab_size: int) -> None:
-    if dataset is None:
-        return
+def _check(name: str, check: Callable[..., None], *args: Any) -> None:
+    """Runs a check of the package; its error then names the argument of ours."""
     try:
-        check_sequences(dataset, vocab_size)
+        check(*args)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
 
 
-def _check_vocabulary(farzi_data: FarziData, vocab_size: int) -> None:
-    if farzi_data.config.vocab_size != vocab_size:
-        raise ValueError(
-            f"farzi_data has vocab_size={farzi_data.config.vocab_size}, but the learner predicts {vocab_size} entries; "
-            "build the learner with the summary's vocabulary size"
-        )
+def _check_summary(farzi_data: FarziData, expected: FarziDataConfig) -> None:
+    """A given summary has to be the one that the recipe describes and the learner reads."""
+    for name in ("vocab_size", "num_sequences", "sequence_length", "latent_dim", "tau"):
+        ours, theirs = getattr(farzi_data.config, name), getattr(expected, name)
+        if ours != theirs:
+            source = "the learner's" if name == "vocab_size" else f"args.{name}"
+            raise ValueError(f"farzi_data has {name}={ours}, but {source} is {theirs}; make the two equal")
+
+
+def _adopt_vocabulary(farzi_data: FarziData, processing_class: Any) -> None:
+    """Checks the vocabulary now rather than when the summary is saved."""
+    if processing_class is not None:
+        farzi_data.processing_class = processing_class
+        farzi_data._adopt_vocabulary("processing_class")
+    if isinstance(processing_class, PreTrainedTokenizerBase):
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):  # Trainer does so too, but with a warning
+            setattr(farzi_data.config, name, getattr(processing_class, name))
+
+
+def _mean_and_spread(results: list[dict[str, float]]) -> dict[str, float]:
+    metrics: dict[str, float] = {}
+    for name in results[0]:
+        values = [result[name] for result in results]
+        metrics[name] = float(np.mean(values))
+        with np.errstate(invalid="ignore"):  # a student that diverged has infinite perplexity; the spread is then NaN
+            metrics[f"{name}_std"] = float(np.std(values, ddof=min(1, len(values) - 1)))
+    return metrics
+
+
+def _fingerprint(farzi_data: FarziData) -> str:
+    """A hash of latents and decoder."""
+    digest = hashlib.sha256()
+    for parameter in farzi_data.parameters():
+        digest.update(parameter.detach().float().cpu().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _peak_memory(device: torch.device) -> int:
