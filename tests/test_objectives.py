@@ -1,0 +1,199 @@
+"""The outer loss and its gradient in latents and decoder, against a loop written out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from meta_problems import gradients, relative_error
+from torch import Tensor
+from torch.func import functional_call
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from farzi_hf.adjoint import Direct, Tape
+from farzi_hf.inner_optimizers import InnerAdam, InnerSGD
+from farzi_hf.learner import Learner
+from farzi_hf.objectives import MetaMatching, SyntheticTraining, minibatches
+
+MU, XI, D, V = 6, 5, 3, 11
+TAU, SEED = 0.7, 5
+ADAM = InnerAdam(lr=0.05, betas=(0.8, 0.99), eps=1e-2)
+SGD = InnerSGD(lr=0.3, momentum=0.5)
+
+
+def gpt2() -> GPT2LMHeadModel:
+    config = GPT2Config(
+        vocab_size=V, n_positions=8, n_embd=8, n_layer=1, n_head=2, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+        bos_token_id=None, eos_token_id=None, initializer_range=0.3, attn_implementation="eager",
+    )  # fmt: skip
+    return GPT2LMHeadModel(config).double()
+
+
+@pytest.fixture(scope="module")
+def learner() -> Learner:
+    return Learner(gpt2)
+
+
+@pytest.fixture
+def leaves() -> tuple[Tensor, Tensor]:
+    """Latents and decoder."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((MU, XI, D), (D, V))
+    return tuple(torch.randn(s, generator=generator, dtype=torch.float64).requires_grad_() for s in shapes)
+
+
+@pytest.fixture
+def batch() -> dict[str, Tensor]:
+    ids = torch.randint(V, (4, XI), generator=torch.Generator().manual_seed(1))
+    labels, mask = ids.clone(), torch.ones_like(ids)
+    labels[0, 3:], mask[0, 3:] = -100, 0
+    return {"input_ids": ids, "labels": labels, "attention_mask": mask}
+
+
+def training(optimizer=ADAM, **settings) -> SyntheticTraining:
+    return SyntheticTraining(optimizer=optimizer, tau=TAU, **settings)
+
+
+# -- the gradient ----------------------------------------------------------------------------------------------------
+
+
+def nats(logits: Tensor, targets: Tensor) -> Tensor:
+    """Of soft targets, or of ids with -100; the mean over predicted tokens."""
+    log_p = logits[:, :-1].log_softmax(-1)
+    if targets.is_floating_point():
+        return -(targets[:, 1:] * log_p).sum(-1).mean()
+    known = targets[:, 1:] >= 0
+    return -log_p[known, targets[:, 1:][known]].mean()
+
+
+def by_hand(
+    latents: Tensor, decoder: Tensor, batch: dict[str, Tensor], training: SyntheticTraining, steps: int
+) -> Tensor:
+    """θ0 from the seed, T steps in textbook form, the loss on real data; autograd through the last `window` of them."""
+    torch.manual_seed(SEED)
+    model = gpt2().eval()
+    theta = {name: w.detach().requires_grad_() for name, w in model.named_parameters()}
+    m, v = ({name: torch.zeros_like(w) for name, w in theta.items()} for _ in range(2))
+    opt, rows_of = training.optimizer, minibatches(MU, training.batch_size, SEED)
+    for t in range(1, steps + 1):
+        if training.window is not None and t == steps - training.window + 1:
+            theta, m, v = ({k: x.detach().requires_grad_() for k, x in part.items()} for part in (theta, m, v))
+        rows = rows_of(t)
+        tokens = torch.softmax((latents if rows is None else latents[rows]) @ decoder / training.tau, -1)
+        embeds = tokens @ theta["transformer.wte.weight"]
+        logits = functional_call(model, theta, kwargs={"inputs_embeds": embeds, "use_cache": False}).logits
+        g = torch.autograd.grad(nats(logits, tokens), list(theta.values()), create_graph=True, materialize_grads=True)
+        for name, gradient in zip(list(theta), g, strict=True):
+            if isinstance(opt, InnerSGD):
+                m[name] = opt.momentum * m[name] + gradient
+                theta[name] = theta[name] - opt.lr * m[name]
+                continue
+            m[name] = opt.betas[0] * m[name] + (1 - opt.betas[0]) * gradient
+            v[name] = opt.betas[1] * v[name] + (1 - opt.betas[1]) * gradient**2
+            m_hat, v_hat = m[name] / (1 - opt.betas[0] ** t), v[name] / (1 - opt.betas[1] ** t)
+            root = torch.where(v_hat > 0, torch.where(v_hat > 0, v_hat, 1.0).sqrt(), 0.0)
+            theta[name] = theta[name] - opt.lr * m_hat / (root + opt.eps)
+    inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"], "use_cache": False}
+    return nats(functional_call(model, theta, kwargs=inputs).logits, batch["labels"])
+
+
+SETTINGS = {
+    "all": {},
+    "minibatches": {"batch_size": 4},
+    "window": {"window": 3},
+    "window_of_minibatches": {"window": 3, "batch_size": 2},
+    "sgd": {"optimizer": SGD, "batch_size": 3},
+}
+
+
+@pytest.mark.parametrize("adjoint", [None, Direct(), Tape()], ids=str)
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_the_meta_gradient_is_that_of_the_loop_written_out(learner, leaves, batch, settings, adjoint):
+    steps = 5
+    inner = training(**settings)
+    expected = by_hand(*leaves, batch, inner, steps)
+    objective = MetaMatching(training=replace(inner, adjoint=adjoint), steps=steps, steps_min=steps)
+    found = objective(learner, *leaves, batch, SEED)
+    assert found.item() == pytest.approx(expected.item(), rel=1e-12)
+    expected, found = gradients(expected, list(leaves)), gradients(found, list(leaves))
+    assert all(gradient.abs().max() > 1e-5 for gradient in expected)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert relative_error([ours], [theirs]) < 1e-9
+
+
+def test_a_window_is_cut_to_the_steps_there_are(learner, leaves, batch):
+    """T is drawn, and may be less than the window."""
+    losses = [
+        MetaMatching(training=training(window=window), steps=2, steps_min=2)(learner, *leaves, batch, SEED)
+        for window in (None, 40)
+    ]
+    for full, cut in zip(*(gradients(loss, list(leaves)) for loss in losses), strict=True):
+        assert torch.equal(full, cut)
+
+
+def test_the_loss_is_a_function_of_the_seed(learner, leaves, batch):
+    objective = MetaMatching(training=training(batch_size=2), steps=4, steps_min=2)
+    losses = [objective(learner, *leaves, batch, seed).item() for seed in (1, 1, 2)]
+    assert losses[0] == losses[1] != losses[2]
+
+
+# -- T ---------------------------------------------------------------------------------------------------------------
+
+
+def test_steps_are_drawn_from_the_whole_range_and_by_the_seed(batch):
+    drawn = []
+
+    class Recorder:
+        def __call__(self, learner, latents, decoder, *, start, steps, seed):
+            drawn.append((seed, steps))
+            return start
+
+    class NoLearner:
+        def initial_parameters(self, seed, device):
+            return {}
+
+        def hard_loss(self, theta, batch):
+            return torch.tensor(0.0)
+
+    objective = MetaMatching(training=Recorder(), steps=7, steps_min=4)
+    for seed in [*range(200), *range(200)]:
+        objective(NoLearner(), torch.zeros(1), torch.zeros(1), batch, seed)
+    counts = np.bincount([steps for _, steps in drawn[:200]])
+    assert len(counts) == 8
+    assert counts[:4].sum() == 0
+    assert counts[4:].min() > 25  # about 50 each
+    assert drawn[:200] == drawn[200:]
+
+
+# -- minibatches -----------------------------------------------------------------------------------------------------
+
+
+def test_minibatches_cover_every_row_once_per_epoch_in_a_new_order():
+    batch = minibatches(rows=12, batch_size=4, seed=3)
+    epochs = [torch.cat([batch(3 * epoch + step) for step in (1, 2, 3)]) for epoch in range(4)]
+    for epoch in epochs:
+        assert sorted(epoch.tolist()) == list(range(12))
+    assert len({tuple(epoch.tolist()) for epoch in epochs}) == 4
+
+
+def test_minibatches_are_a_function_of_seed_and_step():
+    first, second, other = (minibatches(12, 4, seed) for seed in (3, 3, 4))
+    forward = [first(step).tolist() for step in range(1, 10)]
+    backward = [second(step).tolist() for step in reversed(range(1, 10))]
+    assert forward == backward[::-1]
+    assert forward != [other(step).tolist() for step in range(1, 10)]
+
+
+def test_an_incomplete_minibatch_is_left_out():
+    batch = minibatches(rows=8, batch_size=3, seed=0)
+    steps = [batch(step).tolist() for step in range(1, 5)]
+    assert all(len(set(rows)) == 3 for rows in steps)
+    assert not set(steps[0]) & set(steps[1])
+    assert not set(steps[2]) & set(steps[3])
+
+
+@pytest.mark.parametrize("batch_size", [None, 6, 9])
+def test_all_rows_need_no_indexing(batch_size):
+    assert minibatches(rows=6, batch_size=batch_size, seed=0)(1) is None
