@@ -1,8 +1,8 @@
-"""Where a summary starts: `random` or `bigrams`, each a function that sets the latents and the decoder of a `FarziData`.
+"""Where a summary starts: `random` or `spectral`, each a function that sets the latents and the decoder of a `FarziData`.
 
-A random start leaves every soft token near uniform. On text the meta-gradient then takes all positions to the same word
-frequencies and stays there: with no order in the summary there is no gradient towards order (a saddle). `bigrams` starts
-beyond it, at the best rank-d fit of real sequences that were blurred by a bigram model.
+A random start leaves every soft token near uniform. On text the meta-gradient then takes all positions to the same token
+frequencies and stays there: with no order in the summary there is no gradient towards order (a saddle). `spectral`
+starts beyond it, on real sequences of which every token is softened to the tokens that are used like it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from datasets import Dataset
 from torch import Tensor
 
@@ -29,93 +28,79 @@ def random(farzi: FarziData, dataset: Dataset, seed: int) -> None:
         parameter.data.copy_(draw)
 
 
-def bigrams(
-    farzi: FarziData,
-    dataset: Dataset,
-    seed: int,
-    blend: float = 0.2,
-    steps: int = 500,
-    lr: float = 0.05,
-    batch: int = 20,
-) -> None:
-    """Fits soft tokens to real sequences, each token blurred by what usually follows the one before it.
+def spectral(farzi: FarziData, dataset: Dataset, seed: int, sharpness: float = 8.0) -> None:
+    """Real sequences whose tokens are softened: at a position that held token w, p(v) ∝ f(v) exp(κ u_w·u_v).
 
-    The target at position j of a sequence w is q_j = blend · onehot(w_j) + (1 − blend) · P(· | w_{j−1}), with P the bigram
-    probabilities smoothed by the token frequencies. As an input q_j tells what was there, as a target it says what may
-    come: it carries the statistics of the whole dataset, not those of μ·ξ tokens. Latents and decoder minimise the
-    cross-entropy to q by Adam. The first decoder row starts as the log frequencies, its latents at 1, so that the others
-    are left with what a position says beyond frequency.
+    f is the frequency of a token, u_v ∈ R^{d−1} its unit vector from `token_vectors`, κ the sharpness. This is a
+    factorised summary without any fit: the latents of the position are (1, √κ u_w) and the decoder's columns are
+    τ (log f(v), √κ u_v). With d = 1 every position is at the token frequencies.
 
     Args:
-        farzi: changed in place; nothing larger than (batch, ξ, V) is built.
-        dataset: sequences of ids in the column `input_ids`; μ windows of ξ tokens are cut from them in random order.
-        seed: of the windows and of the fit.
-        blend: share of the token that really stood there.
-        steps, lr, batch: of the fit. The learning rate falls linearly to 0.
+        farzi: changed in place; nothing of size μ×ξ×V is built.
+        dataset: sequences of ids in the column `input_ids`; μ windows of ξ tokens are cut from them in random order,
+            repeated where there are too few.
+        seed: of the windows.
+        sharpness: κ. Small values leave only frequencies; large ones the real tokens alone, which a learner memorises.
     """
-    generator, config = np.random.default_rng(seed), farzi.config
+    config, generator = farzi.config, np.random.default_rng(seed)
     tokens, lengths = flatten_sequences(dataset)
-    model = _Bigrams(tokens, lengths, config.vocab_size)
-    windows = torch.from_numpy(_windows(tokens, lengths, (config.num_sequences, config.sequence_length), generator))
-    random(farzi, dataset, seed)
-    latents, decoder = (p.detach().clone() for p in (farzi.latents, farzi.decoder))
-    latents[..., 0] = 1.0
-    decoder[0] = model.log_frequency * config.tau
-    latents, decoder = latents.requires_grad_(), decoder.requires_grad_()
-    optimizer = torch.optim.Adam([latents, decoder], lr=lr)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
-    for _ in range(steps):
-        rows = torch.from_numpy(generator.permutation(config.num_sequences)[:batch])
-        logits = latents[rows] @ decoder / config.tau
-        loss = F.cross_entropy(logits.flatten(0, 1), model.blurred(windows[rows], blend).flatten(0, 1))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        schedule.step()
-    farzi.latents.data.copy_(latents.detach())
-    farzi.decoder.data.copy_(decoder.detach())
+    windows = _windows(tokens, lengths, (config.num_sequences, config.sequence_length), generator)
+    frequency = np.bincount(tokens, minlength=config.vocab_size) + 0.1  # no token is impossible
+    log_frequency = torch.from_numpy(np.log(frequency)).float()
+    vectors = token_vectors(tokens, lengths, config.vocab_size, config.latent_dim - 1, seed) * sharpness**0.5
+    positions = vectors[torch.from_numpy(windows)]
+    latents = torch.cat([torch.ones(*windows.shape, 1), positions], dim=-1)
+    decoder = torch.cat([(log_frequency - log_frequency.mean())[None], vectors.T]) * config.tau
+    farzi.latents.data.copy_(latents)
+    farzi.decoder.data.copy_(decoder)
 
 
-class _Bigrams:
-    """Smoothed bigram probabilities, (n(u, v) + k f(v)) / (n(u) + k), kept as sparse counts."""
+def token_vectors(tokens: np.ndarray, lengths: np.ndarray, vocab_size: int, dim: int, seed: int) -> Tensor:
+    """(V, dim) unit vectors: tokens with the same left and right neighbours point the same way.
 
-    PRIOR = 100.0
-    """k: a context with this many occurrences weighs as much as the token frequencies f."""
+    The leading left singular vectors, scaled by the roots of the singular values, of the positive pointwise mutual
+    information between a token and its right and left neighbours (Levy & Goldberg, 2014); rows are weighted by the root
+    of the token's count, so that frequent tokens decide the directions. Tokens without neighbours get a zero vector.
+    """
+    if dim == 0:
+        return torch.zeros(vocab_size, 0)
+    left, right = _neighbours(tokens, lengths)
+    weight = torch.from_numpy(np.sqrt(np.bincount(tokens, minlength=vocab_size) + 1)).float()
+    sides = _mutual_information(left, right, vocab_size), _mutual_information(right, left, vocab_size)
+    matrix = torch.cat(sides, dim=1).coalesce()
+    rows, _ = matrix.indices()
+    matrix = _sparse(matrix.indices(), matrix.values() * weight[rows], matrix.shape)
+    rank = min(dim, vocab_size)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)  # of the random projection
+        u, s, _ = torch.svd_lowrank(matrix, q=min(rank + 10, vocab_size), niter=4)
+    vectors = torch.zeros(vocab_size, dim)
+    vectors[:, :rank] = u[:, :rank] * s[:rank].sqrt() / weight[:, None]
+    known = torch.zeros(vocab_size).index_add_(0, rows, matrix.values()) > 0  # the others' rows are rounding errors
+    return torch.nn.functional.normalize(vectors, dim=1) * known[:, None]
 
-    def __init__(self, tokens: np.ndarray, lengths: np.ndarray, vocab_size: int):
-        self.vocab_size = vocab_size
-        ends = np.cumsum(lengths)
-        inside = np.ones(len(tokens), dtype=bool)
-        inside[ends - 1] = False  # the last token of a sequence is no context
-        context, following = tokens[inside], tokens[np.flatnonzero(inside) + 1]
-        pairs, self.counts = np.unique(context.astype(np.int64) * vocab_size + following, return_counts=True)
-        self.following = pairs % vocab_size
-        self.starts = np.searchsorted(pairs, np.arange(vocab_size + 1) * vocab_size)
-        frequency = np.bincount(following, minlength=vocab_size) + 0.1  # no token is impossible
-        self.frequency = (frequency / frequency.sum()).astype(np.float32)
 
-    @property
-    def log_frequency(self) -> Tensor:
-        """(V,) log f, centred."""
-        log_frequency = torch.from_numpy(self.frequency).log()
-        return log_frequency - log_frequency.mean()
+def _neighbours(tokens: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Each pair of adjacent tokens of a sequence, as (left, right)."""
+    inside = np.ones(len(tokens), dtype=bool)
+    inside[np.cumsum(lengths) - 1] = False  # the last token of a sequence has no right neighbour
+    at = np.flatnonzero(inside)
+    return tokens[at], tokens[at + 1]
 
-    def following_probabilities(self, contexts: np.ndarray) -> np.ndarray:
-        """(n,) contexts → (n, V) float32."""
-        known, which = np.unique(contexts, return_inverse=True)
-        rows = np.tile(self.PRIOR * self.frequency, (len(known), 1))
-        for row, u in zip(rows, known, strict=True):
-            span = slice(self.starts[u], self.starts[u + 1])
-            row[self.following[span]] += self.counts[span]
-        return (rows / rows.sum(-1, keepdims=True))[which.reshape(-1)]
 
-    def blurred(self, windows: Tensor, blend: float) -> Tensor:
-        """(b, ξ) ids → (b, ξ, V): the token itself blended with what follows its predecessor; the first has none."""
-        b, length = windows.shape
-        expected = self.following_probabilities(windows[:, :-1].reshape(-1).numpy()).reshape(b, length - 1, -1)
-        first = np.broadcast_to(self.frequency, (b, 1, self.vocab_size))
-        q = torch.from_numpy(np.concatenate([first, expected], axis=1)) * (1 - blend)
-        return q.scatter_add_(-1, windows[..., None], torch.full((b, length, 1), blend))
+def _mutual_information(tokens: np.ndarray, contexts: np.ndarray, vocab_size: int, smoothing: float = 0.75) -> Tensor:
+    """Sparse (V, V): max(0, log p(context | token) / p(context)), with p(context) ∝ count^0.75 against rare contexts."""
+    pairs, counts = np.unique(tokens * vocab_size + contexts, return_counts=True)
+    token, context = pairs // vocab_size, pairs % vocab_size
+    context_share = np.bincount(contexts, minlength=vocab_size) ** smoothing
+    context_share = context_share / context_share.sum()
+    information = np.log(counts / np.bincount(tokens, minlength=vocab_size)[token] / context_share[context])
+    values = torch.from_numpy(np.maximum(information, 0)).float()
+    return _sparse(torch.from_numpy(np.stack([token, context])), values, (vocab_size, vocab_size))
+
+
+def _sparse(indices: Tensor, values: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return torch.sparse_coo_tensor(indices, values, shape, check_invariants=True)  # said explicitly, or torch warns
 
 
 def _windows(
@@ -123,9 +108,8 @@ def _windows(
 ) -> np.ndarray:
     """(μ, ξ) consecutive tokens of the sequences in random order, repeated where there are too few."""
     starts = np.cumsum(lengths) - lengths
-    order = generator.permutation(len(lengths))
     needed, stream = shape[0] * shape[1], []
-    for i in order:
+    for i in generator.permutation(len(lengths)):
         if needed <= 0:
             break
         stream.append(tokens[starts[i] : starts[i] + lengths[i]])
