@@ -60,7 +60,7 @@ def token_vectors(tokens: np.ndarray, lengths: np.ndarray, vocab_size: int, dim:
 
     The leading left singular vectors, scaled by the roots of the singular values, of the positive pointwise mutual
     information between a token and its right and left neighbours (Levy & Goldberg, 2014); rows are weighted by the root
-    of the token's count, so that frequent tokens decide the directions. Tokens without neighbours get a zero vector.
+    of the token's count, so that frequent tokens decide the directions. Tokens without neighbours get a vector of almost zero.
     """
     if dim == 0:
         return torch.zeros(vocab_size, 0)
@@ -76,8 +76,8 @@ def token_vectors(tokens: np.ndarray, lengths: np.ndarray, vocab_size: int, dim:
         u, s, _ = torch.svd_lowrank(matrix, q=min(rank + 10, vocab_size), niter=4)
     vectors = torch.zeros(vocab_size, dim)
     vectors[:, :rank] = u[:, :rank] * s[:rank].sqrt() / weight[:, None]
-    known = torch.zeros(vocab_size).index_add_(0, rows, matrix.values()) > 0  # the others' rows are rounding errors
-    return torch.nn.functional.normalize(vectors, dim=1) * known[:, None]
+    # Of a token without neighbours the row is a rounding error, which must not become a direction.
+    return torch.nn.functional.normalize(vectors, dim=1, eps=1e-4 * vectors.norm(dim=1).max().item() + 1e-12)
 
 
 def _neighbours(tokens: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
