@@ -33,6 +33,7 @@ class FarziConfig(TrainingArguments):
     | `lr_scheduler_type` | cosine | the summary settles: the last outer steps average over θ0 |
     | `max_steps` | 400 | an outer step trains a whole learner; epochs of real data mean nothing |
     | `per_device_train_batch_size` | 64 | b, real sequences in the outer loss |
+    | `per_device_eval_batch_size` | 128 | learners are small |
     | `logging_steps` | 10 | an outer step takes seconds |
     | `optim` | adamw_torch | the fused one is not exact across devices |
     | `label_names` | ["labels"] | FarziData has no forward signature to read them from |
@@ -138,11 +139,8 @@ class FarziConfig(TrainingArguments):
         """Makes floats of texts such as 1e-2, which YAML does not take for a number."""
         for name, hint in get_type_hints(type(self)).items():
             kinds, value = get_args(hint) or (hint,), getattr(self, name, None)
-            if isinstance(value, str) and float in kinds and str not in kinds:
-                try:
-                    setattr(self, name, float(value))
-                except ValueError:
-                    raise ValueError(f"{name}={value!r} is not a number; write it as 0.01 or 1.0e-2") from None
+            if float in kinds and str not in kinds:
+                setattr(self, name, _number(name, value))
 
     def summary_config(self, vocab_size: int) -> FarziDataConfig:
         """The config of the summary to be distilled; it carries the inner loop's settings along."""
@@ -163,7 +161,7 @@ class FarziConfig(TrainingArguments):
             return {**common, "momentum": self.inner_momentum}
         return {
             **common,
-            "betas": tuple(map(float, self.inner_betas)),
+            "betas": tuple(self.inner_betas),
             "eps": self.inner_epsilon,
             "eps_root": self.inner_epsilon_root,
         }
@@ -238,6 +236,15 @@ _UNSUPPORTED = {
     "call trainer.push_to_hub('user/farzi-…') after training",
     "fp16": "gradients of the inner loop have no loss scaling and underflow; use bf16",
 }
+
+
+def _number(name: str, value: Any) -> Any:
+    if isinstance(value, list):
+        return [_number(name, part) for part in value]
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        raise ValueError(f"{name}={value!r} is not a number; write it as 0.01 or 1.0e-2") from None
 
 
 def _check_count(name: str, value: Any, minimum: int) -> None:
