@@ -78,7 +78,7 @@ class FarziConfig(TrainingArguments):
     inner_optimizer: str = field(default="adam", metadata={"help": "adam | sgd"})
     inner_learning_rate: float = field(default=0.01, metadata={"help": "α of the inner optimizer"})
     inner_betas: list[float] = field(default_factory=lambda: [0.5, 0.999], metadata={"help": "β1 β2 of the inner Adam"})
-    inner_epsilon: float = field(default=1e-3, metadata={"help": "ε of the inner Adam"})
+    inner_epsilon: float = field(default=1e-4, metadata={"help": "ε of the inner Adam"})
     inner_epsilon_root: float = field(default=0.0, metadata={"help": "ε_root of the inner Adam"})
     inner_momentum: float = field(default=0.0, metadata={"help": "of the inner SGD"})
     inner_weight_decay: float = field(default=0.0, metadata={"help": "λ of the inner optimizer"})
