@@ -1,0 +1,163 @@
+"""What every recipe needs around a distillation: its settings, its last checkpoint, its table of results."""
+
+from __future__ import annotations
+
+import csv
+import ctypes
+import difflib
+import json
+import platform
+import shutil
+import subprocess
+from argparse import ArgumentParser
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+import yaml
+from transformers import HfArgumentParser, TrainingArguments
+
+import farzi_hf
+from farzi_hf.trainer import last_checkpoint
+
+ROOT = Path(__file__).resolve().parent
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of <malloc.h>
+
+
+def keep_freed_memory() -> None:
+    """Tells glibc's malloc to keep what is freed instead of handing it back to the system.
+
+    An inner loop allocates and frees the same large tensors at every step; by default each of them is a new mapping, whose
+    pages the system has to clear and map again: about a fifth of the time on a CPU. Other C libraries are left alone.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        libc = ctypes.CDLL(None)
+        libc.mallopt(M_MMAP_THRESHOLD, 1 << 30)  # bytes from which an allocation becomes a mapping of its own
+        libc.mallopt(M_TRIM_THRESHOLD, -1)  # the heap never shrinks
+
+
+# -- settings --------------------------------------------------------------------------------------------------------
+
+
+def parse_arguments(types: Sequence[type], default_config: Path, argv: Sequence[str] | None = None) -> tuple[Any, ...]:
+    """One instance per dataclass: its defaults, overridden by the YAML file that `--config` names, then by the command line.
+
+    The file's values become the parser's defaults, so that text such as 1e-2, which YAML does not take for a number, is
+    converted like a command-line argument. Outputs go to outputs/NAME for a file NAME.yaml unless told otherwise.
+
+    Raises:
+        ValueError: the file cannot be read, or has keys that no dataclass has.
+    """
+    first = ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--config", type=Path, default=default_config)
+    config = first.parse_known_args(argv)[0].config
+    parser = HfArgumentParser(types, usage="%(prog)s [--config FILE.yaml] [--FIELD VALUE …]", allow_abbrev=False)
+    known = {field.name for kind in types for field in fields(kind) if field.init}
+    parser.set_defaults(**{"config": str(config), "output_dir": f"outputs/{config.stem}", **read_yaml(config, known)})
+    return parser.parse_args_into_dataclasses(argv, look_for_args_file=False)
+
+
+def read_yaml(path: Path, known: set[str]) -> dict[str, Any]:
+    """The mapping in a YAML file, whose keys must be `known`."""
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (OSError, yaml.YAMLError) as error:
+        raise ValueError(f"config={str(path)!r} cannot be read: {error}") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"config={str(path)!r} holds a {type(values).__name__}: write lines of `field: value`")
+    for key in values:
+        if key not in known:
+            close = difflib.get_close_matches(str(key), known, n=1)
+            remedy = f"did you mean {close[0]}?" if close else "see --help for the fields there are"
+            raise ValueError(f"config={str(path)!r} has an unknown key {key!r}: {remedy}")
+    return values
+
+
+# -- run -------------------------------------------------------------------------------------------------------------
+
+
+def prepare_run(args: TrainingArguments, recipe: Mapping[str, Any], resume: bool) -> str | None:
+    """The checkpoint in `args.output_dir` to go on from, None for a new run, whose recipe is then written there.
+
+    Processes call it one after the other: what the first one does here, the others find done.
+
+    Raises:
+        ValueError: the folder holds checkpoints of another recipe.
+    """
+    folder = Path(args.output_dir)
+    path = folder / "recipe.yaml"
+    checkpoint = last_checkpoint(folder)
+    if checkpoint is not None and resume:
+        before = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {}
+        changed = [key for key in {**before, **recipe} if before.get(key) != recipe.get(key)]
+        if changed:
+            raise ValueError(
+                f"output_dir={str(folder)!r} holds checkpoints of a recipe with other {', '.join(changed)}: "
+                "choose another --output_dir, or --no_resume to discard them"
+            )
+        return checkpoint
+    if args.process_index == 0:
+        for old in folder.glob("checkpoint-*"):
+            shutil.rmtree(old)
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(yaml.safe_dump(dict(recipe), sort_keys=False, allow_unicode=True), encoding="utf-8")
+    return None
+
+
+def environment(args: TrainingArguments) -> dict[str, Any]:
+    """What a result depends on beside its recipe."""
+    facts = {
+        "seed": args.seed,
+        "world_size": args.world_size,
+        "device": args.device.type,
+        "farzi_hf": farzi_hf.__version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
+    with suppress(OSError, subprocess.CalledProcessError):  # no git, or a copy without its history
+        facts["commit"] = subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
+    return facts
+
+
+# -- table -----------------------------------------------------------------------------------------------------------
+
+
+def mean_and_spread(results: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Each metric's mean over the results and, where there are several, its standard deviation as `…_std`."""
+    row: dict[str, float] = {}
+    for name in results[0]:
+        values = [result[name] for result in results]
+        row[name] = float(np.mean(values))
+        if len(values) > 1:
+            with np.errstate(invalid="ignore"):  # the perplexity of a student that diverged is infinite, the spread then NaN
+                row[f"{name}_std"] = float(np.std(values, ddof=1))
+    return row
+
+
+def markdown(rows: Sequence[Mapping[str, str]]) -> str:
+    """A Markdown table whose columns also line up on a terminal; every row has the keys of the first."""
+    lines = [list(rows[0]), *(list(row.values()) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    first, *others = widths
+    rule = "|-" + "-" * first + "-|" + "".join("-" * width + "-:|" for width in others)
+
+    def line(cells: Sequence[str]) -> str:
+        right = [cell.rjust(width) for cell, width in zip(cells[1:], others, strict=True)]
+        return "| " + " | ".join([cells[0].ljust(first), *right]) + " |"
+
+    return "\n".join([line(lines[0]), rule, *map(line, lines[1:])])
+
+
+def save_csv(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Rows as they are; a column that a row lacks stays empty, an interval is written as JSON."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, columns)
+        writer.writeheader()
+        writer.writerows({k: json.dumps(v) if isinstance(v, list) else v for k, v in row.items()} for row in rows)

@@ -1,0 +1,222 @@
+"""Distils a text data set end to end: data, distillation, comparison with real data, an artefact that anyone can load.
+
+    accelerate launch recipes/ptb.py                                        # Penn Treebank, configs/ptb_quick.yaml
+    accelerate launch recipes/ptb.py --config recipes/configs/demo.yaml     # the embedded corpus, a few minutes
+    accelerate launch recipes/ptb.py --data_dir FOLDER --inner_steps 100    # any field of the YAML can be overridden
+
+Started again, it goes on from the last checkpoint in `output_dir`. It writes there `table.md`, `table.csv`, `plots/` and
+`summary/`, the artefact; the artefact's `recipe.yaml` is a config for this script.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from _common import environment, keep_freed_memory, markdown, parse_arguments, prepare_run, save_csv
+from _comparison import BASELINES, Comparison, Row, count_rows, stock_row, summary_row
+from datasets import DatasetDict, load_dataset
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerBase
+
+import farzi_hf.models  # noqa: F401  registers the architectures that transformers does not have
+from farzi_hf import FarziConfig, FarziTrainer
+from farzi_hf.baselines import Unigram
+from farzi_hf.data import DataUnavailableError, load_ptb, load_sample_text, tokenize, word_tokenizer
+from farzi_hf.metrics import token_metrics
+from farzi_hf.plots import plot_comparison, plot_distillation, plot_tokens
+from farzi_hf.publishing import TABLES
+
+QUICK = Path(__file__).resolve().parent / "configs" / "ptb_quick.yaml"
+DATASETS = {"ptb": load_ptb, "sample": lambda data_dir: load_sample_text()}
+# The paper's size. Two things matter (recipes/LOG.md): untied embeddings, or the learner stays on the unigram plateau for
+# hundreds of steps; and embeddings that start large, or training is so chaotic that its gradient is useless.
+LEARNER = {
+    "model_type": "gpt2",
+    "n_embd": 16,
+    "n_layer": 1,
+    "n_head": 1,
+    "n_positions": 128,
+    "tie_word_embeddings": False,
+    "initializer_range": 0.1,
+    "embd_pdrop": 0.0,
+    "attn_pdrop": 0.0,
+    "resid_pdrop": 0.0,
+}
+
+
+@dataclass
+class RecipeArguments:
+    """What the recipe needs beside a `FarziConfig`."""
+
+    config: str = field(default=str(QUICK), metadata={"help": "YAML file with any of these fields"})
+    dataset: str = field(default="ptb", metadata={"help": " | ".join(DATASETS)})
+    data_dir: str | None = field(default=None, metadata={"help": "folder with ptb.{train,valid,test}.txt"})
+    vocab_size: int = field(default=2000, metadata={"help": "words of the vocabulary, special tokens not counted"})
+    max_length: int | None = field(default=None, metadata={"help": "cut real training sequences to so many ids"})
+    learner: dict | str = field(
+        default_factory=lambda: dict(LEARNER), metadata={"help": "arguments of AutoConfig.for_model, as JSON"}
+    )
+    num_students: int = field(default=3, metadata={"help": "students per row of the table, each from its own start"})
+    baselines: list[str] = field(default_factory=lambda: list(BASELINES), metadata={"help": "rows on real data"})
+    long_steps: int = field(default=2000, metadata={"help": "training steps of the row 'full data, long'"})
+    resume: bool = field(default=True, metadata={"help": "go on from the last checkpoint in output_dir"})
+
+    def __post_init__(self) -> None:
+        if isinstance(self.learner, str):
+            self.learner = json.loads(self.learner)
+        if "model_type" not in self.learner:
+            raise ValueError(f"learner={self.learner} has no model_type: name an architecture, for instance llama")
+        if self.num_students < 1:
+            raise ValueError(f"num_students={self.num_students} trains nothing: give at least 1")
+        for name, values, known in (("dataset", [self.dataset], DATASETS), ("baselines", self.baselines, BASELINES)):
+            for value in values:
+                if value not in known:
+                    raise ValueError(f"{name}: {value!r} is unknown; choose from {', '.join(known)}")
+
+    def to_recipe(self) -> dict[str, Any]:
+        """The settings that make the summary what it is."""
+        return {name: getattr(self, name) for name in ("dataset", "vocab_size", "max_length", "learner")}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The whole recipe. Every process distils; the first one compares, prints and writes."""
+    keep_freed_memory()
+    try:
+        recipe, args = parse_arguments((RecipeArguments, FarziConfig), QUICK, argv)
+        settings = {**recipe.to_recipe(), **args.to_recipe()}
+        with args.main_process_first(desc="data and checkpoints"):
+            tokenizer, splits = load_splits(recipe)
+            checkpoint = args.resume_from_checkpoint or prepare_run(args, settings, recipe.resume)
+    except (ValueError, DataUnavailableError) as error:
+        sys.exit(f"ptb.py: {error}")
+    config = learner_config(recipe, tokenizer)
+    trainer = FarziTrainer(
+        learner_init=config, args=args, processing_class=tokenizer,
+        train_dataset=splits["train"], eval_dataset=splits["validation"],
+    )  # fmt: skip
+    comparison = Comparison(trainer, splits, config, recipe.num_students, recipe.long_steps)
+    first = trainer.is_world_process_zero()
+    if first:
+        start = f"going on from {checkpoint}" if checkpoint else "a new run, no checkpoint to go on from"
+        print(f"{args.output_dir}: {start}; world size {args.world_size}, {args.device.type}", flush=True)
+        before = summary_row(comparison, "Farzi, 0 outer steps")
+    trainer.train(resume_from_checkpoint=checkpoint)
+    if first:
+        finish(comparison, recipe, settings, before)
+
+
+def load_splits(recipe: RecipeArguments) -> tuple[PreTrainedTokenizerBase, DatasetDict]:
+    """The tokenizer of the training text, and the three splits as `input_ids`."""
+    text = DATASETS[recipe.dataset](recipe.data_dir)
+    tokenizer = word_tokenizer(text["train"]["text"], recipe.vocab_size)
+    splits = tokenize(text, tokenizer)
+    if recipe.max_length is not None:  # evaluation is on whole sequences
+        splits["train"] = tokenize(DatasetDict(train=text["train"]), tokenizer, recipe.max_length)["train"]
+    return tokenizer, splits
+
+
+def learner_config(recipe: RecipeArguments, tokenizer: PreTrainedTokenizerBase) -> PreTrainedConfig:
+    """The learner's architecture, over the tokenizer's vocabulary."""
+    vocabulary = {
+        "vocab_size": len(tokenizer),
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+    }
+    return AutoConfig.for_model(**{**recipe.learner, **vocabulary})
+
+
+def finish(c: Comparison, recipe: RecipeArguments, settings: Mapping[str, Any], before: Row) -> None:
+    """What follows the distillation: the artefact at once, then the comparison, then the artefact with its results."""
+    args, farzi, output = c.trainer.args, c.trainer.model, Path(c.trainer.args.output_dir)
+    folder, facts = output / "summary", run_facts(c, recipe.dataset)
+    farzi.save_pretrained(folder, c.trainer.processing_class, metrics=facts, recipe=settings)
+    rows = [summary_row(c, f"Farzi [{args.num_sequences}×{args.sequence_length}]"), before]
+    if args.inner_optimizer == "adam" and args.world_size == 1:  # one Trainer of several would wait for the others
+        rows.append(stock_row(c, folder))
+    rows += [BASELINES[name](c) for name in recipe.baselines]
+    rows += count_rows(c)
+    table = markdown([readable(row) for row in rows]) + "\n\n" + "\n".join(f"- {k}: {v}" for k, v in facts.items())
+    (output / "table.md").write_text(table + "\n", encoding="utf-8")
+    save_csv(rows, output / "table.csv")
+    plots = draw(c, rows, output / "plots")
+    farzi.save_pretrained(folder, metrics={"table": rows, **facts}, recipe=settings, plots=plots)
+    check_loadable(folder)
+    print(
+        f"\n{table}\n\nTable: {output / 'table.md'}\nPlots: {', '.join(map(str, plots))}\nLoad the summary:\n\n"
+        f"    from datasets import load_dataset\n    from farzi_hf import FarziData\n"
+        f"    rows, farzi = load_dataset({str(folder)!r}), FarziData.from_pretrained({str(folder)!r})\n"
+    )
+
+
+def run_facts(c: Comparison, dataset: str) -> dict[str, Any]:
+    """How the summary came about. The time is that of outer steps, over all resumed runs, without evaluations."""
+    args, previous, seconds = c.trainer.args, 0, 0.0
+    for entry in c.trainer.state.log_history:
+        if "seconds_per_step" in entry:
+            seconds += entry["seconds_per_step"] * (entry["step"] - previous)
+            previous = entry["step"]
+    return {
+        "dataset": dataset,
+        "vocabulary": c.trainer.learner.vocab_size,
+        "learner_parameters": sum(p.numel() for p in c.trainer.learner.model.parameters()),
+        "summary_parameters": sum(p.numel() for p in c.trainer.model.parameters()),
+        "inner_steps": args.inner_steps,
+        "outer_steps": c.trainer.state.global_step,
+        "distillation_seconds": round(seconds, 1),
+        **environment(args),
+    }
+
+
+def draw(c: Comparison, rows: Sequence[Row], folder: Path) -> list[Path]:
+    """The three figures. The distillation's lines are of the validation split, as its curve is."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{name}.png" for name in ("distillation", "comparison", "tokens")]
+    train, validation = c.splits["train"], c.splits["validation"]
+    full_data = c.statistics(c.train_on_real(train, c.steps, c.seed), validation)
+    plot_distillation(
+        c.trainer.state.log_history, paths[0], norm="grad_norm", metric_label="Validation perplexity of fresh students",
+        full_data=token_metrics(full_data)["perplexity"],
+        unigram=Unigram.fit(train, c.trainer.learner.vocab_size).metrics(validation)["perplexity"],
+    )  # fmt: skip
+    plot_comparison(rows, paths[1], "perplexity", metric_label="Test perplexity")
+    plot_tokens(c.trainer.model.decode(5), paths[2])
+    return paths
+
+
+def check_loadable(folder: Path) -> None:
+    """The proof that anyone can load it, past the cache of earlier runs."""
+    with tempfile.TemporaryDirectory() as cache:
+        for name in TABLES:
+            load_dataset(str(folder), name, split="train", cache_dir=cache)
+
+
+def readable(row: Row) -> dict[str, str]:
+    """A row as the table shows it."""
+
+    def number(value: float) -> str:
+        return f"{value:,.1f}" if value < 1000 else f"{value:,.0f}"
+
+    def spread(name: str, scale: int = 1) -> str:
+        mean, deviation = scale * row[name], scale * row.get(f"{name}_std", 0.0)
+        return number(mean) + (f" ± {number(deviation)}" if f"{name}_std" in row else "")
+
+    return {
+        "trained on": row["method"],
+        "perplexity": spread("perplexity"),
+        "95 % interval": " – ".join(map(number, row["perplexity_interval"])),
+        "sentence perplexity": spread("sentence_perplexity"),
+        "accuracy, %": spread("accuracy", scale=100),
+        "bytes": f"{row['bytes']:,}",
+        "steps": f"{row['steps']:,}" if "steps" in row else "",
+        "students": str(row.get("students", "")),
+    }
+
+
+if __name__ == "__main__":
+    main()
