@@ -37,7 +37,6 @@ class FarziConfig(TrainingArguments):
     | `logging_steps` | 10 | an outer step takes seconds |
     | `optim` | adamw_torch | the fused one is not exact across devices |
     | `label_names` | ["labels"] | FarziData has no forward signature to read them from |
-    | `logging_nan_inf_filter` | False | a loss that is not finite shows in the log |
     | `ddp_find_unused_parameters` | False | latents and decoder are used in every step |
     | `greater_is_better` | False of a perplexity | Trainer takes any metric but a loss for a score |
 
@@ -101,7 +100,6 @@ class FarziConfig(TrainingArguments):
     logging_steps: float = 10
     optim: str = "adamw_torch"
     label_names: list[str] | None = field(default_factory=lambda: ["labels"])
-    logging_nan_inf_filter: bool = False
     ddp_find_unused_parameters: bool | None = False
 
     def __post_init__(self) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import os
 import resource
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,15 @@ logger = logging.getLogger(__name__)
 _EVALUATION = 1  # keeps the seeds of evaluation students apart from those of the distillation
 
 
+@dataclass
+class _Progress:
+    """What happened since the last log."""
+
+    seconds: float = 0.0
+    steps: int = 0
+    finite_losses: int = 0
+
+
 class FarziTrainer(Trainer):
     """Distils `train_dataset` into a `FarziData`, which is the `model` that the Trainer trains.
 
@@ -48,7 +59,8 @@ class FarziTrainer(Trainer):
     bit for bit the run that was not interrupted, and n processes equal one that accumulates n batches per step.
 
     Logged beside the Trainer's own figures: `loss` is the outer loss, `grad_norm` the norm of the meta-gradient before
-    clipping; `non_finite_steps`, `seconds_per_step`, `peak_memory_gib`.
+    clipping; `non_finite_steps`, `seconds_per_step`, `peak_memory_gib`. In the mean of `loss`, one that is not finite is
+    replaced by the one before it; where there was no finite one, it is NaN.
 
     Args:
         learner_init: the learner: a function that returns a freshly initialised model, a config, or a model (its class
@@ -112,7 +124,8 @@ class FarziTrainer(Trainer):
         self._micro_step = (-1, 0)
         self._student: Parameters | None = None
         self._non_finite_steps = 0
-        self._timed = (0.0, 0)  # seconds, outer steps since the last log
+        self._since_log = _Progress()
+        self._last_loss = torch.zeros((), device=self.args.device)
         self._evaluations: dict[str, dict[str, float]] = {}
 
     # -- outer step --------------------------------------------------------------------------------------------------
@@ -126,7 +139,7 @@ class FarziTrainer(Trainer):
                     f"resume_from_checkpoint=True, but output_dir={self.args.output_dir!r} holds no complete checkpoint; "
                     "call train() without it to start anew"
                 )
-        self._micro_step, self._non_finite_steps, self._timed = (-1, 0), 0, (0.0, 0)
+        self._micro_step, self._non_finite_steps, self._since_log = (-1, 0), 0, _Progress()
         self.model.config.inner = self.args.summary_config(self.learner.vocab_size).inner
         return super().train(resume_from_checkpoint, **kwargs)
 
@@ -140,14 +153,17 @@ class FarziTrainer(Trainer):
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         """One micro-batch; a meta-gradient that is not finite is dropped before it reaches the summary."""
-        start = time.perf_counter()
+        start, progress = time.perf_counter(), self._since_log
         loss = super().training_step(*args, **kwargs)
         complete = self.accelerator.sync_gradients  # summed over micro-batches and processes: all see the same
         if complete and not all(torch.isfinite(p.grad).all() for p in self.model.parameters() if p.grad is not None):
             self._drop_gradients()
-        seconds, steps = self._timed
-        self._timed = (seconds + time.perf_counter() - start, steps + complete)
-        return loss
+        if torch.isfinite(loss):
+            self._last_loss = loss
+            progress.finite_losses += 1
+        progress.seconds += time.perf_counter() - start
+        progress.steps += complete
+        return self._last_loss  # a NaN would stay in Trainer's running sum for good
 
     def _drop_gradients(self) -> None:
         for parameter in self.model.parameters():
@@ -175,9 +191,9 @@ class FarziTrainer(Trainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
-            seconds, steps = self._timed
-            self._timed = (0.0, 0)
-            logs["seconds_per_step"] = seconds / max(1, steps)
+            progress, self._since_log = self._since_log, _Progress()
+            logs["loss"] = logs["loss"] if progress.finite_losses else math.nan
+            logs["seconds_per_step"] = progress.seconds / max(1, progress.steps)
             logs["non_finite_steps"] = self._non_finite_steps
             logs["peak_memory_gib"] = _peak_memory(self.args.device) / 2**30
         super().log(logs, start_time)

@@ -1,0 +1,462 @@
+"""FarziTrainer: training, evaluation, the artefact it leaves, and what it refuses. Crashes and processes: test_trainer_recovery.py."""
+
+from __future__ import annotations
+
+import random
+import time
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from datasets import Dataset, load_dataset
+from test_publishing import FakeApi
+from tiny_trainer import tensors, tiny_learner, tiny_trainer
+from transformers import AutoModelForCausalLM, DataCollatorForLanguageModeling, LlamaConfig, TrainingArguments
+from transformers.trainer_callback import TrainerCallback
+
+from farzi_hf import FarziTrainer, publishing
+from farzi_hf.data import word_tokenizer
+from farzi_hf.farzi_data import FarziData, FarziDataConfig
+from farzi_hf.metrics import token_metrics, token_statistics
+
+V = 54
+
+
+@pytest.fixture
+def make(tmp_path, sequences, tokenizer):
+    """`tiny_trainer` in a folder of its own."""
+    return partial(tiny_trainer, tmp_path / "out", sequences, tokenizer)
+
+
+def rows(*sequences: list[int]) -> Dataset:
+    return Dataset.from_dict({"input_ids": list(sequences)})
+
+
+def logged(trainer: FarziTrainer, name: str) -> list[float]:
+    return [entry[name] for entry in trainer.state.log_history if name in entry]
+
+
+def assert_equal(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
+    assert len(found) == len(expected) > 0
+    for ours, theirs in zip(found, expected, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+# -- training --------------------------------------------------------------------------------------------------------
+
+
+def test_training_makes_students_better(make):
+    """From soft tokens near uniform to a summary that beats them on data that distillation has not seen."""
+    trainer = make(
+        initialization="random", latent_std=0.5, max_steps=15, learning_rate=0.2, inner_steps=8, inner_steps_min=None,
+        window=None, inner_learning_rate=0.1, inner_epsilon=1e-2,
+    )  # fmt: skip
+    before = trainer.evaluate()
+    trainer.train()
+    after = trainer.evaluate()
+    assert after["eval_perplexity"] < 0.6 * before["eval_perplexity"]
+    losses = logged(trainer, "loss")
+    assert np.mean(losses[-3:]) < losses[0] - 0.5
+
+
+def test_logs(make):
+    trainer = make(max_steps=4, logging_steps=2)
+    trainer.train()
+    entries = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert [entry["step"] for entry in entries] == [2, 4]
+    for entry in entries:
+        assert np.log(V) * 0.5 < entry["loss"] < np.log(V) * 1.5
+        assert entry["grad_norm"] > 0
+        assert entry["non_finite_steps"] == 0
+        assert 0 < entry["seconds_per_step"] < 10
+        assert 0.05 < entry["peak_memory_gib"] < 50
+
+
+def test_seconds_per_step_are_those_of_outer_steps_alone(make):
+    class Wait(TrainerCallback):
+        def on_train_begin(self, *args, **kwargs):
+            time.sleep(0.4)
+
+        def on_step_end(self, *args, **kwargs):
+            time.sleep(0.4)
+
+    trainer = make({"callbacks": [Wait()]}, max_steps=2)
+    begin = time.perf_counter()
+    trainer.train()
+    seconds = logged(trainer, "seconds_per_step")
+    assert min(seconds) > 0
+    assert sum(seconds) < time.perf_counter() - begin - 1.2
+
+
+def test_every_micro_batch_has_a_learner_of_its_own(make):
+    trainer = make(max_steps=3, gradient_accumulation_steps=2, per_device_train_batch_size=20)
+    objective, seeds = trainer.objective, []
+
+    def recorder(learner, latents, decoder, batch, seed):
+        seeds.append(seed)
+        return objective(learner, latents, decoder, batch, seed)
+
+    trainer.objective = recorder
+    trainer.train()
+    assert len(set(seeds)) == len(seeds) == 6
+    trainer.train()
+    assert seeds[6:] == seeds[:6]
+
+
+def test_the_loss_is_that_of_the_objective_on_the_batch(make):
+    trainer = make(max_steps=1)
+    calls, objective = [], trainer.objective
+    trainer.objective = lambda *args: calls.append(args) or objective(*args)
+    start = tensors(trainer)
+    trainer.train()
+    (learner, _, _, batch, seed), (latents, decoder) = calls[0], start
+    assert batch["input_ids"].shape[0] == 40
+    with torch.no_grad():
+        assert logged(trainer, "loss")[0] == pytest.approx(objective(learner, latents, decoder, batch, seed).item())
+
+
+def test_training_twice_starts_anew_from_the_summary_reached(make):
+    """With a learning rate of 0 the summary stays, so the second run has to repeat the first."""
+    trainer = make(max_steps=1, learning_rate=0.0)
+    trainer.train()
+    first = logged(trainer, "loss")
+    trainer.train()
+    assert logged(trainer, "loss") == first
+
+
+@pytest.mark.parametrize("kind", ["factory", "config", "model"])
+def test_learners_of_every_kind(make, kind):
+    config = LlamaConfig(
+        vocab_size=V, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, attn_implementation="sdpa", bos_token_id=2, eos_token_id=3,
+    )  # fmt: skip
+    learner_init = {
+        "factory": lambda: AutoModelForCausalLM.from_config(config),
+        "config": config,
+        "model": AutoModelForCausalLM.from_config(config),
+    }[kind]
+    trainer = make({"learner_init": learner_init}, max_steps=1)
+    before = tensors(trainer)
+    trainer.train()
+    assert logged(trainer, "grad_norm")[0] > 0
+    assert not torch.equal(tensors(trainer)[0], before[0])
+
+
+def test_columns_that_the_learner_does_not_read_are_dropped(make, text, sequences):
+    train = sequences["train"].add_column("text", text["train"]["text"])
+    trainer = make({"train_dataset": train}, max_steps=1)
+    trainer.train()
+    assert logged(trainer, "grad_norm")[0] > 0
+
+
+# -- evaluation ------------------------------------------------------------------------------------------------------
+
+
+def test_evaluation_is_mean_and_deviation_over_students(make, sequences, tokenizer):
+    trainer = make(eval_students=3)
+    metrics = trainer.evaluate()
+    batch = DataCollatorForLanguageModeling(tokenizer, mlm=False)(list(sequences["validation"]))
+    students = []
+    for i in range(3):
+        with torch.no_grad():
+            logits = trainer.learner.logits(trainer.train_student(i), batch)
+        students.append(token_metrics(token_statistics(logits, batch["labels"]).numpy()))
+    for name in ("perplexity", "sentence_perplexity", "accuracy"):
+        values = [student[name] for student in students]
+        assert metrics[f"eval_{name}"] == pytest.approx(np.mean(values), rel=1e-5)
+        assert metrics[f"eval_{name}_std"] == pytest.approx(np.std(values, ddof=1), rel=1e-3)
+    assert metrics["eval_perplexity_std"] > 0
+    assert metrics["eval_students"] == 3
+    assert metrics["eval_loss"] == pytest.approx(np.log(metrics["eval_perplexity"]), rel=0.05)
+
+
+def test_one_student_has_no_deviation(make):
+    assert make(eval_students=1).evaluate()["eval_perplexity_std"] == 0
+
+
+def test_a_diverged_student_gives_infinity_not_a_warning(make):
+    perplexities = iter([5.0, float("inf")])
+    trainer = make({"compute_metrics": lambda _: {"perplexity": next(perplexities)}})
+    metrics = trainer.evaluate()
+    assert metrics["eval_perplexity"] == float("inf")
+    assert np.isnan(metrics["eval_perplexity_std"])
+
+
+def test_evaluation_takes_another_dataset_and_prefix(make, sequences):
+    metrics = make(eval_students=1).evaluate(sequences["test"], metric_key_prefix="test")
+    assert {"test_loss", "test_perplexity"} <= metrics.keys()
+    assert not any(name.startswith("eval") for name in metrics)
+
+
+def test_without_metrics_the_loss_is_left(make):
+    trainer = make({"compute_metrics": None})
+    assert trainer.evaluate().keys() == {"eval_loss", "eval_loss_std", "eval_students", "epoch"}
+
+
+def test_evaluation_leaves_random_states_alone(make):
+    trainer = make()
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1]  # noqa: NPY002
+    trainer.evaluate()
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert random.getstate() == before[1]
+    assert np.array_equal(np.random.get_state()[1], before[2])  # noqa: NPY002
+
+
+def test_evaluation_does_not_change_the_distillation(make):
+    """Over more than one epoch, so that data are shuffled after an evaluation."""
+    quiet = make(max_steps=6)
+    quiet.train()
+    evaluating = make(max_steps=6, eval_strategy="steps", eval_steps=1, eval_on_start=True)
+    evaluating.evaluate()
+    evaluating.train()
+    assert len(logged(evaluating, "eval_perplexity")) == 7
+    assert_equal(tensors(evaluating), tensors(quiet))
+    assert logged(evaluating, "loss") == logged(quiet, "loss")
+
+
+def test_the_best_summary_is_the_one_with_the_lowest_perplexity(make):
+    perplexities = iter([5.0, 3.0, 9.0])
+    trainer = make(
+        {"compute_metrics": lambda _: {"perplexity": next(perplexities)}},
+        max_steps=3, eval_students=1, eval_strategy="steps", eval_steps=1, save_strategy="steps", save_steps=1,
+        load_best_model_at_end=True, metric_for_best_model="perplexity",
+    )  # fmt: skip
+    kept = []
+
+    class Keep(TrainerCallback):
+        def on_step_end(self, *args, model, **kwargs):
+            kept.append([p.detach().clone() for p in model.parameters()])
+
+    trainer.add_callback(Keep)
+    trainer.train()
+    assert trainer.state.best_model_checkpoint.endswith("checkpoint-2")
+    assert_equal(list(trainer.model.parameters()), kept[1])
+    trainer.save_model(folder := f"{trainer.args.output_dir}/best")
+    assert FarziData.from_pretrained(folder).latents.equal(kept[1][0])
+    saved = yaml.safe_load(Path(folder, "metrics.json").read_text(encoding="utf-8"))
+    assert (saved["eval_perplexity"], saved["step"]) == (3.0, 2)
+
+
+# -- artefact --------------------------------------------------------------------------------------------------------
+
+
+def test_the_artefact_loads_everywhere(make, tmp_path, tokenizer):
+    trainer = make(max_steps=1)
+    trainer.train()
+    metrics = trainer.evaluate()
+    trainer.save_model()
+    folder = trainer.args.output_dir
+    loaded = FarziData.from_pretrained(folder)
+    assert_equal(list(loaded.parameters()), list(trainer.model.parameters()))
+    assert loaded.config.inner == trainer.args.summary_config(V).inner
+    assert loaded.processing_class.get_vocab() == tokenizer.get_vocab()
+    rows = load_dataset(folder, split="train", cache_dir=str(tmp_path / "cache"))
+    assert np.array(rows["latents"]).shape == (4, 8, 4)
+    assert all(rows["text"])
+    recipe = yaml.safe_load(Path(folder, "recipe.yaml").read_text(encoding="utf-8"))
+    assert recipe == trainer.args.to_recipe()
+    saved = yaml.safe_load(Path(folder, "metrics.json").read_text(encoding="utf-8"))
+    assert saved["eval_perplexity"] == metrics["eval_perplexity"]
+
+
+def test_the_artefact_claims_no_metrics_of_other_tensors(make):
+    trainer = make(max_steps=1)
+    trainer.evaluate()
+    trainer.train()
+    trainer.save_model()
+    assert not Path(trainer.args.output_dir, "metrics.json").exists()
+
+
+def test_a_summary_without_tokenizer(make, tokenizer):
+    collator = DataCollatorForLanguageModeling(tokenizer, mlm=False)
+    trainer = make(
+        {"processing_class": None, "data_collator": collator}, max_steps=1, save_strategy="steps", save_steps=1
+    )
+    trainer.train()
+    trainer.save_model()
+    assert FarziData.from_pretrained(trainer.args.output_dir).processing_class is None
+
+
+def test_a_summary_of_named_items(make, tokenizer):
+    items, collator = [f"item {i}" for i in range(V)], DataCollatorForLanguageModeling(tokenizer, mlm=False)
+    trainer = make(
+        {"processing_class": items, "data_collator": collator}, max_steps=1, save_strategy="steps", save_steps=1
+    )
+    trainer.train()
+    trainer.save_model()
+    assert FarziData.from_pretrained(trainer.args.output_dir).processing_class == items
+
+
+def test_going_on_with_a_saved_summary(make):
+    first = make(max_steps=1)
+    first.train()
+    first.save_model()
+    second = make({"farzi_data": FarziData.from_pretrained(first.args.output_dir)}, max_steps=1, inner_steps=6)
+    assert_equal(list(second.model.parameters()), list(first.model.parameters()))
+    second.train()
+    assert second.model.config.inner["steps"] == 6
+    assert not torch.equal(second.model.latents, first.model.latents)
+
+
+@pytest.mark.parametrize(("settings", "private"), [({}, None), ({"hub_private_repo": True, "hub_token": "t"}, True)])
+def test_pushing_goes_to_a_dataset_repository(make, monkeypatch, settings, private):
+    trainer, api = make(hub_model_id="farzi", **settings), FakeApi()
+    monkeypatch.setattr(publishing, "HfApi", api)
+    trainer.evaluate()
+    assert trainer.push_to_hub() == "https://hub/user/farzi/commit/1"
+    assert api.calls["token"] == settings.get("hub_token")
+    assert api.calls["create_repo"] == {"repo_type": "dataset", "private": private, "exist_ok": True}
+    assert api.calls["create_commit"]["repo_type"] == "dataset"
+    assert {"farzi.safetensors", "recipe.yaml", "metrics.json"} <= {o.path_in_repo for o in api.operations}
+
+
+def test_only_the_first_process_pushes(make, monkeypatch):
+    trainer = make()
+    monkeypatch.setattr(publishing, "HfApi", lambda **_: pytest.fail("another process pushed"))
+    monkeypatch.setattr(trainer, "is_world_process_zero", lambda: False)
+    assert trainer.push_to_hub("farzi") is None
+
+
+def test_pushing_needs_a_name(make):
+    with pytest.raises(
+        ValueError, match=r"repo_id is None and args\.hub_model_id too; give the dataset repository's name"
+    ):
+        make().push_to_hub()
+
+
+# -- reports ---------------------------------------------------------------------------------------------------------
+
+
+def test_tensorboard_gets_the_logs(make):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    trainer = make(report_to=["tensorboard"], max_steps=2, eval_strategy="steps", eval_steps=2)
+    trainer.train()
+    (events,) = Path(trainer.args.output_dir).rglob("events.out.tfevents*")
+    reader = accumulator.EventAccumulator(str(events.parent)).Reload()
+    assert {"train/loss", "train/grad_norm", "train/non_finite_steps", "eval/perplexity"} <= set(
+        reader.Tags()["scalars"]
+    )
+    assert [event.value for event in reader.Scalars("train/loss")] == pytest.approx(logged(trainer, "loss"))
+
+
+def test_trackio_gets_the_logs(make):
+    """Into a local database, below HF_HOME; only a Space would need the network."""
+    storage = pytest.importorskip("trackio.sqlite_storage").SQLiteStorage
+    trainer = make(report_to=["trackio"], project="farzi-tests", run_name="tiny", max_steps=2)
+    trainer.train()
+    found = [entry["train/loss"] for entry in storage.get_logs("farzi-tests", "tiny") if "train/loss" in entry]
+    assert found == pytest.approx(logged(trainer, "loss"))
+
+
+# -- bad input -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["train_dataset", "eval_dataset"])
+@pytest.mark.parametrize(
+    ("dataset", "message"),
+    [
+        (Dataset.from_dict({"text": ["a"]}), "has columns .*, but no 'input_ids': run farzi_hf.data.tokenize"),
+        (rows([2, 3]).select([]), "is empty: pass at least one sequence"),
+        (rows([2, 3], [2]), r"\[1\] has 1 ids .*: next-token prediction needs at least 2"),
+        (rows([2, V, 3]), f"holds id {V}, outside 0 … {V - 1}"),
+        (rows([2, -1, 3]), "holds id -1, outside"),
+        ({"a": rows([2, 3])}, r"is a dict: pass a datasets\.Dataset \(one split\)"),
+        ([[2, 3]], r"is a list: pass a datasets\.Dataset"),
+    ],
+    ids=["no column", "empty", "short", "large id", "negative id", "dict", "list"],
+)
+def test_unusable_data_are_refused_by_name(make, name, dataset, message):
+    with pytest.raises(ValueError, match=f"^{name}: dataset.*({message})"):
+        make({name: dataset})
+
+
+def test_unusable_data_are_refused_by_evaluate(make):
+    trainer = make()
+    with pytest.raises(ValueError, match=r"^eval_dataset: dataset\['input_ids'\]\[0\] has 1 ids"):
+        trainer.evaluate(rows([2]))
+    trainer.eval_dataset = None
+    trainer.train_student = lambda index: pytest.fail("students trained for nothing")
+    with pytest.raises(ValueError, match=r"eval_dataset is None; give one to evaluate\(\) or to FarziTrainer"):
+        trainer.evaluate()
+
+
+def test_evaluating_while_training_needs_a_dataset(make):
+    with pytest.raises(ValueError, match="eval_dataset"):
+        make({"eval_dataset": None}, eval_strategy="steps", eval_steps=1)
+
+
+def test_training_needs_a_dataset(make):
+    with pytest.raises(ValueError, match="train_dataset"):
+        make({"train_dataset": None}).train()
+
+
+@pytest.mark.parametrize("args", [None, TrainingArguments("out", use_cpu=True), {"output_dir": "out"}], ids=type)
+def test_args_of_another_type_are_refused(make, args):
+    with pytest.raises(TypeError, match=f"args is {type(args).__name__}; give a FarziConfig"):
+        make({"args": args})
+
+
+def test_no_tokenizer_needs_a_collator(make):
+    with pytest.raises(ValueError, match="processing_class and data_collator are both None; give the tokenizer"):
+        make({"processing_class": None})
+
+
+def test_a_tokenizer_larger_than_the_learner_is_refused(make, text):
+    larger = word_tokenizer(text["train"]["text"], vocab_size=60)
+    with pytest.raises(ValueError, match=f"processing_class brings a vocabulary of {len(larger)} entries, .* {V}"):
+        make({"processing_class": larger})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "source"),
+    [
+        ("vocab_size", V + 1, "the learner's"),
+        ("num_sequences", 5, "args.num_sequences"),
+        ("sequence_length", 5, "args.sequence_length"),
+        ("latent_dim", 5, "args.latent_dim"),
+        ("tau", 0.5, "args.tau"),
+    ],
+)
+def test_a_summary_that_args_do_not_describe_is_refused(make, name, value, source):
+    shape = {"num_sequences": 4, "sequence_length": 8, "latent_dim": 4, "vocab_size": V}
+    farzi = FarziData(FarziDataConfig(**{**shape, name: value}))
+    with pytest.raises(ValueError, match=f"farzi_data has {name}={value}, but {source} is .*; make the two equal"):
+        make({"farzi_data": farzi})
+
+
+def test_a_summary_of_another_vocabulary_is_refused(make, text):
+    other = word_tokenizer(sorted(text["train"]["text"])[:60], vocab_size=50)
+    farzi = FarziData(FarziDataConfig(4, 8, 4, V, vocabulary_hash=publishing.vocabulary_hash(other)))
+    with pytest.raises(ValueError, match=r"processing_class brings a vocabulary with hash .*; use that tokenizer"):
+        make({"farzi_data": farzi})
+
+
+@pytest.mark.parametrize("name", ["config.json", "README.md"])
+def test_a_folder_with_something_else_is_refused_before_the_work(make, tmp_path, name):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / name).write_text("{}")
+    with pytest.raises(ValueError, match=f"^output_dir: folder=.* has a {name} but no farzi.safetensors"):
+        make()
+
+
+def test_an_earlier_summary_in_the_folder_is_fine(make):
+    make().save_model()
+    make().save_model()
+
+
+def test_a_learner_that_starts_with_nan_is_refused(make):
+    def broken():
+        model = AutoModelForCausalLM.from_config(tiny_learner(V))
+        model.transformer.wpe.weight.data[0, 0] = float("nan")
+        return model
+
+    with pytest.raises(ValueError, match=r"learner_init returned a model whose transformer\.wpe\.weight holds NaN"):
+        make({"learner_init": broken})
+
+
+def test_a_summary_makes_no_predictions_of_its_own(make, sequences):
+    with pytest.raises(RuntimeError, match=r"call evaluate\(\), which trains students"):
+        make().predict(sequences["test"])
