@@ -59,6 +59,12 @@ class Comparison:
         return self.trainer.args.inner_steps
 
     @property
+    def tokens_per_step(self) -> int:
+        """b_syn · ξ."""
+        args = self.trainer.args
+        return (args.synthetic_batch_size or args.num_sequences) * args.sequence_length
+
+    @property
     def seed(self) -> int:
         return self.trainer.args.seed
 
@@ -72,10 +78,9 @@ class Comparison:
         return np.min_scalar_type(self.trainer.learner.vocab_size - 1).itemsize
 
     def train_on_real(self, sequences: Dataset, steps: int, seed: int) -> Parameters:
-        """θ after `steps` steps of the inner optimizer, each on about as many tokens as an inner step has (b_syn · ξ)."""
+        """θ after `steps` steps of the inner optimizer, each on about as many tokens as an inner step has."""
         args, learner = self.trainer.args, self.trainer.learner
-        tokens = (args.synthetic_batch_size or args.num_sequences) * args.sequence_length
-        batch_size = max(1, round(tokens / flatten_sequences(sequences)[1].mean()))
+        batch_size = max(1, round(self.tokens_per_step / flatten_sequences(sequences)[1].mean()))
         batches = minibatches(len(sequences), batch_size, seed)
 
         def loss(params: Parameters, inputs: tuple, step: int) -> torch.Tensor:

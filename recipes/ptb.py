@@ -11,6 +11,7 @@ Started again, it goes on from the last checkpoint in `output_dir`. It writes th
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -58,7 +59,7 @@ class RecipeArguments:
     data_dir: str | None = field(default=None, metadata={"help": "folder with ptb.{train,valid,test}.txt"})
     vocab_size: int = field(default=2000, metadata={"help": "words of the vocabulary, special tokens not counted"})
     max_length: int | None = field(default=None, metadata={"help": "cut real training sequences to so many ids"})
-    learner: dict | str = field(
+    learner: dict | str | None = field(
         default_factory=lambda: dict(LEARNER), metadata={"help": "arguments of AutoConfig.for_model, as JSON"}
     )
     num_students: int = field(default=3, metadata={"help": "students per row of the table, each from its own start"})
@@ -68,9 +69,12 @@ class RecipeArguments:
 
     def __post_init__(self) -> None:
         if isinstance(self.learner, str):
-            self.learner = json.loads(self.learner)
-        if "model_type" not in self.learner:
-            raise ValueError(f"learner={self.learner} has no model_type: name an architecture, for instance llama")
+            try:
+                self.learner = json.loads(self.learner)
+            except ValueError as error:
+                raise ValueError(f"learner={self.learner!r} is not JSON: {error}") from None
+        if not isinstance(self.learner, dict) or "model_type" not in self.learner:
+            raise ValueError(f"learner={self.learner} has no model_type: name an architecture, for instance gpt2")
         if self.num_students < 1:
             raise ValueError(f"num_students={self.num_students} trains nothing: give at least 1")
         for name, values, known in (("dataset", [self.dataset], DATASETS), ("baselines", self.baselines, BASELINES)):
@@ -93,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             tokenizer, splits = load_splits(recipe)
             checkpoint = args.resume_from_checkpoint or prepare_run(args, settings, recipe.resume)
     except (ValueError, DataUnavailableError) as error:
-        sys.exit(f"ptb.py: {error}")
+        sys.exit(f"ptb.py: {error}" if os.environ.get("RANK", "0") == "0" else 1)  # said once, whatever the world size
     config = learner_config(recipe, tokenizer)
     trainer = FarziTrainer(
         learner_init=config, args=args, processing_class=tokenizer,
@@ -166,6 +170,7 @@ def run_facts(c: Comparison, dataset: str) -> dict[str, Any]:
         "vocabulary": c.trainer.learner.vocab_size,
         "learner_parameters": sum(p.numel() for p in c.trainer.learner.model.parameters()),
         "summary_parameters": sum(p.numel() for p in c.trainer.model.parameters()),
+        "tokens_per_inner_step": c.tokens_per_step,
         "inner_steps": args.inner_steps,
         "outer_steps": c.trainer.state.global_step,
         "distillation_seconds": round(seconds, 1),
@@ -181,7 +186,7 @@ def draw(c: Comparison, rows: Sequence[Row], folder: Path) -> list[Path]:
     full_data = c.statistics(c.train_on_real(train, c.steps, c.seed), validation)
     plot_distillation(
         c.trainer.state.log_history, paths[0], norm="grad_norm", metric_label="Validation perplexity of fresh students",
-        full_data=token_metrics(full_data)["perplexity"],
+        full_data_same_steps=token_metrics(full_data)["perplexity"],
         unigram=Unigram.fit(train, c.trainer.learner.vocab_size).metrics(validation)["perplexity"],
     )  # fmt: skip
     plot_comparison(rows, paths[1], "perplexity", metric_label="Test perplexity")
