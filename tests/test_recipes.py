@@ -1,0 +1,237 @@
+"""The recipe as its user meets it: settings, what it says when something is wrong, and a whole run with all that it leaves."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import get_type_hints
+
+import numpy as np
+import pytest
+import yaml
+from datasets import load_dataset
+from tiny_trainer import tiny_trainer
+
+RECIPES = Path(__file__).resolve().parent.parent / "recipes"
+sys.path.insert(0, str(RECIPES))  # as Python does for a script
+
+# ruff: noqa: E402
+pytest.importorskip("matplotlib")
+import ptb
+from _common import markdown, parse_arguments, prepare_run, save_csv
+from _comparison import BASELINES, Comparison, metrics_row
+
+from farzi_hf import FarziConfig, FarziData
+from farzi_hf.data import flatten_sequences
+from farzi_hf.metrics import token_metrics
+
+CONFIGS = sorted((RECIPES / "configs").glob("*.yaml"))
+TYPES = (ptb.RecipeArguments, FarziConfig)
+TINY = (
+    "--config", str(RECIPES / "configs" / "demo.yaml"), "--vocab_size", "60", "--num_sequences", "4", "--sequence_length", "8",
+    "--latent_dim", "4", "--inner_steps", "4", "--window", "2", "--synthetic_batch_size", "2", "--max_steps", "2",
+    "--logging_steps", "1", "--eval_steps", "2", "--eval_students", "1", "--num_students", "2", "--long_steps", "6",
+    "--disable_tqdm", "true", "--use_cpu", "true",
+)  # fmt: skip
+
+
+def parse(*argv: str) -> tuple[ptb.RecipeArguments, FarziConfig]:
+    return parse_arguments(TYPES, ptb.QUICK, argv)
+
+
+def script(folder: Path, launcher: tuple[str, ...], *argv: str) -> subprocess.CompletedProcess:
+    """ptb.py in processes of its own, without a network and with an empty cache."""
+    environment = {
+        **os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "cache"), "PYTHONPATH": str(RECIPES.parent),
+        "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
+    command = [sys.executable, *launcher, str(RECIPES / "ptb.py"), *argv]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
+
+
+# -- settings --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_a_config_gives_every_field_its_type(path):
+    recipe, args = parse("--config", str(path))
+    assert args.output_dir == f"outputs/{path.stem}"
+    for kind, values in zip(TYPES, (recipe, args), strict=True):
+        for name, hint in get_type_hints(kind).items():
+            value = getattr(values, name, None)
+            for number, allowed in ((float, (float, int)), (int, int)):
+                if hint in (number, number | None) and value is not None:
+                    assert isinstance(value, allowed), name
+    in_file = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert in_file.items() <= {**vars(recipe), **vars(args)}.items()
+
+
+def test_there_is_a_config_for_the_demo_the_quick_run_and_each_size_of_the_paper():
+    assert {"demo", "ptb_quick", "ptb_10x50", "ptb_200x50", "ptb_400x50"} <= {path.stem for path in CONFIGS}
+    assert parse()[0].config == str(ptb.QUICK)
+
+
+def test_the_command_line_wins_over_the_file_and_the_file_over_defaults(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("learning_rate: 2e-2\ninner_epsilon: 1e-5\ninner_betas: [0.8, 0.9]\nresume: false\n")
+    recipe, args = parse("--config", str(path), "--inner_epsilon", "1e-3", "--learner", '{"model_type": "farzi_rnn"}')
+    assert (args.learning_rate, args.inner_epsilon, args.inner_betas) == (0.02, 0.001, [0.8, 0.9])
+    assert (recipe.resume, recipe.learner) == (False, {"model_type": "farzi_rnn"})
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("inner_step: 5", "unknown key 'inner_step': did you mean inner_steps?"),
+        ("- 5", "holds a list"),
+        ("inner_steps: [", "cannot be read"),
+        ("dataset: wikitext", "'wikitext' is unknown; choose from ptb, sample"),
+        ("baselines: [none]", f"'none' is unknown; choose from {', '.join(BASELINES)}"),
+        ("learner: {n_embd: 8}", "has no model_type"),
+        ("learner: gpt2", "learner='gpt2' is not JSON"),
+        ("num_students: 0", "give at least 1"),
+        ("inner_steps: 0", "inner_steps=0 is not usable"),
+    ],
+)
+def test_a_config_that_is_wrong_ends_in_one_line(tmp_path, content, message):
+    path = tmp_path / "wrong.yaml"
+    path.write_text(content)
+    with pytest.raises(SystemExit) as stop:
+        ptb.main(["--config", str(path)])
+    assert message in stop.value.code.replace("\n", " ")
+
+
+def test_without_data_it_names_the_sample_in_one_line(tmp_path):
+    run = script(tmp_path, ())
+    assert run.returncode == 1
+    assert run.stderr.count("\n") == 1
+    assert "--dataset sample" in run.stderr
+
+
+# -- checkpoints -----------------------------------------------------------------------------------------------------
+
+
+def test_a_run_goes_on_only_with_its_own_recipe(tmp_path):
+    first, second = (SimpleNamespace(output_dir=str(tmp_path / "run"), process_index=rank) for rank in (0, 1))
+    recipe = {"inner_steps": 5, "learner": {"model_type": "gpt2"}}
+    assert prepare_run(first, recipe, resume=True) is None
+    checkpoint = tmp_path / "run" / "checkpoint-10"
+    checkpoint.mkdir()
+    (checkpoint / "trainer_state.json").write_text("{}")
+    assert prepare_run(first, recipe, resume=True) == prepare_run(second, recipe, resume=True) == str(checkpoint)
+    with pytest.raises(ValueError, match="recipe with other inner_steps: choose another --output_dir, or --no_resume"):
+        prepare_run(first, {**recipe, "inner_steps": 6}, resume=True)
+    assert checkpoint.exists()
+    assert prepare_run(first, {**recipe, "inner_steps": 6}, resume=False) is None
+    assert not checkpoint.exists()
+
+
+# -- the table -------------------------------------------------------------------------------------------------------
+
+
+def test_the_table_lines_up_and_the_file_keeps_every_number(tmp_path):
+    lines = markdown([{"trained on": "a", "perplexity": "1.0"}, {"trained on": "longer", "perplexity": "12,345.6"}])
+    assert [len(line) for line in lines.splitlines()] == [27, 27, 27, 27]
+    save_csv([{"method": "a", "perplexity_interval": [1.0, 2.0]}, {"method": "b", "steps": 3}], tmp_path / "t.csv")
+    assert read_csv(tmp_path / "t.csv") == [
+        {"method": "a", "perplexity_interval": "[1.0, 2.0]", "steps": ""},
+        {"method": "b", "perplexity_interval": "", "steps": "3"},
+    ]
+
+
+def test_a_row_is_the_mean_over_students_and_its_interval_holds_it():
+    nll = np.random.default_rng(0).gamma(2.0, size=(2, 50, 6))  # two students, 50 sequences of 6 tokens
+    statistics = [np.stack([values, values < 1, np.ones_like(values)], axis=-1) for values in nll]
+    row = metrics_row("method", statistics, nbytes=7)
+    perplexities = np.exp(nll.mean(axis=(1, 2)))
+    assert row["perplexity"] == pytest.approx(perplexities.mean())
+    assert row["perplexity_std"] == pytest.approx(perplexities.std(ddof=1))
+    assert row["perplexity_interval"][0] < row["perplexity"] < row["perplexity_interval"][1]
+
+
+def test_students_are_measured_as_the_trainer_does_and_drawn_subsets_have_their_size(tmp_path, sequences, tokenizer):
+    trainer = tiny_trainer(tmp_path, sequences, tokenizer, eval_students=1)
+    c = Comparison(trainer, sequences, trainer.learner.model.config, num_students=2, long_steps=3)
+    measured = token_metrics(c.statistics(trainer.train_student(0), sequences["validation"]))
+    expected = trainer.evaluate()
+    assert measured == pytest.approx({name: expected[f"eval_{name}"] for name in measured}, rel=1e-4)
+    assert c.tokens_per_step == 16
+    assert len(c.draw_sequences(0)) == trainer.args.num_sequences
+    lengths = flatten_sequences(c.draw_tokens(100, seed=0))[1]
+    assert lengths.sum() - lengths[-1] < 100 <= lengths.sum()
+    assert c.nbytes(sequences["test"]) == len(flatten_sequences(sequences["test"])[0])  # 54 entries: a byte each
+    # Students on real data learn, and another seed is another student.
+    untrained, trained, other = (
+        c.train_on_real(sequences["train"], steps, seed) for steps, seed in ((1, 0), (30, 0), (30, 1))
+    )
+    before, after, another = (
+        token_metrics(c.statistics(theta, sequences["test"]))["perplexity"] for theta in (untrained, trained, other)
+    )
+    assert after < 0.8 * before
+    assert after != another
+
+
+# -- whole runs ------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_leaves_table_plots_and_a_summary_that_loads_and_goes_on_when_started_again(tmp_path, capsys):
+    output = tmp_path / "run"
+    ptb.main([*TINY, "--output_dir", str(output)])
+    said = capsys.readouterr().out
+    methods = [
+        "Farzi [4×8]", "Farzi, 0 outer steps", "Farzi, stock Trainer", "full data", "full data, long", "random, same sequences",
+        "random, stopped early", "random, same tokens", "random, same bytes", "head (longest)", "unigram", "interpolated bigram",
+    ]  # fmt: skip
+    metrics = json.loads((output / "summary" / "metrics.json").read_text())
+    assert [row["method"] for row in metrics["table"]] == methods
+    assert [row["method"] for row in read_csv(output / "table.csv")] == methods
+    table = (output / "table.md").read_text()
+    assert table in said
+    assert all(f"| {method} " in table for method in methods)
+    assert (metrics["world_size"], metrics["outer_steps"], metrics["vocabulary"]) == (1, 2, 64)
+    assert metrics["distillation_seconds"] > 0
+    for name in ("distillation", "comparison", "tokens"):
+        assert (output / "plots" / f"{name}.png").read_bytes() == (
+            output / "summary" / "plots" / f"{name}.png"
+        ).read_bytes()
+
+    rows = load_dataset(str(output / "summary"), split="train", cache_dir=str(tmp_path / "cache"))
+    farzi = FarziData.from_pretrained(output / "summary")
+    np.testing.assert_array_equal(np.array(rows["latents"]), farzi.latents.detach().numpy())
+    assert metrics["table"][0]["bytes"] == farzi.nbytes
+    assert "interpolated bigram" in (output / "summary" / "README.md").read_text()
+
+    recipe, args = parse("--config", str(output / "summary" / "recipe.yaml"))
+    assert {**recipe.to_recipe(), **args.to_recipe()} == yaml.safe_load((output / "recipe.yaml").read_text())
+
+    ptb.main([*TINY, "--output_dir", str(output), "--baselines", "head"])
+    assert f"going on from {output / 'checkpoint-2'}" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        ("-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29613"),
+        ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1",
+         "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "29614"),
+    ],
+    ids=["torchrun", "accelerate"],
+)  # fmt: skip
+def test_two_processes_are_two_and_one_of_them_speaks(tmp_path, launcher, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    run = script(tmp_path, launcher, *TINY, "--output_dir", "run", "--baselines", "head")
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert run.stdout.count("world size 2") == 1
+    metrics = json.loads((tmp_path / "run" / "summary" / "metrics.json").read_text())
+    assert metrics["world_size"] == 2
+    assert [row["method"] for row in metrics["table"]][:3] == ["Farzi [4×8]", "Farzi, 0 outer steps", "head (longest)"]
