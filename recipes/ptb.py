@@ -204,17 +204,17 @@ def check_loadable(folder: Path) -> None:
 def readable(row: Row) -> dict[str, str]:
     """A row as the table shows it."""
 
-    def number(value: float) -> str:
-        return f"{value:,.1f}" if value < 1000 else f"{value:,.0f}"
+    def digits(value: float) -> int:
+        return 1 if value < 1000 else 0
 
     def spread(name: str, scale: int = 1) -> str:
-        mean, deviation = scale * row[name], scale * row.get(f"{name}_std", 0.0)
-        return number(mean) + (f" ± {number(deviation)}" if f"{name}_std" in row else "")
+        values = [scale * row[key] for key in (name, f"{name}_std") if key in row]
+        return " ± ".join(f"{value:,.{digits(values[0])}f}" for value in values)
 
     return {
         "trained on": row["method"],
         "perplexity": spread("perplexity"),
-        "95 % interval": " – ".join(map(number, row["perplexity_interval"])),
+        "95 % interval": " – ".join(f"{edge:,.{digits(edge)}f}" for edge in row["perplexity_interval"]),
         "sentence perplexity": spread("sentence_perplexity"),
         "accuracy, %": spread("accuracy", scale=100),
         "bytes": f"{row['bytes']:,}",
