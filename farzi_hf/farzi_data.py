@@ -196,7 +196,7 @@ class FarziData(nn.Module):
         """
         if processing_class is not None:
             self.processing_class = processing_class
-        self._adopt_vocabulary("processing_class")
+        self.adopt_vocabulary("processing_class")
         for name, tensor in (("latents", self.latents), ("decoder", self.decoder)):
             if not torch.isfinite(tensor).all():
                 raise ValueError(f"{name} holds NaN or infinity and is not worth saving; go back to a good checkpoint")
@@ -224,7 +224,7 @@ class FarziData(nn.Module):
                 )
         farzi.load_state_dict(tensors, assign=True)
         farzi.processing_class = publishing.load_vocabulary(folder)
-        farzi._adopt_vocabulary("folder_or_repo")
+        farzi.adopt_vocabulary("folder_or_repo")
         return farzi
 
     def push_to_hub(
@@ -246,7 +246,7 @@ class FarziData(nn.Module):
                 folder, repo_id, private=private, revision=revision, token=token, commit_message=commit_message
             )
 
-    def _adopt_vocabulary(self, argument: str) -> None:
+    def adopt_vocabulary(self, argument: str) -> None:
         """Checks the vocabulary against the config; a config that knows none yet takes its hash."""
         if self.processing_class is None:
             return

@@ -6,7 +6,7 @@ between them travels one array of shape (sequences, length − 1, 3): negative l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -94,6 +94,17 @@ def token_metrics(statistics: np.ndarray) -> dict[str, float]:
 def language_modeling_metrics(eval_prediction: EvalPrediction) -> dict[str, float]:
     """A Trainer's ``compute_metrics``: `token_metrics` of predictions that went through `token_statistics`."""
     return token_metrics(eval_prediction.predictions)
+
+
+def mean_and_spread(results: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Each metric's mean over the results and its standard deviation as `…_std`, which is 0 of a single result."""
+    row: dict[str, float] = {}
+    for name in results[0]:
+        values = [result[name] for result in results]
+        row[name] = float(np.mean(values))
+        with np.errstate(invalid="ignore"):  # a student that diverged has infinite perplexity; the spread is then NaN
+            row[f"{name}_std"] = float(np.std(values, ddof=min(1, len(values) - 1)))
+    return row
 
 
 def bootstrap_interval(

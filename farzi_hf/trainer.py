@@ -34,7 +34,7 @@ from farzi_hf.config import INITIALIZATIONS, FarziConfig
 from farzi_hf.data import check_sequences
 from farzi_hf.farzi_data import FarziData, FarziDataConfig
 from farzi_hf.learner import Learner, Parameters, shifted_cross_entropy
-from farzi_hf.metrics import language_modeling_metrics, token_statistics
+from farzi_hf.metrics import language_modeling_metrics, mean_and_spread, token_statistics
 
 logger = logging.getLogger(__name__)
 
@@ -226,7 +226,7 @@ class FarziTrainer(Trainer):
             results = [
                 self._evaluate_student(i, eval_dataset, metric_key_prefix) for i in range(self.args.eval_students)
             ]
-        metrics = {**_mean_and_spread(results), f"{metric_key_prefix}_students": len(results)}
+        metrics = {**mean_and_spread(results), f"{metric_key_prefix}_students": len(results)}
         self.log(metrics)
         self._evaluations[_fingerprint(self.model)] = {**metrics, "step": self.state.global_step}
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
@@ -338,20 +338,10 @@ def _adopt_vocabulary(farzi_data: FarziData, processing_class: Any) -> None:
     """Checks the vocabulary now rather than when the summary is saved."""
     if processing_class is not None:
         farzi_data.processing_class = processing_class
-        farzi_data._adopt_vocabulary("processing_class")
+        farzi_data.adopt_vocabulary("processing_class")
     if isinstance(processing_class, PreTrainedTokenizerBase):
         for name in ("bos_token_id", "eos_token_id", "pad_token_id"):  # Trainer does so too, but with a warning
             setattr(farzi_data.config, name, getattr(processing_class, name))
-
-
-def _mean_and_spread(results: list[dict[str, float]]) -> dict[str, float]:
-    metrics: dict[str, float] = {}
-    for name in results[0]:
-        values = [result[name] for result in results]
-        metrics[name] = float(np.mean(values))
-        with np.errstate(invalid="ignore"):  # a student that diverged has infinite perplexity; the spread is then NaN
-            metrics[f"{name}_std"] = float(np.std(values, ddof=min(1, len(values) - 1)))
-    return metrics
 
 
 def _fingerprint(farzi_data: FarziData) -> str:

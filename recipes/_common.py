@@ -16,7 +16,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import transformers
 import yaml
@@ -126,19 +125,6 @@ def environment(args: TrainingArguments) -> dict[str, Any]:
 
 
 # -- table -----------------------------------------------------------------------------------------------------------
-
-
-def mean_and_spread(results: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Each metric's mean over the results and, where there are several, its standard deviation as `…_std`."""
-    row: dict[str, float] = {}
-    for name in results[0]:
-        values = [result[name] for result in results]
-        row[name] = float(np.mean(values))
-        if len(values) > 1:
-            # A student that diverged has infinite perplexity; the spread is then NaN.
-            with np.errstate(invalid="ignore"):
-                row[f"{name}_std"] = float(np.std(values, ddof=1))
-    return row
 
 
 def markdown(rows: Sequence[Mapping[str, str]]) -> str:

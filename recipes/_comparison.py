@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from _common import mean_and_spread
 from datasets import Dataset, DatasetDict
 from transformers import AutoModelForCausalLM, PreTrainedConfig, Trainer, TrainingArguments
 
@@ -25,6 +24,7 @@ from farzi_hf.learner import Parameters
 from farzi_hf.metrics import (
     bootstrap_interval,
     corpus_perplexity,
+    mean_and_spread,
     pad_statistics,
     sentence_totals,
     token_metrics,
@@ -138,9 +138,10 @@ def metrics_row(method: str, statistics: Sequence[np.ndarray], nbytes: int) -> R
     def mean_perplexity(rows: np.ndarray) -> float:
         return float(np.mean([corpus_perplexity(rows[:, student]) for student in range(rows.shape[1])]))
 
+    results = [token_metrics(values) for values in statistics]
     return {
         "method": method,
-        **mean_and_spread([token_metrics(values) for values in statistics]),
+        **(mean_and_spread(results) if len(results) > 1 else results[0]),
         "perplexity_interval": list(bootstrap_interval(totals, mean_perplexity)),
         "bytes": nbytes,
     }
