@@ -27,6 +27,7 @@ from transformers import (
     Trainer,
 )
 from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 
 from farzi_hf.atomic_folder import check_destination
@@ -139,9 +140,21 @@ class FarziTrainer(Trainer):
                     f"resume_from_checkpoint=True, but output_dir={self.args.output_dir!r} holds no complete checkpoint; "
                     "call train() without it to start anew"
                 )
+        if resume_from_checkpoint and (finished := self._finished(resume_from_checkpoint)):
+            return finished
         self._micro_step, self._non_finite_steps, self._since_log = (-1, 0), 0, _Progress()
         self.model.config.inner = self.args.summary_config(self.learner.vocab_size).inner
         return super().train(resume_from_checkpoint, **kwargs)
+
+    def _finished(self, checkpoint: str) -> TrainOutput | None:
+        """The outcome of a run that had taken all its steps: `Trainer` would take one more."""
+        state = TrainerState.load_from_json(os.path.join(checkpoint, TRAINER_STATE_NAME))
+        if state.global_step < self.args.max_steps or self.args.max_steps < 1:
+            return None
+        best = state.best_model_checkpoint if self.args.load_best_model_at_end else None
+        self._load_from_checkpoint(best or checkpoint)
+        self.state = state
+        return TrainOutput(state.global_step, float("nan"), {})
 
     def compute_loss(
         self, model: nn.Module, inputs: Mapping[str, Tensor], return_outputs: bool = False, **kwargs: Any

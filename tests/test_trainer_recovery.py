@@ -50,6 +50,20 @@ def assert_same_end(trainer, expected) -> None:
     assert logged(trainer, "grad_norm") == logged(expected, "grad_norm")
 
 
+def test_resuming_a_finished_run_takes_no_further_step(make):
+    # of a constant rate, because a cosine ends at zero and would hide one step too many
+    settings = {**RESUMABLE, "lr_scheduler_type": "constant"}
+    finished = make(**settings)
+    finished.train()
+    again = make(**settings)
+    assert again.train(resume_from_checkpoint=True).global_step == again.state.global_step == 6
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(tensors(finished)[:2], (again.model.latents, again.model.decoder), strict=True)
+    )
+    assert logged(again, "loss") == logged(finished, "loss")
+
+
 class InterruptAt(TrainerCallback):
     """Ctrl-C at the end of a step, once."""
 
