@@ -9,6 +9,8 @@ import tempfile
 # no test reads or writes the user's caches.
 _CACHE = tempfile.TemporaryDirectory(prefix="farzi-tests-", ignore_cleanup_errors=True)
 os.environ["HF_HOME"] = _CACHE.name
+# Before torch: the tests and the processes that they start are bit for bit alike only with equally many threads.
+os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
 
 import pytest
