@@ -2,7 +2,7 @@
 
     from farzi_hf import FarziConfig, FarziTrainer                           # distil
     from farzi_hf import FarziData, attach_soft_inputs, soft_cross_entropy   # train on a summary with the stock Trainer
-    from farzi_hf import unroll, InnerAdam, Tape                             # the meta-gradient engine alone
+    from farzi_hf import unroll, InnerAdam, Reversible                             # the meta-gradient engine alone
 
 Names are imported when first used, so that `import farzi_hf` itself costs nothing.
 """
@@ -21,6 +21,8 @@ _HOME = {
     "unroll": "adjoint",
     "Direct": "adjoint",
     "Tape": "adjoint",
+    "Checkpoint": "adjoint",
+    "Reversible": "adjoint",
     "InnerAdam": "inner_optimizers",
     "InnerSGD": "inner_optimizers",
     "PaperAdam": "inner_optimizers",

@@ -2,39 +2,31 @@
 
 `theta_T = unroll(inner_loss, params, inputs, optimizer=…, steps=T)` is an ordinary differentiable function: build
 any outer loss on `theta_T` and call `.backward()`. How the backward pass finds the trajectory again is the
-*adjoint*, an object. All adjoints give the same exact gradient, and differ in time and memory. With G the time of
-one inner gradient (forward and backward through the network), P the number of trained parameters, and T the number
-of differentiated steps:
-
-| adjoint  | time  | memory                                                  |
-|----------|-------|---------------------------------------------------------|
-| `Direct` | 3 T·G | activations and gradient graphs of all T steps          |
-| `Tape`   | 4 T·G | those of one step, and T·P numbers (more exactly below) |
+*adjoint*, an object of `farzi_hf.replay`: `Direct`, `Tape`, `Checkpoint` or `Reversible`. All give the same exact
+gradient, and differ in time and memory; `adjoint=None` takes the fastest that there is room for.
 """
 
 from __future__ import annotations
 
-import math
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass
+import logging
+from functools import cache
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx
 
-from farzi_hf.inner_loop import (
-    Buffers,
-    InnerLoop,
-    InnerLoss,
-    Layout,
-    States,
-    autocast_settings,
-    no_autocast,
-    weights,
-)
+from farzi_hf.inner_loop import Buffers, InnerLoop, InnerLoss, Layout, autocast_settings, no_autocast, weights
 from farzi_hf.inner_optimizers import InnerOptimizer
+from farzi_hf.replay import Adjoint, Checkpoint, Direct, Reversible, Tape
+
+__all__ = ["Adjoint", "Checkpoint", "Direct", "Reversible", "Tape", "choose_adjoint", "unroll"]
+
+logger = logging.getLogger(__name__)
+
+SHARE = 1 / 4
+"""Of a device's memory, what an adjoint may use that is chosen for the caller. Of all memory, not of what happens to be
+free, so that a machine makes the same choice, and with it the same rounding, every time."""
 
 
 def unroll(
@@ -65,7 +57,7 @@ def unroll(
         inputs: tensors for `inner_loss`, the meta-variables among them.
         optimizer: `InnerAdam`, `InnerSGD` or another `InnerOptimizer`; its accumulators start at zero.
         steps: T, the number of inner steps.
-        adjoint: how to differentiate; None means `Tape()`.
+        adjoint: how to differentiate; None takes the fastest that there is room for, see `choose_adjoint`.
         window: differentiate only the last `window` steps (truncated backpropagation, biased); None means all of
             them. If smaller than `steps`, the gradient in `params` is zero.
         first_step: number of the first step: `inner_loss` and the optimizer's `lr_schedule` see
@@ -79,7 +71,6 @@ def unroll(
         TypeError, ValueError: an argument is unusable; the message names it, the value and the remedy.
         RuntimeError: in a backward pass with `create_graph=True`, except through `Direct`.
     """
-    adjoint = Tape() if adjoint is None else adjoint
     _check_types(params, inputs, optimizer, adjoint)
     _check_counts(steps, window, first_step)
     layout = Layout.of(params)
@@ -88,148 +79,47 @@ def unroll(
     loop = InnerLoop(inner_loss, optimizer, layout, steps, window or steps, first_step, settings)
     differentiable = torch.is_grad_enabled() and any(x.requires_grad for x in (*w, *inputs))
     with torch.inference_mode(False), no_autocast(settings):  # training needs gradients even where the caller does not
-        w = adjoint.run(loop, w, inputs) if differentiable else weights(loop.advance(loop.start(w), inputs, loop.all))
+        if differentiable:
+            w = (adjoint or choose_adjoint(loop, w, inputs)).run(loop, w, inputs)
+        else:
+            w = weights(loop.advance(loop.start(w), inputs, loop.all))
     trained = layout.unflatten(w)
     return {name: trained[name] for name in params}
 
 
-class Adjoint(ABC):
-    """A way to differentiate the inner loop."""
+def choose_adjoint(loop: InnerLoop, w: Buffers, inputs: Buffers) -> Adjoint:
+    """The fastest adjoint that needs no more than `SHARE` of the device's memory, by the graph of one measured step.
 
-    @abstractmethod
-    def run(self, loop: InnerLoop, w: Buffers, inputs: Buffers) -> Buffers:
-        """The parameters after the last step, differentiable in `w` (those before the first) and `inputs`."""
-
-
-@dataclass(frozen=True)
-class Direct(Adjoint):
-    """Plain autograd through all steps: the oracle, and the only adjoint that has higher derivatives.
-
-    Time 3 T·G. Memory: the activations and the gradient graph of every differentiated step at once.
+    The choice and its reason are logged (level INFO). If nothing fits, it is the one that needs the least, with a warning.
     """
-
-    def run(self, loop: InnerLoop, w: Buffers, inputs: Buffers) -> Buffers:
-        if not loop.optimizer.exact:
-            raise ValueError(
-                f"adjoint=Direct() differentiates the steps of the optimizer and cannot follow the reverse rule of "
-                f"optimizer={type(loop.optimizer).__name__}; use adjoint=Tape()"
-            )
-        states = tuple(loop.optimizer.init(flat) for flat in w)
-        if loop.skipped:
-            late = loop.advance(loop.start(w), inputs, loop.skipped)
-            states = tuple((_cut(flat, state[0]), *state[1:]) for flat, state in zip(w, late, strict=True))
-        for t in loop.taped:
-            states = tuple((_requiring_grad(state[0]), *state[1:]) for state in states)
-            g = loop.gradient(weights(states), inputs, t, create_graph=True)
-            states = loop.update(states, g, t)
-        return weights(states)
-
-
-class RecordingAdjoint(Adjoint):
-    """An adjoint that writes a record going forward and finds every step again from it going backward.
-
-    No graph connects the steps: the reverse pass rebuilds the graph of one step at a time, for 3 G each.
-    """
-
-    def run(self, loop: InnerLoop, w: Buffers, inputs: Buffers) -> Buffers:
-        return _Unrolled.apply(self, loop, *w, *inputs)
-
-    @abstractmethod
-    def record(self, loop: InnerLoop, states: States, inputs: Buffers) -> tuple[States, list[Tensor]]:
-        """Take the steps `loop.taped`, over the buffers of `states`; return the last states and the record."""
-
-    @abstractmethod
-    def retrace(
-        self, loop: InnerLoop, record: list[Tensor], inputs: Buffers
-    ) -> Iterator[tuple[int, States, States, Buffers]]:
-        """Yield `(t, states before, states after, g_t)` for the steps `loop.taped`, last first; may eat up `record`."""
+    graph = loop.graph_bytes(w, inputs)
+    candidates = [Direct(), Tape(), Reversible(), Checkpoint()]  # the fastest first
+    if not loop.optimizer.exact:
+        candidates.remove(Direct())
+    if not all(loop.optimizer.decays):
+        candidates.remove(Reversible())
+    needs = {adjoint: adjoint.memory(loop, w, graph) for adjoint in candidates}
+    room = SHARE * _total_memory(w[0].device)
+    fitting = [adjoint for adjoint in candidates if needs[adjoint] <= room]
+    chosen = fitting[0] if fitting else min(candidates, key=needs.__getitem__)
+    listed = ", ".join(f"{type(adjoint).__name__} {need / 2**30:.2g} GiB" for adjoint, need in needs.items())
+    reason = "the fastest that fits into" if fitting else "the smallest, none fits into"
+    _log_once(
+        logging.INFO if fitting else logging.WARNING,
+        f"adjoint={chosen!r}: {reason} {room / 2**30:.2g} GiB (estimates: {listed})",
+    )
+    return chosen
 
 
-@dataclass(frozen=True)
-class Tape(RecordingAdjoint):
-    """Keep the gradient of every step, and the states of every √T-th; replay the optimizer between those, elementwise.
-
-    Time 4 T·G: G forward, 3 G in reverse; the replay does not evaluate the network. Memory for T differentiated
-    steps: T·P numbers for the gradients and up to 2√T·S for states, where S is 3P with Adam and 2P with SGD; the
-    graph of one step; one copy of the inputs that need a gradient. All of it is freed by the backward pass.
-    """
-
-    def record(self, loop: InnerLoop, states: States, inputs: Buffers) -> tuple[States, list[Tensor]]:
-        tape: list[Tensor] = []
-        for ts in _segments(loop.taped):
-            tape.extend(x.clone() for state in states for x in state)
-            states = loop.advance(states, inputs, ts, tape)
-        return states, tape
-
-    def retrace(
-        self, loop: InnerLoop, record: list[Tensor], inputs: Buffers
-    ) -> Iterator[tuple[int, States, States, Buffers]]:
-        groups, fields = len(loop.layout.groups), loop.optimizer.fields
-        for ts in reversed(_segments(loop.taped)):
-            g = {t: _pop(record, groups) for t in reversed(ts)}
-            start = _pop(record, groups * fields)
-            trail = [tuple(start[i : i + fields] for i in range(0, len(start), fields))]
-            for t in ts:
-                trail.append(loop.update(trail[-1], g[t], t))
-            for t in reversed(ts):
-                after = trail.pop()
-                yield t, trail[-1], after, g.pop(t)
+@cache
+def _log_once(level: int, message: str) -> None:
+    logger.log(level, message)
 
 
-class _Unrolled(torch.autograd.Function):
-    """The inner loop as one node of the outer graph, for any `RecordingAdjoint`."""
-
-    @staticmethod
-    def forward(ctx: FunctionCtx, adjoint: RecordingAdjoint, loop: InnerLoop, *tensors: Tensor) -> Buffers:
-        groups = len(loop.layout.groups)
-        w, inputs = tensors[:groups], tensors[groups:]
-        states = loop.advance(loop.start(w), inputs, loop.skipped)
-        states, record = adjoint.record(loop, states, inputs)
-        # As saved tensors, the record goes with the backward pass, and overwritten inputs or constants are noticed.
-        ctx.save_for_backward(*inputs, *loop.layout.constants.values(), *record)
-        ctx.adjoint, ctx.loop, ctx.num_inputs = adjoint, loop, len(inputs)
-        return weights(states)
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, *dw: Tensor) -> tuple[Any, ...]:
-        adjoint, loop, saved = ctx.adjoint, ctx.loop, ctx.saved_tensors
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                f"adjoint={type(adjoint).__name__}() has first derivatives only, but backward was called with "
-                "create_graph=True; use adjoint=Direct()"
-            )
-        needed = ctx.needs_input_grad[2 + len(dw) :]
-        inputs = tuple(x.detach().requires_grad_(need) for x, need in zip(saved, needed, strict=False))
-        record = list(saved[ctx.num_inputs + len(loop.layout.constants) :])
-        dx = iter(totals := tuple(torch.zeros_like(x) for x in inputs if x.requires_grad))
-        cotangents = loop.start(dw)
-        with no_autocast(loop.autocast):
-            for t, before, after, g in adjoint.retrace(loop, record, inputs):
-                loop.reverse(before, after, g, inputs, cotangents, totals, t)
-        dw = tuple(torch.zeros_like(flat) if loop.skipped else flat for flat in weights(cotangents))
-        return None, None, *dw, *(next(dx) if need else None for need in needed)
-
-
-def _segments(ts: range) -> list[range]:
-    """Cut the steps into ⌈√T⌉ at a time."""
-    length = math.isqrt(len(ts) - 1) + 1
-    return [ts[i : i + length] for i in range(0, len(ts), length)]
-
-
-def _pop(stack: list[Tensor], count: int) -> Buffers:
-    """Take the last `count` items off the stack, in the order in which they went on."""
-    top = tuple(stack[-count:])
-    del stack[-count:]
-    return top
-
-
-def _requiring_grad(w: Tensor) -> Tensor:
-    return w if w.requires_grad else w.detach().requires_grad_()
-
-
-def _cut(start: Tensor, value: Tensor) -> Tensor:
-    """`value`, linked to `start` by a derivative of zero (not by 0 · start, which may be NaN)."""
-    return torch.where(torch.zeros_like(start, dtype=torch.bool), start, value)
+def _total_memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return psutil.virtual_memory().total
 
 
 def _check_types(params: Any, inputs: Any, optimizer: Any, adjoint: Any) -> None:
@@ -244,7 +134,7 @@ def _check_types(params: Any, inputs: Any, optimizer: Any, adjoint: Any) -> None
         raise TypeError(
             f"optimizer must be an InnerOptimizer, got {_described(optimizer)}; pass for example InnerAdam(lr=0.01)"
         )
-    if not isinstance(adjoint, Adjoint):
+    if adjoint is not None and not isinstance(adjoint, Adjoint):
         raise TypeError(f"adjoint must be an Adjoint or None, got {_described(adjoint)}; pass for example Tape()")
 
 

@@ -9,7 +9,7 @@ from typing import Any, get_args, get_type_hints
 from transformers import TrainingArguments
 
 from farzi_hf import initialization
-from farzi_hf.adjoint import Adjoint, Direct, Tape
+from farzi_hf.adjoint import Adjoint, Checkpoint, Direct, Reversible, Tape
 from farzi_hf.farzi_data import FarziDataConfig
 from farzi_hf.inner_optimizers import InnerAdam, InnerOptimizer, InnerSGD
 from farzi_hf.objectives import MetaMatching, SyntheticTraining
@@ -17,7 +17,13 @@ from farzi_hf.objectives import MetaMatching, SyntheticTraining
 INITIALIZATIONS = {"spectral": initialization.spectral, "random": initialization.random}
 INNER_OPTIMIZERS = {"adam": InnerAdam, "sgd": InnerSGD}
 OBJECTIVES = {"meta_matching": MetaMatching}
-ADJOINTS: dict[str, type[Adjoint] | None] = {"auto": None, "direct": Direct, "tape": Tape}
+ADJOINTS: dict[str, type[Adjoint] | None] = {
+    "auto": None,
+    "direct": Direct,
+    "tape": Tape,
+    "checkpoint": Checkpoint,
+    "reversible": Reversible,
+}
 
 
 @dataclass
@@ -59,7 +65,8 @@ class FarziConfig(TrainingArguments):
         window: differentiate the last `window` inner steps only; None or 0 differentiates all T.
         synthetic_batch_size: b_syn, synthetic sequences per inner step; None takes all μ.
         objective: "meta_matching" (`MetaMatching`).
-        adjoint: "auto", "direct" (`Direct`) or "tape" (`Tape`).
+        adjoint: "auto" (the fastest that there is room for), "direct" (`Direct`), "tape" (`Tape`), "checkpoint" (`Checkpoint`) or
+            "reversible" (`Reversible`).
         eval_students: students trained from scratch by `evaluate()`, each from its own θ0.
         max_non_finite: outer steps with a NaN or infinite meta-gradient that are skipped before the run stops.
 
@@ -87,7 +94,7 @@ class FarziConfig(TrainingArguments):
     synthetic_batch_size: int | None = field(default=None, metadata={"help": "b_syn, sequences per inner step"})
 
     objective: str = field(default="meta_matching", metadata={"help": "meta_matching"})
-    adjoint: str = field(default="auto", metadata={"help": "auto | direct | tape"})
+    adjoint: str = field(default="auto", metadata={"help": "auto | direct | tape | checkpoint | reversible"})
     eval_students: int = field(default=3, metadata={"help": "students trained from scratch by evaluate()"})
     max_non_finite: int = field(default=20, metadata={"help": "skipped outer steps before the run stops"})
 

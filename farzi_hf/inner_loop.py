@@ -111,9 +111,30 @@ class InnerLoop:
 
     def update(self, states: States, g: Buffers, t: int, out: States | None = None) -> States:
         """The optimizer's step t; over the buffers of `out` if given, else into new ones (differentiable)."""
-        lr = self.optimizer.rate(self._number(t))
+        lr = self.rate(t)
         outs = out or (None,) * len(states)
         return tuple(self.optimizer.step(state, flat, t, lr, o) for state, flat, o in zip(states, g, outs, strict=True))
+
+    def differentiable_step(self, states: States, inputs: Buffers, t: int) -> States:
+        """Step t with its graph: the states after it, differentiable in those before it and in `inputs`."""
+        states = tuple((_requiring_grad(state[0]), *state[1:]) for state in states)
+        return self.update(states, self.gradient(weights(states), inputs, t, create_graph=True), t)
+
+    def graph_bytes(self, w: Buffers, inputs: Buffers) -> int:
+        """What autograd keeps of one differentiable step, beside `w` and `inputs` themselves."""
+        given = {x.untyped_storage().data_ptr() for x in (*w, *inputs)}
+        kept: dict[int, int] = {}
+
+        def keep(x: Tensor) -> Tensor:
+            storage = x.untyped_storage()
+            if storage.data_ptr() not in given:
+                kept[storage.data_ptr()] = storage.nbytes()
+            return x
+
+        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+            states = tuple(self.optimizer.init(flat) for flat in w)
+            self.differentiable_step(states, inputs, self.taped[0])
+        return sum(kept.values())
 
     def advance(self, states: States, inputs: Buffers, ts: range, tape: list[Tensor] | None = None) -> States:
         """Steps `ts` with no graph, over the buffers of `states`; appends each g_t to `tape` if given."""
@@ -127,33 +148,47 @@ class InnerLoop:
         return states
 
     def reverse(
-        self, before: States, after: States, g: Buffers, inputs: Buffers, cotangents: States, dx: Buffers, t: int
-    ) -> None:
-        """Carry `cotangents` back through step t, and add the step's part to `dx`; both in place.
+        self,
+        t: int,
+        before: States,
+        after: States | None,
+        inputs: Buffers,
+        cotangents: States,
+        dx: Buffers,
+    ) -> Buffers:
+        """Carry `cotangents` back through step t, and add the step's part to `dx`, both in place; returns g_t.
 
         Costs 3 G: the gradient with its graph, and one vector-Jacobian product through that graph.
 
         Args:
-            before, after: states before and after the step.
-            g: the gradient that the step used.
+            before: states before the step; of their accumulators there is no need if `after` is given.
+            after: states after it; of their parameters there is no need. None if unknown: `update` then makes them.
             inputs: detached; those that require grad are the ones differentiated.
             cotangents: derivatives of the outer loss in the states after the step; before it, when this returns.
             dx: one accumulator for each input that requires grad.
         """
-        lr = self.optimizer.rate(self._number(t))
-        groups = zip(before, after, g, cotangents, strict=True)
-        dg = [self.optimizer.pullback(b, a, flat, cotangent, t, lr) for b, a, flat, cotangent in groups]
         w = leaves(before)
         graphs = self.gradient(w, inputs, t, create_graph=True)
-        linked = [(flat, vector) for flat, vector in zip(graphs, dg, strict=True) if flat.requires_grad]
-        if not linked:  # the loss is linear: no second derivatives
-            return
-        graphs, dg = zip(*linked, strict=True)
-        sources = (*w, *(x for x in inputs if x.requires_grad))
-        products = torch.autograd.grad(graphs, sources, dg, allow_unused=True)
-        for total, product in zip((*weights(cotangents), *dx), products, strict=True):
-            if product is not None:
-                total.add_(product)  # dw += H_ww·dg, dx += H_xw·dg
+        g = tuple(graph.detach() for graph in graphs)
+        after = self.update(before, g, t) if after is None else after
+        lr = self.rate(t)
+        dg = [
+            self.optimizer.pullback(flat, state[1:], gradient, cotangent, t, lr)
+            for flat, state, gradient, cotangent in zip(weights(before), after, g, cotangents, strict=True)
+        ]
+        linked = [(graph, vector) for graph, vector in zip(graphs, dg, strict=True) if graph.requires_grad]
+        if linked:  # the loss is not linear: there are second derivatives
+            graphs, dg = zip(*linked, strict=True)
+            sources = (*w, *(x for x in inputs if x.requires_grad))
+            products = torch.autograd.grad(graphs, sources, dg, allow_unused=True)
+            for total, product in zip((*weights(cotangents), *dx), products, strict=True):
+                if product is not None:
+                    total.add_(product)  # dw += H_ww·dg, dx += H_xw·dg
+        return g
+
+    def rate(self, t: int) -> float:
+        """The learning rate of step t."""
+        return self.optimizer.rate(self._number(t))
 
     def _number(self, t: int) -> int:
         """The global number of step t, as the loss and the schedule know it."""
@@ -168,6 +203,10 @@ def weights(states: States) -> Buffers:
 def leaves(states: States) -> Buffers:
     """The parameters of the states as leaves to differentiate in; they share memory with the states."""
     return tuple(flat.detach().requires_grad_() for flat in weights(states))
+
+
+def _requiring_grad(w: Tensor) -> Tensor:
+    return w if w.requires_grad else w.detach().requires_grad_()
 
 
 def autocast_settings(tensors: Buffers) -> AutocastSettings:

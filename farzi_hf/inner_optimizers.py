@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 
 State = tuple[Tensor, ...]
+
+_FLOAT32_BITS = 24
 
 
 class InnerOptimizer(ABC):
@@ -48,10 +50,35 @@ class InnerOptimizer(ABC):
         """The state after step `t` with loss gradient `g`, written over `out` if given, else new and differentiable."""
 
     @abstractmethod
-    def pullback(self, before: State, after: State, g: Tensor, cotangent: State, t: int, lr: float) -> Tensor:
-        """Carry `cotangent` from `after` to `before`, in place, through the optimizer's arithmetic; return `dg`.
+    def pullback(
+        self, w: Tensor, accumulators: Sequence[Tensor], g: Tensor, cotangent: State, t: int, lr: float
+    ) -> Tensor:
+        """Carry `cotangent` from after step `t` to before it, in place, through the optimizer's arithmetic; return `dg`.
 
-        What is missing is the path through the network: the caller adds `H_ww·dg` to `dw` and `H_xw·dg` to `dx`.
+        `w` are the parameters before the step, `accumulators` the rest of the state after it. What is missing is the path through the network: the caller adds `H_ww·dg` to `dw` and `H_xw·dg` to `dx`.
+        """
+
+    # The same step in two parts, for arithmetic that can be undone (`farzi_hf.fixed_point`): every accumulator is a
+    # decaying sum x_t = β x_{t-1} + c_t, and the parameters move by a function of the accumulators alone.
+
+    @property
+    @abstractmethod
+    def decays(self) -> tuple[float, ...]:
+        """β of each accumulator."""
+
+    @abstractmethod
+    def increments(self, w: Tensor, g: Tensor) -> tuple[Tensor, ...]:
+        """c_t of each accumulator; `w` are the parameters before the step."""
+
+    @abstractmethod
+    def displacement(self, accumulators: Sequence[Tensor], t: int, lr: float) -> Tensor:
+        """w_{t-1} − w_t, from the accumulators after step `t`. A new tensor."""
+
+    @abstractmethod
+    def accumulator_range(self, index: int, largest: float) -> tuple[int, float]:
+        """For gradients up to 2^largest: bits that an accumulator needs below the binary point, and log2 of its size.
+
+        Bits enough that what lies below changes the displacement by less than float32 would round it.
         """
 
 
@@ -132,8 +159,10 @@ class InnerAdam(InnerOptimizer):
         w = torch.addcdiv(w, m, s + e, value=-a, out=w_out)  # (4)
         return w, m, v
 
-    def pullback(self, before: State, after: State, g: Tensor, cotangent: State, t: int, lr: float) -> Tensor:
-        (w, _, _), (_, m, v), (dw, dm, dv) = before, after, cotangent
+    def pullback(
+        self, w: Tensor, accumulators: Sequence[Tensor], g: Tensor, cotangent: State, t: int, lr: float
+    ) -> Tensor:
+        (m, v), (dw, dm, dv) = accumulators, cotangent
         (beta1, beta2), (a, e, r) = self.betas, self._corrected(t, lr)
         g = _decayed(g, w, self.weight_decay)  # (1)
         s = (v + r).sqrt_()
@@ -145,6 +174,25 @@ class InnerAdam(InnerOptimizer):
         dv.mul_(beta2)
         dw.add_(dg, alpha=self.weight_decay)
         return dg
+
+    @property
+    def decays(self) -> tuple[float, ...]:
+        return tuple(self.betas)
+
+    def increments(self, w: Tensor, g: Tensor) -> tuple[Tensor, ...]:
+        g = _decayed(g, w, self.weight_decay)  # (1)
+        return g * (1 - self.betas[0]), g.square().mul_(1 - self.betas[1])  # (2), (3)
+
+    def displacement(self, accumulators: Sequence[Tensor], t: int, lr: float) -> Tensor:
+        (m, v), (a, e, r) = accumulators, self._corrected(t, lr)
+        return (m * a).div_((v + r).sqrt_().add_(e))  # (4)
+
+    def accumulator_range(self, index: int, largest: float) -> tuple[int, float]:
+        # The least denominator is that of v = 0 in the first step. With q bits below it in m and 2q in v, both change
+        # m / (s + e) by about 2^-q, as |m| is of the order of s.
+        least = -math.log2((self.eps + math.sqrt(self.eps_root)) * math.sqrt(1 - self.betas[1]))
+        q = max(0, math.ceil(least)) + _FLOAT32_BITS + 1
+        return (q, largest) if index == 0 else (2 * q - _FLOAT32_BITS, 2 * largest + math.log2(1 - self.betas[1]))
 
 
 @dataclass(frozen=True)
@@ -165,8 +213,10 @@ class PaperAdam(InnerAdam):
 
     exact: ClassVar[bool] = False
 
-    def pullback(self, before: State, after: State, g: Tensor, cotangent: State, t: int, lr: float) -> Tensor:
-        (w, _, _), (_, m, v), (dw, dm, _) = before, after, cotangent
+    def pullback(
+        self, w: Tensor, accumulators: Sequence[Tensor], g: Tensor, cotangent: State, t: int, lr: float
+    ) -> Tensor:
+        (m, v), (dw, dm, _) = accumulators, cotangent
         (beta1, beta2), (a, e, r) = self.betas, self._corrected(t, lr)
         g = _decayed(g, w, self.weight_decay)
         s = (v + r).sqrt_()
@@ -223,13 +273,29 @@ class InnerSGD(InnerOptimizer):
         w = torch.add(w, m, alpha=-lr, out=w_out)  # (3)
         return w, m
 
-    def pullback(self, before: State, after: State, g: Tensor, cotangent: State, t: int, lr: float) -> Tensor:
+    def pullback(
+        self, w: Tensor, accumulators: Sequence[Tensor], g: Tensor, cotangent: State, t: int, lr: float
+    ) -> Tensor:
         dw, dm = cotangent
         dm.sub_(dw, alpha=lr)  # (4)
         dg = dm.clone()  # (5)
         dm.mul_(self.momentum)  # (6)
         dw.add_(dg, alpha=self.weight_decay)
         return dg
+
+    @property
+    def decays(self) -> tuple[float, ...]:
+        return (self.momentum,)
+
+    def increments(self, w: Tensor, g: Tensor) -> tuple[Tensor, ...]:
+        return (_decayed(g, w, self.weight_decay),)  # (1)
+
+    def displacement(self, accumulators: Sequence[Tensor], t: int, lr: float) -> Tensor:
+        return accumulators[0] * lr  # (3)
+
+    def accumulator_range(self, index: int, largest: float) -> tuple[int, float]:
+        # In multiples of α m, the move itself.
+        return 2 * _FLOAT32_BITS + max(0, math.ceil(math.log2(self.lr))), largest - math.log2(1 - self.momentum)
 
 
 def _decayed(g: Tensor, w: Tensor, weight_decay: float) -> Tensor:

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from transformers import HfArgumentParser, TrainingArguments
 
-from farzi_hf.adjoint import Direct, Tape
+from farzi_hf.adjoint import Checkpoint, Direct, Reversible, Tape
 from farzi_hf.config import ADJOINTS, INITIALIZATIONS, INNER_OPTIMIZERS, OBJECTIVES, FarziConfig
 from farzi_hf.inner_optimizers import InnerAdam, InnerSGD
 
@@ -208,7 +208,16 @@ def test_steps_are_fixed_unless_there_is_a_least_number():
     assert (objective.steps_min, objective.steps) == (10, 10)
 
 
-@pytest.mark.parametrize(("name", "expected"), [("auto", None), ("direct", Direct()), ("tape", Tape())])
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("auto", None),
+        ("direct", Direct()),
+        ("tape", Tape()),
+        ("checkpoint", Checkpoint()),
+        ("reversible", Reversible()),
+    ],
+)
 def test_adjoints_by_name(name, expected):
     assert config(adjoint=name).make_training().adjoint == expected
 

@@ -91,7 +91,8 @@ def pullbacks(optimizer: InnerOptimizer, w: Tensor, gradients: list[Tensor], aft
     *past, g = gradients
     t, before = len(gradients), state_at(optimizer, w, past)
     cotangent = tuple(x.clone() for x in after)
-    dg = optimizer.pullback(before, optimizer.step(before, g, t, optimizer.lr), g, cotangent, t, optimizer.lr)
+    _, *accumulators = optimizer.step(before, g, t, optimizer.lr)
+    dg = optimizer.pullback(before[0], accumulators, g, cotangent, t, optimizer.lr)
 
     leaves = [x.clone().requires_grad_() for x in (*before, g)]
     stepped = optimizer.step(tuple(leaves[:-1]), leaves[-1], t, optimizer.lr)

@@ -1,0 +1,283 @@
+"""An optimizer's state in integers, which runs backwards bit for bit.
+
+Adam and momentum forget: an accumulator x_t = β x_{t-1} + c_t shrinks what it holds by β at every step, and in floating
+point what is rounded off cannot be found again (going back, the error of x grows by 1/β per step). Integers lose it
+too, unless the remainder of each division is kept: log2(1/β) bits per number and step (Maclaurin, Duvenaud & Adams,
+2015). `DecayingSum` is such an accumulator, `FixedPointState` the whole state of one buffer of parameters.
+
+Two things keep that cheap. Between two divisions an integer X only ever *adds*: with x_t = β^(t-t0) X / 2^S, step t adds
+c_t β^(t0-t), and only every K steps, when these have grown by four bits, X is multiplied by β^K. And X is wide: as many
+limbs as it takes to hold gradients up to `LARGEST_GRADIENT` to a precision at which what is cut off does not show in
+the parameters, so that the steps are those of the same optimizer in floating point.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+
+from farzi_hf.inner_optimizers import InnerOptimizer, State
+
+LARGEST_GRADIENT = 2.0**31
+"""Of one element, 2.1e9: what the integers have room for."""
+LARGEST_WEIGHT = 2.0**18
+"""Of one parameter, 262,144."""
+
+_WEIGHT_BITS = 44  # below the binary point: 6e-14, finer than a float32 from 1e-6 up
+_LIMB, _HALF = 62, 31  # bits used of a limb, and of the digits it is divided and multiplied by
+_GROWTH = 4  # bits by which c_t β^(t0-t) may grow between two divisions
+_LARGEST_DENOMINATOR = 1 << 30  # of the fraction that stands for β^K; times a limb, it fits into 63 bits
+_WORD = 16  # bits of the remainders that are moved out at a time
+_CHUNK = 1 << 18  # elements that are worked on at a time: the temporaries stay small, and in the processor's cache
+
+
+class DecayingSum:
+    """x_t = β x_{t-1} + c_t for P numbers, in integers; `add` and `subtract` are each other's inverse.
+
+    Memory per number: the limbs; from the first division on, 4 bytes of remainders and log2(1/β) bits per step.
+
+    Args:
+        start: x_0 (P,).
+        decay: β in (0, 1).
+        resolution: S, bits below the binary point.
+        magnitude: log2 of the largest |x| there has to be room for.
+    """
+
+    def __init__(self, start: Tensor, decay: float, resolution: int, magnitude: float):
+        self.decay, self.resolution = decay, resolution
+        self.period = max(1, math.floor(_GROWTH / math.log2(1 / decay)))
+        growth = math.ceil(self.period * math.log2(1 / decay))
+        self.lower_limbs = max(0, math.ceil((resolution + magnitude + growth + 1) / _LIMB) - 1)
+        self.factor = Fraction(decay**self.period).limit_denominator(_LARGEST_DENOMINATOR)
+        if not self.factor:
+            raise ValueError(
+                f"decay={decay} is too close to 0 for adjoint=Reversible(): it would have to keep everything that the "
+                "accumulator forgets; use adjoint=Tape() or Checkpoint()"
+            )
+        self.top = torch.zeros(start.shape, dtype=torch.int64, device=start.device)
+        self.lower = [torch.zeros_like(self.top) for _ in range(self.lower_limbs)]
+        self.remainders: Tensor | None = None
+        self.words: list[Tensor] = []  # what did not fit into `remainders`
+        self.bounds, self.moved = [1], []  # after each division: a bound on the remainders, and how many words went out
+        for rows in chunks(start):
+            self._accumulate(rows, start[rows].double(), 1)
+
+    def add(self, rows: slice, c: Tensor, t: int) -> None:
+        """x_t from x_{t-1}, for the elements `rows`; c is float64. Before the first rows of a step comes `shrink(t)`."""
+        self._accumulate(rows, c * self._growth(t), 1)
+
+    def subtract(self, rows: slice, c: Tensor, t: int) -> None:
+        """x_{t-1} from x_t, for the elements `rows`. After the last rows of a step comes `grow(t)`."""
+        self._accumulate(rows, c * self._growth(t), -1)
+
+    def value(self, rows: slice, t: int) -> Tensor:
+        """x_t in float64, for the elements `rows`."""
+        unit = 2.0 ** (_LIMB * self.lower_limbs - self.resolution) / self._growth(t)
+        x = self.top[rows].double().mul_(unit)
+        for limb in self.lower:
+            unit *= 2.0**-_LIMB
+            x += limb[rows].double().mul_(unit)
+        return x
+
+    def shrink(self, t: int) -> None:
+        """At the first step of a period, multiply the integers by β^K and keep the remainders."""
+        if not self._starts_period(t):
+            return
+        if self.remainders is None:
+            self.remainders = torch.zeros_like(self.top, dtype=torch.int32)
+        bound, words = self.bounds[-1] * math.ceil(1 / self.factor), []
+        while bound > 1 << 31:
+            bound = ((bound - 1) >> _WORD) + 1
+            words.append(torch.empty_like(self.top, dtype=torch.int16))
+        for rows in chunks(self.top):
+            kept = self._shrink(rows, self.remainders[rows].to(torch.int64))
+            for word in words:
+                word[rows] = kept
+                kept = kept >> _WORD
+            self.remainders[rows] = kept
+        self.words += words
+        self.bounds.append(bound)
+        self.moved.append(len(words))
+
+    def grow(self, t: int) -> None:
+        """The inverse of `shrink(t)`."""
+        if not self._starts_period(t):
+            return
+        self.bounds.pop()
+        moved = self.moved.pop()
+        words, self.words = self.words[len(self.words) - moved :], self.words[: len(self.words) - moved]
+        for rows in chunks(self.top):
+            kept = self.remainders[rows].to(torch.int64)
+            for word in reversed(words):
+                kept = (kept << _WORD) + (word[rows].to(torch.int64) & ((1 << _WORD) - 1))
+            self.remainders[rows] = self._grow(rows, kept)
+
+    @property
+    def limbs(self) -> list[Tensor]:
+        """X, the most significant limb first."""
+        return [self.top, *self.lower]
+
+    def _starts_period(self, t: int) -> bool:
+        return t > 1 and (t - 1) % self.period == 0
+
+    def _growth(self, t: int) -> float:
+        """β^(t0-t), where t0 is the step before the period of t."""
+        return self.decay ** -((t - 1) % self.period + 1)
+
+    def _accumulate(self, rows: slice, x: Tensor, sign: int) -> None:
+        """X ± 2^S x, rounded towards zero. Every intermediate is exact, so that adding and subtracting the same x cancel."""
+        rest = x * 2.0 ** (self.resolution - _LIMB * self.lower_limbs)
+        digits = []
+        for _ in self.lower:
+            digits.append(rest.trunc())
+            rest = rest.sub_(digits[-1]).mul_(2.0**_LIMB)
+        digits.append(rest.trunc_())
+        carry: Tensor | int = 0
+        for limb, digit in zip(reversed(self.limbs), reversed(digits), strict=True):
+            part = limb[rows].add_(digit.to(torch.int64), alpha=sign).add_(carry)
+            if limb is not self.top:
+                carry = part >> _LIMB
+                part.bitwise_and_((1 << _LIMB) - 1)
+
+    def _shrink(self, rows: slice, kept: Tensor) -> Tensor:
+        """X ← ⌊X n/d⌋. Which of the X that end there it was goes into the number `kept`."""
+        n, d = self.factor.as_integer_ratio()
+        quotient, rest = self._divide(rows, d)
+        digit = (rest * n).div_(d, rounding_mode="floor")  # ⌊X n/d⌋ = n ⌊X/d⌋ + ⌊n rest/d⌋
+        first, count = self._candidates(digit)
+        self._multiply(rows, quotient, n, digit)
+        return kept.mul_(count).add_(rest).sub_(first)
+
+    def _grow(self, rows: slice, kept: Tensor) -> Tensor:
+        """The inverse of `_shrink`."""
+        n, d = self.factor.as_integer_ratio()
+        quotient, digit = self._divide(rows, n)
+        first, count = self._candidates(digit)
+        others = kept.div(count, rounding_mode="floor")
+        rest = first.add_(kept).sub_(others * count)
+        self._multiply(rows, quotient, d, rest)
+        return others
+
+    def _candidates(self, digit: Tensor) -> tuple[Tensor, Tensor]:
+        """The smallest of the remainders r with ⌊r n/d⌋ = digit, and how many there are: about d/n."""
+        n, d = self.factor.as_integer_ratio()
+        first, end = ((x * d + (n - 1)).div_(n, rounding_mode="floor") for x in (digit, digit + 1))
+        return first, end.sub_(first)
+
+    def _divide(self, rows: slice, divisor: int) -> tuple[list[Tensor], Tensor]:
+        """The digits of ⌊X / divisor⌋, top first, and the remainder."""
+        digits = [self.top[rows].clone()]
+        for limb in self.lower:
+            digits += [limb[rows] >> _HALF, limb[rows] & ((1 << _HALF) - 1)]
+        rest: Tensor | int = 0
+        quotient = []
+        for digit in digits:
+            part = digit.add_(rest << _HALF)
+            quotient.append(part.div(divisor, rounding_mode="floor"))
+            rest = part.sub_(quotient[-1] * divisor)
+        return quotient, rest
+
+    def _multiply(self, rows: slice, digits: list[Tensor], factor: int, carry: Tensor) -> None:
+        """X ← factor · (the number with these digits) + carry."""
+        for limb in reversed(self.lower):
+            low = digits.pop().mul_(factor).add_(carry)
+            high = digits.pop().mul_(factor).add_(low >> _HALF)
+            carry = high >> _HALF
+            limb[rows] = (high.bitwise_and_((1 << _HALF) - 1) << _HALF).add_(low.bitwise_and_((1 << _HALF) - 1))
+        self.top[rows] = digits.pop().mul_(factor).add_(carry)
+
+
+class FixedPointState:
+    """The state of one buffer of parameters under an optimizer, in integers: `step` forward, `unstep` and `restore` back.
+
+    Args:
+        optimizer: gives the accumulators' decays, what a step adds to them, and how far it moves the parameters.
+        state: the start, in floating point; its parameters are rounded to multiples of 2^-44.
+        before: number of the last step that was taken.
+
+    Attributes:
+        weights: the parameters in floating point, (P,); each step overwrites them.
+    """
+
+    def __init__(self, optimizer: InnerOptimizer, state: State, before: int):
+        self.optimizer, self.before = optimizer, before
+        start, *accumulators = state
+        self.weights, self.w = torch.empty_like(start), torch.zeros_like(start, dtype=torch.int64)
+        for rows in chunks(start):
+            self._move(rows, start[rows].double())
+        self.sums = [
+            DecayingSum(x, decay, *optimizer.accumulator_range(i, math.log2(LARGEST_GRADIENT)))
+            for i, (x, decay) in enumerate(zip(accumulators, optimizer.decays, strict=True))
+        ]
+
+    def step(self, g: Tensor, t: int, lr: float) -> None:
+        """Step `t` with the gradient `g` (P,).
+
+        Raises:
+            OverflowError: the integers have no room for the gradient or for the parameters.
+        """
+        _check_range("gradient", g, LARGEST_GRADIENT, t)
+        for total in self.sums:
+            total.shrink(t - self.before)
+        for rows in chunks(g):
+            self._accumulate(rows, g, t, DecayingSum.add)
+            self._move(rows, -self.optimizer.displacement(self._accumulators(rows, t), t, lr))
+        _check_range("parameter", self.weights, LARGEST_WEIGHT, t)
+
+    def unstep(self, t: int, lr: float) -> State:
+        """Take the parameters back to before step `t`; returns what the accumulators are after it, in floating point."""
+        after = tuple(torch.empty_like(self.weights) for _ in self.sums)
+        for rows in chunks(self.w):
+            accumulators = self._accumulators(rows, t)
+            self._move(rows, self.optimizer.displacement(accumulators, t, lr))
+            for target, x in zip(after, accumulators, strict=True):
+                target[rows] = x
+        return after
+
+    def restore(self, g: Tensor, t: int) -> None:
+        """Take the accumulators back to before step `t`, whose gradient was `g`; the parameters are there already."""
+        for rows in chunks(g):
+            self._accumulate(rows, g, t, DecayingSum.subtract)
+        for total in self.sums:
+            total.grow(t - self.before)
+
+    def checksum(self) -> int:
+        """Of the parameters."""
+        return int(self.w.sum())
+
+    def full_checksum(self) -> tuple[int, ...]:
+        """Of every integer."""
+        return (self.checksum(), *(int(limb.sum()) for total in self.sums for limb in total.limbs))
+
+    def _accumulators(self, rows: slice, t: int) -> list[Tensor]:
+        return [total.value(rows, t - self.before) for total in self.sums]
+
+    def _accumulate(
+        self, rows: slice, g: Tensor, t: int, how: Callable[[DecayingSum, slice, Tensor, int], None]
+    ) -> None:
+        increments = self.optimizer.increments(self.weights[rows], g[rows].double())
+        for total, c in zip(self.sums, increments, strict=True):
+            how(total, rows, c, t - self.before)
+
+    def _move(self, rows: slice, u: Tensor) -> None:
+        """Add u (float64, overwritten) to the parameters."""
+        self.w[rows] += u.mul_(2.0**_WEIGHT_BITS).round_().to(torch.int64)
+        self.weights[rows] = self.w[rows].double().mul_(2.0**-_WEIGHT_BITS)
+
+
+def chunks(x: Tensor) -> Iterator[slice]:
+    """Slices that cover the elements of a flat tensor."""
+    return (slice(i, i + _CHUNK) for i in range(0, len(x), _CHUNK))
+
+
+def _check_range(name: str, x: Tensor, largest: float, t: int) -> None:
+    found = max(map(abs, map(float, torch.aminmax(x))))
+    if found > largest:
+        raise OverflowError(
+            f"adjoint=Reversible() holds its states in integers with room for a {name} of up to {largest:.3g}, but step {t} "
+            f"has one of {found:.3g}; scale the problem, lower lr, or use adjoint=Checkpoint() or Tape()"
+        )

@@ -1,0 +1,156 @@
+"""Integer states: they follow the optimizer in floating point, come back bit for bit, and keep little to do so."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from farzi_hf import fixed_point
+from farzi_hf.fixed_point import DecayingSum, FixedPointState
+from farzi_hf.inner_optimizers import InnerAdam, InnerOptimizer, InnerSGD
+
+
+def normal(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def there(state: FixedPointState, gradients: list[Tensor]) -> None:
+    for t, g in enumerate(gradients, start=state.before + 1):
+        state.step(g, t, state.optimizer.lr)
+
+
+def back(state: FixedPointState, gradients: list[Tensor]) -> None:
+    for t in range(state.before + len(gradients), state.before, -1):
+        state.unstep(t, state.optimizer.lr)
+        state.restore(gradients[t - state.before - 1], t)
+
+
+def integers(state: FixedPointState) -> list[Tensor]:
+    return [state.w.clone(), *(x.clone() for total in state.sums for x in total.limbs)]
+
+
+decays = st.one_of(st.floats(0.001, 0.9999), st.sampled_from([0.5, 0.9, 0.99, 0.999]))
+rates = st.floats(1e-5, 0.1)
+optimizers = st.one_of(
+    st.builds(
+        InnerAdam,
+        lr=rates,
+        betas=st.tuples(decays, decays),
+        eps=st.sampled_from([1e-3, 1e-8, 1e-12]),
+        eps_root=st.sampled_from([0.0, 1e-8]),
+        weight_decay=st.sampled_from([0.0, 0.1]),
+    ),
+    st.builds(InnerSGD, lr=rates, momentum=decays, weight_decay=st.sampled_from([0.0, 0.1])),
+)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    optimizer=optimizers,
+    size=st.integers(1, 50),
+    steps=st.integers(1, 60),
+    before=st.integers(0, 9),
+    magnitude=st.floats(-12, 3),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+    seed=st.integers(0, 1000),
+)
+def test_comes_back_bit_for_bit(optimizer, size, steps, before, magnitude, dtype, seed) -> None:
+    """From any start, accumulators that hold something among them, as at the edge of a window."""
+    start = tuple(x.abs().to(dtype) for x in normal(optimizer.fields, size, seed=seed))
+    gradients = [(10**magnitude * g).to(dtype) for g in normal(steps, size, seed=seed + 1)]
+    state = FixedPointState(optimizer, start, before)
+    expected = integers(state)
+    there(state, gradients)
+    assert before + steps > 9 or not torch.equal(state.w, expected[0]) or magnitude < -6
+    back(state, gradients)
+    assert all(map(torch.equal, integers(state), expected))
+    assert all(not total.words and (total.remainders is None or not total.remainders.any()) for total in state.sums)
+
+
+def changing(steps: int, size: int) -> list[Tensor]:
+    """Gradients that are zero, all but zero, huge, ordinary, and that grow and shrink by 10^8."""
+    kinds = [
+        lambda t: 0.0, lambda t: 1e-30, lambda t: 1e-12, lambda t: 1e-8, lambda t: 1e-2, lambda t: 1e6,
+        lambda t: 10 ** (8 * t / steps - 4), lambda t: 10 ** (4 - 8 * t / steps), lambda t: 1e4 if t == steps // 2 else 1e-4,
+    ]  # fmt: skip
+    scales = torch.tensor([[kind(t) for kind in kinds] for t in range(steps)], dtype=torch.float64)
+    noise = normal(steps, len(kinds), size, seed=0) + 0.3
+    return list((scales[:, :, None] * noise).flatten(1).float())
+
+
+FOLLOWED: dict[str, InnerOptimizer] = {
+    "adam": InnerAdam(lr=0.01),
+    "adam_forgetful": InnerAdam(lr=0.01, betas=(0.5, 0.9), eps=1e-4),
+    "adam_eps_root": InnerAdam(lr=0.01, betas=(0.95, 0.99), eps=0.0, eps_root=1e-12),
+    "adam_decay": InnerAdam(lr=0.01, eps=1e-5, weight_decay=0.01),
+    "sgd": InnerSGD(lr=1e-7, momentum=0.9),
+}
+
+
+@pytest.mark.parametrize("name", FOLLOWED)
+@pytest.mark.parametrize("steps", [30, 400])
+def test_follows_floating_point_to_float32_rounding(name: str, steps: int) -> None:
+    optimizer, gradients = FOLLOWED[name], changing(steps, 20)
+    start = normal(len(gradients[0]), seed=1).float()
+    state = FixedPointState(optimizer, optimizer.init(start), 0)
+    exact, single = optimizer.init(start.double()), optimizer.init(start)
+    for t, g in enumerate(gradients, start=1):
+        state.step(g, t, optimizer.lr)
+        exact = optimizer.step(exact, g.double(), t, optimizer.lr)
+        single = optimizer.step(single, g, t, optimizer.lr)
+    ulp = torch.finfo(torch.float32).eps * exact[0].abs().clamp(min=1.0)
+    error = ((state.weights.double() - exact[0]).abs() / ulp).max()
+    assert error <= 4, "four roundings of a float32, after hundreds of steps"
+    assert error <= ((single[0].double() - exact[0]).abs() / ulp).nan_to_num(math.inf).max() + 1, (
+        "no worse than float32"
+    )
+
+
+@pytest.mark.parametrize(("beta", "expected"), [(0.9, 0.152), (0.5, 1.0), (0.999, 0.0015)])
+def test_keeps_the_bits_that_a_decay_forgets(beta: float, expected: float) -> None:
+    size, steps = 64, 2000
+    total = DecayingSum(torch.zeros(size), beta, resolution=40, magnitude=10)
+    terms = normal(steps, size, seed=0)
+    for t in range(1, steps + 1):
+        total.shrink(t)
+        total.add(slice(None), terms[t - 1], t)
+    bits = 8 * (sum(word.nbytes for word in total.words) + (0 if total.remainders is None else total.remainders.nbytes))
+    assert bits / size / steps <= 1.02 * expected + 32 / steps
+
+
+def test_two_thousand_steps_of_adam_come_back_and_keep_less_than_a_fifth_of_a_bit() -> None:
+    optimizer, gradients = InnerAdam(lr=0.01), changing(2000, 200)
+    state = FixedPointState(optimizer, optimizer.init(normal(len(gradients[0]), seed=1).float()), 0)
+    expected = integers(state)
+    there(state, gradients)
+    kept = [x for total in state.sums for x in (*total.words, total.remainders) if x is not None]
+    assert 8 * sum(x.nbytes for x in kept) / len(state.w) / 2000 <= 0.2
+    back(state, gradients)
+    assert all(map(torch.equal, integers(state), expected))
+
+
+def test_chunks_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    optimizer, gradients = InnerAdam(lr=0.01, betas=(0.5, 0.9)), changing(20, 11)
+    states = []
+    for chunk in (1 << 18, 7):
+        monkeypatch.setattr(fixed_point, "_CHUNK", chunk)
+        states.append(FixedPointState(optimizer, optimizer.init(torch.ones(len(gradients[0]))), 0))
+        there(states[-1], gradients)
+    assert all(map(torch.equal, *map(integers, states)))
+
+
+def test_a_decay_too_small_to_reverse_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"decay=1e-12 is too close to 0 for adjoint=Reversible\(\)"):
+        DecayingSum(torch.zeros(2), 1e-12, 40, 10)
+
+
+@pytest.mark.parametrize("size", [1e10, -1e10])
+def test_a_gradient_without_room_is_an_error(size: float) -> None:
+    state = FixedPointState(InnerAdam(lr=0.1), InnerAdam(lr=0.1).init(torch.zeros(3)), 0)
+    with pytest.raises(OverflowError, match=r"a gradient of up to 2.15e\+09, but step 1 has one of 1e\+10; .*Tape\(\)"):
+        state.step(torch.tensor([0.0, size, 0.0]), 1, 0.1)
