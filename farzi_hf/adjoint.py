@@ -16,6 +16,7 @@ import psutil
 import torch
 from torch import Tensor
 
+from farzi_hf.compiled_loop import CompiledLoop
 from farzi_hf.inner_loop import Buffers, InnerLoop, InnerLoss, Layout, autocast_settings, no_autocast, weights
 from farzi_hf.inner_optimizers import InnerOptimizer
 from farzi_hf.replay import Adjoint, Checkpoint, Direct, Reversible, Tape
@@ -39,6 +40,7 @@ def unroll(
     adjoint: Adjoint | None = None,
     window: int | None = None,
     first_step: int = 1,
+    torch_compile: bool = False,
 ) -> dict[str, Tensor]:
     """Train `params` on `inner_loss` for `steps` steps; the result is differentiable in `params` and `inputs`.
 
@@ -63,20 +65,24 @@ def unroll(
         first_step: number of the first step: `inner_loss` and the optimizer's `lr_schedule` see
             first_step, …, first_step + steps − 1. Adam's bias corrections count from 1 in any case, as its moments
             start at zero.
+        torch_compile: compile the gradient and the reverse step (`farzi_hf.compiled_loop`): a minute or two at the first
+            call, then faster steps. `inner_loss` must be traceable as a whole; not for `Direct`.
 
     Returns:
         θ_T, with the keys, order and shapes of `params`. Trained tensors are views of one buffer per dtype and device.
 
     Raises:
         TypeError, ValueError: an argument is unusable; the message names it, the value and the remedy.
-        RuntimeError: in a backward pass with `create_graph=True`, except through `Direct`.
+        RuntimeError: in a backward pass with `create_graph=True`, except through `Direct`; `torch_compile=True` for a loss that
+            cannot be compiled.
     """
     _check_types(params, inputs, optimizer, adjoint)
     _check_counts(steps, window, first_step)
     layout = Layout.of(params)
     w = layout.flatten(params)
     settings = autocast_settings((*w, *inputs))
-    loop = InnerLoop(inner_loss, optimizer, layout, steps, window or steps, first_step, settings)
+    kind = CompiledLoop if torch_compile else InnerLoop
+    loop = kind(inner_loss, optimizer, layout, steps, window or steps, first_step, settings)
     differentiable = torch.is_grad_enabled() and any(x.requires_grad for x in (*w, *inputs))
     with torch.inference_mode(False), no_autocast(settings):  # training needs gradients even where the caller does not
         if differentiable:
@@ -94,7 +100,7 @@ def choose_adjoint(loop: InnerLoop, w: Buffers, inputs: Buffers) -> Adjoint:
     """
     graph = loop.graph_bytes(w, inputs)
     candidates = [Direct(), Tape(), Reversible(), Checkpoint()]  # the fastest first
-    if not loop.optimizer.exact:
+    if not (loop.optimizer.exact and loop.keeps_graphs):
         candidates.remove(Direct())
     if not all(loop.optimizer.decays):
         candidates.remove(Reversible())

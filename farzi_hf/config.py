@@ -30,7 +30,7 @@ ADJOINTS: dict[str, type[Adjoint] | None] = {
 class FarziConfig(TrainingArguments):
     """Settings of `FarziTrainer`. What is not listed is inherited from `transformers.TrainingArguments` and means the outer loop.
 
-    Inherited defaults that differ, with the reason:
+    `torch_compile` compiles the inner loop (see `unroll`), not the summary. Inherited defaults that differ, with the reason:
 
     | field | here | because |
     |---|---|---|
@@ -64,6 +64,7 @@ class FarziConfig(TrainingArguments):
         inner_steps_min: T is drawn from inner_steps_min … inner_steps in each outer step; None means always inner_steps.
         window: differentiate the last `window` inner steps only; None or 0 differentiates all T.
         synthetic_batch_size: b_syn, synthetic sequences per inner step; None takes all μ.
+        learners_per_step: K, learners trained at once from different θ0 in an outer step, whose losses are averaged.
         objective: "meta_matching" (`MetaMatching`).
         adjoint: "auto" (the fastest that there is room for), "direct" (`Direct`), "tape" (`Tape`), "checkpoint" (`Checkpoint`) or
             "reversible" (`Reversible`).
@@ -93,6 +94,7 @@ class FarziConfig(TrainingArguments):
     window: int | None = field(default=None, metadata={"help": "differentiate the last inner steps only; 0: all"})
     synthetic_batch_size: int | None = field(default=None, metadata={"help": "b_syn, sequences per inner step"})
 
+    learners_per_step: int = field(default=1, metadata={"help": "K, learners trained at once from different starts"})
     objective: str = field(default="meta_matching", metadata={"help": "meta_matching"})
     adjoint: str = field(default="auto", metadata={"help": "auto | direct | tape | checkpoint | reversible"})
     eval_students: int = field(default=3, metadata={"help": "students trained from scratch by evaluate()"})
@@ -113,7 +115,9 @@ class FarziConfig(TrainingArguments):
         self._numbers_from_text()
         if self.greater_is_better is None and (self.metric_for_best_model or "").endswith("perplexity"):
             self.greater_is_better = False
+        compiled, self.torch_compile = self.torch_compile, False  # of the inner loop; Trainer would compile the summary
         super().__post_init__()
+        self.torch_compile = compiled
         for name, remedy in _UNSUPPORTED.items():
             if getattr(self, name):
                 raise ValueError(f"{name}={getattr(self, name)!r} is not supported: {remedy}")
@@ -198,12 +202,16 @@ class FarziConfig(TrainingArguments):
             batch_size=self.synthetic_batch_size,
             window=self.window or None,
             adjoint=None if adjoint is None else adjoint(),
+            torch_compile=self.torch_compile,
         )
 
     def make_objective(self) -> MetaMatching:
         """The outer loss."""
         return OBJECTIVES[self.objective](
-            training=self.make_training(), steps=self.inner_steps, steps_min=self.inner_steps_min or self.inner_steps
+            training=self.make_training(),
+            steps=self.inner_steps,
+            steps_min=self.inner_steps_min or self.inner_steps,
+            learners=self.learners_per_step,
         )
 
 
@@ -230,6 +238,7 @@ _COUNTS = {
     "sequence_length": 2,
     "latent_dim": 1,
     "inner_steps": 1,
+    "learners_per_step": 1,
     "eval_students": 1,
     "max_non_finite": 0,
 }

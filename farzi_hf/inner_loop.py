@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -82,6 +82,8 @@ class InnerLoop:
     first_step: int
     autocast: AutocastSettings
 
+    keeps_graphs: ClassVar[bool] = True
+
     @property
     def all(self) -> range:
         return range(1, self.steps + 1)
@@ -102,12 +104,21 @@ class InnerLoop:
 
     def gradient(self, w: Buffers, inputs: Buffers, t: int, *, create_graph: bool = False) -> Buffers:
         """g_t at `w`, which must require grad."""
-        step = self._number(t)
+        step = self.number(t)
         with torch.enable_grad():
             with autocast(self.autocast):
                 loss = self.inner_loss(self.layout.unflatten(w), inputs, step)
             _check_loss(loss, step)
             return torch.autograd.grad(loss, w, create_graph=create_graph, materialize_grads=True)
+
+    def detached_gradient(self, w: Buffers, inputs: Buffers, t: int) -> Buffers:
+        """g_t at `w`, without a graph."""
+        return self.gradient(leaves(w), tuple(x.detach() for x in inputs), t)
+
+    def replayed_gradient(self, w: Buffers, inputs: Buffers, t: int) -> Buffers:
+        """g_t at `w` in the very bits in which `reverse` will find it: by way of its graph, so with the same kernels."""
+        inputs = tuple(x.detach().requires_grad_(x.requires_grad) for x in inputs)
+        return tuple(flat.detach() for flat in self.gradient(leaves(w), inputs, t, create_graph=True))
 
     def update(self, states: States, g: Buffers, t: int, out: States | None = None) -> States:
         """The optimizer's step t; over the buffers of `out` if given, else into new ones (differentiable)."""
@@ -138,10 +149,9 @@ class InnerLoop:
 
     def advance(self, states: States, inputs: Buffers, ts: range, tape: list[Tensor] | None = None) -> States:
         """Steps `ts` with no graph, over the buffers of `states`; appends each g_t to `tape` if given."""
-        inputs = tuple(x.detach() for x in inputs)
         with torch.no_grad():
             for t in ts:
-                g = self.gradient(leaves(states), inputs, t)
+                g = self.detached_gradient(weights(states), inputs, t)
                 states = self.update(states, g, t, out=states)
                 if tape is not None:
                     tape.extend(g)
@@ -167,7 +177,7 @@ class InnerLoop:
             cotangents: derivatives of the outer loss in the states after the step; before it, when this returns.
             dx: one accumulator for each input that requires grad.
         """
-        w = leaves(before)
+        w = leaves(weights(before))
         graphs = self.gradient(w, inputs, t, create_graph=True)
         g = tuple(graph.detach() for graph in graphs)
         after = self.update(before, g, t) if after is None else after
@@ -188,9 +198,9 @@ class InnerLoop:
 
     def rate(self, t: int) -> float:
         """The learning rate of step t."""
-        return self.optimizer.rate(self._number(t))
+        return self.optimizer.rate(self.number(t))
 
-    def _number(self, t: int) -> int:
+    def number(self, t: int) -> int:
         """The global number of step t, as the loss and the schedule know it."""
         return self.first_step + t - 1
 
@@ -200,9 +210,9 @@ def weights(states: States) -> Buffers:
     return tuple(state[0] for state in states)
 
 
-def leaves(states: States) -> Buffers:
-    """The parameters of the states as leaves to differentiate in; they share memory with the states."""
-    return tuple(flat.detach().requires_grad_() for flat in weights(states))
+def leaves(w: Buffers) -> Buffers:
+    """The parameters as leaves to differentiate in, sharing memory with `w`."""
+    return tuple(flat.detach().requires_grad_() for flat in w)
 
 
 def _requiring_grad(w: Tensor) -> Tensor:

@@ -55,7 +55,8 @@ class InnerOptimizer(ABC):
     ) -> Tensor:
         """Carry `cotangent` from after step `t` to before it, in place, through the optimizer's arithmetic; return `dg`.
 
-        `w` are the parameters before the step, `accumulators` the rest of the state after it. What is missing is the path through the network: the caller adds `H_ww·dg` to `dw` and `H_xw·dg` to `dx`.
+        `w` are the parameters before the step, `accumulators` the rest of the state after it. What is missing is the
+        path through the network: the caller adds `H_ww·dg` to `dw` and `H_xw·dg` to `dx`.
         """
 
     # The same step in two parts, for arithmetic that can be undone (`farzi_hf.fixed_point`): every accumulator is a

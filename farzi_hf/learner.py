@@ -9,6 +9,7 @@ import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -34,10 +35,17 @@ def shifted_cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tenso
                 f"labels: soft tokens of shape {tuple(labels.shape)}, but the logits are {tuple(logits.shape)}; "
                 "give the model the summary's vocabulary size (config.vocab_size) and batches of its sequence length"
             )
-        return _SoftCrossEntropy.apply(logits, labels.to(logits.dtype)), logits.new_tensor(labels[:, 1:, 0].numel())
+        labels = labels.to(logits.dtype)
+        # The compiler fuses the plain formula, and cannot differentiate a Function twice.
+        cross_entropy = _plain_soft_cross_entropy if torch.compiler.is_compiling() else _SoftCrossEntropy.apply
+        return cross_entropy(logits, labels), logits.new_tensor(labels[:, 1:, 0].numel())
     targets = labels[:, 1:]
     loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), targets.flatten(), ignore_index=-100, reduction="sum")
     return loss, (targets != -100).sum()
+
+
+def _plain_soft_cross_entropy(z: Tensor, q: Tensor) -> Tensor:
+    return -(q[:, 1:] * z[:, :-1].log_softmax(-1)).sum()
 
 
 class _SoftCrossEntropy(torch.autograd.Function):
@@ -161,6 +169,10 @@ class Learner:
             model = self._new_model()
         return {name: parameter.detach().to(device) for name, parameter in model.named_parameters()}
 
+    def batch(self, size: int) -> LearnerBatch:
+        """`size` learners at once."""
+        return LearnerBatch(self, size)
+
     def to(self, device: torch.device | str) -> Learner:
         """Moves the model's buffers, which all parameter sets share."""
         self.model.to(device)
@@ -193,6 +205,38 @@ class Learner:
         model.set_attn_implementation("eager")
         model.config.use_cache = False  # keys and values of past tokens are for generation only
         return model.eval()
+
+
+class LearnerBatch:
+    """K learners that train at once on the same tokens, through `torch.vmap`: a `Learner` whose parameters have an axis K in front.
+
+    An inner optimizer that works elementwise trains each as if it were alone.
+    """
+
+    def __init__(self, learner: Learner, size: int):
+        self.learner, self.size = learner, size
+
+    def initial_parameters(self, seed: int, device: torch.device | str | None = None) -> Parameters:
+        """(K, …) of K different θ_0, functions of `seed` alone; the first is that of a single learner."""
+        seeds = [seed, *np.random.SeedSequence(seed).generate_state(self.size - 1).tolist()]
+        starts = [self.learner.initial_parameters(seed, device) for seed in seeds]
+        return {name: torch.stack([start[name] for start in starts]) for name in starts[0]}
+
+    def soft_loss(self, params: Parameters, tokens: Tensor) -> Tensor:
+        """Σ_k L_syn(θ_k): the sum, so that the gradient in θ_k is that of its own loss."""
+        return self._losses(params, {"input_ids": tokens}, tokens).sum()
+
+    def hard_loss(self, params: Parameters, batch: Mapping[str, Tensor]) -> Tensor:
+        """Mean of the L_D(θ_k)."""
+        return self._losses(params, batch, batch["labels"]).mean()
+
+    def logits(self, params: Parameters, batch: Mapping[str, Tensor]) -> Tensor:
+        """(K, b, L, V)."""
+        return torch.vmap(self.learner.logits, in_dims=(0, None))(params, dict(batch))
+
+    def _losses(self, params: Parameters, batch: Mapping[str, Tensor], labels: Tensor) -> Tensor:
+        losses = [shifted_cross_entropy(logits, labels) for logits in self.logits(params, batch).unbind()]
+        return torch.stack([loss / count for loss, count in losses])
 
 
 def _factory(learner_init: LearnerInit) -> Callable[[], PreTrainedModel]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +12,7 @@ from torch import Tensor
 from farzi_hf.adjoint import Adjoint, unroll
 from farzi_hf.farzi_data import soft_tokens
 from farzi_hf.inner_optimizers import InnerOptimizer
-from farzi_hf.learner import Learner, Parameters
+from farzi_hf.learner import Learner, LearnerBatch, Parameters
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class SyntheticTraining:
         batch_size: b_syn, synthetic sequences per inner step; None takes all μ every time.
         window: differentiate only the last `window` steps of the T; None differentiates all.
         adjoint: how; None leaves the choice to `unroll`.
+        torch_compile: compile the steps, as in `unroll`.
     """
 
     optimizer: InnerOptimizer
@@ -32,17 +33,25 @@ class SyntheticTraining:
     batch_size: int | None = None
     window: int | None = None
     adjoint: Adjoint | None = None
+    torch_compile: bool = False
 
     def __call__(
-        self, learner: Learner, latents: Tensor, decoder: Tensor, *, start: Parameters, steps: int, seed: int
+        self,
+        learner: Learner | LearnerBatch,
+        latents: Tensor,
+        decoder: Tensor,
+        *,
+        start: Parameters,
+        steps: int,
+        seed: int,
     ) -> Parameters:
         """θ_T from `start`, differentiable in latents (μ, ξ, d) and decoder (d, V). The minibatches depend on `seed`."""
-        batches = minibatches(len(latents), self.batch_size, seed)
+        rows = minibatches(len(latents), self.batch_size, steps, seed)
+        rows = None if rows is None else rows.to(latents.device)
 
         def inner_loss(params: Parameters, inputs: tuple[Tensor, ...], step: int) -> Tensor:
             latents, decoder = inputs
-            rows = batches(step)
-            selected = latents if rows is None else latents[rows]
+            selected = latents if rows is None else latents[rows[step - 1]]
             return learner.soft_loss(params, soft_tokens(selected, decoder, self.tau))
 
         return unroll(
@@ -53,24 +62,21 @@ class SyntheticTraining:
             steps=steps,
             adjoint=self.adjoint,
             window=None if self.window is None else min(self.window, steps),
+            torch_compile=self.torch_compile,
         )
 
 
-def minibatches(rows: int, batch_size: int | None, seed: int) -> Callable[[int], Tensor | None]:
-    """Inner step (1, 2, …) → the rows of its minibatch, or None for all. A function of (seed, step), so replay is exact.
+def minibatches(rows: int, batch_size: int | None, steps: int, seed: int) -> Tensor | None:
+    """The rows of each step's minibatch (steps, batch_size), or None for all rows. A function of `seed`, so replay is exact.
 
     Goes through all rows in a new random order each epoch; a last incomplete minibatch is left out.
     """
     if batch_size is None or batch_size >= rows:
-        return lambda step: None
+        return None
     per_epoch = rows // batch_size
-
-    def batch(step: int) -> Tensor:
-        epoch, position = divmod(step - 1, per_epoch)
-        order = np.random.default_rng((seed, epoch)).permutation(rows)
-        return torch.from_numpy(order[position * batch_size : (position + 1) * batch_size])
-
-    return batch
+    epochs = [np.random.default_rng((seed, epoch)).permutation(rows) for epoch in range(-(-steps // per_epoch))]
+    batches = np.concatenate([order[: per_epoch * batch_size].reshape(per_epoch, batch_size) for order in epochs])
+    return torch.from_numpy(batches[:steps])
 
 
 @dataclass(frozen=True)
@@ -81,17 +87,20 @@ class MetaMatching:
         training: the inner loop.
         steps: T.
         steps_min: T is drawn uniformly from steps_min … steps; with a window this is RaT-BPTT (arXiv 2311.07025).
+        learners: K, the number of θ0 over which the expectation is averaged, trained at once.
     """
 
     training: SyntheticTraining
     steps: int
     steps_min: int
+    learners: int = 1
 
     def __call__(
         self, learner: Learner, latents: Tensor, decoder: Tensor, batch: Mapping[str, Tensor], seed: int
     ) -> Tensor:
         """The outer loss in nats per token, differentiable in latents and decoder. θ0, T and minibatches depend on `seed`."""
         steps = int(np.random.default_rng(seed).integers(self.steps_min, self.steps + 1))
+        learner = learner if self.learners == 1 else learner.batch(self.learners)
         start = learner.initial_parameters(seed, latents.device)
         theta = self.training(learner, latents, decoder, start=start, steps=steps, seed=seed)
         return learner.hard_loss(theta, batch)

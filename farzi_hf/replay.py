@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from farzi_hf.fixed_point import FixedPointState
-from farzi_hf.inner_loop import Buffers, InnerLoop, States, leaves, no_autocast, weights
+from farzi_hf.inner_loop import Buffers, InnerLoop, States, no_autocast, weights
 
 Reverse = Callable[[int, States, States | None], Buffers]
 """`reverse(t, before, after)`: `InnerLoop.reverse` of one backward pass. Returns g_t."""
@@ -54,6 +54,10 @@ class Direct(Adjoint):
             raise ValueError(
                 f"adjoint=Direct() differentiates the steps of the optimizer and cannot follow the reverse rule of "
                 f"optimizer={type(loop.optimizer).__name__}; use adjoint=Tape()"
+            )
+        if not loop.keeps_graphs:
+            raise ValueError(
+                "adjoint=Direct() needs autograd's graphs, which torch_compile=True does without; use adjoint=Tape()"
             )
         states = tuple(loop.optimizer.init(flat) for flat in w)
         if loop.skipped:
@@ -234,11 +238,8 @@ class Reversal:
 
     def forward(self, inputs: Buffers) -> None:
         """From the start to the end; training that left the finite numbers goes no further."""
-        # With the graph, although nobody follows it: so PyTorch runs the very kernels that it will in reverse.
-        inputs = tuple(x.detach().requires_grad_(x.requires_grad) for x in inputs)
         for t in self.loop.taped:
-            g = self.loop.gradient(leaves(self.states()), inputs, t, create_graph=True)
-            g = tuple(flat.detach() for flat in g)
+            g = self.loop.replayed_gradient(weights(self.states()), inputs, t)
             self.finite = all(bool(flat.isfinite().all()) for flat in g)
             if not self.finite:
                 break

@@ -81,11 +81,10 @@ class Comparison:
         """θ after `steps` steps of the inner optimizer, each on about as many tokens as an inner step has."""
         args, learner = self.trainer.args, self.trainer.learner
         batch_size = max(1, round(self.tokens_per_step / flatten_sequences(sequences)[1].mean()))
-        batches = minibatches(len(sequences), batch_size, seed)
+        rows = minibatches(len(sequences), batch_size, steps, seed)
 
         def loss(params: Parameters, inputs: tuple, step: int) -> torch.Tensor:
-            rows = batches(step)
-            return learner.hard_loss(params, self._batch(sequences[:] if rows is None else sequences[rows]))
+            return learner.hard_loss(params, self._batch(sequences[:] if rows is None else sequences[rows[step - 1]]))
 
         start = learner.initial_parameters(seed, args.device)
         with torch.no_grad():

@@ -19,7 +19,7 @@ UNUSUAL = {
     "num_sequences": 7, "sequence_length": 9, "latent_dim": 3, "tau": 0.5, "latent_std": 0.2, "initialization": "random",
     "inner_optimizer": "adam", "inner_learning_rate": 0.02, "inner_betas": [0.7, 0.98], "inner_epsilon": 1e-5,
     "inner_epsilon_root": 1e-9, "inner_momentum": 0.3, "inner_weight_decay": 0.01, "inner_steps": 12, "inner_steps_min": 4,
-    "window": 5, "synthetic_batch_size": 2, "objective": "meta_matching", "adjoint": "tape", "eval_students": 2,
+    "window": 5, "synthetic_batch_size": 2, "learners_per_step": 2, "objective": "meta_matching", "adjoint": "tape", "eval_students": 2,
     "max_non_finite": 3, "learning_rate": 0.2, "lr_scheduler_type": "linear", "max_steps": 11, "max_grad_norm": 0.7,
     "per_device_train_batch_size": 3, "gradient_accumulation_steps": 2, "optim": "sgd", "adam_beta1": 0.8,
     "adam_beta2": 0.99, "adam_epsilon": 1e-7, "weight_decay": 0.001, "warmup_steps": 2.0, "bf16": False, "seed": 5,

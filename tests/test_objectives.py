@@ -76,12 +76,11 @@ def by_hand(
     model = gpt2().eval()
     theta = {name: w.detach().requires_grad_() for name, w in model.named_parameters()}
     m, v = ({name: torch.zeros_like(w) for name, w in theta.items()} for _ in range(2))
-    opt, rows_of = training.optimizer, minibatches(MU, training.batch_size, SEED)
+    opt, rows_of = training.optimizer, minibatches(MU, training.batch_size, steps, SEED)
     for t in range(1, steps + 1):
         if training.window is not None and t == steps - training.window + 1:
             theta, m, v = ({k: x.detach().requires_grad_() for k, x in part.items()} for part in (theta, m, v))
-        rows = rows_of(t)
-        tokens = torch.softmax((latents if rows is None else latents[rows]) @ decoder / training.tau, -1)
+        tokens = torch.softmax((latents if rows_of is None else latents[rows_of[t - 1]]) @ decoder / training.tau, -1)
         embeds = tokens @ theta["transformer.wte.weight"]
         logits = functional_call(model, theta, kwargs={"inputs_embeds": embeds, "use_cache": False}).logits
         g = torch.autograd.grad(nats(logits, tokens), list(theta.values()), create_graph=True, materialize_grads=True)
@@ -139,6 +138,23 @@ def test_the_loss_is_a_function_of_the_seed(learner, leaves, batch):
     assert losses[0] == losses[1] != losses[2]
 
 
+def test_learners_at_once_average_over_their_starts(learner, leaves, batch):
+    """Of K learners each trains as it would alone: same steps, same minibatches, its own θ0."""
+    inner = training(batch_size=4)
+    several = MetaMatching(training=inner, steps=5, steps_min=5, learners=3)(learner, *leaves, batch, SEED)
+    starts = learner.batch(3).initial_parameters(SEED)
+    alone = []
+    for k in range(3):
+        start = {name: x[k] for name, x in starts.items()}
+        theta = inner(learner, *leaves, start=start, steps=5, seed=SEED)
+        alone.append(learner.hard_loss(theta, batch))
+    assert several.item() == pytest.approx(sum(alone).item() / 3, rel=1e-12)
+    expected, found = gradients(sum(alone) / 3, list(leaves)), gradients(several, list(leaves))
+    assert relative_error(found, expected) < 1e-9
+    assert alone[0].item() == MetaMatching(training=inner, steps=5, steps_min=5)(learner, *leaves, batch, SEED).item()
+    assert len({loss.item() for loss in alone}) == 3
+
+
 # -- T ---------------------------------------------------------------------------------------------------------------
 
 
@@ -171,24 +187,21 @@ def test_steps_are_drawn_from_the_whole_range_and_by_the_seed(batch):
 
 
 def test_minibatches_cover_every_row_once_per_epoch_in_a_new_order():
-    batch = minibatches(rows=12, batch_size=4, seed=3)
-    epochs = [torch.cat([batch(3 * epoch + step) for step in (1, 2, 3)]) for epoch in range(4)]
-    for epoch in epochs:
-        assert sorted(epoch.tolist()) == list(range(12))
-    assert len({tuple(epoch.tolist()) for epoch in epochs}) == 4
+    batches = minibatches(rows=12, batch_size=4, steps=12, seed=3)
+    assert batches.shape == (12, 4)
+    epochs = [epoch.flatten().tolist() for epoch in batches.split(3)]
+    assert all(sorted(epoch) == list(range(12)) for epoch in epochs)
+    assert len(set(map(tuple, epochs))) == 4
 
 
-def test_minibatches_are_a_function_of_seed_and_step():
-    first, second, other = (minibatches(12, 4, seed) for seed in (3, 3, 4))
-    forward = [first(step).tolist() for step in range(1, 10)]
-    backward = [second(step).tolist() for step in reversed(range(1, 10))]
-    assert forward == backward[::-1]
-    assert forward != [other(step).tolist() for step in range(1, 10)]
+def test_minibatches_are_a_function_of_the_seed_whatever_the_number_of_steps():
+    ten, seven, other = minibatches(12, 4, 10, 3), minibatches(12, 4, 7, 3), minibatches(12, 4, 10, 4)
+    assert torch.equal(ten[:7], seven)
+    assert not torch.equal(ten, other)
 
 
 def test_an_incomplete_minibatch_is_left_out():
-    batch = minibatches(rows=8, batch_size=3, seed=0)
-    steps = [batch(step).tolist() for step in range(1, 5)]
+    steps = minibatches(rows=8, batch_size=3, steps=4, seed=0).tolist()
     assert all(len(set(rows)) == 3 for rows in steps)
     assert not set(steps[0]) & set(steps[1])
     assert not set(steps[2]) & set(steps[3])
@@ -196,4 +209,4 @@ def test_an_incomplete_minibatch_is_left_out():
 
 @pytest.mark.parametrize("batch_size", [None, 6, 9])
 def test_all_rows_need_no_indexing(batch_size):
-    assert minibatches(rows=6, batch_size=batch_size, seed=0)(1) is None
+    assert minibatches(rows=6, batch_size=batch_size, steps=3, seed=0) is None

@@ -1,0 +1,107 @@
+"""The inner loop with its two costly parts compiled whole by `torch.compile`: a gradient, and a step in reverse.
+
+Double backward through a compiled function is not supported by PyTorch, so the second order is taken inside: the
+gradient by `torch.func.grad`, the reverse step as the vector-Jacobian product of that gradient, fused with the
+optimizer's arithmetic. Captured tensors, the step and the learning rate are arguments of the compiled code: nothing is
+compiled again when they change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+
+from farzi_hf.inner_loop import Buffers, InnerLoop, InnerLoss, Layout, States, autocast, weights
+from farzi_hf.inner_optimizers import InnerOptimizer
+
+_VARIANTS = 64  # of one function that may be compiled in a process, for other losses, shapes and dtypes
+
+
+class CompiledLoop(InnerLoop):
+    """`InnerLoop`, compiled. There are no graphs to keep, so `Direct` cannot use it."""
+
+    keeps_graphs = False
+
+    def detached_gradient(self, w: Buffers, inputs: Buffers, t: int) -> Buffers:
+        inputs = tuple(x.detach() for x in inputs)
+        w = tuple(flat.detach() for flat in w)
+        return self._call(_gradient, w, inputs, self.number(t))
+
+    replayed_gradient = detached_gradient
+
+    def reverse(
+        self, t: int, before: States, after: States | None, inputs: Buffers, cotangents: States, dx: Buffers
+    ) -> Buffers:
+        needed = tuple(x.requires_grad for x in inputs)
+        accumulators = tuple(state[1:] for state in (before if after is None else after))
+        inputs = tuple(x.detach() for x in inputs)
+        g, earlier, products = self._call(
+            _reverse, weights(before), inputs, self.number(t), needed, self.optimizer, accumulators, after is not None,
+            cotangents, t, self.rate(t),
+        )  # fmt: skip
+        for cotangent, new in zip(cotangents, earlier, strict=True):
+            for x, y in zip(cotangent, new, strict=True):
+                x.copy_(y)
+        for total, product in zip(dx, products, strict=True):
+            total.add_(product)
+        return g
+
+    def _call(self, function: Callable, w: Buffers, *args: Any) -> Any:
+        on_cuda = w[0].is_cuda
+        with autocast(self.autocast), torch._dynamo.config.patch(recompile_limit=_VARIANTS):
+            try:
+                result = _compiled(function, on_cuda)(self.inner_loss, self.layout, w, *args)
+            except torch._dynamo.exc.TorchDynamoException as error:
+                raise RuntimeError(
+                    "torch_compile=True needs an inner_loss that torch.compile can trace whole (fullgraph=True) and "
+                    f"torch.func can differentiate; change it where the error above points, or leave it off: {error}"
+                ) from error
+        # A CUDA graph writes its results into the same memory every time.
+        return torch.utils._pytree.tree_map(torch.clone, result) if on_cuda else result
+
+
+@cache
+def _compiled(function: Callable, on_cuda: bool) -> Callable:
+    return torch.compile(function, fullgraph=True, mode="reduce-overhead" if on_cuda else None)
+
+
+def _gradient(inner_loss: InnerLoss, layout: Layout, w: Buffers, inputs: Buffers, step: int) -> Buffers:
+    """g_t."""
+    return torch.func.grad(lambda w: inner_loss(layout.unflatten(w), inputs, step))(w)
+
+
+def _reverse(
+    inner_loss: InnerLoss,
+    layout: Layout,
+    w: Buffers,
+    inputs: Buffers,
+    step: int,
+    needed: tuple[bool, ...],
+    optimizer: InnerOptimizer,
+    accumulators: tuple[Buffers, ...],
+    stepped: bool,
+    cotangents: States,
+    t: int,
+    lr: float,
+) -> tuple[Buffers, States, Buffers]:
+    """`InnerLoop.reverse` as a pure function; `accumulators` are those after the step if `stepped`, else before it."""
+
+    def gradient(w: Buffers, differentiated: Buffers) -> Buffers:
+        values = iter(differentiated)
+        mixed = tuple(next(values) if need else x for x, need in zip(inputs, needed, strict=True))
+        return _gradient(inner_loss, layout, w, mixed, step)
+
+    differentiated = tuple(x for x, need in zip(inputs, needed, strict=True) if need)
+    g, pull = torch.func.vjp(gradient, w, differentiated)
+    earlier, dg = [], []
+    for flat, state, gradient_, cotangent in zip(w, accumulators, g, cotangents, strict=True):
+        after = state if stepped else optimizer.step((flat, *state), gradient_, t, lr)[1:]
+        earlier.append([x.clone() for x in cotangent])
+        dg.append(optimizer.pullback(flat, after, gradient_, earlier[-1], t, lr))
+    dw, dx = pull(tuple(dg))
+    for cotangent, product in zip(earlier, dw, strict=True):
+        cotangent[0].add_(product)  # dw += H_ww·dg
+    return g, tuple(map(tuple, earlier)), dx  # dx = H_xw·dg
