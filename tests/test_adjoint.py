@@ -25,7 +25,7 @@ ADAM = OPTIMIZERS["adam"]
 EXACT = 1e-9
 CLOSE = 1e-5  # integers round the trajectory to 2^-44
 SHORT = [(optimizer, steps) for steps in (1, 2, 7) for optimizer in OPTIMIZERS]
-LONG = [(optimizer, 30) for optimizer in ("adam_small_eps", "adam_decay_schedule", "sgd_momentum")]
+LONG = [(optimizer, 20) for optimizer in ("adam_small_eps", "adam_decay_schedule", "sgd_momentum")]
 
 every_adjoint = pytest.mark.parametrize("adjoint", ADJOINTS.values(), ids=ADJOINTS)
 every_problem = pytest.mark.parametrize("name", PROBLEMS)
@@ -59,7 +59,7 @@ def skip_irreversible(optimizer: InnerOptimizer, adjoint: Adjoint) -> None:
 # --- exactness -------------------------------------------------------------------------------------------------------
 
 
-@every_problem
+@pytest.mark.parametrize("name", [name for name in PROBLEMS if name != "llama"])  # which computes its norms in float32
 @pytest.mark.parametrize("optimizer", [name for name in OPTIMIZERS if name != "adam_small_eps"])
 def test_reference_against_finite_differences(name: str, optimizer: str) -> None:
     problem, h = PROBLEMS[name](), 1e-5
@@ -73,7 +73,7 @@ def test_reference_against_finite_differences(name: str, optimizer: str) -> None
         return outer_loss(theta).item()
 
     slope = sum(float((g * d).sum()) for g, d in zip(reference(name, optimizer, 5), directions, strict=True))
-    assert (value(h) - value(-h)) / (2 * h) == pytest.approx(slope, rel=1e-5)
+    assert (value(h) - value(-h)) / (2 * h) == pytest.approx(slope, rel=1e-5, abs=1e-5)
 
 
 @every_adjoint
@@ -87,13 +87,22 @@ def test_against_reference(name: str, optimizer: str, steps: int, adjoint: Adjoi
 
 
 @pytest.mark.slow
-@every_adjoint
-@pytest.mark.parametrize("name", ["mlp", "gpt2"])
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("adjoint", [Tape(), Checkpoint(), Checkpoint(slots=3), Reversible()])
+@every_problem
 @pytest.mark.parametrize("optimizer", ["adam_decay_schedule", "sgd_momentum"])
-def test_against_reference_over_many_steps(name: str, optimizer: str, adjoint: Adjoint) -> None:
+@pytest.mark.parametrize("steps", [100, 300])
+def test_against_direct_over_many_steps(name: str, optimizer: str, steps: int, adjoint: Adjoint) -> None:
     problem = PROBLEMS[name]()
-    found = meta_gradient(problem, OPTIMIZERS[optimizer], 300, adjoint=adjoint)
-    assert_exact(problem, found, reference(name, optimizer, 300), adjoint)
+    found = meta_gradient(problem, OPTIMIZERS[optimizer], steps, adjoint=adjoint)
+    assert_exact(problem, found, by_direct(name, optimizer, steps), adjoint)
+
+
+@cache
+def by_direct(name: str, optimizer: str, steps: int) -> list[Tensor]:
+    found = meta_gradient(PROBLEMS[name](), OPTIMIZERS[optimizer], steps, adjoint=Direct())
+    assert_exact(PROBLEMS[name](), found, reference(name, optimizer, steps), Direct())
+    return found
 
 
 @every_adjoint
@@ -482,7 +491,7 @@ def test_direct_cannot_be_compiled() -> None:
 @pytest.mark.usefixtures("compiler")
 def test_a_loss_that_cannot_be_compiled_is_an_error() -> None:
     def inner_loss(params: dict, inputs: tuple, step: int) -> Tensor:
-        return (params["w"] * float(inputs[0].sum().numpy())).sum()
+        return params["w"].sum() if inputs[0].sum() > 0 else params["w"].prod()
 
     w = torch.ones(2, requires_grad=True)
     with pytest.raises(
