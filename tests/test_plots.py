@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
-from farzi_hf.plots import plot_comparison, plot_distillation, plot_tokens
+from farzi_hf.plots import plot_benchmark, plot_comparison, plot_distillation, plot_tokens
 
 LOG = [
     *({"step": s, "loss": 5 / s, "meta_gradient_norm": float("nan") if s == 3 else s} for s in range(1, 9)),
@@ -66,6 +66,22 @@ def test_comparison_leaves_out_what_has_no_value(tmp_path):
     with pytest.raises(ValueError, match="rows has no finite 'accuracy'"):
         plot_comparison(ROWS, tmp_path / "none.png", "accuracy")
     assert not (tmp_path / "none.png").exists()
+
+
+def test_benchmark_leaves_out_what_was_not_measured(tmp_path):
+    figures = {("autograd", "peer"): 0.2, ("Tape", "ours"): 0.1, ("Tape, compiled", "ours"): 0.08}
+    rows = [
+        {"method": method, "kind": kind, "steps": steps, "status": "ok", "memory_limit_gib": "20.0",
+         "seconds": seconds * steps, "memory_bytes": steps << 20}
+        for (method, kind), seconds in figures.items() for steps in (10, 100)
+    ]  # fmt: skip
+    plot_benchmark(rows, tmp_path / "whole.png")
+    rows[1].update(status="out of memory", seconds=None, memory_bytes=None)
+    plot_benchmark(rows, tmp_path / "lost.png")
+    assert size_of(tmp_path / "whole.png") == size_of(tmp_path / "lost.png")
+    assert (tmp_path / "whole.png").read_bytes() != (tmp_path / "lost.png").read_bytes()
+    with pytest.raises(ValueError, match="rows has no finite 'seconds' among 1"):
+        plot_benchmark(rows[1:2], tmp_path / "none.png")
 
 
 def test_no_global_state_is_touched():

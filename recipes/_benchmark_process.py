@@ -1,0 +1,206 @@
+"""Measuring one cell of the benchmark: inside its process, and from outside, where memory and time are limited."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import platform
+import signal
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from _benchmark_methods import Method, Ours, Problem
+from safetensors.torch import load_file, save_file
+
+LONG_REPETITION = 60.0  # seconds; a cell that takes longer is not repeated
+REPETITIONS = 3
+PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
+_WARM_UP_STEPS = 2
+_POLL, _RESERVE = 0.05, 1 << 30  # seconds between two looks at a process; bytes that the machine keeps free
+
+Facts = dict[str, Any]
+
+
+# -- inside ----------------------------------------------------------------------------------------------------------
+
+
+def end_with_parent() -> None:
+    """Lets Linux end this process when the one that started it is gone, however that ended, and where memory runs out."""
+    if platform.system() == "Linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+def measure(problem: Problem, method: Method, steps: int, reference: Path, report: Callable[[Facts], None]) -> None:
+    """Reports what one meta-gradient costs, as soon as it is known: time, memory, relative error and, of ours, G and R."""
+    timer = Timer(problem.latents.device)
+    _, warm_up = timer.result(lambda: problem.meta_gradient(method, _WARM_UP_STEPS))
+    if isinstance(method, Ours):
+        method.step_seconds(problem, timer)
+    report({"warm_up_seconds": warm_up[0]})
+    times: list[tuple[float, float]] = []
+    step_times: list[tuple[float, float]] = []
+    while len(times) < REPETITIONS and (not times or times[0][0] < LONG_REPETITION):
+        if not times:
+            peak = PeakMemory(problem.latents.device)
+        gradient, seconds = timer.result(lambda: problem.meta_gradient(method, steps))
+        if not times:
+            report({"memory_bytes": peak.read(), "relative_error": relative_error(gradient, load(reference))})
+        del gradient
+        times.append(seconds)
+        if isinstance(method, Ours):
+            step_times.append(method.step_seconds(problem, timer))
+        report(summarised(times, step_times, steps))
+
+
+def summarised(times: Sequence[tuple[float, float]], step_times: Sequence[tuple[float, float]], steps: int) -> Facts:
+    """The columns of the (wall, CPU) seconds of all repetitions, and of the seconds of G and R."""
+    wall, cpu = zip(*times, strict=True)
+    facts = {
+        "repetitions": len(times),
+        "seconds": statistics.median(wall), "seconds_min": min(wall),
+        "cpu_seconds": statistics.median(cpu), "cpu_seconds_min": min(cpu),
+    }  # fmt: skip
+    if not step_times:
+        return facts
+    gradient, reverse = map(statistics.median, zip(*step_times, strict=True))
+    ratios = {"R/G": reverse / gradient, "total/(T·G)": facts["seconds"] / (steps * gradient)}
+    return {**facts, "G_seconds": gradient, "R_seconds": reverse, **ratios}
+
+
+class Timer:
+    """Wall and CPU seconds of a call; waits for the GPU where there is one."""
+
+    def __init__(self, device: torch.device):
+        self._wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+
+    def __call__(self, function: Callable[[], Any]) -> tuple[float, float]:
+        return self.result(function)[1]
+
+    def result(self, function: Callable[[], Any]) -> tuple[Any, tuple[float, float]]:
+        self._wait()
+        wall, cpu = time.perf_counter(), time.process_time()
+        result = function()
+        self._wait()
+        return result, (time.perf_counter() - wall, time.process_time() - cpu)
+
+
+class PeakMemory:
+    """Bytes in use at most since its making, above those in use then.
+
+    On a CPU these are pages of the process, for which the heap is first made to hand back what is free in it: what a
+    warm-up left there would otherwise hide that much of the peak. Only Linux can tell; elsewhere `read` returns None.
+    """
+
+    def __init__(self, device: torch.device):
+        self._cuda = device.type == "cuda"
+        gc.collect()
+        if self._cuda:
+            torch.cuda.reset_peak_memory_stats()
+            self._before = torch.cuda.memory_allocated()
+            return
+        if platform.libc_ver()[0] == "glibc":
+            ctypes.CDLL(None).malloc_trim(0)
+        with suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")  # sets VmHWM to VmRSS
+        self._before = _status("VmRSS")
+
+    def read(self) -> int | None:
+        if self._cuda:
+            return torch.cuda.max_memory_allocated() - self._before
+        peak = _status("VmHWM")
+        return None if peak is None else peak - self._before
+
+
+def _status(field: str) -> int | None:
+    with suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith(f"{field}:"):
+                return 1024 * int(line.split()[1])
+    return None
+
+
+def relative_error(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> float:
+    """‖found − expected‖ / ‖expected‖ over all tensors together, in float64."""
+    found, expected = (torch.cat([x.flatten().cpu().double() for x in tensors]) for tensors in (found, expected))
+    return float((found - expected).norm() / expected.norm())
+
+
+def save(gradient: Sequence[torch.Tensor], path: Path) -> None:
+    save_file(dict(zip(("latents", "decoder"), gradient, strict=True)), path)
+
+
+def load(path: Path) -> list[torch.Tensor]:
+    tensors = load_file(path)
+    return [tensors["latents"], tensors["decoder"]]
+
+
+# -- outside ---------------------------------------------------------------------------------------------------------
+
+
+def run_limited(command: Sequence[str], environment: dict[str, str], memory_limit: int, time_limit: float) -> Facts:
+    """What a process reported, and how it ended.
+
+    The process gets the name of a file as its last argument, and adds to it a line of JSON whenever it knows something.
+
+    Args:
+        memory_limit: bytes of resident memory.
+        time_limit: seconds.
+
+    Returns:
+        All that it reported, `status` ("ok", "out of memory", "too slow" or "failed") and a `note` for all but the first.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        reported, errors = Path(folder, "report"), Path(folder, "errors")
+        reported.touch()
+        with errors.open("w") as stderr:
+            process = subprocess.Popen(
+                [*command, str(reported)],
+                env=environment,
+                stdout=subprocess.DEVNULL,
+                stderr=stderr,
+                start_new_session=True,
+            )
+            try:
+                status, note = _watch(process, memory_limit, time_limit)
+            finally:
+                with suppress(ProcessLookupError):  # it, and what it started
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        lines = [line for line in errors.read_text(errors="replace").splitlines() if line.strip()]
+        if status == "failed" and lines:
+            note = lines[-1]
+            if "out of memory" in note or "not enough memory" in note or note.startswith("MemoryError"):
+                status = "out of memory"
+        facts = {}
+        for line in reported.read_text().splitlines():
+            facts.update(json.loads(line))
+    return {**facts, "status": status, "note": note}
+
+
+def _watch(process: subprocess.Popen, memory_limit: int, time_limit: float) -> tuple[str, str]:
+    """Waits for the process, and ends it when it goes past a limit; its status and a note."""
+    import psutil  # of the extra "bench": its absence is reported by whoever started this
+
+    watched, start, largest = psutil.Process(process.pid), time.monotonic(), 0
+    while process.poll() is None:
+        with suppress(psutil.NoSuchProcess):
+            largest = max(largest, watched.memory_info().rss)
+        if largest > memory_limit or psutil.virtual_memory().available < _RESERVE:
+            return "out of memory", f"stopped at {largest / 2**30:.1f} GiB"
+        if time.monotonic() - start > time_limit:
+            return "too slow", f"stopped after {time_limit:,.0f} s"
+        time.sleep(_POLL)
+    if process.returncode == -signal.SIGKILL:
+        return "out of memory", f"killed by the system at {largest / 2**30:.1f} GiB"
+    return ("ok", "") if process.returncode == 0 else ("failed", f"exit status {process.returncode}")

@@ -1,0 +1,117 @@
+"""What the benchmark leaves: results.csv with every number, table.md for readers, benchmark.png."""
+
+from __future__ import annotations
+
+import csv
+import os
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from _common import markdown, save_csv
+
+from farzi_hf.plots import plot_benchmark
+
+Row = dict[str, Any]
+
+# Columns that are numbers, in the order of the file.
+NUMBERS = {
+    "steps": int, "repetitions": int, "seconds": float, "seconds_min": float, "cpu_seconds": float, "cpu_seconds_min": float,
+    "memory_bytes": int, "relative_error": float, "warm_up_seconds": float, "G_seconds": float, "R_seconds": float,
+    "R/G": float, "total/(T·G)": float,
+}  # fmt: skip
+FIRST = ("method", "kind", "steps", "status", "note", *NUMBERS)
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of results.csv, none where there is no file: numbers as numbers, None where there is none; settings as text."""
+    if not path.exists():
+        return []
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        row.update({name: kind(row[name]) if row[name] else None for name, kind in NUMBERS.items()})
+    return rows
+
+
+def write_results(rows: Sequence[Row], folder: Path) -> None:
+    """Replaces the three files; each is whole at any time."""
+    rows = [{**dict.fromkeys(FIRST), **row} for row in rows]
+    folder.mkdir(parents=True, exist_ok=True)
+    _replace(folder / "results.csv", lambda path: save_csv(rows, path))
+    _replace(folder / "table.md", lambda path: path.write_text(tables(rows), encoding="utf-8"))
+    if any(row["seconds"] is not None for row in rows):
+        _replace(folder / "benchmark.png", lambda path: plot_benchmark(rows, path))
+
+
+def tables(rows: Sequence[Row]) -> str:
+    """Markdown: what was measured where, then time, memory and error over T, and the engine's own ratios."""
+    ours = [row for row in rows if row["kind"] == "ours"]
+    parts = [
+        ("", "\n".join(f"- {line}" for line in circumstances(rows))),
+        ("Seconds of one meta-gradient", by_steps(rows, "seconds", seconds)),
+        ("CPU seconds (user + system)", by_steps(rows, "cpu_seconds", seconds)),
+        ("Peak memory above that after the warm-up, MB", by_steps(rows, "memory_bytes", lambda x: f"{x / 1e6:,.0f}")),
+        ("Relative error of the gradient against float64", by_steps(rows, "relative_error", lambda x: f"{x:.0e}")),
+    ]
+    if ours:
+        parts.append(("Our seconds in units of T·G", by_steps(ours, "total/(T·G)", lambda x: f"{x:.2f}")))
+        parts.append(("One inner gradient G and one reverse step R (medians over T)", engine_table(ours)))
+    return "\n\n".join(f"**{title}**\n\n{table}" if title else table for title, table in parts) + "\n"
+
+
+def seconds(value: float) -> str:
+    return f"{value:,.2f}" if value < 100 else f"{value:,.0f}"
+
+
+def circumstances(rows: Sequence[Row]) -> list[str]:
+    """What the figures were measured on: machine, versions, problem, and what is the same for all methods."""
+    last, commits = rows[-1], sorted({str(row["commit"]) for row in rows if row.get("commit")})
+    return [
+        f"{last['date']}, commit {', '.join(commits) or 'unknown'}, {last.get('gpu') or last['processor']}, "
+        f"{last['threads']} thread(s), torch {last['torch']}, float32",
+        f"GPT-2 of one layer, h = {last['hidden_size']}, V = {last['vocab_size']}; summary {last['num_sequences']} × "
+        f"{last['sequence_length']}, d = {last['latent_dim']}, whole in every inner step; Adam; gradient in latents and decoder",
+        f"a process per cell, limited to {last['memory_limit_gib']} GiB and {last['time_limit_s']} s; median of up to three; "
+        f"malloc for all methods: {last['malloc']}",
+        "higher's Adam adds ε at another place, so it trains, and differentiates, something else: its error is not rounding",
+    ]
+
+
+def by_steps(rows: Sequence[Row], column: str, shown: Callable[[float], str]) -> str:
+    """Methods down, T across; a cell without the number says why."""
+    cells = {(row["method"], row["steps"]): row for row in rows}
+    steps = sorted({row["steps"] for row in rows})
+
+    def cell(method: str, t: int) -> str:
+        row = cells.get((method, t))
+        if row is None:
+            return ""
+        return row["status"] if row["status"] != "ok" else shown(row[column]) if row[column] is not None else ""
+
+    return markdown([{"": name, **{f"T = {t}": cell(name, t) for t in steps}} for name in _methods(rows)])
+
+
+def engine_table(ours: Sequence[Row]) -> str:
+    """Methods down; G, R, their ratio, and the warm-up, which holds the compilation."""
+
+    def median(method: str, column: str, digits: int) -> str:
+        values = [row[column] for row in ours if row["method"] == method and row[column] is not None]
+        return f"{statistics.median(values):.{digits}f}" if values else ""
+
+    columns = {"G_seconds": 4, "R_seconds": 4, "R/G": 2, "warm_up_seconds": 1}
+    lines = [
+        {"": name, **{column: median(name, column, columns[column]) for column in columns}} for name in _methods(ours)
+    ]
+    return markdown([{column.replace("_seconds", ", s"): cell for column, cell in line.items()} for line in lines])
+
+
+def _methods(rows: Sequence[Row]) -> list[str]:
+    return list(dict.fromkeys(row["method"] for row in rows))
+
+
+def _replace(path: Path, write: Callable[[Path], Any]) -> None:
+    new = path.with_name(f".new-{path.name}")  # with the suffix, by which matplotlib knows the format
+    write(new)
+    os.replace(new, path)

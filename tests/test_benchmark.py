@@ -1,0 +1,338 @@
+"""The benchmark: every method differentiates the same thing, cells end as they should, and results survive being resumed."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+RECIPES = Path(__file__).resolve().parent.parent / "recipes"
+sys.path.insert(0, str(RECIPES))  # as Python does for a script
+
+# ruff: noqa: E402
+pytest.importorskip("matplotlib")
+pytest.importorskip("psutil")
+import _benchmark_process
+import _benchmark_results
+import benchmark
+from _benchmark_methods import ADAM, Ours, Problem, Size
+from _benchmark_process import PeakMemory, relative_error, run_limited, summarised
+from _benchmark_results import read_rows, tables
+from benchmark import METHODS, PACKAGES
+
+from farzi_hf import adjoint
+from farzi_hf.adjoint import Tape, unroll
+from farzi_hf.inner_optimizers import InnerAdam
+
+TINY = Size(num_sequences=4, sequence_length=8, latent_dim=4, vocab_size=60, hidden_size=16, batch_size=8)
+TINY_ARGUMENTS = [text for name, value in dataclasses.asdict(TINY).items() for text in (f"--{name}", str(value))]
+STEPS = 6
+# Largest relative error in float64; what is not here is exact to rounding. TorchOpt corrects the moments in float32.
+TOLERANCE = {"TorchOpt": 1e-3, "Reversible": 1e-5, "Reversible, compiled": 1e-5}
+ROUNDING = 1e-9
+# Compiling higher's bytecode, at its first import only, finds an `is` with a literal.
+higher_warns = pytest.mark.filterwarnings("ignore:.*is. with .*literal:SyntaxWarning")
+
+
+@cache
+def problem(dtype: torch.dtype) -> Problem:
+    return Problem.of(TINY, dtype, "cpu")
+
+
+@cache
+def reference() -> list[torch.Tensor]:
+    return problem(torch.float64).meta_gradient(Ours(Tape), STEPS)
+
+
+def error_of(name: str, dtype: torch.dtype) -> float:
+    if name in PACKAGES:
+        pytest.importorskip(PACKAGES[name])
+    return relative_error(problem(dtype).meta_gradient(METHODS[name], STEPS), reference())
+
+
+# -- methods ---------------------------------------------------------------------------------------------------------
+
+
+EAGER = [name for name in METHODS if "compiled" not in name and name != "higher"]
+AVAILABLE = [name for name in EAGER if hasattr(adjoint, name) or not isinstance(METHODS[name], Ours)]
+
+
+@pytest.mark.parametrize("name", AVAILABLE)
+def test_a_method_has_the_gradient_of_the_reference(name):
+    assert error_of(name, torch.float64) <= TOLERANCE.get(name, ROUNDING)
+    assert error_of(name, torch.float32) <= 1e-3
+
+
+@higher_warns
+def test_higher_differentiates_another_adam():
+    """Its ε stands outside of the bias correction: a step t divides by √v̂ + ε/√(1−β2ᵗ), at t = 1 with 32 times the ε."""
+
+    class OtherAdam(InnerAdam):
+        def _corrected(self, t, lr):
+            a, _, r = super()._corrected(t, lr)
+            return a, self.eps, r
+
+    def other(problem, steps):
+        optimizer = OtherAdam(**ADAM)
+        return unroll(problem.fused_loss, problem.start, (problem.tokens(),), optimizer=optimizer, steps=steps)
+
+    assert error_of("higher", torch.float64) > 0.1
+    found, expected = (problem(torch.float64).meta_gradient(m, STEPS) for m in (METHODS["higher"], other))
+    assert relative_error(found, expected) <= ROUNDING
+
+
+def test_g_and_r_are_those_of_single_steps():
+    """On a clock that counts inner losses: a forward step has one, a reverse step of `Tape` one."""
+    calls = []
+
+    def timer(function):
+        before = len(calls)
+        function()
+        return len(calls) - before, 0.0
+
+    p = problem(torch.float32)
+    counted = dataclasses.replace(p, learner=Counting(p.learner, calls))
+    assert Ours(Tape).step_seconds(counted, timer) == (1.0, 1.0)
+
+
+class Counting:
+    def __init__(self, learner, calls):
+        self.learner, self.calls = learner, calls
+
+    def soft_loss(self, *args):
+        self.calls.append(args)
+        return self.learner.soft_loss(*args)
+
+
+# -- one process -----------------------------------------------------------------------------------------------------
+
+
+def run_python(code: str, memory_limit: int = 1 << 30, time_limit: float = 60.0) -> dict:
+    code = f"import json, os, sys, time; report = open(sys.argv[1], 'a', buffering=1); {code}"
+    return run_limited([sys.executable, "-c", code], dict(os.environ), memory_limit, time_limit)
+
+
+def test_a_process_ends_ok_with_all_that_it_reported():
+    facts = run_python("print(json.dumps({'a': 1, 'b': 2}), file=report); print(json.dumps({'b': 3}), file=report)")
+    assert facts == {"a": 1, "b": 3, "status": "ok", "note": ""}
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "note"),
+    [
+        ("print('{\"a\": 1}', file=report); x = b'1' * (300 << 20); time.sleep(60)", "out of memory", "stopped at 0."),
+        ("print('{\"a\": 1}', file=report); time.sleep(60)", "too slow", "stopped after 2 s"),
+        ("print('{\"a\": 1}', file=report); os.kill(os.getpid(), 9)", "out of memory", "killed by the system at 0."),
+        ("print('{\"a\": 1}', file=report); raise MemoryError", "out of memory", "MemoryError"),
+        ("print('{\"a\": 1}', file=report); raise ValueError('what is wrong')", "failed", "ValueError: what is wrong"),
+    ],
+    ids=["large", "slow", "killed", "refused", "wrong"],
+)
+def test_a_process_that_does_not_end_well_says_why_and_keeps_what_it_reported(code, status, note):
+    facts = run_python(code, memory_limit=100 << 20, time_limit=2.0)
+    assert (facts["a"], facts["status"]) == (1, status)
+    assert facts["note"].startswith(note)
+
+
+def test_nothing_of_a_process_that_was_stopped_is_left(tmp_path):
+    """Not even what it started itself."""
+    marker = tmp_path / "alive"
+    child = f"import time, pathlib; time.sleep(1.5); pathlib.Path({str(marker)!r}).touch()"
+    code = f"import subprocess; subprocess.Popen([sys.executable, '-c', {child!r}]); time.sleep(60)"
+    assert run_python(code, time_limit=0.5)["status"] == "too slow"
+    _benchmark_process.time.sleep(2)
+    assert not marker.exists()
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peak memory can be read on Linux only")
+def test_peak_memory_is_that_of_what_came_and_went_since():
+    large = torch.ones(32 << 20)
+    peak = PeakMemory(torch.device("cpu"))
+    torch.ones(16 << 20).sum()
+    assert 60 << 20 < peak.read() < 80 << 20
+    del large
+
+
+def test_figures_of_a_cell_are_medians_and_ratios_of_them():
+    facts = summarised([(8.0, 6.0), (4.0, 4.0), (5.0, 5.0)], [(0.1, 0.3), (0.2, 0.3), (0.1, 0.2)], steps=10)
+    assert facts == pytest.approx(
+        {
+            "repetitions": 3, "seconds": 5.0, "seconds_min": 4.0, "cpu_seconds": 5.0, "cpu_seconds_min": 4.0,
+            "G_seconds": 0.1, "R_seconds": 0.3, "R/G": 3.0, "total/(T·G)": 5.0,
+        }
+    )  # fmt: skip
+    assert "R/G" not in summarised([(8.0, 6.0)], [], steps=10)
+
+
+# -- a run -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_plot(monkeypatch) -> None:
+    """For tests that write results many times."""
+    monkeypatch.setattr(_benchmark_results, "plot_benchmark", lambda rows, path: path.touch())
+
+
+@pytest.fixture
+def cells(monkeypatch) -> list[tuple[str, int, str]]:
+    """Runs cells in this process in place of one each; the list of those that ran."""
+    ran = []
+
+    def run_here(command: Sequence[str], *_) -> dict:
+        cell = json.loads(command[-1])
+        ran.append((cell["method"], cell["steps"], cell["dtype"]))
+        report = Path(cell["reference"]).with_name("report")
+        report.unlink(missing_ok=True)
+        report.touch()
+        benchmark.measure_cell(cell, report)
+        facts = {}
+        for line in report.read_text().splitlines():
+            facts.update(json.loads(line))
+        return {**facts, "status": "ok", "note": ""}
+
+    monkeypatch.setattr(benchmark, "run_limited", run_here)
+    monkeypatch.setattr(benchmark, "end_with_parent", lambda: None)
+    monkeypatch.setattr(benchmark, "keep_freed_memory", lambda: None)
+    return ran
+
+
+def run(folder: Path, *arguments: str) -> None:
+    methods = [] if "--methods" in arguments else ["--methods", "Tape", "autograd"]
+    benchmark.main([*TINY_ARGUMENTS, "--output_dir", str(folder), *methods, "--steps", "3", "5", *arguments])
+
+
+CELLS = [("Tape", 3, "float32"), ("Tape", 5, "float32"), ("autograd", 3, "float32"), ("autograd", 5, "float32")]
+
+
+def test_a_run_leaves_its_numbers_a_table_and_a_plot(tmp_path, cells, capsys):
+    run(tmp_path)
+    assert sorted(cells) == sorted([*CELLS, ("Tape", 3, "float64"), ("Tape", 5, "float64")])
+    with (tmp_path / "results.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    in_order = [("autograd", 3), ("autograd", 5), ("Tape", 3), ("Tape", 5)]
+    assert [(row["method"], int(row["steps"])) for row in rows] == in_order
+    for row in rows:
+        assert (row["status"], row["threads"], row["device"], row["vocab_size"]) == ("ok", "1", "cpu", "60")
+        assert row["torch"] == torch.__version__
+        assert all(row[column] for column in ("processor", "malloc", "python", "transformers", "code", "date"))
+        assert float(row["relative_error"]) < 1e-3
+        assert float(row["seconds"]) >= float(row["seconds_min"]) > 0
+        assert bool(row["G_seconds"]) == bool(row["total/(T·G)"]) == (row["method"] == "Tape")
+    table = (tmp_path / "table.md").read_text()
+    assert table in capsys.readouterr().out
+    assert "| autograd |" in table
+    assert (tmp_path / "benchmark.png").read_bytes()[:4] == b"\x89PNG"
+    assert not list(tmp_path.glob(".new*"))
+
+
+def test_a_cell_is_measured_once_until_the_code_changes_or_it_is_asked_for_anew(tmp_path, cells, no_plot, monkeypatch):
+    run(tmp_path, "--steps", "3")
+    before = read_rows(tmp_path / "results.csv")
+    cells.clear()
+    run(tmp_path)
+    assert sorted(cells) == sorted([("Tape", 5, "float64"), *(cell for cell in CELLS if cell[1] == 5)])
+    after = read_rows(tmp_path / "results.csv")
+    assert [row for row in after if row["steps"] == 3] == before
+    cells.clear()
+    run(tmp_path, "--anew")
+    assert sorted(cells) == CELLS  # the references are still those of this code
+    cells.clear()
+    monkeypatch.setattr(benchmark, "code_hash", lambda: "changed")
+    run(tmp_path, "--steps", "3", "--methods", "autograd")
+    assert sorted(cells) == [("Tape", 3, "float64"), ("autograd", 3, "float32")]
+    assert len(read_rows(tmp_path / "results.csv")) == 4
+
+
+def test_results_of_other_settings_are_not_mixed(tmp_path, cells, no_plot):
+    run(tmp_path, "--steps", "3", "--methods", "autograd")
+    with pytest.raises(
+        SystemExit, match="results with other hidden_size, threads: choose another --output_dir, or --anew"
+    ):
+        run(tmp_path, "--hidden_size", "8", "--threads", "2")
+    run(tmp_path, "--hidden_size", "8", "--anew", "--steps", "3", "--methods", "autograd")
+    assert [row["hidden_size"] for row in read_rows(tmp_path / "results.csv")] == ["8"]
+
+
+def test_cells_that_cannot_be_measured_are_recorded_and_only_failures_are_tried_again(
+    tmp_path, cells, no_plot, monkeypatch
+):
+    endings = {"autograd": "out of memory", "Direct": "too slow", "torch.utils.checkpoint": "failed"}
+    run_here, ran = benchmark.run_limited, []
+
+    def run_badly(command, memory_limit, *rest):
+        cell = json.loads(command[-1])
+        if cell["method"] not in endings:
+            return run_here(command)
+        ran.append(cell["method"])
+        return {"warm_up_seconds": 1.5, "status": endings[cell["method"]], "note": "why"}
+
+    monkeypatch.setattr(benchmark, "run_limited", run_badly)
+    arguments = ("--steps", "3", "--methods", "Tape", *endings)
+    for expected in (sorted(endings), ["torch.utils.checkpoint"]):
+        with pytest.raises(
+            SystemExit, match=r"failed cells, which the next run tries again:\ntorch[.]utils[.]checkpoint, T = 3: why"
+        ):
+            run(tmp_path, *arguments)
+        assert sorted(ran) == expected
+        ran.clear()
+    rows = {row["method"]: row for row in read_rows(tmp_path / "results.csv")}
+    assert {name: rows[name]["status"] for name in endings} == endings
+    assert (rows["autograd"]["warm_up_seconds"], rows["autograd"]["seconds"]) == (1.5, None)
+    table = (tmp_path / "table.md").read_text()
+    assert all(f"{status} |" in table for status in endings.values())
+    assert "too slow" in tables(list(rows.values()))
+
+
+def test_without_a_reference_nothing_is_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(benchmark, "run_limited", lambda *_: {"status": "out of memory", "note": "stopped at 20.0 GiB"})
+    with pytest.raises(SystemExit, match=r"no float64 reference for T = 3: out of memory, stopped at 20[.]0 GiB"):
+        run(tmp_path)
+    assert not (tmp_path / "results.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--methods", "tape"), "methods: 'tape' is unknown; choose from 'autograd', "),
+        (("--scale", "huge"), "scale='huge' is unknown; choose from full, quick"),
+        (("--steps", "0"), "steps=[0] and threads=1 must be at least 1"),
+        (("--device", "tpu"), "device='tpu' is not here: use cpu"),
+    ],
+)
+def test_arguments_that_are_wrong_end_in_one_line(tmp_path, arguments, message):
+    with pytest.raises(SystemExit) as stop:
+        run(tmp_path, *arguments)
+    assert stop.value.code.startswith(f"benchmark.py: {message}")
+
+
+def test_a_missing_peer_is_named_with_the_way_to_install_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(benchmark.importlib.util, "find_spec", lambda name: None if name == "higher" else name)
+    with pytest.raises(
+        SystemExit, match=r"needs the package higher, which is not installed: pip install farzi-hf\[bench\]"
+    ):
+        run(tmp_path, "--methods", "Tape", "higher")
+    args, _ = benchmark.parse(["--methods", "Tape", "TorchOpt"])
+    assert args.methods == ["Tape", "TorchOpt"]
+
+
+def test_the_quick_scale_is_small_and_can_be_overridden():
+    (full, size), (quick, small) = benchmark.parse([]), benchmark.parse(["--scale", "quick", "--hidden_size", "4"])
+    assert (full.steps, size) == ([10, 50, 100, 200, 400], Size())
+    assert (small.vocab_size, small.hidden_size, quick.output_dir) == (200, 4, "outputs/benchmark_quick")
+    assert max(quick.steps) <= 20
+
+
+@pytest.mark.slow
+def test_cells_are_processes_of_their_own(tmp_path):
+    run(tmp_path, "--steps", "3")
+    rows = read_rows(tmp_path / "results.csv")
+    assert [(row["method"], row["status"]) for row in rows] == [("autograd", "ok"), ("Tape", "ok")]
+    assert all(row["repetitions"] == 3 and row["memory_bytes"] > 0 for row in rows)
