@@ -33,10 +33,16 @@ class CompiledLoop(InnerLoop):
     replayed_gradient = detached_gradient
 
     def reverse(
-        self, t: int, before: States, after: States | None, inputs: Buffers, cotangents: States, dx: Buffers
+        self,
+        t: int,
+        before: States,
+        after: Callable[[], States] | None,
+        inputs: Buffers,
+        cotangents: States,
+        dx: Buffers,
     ) -> Buffers:
         needed = tuple(x.requires_grad for x in inputs)
-        accumulators = tuple(state[1:] for state in (before if after is None else after))
+        accumulators = tuple(state[1:] for state in (before if after is None else after()))
         inputs = tuple(x.detach() for x in inputs)
         g, earlier, products = self._call(
             _reverse, weights(before), inputs, self.number(t), needed, self.optimizer, accumulators, after is not None,

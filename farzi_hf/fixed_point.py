@@ -51,15 +51,17 @@ class DecayingSum:
         self.decay, self.resolution = decay, resolution
         self.period = max(1, math.floor(_GROWTH / math.log2(1 / decay)))
         growth = math.ceil(self.period * math.log2(1 / decay))
-        self.lower_limbs = max(0, math.ceil((resolution + magnitude + growth + 1) / _LIMB) - 1)
+        bits = resolution + magnitude + growth + 1
+        self.lower_limbs = max(0, math.ceil(bits / _LIMB) - 1)
         self.factor = Fraction(decay**self.period).limit_denominator(_LARGEST_DENOMINATOR)
         if not self.factor:
             raise ValueError(
                 f"decay={decay} is too close to 0 for adjoint=Reversible(): it would have to keep everything that the "
                 "accumulator forgets; use adjoint=Tape() or Checkpoint()"
             )
-        self.top = torch.zeros(start.shape, dtype=torch.int64, device=start.device)
-        self.lower = [torch.zeros_like(self.top) for _ in range(self.lower_limbs)]
+        top = torch.int32 if bits - _LIMB * self.lower_limbs <= 31 else torch.int64
+        self.top = torch.zeros_like(start, dtype=top)
+        self.lower = [torch.zeros_like(start, dtype=torch.int64) for _ in range(self.lower_limbs)]
         self.remainders: Tensor | None = None
         self.words: list[Tensor] = []  # what did not fit into `remainders`
         self.bounds, self.moved = [1], []  # after each division: a bound on the remainders, and how many words went out
@@ -170,7 +172,7 @@ class DecayingSum:
 
     def _divide(self, rows: slice, divisor: int) -> tuple[list[Tensor], Tensor]:
         """The digits of ⌊X / divisor⌋, top first, and the remainder."""
-        digits = [self.top[rows].clone()]
+        digits = [self.top[rows].to(torch.int64, copy=True)]
         for limb in self.lower:
             digits += [limb[rows] >> _HALF, limb[rows] & ((1 << _HALF) - 1)]
         rest: Tensor | int = 0
@@ -228,15 +230,18 @@ class FixedPointState:
             self._move(rows, -self.optimizer.displacement(self._accumulators(rows, t), t, lr))
         _check_range("parameter", self.weights, LARGEST_WEIGHT, t)
 
-    def unstep(self, t: int, lr: float) -> State:
-        """Take the parameters back to before step `t`; returns what the accumulators are after it, in floating point."""
-        after = tuple(torch.empty_like(self.weights) for _ in self.sums)
+    def unstep(self, t: int, lr: float) -> None:
+        """Take the parameters back to before step `t`."""
         for rows in chunks(self.w):
-            accumulators = self._accumulators(rows, t)
-            self._move(rows, self.optimizer.displacement(accumulators, t, lr))
-            for target, x in zip(after, accumulators, strict=True):
+            self._move(rows, self.optimizer.displacement(self._accumulators(rows, t), t, lr))
+
+    def accumulators(self, t: int) -> tuple[Tensor, ...]:
+        """What they are after step `t`, in floating point; to be called before `restore`."""
+        result = tuple(torch.empty_like(self.weights) for _ in self.sums)
+        for rows in chunks(self.w):
+            for target, x in zip(result, self._accumulators(rows, t), strict=True):
                 target[rows] = x
-        return after
+        return result
 
     def restore(self, g: Tensor, t: int) -> None:
         """Take the accumulators back to before step `t`, whose gradient was `g`; the parameters are there already."""

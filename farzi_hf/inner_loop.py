@@ -161,7 +161,7 @@ class InnerLoop:
         self,
         t: int,
         before: States,
-        after: States | None,
+        after: Callable[[], States] | None,
         inputs: Buffers,
         cotangents: States,
         dx: Buffers,
@@ -172,7 +172,8 @@ class InnerLoop:
 
         Args:
             before: states before the step; of their accumulators there is no need if `after` is given.
-            after: states after it; of their parameters there is no need. None if unknown: `update` then makes them.
+            after: gives the states after it, of whose parameters there is no need; called when they are needed, so that
+                they are gone before memory is at its peak. None if they are unknown: `update` then makes them.
             inputs: detached; those that require grad are the ones differentiated.
             cotangents: derivatives of the outer loss in the states after the step; before it, when this returns.
             dx: one accumulator for each input that requires grad.
@@ -180,12 +181,7 @@ class InnerLoop:
         w = leaves(weights(before))
         graphs = self.gradient(w, inputs, t, create_graph=True)
         g = tuple(graph.detach() for graph in graphs)
-        after = self.update(before, g, t) if after is None else after
-        lr = self.rate(t)
-        dg = [
-            self.optimizer.pullback(flat, state[1:], gradient, cotangent, t, lr)
-            for flat, state, gradient, cotangent in zip(weights(before), after, g, cotangents, strict=True)
-        ]
+        dg = self._pullback(t, before, self.update(before, g, t) if after is None else after(), g, cotangents)
         linked = [(graph, vector) for graph, vector in zip(graphs, dg, strict=True) if graph.requires_grad]
         if linked:  # the loss is not linear: there are second derivatives
             graphs, dg = zip(*linked, strict=True)
@@ -195,6 +191,13 @@ class InnerLoop:
                 if product is not None:
                     total.add_(product)  # dw += H_ww·dg, dx += H_xw·dg
         return g
+
+    def _pullback(self, t: int, before: States, after: States, g: Buffers, cotangents: States) -> Buffers:
+        lr = self.rate(t)
+        return tuple(
+            self.optimizer.pullback(flat, state[1:], gradient, cotangent, t, lr)
+            for flat, state, gradient, cotangent in zip(weights(before), after, g, cotangents, strict=True)
+        )
 
     def rate(self, t: int) -> float:
         """The learning rate of step t."""

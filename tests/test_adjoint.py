@@ -500,6 +500,15 @@ def test_a_loss_that_cannot_be_compiled_is_an_error() -> None:
         unroll(inner_loss, {"w": w}, (torch.ones(2),), optimizer=ADAM, steps=2, adjoint=Tape(), torch_compile=True)
 
 
+@every_adjoint
+def test_the_backward_pass_leaves_the_result_as_it_is(adjoint: Adjoint) -> None:
+    problem = mp.mlp()
+    theta = unroll(*problem.arguments, optimizer=ADAM, steps=4, adjoint=adjoint)
+    before = {name: x.detach().clone() for name, x in theta.items()}
+    outer_loss(theta).backward()
+    assert all(torch.equal(x, before[name]) for name, x in theta.items())
+
+
 # --- memory ----------------------------------------------------------------------------------------------------------
 
 
