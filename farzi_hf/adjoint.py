@@ -2,7 +2,7 @@
 
 `theta_T = unroll(inner_loss, params, inputs, optimizer=…, steps=T)` is an ordinary differentiable function: build
 any outer loss on `theta_T` and call `.backward()`. How the backward pass finds the trajectory again is the
-*adjoint*, an object of `farzi_hf.replay`: `Direct`, `Tape`, `Checkpoint` or `Reversible`. All give the same exact
+*adjoint*, an object: `Direct`, `Tape`, `Checkpoint` or `Reversible`. All give the same exact
 gradient, and differ in time and memory; `adjoint=None` takes the fastest that there is room for.
 """
 
@@ -19,7 +19,8 @@ from torch import Tensor
 from farzi_hf.compiled_loop import CompiledLoop
 from farzi_hf.inner_loop import Buffers, InnerLoop, InnerLoss, Layout, autocast_settings, no_autocast, weights
 from farzi_hf.inner_optimizers import InnerOptimizer
-from farzi_hf.replay import Adjoint, Checkpoint, Direct, Reversible, Tape
+from farzi_hf.replay import Adjoint, Checkpoint, Direct, Tape
+from farzi_hf.reversal import Reversible
 
 __all__ = ["Adjoint", "Checkpoint", "Direct", "Reversible", "Tape", "choose_adjoint", "unroll"]
 

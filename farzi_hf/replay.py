@@ -1,5 +1,7 @@
 """Adjoints: how the backward pass of `unroll` finds the trajectory again. All give the same exact gradient.
 
+Here are those that keep graphs, gradients or states; `Reversible`, which needs none of them, is in `farzi_hf.reversal`.
+
 With G the time of one inner gradient (forward and backward through the network), P the number of trained parameters,
 S the numbers in a state of the optimizer (3P for Adam, 2P for SGD), and T the number of differentiated steps:
 
@@ -23,7 +25,6 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from farzi_hf.fixed_point import FixedPointState
 from farzi_hf.inner_loop import Buffers, InnerLoop, States, no_autocast, weights
 
 Reverse = Callable[[int, States, Callable[[], States] | None], Buffers]
@@ -81,15 +82,45 @@ class RecordingAdjoint(Adjoint):
         return _Unrolled.apply(self, loop, *w, *inputs)
 
     @abstractmethod
-    def record(self, loop: InnerLoop, states: States, inputs: Buffers) -> tuple[States, list[Tensor], Any]:
-        """Take the steps `loop.taped`, over the buffers of `states`; return the last states and the record.
-
-        The record is a list of tensors, which nobody writes to any more, and one object of any kind.
-        """
+    def record(self, loop: InnerLoop, states: States, inputs: Buffers) -> tuple[States, Any]:
+        """Take the steps `loop.taped`, over the buffers of `states`; return the last states and the record, of any kind."""
 
     @abstractmethod
-    def retrace(self, loop: InnerLoop, record: list[Tensor], memo: Any, inputs: Buffers, reverse: Reverse) -> None:
-        """Call `reverse` for the steps `loop.taped`, last first; may eat up the list `record`."""
+    def retrace(self, loop: InnerLoop, record: Any, inputs: Buffers, reverse: Reverse) -> None:
+        """Call `reverse` for the steps `loop.taped`, last first; of a retained graph, as often as there is a backward pass."""
+
+
+class Recording:
+    """A stack of tensors that a backward pass takes down as it goes, so that their memory serves others.
+
+    The states that it begins with stay: over a retained graph, the next backward pass records again from there.
+    """
+
+    def __init__(self, states: States):
+        self.start = _clone(states)
+        self.stack: list[Tensor] = []
+        self.used = False
+
+    def push(self, states: States) -> None:
+        self.stack.extend(x.clone() for state in states for x in state)
+
+    def pop(self, count: int) -> Buffers:
+        """The last `count` tensors, in the order in which they went on."""
+        top = tuple(self.stack[-count:])
+        del self.stack[-count:]
+        return top
+
+    def pop_states(self) -> States:
+        """States that `push` put there; those at the start where the stack is empty."""
+        fields = len(self.start[0])
+        flat = self.pop(len(self.start) * fields) if self.stack else None
+        return self.start if flat is None else tuple(flat[i : i + fields] for i in range(0, len(flat), fields))
+
+    def renewed(self, adjoint: RecordingAdjoint, loop: InnerLoop, inputs: Buffers) -> Recording:
+        """This record if no backward pass has used it, else the same one again."""
+        record = adjoint.record(loop, _clone(self.start), inputs)[1] if self.used else self
+        self.used = True
+        return record
 
 
 @dataclass(frozen=True)
@@ -98,25 +129,27 @@ class Tape(RecordingAdjoint):
 
     Time 4 T·G: G forward, 3 G in reverse; the replay does not evaluate the network. Memory for T differentiated
     steps: T·P numbers for the gradients and up to 2√T·S for states, where S is 3P with Adam and 2P with SGD; the
-    graph of one step; one copy of the inputs that need a gradient. All of it is freed by the backward pass.
+    graph of one step; one copy of the inputs that need a gradient. The backward pass frees it as it goes.
     """
 
-    def record(self, loop: InnerLoop, states: States, inputs: Buffers) -> tuple[States, list[Tensor], None]:
-        tape: list[Tensor] = []
-        for ts in _segments(loop.taped):
-            tape.extend(_copies(states))
-            states = loop.advance(states, inputs, ts, tape)
-        return states, tape, None
+    def record(self, loop: InnerLoop, states: States, inputs: Buffers) -> tuple[States, Recording]:
+        first, *others = _segments(loop.taped)
+        record = Recording(states)
+        states = loop.advance(states, inputs, first, record.stack)
+        for ts in others:
+            record.push(states)
+            states = loop.advance(states, inputs, ts, record.stack)
+        return states, record
 
-    def retrace(self, loop: InnerLoop, record: list[Tensor], memo: None, inputs: Buffers, reverse: Reverse) -> None:
+    def retrace(self, loop: InnerLoop, record: Recording, inputs: Buffers, reverse: Reverse) -> None:
+        record = record.renewed(self, loop, inputs)
         for ts in reversed(_segments(loop.taped)):
-            g = {t: _pop(record, len(loop.layout.groups)) for t in reversed(ts)}
-            trail = [_pop_states(record, loop)]
+            g = {t: record.pop(len(loop.layout.groups)) for t in reversed(ts)}
+            trail = [record.pop_states()]
             for t in ts:
                 trail.append(loop.update(trail[-1], g.pop(t), t))
             for t in reversed(ts):
-                after = trail.pop
-                reverse(t, trail[-2], after)
+                reverse(t, trail[-2], trail.pop)
 
     def memory(self, loop: InnerLoop, w: Buffers, graph: int) -> int:
         steps = len(loop.taped)
@@ -148,25 +181,27 @@ class Checkpoint(RecordingAdjoint):
         ):
             raise ValueError(f"slots must be None or an integer >= 1, got {self.slots!r}; None takes about sqrt(2 T)")
 
-    def record(self, loop: InnerLoop, states: States, inputs: Buffers) -> tuple[States, list[Tensor], None]:
-        kept: list[Tensor] = []
-        for ts, _ in self._first_descent(loop.taped):
-            kept.extend(_copies(states))
+    def record(self, loop: InnerLoop, states: States, inputs: Buffers) -> tuple[States, Recording]:
+        (first, _), *others = self._first_descent(loop.taped)
+        record = Recording(states)
+        states = loop.advance(states, inputs, first)
+        for ts, _ in others:
+            record.push(states)
             states = loop.advance(states, inputs, ts)
-        return states, kept, None
+        return states, record
 
-    def retrace(self, loop: InnerLoop, record: list[Tensor], memo: None, inputs: Buffers, reverse: Reverse) -> None:
+    def retrace(self, loop: InnerLoop, record: Recording, inputs: Buffers, reverse: Reverse) -> None:
         def descend(start: States, ts: range, slots: int) -> None:
             """Reverse the steps `ts`, given the states before them, with `slots` places, that of `start` included."""
             while len(ts) > 1:
                 length = split(len(ts), slots)
-                middle = loop.advance(_clone(start), inputs, ts[:length])
-                descend(middle, ts[length:], slots - 1)
+                descend(loop.advance(_clone(start), inputs, ts[:length]), ts[length:], slots - 1)
                 ts = ts[:length]
             reverse(ts[0], start, None)
 
+        record = record.renewed(self, loop, inputs)
         for ts, slots in reversed(self._first_descent(loop.taped)):
-            descend(_pop_states(record, loop), ts, slots)
+            descend(record.pop_states(), ts, slots)
 
     def memory(self, loop: InnerLoop, w: Buffers, graph: int) -> int:
         return graph + _bytes(w) * loop.optimizer.fields * (self._slots(len(loop.taped)) + 3)
@@ -186,108 +221,6 @@ class Checkpoint(RecordingAdjoint):
         return [*pieces, (ts, slots)]
 
 
-@dataclass(frozen=True)
-class Reversible(RecordingAdjoint):
-    """Run the training itself backwards, from its last state: memory that hardly grows with the number of steps.
-
-    States are integers (`farzi_hf.fixed_point`), of which no bit is lost: going back ends at the start, bit for bit,
-    and anything else is an error. The steps are those of the same optimizer in floating point up to rounding.
-
-    Time 4 T·G: G forward, 3 G in reverse. Memory: with Adam 36 to 56 bytes per parameter, with SGD 24; log2(1/β) bits
-    per parameter and step for each accumulator (0.15 bits for β = 0.9, 0.0014 for 0.999, 1 bit for 0.5); the graph of
-    one step.
-
-    Raises (from `unroll` or in the backward pass):
-        ValueError: the optimizer has an accumulator without memory (SGD without momentum, Adam with a β of 0).
-        OverflowError: a gradient or a parameter is too large for the integers.
-        RuntimeError: the inner loss did not give the same gradient twice.
-    """
-
-    def run(self, loop: InnerLoop, w: Buffers, inputs: Buffers) -> Buffers:
-        if not all(loop.optimizer.decays):
-            raise ValueError(
-                f"adjoint=Reversible() cannot run {loop.optimizer} backwards: a decay of 0 forgets everything; "
-                "give it momentum (betas above 0), or use adjoint=Tape() or Checkpoint()"
-            )
-        return super().run(loop, w, inputs)
-
-    def record(self, loop: InnerLoop, states: States, inputs: Buffers) -> tuple[States, list[Tensor], Reversal]:
-        reversal = Reversal(loop, states)
-        reversal.forward(inputs)
-        return reversal.release(), [], reversal
-
-    def retrace(self, loop: InnerLoop, record: list[Tensor], memo: Reversal, inputs: Buffers, reverse: Reverse) -> None:
-        memo.backward(inputs, reverse)
-
-    def memory(self, loop: InnerLoop, w: Buffers, graph: int) -> int:
-        steps = len(loop.taped)
-        bits = 64 * (4 + 4 * len(loop.optimizer.decays)) / 2 - steps * sum(map(math.log2, loop.optimizer.decays))
-        return graph + int(sum(flat.numel() for flat in w) * bits / 8)
-
-
-class Reversal:
-    """The integers of one unrolled training, at its start or at its end."""
-
-    def __init__(self, loop: InnerLoop, states: States):
-        self.loop = loop
-        before = loop.taped[0] - 1
-        self.groups = [FixedPointState(loop.optimizer, state, before) for state in states]
-        self.start = [group.full_checksum() for group in self.groups]
-        self.checksums: list[list[int]] = []  # of the parameters before each step taken
-        self.finite = True
-
-    def forward(self, inputs: Buffers) -> None:
-        """From the start to the end; training that left the finite numbers goes no further."""
-        for t in self.loop.taped:
-            g = self.loop.replayed_gradient(weights(self.states()), inputs, t)
-            self.finite = all(bool(flat.isfinite().all()) for flat in g)
-            if not self.finite:
-                break
-            self.checksums.append([group.checksum() for group in self.groups])
-            for group, flat in zip(self.groups, g, strict=True):
-                group.step(flat, t, self.loop.rate(t))
-
-    def backward(self, inputs: Buffers, reverse: Reverse) -> None:
-        """From the end to the start."""
-        if not self.finite:  # as with every adjoint, the gradient is then not a number either
-            lost = tuple(state * self.loop.optimizer.fields for state in self.states())
-            reverse(self.loop.taped[-1], lost, lambda: lost)
-            return
-        if not self.checksums:  # a second time, over a retained graph
-            self.forward(inputs)
-        for t in reversed(self.loop.taped):
-            for group in self.groups:
-                group.unstep(t, self.loop.rate(t))
-            self._check(t, [group.checksum() for group in self.groups] == self.checksums.pop())
-            g = reverse(
-                t, self.states(), lambda t=t: tuple((group.weights, *group.accumulators(t)) for group in self.groups)
-            )
-            for group, flat in zip(self.groups, g, strict=True):
-                group.restore(flat, t)
-        self._check(self.loop.taped[0] - 1, self.start == [group.full_checksum() for group in self.groups])
-
-    def release(self) -> States:
-        """The present parameters, for others to keep: nothing here will write to them again."""
-        states = self.states()
-        for group in self.groups:
-            group.weights = torch.empty_like(group.weights)
-        return states
-
-    def states(self) -> States:
-        """Of the present parameters only; NaN once they are lost."""
-        if self.finite:
-            return tuple((group.weights,) for group in self.groups)
-        return tuple((torch.full_like(group.weights, math.nan),) for group in self.groups)
-
-    def _check(self, t: int, same: bool) -> None:
-        if not same:
-            raise RuntimeError(
-                f"adjoint=Reversible() did not come back to where it was before step {t + 1 if t else 1}: inner_loss gave "
-                "another gradient than it did going forward; make it a pure function of (params, inputs, step) and its "
-                "kernels deterministic (torch.use_deterministic_algorithms(True)), or use adjoint=Checkpoint() or Tape()"
-            )
-
-
 class _Unrolled(torch.autograd.Function):
     """The inner loop as one node of the outer graph, for any `RecordingAdjoint`."""
 
@@ -295,11 +228,10 @@ class _Unrolled(torch.autograd.Function):
     def forward(ctx: FunctionCtx, adjoint: RecordingAdjoint, loop: InnerLoop, *tensors: Tensor) -> Buffers:
         groups = len(loop.layout.groups)
         w, inputs = tensors[:groups], tensors[groups:]
-        states = loop.advance(loop.start(w), inputs, loop.skipped)
-        states, record, ctx.memo = adjoint.record(loop, states, inputs)
-        # As saved tensors, the record goes with the backward pass, and overwritten inputs or constants are noticed.
-        ctx.save_for_backward(*inputs, *loop.layout.constants.values(), *record)
-        ctx.adjoint, ctx.loop, ctx.num_inputs = adjoint, loop, len(inputs)
+        states, ctx.record = adjoint.record(loop, loop.advance(loop.start(w), inputs, loop.skipped), inputs)
+        # As saved tensors, so that it is noticed if they are overwritten.
+        ctx.save_for_backward(*inputs, *loop.layout.constants.values())
+        ctx.adjoint, ctx.loop = adjoint, loop
         return weights(states)
 
     @staticmethod
@@ -312,7 +244,6 @@ class _Unrolled(torch.autograd.Function):
             )
         needed = ctx.needs_input_grad[2 + len(dw) :]
         inputs = tuple(x.detach().requires_grad_(need) for x, need in zip(saved, needed, strict=False))
-        record = list(saved[ctx.num_inputs + len(loop.layout.constants) :])
         dx = iter(totals := tuple(torch.zeros_like(x) for x in inputs if x.requires_grad))
         cotangents = loop.start(dw)
 
@@ -320,7 +251,7 @@ class _Unrolled(torch.autograd.Function):
             return loop.reverse(t, before, after, inputs, cotangents, totals)
 
         with no_autocast(loop.autocast):
-            adjoint.retrace(loop, record, ctx.memo, inputs, reverse)
+            adjoint.retrace(loop, ctx.record, inputs, reverse)
         dw = tuple(torch.zeros_like(flat) if loop.skipped else flat for flat in weights(cotangents))
         return None, None, *dw, *(next(dx) if need else None for need in needed)
 
@@ -341,26 +272,8 @@ def _segments(ts: range) -> list[range]:
     return [ts[i : i + length] for i in range(0, len(ts), length)]
 
 
-def _copies(states: States) -> list[Tensor]:
-    return [x.clone() for state in states for x in state]
-
-
 def _clone(states: States) -> States:
     return tuple(tuple(x.clone() for x in state) for state in states)
-
-
-def _pop(stack: list[Tensor], count: int) -> Buffers:
-    """Take the last `count` items off the stack, in the order in which they went on."""
-    top = tuple(stack[-count:])
-    del stack[-count:]
-    return top
-
-
-def _pop_states(stack: list[Tensor], loop: InnerLoop) -> States:
-    """Take states off the stack that `_copies` made."""
-    fields = loop.optimizer.fields
-    flat = _pop(stack, len(loop.layout.groups) * fields)
-    return tuple(flat[i : i + fields] for i in range(0, len(flat), fields))
 
 
 def _bytes(w: Buffers) -> int:

@@ -1,0 +1,114 @@
+"""The adjoint that runs the training itself backwards, from its last state to its first."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from farzi_hf.fixed_point import FixedPointState
+from farzi_hf.inner_loop import Buffers, InnerLoop, States, weights
+from farzi_hf.replay import RecordingAdjoint, Reverse
+
+
+@dataclass(frozen=True)
+class Reversible(RecordingAdjoint):
+    """Run the training itself backwards, from its last state: memory that hardly grows with the number of steps.
+
+    States are integers (`farzi_hf.fixed_point`), of which no bit is lost: going back ends at the start, bit for bit,
+    and anything else is an error. The steps are those of the same optimizer in floating point up to rounding.
+
+    Time 4 T·G: G forward, 3 G in reverse. Memory: with Adam 36 to 56 bytes per parameter, with SGD 24; log2(1/β) bits
+    per parameter and step for each accumulator (0.15 bits for β = 0.9, 0.0014 for 0.999, 1 bit for 0.5); the graph of
+    one step.
+
+    Raises (from `unroll` or in the backward pass):
+        ValueError: the optimizer has an accumulator without memory (SGD without momentum, Adam with a β of 0).
+        OverflowError: a gradient or a parameter is too large for the integers.
+        RuntimeError: the inner loss did not give the same gradient twice.
+    """
+
+    def run(self, loop: InnerLoop, w: Buffers, inputs: Buffers) -> Buffers:
+        if not all(loop.optimizer.decays):
+            raise ValueError(
+                f"adjoint=Reversible() cannot run {loop.optimizer} backwards: a decay of 0 forgets everything; "
+                "give it momentum (betas above 0), or use adjoint=Tape() or Checkpoint()"
+            )
+        return super().run(loop, w, inputs)
+
+    def record(self, loop: InnerLoop, states: States, inputs: Buffers) -> tuple[States, Reversal]:
+        reversal = Reversal(loop, states)
+        reversal.forward(inputs)
+        return reversal.release(), reversal
+
+    def retrace(self, loop: InnerLoop, record: Reversal, inputs: Buffers, reverse: Reverse) -> None:
+        record.backward(inputs, reverse)
+
+    def memory(self, loop: InnerLoop, w: Buffers, graph: int) -> int:
+        steps = len(loop.taped)
+        bits = 64 * (4 + 4 * len(loop.optimizer.decays)) / 2 - steps * sum(map(math.log2, loop.optimizer.decays))
+        return graph + int(sum(flat.numel() for flat in w) * bits / 8)
+
+
+class Reversal:
+    """The integers of one unrolled training, at its start or at its end."""
+
+    def __init__(self, loop: InnerLoop, states: States):
+        self.loop = loop
+        before = loop.taped[0] - 1
+        self.groups = [FixedPointState(loop.optimizer, state, before) for state in states]
+        self.start = [group.full_checksum() for group in self.groups]
+        self.checksums: list[list[int]] = []  # of the parameters before each step taken
+        self.finite = True
+
+    def forward(self, inputs: Buffers) -> None:
+        """From the start to the end; training that left the finite numbers goes no further."""
+        for t in self.loop.taped:
+            g = self.loop.replayed_gradient(weights(self.states()), inputs, t)
+            self.finite = all(bool(flat.isfinite().all()) for flat in g)
+            if not self.finite:
+                break
+            self.checksums.append([group.checksum() for group in self.groups])
+            for group, flat in zip(self.groups, g, strict=True):
+                group.step(flat, t, self.loop.rate(t))
+
+    def backward(self, inputs: Buffers, reverse: Reverse) -> None:
+        """From the end to the start."""
+        if not self.finite:  # as with every adjoint, the gradient is then not a number either
+            lost = tuple(state * self.loop.optimizer.fields for state in self.states())
+            reverse(self.loop.taped[-1], lost, lambda: lost)
+            return
+        if not self.checksums:  # a second time, over a retained graph
+            self.forward(inputs)
+        for t in reversed(self.loop.taped):
+            for group in self.groups:
+                group.unstep(t, self.loop.rate(t))
+            self._check(t, [group.checksum() for group in self.groups] == self.checksums.pop())
+            g = reverse(
+                t, self.states(), lambda t=t: tuple((group.weights, *group.accumulators(t)) for group in self.groups)
+            )
+            for group, flat in zip(self.groups, g, strict=True):
+                group.restore(flat, t)
+        self._check(self.loop.taped[0] - 1, self.start == [group.full_checksum() for group in self.groups])
+
+    def release(self) -> States:
+        """The present parameters, for others to keep: nothing here will write to them again."""
+        states = self.states()
+        for group in self.groups:
+            group.weights = torch.empty_like(group.weights)
+        return states
+
+    def states(self) -> States:
+        """Of the present parameters only; NaN once they are lost."""
+        if self.finite:
+            return tuple((group.weights,) for group in self.groups)
+        return tuple((torch.full_like(group.weights, math.nan),) for group in self.groups)
+
+    def _check(self, t: int, same: bool) -> None:
+        if not same:
+            raise RuntimeError(
+                f"adjoint=Reversible() did not come back to where it was before step {t + 1 if t else 1}: inner_loss gave "
+                "another gradient than it did going forward; make it a pure function of (params, inputs, step) and its "
+                "kernels deterministic (torch.use_deterministic_algorithms(True)), or use adjoint=Checkpoint() or Tape()"
+            )
