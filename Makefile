@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # --no-compile halves the time: Python compiles the few modules that get imported, instead of pip all of them.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 # Spelled out, so that accelerate neither asks for a config file nor warns that it has none.
-LAUNCH := $(BIN)/accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no
+LAUNCH := $(BIN)/accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no --quiet
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check format bench clean

@@ -28,7 +28,7 @@ def plot_distillation(
     metric: str = "eval_perplexity",
     metric_label: str = "Perplexity of a fresh student",
     loss: str = "loss",
-    norm: str = "meta_gradient_norm",
+    norm: str = "grad_norm",
     **baselines: float,
 ) -> None:
     """How a distillation went, against outer steps: student metric, outer loss, norm of the meta-gradient.

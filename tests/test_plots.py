@@ -13,7 +13,7 @@ pytest.importorskip("matplotlib")
 from farzi_hf.plots import plot_benchmark, plot_comparison, plot_distillation, plot_tokens
 
 LOG = [
-    *({"step": s, "loss": 5 / s, "meta_gradient_norm": float("nan") if s == 3 else s} for s in range(1, 9)),
+    *({"step": s, "loss": 5 / s, "grad_norm": float("nan") if s == 3 else s} for s in range(1, 9)),
     {"step": 4, "eval_perplexity": 200.0, "eval_perplexity_std": 3.0},
     {"step": 8, "eval_perplexity": float("inf"), "eval_perplexity_std": 3.0},
     {"step": 8, "train_runtime": 1.0},
@@ -48,7 +48,7 @@ def test_distillation_draws_a_panel_per_quantity_that_was_logged(tmp_path):
 
 
 def test_distillation_without_anything_to_show_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="log_history has no eval_perplexity, loss or meta_gradient_norm"):
+    with pytest.raises(ValueError, match="log_history has no eval_perplexity, loss or grad_norm"):
         plot_distillation([{"step": 1, "loss": float("nan")}], tmp_path / "none.png")
 
 
