@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from farzi_hf.inner_loop import Buffers, InnerLoop, InnerLoss, Layout, States, autocast, weights
+from farzi_hf.inner_loop import Accumulators, Buffers, InnerLoop, InnerLoss, Layout, States, autocast, weights
 from farzi_hf.inner_optimizers import InnerOptimizer
 
 _VARIANTS = 64  # of one function that may be compiled in a process, for other losses, shapes and dtypes
@@ -36,13 +36,16 @@ class CompiledLoop(InnerLoop):
         self,
         t: int,
         before: States,
-        after: Callable[[], States] | None,
+        after: Accumulators | None,
         inputs: Buffers,
         cotangents: States,
         dx: Buffers,
     ) -> Buffers:
         needed = tuple(x.requires_grad for x in inputs)
-        accumulators = tuple(state[1:] for state in (before if after is None else after()))
+        if after is None:
+            accumulators = tuple(state[1:] for state in before)
+        else:
+            accumulators = tuple(tuple(after(group, slice(None))) for group in range(len(before)))
         inputs = tuple(x.detach() for x in inputs)
         g, earlier, products = self._call(
             _reverse, weights(before), inputs, self.number(t), needed, self.optimizer, accumulators, after is not None,

@@ -14,12 +14,13 @@ the parameters, so that the steps are those of the same optimizer in floating po
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from fractions import Fraction
 
 import torch
 from torch import Tensor
 
+from farzi_hf.inner_loop import chunks
 from farzi_hf.inner_optimizers import InnerOptimizer, State
 
 LARGEST_GRADIENT = 2.0**31
@@ -32,7 +33,6 @@ _LIMB, _HALF = 62, 31  # bits used of a limb, and of the digits it is divided an
 _GROWTH = 4  # bits by which c_t β^(t0-t) may grow between two divisions
 _LARGEST_DENOMINATOR = 1 << 30  # of the fraction that stands for β^K; times a limb, it fits into 63 bits
 _WORD = 16  # bits of the remainders that are moved out at a time
-_CHUNK = 1 << 18  # elements that are worked on at a time: the temporaries stay small, and in the processor's cache
 
 
 class DecayingSum:
@@ -227,21 +227,17 @@ class FixedPointState:
             total.shrink(t - self.before)
         for rows in chunks(g):
             self._accumulate(rows, g, t, DecayingSum.add)
-            self._move(rows, -self.optimizer.displacement(self._accumulators(rows, t), t, lr))
+            self._move(rows, -self.optimizer.displacement(self.accumulators(rows, t), t, lr))
         _check_range("parameter", self.weights, LARGEST_WEIGHT, t)
 
     def unstep(self, t: int, lr: float) -> None:
         """Take the parameters back to before step `t`."""
         for rows in chunks(self.w):
-            self._move(rows, self.optimizer.displacement(self._accumulators(rows, t), t, lr))
+            self._move(rows, self.optimizer.displacement(self.accumulators(rows, t), t, lr))
 
-    def accumulators(self, t: int) -> tuple[Tensor, ...]:
-        """What they are after step `t`, in floating point; to be called before `restore`."""
-        result = tuple(torch.empty_like(self.weights) for _ in self.sums)
-        for rows in chunks(self.w):
-            for target, x in zip(result, self._accumulators(rows, t), strict=True):
-                target[rows] = x
-        return result
+    def accumulators(self, rows: slice, t: int) -> list[Tensor]:
+        """What they are after step `t`, in float64; to be called before `restore`."""
+        return [total.value(rows, t - self.before) for total in self.sums]
 
     def restore(self, g: Tensor, t: int) -> None:
         """Take the accumulators back to before step `t`, whose gradient was `g`; the parameters are there already."""
@@ -258,9 +254,6 @@ class FixedPointState:
         """Of every integer."""
         return (self.checksum(), *(int(limb.sum()) for total in self.sums for limb in total.limbs))
 
-    def _accumulators(self, rows: slice, t: int) -> list[Tensor]:
-        return [total.value(rows, t - self.before) for total in self.sums]
-
     def _accumulate(
         self, rows: slice, g: Tensor, t: int, how: Callable[[DecayingSum, slice, Tensor, int], None]
     ) -> None:
@@ -272,11 +265,6 @@ class FixedPointState:
         """Add u (float64, overwritten) to the parameters."""
         self.w[rows] += u.mul_(2.0**_WEIGHT_BITS).round_().to(torch.int64)
         self.weights[rows] = self.w[rows].double().mul_(2.0**-_WEIGHT_BITS)
-
-
-def chunks(x: Tensor) -> Iterator[slice]:
-    """Slices that cover the elements of a flat tensor."""
-    return (slice(i, i + _CHUNK) for i in range(0, len(x), _CHUNK))
 
 
 def _check_range(name: str, x: Tensor, largest: float, t: int) -> None:

@@ -7,7 +7,7 @@ when; the steps are here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -22,8 +22,14 @@ Buffers = tuple[Tensor, ...]
 """One flat tensor per group of parameters, a group being all those of one dtype and device."""
 States = tuple[State, ...]
 """One optimizer state per group."""
+Accumulators = Callable[[int, slice], Sequence[Tensor]]
+"""`after(group, rows)`: what a step left in the accumulators of a group, for some of its elements."""
 AutocastSettings = dict[str, tuple[torch.dtype, bool]]
 """For each kind of device: the autocast dtype, and whether autocast is on."""
+
+
+CHUNK = 1 << 18
+"""Elements on which an optimizer works at a time: its temporaries stay small, and in the processor's cache."""
 
 
 @dataclass(frozen=True)
@@ -123,8 +129,12 @@ class InnerLoop:
     def update(self, states: States, g: Buffers, t: int, out: States | None = None) -> States:
         """The optimizer's step t; over the buffers of `out` if given, else into new ones (differentiable)."""
         lr = self.rate(t)
-        outs = out or (None,) * len(states)
-        return tuple(self.optimizer.step(state, flat, t, lr, o) for state, flat, o in zip(states, g, outs, strict=True))
+        if out is None:
+            return tuple(self.optimizer.step(state, flat, t, lr) for state, flat in zip(states, g, strict=True))
+        for state, flat, target in zip(states, g, out, strict=True):
+            for rows in chunks(flat):
+                self.optimizer.step(_part(state, rows), flat[rows], t, lr, out=_part(target, rows))
+        return out
 
     def differentiable_step(self, states: States, inputs: Buffers, t: int) -> States:
         """Step t with its graph: the states after it, differentiable in those before it and in `inputs`."""
@@ -161,7 +171,7 @@ class InnerLoop:
         self,
         t: int,
         before: States,
-        after: Callable[[], States] | None,
+        after: Accumulators | None,
         inputs: Buffers,
         cotangents: States,
         dx: Buffers,
@@ -172,8 +182,7 @@ class InnerLoop:
 
         Args:
             before: states before the step; of their accumulators there is no need if `after` is given.
-            after: gives the states after it, of whose parameters there is no need; called when they are needed, so that
-                they are gone before memory is at its peak. None if they are unknown: `update` then makes them.
+            after: the accumulators after it, None if they are unknown and have to be made from those before.
             inputs: detached; those that require grad are the ones differentiated.
             cotangents: derivatives of the outer loss in the states after the step; before it, when this returns.
             dx: one accumulator for each input that requires grad.
@@ -181,7 +190,7 @@ class InnerLoop:
         w = leaves(weights(before))
         graphs = self.gradient(w, inputs, t, create_graph=True)
         g = tuple(graph.detach() for graph in graphs)
-        dg = self._pullback(t, before, self.update(before, g, t) if after is None else after(), g, cotangents)
+        dg = self._pullback(t, before, after, g, cotangents)
         linked = [(graph, vector) for graph, vector in zip(graphs, dg, strict=True) if graph.requires_grad]
         if linked:  # the loss is not linear: there are second derivatives
             graphs, dg = zip(*linked, strict=True)
@@ -192,12 +201,18 @@ class InnerLoop:
                     total.add_(product)  # dw += H_ww·dg, dx += H_xw·dg
         return g
 
-    def _pullback(self, t: int, before: States, after: States, g: Buffers, cotangents: States) -> Buffers:
-        lr = self.rate(t)
-        return tuple(
-            self.optimizer.pullback(flat, state[1:], gradient, cotangent, t, lr)
-            for flat, state, gradient, cotangent in zip(weights(before), after, g, cotangents, strict=True)
-        )
+    def _pullback(self, t: int, before: States, after: Accumulators | None, g: Buffers, cotangents: States) -> Buffers:
+        """The optimizer's part of `reverse`, in place; returns dg."""
+        lr, dg = self.rate(t), tuple(map(torch.empty_like, g))
+        for group, (state, flat, cotangent, target) in enumerate(zip(before, g, cotangents, dg, strict=True)):
+            for rows in chunks(flat):
+                if after is None:
+                    _, *accumulators = self.optimizer.step(_part(state, rows), flat[rows], t, lr)
+                else:
+                    accumulators = after(group, rows)
+                w, cotangent_part = state[0][rows], _part(cotangent, rows)
+                target[rows] = self.optimizer.pullback(w, accumulators, flat[rows], cotangent_part, t, lr)
+        return dg
 
     def rate(self, t: int) -> float:
         """The learning rate of step t."""
@@ -206,6 +221,15 @@ class InnerLoop:
     def number(self, t: int) -> int:
         """The global number of step t, as the loss and the schedule know it."""
         return self.first_step + t - 1
+
+
+def chunks(x: Tensor) -> Iterator[slice]:
+    """Slices that cover the elements of a flat tensor."""
+    return (slice(i, i + CHUNK) for i in range(0, len(x), CHUNK))
+
+
+def _part(state: State, rows: slice) -> State:
+    return tuple(x[rows] for x in state)
 
 
 def weights(states: States) -> Buffers:

@@ -25,9 +25,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from farzi_hf.inner_loop import Buffers, InnerLoop, States, no_autocast, weights
+from farzi_hf.inner_loop import Accumulators, Buffers, InnerLoop, States, no_autocast, weights
 
-Reverse = Callable[[int, States, Callable[[], States] | None], Buffers]
+Reverse = Callable[[int, States, Accumulators | None], Buffers]
 """`reverse(t, before, after)`: `InnerLoop.reverse` of one backward pass. Returns g_t."""
 
 
@@ -149,7 +149,8 @@ class Tape(RecordingAdjoint):
             for t in ts:
                 trail.append(loop.update(trail[-1], g.pop(t), t))
             for t in reversed(ts):
-                reverse(t, trail[-2], trail.pop)
+                after = trail.pop()
+                reverse(t, trail[-1], lambda group, rows, after=after: [x[rows] for x in after[group][1:]])
 
     def memory(self, loop: InnerLoop, w: Buffers, graph: int) -> int:
         steps = len(loop.taped)
@@ -247,7 +248,7 @@ class _Unrolled(torch.autograd.Function):
         dx = iter(totals := tuple(torch.zeros_like(x) for x in inputs if x.requires_grad))
         cotangents = loop.start(dw)
 
-        def reverse(t: int, before: States, after: Callable[[], States] | None) -> Buffers:
+        def reverse(t: int, before: States, after: Accumulators | None) -> Buffers:
             return loop.reverse(t, before, after, inputs, cotangents, totals)
 
         with no_autocast(loop.autocast):

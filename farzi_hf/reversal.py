@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import torch
+from torch import Tensor
 
 from farzi_hf.fixed_point import FixedPointState
 from farzi_hf.inner_loop import Buffers, InnerLoop, States, weights
@@ -77,7 +79,7 @@ class Reversal:
         """From the end to the start."""
         if not self.finite:  # as with every adjoint, the gradient is then not a number either
             lost = tuple(state * self.loop.optimizer.fields for state in self.states())
-            reverse(self.loop.taped[-1], lost, lambda: lost)
+            reverse(self.loop.taped[-1], lost, None)
             return
         if not self.checksums:  # a second time, over a retained graph
             self.forward(inputs)
@@ -85,9 +87,7 @@ class Reversal:
             for group in self.groups:
                 group.unstep(t, self.loop.rate(t))
             self._check(t, [group.checksum() for group in self.groups] == self.checksums.pop())
-            g = reverse(
-                t, self.states(), lambda t=t: tuple((group.weights, *group.accumulators(t)) for group in self.groups)
-            )
+            g = reverse(t, self.states(), partial(self._accumulators, t))
             for group, flat in zip(self.groups, g, strict=True):
                 group.restore(flat, t)
         self._check(self.loop.taped[0] - 1, self.start == [group.full_checksum() for group in self.groups])
@@ -104,6 +104,10 @@ class Reversal:
         if self.finite:
             return tuple((group.weights,) for group in self.groups)
         return tuple((torch.full_like(group.weights, math.nan),) for group in self.groups)
+
+    def _accumulators(self, t: int, group: int, rows: slice) -> list[Tensor]:
+        dtype = self.groups[group].weights.dtype
+        return [x.to(dtype) for x in self.groups[group].accumulators(rows, t)]
 
     def _check(self, t: int, same: bool) -> None:
         if not same:

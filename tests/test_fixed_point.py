@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from farzi_hf import fixed_point
+from farzi_hf import inner_loop
 from farzi_hf.fixed_point import DecayingSum, FixedPointState
 from farzi_hf.inner_optimizers import InnerAdam, InnerOptimizer, InnerSGD
 
@@ -164,7 +164,7 @@ def test_chunks_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     optimizer, gradients = InnerAdam(lr=0.01, betas=(0.5, 0.9)), changing(20, 11)
     states = []
     for chunk in (1 << 18, 7):
-        monkeypatch.setattr(fixed_point, "_CHUNK", chunk)
+        monkeypatch.setattr(inner_loop, "CHUNK", chunk)
         states.append(FixedPointState(optimizer, optimizer.init(torch.ones(len(gradients[0]))), 0))
         there(states[-1], gradients)
     assert all(map(torch.equal, *map(integers, states)))
