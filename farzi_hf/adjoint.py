@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 SHARE = 1 / 4
 """Of a device's memory, what an adjoint may use that is chosen for the caller. Of all memory, not of what happens to be
 free, so that a machine makes the same choice, and with it the same rounding, every time."""
+DIRECT_SHARE = 1 / 32
+"""The same for `Direct`: beyond, the memory that it has to get from the system costs more time than it saves."""
 
 
 def unroll(
@@ -95,9 +97,10 @@ def unroll(
 
 
 def choose_adjoint(loop: InnerLoop, w: Buffers, inputs: Buffers) -> Adjoint:
-    """The fastest adjoint that needs no more than `SHARE` of the device's memory, by the graph of one measured step.
+    """The fastest adjoint that needs no more than `SHARE` of the device's memory (`Direct`: `DIRECT_SHARE`).
 
-    The choice and its reason are logged (level INFO). If nothing fits, it is the one that needs the least, with a warning.
+    What they need is estimated from the graph of one step, which is measured. The choice and its reason are logged
+    (level INFO). If nothing fits, it is the one that needs the least, with a warning.
     """
     graph = loop.graph_bytes(w, inputs)
     candidates = [Direct(), Tape(), Reversible(), Checkpoint()]  # the fastest first
@@ -106,14 +109,15 @@ def choose_adjoint(loop: InnerLoop, w: Buffers, inputs: Buffers) -> Adjoint:
     if not all(loop.optimizer.decays):
         candidates.remove(Reversible())
     needs = {adjoint: adjoint.memory(loop, w, graph) for adjoint in candidates}
-    room = SHARE * _total_memory(w[0].device)
-    fitting = [adjoint for adjoint in candidates if needs[adjoint] <= room]
+    total = _total_memory(w[0].device)
+    fitting = [a for a in candidates if needs[a] <= total * (DIRECT_SHARE if isinstance(a, Direct) else SHARE)]
     chosen = fitting[0] if fitting else min(candidates, key=needs.__getitem__)
     listed = ", ".join(f"{type(adjoint).__name__} {need / 2**30:.2g} GiB" for adjoint, need in needs.items())
     reason = "the fastest that fits into" if fitting else "the smallest, none fits into"
     _log_once(
         logging.INFO if fitting else logging.WARNING,
-        f"adjoint={chosen!r}: {reason} {room / 2**30:.2g} GiB (estimates: {listed})",
+        f"adjoint={chosen!r}: {reason} {SHARE * total / 2**30:.2g} GiB, Direct into {DIRECT_SHARE * total / 2**30:.2g} GiB "
+        f"(estimates: {listed})",
     )
     return chosen
 

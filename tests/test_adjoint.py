@@ -372,7 +372,7 @@ def test_without_an_adjoint_the_fastest_that_fits_is_taken(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(adjoint_module, "_total_memory", lambda device: room / adjoint_module.SHARE)
+    monkeypatch.setattr(adjoint_module, "_total_memory", lambda device: 4 * room)
     adjoint_module._log_once.cache_clear()
     problem = mp.gpt2()
     with caplog.at_level("INFO"):

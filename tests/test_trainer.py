@@ -57,6 +57,27 @@ def test_training_makes_students_better(make):
     assert np.mean(losses[-3:]) < losses[0] - 0.5
 
 
+@pytest.mark.parametrize("adjoint", ["direct", "checkpoint", "reversible"])
+def test_every_adjoint_distils_the_same(make, adjoint):
+    expected, trainer = make(adjoint="tape", max_steps=2), make(adjoint=adjoint, max_steps=2)
+    for each in (expected, trainer):
+        each.train()
+    for ours, theirs in zip(trainer.model.parameters(), expected.model.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+def test_learners_per_step_average_the_outer_loss(make):
+    """Of the first step: the loss of three learners at once lies among those of single learners, and is none of them."""
+    three = make(learners_per_step=3, max_steps=1)
+    three.train()
+    starts = three.learner.batch(3).initial_parameters(three._learner_seed())
+    assert all(len(x) == 3 for x in starts.values())
+    one = make(max_steps=1)
+    one.train()
+    assert logged(three, "loss") != logged(one, "loss")
+    assert logged(three, "loss")[0] == pytest.approx(logged(one, "loss")[0], rel=0.1)
+
+
 def test_logs(make):
     trainer = make(max_steps=4, logging_steps=2)
     trainer.train()
