@@ -66,7 +66,8 @@ def test_comes_back_bit_for_bit(optimizer, size, steps, before, magnitude, dtype
     state = FixedPointState(optimizer, start, before)
     expected = integers(state)
     there(state, gradients)
-    assert before + steps > 9 or not torch.equal(state.w, expected[0]) or magnitude < -6
+    if magnitude > -6:  # less may be too small to see
+        assert not all(map(torch.equal, integers(state), expected))
     back(state, gradients)
     assert all(map(torch.equal, integers(state), expected))
     assert all(not total.words and (total.remainders is None or not total.remainders.any()) for total in state.sums)
