@@ -169,7 +169,7 @@ OPTIMIZERS: dict[str, InnerOptimizer] = {
     "adam_eps_root": InnerAdam(lr=0.02, betas=(0.8, 0.95), eps=0.0, eps_root=1e-6),
     "adam_decay_schedule": InnerAdam(lr=0.05, eps=1e-2, weight_decay=0.1, lr_schedule=warmup_then_decay),
     "sgd": InnerSGD(lr=0.1),
-    "sgd_momentum": InnerSGD(lr=0.05, momentum=0.9),
+    "sgd_momentum": InnerSGD(lr=0.005, momentum=0.9),
     "sgd_decay_schedule": InnerSGD(lr=0.1, momentum=0.5, weight_decay=0.1, lr_schedule=warmup_then_decay),
 }
 
