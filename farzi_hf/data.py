@@ -30,6 +30,7 @@ from farzi_hf.interactions import (  # noqa: F401  interactions are data too: th
     Interactions,
     evaluation_windows,
     load_interactions,
+    load_sample_interactions,
     training_windows,
 )
 

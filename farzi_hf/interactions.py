@@ -19,6 +19,7 @@ from datasets import Dataset, DatasetDict
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from farzi_hf.catalogue import SampleCatalogue
 from farzi_hf.interaction_files import SOURCES, Columns, columns_of, from_hub
 
 SPLITS = ("train", "validation", "test")
@@ -33,11 +34,19 @@ class Interactions:
         sequences: per user the items, oldest first, each an integer array (n,).
         num_items: items are 1 … num_items.
         item_titles: num_items + 1 names, that of the padding first; None where the data set has none.
+        item_ids: the num_items original ids; None where they are 1 … num_items.
     """
 
     sequences: list[np.ndarray]
     num_items: int
     item_titles: list[str] | None = None
+    item_ids: list | None = None
+
+    @property
+    def vocabulary(self) -> list[str]:
+        """V names, those of the items being their titles or else their original ids: what a summary has for a tokenizer."""
+        ids = range(1, self.num_items + 1) if self.item_ids is None else self.item_ids
+        return self.item_titles or [PADDING_TITLE, *map(str, ids)]
 
     def strong_generalization_split(self, seed: int) -> DatasetDict:
         """80 / 10 / 10 % of the users, drawn at random and disjoint, with a column `input_ids` of a whole history per row.
@@ -99,6 +108,18 @@ def _check_max_length(max_length: int) -> None:
         raise ValueError(f"max_length={max_length} leaves nothing to predict: pass 2 or more")
 
 
+def load_sample_interactions(num_users: int = 1000, seed: int = 0) -> Interactions:
+    """The embedded interactions: viewers of `farzi_hf.catalogue.SampleCatalogue`.
+
+    Args:
+        num_users: how many.
+        seed: equal seeds give equal interactions.
+    """
+    catalogue = SampleCatalogue(seed)
+    sequences = [catalogue.history() for _ in range(num_users)]
+    return Interactions(sequences, catalogue.num_items, [PADDING_TITLE, *catalogue.titles])
+
+
 def load_interactions(
     name: str | Dataset, data_dir: str | Path | None = None, min_interactions: int = 3
 ) -> Interactions:
@@ -139,12 +160,10 @@ def _sequences(columns: Columns, min_interactions: int, titles: dict[Any, str] |
     used = np.bincount(items, minlength=len(columns.item_ids)) > 0
     number = np.cumsum(used, dtype=items.dtype if items.dtype.itemsize > 2 else np.int32)
     flat = number[items]
-    names = None
-    if titles:
-        ids = (columns.item_ids[i] for i in np.flatnonzero(used))
-        names = [PADDING_TITLE, *(titles.get(item, str(item)) for item in ids)]
+    ids = [columns.item_ids[i] for i in np.flatnonzero(used)]
+    names = [PADDING_TITLE, *(titles.get(item, str(item)) for item in ids)] if titles else None
     sequences = np.split(flat, np.cumsum(counts[kept])[:-1])
-    return Interactions(sequences, int(used.sum()), names)
+    return Interactions(sequences, len(ids), names, ids)
 
 
 def _lists(flat: np.ndarray, lengths: np.ndarray) -> pa.Array:

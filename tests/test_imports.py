@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 # A module imports only from those before it; models and inner_optimizers import nothing of ours.
 ORDER = (
-    "grammar", "interaction_files", "interactions", "data", "metrics", "atomic_folder", "publishing", "farzi_data", "models", "learner",
+    "grammar", "catalogue", "interaction_files", "interactions", "data", "metrics", "atomic_folder", "publishing", "farzi_data", "models", "learner",
     "inner_optimizers", "inner_loop", "adjoint", "trajectories", "objectives", "baselines", "initialization", "config", "trainer",
     "soft_training", "plots",
 )  # fmt: skip
