@@ -7,6 +7,8 @@ left to right.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -19,6 +21,9 @@ class FMLPConfig(NextItemConfig):
     """Size of an `FMLPForNextItem`: that of `NextItemConfig`."""
 
     model_type = "fmlp"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # or transformers writes one that checks nothing
+        super().__init__(*args, **kwargs)
 
 
 @register

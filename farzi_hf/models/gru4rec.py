@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from transformers import initialization
@@ -13,6 +15,9 @@ class GRU4RecConfig(NextItemConfig):
     """Size of a `GRU4RecForNextItem`: that of `NextItemConfig`."""
 
     model_type = "gru4rec"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # or transformers writes one that checks nothing
+        super().__init__(*args, **kwargs)
 
 
 @register
