@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torchmetrics import functional, retrieval
 from transformers import EvalPrediction
 
 from farzi_hf.metrics import (
@@ -85,9 +86,6 @@ def test_ranks_do_not_depend_on_the_batches(case):
 
 
 def test_torchmetrics_agrees(case):
-    functional = pytest.importorskip("torchmetrics.functional")
-    from torchmetrics import retrieval
-
     scores, targets = case
     relevant = torch.nn.functional.one_hot(targets, V)
     users = torch.arange(USERS)[:, None].expand(-1, V).flatten()

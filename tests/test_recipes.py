@@ -31,7 +31,11 @@ from farzi_hf import FarziConfig, FarziData
 from farzi_hf.data import flatten_sequences
 from farzi_hf.metrics import token_metrics
 
-CONFIGS = sorted((RECIPES / "configs").glob("*.yaml"))
+CONFIGS = [
+    path
+    for path in sorted((RECIPES / "configs").glob("*.yaml"))
+    if path.stem.startswith(("ptb_", "demo")) and path.stem != "demo_recsys"
+]
 TYPES = (ptb.RecipeArguments, FarziConfig)
 TINY = (
     "--config", str(RECIPES / "configs" / "demo.yaml"), "--vocab_size", "60", "--num_sequences", "4", "--sequence_length", "8",
