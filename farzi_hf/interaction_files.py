@@ -78,8 +78,11 @@ class Source:
         path = files[0].with_name(self.title_file) if self.title_file else None
         if path is None or not path.is_file():
             return None
-        # Before Unicode had won: MovieLens and Netflix are in Latin-1.
-        return dict(self.parse_title(line) for line in path.read_text(encoding="latin-1").splitlines() if line)
+        try:
+            # Before Unicode had won: MovieLens and Netflix are in Latin-1.
+            return dict(self.parse_title(line) for line in path.read_text(encoding="latin-1").splitlines() if line)
+        except (ValueError, IndexError) as error:
+            raise ValueError(f"{path} has a line without id or title ({error}): it is cut short or damaged") from None
 
 
 def _parse(text: bytes, path: Path, names: Sequence[str], delimiter: str, types: dict[str, pa.DataType]) -> pa.Table:
@@ -175,12 +178,10 @@ def _netflix_blocks(path: Path) -> list[tuple[np.ndarray, np.ndarray, np.ndarray
             table = _parse(text, path, ("user", "rating", "date"), ",", types)
             if len(table) != sum(rows) or table["user"].null_count or table["date"].null_count:
                 raise ValueError(f"{path} has empty lines or fields near movie {movie}: it is damaged or cut short")
-            days = (
-                table["date"].cast(pa.int32()).to_numpy().astype(np.int16)
-            )  # since 1970: the prize is of 1998 to 2005
-            parts.append(
-                (table["user"].to_numpy(), np.repeat(np.array(movies, np.int32), rows).astype(np.uint16), days)
-            )
+            # Days since 1970 fit 16 bits, as do the 17,770 movies.
+            days = table["date"].cast(pa.int32()).to_numpy().astype(np.int16)
+            items = np.repeat(np.array(movies, dtype=np.uint16), rows)
+            parts.append((table["user"].to_numpy(), items, days))
     return parts
 
 

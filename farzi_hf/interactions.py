@@ -1,4 +1,4 @@
-"""Interactions of users with items as sequences: readers of the data sets of the paper, the split by users, windows for a model.
+"""Interactions of users with items as sequences: readers of the data sets of the paper, the split by users, batches.
 
 Rules that every reader follows: a user's items are ordered by timestamp and, where timestamps are equal, by row; every row
 counts, also one that occurs twice (so the paper's counts come out); users with fewer than `min_interactions` rows are
@@ -63,7 +63,8 @@ class Interactions:
 
     def _rows(self, users: np.ndarray) -> Dataset:
         chosen = [self.sequences[user] for user in users]
-        return Dataset(pa.table({"input_ids": _lists(np.concatenate(chosen), np.array([len(row) for row in chosen]))}))
+        offsets = np.cumsum([0, *map(len, chosen)])
+        return Dataset(pa.table({"input_ids": pa.LargeListArray.from_arrays(offsets, np.concatenate(chosen))}))
 
 
 @dataclass(frozen=True)
@@ -80,32 +81,6 @@ class InteractionCollator:
 
 def _padded(rows: Sequence[Sequence[int]]) -> Tensor:
     return pad_sequence([torch.as_tensor(row, dtype=torch.long) for row in rows], batch_first=True)
-
-
-def training_windows(dataset: Dataset, max_length: int) -> Dataset:
-    """Histories in `input_ids` cut into rows of at most `max_length` items, of which every pair of neighbours is in one.
-
-    Windows are counted from the end of a history and share one item with the next, which one predicts and the other reads.
-    """
-    _check_max_length(max_length)
-    rows = []
-    for history in dataset["input_ids"]:
-        ends = range(len(history), 1, 1 - max_length)
-        rows.extend(history[max(0, end - max_length) : end] for end in reversed(ends))
-    return Dataset.from_dict({"input_ids": rows})
-
-
-def evaluation_windows(dataset: Dataset, max_length: int) -> Dataset:
-    """Of each history the last `max_length` items, the last one to be predicted, as `input_ids`, and all before it as `seen`."""
-    _check_max_length(max_length)
-    histories = dataset["input_ids"]
-    rows = {"input_ids": [row[-max_length:] for row in histories], "seen": [row[:-1] for row in histories]}
-    return Dataset.from_dict(rows)
-
-
-def _check_max_length(max_length: int) -> None:
-    if max_length < 2:
-        raise ValueError(f"max_length={max_length} leaves nothing to predict: pass 2 or more")
 
 
 def load_sample_interactions(num_users: int = 1000, seed: int = 0) -> Interactions:
@@ -164,8 +139,3 @@ def _sequences(columns: Columns, min_interactions: int, titles: dict[Any, str] |
     names = [PADDING_TITLE, *(titles.get(item, str(item)) for item in ids)] if titles else None
     sequences = np.split(flat, np.cumsum(counts[kept])[:-1])
     return Interactions(sequences, len(ids), names, ids)
-
-
-def _lists(flat: np.ndarray, lengths: np.ndarray) -> pa.Array:
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    return pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(flat))

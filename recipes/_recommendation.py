@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,23 +94,29 @@ def count_rows(c: RecommendationComparison) -> list[Row]:
     """Popularity, and an interpolated bigram of items: counted, not trained."""
     train, validation = c.splits["train"], c.splits["validation"]
     size, test = c.trainer.learner.vocab_size, c.splits["test"]["input_ids"]
-    bigram = InterpolatedBigram.fit(train, size, validation)
+    counts, bigram = popularity(train, size), InterpolatedBigram.fit(train, size, validation)
     items = np.arange(size)
     methods = {
-        "popularity": np.tile(popularity(train, size), (len(test), 1)),
-        "item bigram": np.stack([bigram.probabilities(np.full(size, history[-2]), items) for history in test]),
+        "popularity": lambda history: counts,
+        "item bigram": lambda history: bigram.probabilities(np.full(size, history[-1]), items),
     }
     return [
-        ranking_row(method, count_statistics(scores, test)[None], c.nbytes(train)) for method, scores in methods.items()
+        ranking_row(name, count_statistics(scores, test)[None], c.nbytes(train)) for name, scores in methods.items()
     ]
 
 
-def count_statistics(scores: np.ndarray, histories: Sequence[Sequence[int]]) -> np.ndarray:
-    """(N, 2) of scores (N, V) that a count model gives the last item of each history."""
-    scores = torch.from_numpy(scores)
-    scores[:, 0] = -torch.inf
-    targets = torch.tensor([history[-1] for history in histories])
-    return rank_statistics(scores, targets, [history[:-1] for history in histories]).numpy()
+def count_statistics(
+    scores: Callable[[Sequence[int]], np.ndarray], histories: Sequence[Sequence[int]], batch_size: int = 256
+) -> np.ndarray:
+    """(N, 2) of the last item of each history, where `scores` gives what is before it (V,) scores."""
+    statistics = []
+    for start in range(0, len(histories), batch_size):
+        batch = histories[start : start + batch_size]
+        seen, targets = [history[:-1] for history in batch], torch.tensor([history[-1] for history in batch])
+        table = torch.from_numpy(np.stack([scores(history) for history in seen]))
+        table[:, 0] = -torch.inf
+        statistics.append(rank_statistics(table, targets, seen).numpy())
+    return np.concatenate(statistics)
 
 
 def pooled(splits: Sequence[Sequence[Row]]) -> list[Row]:

@@ -94,6 +94,13 @@ def test_titles_are_read_where_they_are(tmp_path):
         assert load_interactions(name, tmp_path).item_titles == titles
 
 
+def test_titles_cut_short_are_an_error(tmp_path):
+    (tmp_path / "u.data").write_text(FILES["ml-100k"]["u.data"])
+    (tmp_path / "u.item").write_text("10|Ten|x\n20")
+    with pytest.raises(ValueError, match=r"u.item has a line without id or title .*cut short"):
+        load_interactions("ml-100k", tmp_path)
+
+
 def test_a_title_of_netflix_may_hold_commas(tmp_path):
     (tmp_path / "combined_data_1.txt").write_text(netflix([(1, 2, t) for t in range(3)]))
     (tmp_path / "movie_titles.csv").write_text("1,NULL,Other\n2,2003,Cut, Print\n")
@@ -212,7 +219,7 @@ def test_the_split_is_of_users_80_10_10_disjoint_and_seeded():
         Interactions(sequences[:9], 57).strong_generalization_split(0)
 
 
-@given(st.lists(st.lists(st.integers(1, 99), min_size=2, max_size=20), min_size=1, max_size=4), st.integers(2, 8))
+@given(st.lists(st.lists(st.integers(1, 99), min_size=1, max_size=20), min_size=1, max_size=4), st.integers(2, 8))
 def test_windows_hold_every_pair_once(histories, max_length):
     windows = training_windows(Dataset.from_dict({"input_ids": histories}), max_length)["input_ids"]
     assert all(2 <= len(window) <= max_length for window in windows)

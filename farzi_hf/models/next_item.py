@@ -55,10 +55,10 @@ class NextItemConfig(PreTrainedConfig):
         tie_word_embeddings: bool = True,
         **kwargs: Any,
     ) -> None:
-        self.num_items = _size("num_items", num_items)
-        self.hidden_size = _size("hidden_size", hidden_size)
-        self.num_hidden_layers = _size("num_hidden_layers", num_hidden_layers)
-        self.max_length = _size("max_length", max_length)
+        self.num_items = check_size("num_items", num_items)
+        self.hidden_size = check_size("hidden_size", hidden_size)
+        self.num_hidden_layers = check_size("num_hidden_layers", num_hidden_layers)
+        self.max_length = check_size("max_length", max_length)
         if not 0.0 <= dropout < 1.0:
             raise ValueError(f"dropout must be a probability below 1, got {dropout!r}")
         self.dropout = dropout
@@ -187,7 +187,8 @@ def register(model: Model) -> Model:
     return model
 
 
-def _size(name: str, value: int) -> int:
+def check_size(name: str, value: int) -> int:
+    """The value, which has to be a positive integer."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
     return value

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from farzi_hf.models.next_item import NextItemConfig, NextItemModel, _size, register
+from farzi_hf.models.next_item import NextItemConfig, NextItemModel, check_size, register
 
 
 class SASRecConfig(NextItemConfig):
@@ -27,7 +27,7 @@ class SASRecConfig(NextItemConfig):
     def __init__(
         self, num_items: int = 1000, hidden_size: int = 64, num_attention_heads: int = 1, **kwargs: Any
     ) -> None:
-        self.num_attention_heads = _size("num_attention_heads", num_attention_heads)
+        self.num_attention_heads = check_size("num_attention_heads", num_attention_heads)
         super().__init__(num_items, hidden_size, **kwargs)
         if hidden_size % num_attention_heads:
             raise ValueError(f"num_attention_heads={num_attention_heads} does not divide hidden_size={hidden_size}")
