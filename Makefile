@@ -14,8 +14,9 @@ LAUNCH := $(BIN)/accelerate launch --num_processes 1 --num_machines 1 --mixed_pr
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.installed ## distil the embedded corpus: table, plot and a loadable data set, no network needed
+demo: $(VENV)/.installed ## distil the embedded corpus and interactions: tables, plots, loadable data sets, no network needed
 	$(LAUNCH) recipes/ptb.py --config recipes/configs/demo.yaml
+	$(LAUNCH) recipes/recsys.py --config recipes/configs/demo_recsys.yaml
 
 test: $(VENV)/.installed ## the test suite, without the tests marked slow or gpu
 	$(BIN)/python -m pytest -m "not slow and not gpu"

@@ -27,6 +27,12 @@ _HOME = {
     "InnerSGD": "inner_optimizers",
     "PaperAdam": "inner_optimizers",
     "MetaMatching": "objectives",
+    "FMLPConfig": "models.fmlp",
+    "FMLPForNextItem": "models.fmlp",
+    "GRU4RecConfig": "models.gru4rec",
+    "GRU4RecForNextItem": "models.gru4rec",
+    "SASRecConfig": "models.sasrec",
+    "SASRecForNextItem": "models.sasrec",
     "RNNConfig": "models.rnn",
     "RNNForCausalLM": "models.rnn",
 }

@@ -54,6 +54,12 @@ class Transitions:
         return cls(ids[position], ids[position + 1], rows, columns)
 
 
+def popularity(dataset: Dataset, vocab_size: int) -> np.ndarray:
+    """(V,): how often each item occurs in ``input_ids``. As scores, the recommender that gives everyone the same list."""
+    check_sequences(dataset, vocab_size)
+    return np.bincount(flatten_sequences(dataset)[0], minlength=vocab_size).astype(np.float64)
+
+
 class CountModel:
     """A model whose prediction depends on the previous token at most: scores whole data sets at once, in numpy."""
 

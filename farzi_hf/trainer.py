@@ -260,14 +260,16 @@ class FarziTrainer(Trainer):
         prediction_loss_only: bool,
         ignore_keys: list[str] | None = None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """The student's loss, logits and labels on a real batch."""
+        """The student's loss, logits and labels on a real batch; labels are a tuple where `args.label_names` names several."""
         if self._student is None:
             raise RuntimeError("a summary has no predictions of its own; call evaluate(), which trains students on it")
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad():
             logits, labels = self.learner.logits(self._student, inputs), inputs["labels"]
             loss, count = shifted_cross_entropy(logits, labels)
-        return (loss / count, None, None) if prediction_loss_only else (loss / count, logits, labels)
+        references = tuple(inputs[name] for name in self.label_names)
+        references = references[0] if len(references) == 1 else references
+        return (loss / count, None, None) if prediction_loss_only else (loss / count, logits, references)
 
     # -- data and artefact -------------------------------------------------------------------------------------------
 

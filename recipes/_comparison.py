@@ -1,42 +1,41 @@
-"""The rows of a language model's table of results: students on the summary, students on real data, models that are counted.
+"""The rows of a table of results: students on the summary and students on real data.
 
 Students on real data are trained as those on the summary are: same start, inner optimizer, number of steps, tokens per step.
+What is measured of a student is up to the task: `_language_modeling.py`, `_recommendation.py`.
 """
 
 from __future__ import annotations
 
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from datasets import Dataset, DatasetDict
+from _common import environment
+from datasets import Dataset, DatasetDict, load_dataset
+from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig, Trainer, TrainingArguments
 
 from farzi_hf import FarziData, FarziTrainer, attach_soft_inputs, soft_cross_entropy
 from farzi_hf.adjoint import unroll
-from farzi_hf.baselines import InterpolatedBigram, head_sequences, random_sequences
+from farzi_hf.baselines import head_sequences, random_sequences
 from farzi_hf.data import flatten_sequences
 from farzi_hf.learner import Parameters
-from farzi_hf.metrics import (
-    bootstrap_interval,
-    corpus_perplexity,
-    mean_and_spread,
-    pad_statistics,
-    sentence_totals,
-    token_metrics,
-    token_statistics,
-)
 from farzi_hf.objectives import minibatches
+from farzi_hf.publishing import TABLES
 
 Row = dict[str, Any]
+Student = Callable[[Mapping[str, Tensor]], Tensor]
+"""A batch → logits (b, L, V)."""
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(ABC):
     """Trains and measures students; every method of the table is measured alike, on the test split.
 
     Args:
@@ -77,9 +76,41 @@ class Comparison:
         """Bytes of one id: 2 for a vocabulary of 257 to 65,536 entries."""
         return np.min_scalar_type(self.trainer.learner.vocab_size - 1).itemsize
 
-    def train_on_real(self, sequences: Dataset, steps: int, seed: int) -> Parameters:
-        """θ after `steps` steps of the inner optimizer, each on about as many tokens as an inner step has."""
-        args, learner = self.trainer.args, self.trainer.learner
+    # -- of the task -------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def statistics(self, student: Student, sequences: Dataset) -> np.ndarray:
+        """What the metrics are computed from, an array with one row per sequence."""
+
+    @abstractmethod
+    def row(self, method: str, statistics: Sequence[np.ndarray], nbytes: int) -> Row:
+        """Metrics as mean and spread over students, and their intervals."""
+
+    @abstractmethod
+    def headline(self, row: Row) -> str:
+        """The row's main figure."""
+
+    @abstractmethod
+    def validation_error(self, student: Student) -> float:
+        """What early stopping minimises."""
+
+    def training_rows(self, sequences: Dataset) -> Dataset:
+        """What a student is trained on: the sequences themselves, unless the model cannot read them whole."""
+        return sequences
+
+    # -- students ----------------------------------------------------------------------------------------------------
+
+    def student(self, theta: Parameters) -> Student:
+        """The learner with parameters θ."""
+        return partial(self.trainer.learner.logits, theta)
+
+    def long_student(self, seed: int) -> Student:
+        """One trained on all real data for `long_steps` steps."""
+        return self.train_on_real(self.splits["train"], self.long_steps, seed)
+
+    def train_on_real(self, sequences: Dataset, steps: int, seed: int) -> Student:
+        """A student after `steps` steps of the inner optimizer, each on about as many tokens as an inner step has."""
+        args, learner, sequences = self.trainer.args, self.trainer.learner, self.training_rows(sequences)
         batch_size = max(1, round(self.tokens_per_step / flatten_sequences(sequences)[1].mean()))
         rows = minibatches(len(sequences), batch_size, steps, seed)
 
@@ -88,28 +119,29 @@ class Comparison:
 
         start = learner.initial_parameters(seed, args.device)
         with torch.no_grad():
-            return unroll(loss, start, (), optimizer=args.make_inner_optimizer(), steps=steps)
+            return self.student(unroll(loss, start, (), optimizer=args.make_inner_optimizer(), steps=steps))
 
-    def statistics(self, theta: Parameters, sequences: Dataset) -> np.ndarray:
-        """Of each predicted token, as `farzi_hf.metrics.token_statistics`; sorted by length, so that little is padded."""
-        order = np.argsort(flatten_sequences(sequences)[1], kind="stable")
-        size, statistics = self.trainer.args.per_device_eval_batch_size, []
-        for start in range(0, len(order), size):
-            batch = self._batch(sequences[order[start : start + size]])
+    def outputs(
+        self, student: Student, rows: Dataset, statistic: Callable[[Tensor, Mapping[str, Tensor]], Tensor]
+    ) -> list[np.ndarray]:
+        """`statistic(logits, batch)` of each row."""
+        size, outputs = self.trainer.args.per_device_eval_batch_size, []
+        for start in range(0, len(rows), size):
+            batch = self._batch(rows[start : start + size])
             with torch.no_grad():
-                logits = self.trainer.learner.logits(theta, batch)
-            statistics.extend(token_statistics(logits, batch["labels"]).cpu().numpy())
-        return pad_statistics(statistics)
+                outputs.extend(statistic(student(batch), batch).cpu().numpy())
+        return outputs
 
     def _batch(self, columns: Mapping[str, list]) -> Mapping[str, torch.Tensor]:
-        batch = self.trainer.data_collator([{"input_ids": ids} for ids in columns["input_ids"]])
+        rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+        batch = self.trainer.data_collator(rows)
         return {name: tensor.to(self.trainer.args.device) for name, tensor in batch.items()}
 
-    def student_row(self, method: str, students: Sequence[Parameters], nbytes: int, steps: int) -> Row:
+    def student_row(self, method: str, students: Sequence[Student], nbytes: int, steps: int) -> Row:
         """The row of trained students, which it announces as soon as it is there."""
-        statistics = [self.statistics(theta, self.splits["test"]) for theta in students]
-        row = {**metrics_row(method, statistics, nbytes), "steps": steps, "students": len(students)}
-        print(f"{method}: test perplexity {row['perplexity']:,.1f}", flush=True)
+        statistics = [self.statistics(student, self.splits["test"]) for student in students]
+        row = {**self.row(method, statistics, nbytes), "steps": steps, "students": len(students)}
+        print(f"{method}: test {self.headline(row)}", flush=True)
         return row
 
     def real_row(self, method: str, draw: Callable[[int], Dataset], steps: int) -> Row:
@@ -130,28 +162,12 @@ class Comparison:
         return shuffled.select(range(min(len(ends), int(np.searchsorted(ends, tokens)) + 1)))
 
 
-def metrics_row(method: str, statistics: Sequence[np.ndarray], nbytes: int) -> Row:
-    """Metrics as mean and spread over students, (N, L − 1, 3) each, and a bootstrap interval of that mean over sequences."""
-    totals = np.stack([sentence_totals(values) for values in statistics], axis=1)
-
-    def mean_perplexity(rows: np.ndarray) -> float:
-        return float(np.mean([corpus_perplexity(rows[:, student]) for student in range(rows.shape[1])]))
-
-    results = [token_metrics(values) for values in statistics]
-    return {
-        "method": method,
-        **(mean_and_spread(results) if len(results) > 1 else results[0]),
-        "perplexity_interval": list(bootstrap_interval(totals, mean_perplexity)),
-        "bytes": nbytes,
-    }
-
-
 # -- students on the summary -----------------------------------------------------------------------------------------
 
 
 def summary_row(c: Comparison, method: str) -> Row:
     """Students on the summary as it is now."""
-    students = [c.trainer.train_student(i) for i in range(c.num_students)]
+    students = [c.student(c.trainer.train_student(i)) for i in range(c.num_students)]
     return c.student_row(method, students, c.trainer.model.nbytes, c.steps)
 
 
@@ -173,8 +189,13 @@ def stock_row(c: Comparison, folder: Path) -> Row:
             model=model, args=args, train_dataset=farzi.as_dataset(),
             data_collator=farzi.collator(), compute_loss_func=soft_cross_entropy,
         ).train()  # fmt: skip
-    theta = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    return c.student_row("Farzi, stock Trainer", [theta], farzi.nbytes, inner["steps"])
+    return c.student_row("Farzi, stock Trainer", [model_student(model)], farzi.nbytes, inner["steps"])
+
+
+def model_student(model: torch.nn.Module) -> Student:
+    """A trained model as a student."""
+    model = model.eval()
+    return lambda batch: model(**{name: batch[name] for name in ("input_ids", "attention_mask")}).logits
 
 
 # -- students on real data -------------------------------------------------------------------------------------------
@@ -185,7 +206,8 @@ def full(c: Comparison) -> Row:
 
 
 def full_long(c: Comparison) -> Row:
-    return c.real_row("full data, long", lambda seed: c.splits["train"], c.long_steps)
+    students = [c.long_student(seed) for seed in range(c.seed, c.seed + c.num_students)]
+    return c.student_row("full data, long", students, c.nbytes(c.splits["train"]), c.long_steps)
 
 
 def random(c: Comparison) -> Row:
@@ -193,15 +215,14 @@ def random(c: Comparison) -> Row:
 
 
 def random_early_stop(c: Comparison) -> Row:
-    """The same, stopped where the first student's validation is best: after T steps so little text is learnt by heart."""
+    """The same, stopped where the first student's validation is best: after T steps so little data is learnt by heart."""
     subset = c.draw_sequences(c.seed)
 
-    def validation_perplexity(steps: int) -> float:
-        theta = c.train_on_real(subset, steps, c.seed)
-        return token_metrics(c.statistics(theta, c.splits["validation"]))["perplexity"]
+    def error(steps: int) -> float:
+        return c.validation_error(c.train_on_real(subset, steps, c.seed))
 
     candidates = {max(1, c.steps // 2**halvings) for halvings in range(6)}
-    return c.real_row("random, stopped early", c.draw_sequences, min(sorted(candidates), key=validation_perplexity))
+    return c.real_row("random, stopped early", c.draw_sequences, min(sorted(candidates), key=error))
 
 
 def random_tokens(c: Comparison) -> Row:
@@ -228,9 +249,44 @@ BASELINES: dict[str, Callable[[Comparison], Row]] = {
 }
 
 
-def count_rows(c: Comparison) -> list[Row]:
-    """Unigram and interpolated bigram: counted, not trained."""
-    train, validation, test = (c.splits[name] for name in ("train", "validation", "test"))
-    bigram = InterpolatedBigram.fit(train, c.trainer.learner.vocab_size, validation)
-    models = {"unigram": bigram.unigram, "interpolated bigram": bigram}
-    return [metrics_row(method, [model.token_statistics(test)], c.nbytes(train)) for method, model in models.items()]
+# -- the run ---------------------------------------------------------------------------------------------------------
+
+
+def run_facts(c: Comparison, dataset: str) -> dict[str, Any]:
+    """How the summary came about. The time is that of outer steps, over all resumed runs, without evaluations."""
+    args, previous, seconds = c.trainer.args, 0, 0.0
+    for entry in c.trainer.state.log_history:
+        if "seconds_per_step" in entry:
+            seconds += entry["seconds_per_step"] * (entry["step"] - previous)
+            previous = entry["step"]
+    return {
+        "dataset": dataset,
+        "vocabulary": c.trainer.learner.vocab_size,
+        "learner_parameters": sum(p.numel() for p in c.trainer.learner.model.parameters()),
+        "summary_parameters": sum(p.numel() for p in c.trainer.model.parameters()),
+        "tokens_per_inner_step": c.tokens_per_step,
+        "inner_steps": args.inner_steps,
+        "outer_steps": c.trainer.state.global_step,
+        "distillation_seconds": round(seconds, 1),
+        **environment(args),
+    }
+
+
+def listed(facts: Mapping[str, Any]) -> str:
+    """Facts as Markdown."""
+    return "\n".join(f"- {name}: {value}" for name, value in facts.items())
+
+
+def check_loadable(folder: Path) -> None:
+    """The proof that anyone can load it, past the cache of earlier runs."""
+    with tempfile.TemporaryDirectory() as cache:
+        for name in TABLES:
+            load_dataset(str(folder), name, split="train", cache_dir=cache)
+
+
+def how_to_load(folder: Path) -> str:
+    """What a user types."""
+    return (
+        "Load the summary:\n\n    from datasets import load_dataset\n    from farzi_hf import FarziData\n"
+        f"    rows, farzi = load_dataset({str(folder)!r}), FarziData.from_pretrained({str(folder)!r})\n"
+    )

@@ -13,15 +13,25 @@ from __future__ import annotations
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from _common import environment, keep_freed_memory, markdown, parse_arguments, prepare_run, save_csv
-from _comparison import BASELINES, Comparison, Row, count_rows, stock_row, summary_row
-from datasets import DatasetDict, load_dataset
+from _common import keep_freed_memory, markdown, parse_arguments, prepare_run, save_csv
+from _comparison import (
+    BASELINES,
+    Comparison,
+    Row,
+    check_loadable,
+    how_to_load,
+    listed,
+    run_facts,
+    stock_row,
+    summary_row,
+)
+from _language_modeling import LanguageModelComparison, count_rows
+from datasets import DatasetDict
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
 import farzi_hf.models  # noqa: F401  registers the architectures that transformers does not have
@@ -30,7 +40,6 @@ from farzi_hf.baselines import Unigram
 from farzi_hf.data import DataUnavailableError, load_ptb, load_sample_text, tokenize, word_tokenizer
 from farzi_hf.metrics import token_metrics
 from farzi_hf.plots import plot_comparison, plot_distillation, plot_tokens
-from farzi_hf.publishing import TABLES
 
 QUICK = Path(__file__).resolve().parent / "configs" / "ptb_quick.yaml"
 DATASETS = {"ptb": load_ptb, "sample": lambda data_dir: load_sample_text()}
@@ -103,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         learner_init=config, args=args, processing_class=tokenizer,
         train_dataset=splits["train"], eval_dataset=splits["validation"],
     )  # fmt: skip
-    comparison = Comparison(trainer, splits, config, recipe.num_students, recipe.long_steps)
+    comparison = LanguageModelComparison(trainer, splits, config, recipe.num_students, recipe.long_steps)
     first = trainer.is_world_process_zero()
     if first:
         start = f"going on from {checkpoint}" if checkpoint else "a new run, no checkpoint to go on from"
@@ -145,37 +154,13 @@ def finish(c: Comparison, recipe: RecipeArguments, settings: Mapping[str, Any], 
         rows.append(stock_row(c, folder))
     rows += [BASELINES[name](c) for name in recipe.baselines]
     rows += count_rows(c)
-    table = markdown([readable(row) for row in rows]) + "\n\n" + "\n".join(f"- {k}: {v}" for k, v in facts.items())
+    table = markdown([readable(row) for row in rows]) + "\n\n" + listed(facts)
     (output / "table.md").write_text(table + "\n", encoding="utf-8")
     save_csv(rows, output / "table.csv")
     plots = draw(c, rows, output / "plots")
     farzi.save_pretrained(folder, metrics={"table": rows, **facts}, recipe=settings, plots=plots)
     check_loadable(folder)
-    print(
-        f"\n{table}\n\nTable: {output / 'table.md'}\nPlots: {', '.join(map(str, plots))}\nLoad the summary:\n\n"
-        f"    from datasets import load_dataset\n    from farzi_hf import FarziData\n"
-        f"    rows, farzi = load_dataset({str(folder)!r}), FarziData.from_pretrained({str(folder)!r})\n"
-    )
-
-
-def run_facts(c: Comparison, dataset: str) -> dict[str, Any]:
-    """How the summary came about. The time is that of outer steps, over all resumed runs, without evaluations."""
-    args, previous, seconds = c.trainer.args, 0, 0.0
-    for entry in c.trainer.state.log_history:
-        if "seconds_per_step" in entry:
-            seconds += entry["seconds_per_step"] * (entry["step"] - previous)
-            previous = entry["step"]
-    return {
-        "dataset": dataset,
-        "vocabulary": c.trainer.learner.vocab_size,
-        "learner_parameters": sum(p.numel() for p in c.trainer.learner.model.parameters()),
-        "summary_parameters": sum(p.numel() for p in c.trainer.model.parameters()),
-        "tokens_per_inner_step": c.tokens_per_step,
-        "inner_steps": args.inner_steps,
-        "outer_steps": c.trainer.state.global_step,
-        "distillation_seconds": round(seconds, 1),
-        **environment(args),
-    }
+    print(f"\n{table}\n\nTable: {output / 'table.md'}\nPlots: {', '.join(map(str, plots))}\n{how_to_load(folder)}")
 
 
 def draw(c: Comparison, rows: Sequence[Row], folder: Path) -> list[Path]:
@@ -192,13 +177,6 @@ def draw(c: Comparison, rows: Sequence[Row], folder: Path) -> list[Path]:
     plot_comparison(rows, paths[1], "perplexity", metric_label="Test perplexity")
     plot_tokens(c.trainer.model.decode(5), paths[2])
     return paths
-
-
-def check_loadable(folder: Path) -> None:
-    """The proof that anyone can load it, past the cache of earlier runs."""
-    with tempfile.TemporaryDirectory() as cache:
-        for name in TABLES:
-            load_dataset(str(folder), name, split="train", cache_dir=cache)
 
 
 def readable(row: Row) -> dict[str, str]:

@@ -8,20 +8,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from meta_problems import gradients, relative_error
-from test_soft_training import CONFIGS, SPECIAL, V
+from test_soft_training import CONFIGS, V, config_of
 from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from farzi_hf.adjoint import unroll
 from farzi_hf.inner_optimizers import InnerAdam
 from farzi_hf.learner import Learner, _SoftCrossEntropy, shifted_cross_entropy
 
 LENGTH = 5
-
-
-def config_of(kind: str, **changes) -> PreTrainedConfig:
-    return AutoConfig.for_model(kind, vocab_size=V, **{**SPECIAL, **CONFIGS[kind], **changes})
 
 
 def double(kind: str) -> Callable[[], PreTrainedModel]:

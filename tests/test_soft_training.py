@@ -8,15 +8,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from datasets import Dataset
-from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArguments
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Trainer, TrainingArguments
 from transformers.modeling_outputs import CausalLMOutput
 
 from farzi_hf.farzi_data import FarziData, FarziDataConfig
-from farzi_hf.models.rnn import RNNConfig
+from farzi_hf.models import RNNConfig
 from farzi_hf.soft_training import attach_soft_inputs, soft_cross_entropy
 
 V, LENGTH = 13, 6
 ATTENTION = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+NEXT_ITEM = ("sasrec", "gru4rec", "fmlp")
 CONFIGS = {
     "gpt2": {"n_embd": 16, "n_layer": 1, "n_head": 2, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
     "llama": {**ATTENTION, "num_key_value_heads": 2},
@@ -24,15 +25,20 @@ CONFIGS = {
     "gpt_neox": ATTENTION,
     "mamba": {"hidden_size": 16, "num_hidden_layers": 1, "state_size": 4},
     RNNConfig.model_type: {"hidden_size": 16},
+    **{kind: {"hidden_size": 16, "max_length": 64, "initializer_range": 0.1} for kind in NEXT_ITEM},
 }
 SPECIAL = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
 
 
+def config_of(kind: str, vocab_size: int = V, **changes) -> PreTrainedConfig:
+    # The padding is an entry of the vocabulary, and not an item.
+    size = {"num_items": vocab_size - 1} if kind in NEXT_ITEM else {"vocab_size": vocab_size, **SPECIAL}
+    return AutoConfig.for_model(kind, **{**size, **CONFIGS[kind], **changes})
+
+
 def tiny_model(kind: str, vocab_size: int = V):
     torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(
-        AutoConfig.for_model(kind, vocab_size=vocab_size, **SPECIAL, **CONFIGS[kind])
-    )
+    return AutoModelForCausalLM.from_config(config_of(kind, vocab_size))
 
 
 def tiny_summary(num_sequences: int = 8, vocab_size: int = V) -> FarziData:

@@ -1,5 +1,17 @@
 """Models of the paper that transformers does not have; importing one registers it with transformers' Auto classes."""
 
+from farzi_hf.models.fmlp import FMLPConfig, FMLPForNextItem
+from farzi_hf.models.gru4rec import GRU4RecConfig, GRU4RecForNextItem
 from farzi_hf.models.rnn import RNNConfig, RNNForCausalLM
+from farzi_hf.models.sasrec import SASRecConfig, SASRecForNextItem
 
-__all__ = ["RNNConfig", "RNNForCausalLM"]
+__all__ = [
+    "FMLPConfig",
+    "FMLPForNextItem",
+    "GRU4RecConfig",
+    "GRU4RecForNextItem",
+    "RNNConfig",
+    "RNNForCausalLM",
+    "SASRecConfig",
+    "SASRecForNextItem",
+]

@@ -1,0 +1,91 @@
+"""FMLP-Rec (Zhou et al., 2022): learnable filters over time and pointwise networks, no attention.
+
+The paper multiplies the spectrum of the whole sequence, a circular convolution in which every position sees all others: its
+training target leaks. Here the filter is causal, as in the paper that this project reproduces, whose models all predict
+left to right.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import initialization
+
+from farzi_hf.models.next_item import NextItemConfig, NextItemModel, register
+
+
+class FMLPConfig(NextItemConfig):
+    """Size of an `FMLPForNextItem`: that of `NextItemConfig`."""
+
+    model_type = "fmlp"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # or transformers writes one that checks nothing
+        super().__init__(*args, **kwargs)
+
+
+@register
+class FMLPForNextItem(NextItemModel):
+    """Item and position embeddings, layers of a causal filter and a pointwise network of width 4 h, item scores."""
+
+    config_class = FMLPConfig
+
+    def __init__(self, config: FMLPConfig) -> None:
+        super().__init__(config, _FilterNetwork(config))
+
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, _CausalFilter):
+            initialization.normal_(module.taps, std=self.config.initializer_range)
+
+
+class _FilterNetwork(nn.Module):
+    def __init__(self, config: FMLPConfig) -> None:
+        super().__init__()
+        self.positions = nn.Embedding(config.max_length, config.hidden_size)
+        self.norm = nn.LayerNorm(config.hidden_size)
+        self.dropout = nn.Dropout(config.dropout)
+        self.layers = nn.ModuleList(_Layer(config) for _ in range(config.num_hidden_layers))
+
+    def forward(self, embeds: Tensor) -> Tensor:
+        x = self.dropout(self.norm(embeds + self.positions.weight[: embeds.shape[1]]))
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class _Layer(nn.Module):
+    """A layer of the FMLP paper: layer norm comes after each sublayer."""
+
+    def __init__(self, config: FMLPConfig) -> None:
+        super().__init__()
+        size = config.hidden_size
+        self.filter = _CausalFilter(config)
+        self.filter_norm = nn.LayerNorm(size)
+        self.pointwise = nn.Sequential(nn.Linear(size, 4 * size), nn.GELU(), nn.Linear(4 * size, size))
+        self.pointwise_norm = nn.LayerNorm(size)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.filter_norm(x + self.dropout(self.filter(x)))
+        return self.pointwise_norm(x + self.dropout(self.pointwise(x)))
+
+
+class _CausalFilter(nn.Module):
+    """One filter per channel: y_t = Σ_{s ≤ t} taps_{t−s} x_s.
+
+    The same linear map as a product of spectra over 2 L zero-padded positions. As a triangular Toeplitz matrix it is causal
+    to the last bit, runs in half precision, and at the lengths of histories costs no more than the transforms.
+    """
+
+    def __init__(self, config: FMLPConfig) -> None:
+        super().__init__()
+        self.taps = nn.Parameter(torch.zeros(config.max_length, config.hidden_size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        length = x.shape[1]
+        padded = F.pad(self.taps[:length], (0, 0, length - 1, 0))  # taps_{−(L−1)} … taps_{−1} are zero
+        toeplitz = padded.unfold(0, length, 1).flip(-1)  # (L, h, L): [t, c, s] = taps_{t−s} of channel c
+        return (toeplitz.transpose(0, 1) @ x.permute(2, 1, 0)).permute(2, 1, 0)  # batched over channels

@@ -1,0 +1,49 @@
+"""GRU4Rec (Hidasi et al., 2016) with the cross-entropy over all items: a recurrent network over a user's history."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import initialization
+
+from farzi_hf.models.next_item import NextItemConfig, NextItemModel, register
+
+
+class GRU4RecConfig(NextItemConfig):
+    """Size of a `GRU4RecForNextItem`: that of `NextItemConfig`."""
+
+    model_type = "gru4rec"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # or transformers writes one that checks nothing
+        super().__init__(*args, **kwargs)
+
+
+@register
+class GRU4RecForNextItem(NextItemModel):
+    """Item embeddings, GRU layers, item scores."""
+
+    config_class = GRU4RecConfig
+
+    def __init__(self, config: GRU4RecConfig) -> None:
+        super().__init__(config, _Recurrent(config))
+
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, nn.GRU):  # torch's own bounds; transformers knows of the LSTM only
+            for parameter in module.parameters():
+                initialization.uniform_(parameter, -(module.hidden_size**-0.5), module.hidden_size**-0.5)
+
+
+class _Recurrent(nn.Module):
+    def __init__(self, config: GRU4RecConfig) -> None:
+        super().__init__()
+        size, layers = config.hidden_size, config.num_hidden_layers
+        self.dropout = nn.Dropout(config.dropout)
+        self.gru = nn.GRU(size, size, layers, batch_first=True, dropout=config.dropout if layers > 1 else 0.0)
+
+    def forward(self, embeds: Tensor) -> Tensor:
+        # cuDNN's recurrent kernels have no second derivative.
+        with torch.backends.cudnn.flags(enabled=False):
+            return self.dropout(self.gru(self.dropout(embeds))[0])

@@ -1,0 +1,210 @@
+"""What the three recommendation models share: items in, scores of the next item out, and recommendations from histories.
+
+Item 0 is the padding, items 1 … num_items are real, so the vocabulary has V = num_items + 1 entries. Sequences are padded on
+the *right*: a strictly causal model then cannot see the padding from any real position, and position 1 is the oldest item
+that it is given, in training as in `recommend`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutput
+
+PADDING = 0
+
+
+class NextItemConfig(PreTrainedConfig):
+    """Size of a next-item model.
+
+    Args:
+        num_items: items, the padding not counted; ids are 1 … num_items.
+        hidden_size: h, width of item embeddings and layers.
+        num_hidden_layers: layers on top of each other.
+        max_length: positions that the model reads at once; of a longer history, the last ones.
+        dropout: probability with which embeddings and outputs of layers are dropped in training.
+        initializer_range: standard deviation of initial embeddings and weights.
+        tie_word_embeddings: whether an item is scored by the embedding that it is read with.
+
+    Raises:
+        ValueError: a size below 1, or a dropout outside [0, 1).
+    """
+
+    num_items: int = 1000
+    hidden_size: int = 64
+    num_hidden_layers: int = 1
+    max_length: int = 50
+    dropout: float = 0.0
+    initializer_range: float = 0.02
+    tie_word_embeddings: bool = True
+    pad_token_id: int = PADDING
+
+    def __init__(
+        self,
+        num_items: int = 1000,
+        hidden_size: int = 64,
+        num_hidden_layers: int = 1,
+        max_length: int = 50,
+        dropout: float = 0.0,
+        initializer_range: float = 0.02,
+        tie_word_embeddings: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        self.num_items = check_size("num_items", num_items)
+        self.hidden_size = check_size("hidden_size", hidden_size)
+        self.num_hidden_layers = check_size("num_hidden_layers", num_hidden_layers)
+        self.max_length = check_size("max_length", max_length)
+        if not 0.0 <= dropout < 1.0:
+            raise ValueError(f"dropout must be a probability below 1, got {dropout!r}")
+        self.dropout = dropout
+        self.initializer_range = initializer_range
+        self.tie_word_embeddings = tie_word_embeddings
+        super().__init__(**{**kwargs, "pad_token_id": PADDING})
+
+    @property
+    def vocab_size(self) -> int:
+        """V: the items and the padding."""
+        return self.num_items + 1
+
+
+class NextItemModel(PreTrainedModel):
+    """Base of the models: `logits (b, L, V)` at position j score the item at j + 1. A subclass sets `encoder`.
+
+    `encoder` maps embeddings (b, L, h) to states (b, L, h), those of position j from embeddings up to j alone.
+    """
+
+    base_model_prefix = "encoder"
+    main_input_name = "input_ids"
+    config_class = NextItemConfig
+    _tied_weights_keys: ClassVar[dict[str, str]] = {"output.weight": "embedding.weight"}
+
+    def __init__(self, config: NextItemConfig, encoder: nn.Module) -> None:
+        super().__init__(config)
+        self.loss_type = "ForCausalLM"  # transformers tells it by the class's name, and does not know this one
+        self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.encoder = encoder
+        self.output = nn.Linear(config.hidden_size, config.vocab_size)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        """The embedding that turns items into vectors."""
+        return self.embedding
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        """Replaces the input embedding."""
+        self.embedding = value
+
+    def get_output_embeddings(self) -> nn.Linear:
+        """The layer that turns states into scores."""
+        return self.output
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        **kwargs: Any,
+    ) -> CausalLMOutput:
+        """Scores of every item at every position, and the mean loss per predicted item where there are labels.
+
+        Args:
+            input_ids: (b, L) items, padded on the right.
+            attention_mask: (b, L), 0 at padding. It changes nothing (see the module's docstring) and is checked only.
+            inputs_embeds: (b, L, h) in place of ids.
+            labels: items (b, L), where −100 is ignored, or soft items (b, L, V); shifted in here.
+
+        Raises:
+            ValueError: both or neither of ids and embeddings, more than max_length positions, padding on the left.
+        """
+        states = self._states(input_ids, inputs_embeds, attention_mask)
+        logits = self.output(states)
+        loss = None
+        if labels is not None and labels.is_floating_point():
+            loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(0, 1))
+        elif labels is not None:
+            loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
+        return CausalLMOutput(loss=loss, logits=logits)
+
+    @torch.no_grad()
+    def recommend(self, histories: Sequence[Sequence[int]], k: int = 10, exclude_seen: bool = True) -> Tensor:
+        """The k items (n, k) that are likeliest to come next, best first; of equal scores the lower id.
+
+        Args:
+            histories: n lists of items, oldest first. The model reads the last max_length − 1 items of each: what comes
+                last in a training sequence is only predicted, so the last position has learnt nothing.
+            k: how many.
+            exclude_seen: leave out the items of the whole history.
+
+        Raises:
+            ValueError: an empty history, an unknown item, or a k for which too few items are left.
+        """
+        _check_histories(histories, k, self.config.num_items, exclude_seen)
+        recent_items = max(1, self.config.max_length - 1)
+        recent = [torch.as_tensor(history[-recent_items:]) for history in histories]
+        ids = nn.utils.rnn.pad_sequence(recent, batch_first=True, padding_value=PADDING).to(self.device)
+        training = self.training
+        self.eval()
+        states = self._states(ids, None, None)
+        self.train(training)
+        last = torch.tensor([len(history) - 1 for history in recent], device=ids.device)
+        scores = self.output(states[torch.arange(len(ids), device=ids.device), last]).float()
+        scores[:, PADDING] = -torch.inf
+        if exclude_seen:
+            for row, history in zip(scores, histories, strict=True):
+                row[torch.as_tensor(history, device=row.device)] = -torch.inf
+        return scores.argsort(dim=1, descending=True, stable=True)[:, :k]
+
+    def _states(self, input_ids: Tensor | None, inputs_embeds: Tensor | None, attention_mask: Tensor | None) -> Tensor:
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give exactly one of input_ids and inputs_embeds")
+        if inputs_embeds is None:
+            inputs_embeds = self.embedding(input_ids)
+        length, longest = inputs_embeds.shape[1], self.config.max_length
+        if length > longest:
+            raise ValueError(
+                f"the input has {length} positions, the model max_length={longest}: keep the last {longest}"
+            )
+        if attention_mask is not None and not attention_mask[:, 0].all():
+            raise ValueError("attention_mask starts with 0: pad sequences on the right")
+        return self.encoder(inputs_embeds)
+
+
+Model = TypeVar("Model", bound=type[NextItemModel])
+
+
+def register(model: Model) -> Model:
+    """Class decorator: lets transformers' Auto classes build the model from its config."""
+    config = model.config_class
+    AutoConfig.register(config.model_type, config)
+    AutoModel.register(config, model)
+    AutoModelForCausalLM.register(config, model)
+    return model
+
+
+def check_size(name: str, value: int) -> int:
+    """The value, which has to be a positive integer."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
+    return value
+
+
+def _check_histories(histories: Sequence[Sequence[int]], k: int, num_items: int, exclude_seen: bool) -> None:
+    if len(histories) == 0:
+        raise ValueError("histories is empty: pass at least one list of items")
+    for i, history in enumerate(histories):
+        if len(history) == 0:
+            raise ValueError(
+                f"histories[{i}] is empty: there is nothing to predict from, recommend the most popular items"
+            )
+        if min(history) < 1 or max(history) > num_items:
+            unknown = next(item for item in history if not 1 <= item <= num_items)
+            raise ValueError(f"histories[{i}] holds item {unknown}: the model knows items 1 … {num_items}")
+    left = num_items - (max(len(set(history)) for history in histories) if exclude_seen else 0)
+    if not 1 <= k <= left:
+        raise ValueError(f"k={k} items are asked for: pass a number from 1 to {left}, the items that are left")

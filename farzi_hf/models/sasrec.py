@@ -1,0 +1,88 @@
+"""SASRec (Kang & McAuley, 2018): a causal transformer over a user's history."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from farzi_hf.models.next_item import NextItemConfig, NextItemModel, check_size, register
+
+
+class SASRecConfig(NextItemConfig):
+    """Size of a `SASRecForNextItem`: that of `NextItemConfig`, and
+
+    Args:
+        num_attention_heads: heads of every layer; they share the hidden_size.
+
+    Raises:
+        ValueError: hidden_size is no multiple of num_attention_heads.
+    """
+
+    model_type = "sasrec"
+
+    num_attention_heads: int = 1
+
+    def __init__(
+        self, num_items: int = 1000, hidden_size: int = 64, num_attention_heads: int = 1, **kwargs: Any
+    ) -> None:
+        self.num_attention_heads = check_size("num_attention_heads", num_attention_heads)
+        super().__init__(num_items, hidden_size, **kwargs)
+        if hidden_size % num_attention_heads:
+            raise ValueError(f"num_attention_heads={num_attention_heads} does not divide hidden_size={hidden_size}")
+
+
+@register
+class SASRecForNextItem(NextItemModel):
+    """Item and position embeddings, layers of causal attention and a pointwise network, layer norm, item scores.
+
+    Layer norm comes before each sublayer, and the pointwise network has GELU for the paper's ReLU: training is smoother, and
+    so is the gradient through it.
+    """
+
+    config_class = SASRecConfig
+
+    def __init__(self, config: SASRecConfig) -> None:
+        super().__init__(config, _Transformer(config))
+
+
+class _Transformer(nn.Module):
+    def __init__(self, config: SASRecConfig) -> None:
+        super().__init__()
+        self.positions = nn.Embedding(config.max_length, config.hidden_size)
+        self.dropout = nn.Dropout(config.dropout)
+        self.layers = nn.ModuleList(_Layer(config) for _ in range(config.num_hidden_layers))
+        self.norm = nn.LayerNorm(config.hidden_size)
+
+    def forward(self, embeds: Tensor) -> Tensor:
+        x = self.dropout(embeds + self.positions.weight[: embeds.shape[1]])
+        for layer in self.layers:
+            x = layer(x)
+        return self.norm(x)
+
+
+class _Layer(nn.Module):
+    def __init__(self, config: SASRecConfig) -> None:
+        super().__init__()
+        size, self.heads = config.hidden_size, config.num_attention_heads
+        self.attention_norm = nn.LayerNorm(size)
+        self.query_key_value = nn.Linear(size, 3 * size)
+        self.attention_output = nn.Linear(size, size)
+        self.pointwise_norm = nn.LayerNorm(size)
+        self.pointwise = nn.Sequential(nn.Linear(size, size), nn.GELU(), nn.Linear(size, size))
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.dropout(self.attention_output(self._attention(self.attention_norm(x))))
+        return x + self.dropout(self.pointwise(self.pointwise_norm(x)))
+
+    def _attention(self, x: Tensor) -> Tensor:
+        """Written out, since fused attention has no second derivative."""
+        b, length, size = x.shape
+        # (b, L, 3h) → three times (b, heads, L, h / heads)
+        q, k, v = self.query_key_value(x).view(b, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        scores = q @ k.transpose(-1, -2) * (size // self.heads) ** -0.5
+        future = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
+        weights = self.dropout(torch.softmax(scores.masked_fill(future, -torch.inf), dim=-1))
+        return (weights @ v).transpose(1, 2).reshape(b, length, size)
