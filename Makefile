@@ -19,7 +19,7 @@ demo: $(VENV)/.installed ## distil the embedded corpus and interactions: tables,
 	$(LAUNCH) recipes/recsys.py --config recipes/configs/demo_recsys.yaml
 
 test: $(VENV)/.installed ## the test suite, without the tests marked slow or gpu
-	$(BIN)/python -m pytest -m "not slow and not gpu"
+	$(BIN)/python -m pytest -n logical -m "not slow and not gpu"
 
 check: $(VENV)/.installed ## lint and format check
 	$(BIN)/ruff check .
