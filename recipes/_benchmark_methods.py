@@ -56,13 +56,16 @@ class Problem:
 
     @classmethod
     def of(cls, size: Size, dtype: torch.dtype, device: str) -> Problem:
-        """Drawn in float32 from fixed seeds and then converted, so that every method and dtype has the same numbers."""
+        """Drawn in float32 from fixed seeds and then converted, so that every method and dtype has the same numbers.
+
+        The summary has the usual small start, for which the gradient's norm is 1e-3 at T = 100 and 400, and float32 right to
+        six digits. With ten times its standard deviation the inner loop is chaotic: norm 88 at T = 50, 14,000 at T = 100, and
+        there no digit is right.
+        """
         learner = Learner(learner_config(size)).to(device)
         start = {name: x.to(dtype) for name, x in learner.initial_parameters(0, device).items()}
         torch.manual_seed(0)
-        summary = FarziData(
-            FarziDataConfig(size.num_sequences, size.sequence_length, size.latent_dim, size.vocab_size, latent_std=1.0)
-        )
+        summary = FarziData(FarziDataConfig(size.num_sequences, size.sequence_length, size.latent_dim, size.vocab_size))
         latents, decoder = (x.detach().to(device, dtype).requires_grad_() for x in (summary.latents, summary.decoder))
         return cls(learner, start, latents, decoder, {k: x.to(device) for k, x in real_batch(size).items()})
 

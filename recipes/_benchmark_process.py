@@ -25,7 +25,11 @@ LONG_REPETITION = 20.0  # seconds; a cell that takes longer is not repeated
 REPETITIONS = 3
 PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
 _WARM_UP_STEPS = 2
-_POLL, _RESERVE = 0.05, 1 << 30  # seconds between two looks at a process; bytes that the machine keeps free
+_POLL = 0.05  # seconds between two looks at a process
+_RESERVE = 1 << 30  # bytes that the machine keeps free
+_OTHERS = (
+    3 << 30
+)  # bytes that a system and this program may hold; where there is more, it is not the method that is large
 
 Facts = dict[str, Any]
 
@@ -154,7 +158,7 @@ def run_limited(command: Sequence[str], environment: dict[str, str], memory_limi
     The process gets the name of a file as its last argument, and adds to it a line of JSON whenever it knows something.
 
     Args:
-        memory_limit: bytes of resident memory.
+        memory_limit: bytes of resident memory. A process is also stopped before the machine runs out of memory.
         time_limit: seconds.
 
     Returns:
@@ -196,8 +200,15 @@ def _watch(process: subprocess.Popen, memory_limit: int, time_limit: float) -> t
     while process.poll() is None:
         with suppress(psutil.NoSuchProcess):
             largest = max(largest, watched.memory_info().rss)
-        if largest > memory_limit or psutil.virtual_memory().available < _RESERVE:
+        if largest > memory_limit:
             return "out of memory", f"stopped at {largest / 2**30:.1f} GiB"
+        memory = psutil.virtual_memory()
+        if memory.available < _RESERVE:
+            others = memory.total - memory.available - largest
+            note = (
+                f"stopped at {largest / 2**30:.1f} GiB, as nothing was left beside {others / 2**30:.1f} GiB of others"
+            )
+            return "out of memory" if others < _OTHERS else "failed", note
         if time.monotonic() - start > time_limit:
             return "too slow", f"stopped after {time_limit:,.0f} s"
         time.sleep(_POLL)

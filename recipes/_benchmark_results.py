@@ -104,7 +104,9 @@ def engine_table(ours: Sequence[Row]) -> str:
     lines = [
         {"": name, **{column: median(name, column, columns[column]) for column in columns}} for name in _methods(ours)
     ]
-    return markdown([{column.replace("_seconds", ", s"): cell for column, cell in line.items()} for line in lines])
+    return markdown(
+        [{column.replace("_seconds", ", s").replace("_", "-"): cell for column, cell in line.items()} for line in lines]
+    )
 
 
 def _methods(rows: Sequence[Row]) -> list[str]:

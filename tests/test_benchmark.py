@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ sys.path.insert(0, str(RECIPES))  # as Python does for a script
 
 # ruff: noqa: E402
 pytest.importorskip("matplotlib")
-pytest.importorskip("psutil")
+psutil = pytest.importorskip("psutil")
 import _benchmark_process
 import _benchmark_results
 import benchmark
@@ -150,6 +151,15 @@ def test_a_process_that_does_not_end_well_says_why_and_keeps_what_it_reported(co
     facts = run_python(code, memory_limit=100 << 20, time_limit=2.0)
     assert (facts["a"], facts["status"]) == (1, status)
     assert facts["note"].startswith(note)
+
+
+@pytest.mark.parametrize(("others", "status"), [(2, "out of memory"), (9, "failed")])
+def test_a_machine_without_memory_is_not_blamed_on_a_method_where_others_hold_it(monkeypatch, others, status):
+    """ "failed" is tried again."""
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=others << 30, available=100 << 20))
+    facts = run_python("time.sleep(60)")
+    assert facts["status"] == status
+    assert "nothing was left beside" in facts["note"]
 
 
 def test_nothing_of_a_process_that_was_stopped_is_left(tmp_path):
