@@ -27,9 +27,7 @@ PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
 _WARM_UP_STEPS = 2
 _POLL = 0.05  # seconds between two looks at a process
 _RESERVE = 1 << 30  # bytes that the machine keeps free
-_OTHERS = (
-    3 << 30
-)  # bytes that a system and this program may hold; where there is more, it is not the method that is large
+_OTHERS = 3 << 30  # bytes that a system and this program may hold; with more, it is not the method that is large
 
 Facts = dict[str, Any]
 

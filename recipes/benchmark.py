@@ -46,8 +46,7 @@ from _common import ROOT, keep_freed_memory
 from tqdm import tqdm
 from transformers import HfArgumentParser
 
-from farzi_hf import adjoint
-from farzi_hf.adjoint import Direct, Tape
+from farzi_hf.adjoint import Checkpoint, Direct, Reversible, Tape
 
 METHODS: dict[str, Method] = {
     "autograd": autograd(plain_loss),
@@ -57,11 +56,11 @@ METHODS: dict[str, Method] = {
     "torch.utils.checkpoint": step_checkpoint,
     "Direct": Ours(Direct),
     "Tape": Ours(Tape),
-    "Checkpoint": Ours(lambda: adjoint.Checkpoint()),
-    "Reversible": Ours(lambda: adjoint.Reversible()),
+    "Checkpoint": Ours(Checkpoint),
+    "Reversible": Ours(Reversible),
     "Tape, compiled": Ours(Tape, torch_compile=True),
-    "Checkpoint, compiled": Ours(lambda: adjoint.Checkpoint(), torch_compile=True),
-    "Reversible, compiled": Ours(lambda: adjoint.Reversible(), torch_compile=True),
+    "Checkpoint, compiled": Ours(Checkpoint, torch_compile=True),
+    "Reversible, compiled": Ours(Reversible, torch_compile=True),
 }
 REFERENCE = "Tape"  # in float64
 PACKAGES = {"higher": "higher", "TorchOpt": "torchopt"}  # what a method imports

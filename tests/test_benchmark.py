@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import inspect
 import json
 import os
 import sys
@@ -30,7 +29,6 @@ from _benchmark_process import PeakMemory, relative_error, run_limited, summaris
 from _benchmark_results import read_rows, tables
 from benchmark import METHODS, PACKAGES
 
-from farzi_hf import adjoint
 from farzi_hf.adjoint import Tape, unroll
 from farzi_hf.inner_optimizers import InnerAdam
 
@@ -64,16 +62,12 @@ def error_of(name: str, dtype: torch.dtype) -> float:
 
 
 def as_parameter(name: str):
-    """Compiling takes a minute; rows for an engine that this one is not yet are left out."""
+    """Compiling takes a minute."""
     method = METHODS[name]
-    ours = isinstance(method, Ours)
     # torch's compiler warns of torch's own old ways, and takes such a warning for an error where it is one.
     warns = pytest.mark.filterwarnings("default")
-    marks = [pytest.mark.slow, pytest.mark.timeout(600), warns] if ours and method.torch_compile else []
-    known = not ours or hasattr(adjoint, name.removesuffix(", compiled"))
-    if ours and method.torch_compile:
-        known = known and "torch_compile" in inspect.signature(unroll).parameters
-    return pytest.param(name, marks=[*marks, pytest.mark.skipif(not known, reason="not in this engine")])
+    compiled = isinstance(method, Ours) and method.torch_compile
+    return pytest.param(name, marks=[pytest.mark.slow, pytest.mark.timeout(600), warns] if compiled else [])
 
 
 @pytest.mark.parametrize("name", [as_parameter(name) for name in METHODS if name != "higher"])
