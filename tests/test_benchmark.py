@@ -338,7 +338,10 @@ def test_a_missing_peer_is_named_with_the_way_to_install_it(tmp_path, monkeypatc
 
 
 def test_the_quick_scale_is_small_and_can_be_overridden():
-    (full, size), (quick, small) = benchmark.parse([]), benchmark.parse(["--scale", "quick", "--hidden_size", "4"])
+    ours = ["--methods", "Tape"]  # which need no package of the extra
+    (full, size), (quick, small) = (
+        benchmark.parse(ours + options) for options in ([], ["--scale", "quick", "--hidden_size", "4"])
+    )
     assert (full.steps, size) == ([10, 50, 100, 200, 400], Size())
     assert (small.vocab_size, small.hidden_size, quick.output_dir) == (200, 4, "outputs/benchmark_quick")
     assert max(quick.steps) <= 20
