@@ -112,9 +112,11 @@ class Recording:
 
     def pop_states(self) -> States:
         """States that `push` put there; those at the start where the stack is empty."""
+        if not self.stack:
+            return self.start
         fields = len(self.start[0])
-        flat = self.pop(len(self.start) * fields) if self.stack else None
-        return self.start if flat is None else tuple(flat[i : i + fields] for i in range(0, len(flat), fields))
+        flat = self.pop(len(self.start) * fields)
+        return tuple(flat[i : i + fields] for i in range(0, len(flat), fields))
 
     def renewed(self, adjoint: RecordingAdjoint, loop: InnerLoop, inputs: Buffers) -> Recording:
         """This record if no backward pass has used it, else the same one again."""

@@ -49,7 +49,9 @@ class Reversible(RecordingAdjoint):
 
     def memory(self, loop: InnerLoop, w: Buffers, graph: int) -> int:
         steps = len(loop.taped)
-        bits = 64 * (4 + 4 * len(loop.optimizer.decays)) / 2 - steps * sum(map(math.log2, loop.optimizer.decays))
+        decays = loop.optimizer.decays
+        # Two words of 64 bits for the parameters (integer, and as the network sees them) and for each accumulator.
+        bits = 128 * (1 + len(decays)) - steps * sum(map(math.log2, decays))
         return graph + int(sum(flat.numel() for flat in w) * bits / 8)
 
 
