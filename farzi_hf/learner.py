@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 Parameters = dict[str, Tensor]
@@ -208,9 +208,9 @@ class Learner:
 
 
 class LearnerBatch:
-    """K learners that train at once on the same tokens, through `torch.vmap`: a `Learner` whose parameters have an axis K in front.
+    """K learners that train at once on the same tokens: a `Learner` whose parameters have an axis K in front.
 
-    An inner optimizer that works elementwise trains each as if it were alone.
+    Through `torch.vmap`, except that learners with recurrent layers run one after the other. An inner optimizer that works elementwise trains each as if it were alone.
     """
 
     def __init__(self, learner: Learner, size: int):
@@ -232,6 +232,9 @@ class LearnerBatch:
 
     def logits(self, params: Parameters, batch: Mapping[str, Tensor]) -> Tensor:
         """(K, b, L, V)."""
+        if any(isinstance(module, nn.RNNBase) for module in self.learner.model.modules()):  # vmap has no rule for them
+            one_by_one = [dict(zip(params, values, strict=True)) for values in zip(*params.values(), strict=True)]
+            return torch.stack([self.learner.logits(theta, batch) for theta in one_by_one])
         return torch.vmap(self.learner.logits, in_dims=(0, None))(params, dict(batch))
 
     def _losses(self, params: Parameters, batch: Mapping[str, Tensor], labels: Tensor) -> Tensor:

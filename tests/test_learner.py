@@ -242,6 +242,24 @@ def test_a_model_that_starts_with_nan_is_refused():
         Learner(broken)
 
 
+# -- learners at once ------------------------------------------------------------------------------------------------
+
+
+def test_learners_at_once_are_single_learners_side_by_side(learner):
+    """Every family, recurrent ones too: sum of the soft losses, mean of the hard ones, and the gradients."""
+    batch, ids = learner.batch(2), random_ids()
+    real = {"input_ids": ids, "labels": ids}
+    params = {name: x.requires_grad_() for name, x in batch.initial_parameters(0).items()}
+    single = [{name: x[k] for name, x in params.items()} for k in range(2)]
+    x = normal(2, LENGTH, V).softmax(-1).requires_grad_()
+    together = [batch.soft_loss(params, x), batch.hard_loss(params, real)]
+    apart = [sum(learner.soft_loss(p, x) for p in single), sum(learner.hard_loss(p, real) for p in single) / 2]
+    leaves = [x, *params.values()]
+    for ours, expected in zip(together, apart, strict=True):
+        assert ours.item() == pytest.approx(expected.item(), rel=1e-12)
+    assert relative_error(gradients(sum(together), leaves), gradients(sum(apart), leaves)) < 1e-9
+
+
 # -- through training ------------------------------------------------------------------------------------------------
 
 
