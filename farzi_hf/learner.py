@@ -210,7 +210,8 @@ class Learner:
 class LearnerBatch:
     """K learners that train at once on the same tokens: a `Learner` whose parameters have an axis K in front.
 
-    Through `torch.vmap`, except that learners with recurrent layers run one after the other. An inner optimizer that works elementwise trains each as if it were alone.
+    Through `torch.vmap`, except that learners with recurrent layers run one after the other. An inner optimizer that works
+    elementwise trains each as if it were alone.
     """
 
     def __init__(self, learner: Learner, size: int):
