@@ -133,7 +133,7 @@ def pooled(splits: Sequence[Sequence[Row]]) -> list[Row]:
 
 
 def paper_rows(dataset: str, size: str) -> list[Row]:
-    """What the paper reports for this size and for the whole data, for comparison."""
+    """What the paper reports for this size, [μ×ξ], if any, and for the whole data, for comparison."""
     known = {name: values for name, values in PAPER.get(dataset, {}).items() if name in (size[1:-1], "full data")}
     return [
         {"method": f"the paper, {name}", **dict(zip(METRICS, values, strict=True))} for name, values in known.items()

@@ -204,7 +204,7 @@ def report(recipe: RecipeArguments, args: FarziConfig, splits: Sequence[Mapping[
     """One table of all splits, with the paper's figures."""
     output = Path(args.output_dir)
     rows = [without_ranks(row) for row in pooled([split["rows"] for split in splits])]
-    rows += paper_rows(recipe.dataset, size(args))
+    rows += paper_rows(recipe.dataset, size(args) if recipe.distil else "")
     seconds = sum(split["facts"]["distillation_seconds"] for split in splits)
     facts = {**splits[0]["facts"], "distillation_seconds": round(seconds, 1), "splits": recipe.splits}
     facts |= ratios(rows, f"Farzi {size(args)}")
