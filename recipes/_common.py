@@ -34,10 +34,23 @@ def keep_freed_memory() -> None:
     An inner loop allocates and frees the same large tensors at every step; by default each of them is a new mapping, whose
     pages the system has to clear and map again: a tenth of the time of a PTB run on one core. Other C libraries are left alone.
     """
+    _malloc_options(1 << 30, -1)  # the heap never shrinks
+
+
+def return_freed_memory() -> None:
+    """The opposite: every large tensor is a mapping of its own, which goes back when it is freed.
+
+    Slower, but the memory in use is then that of the tensors there are, without the holes of a heap.
+    """
+    _malloc_options(1 << 20, 1 << 20)
+
+
+def _malloc_options(mmap_threshold: int, trim_threshold: int) -> None:
+    """Bytes from which an allocation becomes a mapping of its own, and bytes free at the heap's end from which it shrinks."""
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
-        libc.mallopt(M_MMAP_THRESHOLD, 1 << 30)  # bytes from which an allocation becomes a mapping of its own
-        libc.mallopt(M_TRIM_THRESHOLD, -1)  # the heap never shrinks
+        libc.mallopt(M_MMAP_THRESHOLD, mmap_threshold)
+        libc.mallopt(M_TRIM_THRESHOLD, trim_threshold)
 
 
 # -- settings --------------------------------------------------------------------------------------------------------

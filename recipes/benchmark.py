@@ -1,11 +1,12 @@
 """Time and memory of one meta-gradient over the number of inner steps T: ours, and those of other libraries.
 
-    make bench                                        # all cells, about an hour and a half; goes on where it was stopped
+    make bench                                        # all cells, about two hours; goes on where it was stopped
     python recipes/benchmark.py --scale quick         # minutes, small sizes
     python recipes/benchmark.py --methods Tape autograd --steps 50 100
 
 A cell is a method at one T, and gets a process of its own: fresh interpreter, same threads, same settings of malloc, a
-warm-up at T = 2, then up to three meta-gradients. Its gradient is compared with one in float64.
+warm-up at T = 2, a meta-gradient whose peak memory is taken, then up to three that are timed. Its gradient is compared with
+one in float64.
 """
 
 from __future__ import annotations
@@ -210,13 +211,13 @@ def reference_gradient(args: BenchmarkArguments, size: Size, steps: int, folder:
 
 
 def measure_cell(cell: Facts, report: Path) -> None:
-    """The process of one cell. All methods run under the same malloc, one that keeps what is freed."""
+    """The process of one cell."""
     end_with_parent()
-    keep_freed_memory()
     torch.set_num_threads(cell["threads"])
     method, reference = METHODS[cell["method"]], Path(cell["reference"])
     problem = Problem.of(Size(**cell["size"]), getattr(torch, cell["dtype"]), cell["device"])
     if cell["dtype"] == "float64":
+        keep_freed_memory()
         save(problem.meta_gradient(method, cell["steps"]), reference)
         return
     with report.open("a", encoding="utf-8") as file:
@@ -230,7 +231,7 @@ def measure_cell(cell: Facts, report: Path) -> None:
 
 def environment() -> dict[str, str]:
     """What is worth knowing of a result beside its settings."""
-    facts = {"malloc": "keeps freed memory" if platform.libc_ver()[0] == "glibc" else "default"}
+    facts = {"malloc": "timed with freed memory kept" if platform.libc_ver()[0] == "glibc" else "default"}
     facts |= {"python": platform.python_version()}
     for package in ("transformers", *PACKAGES.values()):
         with suppress(PackageNotFoundError):

@@ -214,7 +214,9 @@ def cells(monkeypatch) -> list[tuple[str, int, str]]:
 
     monkeypatch.setattr(benchmark, "run_limited", run_here)
     monkeypatch.setattr(benchmark, "end_with_parent", lambda: None)
-    monkeypatch.setattr(benchmark, "keep_freed_memory", lambda: None)
+    for module in (benchmark, _benchmark_process):  # they would act on this process for good
+        monkeypatch.setattr(module, "keep_freed_memory", lambda: None)
+    monkeypatch.setattr(_benchmark_process, "return_freed_memory", lambda: None)
     return ran
 
 
