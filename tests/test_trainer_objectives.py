@@ -52,7 +52,7 @@ def test_each_objective_improves_its_own_criterion(make, sequences, tokenizer, o
     """On real sequences and seeds that training has not seen, from soft tokens near uniform."""
     trainer = make(
         objective=objective, initialization="random", latent_std=0.5, max_steps=15, learning_rate=0.2, inner_steps=6,
-        inner_steps_min=None, window=None, **inner,
+        inner_steps_min=None, window=None, inner_epsilon=1e-2, **inner,
     )  # fmt: skip
     batch = DataCollatorForLanguageModeling(tokenizer, mlm=False)(list(sequences["validation"]))
 
