@@ -40,6 +40,11 @@ def on_everything(c: Comparison) -> tuple[list[Student], int]:
     return [c.train_on_real(train, c.steps, seed) for seed in _seeds(c)], c.nbytes(train)
 
 
+def on_everything_long(c: Comparison) -> tuple[list[Student], int]:
+    """For `long_steps` steps."""
+    return [c.long_student(seed) for seed in _seeds(c)], c.nbytes(c.splits["train"])
+
+
 def _seeds(c: Comparison) -> range:
     """Of students on real data: no two cells share one."""
     return range(1000 * c.seed, 1000 * c.seed + c.num_students)
@@ -73,7 +78,7 @@ def run_cells(task: Task, cells: Sequence[Cell], seeds: Sequence[int], how: Traj
     for cell in cells:
         done = [_run(task, cell, seed, how) for seed in seeds]
         row = task.row(cell.method, [part["students"] for part in done], round(np.mean([x["bytes"] for x in done])))
-        row |= {"steps": task.args.inner_steps, "students": sum(len(part["students"]) for part in done)}
+        row |= {"steps": done[0]["steps"], "students": sum(len(part["students"]) for part in done)}
         rows.append({**row, "seconds": round(sum(part["seconds"] for part in done), 1)})
     return rows
 
@@ -96,7 +101,8 @@ def _run(task: Task, cell: Cell, seed: int, how: TrajectoryArguments) -> dict[st
     students, nbytes = cell.students(c)
     statistics = [task.compact(c.statistics(student, c.splits["test"])) for student in students]
     seconds = time.perf_counter() - begin
-    done = {"asked": asked, "bytes": nbytes, "seconds": seconds, "history": c.trainer.state.log_history}
+    steps = c.long_steps if cell.students is on_everything_long else c.steps
+    done = {"asked": asked, "bytes": nbytes, "steps": steps, "seconds": seconds, "history": c.trainer.state.log_history}
     done["students"] = [values.tolist() for values in statistics]
     row = task.row(cell.method, [statistics], nbytes)
     print(f"{cell.method}, seed {seed}: test {c.headline(row)}, {seconds:.0f} s", flush=True)

@@ -17,9 +17,18 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from _cells import Cell, Students, on_everything, on_random, on_summary, run_cells, shared_facts, write_table
+from _cells import (
+    Cell,
+    Students,
+    on_everything,
+    on_everything_long,
+    on_random,
+    on_summary,
+    run_cells,
+    shared_facts,
+    write_table,
+)
 from _common import ROOT, environment, keep_freed_memory, markdown
 from _tasks import CONFIGS, Task, TrajectoryArguments, described, parse_task
 
@@ -41,7 +50,8 @@ UNDISTILLED: dict[str, Students] = {
     "random sampling": on_random,
     "full data": on_everything,
 }
-OPTIMIZERS = ("SGD", "Adam")
+LONG = "full data, long"  # as well as this learner gets: for `long_steps` steps, with the recipe's own settings
+METHODS = (*OBJECTIVES, *UNDISTILLED, LONG)
 # Table 4 of the paper: one run each, no intervals. Random sampling and full data are not said to be of SGD or Adam.
 PAPER = {
     "ml-100k": ("ML-100k [50×150]", ("HR@10", "HR@100", "nDCG@10", "nDCG@100"), {
@@ -62,15 +72,15 @@ class ObjectiveArguments:
     """What the comparison needs beside a recipe's settings."""
 
     seeds: list[int] = field(default_factory=lambda: [0, 1, 2], metadata={"help": "of each row"})
-    methods: list[str] = field(default_factory=lambda: [*OBJECTIVES, *UNDISTILLED], metadata={"help": "rows"})
+    methods: list[str] = field(default_factory=lambda: list(METHODS), metadata={"help": "rows"})
     sgd_learning_rate: float = field(default=1.0, metadata={"help": "of the inner SGD"})
     sgd_momentum: float = field(default=0.9, metadata={"help": "of the inner SGD"})
     card_dir: str | None = field(default=None, metadata={"help": "folder of the table"})
 
     def __post_init__(self) -> None:
         for name in self.methods:
-            if name not in {**OBJECTIVES, **UNDISTILLED}:
-                raise ValueError(f"methods: {name!r} is unknown; choose from {', '.join((*OBJECTIVES, *UNDISTILLED))}")
+            if name not in METHODS:
+                raise ValueError(f"methods: {name!r} is unknown; choose from {'; '.join(METHODS)}")
         if not self.seeds:
             raise ValueError("seeds is empty: give at least one, for instance 0")
 
@@ -105,27 +115,28 @@ def choose(argv: Sequence[str] | None, default: str = "sample") -> tuple[str, st
     return known.dataset, known.scale, rest
 
 
-def settings_of(task: Task, asked: ObjectiveArguments, optimizer: str) -> dict[str, Any]:
-    """The inner loop with SGD or Adam."""
-    if optimizer == "Adam":
-        return {"inner_optimizer": "adam"}
-    return {
-        "inner_optimizer": "sgd", "inner_learning_rate": asked.sgd_learning_rate, "inner_momentum": asked.sgd_momentum
-    }  # fmt: skip
-
-
 def cells(task: Task, asked: ObjectiveArguments) -> list[Cell]:
     """In the order of the table. Ω is recorded once per optimizer and seed, with that optimizer."""
+    inner = {
+        "SGD": {
+            "inner_optimizer": "sgd",
+            "inner_learning_rate": asked.sgd_learning_rate,
+            "inner_momentum": asked.sgd_momentum,
+        },
+        "Adam": {"inner_optimizer": "adam"},
+    }
     made = []
     for method in asked.methods:
-        for optimizer in OPTIMIZERS:
-            settings, name = settings_of(task, asked, optimizer), f"{method}, {optimizer}"
-            if method in FROM_TRAJECTORIES:
-                settings["trajectories"] = f"{task.args.output_dir}/trajectories/{optimizer.lower()}"
+        if method == LONG:
+            made.append(Cell(LONG, students=on_everything_long, distils=False))
+            continue
+        for optimizer, settings in inner.items():
+            name, omega = f"{method}, {optimizer}", f"{task.args.output_dir}/trajectories/{optimizer.lower()}"
             if method in UNDISTILLED:
                 made.append(Cell(name, settings, UNDISTILLED[method], distils=False))
             else:
-                made.append(Cell(name, {**settings, **OBJECTIVES[method]}))
+                starts = {"trajectories": omega} if method in FROM_TRAJECTORIES else {}
+                made.append(Cell(name, {**settings, **starts, **OBJECTIVES[method]}))
     return made
 
 

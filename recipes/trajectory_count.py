@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def cells(task: Task, counts: Sequence[int]) -> list[Cell]:
     """One per |Ω|."""
     omega = {"trajectories": f"{task.args.output_dir}/trajectories/count"}
-    return [Cell(f"|Ω| = {count}", {**omega, "num_trajectories": count} if count else {}) for count in counts]
+    return [Cell(f"trajectories: {count}", {**omega, "num_trajectories": count} if count else {}) for count in counts]
 
 
 if __name__ == "__main__":
