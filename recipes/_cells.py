@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 import time
@@ -76,7 +77,10 @@ def run_cells(task: Task, cells: Sequence[Cell], seeds: Sequence[int], how: Traj
     """One row per cell, over all seeds. Cells in `output_dir` that were run with the same settings are not run again."""
     rows = []
     for cell in cells:
-        done = [_run(task, cell, seed, how) for seed in seeds]
+        done = []
+        for seed in seeds:
+            done.append(_run(task, cell, seed, how))
+            gc.collect()  # a Trainer refers to itself, and its summary and learner would stay for a while
         row = task.row(cell.method, [part["students"] for part in done], round(np.mean([x["bytes"] for x in done])))
         row |= {"steps": done[0]["steps"], "students": sum(len(part["students"]) for part in done)}
         rows.append({**row, "seconds": round(sum(part["seconds"] for part in done), 1)})
