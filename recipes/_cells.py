@@ -90,7 +90,9 @@ def run_cells(task: Task, cells: Sequence[Cell], seeds: Sequence[int], how: Traj
 def _run(task: Task, cell: Cell, seed: int, how: TrajectoryArguments) -> dict[str, Any]:
     folder = Path(task.args.output_dir) / cell.slug / f"seed-{seed}"
     args = changed(task.args, **cell.settings, seed=seed, output_dir=str(folder))
-    asked = {**task.recipe.to_recipe(), **args.to_recipe(), **asdict(how), "num_students": task.recipe.num_students}
+    asked = {**task.recipe.to_recipe(), **args.to_recipe(), "num_students": task.recipe.num_students}
+    if args.trajectories is not None:
+        asked |= {**asdict(how), "num_recorded": args.num_trajectories or how.num_recorded}
     path, asked = folder / "cell.json", json.loads(json.dumps(asked))
     if path.exists():
         done = json.loads(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Compares what the outer loop may minimise: DC, MM, MTT and Farzi, each with SGD and Adam inside (table 4 of the paper).
+"""Compares what the outer loop may minimise: DC, MM, MTT and Farzi, each with SGD and Adam inside.
 
     python recipes/objectives.py --dataset ml-100k --data_dir FOLDER
     python recipes/objectives.py --dataset ptb --data_dir FOLDER
@@ -52,7 +52,7 @@ UNDISTILLED: dict[str, Students] = {
 }
 LONG = "full data, long"  # as well as this learner gets: for `long_steps` steps, with the recipe's own settings
 METHODS = (*OBJECTIVES, *UNDISTILLED, LONG)
-# Table 4 of the paper: one run each, no intervals. Random sampling and full data are not said to be of SGD or Adam.
+# The paper's comparison of objectives: one run each, no intervals. Random sampling and full data are not said to be of SGD or Adam.
 PAPER = {
     "ml-100k": ("ML-100k [50×150]", ("HR@10", "HR@100", "nDCG@10", "nDCG@100"), {
         "random sampling": (7.74, 39.13, 3.83, 9.61), "DC, SGD": (7.95, 41.88, 3.44, 9.84), "DC, Adam": (11.77, 49.52, 5.6, 12.51),
@@ -155,7 +155,7 @@ def paper_table(dataset: str) -> str:
     table = [
         {"the paper": name, **{m: f"{v:.2f}" for m, v in zip(metrics, row, strict=True)}} for name, row in rows.items()
     ]
-    return f"\nThe paper's figures are of {size} (its table 4):\n\n{markdown(table)}\n"
+    return f"\nThe paper's figures are of {size} (its comparison of objectives):\n\n{markdown(table)}\n"
 
 
 if __name__ == "__main__":

@@ -147,12 +147,16 @@ def test_each_split_has_trajectories_of_its_own(tmp_path):
 
 
 def test_the_curve_over_the_number_of_trajectories(tmp_path):
-    trajectory_count.main([*tiny("sample_interactions", tmp_path), "--counts", "0", "1", "2", "--fresh_starts", "0"])
+    argv = [*tiny("sample_interactions", tmp_path), "--fresh_starts", "0"]
+    trajectory_count.main([*argv, "--counts", "0", "1", "2"])
     card = tmp_path / "card"
     rows = json.loads((card / "table.json").read_text(encoding="utf-8"))["rows"]
     assert [(row["method"], row["trajectories"]) for row in rows] == [(f"trajectories: {i}", i) for i in range(3)]
     assert len({row["auc"] for row in rows}) == 3
     assert (card / "trajectory_count.png").stat().st_size > 1000
+    times = {path: os.stat(path).st_mtime_ns for path in (tmp_path / "runs").glob("*/*/cell.json")}
+    trajectory_count.main([*argv, "--counts", "0", "1"])
+    assert {path: os.stat(path).st_mtime_ns for path in times} == times  # more of Ω in the folder change nothing
 
 
 def test_the_grid_of_the_inner_sgd(tmp_path, capsys):
