@@ -1,4 +1,4 @@
-"""Replacing the files of an artefact together, in a folder that may hold other files too.
+"""Replacing a file, or the files of an artefact together in a folder that may hold other files too.
 
 Everything is first written to a hidden folder inside the target. Renaming that folder is the commit: a crash before it
 leaves the old files untouched, and after it `finish_commit`, which every reader and writer calls first, moves what is
@@ -47,6 +47,19 @@ def replace_files(folder: Path, write: Callable[[Path], None], tensors: dict[str
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     finish_commit(folder)
+
+
+def replace_file(path: Path, write: Callable[[Path], None]) -> None:
+    """Puts what `write(new_path)` writes in place of the file `path`: a crash leaves the old one, or none, never half of one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    staging = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        write(staging)
+        _flush(staging)
+        os.replace(staging, path)
+    finally:
+        staging.unlink(missing_ok=True)
+    _flush(path.parent)
 
 
 def check_destination(folder: Path) -> None:

@@ -12,11 +12,24 @@ from farzi_hf import initialization
 from farzi_hf.adjoint import Adjoint, Checkpoint, Direct, Reversible, Tape
 from farzi_hf.farzi_data import FarziDataConfig
 from farzi_hf.inner_optimizers import InnerAdam, InnerOptimizer, InnerSGD
-from farzi_hf.objectives import MetaMatching, SyntheticTraining
+from farzi_hf.learner import Learner
+from farzi_hf.objectives import (
+    GradientMatching,
+    MetaMatching,
+    Objective,
+    SyntheticTraining,
+    TrajectoryMatching,
+    random_starts,
+)
+from farzi_hf.trajectories import PretrainedStarts, TrajectoryBank
 
 INITIALIZATIONS = {"spectral": initialization.spectral, "random": initialization.random}
 INNER_OPTIMIZERS = {"adam": InnerAdam, "sgd": InnerSGD}
-OBJECTIVES = {"meta_matching": MetaMatching}
+OBJECTIVES = {
+    "meta_matching": MetaMatching,
+    "gradient_matching": GradientMatching,
+    "trajectory_matching": TrajectoryMatching,
+}
 ADJOINTS: dict[str, type[Adjoint] | None] = {
     "auto": None,
     "direct": Direct,
@@ -65,7 +78,14 @@ class FarziConfig(TrainingArguments):
         window: differentiate the last `window` inner steps only; None or 0 differentiates all T.
         synthetic_batch_size: b_syn, synthetic sequences per inner step; None takes all μ.
         learners_per_step: K, learners trained at once from different θ0 in an outer step, whose losses are averaged.
-        objective: "meta_matching" (`MetaMatching`).
+        objective: "meta_matching" (`MetaMatching`), "gradient_matching" (`GradientMatching`) or "trajectory_matching"
+            (`TrajectoryMatching`).
+        trajectories: Ω, a folder that `record_trajectories` has filled; None starts every inner loop from a fresh initialisation.
+        num_trajectories: |Ω|, of those in the folder the first ones; None takes all.
+        fresh_starts: share of the inner loops that start from a fresh initialisation and not from Ω.
+        last_start: the latest step of a trajectory from which an inner loop starts; None takes all.
+        synthetic_steps: N of trajectory matching, steps on the summary; None takes inner_steps.
+        expert_steps: M of trajectory matching, the steps of real training that these should amount to.
         adjoint: "auto" (the fastest that there is room for), "direct" (`Direct`), "tape" (`Tape`), "checkpoint" (`Checkpoint`) or
             "reversible" (`Reversible`).
         eval_students: students trained from scratch by `evaluate()`, each from its own θ0.
@@ -95,7 +115,15 @@ class FarziConfig(TrainingArguments):
     synthetic_batch_size: int | None = field(default=None, metadata={"help": "b_syn, sequences per inner step"})
 
     learners_per_step: int = field(default=1, metadata={"help": "K, learners trained at once from different starts"})
-    objective: str = field(default="meta_matching", metadata={"help": "meta_matching"})
+    objective: str = field(
+        default="meta_matching", metadata={"help": "meta_matching | gradient_matching | trajectory_matching"}
+    )
+    trajectories: str | None = field(default=None, metadata={"help": "Ω, a folder of recorded trajectories"})
+    num_trajectories: int | None = field(default=None, metadata={"help": "|Ω|, the first ones of the folder"})
+    fresh_starts: float = field(default=0.5, metadata={"help": "share of inner loops that do not start from Ω"})
+    last_start: int | None = field(default=None, metadata={"help": "latest step of Ω from which an inner loop starts"})
+    synthetic_steps: int | None = field(default=None, metadata={"help": "N of trajectory matching"})
+    expert_steps: int = field(default=50, metadata={"help": "M of trajectory matching"})
     adjoint: str = field(default="auto", metadata={"help": "auto | direct | tape | checkpoint | reversible"})
     eval_students: int = field(default=3, metadata={"help": "students trained from scratch by evaluate()"})
     max_non_finite: int = field(default=20, metadata={"help": "skipped outer steps before the run stops"})
@@ -139,6 +167,13 @@ class FarziConfig(TrainingArguments):
         ):
             if getattr(self, name) not in table:
                 raise ValueError(f"{name}={getattr(self, name)!r} is unknown; choose one of {', '.join(table)}")
+        if not 0 <= self.fresh_starts <= 1:
+            raise ValueError(f"fresh_starts={self.fresh_starts} is no share; give a number from 0 to 1")
+        if OBJECTIVES[self.objective] is TrajectoryMatching and self.trajectories is None:
+            raise ValueError(
+                f"objective={self.objective!r} matches trajectories of real training, but trajectories is None; record them "
+                "with recipes/trajectories.py and give the folder"
+            )
         try:
             self.make_inner_optimizer()
         except (TypeError, ValueError) as error:
@@ -205,14 +240,24 @@ class FarziConfig(TrainingArguments):
             torch_compile=self.torch_compile,
         )
 
-    def make_objective(self) -> MetaMatching:
-        """The outer loss."""
-        return OBJECTIVES[self.objective](
-            training=self.make_training(),
-            steps=self.inner_steps,
-            steps_min=self.inner_steps_min or self.inner_steps,
-            learners=self.learners_per_step,
-        )
+    def make_objective(self, learner: Learner | None = None) -> Objective:
+        """The outer loss; of a learner that is given, trajectories have to be."""
+        kind = OBJECTIVES[self.objective]
+        bank = None if self.trajectories is None else TrajectoryBank(self.trajectories, self.num_trajectories)
+        if bank is not None and learner is not None:
+            bank.check(learner)
+        settings = {
+            "training": self.make_training(),
+            "steps": self.inner_steps,
+            "steps_min": self.inner_steps_min or self.inner_steps,
+            "learners": self.learners_per_step,
+            "starts": random_starts if bank is None else PretrainedStarts(bank, self.fresh_starts, self.last_start),
+            "bank": bank,
+            "synthetic_steps": self.synthetic_steps or self.inner_steps,
+            "expert_steps": self.expert_steps,
+            "last_step": self.last_start,
+        }
+        return kind(**{argument.name: settings[argument.name] for argument in fields(kind)})
 
 
 _OUTER = (
@@ -239,10 +284,18 @@ _COUNTS = {
     "latent_dim": 1,
     "inner_steps": 1,
     "learners_per_step": 1,
+    "expert_steps": 1,
     "eval_students": 1,
     "max_non_finite": 0,
 }
-_OPTIONAL_COUNTS = {"inner_steps_min": 1, "synthetic_batch_size": 1, "window": 0}
+_OPTIONAL_COUNTS = {
+    "inner_steps_min": 1,
+    "synthetic_batch_size": 1,
+    "window": 0,
+    "num_trajectories": 1,
+    "last_start": 0,
+    "synthetic_steps": 1,
+}
 """The least that each field may be."""
 
 _UNSUPPORTED = {

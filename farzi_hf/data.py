@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import torch
 from datasets import Dataset, DatasetDict, load_dataset
 from huggingface_hub import snapshot_download
 from tokenizers import Tokenizer
@@ -220,6 +221,19 @@ def check_sequences(dataset: Dataset, vocab_size: int) -> None:
             f"dataset['input_ids'][{row}] holds id {ids[outside[0]]}, outside 0 … {vocab_size - 1} for vocab_size={vocab_size}: "
             "tokenize with the tokenizer that this vocabulary belongs to."
         )
+
+
+def minibatches(rows: int, batch_size: int | None, steps: int, seed: int) -> torch.Tensor | None:
+    """The rows of each step's minibatch (steps, batch_size), or None for all rows. A function of `seed`, so replay is exact.
+
+    Goes through all rows in a new random order each epoch; a last incomplete minibatch is left out.
+    """
+    if batch_size is None or batch_size >= rows:
+        return None
+    per_epoch = rows // batch_size
+    epochs = [np.random.default_rng((seed, epoch)).permutation(rows) for epoch in range(-(-steps // per_epoch))]
+    batches = np.concatenate([order[: per_epoch * batch_size].reshape(per_epoch, batch_size) for order in epochs])
+    return torch.from_numpy(batches[:steps])
 
 
 # -- windows of histories --------------------------------------------------------------------------------------------

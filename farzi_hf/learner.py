@@ -6,7 +6,7 @@ Both losses go through `shifted_cross_entropy`, which is written once and also s
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -173,6 +173,19 @@ class Learner:
         """`size` learners at once."""
         return LearnerBatch(self, size)
 
+    # A learner alone and several at once are started in the same way: a draw for each seed, stacked.
+
+    size = 1
+
+    def seeds(self, seed: int) -> list[int]:
+        """The seeds of the learners that train together: one."""
+        return [seed]
+
+    def stack(self, parameters: Sequence[Parameters]) -> Parameters:
+        """The parameters of the learners that train together, given each one's."""
+        (single,) = parameters
+        return single
+
     def to(self, device: torch.device | str) -> Learner:
         """Moves the model's buffers, which all parameter sets share."""
         self.model.to(device)
@@ -219,9 +232,15 @@ class LearnerBatch:
 
     def initial_parameters(self, seed: int, device: torch.device | str | None = None) -> Parameters:
         """(K, …) of K different θ_0, functions of `seed` alone; the first is that of a single learner."""
-        seeds = [seed, *np.random.SeedSequence(seed).generate_state(self.size - 1).tolist()]
-        starts = [self.learner.initial_parameters(seed, device) for seed in seeds]
-        return {name: torch.stack([start[name] for start in starts]) for name in starts[0]}
+        return self.stack([self.learner.initial_parameters(seed, device) for seed in self.seeds(seed)])
+
+    def seeds(self, seed: int) -> list[int]:
+        """K seeds that are functions of `seed`, which is the first of them."""
+        return [seed, *np.random.SeedSequence(seed).generate_state(self.size - 1).tolist()]
+
+    def stack(self, parameters: Sequence[Parameters]) -> Parameters:
+        """(K, …) of K learners' parameters."""
+        return {name: torch.stack([params[name] for params in parameters]) for name in parameters[0]}
 
     def soft_loss(self, params: Parameters, tokens: Tensor) -> Tensor:
         """Σ_k L_syn(θ_k): the sum, so that the gradient in θ_k is that of its own loss."""

@@ -275,3 +275,22 @@ def _label_benchmark(panels: Sequence[Axes], rows: Sequence[Mapping[str, Any]]) 
         first = min(lost)
         text = {"xytext": (-8, 0), "textcoords": "offset points", "ha": "right", "va": "center", "fontsize": 9}
         panels[1].annotate("out of memory", (first, lost[first]), color=INK, **text)
+
+
+def plot_trajectory_count(
+    rows: Sequence[Mapping[str, Any]], path: str | os.PathLike, metric: str, *, metric_label: str, **baselines: float
+) -> None:
+    """A metric against |Ω|, one tick per count, with the standard deviation over students as a band.
+
+    Args:
+        rows: `trajectories`, the metric and `{metric}_std`, in the order in which they are drawn.
+        baselines: horizontal lines by name.
+    """
+    figure = Figure(figsize=(6.5, 4.0), layout="constrained")
+    axes = _clean(figure.subplots())
+    points = np.array([(i, row[metric]) for i, row in enumerate(rows)], dtype=float)
+    _draw_metric(axes, points, np.array([(i, row[f"{metric}_std"]) for i, row in enumerate(rows)]), baselines)
+    axes.set_xticks(range(len(rows)), [str(row["trajectories"]) for row in rows])
+    axes.set_xlabel("|Ω|, pretrained trajectories (0: random initialisation alone)")
+    axes.set_ylabel(metric_label)
+    figure.savefig(path, dpi=_DPI)

@@ -36,6 +36,7 @@ from farzi_hf.data import check_sequences
 from farzi_hf.farzi_data import FarziData, FarziDataConfig
 from farzi_hf.learner import Learner, Parameters, shifted_cross_entropy
 from farzi_hf.metrics import language_modeling_metrics, mean_and_spread, token_statistics
+from farzi_hf.objectives import Objective
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +72,7 @@ class FarziTrainer(Trainer):
         processing_class: the tokenizer; it travels with the summary. Without one, give `data_collator`.
         data_collator: pads real sequences and makes `labels`; by default `DataCollatorForLanguageModeling`.
         farzi_data: a summary to go on with, of the shape and τ that `args` says; by default a new one.
+        objective: the outer loss, as in `farzi_hf.objectives`; by default the one that `args` names.
         compute_metrics, preprocess_logits_for_metrics: as in `Trainer`; by default the language-model metrics.
         kwargs: of `Trainer`: callbacks, optimizers.
 
@@ -87,6 +89,7 @@ class FarziTrainer(Trainer):
         processing_class: Any = None,
         data_collator: Callable | None = None,
         farzi_data: FarziData | None = None,
+        objective: Objective | None = None,
         compute_metrics: Callable | None = language_modeling_metrics,
         preprocess_logits_for_metrics: Callable | None = token_statistics,
         **kwargs: Any,
@@ -118,7 +121,9 @@ class FarziTrainer(Trainer):
             **kwargs,
         )
         self.learner.to(self.args.device)
-        self.objective = args.make_objective()
+        self.objective = objective or args.make_objective(self.learner)
+        # An object has no name in a recipe: its class stands there, which FarziConfig refuses.
+        self._given = {"objective": type(objective).__name__} if objective is not None else {}
         self.training = args.make_training()
         # A micro-batch's loss is a mean of its own: each has a learner of its own.
         self.model_accepts_loss_kwargs = False
@@ -302,7 +307,10 @@ class FarziTrainer(Trainer):
 
     def _artefact(self) -> dict[str, Any]:
         # Of these very tensors: after load_best_model_at_end, the last evaluation is of others.
-        return {"metrics": self._evaluations.get(_fingerprint(self.model)), "recipe": self.args.to_recipe()}
+        return {
+            "metrics": self._evaluations.get(_fingerprint(self.model)),
+            "recipe": self.args.to_recipe() | self._given,
+        }
 
 
 def last_checkpoint(folder: str | os.PathLike) -> str | None:

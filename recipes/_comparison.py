@@ -24,9 +24,8 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, Trainer, Traini
 from farzi_hf import FarziData, FarziTrainer, attach_soft_inputs, soft_cross_entropy
 from farzi_hf.adjoint import unroll
 from farzi_hf.baselines import head_sequences, random_sequences
-from farzi_hf.data import flatten_sequences
+from farzi_hf.data import flatten_sequences, minibatches
 from farzi_hf.learner import Parameters
-from farzi_hf.objectives import minibatches
 from farzi_hf.publishing import TABLES
 
 Row = dict[str, Any]
@@ -111,8 +110,7 @@ class Comparison(ABC):
     def train_on_real(self, sequences: Dataset, steps: int, seed: int) -> Student:
         """A student after `steps` steps of the inner optimizer, each on about as many tokens as an inner step has."""
         args, learner, sequences = self.trainer.args, self.trainer.learner, self.training_rows(sequences)
-        batch_size = max(1, round(self.tokens_per_step / flatten_sequences(sequences)[1].mean()))
-        rows = minibatches(len(sequences), batch_size, steps, seed)
+        rows = minibatches(len(sequences), self.real_batch_size(sequences), steps, seed)
 
         def loss(params: Parameters, inputs: tuple, step: int) -> torch.Tensor:
             return learner.hard_loss(params, self._batch(sequences[:] if rows is None else sequences[rows[step - 1]]))
@@ -120,6 +118,10 @@ class Comparison(ABC):
         start = learner.initial_parameters(seed, args.device)
         with torch.no_grad():
             return self.student(unroll(loss, start, (), optimizer=args.make_inner_optimizer(), steps=steps))
+
+    def real_batch_size(self, sequences: Dataset) -> int:
+        """How many of them have about as many tokens as an inner step."""
+        return max(1, round(self.tokens_per_step / flatten_sequences(sequences)[1].mean()))
 
     def outputs(
         self, student: Student, rows: Dataset, statistic: Callable[[Tensor, Mapping[str, Tensor]], Tensor]

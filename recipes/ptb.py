@@ -107,12 +107,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             checkpoint = args.resume_from_checkpoint or prepare_run(args, settings, recipe.resume)
     except (ValueError, DataUnavailableError) as error:
         sys.exit(f"ptb.py: {error}" if os.environ.get("RANK", "0") == "0" else 1)  # said once, whatever the world size
-    config = learner_config(recipe, tokenizer)
-    trainer = FarziTrainer(
-        learner_init=config, args=args, processing_class=tokenizer,
-        train_dataset=splits["train"], eval_dataset=splits["validation"],
-    )  # fmt: skip
-    comparison = LanguageModelComparison(trainer, splits, config, recipe.num_students, recipe.long_steps)
+    comparison = comparison_of(recipe, args, tokenizer, splits)
+    trainer = comparison.trainer
     first = trainer.is_world_process_zero()
     if first:
         start = f"going on from {checkpoint}" if checkpoint else "a new run, no checkpoint to go on from"
@@ -142,6 +138,18 @@ def learner_config(recipe: RecipeArguments, tokenizer: PreTrainedTokenizerBase) 
         "eos_token_id": tokenizer.eos_token_id,
     }
     return AutoConfig.for_model(**{**recipe.learner, **vocabulary})
+
+
+def comparison_of(
+    recipe: RecipeArguments, args: FarziConfig, tokenizer: PreTrainedTokenizerBase, splits: DatasetDict
+) -> LanguageModelComparison:
+    """The trainer of a summary, and what it is compared with."""
+    config = learner_config(recipe, tokenizer)
+    trainer = FarziTrainer(
+        learner_init=config, args=args, processing_class=tokenizer,
+        train_dataset=splits["train"], eval_dataset=splits["validation"],
+    )  # fmt: skip
+    return LanguageModelComparison(trainer, splits, config, recipe.num_students, recipe.long_steps)
 
 
 def finish(c: Comparison, recipe: RecipeArguments, settings: Mapping[str, Any], before: Row) -> None:

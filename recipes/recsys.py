@@ -106,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         recipe, args = parse_arguments((RecipeArguments, FarziConfig), QUICK, argv)
         args.label_names = ["labels", "seen"]  # the ranking leaves out what a user has had
         with args.main_process_first(desc="data"):
-            interactions = _loader(recipe)(recipe.data_dir)
+            interactions = loader(recipe)(recipe.data_dir)
         splits = [run_split(recipe, args, interactions, split) for split in recipe.splits]
     except (ValueError, DataUnavailableError) as error:
         sys.exit(f"recsys.py: {error}" if os.environ.get("RANK", "0") == "0" else 1)  # once, whatever the world size
@@ -114,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         report(recipe, args, splits)
 
 
-def _loader(recipe: RecipeArguments) -> Callable[[str | None], Interactions]:
+def loader(recipe: RecipeArguments) -> Callable[[str | None], Interactions]:
     if recipe.dataset == SAMPLE:
         return lambda data_dir: load_sample_interactions()
     return partial(load_interactions, recipe.dataset, min_interactions=recipe.min_interactions)
@@ -163,6 +163,9 @@ def comparison_of(
 ) -> RecommendationComparison:
     """The data of a split and the trainer of its summary. The learner reads as many items as a synthetic sequence has."""
     length = args.sequence_length
+    if args.trajectories is not None:  # each split has its own: of another one, they have seen this one's test users
+        args = copy.copy(args)
+        args.trajectories = trajectory_folder(args.trajectories, split)
     config = AutoConfig.for_model(**{**recipe.learner, "num_items": interactions.num_items, "max_length": length})
     histories = interactions.strong_generalization_split(split)
     trainer = FarziTrainer(
@@ -174,6 +177,11 @@ def comparison_of(
     return RecommendationComparison(
         trainer, histories, config, recipe.num_students, recipe.long_steps, recipe.long_learner, recipe.long_training
     )
+
+
+def trajectory_folder(folder: str, split: int) -> str:
+    """Where the trajectories of a split are."""
+    return f"{folder}/split-{split}"
 
 
 def size(args: FarziConfig) -> str:

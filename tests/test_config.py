@@ -13,6 +13,7 @@ from transformers import HfArgumentParser, TrainingArguments
 from farzi_hf.adjoint import Checkpoint, Direct, Reversible, Tape
 from farzi_hf.config import ADJOINTS, INITIALIZATIONS, INNER_OPTIMIZERS, OBJECTIVES, FarziConfig
 from farzi_hf.inner_optimizers import InnerAdam, InnerSGD
+from farzi_hf.objectives import random_starts
 
 # Nothing here is a default, so that every one of them has to travel.
 UNUSUAL = {
@@ -20,6 +21,7 @@ UNUSUAL = {
     "inner_optimizer": "adam", "inner_learning_rate": 0.02, "inner_betas": [0.7, 0.98], "inner_epsilon": 1e-5,
     "inner_epsilon_root": 1e-9, "inner_momentum": 0.3, "inner_weight_decay": 0.01, "inner_steps": 12, "inner_steps_min": 4,
     "window": 5, "synthetic_batch_size": 2, "learners_per_step": 2, "objective": "meta_matching", "adjoint": "tape", "eval_students": 2,
+    "trajectories": "omega", "num_trajectories": 4, "fresh_starts": 0.25, "last_start": 30, "synthetic_steps": 6, "expert_steps": 20,
     "max_non_finite": 3, "learning_rate": 0.2, "lr_scheduler_type": "linear", "max_steps": 11, "max_grad_norm": 0.7,
     "per_device_train_batch_size": 3, "gradient_accumulation_steps": 2, "optim": "sgd", "adam_beta1": 0.8,
     "adam_beta2": 0.99, "adam_epsilon": 1e-7, "weight_decay": 0.001, "warmup_steps": 2.0, "bf16": False, "seed": 5,
@@ -105,7 +107,7 @@ def test_unknown_names_are_refused_with_the_known_ones(name, table):
     with pytest.raises(ValueError, match=f"{name}='magic' is unknown; choose one of {', '.join(table)}"):
         config(**{name: "magic"})
     for known in table:
-        assert getattr(config(**{name: known}), name) == known
+        assert getattr(config(**{name: known, "trajectories": "omega"}), name) == known
 
 
 @pytest.mark.parametrize(
@@ -121,6 +123,10 @@ def test_unknown_names_are_refused_with_the_known_ones(name, table):
         ("window", -1, 0),
         ("eval_students", 0, 1),
         ("max_non_finite", -1, 0),
+        ("expert_steps", 0, 1),
+        ("synthetic_steps", 0, 1),
+        ("num_trajectories", 0, 1),
+        ("last_start", -1, 0),
     ],
 )
 def test_counts_out_of_range_are_refused(name, value, minimum):
@@ -149,6 +155,17 @@ def test_the_least_number_of_steps_must_not_exceed_the_most():
 def test_settings_that_the_inner_optimizer_cannot_use_are_refused_at_once(settings):
     with pytest.raises(ValueError, match=r"settings of the inner optimizer, inner_…: "):
         config(**settings)
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.5])
+def test_a_share_is_between_0_and_1(share):
+    with pytest.raises(ValueError, match=f"fresh_starts={share} is no share; give a number from 0 to 1"):
+        config(fresh_starts=share)
+
+
+def test_matching_trajectories_needs_some():
+    with pytest.raises(ValueError, match=r"trajectories is None; record them with recipes/trajectories\.py"):
+        config(objective="trajectory_matching")
 
 
 @pytest.mark.parametrize("settings", [{"tau": 0.0}, {"latent_std": -1.0}])
@@ -189,8 +206,9 @@ def test_sgd_gets_its_settings_and_none_of_adams():
 def test_the_inner_loop_gets_its_settings():
     training = config(**UNUSUAL).make_training()
     assert (training.tau, training.batch_size, training.window, training.adjoint) == (0.5, 2, 5, Tape())
-    objective = config(**UNUSUAL).make_objective()
+    objective = config(**{**UNUSUAL, "trajectories": None}).make_objective()
     assert (objective.steps, objective.steps_min, objective.training) == (12, 4, training)
+    assert (objective.learners, objective.starts) == (2, random_starts)
 
 
 @pytest.mark.parametrize("window", [None, 0])

@@ -7,15 +7,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset
 from meta_problems import gradients, relative_error
 from torch import Tensor
 from torch.func import functional_call
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from farzi_hf.adjoint import Direct, Tape
+from farzi_hf.adjoint import Checkpoint, Direct, Reversible, Tape
+from farzi_hf.data import minibatches
 from farzi_hf.inner_optimizers import InnerAdam, InnerSGD
 from farzi_hf.learner import Learner
-from farzi_hf.objectives import MetaMatching, SyntheticTraining, minibatches
+from farzi_hf.objectives import GradientMatching, MetaMatching, SyntheticTraining, TrajectoryMatching, _cosine_distances
+from farzi_hf.trajectories import PretrainedStarts, TrajectoryBank, record_trajectories
 
 MU, XI, D, V = 6, 5, 3, 11
 TAU, SEED = 0.7, 5
@@ -72,30 +75,46 @@ def by_hand(
     latents: Tensor, decoder: Tensor, batch: dict[str, Tensor], training: SyntheticTraining, steps: int
 ) -> Tensor:
     """θ0 from the seed, T steps in textbook form, the loss on real data; autograd through the last `window` of them."""
+    return real_loss(trained(initial(), latents, decoder, training, steps), batch)
+
+
+def initial() -> dict[str, Tensor]:
     torch.manual_seed(SEED)
-    model = gpt2().eval()
-    theta = {name: w.detach().requires_grad_() for name, w in model.named_parameters()}
+    return {name: w.detach().requires_grad_() for name, w in gpt2().named_parameters()}
+
+
+def real_loss(theta: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
+    inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"], "use_cache": False}
+    return nats(functional_call(gpt2().eval(), theta, kwargs=inputs).logits, batch["labels"])
+
+
+def synthetic_loss(theta: dict[str, Tensor], latents: Tensor, decoder: Tensor) -> Tensor:
+    tokens = torch.softmax(latents @ decoder / TAU, -1)
+    inputs = {"inputs_embeds": tokens @ theta["transformer.wte.weight"], "use_cache": False}
+    return nats(functional_call(gpt2().eval(), theta, kwargs=inputs).logits, tokens)
+
+
+def trained(
+    theta: dict[str, Tensor], latents: Tensor, decoder: Tensor, training: SyntheticTraining, steps: int
+) -> dict[str, Tensor]:
     m, v = ({name: torch.zeros_like(w) for name, w in theta.items()} for _ in range(2))
     opt, rows_of = training.optimizer, minibatches(MU, training.batch_size, steps, SEED)
     for t in range(1, steps + 1):
         if training.window is not None and t == steps - training.window + 1:
             theta, m, v = ({k: x.detach().requires_grad_() for k, x in part.items()} for part in (theta, m, v))
-        tokens = torch.softmax((latents if rows_of is None else latents[rows_of[t - 1]]) @ decoder / training.tau, -1)
-        embeds = tokens @ theta["transformer.wte.weight"]
-        logits = functional_call(model, theta, kwargs={"inputs_embeds": embeds, "use_cache": False}).logits
-        g = torch.autograd.grad(nats(logits, tokens), list(theta.values()), create_graph=True, materialize_grads=True)
+        loss = synthetic_loss(theta, latents if rows_of is None else latents[rows_of[t - 1]], decoder)
+        g = torch.autograd.grad(loss, list(theta.values()), create_graph=True, materialize_grads=True)
         for name, gradient in zip(list(theta), g, strict=True):
             if isinstance(opt, InnerSGD):
                 m[name] = opt.momentum * m[name] + gradient
-                theta[name] = theta[name] - opt.lr * m[name]
+                theta = {**theta, name: theta[name] - opt.lr * m[name]}
                 continue
             m[name] = opt.betas[0] * m[name] + (1 - opt.betas[0]) * gradient
             v[name] = opt.betas[1] * v[name] + (1 - opt.betas[1]) * gradient**2
             m_hat, v_hat = m[name] / (1 - opt.betas[0] ** t), v[name] / (1 - opt.betas[1] ** t)
             root = torch.where(v_hat > 0, torch.where(v_hat > 0, v_hat, 1.0).sqrt(), 0.0)
-            theta[name] = theta[name] - opt.lr * m_hat / (root + opt.eps)
-    inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"], "use_cache": False}
-    return nats(functional_call(model, theta, kwargs=inputs).logits, batch["labels"])
+            theta = {**theta, name: theta[name] - opt.lr * m_hat / (root + opt.eps)}
+    return theta
 
 
 SETTINGS = {
@@ -155,6 +174,131 @@ def test_learners_at_once_average_over_their_starts(learner, leaves, batch):
     assert len({loss.item() for loss in alone}) == 3
 
 
+# -- other objectives ------------------------------------------------------------------------------------------------
+
+ADJOINT = pytest.mark.parametrize("adjoint", [Direct(), Tape(), Checkpoint(), Reversible()], ids=str)
+OPTIMIZER = pytest.mark.parametrize("optimizer", [ADAM, SGD], ids=["adam", "sgd"])
+
+
+@pytest.fixture(scope="module")
+def bank(learner, tmp_path_factory) -> TrajectoryBank:
+    """Two trajectories of eight steps, checkpoints every second one."""
+    ids = torch.randint(V, (20, XI), generator=torch.Generator().manual_seed(2))
+    data = Dataset.from_dict({"input_ids": ids.tolist()})
+
+    def collate(rows):
+        ids = torch.tensor([row["input_ids"] for row in rows])
+        return {"input_ids": ids, "labels": ids}
+
+    folder = tmp_path_factory.mktemp("trajectories")
+    return record_trajectories(
+        learner, InnerAdam(lr=0.03), data, collate, folder, num=2, steps=8, save_every=2, batch_size=5, seed=0
+    )
+
+
+def distance(found: list[Tensor], wanted: list[Tensor]) -> Tensor:
+    return sum(
+        1 - (a * b).sum() / ((a**2).sum() ** 0.5 * (b**2).sum() ** 0.5) for a, b in zip(found, wanted, strict=True)
+    )
+
+
+@OPTIMIZER
+@pytest.mark.parametrize("batch_size", [None, 2])
+def test_gradient_matching_is_the_cosine_distance_written_out(learner, leaves, batch, optimizer, batch_size):
+    inner = training(optimizer=optimizer, batch_size=batch_size)
+    found = GradientMatching(training=inner, steps=6)(learner, *leaves, batch, SEED)
+    taken = int(np.random.default_rng(SEED).integers(6))
+    assert taken > 1
+    theta = trained(initial(), *leaves, inner, taken)
+    theta = {name: x.detach().requires_grad_() for name, x in theta.items()}
+    rows_of, (latents, decoder) = minibatches(MU, batch_size, taken + 1, SEED), leaves
+    synthetic = synthetic_loss(theta, latents if rows_of is None else latents[rows_of[taken]], decoder)
+    g = torch.autograd.grad(synthetic, list(theta.values()), create_graph=True)
+    expected = distance(list(g), list(torch.autograd.grad(real_loss(theta, batch), list(theta.values()))))
+    assert found.item() == pytest.approx(expected.item(), rel=1e-10)
+    assert relative_error(gradients(found, list(leaves)), gradients(expected, list(leaves))) < 1e-9
+
+
+@ADJOINT
+@OPTIMIZER
+def test_trajectory_matching_is_the_normalised_distance_written_out(learner, leaves, batch, bank, optimizer, adjoint):
+    inner = training(optimizer=optimizer, batch_size=4, adjoint=adjoint)
+    found = TrajectoryMatching(inner, bank, synthetic_steps=3, expert_steps=4)(learner, *leaves, batch, SEED)
+    start, target = bank.segment(SEED, 4)
+    theta = trained({name: x.requires_grad_() for name, x in start.items()}, *leaves, inner, 3)
+    expected = torch.zeros((), dtype=torch.float64)
+    for name, x in theta.items():
+        expected = expected + ((x - target[name]) ** 2).sum()
+    expected = expected / sum(((start[name] - x) ** 2).sum() for name, x in target.items()).detach()
+    # the reversible adjoint trains in fixed point, which is not float64 to the last bit
+    tolerance = 1e-6 if isinstance(adjoint, Reversible) else 1e-9
+    assert found.item() == pytest.approx(expected.item(), rel=tolerance)
+    assert relative_error(gradients(found, list(leaves)), gradients(expected, list(leaves))) < tolerance
+
+
+@ADJOINT
+@OPTIMIZER
+def test_starting_from_trajectories_is_training_from_their_checkpoints(
+    learner, leaves, batch, bank, optimizer, adjoint
+):
+    inner = training(optimizer=optimizer, adjoint=adjoint)
+    objective = MetaMatching(training=inner, steps=3, steps_min=3, starts=PretrainedStarts(bank, fresh=0.0))
+    found = objective(learner, *leaves, batch, SEED)
+    theta = {name: x.requires_grad_() for name, x in bank.sample(SEED).items()}
+    expected = real_loss(trained(theta, *leaves, inner, 3), batch)
+    tolerance = 1e-6 if isinstance(adjoint, Reversible) else 1e-9
+    assert found.item() == pytest.approx(expected.item(), rel=tolerance)
+    assert relative_error(gradients(found, list(leaves)), gradients(expected, list(leaves))) < tolerance
+    fresh = MetaMatching(training=inner, steps=3, steps_min=3, starts=PretrainedStarts(bank, fresh=1.0))
+    alone = MetaMatching(training=inner, steps=3, steps_min=3)
+    assert fresh(learner, *leaves, batch, SEED) == alone(learner, *leaves, batch, SEED) != found
+
+
+@pytest.mark.parametrize("kind", ["gradients", "trajectories", "starts"])
+def test_several_learners_make_the_mean_over_them(learner, leaves, batch, bank, kind):
+    """Of seeds that are those of single learners, but for the minibatches and T, which they share."""
+    inner = training(batch_size=None)
+    make = {
+        "gradients": lambda k: GradientMatching(inner, steps=1, learners=k),
+        "trajectories": lambda k: TrajectoryMatching(inner, bank, synthetic_steps=2, expert_steps=4, learners=k),
+        "starts": lambda k: MetaMatching(inner, 2, 2, learners=k, starts=PretrainedStarts(bank)),
+    }[kind]
+    seeds = learner.batch(3).seeds(SEED)
+    alone = [make(1)(learner, *leaves, batch, seed) for seed in seeds]
+    together = make(3)(learner, *leaves, batch, SEED)
+    assert len({loss.item() for loss in alone}) > 1
+    assert together.item() == pytest.approx(sum(alone).item() / 3, rel=1e-10)
+    assert relative_error(gradients(together, list(leaves)), gradients(sum(alone) / 3, list(leaves))) < 1e-9
+
+
+def test_objectives_are_functions_of_the_seed(learner, leaves, batch, bank):
+    inner = training(batch_size=2)
+    for objective in (
+        GradientMatching(inner, steps=4),
+        TrajectoryMatching(inner, bank, synthetic_steps=2, expert_steps=4),
+    ):
+        losses = [objective(learner, *leaves, batch, seed).item() for seed in (1, 1, 3)]
+        assert losses[0] == losses[1] != losses[2]
+
+
+def test_a_tensor_whose_gradient_is_rounding_has_no_direction_to_match():
+    wanted, found = (
+        [torch.tensor([3.0, 4.0]), torch.tensor([1e-9, 0.0])],
+        [torch.tensor([4.0, 3.0]), torch.tensor([0.0, 1e-9])],
+    )
+    found = [x.requires_grad_() for x in found]
+    (loss,) = _cosine_distances(found, wanted, learners=1)
+    assert loss.item() == pytest.approx(1 - 24 / 25)
+    assert gradients(loss, found)[1].norm() == 0
+
+
+def test_a_gradient_of_zero_is_far_from_any_direction_and_no_nan():
+    found = torch.zeros(2, requires_grad=True)
+    (loss,) = _cosine_distances([found], [torch.tensor([3.0, 4.0])], learners=1)
+    assert loss.item() == 1
+    assert torch.isfinite(gradients(loss, [found])[0]).all()
+
+
 # -- T ---------------------------------------------------------------------------------------------------------------
 
 
@@ -166,7 +310,10 @@ def test_steps_are_drawn_from_the_whole_range_and_by_the_seed(batch):
             drawn.append((seed, steps))
             return start
 
-    class NoLearner:
+    class NoLearner(Learner):
+        def __init__(self):
+            pass
+
         def initial_parameters(self, seed, device):
             return {}
 

@@ -1,0 +1,334 @@
+"""Ω: trainings of the learner on the real data, recorded once, as starts and as targets of a distillation.
+
+A folder of trajectories holds `manifest.json`, which says how they were made, and `trajectory-NNNNN.safetensors` for each:
+every parameter with an axis of checkpoints in front, the first one being the random initialisation. Recording goes on where
+it was interrupted, and reading touches no more of a file than the checkpoint that is asked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from farzi_hf.atomic_folder import replace_file
+from farzi_hf.data import check_sequences, flatten_sequences, minibatches
+from farzi_hf.inner_loop import InnerLoop, Layout, autocast_settings, weights
+from farzi_hf.inner_optimizers import InnerOptimizer
+from farzi_hf.learner import Learner, Parameters
+
+logger = logging.getLogger(__name__)
+
+MANIFEST, VERSION = "manifest.json", 1
+_RECORDING, _SAMPLING, _MIXING = 2, 3, 4  # keep seeds apart that serve different purposes
+
+# -- recording -------------------------------------------------------------------------------------------------------
+
+
+def record_trajectories(
+    learner: Learner,
+    optimizer: InnerOptimizer,
+    train_dataset: Dataset,
+    data_collator: Callable[[list[dict[str, Any]]], Mapping[str, Tensor]],
+    folder: str | Path,
+    *,
+    num: int,
+    steps: int,
+    save_every: int,
+    batch_size: int,
+    seed: int,
+    together: int = 1,
+    device: torch.device | str | None = None,
+) -> TrajectoryBank:
+    """Trains `num` learners on real data, each from its own initialisation, and stores checkpoints of them all.
+
+    Everything is a function of the arguments: a recording that was interrupted goes on with the trajectories that are missing,
+    and a larger `num` later adds to those that are there.
+
+    Args:
+        optimizer: as in the inner loop; its accumulators start at zero and are not stored.
+        train_dataset: real sequences in the column `input_ids`.
+        data_collator: makes of rows a batch: `input_ids`, `labels` and, where padded, `attention_mask`.
+        folder: is made if need be. Takes 4 · num · (steps / save_every + 1) · P bytes for P float32 parameters.
+        num: |Ω|, trajectories.
+        steps: of each training.
+        save_every: steps from one checkpoint to the next; `steps` is a multiple of it.
+        batch_size: real sequences per step.
+        seed: of initialisations and minibatches.
+        together: learners that train at once through `torch.vmap`, on the same minibatches. They and all their checkpoints are
+            in memory together.
+        device: to train on; the learner's buffers have to be there.
+
+    Returns:
+        All trajectories in the folder.
+
+    Raises:
+        ValueError: an argument is out of range, or the folder holds trajectories that were recorded otherwise.
+        FloatingPointError: a training diverged.
+    """
+    folder = Path(folder)
+    for name, value in {"num": num, "steps": steps, "save_every": save_every, "together": together}.items():
+        if value < 1:
+            raise ValueError(f"{name}={value} records nothing; give at least 1")
+    if steps % save_every:
+        raise ValueError(
+            f"steps={steps} is no multiple of save_every={save_every}; the last checkpoint would be missing"
+        )
+    check_sequences(train_dataset, learner.vocab_size)
+    settings = {"steps": steps, "save_every": save_every, "batch_size": batch_size, "seed": seed, "together": together}
+    manifest = {
+        "version": VERSION, **settings, "optimizer": _optimizer_facts(optimizer), "data": _fingerprint(train_dataset),
+        **_model_facts(learner),
+    }  # fmt: skip
+    _adopt_manifest(folder, manifest)
+    for first in range(0, num, together):
+        group = range(first, min(first + together, num))
+        missing = [i for i in group if not _shard(folder, i).exists()]
+        if missing:
+            batches = _Batches.of(train_dataset, data_collator, batch_size, steps, _seed(seed, first, 1), device)
+            starts = [learner.initial_parameters(_seed(seed, i, 0), device) for i in group]
+            trajectories = _train(learner, optimizer, starts, batches, steps, save_every)
+            for i in missing:
+                shard = {name: x[:, i - first].contiguous() for name, x in trajectories.items()}
+                replace_file(_shard(folder, i), partial(save_file, shard))
+            logger.info("%s: %d of %d trajectories.", folder, group[-1] + 1, num)
+    return TrajectoryBank(folder)
+
+
+@dataclass(frozen=True)
+class _Batches:
+    """The real minibatch of every step."""
+
+    dataset: Dataset
+    collator: Callable[[list[dict[str, Any]]], Mapping[str, Tensor]]
+    rows: Tensor | None
+    device: torch.device | str | None
+
+    @classmethod
+    def of(cls, dataset: Dataset, collator: Callable, batch_size: int, steps: int, seed: int, device: Any) -> _Batches:
+        dataset = dataset.select_columns("input_ids")
+        return cls(dataset, collator, minibatches(len(dataset), batch_size, steps, seed), device)
+
+    def __call__(self, step: int) -> Mapping[str, Tensor]:
+        columns = self.dataset[:] if self.rows is None else self.dataset[self.rows[step - 1]]
+        batch = self.collator([{"input_ids": ids} for ids in columns["input_ids"]])
+        return {name: tensor.to(self.device) for name, tensor in batch.items()}
+
+
+def _train(
+    learner: Learner,
+    optimizer: InnerOptimizer,
+    starts: list[Parameters],
+    batches: _Batches,
+    steps: int,
+    save_every: int,
+) -> Parameters:
+    """(checkpoints, K, …) of K learners on the same minibatches."""
+    several = learner if len(starts) == 1 else learner.batch(len(starts))
+    params = several.stack(starts)
+
+    def loss(params: Parameters, inputs: tuple, step: int) -> Tensor:
+        return several.hard_loss(params, batches(step)) * several.size  # the sum, so that each has its own gradient
+
+    layout = Layout.of(params)
+    w = layout.flatten(params)
+    loop = InnerLoop(loss, optimizer, layout, steps, steps, 1, autocast_settings(w))
+    states, checkpoints = loop.start(w), [params]
+    for first in range(0, steps, save_every):
+        states = loop.advance(states, (), loop.all[first : first + save_every])
+        if not all(torch.isfinite(flat).all() for flat in weights(states)):
+            raise FloatingPointError(
+                f"training on real data diverged within {first + save_every} steps; record with a smaller learning rate "
+                f"than that of optimizer={optimizer}"
+            )
+        checkpoints.append({name: x.cpu().clone() for name, x in layout.unflatten(weights(states)).items()})
+    shape = (steps // save_every + 1, len(starts))
+    return {
+        name: torch.stack([x[name].cpu() for x in checkpoints]).view(*shape, *starts[0][name].shape) for name in params
+    }
+
+
+def _adopt_manifest(folder: Path, manifest: dict[str, Any]) -> None:
+    """Writes the manifest of a new folder; of an old one it has to be the same."""
+    path = folder / MANIFEST
+    if not path.exists():
+        if folder.exists() and any(folder.glob("trajectory-*.safetensors")):
+            raise ValueError(
+                f"folder={str(folder)!r} has trajectories but no {MANIFEST}: how they were made is unknown; choose another folder"
+            )
+        text = json.dumps(manifest, indent=1, ensure_ascii=False)
+        replace_file(path, lambda new: new.write_text(text, encoding="utf-8"))
+        return
+    before = _read_manifest(folder)
+    for name, value in json.loads(json.dumps(manifest)).items():
+        if before.get(name) != value:
+            details = f" ({before.get(name)}, now {value})" if name not in ("parameters", "model", "data") else ""
+            raise ValueError(
+                f"folder={str(folder)!r} holds trajectories recorded with other {name}{details}: choose another folder, or "
+                "remove this one to record anew"
+            )
+
+
+# -- what a recording depends on -------------------------------------------------------------------------------------
+
+
+def _model_facts(learner: Learner) -> dict[str, Any]:
+    """Shape and dtype of each parameter, and the model's config: equal shapes may still be another model."""
+    parameters = {name: [*x.shape, str(x.dtype)] for name, x in learner.model.named_parameters()}
+    config = json.loads(learner.model.config.to_json_string())
+    return {"parameters": parameters, "model": {k: v for k, v in config.items() if k != "transformers_version"}}
+
+
+def _optimizer_facts(optimizer: InnerOptimizer) -> dict[str, Any]:
+    if optimizer.lr_schedule is not None:
+        raise ValueError(
+            "optimizer has an lr_schedule, which a manifest cannot describe; record with a constant learning rate"
+        )
+    settings = {name: value for name, value in asdict(optimizer).items() if name != "lr_schedule"}
+    return {"class": type(optimizer).__name__, **settings}
+
+
+def _fingerprint(dataset: Dataset) -> str:
+    """A hash of all sequences."""
+    digest = hashlib.sha256()
+    for part in flatten_sequences(dataset):
+        digest.update(np.ascontiguousarray(part).tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    path = folder / MANIFEST
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"folder={str(folder)!r} has no readable {MANIFEST} ({error}); give a folder that record_trajectories has filled"
+        ) from None
+    if manifest.get("version") != VERSION:
+        raise ValueError(
+            f"folder={str(folder)!r} has trajectories of format {manifest.get('version')}, but this version reads {VERSION}; "
+            "record them again"
+        )
+    return manifest
+
+
+def _shard(folder: Path, trajectory: int) -> Path:
+    return folder / f"trajectory-{trajectory:05d}.safetensors"
+
+
+def _seed(*numbers: int) -> int:
+    return int(np.random.SeedSequence((_RECORDING, *numbers)).generate_state(1)[0])
+
+
+# -- reading ---------------------------------------------------------------------------------------------------------
+
+
+class TrajectoryBank:
+    """Ω: the trajectories in a folder.
+
+    Args:
+        folder: what `record_trajectories` has filled.
+        num: how many of them to use, the first ones; None takes all.
+
+    Raises:
+        ValueError: the folder holds no trajectories, or fewer than `num`.
+    """
+
+    def __init__(self, folder: str | Path, num: int | None = None):
+        self.folder, self.manifest = Path(folder), _read_manifest(Path(folder))
+        found = sorted(self.folder.glob("trajectory-*.safetensors"))
+        if len(found) < (num or 1):
+            raise ValueError(
+                f"folder={str(folder)!r} holds {len(found)} trajectories, fewer than {num or 1}; record more of them with "
+                "recipes/trajectories.py"
+            )
+        self._shards = found[:num]
+        self.steps, self.save_every = self.manifest["steps"], self.manifest["save_every"]
+
+    def __len__(self) -> int:
+        """|Ω|."""
+        return len(self._shards)
+
+    def check(self, learner: Learner) -> None:
+        """Raises ValueError unless the trajectories are of this learner, naming what differs."""
+        ours = json.loads(json.dumps(_model_facts(learner)))
+        for kind, what in (("parameters", "parameter"), ("model", "config's")):
+            recorded = self.manifest[kind]
+            for name in {**recorded, **ours[kind]}:
+                if recorded.get(name) != ours[kind].get(name):
+                    raise ValueError(
+                        f"folder={str(self.folder)!r} holds trajectories of another model: {what} {name} is "
+                        f"{recorded.get(name, 'missing')} there, {ours[kind].get(name, 'missing')} in the learner; record "
+                        "trajectories of this learner with recipes/trajectories.py"
+                    )
+
+    def checkpoint(self, trajectory: int, step: int, device: torch.device | str | None = None) -> Parameters:
+        """θ of one trajectory after `step` steps; nothing else of the file is read."""
+        with safe_open(self._shards[trajectory], framework="pt") as file:
+            return {name: file.get_slice(name)[step // self.save_every].to(device) for name in file.keys()}  # noqa: SIM118
+
+    def sample(self, seed: int, last_step: int | None = None, device: torch.device | str | None = None) -> Parameters:
+        """θ ~ Ω, a function of `seed`: a trajectory, then one of its checkpoints up to `last_step`, both uniformly.
+
+        The initialisation is one of the checkpoints. `last_step=None` takes all of them.
+        """
+        return self.checkpoint(*self._draw(seed, self.steps, last_step), device)
+
+    def segment(
+        self, seed: int, steps: int, last_step: int | None = None, device: torch.device | str | None = None
+    ) -> tuple[Parameters, Parameters]:
+        """A start as in `sample`, and the same training `steps` steps later.
+
+        Raises:
+            ValueError: `steps` is no multiple of `save_every`, or longer than the trajectories.
+        """
+        if steps % self.save_every or not 1 <= steps <= self.steps:
+            raise ValueError(
+                f"steps={steps}: folder={str(self.folder)!r} has checkpoints every {self.save_every} steps up to {self.steps}; "
+                "give a multiple of the one, at most the other"
+            )
+        trajectory, start = self._draw(seed, self.steps - steps, last_step)
+        return self.checkpoint(trajectory, start, device), self.checkpoint(trajectory, start + steps, device)
+
+    def _draw(self, seed: int, latest: int, last_step: int | None) -> tuple[int, int]:
+        """A trajectory and a step of it."""
+        generator = np.random.default_rng((seed, _SAMPLING))
+        latest = latest if last_step is None else min(latest, last_step)
+        trajectory = int(generator.integers(len(self)))
+        return trajectory, int(generator.integers(latest // self.save_every + 1)) * self.save_every
+
+
+@dataclass(frozen=True)
+class PretrainedStarts:
+    """Where inner loops start in equation (3), θ_0 ~ Ω, with fresh initialisations in the mix.
+
+    From checkpoints of real training alone the summary learns to finish trainings, and a student that starts from scratch
+    learns nothing from it. The initialisations in Ω are few: fresh ones keep the summary from learning them by heart.
+
+    Args:
+        bank: Ω.
+        fresh: share of the starts that are initialised anew.
+        last_step: the latest step of real training that is a start; None takes all.
+    """
+
+    bank: TrajectoryBank
+    fresh: float = 0.5
+    last_step: int | None = None
+
+    def __call__(self, learner: Learner, seed: int, device: torch.device | str | None = None) -> Parameters:
+        """θ_0, a function of `seed`."""
+        if np.random.default_rng((seed, _MIXING)).random() < self.fresh:
+            return learner.initial_parameters(seed, device)
+        return self.bank.sample(seed, self.last_step, device)

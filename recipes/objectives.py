@@ -1,0 +1,162 @@
+"""Compares what the outer loop may minimise: DC, MM, MTT and Farzi, each with SGD and Adam inside.
+
+    python recipes/objectives.py --dataset ml-100k --data_dir FOLDER
+    python recipes/objectives.py --dataset ptb --data_dir FOLDER
+    python recipes/objectives.py --dataset sample                    # embedded: text, or sample_interactions
+    python recipes/objectives.py --dataset ptb --scale paper         # for a GPU
+
+All rows have the same start of the summary, the same number of outer steps and students of the same number of steps. Each
+(method, seed) is kept in `output_dir`: started again, what is done stays done. The table goes to
+`model_cards/objectives_DATASET/`, `--card_dir` says otherwise. The settings are in `configs/objectives_DATASET_SCALE.yaml`.
+"""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from _cells import (
+    Cell,
+    Students,
+    on_everything,
+    on_everything_long,
+    on_random,
+    on_summary,
+    run_cells,
+    shared_facts,
+    write_table,
+)
+from _common import ROOT, environment, keep_freed_memory, markdown
+from _tasks import CONFIGS, Task, TrajectoryArguments, described, parse_task
+
+from farzi_hf.data import DataUnavailableError
+from farzi_hf.plots import plot_comparison
+
+DATASETS = {"ptb": "ptb", "ml-100k": "recsys", "magazine": "recsys", "sample": "ptb", "sample_interactions": "recsys"}
+"""The script whose settings a data set takes."""
+SCALES = ("quick", "paper")
+OBJECTIVES = {
+    "DC": {"objective": "gradient_matching"},
+    "MM": {"objective": "meta_matching"},
+    "MTT": {"objective": "trajectory_matching"},
+    "Farzi": {"objective": "meta_matching"},
+}
+FROM_TRAJECTORIES = ("MTT", "Farzi")
+UNDISTILLED: dict[str, Students] = {
+    "no outer step": on_summary,
+    "random sampling": on_random,
+    "full data": on_everything,
+}
+LONG = "full data, long"  # as well as this learner gets: for `long_steps` steps, with the recipe's own settings
+METHODS = (*OBJECTIVES, *UNDISTILLED, LONG)
+# The paper's comparison of objectives: one run each, no intervals. Random sampling and full data are not said to be of SGD or Adam.
+PAPER = {
+    "ml-100k": ("ML-100k [50×150]", ("HR@10", "HR@100", "nDCG@10", "nDCG@100"), {
+        "random sampling": (7.74, 39.13, 3.83, 9.61), "DC, SGD": (7.95, 41.88, 3.44, 9.84), "DC, Adam": (11.77, 49.52, 5.6, 12.51),
+        "MM, SGD": (9.65, 42.31, 4.72, 10.85), "MM, Adam": (16.86, 58.43, 8.35, 16.47), "MTT, SGD": (12.19, 50.37, 6.12, 13.03),
+        "MTT, Adam": (14.52, 56.94, 6.73, 14.66), "Farzi, Adam": (19.61, 61.50, 9.91, 17.91), "full data": (18.23, 60.65, 9.33, 17.69),
+    }),
+    "ptb": ("PTB [400×50]", ("perplexity", "accuracy"), {
+        "random sampling": (218.66, 20.42), "DC, SGD": (203.23, 20.64), "DC, Adam": (131.07, 22.35), "MM, SGD": (180.61, 21.60),
+        "MM, Adam": (115.84, 23.47), "MTT, SGD": (202.98, 21.00), "MTT, Adam": (129.72, 23.00), "Farzi, Adam": (91.92, 25.16),
+        "full data": (72.10, 26.03),
+    }),
+}  # fmt: skip
+
+
+@dataclass
+class ObjectiveArguments:
+    """What the comparison needs beside a recipe's settings."""
+
+    seeds: list[int] = field(default_factory=lambda: [0, 1, 2], metadata={"help": "of each row"})
+    methods: list[str] = field(default_factory=lambda: list(METHODS), metadata={"help": "rows"})
+    sgd_learning_rate: float = field(default=1.0, metadata={"help": "of the inner SGD"})
+    sgd_momentum: float = field(default=0.9, metadata={"help": "of the inner SGD"})
+    card_dir: str | None = field(default=None, metadata={"help": "folder of the table"})
+
+    def __post_init__(self) -> None:
+        for name in self.methods:
+            if name not in METHODS:
+                raise ValueError(f"methods: {name!r} is unknown; choose from {'; '.join(METHODS)}")
+        if not self.seeds:
+            raise ValueError("seeds is empty: give at least one, for instance 0")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The table of one data set."""
+    keep_freed_memory()
+    dataset, scale, rest = choose(argv)
+    try:
+        config = CONFIGS / f"objectives_{dataset}_{scale}.yaml"
+        task, (how, asked) = parse_task(DATASETS[dataset], (TrajectoryArguments, ObjectiveArguments), config, rest)
+        rows = run_cells(task, cells(task, asked), asked.seeds, how)
+    except (ValueError, DataUnavailableError) as error:
+        sys.exit(f"objectives.py: {error}")
+    folder = Path(asked.card_dir or ROOT.parent / "model_cards" / f"objectives_{dataset}")
+    facts = {
+        **shared_facts(task, task.args, asked.seeds, how), "scale": scale, **inner_optimizers(task, asked),
+        "MTT": f"{task.args.synthetic_steps or task.args.inner_steps} synthetic against {task.args.expert_steps} real steps",
+        **environment(task.args),
+    }  # fmt: skip
+    text = write_table(task, rows, facts, folder, f"Objectives on {dataset}, {scale} scale", paper_table(dataset))
+    plot_comparison(rows, folder / "comparison.png", task.metric, metric_label=task.metric_label)
+    print(f"\n{text}\nTable: {folder / 'table.md'}")
+
+
+def choose(argv: Sequence[str] | None, default: str = "sample") -> tuple[str, str, list[str]]:
+    """The data set, the scale, and the arguments that are left."""
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--dataset", choices=DATASETS, default=default)
+    parser.add_argument("--scale", choices=SCALES, default="quick")
+    known, rest = parser.parse_known_args(argv)
+    return known.dataset, known.scale, rest
+
+
+def cells(task: Task, asked: ObjectiveArguments) -> list[Cell]:
+    """In the order of the table. Ω is recorded once per optimizer and seed, with that optimizer."""
+    inner = {
+        "SGD": {
+            "inner_optimizer": "sgd",
+            "inner_learning_rate": asked.sgd_learning_rate,
+            "inner_momentum": asked.sgd_momentum,
+        },
+        "Adam": {"inner_optimizer": "adam"},
+    }
+    made = []
+    for method in asked.methods:
+        if method == LONG:
+            made.append(Cell(LONG, students=on_everything_long, distils=False))
+            continue
+        for optimizer, settings in inner.items():
+            name, omega = f"{method}, {optimizer}", f"{task.args.output_dir}/trajectories/{optimizer.lower()}"
+            if method in UNDISTILLED:
+                made.append(Cell(name, settings, UNDISTILLED[method], distils=False))
+            else:
+                starts = {"trajectories": omega} if method in FROM_TRAJECTORIES else {}
+                made.append(Cell(name, {**settings, **starts, **OBJECTIVES[method]}))
+    return made
+
+
+def inner_optimizers(task: Task, asked: ObjectiveArguments) -> dict[str, str]:
+    """Both, in words."""
+    adam = {"α": task.args.inner_learning_rate, "β": tuple(task.args.inner_betas), "ε": task.args.inner_epsilon}
+    sgd = {"α": asked.sgd_learning_rate, "momentum": asked.sgd_momentum}
+    return {"inner Adam": described(adam), "inner SGD": described(sgd)}
+
+
+def paper_table(dataset: str) -> str:
+    """What the paper reports, to compare the order of the rows: its sizes and numbers of steps are other ones."""
+    if dataset not in PAPER:
+        return ""
+    size, metrics, rows = PAPER[dataset]
+    table = [
+        {"the paper": name, **{m: f"{v:.2f}" for m, v in zip(metrics, row, strict=True)}} for name, row in rows.items()
+    ]
+    return f"\nThe paper's figures are of {size} (its comparison of objectives):\n\n{markdown(table)}\n"
+
+
+if __name__ == "__main__":
+    main()
