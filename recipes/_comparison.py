@@ -24,10 +24,10 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, Trainer, Traini
 from farzi_hf import FarziData, FarziTrainer, attach_soft_inputs, soft_cross_entropy
 from farzi_hf.adjoint import unroll
 from farzi_hf.baselines import head_sequences, random_sequences
+from farzi_hf.card import TABLES
 from farzi_hf.data import flatten_sequences
 from farzi_hf.learner import Parameters
 from farzi_hf.objectives import minibatches
-from farzi_hf.publishing import TABLES
 
 Row = dict[str, Any]
 Student = Callable[[Mapping[str, Tensor]], Tensor]
