@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ _TRAINING_ARGUMENTS = {
     "steps": "max_steps",
     "synthetic_batch_size": "per_device_train_batch_size",
 }
-_SAID_ELSEWHERE = ("table", "licence_text", "command")  # entries of metrics that have a place of their own on the card
+_SAID_ELSEWHERE = ("table", "dataset", "data_bytes", "data_sequences", "split", "licence", "licence_text", "command")
+"""Entries of metrics that have a place of their own on the card."""
 
 
 def render_card(
@@ -42,8 +44,9 @@ def render_card(
             `table`, a list of rows (dicts), becomes a table of results of its own, where `x_std` and `x_interval` stand
             beside `x`; `dataset`, `data_bytes` and `data_sequences`: what was distilled, and its size; `split`: what
             was held out, and its seed; `learner_parameters`; `distillation_seconds`, and in seconds per training
-            `student_seconds` and `full_data_seconds`, on `device`: what it cost and when that pays; `licence` (as the
-            Hub names it) and `licence_text` of the source; `command`: what distils it again from `recipe.yaml`.
+            `student_seconds` (on the summary) and `full_data_seconds` (on the full data, until it does as well; it takes
+            `full_data_steps`), on `device`: what it cost and when that pays; `licence` (as the Hub names it) and
+            `licence_text` of the source; `command`: what distils it again from `recipe.yaml`.
         recipe: shown as it is; its `learner`, a config as a mapping, is the teacher.
         plots: paths relative to the artefact.
     """
@@ -59,7 +62,7 @@ def render_card(
         has_vocabulary=vocabulary is not None,
         facts=markdown_table([{"": k, " ": v} for k, v in _facts(summary, metrics, recipe).items()]),
         dataset=metrics.get("dataset"),
-        training_arguments=_training_arguments(config.inner or {}),
+        training_arguments=training_arguments(config.inner or {}),
         results=markdown_table(_with_spread(metrics.get("table", []))),
         figures=markdown_table([{"figure": k, "value": v} for k, v in figures.items()]),
         cost=_cost(metrics),
@@ -90,6 +93,14 @@ def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
     columns = list(dict.fromkeys(key for row in rows for key in row))
     lines = [columns, ["---"] * len(columns), *([_cell(row.get(column, "")) for column in columns] for row in rows)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def training_arguments(inner: Mapping[str, Any]) -> dict[str, Any]:
+    """A summary's `config.inner` under the names that `transformers.TrainingArguments` gives its settings."""
+    arguments = {name: inner[key] for key, name in _TRAINING_ARGUMENTS.items() if inner.get(key) is not None}
+    if inner.get("betas"):
+        arguments["adam_beta1"], arguments["adam_beta2"] = inner["betas"]
+    return arguments
 
 
 # -- parts of the card -----------------------------------------------------------------------------------------------
@@ -152,15 +163,18 @@ def _cost(metrics: Mapping[str, Any]) -> str:
     if cost is None:
         return ""
     text = f"The distillation took {cost:,.0f} s" + (f" on {metrics['device']}" if "device" in metrics else "") + "."
-    if student is None or full is None:
+    if student is None:
         return text
-    text += f" A training takes {student:,.3g} s on the summary, and {full:,.3g} s on the full data for its best figure above."
+    text += f" A training on the summary takes {student:,.3g} s"
+    if full is None:
+        return text + "."
+    steps = f", {metrics['full_data_steps']:,} steps" if "full_data_steps" in metrics else ""
+    text += f"; one on the full data that does as well takes {full:,.3g} s{steps}."
     if full <= student:
         return text + " So the summary does not save time; it saves data."
-    trainings = cost / (full - student)
     return text + (
-        f" Where the summary's figure will do, the distillation has paid for itself after {trainings:,.0f} trainings "
-        f"(break-even), each of which saves {full - student:,.3g} s."
+        f" The distillation has paid for itself after {math.ceil(cost / (full - student)):,} trainings (break-even), each of "
+        f"which saves {full - student:,.3g} s."
     )
 
 
@@ -170,21 +184,13 @@ def _with_spread(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     def cell(row: Mapping[str, Any], name: str) -> Any:
         text, spread, interval = row[name], row.get(f"{name}_std"), row.get(f"{name}_interval")
         if spread is not None:
-            text = f"{_cell(text)} ± {_cell(spread)}"
+            text = f"{_cell(text)} ± {spread:.2g}"
         return text if interval is None else f"{_cell(text)} ({_cell(interval)})"
 
     def part(row: Mapping[str, Any], name: str) -> bool:
         return any(name.endswith(end) and name.removesuffix(end) in row for end in ("_std", "_interval"))
 
     return [{name: cell(row, name) for name in row if not part(row, name)} for row in rows]
-
-
-def _training_arguments(inner: Mapping[str, Any]) -> dict[str, Any]:
-    """The inner loop's settings under the names that `transformers.TrainingArguments` gives them."""
-    arguments = {name: inner[key] for key, name in _TRAINING_ARGUMENTS.items() if inner.get(key) is not None}
-    if inner.get("betas"):
-        arguments["adam_beta1"], arguments["adam_beta2"] = inner["betas"]
-    return arguments
 
 
 def _cell(value: Any) -> str:

@@ -256,6 +256,14 @@ class FarziData(nn.Module):
                 folder, repo_id, private=private, revision=revision, token=token, commit_message=commit_message
             )
 
+    @torch.no_grad()
+    def frequencies(self) -> Tensor:
+        """(V,): the share of each vocabulary entry over all μ·ξ positions; sums to 1."""
+        total = torch.zeros(self.config.vocab_size, device=self.latents.device)
+        for chunk in self.latents.flatten(0, 1).split(_DECODE_CHUNK):
+            total += soft_tokens(chunk, self.decoder, self.config.tau).float().sum(0)
+        return total / (self.config.num_sequences * self.config.sequence_length)
+
     @property
     def results(self) -> Results:
         """Metrics, recipe and plots that latents and decoder, as they are now, were last saved or loaded with."""
