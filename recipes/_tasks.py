@@ -16,6 +16,7 @@ import recsys
 from _common import parse_arguments
 from _comparison import Comparison, Row
 from _language_modeling import metrics_row
+from _language_modeling import readable as readable_text
 from _recommendation import pooled, ranking_row
 from _recommendation import readable as readable_ranking
 from datasets import DatasetDict
@@ -102,7 +103,7 @@ class TextTask(Task):
         return metrics_row(method, [np.asarray(student) for part in students for student in part], nbytes)
 
     def readable(self, row: Row) -> dict[str, str]:
-        return ptb.readable(row)
+        return readable_text(row)
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ class RecommendationTask(Task):
 
     @cached_property
     def _interactions(self) -> Interactions:
-        return recsys.loader(self.recipe)(self.recipe.data_dir)
+        return recsys.load(self.recipe)
 
     def comparison(self, args: FarziConfig, seed: int) -> Comparison:
         return recsys.comparison_of(
@@ -179,7 +180,7 @@ def record(task: Task, args: FarziConfig, seed: int, how: TrajectoryArguments) -
     return record_trajectories(
         c.trainer.learner, args.make_inner_optimizer(), rows, c.trainer.data_collator,
         task.trajectory_folder(args.trajectories, seed), num=how.num_recorded, steps=how.trajectory_steps,
-        save_every=how.save_every, batch_size=how.trajectory_batch_size or c.real_batch_size(rows), seed=seed,
+        save_every=how.save_every, batch_size=how.trajectory_batch_size or c.batch_size(rows), seed=seed,
         together=how.together, device=plain.device,
     )  # fmt: skip
 
