@@ -16,9 +16,15 @@ from _common import markdown, prepare_run, save_csv
 from _comparison import Comparison, Row, Student
 from _report import listed
 from _tasks import Task, TrajectoryArguments, changed, record
+from safetensors.torch import load_file, save_file
 
 from farzi_hf import FarziConfig
 from farzi_hf.atomic_folder import replace_file
+from farzi_hf.baselines import head_sequences
+from farzi_hf.metrics import mean_and_spread
+
+Done = dict[str, Any]
+"""What a cell of one seed leaves: `students`, what `Task.compact` leaves of each one's statistics; `bytes`, `seconds`, `facts`, …"""
 
 Students = Callable[[Comparison], tuple[list[Student], int]]
 """Trained students, and the bytes that they were trained on."""
@@ -34,6 +40,12 @@ def on_random(c: Comparison) -> tuple[list[Student], int]:
     subsets = {seed: c.draw_sequences(seed) for seed in _seeds(c)}
     students = [c.train_on_real(subset, c.steps, seed) for seed, subset in subsets.items()]
     return students, round(np.mean([c.nbytes(subset) for subset in subsets.values()]))
+
+
+def on_head(c: Comparison) -> tuple[list[Student], int]:
+    """On the μ longest real sequences."""
+    longest = head_sequences(c.splits["train"], c.trainer.args.num_sequences)
+    return [c.train_on_real(longest, c.steps, seed) for seed in _seeds(c)], c.nbytes(longest)
 
 
 def on_everything(c: Comparison) -> tuple[list[Student], int]:
@@ -61,12 +73,20 @@ class Cell:
         settings: of `FarziConfig`, over those that all rows share.
         students: what is measured in the end.
         distils: whether there is a distillation before.
+        learner: of the students and of the distillation; None is the task's.
+        source: the cell on whose summary the students are trained; it is run first. None: this one.
+        prepare: changes the trainer before it trains.
+        facts: numbers to be measured beside the students' metrics.
     """
 
     method: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     students: Students = on_summary
     distils: bool = True
+    learner: Mapping[str, Any] | None = None
+    source: Cell | None = None
+    prepare: Callable[[Comparison], None] | None = None
+    facts: Callable[[Comparison, Sequence[Student]], Mapping[str, float]] | None = None
 
     @property
     def slug(self) -> str:
@@ -76,25 +96,32 @@ class Cell:
 
 def run_cells(task: Task, cells: Sequence[Cell], seeds: Sequence[int], how: TrajectoryArguments) -> list[Row]:
     """One row per cell, over all seeds. Cells in `output_dir` that were run with the same settings are not run again."""
-    rows = []
+    return [cell_row(task, method, done) for method, done in results(task, cells, seeds, how).items()]
+
+
+def results(task: Task, cells: Sequence[Cell], seeds: Sequence[int], how: TrajectoryArguments) -> dict[str, list[Done]]:
+    """What each cell left, by method, one entry per seed."""
+    found: dict[str, list[Done]] = {cell.method: [] for cell in cells}
     for cell in cells:
-        done = []
         for seed in seeds:
-            done.append(_run(task, cell, seed, how))
+            found[cell.method].append(_run(task, cell, seed, how))
             gc.collect()  # a Trainer refers to itself, and its summary and learner would stay for a while
-        row = task.row(cell.method, [part["students"] for part in done], round(np.mean([x["bytes"] for x in done])))
-        row |= {"steps": done[0]["steps"], "students": sum(len(part["students"]) for part in done)}
-        rows.append({**row, "seconds": round(sum(part["seconds"] for part in done), 1)})
-    return rows
+    return found
 
 
-def _run(task: Task, cell: Cell, seed: int, how: TrajectoryArguments) -> dict[str, Any]:
-    folder = Path(task.args.output_dir) / cell.slug / f"seed-{seed}"
-    args = changed(task.args, **cell.settings, seed=seed, output_dir=str(folder))
-    asked = {**task.recipe.to_recipe(), **args.to_recipe(), "num_students": task.recipe.num_students}
-    if args.trajectories is not None:
-        asked |= {**asdict(how), "num_recorded": args.num_trajectories or how.num_recorded}
-    path, asked = folder / "cell.json", json.loads(json.dumps(asked))
+def cell_row(task: Task, method: str, done: Sequence[Done]) -> Row:
+    """The row of a cell's seeds; of its facts, mean and spread over them."""
+    row = task.row(method, [part["students"] for part in done], round(np.mean([part["bytes"] for part in done])))
+    row |= {"steps": done[0]["steps"], "students": sum(len(part["students"]) for part in done)}
+    row |= mean_and_spread([part["facts"] for part in done]) if "facts" in done[0] else {}
+    return {**row, "seconds": round(sum(part["seconds"] for part in done), 1)}
+
+
+def _run(task: Task, cell: Cell, seed: int, how: TrajectoryArguments) -> Done:
+    if cell.source is not None:
+        _run(task, cell.source, seed, how)
+    folder, args, asked = _folder(task, cell, seed), _arguments(task, cell, seed), _asked(task, cell, seed, how)
+    path = folder / "cell.json"
     if path.exists():
         done = json.loads(path.read_text(encoding="utf-8"))
         if done["asked"] == asked:
@@ -102,35 +129,87 @@ def _run(task: Task, cell: Cell, seed: int, how: TrajectoryArguments) -> dict[st
     begin = time.perf_counter()
     if args.trajectories is not None:
         record(task, args, seed, how)
-    c = task.comparison(args, seed)
+    c = task.comparison(args, seed, cell.learner)
+    if cell.prepare is not None:
+        cell.prepare(c)
     if cell.distils:
         c.trainer.train(resume_from_checkpoint=prepare_run(args, asked, task.recipe.resume))
-    students, nbytes = cell.students(c)
-    statistics = [task.compact(c.statistics(student, c.splits["test"])) for student in students]
-    seconds = time.perf_counter() - begin
-    steps = c.long_steps if cell.students is on_everything_long else c.steps
-    done = {"asked": asked, "bytes": nbytes, "steps": steps, "seconds": seconds, "history": c.trainer.state.log_history}
-    done["students"] = [values.tolist() for values in statistics]
-    row = task.row(cell.method, [statistics], nbytes)
-    print(f"{cell.method}, seed {seed}: test {c.headline(row)}, {seconds:.0f} s", flush=True)
+        replace_file(folder / SUMMARY, lambda new: save_file(c.trainer.model.state_dict(), new))
+    elif cell.source is not None:
+        c.trainer.model.load_state_dict(load_file(_folder(task, cell.source, seed) / SUMMARY))
+    done = {"asked": asked, **_measured(task, cell, c), "history": c.trainer.state.log_history}
+    done["seconds"] = time.perf_counter() - begin
+    headline = c.headline(task.row(cell.method, [done["students"]], done["bytes"]))
+    print(f"{cell.method}, seed {seed}: test {headline}, {done['seconds']:.0f} s", flush=True)
     replace_file(path, lambda new: new.write_text(json.dumps(done), encoding="utf-8"))
     return done
 
 
+def _measured(task: Task, cell: Cell, c: Comparison) -> Done:
+    students, nbytes = cell.students(c)
+    statistics = [task.compact(c.statistics(student, c.splits["test"])) for student in students]
+    steps = c.long_steps if cell.students is on_everything_long else c.steps
+    done = {"bytes": nbytes, "steps": steps, "students": [values.tolist() for values in statistics]}
+    return {**done, "facts": dict(cell.facts(c, students))} if cell.facts is not None else done
+
+
+SUMMARY = "summary.safetensors"  # latents and decoder of a cell that distils
+
+
+def _folder(task: Task, cell: Cell, seed: int) -> Path:
+    return Path(task.args.output_dir) / cell.slug / f"seed-{seed}"
+
+
+def _arguments(task: Task, cell: Cell, seed: int) -> FarziConfig:
+    return changed(task.args, **cell.settings, seed=seed, output_dir=str(_folder(task, cell, seed)))
+
+
+def _asked(task: Task, cell: Cell, seed: int, how: TrajectoryArguments) -> dict[str, Any]:
+    """All settings on which a cell depends: only with these is it the same cell."""
+    args = _arguments(task, cell, seed)
+    asked = {**task.recipe.to_recipe(), **args.to_recipe(), "num_students": task.recipe.num_students}
+    if cell.learner is not None:
+        asked["learner"] = cell.learner
+    if args.trajectories is not None:
+        asked |= {**asdict(how), "num_recorded": args.num_trajectories or how.num_recorded}
+    if cell.source is not None:
+        asked["source"] = _asked(task, cell.source, seed, how)
+    if cell.prepare is not None:
+        asked["prepare"] = cell.prepare.__name__
+    return json.loads(json.dumps(asked))
+
+
 def write_table(
-    task: Task, rows: Sequence[Row], facts: Mapping[str, Any], folder: Path, title: str, more: str = ""
+    task: Task,
+    rows: Sequence[Row],
+    facts: Mapping[str, Any],
+    folder: Path,
+    title: str,
+    more: str = "",
+    findings: Sequence[str] = (),
+    columns: Mapping[str, str] | None = None,
 ) -> str:
-    """`table.json`, `table.csv` and `README.md` in `folder`; returns the Markdown."""
+    """`table.json`, `table.csv` and `table.md` in `folder`; returns the Markdown.
+
+    Args:
+        more: Markdown after the table.
+        findings: sentences that come first.
+        columns: numbers of the rows that the task does not show: title by name.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    seconds = [{"seconds": f"{row['seconds']:,.0f}" if "seconds" in row else ""} for row in rows]
-    table = markdown([task.readable(row) | last for row, last in zip(rows, seconds, strict=True)])
-    text = f"# {title}\n\n{table}\n\n{listed(facts)}\n{more}"
-    (folder / "table.json").write_text(
-        json.dumps({"rows": rows, **facts}, indent=1, ensure_ascii=False), encoding="utf-8"
-    )
+    table = markdown([_readable(task, row, columns or {}) for row in rows])
+    first = "".join(f"{finding}\n\n" for finding in findings)
+    text = f"# {title}\n\n{first}{table}\n\n{listed(facts)}\n{more}"
+    kept = {"findings": list(findings), "rows": rows, **facts}
+    (folder / "table.json").write_text(json.dumps(kept, indent=1, ensure_ascii=False), encoding="utf-8")
     (folder / "table.md").write_text(text, encoding="utf-8")
     save_csv(rows, folder / "table.csv")
     return text
+
+
+def _readable(task: Task, row: Row, columns: Mapping[str, str]) -> dict[str, str]:
+    more = {title: f"{row[name]:,.4g}" if name in row else "" for name, title in columns.items()}
+    return {**task.readable(row), **more, "seconds": f"{row['seconds']:,.0f}" if "seconds" in row else ""}
 
 
 def shared_facts(task: Task, args: FarziConfig, seeds: Sequence[int], how: TrajectoryArguments) -> dict[str, Any]:

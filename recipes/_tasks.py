@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,8 +15,10 @@ import ptb
 import recsys
 from _common import parse_arguments
 from _comparison import Comparison, Row
+from _language_modeling import count_rows as count_text
 from _language_modeling import metrics_row
 from _language_modeling import readable as readable_text
+from _recommendation import count_rows as count_items
 from _recommendation import pooled, ranking_row
 from _recommendation import readable as readable_ranking
 from datasets import DatasetDict
@@ -24,8 +26,10 @@ from transformers import PreTrainedTokenizerBase
 
 from farzi_hf import FarziConfig, TrajectoryBank, record_trajectories
 from farzi_hf.data import Interactions
-from farzi_hf.metrics import sentence_totals
+from farzi_hf.metrics import bootstrap_interval, corpus_perplexity, sentence_totals
 
+Students = Sequence[Sequence[Any]]
+"""For each seed, what `Task.compact` has left of each student's statistics."""
 CONFIGS = Path(__file__).resolve().parent / "configs"
 
 
@@ -51,24 +55,38 @@ class Task(ABC):
         """What the script itself would run."""
 
     @abstractmethod
-    def comparison(self, args: FarziConfig, seed: int) -> Comparison:
-        """Data, trainer and students of one seed; Ω is that of `trajectory_folder`."""
+    def comparison(self, args: FarziConfig, seed: int, learner: Mapping[str, Any] | None = None) -> Comparison:
+        """Data, trainer and students of one seed; Ω is that of `trajectory_folder`, `learner` the recipe's by default."""
+
+    @abstractmethod
+    def counted(self, seeds: Sequence[int]) -> list[Row]:
+        """The rows of models that are counted, not trained: popularity or a unigram, and a bigram."""
 
     @abstractmethod
     def trajectory_folder(self, folder: str, seed: int) -> str:
         """Where the trajectories of one seed are, of those in `folder`."""
 
     @abstractmethod
-    def row(self, method: str, students: Sequence[Sequence[np.ndarray]], nbytes: int) -> Row:
+    def row(self, method: str, students: Students, nbytes: int) -> Row:
         """Metrics of students, given for each seed what `compact` has left of each one's statistics."""
 
     @abstractmethod
     def readable(self, row: Row) -> dict[str, str]:
         """A row as the table shows it."""
 
+    @abstractmethod
+    def ratio(self, ours: Students, full: Students) -> tuple[float, tuple[float, float]]:
+        """Quality of ours over that of full data, 1 where they are equal, and its paired bootstrap interval.
+
+        Both are given as to `row`, of the same seeds. Sequences are resampled; each one's students stay together.
+        """
+
     def compact(self, statistics: np.ndarray) -> np.ndarray:
         """The least that `row` needs of a student's statistics."""
         return statistics
+
+    def _recipe(self, learner: Mapping[str, Any] | None) -> Any:
+        return self.recipe if learner is None else replace(self.recipe, learner=dict(learner))
 
 
 @dataclass(frozen=True)
@@ -87,10 +105,13 @@ class TextTask(Task):
     def _data(self) -> tuple[PreTrainedTokenizerBase, DatasetDict]:
         return ptb.load_splits(self.recipe)
 
-    def comparison(self, args: FarziConfig, seed: int) -> Comparison:
+    def comparison(self, args: FarziConfig, seed: int, learner: Mapping[str, Any] | None = None) -> Comparison:
         if args.trajectories is not None:
             args = changed(args, trajectories=self.trajectory_folder(args.trajectories, seed))
-        return ptb.comparison_of(self.recipe, args, *self._data)
+        return ptb.comparison_of(self._recipe(learner), args, *self._data)
+
+    def counted(self, seeds: Sequence[int]) -> list[Row]:
+        return count_text(self.comparison(self.args, seeds[0]))  # of every seed the same
 
     def trajectory_folder(self, folder: str, seed: int) -> str:
         return f"{folder}/seed-{seed}"
@@ -99,8 +120,20 @@ class TextTask(Task):
         """(N, 1, 3): each sentence's sums."""
         return sentence_totals(statistics)[:, None]
 
-    def row(self, method: str, students: Sequence[Sequence[np.ndarray]], nbytes: int) -> Row:
+    def row(self, method: str, students: Students, nbytes: int) -> Row:
         return metrics_row(method, [np.asarray(student) for part in students for student in part], nbytes)
+
+    def ratio(self, ours: Students, full: Students) -> tuple[float, tuple[float, float]]:
+        """Full data's perplexity over ours."""
+        both = [np.concatenate([np.asarray(part) for part in group]) for group in (ours, full)]
+        totals, count = np.concatenate(both)[:, :, 0], len(both[0])  # (students, N, 3)
+
+        def quotient(rows: np.ndarray) -> float:
+            perplexities = [corpus_perplexity(rows[:, student]) for student in range(rows.shape[1])]
+            return float(np.mean(perplexities[count:]) / np.mean(perplexities[:count]))
+
+        rows = totals.transpose(1, 0, 2)
+        return quotient(rows), bootstrap_interval(rows, quotient)
 
     def readable(self, row: Row) -> dict[str, str]:
         return readable_text(row)
@@ -122,17 +155,34 @@ class RecommendationTask(Task):
     def _interactions(self) -> Interactions:
         return recsys.load(self.recipe)
 
-    def comparison(self, args: FarziConfig, seed: int) -> Comparison:
-        return recsys.comparison_of(
-            self.recipe, changed(args, label_names=["labels", "seen"]), self._interactions, seed
-        )
+    def comparison(self, args: FarziConfig, seed: int, learner: Mapping[str, Any] | None = None) -> Comparison:
+        args = changed(args, label_names=["labels", "seen"])
+        return recsys.comparison_of(self._recipe(learner), args, self._interactions, seed)
+
+    def counted(self, seeds: Sequence[int]) -> list[Row]:
+        splits = [count_items(self.comparison(self.args, seed)) for seed in seeds]
+        return [recsys.without_ranks(row) for row in pooled(splits)]
 
     def trajectory_folder(self, folder: str, seed: int) -> str:
         return recsys.trajectory_folder(folder, seed)
 
-    def row(self, method: str, students: Sequence[Sequence[np.ndarray]], nbytes: int) -> Row:
+    def row(self, method: str, students: Students, nbytes: int) -> Row:
         splits = [[ranking_row(method, np.asarray(part), nbytes)] for part in students]
         return recsys.without_ranks(pooled(splits)[0])
+
+    def ratio(self, ours: Students, full: Students) -> tuple[float, tuple[float, float]]:
+        """Our HR@100 over that of full data; of all seeds' users."""
+        hits = [
+            np.concatenate([(np.asarray(part)[:, :, 0] <= 100).mean(axis=0) for part in group])
+            for group in (ours, full)
+        ]
+
+        def quotient(rows: np.ndarray) -> float:
+            mine, theirs = rows.mean(axis=0)
+            return float(mine / theirs) if theirs else float("nan")
+
+        rows = np.stack(hits, axis=1)
+        return quotient(rows), bootstrap_interval(rows, quotient)
 
     def readable(self, row: Row) -> dict[str, str]:
         return readable_ranking(row)

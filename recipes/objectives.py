@@ -35,7 +35,10 @@ from _tasks import CONFIGS, Task, TrajectoryArguments, described, parse_task
 from farzi_hf.data import DataUnavailableError
 from farzi_hf.plots import plot_comparison
 
-DATASETS = {"ptb": "ptb", "ml-100k": "recsys", "magazine": "recsys", "sample": "ptb", "sample_interactions": "recsys"}
+DATASETS = {
+    "ptb": "ptb", "ml-100k": "recsys", "ml-1m": "recsys", "magazine": "recsys", "netflix": "recsys", "sample": "ptb",
+    "sample_interactions": "recsys",
+}  # fmt: skip
 """The script whose settings a data set takes."""
 SCALES = ("quick", "paper")
 OBJECTIVES = {

@@ -1,0 +1,120 @@
+"""What the recipes of the paper's tables and figures share: settings, and sentences that are computed from results."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from _cells import Done, shared_facts, write_table
+from _common import ROOT, environment
+from _comparison import Row
+from _tasks import CONFIGS, Task, TrajectoryArguments, parse_task
+from objectives import DATASETS, choose
+
+from farzi_hf import FarziConfig
+from farzi_hf.data import DataUnavailableError
+
+
+@dataclass
+class PaperArguments:
+    """What the comparisons need beside a recipe's settings; each takes what concerns it, so that one file serves all."""
+
+    seeds: list[int] = field(default_factory=lambda: [0, 1, 2], metadata={"help": "of each row"})
+    budgets: list[int] = field(default_factory=lambda: [10, 25, 50], metadata={"help": "μ of sample_efficiency.py"})
+    latent_dims: list[int] = field(default_factory=lambda: [4, 8, 16], metadata={"help": "d of regularization.py"})
+    sgd_learning_rate: float = field(default=0.3, metadata={"help": "of the inner SGD of inner_optimizers.py"})
+    sgd_momentum: float = field(default=0.9, metadata={"help": "of its inner SGD with momentum"})
+    cost_steps: list[int] = field(
+        default_factory=lambda: [10, 20, 40, 80], metadata={"help": "T at which inner_optimizers.py measures time"}
+    )
+    card_dir: str | None = field(default=None, metadata={"help": "folder of the table"})
+
+    def __post_init__(self) -> None:
+        for name in ("seeds", "budgets", "latent_dims", "cost_steps"):
+            values, least = getattr(self, name), 0 if name == "seeds" else 1
+            if not values or min(values) < least or len(set(values)) < len(values):
+                raise ValueError(f"{name}={values} is not usable: give different numbers of at least {least}")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A recipe's task and settings, and the folder of its card."""
+
+    name: str
+    title: str
+    dataset: str
+    scale: str
+    task: Task
+    how: TrajectoryArguments
+    asked: PaperArguments
+
+    @classmethod
+    def parse(cls, name: str, title: str, argv: Sequence[str] | None) -> Experiment:
+        """From `--dataset`, `--scale`, the YAML file `paper_DATASET_SCALE.yaml` and the command line.
+
+        Raises:
+            ValueError: unknown or unusable settings.
+        """
+        dataset, scale, rest = choose(argv)
+        kinds = (TrajectoryArguments, PaperArguments)
+        task, (how, asked) = parse_task(DATASETS[dataset], kinds, CONFIGS / f"paper_{dataset}_{scale}.yaml", rest)
+        return cls(name, title, dataset, scale, task, how, asked)
+
+    @property
+    def args(self) -> FarziConfig:
+        return self.task.args
+
+    @property
+    def folder(self) -> Path:
+        folder = Path(self.asked.card_dir or ROOT.parent / "model_cards" / f"{self.name}_{self.dataset}")
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def write(
+        self, rows: Sequence[Row], findings: Sequence[str], more: str = "", columns: Mapping[str, str] | None = None
+    ) -> None:
+        """The card, which it prints as well; `more` is Markdown that comes last."""
+        facts = {
+            **shared_facts(self.task, self.args, self.asked.seeds, self.how),
+            "scale": self.scale,
+            "inner optimizer": self.args.inner_settings(),
+            "seconds of all cells": round(sum(row.get("seconds", 0) for row in rows)),
+            **environment(self.args),
+        }
+        if self.args.trajectories is None:
+            del facts["Ω"]
+        title = f"{self.title}, {self.dataset}, {self.scale} scale"
+        text = write_table(self.task, rows, facts, self.folder, title, more, findings, columns)
+        print(f"\n{text}\nTable: {self.folder / 'table.md'}")
+
+    def finding(self, ours: str, full: str, results: Mapping[str, Sequence[Done]]) -> str:
+        """How much of the quality of one cell another one has, and how sure that is."""
+        metric, label = self.task.metric, self.task.metric_label
+        students = {name: [part["students"] for part in results[name]] for name in (ours, full)}
+        rows = {name: self.task.row(name, students[name], 0) for name in students}
+        share, (low, high) = self.task.ratio(students[ours], students[full])
+        edges = {name: row[f"{metric}_interval"] for name, row in rows.items()}
+        overlap = edges[ours][0] <= edges[full][1] and edges[full][0] <= edges[ours][1]
+        counts = {name: sum(map(len, parts)) for name, parts in students.items()}
+        return (
+            f"**{ours} has {100 * share:.1f} % of the quality of {full}** (95 % interval {100 * low:.1f}–{100 * high:.1f} %, "
+            f"paired over test sequences): {label} {_with_interval(rows[ours][metric], edges[ours])} against "
+            f"{_with_interval(rows[full][metric], edges[full])}; the intervals {'overlap' if overlap else 'are disjoint'}. "
+            f"{len(self.asked.seeds)} seeds, {counts[ours]} and {counts[full]} students."
+        )
+
+
+def _with_interval(value: float, edges: Sequence[float]) -> str:
+    return f"{value:.4g} ({edges[0]:.4g}–{edges[1]:.4g})"
+
+
+@contextmanager
+def ends_in_one_line(script: str) -> Iterator[None]:
+    """Within it, what a user can get wrong ends the program with one line."""
+    try:
+        yield
+    except (ValueError, DataUnavailableError) as error:
+        sys.exit(f"{script}: {error}")

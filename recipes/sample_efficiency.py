@@ -1,0 +1,97 @@
+"""How much data is enough: performance against μ of a summary and of as many real sequences, beside full data.
+
+    python recipes/sample_efficiency.py --dataset ml-100k --data_dir FOLDER
+    python recipes/sample_efficiency.py --dataset ptb --data_dir FOLDER --budgets 10 50
+    python recipes/sample_efficiency.py --dataset sample                        # embedded: text, or sample_interactions
+    python recipes/sample_efficiency.py --dataset ptb --scale paper             # for a GPU
+
+The paper's figures of sample efficiency and its table of sizes. All students take the same number of steps, those of the row
+"full data, long" apart. Each (method, μ, seed) is kept in `output_dir`: started again, what is done stays done. The settings are
+in `configs/paper_DATASET_SCALE.yaml`; the card goes to `model_cards/sample_efficiency_DATASET/`, `--card_dir` says otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from _cells import Cell, Students, cell_row, on_everything, on_everything_long, on_head, on_random, on_summary, results
+from _common import keep_freed_memory, markdown
+from _paper import Experiment, ends_in_one_line
+from _recommendation import METRICS
+from _recommendation import PAPER as PAPER_RANKING
+
+from farzi_hf.plots import plot_budget
+
+FULL, LONG = "full data", "full data, long"
+FAMILIES: dict[str, tuple[Students, bool]] = {
+    "Farzi": (on_summary, True),
+    "random": (on_random, False),
+    "head (longest)": (on_head, False),
+}
+# The paper's sizes of PTB: perplexity and accuracy in per cent. One run each, no intervals.
+PAPER_TEXT = {
+    "10×50": (238.5, 20.48),
+    "200×50": (124.0, 24.0),
+    "400×50": (91.9, 25.16),
+    "2000×50": (91.0, 25.4),
+    "full data": (72.10, 26.03),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The table and the figure of one data set."""
+    keep_freed_memory()
+    with ends_in_one_line("sample_efficiency.py"):
+        e = Experiment.parse("sample_efficiency", "Sample efficiency", argv)
+        budgets = sorted(e.asked.budgets)
+        sized = {(family, size): sized_cell(e, family, size) for family in FAMILIES for size in budgets}
+        found = results(e.task, [*sized.values(), *full_cells()], e.asked.seeds, e.how)
+    rows = {name: cell_row(e.task, name, done) for name, done in found.items()}
+    largest = sized["Farzi", budgets[-1]].method
+    findings = [e.finding(largest, LONG, found), e.finding(largest, FULL, found)]
+    findings += [
+        e.finding(sized["Farzi", size].method, sized["random", size].method, found)
+        for size in (budgets[0], budgets[-1])
+    ]
+    e.write([*rows.values(), *e.task.counted(e.asked.seeds)], findings, paper_table(e.dataset))
+    sizes = {size: rows[sized["Farzi", size].method]["bytes"] for size in budgets}  # the second axis is of summaries
+    curves = [
+        {**rows[cell.method], "method": family, "num_sequences": size, "bytes": sizes[size]}
+        for (family, size), cell in sized.items()
+    ]
+    lines = {"full_data": rows[FULL][e.task.metric], "full_data,_long": rows[LONG][e.task.metric]}
+    plot_budget(curves, e.folder / "sample_efficiency.png", e.task.metric, metric_label=e.task.metric_label, **lines)
+
+
+def sized_cell(e: Experiment, family: str, size: int) -> Cell:
+    """One point of a curve."""
+    students, distils = FAMILIES[family]
+    settings = {"num_sequences": size}
+    if e.args.synthetic_batch_size is not None:  # no more than there are
+        settings["synthetic_batch_size"] = min(size, e.args.synthetic_batch_size)
+    name = f"{family} [{size}×{e.args.sequence_length}]" if distils else f"{family}, {size} sequences"
+    return Cell(name, settings, students, distils=distils)
+
+
+def full_cells() -> list[Cell]:
+    """All real data: for as many steps as the others, and for `long_steps` with the recipe's own settings."""
+    return [Cell(FULL, students=on_everything, distils=False), Cell(LONG, students=on_everything_long, distils=False)]
+
+
+def paper_table(dataset: str) -> str:
+    """What the paper reports, to compare the shape of the curve: its numbers of steps are other ones."""
+    if dataset == "ptb":
+        names, known, scale = ("perplexity", "accuracy, %"), PAPER_TEXT, 1
+    elif dataset in PAPER_RANKING:
+        names, known, scale = tuple(f"{name.upper()}, %" for name in METRICS), PAPER_RANKING[dataset], 100
+    else:
+        return ""
+    table = [
+        {"the paper": size, **{name: f"{scale * value:.1f}" for name, value in zip(names, values, strict=True)}}
+        for size, values in known.items()
+    ]
+    return f"\n{markdown(table)}\n"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""The recipes of the paper's tables and figures, on the embedded data: cells, findings that are computed, cards."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+RECIPES = Path(__file__).resolve().parent.parent / "recipes"
+sys.path.insert(0, str(RECIPES))  # as Python does for a script
+
+# ruff: noqa: E402
+pytest.importorskip("matplotlib")
+import sample_efficiency
+from _paper import PaperArguments
+from _tasks import CONFIGS, TrajectoryArguments, parse_task
+from objectives import DATASETS
+
+LEARNERS = {
+    "ptb": '{"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 1}',
+    "recsys": '{"model_type": "sasrec", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}',
+}
+TINY = (
+    "--num_sequences", "4", "--sequence_length", "8", "--latent_dim", "4", "--inner_steps", "4", "--synthetic_batch_size", "2",
+    "--max_steps", "2", "--num_students", "2", "--long_steps", "3", "--use_cpu", "true", "--disable_tqdm", "true", "--report_to", "none",
+    "--seeds", "0", "1", "--window", "0", "--save_strategy", "no",
+)  # fmt: skip
+
+
+def tiny(dataset: str, folder: Path) -> list[str]:
+    places = ["--output_dir", str(folder / "runs"), "--card_dir", str(folder / "card")]
+    return ["--dataset", dataset, *TINY, *places, "--learner", LEARNERS[DATASETS[dataset]]]
+
+
+def card(folder: Path) -> dict:
+    """The card's JSON, after a look at what has to lie beside it."""
+    table = json.loads((folder / "card" / "table.json").read_text(encoding="utf-8"))
+    assert {"seeds", "torch", "scale", "seconds of all cells"} <= set(table)
+    with (folder / "card" / "table.csv").open(encoding="utf-8") as file:
+        assert [row["method"] for row in csv.DictReader(file)] == [row["method"] for row in table["rows"]]
+    markdown = (folder / "card" / "table.md").read_text(encoding="utf-8")
+    assert markdown.splitlines()[2] == table["findings"][0]
+    assert "ranks" not in (folder / "card" / "table.json").read_text(encoding="utf-8")
+    return table
+
+
+def modified(folder: Path) -> dict[Path, int]:
+    return {path: os.stat(path).st_mtime_ns for path in (folder / "runs").glob("*/*/cell.json")}
+
+
+def methods(table: dict) -> list[str]:
+    return [row["method"] for row in table["rows"]]
+
+
+# -- settings --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("paper_*.yaml")), ids=lambda path: path.stem)
+def test_every_config_can_run(path):
+    dataset = path.stem.removeprefix("paper_").rsplit("_", 1)[0]
+    kinds = (TrajectoryArguments, PaperArguments)
+    task, (_, asked) = parse_task(DATASETS[dataset], kinds, path, ["--use_cpu", "true"])
+    assert task.args.output_dir == f"outputs/{path.stem}"
+    assert task.recipe.dataset == {"sample_interactions": "sample"}.get(dataset, dataset)
+    assert task.args.num_sequences in asked.budgets  # a summary that other recipes find again
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--budgets", "5", "5"], "budgets=[5, 5] is not usable: give different numbers of at least 1"),
+        (["--dataset", "ml-100k", "--data_dir", "nowhere"], "data_dir='nowhere' lacks u.data"),
+        (["--dataset", "ml-1m"], "cannot be read"),  # no quick scale
+    ],
+)
+def test_wrong_settings_end_in_one_line(argv, message):
+    with pytest.raises(SystemExit) as stop:
+        sample_efficiency.main(argv)
+    assert str(stop.value.code).startswith("sample_efficiency.py: ")
+    assert message in stop.value.code
+
+
+# -- what is computed ------------------------------------------------------------------------------------------------
+
+
+def test_the_share_of_full_data_is_paired_over_sequences():
+    """Of students on the same test sequences: much less uncertain than two intervals side by side."""
+    generator = np.random.default_rng(0)
+    task = parse_task(
+        "recsys", (PaperArguments,), CONFIGS / "paper_sample_interactions_quick.yaml", ["--use_cpu", "true"]
+    )[0]
+    ranks = np.where(generator.random((2, 3, 200)) < 0.5, 50, 500)  # seeds, students, users
+    full = [[np.stack([student, student * 0.0], axis=1) for student in seed] for seed in ranks]
+    assert task.ratio(full, full) == (1.0, (1.0, 1.0))
+    none = [[np.stack([np.full(200, 500.0), np.zeros(200)], axis=1)] for _ in ranks]
+    assert task.ratio(none, full)[0] == 0.0
+
+    text = parse_task("ptb", (PaperArguments,), CONFIGS / "paper_sample_quick.yaml", ["--use_cpu", "true"])[0]
+    nll = generator.gamma(2.0, size=300) * 10
+    totals = np.stack([nll, np.ones(300), np.full(300, 10.0)], axis=1)[:, None]  # (N, 1, 3)
+    worse = totals * [1.2, 1, 1]
+    share, (low, high) = text.ratio([[worse, worse]], [[totals]])
+    assert share == pytest.approx(np.exp(-0.2 * nll.sum() / 3000))
+    assert low < share < high < 1
+    assert high - low < 0.05
+
+
+# -- whole runs ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dataset", "metric", "counted"),
+    [
+        ("sample", "perplexity", ["unigram", "interpolated bigram"]),
+        ("sample_interactions", "hr@100", ["popularity", "item bigram"]),
+    ],
+)
+def test_sample_efficiency(tmp_path, capsys, dataset, metric, counted):
+    argv = [*tiny(dataset, tmp_path), "--budgets", "2", "5"]
+    sample_efficiency.main(argv)
+    table = card(tmp_path)
+    sized = [
+        name
+        for pattern in ("Farzi [{}×8]", "random, {} sequences", "head (longest), {} sequences")
+        for name in (pattern.format(2), pattern.format(5))
+    ]
+    assert methods(table) == [*sized, "full data", "full data, long", *counted]
+    assert all(metric in row for row in table["rows"])
+    assert table["rows"][1]["bytes"] - table["rows"][0]["bytes"] == 3 * 8 * 4 * 4  # latents; the decoder is the same
+    assert table["findings"][0].startswith("**Farzi [5×8] has ")
+    assert "2 seeds, 4 and 4 students" in table["findings"][0]
+    assert (tmp_path / "card" / "sample_efficiency.png").stat().st_size > 1000
+    times = modified(tmp_path)
+    assert len(times) == 2 * 8
+    sample_efficiency.main(argv)
+    assert modified(tmp_path) == times
+    assert card(tmp_path)["rows"] == table["rows"]
