@@ -16,6 +16,7 @@ sys.path.insert(0, str(RECIPES))  # as Python does for a script
 
 # ruff: noqa: E402
 pytest.importorskip("matplotlib")
+import cross_architecture
 import sample_efficiency
 from _paper import PaperArguments
 from _tasks import CONFIGS, TrajectoryArguments, parse_task
@@ -140,3 +141,27 @@ def test_sample_efficiency(tmp_path, capsys, dataset, metric, counted):
     sample_efficiency.main(argv)
     assert modified(tmp_path) == times
     assert card(tmp_path)["rows"] == table["rows"]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "names"), [("sample", ["Transformer", "RNN"]), ("sample_interactions", ["SASRec", "GRU4Rec", "FMLP"])]
+)
+def test_cross_architecture(tmp_path, dataset, names):
+    cross_architecture.main(tiny(dataset, tmp_path))
+    table = card(tmp_path)
+    pairs = [f"{teacher} → {student}" for teacher in names for student in sorted(names, key=lambda s: s != teacher)]
+    assert sorted(methods(table)[: len(pairs)]) == sorted(pairs)
+    assert methods(table)[len(pairs) :] == [
+        f"{row} → {name}" for name in names for row in ("full data", "full data, long")
+    ]
+    summaries = list((tmp_path / "runs").glob("*/*/summary.safetensors"))
+    assert len(summaries) == 2 * len(names)  # one per teacher and seed, whoever learns from it
+    assert len(table["findings"]) == len(names) * (len(names) + 1)
+    assert f"| {names[-1]} " in (tmp_path / "card" / "table.md").read_text(encoding="utf-8")
+    times = modified(tmp_path)
+    assert len(times) == 2 * len(names) * (len(names) + 2)
+    changed = tmp_path / "runs" / f"{names[0]}-{names[0]}".lower() / "seed-1" / "cell.json"
+    changed.unlink()
+    cross_architecture.main(tiny(dataset, tmp_path))
+    assert {path for path in times if os.stat(path).st_mtime_ns != times[path]} == {changed}
+    assert card(tmp_path)["rows"][1:] == table["rows"][1:]
