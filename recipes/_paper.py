@@ -76,7 +76,7 @@ class Experiment:
     def write(
         self, rows: Sequence[Row], findings: Sequence[str], more: str = "", columns: Mapping[str, str] | None = None
     ) -> None:
-        """The card, which it prints as well; `more` is Markdown that comes last."""
+        """The card, which it prints as well. See `_cells.write_table`."""
         facts = {
             **shared_facts(self.task, self.args, self.asked.seeds, self.how),
             "scale": self.scale,

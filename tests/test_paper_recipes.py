@@ -16,6 +16,7 @@ sys.path.insert(0, str(RECIPES))  # as Python does for a script
 
 # ruff: noqa: E402
 pytest.importorskip("matplotlib")
+import cold_start
 import cross_architecture
 import sample_efficiency
 from _paper import PaperArguments
@@ -165,3 +166,47 @@ def test_cross_architecture(tmp_path, dataset, names):
     cross_architecture.main(tiny(dataset, tmp_path))
     assert {path for path in times if os.stat(path).st_mtime_ns != times[path]} == {changed}
     assert card(tmp_path)["rows"][1:] == table["rows"][1:]
+
+
+def test_tenths_are_equal_groups_and_the_largest_come_first():
+    values = np.array([3, 9, 9, 1, 0, 4, 5, 6, 7, 8, 2, 10, 11, 12, 13, 14, 15, 16, 17, 18])
+    found = cold_start.tenths(values)
+    assert np.bincount(found).tolist() == [2] * 10
+    assert (found[values.argmax()], found[values.argmin()]) == (0, 9)
+    assert all(values[found == i].min() >= values[found == i + 1].max() for i in range(9))
+
+
+def test_a_gap_is_paired_and_says_on_which_side_it_is():
+    hits = {"Farzi": np.array([1.0] * 30 + [0.0] * 70), "full data": np.array([0.0] * 30 + [1.0] * 70)}
+    said = cold_start.gap("Farzi", "full data", "users", hits, np.repeat(range(10), 10))
+    assert "tenths +100.0 points (+100.0 … +100.0, n = 30), above it" in said
+    assert "seven -100.0 points (-100.0 … -100.0, n = 70), below it" in said
+    assert "there is no test user" in cold_start.gap("Farzi", "full data", "items", hits, np.zeros(100))
+
+
+def test_cold_start(tmp_path):
+    argv = tiny("sample_interactions", tmp_path)
+    cold_start.main(argv)
+    table = card(tmp_path)
+    assert methods(table) == ["Farzi [4×8]", "full data", "full data, long", "popularity", "item bigram"]
+    strata = json.loads((tmp_path / "card" / "strata.json").read_text(encoding="utf-8"))
+    users = 200  # a tenth of 1,000, two splits
+    for by in ("items", "users"):
+        for row in table["rows"][:4]:
+            mine = [cell for cell in strata if (cell["by"], cell["method"]) == (by, row["method"])]
+            assert [cell["tenth"] for cell in mine] == list(range(1, 11))
+            assert sum(cell["n"] for cell in mine) == users
+            total = sum(cell["n"] * cell.get("hr@100", 0) for cell in mine) / users
+            assert total == pytest.approx(row["hr@100"])
+    assert {cell["n"] for cell in strata if cell["by"] == "users"} == {20}
+    assert (tmp_path / "card" / "cold_start.png").stat().st_size > 1000
+    times = modified(tmp_path)
+    # What one recipe has distilled, another one finds again.
+    sample_efficiency.main([*argv, "--budgets", "4"])
+    assert {path: os.stat(path).st_mtime_ns for path in times} == times
+
+
+def test_text_has_no_cold_users(tmp_path):
+    with pytest.raises(SystemExit) as stop:
+        cold_start.main(tiny("sample", tmp_path))
+    assert stop.value.code == "cold_start.py: --dataset sample has no users and items: choose one of interactions"

@@ -1,0 +1,149 @@
+"""Whether a summary serves rare items and users with short histories worse: performance in tenths by popularity.
+
+    python recipes/cold_start.py --dataset ml-100k --data_dir FOLDER
+    python recipes/cold_start.py --dataset magazine --data_dir FOLDER
+    python recipes/cold_start.py --dataset sample_interactions                   # embedded
+
+The paper's figure of cold users and items. Items are in ten equal groups by their count in the training users' histories, and a group's
+figure is that of the test users whose last item is in it; test users are in ten equal groups by the length of what is known of them. Ties go
+by number, so groups are equal in size. The test users of all splits stand together. Each (method, seed) is kept in `output_dir`: started again,
+what is done stays done; where `sample_efficiency.py` has distilled the same, it is found again. The settings are in
+`configs/paper_DATASET_SCALE.yaml`; the card goes to `model_cards/cold_start_DATASET/`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from _cells import Done, cell_row, results
+from _common import keep_freed_memory, markdown, save_csv
+from _paper import Experiment, ends_in_one_line
+from _recommendation import count_rows
+from _tasks import RecommendationTask
+from sample_efficiency import FULL, LONG, full_cells, sized_cell
+
+from farzi_hf.baselines import popularity
+from farzi_hf.metrics import bootstrap_interval
+from farzi_hf.plots import plot_deciles
+
+TENTHS = 10
+POPULARITY = "popularity"
+
+
+@dataclass(frozen=True)
+class Strata:
+    """Of each test user of all splits the tenth, 0 … 9, of the target item and of the user's history; 0 is the most popular."""
+
+    items: np.ndarray
+    users: np.ndarray
+
+    @classmethod
+    def of(cls, e: Experiment) -> tuple[Strata, np.ndarray]:
+        """And the ranks (N,) that popularity gives the targets."""
+        items, lengths, ranks = [], [], []
+        for seed in e.asked.seeds:
+            c = e.task.comparison(e.args, seed)
+            histories = c.splits["test"]["input_ids"]
+            counts = popularity(c.splits["train"], c.trainer.learner.vocab_size)[1:]  # 0 is the padding
+            items.append(tenths(counts)[[history[-1] - 1 for history in histories]])
+            lengths.append([len(history) - 1 for history in histories])
+            ranks.append(np.array(count_rows(c)[0]["ranks"])[0, :, 0])
+        return cls(np.concatenate(items), tenths(np.concatenate(lengths))), np.concatenate(ranks)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The tables and the figure of one data set."""
+    keep_freed_memory()
+    with ends_in_one_line("cold_start.py"):
+        e = Experiment.parse("cold_start", "Cold start", argv)
+        if not isinstance(e.task, RecommendationTask):
+            raise ValueError(f"--dataset {e.dataset} has no users and items: choose one of interactions")
+        ours = sized_cell(e, "Farzi", e.args.num_sequences)
+        found = results(e.task, [ours, *full_cells()], e.asked.seeds, e.how)
+    strata, popular = Strata.of(e)
+    hits = {name: hits_of(done) for name, done in found.items()} | {POPULARITY: (popular <= 100).astype(float)}
+    strata_rows = [
+        {"method": name, "by": by, **row}
+        for by in ("items", "users")
+        for name in hits
+        for row in tenths_rows(hits[name], getattr(strata, by))
+    ]
+    save_csv(strata_rows, e.folder / "strata.csv")
+    (e.folder / "strata.json").write_text(json.dumps(strata_rows, indent=1), encoding="utf-8")
+    findings = [e.finding(ours.method, LONG, found)]
+    findings += [
+        gap(ours.method, full, by, hits, getattr(strata, by)) for by in ("items", "users") for full in (FULL, LONG)
+    ]
+    rows = [cell_row(e.task, name, done) for name, done in found.items()] + e.task.counted(e.asked.seeds)
+    more = "\n" + "\n\n".join(strata_table(strata_rows, by) for by in ("items", "users")) + "\n"
+    e.write(rows, findings, more)
+    plot_deciles(strata_rows, e.folder / "cold_start.png", metric_label="Test HR@100")
+
+
+def tenths(values: np.ndarray) -> np.ndarray:
+    """(N,): the tenth in which each value is, 0 being that of the largest; of equal values the earlier one is in front."""
+    order = np.argsort(-np.asarray(values), kind="stable")
+    places = np.empty(len(order), dtype=int)
+    for tenth, members in enumerate(np.array_split(order, TENTHS)):
+        places[members] = tenth
+    return places
+
+
+def hits_of(done: Sequence[Done]) -> np.ndarray:
+    """(N,) of all splits' test users: share of the students that rank the target among the first hundred."""
+    return np.concatenate([(np.asarray(part["students"])[:, :, 0] <= 100).mean(axis=0) for part in done])
+
+
+def tenths_rows(hits: np.ndarray, tenth: np.ndarray) -> list[dict[str, Any]]:
+    """HR@100 of each tenth with its interval, and how many test users it is of; where there are none, no figure."""
+    rows = []
+    for number in range(TENTHS):
+        inside = hits[tenth == number]
+        row: dict[str, Any] = {"tenth": number + 1, "n": len(inside)}
+        if len(inside):
+            row |= {"hr@100": float(inside.mean()), "hr@100_interval": list(bootstrap_interval(inside))}
+        rows.append(row)
+    return rows
+
+
+def gap(ours: str, full: str, by: str, hits: Mapping[str, np.ndarray], tenth: np.ndarray) -> str:
+    """Ours less full data's HR@100, in the three most popular tenths and in the other seven, with paired intervals."""
+    difference = 100 * (hits[ours] - hits[full])
+    parts = []
+    for name, inside in (("the three most popular tenths", tenth < 3), ("the other seven", tenth >= 3)):
+        values = difference[inside]
+        if not len(values):
+            parts.append(f"in {name} there is no test user")
+            continue
+        low, high = bootstrap_interval(values)
+        side = "above" if low > 0 else "below" if high < 0 else "not apart from"
+        parts.append(f"in {name} {values.mean():+.1f} points ({low:+.1f} … {high:+.1f}, n = {len(values)}), {side} it")
+    return f"By {by}, {ours} less {full}, HR@100: {'; '.join(parts)}."
+
+
+def strata_table(rows: Sequence[Mapping[str, Any]], by: str) -> str:
+    """Tenths down, methods across."""
+
+    def cell(row: Mapping[str, Any]) -> str:
+        low, high = row.get("hr@100_interval", (0, 0))
+        return f"{100 * row['hr@100']:.0f} ({100 * low:.0f}–{100 * high:.0f})" if row["n"] else ""
+
+    methods = list(dict.fromkeys(row["method"] for row in rows))
+    chosen = {(row["method"], row["tenth"]): row for row in rows if row["by"] == by}
+    table = [
+        {
+            f"tenth of {by}, HR@100 in %": "1, most popular" if tenth == 1 else str(tenth),
+            "n": str(chosen[methods[0], tenth]["n"]),
+            **{method: cell(chosen[method, tenth]) for method in methods},
+        }
+        for tenth in range(1, TENTHS + 1)
+    ]
+    return markdown(table)
+
+
+if __name__ == "__main__":
+    main()
