@@ -1,0 +1,148 @@
+"""SGD, SGD with momentum and Adam inside, and Adam differentiated by us, by plain autograd and by `higher`.
+
+    python recipes/inner_optimizers.py --dataset ml-100k --data_dir FOLDER
+    python recipes/inner_optimizers.py --dataset ptb --data_dir FOLDER
+    python recipes/inner_optimizers.py --dataset sample                          # embedded: text, or sample_interactions
+
+The paper's figure of inner-loop optimizers. Quality: one distillation per row, of as many outer steps. Time and memory of an outer step's
+meta-gradient over T: by `benchmark.py`, at this summary's size, a process for each cell; it needs `pip install farzi-hf[bench]`. Each
+(method, seed) is kept in `output_dir`, and each cost in `cost/` of the card's folder: started again, what is done stays done. The settings are in
+`configs/paper_DATASET_SCALE.yaml`; the card goes to `model_cards/inner_optimizers_DATASET/`.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import benchmark
+import torch
+from _benchmark_results import Row as CostRow
+from _benchmark_results import read_rows, tables
+from _cells import Cell, cell_row, results
+from _common import keep_freed_memory
+from _comparison import Comparison, Student
+from _paper import Experiment, ends_in_one_line
+from sample_efficiency import LONG, full_cells
+from torch import Tensor
+
+from farzi_hf.learner import Learner
+from farzi_hf.objectives import Batch, SyntheticTraining, random_starts
+from farzi_hf.plots import plot_comparison
+
+OURS, AUTOGRAD, HIGHER = "Farzi, Adam", "Farzi, Adam by autograd", "Farzi, Adam by higher"
+SGD, MOMENTUM = "Farzi, SGD", "Farzi, SGD with momentum"
+COSTS = ("autograd", "higher", "Tape", "Checkpoint", "Reversible")
+
+
+@dataclass(frozen=True)
+class HigherMatching:
+    """`MetaMatching` with `higher` in place of `unroll`: it keeps the graph of every step.
+
+    Its Adam adds ε before the bias correction, so it is not quite torch's.
+
+    Args:
+        training: the inner loop, of which the loss and Adam's settings are used.
+        steps: T.
+    """
+
+    training: SyntheticTraining
+    steps: int
+
+    def __call__(self, learner: Learner, latents: Tensor, decoder: Tensor, batch: Batch, seed: int) -> Tensor:
+        """The outer loss, differentiable in latents and decoder."""
+        import higher
+
+        model, adam = copy.deepcopy(learner.model), self.training.optimizer
+        start = random_starts(learner, seed, latents.device)
+        model.load_state_dict(start, strict=False)  # buffers stay
+        optimizer = torch.optim.Adam(model.parameters(), lr=adam.lr, betas=adam.betas, eps=adam.eps)
+        loss = self.training.inner_loss(learner, latents, self.steps, seed)
+        with higher.innerloop_ctx(model, optimizer) as (functional, differentiable):
+            for step in range(1, self.steps + 1):
+                theta = dict(zip(start, functional.parameters(), strict=True))
+                differentiable.step(loss(theta, (latents, decoder), step))
+            return learner.hard_loss(dict(zip(start, functional.parameters(), strict=True)), batch)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The tables and figures of one data set."""
+    keep_freed_memory()
+    with ends_in_one_line("inner_optimizers.py"):
+        e = Experiment.parse("inner_optimizers", "Inner optimizers", argv)
+        if importlib.util.find_spec("higher") is None:
+            raise ValueError("the package higher is not installed: pip install farzi-hf[bench]")
+        made = cells(e)
+        found = results(e.task, [*made, *full_cells()], e.asked.seeds, e.how)
+    rows = [cell_row(e.task, name, done) for name, done in found.items()]
+    findings = [e.finding(OURS, LONG, found)]
+    findings += [e.finding(name, OURS, found) for name in (SGD, MOMENTUM, AUTOGRAD, HIGHER)]
+    benchmark.main(cost_arguments(e))
+    costs = read_rows(e.folder / "cost" / "results.csv")
+    findings += cost_findings(costs)
+    more = f"\nCost of one meta-gradient (`benchmark.py`):\n\n{tables(costs)}"
+    e.write(rows, findings, more, {"seconds_per_step": "s per outer step"})
+    plot_comparison(rows, e.folder / "quality.png", e.task.metric, metric_label=e.task.metric_label)
+
+
+def cells(e: Experiment) -> list[Cell]:
+    """Of as many outer steps, with the same start of the summary. Adam's settings are the recipe's."""
+    sgd = {"inner_optimizer": "sgd", "inner_learning_rate": e.asked.sgd_learning_rate}
+    return [
+        Cell(SGD, {**sgd, "inner_momentum": 0.0}, facts=seconds_per_step),
+        Cell(MOMENTUM, {**sgd, "inner_momentum": e.asked.sgd_momentum}, facts=seconds_per_step),
+        Cell(OURS, facts=seconds_per_step),
+        Cell(AUTOGRAD, {"adjoint": "direct"}, facts=seconds_per_step),
+        Cell(HIGHER, {"window": None}, facts=seconds_per_step, prepare=differentiate_by_higher),
+    ]
+
+
+def differentiate_by_higher(c: Comparison) -> None:
+    """Replaces the outer loss."""
+    c.trainer.objective = HigherMatching(c.trainer.training, c.steps)
+
+
+def seconds_per_step(c: Comparison, students: Sequence[Student]) -> Mapping[str, float]:
+    """The middle one of the logged means; none where nothing was logged."""
+    logged = [entry["seconds_per_step"] for entry in c.trainer.state.log_history if "seconds_per_step" in entry]
+    return {"seconds_per_step": statistics.median(logged)} if logged else {}
+
+
+def cost_arguments(e: Experiment) -> list[str]:
+    """Of `benchmark.py`: sequences as many as an inner step has, the same ξ, d, V and b, and a learner as wide."""
+    args, learner = e.args, e.task.recipe.learner
+    vocab_size = e.task.comparison(args, e.asked.seeds[0]).trainer.learner.vocab_size
+    sizes = {
+        "num_sequences": args.synthetic_batch_size or args.num_sequences, "sequence_length": args.sequence_length,
+        "latent_dim": args.latent_dim, "vocab_size": vocab_size, "batch_size": args.per_device_train_batch_size,
+        "hidden_size": learner.get("hidden_size", learner.get("n_embd", 16)), "time_limit": 600,
+        "output_dir": e.folder / "cost",
+    }  # fmt: skip
+    flags = [text for name, value in sizes.items() for text in (f"--{name}", str(value))]
+    return [*flags, "--methods", *COSTS, "--steps", *map(str, sorted(e.asked.cost_steps))]
+
+
+def cost_findings(costs: Sequence[CostRow]) -> list[str]:
+    """Time and memory of ours over those of plain autograd at the largest T that both reached, and their growth with T."""
+    measured = {(row["method"], row["steps"]): row for row in costs if row["seconds"] and row["memory_bytes"]}
+    said = []
+    for method in COSTS[1:]:
+        steps = [t for name, t in measured if name == method and ("autograd", t) in measured]
+        if not steps:
+            continue
+        first, last = min(steps), max(steps)
+        ours, plain = measured[method, last], measured["autograd", last]
+        said.append(
+            f"{method} at T = {last}: {ours['seconds'] / plain['seconds']:.2f} times the time of plain autograd and "
+            f"{ours['memory_bytes'] / plain['memory_bytes']:.3f} times its memory; from T = {first} on, memory grows "
+            f"{ours['memory_bytes'] / measured[method, first]['memory_bytes']:.2f}-fold, autograd's "
+            f"{plain['memory_bytes'] / measured['autograd', first]['memory_bytes']:.2f}-fold."
+        )
+    return said
+
+
+if __name__ == "__main__":
+    main()
