@@ -1,0 +1,179 @@
+"""What the factorisation of a summary does: ranks, generalisation and quality over d, beside an unfactorised one.
+
+    python recipes/regularization.py --dataset ml-100k --data_dir FOLDER
+    python recipes/regularization.py --dataset ptb --data_dir FOLDER --latent_dims 4 16
+    python recipes/regularization.py --dataset sample                            # embedded: text, or sample_interactions
+
+In place of the paper's Theorem 3.1, which compares two upper bounds and does not know of the softmax: these are measurements and no proof.
+An unfactorised summary has d = V and the identity as its decoder, so each probability has a parameter of its own; it starts at the soft tokens
+of a factorised one with the recipe's d. Each (d, seed) is kept in `output_dir`: started again, what is done stays done. The settings are in
+`configs/paper_DATASET_SCALE.yaml`; the card goes to `model_cards/regularization_DATASET/`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+
+import numpy as np
+import torch
+from _cells import Cell, cell_row, on_summary, results
+from _common import keep_freed_memory
+from _comparison import Comparison, Row, Student
+from _paper import Experiment, ends_in_one_line
+from datasets import Dataset
+from sample_efficiency import LONG, full_cells
+from torch import Tensor, nn
+
+from farzi_hf.baselines import random_sequences
+from farzi_hf.data import minibatches
+from farzi_hf.inner_loop import InnerLoss
+from farzi_hf.learner import Learner, LearnerBatch, Parameters
+from farzi_hf.metrics import token_statistics
+from farzi_hf.objectives import SyntheticTraining
+from farzi_hf.plots import plot_comparison
+
+NAIVE = "Farzi, unfactorised"
+NEGLIGIBLE = 1e-4  # of the largest singular value: below, float32 rounding decides
+COLUMNS = {
+    "rank": "rank", "effective_rank": "effective rank", "train_loss": "train loss", "validation_loss": "validation loss", "gap": "gap",
+}  # fmt: skip
+
+
+class UnfactorisedTraining(SyntheticTraining):
+    """`SyntheticTraining` on latents (μ, ξ, V) that are the soft tokens' logits: with the identity as decoder, without the product."""
+
+    def inner_loss(self, learner: Learner | LearnerBatch, latents: Tensor, steps: int, seed: int) -> InnerLoss:
+        rows = minibatches(len(latents), self.batch_size, steps, seed)
+        rows = None if rows is None else rows.to(latents.device)
+
+        def loss(params: Parameters, inputs: tuple[Tensor, ...], step: int) -> Tensor:
+            selected = inputs[0] if rows is None else inputs[0][rows[step - 1]]
+            return learner.soft_loss(params, torch.softmax(selected / self.tau, dim=-1))
+
+        return loss
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The table and figures of one data set."""
+    keep_freed_memory()
+    with ends_in_one_line("regularization.py"):
+        e = Experiment.parse("regularization", "Factorisation", argv)
+        made = {d: Cell(f"Farzi, d = {d}", {"latent_dim": d}, facts=measured) for d in sorted(e.asked.latent_dims)}
+        naive = Cell(NAIVE, students=on_unfactorised, prepare=unfactorise, facts=measured_unfactorised)
+        found = results(e.task, [*made.values(), naive, *full_cells()], e.asked.seeds, e.how)
+    rows = [cell_row(e.task, name, done) for name, done in found.items()]
+    by_name = {row["method"]: row for row in rows}
+    smallest, largest = made[min(made)].method, made[max(made)].method
+    findings = [e.finding(largest, LONG, found), e.finding(NAIVE, largest, found)]
+    if smallest != largest:
+        findings.append(e.finding(smallest, largest, found))
+    findings += [compared(by_name[cell.method], by_name[NAIVE], len(e.asked.seeds)) for cell in made.values()]
+    e.write(rows, findings, explanation(), COLUMNS)
+    plot_comparison(rows, e.folder / "quality.png", e.task.metric, metric_label=e.task.metric_label)
+    plot_comparison(rows, e.folder / "rank.png", "effective_rank", metric_label="Effective rank of the soft tokens")
+    plot_comparison(rows, e.folder / "gap.png", "gap", metric_label="Validation less training loss of students (nats)")
+
+
+# -- without a decoder -----------------------------------------------------------------------------------------------
+
+
+def unfactorise(c: Comparison) -> None:
+    """Makes logits of the latents, and leaves the decoder out of the training."""
+    trainer, farzi = c.trainer, c.trainer.model
+    with torch.no_grad():
+        farzi.latents = nn.Parameter(farzi.latents @ farzi.decoder)
+    farzi.decoder.requires_grad_(False)
+    settings = {field.name: getattr(trainer.training, field.name) for field in fields(trainer.training)}
+    trainer.training = UnfactorisedTraining(**settings)
+    trainer.objective = replace(trainer.objective, training=trainer.training)
+
+
+def on_unfactorised(c: Comparison) -> tuple[list[Student], int]:
+    """Students, and the bytes without those of the decoder."""
+    latents = c.trainer.model.latents
+    return on_summary(c)[0], latents.numel() * latents.element_size()
+
+
+# -- what is measured ------------------------------------------------------------------------------------------------
+
+
+def measured(c: Comparison, students: Sequence[Student]) -> Mapping[str, float]:
+    """Ranks of the summary and losses of its students."""
+    return {**ranks(c.trainer.model, c.trainer.args.num_sequences), **losses(c, students)}
+
+
+def measured_unfactorised(c: Comparison, students: Sequence[Student]) -> Mapping[str, float]:
+    """The same, of latents that are logits."""
+    farzi = c.trainer.model
+
+    def soft(rows: Tensor) -> Tensor:
+        return torch.softmax(farzi.latents[rows] / farzi.config.tau, dim=-1)
+
+    return {**ranks(soft, c.trainer.args.num_sequences), **losses(c, students)}
+
+
+@torch.no_grad()
+def ranks(soft: Callable[[Tensor], Tensor], count: int) -> dict[str, float]:
+    """Of the matrix of soft tokens, μ ξ × V: how many singular values matter, and exp of the entropy of their shares.
+
+    The latter is the effective rank (Roy & Vetterli, 2007). Through the (V, V) matrix of products in float64, a sequence at a time.
+
+    Args:
+        soft: (b,) numbers of sequences → (b, ξ, V).
+        count: μ.
+    """
+    gram: Tensor | float = 0.0
+    for i in range(count):
+        tokens = soft(torch.tensor([i]))[0].double().cpu()
+        gram = gram + tokens.T @ tokens
+    values = torch.linalg.eigvalsh(gram).clamp(min=0).sqrt()
+    shares = values / values.sum()
+    return {
+        "rank": float((values > NEGLIGIBLE * values.max()).sum()),
+        "effective_rank": float(torch.special.entr(shares).sum().exp()),
+    }
+
+
+def losses(c: Comparison, students: Sequence[Student]) -> dict[str, float]:
+    """Mean next-token losses in nats on real data: training sequences, as many as there are to validate on, and those; their gap."""
+    validation = c.splits["validation"]
+    train = random_sequences(c.splits["train"], min(len(validation), len(c.splits["train"])), c.seed)
+    means = {
+        name: float(np.mean([mean_loss(c, student, sequences) for student in students]))
+        for name, sequences in (("train_loss", train), ("validation_loss", validation))
+    }
+    return {**means, "gap": means["validation_loss"] - means["train_loss"]}
+
+
+def mean_loss(c: Comparison, student: Student, sequences: Dataset) -> float:
+    """Over all predicted tokens."""
+    rows = c.outputs(student, c.training_rows(sequences), lambda z, batch: token_statistics(z, batch["labels"]))
+    loss, _, count = np.sum([row.sum(axis=0, dtype=np.float64) for row in rows], axis=0)
+    return float(loss / count)
+
+
+def compared(row: Row, naive: Row, seeds: int) -> str:
+    """Ranks and gaps of a factorised summary beside those without factors."""
+
+    def value(of: Row, name: str) -> str:
+        return f"{of[name]:.3g} ± {of[f'{name}_std']:.2g}"
+
+    return (
+        f"{row['method']} against {naive['method']}, mean ± standard deviation over {seeds} seeds: effective rank "
+        f"{value(row, 'effective_rank')} against {value(naive, 'effective_rank')}, generalisation gap {value(row, 'gap')} "
+        f"against {value(naive, 'gap')} nats; bytes {row['bytes']:,} against {naive['bytes']:,}."
+    )
+
+
+def explanation() -> str:
+    """Below the table."""
+    return (
+        "\nRank: singular values of the matrix of soft tokens, μ ξ × V, above 1e-4 of the largest; effective rank: exp of the entropy of "
+        "their shares. The softmax is not linear, so the rank is not bounded by d. Losses are of students on real sequences, in nats per "
+        "token; gap: validation less training. Theorem 3.1 of the paper compares two upper bounds: nothing here proves it or depends on it.\n"
+    )
+
+
+if __name__ == "__main__":
+    main()
