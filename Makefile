@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 LAUNCH := $(BIN)/accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench clean
+.PHONY: help demo test check format bench paper clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,6 +31,16 @@ format: $(VENV)/.installed ## format, and mend what the linter can mend
 
 bench: $(VENV)/.bench ## time and memory of the engine and of its peers
 	$(BIN)/python recipes/benchmark.py
+
+# recipe:data set, each at quick scale; `make paper PAPER=cold_start:magazine` runs one of them
+PAPER := sample_efficiency:ml-100k sample_efficiency:magazine sample_efficiency:ptb cross_architecture:ml-100k cross_architecture:ptb \
+	cold_start:ml-100k cold_start:magazine inner_optimizers:ml-100k inner_optimizers:ptb regularization:ml-100k regularization:ptb \
+	objectives:ml-100k objectives:ptb trajectory_count:ml-100k trajectory_count:ptb
+
+paper: $(VENV)/.bench ## every table and figure of the paper at quick scale, hours; DATA=FOLDER has a folder per data set, else they are downloaded
+	set -e; for run in $(PAPER); do \
+		$(BIN)/python recipes/$${run%%:*}.py --dataset $${run##*:} $(if $(DATA),--data_dir $(DATA)/$${run##*:}); \
+	done
 
 clean: ## remove the environment and the caches
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis
