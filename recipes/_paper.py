@@ -100,8 +100,8 @@ class Experiment:
         overlap = edges[ours][0] <= edges[full][1] and edges[full][0] <= edges[ours][1]
         counts = {name: sum(map(len, parts)) for name, parts in students.items()}
         return (
-            f"**{ours} has {100 * share:.1f} % of the quality of {full}** (95 % interval {100 * low:.1f}–{100 * high:.1f} %, "
-            f"paired over test sequences): {label} {_with_interval(rows[ours][metric], edges[ours])} against "
+            f"**{ours} has {100 * share:.1f} % of the quality of {full}** ({self.task.ratio_label}; 95 % interval "
+            f"{100 * low:.1f}–{100 * high:.1f} %, paired over test sequences): {label} {_with_interval(rows[ours][metric], edges[ours])} against "
             f"{_with_interval(rows[full][metric], edges[full])}; the intervals {'overlap' if overlap else 'are disjoint'}. "
             f"{len(self.asked.seeds)} seeds, {counts[ours]} and {counts[full]} students."
         )

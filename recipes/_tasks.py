@@ -48,6 +48,7 @@ class Task(ABC):
     recipe_type: ClassVar[type]
     metric: ClassVar[str]
     metric_label: ClassVar[str]
+    ratio_label: ClassVar[str]
 
     @property
     @abstractmethod
@@ -96,6 +97,7 @@ class TextTask(Task):
     recipe_type: ClassVar[type] = ptb.RecipeArguments
     metric: ClassVar[str] = "perplexity"
     metric_label: ClassVar[str] = "Test perplexity"
+    ratio_label: ClassVar[str] = "its perplexity over ours"
 
     @property
     def seeds(self) -> list[int]:
@@ -124,7 +126,7 @@ class TextTask(Task):
         return metrics_row(method, [np.asarray(student) for part in students for student in part], nbytes)
 
     def ratio(self, ours: Students, full: Students) -> tuple[float, tuple[float, float]]:
-        """Full data's perplexity over ours."""
+        """Of perplexities, theirs over ours."""
         both = [np.concatenate([np.asarray(part) for part in group]) for group in (ours, full)]
         totals, count = np.concatenate(both)[:, :, 0], len(both[0])  # (students, N, 3)
 
@@ -146,6 +148,7 @@ class RecommendationTask(Task):
     recipe_type: ClassVar[type] = recsys.RecipeArguments
     metric: ClassVar[str] = "hr@100"
     metric_label: ClassVar[str] = "Test HR@100"
+    ratio_label: ClassVar[str] = "our HR@100 over its"
 
     @property
     def seeds(self) -> list[int]:
@@ -171,7 +174,7 @@ class RecommendationTask(Task):
         return recsys.without_ranks(pooled(splits)[0])
 
     def ratio(self, ours: Students, full: Students) -> tuple[float, tuple[float, float]]:
-        """Our HR@100 over that of full data; of all seeds' users."""
+        """Of HR@100, ours over theirs; of all seeds' users."""
         hits = [
             np.concatenate([(np.asarray(part)[:, :, 0] <= 100).mean(axis=0) for part in group])
             for group in (ours, full)

@@ -42,7 +42,7 @@ COSTS = ("autograd", "higher", "Tape", "Checkpoint", "Reversible")
 class HigherMatching:
     """`MetaMatching` with `higher` in place of `unroll`: it keeps the graph of every step.
 
-    Its Adam adds ε before the bias correction, so it is not quite torch's.
+    Its Adam adds ε before the bias correction, so it is not quite torch's; all T steps are differentiated, without a window.
 
     Args:
         training: the inner loop, of which the loss and Adam's settings are used.

@@ -44,6 +44,7 @@ class UnfactorisedTraining(SyntheticTraining):
     """`SyntheticTraining` on latents (μ, ξ, V) that are the soft tokens' logits: with the identity as decoder, without the product."""
 
     def inner_loss(self, learner: Learner | LearnerBatch, latents: Tensor, steps: int, seed: int) -> InnerLoss:
+        """As of `SyntheticTraining`; of the inputs (latents, decoder) it takes the first."""
         rows = minibatches(len(latents), self.batch_size, steps, seed)
         rows = None if rows is None else rows.to(latents.device)
 
