@@ -273,7 +273,7 @@ def write_costs(argv: list[str], folder: Path) -> None:
 def test_higher_differentiates_the_same_training(tmp_path):
     """Up to where ε is added: against a large one that makes steps longer or shorter, and nothing else."""
     pytest.importorskip("higher")
-    argv = [*tiny("sample_interactions", tmp_path)[2:], "--inner_epsilon", "1.0"]
+    argv = [*tiny("sample_interactions", tmp_path)[2:], "--inner_epsilon", "1.0", "--inner_steps", "1"]
     kinds, path = (TrajectoryArguments, PaperArguments), CONFIGS / "paper_sample_interactions_quick.yaml"
     task, _ = parse_task("recsys", kinds, path, argv)
     c = task.comparison(task.args, 0)
