@@ -14,7 +14,7 @@ _HOME = {
     "FarziConfig": "config",
     "FarziTrainer": "trainer",
     "FarziData": "farzi_data",
-    "FarziDataConfig": "farzi_data",
+    "FarziDataConfig": "farzi_data_config",
     "attach_soft_inputs": "soft_training",
     "soft_cross_entropy": "soft_training",
     "Learner": "learner",

@@ -40,7 +40,8 @@ def replace_files(folder: Path, write: Callable[[Path], None], tensors: dict[str
     try:
         write(staging)
         files = json.dumps([path.relative_to(staging).as_posix() for path in _files(staging)])
-        save_file(tensors, staging / TENSORS, metadata={"format": "pt", "files": files})
+        # One entry: safetensors writes several in any order, and the same summary should be the same bytes.
+        save_file(tensors, staging / TENSORS, metadata={"files": files})
         for path in [*_files(staging), staging]:
             _flush(path)
         staging.rename(folder / _COMMITTED)

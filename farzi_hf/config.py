@@ -299,8 +299,6 @@ _OPTIONAL_COUNTS = {
 """The least that each field may be."""
 
 _UNSUPPORTED = {
-    "push_to_hub": "Trainer would make a model repository while it trains, and a summary is a dataset; leave it False and "
-    "call trainer.push_to_hub('user/farzi-…') after training",
     "fp16": "gradients of the inner loop have no loss scaling and underflow; use bf16",
 }
 

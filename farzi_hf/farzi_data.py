@@ -8,13 +8,11 @@ arXiv 2310.09983). Soft tokens are only ever materialised for the sequences in h
 
 from __future__ import annotations
 
-import json
-import math
+import hashlib
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -22,66 +20,14 @@ import torch
 from datasets import Dataset
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import PreTrainedConfig
 
-from farzi_hf import publishing
+from farzi_hf import hub, publishing
+from farzi_hf.atomic_folder import TENSORS
+from farzi_hf.farzi_data_config import FarziDataConfig, check_size
+from farzi_hf.publishing import Results
+from farzi_hf.vocabulary import load_vocabulary, text_of, token_strings, vocabulary_hash
 
 _DECODE_CHUNK = 512  # positions whose V probabilities exist at the same time in decode()
-
-
-class FarziDataConfig(PreTrainedConfig):
-    """Shape and provenance of a summary.
-
-    Args:
-        num_sequences: μ, how many synthetic sequences there are.
-        sequence_length: ξ, positions per sequence (at least 2: one to read and one to predict).
-        latent_dim: d, numbers stored per position.
-        vocab_size: V, entries of the vocabulary that soft tokens are distributions over.
-        tau: τ, the temperature of the softmax.
-        latent_std: standard deviation of the normal distribution that a new summary's latents *and* decoder are drawn
-            from. The default of 0.1 starts every soft token close to uniform, which keeps the first meta-gradients
-            small.
-        inner: settings of the inner loop that the summary was distilled with (optimizer, lr, eps, steps, …). A student
-            that is to reproduce the published figures uses them. Anything JSON can hold.
-        vocabulary_hash: `publishing.vocabulary_hash` of the tokenizer or item list, `None` while there is none.
-
-    Raises:
-        ValueError: a size that is too small, or a τ or latent_std that is not a positive finite number.
-    """
-
-    model_type = "farzi_data"
-
-    num_sequences: int = 1
-    sequence_length: int = 2
-    latent_dim: int = 1
-    vocab_size: int = 2
-    tau: float = 1.0
-    latent_std: float = 0.1
-    inner: dict[str, Any] | None = None
-    vocabulary_hash: str | None = None
-
-    def __init__(
-        self,
-        # Defaults exist because transformers builds configs without arguments to tell what differs from them.
-        num_sequences: int = 1,
-        sequence_length: int = 2,
-        latent_dim: int = 1,
-        vocab_size: int = 2,
-        tau: float = 1.0,
-        latent_std: float = 0.1,
-        inner: Mapping[str, Any] | None = None,
-        vocabulary_hash: str | None = None,
-        **kwargs: Any,
-    ) -> None:
-        self.num_sequences = _size("num_sequences", num_sequences, 1)
-        self.sequence_length = _size("sequence_length", sequence_length, 2)
-        self.latent_dim = _size("latent_dim", latent_dim, 1)
-        self.vocab_size = _size("vocab_size", vocab_size, 2)
-        self.tau = _positive("tau", tau)
-        self.latent_std = _positive("latent_std", latent_std)
-        self.inner = _as_json("inner", inner)
-        self.vocabulary_hash = vocabulary_hash
-        super().__init__(**kwargs)
 
 
 def soft_tokens(latents: Tensor, decoder: Tensor, tau: float) -> Tensor:
@@ -105,6 +51,7 @@ class FarziData(nn.Module):
         super().__init__()
         self.config = config
         self.processing_class = processing_class
+        self._results = (Results(), "")  # and the fingerprint of the tensors that they are of
         shape = (config.num_sequences, config.sequence_length, config.latent_dim)
         self.latents = nn.Parameter(torch.randn(shape) * config.latent_std)
         self.decoder = nn.Parameter(torch.randn(config.latent_dim, config.vocab_size) * config.latent_std)
@@ -148,6 +95,52 @@ class FarziData(nn.Module):
         """The data collator that goes with `as_dataset()`: picklable, holds a copy of the decoder on the CPU."""
         return SoftTokenCollator(self.decoder.detach().cpu().clone(), self.config.tau)
 
+    def as_hard_dataset(self, samples_per_sequence: int | None = None, seed: int = 0) -> Dataset:
+        """Token ids in place of soft tokens, for models and trainers that take nothing else.
+
+        Students learn less from them: the README says how much less.
+
+        Args:
+            samples_per_sequence: n, sequences drawn from each synthetic one, every position by its own distribution;
+                `None` takes the likeliest token of each position.
+            seed: of the draws.
+
+        Returns:
+            μ·n rows (μ of the likeliest tokens), those of one synthetic sequence one after the other, with `input_ids`
+            and equal `labels`, ξ ids each.
+        """
+        ids = self._hard_tokens(samples_per_sequence, seed).tolist()
+        return Dataset.from_dict({"input_ids": ids, "labels": ids}).with_format("torch")
+
+    def sample_text(self, samples_per_sequence: int = 1, seed: int = 0) -> list[str]:
+        """The texts of `as_hard_dataset(samples_per_sequence, seed)`: special tokens included, items apart by bars.
+
+        Raises:
+            ValueError: the summary has no vocabulary.
+        """
+        names = token_strings(self.processing_class, self.config.vocab_size)
+        if names is None:
+            raise ValueError(
+                "processing_class is None, so tokens have no names; set the tokenizer or item list, or use as_hard_dataset"
+            )
+        rows = self._hard_tokens(samples_per_sequence, seed).tolist()
+        return [text_of(self.processing_class, [names[i] for i in row]) for row in rows]
+
+    @torch.no_grad()
+    def _hard_tokens(self, samples_per_sequence: int | None, seed: int) -> Tensor:
+        """Ids (μ·n, ξ)."""
+        count = 1 if samples_per_sequence is None else check_size("samples_per_sequence", samples_per_sequence, 1)
+        generator = torch.Generator(self.latents.device).manual_seed(seed)
+        drawn = []
+        for chunk in self.latents.flatten(0, 1).split(_DECODE_CHUNK):
+            p = soft_tokens(chunk, self.decoder, self.config.tau)
+            if samples_per_sequence is None:
+                drawn.append(p.argmax(-1, keepdim=True))
+            else:
+                drawn.append(torch.multinomial(p, count, replacement=True, generator=generator))
+        by_position = torch.cat(drawn).view(self.config.num_sequences, self.config.sequence_length, count)
+        return by_position.transpose(1, 2).flatten(0, 1)
+
     @torch.no_grad()
     def decode(self, top_k: int = 5) -> list[list[dict[str, Any]]]:
         """What each position says: per sequence, per position, its likeliest tokens and how sure it is.
@@ -156,8 +149,8 @@ class FarziData(nn.Module):
             `decoded[i][j] = {"tokens": [...], "probabilities": [...], "entropy": nats}`, tokens by falling
             probability: strings where there is a vocabulary, otherwise ids. At most V of them.
         """
-        k = min(_size("top_k", top_k, 1), self.config.vocab_size)
-        names = publishing.token_strings(self.processing_class, self.config.vocab_size)
+        k = min(check_size("top_k", top_k, 1), self.config.vocab_size)
+        names = token_strings(self.processing_class, self.config.vocab_size)
         positions = []
         for chunk in self.latents.flatten(0, 1).split(_DECODE_CHUNK):
             log_p = torch.log_softmax((chunk @ self.decoder / self.config.tau).float(), dim=-1)
@@ -177,7 +170,7 @@ class FarziData(nn.Module):
         processing_class: Any = None,
         metrics: Mapping[str, Any] | None = None,
         recipe: Mapping[str, Any] | None = None,
-        plots: Sequence[str | os.PathLike] = (),
+        plots: Sequence[str | os.PathLike] | None = None,
     ) -> None:
         """Writes the whole artefact (tensors, config, vocabulary, parquet tables, card) into `folder`.
 
@@ -186,7 +179,8 @@ class FarziData(nn.Module):
 
         Args:
             processing_class: tokenizer or list of item names; remembered, as is its hash in the config.
-            metrics: what the summary achieves; the card's results. See `publishing.render_card`.
+            metrics: what the summary achieves; the card's results. See `card.render_card`. Of this and the next two, what
+                is not given stays as it was saved or loaded before, see `results`.
             recipe: everything needed to distil it again; becomes `recipe.yaml`.
             plots: image files to copy into the artefact and show on the card.
 
@@ -200,7 +194,14 @@ class FarziData(nn.Module):
         for name, tensor in (("latents", self.latents), ("decoder", self.decoder)):
             if not torch.isfinite(tensor).all():
                 raise ValueError(f"{name} holds NaN or infinity and is not worth saving; go back to a good checkpoint")
-        publishing.write_artefact(self, Path(folder), metrics=metrics, recipe=recipe, plots=plots)
+        known = self.results
+        results = Results(
+            metrics=known.metrics if metrics is None else metrics,
+            recipe=known.recipe if recipe is None else recipe,
+            plots=known.plots if plots is None else {Path(plot).name: Path(plot).read_bytes() for plot in plots},
+        )
+        publishing.write_artefact(self, Path(folder), results)
+        self._results = (results, self.fingerprint())
 
     @classmethod
     def from_pretrained(cls, folder_or_repo: str | os.PathLike, revision: str | None = None) -> FarziData:
@@ -210,21 +211,22 @@ class FarziData(nn.Module):
             FileNotFoundError: neither exists, or a file of the artefact is missing.
             ValueError: tensors whose shapes are not the config's, or a vocabulary other than the one distilled with.
         """
-        folder = publishing.fetch_artefact(folder_or_repo, revision)
+        folder = hub.fetch_artefact(folder_or_repo, revision)
         config = FarziDataConfig.from_pretrained(folder)
-        tensors = load_file(folder / publishing.TENSORS)
+        tensors = load_file(folder / TENSORS)
         with torch.device("meta"):
             farzi = cls(config)
         for name, parameter in farzi.named_parameters():
             found = tuple(tensors[name].shape) if name in tensors else "missing"
             if found != tuple(parameter.shape):
                 raise ValueError(
-                    f"{name} in {folder / publishing.TENSORS} is {found}, but config.json says "
+                    f"{name} in {folder / TENSORS} is {found}, but config.json says "
                     f"{tuple(parameter.shape)}; the two files belong to different summaries, fetch it again"
                 )
         farzi.load_state_dict(tensors, assign=True)
-        farzi.processing_class = publishing.load_vocabulary(folder)
+        farzi.processing_class = load_vocabulary(folder)
         farzi.adopt_vocabulary("folder_or_repo")
+        farzi._results = (publishing.load_results(folder), farzi.fingerprint())
         return farzi
 
     def push_to_hub(
@@ -238,19 +240,48 @@ class FarziData(nn.Module):
     ) -> str:
         """Uploads the artefact to the *dataset* repository `repo_id` in one commit and returns the commit's address.
 
-        `artefact` takes what `save_pretrained` takes beside the folder: processing_class, metrics, recipe, plots.
+        Args:
+            private: of a repository that does not exist yet.
+            revision: the branch to commit to, made if need be; by default the main one.
+            token: of the Hub; by default the one that `hf auth login` has saved.
+            artefact: what `save_pretrained` takes beside the folder: processing_class, metrics, recipe, plots.
+
+        Raises:
+            ConnectionError: the Hub could not be reached in several attempts; nothing is committed, and calling again
+                resumes. See `hub.push_folder`.
         """
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder, **artefact)
-            return publishing.push_folder(
+            return hub.push_folder(
                 folder, repo_id, private=private, revision=revision, token=token, commit_message=commit_message
             )
+
+    @torch.no_grad()
+    def frequencies(self) -> Tensor:
+        """(V,): the share of each vocabulary entry over all μ·ξ positions; sums to 1."""
+        total = torch.zeros(self.config.vocab_size, device=self.latents.device)
+        for chunk in self.latents.flatten(0, 1).split(_DECODE_CHUNK):
+            total += soft_tokens(chunk, self.decoder, self.config.tau).float().sum(0)
+        return total / (self.config.num_sequences * self.config.sequence_length)
+
+    @property
+    def results(self) -> Results:
+        """Metrics, recipe and plots that latents and decoder, as they are now, were last saved or loaded with."""
+        results, fingerprint = self._results
+        return results if fingerprint == self.fingerprint() else Results()
+
+    def fingerprint(self) -> str:
+        """A hash of latents and decoder: equal where a student would learn the same."""
+        digest = hashlib.sha256()
+        for parameter in self.parameters():
+            digest.update(parameter.detach().float().cpu().numpy().tobytes())
+        return digest.hexdigest()
 
     def adopt_vocabulary(self, argument: str) -> None:
         """Checks the vocabulary against the config; a config that knows none yet takes its hash."""
         if self.processing_class is None:
             return
-        size, found = len(self.processing_class), publishing.vocabulary_hash(self.processing_class)
+        size, found = len(self.processing_class), vocabulary_hash(self.processing_class)
         if size > self.config.vocab_size:
             raise ValueError(
                 f"{argument} brings a vocabulary of {size} entries, but the summary's vocab_size is "
@@ -280,25 +311,3 @@ class SoftTokenCollator:
         latents = torch.stack([torch.as_tensor(row["input_ids"], dtype=self.decoder.dtype) for row in rows])
         soft = soft_tokens(latents, self.decoder, self.tau)
         return {"input_ids": soft, "labels": soft, "shift_labels": soft[:, 1:].argmax(-1)}
-
-
-def _size(name: str, value: Any, minimum: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < minimum:
-        raise ValueError(f"{name} must be an integer of at least {minimum}, got {value!r}")
-    return int(value)
-
-
-def _positive(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value < math.inf:
-        raise ValueError(f"{name} must be a positive, finite number, got {value!r}")
-    return float(value)
-
-
-def _as_json(name: str, value: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """`value` as it will read back from config.json (tuples become lists), so that a reloaded config is equal."""
-    if value is None:
-        return None
-    try:
-        return json.loads(json.dumps(dict(value)))
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{name} must hold only what JSON can store, got {value!r}: {error}") from None

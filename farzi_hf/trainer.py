@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import math
@@ -24,7 +23,6 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    Trainer,
 )
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import TrainerState
@@ -37,6 +35,7 @@ from farzi_hf.farzi_data import FarziData, FarziDataConfig
 from farzi_hf.learner import Learner, Parameters, shifted_cross_entropy
 from farzi_hf.metrics import language_modeling_metrics, mean_and_spread, token_statistics
 from farzi_hf.objectives import Objective
+from farzi_hf.publishing_trainer import PublishingTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +51,7 @@ class _Progress:
     finite_losses: int = 0
 
 
-class FarziTrainer(Trainer):
+class FarziTrainer(PublishingTrainer):
     """Distils `train_dataset` into a `FarziData`, which is the `model` that the Trainer trains.
 
     Each outer step trains a fresh learner for T steps on the summary, takes its loss on a batch of real sequences, and
@@ -246,7 +245,7 @@ class FarziTrainer(Trainer):
             ]
         metrics = {**mean_and_spread(results), f"{metric_key_prefix}_students": len(results)}
         self.log(metrics)
-        self._evaluations[_fingerprint(self.model)] = {**metrics, "step": self.state.global_step}
+        self._evaluations[self.model.fingerprint()] = {**metrics, "step": self.state.global_step}
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
@@ -282,35 +281,11 @@ class FarziTrainer(Trainer):
         if self._signature_columns is None:  # real sequences go to the learner, not to FarziData.forward
             self._signature_columns = ["input_ids", "attention_mask", *self.label_names]
 
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Writes the artefact (`FarziData.save_pretrained`); inside a checkpoint, the tensors that training resumes from."""
-        if _internal_call:
-            super().save_model(output_dir, _internal_call)
-        elif self.args.should_save:
-            self.model.save_pretrained(output_dir or self.args.output_dir, **self._artefact())
-
-    def push_to_hub(self, repo_id: str | None = None, private: bool | None = None, **kwargs: Any) -> str | None:
-        """Uploads the summary to the *dataset* repository `repo_id` and returns the address (in the first process).
-
-        Defaults: `args.hub_model_id`, `hub_private_repo`, `hub_token`, `hub_revision`. See `FarziData.push_to_hub`.
-        """
-        repo_id = repo_id or self.args.hub_model_id
-        if repo_id is None:
-            raise ValueError(
-                "repo_id is None and args.hub_model_id too; give the dataset repository's name, 'user/farzi-…'"
-            )
-        if not self.is_world_process_zero():
-            return None
-        private = self.args.hub_private_repo if private is None else private
-        settings = {"private": private, "token": self.args.hub_token, "revision": self.args.hub_revision, **kwargs}
-        return self.model.push_to_hub(repo_id, **{**self._artefact(), **settings})
-
     def _artefact(self) -> dict[str, Any]:
         # Of these very tensors: after load_best_model_at_end, the last evaluation is of others.
-        return {
-            "metrics": self._evaluations.get(_fingerprint(self.model)),
-            "recipe": self.args.to_recipe() | self._given,
-        }
+        known, evaluation = self.model.results, self._evaluations.get(self.model.fingerprint(), {})
+        recipe = {"learner": self.learner.model.config.to_diff_dict(), **self.args.to_recipe(), **self._given}
+        return {"metrics": {**known.metrics, **evaluation}, "recipe": known.recipe or recipe}
 
 
 def last_checkpoint(folder: str | os.PathLike) -> str | None:
@@ -365,14 +340,6 @@ def _adopt_vocabulary(farzi_data: FarziData, processing_class: Any) -> None:
     if isinstance(processing_class, PreTrainedTokenizerBase):
         for name in ("bos_token_id", "eos_token_id", "pad_token_id"):  # Trainer does so too, but with a warning
             setattr(farzi_data.config, name, getattr(processing_class, name))
-
-
-def _fingerprint(farzi_data: FarziData) -> str:
-    """A hash of latents and decoder."""
-    digest = hashlib.sha256()
-    for parameter in farzi_data.parameters():
-        digest.update(parameter.detach().float().cpu().numpy().tobytes())
-    return digest.hexdigest()
 
 
 def _peak_memory(device: torch.device) -> int:

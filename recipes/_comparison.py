@@ -7,26 +7,33 @@ What is measured of a student is up to the task: `_language_modeling.py`, `_reco
 from __future__ import annotations
 
 import tempfile
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from _common import environment
-from datasets import Dataset, DatasetDict, load_dataset
+from datasets import Dataset, DatasetDict
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedConfig, Trainer, TrainingArguments
+from transformers import (
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PrinterCallback,
+    Trainer,
+    TrainingArguments,
+)
 
 from farzi_hf import FarziData, FarziTrainer, attach_soft_inputs, soft_cross_entropy
 from farzi_hf.adjoint import unroll
 from farzi_hf.baselines import head_sequences, random_sequences
+from farzi_hf.card import training_arguments
 from farzi_hf.data import flatten_sequences, minibatches
 from farzi_hf.learner import Parameters
-from farzi_hf.publishing import TABLES
 
 Row = dict[str, Any]
 Student = Callable[[Mapping[str, Tensor]], Tensor]
@@ -66,6 +73,11 @@ class Comparison(ABC):
     def seed(self) -> int:
         return self.trainer.args.seed
 
+    @property
+    def seeds(self) -> range:
+        """Of the students on real data."""
+        return range(self.seed, self.seed + self.num_students)
+
     def nbytes(self, sequences: Dataset) -> int:
         """Bytes of all ids."""
         return len(flatten_sequences(sequences)[0]) * self.token_bytes
@@ -76,6 +88,8 @@ class Comparison(ABC):
         return np.min_scalar_type(self.trainer.learner.vocab_size - 1).itemsize
 
     # -- of the task -------------------------------------------------------------------------------------------------
+
+    entries: ClassVar[str]  # what a vocabulary holds
 
     @abstractmethod
     def statistics(self, student: Student, sequences: Dataset) -> np.ndarray:
@@ -139,19 +153,25 @@ class Comparison(ABC):
         batch = self.trainer.data_collator(rows)
         return {name: tensor.to(self.trainer.args.device) for name, tensor in batch.items()}
 
-    def student_row(self, method: str, students: Sequence[Student], nbytes: int, steps: int) -> Row:
-        """The row of trained students, which it announces as soon as it is there."""
+    def student_row(
+        self, method: str, train: Callable[[int], Student], numbers: Iterable[int], nbytes: int, steps: int
+    ) -> Row:
+        """The row of the students `train(number)`, which it announces as soon as it is there; `seconds` are of a training."""
+        start, students = time.perf_counter(), [train(number) for number in numbers]
+        seconds = round((time.perf_counter() - start) / len(students), 2)
         statistics = [self.statistics(student, self.splits["test"]) for student in students]
-        row = {**self.row(method, statistics, nbytes), "steps": steps, "students": len(students)}
+        row = self.row(method, statistics, nbytes)
+        row |= {"steps": steps, "students": len(students), "seconds": seconds}
         print(f"{method}: test {self.headline(row)}", flush=True)
         return row
 
     def real_row(self, method: str, draw: Callable[[int], Dataset], steps: int) -> Row:
         """The row of students on real data, each on `draw(seed)`."""
-        seeds = range(self.seed, self.seed + self.num_students)
-        subsets = [draw(seed) for seed in seeds]
-        students = [self.train_on_real(subset, steps, seed) for subset, seed in zip(subsets, seeds, strict=True)]
-        return self.student_row(method, students, round(np.mean([self.nbytes(subset) for subset in subsets])), steps)
+        subsets = {seed: draw(seed) for seed in self.seeds}
+        nbytes = round(np.mean([self.nbytes(subset) for subset in subsets.values()]))
+        return self.student_row(
+            method, lambda seed: self.train_on_real(subsets[seed], steps, seed), self.seeds, nbytes, steps
+        )
 
     def draw_sequences(self, seed: int) -> Dataset:
         """μ random sequences."""
@@ -169,29 +189,44 @@ class Comparison(ABC):
 
 def summary_row(c: Comparison, method: str) -> Row:
     """Students on the summary as it is now."""
-    students = [c.student(c.trainer.train_student(i)) for i in range(c.num_students)]
-    return c.student_row(method, students, c.trainer.model.nbytes, c.steps)
+    return c.student_row(
+        method, lambda i: c.student(c.trainer.train_student(i)), range(c.num_students), c.trainer.model.nbytes, c.steps
+    )
+
+
+def stock_arguments(c: Comparison, output_dir: str, **changes: Any) -> TrainingArguments:
+    """Of the stock Trainer, with the settings that the summary carries; Adam's alone have a counterpart there."""
+    settings = {
+        **training_arguments(c.trainer.model.config.inner), "lr_scheduler_type": "constant", "max_grad_norm": 0.0,
+        "optim": "adamw_torch", "save_strategy": "no", "logging_strategy": "no", "report_to": "none", "seed": c.seed,
+        "disable_tqdm": True, "use_cpu": c.trainer.args.use_cpu,
+        "dataloader_pin_memory": c.trainer.args.dataloader_pin_memory,
+    }  # fmt: skip
+    return TrainingArguments(output_dir, **{**settings, **changes})
+
+
+def train_stock(model: PreTrainedModel, rows: Dataset, collator: Callable, args: TrainingArguments) -> Student:
+    """`model` after the stock Trainer, on soft tokens or ids, as `collator` gives them."""
+    trainer = Trainer(
+        model=attach_soft_inputs(model), args=args, train_dataset=rows, data_collator=collator,
+        compute_loss_func=soft_cross_entropy,
+    )  # fmt: skip
+    trainer.remove_callback(PrinterCallback)  # the table says how it went
+    trainer.train()
+    return model_student(model)
 
 
 def stock_row(c: Comparison, folder: Path) -> Row:
     """As a user would: a student of the saved artefact under the stock Trainer, with the settings that the artefact carries."""
     farzi = FarziData.from_pretrained(folder)
-    inner = farzi.config.inner
-    with tempfile.TemporaryDirectory() as scratch:
-        args = TrainingArguments(
-            scratch, max_steps=inner["steps"], per_device_train_batch_size=inner["synthetic_batch_size"],
-            learning_rate=inner["lr"], adam_beta1=inner["betas"][0], adam_beta2=inner["betas"][1],
-            adam_epsilon=inner["eps"], weight_decay=inner["weight_decay"], lr_scheduler_type="constant",
-            max_grad_norm=0.0, optim="adamw_torch", save_strategy="no", logging_strategy="no", seed=c.seed,
-            use_cpu=c.trainer.args.use_cpu, dataloader_pin_memory=c.trainer.args.dataloader_pin_memory,
-        )  # fmt: skip
-        torch.manual_seed(c.seed)
-        model = attach_soft_inputs(AutoModelForCausalLM.from_config(c.config))
-        Trainer(
-            model=model, args=args, train_dataset=farzi.as_dataset(),
-            data_collator=farzi.collator(), compute_loss_func=soft_cross_entropy,
-        ).train()  # fmt: skip
-    return c.student_row("Farzi, stock Trainer", [model_student(model)], farzi.nbytes, inner["steps"])
+
+    def train(seed: int) -> Student:
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(c.config)
+        with tempfile.TemporaryDirectory() as scratch:
+            return train_stock(model, farzi.as_dataset(), farzi.collator(), stock_arguments(c, scratch, seed=seed))
+
+    return c.student_row("Farzi, stock Trainer", train, [c.seed], farzi.nbytes, c.steps)
 
 
 def model_student(model: torch.nn.Module) -> Student:
@@ -208,8 +243,7 @@ def full(c: Comparison) -> Row:
 
 
 def full_long(c: Comparison) -> Row:
-    students = [c.long_student(seed) for seed in range(c.seed, c.seed + c.num_students)]
-    return c.student_row("full data, long", students, c.nbytes(c.splits["train"]), c.long_steps)
+    return c.student_row("full data, long", c.long_student, c.seeds, c.nbytes(c.splits["train"]), c.long_steps)
 
 
 def random(c: Comparison) -> Row:
@@ -249,46 +283,3 @@ BASELINES: dict[str, Callable[[Comparison], Row]] = {
     function.__name__: function
     for function in (full, full_long, random, random_early_stop, random_tokens, random_bytes, head)
 }
-
-
-# -- the run ---------------------------------------------------------------------------------------------------------
-
-
-def run_facts(c: Comparison, dataset: str) -> dict[str, Any]:
-    """How the summary came about. The time is that of outer steps, over all resumed runs, without evaluations."""
-    args, previous, seconds = c.trainer.args, 0, 0.0
-    for entry in c.trainer.state.log_history:
-        if "seconds_per_step" in entry:
-            seconds += entry["seconds_per_step"] * (entry["step"] - previous)
-            previous = entry["step"]
-    return {
-        "dataset": dataset,
-        "vocabulary": c.trainer.learner.vocab_size,
-        "learner_parameters": sum(p.numel() for p in c.trainer.learner.model.parameters()),
-        "summary_parameters": sum(p.numel() for p in c.trainer.model.parameters()),
-        "tokens_per_inner_step": c.tokens_per_step,
-        "inner_steps": args.inner_steps,
-        "outer_steps": c.trainer.state.global_step,
-        "distillation_seconds": round(seconds, 1),
-        **environment(args),
-    }
-
-
-def listed(facts: Mapping[str, Any]) -> str:
-    """Facts as Markdown."""
-    return "\n".join(f"- {name}: {value}" for name, value in facts.items())
-
-
-def check_loadable(folder: Path) -> None:
-    """The proof that anyone can load it, past the cache of earlier runs."""
-    with tempfile.TemporaryDirectory() as cache:
-        for name in TABLES:
-            load_dataset(str(folder), name, split="train", cache_dir=cache)
-
-
-def how_to_load(folder: Path) -> str:
-    """What a user types."""
-    return (
-        "Load the summary:\n\n    from datasets import load_dataset\n    from farzi_hf import FarziData\n"
-        f"    rows, farzi = load_dataset({str(folder)!r}), FarziData.from_pretrained({str(folder)!r})\n"
-    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from _comparison import Comparison, Row, Student
@@ -25,6 +26,8 @@ from farzi_hf.metrics import (
 @dataclass(frozen=True)
 class LanguageModelComparison(Comparison):
     """Statistics are those of each predicted token, as `farzi_hf.metrics.token_statistics`."""
+
+    entries: ClassVar[str] = "tokens"
 
     def statistics(self, student: Student, sequences: Dataset) -> np.ndarray:
         """(N, L − 1, 3); sorted by length, so that little is padded."""
@@ -63,3 +66,25 @@ def count_rows(c: Comparison) -> list[Row]:
     bigram = InterpolatedBigram.fit(train, c.trainer.learner.vocab_size, validation)
     models = {"unigram": bigram.unigram, "interpolated bigram": bigram}
     return [metrics_row(method, [model.token_statistics(test)], c.nbytes(train)) for method, model in models.items()]
+
+
+def readable(row: Row) -> dict[str, str]:
+    """A row as the table shows it."""
+
+    def digits(value: float) -> int:
+        return 1 if value < 1000 else 0
+
+    def spread(name: str, scale: int = 1) -> str:
+        values = [scale * row[key] for key in (name, f"{name}_std") if key in row]
+        return " ± ".join(f"{value:,.{digits(values[0])}f}" for value in values)
+
+    return {
+        "trained on": row["method"],
+        "perplexity": spread("perplexity"),
+        "95 % interval": " – ".join(f"{edge:,.{digits(edge)}f}" for edge in row["perplexity_interval"]),
+        "sentence perplexity": spread("sentence_perplexity"),
+        "accuracy, %": spread("accuracy", scale=100),
+        "bytes": f"{row['bytes']:,}",
+        "steps": f"{row['steps']:,}" if "steps" in row else "",
+        "students": str(row.get("students", "")),
+    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -42,6 +42,7 @@ class RecommendationComparison(Comparison):
         long_training: its `TrainingArguments`; it is trained by the stock Trainer.
     """
 
+    entries: ClassVar[str] = "items"
     long_learner: Mapping[str, Any]
     long_training: Mapping[str, Any]
 
@@ -127,7 +128,7 @@ def pooled(splits: Sequence[Sequence[Row]]) -> list[Row]:
     for parts in zip(*splits, strict=True):
         row = ranking_row(parts[0]["method"], np.concatenate([part["ranks"] for part in parts], axis=1), 0)
         spread = mean_and_spread([rank_metrics(np.array(ranks)) for part in parts for ranks in part["ranks"]])
-        counts = {name: parts[0][name] for name in ("steps", "students") if name in parts[0]}
+        counts = {name: parts[0][name] for name in ("steps", "students", "seconds") if name in parts[0]}
         rows.append({**row, **spread, "bytes": round(np.mean([part["bytes"] for part in parts])), **counts})
     return rows
 

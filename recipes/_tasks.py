@@ -119,7 +119,7 @@ class RecommendationTask(Task):
 
     @cached_property
     def _interactions(self) -> Interactions:
-        return recsys.loader(self.recipe)(self.recipe.data_dir)
+        return recsys.load(self.recipe)
 
     def comparison(self, args: FarziConfig, seed: int) -> Comparison:
         return recsys.comparison_of(

@@ -23,14 +23,11 @@ from _comparison import (
     BASELINES,
     Comparison,
     Row,
-    check_loadable,
-    how_to_load,
-    listed,
-    run_facts,
     stock_row,
     summary_row,
 )
-from _language_modeling import LanguageModelComparison, count_rows
+from _language_modeling import LanguageModelComparison, count_rows, readable
+from _report import check_loadable, cost, draw_summary, how_to_load, listed, provenance, run_facts
 from datasets import DatasetDict
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
@@ -39,7 +36,7 @@ from farzi_hf import FarziConfig, FarziTrainer
 from farzi_hf.baselines import Unigram
 from farzi_hf.data import DataUnavailableError, load_ptb, load_sample_text, tokenize, word_tokenizer
 from farzi_hf.metrics import token_metrics
-from farzi_hf.plots import plot_comparison, plot_distillation, plot_tokens
+from farzi_hf.plots import plot_comparison, plot_distillation
 
 QUICK = Path(__file__).resolve().parent / "configs" / "ptb_quick.yaml"
 DATASETS = {"ptb": load_ptb, "sample": lambda data_dir: load_sample_text()}
@@ -156,7 +153,8 @@ def finish(c: Comparison, recipe: RecipeArguments, settings: Mapping[str, Any], 
     """What follows the distillation: the artefact at once, then the comparison, then the artefact with its results."""
     args, farzi, output = c.trainer.args, c.trainer.model, Path(c.trainer.args.output_dir)
     folder, facts = output / "summary", run_facts(c, recipe.dataset)
-    farzi.save_pretrained(folder, c.trainer.processing_class, metrics=facts, recipe=settings)
+    source = provenance(c, recipe.dataset, "the data set's own train, validation and test", Path(__file__).name)
+    farzi.save_pretrained(folder, c.trainer.processing_class, metrics={**facts, **source}, recipe=settings)
     rows = [summary_row(c, f"Farzi [{args.num_sequences}×{args.sequence_length}]"), before]
     if args.inner_optimizer == "adam" and args.world_size == 1:  # one Trainer of several would wait for the others
         rows.append(stock_row(c, folder))
@@ -166,15 +164,15 @@ def finish(c: Comparison, recipe: RecipeArguments, settings: Mapping[str, Any], 
     (output / "table.md").write_text(table + "\n", encoding="utf-8")
     save_csv(rows, output / "table.csv")
     plots = draw(c, rows, output / "plots")
-    farzi.save_pretrained(folder, metrics={"table": rows, **facts}, recipe=settings, plots=plots)
+    farzi.save_pretrained(folder, metrics={"table": rows, **facts, **source, **cost(c)}, recipe=settings, plots=plots)
     check_loadable(folder)
     print(f"\n{table}\n\nTable: {output / 'table.md'}\nPlots: {', '.join(map(str, plots))}\n{how_to_load(folder)}")
 
 
 def draw(c: Comparison, rows: Sequence[Row], folder: Path) -> list[Path]:
-    """The three figures. The distillation's lines are of the validation split, as its curve is."""
+    """The figures. The distillation's lines are of the validation split, as its curve is."""
     folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"{name}.png" for name in ("distillation", "comparison", "tokens")]
+    paths = [folder / f"{name}.png" for name in ("distillation", "comparison")]
     train, validation = c.splits["train"], c.splits["validation"]
     full_data = c.statistics(c.train_on_real(train, c.steps, c.seed), validation)
     plot_distillation(
@@ -183,30 +181,7 @@ def draw(c: Comparison, rows: Sequence[Row], folder: Path) -> list[Path]:
         unigram=Unigram.fit(train, c.trainer.learner.vocab_size).metrics(validation)["perplexity"],
     )  # fmt: skip
     plot_comparison(rows, paths[1], "perplexity", metric_label="Test perplexity")
-    plot_tokens(c.trainer.model.decode(5), paths[2])
-    return paths
-
-
-def readable(row: Row) -> dict[str, str]:
-    """A row as the table shows it."""
-
-    def digits(value: float) -> int:
-        return 1 if value < 1000 else 0
-
-    def spread(name: str, scale: int = 1) -> str:
-        values = [scale * row[key] for key in (name, f"{name}_std") if key in row]
-        return " ± ".join(f"{value:,.{digits(values[0])}f}" for value in values)
-
-    return {
-        "trained on": row["method"],
-        "perplexity": spread("perplexity"),
-        "95 % interval": " – ".join(f"{edge:,.{digits(edge)}f}" for edge in row["perplexity_interval"]),
-        "sentence perplexity": spread("sentence_perplexity"),
-        "accuracy, %": spread("accuracy", scale=100),
-        "bytes": f"{row['bytes']:,}",
-        "steps": f"{row['steps']:,}" if "steps" in row else "",
-        "students": str(row.get("students", "")),
-    }
+    return [*paths, *draw_summary(c, folder)]
 
 
 if __name__ == "__main__":

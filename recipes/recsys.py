@@ -15,15 +15,20 @@ import copy
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from _common import keep_freed_memory, markdown, parse_arguments, prepare_run, save_csv
-from _comparison import BASELINES, Row, check_loadable, how_to_load, listed, run_facts, stock_row, summary_row
+from _comparison import (
+    BASELINES,
+    Row,
+    stock_row,
+    summary_row,
+)
 from _recommendation import METRICS, RecommendationComparison, count_rows, paper_rows, pooled, ratios, readable
+from _report import check_loadable, cost, draw_summary, how_to_load, listed, provenance, run_facts
 from transformers import AutoConfig
 
 import farzi_hf.models  # noqa: F401  registers the architectures
@@ -38,7 +43,7 @@ from farzi_hf.data import (
     training_windows,
 )
 from farzi_hf.metrics import recommendation_metrics, target_ranks
-from farzi_hf.plots import plot_comparison, plot_distillation, plot_tokens
+from farzi_hf.plots import plot_comparison, plot_distillation
 
 QUICK = Path(__file__).resolve().parent / "configs" / "ml-100k_50x50.yaml"
 SAMPLE = "sample"
@@ -106,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         recipe, args = parse_arguments((RecipeArguments, FarziConfig), QUICK, argv)
         args.label_names = ["labels", "seen"]  # the ranking leaves out what a user has had
         with args.main_process_first(desc="data"):
-            interactions = loader(recipe)(recipe.data_dir)
+            interactions = load(recipe)
         splits = [run_split(recipe, args, interactions, split) for split in recipe.splits]
     except (ValueError, DataUnavailableError) as error:
         sys.exit(f"recsys.py: {error}" if os.environ.get("RANK", "0") == "0" else 1)  # once, whatever the world size
@@ -114,10 +119,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         report(recipe, args, splits)
 
 
-def loader(recipe: RecipeArguments) -> Callable[[str | None], Interactions]:
+def load(recipe: RecipeArguments) -> Interactions:
+    """The interactions that a recipe names."""
     if recipe.dataset == SAMPLE:
-        return lambda data_dir: load_sample_interactions()
-    return partial(load_interactions, recipe.dataset, min_interactions=recipe.min_interactions)
+        return load_sample_interactions()
+    return load_interactions(recipe.dataset, recipe.data_dir, min_interactions=recipe.min_interactions)
 
 
 def run_split(recipe: RecipeArguments, args: FarziConfig, interactions: Interactions, split: int) -> dict[str, Any]:
@@ -143,7 +149,9 @@ def run_split(recipe: RecipeArguments, args: FarziConfig, interactions: Interact
         return {}
     facts, folder = run_facts(c, recipe.dataset), path.parent / "summary"
     if recipe.distil:
-        c.trainer.model.save_pretrained(folder, metrics=facts, recipe=settings)  # at once: what follows takes a while
+        source = provenance(c, recipe.dataset, f"users 80 / 10 / 10 %, seed {split}", Path(__file__).name)
+        # At once: what follows takes a while.
+        c.trainer.model.save_pretrained(folder, metrics={**facts, **source}, recipe=settings)
         rows = [summary_row(c, f"Farzi {size(args)}"), *rows]
         if args.inner_optimizer == "adam" and args.world_size == 1:  # one Trainer of several would wait for the others
             rows.append(stock_row(c, folder))
@@ -151,7 +159,8 @@ def run_split(recipe: RecipeArguments, args: FarziConfig, interactions: Interact
     if recipe.distil:
         plots = draw(c, rows, path.parent / "plots")
         table = [without_ranks(row) for row in rows]
-        c.trainer.model.save_pretrained(folder, metrics={"table": table, **facts}, recipe=settings, plots=plots)
+        metrics = {"table": table, **facts, **source, **cost(c)}
+        c.trainer.model.save_pretrained(folder, metrics=metrics, recipe=settings, plots=plots)
         check_loadable(folder)
     done = {"asked": asked, "rows": rows, "facts": facts}
     path.write_text(json.dumps(done), encoding="utf-8")
@@ -197,15 +206,14 @@ def without_ranks(row: Row) -> Row:
 def draw(c: RecommendationComparison, rows: Sequence[Row], folder: Path) -> list[Path]:
     """The figures of one split. The distillation's lines are of the validation users, as its curve is."""
     folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"{name}.png" for name in ("distillation", "comparison", "tokens")]
+    paths = [folder / f"{name}.png" for name in ("distillation", "comparison")]
     full_data = c.train_on_real(c.splits["train"], c.steps, c.seed)
     plot_distillation(
         c.trainer.state.log_history, paths[0], metric="eval_hr@100", norm="grad_norm",
         metric_label="Validation HR@100 of fresh students", full_data_same_steps=-c.validation_error(full_data),
     )  # fmt: skip
     plot_comparison(rows, paths[1], "hr@100", metric_label="Test HR@100")
-    plot_tokens(c.trainer.model.decode(5), paths[2])
-    return paths
+    return [*paths, *draw_summary(c, folder)]
 
 
 def report(recipe: RecipeArguments, args: FarziConfig, splits: Sequence[Mapping[str, Any]]) -> None:

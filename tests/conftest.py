@@ -12,6 +12,12 @@ os.environ["HF_HOME"] = _CACHE.name
 # Before torch: the tests and the processes that they start are bit for bit alike only with equally many threads.
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
+os.environ["HF_HUB_DISABLE_XET"] = "1"
+
+from hub_server import HubServer
+
+_HUB = HubServer()
+os.environ["HF_ENDPOINT"] = _HUB.url  # there is no other Hub for any test, nor for the processes that it starts
 
 import pytest
 from datasets import DatasetDict
@@ -21,7 +27,15 @@ from farzi_hf.data import load_sample_text, tokenize, word_tokenizer
 
 
 def pytest_unconfigure() -> None:
+    _HUB.close()
     _CACHE.cleanup()
+
+
+@pytest.fixture
+def hub() -> HubServer:
+    """A Hub without repositories."""
+    _HUB.forget()
+    return _HUB
 
 
 @pytest.fixture(scope="session")

@@ -174,14 +174,6 @@ def test_settings_of_the_summary_are_refused_by_name(settings):
         config(**settings).summary_config(vocab_size=10)
 
 
-def test_pushing_while_training_is_refused():
-    """Trainer would make a *model* repository."""
-    with pytest.raises(
-        ValueError, match=r"push_to_hub=True is not supported: .* trainer\.push_to_hub\('user/farzi-…'\)"
-    ):
-        config(push_to_hub=True)
-
-
 def test_half_precision_without_loss_scaling_is_refused():
     with pytest.raises(ValueError, match=r"fp16=True is not supported: .* use bf16"):
         config(fp16=True)

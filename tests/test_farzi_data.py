@@ -133,6 +133,51 @@ def test_collator_takes_plain_lists_and_no_gradient():
     assert not batch["input_ids"].requires_grad
 
 
+# -- hard tokens -----------------------------------------------------------------------------------------------------
+
+
+def test_the_hard_dataset_of_likeliest_tokens():
+    farzi = tiny()
+    rows = farzi.as_hard_dataset()
+    assert rows.column_names == ["input_ids", "labels"]
+    assert torch.equal(rows[:]["input_ids"], farzi(torch.arange(4)).argmax(-1))
+    assert torch.equal(rows[:]["labels"], rows[:]["input_ids"])
+    assert not rows[0]["input_ids"].is_floating_point()
+
+
+def test_drawn_tokens_follow_the_distributions(monkeypatch):
+    monkeypatch.setattr(farzi_data, "_DECODE_CHUNK", 3)  # chunks that end within a sequence
+    farzi, n = tiny(tau=0.5), 4000
+    drawn = farzi.as_hard_dataset(n, seed=1)[:]["input_ids"].view(4, n, 5)
+    shares = torch.nn.functional.one_hot(drawn, 7).float().mean(1)
+    assert (shares - farzi(torch.arange(4))).abs().max() < 5 * 0.5 / n**0.5  # standard errors
+    torch.testing.assert_close(farzi.frequencies(), farzi(torch.arange(4)).mean((0, 1)).detach())
+
+
+def test_draws_are_a_function_of_the_seed():
+    first, again, other = (tiny().as_hard_dataset(3, seed)[:]["input_ids"] for seed in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert first.shape == (12, 5)
+
+
+def test_sampled_texts_are_those_of_the_drawn_ids():
+    farzi = tiny()
+    with pytest.raises(ValueError, match="processing_class is None, so tokens have no names"):
+        farzi.sample_text()
+    ids = farzi.as_hard_dataset(2, seed=3)[:]["input_ids"].tolist()
+    farzi.processing_class = WORDS
+    assert farzi.sample_text(2, seed=3) == [" | ".join(WORDS[i] for i in row) for row in ids]
+    farzi.processing_class = word_tokenizer()
+    assert [text.split() for text in farzi.sample_text(2, seed=3)] == [[WORDS[i] for i in row] for row in ids]
+
+
+@pytest.mark.parametrize("samples", [0, 1.5, True])
+def test_bad_numbers_of_samples_are_refused(samples):
+    with pytest.raises(ValueError, match="samples_per_sequence must be an integer of at least 1"):
+        tiny().as_hard_dataset(samples)
+
+
 # -- decode ----------------------------------------------------------------------------------------------------------
 
 
@@ -260,3 +305,24 @@ def test_a_missing_file_is_named(tmp_path, name):
     (tmp_path / name).unlink()
     with pytest.raises(FileNotFoundError, match=f"has no {name}"):
         FarziData.from_pretrained(tmp_path)
+
+
+def test_what_it_was_saved_with_is_remembered_as_long_as_it_holds(tmp_path):
+    farzi = tiny()
+    farzi.save_pretrained(tmp_path / "a", metrics={"x": 1}, recipe={"seed": 0})
+    loaded = FarziData.from_pretrained(tmp_path / "a")
+    assert loaded.results == farzi.results
+    loaded.save_pretrained(tmp_path / "b", recipe={"seed": 1})
+    assert (loaded.results.metrics, loaded.results.recipe) == ({"x": 1}, {"seed": 1})
+    assert FarziData.from_pretrained(tmp_path / "b").results == loaded.results
+    loaded.latents.data += 1
+    assert loaded.results.metrics == {}
+    loaded.save_pretrained(tmp_path / "b")
+    assert not (tmp_path / "b" / "metrics.json").exists()
+
+
+def test_saving_twice_gives_the_same_bytes(tmp_path):
+    for name in "ab":
+        tiny().save_pretrained(tmp_path / name, processing_class=WORDS, metrics={"x": 1})
+    files = [path.relative_to(tmp_path / "a") for path in (tmp_path / "a").rglob("*") if path.is_file()]
+    assert all((tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes() for file in files)

@@ -10,7 +10,17 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
-from farzi_hf.plots import plot_benchmark, plot_comparison, plot_distillation, plot_tokens
+import numpy as np
+
+from farzi_hf.plots import (
+    plot_benchmark,
+    plot_budget,
+    plot_comparison,
+    plot_distillation,
+    plot_entropy,
+    plot_popularity,
+    plot_tokens,
+)
 
 LOG = [
     *({"step": s, "loss": 5 / s, "grad_norm": float("nan") if s == 3 else s} for s in range(1, 9)),
@@ -66,6 +76,34 @@ def test_comparison_leaves_out_what_has_no_value(tmp_path):
     with pytest.raises(ValueError, match="rows has no finite 'accuracy'"):
         plot_comparison(ROWS, tmp_path / "none.png", "accuracy")
     assert not (tmp_path / "none.png").exists()
+
+
+def test_budget_draws_a_curve_per_method(tmp_path):
+    rows = [
+        {"method": method, "num_sequences": n, "bytes": 100 * n, "perplexity": factor / n, "perplexity_interval": [0.9 / n, 2.2 / n]}
+        for method, factor in (("Farzi", 1.0), ("random", 2.0)) for n in (100, 10, 50)
+    ]  # fmt: skip
+    plot_budget(rows, tmp_path / "both.png", "perplexity", full_data=0.01, metric_label="Perplexity")
+    plot_budget(rows[:3], tmp_path / "one.png", "perplexity", full_data=0.01, metric_label="Perplexity")
+    assert (tmp_path / "both.png").read_bytes() != (tmp_path / "one.png").read_bytes()
+    with pytest.raises(ValueError, match="rows has no finite 'accuracy'"):
+        plot_budget(rows, tmp_path / "none.png", "accuracy")
+
+
+def test_entropy_is_drawn_against_the_uniform_one(tmp_path):
+    decoded = [[position("a", "b")] * 6, [position("c", "d")] * 6]
+    plot_entropy(decoded, tmp_path / "small.png", vocab_size=4)
+    plot_entropy(decoded, tmp_path / "large.png", vocab_size=400)
+    assert (tmp_path / "small.png").read_bytes() != (tmp_path / "large.png").read_bytes()
+
+
+def test_popularity_takes_shares_on_any_scale(tmp_path):
+    counts = np.arange(25.0)
+    plot_popularity({"summary": np.ones(25), "real data": counts}, counts, tmp_path / "a.png")
+    plot_popularity({"summary": np.full(25, 0.04), "real data": counts}, counts, tmp_path / "b.png")
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+    plot_popularity({"summary": counts, "real data": counts}, counts, tmp_path / "c.png")
+    assert (tmp_path / "a.png").read_bytes() != (tmp_path / "c.png").read_bytes()
 
 
 def test_benchmark_leaves_out_what_was_not_measured(tmp_path):

@@ -23,6 +23,19 @@ CONFIGS = {
     "llama": {**ATTENTION, "num_key_value_heads": 2},
     "qwen2": {**ATTENTION, "num_key_value_heads": 2},
     "gpt_neox": ATTENTION,
+    "qwen3": {**ATTENTION, "num_key_value_heads": 2, "head_dim": 8},
+    "gemma": {**ATTENTION, "num_key_value_heads": 2, "head_dim": 8},
+    "mistral": {**ATTENTION, "num_key_value_heads": 2, "sliding_window": 4},
+    "phi": ATTENTION,
+    "opt": {
+        "hidden_size": 16,
+        "word_embed_proj_dim": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "ffn_dim": 16,
+        "dropout": 0.0,
+    },
+    "bloom": {"hidden_size": 16, "n_layer": 1, "n_head": 2},
     "mamba": {"hidden_size": 16, "num_hidden_layers": 1, "state_size": 4},
     RNNConfig.model_type: {"hidden_size": 16},
     **{kind: {"hidden_size": 16, "max_length": 64, "initializer_range": 0.1} for kind in NEXT_ITEM},
@@ -139,6 +152,54 @@ def test_accumulation_equals_a_large_batch(kind, tmp_path):
         trained.append(dict(model.named_parameters()))
     for name, parameter in trained[0].items():
         torch.testing.assert_close(parameter, trained[1][name], atol=1e-6, rtol=1e-5)
+
+
+# peft asks transformers for a property by its old name
+old_name = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+
+
+@pytest.fixture
+def lora():
+    """A llama whose base is frozen, and its copy before training."""
+    peft = pytest.importorskip("peft")
+    base = tiny_model("llama")
+    model = peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"))
+    return attach_soft_inputs(model)  # last: peft calls the base model past its hooks
+
+
+@old_name
+def test_lora_takes_soft_tokens_as_it_takes_ids(lora):
+    lora.eval()
+    ids = torch.randint(V, (3, LENGTH))
+    soft = F.one_hot(ids, V).float()
+    assert torch.equal(lora(input_ids=soft).logits, lora(input_ids=ids).logits)
+
+
+@old_name
+def test_lora_trains_its_adapters_alone_and_accumulates(lora, tmp_path):
+    farzi, start = tiny_summary(), {name: p.detach().clone() for name, p in lora.named_parameters()}
+    trained = []
+    for batch, accumulation in ((8, 1), (2, 4)):
+        model = attach_soft_inputs(copy.deepcopy(lora))
+        args = arguments(
+            tmp_path, optim="sgd", per_device_train_batch_size=batch, gradient_accumulation_steps=accumulation,
+            max_grad_norm=0.0, learning_rate=1.0, lr_scheduler_type="constant",
+        )  # fmt: skip
+        soft_trainer(model, farzi, args).train()
+        trained.append(dict(model.named_parameters()))
+    changed = {name for name, p in trained[0].items() if not torch.equal(p, start[name])}
+    assert changed
+    assert all("lora_" in name for name in changed)
+    for name, parameter in trained[0].items():
+        torch.testing.assert_close(parameter, trained[1][name], atol=1e-6, rtol=1e-5)
+
+
+def test_hard_tokens_need_nothing_of_ours(tmp_path):
+    """A stock model, collator and loss."""
+    model, farzi = tiny_model("gpt2"), tiny_summary()
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    Trainer(model=model, args=arguments(tmp_path), train_dataset=farzi.as_hard_dataset(2)).train()
+    assert any(not torch.equal(p, before[name]) for name, p in model.named_parameters())
 
 
 def test_attaching_twice_is_once_and_survives_a_copy():

@@ -5,7 +5,6 @@ Figures are built without pyplot: no global state, no display, safe in threads a
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,11 +13,15 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-INK, ACCENT, MUTED = "#333333", "#1f6fb4", "#9aa5b1"
-_BASELINES = ("#c0392b", "#27834a", "#8e5ea2", "#b8860b")
+from farzi_hf.plots.style import ACCENT, DPI, INK, LINES, MUTED, clean, finite, number
+from farzi_hf.plots.summary import plot_entropy, plot_popularity, plot_tokens
+
+__all__ = [
+    "plot_benchmark", "plot_budget", "plot_comparison", "plot_distillation", "plot_entropy", "plot_popularity", "plot_tokens",
+]  # fmt: skip
+
 _OURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")  # apart for the colour-blind (Okabe & Ito, 2008)
 _PEER_MARKERS = "sD^vP*"
-_DPI = 150
 
 
 def plot_distillation(
@@ -51,7 +54,7 @@ def plot_distillation(
     figure = Figure(figsize=(7.5, 0.6 + 1.9 * sum(heights)), layout="constrained")
     panels = figure.subplots(len(drawn), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
     for axes, (name, points) in zip(panels, drawn.items(), strict=True):
-        _clean(axes)
+        clean(axes)
         if name == metric:
             _draw_metric(axes, points, _series(log_history, f"{metric}_std"), baselines)
             axes.set_ylabel(metric_label)
@@ -62,36 +65,7 @@ def plot_distillation(
                 axes.set_yscale("log")
     panels[-1].set_xlabel("Outer step")
     figure.align_ylabels()
-    figure.savefig(path, dpi=_DPI)
-
-
-def plot_tokens(
-    decoded: Sequence[Sequence[Mapping[str, Any]]],
-    path: str | os.PathLike,
-    *,
-    sequence: int = 0,
-    columns: int = 10,
-) -> None:
-    """One synthetic sequence as it decodes: per position its likeliest tokens with their probabilities, and its entropy.
-
-    Args:
-        decoded: `farzi.decode(top_k)`.
-        sequence: which of its sequences.
-        columns: positions side by side before a new strip begins.
-    """
-    positions = decoded[sequence]
-    strips = [positions[start : start + columns] for start in range(0, len(positions), columns)]
-    top_k = len(positions[0]["tokens"])
-    labels = [str(token) for position in positions for token in position["tokens"]]
-    cell = 0.3 + 0.08 * min(max(map(len, labels)), _LONGEST_TOKEN)
-    width = max(6.0, 1.5 + cell * min(columns, len(positions)))
-    figure = Figure(figsize=(width, 0.5 + len(strips) * (0.36 * top_k + 0.5)), layout="constrained")
-    panels = figure.subplots(len(strips), squeeze=False)[:, 0]
-    for i, (axes, strip) in enumerate(zip(panels, strips, strict=True)):
-        image = _draw_strip(axes, strip, i * columns, min(columns, len(positions)))
-    figure.colorbar(image, ax=list(panels), label="Probability", aspect=30, pad=0.01)
-    figure.suptitle(f"Synthetic sequence {sequence}: likeliest tokens per position", fontsize=11)
-    figure.savefig(path, dpi=_DPI)
+    figure.savefig(path, dpi=DPI)
 
 
 def plot_comparison(
@@ -112,12 +86,12 @@ def plot_comparison(
     Raises:
         ValueError: no row has the metric.
     """
-    rows = [row for row in rows if _finite(row.get(metric))]
+    rows = [row for row in rows if finite(row.get(metric))]
     if not rows:
         raise ValueError(f"rows has no finite {metric!r}; pass rows such as {{'method': 'Farzi', {metric!r}: 1.0}}")
     values = [float(row[metric]) for row in rows]
     figure = Figure(figsize=(7.5, 0.9 + 0.42 * len(rows)), layout="constrained")
-    axes = _clean(figure.subplots())
+    axes = clean(figure.subplots())
     colors = [ACCENT if str(row["method"]).startswith(highlight) else MUTED for row in rows]
     bars = axes.barh([str(row["method"]) for row in rows], values, color=colors, height=0.68)
     for i, row in enumerate(rows):
@@ -128,12 +102,54 @@ def plot_comparison(
     axes.set_xscale("log" if logarithmic else "linear")
     for bar, value, edge in zip(bars, values, edges, strict=True):
         middle = bar.get_y() + bar.get_height() / 2
-        axes.annotate(_number(value), (edge, middle), xytext=(6, 0), textcoords="offset points", va="center", color=INK)
+        axes.annotate(number(value), (edge, middle), xytext=(6, 0), textcoords="offset points", va="center", color=INK)
     axes.margins(x=0.12)
     axes.invert_yaxis()
     axes.set_xlabel((metric_label or metric) + (" (log scale)" if logarithmic else ""))
     axes.grid(visible=False, axis="y")
-    figure.savefig(path, dpi=_DPI)
+    figure.savefig(path, dpi=DPI)
+
+
+def plot_budget(
+    rows: Sequence[Mapping[str, Any]],
+    path: str | os.PathLike,
+    metric: str,
+    *,
+    metric_label: str | None = None,
+    **lines: float,
+) -> None:
+    """A metric against the budget: synthetic sequences below (log), bytes above; a curve and a band per method.
+
+    Args:
+        rows: one per method and budget: `method`, `num_sequences`, `bytes`, the metric, and optionally
+            `{metric}_interval`, a (low, high) pair, the band. Rows whose metric is missing or not finite are left out.
+        lines: what does not depend on the budget, by name: `full_data=82.3, unigram=196.5`.
+
+    Raises:
+        ValueError: no row has the metric.
+    """
+    rows = sorted((row for row in rows if finite(row.get(metric))), key=lambda row: row["num_sequences"])
+    if not rows:
+        raise ValueError(
+            f"rows has no finite {metric!r}; pass rows such as {{'num_sequences': 50, {metric!r}: 1.0, …}}"
+        )
+    figure = Figure(figsize=(7.5, 4.6), layout="constrained")
+    axes = clean(figure.subplots())
+    axes.set(xscale="log", xlabel="Synthetic sequences μ", ylabel=metric_label or metric)
+    for i, method in enumerate(dict.fromkeys(row["method"] for row in rows)):
+        curve = [row for row in rows if row["method"] == method]
+        budgets, color = [row["num_sequences"] for row in curve], _OURS[i % len(_OURS)]
+        axes.plot(budgets, [row[metric] for row in curve], color=color, marker="o", markersize=5, label=method)
+        edges = [row.get(f"{metric}_interval") or (row[metric], row[metric]) for row in curve]
+        axes.fill_between(budgets, *zip(*edges, strict=True), color=color, alpha=0.18, linewidth=0)
+    _draw_lines(axes, lines)
+    values = [row[metric] for row in rows] + list(lines.values())
+    if min(values) > 0 and max(values) > 10 * min(values):
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda value, position: number(value))
+    _label_budgets(axes, {row["num_sequences"]: row["bytes"] for row in rows})
+    axes.legend(frameon=False, fontsize=9)
+    figure.savefig(path, dpi=DPI)
 
 
 def plot_benchmark(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike) -> None:
@@ -149,47 +165,29 @@ def plot_benchmark(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike) -
     Raises:
         ValueError: no row has a time.
     """
-    if not any(_finite(row["seconds"]) for row in rows):
+    if not any(finite(row["seconds"]) for row in rows):
         raise ValueError(f"rows has no finite 'seconds' among {len(rows)}: no cell of the benchmark was measured")
     figure = Figure(figsize=(10.5, 4.6), layout="constrained")
     panels = figure.subplots(1, 2)
-    for axes in map(_clean, panels):
+    for axes in map(clean, panels):
         axes.set(xscale="log", xlabel="Inner steps T")
     panels[1].set_yscale("log")
     styles = _benchmark_styles(rows)
     for method, style in styles.items():
         cells = sorted((row for row in rows if row["method"] == method), key=lambda row: row["steps"])
-        timed = [row for row in cells if _finite(row["seconds"])]
-        held = [row for row in cells if _finite(row["memory_bytes"]) and row["status"] != "out of memory"]
+        timed = [row for row in cells if finite(row["seconds"])]
+        held = [row for row in cells if finite(row["memory_bytes"]) and row["status"] != "out of memory"]
         panels[0].plot([r["steps"] for r in timed], [1e3 * r["seconds"] / r["steps"] for r in timed], **style)
         panels[1].plot([r["steps"] for r in held], [r["memory_bytes"] / 1e6 for r in held], label=method, **style)
     _label_benchmark(panels, rows)
     figure.legend(*panels[1].get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize=9)
-    figure.savefig(path, dpi=_DPI)
-
-
-_LONGEST_TOKEN = 12  # characters of a token that a cell of plot_tokens shows
+    figure.savefig(path, dpi=DPI)
 
 
 def _series(log_history: Sequence[Mapping[str, Any]], name: str) -> np.ndarray:
     """(n, 2): outer step and value of every row that logged a finite `name`."""
-    points = [(row["step"], row[name]) for row in log_history if _finite(row.get(name))]
+    points = [(row["step"], row[name]) for row in log_history if finite(row.get(name))]
     return np.array(points, dtype=float).reshape(-1, 2)
-
-
-def _finite(value: Any) -> bool:
-    return value is not None and math.isfinite(value)
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-
-
-def _clean(axes: Axes) -> Axes:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(color="#e6e9ed", linewidth=0.8)
-    axes.set_axisbelow(True)
-    return axes
 
 
 def _draw_metric(axes: Axes, points: np.ndarray, spread: np.ndarray, baselines: Mapping[str, float]) -> None:
@@ -197,10 +195,31 @@ def _draw_metric(axes: Axes, points: np.ndarray, spread: np.ndarray, baselines: 
     axes.plot(steps, values, color=ACCENT, marker="o", markersize=4, label="student on the summary")
     if len(spread) == len(points):
         axes.fill_between(steps, values - spread[:, 1], values + spread[:, 1], color=ACCENT, alpha=0.18, linewidth=0)
-    for i, (name, value) in enumerate(baselines.items()):
-        label = f"{name.replace('_', ' ')} ({_number(value)})"
-        axes.axhline(value, color=_BASELINES[i % len(_BASELINES)], linestyle="--", linewidth=1.3, label=label)
+    _draw_lines(axes, baselines)
     axes.legend(frameon=False, fontsize=9)
+
+
+def _draw_lines(axes: Axes, lines: Mapping[str, float]) -> None:
+    for i, (name, value) in enumerate(lines.items()):
+        label = f"{name.replace('_', ' ')} ({number(value)})"
+        axes.axhline(value, color=LINES[i % len(LINES)], linestyle="--", linewidth=1.3, label=label)
+
+
+def _label_budgets(axes: Axes, sizes: Mapping[int, float]) -> None:
+    """Ticks at the budgets alone: sequences below, their bytes above."""
+    axes.set_xticks(list(sizes), [f"{budget:,}" for budget in sizes])
+    axes.set_xticks([], minor=True)
+    above = axes.secondary_xaxis("top")
+    above.set_xticks(list(sizes), [_bytes(size) for size in sizes.values()])
+    above.set_xticks([], minor=True)
+    above.set_xlabel("Latents and decoder")
+
+
+def _bytes(size: float) -> str:
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= scale:
+            return f"{size / scale:.3g} {unit}"
+    return f"{size:.0f} bytes"
 
 
 def _draw_noisy(axes: Axes, points: np.ndarray) -> None:
@@ -210,27 +229,6 @@ def _draw_noisy(axes: Axes, points: np.ndarray) -> None:
     median = [np.median(values[max(0, i - half) : i + half + 1]) for i in range(len(values))]
     axes.plot(steps, values, color=MUTED, linewidth=0.8, alpha=0.8)
     axes.plot(steps, median, color=INK, linewidth=1.6)
-
-
-def _draw_strip(axes: Axes, strip: Sequence[Mapping[str, Any]], first: int, columns: int):
-    """Up to `columns` positions from number `first` on, likeliest tokens at the top; returns the image for a colorbar."""
-    top_k = len(strip[0]["tokens"])
-    shades = np.full((top_k, columns), np.nan)
-    shades[:, : len(strip)] = np.array([position["probabilities"] for position in strip]).T
-    image = axes.imshow(shades, cmap="Blues", vmin=0, vmax=1, aspect="auto")
-    for x, position in enumerate(strip):
-        for y, (token, probability) in enumerate(zip(position["tokens"], position["probabilities"], strict=True)):
-            text = str(token) if len(str(token)) <= _LONGEST_TOKEN else str(token)[: _LONGEST_TOKEN - 1] + "…"
-            color = "white" if probability > 0.55 else INK
-            # Tokens may hold dollar signs, which would start a formula.
-            axes.text(x, y - 0.14, text, ha="center", va="center", fontsize=8.5, color=color, parse_math=False)
-            axes.text(x, y + 0.25, f"{probability:.2f}", ha="center", va="center", fontsize=6.5, color=color)
-    names = [f"{first + x}\n{position['entropy']:.1f} nats" for x, position in enumerate(strip)]
-    axes.set_xticks(range(len(strip)), names, fontsize=7.5)
-    axes.set_yticks(range(top_k), [str(rank + 1) for rank in range(top_k)], fontsize=7.5)
-    axes.tick_params(length=0)
-    axes.spines[:].set_visible(False)
-    return image
 
 
 def _benchmark_styles(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -265,7 +263,7 @@ def _label_benchmark(panels: Sequence[Axes], rows: Sequence[Mapping[str, Any]]) 
         axes.set_xticks(steps, [str(t) for t in steps])
         axes.set_xticks([], minor=True)
         axes.set_xlim(steps[0] / 1.2, steps[-1] * 1.2)
-        axes.yaxis.set_major_formatter(lambda value, position: _number(value))
+        axes.yaxis.set_major_formatter(lambda value, position: number(value))
     panels[0].set_ylim(bottom=0)
     lost = {
         row["steps"]: float(row["memory_limit_gib"]) * 2**30 / 1e6 for row in rows if row["status"] == "out of memory"
@@ -287,10 +285,10 @@ def plot_trajectory_count(
         baselines: horizontal lines by name.
     """
     figure = Figure(figsize=(6.5, 4.0), layout="constrained")
-    axes = _clean(figure.subplots())
+    axes = clean(figure.subplots())
     points = np.array([(i, row[metric]) for i, row in enumerate(rows)], dtype=float)
     _draw_metric(axes, points, np.array([(i, row[f"{metric}_std"]) for i, row in enumerate(rows)]), baselines)
     axes.set_xticks(range(len(rows)), [str(row["trajectories"]) for row in rows])
     axes.set_xlabel("|Ω|, pretrained trajectories (0: random initialisation alone)")
     axes.set_ylabel(metric_label)
-    figure.savefig(path, dpi=_DPI)
+    figure.savefig(path, dpi=DPI)

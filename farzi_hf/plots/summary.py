@@ -1,0 +1,116 @@
+"""Figures of a summary itself: what it says, how surely, and of which entries it speaks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from farzi_hf.plots.style import ACCENT, DPI, INK, MUTED, clean
+
+_LONGEST_TOKEN = 12  # characters of a token that a cell of plot_tokens shows
+
+
+def plot_tokens(
+    decoded: Sequence[Sequence[Mapping[str, Any]]],
+    path: str | os.PathLike,
+    *,
+    sequence: int = 0,
+    columns: int = 10,
+) -> None:
+    """One synthetic sequence as it decodes: per position its likeliest tokens with their probabilities, and its entropy.
+
+    Args:
+        decoded: `farzi.decode(top_k)`.
+        sequence: which of its sequences.
+        columns: positions side by side before a new strip begins.
+    """
+    positions = decoded[sequence]
+    strips = [positions[start : start + columns] for start in range(0, len(positions), columns)]
+    top_k = len(positions[0]["tokens"])
+    labels = [str(token) for position in positions for token in position["tokens"]]
+    cell = 0.3 + 0.08 * min(max(map(len, labels)), _LONGEST_TOKEN)
+    width = max(6.0, 1.5 + cell * min(columns, len(positions)))
+    figure = Figure(figsize=(width, 0.5 + len(strips) * (0.36 * top_k + 0.5)), layout="constrained")
+    panels = figure.subplots(len(strips), squeeze=False)[:, 0]
+    for i, (axes, strip) in enumerate(zip(panels, strips, strict=True)):
+        image = _draw_strip(axes, strip, i * columns, min(columns, len(positions)))
+    figure.colorbar(image, ax=list(panels), label="Probability", aspect=30, pad=0.01)
+    figure.suptitle(f"Synthetic sequence {sequence}: likeliest tokens per position", fontsize=11)
+    figure.savefig(path, dpi=DPI)
+
+
+def plot_entropy(decoded: Sequence[Sequence[Mapping[str, Any]]], path: str | os.PathLike, *, vocab_size: int) -> None:
+    """Entropy at each position over all sequences: the middle one, and the bands that hold half and nine tenths of them.
+
+    Args:
+        decoded: `farzi.decode(…)`.
+        vocab_size: V; the entropy of a uniform choice, log V, is the line at the top.
+    """
+    entropy = np.array([[position["entropy"] for position in sequence] for sequence in decoded])
+    positions = np.arange(entropy.shape[1])
+    figure = Figure(figsize=(7.5, 3.6), layout="constrained")
+    axes = clean(figure.subplots())
+    for low, high, alpha, label in ((5, 95, 0.15, "nine tenths"), (25, 75, 0.3, "half of the sequences")):
+        edges = np.percentile(entropy, (low, high), axis=0)
+        axes.fill_between(positions, *edges, color=ACCENT, alpha=alpha, linewidth=0, label=label)
+    axes.plot(positions, np.median(entropy, axis=0), color=ACCENT, label="median")
+    axes.axhline(np.log(vocab_size), color=MUTED, linestyle="--", linewidth=1.3, label=f"uniform over {vocab_size:,}")
+    axes.set(xlabel="Position", ylabel="Entropy (nats)", ylim=(0, 1.05 * np.log(vocab_size)), xlim=positions[[0, -1]])
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.legend(frameon=False, fontsize=9, ncols=4, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+    figure.savefig(path, dpi=DPI)
+
+
+def plot_popularity(
+    shares: Mapping[str, np.ndarray], counts: np.ndarray, path: str | os.PathLike, *, entries: str = "tokens"
+) -> None:
+    """How much is said of the popular and of the rare: share of each tenth of the vocabulary, most popular first.
+
+    Args:
+        shares: by name, (V,) what falls to each entry; the first is ours: `{"summary": …, "real data": counts}`. Each is
+            scaled to a sum of 1.
+        counts: (V,), how often each entry occurs in the real data, which orders them.
+    """
+    deciles = np.array_split(np.argsort(-counts, kind="stable"), 10)
+    figure = Figure(figsize=(7.5, 3.8), layout="constrained")
+    axes = clean(figure.subplots())
+    width, colors = 0.8 / len(shares), (ACCENT, MUTED, "#27834a", "#b8860b")
+    for i, (name, share) in enumerate(shares.items()):
+        heights = [100 * share[decile].sum() / share.sum() for decile in deciles]
+        places = np.arange(10) + (i - (len(shares) - 1) / 2) * width
+        bars = axes.bar(places, heights, width, color=colors[i % len(colors)], label=name)
+        axes.bar_label(bars, [f"{height:.2g}" for height in heights], fontsize=6.5, padding=1)
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(lambda value, position: f"{value:g} %")
+    axes.set_xticks(range(10), [f"{10 * i}–{10 * i + 10} %" for i in range(10)], fontsize=8)
+    axes.grid(visible=False, axis="x")
+    axes.set(xlabel=f"Tenths of the {len(counts):,} {entries}, most popular first", ylabel="Share")
+    axes.legend(frameon=False, fontsize=9)
+    figure.savefig(path, dpi=DPI)
+
+
+def _draw_strip(axes: Axes, strip: Sequence[Mapping[str, Any]], first: int, columns: int):
+    """Up to `columns` positions from number `first` on, likeliest tokens at the top; returns the image for a colorbar."""
+    top_k = len(strip[0]["tokens"])
+    shades = np.full((top_k, columns), np.nan)
+    shades[:, : len(strip)] = np.array([position["probabilities"] for position in strip]).T
+    image = axes.imshow(shades, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+    for x, position in enumerate(strip):
+        for y, (token, probability) in enumerate(zip(position["tokens"], position["probabilities"], strict=True)):
+            text = str(token) if len(str(token)) <= _LONGEST_TOKEN else str(token)[: _LONGEST_TOKEN - 1] + "…"
+            color = "white" if probability > 0.55 else INK
+            # Tokens may hold dollar signs, which would start a formula.
+            axes.text(x, y - 0.14, text, ha="center", va="center", fontsize=8.5, color=color, parse_math=False)
+            axes.text(x, y + 0.25, f"{probability:.2f}", ha="center", va="center", fontsize=6.5, color=color)
+    names = [f"{first + x}\n{position['entropy']:.1f} nats" for x, position in enumerate(strip)]
+    axes.set_xticks(range(len(strip)), names, fontsize=7.5)
+    axes.set_yticks(range(top_k), [str(rank + 1) for rank in range(top_k)], fontsize=7.5)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    return image

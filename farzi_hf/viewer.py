@@ -1,0 +1,47 @@
+"""viewer.html: a page to browse synthetic sequences with, that needs nothing but a browser, not even a server.
+
+The page holds the numbers themselves, latents and decoder in float32, and computes the distribution that is looked at.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from farzi_hf.vocabulary import token_strings
+
+_SLOT = "__SUMMARY__"
+
+
+def render_viewer(summary: Any, decoded: list) -> str:
+    """The page of a summary; its size is about 4/3 of the summary's, and that of the vocabulary.
+
+    Args:
+        summary: as in `publishing`.
+        decoded: `summary.decode(…)`, for the entropy of each position.
+    """
+    config = summary.config
+    size = config.vocab_size
+    entropies = np.array([[position["entropy"] for position in sequence] for sequence in decoded])
+    data = {
+        **{name: getattr(config, name) for name in ("num_sequences", "sequence_length", "latent_dim", "vocab_size", "tau")},
+        "tokens": token_strings(summary.processing_class, size) or [f"[{i}]" for i in range(size)],
+        "latents": _base64(summary.latents),
+        "decoder": _base64(summary.decoder.T),  # an entry's numbers lie together
+        "entropy": _base64(entropies),
+    }  # fmt: skip
+    # An entry of the vocabulary may hold a closing tag, which would end the script that holds the data.
+    text = json.dumps(data, ensure_ascii=False).replace("<", "\\u003c")
+    template = Path(__file__).with_name("viewer_template.html").read_text(encoding="utf-8")
+    return template.replace(_SLOT, text)
+
+
+def _base64(numbers: Tensor | np.ndarray) -> str:
+    if isinstance(numbers, Tensor):
+        numbers = numbers.detach().float().cpu().numpy()
+    return base64.b64encode(np.ascontiguousarray(numbers, dtype="<f4").tobytes()).decode()

@@ -1,0 +1,136 @@
+"""The recipe that trains on a published summary: text and items, any architecture, pretrained weights, and the Hub."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+RECIPES = Path(__file__).resolve().parent.parent / "recipes"
+sys.path.insert(0, str(RECIPES))  # as Python does for a script
+
+# ruff: noqa: E402
+pytest.importorskip("matplotlib")
+import finetune
+import ptb
+import recsys
+
+from farzi_hf import FarziData, FarziDataConfig
+from farzi_hf.data import load_sample_interactions, load_sample_text
+
+INNER = {
+    "optimizer": "adam", "lr": 0.01, "weight_decay": 0.0, "betas": [0.5, 0.999], "eps": 1e-4, "eps_root": 0.0, "steps": 4,
+    "synthetic_batch_size": 2,
+}  # fmt: skip
+GPT2 = {**ptb.LEARNER, "n_embd": 8, "n_positions": 64}
+LLAMA = '{"model_type": "llama", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}'
+METHODS = [
+    "Farzi, soft tokens", "Farzi, 2 samples each", "Farzi, likeliest tokens", "full data", "full data, long",
+    "random, same sequences", "random, same bytes",
+]  # fmt: skip
+FAST = ("--num_students", "1", "--long_steps", "6", "--use_cpu", "true")
+
+# huggingface_hub uploads large files in a way that its HTTP client calls deprecated
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload:DeprecationWarning")
+
+
+def summary(folder: Path, vocabulary, recipe: dict) -> Path:
+    torch.manual_seed(0)
+    farzi = FarziData(FarziDataConfig(4, 8, 4, len(vocabulary), latent_std=1.0, inner=INNER))
+    farzi.save_pretrained(folder, processing_class=vocabulary, recipe=recipe)
+    return folder
+
+
+@pytest.fixture
+def text(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setitem(ptb.DATASETS, "sample", lambda data_dir: load_sample_text(200))
+    recipe = ptb.RecipeArguments(dataset="sample", vocab_size=50, learner=GPT2)
+    return summary(tmp_path / "summary", ptb.load_splits(recipe)[0], recipe.to_recipe())
+
+
+def methods(folder: Path) -> list[str]:
+    return [row["method"] for row in csv.DictReader((folder / "table.csv").read_text(encoding="utf-8").splitlines())]
+
+
+def test_text_from_the_hub_on_another_architecture(hub, text, tmp_path, capsys):
+    FarziData.from_pretrained(text).push_to_hub("farzi-text", revision="v2")
+    output = tmp_path / "out"
+    arguments = [
+        "--summary",
+        "user/farzi-text",
+        "--revision",
+        "v2",
+        "--learner",
+        LLAMA,
+        "--output_dir",
+        str(output),
+        *FAST,
+    ]
+    finetune.main(arguments)
+    said = capsys.readouterr().out
+    assert "llama, 4 steps" in said
+    assert (output / "table.md").read_text() in said
+    assert methods(output) == [*METHODS, "unigram", "interpolated bigram"]
+    assert (output / "comparison.png").stat().st_size > 1000
+
+
+def test_pretrained_weights_are_where_training_starts(text, tmp_path):
+    recipe = ptb.RecipeArguments(dataset="sample", vocab_size=50, learner=GPT2)
+    model = AutoModelForCausalLM.from_config(
+        ptb.learner_config(recipe, FarziData.from_pretrained(text).processing_class)
+    )
+    with torch.no_grad():
+        model.lm_head.weight.fill_(0.0)  # whatever it reads, it predicts all words alike
+    model.save_pretrained(tmp_path / "pretrained")
+    arguments = [
+        "--summary",
+        str(text),
+        "--model",
+        str(tmp_path / "pretrained"),
+        "--output_dir",
+        str(tmp_path / "out"),
+        *FAST,
+    ]
+    finetune.main([*arguments, "--steps", "1"])
+    rows = csv.DictReader((tmp_path / "out" / "table.csv").read_text(encoding="utf-8").splitlines())
+    perplexity = {row["method"]: float(row["perplexity"]) for row in rows}
+    assert perplexity["Farzi, soft tokens"] == pytest.approx(54, rel=0.2)
+
+
+def test_items(tmp_path, monkeypatch):
+    interactions = load_sample_interactions(100)
+    monkeypatch.setattr(recsys, "load_sample_interactions", lambda: interactions)
+    learner = {"model_type": "gru4rec", "hidden_size": 8}
+    recipe = {"dataset": "sample", "min_interactions": 3, "learner": learner, "splits": [0]}
+    folder = summary(tmp_path / "summary", interactions.vocabulary, recipe)
+    finetune.main(["--summary", str(folder), "--output_dir", str(tmp_path / "out"), *FAST])
+    assert methods(tmp_path / "out") == [*METHODS, "popularity", "item bigram"]
+
+
+def test_a_summary_that_says_nothing_of_its_data_is_refused(tmp_path):
+    folder = summary(tmp_path / "summary", ["a", "b"], {})
+    with pytest.raises(SystemExit, match=r"finetune.py: summary='.*' has no recipe.yaml that names its dataset"):
+        finetune.main(["--summary", str(folder)])
+
+
+def test_other_data_than_those_distilled_are_refused(text, monkeypatch):
+    monkeypatch.setitem(ptb.DATASETS, "sample", lambda data_dir: load_sample_text(200, seed=1))
+    with pytest.raises(SystemExit, match=r"finetune.py: .* vocabulary"):
+        finetune.main(["--summary", str(text), *FAST])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--summary", "no/such", "--num_students", "0"], "have to be at least 1"),
+        (["--summary", "no/such", "--model", "a", "--learner", "{}"], "are both given"),
+        (["--summary", "no/such"], "neither a folder nor a dataset repository"),
+    ],
+)
+def test_bad_settings_are_refused(hub, arguments, message):
+    with pytest.raises(SystemExit, match=f"finetune.py: .*{message}"):
+        finetune.main(arguments)
