@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 from _common import markdown, prepare_run, save_csv
-from _comparison import Comparison, Row, Student, listed
+from _comparison import Comparison, Row, Student
+from _report import listed
 from _tasks import Task, TrajectoryArguments, changed, record
 
 from farzi_hf import FarziConfig
