@@ -124,7 +124,7 @@ class Comparison(ABC):
     def train_on_real(self, sequences: Dataset, steps: int, seed: int) -> Student:
         """A student after `steps` steps of the inner optimizer, each on about as many tokens as an inner step has."""
         args, learner, sequences = self.trainer.args, self.trainer.learner, self.training_rows(sequences)
-        rows = minibatches(len(sequences), self.batch_size(sequences), steps, seed)
+        rows = minibatches(len(sequences), self.real_batch_size(sequences), steps, seed)
 
         def loss(params: Parameters, inputs: tuple, step: int) -> torch.Tensor:
             return learner.hard_loss(params, self._batch(sequences[:] if rows is None else sequences[rows[step - 1]]))
@@ -168,10 +168,6 @@ class Comparison(ABC):
         return self.student_row(
             method, lambda seed: self.train_on_real(subsets[seed], steps, seed), self.seeds, nbytes, steps
         )
-
-    def batch_size(self, sequences: Dataset) -> int:
-        """So many of them have about as many tokens as an inner step."""
-        return max(1, round(self.tokens_per_step / flatten_sequences(sequences)[1].mean()))
 
     def draw_sequences(self, seed: int) -> Dataset:
         """μ random sequences."""

@@ -233,7 +233,7 @@ def record(task: Task, args: FarziConfig, seed: int, how: TrajectoryArguments) -
     return record_trajectories(
         c.trainer.learner, args.make_inner_optimizer(), rows, c.trainer.data_collator,
         task.trajectory_folder(args.trajectories, seed), num=how.num_recorded, steps=how.trajectory_steps,
-        save_every=how.save_every, batch_size=how.trajectory_batch_size or c.batch_size(rows), seed=seed,
+        save_every=how.save_every, batch_size=how.trajectory_batch_size or c.real_batch_size(rows), seed=seed,
         together=how.together, device=plain.device,
     )  # fmt: skip
 

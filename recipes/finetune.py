@@ -161,7 +161,7 @@ def row(
         )
         changes = {"max_steps": c.steps, "seed": seed, **settings}
         if "per_device_train_batch_size" not in changes and collator is c.trainer.data_collator:
-            changes["per_device_train_batch_size"] = c.batch_size(data)
+            changes["per_device_train_batch_size"] = c.real_batch_size(data)
         return train_stock(model, data, collator, stock_arguments(c, args.output_dir, **changes))
 
     return c.student_row(method, train, c.seeds, nbytes, settings.get("max_steps", c.steps))
