@@ -133,6 +133,10 @@ class Comparison(ABC):
         with torch.no_grad():
             return self.student(unroll(loss, start, (), optimizer=args.make_inner_optimizer(), steps=steps))
 
+    def real_batch_size(self, sequences: Dataset) -> int:
+        """How many of them have about as many tokens as an inner step."""
+        return max(1, round(self.tokens_per_step / flatten_sequences(sequences)[1].mean()))
+
     def outputs(
         self, student: Student, rows: Dataset, statistic: Callable[[Tensor, Mapping[str, Tensor]], Tensor]
     ) -> list[np.ndarray]:

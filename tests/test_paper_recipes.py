@@ -143,7 +143,7 @@ def test_the_share_of_full_data_is_paired_over_sequences():
     ("dataset", "metric", "counted"),
     [
         ("sample", "perplexity", ["unigram", "interpolated bigram"]),
-        ("sample_interactions", "hr@100", ["popularity", "item bigram"]),
+        pytest.param("sample_interactions", "hr@100", ["popularity", "item bigram"], marks=pytest.mark.slow),
     ],
 )
 def test_sample_efficiency(tmp_path, capsys, dataset, metric, counted):
@@ -169,7 +169,11 @@ def test_sample_efficiency(tmp_path, capsys, dataset, metric, counted):
 
 
 @pytest.mark.parametrize(
-    ("dataset", "names"), [("sample", ["Transformer", "RNN"]), ("sample_interactions", ["SASRec", "GRU4Rec", "FMLP"])]
+    ("dataset", "names"),
+    [
+        ("sample", ["Transformer", "RNN"]),
+        pytest.param("sample_interactions", ["SASRec", "GRU4Rec", "FMLP"], marks=pytest.mark.slow),
+    ],
 )
 def test_cross_architecture(tmp_path, dataset, names):
     cross_architecture.main(tiny(dataset, tmp_path))
@@ -271,7 +275,7 @@ def write_costs(argv: list[str], folder: Path) -> None:
 
 @higher_warns
 def test_higher_differentiates_the_same_training(tmp_path):
-    """Up to where ε is added: against a large one that makes steps longer or shorter, and nothing else."""
+    """Once ε is where higher adds it: before the bias correction, which after one step divides by √(1 − β2)."""
     pytest.importorskip("higher")
     argv = [*tiny("sample_interactions", tmp_path)[2:], "--inner_epsilon", "1.0", "--inner_steps", "1"]
     kinds, path = (TrajectoryArguments, PaperArguments), CONFIGS / "paper_sample_interactions_quick.yaml"
@@ -281,14 +285,17 @@ def test_higher_differentiates_the_same_training(tmp_path):
     batch = c.trainer.data_collator([{"input_ids": row} for row in rows])
     farzi, ours = c.trainer.model, c.trainer.objective
     gradients = []
-    for objective in (ours, inner_optimizers.HigherMatching(c.trainer.training, c.steps)):
+    adam = c.trainer.training.optimizer
+    moved = dataclasses.replace(adam, eps=adam.eps * (1 - adam.betas[1]) ** 0.5)
+    theirs = inner_optimizers.HigherMatching(dataclasses.replace(c.trainer.training, optimizer=moved), c.steps)
+    for objective in (ours, theirs):
         loss = objective(c.trainer.learner, farzi.latents, farzi.decoder, batch, seed=3)
         gradients.append(torch.autograd.grad(loss, [farzi.latents, farzi.decoder]))
     for expected, found in zip(*gradients, strict=True):
-        assert torch.cosine_similarity(expected.flatten(), found.flatten(), dim=0) > 0.99
+        assert (found - expected).norm() < 1e-4 * expected.norm() > 0
 
 
-@pytest.mark.parametrize("dataset", ["sample", "sample_interactions"])
+@pytest.mark.parametrize("dataset", ["sample", pytest.param("sample_interactions", marks=pytest.mark.slow)])
 def test_regularization(tmp_path, dataset):
     regularization.main([*tiny(dataset, tmp_path), "--latent_dims", "2", "5"])
     table = card(tmp_path)
