@@ -148,7 +148,7 @@ def test_recording_goes_on_where_it_was_killed(record, tmp_path, monkeypatch):
         ({"learner": Learner(partial(gpt2, n_layer=2))}, "parameters"),
         ({"learner": Learner(partial(gpt2, n_head=1))}, "model"),
     ],
-    ids=str,
+    ids=["steps", "seed", "together", "optimizer", "its settings", "data", "shapes", "model"],
 )  # fmt: skip
 def test_a_folder_recorded_otherwise_is_refused_and_left_alone(record, tmp_path, change, name):
     record(num=1)
