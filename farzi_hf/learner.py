@@ -217,6 +217,11 @@ class Learner:
             )
         model.set_attn_implementation("eager")
         model.config.use_cache = False  # keys and values of past tokens are for generation only
+        embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+        if head is not None and head.weight is embedding.weight:
+            # torch drops a padding row's gradient at the input. Tied, the head still trains that row, and the derivative of
+            # the training would miss how the input depends on it.
+            embedding.padding_idx = None
         return model.eval()
 
 
@@ -255,7 +260,15 @@ class LearnerBatch:
         if any(isinstance(module, nn.RNNBase) for module in self.learner.model.modules()):  # vmap has no rule for them
             one_by_one = [dict(zip(params, values, strict=True)) for values in zip(*params.values(), strict=True)]
             return torch.stack([self.learner.logits(theta, batch) for theta in one_by_one])
-        return torch.vmap(self.learner.logits, in_dims=(0, None))(params, dict(batch))
+        try:
+            return torch.vmap(self.learner.logits, in_dims=(0, None))(params, dict(batch))
+        except RuntimeError as error:
+            if "vmap" not in str(error):
+                raise
+            raise RuntimeError(
+                f"learners_per_step={self.size}: {type(self.learner.model).__name__} does not run under torch.vmap ({error}); "
+                f"use learners_per_step=1 and gradient_accumulation_steps={self.size}"
+            ) from error
 
     def _losses(self, params: Parameters, batch: Mapping[str, Tensor], labels: Tensor) -> Tensor:
         losses = [shifted_cross_entropy(logits, labels) for logits in self.logits(params, batch).unbind()]

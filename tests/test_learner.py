@@ -248,6 +248,10 @@ def test_a_model_that_starts_with_nan_is_refused():
 def test_learners_at_once_are_single_learners_side_by_side(learner):
     """Every family, recurrent ones too: sum of the soft losses, mean of the hard ones, and the gradients."""
     batch, ids = learner.batch(2), random_ids()
+    if learner.model.config.model_type == "bloom":  # its GELU is a Function of its own, which vmap cannot run
+        with pytest.raises(RuntimeError, match="learners_per_step=2: BloomForCausalLM does not run"):
+            batch.hard_loss(batch.initial_parameters(0), {"input_ids": ids, "labels": ids})
+        return
     real = {"input_ids": ids, "labels": ids}
     params = {name: x.requires_grad_() for name, x in batch.initial_parameters(0).items()}
     single = [{name: x[k] for name, x in params.items()} for k in range(2)]
