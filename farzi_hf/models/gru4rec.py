@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import initialization
 
 from farzi_hf.models.next_item import NextItemConfig, NextItemModel, register
 
@@ -28,12 +27,6 @@ class GRU4RecForNextItem(NextItemModel):
 
     def __init__(self, config: GRU4RecConfig) -> None:
         super().__init__(config, _Recurrent(config))
-
-    def _init_weights(self, module: nn.Module) -> None:
-        super()._init_weights(module)
-        if isinstance(module, nn.GRU):  # torch's own bounds; transformers knows of the LSTM only
-            for parameter in module.parameters():
-                initialization.uniform_(parameter, -(module.hidden_size**-0.5), module.hidden_size**-0.5)
 
 
 class _Recurrent(nn.Module):

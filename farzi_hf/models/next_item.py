@@ -8,13 +8,15 @@ that it is given, in training as in `recommend`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedConfig
 from transformers.modeling_outputs import CausalLMOutput
+
+from farzi_hf.models.sequence_model import SequenceModel
 
 PADDING = 0
 
@@ -72,16 +74,14 @@ class NextItemConfig(PreTrainedConfig):
         return self.num_items + 1
 
 
-class NextItemModel(PreTrainedModel):
+class NextItemModel(SequenceModel):
     """Base of the models: `logits (b, L, V)` at position j score the item at j + 1. A subclass sets `encoder`.
 
     `encoder` maps embeddings (b, L, h) to states (b, L, h), those of position j from embeddings up to j alone.
     """
 
     base_model_prefix = "encoder"
-    main_input_name = "input_ids"
     config_class = NextItemConfig
-    _tied_weights_keys: ClassVar[dict[str, str]] = {"output.weight": "embedding.weight"}
 
     def __init__(self, config: NextItemConfig, encoder: nn.Module) -> None:
         super().__init__(config)
@@ -90,18 +90,6 @@ class NextItemModel(PreTrainedModel):
         self.encoder = encoder
         self.output = nn.Linear(config.hidden_size, config.vocab_size)
         self.post_init()
-
-    def get_input_embeddings(self) -> nn.Embedding:
-        """The embedding that turns items into vectors."""
-        return self.embedding
-
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
-        """Replaces the input embedding."""
-        self.embedding = value
-
-    def get_output_embeddings(self) -> nn.Linear:
-        """The layer that turns states into scores."""
-        return self.output
 
     def forward(
         self,
@@ -161,10 +149,7 @@ class NextItemModel(PreTrainedModel):
         return scores.argsort(dim=1, descending=True, stable=True)[:, :k]
 
     def _states(self, input_ids: Tensor | None, inputs_embeds: Tensor | None, attention_mask: Tensor | None) -> Tensor:
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("give exactly one of input_ids and inputs_embeds")
-        if inputs_embeds is None:
-            inputs_embeds = self.embedding(input_ids)
+        inputs_embeds = self._embedded(input_ids, inputs_embeds)
         length, longest = inputs_embeds.shape[1], self.config.max_length
         if length > longest:
             raise ValueError(

@@ -6,12 +6,14 @@ twice differentiable on CPU and CUDA alike.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, initialization
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from transformers.modeling_outputs import CausalLMOutput
+
+from farzi_hf.models.sequence_model import SequenceModel
 
 
 class RNNConfig(PreTrainedConfig):
@@ -63,13 +65,11 @@ class RNNConfig(PreTrainedConfig):
         super().__init__(**kwargs)
 
 
-class RNNForCausalLM(PreTrainedModel):
+class RNNForCausalLM(SequenceModel):
     """GRU language model: `logits (b, L, V)` at position j predict token j + 1."""
 
     config_class = RNNConfig
     base_model_prefix = "model"
-    main_input_name = "input_ids"
-    _tied_weights_keys: ClassVar[dict[str, str]] = {"output.weight": "embedding.weight"}
 
     def __init__(self, config: RNNConfig) -> None:
         super().__init__(config)
@@ -80,24 +80,6 @@ class RNNForCausalLM(PreTrainedModel):
         self.dropout = nn.Dropout(config.dropout)
         self.output = nn.Linear(size, config.vocab_size)
         self.post_init()
-
-    def _init_weights(self, module: nn.Module) -> None:
-        super()._init_weights(module)
-        if isinstance(module, nn.GRU):  # torch's own bounds; transformers knows of the LSTM only
-            for parameter in module.parameters():
-                initialization.uniform_(parameter, -(module.hidden_size**-0.5), module.hidden_size**-0.5)
-
-    def get_input_embeddings(self) -> nn.Embedding:
-        """The embedding that turns ids into vectors."""
-        return self.embedding
-
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
-        """Replaces the input embedding."""
-        self.embedding = value
-
-    def get_output_embeddings(self) -> nn.Linear:
-        """The layer that turns states into logits."""
-        return self.output
 
     def forward(
         self,
@@ -119,10 +101,7 @@ class RNNForCausalLM(PreTrainedModel):
         Raises:
             ValueError: both or neither of ids and embeddings.
         """
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("give exactly one of input_ids and inputs_embeds")
-        if inputs_embeds is None:
-            inputs_embeds = self.embedding(input_ids)
+        inputs_embeds = self._embedded(input_ids, inputs_embeds)
         # cuDNN's recurrent kernels have no second derivative.
         with torch.backends.cudnn.flags(enabled=False):
             states, _ = self.gru(self.dropout(inputs_embeds))
