@@ -6,12 +6,14 @@ import csv
 import ctypes
 import difflib
 import json
+import os
 import platform
 import shutil
 import subprocess
+import sys
 from argparse import ArgumentParser
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ import yaml
 from transformers import HfArgumentParser, TrainingArguments
 
 import farzi_hf
+from farzi_hf.data import DataUnavailableError
 from farzi_hf.trainer import last_checkpoint
 
 ROOT = Path(__file__).resolve().parent
@@ -88,6 +91,18 @@ def read_yaml(path: Path, known: set[str]) -> dict[str, Any]:
             remedy = f"did you mean {close[0]}?" if close else "see --help for the fields there are"
             raise ValueError(f"config={str(path)!r} has an unknown key {key!r}: {remedy}")
     return values
+
+
+@contextmanager
+def ends_in_one_line(script: str, *more: type[Exception]) -> Iterator[None]:
+    """Within it, what a user can get wrong ends the program with one line: ValueError, missing data, and `more`.
+
+    Of several processes the first one says it.
+    """
+    try:
+        yield
+    except (ValueError, DataUnavailableError, *more) as error:
+        sys.exit(f"{script}: {error}" if os.environ.get("RANK", "0") == "0" else 1)
 
 
 # -- run -------------------------------------------------------------------------------------------------------------

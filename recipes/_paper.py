@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,7 +13,6 @@ from _tasks import CONFIGS, Task, TrajectoryArguments, parse_task
 from objectives import DATASETS, choose
 
 from farzi_hf import FarziConfig
-from farzi_hf.data import DataUnavailableError
 
 
 @dataclass
@@ -109,12 +106,3 @@ class Experiment:
 
 def _with_interval(value: float, edges: Sequence[float]) -> str:
     return f"{value:.4g} ({edges[0]:.4g}–{edges[1]:.4g})"
-
-
-@contextmanager
-def ends_in_one_line(script: str) -> Iterator[None]:
-    """Within it, what a user can get wrong ends the program with one line."""
-    try:
-        yield
-    except (ValueError, DataUnavailableError) as error:
-        sys.exit(f"{script}: {error}")

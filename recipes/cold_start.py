@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 from _cells import Done, cell_row, results
-from _common import keep_freed_memory, markdown, save_csv
-from _paper import Experiment, ends_in_one_line
+from _common import ends_in_one_line, keep_freed_memory, markdown, save_csv
+from _paper import Experiment
 from _recommendation import count_rows
 from _tasks import RecommendationTask
 from sample_efficiency import FULL, LONG, full_cells, sized_cell

@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from _cells import Cell, Done, cell_row, on_everything, on_everything_long, results
-from _common import keep_freed_memory, markdown
+from _common import ends_in_one_line, keep_freed_memory, markdown
 from _comparison import Row
-from _paper import Experiment, ends_in_one_line
+from _paper import Experiment
 from _tasks import Task, TextTask
 
 from farzi_hf.plots import plot_comparison

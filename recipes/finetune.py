@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,14 +23,14 @@ import _recommendation
 import ptb
 import recsys
 import torch
-from _common import keep_freed_memory, markdown, save_csv
+from _common import ends_in_one_line, keep_freed_memory, markdown, save_csv
 from _comparison import Comparison, Row, Student, stock_arguments, train_stock
 from datasets import Dataset
 from transformers import AutoConfig, AutoModelForCausalLM, HfArgumentParser, PreTrainedConfig, default_data_collator
 
 from farzi_hf import FarziConfig, FarziData, FarziTrainer
 from farzi_hf.baselines import random_sequences
-from farzi_hf.data import DataUnavailableError, InteractionCollator
+from farzi_hf.data import InteractionCollator
 from farzi_hf.plots import plot_comparison
 from farzi_hf.vocabulary import is_text
 
@@ -63,12 +62,10 @@ class FinetuneArguments:
 def main(argv: Sequence[str] | None = None) -> None:
     """The whole recipe, in one process."""
     keep_freed_memory()
-    try:
+    with ends_in_one_line("finetune.py", FileNotFoundError):
         (args,) = HfArgumentParser(FinetuneArguments).parse_args_into_dataclasses(argv, look_for_args_file=False)
         farzi = FarziData.from_pretrained(args.summary, args.revision)
         c = comparison_of(args, farzi)
-    except (ValueError, FileNotFoundError, DataUnavailableError) as error:
-        sys.exit(f"finetune.py: {error}")
     task, metric = (
         (_language_modeling, "perplexity") if is_text(farzi.processing_class) else (_recommendation, "hr@100")
     )

@@ -23,9 +23,9 @@ import torch
 from _benchmark_results import Row as CostRow
 from _benchmark_results import read_rows, tables
 from _cells import Cell, cell_row, results
-from _common import keep_freed_memory
+from _common import ends_in_one_line, keep_freed_memory
 from _comparison import Comparison, Student
-from _paper import Experiment, ends_in_one_line
+from _paper import Experiment
 from sample_efficiency import LONG, full_cells
 from torch import Tensor
 

@@ -8,16 +8,13 @@ on the validation split. Adam, with the config's settings, stands beside them.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from _common import keep_freed_memory, markdown
+from _common import ends_in_one_line, keep_freed_memory, markdown
 from _comparison import Comparison
 from _tasks import CONFIGS, Task, changed, parse_task
 from objectives import DATASETS, ObjectiveArguments, TrajectoryArguments, choose
-
-from farzi_hf.data import DataUnavailableError
 
 
 @dataclass
@@ -32,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Prints the grid as it is measured, then as a table."""
     keep_freed_memory()
     dataset, scale, rest = choose(argv)
-    try:
+    with ends_in_one_line("inner_sgd.py"):
         config = CONFIGS / f"objectives_{dataset}_{scale}.yaml"
         task, (_, asked, grid) = parse_task(
             DATASETS[dataset], (TrajectoryArguments, ObjectiveArguments, GridArguments), config, rest
@@ -42,8 +39,6 @@ def main(argv: Sequence[str] | None = None) -> None:
             for rate in grid.learning_rates:
                 settings = {"inner_optimizer": "sgd", "inner_learning_rate": rate, "inner_momentum": momentum}
                 rows.append(measured(task, asked.seeds, f"SGD {rate:g}, momentum {momentum:g}", **settings))
-    except (ValueError, DataUnavailableError) as error:
-        sys.exit(f"inner_sgd.py: {error}")
     print(f"\n{markdown(rows)}")
 
 

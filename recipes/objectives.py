@@ -12,7 +12,6 @@ All rows have the same start of the summary, the same number of outer steps and 
 
 from __future__ import annotations
 
-import sys
 from argparse import ArgumentParser
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -29,10 +28,9 @@ from _cells import (
     shared_facts,
     write_table,
 )
-from _common import ROOT, environment, keep_freed_memory, markdown
+from _common import ROOT, ends_in_one_line, environment, keep_freed_memory, markdown
 from _tasks import CONFIGS, Task, TrajectoryArguments, described, parse_task
 
-from farzi_hf.data import DataUnavailableError
 from farzi_hf.plots import plot_comparison
 
 DATASETS = {
@@ -92,12 +90,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The table of one data set."""
     keep_freed_memory()
     dataset, scale, rest = choose(argv)
-    try:
+    with ends_in_one_line("objectives.py"):
         config = CONFIGS / f"objectives_{dataset}_{scale}.yaml"
         task, (how, asked) = parse_task(DATASETS[dataset], (TrajectoryArguments, ObjectiveArguments), config, rest)
         rows = run_cells(task, cells(task, asked), asked.seeds, how)
-    except (ValueError, DataUnavailableError) as error:
-        sys.exit(f"objectives.py: {error}")
     folder = Path(asked.card_dir or ROOT.parent / "model_cards" / f"objectives_{dataset}")
     facts = {
         **shared_facts(task, task.args, asked.seeds, how), "scale": scale, **inner_optimizers(task, asked),

@@ -11,14 +11,12 @@ Started again, it goes on from the last checkpoint in `output_dir`. It writes th
 from __future__ import annotations
 
 import json
-import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from _common import keep_freed_memory, markdown, parse_arguments, prepare_run, save_csv
+from _common import ends_in_one_line, keep_freed_memory, markdown, parse_arguments, prepare_run, save_csv
 from _comparison import (
     BASELINES,
     Comparison,
@@ -34,7 +32,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerBase
 import farzi_hf.models  # noqa: F401  registers the architectures that transformers does not have
 from farzi_hf import FarziConfig, FarziTrainer
 from farzi_hf.baselines import Unigram
-from farzi_hf.data import DataUnavailableError, load_ptb, load_sample_text, tokenize, word_tokenizer
+from farzi_hf.data import load_ptb, load_sample_text, tokenize, word_tokenizer
 from farzi_hf.metrics import token_metrics
 from farzi_hf.plots import plot_comparison, plot_distillation
 
@@ -96,14 +94,12 @@ class RecipeArguments:
 def main(argv: Sequence[str] | None = None) -> None:
     """The whole recipe. Every process distils; the first one compares, prints and writes."""
     keep_freed_memory()
-    try:
+    with ends_in_one_line("ptb.py"):
         recipe, args = parse_arguments((RecipeArguments, FarziConfig), QUICK, argv)
         settings = {**recipe.to_recipe(), **args.to_recipe()}
         with args.main_process_first(desc="data and checkpoints"):
             tokenizer, splits = load_splits(recipe)
             checkpoint = args.resume_from_checkpoint or prepare_run(args, settings, recipe.resume)
-    except (ValueError, DataUnavailableError) as error:
-        sys.exit(f"ptb.py: {error}" if os.environ.get("RANK", "0") == "0" else 1)  # said once, whatever the world size
     comparison = comparison_of(recipe, args, tokenizer, splits)
     trainer = comparison.trainer
     first = trainer.is_world_process_zero()

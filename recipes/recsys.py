@@ -13,14 +13,12 @@ from __future__ import annotations
 
 import copy
 import json
-import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from _common import keep_freed_memory, markdown, parse_arguments, prepare_run, save_csv
+from _common import ends_in_one_line, keep_freed_memory, markdown, parse_arguments, prepare_run, save_csv
 from _comparison import (
     BASELINES,
     Row,
@@ -34,7 +32,6 @@ from transformers import AutoConfig
 import farzi_hf.models  # noqa: F401  registers the architectures
 from farzi_hf import FarziConfig, FarziTrainer
 from farzi_hf.data import (
-    DataUnavailableError,
     InteractionCollator,
     Interactions,
     evaluation_windows,
@@ -107,14 +104,12 @@ def _mapping(name: str, value: Any) -> dict[str, Any]:
 def main(argv: Sequence[str] | None = None) -> None:
     """The whole recipe. Every process distils; the first one compares, prints and writes."""
     keep_freed_memory()
-    try:
+    with ends_in_one_line("recsys.py"):
         recipe, args = parse_arguments((RecipeArguments, FarziConfig), QUICK, argv)
         args.label_names = ["labels", "seen"]  # the ranking leaves out what a user has had
         with args.main_process_first(desc="data"):
             interactions = load(recipe)
         splits = [run_split(recipe, args, interactions, split) for split in recipe.splits]
-    except (ValueError, DataUnavailableError) as error:
-        sys.exit(f"recsys.py: {error}" if os.environ.get("RANK", "0") == "0" else 1)  # once, whatever the world size
     if args.process_index == 0:
         report(recipe, args, splits)
 

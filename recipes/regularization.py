@@ -18,9 +18,9 @@ from dataclasses import fields, replace
 import numpy as np
 import torch
 from _cells import Cell, cell_row, on_summary, results
-from _common import keep_freed_memory
+from _common import ends_in_one_line, keep_freed_memory
 from _comparison import Comparison, Row, Student
-from _paper import Experiment, ends_in_one_line
+from _paper import Experiment
 from datasets import Dataset
 from sample_efficiency import LONG, full_cells
 from torch import Tensor, nn

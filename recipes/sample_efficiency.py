@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from _cells import Cell, Students, cell_row, on_everything, on_everything_long, on_head, on_random, on_summary, results
-from _common import keep_freed_memory, markdown
-from _paper import Experiment, ends_in_one_line
+from _common import ends_in_one_line, keep_freed_memory, markdown
+from _paper import Experiment
 from _recommendation import METRICS
 from _recommendation import PAPER as PAPER_RANKING
 

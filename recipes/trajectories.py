@@ -17,10 +17,8 @@ from dataclasses import asdict
 
 import ptb
 import recsys
-from _common import keep_freed_memory
+from _common import ends_in_one_line, keep_freed_memory
 from _tasks import TASKS, TrajectoryArguments, changed, described, parse_task, record
-
-from farzi_hf.data import DataUnavailableError
 
 DEFAULT_CONFIGS = {"ptb": ptb.QUICK, "recsys": recsys.QUICK}
 
@@ -32,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     script = argv.pop(0) if argv else ""
     if script not in TASKS:
         sys.exit(f"trajectories.py: {script!r} is no recipe; begin with one of {', '.join(TASKS)}, then its arguments")
-    try:
+    with ends_in_one_line("trajectories.py"):
         task, (how,) = parse_task(script, (TrajectoryArguments,), DEFAULT_CONFIGS[script], argv)
         args = task.args
         folder = args.trajectories or f"{args.output_dir}/trajectories"
@@ -42,8 +40,6 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(
                 f"{bank.folder}: {len(bank)} trajectories ({described(asdict(how))}), {gibibytes:.3f} GiB", flush=True
             )
-    except (ValueError, DataUnavailableError) as error:
-        sys.exit(f"trajectories.py: {error}")
 
 
 if __name__ == "__main__":

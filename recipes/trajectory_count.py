@@ -9,17 +9,15 @@ paper's way. All else is as in `objectives.py`, whose configs it takes; tables g
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from _cells import Cell, run_cells, shared_facts, write_table
-from _common import ROOT, environment, keep_freed_memory
+from _common import ROOT, ends_in_one_line, environment, keep_freed_memory
 from _tasks import CONFIGS, Task, TrajectoryArguments, parse_task
 from objectives import DATASETS, ObjectiveArguments, choose
 
-from farzi_hf.data import DataUnavailableError
 from farzi_hf.plots import plot_trajectory_count
 
 
@@ -38,14 +36,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The curve of one data set."""
     keep_freed_memory()
     dataset, scale, rest = choose(argv)
-    try:
+    with ends_in_one_line("trajectory_count.py"):
         config = CONFIGS / f"objectives_{dataset}_{scale}.yaml"
         kinds = (TrajectoryArguments, ObjectiveArguments, CountArguments)
         task, (how, asked, counted) = parse_task(DATASETS[dataset], kinds, config, rest)
         how = replace(how, num_recorded=max(counted.counts))
         rows = run_cells(task, cells(task, counted.counts), asked.seeds, how)
-    except (ValueError, DataUnavailableError) as error:
-        sys.exit(f"trajectory_count.py: {error}")
     rows = [{**row, "trajectories": count} for row, count in zip(rows, counted.counts, strict=True)]
     folder = Path(asked.card_dir or ROOT.parent / "model_cards" / f"trajectory_count_{dataset}")
     facts = {
