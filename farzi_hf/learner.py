@@ -160,6 +160,11 @@ class Learner:
                     f"learner_init returned a model whose {name} holds NaN or infinity; give one that starts finite"
                 )
         self.model.register_forward_pre_hook(feed_soft_tokens, with_kwargs=True)
+        embedding, head = self.model.get_input_embeddings(), self.model.get_output_embeddings()
+        if head is not None and head.weight is embedding.weight:
+            # torch drops a padding row's gradient at the input. Tied, the head still trains that row, and the derivative of
+            # the training would miss how the input depends on it.
+            embedding.padding_idx = None
         self.vocab_size = vocabulary_size(self.model)
 
     def initial_parameters(self, seed: int, device: torch.device | str | None = None) -> Parameters:
@@ -217,11 +222,6 @@ class Learner:
             )
         model.set_attn_implementation("eager")
         model.config.use_cache = False  # keys and values of past tokens are for generation only
-        embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-        if head is not None and head.weight is embedding.weight:
-            # torch drops a padding row's gradient at the input. Tied, the head still trains that row, and the derivative of
-            # the training would miss how the input depends on it.
-            embedding.padding_idx = None
         return model.eval()
 
 
@@ -234,6 +234,7 @@ class LearnerBatch:
 
     def __init__(self, learner: Learner, size: int):
         self.learner, self.size = learner, size
+        self._recurrent = any(isinstance(module, nn.RNNBase) for module in learner.model.modules())
 
     def initial_parameters(self, seed: int, device: torch.device | str | None = None) -> Parameters:
         """(K, …) of K different θ_0, functions of `seed` alone; the first is that of a single learner."""
@@ -257,7 +258,7 @@ class LearnerBatch:
 
     def logits(self, params: Parameters, batch: Mapping[str, Tensor]) -> Tensor:
         """(K, b, L, V)."""
-        if any(isinstance(module, nn.RNNBase) for module in self.learner.model.modules()):  # vmap has no rule for them
+        if self._recurrent:  # vmap has no rule for these layers
             one_by_one = [dict(zip(params, values, strict=True)) for values in zip(*params.values(), strict=True)]
             return torch.stack([self.learner.logits(theta, batch) for theta in one_by_one])
         try:
@@ -273,6 +274,11 @@ class LearnerBatch:
     def _losses(self, params: Parameters, batch: Mapping[str, Tensor], labels: Tensor) -> Tensor:
         losses = [shifted_cross_entropy(logits, labels) for logits in self.logits(params, batch).unbind()]
         return torch.stack([loss / count for loss, count in losses])
+
+
+def combine_seeds(*numbers: int) -> int:
+    """One seed of several numbers, without the collisions of adding them."""
+    return int(np.random.SeedSequence(numbers).generate_state(1)[0])
 
 
 def _factory(learner_init: LearnerInit) -> Callable[[], PreTrainedModel]:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from datasets import Dataset
 from torch import Tensor, nn
@@ -32,7 +31,7 @@ from farzi_hf.atomic_folder import check_destination
 from farzi_hf.config import INITIALIZATIONS, FarziConfig
 from farzi_hf.data import check_sequences
 from farzi_hf.farzi_data import FarziData, FarziDataConfig
-from farzi_hf.learner import Learner, Parameters, shifted_cross_entropy
+from farzi_hf.learner import Learner, Parameters, combine_seeds, shifted_cross_entropy
 from farzi_hf.metrics import language_modeling_metrics, mean_and_spread, token_statistics
 from farzi_hf.objectives import Objective
 from farzi_hf.publishing_trainer import PublishingTrainer
@@ -204,7 +203,7 @@ class FarziTrainer(PublishingTrainer):
         micro = micro + 1 if step == self.state.global_step else 0
         self._micro_step = (self.state.global_step, micro)
         position = micro * self.args.world_size + self.args.process_index
-        return _seed(self.args.seed, 0, self.state.global_step, position)
+        return combine_seeds(self.args.seed, 0, self.state.global_step, position)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
@@ -219,7 +218,7 @@ class FarziTrainer(PublishingTrainer):
 
     def train_student(self, index: int = 0) -> Parameters:
         """θ_T of evaluation student `index`: fresh weights, trained on the summary with the inner loop's settings."""
-        seed = _seed(self.args.seed, _EVALUATION, index)
+        seed = combine_seeds(self.args.seed, _EVALUATION, index)
         start = self.learner.initial_parameters(seed, self.args.device)
         farzi = self.model
         with torch.no_grad():
@@ -299,11 +298,6 @@ def last_checkpoint(folder: str | os.PathLike) -> str | None:
             json.loads((path / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
             return str(path)
     return None
-
-
-def _seed(*numbers: int) -> int:
-    """One seed of several numbers, without the collisions of adding them."""
-    return int(np.random.SeedSequence(numbers).generate_state(1)[0])
 
 
 def _language_model_collator(processing_class: Any) -> Callable:

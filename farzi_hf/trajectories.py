@@ -27,7 +27,7 @@ from farzi_hf.atomic_folder import replace_file
 from farzi_hf.data import check_sequences, flatten_sequences, minibatches
 from farzi_hf.inner_loop import InnerLoop, Layout, autocast_settings, weights
 from farzi_hf.inner_optimizers import InnerOptimizer
-from farzi_hf.learner import Learner, Parameters
+from farzi_hf.learner import Learner, Parameters, combine_seeds
 
 logger = logging.getLogger(__name__)
 
@@ -97,8 +97,10 @@ def record_trajectories(
         group = range(first, min(first + together, num))
         missing = [i for i in group if not _shard(folder, i).exists()]
         if missing:
-            batches = _Batches.of(train_dataset, data_collator, batch_size, steps, _seed(seed, first, 1), device)
-            starts = [learner.initial_parameters(_seed(seed, i, 0), device) for i in group]
+            batches = _Batches.of(
+                train_dataset, data_collator, batch_size, steps, combine_seeds(_RECORDING, seed, first, 1), device
+            )
+            starts = [learner.initial_parameters(combine_seeds(_RECORDING, seed, i, 0), device) for i in group]
             trajectories = _train(learner, optimizer, starts, batches, steps, save_every)
             for i in missing:
                 shard = {name: x[:, i - first].contiguous() for name, x in trajectories.items()}
@@ -226,10 +228,6 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
 
 def _shard(folder: Path, trajectory: int) -> Path:
     return folder / f"trajectory-{trajectory:05d}.safetensors"
-
-
-def _seed(*numbers: int) -> int:
-    return int(np.random.SeedSequence((_RECORDING, *numbers)).generate_state(1)[0])
 
 
 # -- reading ---------------------------------------------------------------------------------------------------------
