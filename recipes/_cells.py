@@ -94,13 +94,8 @@ class Cell:
         return re.sub(r"[^a-z0-9]+", "-", self.method.lower()).strip("-")
 
 
-def run_cells(task: Task, cells: Sequence[Cell], seeds: Sequence[int], how: TrajectoryArguments) -> list[Row]:
-    """One row per cell, over all seeds. Cells in `output_dir` that were run with the same settings are not run again."""
-    return [cell_row(task, method, done) for method, done in results(task, cells, seeds, how).items()]
-
-
 def results(task: Task, cells: Sequence[Cell], seeds: Sequence[int], how: TrajectoryArguments) -> dict[str, list[Done]]:
-    """What each cell left, by method, one entry per seed."""
+    """What each cell left, by method, one entry per seed. Cells in `output_dir` that were run with the same settings are not run again."""
     found: dict[str, list[Done]] = {cell.method: [] for cell in cells}
     for cell in cells:
         for seed in seeds:

@@ -1,4 +1,4 @@
-"""What the recipes of the paper's tables and figures share: settings, and sentences that are computed from results."""
+"""What the recipes of the paper's tables and figures share: their settings and where their cards go."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from _cells import Done, shared_facts, write_table
+from _cells import shared_facts, write_table
 from _common import ROOT, environment
 from _comparison import Row
 from _tasks import CONFIGS, Task, TrajectoryArguments, parse_task
@@ -86,23 +86,3 @@ class Experiment:
         title = f"{self.title}, {self.dataset}, {self.scale} scale"
         text = write_table(self.task, rows, facts, self.folder, title, more, findings, columns)
         print(f"\n{text}\nTable: {self.folder / 'table.md'}")
-
-    def finding(self, ours: str, full: str, results: Mapping[str, Sequence[Done]]) -> str:
-        """How much of the quality of one cell another one has, and how sure that is."""
-        metric, label = self.task.metric, self.task.metric_label
-        students = {name: [part["students"] for part in results[name]] for name in (ours, full)}
-        rows = {name: self.task.row(name, students[name], 0) for name in students}
-        share, (low, high) = self.task.ratio(students[ours], students[full])
-        edges = {name: row[f"{metric}_interval"] for name, row in rows.items()}
-        overlap = edges[ours][0] <= edges[full][1] and edges[full][0] <= edges[ours][1]
-        counts = {name: sum(map(len, parts)) for name, parts in students.items()}
-        return (
-            f"**{ours} has {100 * share:.1f} % of the quality of {full}** ({self.task.ratio_label}; 95 % interval "
-            f"{100 * low:.1f}–{100 * high:.1f} %, paired over test sequences): {label} {_with_interval(rows[ours][metric], edges[ours])} against "
-            f"{_with_interval(rows[full][metric], edges[full])}; the intervals {'overlap' if overlap else 'are disjoint'}. "
-            f"{len(self.asked.seeds)} seeds, {counts[ours]} and {counts[full]} students."
-        )
-
-
-def _with_interval(value: float, edges: Sequence[float]) -> str:
-    return f"{value:.4g} ({edges[0]:.4g}–{edges[1]:.4g})"

@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from _cells import Done, cell_row, results
+from _cells import Done, results
 from _common import ends_in_one_line, keep_freed_memory, markdown, save_csv
+from _evidence import AGREES, DIFFERS, OPEN, Evidence, counted
 from _paper import Experiment
 from _recommendation import count_rows
 from _tasks import RecommendationTask
@@ -74,11 +75,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     ]
     save_csv(strata_rows, e.folder / "strata.csv")
     (e.folder / "strata.json").write_text(json.dumps(strata_rows, indent=1), encoding="utf-8")
-    findings = [e.finding(ours.method, LONG, found)]
-    findings += [
-        gap(ours.method, full, by, hits, getattr(strata, by)) for by in ("items", "users") for full in (FULL, LONG)
+    evidence = Evidence(e.task, found)
+    judged = [v for by in ("items", "users") for v in regions(ours.method, LONG, by, hits, getattr(strata, by))]
+    findings = [
+        f"{counted([verdict for verdict, _ in judged])} Decided is what the 95 % interval (of test users) says."
     ]
-    rows = [cell_row(e.task, name, done) for name, done in found.items()] + e.task.counted(e.asked.seeds)
+    findings += [f"- {verdict}: {text}" for verdict, text in judged]
+    findings += [evidence.finding(ours.method, name) for name in (LONG, FULL)]
+    rows = [*evidence.rows.values(), *e.task.counted(e.asked.seeds)]
     more = "\n" + "\n\n".join(strata_table(strata_rows, by) for by in ("items", "users")) + "\n"
     e.write(rows, findings, more)
     plot_deciles(strata_rows, e.folder / "cold_start.png", metric_label="Test HR@100")
@@ -110,19 +114,21 @@ def tenths_rows(hits: np.ndarray, tenth: np.ndarray) -> list[dict[str, Any]]:
     return rows
 
 
-def gap(ours: str, full: str, by: str, hits: Mapping[str, np.ndarray], tenth: np.ndarray) -> str:
-    """Ours less full data's HR@100, in the three most popular tenths and in the other seven, with paired intervals."""
-    difference = 100 * (hits[ours] - hits[full])
-    parts = []
-    for name, inside in (("the three most popular tenths", tenth < 3), ("the other seven", tenth >= 3)):
+def regions(ours: str, full: str, by: str, hits: Mapping[str, np.ndarray], tenth: np.ndarray) -> list[tuple[str, str]]:
+    """Whether ours is worse than full data where much is known, and better elsewhere, as the paper has it: verdicts and why."""
+    difference, judged = 100 * (hits[ours] - hits[full]), []
+    for name, inside, side in (("three most popular", tenth < 3, -1), ("seven less popular", tenth >= 3, 1)):
+        claim = f"in the {name} tenths of {by}, a summary is {'better' if side > 0 else 'worse'} than full data."
         values = difference[inside]
         if not len(values):
-            parts.append(f"in {name} there is no test user")
+            judged.append((OPEN, f"{claim} There is no test user."))
             continue
         low, high = bootstrap_interval(values)
-        side = "above" if low > 0 else "below" if high < 0 else "not apart from"
-        parts.append(f"in {name} {values.mean():+.1f} points ({low:+.1f} … {high:+.1f}, n = {len(values)}), {side} it")
-    return f"By {by}, {ours} less {full}, HR@100: {'; '.join(parts)}."
+        least, most = sorted((side * low, side * high))
+        verdict = AGREES if least > 0 else DIFFERS if most < 0 else OPEN
+        figures = f"{values.mean():+.1f} points ({low:+.1f} … {high:+.1f}, {len(values)} test users)"
+        judged.append((verdict, f"{claim} {ours} less {full}, HR@100: {figures}."))
+    return judged
 
 
 def strata_table(rows: Sequence[Mapping[str, Any]], by: str) -> str:

@@ -22,11 +22,12 @@ import benchmark
 import torch
 from _benchmark_results import Row as CostRow
 from _benchmark_results import read_rows, tables
-from _cells import Cell, cell_row, results
+from _cells import Cell, results
 from _common import ends_in_one_line, keep_freed_memory
 from _comparison import Comparison, Student
+from _evidence import Claim, Evidence
 from _paper import Experiment
-from sample_efficiency import LONG, full_cells
+from sample_efficiency import FULL, LONG, full_cells
 from torch import Tensor
 
 from farzi_hf.learner import Learner
@@ -35,6 +36,12 @@ from farzi_hf.plots import plot_comparison
 
 OURS, AUTOGRAD, HIGHER = "Farzi, Adam", "Farzi, Adam by autograd", "Farzi, Adam by higher"
 SGD, MOMENTUM = "Farzi, SGD", "Farzi, SGD with momentum"
+CLAIMS = (
+    Claim("Adam inside makes better data than SGD", OURS, SGD),
+    Claim("Adam inside makes better data than SGD with momentum", OURS, MOMENTUM),
+    Claim("Reverse-mode Adam makes at least 95 % as good data as autograd's", OURS, AUTOGRAD, 0.95),
+    Claim("Reverse-mode Adam makes at least 95 % as good data as higher's", OURS, HIGHER, 0.95),
+)
 COSTS = ("autograd", "higher", "Tape", "Checkpoint", "Reversible")
 
 
@@ -77,9 +84,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise ValueError("the package higher is not installed: pip install farzi-hf[bench]")
         made = cells(e)
         found = results(e.task, [*made, *full_cells()], e.asked.seeds, e.how)
-    rows = [cell_row(e.task, name, done) for name, done in found.items()]
-    findings = [e.finding(OURS, LONG, found)]
-    findings += [e.finding(name, OURS, found) for name in (SGD, MOMENTUM, AUTOGRAD, HIGHER)]
+    evidence = Evidence(e.task, found)
+    rows = list(evidence.rows.values())
+    findings = [*evidence.verdicts(CLAIMS), *(evidence.finding(OURS, name) for name in (LONG, FULL))]
     benchmark.main(cost_arguments(e))
     costs = read_rows(e.folder / "cost" / "results.csv")
     findings += cost_findings(costs)

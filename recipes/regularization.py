@@ -17,9 +17,10 @@ from dataclasses import fields, replace
 
 import numpy as np
 import torch
-from _cells import Cell, cell_row, on_summary, results
+from _cells import Cell, on_summary, results
 from _common import ends_in_one_line, keep_freed_memory
 from _comparison import Comparison, Row, Student
+from _evidence import Claim, Evidence
 from _paper import Experiment
 from datasets import Dataset
 from sample_efficiency import LONG, full_cells
@@ -63,13 +64,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         made = {d: Cell(f"Farzi, d = {d}", {"latent_dim": d}, facts=measured) for d in sorted(e.asked.latent_dims)}
         naive = Cell(NAIVE, students=on_unfactorised, prepare=unfactorise, facts=measured_unfactorised)
         found = results(e.task, [*made.values(), naive, *full_cells()], e.asked.seeds, e.how)
-    rows = [cell_row(e.task, name, done) for name, done in found.items()]
-    by_name = {row["method"]: row for row in rows}
-    smallest, largest = made[min(made)].method, made[max(made)].method
-    findings = [e.finding(largest, LONG, found), e.finding(NAIVE, largest, found)]
-    if smallest != largest:
-        findings.append(e.finding(smallest, largest, found))
-    findings += [compared(by_name[cell.method], by_name[NAIVE], len(e.asked.seeds)) for cell in made.values()]
+    evidence, by_d = Evidence(e.task, found), [cell.method for cell in made.values()]
+    rows = list(evidence.rows.values())
+    claims = [Claim("A factorised summary generalises better than an unfactorised one", name, NAIVE) for name in by_d]
+    findings = [
+        *evidence.verdicts(claims),
+        *(evidence.finding(by_d[-1], name) for name in dict.fromkeys((LONG, by_d[0]))),
+    ]
+    findings += [compared(evidence.rows[name], evidence.rows[NAIVE], len(e.asked.seeds)) for name in by_d]
     e.write(rows, findings, explanation(), COLUMNS)
     plot_comparison(rows, e.folder / "quality.png", e.task.metric, metric_label=e.task.metric_label)
     plot_comparison(rows, e.folder / "rank.png", "effective_rank", metric_label="Effective rank of the soft tokens")

@@ -13,12 +13,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from _cells import Cell, run_cells, shared_facts, write_table
+from _cells import Cell, results, shared_facts, write_table
 from _common import ROOT, ends_in_one_line, environment, keep_freed_memory
+from _evidence import Claim, Evidence
 from _tasks import CONFIGS, Task, TrajectoryArguments, parse_task
 from objectives import DATASETS, ObjectiveArguments, choose
 
 from farzi_hf.plots import plot_trajectory_count
+
+FEW = 5  # from so many on, the paper sees its curve level off
 
 
 @dataclass
@@ -41,8 +44,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         kinds = (TrajectoryArguments, ObjectiveArguments, CountArguments)
         task, (how, asked, counted) = parse_task(DATASETS[dataset], kinds, config, rest)
         how = replace(how, num_recorded=max(counted.counts))
-        rows = run_cells(task, cells(task, counted.counts), asked.seeds, how)
-    rows = [{**row, "trajectories": count} for row, count in zip(rows, counted.counts, strict=True)]
+        evidence = Evidence(task, results(task, cells(task, counted.counts), asked.seeds, how))
+    rows = [{**row, "trajectories": count} for row, count in zip(evidence.rows.values(), counted.counts, strict=True)]
     folder = Path(asked.card_dir or ROOT.parent / "model_cards" / f"trajectory_count_{dataset}")
     facts = {
         **shared_facts(task, task.args, asked.seeds, how),
@@ -50,7 +53,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         "scale": scale,
         **environment(task.args),
     }
-    text = write_table(task, rows, facts, folder, f"Number of trajectories, {dataset}, {scale} scale")
+    title = f"Number of trajectories, {dataset}, {scale} scale"
+    text = write_table(task, rows, facts, folder, title, findings=evidence.verdicts(claims(counted.counts)))
     plot_trajectory_count(rows, folder / "trajectory_count.png", task.metric, metric_label=task.metric_label)
     print(f"\n{text}\nTable: {folder / 'table.md'}")
 
@@ -58,7 +62,25 @@ def main(argv: Sequence[str] | None = None) -> None:
 def cells(task: Task, counts: Sequence[int]) -> list[Cell]:
     """One per |Ω|."""
     omega = {"trajectories": f"{task.args.output_dir}/trajectories/count"}
-    return [Cell(f"trajectories: {count}", {**omega, "num_trajectories": count} if count else {}) for count in counts]
+    return [Cell(name_of(count), {**omega, "num_trajectories": count} if count else {}) for count in counts]
+
+
+def name_of(count: int) -> str:
+    """Of a row."""
+    return f"trajectories: {count}"
+
+
+def claims(counts: Sequence[int]) -> list[Claim]:
+    """The paper's: a few trajectories are much better than none, and many hardly better than a few."""
+    some = sorted(count for count in counts if count)
+    made = [
+        Claim(f"{count} trajectories are better than none, at equal numbers of outer steps", name_of(count), name_of(0))
+        for count in some
+        if 0 in counts
+    ]
+    if some and some[0] < FEW < some[-1] and FEW in some:
+        made.append(Claim(f"{FEW} are at least 98 % as good as {some[-1]}", name_of(FEW), name_of(some[-1]), 0.98))
+    return made
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ import inner_optimizers
 import regularization
 import sample_efficiency
 from _benchmark_results import write_results
+from _evidence import Claim, Evidence
 from _paper import PaperArguments
 from _tasks import CONFIGS, TrajectoryArguments, parse_task
 from objectives import DATASETS
@@ -136,6 +137,48 @@ def test_the_share_of_full_data_is_paired_over_sequences():
     assert high - low < 0.1
 
 
+def cells_with_hits(shares: list[float], users: int = 400) -> list[dict]:
+    """One seed per share: that of the users whose item one student ranks first."""
+    generator = np.random.default_rng(1)
+    chance = generator.random((len(shares), users))
+    return [
+        {"students": [np.stack([np.where(row < share, 1.0, 500.0), np.zeros(users)], axis=1).tolist()],
+         "bytes": 8, "steps": 2, "seconds": 1.0}
+        for share, row in zip(shares, chance, strict=True)
+    ]  # fmt: skip
+
+
+def test_a_claim_is_decided_by_the_interval_and_by_every_seed():
+    task = parse_task(
+        "recsys", (PaperArguments,), CONFIGS / "paper_sample_interactions_quick.yaml", ["--use_cpu", "true"]
+    )[0]
+    evidence = Evidence(
+        task,
+        {
+            "good": cells_with_hits([0.8, 0.8]),
+            "fair": cells_with_hits([0.5, 0.5]),
+            "uneven": cells_with_hits([0.9, 0.48]),  # better on the whole
+            "alike": cells_with_hits([0.49, 0.51]),
+        },
+    )
+    claims = [
+        Claim("good is better", "good", "fair"), Claim("fair is better", "fair", "good"), Claim("uneven is better", "uneven", "fair"),
+        Claim("alike is better", "alike", "fair"), Claim("fair is half as good", "fair", "good", 0.5),
+        Claim("fair is nearly as good", "fair", "good", 0.9),
+    ]  # fmt: skip
+    assert [evidence.verdict(claim) for claim in claims] == [
+        "agrees", "does not agree", "not decided", "not decided", "agrees", "does not agree",
+    ]  # fmt: skip
+    said = evidence.verdicts(claims)
+    assert said[0].startswith(
+        "Of 6 statements of the paper that this table can decide, it **agrees with 2**, does **not agree with 2**, and leaves **2 not"
+    )
+    assert said[2].startswith("- does not agree: fair is better. **fair has 6")
+    assert "at least as good in 1 of 2 seeds, 2 and 2 students" in said[3]
+    assert "; the statement needs 90 %." in said[6]
+    assert evidence.verdicts([]) == []
+
+
 # -- whole runs ------------------------------------------------------------------------------------------------------
 
 
@@ -158,8 +201,9 @@ def test_sample_efficiency(tmp_path, capsys, dataset, metric, counted):
     assert methods(table) == [*sized, "full data", "full data, long", *counted]
     assert all(metric in row for row in table["rows"])
     assert table["rows"][1]["bytes"] - table["rows"][0]["bytes"] == 3 * 8 * 4 * 4  # latents; the decoder is the same
-    assert table["findings"][0].startswith("**Farzi [5×8] has ")
-    assert "2 seeds, 4 and 4 students" in table["findings"][0]
+    assert table["findings"][0].startswith("Of 6 statements of the paper that this table can decide")
+    assert len(table["findings"]) == 8
+    assert "of 2 seeds, 4 and 4 students" in table["findings"][1]
     assert (tmp_path / "card" / "sample_efficiency.png").stat().st_size > 1000
     times = modified(tmp_path)
     assert len(times) == 2 * 8
@@ -185,7 +229,7 @@ def test_cross_architecture(tmp_path, dataset, names):
     ]
     summaries = list((tmp_path / "runs").glob("*/*/summary.safetensors"))
     assert len(summaries) == 2 * len(names)  # one per teacher and seed, whoever learns from it
-    assert len(table["findings"]) == len(names) * (len(names) + 1)
+    assert len(table["findings"]) == 1 + len(names) ** 2 + len(names) * (len(names) - 1) + len(names)
     assert f"| {names[-1]} " in (tmp_path / "card" / "table.md").read_text(encoding="utf-8")
     times = modified(tmp_path)
     assert len(times) == 2 * len(names) * (len(names) + 2)
@@ -204,12 +248,22 @@ def test_tenths_are_equal_groups_and_the_largest_come_first():
     assert all(values[found == i].min() >= values[found == i + 1].max() for i in range(9))
 
 
-def test_a_gap_is_paired_and_says_on_which_side_it_is():
+def test_regions_are_paired_and_judged_by_what_the_paper_says():
+    """There, a summary is worse than full data where much is known, and better elsewhere."""
     hits = {"Farzi": np.array([1.0] * 30 + [0.0] * 70), "full data": np.array([0.0] * 30 + [1.0] * 70)}
-    said = cold_start.gap("Farzi", "full data", "users", hits, np.repeat(range(10), 10))
-    assert "tenths +100.0 points (+100.0 … +100.0, n = 30), above it" in said
-    assert "seven -100.0 points (-100.0 … -100.0, n = 70), below it" in said
-    assert "there is no test user" in cold_start.gap("Farzi", "full data", "items", hits, np.zeros(100))
+    tenth = np.repeat(range(10), 10)
+    found = cold_start.regions("Farzi", "full data", "users", hits, tenth)
+    assert [verdict for verdict, _ in found] == ["does not agree"] * 2
+    assert found[0][1].endswith("HR@100: +100.0 points (+100.0 … +100.0, 30 test users).")
+    assert found[1][1].endswith("HR@100: -100.0 points (-100.0 … -100.0, 70 test users).")
+    found = cold_start.regions("full data", "Farzi", "users", hits, tenth)
+    assert [verdict for verdict, _ in found] == ["agrees"] * 2
+    found = cold_start.regions("Farzi", "full data", "items", hits, np.zeros(100))
+    assert found[0][0] == "agrees"  # 30 − 70 points of all of them
+    assert found[1] == (
+        "not decided",
+        "in the seven less popular tenths of items, a summary is better than full data. There is no test user.",
+    )
 
 
 def test_cold_start(tmp_path):
