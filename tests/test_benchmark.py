@@ -15,9 +15,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-RECIPES = Path(__file__).resolve().parent.parent / "recipes"
-sys.path.insert(0, str(RECIPES))  # as Python does for a script
-
 # ruff: noqa: E402
 pytest.importorskip("matplotlib")
 psutil = pytest.importorskip("psutil")

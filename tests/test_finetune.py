@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import csv
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-RECIPES = Path(__file__).resolve().parent.parent / "recipes"
-sys.path.insert(0, str(RECIPES))  # as Python does for a script
-
-# ruff: noqa: E402
 pytest.importorskip("matplotlib")
 import finetune
 import ptb

@@ -5,16 +5,12 @@ from __future__ import annotations
 import csv
 import json
 import os
-import sys
 from pathlib import Path
 
 import pytest
 from safetensors import safe_open
+from tiny_recipes import COMPARED, GPT2, GRU4REC, TINY, places
 
-RECIPES = Path(__file__).resolve().parent.parent / "recipes"
-sys.path.insert(0, str(RECIPES))  # as Python does for a script
-
-# ruff: noqa: E402
 pytest.importorskip("matplotlib")
 import inner_sgd
 import objectives
@@ -23,22 +19,15 @@ import trajectory_count
 from _tasks import CONFIGS, TASKS, TrajectoryArguments, parse_task
 from objectives import DATASETS, LONG, METHODS, PAPER, ObjectiveArguments
 
-LEARNERS = {
-    "ptb": '{"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 1}',
-    "recsys": '{"model_type": "gru4rec", "hidden_size": 8}',
-}
-TINY = (
-    "--num_sequences", "4", "--sequence_length", "8", "--latent_dim", "4", "--inner_steps", "4", "--synthetic_batch_size", "2",
-    "--max_steps", "2", "--num_students", "2", "--long_steps", "3", "--use_cpu", "true", "--disable_tqdm", "true", "--report_to", "none",
+LEARNERS = {"ptb": GPT2, "recsys": GRU4REC}
+OMEGA = (
     "--num_recorded", "2", "--trajectory_steps", "4", "--save_every", "2", "--last_start", "2", "--synthetic_steps", "2",
-    "--expert_steps", "2", "--seeds", "0", "1", "--window", "0",
+    "--expert_steps", "2",
 )  # fmt: skip
 
 
 def tiny(dataset: str, folder: Path) -> list[str]:
-    learner = LEARNERS[DATASETS[dataset]]
-    places = ["--output_dir", str(folder / "runs"), "--card_dir", str(folder / "card"), "--learner", learner]
-    return ["--dataset", dataset, *TINY, *places]
+    return ["--dataset", dataset, *COMPARED, *OMEGA, *places(folder), "--learner", LEARNERS[DATASETS[dataset]]]
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
@@ -135,8 +124,8 @@ def test_a_table_over_seeds_whose_cells_are_run_once(tmp_path, capsys, dataset, 
 def test_each_split_has_trajectories_of_its_own(tmp_path):
     """Of another split they would have seen the test users."""
     folder = tmp_path / "omega"
-    argv = [*TINY[: TINY.index("--seeds")], "--learner", LEARNERS["recsys"], "--output_dir", str(tmp_path / "out")]
-    argv = [x for pair in zip(argv[::2], argv[1::2], strict=True) if pair[0] not in ("--last_start",) for x in pair]
+    omega = ("--num_recorded", "2", "--trajectory_steps", "4", "--save_every", "2")
+    argv = [*TINY, *omega, "--learner", LEARNERS["recsys"], "--output_dir", str(tmp_path / "out")]
     trajectories.main([
         "recsys", "--config", str(CONFIGS / "demo_recsys.yaml"), *argv, "--splits", "0", "3", "--trajectories", str(folder),
     ])  # fmt: skip

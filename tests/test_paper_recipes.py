@@ -6,17 +6,13 @@ import csv
 import dataclasses
 import json
 import os
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from tiny_recipes import COMPARED, GPT2, RECIPES, SASREC, places
 
-RECIPES = Path(__file__).resolve().parent.parent / "recipes"
-sys.path.insert(0, str(RECIPES))  # as Python does for a script
-
-# ruff: noqa: E402
 pytest.importorskip("matplotlib")
 import benchmark
 import cold_start
@@ -32,23 +28,15 @@ from objectives import DATASETS
 
 from farzi_hf import FarziData, FarziDataConfig
 
-LEARNERS = {
-    "ptb": '{"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 1}',
-    "recsys": '{"model_type": "sasrec", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}',
-}
-TINY = (
-    "--num_sequences", "4", "--sequence_length", "8", "--latent_dim", "4", "--inner_steps", "4", "--synthetic_batch_size", "2",
-    "--max_steps", "2", "--num_students", "2", "--long_steps", "3", "--use_cpu", "true", "--disable_tqdm", "true", "--report_to", "none",
-    "--seeds", "0", "1", "--window", "0", "--save_strategy", "no",
-)  # fmt: skip
+LEARNERS = {"ptb": GPT2, "recsys": SASREC}
 
 # Compiling higher's bytecode, at its first import only, finds an `is` with a literal.
 higher_warns = pytest.mark.filterwarnings("ignore:.*is. with .*literal:SyntaxWarning")
 
 
 def tiny(dataset: str, folder: Path) -> list[str]:
-    places = ["--output_dir", str(folder / "runs"), "--card_dir", str(folder / "card")]
-    return ["--dataset", dataset, *TINY, *places, "--learner", LEARNERS[DATASETS[dataset]]]
+    learner = ["--learner", LEARNERS[DATASETS[dataset]]]
+    return ["--dataset", dataset, *COMPARED, "--save_strategy", "no", *places(folder), *learner]
 
 
 def card(folder: Path) -> dict:

@@ -12,7 +12,6 @@ from transformers import HfArgumentParser
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-sys.path.insert(0, str(ROOT / "recipes"))  # as Python does for a script
 
 
 def blocks(language: str) -> list[str]:

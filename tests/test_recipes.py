@@ -15,12 +15,9 @@ import numpy as np
 import pytest
 import yaml
 from datasets import load_dataset
+from tiny_recipes import RECIPES, TINY
 from tiny_trainer import tiny_trainer
 
-RECIPES = Path(__file__).resolve().parent.parent / "recipes"
-sys.path.insert(0, str(RECIPES))  # as Python does for a script
-
-# ruff: noqa: E402
 pytest.importorskip("matplotlib")
 import ptb
 from _common import markdown, parse_arguments, prepare_run, save_csv
@@ -37,11 +34,9 @@ CONFIGS = [
     if path.stem.startswith(("ptb_", "demo")) and path.stem != "demo_recsys"
 ]
 TYPES = (ptb.RecipeArguments, FarziConfig)
-TINY = (
-    "--config", str(RECIPES / "configs" / "demo.yaml"), "--vocab_size", "60", "--num_sequences", "4", "--sequence_length", "8",
-    "--latent_dim", "4", "--inner_steps", "4", "--window", "2", "--synthetic_batch_size", "2", "--max_steps", "2",
-    "--logging_steps", "1", "--eval_steps", "2", "--eval_students", "1", "--num_students", "2", "--long_steps", "6",
-    "--disable_tqdm", "true", "--use_cpu", "true",
+SMALL = (
+    *TINY, "--config", str(RECIPES / "configs" / "demo.yaml"), "--vocab_size", "60", "--window", "2", "--logging_steps", "1",
+    "--eval_steps", "2", "--eval_students", "1", "--long_steps", "6",
 )  # fmt: skip
 
 
@@ -190,7 +185,7 @@ def test_students_are_measured_as_the_trainer_does_and_drawn_subsets_have_their_
 
 def test_a_run_leaves_table_plots_and_a_summary_that_loads_and_goes_on_when_started_again(tmp_path, capsys):
     output = tmp_path / "run"
-    ptb.main([*TINY, "--output_dir", str(output)])
+    ptb.main([*SMALL, "--output_dir", str(output)])
     said = capsys.readouterr().out
     methods = [
         "Farzi [4×8]", "Farzi, 0 outer steps", "Farzi, stock Trainer", "full data", "full data, long", "random, same sequences",
@@ -218,7 +213,7 @@ def test_a_run_leaves_table_plots_and_a_summary_that_loads_and_goes_on_when_star
     recipe, args = parse("--config", str(output / "summary" / "recipe.yaml"))
     assert {**recipe.to_recipe(), **args.to_recipe()} == yaml.safe_load((output / "recipe.yaml").read_text())
 
-    ptb.main([*TINY, "--output_dir", str(output), "--baselines", "head"])
+    ptb.main([*SMALL, "--output_dir", str(output), "--baselines", "head"])
     assert f"going on from {output / 'checkpoint-2'}" in capsys.readouterr().out
 
 
@@ -234,7 +229,7 @@ def test_a_run_leaves_table_plots_and_a_summary_that_loads_and_goes_on_when_star
 )  # fmt: skip
 def test_two_processes_are_two_and_one_of_them_speaks(tmp_path, launcher, monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-    run = script(tmp_path, launcher, *TINY, "--output_dir", "run", "--baselines", "head")
+    run = script(tmp_path, launcher, *SMALL, "--output_dir", "run", "--baselines", "head")
     assert run.returncode == 0, run.stderr[-3000:]
     assert run.stdout.count("world size 2") == 1
     metrics = json.loads((tmp_path / "run" / "summary" / "metrics.json").read_text())

@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import os
-import sys
-from pathlib import Path
 from typing import get_type_hints
 
 import numpy as np
@@ -14,11 +12,8 @@ import pytest
 import torch
 import yaml
 from datasets import load_dataset
+from tiny_recipes import GRU4REC, RECIPES, TINY
 
-RECIPES = Path(__file__).resolve().parent.parent / "recipes"
-sys.path.insert(0, str(RECIPES))  # as Python does for a script
-
-# ruff: noqa: E402
 pytest.importorskip("matplotlib")
 import recsys
 from _common import parse_arguments
@@ -34,11 +29,9 @@ SIZES = {
     "ml-1m_200x50", "netflix_500x200", "magazine_full", "ml-100k_full", "demo_recsys",
 }  # fmt: skip
 TYPES = (recsys.RecipeArguments, FarziConfig)
-TINY = (
-    "--config", str(RECIPES / "configs" / "demo_recsys.yaml"), "--num_sequences", "4", "--sequence_length", "8", "--latent_dim", "4",
-    "--inner_steps", "4", "--synthetic_batch_size", "2", "--max_steps", "2", "--logging_steps", "1", "--eval_steps", "2",
-    "--eval_students", "1", "--num_students", "2", "--long_steps", "6", "--use_cpu", "true", "--disable_tqdm", "true",
-    "--learner", '{"model_type": "gru4rec", "hidden_size": 8}', "--report_to", "none",
+SMALL = (
+    *TINY, "--config", str(RECIPES / "configs" / "demo_recsys.yaml"), "--logging_steps", "1", "--eval_steps", "2",
+    "--eval_students", "1", "--long_steps", "6", "--learner", GRU4REC,
 )  # fmt: skip
 
 
@@ -48,7 +41,7 @@ def parse(*argv: str) -> tuple[recsys.RecipeArguments, FarziConfig]:
 
 @pytest.fixture
 def comparison(tmp_path):
-    recipe, args = parse(*TINY, "--output_dir", str(tmp_path))
+    recipe, args = parse(*SMALL, "--output_dir", str(tmp_path))
     args.label_names = ["labels", "seen"]
     return recsys.comparison_of(recipe, args, load_sample_interactions(100), split=0)
 
@@ -170,7 +163,7 @@ def test_the_papers_figures_stand_beside_ours():
 
 def test_a_run_over_two_splits_leaves_one_table_and_summaries_that_load(tmp_path, capsys):
     output = tmp_path / "run"
-    recsys.main([*TINY, "--output_dir", str(output), "--splits", "0", "1"])
+    recsys.main([*SMALL, "--output_dir", str(output), "--splits", "0", "1"])
     said = capsys.readouterr().out
     methods = [
         "Farzi [4×8]", "Farzi, 0 outer steps", "Farzi, stock Trainer", "full data", "full data, long", "random, same sequences",
@@ -193,14 +186,14 @@ def test_a_run_over_two_splits_leaves_one_table_and_summaries_that_load(tmp_path
         assert recipe.splits == [split]
 
     times = {path: os.stat(path).st_mtime_ns for path in output.glob("split-*/results.json")}
-    recsys.main([*TINY, "--output_dir", str(output), "--splits", "0", "1"])
+    recsys.main([*SMALL, "--output_dir", str(output), "--splits", "0", "1"])
     assert {path: os.stat(path).st_mtime_ns for path in times} == times  # done stays done
-    recsys.main([*TINY, "--output_dir", str(output), "--splits", "1", "--baselines", "head"])
+    recsys.main([*SMALL, "--output_dir", str(output), "--splits", "1", "--baselines", "head"])
     assert f"going on from {output / 'split-1' / 'checkpoint-2'}" in capsys.readouterr().out
 
 
 def test_real_data_alone(tmp_path, capsys):
-    recsys.main([*TINY, "--output_dir", str(tmp_path), "--distil", "false", "--baselines", "full_long"])
+    recsys.main([*SMALL, "--output_dir", str(tmp_path), "--distil", "false", "--baselines", "full_long"])
     table = (tmp_path / "table.md").read_text()
     assert "full data, long" in table
     assert "Farzi" not in table.split("\n\n")[0]
