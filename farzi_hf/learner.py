@@ -134,6 +134,16 @@ def feed_soft_tokens(model: PreTrainedModel, args: tuple, kwargs: dict[str, Any]
     return (None, *args[1:]) if args else (), {**kept, "inputs_embeds": embeds}
 
 
+def train_padding_row(model: PreTrainedModel) -> None:
+    """Lets a tied embedding's padding row have the gradient that it gets at the input, which torch drops.
+
+    The head trains that row in any case; the derivative of a training would miss how the input depends on it.
+    """
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    if head is not None and head.weight is embedding.weight:
+        embedding.padding_idx = None
+
+
 def vocabulary_size(model: PreTrainedModel) -> int:
     """V: the entries of the model's input embedding."""
     return model.get_input_embeddings().weight.shape[0]
@@ -160,11 +170,7 @@ class Learner:
                     f"learner_init returned a model whose {name} holds NaN or infinity; give one that starts finite"
                 )
         self.model.register_forward_pre_hook(feed_soft_tokens, with_kwargs=True)
-        embedding, head = self.model.get_input_embeddings(), self.model.get_output_embeddings()
-        if head is not None and head.weight is embedding.weight:
-            # torch drops a padding row's gradient at the input. Tied, the head still trains that row, and the derivative of
-            # the training would miss how the input depends on it.
-            embedding.padding_idx = None
+        train_padding_row(self.model)
         self.vocab_size = vocabulary_size(self.model)
 
     def initial_parameters(self, seed: int, device: torch.device | str | None = None) -> Parameters:

@@ -16,20 +16,22 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from farzi_hf.learner import feed_soft_tokens, shifted_cross_entropy
+from farzi_hf.learner import feed_soft_tokens, shifted_cross_entropy, train_padding_row
 
 
 def attach_soft_inputs(model: PreTrainedModel) -> PreTrainedModel:
     """Lets `model(input_ids=…)` take soft tokens (b, L, V) beside token ids (b, L); returns the same model.
 
     Soft tokens reach the model as `inputs_embeds = soft @ embedding(0 … V−1)`: a one-hot soft token is exactly its id.
-    Ids, and everything else, pass through untouched. Attaching twice is the same as once.
+    Ids, and everything else, pass through untouched. Attaching twice is the same as once. A padding row that the head
+    shares is trained at the input too, as in the inner loop.
 
     Raises:
         ValueError: at the first batch, if soft tokens are not over the model's whole vocabulary.
     """
     if feed_soft_tokens not in model._forward_pre_hooks.values():
         model.register_forward_pre_hook(feed_soft_tokens, with_kwargs=True)
+    train_padding_row(model)
     # Class names such as GPT2LMHeadModel do not tell transformers that the loss shifts labels by one. Trainer then counts
     # the first token of every real sequence as predicted, and evaluates to a loss that is too small.
     if getattr(model, "loss_type", None) is None:

@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Tra
 from transformers.modeling_outputs import CausalLMOutput
 
 from farzi_hf.farzi_data import FarziData, FarziDataConfig
+from farzi_hf.learner import Learner
 from farzi_hf.models import RNNConfig
 from farzi_hf.soft_training import attach_soft_inputs, soft_cross_entropy
 
@@ -221,6 +222,20 @@ def test_gradients_reach_the_soft_tokens_through_input_and_target():
     soft_cross_entropy(model(input_ids=soft), soft.detach()).backward()
     assert soft.grad[:, 0].abs().sum() > 0
     assert soft.grad[:, -1].abs().sum() == 0  # the last position predicts nothing
+
+
+@pytest.mark.parametrize("kind", sorted(CONFIGS))
+def test_the_stock_trainer_sees_the_gradient_of_the_inner_loop(kind):
+    """The row of the padding included, which the head of some families shares and trains."""
+    model, soft = tiny_model(kind), tiny_summary()(torch.arange(3)).detach()
+    learner = Learner(model)
+    theta = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
+    expected = torch.autograd.grad(learner.soft_loss(theta, soft), list(theta.values()), materialize_grads=True)
+    model = attach_soft_inputs(model).eval()
+    soft_cross_entropy(model(input_ids=soft), soft).backward()
+    for (name, p), gradient in zip(model.named_parameters(), expected, strict=True):
+        found = torch.zeros_like(p) if p.grad is None else p.grad
+        torch.testing.assert_close(found, gradient, rtol=1e-4, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
 
 
 def test_half_precision_model_takes_single_precision_tokens():
