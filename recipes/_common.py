@@ -137,9 +137,8 @@ def prepare_run(args: TrainingArguments, recipe: Mapping[str, Any], resume: bool
 
 
 def environment(args: TrainingArguments) -> dict[str, Any]:
-    """What a result depends on beside its recipe."""
+    """What a result depends on beside its recipe and seeds."""
     facts = {
-        "seed": args.seed,
         "world_size": args.world_size,
         "device": args.device.type,
         "farzi_hf": farzi_hf.__version__,

@@ -34,6 +34,7 @@ def run_facts(c: Comparison, dataset: str) -> dict[str, Any]:
         "inner_steps": args.inner_steps,
         "outer_steps": c.trainer.state.global_step,
         "distillation_seconds": round(seconds, 1),
+        "seed": args.seed,
         **environment(args),
     }
 

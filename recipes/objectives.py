@@ -52,6 +52,7 @@ UNDISTILLED: dict[str, Students] = {
     "random sampling": on_random,
     "full data": on_everything,
 }
+DISTILLED, START = [f"{name}, Adam" for name in OBJECTIVES], "no outer step, Adam"
 LONG = "full data, long"  # as well as this learner gets: for `long_steps` steps, with the recipe's own settings
 METHODS = (*OBJECTIVES, *UNDISTILLED, LONG)
 # The paper's comparison of objectives: one run each, no intervals. Random sampling and full data are not said to be of SGD or Adam.
@@ -103,6 +104,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         **environment(task.args),
     }  # fmt: skip
     findings = evidence.verdicts([claim for claim in claims(task) if {claim.ours, claim.other} <= set(evidence.rows)])
+    findings += [
+        evidence.finding(name, START) for name in evidence.rows if START in evidence.rows and name in DISTILLED
+    ]
     title = f"Objectives on {dataset}, {scale} scale"
     text = write_table(task, rows, facts, folder, title, paper_table(dataset), findings)
     plot_comparison(rows, folder / "comparison.png", task.metric, metric_label=task.metric_label)
@@ -154,10 +158,7 @@ def claims(task: Task) -> list[Claim]:
         for name in OBJECTIVES
         if name != "Farzi"
     ]
-    made += [
-        Claim("Distilling with Farzi is worth it", "Farzi, Adam", name)
-        for name in ("no outer step, Adam", "random sampling, Adam")
-    ]
+    made.append(Claim("Farzi is better than random sampling", "Farzi, Adam", "random sampling, Adam"))
     if isinstance(task, TextTask):
         return [*made, Claim("In text, full data is better than Farzi", LONG, "Farzi, Adam")]
     return [*made, Claim("Farzi does at least 98 % as well as full data", "Farzi, Adam", LONG, 0.98)]
