@@ -185,8 +185,8 @@ def run_limited(command: Sequence[str], environment: dict[str, str], memory_limi
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
         lines = [line for line in errors.read_text(errors="replace").splitlines() if line.strip()]
-        if status == "failed" and lines:
-            note = lines[-1]
+        if status == "failed" and not note:  # it ended by itself
+            note = lines[-1] if lines else f"exit status {process.returncode}"
             if "out of memory" in note or "not enough memory" in note or note.startswith("MemoryError"):
                 status = "out of memory"
         facts = {}
@@ -196,7 +196,7 @@ def run_limited(command: Sequence[str], environment: dict[str, str], memory_limi
 
 
 def _watch(process: subprocess.Popen, memory_limit: int, time_limit: float) -> tuple[str, str]:
-    """Waits for the process, and ends it when it goes past a limit; its status and a note."""
+    """Waits for the process, and ends it when it goes past a limit; its status, and a note where it was ended."""
     import psutil  # of the extra "bench": its absence is reported by whoever started this
 
     watched, start, largest = psutil.Process(process.pid), time.monotonic(), 0
@@ -217,4 +217,4 @@ def _watch(process: subprocess.Popen, memory_limit: int, time_limit: float) -> t
         time.sleep(_POLL)
     if process.returncode == -signal.SIGKILL:
         return "out of memory", f"killed by the system at {largest / 2**30:.1f} GiB"
-    return ("ok", "") if process.returncode == 0 else ("failed", f"exit status {process.returncode}")
+    return ("ok" if process.returncode == 0 else "failed"), ""
