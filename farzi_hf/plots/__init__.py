@@ -149,7 +149,7 @@ def plot_budget(
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(lambda value, position: number(value))
     _label_budgets(axes, {row["num_sequences"]: row["bytes"] for row in rows})
-    axes.legend(frameon=False, fontsize=9)
+    axes.legend(frameon=False, fontsize=9, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0))
     figure.savefig(path, dpi=DPI)
 
 
@@ -197,7 +197,7 @@ def _draw_metric(axes: Axes, points: np.ndarray, spread: np.ndarray, baselines: 
     if len(spread) == len(points):
         axes.fill_between(steps, values - spread[:, 1], values + spread[:, 1], color=ACCENT, alpha=0.18, linewidth=0)
     _draw_lines(axes, baselines)
-    axes.legend(frameon=False, fontsize=9)
+    axes.legend(frameon=False, fontsize=9, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0))
 
 
 def _draw_lines(axes: Axes, lines: Mapping[str, float]) -> None:
