@@ -149,7 +149,7 @@ def plot_budget(
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(lambda value, position: number(value))
     _label_budgets(axes, {row["num_sequences"]: row["bytes"] for row in rows})
-    axes.legend(frameon=False, fontsize=9, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, fontsize=9)
     figure.savefig(path, dpi=DPI)
 
 
