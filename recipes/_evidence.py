@@ -90,19 +90,17 @@ class Evidence:
         return DIFFERS if high < claim.at_least and above == 0 else OPEN
 
     @cached_property
-    def _ratios(self) -> dict[tuple[str, str, int | None], tuple[float, tuple[float, float]]]:
+    def _ratios(self) -> dict[tuple[str, str], tuple[float, tuple[float, float]]]:
         return {}  # filled by `_ratio`: each takes a thousand resamples
 
-    def _ratio(self, ours: str, other: str, seed: int | None = None) -> tuple[float, tuple[float, float]]:
-        """Of the seed in that place, or of all."""
-        key = ours, other, seed
-        if key not in self._ratios:
-            chosen = slice(None) if seed is None else slice(seed, seed + 1)
-            mine, theirs = ([part["students"] for part in self.found[name][chosen]] for name in (ours, other))
-            self._ratios[key] = self.task.ratio(mine, theirs)
-        return self._ratios[key]
+    def _ratio(self, ours: str, other: str) -> tuple[float, tuple[float, float]]:
+        if (ours, other) not in self._ratios:
+            mine, theirs = ([part["students"] for part in self.found[name]] for name in (ours, other))
+            self._ratios[ours, other] = self.task.ratio(mine, theirs)
+        return self._ratios[ours, other]
 
     def _seeds(self, ours: str, other: str, at_least: float) -> tuple[int, int]:
         """How many seeds there are, and in how many the ratio reaches `at_least`."""
-        count = len(self.found[ours])
-        return count, sum(self._ratio(ours, other, seed)[0] >= at_least for seed in range(count))
+        pairs = list(zip(self.found[ours], self.found[other], strict=True))
+        shares = [self.task.share([mine["students"]], [theirs["students"]]) for mine, theirs in pairs]
+        return len(shares), sum(share >= at_least for share in shares)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -76,11 +76,21 @@ class Task(ABC):
         """A row as the table shows it."""
 
     @abstractmethod
-    def ratio(self, ours: Students, full: Students) -> tuple[float, tuple[float, float]]:
-        """Quality of ours over that of full data, 1 where they are equal, and its paired bootstrap interval.
+    def paired(self, ours: Students, full: Students) -> tuple[np.ndarray, Callable[[np.ndarray], float]]:
+        """Of each test sequence what both achieve on it, (N, …), and how quality of ours over theirs comes of that, 1 where they are equal.
 
-        Both are given as to `row`, of the same seeds. Sequences are resampled; each one's students stay together.
+        Both are given as to `row`, of the same seeds. Each sequence's students stay together.
         """
+
+    def share(self, ours: Students, full: Students) -> float:
+        """Quality of ours over that of full data."""
+        rows, quotient = self.paired(ours, full)
+        return quotient(rows)
+
+    def ratio(self, ours: Students, full: Students) -> tuple[float, tuple[float, float]]:
+        """The share, and its paired bootstrap interval: sequences are resampled."""
+        rows, quotient = self.paired(ours, full)
+        return quotient(rows), bootstrap_interval(rows, quotient)
 
     def compact(self, statistics: np.ndarray) -> np.ndarray:
         """The least that `row` needs of a student's statistics."""
@@ -125,7 +135,7 @@ class TextTask(Task):
     def row(self, method: str, students: Students, nbytes: int) -> Row:
         return metrics_row(method, [np.asarray(student) for part in students for student in part], nbytes)
 
-    def ratio(self, ours: Students, full: Students) -> tuple[float, tuple[float, float]]:
+    def paired(self, ours: Students, full: Students) -> tuple[np.ndarray, Callable[[np.ndarray], float]]:
         """Of perplexities, theirs over ours."""
         both = [np.concatenate([np.asarray(part) for part in group]) for group in (ours, full)]
         totals, count = np.concatenate(both)[:, :, 0], len(both[0])  # (students, N, 3)
@@ -134,8 +144,7 @@ class TextTask(Task):
             perplexities = [corpus_perplexity(rows[:, student]) for student in range(rows.shape[1])]
             return float(np.mean(perplexities[count:]) / np.mean(perplexities[:count]))
 
-        rows = totals.transpose(1, 0, 2)
-        return quotient(rows), bootstrap_interval(rows, quotient)
+        return totals.transpose(1, 0, 2), quotient
 
     def readable(self, row: Row) -> dict[str, str]:
         return readable_text(row)
@@ -173,7 +182,7 @@ class RecommendationTask(Task):
         splits = [[ranking_row(method, np.asarray(part), nbytes)] for part in students]
         return recsys.without_ranks(pooled(splits)[0])
 
-    def ratio(self, ours: Students, full: Students) -> tuple[float, tuple[float, float]]:
+    def paired(self, ours: Students, full: Students) -> tuple[np.ndarray, Callable[[np.ndarray], float]]:
         """Of HR@100, ours over theirs; of all seeds' users."""
         hits = [
             np.concatenate([(np.asarray(part)[:, :, 0] <= 100).mean(axis=0) for part in group])
@@ -184,8 +193,7 @@ class RecommendationTask(Task):
             mine, theirs = rows.mean(axis=0)
             return float(mine / theirs) if theirs else float("nan")
 
-        rows = np.stack(hits, axis=1)
-        return quotient(rows), bootstrap_interval(rows, quotient)
+        return np.stack(hits, axis=1), quotient
 
     def readable(self, row: Row) -> dict[str, str]:
         return readable_ranking(row)
