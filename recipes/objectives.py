@@ -103,10 +103,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         "MTT": f"{task.args.synthetic_steps or task.args.inner_steps} synthetic against {task.args.expert_steps} real steps",
         **environment(task.args),
     }  # fmt: skip
-    findings = evidence.verdicts([claim for claim in claims(task) if {claim.ours, claim.other} <= set(evidence.rows)])
-    findings += [
-        evidence.finding(name, START) for name in evidence.rows if START in evidence.rows and name in DISTILLED
-    ]
+    there = set(evidence.rows)
+    findings = evidence.verdicts([claim for claim in claims(task) if {claim.ours, claim.other} <= there])
+    findings += [evidence.finding(name, START) for name in DISTILLED if {name, START} <= there]
     title = f"Objectives on {dataset}, {scale} scale"
     text = write_table(task, rows, facts, folder, title, paper_table(dataset), findings)
     plot_comparison(rows, folder / "comparison.png", task.metric, metric_label=task.metric_label)
