@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _common import markdown, prepare_run, save_csv
+from _common import ROOT, markdown, prepare_run, save_csv
 from _comparison import Comparison, Row, Student
 from _report import listed
 from _tasks import Task, TrajectoryArguments, changed, record
@@ -20,7 +20,6 @@ from safetensors.torch import load_file, save_file
 
 from farzi_hf import FarziConfig
 from farzi_hf.atomic_folder import replace_file
-from farzi_hf.baselines import head_sequences
 from farzi_hf.metrics import mean_and_spread
 
 Done = dict[str, Any]
@@ -37,21 +36,17 @@ def on_summary(c: Comparison) -> tuple[list[Student], int]:
 
 def on_random(c: Comparison) -> tuple[list[Student], int]:
     """Each on μ random real sequences."""
-    subsets = {seed: c.draw_sequences(seed) for seed in _seeds(c)}
-    students = [c.train_on_real(subset, c.steps, seed) for seed, subset in subsets.items()]
-    return students, round(np.mean([c.nbytes(subset) for subset in subsets.values()]))
+    return c.real_students(c.draw_sequences, c.steps, _seeds(c))
 
 
 def on_head(c: Comparison) -> tuple[list[Student], int]:
     """On the μ longest real sequences."""
-    longest = head_sequences(c.splits["train"], c.trainer.args.num_sequences)
-    return [c.train_on_real(longest, c.steps, seed) for seed in _seeds(c)], c.nbytes(longest)
+    return c.real_students(c.longest_sequences, c.steps, _seeds(c))
 
 
 def on_everything(c: Comparison) -> tuple[list[Student], int]:
     """On all real data, for as many steps as the others."""
-    train = c.splits["train"]
-    return [c.train_on_real(train, c.steps, seed) for seed in _seeds(c)], c.nbytes(train)
+    return c.real_students(c.all_sequences, c.steps, _seeds(c))
 
 
 def on_everything_long(c: Comparison) -> tuple[list[Student], int]:
@@ -172,6 +167,12 @@ def _asked(task: Task, cell: Cell, seed: int, how: TrajectoryArguments) -> dict[
     if cell.prepare is not None:
         asked["prepare"] = cell.prepare.__name__
     return json.loads(json.dumps(asked))
+
+
+def card_folder(name: str, dataset: str, scale: str, told: str | None) -> Path:
+    """Where a table goes unless `told`: each scale has a folder of its own, so that a long run does not replace the quick one's card."""
+    suffix = "" if scale == "quick" else f"_{scale}"
+    return Path(told or ROOT.parent / "model_cards" / f"{name}_{dataset}{suffix}")
 
 
 def write_table(

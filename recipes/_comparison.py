@@ -158,20 +158,36 @@ class Comparison(ABC):
     ) -> Row:
         """The row of the students `train(number)`, which it announces as soon as it is there; `seconds` are of a training."""
         start, students = time.perf_counter(), [train(number) for number in numbers]
-        seconds = round((time.perf_counter() - start) / len(students), 2)
+        return self._announced(method, students, nbytes, steps, time.perf_counter() - start)
+
+    def _announced(self, method: str, students: Sequence[Student], nbytes: int, steps: int, seconds: float) -> Row:
         statistics = [self.statistics(student, self.splits["test"]) for student in students]
         row = self.row(method, statistics, nbytes)
-        row |= {"steps": steps, "students": len(students), "seconds": seconds}
+        row |= {"steps": steps, "students": len(students), "seconds": round(seconds / len(students), 2)}
         print(f"{method}: test {self.headline(row)}", flush=True)
         return row
 
     def real_row(self, method: str, draw: Callable[[int], Dataset], steps: int) -> Row:
         """The row of students on real data, each on `draw(seed)`."""
-        subsets = {seed: draw(seed) for seed in self.seeds}
-        nbytes = round(np.mean([self.nbytes(subset) for subset in subsets.values()]))
-        return self.student_row(
-            method, lambda seed: self.train_on_real(subsets[seed], steps, seed), self.seeds, nbytes, steps
-        )
+        start = time.perf_counter()
+        students, nbytes = self.real_students(draw, steps, self.seeds)
+        return self._announced(method, students, nbytes, steps, time.perf_counter() - start)
+
+    def real_students(
+        self, draw: Callable[[int], Dataset], steps: int, seeds: Iterable[int]
+    ) -> tuple[list[Student], int]:
+        """One per seed, each on `draw(seed)`, and the bytes that these have on average."""
+        subsets = {seed: draw(seed) for seed in seeds}
+        students = [self.train_on_real(subset, steps, seed) for seed, subset in subsets.items()]
+        return students, round(np.mean([self.nbytes(subset) for subset in subsets.values()]))
+
+    def all_sequences(self, seed: int) -> Dataset:
+        """All of them, whatever the seed."""
+        return self.splits["train"]
+
+    def longest_sequences(self, seed: int) -> Dataset:
+        """The μ longest, whatever the seed."""
+        return head_sequences(self.splits["train"], self.trainer.args.num_sequences)
 
     def draw_sequences(self, seed: int) -> Dataset:
         """μ random sequences."""
@@ -239,7 +255,7 @@ def model_student(model: torch.nn.Module) -> Student:
 
 
 def full(c: Comparison) -> Row:
-    return c.real_row("full data", lambda seed: c.splits["train"], c.steps)
+    return c.real_row("full data", c.all_sequences, c.steps)
 
 
 def full_long(c: Comparison) -> Row:
@@ -275,8 +291,7 @@ def random_bytes(c: Comparison) -> Row:
 
 def head(c: Comparison) -> Row:
     """The μ longest sequences."""
-    longest = head_sequences(c.splits["train"], c.trainer.args.num_sequences)
-    return c.real_row("head (longest)", lambda seed: longest, c.steps)
+    return c.real_row("head (longest)", c.longest_sequences, c.steps)
 
 
 BASELINES: dict[str, Callable[[Comparison], Row]] = {

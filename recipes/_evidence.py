@@ -57,7 +57,7 @@ class Evidence:
 
     def finding(self, ours: str, other: str) -> str:
         """How much of the quality of one row another one has, and how sure that is."""
-        share, (low, high) = self._ratio(ours, other)
+        share, (low, high) = self.ratio(ours, other)
         metric, label = self.task.metric, self.task.metric_label
         edges = {name: self.rows[name][f"{metric}_interval"] for name in (ours, other)}
         values = [
@@ -83,7 +83,7 @@ class Evidence:
 
     def verdict(self, claim: Claim) -> str:
         """Whether the interval of the ratio is on one side of what the claim needs, and all seeds are."""
-        _, (low, high) = self._ratio(claim.ours, claim.other)
+        _, (low, high) = self.ratio(claim.ours, claim.other)
         seeds, above = self._seeds(claim.ours, claim.other, claim.at_least)
         if low >= claim.at_least and above == seeds:
             return AGREES
@@ -91,9 +91,10 @@ class Evidence:
 
     @cached_property
     def _ratios(self) -> dict[tuple[str, str], tuple[float, tuple[float, float]]]:
-        return {}  # filled by `_ratio`: each takes a thousand resamples
+        return {}  # filled by `ratio`: each takes a thousand resamples
 
-    def _ratio(self, ours: str, other: str) -> tuple[float, tuple[float, float]]:
+    def ratio(self, ours: str, other: str) -> tuple[float, tuple[float, float]]:
+        """What `ours` has of the quality of `other`, and its interval."""
         if (ours, other) not in self._ratios:
             mine, theirs = ([part["students"] for part in self.found[name]] for name in (ours, other))
             self._ratios[ours, other] = self.task.ratio(mine, theirs)

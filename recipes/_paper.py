@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from _cells import shared_facts, write_table
-from _common import ROOT, environment
+from _cells import card_folder, shared_facts, write_table
+from _common import environment
 from _comparison import Row
 from _tasks import CONFIGS, Task, TrajectoryArguments, parse_task
 from objectives import DATASETS, choose
@@ -66,7 +66,7 @@ class Experiment:
 
     @property
     def folder(self) -> Path:
-        folder = Path(self.asked.card_dir or ROOT.parent / "model_cards" / f"{self.name}_{self.dataset}")
+        folder = card_folder(self.name, self.dataset, self.scale, self.asked.card_dir)
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 

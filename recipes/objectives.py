@@ -15,11 +15,11 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from _cells import (
     Cell,
     Students,
+    card_folder,
     on_everything,
     on_everything_long,
     on_random,
@@ -28,7 +28,7 @@ from _cells import (
     shared_facts,
     write_table,
 )
-from _common import ROOT, ends_in_one_line, environment, keep_freed_memory, markdown
+from _common import ends_in_one_line, environment, keep_freed_memory, markdown
 from _evidence import Claim, Evidence
 from _tasks import CONFIGS, Task, TextTask, TrajectoryArguments, described, parse_task
 
@@ -97,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         task, (how, asked) = parse_task(DATASETS[dataset], (TrajectoryArguments, ObjectiveArguments), config, rest)
         evidence = Evidence(task, results(task, cells(task, asked), asked.seeds, how))
     rows = list(evidence.rows.values())
-    folder = Path(asked.card_dir or ROOT.parent / "model_cards" / f"objectives_{dataset}")
+    folder = card_folder("objectives", dataset, scale, asked.card_dir)
     facts = {
         **shared_facts(task, task.args, asked.seeds, how), "scale": scale, **inner_optimizers(task, asked),
         "MTT": f"{task.args.synthetic_steps or task.args.inner_steps} synthetic against {task.args.expert_steps} real steps",

@@ -30,6 +30,8 @@ FAMILIES: dict[str, tuple[Students, bool]] = {
     "random": (on_random, False),
     "head (longest)": (on_head, False),
 }
+Share = tuple[float, tuple[float, float]]
+"""And its interval."""
 # The paper's sizes of PTB: perplexity and accuracy in per cent. One run each, no intervals.
 PAPER_TEXT = {
     "10×50": (238.5, 20.48),
@@ -50,8 +52,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         found = results(e.task, [*sized.values(), *full_cells()], e.asked.seeds, e.how)
     evidence, largest = Evidence(e.task, found), sized["Farzi", budgets[-1]].method
     rows = evidence.rows
-    findings = [*evidence.verdicts(claims(e, sized, budgets)), evidence.finding(largest, FULL)]
-    e.write([*rows.values(), *e.task.counted(e.asked.seeds)], findings, paper_table(e.dataset))
+    shares = {f"{size}×{e.args.sequence_length}": evidence.ratio(sized["Farzi", size].method, LONG) for size in budgets}
+    theirs = paper_shares(e.dataset)
+    findings = [*evidence.verdicts(claims(e, sized, budgets)), evidence.finding(largest, FULL), *behind(shares, theirs)]
+    more = f"\n{share_table(e, shares, theirs)}\n{paper_table(e.dataset)}"
+    e.write([*rows.values(), *e.task.counted(e.asked.seeds)], findings, more)
     sizes = {size: rows[sized["Farzi", size].method]["bytes"] for size in budgets}  # the second axis is of summaries
     curves = [
         {**rows[cell.method], "method": family, "num_sequences": size, "bytes": sizes[size]}
@@ -92,6 +97,48 @@ def claims(e: Experiment, sized: Mapping[tuple[str, int], Cell], budgets: Sequen
 def full_cells() -> list[Cell]:
     """All real data: for as many steps as the others, and for `long_steps` with the recipe's own settings."""
     return [Cell(FULL, students=on_everything, distils=False), Cell(LONG, students=on_everything_long, distils=False)]
+
+
+def paper_shares(dataset: str) -> dict[str, float]:
+    """What the paper's summaries have of its full data's HR@100, or full data's perplexity over theirs, by size."""
+    if dataset == "ptb":
+        return {size: PAPER_TEXT[FULL][0] / values[0] for size, values in PAPER_TEXT.items() if size != FULL}
+    known = PAPER_RANKING.get(dataset, {})
+    return {size: values[1] / known[FULL][1] for size, values in known.items() if size != FULL}
+
+
+def behind(ours: Mapping[str, Share], theirs: Mapping[str, float]) -> list[str]:
+    """A sentence for each size that the paper has too."""
+    said = []
+    for size in [size for size in ours if size in theirs]:
+        points = 100 * (ours[size][0] - theirs[size])
+        said.append(
+            f"At the paper's size [{size}], Farzi has {percent(ours[size])} % of full data, long; the paper's has {100 * theirs[size]:.1f} % of "
+            f"its own full data: we are {abs(points):.1f} points {'behind' if points < 0 else 'ahead'}."
+        )
+    return said
+
+
+def share_table(e: Experiment, ours: Mapping[str, Share], theirs: Mapping[str, float]) -> str:
+    """Ours and the paper's, by size: in one line where both have it."""
+    title = f"share of full data's quality, % ({e.task.ratio_label})"
+    sizes = sorted({*ours, *theirs}, key=lambda size: [int(number) for number in size.split("×")])
+    return markdown(
+        [
+            {
+                title: f"[{size}]",
+                "ours, of full data, long": percent(ours[size]) if size in ours else "",
+                "the paper's": f"{100 * theirs[size]:.1f}" if size in theirs else "",
+            }
+            for size in sizes
+        ]
+    )
+
+
+def percent(share: Share) -> str:
+    """With its interval."""
+    value, (low, high) = share
+    return f"{100 * value:.1f} ({100 * low:.1f}–{100 * high:.1f})"
 
 
 def paper_table(dataset: str) -> str:

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
-from _cells import Cell, results, shared_facts, write_table
-from _common import ROOT, ends_in_one_line, environment, keep_freed_memory
+from _cells import Cell, card_folder, results, shared_facts, write_table
+from _common import ends_in_one_line, environment, keep_freed_memory
 from _evidence import Claim, Evidence
 from _tasks import CONFIGS, Task, TrajectoryArguments, parse_task
 from objectives import DATASETS, ObjectiveArguments, choose
@@ -46,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         how = replace(how, num_recorded=max(counted.counts))
         evidence = Evidence(task, results(task, cells(task, counted.counts), asked.seeds, how))
     rows = [{**row, "trajectories": count} for row, count in zip(evidence.rows.values(), counted.counts, strict=True)]
-    folder = Path(asked.card_dir or ROOT.parent / "model_cards" / f"trajectory_count_{dataset}")
+    folder = card_folder("trajectory_count", dataset, scale, asked.card_dir)
     facts = {
         **shared_facts(task, task.args, asked.seeds, how),
         "inner optimizer": task.args.inner_settings(),
