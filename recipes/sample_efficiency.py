@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     shares = {f"{size}×{e.args.sequence_length}": evidence.ratio(sized["Farzi", size].method, LONG) for size in budgets}
     theirs = paper_shares(e.dataset)
     findings = [*evidence.verdicts(claims(e, sized, budgets)), evidence.finding(largest, FULL), *behind(shares, theirs)]
-    more = f"\n{share_table(e, shares, theirs)}\n{paper_table(e.dataset)}"
+    more = f"\n{share_table(e.task.ratio_label, shares, theirs)}\n{paper_table(e.dataset)}"
     e.write([*rows.values(), *e.task.counted(e.asked.seeds)], findings, more)
     sizes = {size: rows[sized["Farzi", size].method]["bytes"] for size in budgets}  # the second axis is of summaries
     curves = [
@@ -119,9 +119,9 @@ def behind(ours: Mapping[str, Share], theirs: Mapping[str, float]) -> list[str]:
     return said
 
 
-def share_table(e: Experiment, ours: Mapping[str, Share], theirs: Mapping[str, float]) -> str:
+def share_table(label: str, ours: Mapping[str, Share], theirs: Mapping[str, float]) -> str:
     """Ours and the paper's, by size: in one line where both have it."""
-    title = f"share of full data's quality, % ({e.task.ratio_label})"
+    title = f"share of full data's quality, % ({label})"
     sizes = sorted({*ours, *theirs}, key=lambda size: [int(number) for number in size.split("×")])
     return markdown(
         [

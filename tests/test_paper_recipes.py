@@ -21,6 +21,7 @@ import inner_optimizers
 import regularization
 import sample_efficiency
 from _benchmark_results import write_results
+from _cells import card_folder
 from _evidence import Claim, Evidence
 from _paper import PaperArguments
 from _tasks import CONFIGS, TrajectoryArguments, parse_task
@@ -77,7 +78,7 @@ def test_every_config_can_run(path):
     [
         (["--budgets", "5", "5"], "budgets=[5, 5] is not usable: give different numbers of at least 1"),
         (["--dataset", "ml-100k", "--data_dir", "nowhere"], "data_dir='nowhere' lacks u.data"),
-        (["--dataset", "ml-1m"], "cannot be read"),  # no quick scale
+        (["--config", "nowhere.yaml"], "config='nowhere.yaml' cannot be read"),
     ],
 )
 def test_wrong_settings_end_in_one_line(argv, message):
@@ -193,6 +194,9 @@ def test_sample_efficiency(tmp_path, capsys, dataset, metric, counted):
     assert len(table["findings"]) == 8
     assert "of 2 seeds, 4 and 4 students" in table["findings"][1]
     assert (tmp_path / "card" / "sample_efficiency.png").stat().st_size > 1000
+    text = (tmp_path / "card" / "table.md").read_text(encoding="utf-8")
+    assert "| share of full data's quality, %" in text
+    assert "\n| [5×8] " in text
     times = modified(tmp_path)
     assert len(times) == 2 * 8
     sample_efficiency.main(argv)
@@ -226,6 +230,32 @@ def test_cross_architecture(tmp_path, dataset, names):
     cross_architecture.main(tiny(dataset, tmp_path))
     assert {path for path in times if os.stat(path).st_mtime_ns != times[path]} == {changed}
     assert card(tmp_path)["rows"][1:] == table["rows"][1:]
+
+
+def test_shares_of_full_data_beside_the_papers():
+    ours = {"10×10": (0.9, (0.8, 1.0)), "25×20": (1.1, (1.05, 1.2)), "30×20": (1.2, (1.1, 1.3))}
+    theirs = sample_efficiency.paper_shares("magazine")
+    assert list(theirs) == ["10×10", "25×20", "50×20"]
+    assert theirs["50×20"] == pytest.approx(0.521 / 0.520)  # HR@100
+    assert sample_efficiency.behind(ours, theirs) == [
+        "At the paper's size [10×10], Farzi has 90.0 (80.0–100.0) % of full data, long; the paper's has 100.6 % of its own full data: "
+        "we are 10.6 points behind.",
+        "At the paper's size [25×20], Farzi has 110.0 (105.0–120.0) % of full data, long; the paper's has 100.6 % of its own full data: "
+        "we are 9.4 points ahead.",
+    ]
+    lines = sample_efficiency.share_table("HR@100", ours, theirs).splitlines()
+    assert [line.split("|")[1].strip() for line in lines[2:]] == ["[10×10]", "[25×20]", "[30×20]", "[50×20]"]
+    assert [cell.strip() for cell in lines[2].split("|")[2:4]] == ["90.0 (80.0–100.0)", "100.6"]
+    assert [cell.strip() for cell in lines[4].split("|")[2:4]] == ["120.0 (110.0–130.0)", ""]
+    assert sample_efficiency.paper_shares("ptb")["400×50"] == pytest.approx(72.10 / 91.9)  # perplexity: less is better
+    assert sample_efficiency.paper_shares("sample") == {}
+
+
+def test_a_long_run_does_not_replace_the_quick_card():
+    folder = card_folder("cold_start", "magazine", "paper", None)
+    assert folder == RECIPES.parent / "model_cards" / "cold_start_magazine_paper"
+    assert card_folder("cold_start", "magazine", "quick", None) == folder.with_name("cold_start_magazine")
+    assert card_folder("cold_start", "magazine", "paper", "elsewhere") == Path("elsewhere")
 
 
 def test_tenths_are_equal_groups_and_the_largest_come_first():
