@@ -66,6 +66,7 @@ class FarziConfig(TrainingArguments):
         tau: τ, softmax temperature.
         latent_std: standard deviation of a random start.
         initialization: "spectral" or "random", the functions of `farzi_hf.initialization`.
+        sharpness: κ of a spectral start; None tries a few when training starts and takes the one whose students do best on training data.
         inner_optimizer: "adam" (`InnerAdam`) or "sgd" (`InnerSGD`).
         inner_learning_rate: α of the inner optimizer.
         inner_betas: β1, β2 of the inner Adam. Over a hundred steps a β1 of 0.9 overshoots: 0.5 learns sooner and more smoothly.
@@ -101,6 +102,9 @@ class FarziConfig(TrainingArguments):
     tau: float = field(default=1.0, metadata={"help": "τ, softmax temperature"})
     latent_std: float = field(default=0.1, metadata={"help": "standard deviation of a random start"})
     initialization: str = field(default="spectral", metadata={"help": "spectral | random"})
+    sharpness: float | None = field(
+        default=None, metadata={"help": "κ of a spectral start; by default the best of a few"}
+    )
 
     inner_optimizer: str = field(default="adam", metadata={"help": "adam | sgd"})
     inner_learning_rate: float = field(default=0.01, metadata={"help": "α of the inner optimizer"})
@@ -167,6 +171,11 @@ class FarziConfig(TrainingArguments):
         ):
             if getattr(self, name) not in table:
                 raise ValueError(f"{name}={getattr(self, name)!r} is unknown; choose one of {', '.join(table)}")
+        if self.sharpness is not None and not self.sharpness > 0:
+            raise ValueError(
+                f"sharpness={self.sharpness} is not usable; give a number above 0, for instance {initialization.SHARPNESS}, "
+                "or None to have one chosen"
+            )
         if not 0 <= self.fresh_starts <= 1:
             raise ValueError(f"fresh_starts={self.fresh_starts} is no share; give a number from 0 to 1")
         if OBJECTIVES[self.objective] is TrajectoryMatching and self.trajectories is None:

@@ -2,11 +2,13 @@
 
 A random start leaves every soft token near uniform. On text the meta-gradient then takes all positions to the same token
 frequencies and stays there: with no order in the summary there is no gradient towards order (a saddle). `spectral`
-starts beyond it, on real sequences of which every token is softened to the tokens that are used like it.
+starts beyond it, on real sequences of which every token is softened to the tokens that are used like it. How much it has to
+be softened depends on the data, on μ and on T: `choose_sharpness` tries.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -17,18 +19,21 @@ from torch import Tensor
 from farzi_hf.data import flatten_sequences
 from farzi_hf.farzi_data import FarziData
 
-Initialization = Callable[[FarziData, Dataset, int], None]
+Initialization = Callable[[FarziData, Dataset, int, float], None]
+SHARPNESS = 8.0
+CANDIDATES = (2.0, 4.0, 8.0, 16.0)
+"""κ that `choose_sharpness` tries."""
 
 
-def random(farzi: FarziData, dataset: Dataset, seed: int) -> None:
-    """Normal latents and decoder with standard deviation `config.latent_std`: soft tokens close to uniform."""
+def random(farzi: FarziData, dataset: Dataset, seed: int, sharpness: float = SHARPNESS) -> None:
+    """Normal latents and decoder with standard deviation `config.latent_std`: soft tokens close to uniform. Without κ."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in farzi.parameters():
         draw = torch.randn(parameter.shape, generator=generator) * farzi.config.latent_std
         parameter.data.copy_(draw)
 
 
-def spectral(farzi: FarziData, dataset: Dataset, seed: int, sharpness: float = 8.0) -> None:
+def spectral(farzi: FarziData, dataset: Dataset, seed: int, sharpness: float = SHARPNESS) -> None:
     """Real sequences whose tokens are softened: at a position that held token w, p(v) ∝ f(v) exp(κ u_w·u_v).
 
     f is the frequency of a token, u_v ∈ R^{d−1} its unit vector from `token_vectors`, κ the sharpness. This is a
@@ -53,6 +58,35 @@ def spectral(farzi: FarziData, dataset: Dataset, seed: int, sharpness: float = 8
     decoder = torch.cat([(log_frequency - log_frequency.mean())[None], vectors.T]) * config.tau
     farzi.latents.data.copy_(latents)
     farzi.decoder.data.copy_(decoder)
+
+
+@torch.no_grad()
+def choose_sharpness(farzi: FarziData, sharpness: float, loss: Callable[[], float]) -> dict[float, float]:
+    """Leaves a spectral start at that of the `CANDIDATES` κ at which `loss()` is least.
+
+    Few sequences that many inner steps repeat are learnt by heart where their tokens are sharp, and then training on them
+    is chaotic as well; many sequences may be sharper. What is best for students is a good start for the distillation.
+
+    Args:
+        farzi: at a `spectral` start, changed in place: κ is a factor of all coordinates but the first.
+        sharpness: its κ.
+        loss: of learners trained on `farzi` as it is; may be NaN or infinite.
+
+    Returns:
+        The loss at each κ.
+    """
+    vectors, columns = farzi.latents[..., 1:] / sharpness**0.5, farzi.decoder[1:] / sharpness**0.5
+
+    def start_at(value: float) -> None:
+        farzi.latents[..., 1:] = vectors * value**0.5
+        farzi.decoder[1:] = columns * value**0.5
+
+    losses = {}
+    for candidate in CANDIDATES:
+        start_at(candidate)
+        losses[candidate] = loss()
+    start_at(min(losses, key=lambda value: losses[value] if math.isfinite(losses[value]) else math.inf))
+    return losses
 
 
 def token_vectors(tokens: np.ndarray, lengths: np.ndarray, vocab_size: int, dim: int, seed: int) -> Tensor:

@@ -27,7 +27,9 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 
+from farzi_hf import initialization
 from farzi_hf.atomic_folder import check_destination
+from farzi_hf.baselines import random_sequences
 from farzi_hf.config import INITIALIZATIONS, FarziConfig
 from farzi_hf.data import check_sequences
 from farzi_hf.farzi_data import FarziData, FarziDataConfig
@@ -38,7 +40,11 @@ from farzi_hf.publishing_trainer import PublishingTrainer
 
 logger = logging.getLogger(__name__)
 
-_EVALUATION = 1  # keeps the seeds of evaluation students apart from those of the distillation
+_EVALUATION, _TRIAL = (
+    1,
+    2,
+)  # keep the seeds of evaluation students and of trials of a start apart from those of the distillation
+_TRIAL_LEARNERS, _TRIAL_ROWS = 2, 256
 
 
 @dataclass
@@ -105,7 +111,8 @@ class FarziTrainer(PublishingTrainer):
         _check_summary(farzi_data, config)
         _adopt_vocabulary(farzi_data, processing_class)
         if start_anew and train_dataset is not None:
-            INITIALIZATIONS[args.initialization](farzi_data, train_dataset, args.seed)
+            sharpness = args.sharpness or initialization.SHARPNESS
+            INITIALIZATIONS[args.initialization](farzi_data, train_dataset, args.seed, sharpness)
         super().__init__(
             model=farzi_data,
             args=args,
@@ -125,6 +132,8 @@ class FarziTrainer(PublishingTrainer):
         self.training = args.make_training()
         # A micro-batch's loss is a mean of its own: each has a learner of its own.
         self.model_accepts_loss_kwargs = False
+        spectral = INITIALIZATIONS[args.initialization] is initialization.spectral
+        self._start_is_open = start_anew and train_dataset is not None and spectral and args.sharpness is None
         self._micro_step = (-1, 0)
         self._student: Parameters | None = None
         self._non_finite_steps = 0
@@ -145,9 +154,41 @@ class FarziTrainer(PublishingTrainer):
                 )
         if resume_from_checkpoint and (finished := self._finished(resume_from_checkpoint)):
             return finished
+        if not resume_from_checkpoint:
+            self.choose_start()
         self._micro_step, self._non_finite_steps, self._since_log = (-1, 0), 0, _Progress()
         self.model.config.inner = self.args.summary_config(self.learner.vocab_size).inner
         return super().train(resume_from_checkpoint, **kwargs)
+
+    def choose_start(self) -> None:
+        """Chooses κ of a new spectral start, unless `args.sharpness` says it. `train()` does so; before it, for a look at the start.
+
+        Each candidate has two learners train on it from scratch, and their loss on training data decides: together as long
+        as two or three outer steps.
+        """
+        if not self._start_is_open:
+            return
+        self._start_is_open = False
+        rows = random_sequences(self.train_dataset, min(_TRIAL_ROWS, len(self.train_dataset)), self.args.seed)
+        rows = self._remove_unused_columns(rows)
+        losses = initialization.choose_sharpness(
+            self.model, initialization.SHARPNESS, lambda: self._training_loss(rows)
+        )
+        tried = ", ".join(f"{sharpness:g}: {loss:.3f}" for sharpness, loss in losses.items())
+        logger.info("Start of the summary: loss on training data by κ: %s.", tried)
+
+    @torch.no_grad()
+    def _training_loss(self, rows: Dataset) -> float:
+        """On real training rows, of two learners trained on the summary as it is."""
+        total = count = 0.0
+        for index in range(_TRIAL_LEARNERS):
+            theta = self._trained(_TRIAL, index)
+            for start in range(0, len(rows), self.args.per_device_eval_batch_size):
+                part = rows.select(range(start, min(start + self.args.per_device_eval_batch_size, len(rows))))
+                inputs = self._prepare_inputs(self.data_collator(list(part)))
+                loss, tokens = shifted_cross_entropy(self.learner.logits(theta, inputs), inputs["labels"])
+                total, count = total + float(loss), count + float(tokens)
+        return total / count
 
     def _finished(self, checkpoint: str) -> TrainOutput | None:
         """The outcome of a run that had taken all its steps: `Trainer` would take one more."""
@@ -218,7 +259,10 @@ class FarziTrainer(PublishingTrainer):
 
     def train_student(self, index: int = 0) -> Parameters:
         """θ_T of evaluation student `index`: fresh weights, trained on the summary with the inner loop's settings."""
-        seed = combine_seeds(self.args.seed, _EVALUATION, index)
+        return self._trained(_EVALUATION, index)
+
+    def _trained(self, purpose: int, index: int) -> Parameters:
+        seed = combine_seeds(self.args.seed, purpose, index)
         start = self.learner.initial_parameters(seed, self.args.device)
         farzi = self.model
         with torch.no_grad():

@@ -127,6 +127,8 @@ def _run(task: Task, cell: Cell, seed: int, how: TrajectoryArguments) -> Done:
         replace_file(folder / SUMMARY, lambda new: save_file(c.trainer.model.state_dict(), new))
     elif cell.source is not None:
         c.trainer.model.load_state_dict(load_file(_folder(task, cell.source, seed) / SUMMARY))
+    elif cell.students is on_summary:
+        c.trainer.choose_start()
     done = {"asked": asked, **_measured(task, cell, c), "history": c.trainer.state.log_history}
     done["seconds"] = time.perf_counter() - begin
     headline = c.headline(task.row(cell.method, [done["students"]], done["bytes"]))

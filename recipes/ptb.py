@@ -106,6 +106,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if first:
         start = f"going on from {checkpoint}" if checkpoint else "a new run, no checkpoint to go on from"
         print(f"{args.output_dir}: {start}; world size {args.world_size}, {args.device.type}", flush=True)
+        trainer.choose_start()
         before = summary_row(comparison, "Farzi, 0 outer steps")
     trainer.train(resume_from_checkpoint=checkpoint)
     if first:

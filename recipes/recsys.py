@@ -137,7 +137,10 @@ def run_split(recipe: RecipeArguments, args: FarziConfig, interactions: Interact
     if first:
         start = f"going on from {checkpoint}" if checkpoint else "a new run, no checkpoint to go on from"
         print(f"{args.output_dir}: {start}; world size {args.world_size}, {args.device.type}", flush=True)
-    rows = [summary_row(c, "Farzi, 0 outer steps")] if first and recipe.distil else []
+    rows = []
+    if first and recipe.distil:
+        c.trainer.choose_start()
+        rows.append(summary_row(c, "Farzi, 0 outer steps"))
     if recipe.distil:
         c.trainer.train(resume_from_checkpoint=checkpoint)
     if not first:

@@ -84,6 +84,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def unfactorise(c: Comparison) -> None:
     """Makes logits of the latents, and leaves the decoder out of the training."""
     trainer, farzi = c.trainer, c.trainer.model
+    trainer.choose_start()
     with torch.no_grad():
         farzi.latents = nn.Parameter(farzi.latents @ farzi.decoder)
     farzi.decoder.requires_grad_(False)
