@@ -61,7 +61,7 @@ def spectral(farzi: FarziData, dataset: Dataset, seed: int, sharpness: float = S
 
 
 @torch.no_grad()
-def choose_sharpness(farzi: FarziData, sharpness: float, loss: Callable[[], float]) -> dict[float, float]:
+def choose_sharpness(farzi: FarziData, sharpness: float, loss: Callable[[], float]) -> tuple[float, dict[float, float]]:
     """Leaves a spectral start at that of the `CANDIDATES` κ at which `loss()` is least.
 
     Few sequences that many inner steps repeat are learnt by heart where their tokens are sharp, and then training on them
@@ -73,7 +73,7 @@ def choose_sharpness(farzi: FarziData, sharpness: float, loss: Callable[[], floa
         loss: of learners trained on `farzi` as it is; may be NaN or infinite.
 
     Returns:
-        The loss at each κ.
+        κ, and the loss at each of them.
     """
     vectors, columns = farzi.latents[..., 1:] / sharpness**0.5, farzi.decoder[1:] / sharpness**0.5
 
@@ -85,8 +85,9 @@ def choose_sharpness(farzi: FarziData, sharpness: float, loss: Callable[[], floa
     for candidate in CANDIDATES:
         start_at(candidate)
         losses[candidate] = loss()
-    start_at(min(losses, key=lambda value: losses[value] if math.isfinite(losses[value]) else math.inf))
-    return losses
+    chosen = min(losses, key=lambda value: losses[value] if math.isfinite(losses[value]) else math.inf)
+    start_at(chosen)
+    return chosen, losses
 
 
 def token_vectors(tokens: np.ndarray, lengths: np.ndarray, vocab_size: int, dim: int, seed: int) -> Tensor:

@@ -14,15 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from datasets import Dataset
 from torch import Tensor, nn
-from transformers import (
-    DataCollatorForLanguageModeling,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from torch.utils.data import DataLoader
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
@@ -32,11 +29,12 @@ from farzi_hf.atomic_folder import check_destination
 from farzi_hf.baselines import random_sequences
 from farzi_hf.config import INITIALIZATIONS, FarziConfig
 from farzi_hf.data import check_sequences
-from farzi_hf.farzi_data import FarziData, FarziDataConfig
+from farzi_hf.farzi_data import FarziData
 from farzi_hf.learner import Learner, Parameters, combine_seeds, shifted_cross_entropy
 from farzi_hf.metrics import language_modeling_metrics, mean_and_spread, token_statistics
 from farzi_hf.objectives import Objective
 from farzi_hf.publishing_trainer import PublishingTrainer
+from farzi_hf.trainer_input import adopt_vocabulary, check_summary, language_model_collator, run_check
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +42,7 @@ _EVALUATION, _TRIAL = (
     1,
     2,
 )  # keep the seeds of evaluation students and of trials of a start apart from those of the distillation
-_TRIAL_LEARNERS, _TRIAL_ROWS = 2, 256
+_TRIAL_LEARNERS, _TRIAL_BATCHES = 2, 4
 
 
 @dataclass
@@ -65,8 +63,8 @@ class FarziTrainer(PublishingTrainer):
     bit for bit the run that was not interrupted, and n processes equal one that accumulates n batches per step.
 
     Logged beside the Trainer's own figures: `loss` is the outer loss, `grad_norm` the norm of the meta-gradient before
-    clipping; `non_finite_steps`, `seconds_per_step`, `peak_memory_gib`. In the mean of `loss`, one that is not finite is
-    replaced by the one before it; where there was no finite one, it is NaN.
+    clipping; `non_finite_steps`, `seconds_per_step`, `peak_memory_gib`; first of all `sharpness`, where it was chosen. In the
+    mean of `loss`, one that is not finite is replaced by the one before it; where there was no finite one, it is NaN.
 
     Args:
         learner_init: the learner: a function that returns a freshly initialised model, a config, or a model (its class
@@ -100,16 +98,16 @@ class FarziTrainer(PublishingTrainer):
     ) -> None:
         if not isinstance(args, FarziConfig):
             raise TypeError(f"args is {type(args).__name__}; give a FarziConfig, for instance FarziConfig('out')")
-        _check("output_dir", check_destination, Path(args.output_dir))
+        run_check("output_dir", check_destination, Path(args.output_dir))
         self.learner = Learner(learner_init)
         for name, dataset in (("train_dataset", train_dataset), ("eval_dataset", eval_dataset)):
             if dataset is not None:
-                _check(name, check_sequences, dataset, self.learner.vocab_size)
-        data_collator = data_collator or _language_model_collator(processing_class)
+                run_check(name, check_sequences, dataset, self.learner.vocab_size)
+        data_collator = data_collator or language_model_collator(processing_class)
         config, start_anew = args.summary_config(self.learner.vocab_size), farzi_data is None
         farzi_data = FarziData(config) if start_anew else farzi_data
-        _check_summary(farzi_data, config)
-        _adopt_vocabulary(farzi_data, processing_class)
+        check_summary(farzi_data, config)
+        adopt_vocabulary(farzi_data, processing_class)
         if start_anew and train_dataset is not None:
             sharpness = args.sharpness or initialization.SHARPNESS
             INITIALIZATIONS[args.initialization](farzi_data, train_dataset, args.seed, sharpness)
@@ -133,7 +131,9 @@ class FarziTrainer(PublishingTrainer):
         # A micro-batch's loss is a mean of its own: each has a learner of its own.
         self.model_accepts_loss_kwargs = False
         spectral = INITIALIZATIONS[args.initialization] is initialization.spectral
-        self._start_is_open = start_anew and train_dataset is not None and spectral and args.sharpness is None
+        undecided = start_anew and train_dataset is not None and spectral and args.sharpness is None
+        self._open_start = farzi_data.fingerprint() if undecided else None
+        self._sharpness: float | None = None
         self._micro_step = (-1, 0)
         self._student: Parameters | None = None
         self._non_finite_steps = 0
@@ -166,29 +166,24 @@ class FarziTrainer(PublishingTrainer):
         Each candidate has two learners train on it from scratch, and their loss on training data decides: together as long
         as two or three outer steps.
         """
-        if not self._start_is_open:
+        if self._open_start != self.model.fingerprint():  # chosen, or changed by someone
             return
-        self._start_is_open = False
-        rows = random_sequences(self.train_dataset, min(_TRIAL_ROWS, len(self.train_dataset)), self.args.seed)
-        rows = self._remove_unused_columns(rows)
-        losses = initialization.choose_sharpness(
-            self.model, initialization.SHARPNESS, lambda: self._training_loss(rows)
+        size = self.args.per_device_train_batch_size
+        rows = random_sequences(self.train_dataset, min(_TRIAL_BATCHES * size, len(self.train_dataset)), self.args.seed)
+        loader = DataLoader(
+            self._remove_unused_columns(rows), size, collate_fn=self.data_collator, generator=torch.Generator()
         )
+        batches = [self._prepare_inputs(batch) for batch in loader]
+
+        @torch.no_grad()
+        def loss() -> float:
+            trained = [self._trained(_TRIAL, index) for index in range(_TRIAL_LEARNERS)]
+            return np.mean([self.learner.hard_loss(theta, batch).item() for theta in trained for batch in batches])
+
+        self._sharpness, losses = initialization.choose_sharpness(self.model, initialization.SHARPNESS, loss)
+        self._open_start = None
         tried = ", ".join(f"{sharpness:g}: {loss:.3f}" for sharpness, loss in losses.items())
         logger.info("Start of the summary: loss on training data by κ: %s.", tried)
-
-    @torch.no_grad()
-    def _training_loss(self, rows: Dataset) -> float:
-        """On real training rows, of two learners trained on the summary as it is."""
-        total = count = 0.0
-        for index in range(_TRIAL_LEARNERS):
-            theta = self._trained(_TRIAL, index)
-            for start in range(0, len(rows), self.args.per_device_eval_batch_size):
-                part = rows.select(range(start, min(start + self.args.per_device_eval_batch_size, len(rows))))
-                inputs = self._prepare_inputs(self.data_collator(list(part)))
-                loss, tokens = shifted_cross_entropy(self.learner.logits(theta, inputs), inputs["labels"])
-                total, count = total + float(loss), count + float(tokens)
-        return total / count
 
     def _finished(self, checkpoint: str) -> TrainOutput | None:
         """The outcome of a run that had taken all its steps: `Trainer` would take one more."""
@@ -253,6 +248,8 @@ class FarziTrainer(PublishingTrainer):
             logs["seconds_per_step"] = progress.seconds / max(1, progress.steps)
             logs["non_finite_steps"] = self._non_finite_steps
             logs["peak_memory_gib"] = _peak_memory(self.args.device) / 2**30
+            if self._sharpness is not None:  # once: it stays in the log's history
+                logs["sharpness"], self._sharpness = self._sharpness, None
         super().log(logs, start_time)
 
     # -- students ----------------------------------------------------------------------------------------------------
@@ -279,7 +276,7 @@ class FarziTrainer(PublishingTrainer):
             For each metric its mean over the students and, as `…_std`, their standard deviation.
         """
         if eval_dataset is not None:
-            _check("eval_dataset", check_sequences, eval_dataset, self.learner.vocab_size)
+            run_check("eval_dataset", check_sequences, eval_dataset, self.learner.vocab_size)
         elif self.eval_dataset is None:
             raise ValueError("eval_dataset is None; give one to evaluate() or to FarziTrainer")
         with torch.random.fork_rng(devices=[]):  # a data loader draws a number that it does not use here
@@ -342,42 +339,6 @@ def last_checkpoint(folder: str | os.PathLike) -> str | None:
             json.loads((path / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
             return str(path)
     return None
-
-
-def _language_model_collator(processing_class: Any) -> Callable:
-    if processing_class is None:
-        raise ValueError(
-            "processing_class and data_collator are both None; give the tokenizer, or a collator that returns "
-            "input_ids, attention_mask and labels"
-        )
-    return DataCollatorForLanguageModeling(processing_class, mlm=False)
-
-
-def _check(name: str, check: Callable[..., None], *args: Any) -> None:
-    """Runs a check of the package; its error then names the argument of ours."""
-    try:
-        check(*args)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
-
-
-def _check_summary(farzi_data: FarziData, expected: FarziDataConfig) -> None:
-    """A given summary has to be the one that the recipe describes and the learner reads."""
-    for name in ("vocab_size", "num_sequences", "sequence_length", "latent_dim", "tau"):
-        ours, theirs = getattr(farzi_data.config, name), getattr(expected, name)
-        if ours != theirs:
-            source = "the learner's" if name == "vocab_size" else f"args.{name}"
-            raise ValueError(f"farzi_data has {name}={ours}, but {source} is {theirs}; make the two equal")
-
-
-def _adopt_vocabulary(farzi_data: FarziData, processing_class: Any) -> None:
-    """Checks the vocabulary now rather than when the summary is saved."""
-    if processing_class is not None:
-        farzi_data.processing_class = processing_class
-        farzi_data.adopt_vocabulary("processing_class")
-    if isinstance(processing_class, PreTrainedTokenizerBase):
-        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):  # Trainer does so too, but with a warning
-            setattr(farzi_data.config, name, getattr(processing_class, name))
 
 
 def _peak_memory(device: torch.device) -> int:

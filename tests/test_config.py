@@ -17,7 +17,7 @@ from farzi_hf.objectives import random_starts
 
 # Nothing here is a default, so that every one of them has to travel.
 UNUSUAL = {
-    "num_sequences": 7, "sequence_length": 9, "latent_dim": 3, "tau": 0.5, "latent_std": 0.2, "initialization": "random",
+    "num_sequences": 7, "sequence_length": 9, "latent_dim": 3, "tau": 0.5, "latent_std": 0.2, "initialization": "random", "sharpness": 3.0,
     "inner_optimizer": "adam", "inner_learning_rate": 0.02, "inner_betas": [0.7, 0.98], "inner_epsilon": 1e-5,
     "inner_epsilon_root": 1e-9, "inner_momentum": 0.3, "inner_weight_decay": 0.01, "inner_steps": 12, "inner_steps_min": 4,
     "window": 5, "synthetic_batch_size": 2, "learners_per_step": 2, "objective": "meta_matching", "adjoint": "tape", "eval_students": 2,
@@ -155,6 +155,14 @@ def test_the_least_number_of_steps_must_not_exceed_the_most():
 def test_settings_that_the_inner_optimizer_cannot_use_are_refused_at_once(settings):
     with pytest.raises(ValueError, match=r"settings of the inner optimizer, inner_…: "):
         config(**settings)
+
+
+@pytest.mark.parametrize("sharpness", [0.0, -1.0, float("nan")])
+def test_a_sharpness_is_above_zero(sharpness):
+    with pytest.raises(
+        ValueError, match=f"sharpness={sharpness} is not usable; give a number above 0, for instance 8.0, or None"
+    ):
+        config(sharpness=sharpness)
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.5])

@@ -16,7 +16,16 @@ from torch.utils._pytree import tree_leaves
 
 from farzi_hf.data import flatten_sequences
 from farzi_hf.farzi_data import FarziData, FarziDataConfig
-from farzi_hf.initialization import _mutual_information, _neighbours, _windows, random, spectral, token_vectors
+from farzi_hf.initialization import (
+    CANDIDATES,
+    _mutual_information,
+    _neighbours,
+    _windows,
+    choose_sharpness,
+    random,
+    spectral,
+    token_vectors,
+)
 
 SENTENCES = [[2, 4, 5, 4, 3], [2, 5, 5, 3], [2, 6, 3], [2, 4, 5, 6, 4, 3]]
 V = 8
@@ -137,6 +146,30 @@ def test_a_spectral_start_is_its_formula(tau):
     vectors = token_vectors(*flat(SENTENCES), V, 3, seed=3)
     expected = frequencies(SENTENCES) * (2.0 * vectors[torch.from_numpy(windows)] @ vectors.T).exp()
     torch.testing.assert_close(soft_tokens(farzi), expected / expected.sum(-1, keepdim=True))
+
+
+@pytest.mark.parametrize(
+    ("losses", "best"),
+    [([4.0, 3.0, 2.0, 5.0], 8.0), ([float("nan"), 3.0, float("inf"), 5.0], 4.0), ([1.0, 1.0, 2.0, 3.0], 2.0)],
+)
+def test_the_sharpness_with_the_least_loss_is_taken(losses, best):
+    """Whatever the start's own was; a loss that is not finite is none."""
+    farzi = summary(tau=0.5)
+    spectral(farzi, dataset_of(SENTENCES), seed=3, sharpness=5.0)
+    seen = []
+
+    def loss() -> float:
+        seen.append(soft_tokens(farzi))
+        return losses[len(seen) - 1]
+
+    chosen, tried = choose_sharpness(farzi, 5.0, loss)
+    assert list(tried) == list(CANDIDATES)
+    np.testing.assert_equal(list(tried.values()), losses)
+    assert chosen == best
+    for sharpness, found in [*zip(CANDIDATES, seen, strict=True), (chosen, soft_tokens(farzi))]:
+        expected = summary(tau=0.5)
+        spectral(expected, dataset_of(SENTENCES), seed=3, sharpness=sharpness)
+        torch.testing.assert_close(found, soft_tokens(expected))
 
 
 def test_a_spectral_start_knows_which_token_stood_where(sequences, tokenizer):

@@ -18,6 +18,7 @@ from transformers.trainer_callback import TrainerCallback
 
 from farzi_hf import FarziTrainer
 from farzi_hf.farzi_data import FarziData
+from farzi_hf.initialization import CANDIDATES
 from farzi_hf.metrics import token_metrics, token_statistics
 
 V = 54
@@ -88,6 +89,45 @@ def test_logs(make):
         assert entry["non_finite_steps"] == 0
         assert 0 < entry["seconds_per_step"] < 10
         assert 0.05 < entry["peak_memory_gib"] < 50
+
+
+def test_a_start_is_chosen_by_what_students_learn_from_it(make):
+    """Of the candidates the one with the least loss; once, and only where it is open."""
+    chosen, losses = make(max_steps=1, sharpness=None, inner_steps=20), {}
+    for sharpness in CANDIDATES:
+        fixed = make(sharpness=sharpness, inner_steps=20)
+        losses[sharpness] = fixed.evaluate(fixed.train_dataset)["eval_loss"]  # other learners, the same answer
+        before = fixed.model.fingerprint()
+        fixed.choose_start()
+        assert fixed.model.fingerprint() == before  # it was said
+    chosen.choose_start()
+    best = min(losses, key=losses.get)
+    assert sorted(losses.values())[1] > losses[best] + 0.02  # no matter of luck
+    expected = make(sharpness=best)
+    for ours, theirs in zip(chosen.model.parameters(), expected.model.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    start = chosen.model.fingerprint()
+    chosen.choose_start()
+    assert chosen.model.fingerprint() == start
+    chosen.train()
+    assert logged(chosen, "sharpness") == [best]
+
+    alone = make(max_steps=1, sharpness=None, inner_steps=20)
+    alone.train()  # chooses by itself
+    assert logged(alone, "sharpness") == [best]
+    assert_equal(tensors(alone), tensors(chosen))
+
+
+def test_a_summary_that_someone_has_changed_is_left_as_it_is(make):
+    trainer = make(sharpness=None)
+    with torch.no_grad():
+        trainer.model.latents += 1
+    before = trainer.model.fingerprint()
+    trainer.choose_start()
+    assert trainer.model.fingerprint() == before
+    given = make({"farzi_data": trainer.model}, sharpness=None)
+    given.choose_start()
+    assert given.model.fingerprint() == before
 
 
 def test_seconds_per_step_are_those_of_outer_steps_alone(make):
