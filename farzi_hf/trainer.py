@@ -42,6 +42,7 @@ _EVALUATION, _TRIAL = (
     1,
     2,
 )  # keep the seeds of evaluation students and of trials of a start apart from those of the distillation
+_CHAOTIC = 100.0  # norm of a meta-gradient
 _TRIAL_LEARNERS, _TRIAL_BATCHES = 2, 4
 
 
@@ -134,6 +135,7 @@ class FarziTrainer(PublishingTrainer):
         undecided = start_anew and train_dataset is not None and spectral and args.sharpness is None
         self._open_start = farzi_data.fingerprint() if undecided else None
         self._sharpness: float | None = None
+        self._warned = False
         self._micro_step = (-1, 0)
         self._student: Parameters | None = None
         self._non_finite_steps = 0
@@ -248,9 +250,20 @@ class FarziTrainer(PublishingTrainer):
             logs["seconds_per_step"] = progress.seconds / max(1, progress.steps)
             logs["non_finite_steps"] = self._non_finite_steps
             logs["peak_memory_gib"] = _peak_memory(self.args.device) / 2**30
+            self._warn_of_chaos(logs.get("grad_norm", 0.0))
             if self._sharpness is not None:  # once: it stays in the log's history
                 logs["sharpness"], self._sharpness = self._sharpness, None
         super().log(logs, start_time)
+
+    def _warn_of_chaos(self, norm: float) -> None:
+        if norm > _CHAOTIC and not self._warned:
+            self._warned = True
+            logger.warning(
+                "Step %d: the norm of the meta-gradient is %.3g where about 0.1 is usual: the learner's training is chaotic, and its exact gradient "
+                "of no use. Set a window (a fifth of inner_steps is a good first try), or raise inner_epsilon.",
+                self.state.global_step,
+                norm,
+            )
 
     # -- students ----------------------------------------------------------------------------------------------------
 

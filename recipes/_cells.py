@@ -20,6 +20,8 @@ from safetensors.torch import load_file, save_file
 
 from farzi_hf import FarziConfig
 from farzi_hf.atomic_folder import replace_file
+from farzi_hf.config import INITIALIZATIONS
+from farzi_hf.initialization import spectral
 from farzi_hf.metrics import mean_and_spread
 
 Done = dict[str, Any]
@@ -212,10 +214,11 @@ def _readable(task: Task, row: Row, columns: Mapping[str, str]) -> dict[str, str
 
 def shared_facts(task: Task, args: FarziConfig, seeds: Sequence[int], how: TrajectoryArguments) -> dict[str, Any]:
     """What all rows have in common."""
-    return {
+    facts = {
         "data set": task.recipe.dataset,
         "size": f"[{args.num_sequences}×{args.sequence_length}], d = {args.latent_dim}",
         "start of the summary": args.initialization,
+        "κ": "chosen by trial" if args.sharpness is None else args.sharpness,
         "inner steps T": args.inner_steps,
         "synthetic sequences per inner step": args.synthetic_batch_size or args.num_sequences,
         "outer steps": args.max_steps,
@@ -224,3 +227,6 @@ def shared_facts(task: Task, args: FarziConfig, seeds: Sequence[int], how: Traje
         "seeds": list(seeds),
         "students per seed": task.recipe.num_students,
     }
+    if INITIALIZATIONS[args.initialization] is not spectral:
+        del facts["κ"]
+    return facts

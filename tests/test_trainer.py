@@ -130,6 +130,18 @@ def test_a_summary_that_someone_has_changed_is_left_as_it_is(make):
     assert given.model.fingerprint() == before
 
 
+def test_a_chaotic_training_is_said_once_with_the_remedy(make, caplog):
+    """Clipping hides it: the norm alone tells."""
+    trainer = make(max_steps=3, max_grad_norm=0.1)
+    objective = trainer.objective
+    trainer.objective = lambda *args: 1e5 * objective(*args)
+    trainer.train()
+    (said,) = [record for record in caplog.records if "chaotic" in record.getMessage()]
+    assert said.levelname == "WARNING"
+    assert said.getMessage().startswith("Step 1: the norm of the meta-gradient is ")
+    assert "Set a window" in said.getMessage()
+
+
 def test_seconds_per_step_are_those_of_outer_steps_alone(make):
     class Wait(TrainerCallback):
         def on_train_begin(self, *args, **kwargs):
