@@ -220,6 +220,7 @@ def shared_facts(task: Task, args: FarziConfig, seeds: Sequence[int], how: Traje
         "start of the summary": args.initialization,
         "κ": "chosen by trial" if args.sharpness is None else args.sharpness,
         "inner steps T": args.inner_steps,
+        "differentiated": f"the last {args.window}" if args.window else "all",
         "synthetic sequences per inner step": args.synthetic_batch_size or args.num_sequences,
         "outer steps": args.max_steps,
         "Ω": f"{how.num_recorded} trainings of {how.trajectory_steps} steps, a checkpoint every {how.save_every}; share of fresh "
