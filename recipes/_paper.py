@@ -22,8 +22,9 @@ class PaperArguments:
     seeds: list[int] = field(default_factory=lambda: [0, 1, 2], metadata={"help": "of each row"})
     budgets: list[int] = field(default_factory=lambda: [10, 25, 50], metadata={"help": "μ of sample_efficiency.py"})
     latent_dims: list[int] = field(default_factory=lambda: [4, 8, 16], metadata={"help": "d of regularization.py"})
-    sgd_learning_rate: float = field(default=0.3, metadata={"help": "of the inner SGD of inner_optimizers.py"})
-    sgd_momentum: float = field(default=0.9, metadata={"help": "of its inner SGD with momentum"})
+    sgd_learning_rate: float = field(default=1.0, metadata={"help": "of the inner SGD of inner_optimizers.py"})
+    momentum_learning_rate: float = field(default=0.3, metadata={"help": "of its inner SGD with momentum"})
+    sgd_momentum: float = field(default=0.9, metadata={"help": "of the same"})
     cost_steps: list[int] = field(
         default_factory=lambda: [10, 20, 40, 80], metadata={"help": "T at which inner_optimizers.py measures time"}
     )
