@@ -32,12 +32,17 @@ from farzi_hf.metrics import bootstrap_interval
 from farzi_hf.plots import plot_deciles
 
 TENTHS = 10
+REGIONS = {
+    "items": ("in the three most popular tenths of items", "in the seven less popular tenths of items"),
+    "users": ("of the three tenths of users with the longest histories", "of the seven tenths with shorter histories"),
+}
+FIRST = {"items": "1, most popular", "users": "1, longest histories"}
 POPULARITY = "popularity"
 
 
 @dataclass(frozen=True)
 class Strata:
-    """Of each test user of all splits the tenth, 0 … 9, of the target item and of the user's history; 0 is the most popular."""
+    """Of each test user of all splits the tenth, 0 … 9, of the target item and of the user's history; 0 has the most popular, the longest."""
 
     items: np.ndarray
     users: np.ndarray
@@ -117,8 +122,8 @@ def tenths_rows(hits: np.ndarray, tenth: np.ndarray) -> list[dict[str, Any]]:
 def regions(ours: str, full: str, by: str, hits: Mapping[str, np.ndarray], tenth: np.ndarray) -> list[tuple[str, str]]:
     """Whether ours is worse than full data where much is known, and better elsewhere, as the paper has it: verdicts and why."""
     difference, judged = 100 * (hits[ours] - hits[full]), []
-    for name, inside, side in (("three most popular", tenth < 3, -1), ("seven less popular", tenth >= 3, 1)):
-        claim = f"in the {name} tenths of {by}, a summary is {'better' if side > 0 else 'worse'} than full data."
+    for which, inside, side in ((0, tenth < 3, -1), (1, tenth >= 3, 1)):
+        claim = f"{REGIONS[by][which]}, a summary is {'better' if side > 0 else 'worse'} than full data."
         values = difference[inside]
         if not len(values):
             judged.append((OPEN, f"{claim} There is no test user."))
@@ -142,7 +147,7 @@ def strata_table(rows: Sequence[Mapping[str, Any]], by: str) -> str:
     chosen = {(row["method"], row["tenth"]): row for row in rows if row["by"] == by}
     table = [
         {
-            f"tenth of {by}, HR@100 in %": "1, most popular" if tenth == 1 else str(tenth),
+            f"tenth of {by}, HR@100 in %": FIRST[by] if tenth == 1 else str(tenth),
             "n": str(chosen[methods[0], tenth]["n"]),
             **{method: cell(chosen[method, tenth]) for method in methods},
         }
