@@ -91,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     benchmark.main(cost_arguments(e))
     costs = read_rows(e.folder / "cost" / "results.csv")
     findings += cost_findings(costs)
-    more = f"\nCost of one meta-gradient (`benchmark.py`):\n\n{tables(costs)}"
+    more = f"\n{windows(e)}Cost of one meta-gradient (`benchmark.py`), all T steps differentiated:\n\n{tables(costs)}"
     e.write(rows, findings, more, {"seconds_per_step": "s per outer step"})
     plot_comparison(rows, e.folder / "quality.png", e.task.metric, metric_label=e.task.metric_label)
 
@@ -123,6 +123,16 @@ def seconds_per_step(c: Comparison, students: Sequence[Student]) -> Mapping[str,
     """The middle one of the logged means; none where nothing was logged."""
     logged = [entry["seconds_per_step"] for entry in c.trainer.state.log_history if "seconds_per_step" in entry]
     return {"seconds_per_step": statistics.median(logged)} if logged else {}
+
+
+def windows(e: Experiment) -> str:
+    """That one row has none, where the others have one."""
+    if not e.args.window:
+        return ""
+    return (
+        f"{HIGHER} differentiates all T = {e.args.inner_steps} steps, the other rows the last {e.args.window}: what they gain or lose against it "
+        "may come of that.\n\n"
+    )
 
 
 def cost_arguments(e: Experiment) -> list[str]:
