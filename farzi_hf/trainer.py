@@ -38,10 +38,8 @@ from farzi_hf.trainer_input import adopt_vocabulary, check_summary, language_mod
 
 logger = logging.getLogger(__name__)
 
-_EVALUATION, _TRIAL = (
-    1,
-    2,
-)  # keep the seeds of evaluation students and of trials of a start apart from those of the distillation
+# Keep the seeds of evaluation students and of trials of a start apart from those of the distillation.
+_EVALUATION, _TRIAL = 1, 2
 _CHAOTIC = 100.0  # norm of a meta-gradient
 _TRIAL_LEARNERS, _TRIAL_BATCHES = 2, 4
 
@@ -168,7 +166,7 @@ class FarziTrainer(PublishingTrainer):
         Each candidate has two learners train on it from scratch, and their loss on training data decides: together as long
         as two or three outer steps.
         """
-        if self._open_start != self.model.fingerprint():  # chosen, or changed by someone
+        if self._open_start is None or self._open_start != self.model.fingerprint():  # chosen, or changed by someone
             return
         size = self.args.per_device_train_batch_size
         rows = random_sequences(self.train_dataset, min(_TRIAL_BATCHES * size, len(self.train_dataset)), self.args.seed)

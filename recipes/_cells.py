@@ -214,11 +214,12 @@ def _readable(task: Task, row: Row, columns: Mapping[str, str]) -> dict[str, str
 
 def shared_facts(task: Task, args: FarziConfig, seeds: Sequence[int], how: TrajectoryArguments) -> dict[str, Any]:
     """What all rows have in common."""
-    facts = {
+    kappa = {"κ": "chosen by trial" if args.sharpness is None else args.sharpness}
+    return {
         "data set": task.recipe.dataset,
         "size": f"[{args.num_sequences}×{args.sequence_length}], d = {args.latent_dim}",
         "start of the summary": args.initialization,
-        "κ": "chosen by trial" if args.sharpness is None else args.sharpness,
+        **(kappa if INITIALIZATIONS[args.initialization] is spectral else {}),
         "inner steps T": args.inner_steps,
         "differentiated": f"the last {args.window}" if args.window else "all",
         "synthetic sequences per inner step": args.synthetic_batch_size or args.num_sequences,
@@ -228,6 +229,3 @@ def shared_facts(task: Task, args: FarziConfig, seeds: Sequence[int], how: Traje
         "seeds": list(seeds),
         "students per seed": task.recipe.num_students,
     }
-    if INITIALIZATIONS[args.initialization] is not spectral:
-        del facts["κ"]
-    return facts

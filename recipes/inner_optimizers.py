@@ -17,7 +17,6 @@ import importlib.util
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import benchmark
 import torch
@@ -28,6 +27,7 @@ from _common import ends_in_one_line, keep_freed_memory
 from _comparison import Comparison, Student
 from _evidence import Claim, Evidence
 from _paper import Experiment
+from objectives import sgd
 from sample_efficiency import FULL, LONG, full_cells
 from torch import Tensor
 
@@ -107,11 +107,6 @@ def cells(e: Experiment) -> list[Cell]:
         Cell(AUTOGRAD, {"adjoint": "direct"}, facts=seconds_per_step),
         Cell(HIGHER, {"window": None}, facts=seconds_per_step, prepare=differentiate_by_higher),
     ]
-
-
-def sgd(learning_rate: float, momentum: float) -> dict[str, Any]:
-    """Settings of the inner loop."""
-    return {"inner_optimizer": "sgd", "inner_learning_rate": learning_rate, "inner_momentum": momentum}
 
 
 def differentiate_by_higher(c: Comparison) -> None:

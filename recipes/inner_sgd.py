@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from _common import ends_in_one_line, keep_freed_memory, markdown
 from _comparison import Comparison
 from _tasks import CONFIGS, Task, changed, parse_task
-from objectives import DATASETS, ObjectiveArguments, TrajectoryArguments, choose
+from objectives import DATASETS, ObjectiveArguments, TrajectoryArguments, choose, sgd
 
 
 @dataclass
@@ -37,8 +37,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         rows = [measured(task, asked.seeds, "Adam", inner_optimizer="adam")]
         for momentum in grid.momenta:
             for rate in grid.learning_rates:
-                settings = {"inner_optimizer": "sgd", "inner_learning_rate": rate, "inner_momentum": momentum}
-                rows.append(measured(task, asked.seeds, f"SGD {rate:g}, momentum {momentum:g}", **settings))
+                rows.append(measured(task, asked.seeds, f"SGD {rate:g}, momentum {momentum:g}", **sgd(rate, momentum)))
     print(f"\n{markdown(rows)}")
 
 

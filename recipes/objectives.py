@@ -15,6 +15,7 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from _cells import (
     Cell,
@@ -124,11 +125,7 @@ def choose(argv: Sequence[str] | None, default: str = "sample") -> tuple[str, st
 def cells(task: Task, asked: ObjectiveArguments) -> list[Cell]:
     """In the order of the table. Ω is recorded once per optimizer and seed, with that optimizer."""
     inner = {
-        "SGD": {
-            "inner_optimizer": "sgd",
-            "inner_learning_rate": asked.sgd_learning_rate,
-            "inner_momentum": asked.sgd_momentum,
-        },
+        "SGD": sgd(asked.sgd_learning_rate, asked.sgd_momentum),
         "Adam": {"inner_optimizer": "adam"},
     }
     made = []
@@ -144,6 +141,11 @@ def cells(task: Task, asked: ObjectiveArguments) -> list[Cell]:
                 starts = {"trajectories": omega} if method in FROM_TRAJECTORIES else {}
                 made.append(Cell(name, {**settings, **starts, **OBJECTIVES[method]}))
     return made
+
+
+def sgd(learning_rate: float, momentum: float) -> dict[str, Any]:
+    """Settings of an inner loop."""
+    return {"inner_optimizer": "sgd", "inner_learning_rate": learning_rate, "inner_momentum": momentum}
 
 
 def claims(task: Task) -> list[Claim]:
