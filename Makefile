@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 LAUNCH := $(BIN)/accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench paper clean
+.PHONY: help demo test fuzz check format bench paper clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -20,6 +20,13 @@ demo: $(VENV)/.installed ## distil the embedded corpus and interactions: tables,
 
 test: $(VENV)/.installed ## the test suite, without the tests marked slow or gpu
 	$(BIN)/python -m pytest -n logical -m "not slow and not gpu"
+
+FUZZ_SECONDS := 600
+
+fuzz: $(VENV)/.installed ## random artefacts, configs, interaction and text files for ten minutes; FUZZ_SECONDS=60 for one
+	end=$$(( $$(date +%s) + $(FUZZ_SECONDS) )); while [ $$(date +%s) -lt $$end ]; do \
+		FUZZ_EXAMPLES=300 $(BIN)/python -m pytest -q -n logical -m fuzz -o timeout=0 || exit 1; \
+	done
 
 check: $(VENV)/.installed ## lint and format check
 	$(BIN)/ruff check .
