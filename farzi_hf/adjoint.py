@@ -9,7 +9,12 @@ gradient, and differ in time and memory; `adjoint=None` takes the fastest that t
 from __future__ import annotations
 
 import logging
+import weakref
+from collections.abc import Hashable, Sized
+from contextlib import suppress
+from dataclasses import fields, is_dataclass
 from functools import cache
+from types import FunctionType, MethodType
 from typing import Any
 
 import psutil
@@ -99,10 +104,10 @@ def unroll(
 def choose_adjoint(loop: InnerLoop, w: Buffers, inputs: Buffers) -> Adjoint:
     """The fastest adjoint that needs no more than `SHARE` of the device's memory (`Direct`: `DIRECT_SHARE`).
 
-    What they need is estimated from the graph of one step, which is measured. The choice and its reason are logged
+    What they need is estimated from the graph of one step, which is measured once for each loss and its shapes. The choice and its reason are logged
     (level INFO). If nothing fits, it is the one that needs the least, with a warning.
     """
-    graph = loop.graph_bytes(w, inputs)
+    graph = _graph_bytes(loop, w, inputs)
     candidates = [Direct(), Tape(), Reversible(), Checkpoint()]  # the fastest first
     if not (loop.optimizer.exact and loop.keeps_graphs):
         candidates.remove(Direct())
@@ -120,6 +125,46 @@ def choose_adjoint(loop: InnerLoop, w: Buffers, inputs: Buffers) -> Adjoint:
         f"(estimates: {listed})",
     )
     return chosen
+
+
+_MEASURED: dict[Hashable, int] = {}
+_MEASUREMENTS = 64  # kept; the oldest goes first
+
+
+def _graph_bytes(loop: InnerLoop, w: Buffers, inputs: Buffers) -> int:
+    """`loop.graph_bytes`, measured again only where the graph may be another one."""
+    given = (loop.inner_loss, loop.optimizer, *loop.layout.constants.values(), *w, *inputs)
+    key = (type(loop), loop.layout.groups, loop.layout.shapes, repr(loop.autocast), *map(_kind, given))
+    if key not in _MEASURED:
+        if len(_MEASURED) == _MEASUREMENTS:
+            del _MEASURED[next(iter(_MEASURED))]
+        _MEASURED[key] = loop.graph_bytes(w, inputs)
+    return _MEASURED[key]
+
+
+def _kind(value: Any, within: tuple[FunctionType, ...] = ()) -> Hashable:
+    """What the size of a graph can depend on: of a tensor all but its numbers, of a function its code and what it captures.
+
+    A training makes its loss anew at every call, so functions with equal code and captures are one. Nothing is kept alive.
+    `within` are the functions that capture `value`: one that captures itself is not followed again.
+    """
+    if isinstance(value, Tensor):
+        return value.shape, value.dtype, value.device, value.requires_grad
+    if isinstance(value, MethodType):
+        return _kind(value.__func__, within), _kind(value.__self__, within)
+    if isinstance(value, FunctionType):
+        if value in within:
+            return value.__code__
+        captured = (*(value.__defaults__ or ()), *(cell.cell_contents for cell in value.__closure__ or ()))
+        return value.__code__, *(_kind(part, (*within, value)) for part in captured)
+    if is_dataclass(value) and not isinstance(value, type):
+        return type(value), *(_kind(getattr(value, field.name), within) for field in fields(value))
+    if isinstance(value, (str, int, float)):
+        return value
+    if type(value).__eq__ is object.__eq__:
+        with suppress(TypeError):  # a class may have no weak references
+            return weakref.ref(value)
+    return type(value), len(value) if isinstance(value, Sized) else None
 
 
 @cache

@@ -150,7 +150,7 @@ class InnerLoop:
             storage = x.untyped_storage()
             if storage.data_ptr() not in given:
                 kept[storage.data_ptr()] = storage.nbytes()
-            return x
+            return x.detach()  # x itself may be what the node returns: the graph would then hold itself alive
 
         with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
             states = tuple(self.optimizer.init(flat) for flat in w)

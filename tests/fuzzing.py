@@ -1,9 +1,9 @@
 """Settings of the tests that try random input: a few examples in `make test`, many in `make fuzz`.
 
-    @pytest.mark.fuzz
-    @fuzzed
-    @given(…)
-    def test_…
+@pytest.mark.fuzz
+@fuzzed
+@given(…)
+def test_…
 """
 
 from __future__ import annotations

@@ -1,0 +1,110 @@
+"""No call of `unroll` leaves memory behind, and the choice of an adjoint measures a graph once."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+
+import psutil
+import pytest
+import torch
+from torch import Tensor
+
+from farzi_hf import Checkpoint, Direct, InnerAdam, Reversible, Tape, unroll
+from farzi_hf.adjoint import Adjoint
+
+ROWS, WIDTH = 32, 256
+GRAPH = 5 * ROWS * WIDTH * 4  # bytes, at least, that autograd keeps of a step of the loss below
+
+
+def _loss(params: dict[str, Tensor], inputs: tuple[Tensor, ...], step: int) -> Tensor:
+    return -(inputs[0] @ params["w"]).softmax(-1).square().sum()
+
+
+def _call(loss: Callable, adjoint: Adjoint | None, x: Tensor, torch_compile: bool = False) -> None:
+    params = {"w": torch.zeros(x.shape[1], WIDTH)}
+    theta = unroll(
+        loss, params, (x,), optimizer=InnerAdam(lr=0.01), steps=2, adjoint=adjoint, torch_compile=torch_compile
+    )
+    theta["w"].square().sum().backward()
+
+
+def _growth(calls: int, adjoint: Adjoint | None, torch_compile: bool = False) -> int:
+    """Bytes by which the process grows in so many calls, after ten."""
+    x = torch.randn(ROWS, 64, requires_grad=True)
+    process = psutil.Process()
+    for _ in range(10):
+        _call(_loss, adjoint, x, torch_compile)
+    before = process.memory_info().rss
+    for _ in range(calls):
+        _call(_loss, adjoint, x, torch_compile)
+    gc.collect()
+    return process.memory_info().rss - before
+
+
+ADJOINTS = [None, Direct(), Tape(), Checkpoint(), Reversible()]
+
+
+@pytest.mark.parametrize("adjoint", ADJOINTS, ids=repr)
+def test_two_hundred_calls_use_the_memory_of_ten(adjoint: Adjoint | None) -> None:
+    assert _growth(200, adjoint) < 200 * GRAPH / 5
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("torch_compile", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("adjoint", ADJOINTS, ids=repr)
+def test_a_thousand_calls_use_the_memory_of_ten(adjoint: Adjoint | None, torch_compile: bool) -> None:
+    if torch_compile and isinstance(adjoint, Direct):
+        pytest.skip("Direct keeps the graphs that compiled code does without")
+    assert _growth(1_000, adjoint, torch_compile) < 1_000 * GRAPH / 10
+
+
+def _counted(rows: int) -> tuple[Callable, list[int]]:
+    """A loss made anew, which captures a batch size and a list, and the steps at which it was evaluated."""
+    steps: list[int] = []
+
+    def loss(params: dict[str, Tensor], inputs: tuple[Tensor, ...], step: int) -> Tensor:
+        steps.append(step)
+        return _loss(params, (inputs[0][:rows],), step)
+
+    return loss, steps
+
+
+def test_the_graph_of_a_loss_is_measured_once() -> None:
+    x = torch.randn(ROWS, 64, requires_grad=True)
+    evaluations = []
+    for rows in (30, 30, 31, 30):
+        loss, steps = _counted(rows)
+        _call(loss, None, x)
+        evaluations.append(len(steps))
+    first, second, other, again = evaluations
+    assert first == other == second + 1, "a new graph is measured by one evaluation"
+    assert again == second, "a graph that is known is not"
+
+
+def test_a_loss_may_capture_itself() -> None:
+    def loss(params: dict[str, Tensor], inputs: tuple[Tensor, ...], step: int) -> Tensor:
+        loss.calls += 1
+        return _loss(params, inputs, step)
+
+    loss.calls = 0
+    _call(loss, None, torch.randn(ROWS, 64, requires_grad=True))
+    assert loss.calls > 0
+
+
+def test_what_was_measured_keeps_nothing_alive() -> None:
+    class Model:
+        pass
+
+    model = Model()
+    gone = weakref.ref(model)
+
+    def loss(params: dict[str, Tensor], inputs: tuple[Tensor, ...], step: int, model: Model = model) -> Tensor:
+        return _loss(params, inputs, step)
+
+    _call(loss, None, torch.randn(ROWS, 64, requires_grad=True))
+    del model, loss
+    gc.collect()
+    assert gone() is None
