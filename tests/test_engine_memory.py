@@ -53,6 +53,7 @@ def test_two_hundred_calls_use_the_memory_of_ten(adjoint: Adjoint | None) -> Non
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.filterwarnings("default")  # the compiler's own
 @pytest.mark.parametrize("torch_compile", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("adjoint", ADJOINTS, ids=repr)
 def test_a_thousand_calls_use_the_memory_of_ten(adjoint: Adjoint | None, torch_compile: bool) -> None:

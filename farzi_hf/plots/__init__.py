@@ -13,12 +13,13 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from farzi_hf.plots.memory import plot_memory
 from farzi_hf.plots.style import ACCENT, DPI, INK, LINES, MUTED, clean, finite, number
 from farzi_hf.plots.summary import plot_entropy, plot_popularity, plot_tokens
 
 __all__ = [
-    "plot_benchmark", "plot_budget", "plot_comparison", "plot_deciles", "plot_distillation", "plot_entropy", "plot_popularity", "plot_tokens",
-    "plot_trajectory_count",
+    "plot_benchmark", "plot_budget", "plot_comparison", "plot_deciles", "plot_distillation", "plot_entropy", "plot_memory", "plot_popularity",
+    "plot_tokens", "plot_trajectory_count",
 ]  # fmt: skip
 
 _OURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")  # apart for the colour-blind (Okabe & Ito, 2008)

@@ -1,0 +1,136 @@
+"""Does a long distillation use more and more memory? Resident memory and open files over an hour of one process.
+
+python recipes/soak.py                  # an hour on the embedded corpus, with evaluations and checkpoints
+python recipes/soak.py --minutes 2 --output_dir outputs/soak
+"""
+
+from __future__ import annotations
+
+import time
+from argparse import ArgumentParser
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import psutil
+from _common import ends_in_one_line, keep_freed_memory, markdown, save_csv
+from ptb import LEARNER, RecipeArguments, learner_config, load_splits
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from farzi_hf import FarziConfig, FarziTrainer
+from farzi_hf.plots import plot_memory
+
+MIB = 2**20
+BLOCKS = 20
+"""The line goes through the medians of so many stretches of equal length: evaluations and checkpoints are peaks that pass."""
+SETTLING = 0.1
+"""Share of the steps at the start that the line leaves out: libraries load, and the heap grows to its size."""
+
+
+class Watch(TrainerCallback):
+    """Measures this process after every outer step, and ends the training after so many minutes.
+
+    Args:
+        minutes: how long, from the first outer step on.
+        every: outer steps from one measurement to the next.
+    """
+
+    def __init__(self, minutes: float, every: int) -> None:
+        self.minutes, self.every = minutes, every
+        self.rows: list[dict[str, Any]] = []
+        self._process, self._start = psutil.Process(), 0.0
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._start = time.monotonic()
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        minutes = (time.monotonic() - self._start) / 60
+        control.should_training_stop |= minutes >= self.minutes
+        if state.global_step % self.every and not control.should_training_stop:
+            return
+        with self._process.oneshot():
+            resident = self._process.memory_info().rss / MIB
+        self.rows.append(
+            {
+                "step": state.global_step,
+                "minutes": round(minutes, 3),
+                "resident_mib": round(resident, 2),
+                "open_files": self._process.num_fds() if psutil.POSIX else self._process.num_handles(),
+                "threads": self._process.num_threads(),
+            }
+        )
+
+
+def straight_line(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float, float]:
+    """Slope in MiB per outer step, value at step 0 in MiB, and standard error of the slope, after `SETTLING`."""
+    settled = [row for row in rows if row["step"] > SETTLING * rows[-1]["step"]]
+    steps = np.array([row["step"] for row in settled], dtype=float)
+    memory = np.array([row["resident_mib"] for row in settled])
+    blocks = list(zip(np.array_split(steps, BLOCKS), np.array_split(memory, BLOCKS), strict=True))
+    middles, medians = zip(*((part.mean(), np.median(values)) for part, values in blocks if len(part)), strict=True)
+    if len(middles) < 4:
+        raise ValueError(
+            f"minutes left time for {len(rows)} measurements, too few for a line: give more minutes, or a smaller every"
+        )
+    (slope, origin), covariance = np.polyfit(middles, medians, deg=1, cov=True)
+    return float(slope), float(origin), float(np.sqrt(covariance[0, 0]))
+
+
+def report(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any], folder: Path) -> str:
+    """Writes memory.csv, memory.png and table.md, and returns the last."""
+    folder.mkdir(parents=True, exist_ok=True)
+    slope, origin, error = straight_line(rows)
+    values = {
+        "outer steps": f"{rows[-1]['step']:,}",
+        "minutes": f"{rows[-1]['minutes']:.1f}",
+        "resident memory, first and last measurement (MiB)": f"{rows[0]['resident_mib']:.0f}, {rows[-1]['resident_mib']:.0f}",
+        "largest (MiB)": f"{max(row['resident_mib'] for row in rows):.0f}",
+        "slope (MiB per 1,000 outer steps, ± 2 standard errors)": f"{1000 * slope:+.2f} ± {2000 * error:.2f}",
+        "open files, least and most": f"{min(r['open_files'] for r in rows)}, {max(r['open_files'] for r in rows)}",
+        "threads, least and most": f"{min(r['threads'] for r in rows)}, {max(r['threads'] for r in rows)}",
+        **{name: str(value) for name, value in facts.items()},
+    }
+    table = markdown([{"quantity": name, "value": value} for name, value in values.items()])
+    note = f"One process. The slope is that of a straight line through {BLOCKS} medians, without the first {SETTLING:.0%} of the steps."
+    (folder / "table.md").write_text(f"{table}\n\n{note}\n\n![memory](memory.png)\n", encoding="utf-8")
+    save_csv(rows, folder / "memory.csv")
+    plot_memory(rows, folder / "memory.png", line=(slope, origin))
+    return table
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Distils the embedded corpus with the default adjoint until the time is over, then reports."""
+    parser = ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=60.0, help="how long")
+    parser.add_argument("--every", type=int, default=5, help="outer steps from one measurement to the next")
+    parser.add_argument("--output_dir", default="model_cards/soak", help="folder of table, figure and CSV")
+    settings = parser.parse_args(argv)
+    keep_freed_memory()
+    recipe = RecipeArguments(dataset="sample", learner=dict(LEARNER))
+    tokenizer, splits = load_splits(recipe)
+    watch = Watch(settings.minutes, settings.every)
+    with TemporaryDirectory() as folder:
+        args = FarziConfig(
+            folder, num_sequences=50, sequence_length=20, latent_dim=16, sharpness=8.0, inner_steps=60, window=20,
+            synthetic_batch_size=5, max_steps=1_000_000, lr_scheduler_type="constant", learning_rate=0.003, eval_strategy="steps",
+            eval_steps=100, eval_students=1, save_strategy="steps", save_steps=50, save_total_limit=2, logging_steps=50,
+            use_cpu=True, report_to="none",
+        )  # fmt: skip
+        trainer = FarziTrainer(
+            learner_config(recipe, tokenizer), args, splits["train"], splits["validation"], tokenizer, callbacks=[watch]
+        )
+        trainer.train()
+    facts = {
+        "summary": f"[{args.num_sequences}×{args.sequence_length}], T = {args.inner_steps}, window {args.window}, adjoint chosen by itself",
+        "evaluations, checkpoints": f"every {args.eval_steps:.0f}, every {args.save_steps:.0f} outer steps",
+    }
+    with ends_in_one_line("soak.py"):
+        print(report(watch.rows, facts, Path(settings.output_dir)))
+
+
+if __name__ == "__main__":
+    main()
