@@ -50,7 +50,8 @@ class FarziConfig(TrainingArguments):
     | `learning_rate` | 0.03 | of Adam on latents and decoder; the meta-gradient is smooth enough |
     | `max_grad_norm` | 0.1 | about the usual norm of the meta-gradient: a chaotic learner cannot outweigh the others |
     | `lr_scheduler_type` | cosine | the summary settles: the last outer steps average over θ0 |
-    | `max_steps` | 400 | an outer step trains a whole learner; epochs of real data mean nothing |
+    | `max_steps` | 400 | an outer step trains a whole learner; epochs of real data mean little |
+    | `num_train_epochs` | 0 | `max_steps` counts; with `max_steps=-1`, epochs of the real data do |
     | `per_device_train_batch_size` | 64 | b, real sequences in the outer loss |
     | `per_device_eval_batch_size` | 128 | learners are small |
     | `logging_steps` | 10 | an outer step takes seconds |
@@ -136,6 +137,7 @@ class FarziConfig(TrainingArguments):
     max_grad_norm: float = 0.1
     lr_scheduler_type: str = "cosine"
     max_steps: int = 400
+    num_train_epochs: float = 0.0
     per_device_train_batch_size: int = 64
     per_device_eval_batch_size: int = 128
     logging_steps: float = 10
@@ -147,12 +149,17 @@ class FarziConfig(TrainingArguments):
         self._numbers_from_text()
         if self.greater_is_better is None and (self.metric_for_best_model or "").endswith("perplexity"):
             self.greater_is_better = False
-        compiled, self.torch_compile = self.torch_compile, False  # of the inner loop; Trainer would compile the summary
-        super().__post_init__()
-        self.torch_compile = compiled
         for name, remedy in _UNSUPPORTED.items():
             if getattr(self, name):
                 raise ValueError(f"{name}={getattr(self, name)!r} is not supported: {remedy}")
+        if (self.num_train_epochs > 0) == (self.max_steps > 0):
+            raise ValueError(
+                f"num_train_epochs={self.num_train_epochs} and max_steps={self.max_steps}: exactly one of them says how long to train; "
+                "give max_steps, the number of outer steps, or num_train_epochs together with max_steps=-1"
+            )
+        compiled, self.torch_compile = self.torch_compile, False  # of the inner loop; Trainer would compile the summary
+        super().__post_init__()
+        self.torch_compile = compiled
         for name, minimum in _COUNTS.items():
             _check_count(name, getattr(self, name), minimum)
         for name, minimum in _OPTIONAL_COUNTS.items():
@@ -309,7 +316,16 @@ _OPTIONAL_COUNTS = {
 
 _UNSUPPORTED = {
     "fp16": "gradients of the inner loop have no loss scaling and underflow; use bf16",
+    "fp16_full_eval": "it would round the summary itself, which is what the Trainer trains; leave it out",
+    "bf16_full_eval": "it would round the summary itself, which is what the Trainer trains; leave it out, or set bf16",
+    "label_smoothing_factor": "the objective is the outer loss, and it has no smoothing; leave it out",
+    "neftune_noise_alpha": "a summary has no embedding to add noise to; leave it out",
+    "gradient_checkpointing": "the adjoint decides what is kept; set adjoint='checkpoint' or 'reversible' to save memory",
+    "use_liger_kernel": "its kernels have no second derivatives; leave it out",
+    "deepspeed": "a summary is small and needs no sharding; use several processes with plain data parallelism",
+    "fsdp": "a summary is small and needs no sharding; use several processes with plain data parallelism",
 }
+"""Fields of `TrainingArguments` that a distillation has no use for, and what to do instead."""
 
 
 def _number(name: str, value: Any) -> Any:

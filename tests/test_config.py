@@ -187,6 +187,33 @@ def test_half_precision_without_loss_scaling_is_refused():
         config(fp16=True)
 
 
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"bf16_full_eval": True},  # rounded the summary in place
+        {"fp16_full_eval": True},
+        {"label_smoothing_factor": 0.1},  # did nothing
+        {"neftune_noise_alpha": 5.0},  # 'FarziData' object has no attribute …
+        {"gradient_checkpointing": True},
+        {"use_liger_kernel": True},
+        {"deepspeed": {"zero_optimization": {"stage": 2}}},
+        {"fsdp": "full_shard"},
+    ],
+    ids=lambda setting: next(iter(setting)),
+)
+def test_a_setting_of_the_trainer_that_a_distillation_has_no_use_for_is_refused(setting):
+    (name,) = setting
+    with pytest.raises(ValueError, match=rf"^{name}=.* is not supported: [^\n]+$"):
+        config(**setting)
+
+
+@pytest.mark.parametrize("given", [{"num_train_epochs": 3.0}, {"max_steps": -1}])
+def test_epochs_and_steps_do_not_contradict_each_other(given):
+    with pytest.raises(ValueError, match=r"num_train_epochs=.* max_steps=.*: exactly one of them"):
+        config(**given)
+    assert config(num_train_epochs=2.0, max_steps=-1).num_train_epochs == 2.0
+
+
 # -- what the fields make --------------------------------------------------------------------------------------------
 
 
