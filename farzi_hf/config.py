@@ -9,9 +9,8 @@ from typing import Any, get_args, get_type_hints
 from transformers import TrainingArguments
 
 from farzi_hf import initialization
-from farzi_hf.adjoint import Adjoint, Checkpoint, Direct, Reversible, Tape
+from farzi_hf.engine import Adjoint, Checkpoint, Direct, InnerAdam, InnerOptimizer, InnerSGD, Reversible, Tape
 from farzi_hf.farzi_data import FarziDataConfig
-from farzi_hf.inner_optimizers import InnerAdam, InnerOptimizer, InnerSGD
 from farzi_hf.learner import Learner
 from farzi_hf.objectives import (
     GradientMatching,

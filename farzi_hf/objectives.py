@@ -14,11 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from farzi_hf.adjoint import Adjoint, unroll
 from farzi_hf.data import minibatches
+from farzi_hf.engine import Adjoint, InnerLoss, InnerOptimizer, autocast_settings, no_autocast, unroll
 from farzi_hf.farzi_data import soft_tokens
-from farzi_hf.inner_loop import InnerLoss, autocast_settings, no_autocast
-from farzi_hf.inner_optimizers import InnerOptimizer
 from farzi_hf.learner import Learner, LearnerBatch, Parameters
 from farzi_hf.trajectories import TrajectoryBank
 

@@ -25,8 +25,8 @@ from torch import Tensor
 
 from farzi_hf.atomic_folder import replace_file
 from farzi_hf.data import check_sequences, flatten_sequences, minibatches
-from farzi_hf.inner_loop import InnerLoop, Layout, autocast_settings, weights
-from farzi_hf.inner_optimizers import InnerOptimizer
+from farzi_hf.engine import InnerOptimizer
+from farzi_hf.engine.inner_loop import InnerLoop, Layout, autocast_settings, weights
 from farzi_hf.learner import Learner, Parameters, combine_seeds
 
 logger = logging.getLogger(__name__)

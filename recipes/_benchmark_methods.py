@@ -16,10 +16,9 @@ from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 from transformers import DataCollatorForLanguageModeling, GPT2Config
 
-from farzi_hf.adjoint import Adjoint, Tape, unroll
 from farzi_hf.data import load_sample_text, tokenize, word_tokenizer
+from farzi_hf.engine import Adjoint, InnerAdam, Tape, unroll
 from farzi_hf.farzi_data import FarziData, FarziDataConfig, soft_tokens
-from farzi_hf.inner_optimizers import InnerAdam
 from farzi_hf.learner import Learner, Parameters
 
 ADAM = {"lr": 0.01, "betas": (0.9, 0.999), "eps": 1e-4}

@@ -29,10 +29,10 @@ from transformers import (
 )
 
 from farzi_hf import FarziData, FarziTrainer, attach_soft_inputs, soft_cross_entropy
-from farzi_hf.adjoint import unroll
 from farzi_hf.baselines import head_sequences, random_sequences
 from farzi_hf.card import training_arguments
 from farzi_hf.data import flatten_sequences, minibatches
+from farzi_hf.engine import unroll
 from farzi_hf.learner import Parameters
 
 Row = dict[str, Any]

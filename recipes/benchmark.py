@@ -47,7 +47,7 @@ from _common import ROOT, keep_freed_memory
 from tqdm import tqdm
 from transformers import HfArgumentParser
 
-from farzi_hf.adjoint import Checkpoint, Direct, Reversible, Tape
+from farzi_hf.engine import Checkpoint, Direct, Reversible, Tape
 
 METHODS: dict[str, Method] = {
     "autograd": autograd(plain_loss),

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from farzi_hf.baselines import random_sequences
 from farzi_hf.data import minibatches
-from farzi_hf.inner_loop import InnerLoss
+from farzi_hf.engine import InnerLoss
 from farzi_hf.learner import Learner, LearnerBatch, Parameters
 from farzi_hf.metrics import token_statistics
 from farzi_hf.objectives import SyntheticTraining

@@ -15,7 +15,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from farzi_hf.inner_optimizers import InnerAdam, InnerOptimizer, InnerSGD
+from farzi_hf.engine import InnerAdam, InnerOptimizer, InnerSGD
 
 
 @dataclass(frozen=True)
@@ -172,6 +172,9 @@ OPTIMIZERS: dict[str, InnerOptimizer] = {
     "sgd_momentum": InnerSGD(lr=0.005, momentum=0.9),
     "sgd_decay_schedule": InnerSGD(lr=0.1, momentum=0.5, weight_decay=0.1, lr_schedule=warmup_then_decay),
 }
+
+
+ADAM = OPTIMIZERS["adam"]
 
 
 def reference_unroll(

@@ -27,8 +27,7 @@ from _benchmark_process import PeakMemory, relative_error, run_limited, summaris
 from _benchmark_results import read_rows, tables
 from benchmark import METHODS, PACKAGES
 
-from farzi_hf.adjoint import Tape, unroll
-from farzi_hf.inner_optimizers import InnerAdam
+from farzi_hf.engine import InnerAdam, Tape, unroll
 
 TINY = Size(num_sequences=4, sequence_length=8, latent_dim=4, vocab_size=60, hidden_size=16, batch_size=8)
 TINY_ARGUMENTS = [text for name, value in dataclasses.asdict(TINY).items() for text in (f"--{name}", str(value))]

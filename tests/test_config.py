@@ -10,9 +10,8 @@ import pytest
 import yaml
 from transformers import HfArgumentParser, TrainingArguments
 
-from farzi_hf.adjoint import Checkpoint, Direct, Reversible, Tape
 from farzi_hf.config import ADJOINTS, INITIALIZATIONS, INNER_OPTIMIZERS, OBJECTIVES, FarziConfig
-from farzi_hf.inner_optimizers import InnerAdam, InnerSGD
+from farzi_hf.engine import Checkpoint, Direct, InnerAdam, InnerSGD, Reversible, Tape
 from farzi_hf.objectives import random_starts
 
 # Nothing here is a default, so that every one of them has to travel.

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from farzi_hf.adjoint import unroll
-from farzi_hf.inner_optimizers import InnerAdam
+from farzi_hf.engine import InnerAdam, unroll
 from farzi_hf.learner import Learner, _SoftCrossEntropy, shifted_cross_entropy
 
 LENGTH = 5

@@ -13,9 +13,8 @@ from torch import Tensor
 from torch.func import functional_call
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from farzi_hf.adjoint import Checkpoint, Direct, Reversible, Tape
 from farzi_hf.data import minibatches
-from farzi_hf.inner_optimizers import InnerAdam, InnerSGD
+from farzi_hf.engine import Checkpoint, Direct, InnerAdam, InnerSGD, Reversible, Tape
 from farzi_hf.learner import Learner
 from farzi_hf.objectives import GradientMatching, MetaMatching, SyntheticTraining, TrajectoryMatching, _cosine_distances
 from farzi_hf.trajectories import PretrainedStarts, TrajectoryBank, record_trajectories

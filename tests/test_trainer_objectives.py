@@ -12,7 +12,7 @@ import yaml
 from tiny_trainer import tensors, tiny_learner, tiny_trainer
 from transformers import DataCollatorForLanguageModeling
 
-from farzi_hf.inner_optimizers import InnerAdam
+from farzi_hf.engine import InnerAdam
 from farzi_hf.learner import Learner
 from farzi_hf.trajectories import record_trajectories
 

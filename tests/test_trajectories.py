@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from farzi_hf import trajectories
-from farzi_hf.inner_optimizers import InnerAdam, InnerSGD
+from farzi_hf.engine import InnerAdam, InnerSGD
 from farzi_hf.learner import Learner
 from farzi_hf.trajectories import MANIFEST, PretrainedStarts, TrajectoryBank, record_trajectories
 

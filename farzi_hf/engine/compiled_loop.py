@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from farzi_hf.inner_loop import Accumulators, Buffers, InnerLoop, InnerLoss, Layout, States, autocast, weights
-from farzi_hf.inner_optimizers import InnerOptimizer
+from farzi_hf.engine.inner_loop import Accumulators, Buffers, InnerLoop, InnerLoss, Layout, States, autocast, weights
+from farzi_hf.engine.optimizers import InnerOptimizer
 
 _VARIANTS = 64  # of one function that may be compiled in a process, for other losses, shapes and dtypes
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from farzi_hf import Checkpoint, Direct, InnerAdam, Reversible, Tape, unroll
-from farzi_hf.adjoint import Adjoint
+from farzi_hf.engine import Adjoint
 
 ROWS, WIDTH = 32, 256
 GRAPH = 5 * ROWS * WIDTH * 4  # bytes, at least, that autograd keeps of a step of the loss below

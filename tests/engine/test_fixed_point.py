@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from farzi_hf import inner_loop
-from farzi_hf.fixed_point import DecayingSum, FixedPointState
-from farzi_hf.inner_optimizers import InnerAdam, InnerOptimizer, InnerSGD
+from farzi_hf.engine import InnerAdam, InnerOptimizer, InnerSGD, inner_loop
+from farzi_hf.engine.adjoints.fixed_point import DecayingSum, FixedPointState
 
 
 def normal(*shape: int, seed: int) -> Tensor:

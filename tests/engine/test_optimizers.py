@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from farzi_hf.inner_optimizers import InnerAdam, InnerOptimizer, InnerSGD, PaperAdam, State
+from farzi_hf.engine import InnerAdam, InnerOptimizer, InnerSGD, PaperAdam, State
 
 
 def halving(step: int) -> float:

@@ -8,34 +8,16 @@ gradient, and differ in time and memory; `adjoint=None` takes the fastest that t
 
 from __future__ import annotations
 
-import logging
-import weakref
-from collections.abc import Hashable, Sized
-from contextlib import suppress
-from dataclasses import fields, is_dataclass
-from functools import cache
-from types import FunctionType, MethodType
 from typing import Any
 
-import psutil
 import torch
 from torch import Tensor
 
-from farzi_hf.compiled_loop import CompiledLoop
-from farzi_hf.inner_loop import Buffers, InnerLoop, InnerLoss, Layout, autocast_settings, no_autocast, weights
-from farzi_hf.inner_optimizers import InnerOptimizer
-from farzi_hf.replay import Adjoint, Checkpoint, Direct, Tape
-from farzi_hf.reversal import Reversible
-
-__all__ = ["Adjoint", "Checkpoint", "Direct", "Reversible", "Tape", "choose_adjoint", "unroll"]
-
-logger = logging.getLogger(__name__)
-
-SHARE = 1 / 4
-"""Of a device's memory, what an adjoint may use that is chosen for the caller. Of all memory, not of what happens to be
-free, so that a machine makes the same choice, and with it the same rounding, every time."""
-DIRECT_SHARE = 1 / 32
-"""The same for `Direct`: beyond, the memory that it has to get from the system costs more time than it saves."""
+from farzi_hf.engine.adjoints import Adjoint
+from farzi_hf.engine.choice import choose_adjoint
+from farzi_hf.engine.compiled_loop import CompiledLoop
+from farzi_hf.engine.inner_loop import InnerLoop, InnerLoss, Layout, autocast_settings, no_autocast, weights
+from farzi_hf.engine.optimizers import InnerOptimizer
 
 
 def unroll(
@@ -73,7 +55,7 @@ def unroll(
         first_step: number of the first step: `inner_loss` and the optimizer's `lr_schedule` see
             first_step, …, first_step + steps − 1. Adam's bias corrections count from 1 in any case, as its moments
             start at zero.
-        torch_compile: compile the gradient and the reverse step (`farzi_hf.compiled_loop`): a minute or two at the first
+        torch_compile: compile the gradient and the reverse step (`farzi_hf.engine.compiled_loop`): a minute or two at the first
             call, then faster steps. `inner_loss` must be traceable as a whole; not for `Direct`.
 
     Returns:
@@ -94,88 +76,14 @@ def unroll(
     differentiable = torch.is_grad_enabled() and any(x.requires_grad for x in (*w, *inputs))
     with torch.inference_mode(False), no_autocast(settings):  # training needs gradients even where the caller does not
         if differentiable:
-            w = (adjoint or choose_adjoint(loop, w, inputs)).run(loop, w, inputs)
+            adjoint = adjoint or choose_adjoint(loop, w, inputs)
+            if refusal := adjoint.refusal(loop):
+                raise ValueError(refusal)
+            w = adjoint.run(loop, w, inputs)
         else:
             w = weights(loop.advance(loop.start(w), inputs, loop.all))
     trained = layout.unflatten(w)
     return {name: trained[name] for name in params}
-
-
-def choose_adjoint(loop: InnerLoop, w: Buffers, inputs: Buffers) -> Adjoint:
-    """The fastest adjoint that needs no more than `SHARE` of the device's memory (`Direct`: `DIRECT_SHARE`).
-
-    What they need is estimated from the graph of one step, which is measured once for each loss and its shapes. The choice and its reason are logged
-    (level INFO). If nothing fits, it is the one that needs the least, with a warning.
-    """
-    graph = _graph_bytes(loop, w, inputs)
-    candidates = [Direct(), Tape(), Reversible(), Checkpoint()]  # the fastest first
-    if not (loop.optimizer.exact and loop.keeps_graphs):
-        candidates.remove(Direct())
-    if not all(loop.optimizer.decays):
-        candidates.remove(Reversible())
-    needs = {adjoint: adjoint.memory(loop, w, graph) for adjoint in candidates}
-    total = _total_memory(w[0].device)
-    fitting = [a for a in candidates if needs[a] <= total * (DIRECT_SHARE if isinstance(a, Direct) else SHARE)]
-    chosen = fitting[0] if fitting else min(candidates, key=needs.__getitem__)
-    listed = ", ".join(f"{type(adjoint).__name__} {need / 2**30:.2g} GiB" for adjoint, need in needs.items())
-    reason = "the fastest that fits into" if fitting else "the smallest, none fits into"
-    _log_once(
-        logging.INFO if fitting else logging.WARNING,
-        f"adjoint={chosen!r}: {reason} {SHARE * total / 2**30:.2g} GiB, Direct into {DIRECT_SHARE * total / 2**30:.2g} GiB "
-        f"(estimates: {listed})",
-    )
-    return chosen
-
-
-_MEASURED: dict[Hashable, int] = {}
-_MEASUREMENTS = 64  # kept; the oldest goes first
-
-
-def _graph_bytes(loop: InnerLoop, w: Buffers, inputs: Buffers) -> int:
-    """`loop.graph_bytes`, measured again only where the graph may be another one."""
-    given = (loop.inner_loss, loop.optimizer, *loop.layout.constants.values(), *w, *inputs)
-    key = (type(loop), loop.layout.groups, loop.layout.shapes, repr(loop.autocast), *map(_kind, given))
-    if key not in _MEASURED:
-        if len(_MEASURED) == _MEASUREMENTS:
-            del _MEASURED[next(iter(_MEASURED))]
-        _MEASURED[key] = loop.graph_bytes(w, inputs)
-    return _MEASURED[key]
-
-
-def _kind(value: Any, within: tuple[FunctionType, ...] = ()) -> Hashable:
-    """What the size of a graph can depend on: of a tensor all but its numbers, of a function its code and what it captures.
-
-    A training makes its loss anew at every call, so functions with equal code and captures are one. Nothing is kept alive.
-    `within` are the functions that capture `value`: one that captures itself is not followed again.
-    """
-    if isinstance(value, Tensor):
-        return value.shape, value.dtype, value.device, value.requires_grad
-    if isinstance(value, MethodType):
-        return _kind(value.__func__, within), _kind(value.__self__, within)
-    if isinstance(value, FunctionType):
-        if value in within:
-            return value.__code__
-        captured = (*(value.__defaults__ or ()), *(cell.cell_contents for cell in value.__closure__ or ()))
-        return value.__code__, *(_kind(part, (*within, value)) for part in captured)
-    if is_dataclass(value) and not isinstance(value, type):
-        return type(value), *(_kind(getattr(value, field.name), within) for field in fields(value))
-    if isinstance(value, (str, int, float)):
-        return value
-    if type(value).__eq__ is object.__eq__:
-        with suppress(TypeError):  # a class may have no weak references
-            return weakref.ref(value)
-    return type(value), len(value) if isinstance(value, Sized) else None
-
-
-@cache
-def _log_once(level: int, message: str) -> None:
-    logger.log(level, message)
-
-
-def _total_memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
-    return psutil.virtual_memory().total
 
 
 def _check_types(params: Any, inputs: Any, optimizer: Any, adjoint: Any) -> None:

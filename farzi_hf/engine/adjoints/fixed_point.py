@@ -20,8 +20,8 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from farzi_hf.inner_loop import chunks
-from farzi_hf.inner_optimizers import InnerOptimizer, State
+from farzi_hf.engine.inner_loop import chunks
+from farzi_hf.engine.optimizers import InvertibleOptimizer, State
 
 LARGEST_GRADIENT = 2.0**31
 """Of one element, 2.1e9: what the integers have room for."""
@@ -205,7 +205,7 @@ class FixedPointState:
         weights: the parameters in floating point, (P,); each step overwrites them.
     """
 
-    def __init__(self, optimizer: InnerOptimizer, state: State, before: int):
+    def __init__(self, optimizer: InvertibleOptimizer, state: State, before: int):
         self.optimizer, self.before = optimizer, before
         start, *accumulators = state
         self.weights, self.w = torch.empty_like(start), torch.zeros_like(start, dtype=torch.int64)

@@ -9,16 +9,17 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from farzi_hf.fixed_point import FixedPointState
-from farzi_hf.inner_loop import Buffers, InnerLoop, States, weights
-from farzi_hf.replay import RecordingAdjoint, Reverse
+from farzi_hf.engine.adjoints.base import RecordingAdjoint, Reverse
+from farzi_hf.engine.adjoints.fixed_point import FixedPointState
+from farzi_hf.engine.inner_loop import Buffers, InnerLoop, States, weights
+from farzi_hf.engine.optimizers import InvertibleOptimizer
 
 
 @dataclass(frozen=True)
 class Reversible(RecordingAdjoint):
     """Run the training itself backwards, from its last state: memory that hardly grows with the number of steps.
 
-    States are integers (`farzi_hf.fixed_point`), of which no bit is lost: going back ends at the start, bit for bit,
+    States are integers (`farzi_hf.engine.adjoints.fixed_point`), of which no bit is lost: going back ends at the start, bit for bit,
     and anything else is an error. The steps are those of the same optimizer in floating point up to rounding.
 
     Time 4 T·G: G forward, 3 G in reverse. Memory: with Adam 36 to 56 bytes per parameter, with SGD 24; log2(1/β) bits
@@ -31,13 +32,19 @@ class Reversible(RecordingAdjoint):
         RuntimeError: the inner loss did not give the same gradient twice.
     """
 
-    def run(self, loop: InnerLoop, w: Buffers, inputs: Buffers) -> Buffers:
-        if not all(loop.optimizer.decays):
-            raise ValueError(
-                f"adjoint=Reversible() cannot run {loop.optimizer} backwards: a decay of 0 forgets everything; "
+    def refusal(self, loop: InnerLoop) -> str | None:
+        optimizer = loop.optimizer
+        if not isinstance(optimizer, InvertibleOptimizer):
+            return (
+                f"adjoint=Reversible() cannot run {optimizer} backwards: its step has no inverse in integers; "
+                "derive it from InvertibleOptimizer, or use adjoint=Tape() or Checkpoint()"
+            )
+        if not all(optimizer.decays):
+            return (
+                f"adjoint=Reversible() cannot run {optimizer} backwards: a decay of 0 forgets everything; "
                 "give it momentum (betas above 0), or use adjoint=Tape() or Checkpoint()"
             )
-        return super().run(loop, w, inputs)
+        return None
 
     def record(self, loop: InnerLoop, states: States, inputs: Buffers) -> tuple[States, Reversal]:
         reversal = Reversal(loop, states)
@@ -48,7 +55,7 @@ class Reversible(RecordingAdjoint):
         record.backward(inputs, reverse)
 
     def memory(self, loop: InnerLoop, w: Buffers, graph: int) -> int:
-        steps = len(loop.taped)
+        steps = len(loop.differentiated)
         decays = loop.optimizer.decays
         # Two words of 64 bits for the parameters (integer, and as the network sees them) and for each accumulator.
         bits = 128 * (1 + len(decays)) - steps * sum(map(math.log2, decays))
@@ -60,7 +67,7 @@ class Reversal:
 
     def __init__(self, loop: InnerLoop, states: States):
         self.loop = loop
-        before = loop.taped[0] - 1
+        before = loop.differentiated[0] - 1
         self.groups = [FixedPointState(loop.optimizer, state, before) for state in states]
         self.start = [group.full_checksum() for group in self.groups]
         self.checksums: list[list[int]] = []  # of the parameters before each step taken
@@ -68,7 +75,7 @@ class Reversal:
 
     def forward(self, inputs: Buffers) -> None:
         """From the start to the end; training that left the finite numbers goes no further."""
-        for t in self.loop.taped:
+        for t in self.loop.differentiated:
             g = self.loop.replayed_gradient(weights(self.states()), inputs, t)
             self.finite = all(bool(flat.isfinite().all()) for flat in g)
             if not self.finite:
@@ -81,18 +88,18 @@ class Reversal:
         """From the end to the start."""
         if not self.finite:  # as with every adjoint, the gradient is then not a number either
             lost = tuple(state * self.loop.optimizer.fields for state in self.states())
-            reverse(self.loop.taped[-1], lost, None)
+            reverse(self.loop.differentiated[-1], lost, None)
             return
         if not self.checksums:  # a second time, over a retained graph
             self.forward(inputs)
-        for t in reversed(self.loop.taped):
+        for t in reversed(self.loop.differentiated):
             for group in self.groups:
                 group.unstep(t, self.loop.rate(t))
             self._check(t, [group.checksum() for group in self.groups] == self.checksums.pop())
             g = reverse(t, self.states(), partial(self._accumulators, t))
             for group, flat in zip(self.groups, g, strict=True):
                 group.restore(flat, t)
-        self._check(self.loop.taped[0] - 1, self.start == [group.full_checksum() for group in self.groups])
+        self._check(self.loop.differentiated[0] - 1, self.start == [group.full_checksum() for group in self.groups])
 
     def release(self) -> States:
         """The present parameters, for others to keep: nothing here will write to them again."""

@@ -1,7 +1,7 @@
 """The inner loop itself: where the parameters lie, and one step of training forward or in reverse.
 
 The trained parameters live in one flat buffer per (dtype, device), and the network sees views of it, so that the
-optimizer's cost does not depend on the number of tensors. Adjoints (`farzi_hf.adjoint`) decide which steps to run
+optimizer's cost does not depend on the number of tensors. Adjoints (`farzi_hf.engine.adjoints`) decide which steps to run
 when; the steps are here.
 """
 
@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from farzi_hf.inner_optimizers import InnerOptimizer, State
+from farzi_hf.engine.optimizers import InnerOptimizer, State
 
 InnerLoss = Callable[[dict[str, Tensor], tuple[Tensor, ...], int], Tensor]
 Buffers = tuple[Tensor, ...]
@@ -95,12 +95,12 @@ class InnerLoop:
         return range(1, self.steps + 1)
 
     @property
-    def skipped(self) -> range:
+    def undifferentiated(self) -> range:
         """The steps before the window."""
         return self.all[: self.steps - self.window]
 
     @property
-    def taped(self) -> range:
+    def differentiated(self) -> range:
         """The steps of the window."""
         return self.all[self.steps - self.window :]
 
@@ -154,7 +154,7 @@ class InnerLoop:
 
         with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
             states = tuple(self.optimizer.init(flat) for flat in w)
-            self.differentiable_step(states, inputs, self.taped[0])
+            self.differentiable_step(states, inputs, self.differentiated[0])
         return sum(kept.values())
 
     def advance(self, states: States, inputs: Buffers, ts: range, tape: list[Tensor] | None = None) -> States:

@@ -1,0 +1,22 @@
+"""The engine: exact meta-gradients through the training of any inner loop, in memory that hardly grows with its length.
+
+It imports nothing else of farzi_hf. Its door is `unroll`; the optimizers of the inner loop and the adjoints are objects.
+"""
+
+from farzi_hf.engine.adjoints import ADJOINTS, Adjoint, Checkpoint, Direct, Reversible, Tape
+from farzi_hf.engine.inner_loop import InnerLoss, autocast_settings, no_autocast
+from farzi_hf.engine.optimizers import (
+    OPTIMIZERS,
+    InnerAdam,
+    InnerOptimizer,
+    InnerSGD,
+    InvertibleOptimizer,
+    PaperAdam,
+    State,
+)
+from farzi_hf.engine.unroll import unroll
+
+__all__ = [
+    "ADJOINTS", "OPTIMIZERS", "Adjoint", "Checkpoint", "Direct", "InnerAdam", "InnerLoss", "InnerOptimizer", "InnerSGD",
+    "InvertibleOptimizer", "PaperAdam", "Reversible", "State", "Tape", "autocast_settings", "no_autocast", "unroll",
+]  # fmt: skip

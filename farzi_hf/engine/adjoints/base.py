@@ -1,0 +1,138 @@
+"""What an adjoint is, and the node of the outer graph that all but `Direct` are."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx
+
+from farzi_hf.engine.inner_loop import Accumulators, Buffers, InnerLoop, States, no_autocast, weights
+
+Reverse = Callable[[int, States, Accumulators | None], Buffers]
+"""`reverse(t, before, after)`: `InnerLoop.reverse` of one backward pass. Returns g_t."""
+
+
+class Adjoint(ABC):
+    """A way to differentiate the inner loop."""
+
+    share: ClassVar[float] = 1 / 4
+    """Of a device's memory, what it may use where it is chosen for the caller. Of all memory, not of what happens to be
+    free, so that a machine makes the same choice, and with it the same rounding, every time."""
+
+    def refusal(self, loop: InnerLoop) -> str | None:
+        """Why it cannot differentiate this loop, and what can; None where it can."""
+        return None
+
+    def supports(self, loop: InnerLoop) -> bool:
+        """Whether it can differentiate this loop."""
+        return self.refusal(loop) is None
+
+    @abstractmethod
+    def run(self, loop: InnerLoop, w: Buffers, inputs: Buffers) -> Buffers:
+        """The parameters after the last step, differentiable in `w` (those before the first) and `inputs`."""
+
+    @abstractmethod
+    def memory(self, loop: InnerLoop, w: Buffers, graph: int) -> int:
+        """Estimate of the bytes in use at the peak, if the graph of one differentiable step has `graph` bytes."""
+
+
+class RecordingAdjoint(Adjoint):
+    """An adjoint that writes a record going forward and finds every step again from it going backward.
+
+    No graph connects the steps: the reverse pass rebuilds the graph of one step at a time, for 3 G each.
+    """
+
+    def run(self, loop: InnerLoop, w: Buffers, inputs: Buffers) -> Buffers:
+        return _Unrolled.apply(self, loop, *w, *inputs)
+
+    @abstractmethod
+    def record(self, loop: InnerLoop, states: States, inputs: Buffers) -> tuple[States, Any]:
+        """Take the steps `loop.differentiated`, over the buffers of `states`; return the last states and the record, of any kind."""
+
+    @abstractmethod
+    def retrace(self, loop: InnerLoop, record: Any, inputs: Buffers, reverse: Reverse) -> None:
+        """Call `reverse` for the steps `loop.differentiated`, last first; of a retained graph, as often as there is a backward pass."""
+
+
+class Recording:
+    """A stack of tensors that a backward pass takes down as it goes, so that their memory serves others.
+
+    The states that it begins with stay: over a retained graph, the next backward pass records again from there.
+    """
+
+    def __init__(self, states: States):
+        self.start = clone(states)
+        self.stack: list[Tensor] = []
+        self.used = False
+
+    def push(self, states: States) -> None:
+        self.stack.extend(x.clone() for state in states for x in state)
+
+    def pop(self, count: int) -> Buffers:
+        """The last `count` tensors, in the order in which they went on."""
+        top = tuple(self.stack[-count:])
+        del self.stack[-count:]
+        return top
+
+    def pop_states(self) -> States:
+        """States that `push` put there; those at the start where the stack is empty."""
+        if not self.stack:
+            return self.start
+        fields = len(self.start[0])
+        flat = self.pop(len(self.start) * fields)
+        return tuple(flat[i : i + fields] for i in range(0, len(flat), fields))
+
+    def renewed(self, adjoint: RecordingAdjoint, loop: InnerLoop, inputs: Buffers) -> Recording:
+        """This record if no backward pass has used it, else the same one again."""
+        record = adjoint.record(loop, clone(self.start), inputs)[1] if self.used else self
+        self.used = True
+        return record
+
+
+class _Unrolled(torch.autograd.Function):
+    """The inner loop as one node of the outer graph, for any `RecordingAdjoint`."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, adjoint: RecordingAdjoint, loop: InnerLoop, *tensors: Tensor) -> Buffers:
+        groups = len(loop.layout.groups)
+        w, inputs = tensors[:groups], tensors[groups:]
+        states, ctx.record = adjoint.record(loop, loop.advance(loop.start(w), inputs, loop.undifferentiated), inputs)
+        # As saved tensors, so that it is noticed if they are overwritten.
+        ctx.save_for_backward(*inputs, *loop.layout.constants.values())
+        ctx.adjoint, ctx.loop = adjoint, loop
+        return weights(states)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, *dw: Tensor) -> tuple[Any, ...]:
+        adjoint, loop, saved = ctx.adjoint, ctx.loop, ctx.saved_tensors
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                f"adjoint={type(adjoint).__name__}() has first derivatives only, but backward was called with "
+                "create_graph=True; use adjoint=Direct()"
+            )
+        needed = ctx.needs_input_grad[2 + len(dw) :]
+        inputs = tuple(x.detach().requires_grad_(need) for x, need in zip(saved, needed, strict=False))
+        dx = iter(totals := tuple(torch.zeros_like(x) for x in inputs if x.requires_grad))
+        cotangents = loop.start(dw)
+
+        def reverse(t: int, before: States, after: Accumulators | None) -> Buffers:
+            return loop.reverse(t, before, after, inputs, cotangents, totals)
+
+        with no_autocast(loop.autocast):
+            adjoint.retrace(loop, ctx.record, inputs, reverse)
+        dw = tuple(torch.zeros_like(flat) if loop.undifferentiated else flat for flat in weights(cotangents))
+        return None, None, *dw, *(next(dx) if need else None for need in needed)
+
+
+def clone(states: States) -> States:
+    """The same numbers in buffers of their own."""
+    return tuple(tuple(x.clone() for x in state) for state in states)
+
+
+def nbytes(w: Buffers) -> int:
+    """Bytes of all buffers."""
+    return sum(flat.nbytes for flat in w)

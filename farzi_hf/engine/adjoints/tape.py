@@ -1,0 +1,49 @@
+"""The adjoint that keeps the gradient of every step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from farzi_hf.engine.adjoints.base import Recording, RecordingAdjoint, Reverse, nbytes
+from farzi_hf.engine.inner_loop import Buffers, InnerLoop, States
+
+
+@dataclass(frozen=True)
+class Tape(RecordingAdjoint):
+    """Keep the gradient of every step, and the states of every √T-th; replay the optimizer between those, elementwise.
+
+    Time 4 T·G: G forward, 3 G in reverse; the replay does not evaluate the network. Memory for T differentiated
+    steps: T·P numbers for the gradients and up to 2√T·S for states, where S is 3P with Adam and 2P with SGD; the
+    graph of one step; one copy of the inputs that need a gradient. The backward pass frees it as it goes.
+    """
+
+    def record(self, loop: InnerLoop, states: States, inputs: Buffers) -> tuple[States, Recording]:
+        first, *others = _segments(loop.differentiated)
+        record = Recording(states)
+        states = loop.advance(states, inputs, first, record.stack)
+        for ts in others:
+            record.push(states)
+            states = loop.advance(states, inputs, ts, record.stack)
+        return states, record
+
+    def retrace(self, loop: InnerLoop, record: Recording, inputs: Buffers, reverse: Reverse) -> None:
+        record = record.renewed(self, loop, inputs)
+        for ts in reversed(_segments(loop.differentiated)):
+            g = {t: record.pop(len(loop.layout.groups)) for t in reversed(ts)}
+            trail = [record.pop_states()]
+            for t in ts:
+                trail.append(loop.update(trail[-1], g.pop(t), t))
+            for t in reversed(ts):
+                after = trail.pop()
+                reverse(t, trail[-1], lambda group, rows, after=after: [x[rows] for x in after[group][1:]])
+
+    def memory(self, loop: InnerLoop, w: Buffers, graph: int) -> int:
+        steps = len(loop.differentiated)
+        return graph + nbytes(w) * (steps + 2 * (math.isqrt(steps) + 1) * loop.optimizer.fields)
+
+
+def _segments(ts: range) -> list[range]:
+    """Cut the steps into ⌈√T⌉ at a time."""
+    length = math.isqrt(len(ts) - 1) + 1
+    return [ts[i : i + length] for i in range(0, len(ts), length)]

@@ -1,0 +1,92 @@
+"""The choice of an adjoint for the caller: the fastest that there is room for."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Hashable, Sized
+from contextlib import suppress
+from dataclasses import fields, is_dataclass
+from functools import cache
+from types import FunctionType, MethodType
+from typing import Any
+
+import psutil
+import torch
+from torch import Tensor
+
+from farzi_hf.engine.adjoints import ADJOINTS, Adjoint
+from farzi_hf.engine.inner_loop import Buffers, InnerLoop
+
+logger = logging.getLogger(__name__)
+
+
+def choose_adjoint(loop: InnerLoop, w: Buffers, inputs: Buffers) -> Adjoint:
+    """The fastest adjoint that supports the loop and needs no more than its `share` of the device's memory.
+
+    What they need is estimated from the graph of one step, which is measured once for each loss and its shapes. The choice
+    and its reason are logged (level INFO). If nothing fits, it is the one that needs the least, with a warning.
+    """
+    graph, total = _graph_bytes(loop, w, inputs), _total_memory(w[0].device)
+    candidates = [adjoint for adjoint in (kind() for kind in ADJOINTS.values()) if adjoint.supports(loop)]
+    needs = {adjoint: adjoint.memory(loop, w, graph) for adjoint in candidates}
+    fitting = [adjoint for adjoint in candidates if needs[adjoint] <= adjoint.share * total]
+    chosen = fitting[0] if fitting else min(candidates, key=needs.__getitem__)
+    listed = ", ".join(
+        f"{type(adjoint).__name__} {need / 2**30:.2g} of {adjoint.share * total / 2**30:.2g} GiB"
+        for adjoint, need in needs.items()
+    )
+    reason = "the fastest that fits" if fitting else "the smallest, none fits"
+    _log_once(logging.INFO if fitting else logging.WARNING, f"adjoint={chosen!r}: {reason} (estimates: {listed})")
+    return chosen
+
+
+_MEASURED: dict[Hashable, int] = {}
+_MEASUREMENTS = 64  # kept; the oldest goes first
+
+
+def _graph_bytes(loop: InnerLoop, w: Buffers, inputs: Buffers) -> int:
+    """`loop.graph_bytes`, measured again only where the graph may be another one."""
+    given = (loop.inner_loss, loop.optimizer, *loop.layout.constants.values(), *w, *inputs)
+    key = (type(loop), loop.layout.groups, loop.layout.shapes, repr(loop.autocast), *map(_kind, given))
+    if key not in _MEASURED:
+        if len(_MEASURED) == _MEASUREMENTS:
+            del _MEASURED[next(iter(_MEASURED))]
+        _MEASURED[key] = loop.graph_bytes(w, inputs)
+    return _MEASURED[key]
+
+
+def _kind(value: Any, within: tuple[FunctionType, ...] = ()) -> Hashable:
+    """What the size of a graph can depend on: of a tensor all but its numbers, of a function its code and what it captures.
+
+    A training makes its loss anew at every call, so functions with equal code and captures are one. Nothing is kept alive.
+    `within` are the functions that capture `value`: one that captures itself is not followed again.
+    """
+    if isinstance(value, Tensor):
+        return value.shape, value.dtype, value.device, value.requires_grad
+    if isinstance(value, MethodType):
+        return _kind(value.__func__, within), _kind(value.__self__, within)
+    if isinstance(value, FunctionType):
+        if value in within:
+            return value.__code__
+        captured = (*(value.__defaults__ or ()), *(cell.cell_contents for cell in value.__closure__ or ()))
+        return value.__code__, *(_kind(part, (*within, value)) for part in captured)
+    if is_dataclass(value) and not isinstance(value, type):
+        return type(value), *(_kind(getattr(value, field.name), within) for field in fields(value))
+    if isinstance(value, (str, int, float)):
+        return value
+    if type(value).__eq__ is object.__eq__:
+        with suppress(TypeError):  # a class may have no weak references
+            return weakref.ref(value)
+    return type(value), len(value) if isinstance(value, Sized) else None
+
+
+@cache
+def _log_once(level: int, message: str) -> None:
+    logger.log(level, message)
+
+
+def _total_memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return psutil.virtual_memory().total

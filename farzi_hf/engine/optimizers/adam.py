@@ -1,0 +1,136 @@
+"""Adam with the exact reverse of its step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from farzi_hf.engine.optimizers.base import (
+    FLOAT32_BITS,
+    InvertibleOptimizer,
+    State,
+    check_at_least_zero,
+    check_common,
+    decayed,
+    is_number,
+    ratio,
+    root,
+)
+
+
+@dataclass(frozen=True)
+class InnerAdam(InvertibleOptimizer):
+    r"""Adam (Kingma & Ba, 2015) in the form of `torch.optim.Adam`, which it equals step for step.
+
+    With $a = \alpha\sqrt{1-\beta_2^t}/(1-\beta_1^t)$, $e = \epsilon\sqrt{1-\beta_2^t}$ and
+    $r = \epsilon_{root}(1-\beta_2^t)$, one step is
+
+    1. $g \leftarrow g + \lambda w$
+    2. $m_t = \beta_1 m_{t-1} + (1-\beta_1) g$
+    3. $v_t = \beta_2 v_{t-1} + (1-\beta_2) g^2$
+    4. $w_t = w_{t-1} - a\, m_t / (s + e)$ with $s = \sqrt{v_t + r}$
+
+    and its exact reverse (Farzi's Algorithm 2 with the path through $v$, the root and the signs put right) is
+
+    5. $dm \mathrel{-}= a\, dw / (s+e)$
+    6. $dv \mathrel{+}= a\, m_t\, dw / (2 s (s+e)^2)$, and $0$ where $s = 0$: there all gradients so far were zero
+    7. $dg = (1-\beta_1)\, dm + 2 (1-\beta_2)\, g\, dv$
+    8. $dm \leftarrow \beta_1 dm$, $dv \leftarrow \beta_2 dv$, $dw \leftarrow dw + \lambda\, dg$
+
+    Args:
+        lr: $\alpha$, the learning rate.
+        betas: $(\beta_1, \beta_2)$, the decays of the two moments.
+        eps: $\epsilon$, added to the root of the corrected second moment. The larger, the smoother the meta-gradient.
+        eps_root: $\epsilon_{root}$, added to the corrected second moment under the root (optax's name; torch has none).
+        weight_decay: $\lambda$, added to the gradient as in `torch.optim.Adam` (coupled, not AdamW).
+        lr_schedule: maps the global step to a multiplier of `lr`, as the function of a `LambdaLR` does, but steps count
+            from `unroll`'s `first_step` and not from 0.
+
+    Raises:
+        ValueError: a hyper-parameter is out of its range.
+    """
+
+    fields: ClassVar[int] = 3
+
+    lr: float
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    eps_root: float = 0.0
+    weight_decay: float = 0.0
+    lr_schedule: Callable[[int], float] | None = None
+
+    def __post_init__(self) -> None:
+        check_common(self)
+        if not (
+            isinstance(self.betas, (tuple, list))
+            and len(self.betas) == 2
+            and all(is_number(beta) and 0 <= beta < 1 for beta in self.betas)
+        ):
+            raise ValueError(
+                f"betas must be two numbers in [0, 1), got {self.betas!r}; the usual choice is (0.9, 0.999)"
+            )
+        check_at_least_zero(self, "eps", "eps_root")
+        if self.eps == self.eps_root == 0:
+            raise ValueError(
+                "eps and eps_root are both 0.0, which makes 0/0 of a parameter without gradient; "
+                "set one of them above zero, for example eps=1e-8"
+            )
+
+    def init(self, w: Tensor) -> State:
+        return w, torch.zeros_like(w), torch.zeros_like(w)
+
+    def _corrected(self, t: int, lr: float) -> tuple[float, float, float]:
+        """`a, e, r`: the bias corrections of step t folded into the three scalars."""
+        beta1, beta2 = self.betas
+        c = 1 - beta2**t
+        return lr * math.sqrt(c) / (1 - beta1**t), self.eps * math.sqrt(c), self.eps_root * c
+
+    def step(self, state: State, g: Tensor, t: int, lr: float, out: State | None = None) -> State:
+        (w, m, v), (w_out, m_out, v_out) = state, out or (None, None, None)
+        (beta1, beta2), (a, e, r) = self.betas, self._corrected(t, lr)
+        g = decayed(g, w, self.weight_decay)  # (1)
+        m = torch.lerp(m, g, 1 - beta1, out=m_out)  # (2)
+        v = torch.addcmul(torch.mul(v, beta2, out=v_out), g, g, value=1 - beta2, out=v_out)  # (3)
+        s = root(v + r if r else v)
+        w = torch.addcdiv(w, m, s + e, value=-a, out=w_out)  # (4)
+        return w, m, v
+
+    def pullback(
+        self, w: Tensor, accumulators: Sequence[Tensor], g: Tensor, cotangent: State, t: int, lr: float
+    ) -> Tensor:
+        (m, v), (dw, dm, dv) = accumulators, cotangent
+        (beta1, beta2), (a, e, r) = self.betas, self._corrected(t, lr)
+        g = decayed(g, w, self.weight_decay)  # (1)
+        s = (v + r).sqrt_()
+        u = (dw * a).div_(s + e)
+        dm.sub_(u)  # (5)
+        dv.addcmul_(u, ratio(m, s).div_(s + e), value=0.5)  # (6), m/s first: it is of order one, s³ could underflow
+        dg = (dm * (1 - beta1)).addcmul_(g, dv, value=2 * (1 - beta2))  # (7)
+        dm.mul_(beta1)  # (8)
+        dv.mul_(beta2)
+        dw.add_(dg, alpha=self.weight_decay)
+        return dg
+
+    @property
+    def decays(self) -> tuple[float, ...]:
+        return tuple(self.betas)
+
+    def increments(self, w: Tensor, g: Tensor) -> tuple[Tensor, ...]:
+        g = decayed(g, w, self.weight_decay)  # (1)
+        return g * (1 - self.betas[0]), g.square().mul_(1 - self.betas[1])  # (2), (3)
+
+    def displacement(self, accumulators: Sequence[Tensor], t: int, lr: float) -> Tensor:
+        (m, v), (a, e, r) = accumulators, self._corrected(t, lr)
+        return (m * a).div_((v + r).sqrt_().add_(e))  # (4)
+
+    def accumulator_range(self, index: int, largest: float) -> tuple[int, float]:
+        # The least denominator is that of v = 0 in the first step. With q bits below it in m and 2q in v, both change
+        # m / (s + e) by about 2^-q, as |m| is of the order of s.
+        least = -math.log2((self.eps + math.sqrt(self.eps_root)) * math.sqrt(1 - self.betas[1]))
+        q = max(0, math.ceil(least)) + FLOAT32_BITS + 1
+        return (q, largest) if index == 0 else (2 * q - FLOAT32_BITS, 2 * largest + math.log2(1 - self.betas[1]))

@@ -1,0 +1,131 @@
+"""What an optimizer of the inner loop is, and the arithmetic that they share.
+
+An optimizer here holds hyper-parameters only. It works on *states*: tuples of flat buffers of equal shape `(P,)`
+that start with the parameters `w` (Adam: `w, m, v`; SGD: `w, m`). `step` goes forward through one update, `pullback`
+carries the derivative of the loss in the state (`dw, dm, dv`: the *cotangent*, shaped like the state) back through it.
+Equation numbers in parentheses refer to the docstring of the class.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+State = tuple[Tensor, ...]
+
+FLOAT32_BITS = 24
+
+
+class InnerOptimizer(ABC):
+    """What `unroll` needs to know of an optimizer.
+
+    `t` counts the steps since the state was zero (1, 2, …), as bias corrections want it; the learning rate of a step
+    comes from `rate(step)`, where `step` is the global one that the inner loss sees too.
+    """
+
+    # Number of buffers in a state.
+    fields: ClassVar[int]
+    # Whether `pullback` is the derivative of `step`. Where it is not, adjoints that differentiate `step` itself refuse.
+    exact: ClassVar[bool] = True
+
+    lr: float
+    lr_schedule: Callable[[int], float] | None
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a global step: `lr`, times `lr_schedule(step)` where there is a schedule."""
+        return self.lr if self.lr_schedule is None else self.lr * self.lr_schedule(step)
+
+    @abstractmethod
+    def init(self, w: Tensor) -> State:
+        """The state before the first step: `w` itself, every accumulator zero."""
+
+    @abstractmethod
+    def step(self, state: State, g: Tensor, t: int, lr: float, out: State | None = None) -> State:
+        """The state after step `t` with loss gradient `g`, written over `out` if given, else new and differentiable."""
+
+    @abstractmethod
+    def pullback(
+        self, w: Tensor, accumulators: Sequence[Tensor], g: Tensor, cotangent: State, t: int, lr: float
+    ) -> Tensor:
+        """Carry `cotangent` from after step `t` to before it, in place, through the optimizer's arithmetic; return `dg`.
+
+        `w` are the parameters before the step, `accumulators` the rest of the state after it. What is missing is the
+        path through the network: the caller adds `H_ww·dg` to `dw` and `H_xw·dg` to `dx`.
+        """
+
+
+class InvertibleOptimizer(InnerOptimizer):
+    """An optimizer whose step `Reversible` can undo: arithmetic that integers follow exactly (`adjoints.fixed_point`).
+
+    The step falls into two parts: every accumulator is a decaying sum x_t = β x_{t-1} + c_t, and the parameters move by a
+    function of the accumulators alone.
+    """
+
+    @property
+    @abstractmethod
+    def decays(self) -> tuple[float, ...]:
+        """β of each accumulator."""
+
+    @abstractmethod
+    def increments(self, w: Tensor, g: Tensor) -> tuple[Tensor, ...]:
+        """c_t of each accumulator; `w` are the parameters before the step."""
+
+    @abstractmethod
+    def displacement(self, accumulators: Sequence[Tensor], t: int, lr: float) -> Tensor:
+        """w_{t-1} − w_t, from the accumulators after step `t`. A new tensor."""
+
+    @abstractmethod
+    def accumulator_range(self, index: int, largest: float) -> tuple[int, float]:
+        """For gradients up to 2^largest: bits that an accumulator needs below the binary point, and log2 of its size.
+
+        Bits enough that what lies below changes the displacement by less than float32 would round it.
+        """
+
+
+def decayed(g: Tensor, w: Tensor, weight_decay: float) -> Tensor:
+    """g + λ w."""
+    return g.add(w, alpha=weight_decay) if weight_decay else g
+
+
+def root(x: Tensor) -> Tensor:
+    """The root, with derivative 0 at 0: autograd's would be inf · 0 = NaN for a parameter that never had a gradient."""
+    if not x.requires_grad:
+        return x.sqrt()
+    positive = x > 0
+    return torch.where(positive, x, 1.0).sqrt().where(positive, 0.0)
+
+
+def ratio(m: Tensor, s: Tensor) -> Tensor:
+    """`m / s`, and 0 where `s` is 0 (no gradient yet, or squares too small for the dtype). A new tensor."""
+    return (m / s).masked_fill_(s == 0, 0.0)
+
+
+def is_number(value: object) -> bool:
+    """Whether it is a finite number, and no bool."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def check_at_least_zero(optimizer: InnerOptimizer, *names: str) -> None:
+    """Raises ValueError unless each of these fields is a finite number from 0 on."""
+    for name in names:
+        value = getattr(optimizer, name)
+        if not (is_number(value) and value >= 0):
+            raise ValueError(f"{name} must be a finite number >= 0, got {value!r}; 0.0 turns it off")
+
+
+def check_common(optimizer: InnerOptimizer) -> None:
+    """Checks the fields that every optimizer has."""
+    if not (is_number(optimizer.lr) and optimizer.lr > 0):
+        raise ValueError(
+            f"lr must be a finite number > 0, got {optimizer.lr!r} (YAML reads 1e-2 as text: write 1.0e-2)"
+        )
+    check_at_least_zero(optimizer, "weight_decay")
+    if optimizer.lr_schedule is not None and not callable(optimizer.lr_schedule):
+        raise ValueError(
+            f"lr_schedule must map a step to a multiplier of lr, got {optimizer.lr_schedule!r}; pass a function or None"
+        )

@@ -1,0 +1,83 @@
+"""Stochastic gradient descent with the exact reverse of its step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from farzi_hf.engine.optimizers.base import FLOAT32_BITS, InvertibleOptimizer, State, check_common, decayed, is_number
+
+
+@dataclass(frozen=True)
+class InnerSGD(InvertibleOptimizer):
+    r"""Stochastic gradient descent with momentum in the form of `torch.optim.SGD`, which it equals step for step.
+
+    One step and its exact reverse are
+
+    1. $g \leftarrow g + \lambda w$
+    2. $m_t = \mu m_{t-1} + g$
+    3. $w_t = w_{t-1} - \alpha m_t$
+    4. $dm \mathrel{-}= \alpha\, dw$
+    5. $dg = dm$
+    6. $dm \leftarrow \mu\, dm$, $dw \leftarrow dw + \lambda\, dg$
+
+    Args:
+        lr: $\alpha$, the learning rate.
+        momentum: $\mu$, in [0, 1).
+        weight_decay: $\lambda$, added to the gradient.
+        lr_schedule: maps the global step to a multiplier of `lr`.
+
+    Raises:
+        ValueError: a hyper-parameter is out of its range.
+    """
+
+    fields: ClassVar[int] = 2
+
+    lr: float
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    lr_schedule: Callable[[int], float] | None = None
+
+    def __post_init__(self) -> None:
+        check_common(self)
+        if not (is_number(self.momentum) and 0 <= self.momentum < 1):
+            raise ValueError(f"momentum must be a number in [0, 1), got {self.momentum!r}; 0.0 turns it off")
+
+    def init(self, w: Tensor) -> State:
+        return w, torch.zeros_like(w)
+
+    def step(self, state: State, g: Tensor, t: int, lr: float, out: State | None = None) -> State:
+        (w, m), (w_out, m_out) = state, out or (None, None)
+        g = decayed(g, w, self.weight_decay)  # (1)
+        m = torch.add(g, m, alpha=self.momentum, out=m_out)  # (2)
+        w = torch.add(w, m, alpha=-lr, out=w_out)  # (3)
+        return w, m
+
+    def pullback(
+        self, w: Tensor, accumulators: Sequence[Tensor], g: Tensor, cotangent: State, t: int, lr: float
+    ) -> Tensor:
+        dw, dm = cotangent
+        dm.sub_(dw, alpha=lr)  # (4)
+        dg = dm.clone()  # (5)
+        dm.mul_(self.momentum)  # (6)
+        dw.add_(dg, alpha=self.weight_decay)
+        return dg
+
+    @property
+    def decays(self) -> tuple[float, ...]:
+        return (self.momentum,)
+
+    def increments(self, w: Tensor, g: Tensor) -> tuple[Tensor, ...]:
+        return (decayed(g, w, self.weight_decay),)  # (1)
+
+    def displacement(self, accumulators: Sequence[Tensor], t: int, lr: float) -> Tensor:
+        return accumulators[0] * lr  # (3)
+
+    def accumulator_range(self, index: int, largest: float) -> tuple[int, float]:
+        # In multiples of α m, the move itself.
+        return 2 * FLOAT32_BITS + max(0, math.ceil(math.log2(self.lr))), largest - math.log2(1 - self.momentum)

@@ -1,0 +1,190 @@
+"""Every adjoint gives the exact meta-gradient: against an independent reference, that against finite differences."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import meta_problems as mp
+import pytest
+import torch
+from adjoint_checks import CLOSE, assert_exact, every_adjoint, meta_gradient, reference, skip_irreversible
+from meta_problems import ADAM, OPTIMIZERS, PROBLEMS, gradients, outer_loss, relative_error
+from torch import Tensor
+
+from farzi_hf.engine import Adjoint, Checkpoint, Direct, InnerAdam, InnerSGD, PaperAdam, Reversible, Tape, unroll
+
+
+@pytest.mark.parametrize("name", [name for name in PROBLEMS if name != "llama"])  # which computes its norms in float32
+@pytest.mark.parametrize("optimizer", [name for name in OPTIMIZERS if name != "adam_small_eps"])
+def test_reference_against_finite_differences(name: str, optimizer: str) -> None:
+    problem, h = PROBLEMS[name](), 1e-5
+    directions = [
+        torch.randn(x.shape, dtype=x.dtype, generator=torch.Generator().manual_seed(3)) for x in problem.leaves
+    ]
+
+    def value(h: float) -> float:
+        moved = [(x.detach() + h * d).requires_grad_() for x, d in zip(problem.leaves, directions, strict=True)]
+        theta = mp.reference_unroll(problem.with_leaves(moved), OPTIMIZERS[optimizer], 5)
+        return outer_loss(theta).item()
+
+    slope = sum(float((g * d).sum()) for g, d in zip(reference(name, optimizer, 5), directions, strict=True))
+    assert (value(h) - value(-h)) / (2 * h) == pytest.approx(slope, rel=1e-5, abs=1e-5)
+
+
+OFTEN = ("adam_decay_schedule", "sgd_momentum")
+EVERY = [(problem, optimizer, steps) for problem in PROBLEMS for optimizer in OPTIMIZERS for steps in (1, 2, 7, 20)]
+
+
+@every_adjoint
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_every_optimizer_against_reference(optimizer: str, adjoint: Adjoint) -> None:
+    skip_irreversible(OPTIMIZERS[optimizer], adjoint)
+    for steps in (1, 2, 7, 20):
+        problem = mp.mlp()
+        found = meta_gradient(problem, OPTIMIZERS[optimizer], steps, adjoint=adjoint)
+        assert_exact(problem, found, reference("mlp", optimizer, steps), adjoint)
+
+
+@every_adjoint
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_every_problem_against_reference(name: str, adjoint: Adjoint) -> None:
+    for optimizer in OFTEN:
+        problem = PROBLEMS[name]()
+        found = meta_gradient(problem, OPTIMIZERS[optimizer], 7, adjoint=adjoint)
+        assert_exact(problem, found, reference(name, optimizer, 7), adjoint)
+
+
+@pytest.mark.slow
+@every_adjoint
+@pytest.mark.parametrize(("name", "optimizer", "steps"), EVERY)
+def test_against_reference(name: str, optimizer: str, steps: int, adjoint: Adjoint) -> None:
+    skip_irreversible(OPTIMIZERS[optimizer], adjoint)
+    problem = PROBLEMS[name]()
+    found = meta_gradient(problem, OPTIMIZERS[optimizer], steps, adjoint=adjoint)
+    assert_exact(problem, found, reference(name, optimizer, steps), adjoint)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("adjoint", [Tape(), Checkpoint(), Checkpoint(slots=3), Reversible()])
+@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("optimizer", ["adam_decay_schedule", "sgd_momentum"])
+@pytest.mark.parametrize("steps", [100, 300])
+def test_against_direct_over_many_steps(name: str, optimizer: str, steps: int, adjoint: Adjoint) -> None:
+    problem = PROBLEMS[name]()
+    found = meta_gradient(problem, OPTIMIZERS[optimizer], steps, adjoint=adjoint)
+    assert_exact(problem, found, by_direct(name, optimizer, steps), adjoint)
+
+
+@cache
+def by_direct(name: str, optimizer: str, steps: int) -> list[Tensor]:
+    found = meta_gradient(PROBLEMS[name](), OPTIMIZERS[optimizer], steps, adjoint=Direct())
+    assert_exact(PROBLEMS[name](), found, reference(name, optimizer, steps), Direct())
+    return found
+
+
+@every_adjoint
+@pytest.mark.parametrize("optimizer", ["adam_decay_schedule", "sgd_momentum"])
+@pytest.mark.parametrize("window", [1, 4, 8, 9])
+def test_window_differentiates_the_last_steps_only(optimizer: str, window: int, adjoint: Adjoint) -> None:
+    problem = mp.mlp()
+    found = meta_gradient(problem, OPTIMIZERS[optimizer], 9, window=window, adjoint=adjoint)
+    assert_exact(problem, found, reference("mlp", optimizer, 9, window), adjoint)
+    assert any(x.any() for x in found[:4]) == (window == 9), "truncation leaves no gradient in the start"
+
+
+@every_adjoint
+@pytest.mark.parametrize("optimizer", ["adam_decay_schedule", "sgd_decay_schedule"])
+def test_first_step_numbers_minibatches_and_schedule(optimizer: str, adjoint: Adjoint) -> None:
+    problem, seen = mp.mlp(), []
+
+    def inner_loss(params: dict, inputs: tuple, step: int) -> Tensor:
+        seen.append(step)
+        return problem.inner_loss(params, inputs, step)
+
+    theta = unroll(inner_loss, problem.params, problem.inputs, optimizer=OPTIMIZERS[optimizer], steps=4, first_step=6,
+                   adjoint=adjoint)  # fmt: skip
+    assert seen == [6, 7, 8, 9]
+    assert_exact(
+        problem, gradients(outer_loss(theta), problem.leaves), reference("mlp", optimizer, 4, None, 6), adjoint
+    )
+
+
+@every_adjoint
+def test_two_runs_in_a_row_are_one(adjoint: Adjoint) -> None:
+    problem, sgd = mp.mlp(), InnerSGD(lr=0.1, weight_decay=0.1, lr_schedule=mp.warmup_then_decay)  # no state but w
+    skip_irreversible(sgd, adjoint)
+    options = {"optimizer": sgd, "adjoint": adjoint}
+    middle = unroll(problem.inner_loss, problem.params, problem.inputs, steps=3, **options)
+    theta = unroll(problem.inner_loss, middle, problem.inputs, steps=4, first_step=4, **options)
+    whole = meta_gradient(problem, sgd, 7, adjoint=adjoint)
+    assert_exact(problem, gradients(outer_loss(theta), problem.leaves), whole, adjoint)
+
+
+@every_adjoint
+def test_dead_parameters_keep_the_gradient_finite_at_the_default_eps(adjoint: Adjoint) -> None:
+    problem = mp.mlp()
+    found = meta_gradient(problem, InnerAdam(lr=0.02), 5, adjoint=adjoint)
+    dead = problem.params["dead"]
+    expected = gradients(outer_loss({"dead": dead}), [dead])[0]
+    assert all(x.isfinite().all() for x in found)
+    assert relative_error([found[2]], [expected]) <= (CLOSE if isinstance(adjoint, Reversible) else 0)
+
+
+def test_paper_rule_is_exact_at_one_step_only() -> None:
+    problem = mp.gpt2()
+    rules = [PaperAdam(lr=0.02, eps=1e-3, weight_decay=0.1), InnerAdam(lr=0.02, eps=1e-3, weight_decay=0.1)]
+    one, exact_one = (meta_gradient(problem, rule, 1) for rule in rules)
+    assert relative_error(one, exact_one) <= 1e-12
+    many, exact_many = (torch.cat([x.flatten() for x in meta_gradient(problem, rule, 30)]) for rule in rules)
+    assert torch.cosine_similarity(many, exact_many, dim=0) < 0.99
+
+
+def test_direct_refuses_the_paper_rule() -> None:
+    with pytest.raises(ValueError, match=r"adjoint=Direct\(\).*PaperAdam.*use adjoint=Tape\(\)"):
+        meta_gradient(mp.mlp(), PaperAdam(lr=0.1), 2, adjoint=Direct())
+
+
+@every_adjoint
+def test_gradient_in_the_start_alone_and_in_the_inputs_alone(adjoint: Adjoint) -> None:
+    problem = mp.gpt2()
+    both = meta_gradient(problem, ADAM, 4, adjoint=adjoint)
+    soft = problem.inputs[0]
+    start = mp.MetaProblem(problem.inner_loss, problem.params, (soft.detach(),))
+    assert relative_error(meta_gradient(start, ADAM, 4, adjoint=adjoint), both[:-1]) <= 1e-12
+    detached = {name: x.detach() for name, x in problem.params.items()}
+    theta = unroll(problem.inner_loss, detached, (soft,), optimizer=ADAM, steps=4, adjoint=adjoint)
+    assert relative_error(gradients(outer_loss(theta), [soft]), both[-1:]) <= 1e-12
+
+
+@every_adjoint
+def test_a_linear_loss_has_no_second_derivatives(adjoint: Adjoint) -> None:
+    w, x = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    theta = unroll(lambda p, i, step: p["w"].sum() + 0 * step, {"w": w}, (x,), optimizer=ADAM, steps=3, adjoint=adjoint)
+    dw, dx = gradients(theta["w"].sum(), [w, x])
+    assert torch.equal(dw, torch.ones(2))
+    assert not dx.any()
+
+
+@every_adjoint
+def test_parameters_of_two_dtypes(adjoint: Adjoint) -> None:
+    problem, mixed = mp.mlp(), mp.mlp()
+    mixed.params["bias"] = problem.params["bias"].detach().float().requires_grad_()
+    mixed.params["dead"] = problem.params["dead"].detach().float().requires_grad_()
+    found = meta_gradient(mixed, ADAM, 7, adjoint=adjoint)
+    assert [x.dtype for x in found[:4]] == [torch.float64, torch.float32, torch.float32, torch.float64]
+    assert relative_error([x.double() for x in found], reference("mlp", "adam", 7)) < 1e-5
+
+
+@every_adjoint
+def test_training_that_diverges_gives_nan_everywhere(adjoint: Adjoint) -> None:
+    problem = mp.mlp()
+
+    def inner_loss(params: dict, inputs: tuple, step: int) -> Tensor:
+        return problem.inner_loss(params, inputs, step) * (float("nan") if step == 3 else 1.0)
+
+    theta = unroll(inner_loss, *problem.arguments[1:], optimizer=ADAM, steps=5, adjoint=adjoint)
+    found = gradients(outer_loss(theta), problem.leaves)
+    assert theta["in"].isnan().all()
+    assert found[0].isnan().all()
+    assert found[-1].isnan().any()

@@ -1,0 +1,56 @@
+"""Checkpoints: as few steps again as any schedule."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cache
+
+import meta_problems as mp
+import pytest
+from meta_problems import ADAM, outer_loss
+from torch import Tensor
+
+from farzi_hf.engine import Checkpoint, unroll
+
+
+@cache
+def fewest_advances(steps: int, slots: int) -> int:
+    """Steps forward that a reversal takes at least, by dynamic programming over all schedules."""
+    if steps == 1 or slots == 1:
+        return steps * (steps - 1) // 2
+    return min(m + fewest_advances(steps - m, slots - 1) + fewest_advances(m, slots) for m in range(1, steps))
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3, 5, 8, None])
+@pytest.mark.parametrize("steps", [1, 2, 9, 41])
+def test_checkpoints_take_as_few_steps_again_as_any_schedule(steps: int, slots: int | None) -> None:
+    problem, calls = mp.mlp(), 0
+
+    def inner_loss(params: dict, inputs: tuple, step: int) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return problem.inner_loss(params, inputs, step)
+
+    adjoint = Checkpoint(slots)
+    outer_loss(unroll(inner_loss, *problem.arguments[1:], optimizer=ADAM, steps=steps, adjoint=adjoint)).backward()
+    in_forward_pass = sum(len(ts) for ts, _ in adjoint._first_descent(range(steps))[:-1])
+    assert calls == steps + fewest_advances(steps, adjoint._slots(steps)) - in_forward_pass + steps
+
+
+def test_default_checkpoints_take_no_step_more_than_twice() -> None:
+    problem, taken = mp.mlp(), Counter()
+
+    def inner_loss(params: dict, inputs: tuple, step: int) -> Tensor:
+        taken[step] += 1
+        return problem.inner_loss(params, inputs, step)
+
+    theta = unroll(inner_loss, *problem.arguments[1:], optimizer=ADAM, steps=100, adjoint=Checkpoint())
+    outer_loss(theta).backward()
+    assert max(taken.values()) == 3, "twice to find the states, once in reverse"
+    assert Checkpoint()._slots(100) == 13
+
+
+@pytest.mark.parametrize("slots", [0, -1, 2.0, True])
+def test_bad_slots(slots: object) -> None:
+    with pytest.raises(ValueError, match=r"slots must be None or an integer >= 1, got"):
+        Checkpoint(slots=slots)

@@ -1,0 +1,43 @@
+"""Without an adjoint the fastest one is taken that there is room for."""
+
+from __future__ import annotations
+
+import meta_problems as mp
+import pytest
+import torch
+from adjoint_checks import meta_gradient
+from meta_problems import ADAM
+
+from farzi_hf.engine import Checkpoint, Direct, InnerOptimizer, InnerSGD, PaperAdam, Reversible, Tape, choice
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "room", "expected"),
+    [
+        (ADAM, 1e9, "Direct"),
+        (ADAM, 2e6, "Tape"),
+        (ADAM, 4e5, "Reversible"),
+        (InnerSGD(lr=0.1), 4e5, "Checkpoint"),
+        (PaperAdam(lr=0.1), 1e9, "Tape"),
+        (ADAM, 10, "Reversible"),
+    ],
+)
+def test_without_an_adjoint_the_fastest_that_fits_is_taken(
+    optimizer: InnerOptimizer,
+    room: float,
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(choice, "_total_memory", lambda device: 4 * room)
+    choice._log_once.cache_clear()
+    problem = mp.gpt2()
+    with caplog.at_level("INFO"):
+        found = meta_gradient(problem, optimizer, 100)
+        meta_gradient(problem, optimizer, 100)
+    (record,) = caplog.records
+    assert record.levelname == ("WARNING" if room == 10 else "INFO")
+    assert record.message.startswith(f"adjoint={expected}(")
+    assert "estimates: " in record.message
+    adjoint = {"Direct": Direct(), "Tape": Tape(), "Reversible": Reversible(), "Checkpoint": Checkpoint()}[expected]
+    assert all(map(torch.equal, found, meta_gradient(problem, optimizer, 100, adjoint=adjoint)))

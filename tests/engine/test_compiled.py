@@ -1,0 +1,62 @@
+"""Compiled steps give the same gradient."""
+
+from __future__ import annotations
+
+import shutil
+
+import meta_problems as mp
+import pytest
+import torch
+from adjoint_checks import assert_exact, meta_gradient, reference
+from meta_problems import ADAM, OPTIMIZERS, PROBLEMS
+from torch import Tensor
+
+from farzi_hf.engine import Adjoint, Checkpoint, Direct, Reversible, Tape, unroll
+
+
+@pytest.fixture
+def compiler() -> None:
+    if shutil.which("g++") is None:
+        pytest.skip("torch.compile needs a C++ compiler")
+    torch.compiler.reset()
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.filterwarnings("default")
+def test_compiled_steps_give_the_same_gradient_and_are_compiled_once() -> None:
+    name, stats = "adam_decay_schedule", torch._dynamo.utils.counters["stats"]
+    for steps, adjoint in ((7, Tape()), (7, Checkpoint(slots=3)), (7, Reversible()), (9, Reversible())):
+        problem, compiled = mp.mlp(), stats["unique_graphs"]  # another loss function, of the same code, every time
+        found = meta_gradient(problem, OPTIMIZERS[name], steps, adjoint=adjoint, torch_compile=True)
+        assert_exact(problem, found, reference("mlp", name, steps), adjoint)
+    assert compiled, "there was something to compile"
+    assert stats["unique_graphs"] == compiled, "other tensors and more steps need no new code"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("name", ["gpt2", "gru"])
+@pytest.mark.parametrize("adjoint", [Tape(), Checkpoint(slots=3), Reversible()])
+def test_compiled_networks(name: str, adjoint: Adjoint) -> None:
+    problem = PROBLEMS[name]()
+    found = meta_gradient(problem, ADAM, 7, adjoint=adjoint, torch_compile=True)
+    assert_exact(problem, found, reference(name, "adam", 7), adjoint)
+
+
+def test_direct_cannot_be_compiled() -> None:
+    with pytest.raises(ValueError, match=r"adjoint=Direct\(\) needs autograd's graphs.*torch_compile=True.*Tape\(\)"):
+        unroll(*mp.mlp().arguments, optimizer=ADAM, steps=2, adjoint=Direct(), torch_compile=True)
+
+
+@pytest.mark.usefixtures("compiler")
+def test_a_loss_that_cannot_be_compiled_is_an_error() -> None:
+    def inner_loss(params: dict, inputs: tuple, step: int) -> Tensor:
+        return params["w"].sum() if inputs[0].sum() > 0 else params["w"].prod()
+
+    w = torch.ones(2, requires_grad=True)
+    with pytest.raises(
+        RuntimeError, match=r"torch_compile=True needs an inner_loss that torch.compile can trace whole"
+    ):
+        unroll(inner_loss, {"w": w}, (torch.ones(2),), optimizer=ADAM, steps=2, adjoint=Tape(), torch_compile=True)

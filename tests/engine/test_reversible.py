@@ -1,0 +1,90 @@
+"""Running backwards: to the start bit for bit, or an error."""
+
+from __future__ import annotations
+
+import meta_problems as mp
+import pytest
+import torch
+from meta_problems import ADAM, outer_loss, relative_error
+from torch import Tensor
+
+from farzi_hf.engine import InnerAdam, InnerOptimizer, InnerSGD, Reversible, State, Tape, unroll
+
+
+def test_reversal_of_many_steps_ends_at_the_start_and_takes_each_step_twice() -> None:
+    problem, seen = mp.gpt2(torch.float32), []
+
+    def inner_loss(params: dict, inputs: tuple, step: int) -> Tensor:
+        seen.append(step)
+        return problem.inner_loss(params, inputs, step)
+
+    theta = unroll(inner_loss, *problem.arguments[1:], optimizer=ADAM, steps=200, adjoint=Reversible())
+    outer_loss(theta).backward()  # it raises if one bit is wrong
+    assert seen == [*range(1, 201), *range(200, 0, -1)]
+
+
+def test_reversal_follows_the_float32_trajectory() -> None:
+    problem = mp.gpt2(torch.float32)
+    expected = mp.reference_unroll(mp.gpt2(), ADAM, 40)
+    error = {}
+    for adjoint in (Tape(), Reversible()):
+        theta = unroll(*problem.arguments, optimizer=ADAM, steps=40, adjoint=adjoint)
+        error[adjoint] = relative_error(
+            [x.detach().double() for x in theta.values()], [x.detach() for x in expected.values()]
+        )
+    assert error[Reversible()] <= 2 * error[Tape()] + 1e-7
+
+
+def test_a_gradient_that_cannot_be_reproduced_is_an_error() -> None:
+    problem, calls = mp.mlp(), 0
+
+    def noisy(params: dict, inputs: tuple, step: int) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return problem.inner_loss(params, inputs, step) * (1 + 1e-6 * calls)
+
+    loss = outer_loss(unroll(noisy, *problem.arguments[1:], optimizer=ADAM, steps=6, adjoint=Reversible()))
+    with pytest.raises(RuntimeError, match=r"did not come back .* before step 6: .*use_deterministic_algorithms"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("optimizer", [InnerSGD(lr=0.1), InnerAdam(lr=0.1, betas=(0.0, 0.9))])
+def test_an_optimizer_without_memory_cannot_run_backwards(optimizer: InnerOptimizer) -> None:
+    with pytest.raises(ValueError, match=r"adjoint=Reversible\(\) cannot run Inner.* backwards.*use adjoint=Tape\(\)"):
+        unroll(*mp.mlp().arguments, optimizer=optimizer, steps=2, adjoint=Reversible())
+
+
+@pytest.mark.parametrize(("scale", "what"), [(1e12, "gradient"), (1e6, "parameter")])
+def test_numbers_beyond_the_integers_are_an_error(scale: float, what: str) -> None:
+    w, x = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    with pytest.raises(OverflowError, match=rf"room for a {what} of up to .* but step 1 has one of"):
+        unroll(lambda p, i, t: (p["w"] * i[0] * scale).sum(), {"w": w}, (x,), optimizer=InnerSGD(1.0, momentum=0.5),
+               steps=2, adjoint=Reversible())  # fmt: skip
+
+
+class PlainDescent(InnerOptimizer):
+    """An optimizer of a user's own, without what integers need."""
+
+    fields = 1
+
+    def __init__(self) -> None:
+        self.lr, self.lr_schedule = 0.1, None
+
+    def init(self, w: Tensor) -> State:
+        return (w,)
+
+    def step(self, state: State, g: Tensor, t: int, lr: float, out: State | None = None) -> State:
+        return (torch.add(state[0], g, alpha=-lr, out=None if out is None else out[0]),)
+
+    def pullback(self, w: Tensor, accumulators: tuple, g: Tensor, cotangent: State, t: int, lr: float) -> Tensor:
+        return cotangent[0] * -lr
+
+
+def test_an_optimizer_needs_no_inverse_unless_it_is_to_run_backwards() -> None:
+    problem = mp.mlp()
+    found = unroll(*problem.arguments, optimizer=PlainDescent(), steps=5, adjoint=Tape())
+    twin = unroll(*problem.arguments, optimizer=InnerSGD(lr=0.1), steps=5, adjoint=Tape())
+    pairs = [(mp.gradients(outer_loss(theta), problem.leaves)) for theta in (found, twin)]
+    assert relative_error(*pairs) < 1e-12
+    with pytest.raises(ValueError, match=r"adjoint=Reversible\(\) cannot run .*PlainDescent.* no inverse in integers"):
+        unroll(*problem.arguments, optimizer=PlainDescent(), steps=5, adjoint=Reversible())

@@ -1,0 +1,195 @@
+"""What `unroll` takes and gives: parameters that train, autograd's rules, autocast, memory, errors."""
+
+from __future__ import annotations
+
+import weakref
+
+import meta_problems as mp
+import pytest
+import torch
+from adjoint_checks import every_adjoint, reference
+from meta_problems import ADAM, gradients, outer_loss, relative_error
+from torch import Tensor, nn
+
+from farzi_hf.engine import Adjoint, Checkpoint, Direct, InnerAdam, Reversible, Tape, unroll
+
+
+@every_adjoint
+def test_result_has_the_keys_shapes_and_passive_tensors_of_params(adjoint: Adjoint) -> None:
+    problem = mp.mlp()
+    theta = unroll(*problem.arguments, optimizer=ADAM, steps=3, adjoint=adjoint)
+    assert list(theta) == list(problem.params)
+    assert all(theta[name].shape == x.shape and theta[name].dtype == x.dtype for name, x in problem.params.items())
+    assert all(theta[name] is problem.params[name] for name in ("count", "frozen"))
+
+
+def test_plain_tensors_train_unless_some_other_requires_grad() -> None:
+    def inner_loss(params: dict, inputs: tuple, step: int) -> Tensor:
+        return sum((x * inputs[0]).square().sum() for x in params.values())
+
+    def moved(**params: Tensor) -> set[str]:
+        theta = unroll(inner_loss, params, (torch.ones(2),), optimizer=ADAM, steps=1)
+        return {name for name in params if theta[name] is not params[name]}
+
+    plain, leaf = torch.ones(2), torch.ones(2, requires_grad=True)
+    parameter, frozen = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2), requires_grad=False)
+    assert moved(a=plain, b=plain) == {"a", "b"}
+    assert moved(a=plain, b=leaf) == {"b"}
+    assert moved(a=plain, b=parameter) == {"b"}
+    assert moved(a=plain, b=frozen) == {"a"}
+
+
+@every_adjoint
+@pytest.mark.parametrize("quiet", [torch.no_grad, torch.inference_mode])
+def test_forward_without_gradients(quiet: type, adjoint: Adjoint) -> None:
+    problem = mp.mlp()
+    expected = mp.reference_unroll(problem, ADAM, 5)
+    with quiet():
+        theta = unroll(*problem.arguments, optimizer=ADAM, steps=5, adjoint=adjoint)
+    assert not any(x.requires_grad for name, x in theta.items())
+    torch.testing.assert_close(theta, {name: x.detach() for name, x in expected.items()}, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("adjoint", [Tape(), Checkpoint(), Reversible()])
+def test_second_derivatives_are_refused_by_recordings_and_given_by_direct(adjoint: Adjoint) -> None:
+    problem = mp.mlp()
+    x = problem.inputs[0]
+    loss = outer_loss(unroll(*problem.arguments, optimizer=ADAM, steps=2, adjoint=adjoint))
+    with pytest.raises(
+        RuntimeError, match=r"adjoint=[A-Z][a-z]+\(\) has first derivatives only.*use adjoint=Direct\(\)"
+    ):
+        torch.autograd.grad(loss, x, create_graph=True)
+    loss = outer_loss(unroll(*problem.arguments, optimizer=ADAM, steps=2, adjoint=Direct()))
+    (dx,) = torch.autograd.grad(loss, x, create_graph=True)
+    assert gradients(dx.square().sum(), [x])[0].isfinite().all()
+
+
+@every_adjoint
+def test_backward_twice_over_a_retained_graph(adjoint: Adjoint) -> None:
+    problem = mp.mlp()
+    loss = outer_loss(unroll(*problem.arguments, optimizer=ADAM, steps=7, adjoint=adjoint))
+    first, second = (torch.autograd.grad(loss, problem.leaves, retain_graph=True) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("victim", ["input", "constant"])
+def test_overwriting_what_the_backward_pass_needs_is_an_error(victim: str) -> None:
+    problem = mp.mlp()
+    loss = outer_loss(unroll(*problem.arguments, optimizer=ADAM, steps=2, adjoint=Tape()))
+    with torch.no_grad():
+        (problem.inputs[0] if victim == "input" else problem.params["frozen"]).add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@every_adjoint
+def test_bf16_autocast_covers_the_loss_forward_and_backward(adjoint: Adjoint) -> None:
+    problem, dtypes = mp.mlp(torch.float32), []
+
+    def inner_loss(params: dict, inputs: tuple, step: int) -> Tensor:
+        dtypes.append((inputs[0] @ params["in"]).dtype)
+        return problem.inner_loss(params, inputs, step).float()
+
+    with torch.autocast("cpu", torch.bfloat16):
+        theta = unroll(inner_loss, problem.params, problem.inputs, optimizer=ADAM, steps=5, adjoint=adjoint)
+    found = gradients(outer_loss(theta), problem.leaves)  # outside: the backward pass must remember
+    assert set(dtypes) == {torch.bfloat16}
+    assert all(x.dtype == torch.float32 for name, x in theta.items() if name != "count")
+    expected = reference("mlp", "adam", 5)
+    assert 1e-4 < relative_error([x.double() for x in found], expected) < 0.1
+
+
+@pytest.mark.parametrize("adjoint", [Tape(), Checkpoint(), Reversible()])
+def test_adjoints_agree_under_autocast(adjoint: Adjoint) -> None:
+    problem = mp.gpt2(torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        losses = [
+            outer_loss(unroll(*problem.arguments, optimizer=ADAM, steps=4, adjoint=a)) for a in (Direct(), adjoint)
+        ]
+    direct, found = (gradients(loss, problem.leaves) for loss in losses)
+    assert relative_error(found, direct) < 1e-4
+
+
+@every_adjoint
+def test_the_backward_pass_leaves_the_result_as_it_is(adjoint: Adjoint) -> None:
+    problem = mp.mlp()
+    theta = unroll(*problem.arguments, optimizer=ADAM, steps=4, adjoint=adjoint)
+    before = {name: x.detach().clone() for name, x in theta.items()}
+    outer_loss(theta).backward()
+    assert all(torch.equal(x, before[name]) for name, x in theta.items())
+
+
+@pytest.mark.parametrize("window", [None, 10])
+def test_tape_holds_gradients_and_sparse_states_until_backward(window: int | None) -> None:
+    problem = mp.mlp()
+    steps, numbers = 50, sum(x.numel() for x in problem.params.values() if x.requires_grad)
+    theta = unroll(*problem.arguments, optimizer=ADAM, steps=steps, window=window, adjoint=Tape())
+    node = _node(theta["in"])
+    taped = window or steps
+    segments = -(-taped // 8) if window is None else 3  # ⌈√50⌉ = 8 steps each, ⌈√10⌉ = 4
+    kept = [*node.record.stack, *node.record.start[0]]
+    assert sum(x.untyped_storage().nbytes() for x in kept) == 8 * numbers * (taped + 3 * segments)
+    outer_loss(theta).backward()
+    assert not node.record.stack
+
+
+@pytest.mark.parametrize(("adjoint", "evaluations"), [(Tape(), 24), (Checkpoint(), 32), (Reversible(), 24)])
+def test_recordings_keep_one_graph_at_a_time(adjoint: Adjoint, evaluations: int) -> None:
+    problem, alive, most = mp.gpt2(), [], 0
+
+    def inner_loss(params: dict, inputs: tuple, step: int) -> Tensor:
+        nonlocal most
+        most = max(most, sum(ref() is not None for ref in alive))
+        loss = problem.inner_loss(params, inputs, step)
+        alive.append(weakref.ref(loss))
+        return loss
+
+    loss = outer_loss(unroll(inner_loss, *problem.arguments[1:], optimizer=ADAM, steps=12, adjoint=adjoint))
+    loss.backward()
+    assert len(alive) == evaluations
+    assert most == 0, "when a step is evaluated, the graphs of all others are gone"
+
+
+def _node(result: Tensor) -> torch.autograd.graph.Node:
+    """The engine's node in the graph of a result, under a view and a split."""
+    node = result.grad_fn
+    while "Unrolled" not in node.name():
+        node = node.next_functions[0][0]
+    return node
+
+
+def _frozen() -> dict[str, Tensor]:
+    return {"w": nn.Parameter(torch.ones(2), requires_grad=False), "n": torch.arange(2)}
+
+
+BAD_INPUT = {
+    "no steps": ({"steps": 0}, ValueError, r"steps must be an integer >= 1, got 0"),
+    "fractional steps": ({"steps": 2.0}, ValueError, r"steps must be an integer >= 1, got 2\.0"),
+    "empty window": ({"window": 0}, ValueError, r"window must be None or an integer from 1 to steps=3, got 0"),
+    "window beyond steps": ({"window": 4}, ValueError, r"window .* from 1 to steps=3, got 4; None differentiates all"),
+    "first step": ({"first_step": None}, ValueError, r"first_step must be an integer, got None"),
+    "empty params": ({"params": {}}, TypeError, r"params must be a dict of tensors with at least.*named_parameters"),
+    "module": ({"params": nn.Linear(1, 1)}, TypeError, r"params must be a dict .* got Linear"),
+    "nothing trains": ({"params": _frozen()}, ValueError, r"params has no tensor to train.*requires_grad=True"),
+    "bare input": ({"inputs": torch.ones(2)}, TypeError, r"inputs must be a tuple of tensors, got Tensor.*pass \(x,\)"),
+    "list input": ({"inputs": ([1.0],)}, TypeError, r"inputs must be a tuple of tensors, got tuple"),
+    "torch optimizer": ({"optimizer": torch.optim.Adam}, TypeError, r"optimizer must .* got the class Adam.*InnerAdam"),
+    "optimizer class": ({"optimizer": InnerAdam}, TypeError, r"optimizer must .* got the class InnerAdam"),
+    "adjoint name": ({"adjoint": "tape"}, TypeError, r"adjoint must be an Adjoint or None, got str 'tape'.*Tape\(\)"),
+    "vector loss": ({"inner_loss": lambda p, i, s: p["w"]}, ValueError, r"inner_loss .* got shape \(2,\) at step 1"),
+    "number loss": ({"inner_loss": lambda p, i, s: 1.5}, ValueError, r"inner_loss must .* got float 1\.5 at step 1"),
+    "detached": ({"inner_loss": lambda p, i, s: p["w"].detach().sum()}, ValueError, r"inner_loss must depend on the"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD_INPUT)
+def test_bad_input_is_one_clear_error(case: str) -> None:
+    change, error, message = BAD_INPUT[case]
+    good = {
+        "inner_loss": lambda params, inputs, step: (params["w"] * inputs[0]).square().sum(),
+        "params": {"w": torch.ones(2)}, "inputs": (torch.ones(2, requires_grad=True),),
+        "optimizer": ADAM, "steps": 3,
+    }  # fmt: skip
+    assert unroll(**good)["w"].requires_grad
+    with pytest.raises(error, match=message):
+        unroll(**(good | change))
