@@ -27,12 +27,12 @@ from farzi_hf.atomic_folder import replace_file
 from farzi_hf.data import check_sequences, flatten_sequences, minibatches
 from farzi_hf.inner_loop import InnerLoop, Layout, autocast_settings, weights
 from farzi_hf.inner_optimizers import InnerOptimizer
-from farzi_hf.learner import Learner, Parameters, combine_seeds
+from farzi_hf.learner import Learner, Parameters
+from farzi_hf.seeds import Purpose, check_seed, derive, stream
 
 logger = logging.getLogger(__name__)
 
 MANIFEST, VERSION = "manifest.json", 1
-_RECORDING, _SAMPLING, _MIXING = 2, 3, 4  # keep seeds apart that serve different purposes
 
 # -- recording -------------------------------------------------------------------------------------------------------
 
@@ -86,11 +86,13 @@ def record_trajectories(
         raise ValueError(
             f"steps={steps} is no multiple of save_every={save_every}; the last checkpoint would be missing"
         )
+    check_seed(seed)
     check_sequences(train_dataset, learner.vocab_size)
     settings = {"steps": steps, "save_every": save_every, "batch_size": batch_size, "seed": seed, "together": together}
     manifest = {
         "version": VERSION, **settings, "optimizer": _optimizer_facts(optimizer), "data": _fingerprint(train_dataset),
         **_model_facts(learner),
+        "streams": 2,  # how seeds become random numbers: what was recorded otherwise cannot be gone on with
     }  # fmt: skip
     _adopt_manifest(folder, manifest)
     for first in range(0, num, together):
@@ -98,9 +100,9 @@ def record_trajectories(
         missing = [i for i in group if not _shard(folder, i).exists()]
         if missing:
             batches = _Batches.of(
-                train_dataset, data_collator, batch_size, steps, combine_seeds(_RECORDING, seed, first, 1), device
+                train_dataset, data_collator, batch_size, steps, derive(seed, Purpose.RECORDED_MINIBATCHES, first), device
             )
-            starts = [learner.initial_parameters(combine_seeds(_RECORDING, seed, i, 0), device) for i in group]
+            starts = [learner.initial_parameters(derive(seed, Purpose.RECORDED_START, i), device) for i in group]
             trajectories = _train(learner, optimizer, starts, batches, steps, save_every)
             for i in missing:
                 shard = {name: x[:, i - first].contiguous() for name, x in trajectories.items()}
@@ -302,7 +304,7 @@ class TrajectoryBank:
 
     def _draw(self, seed: int, latest: int, last_step: int | None) -> tuple[int, int]:
         """A trajectory and a step of it."""
-        generator = np.random.default_rng((seed, _SAMPLING))
+        generator = stream(seed, Purpose.TRAJECTORY)
         latest = latest if last_step is None else min(latest, last_step)
         trajectory = int(generator.integers(len(self)))
         return trajectory, int(generator.integers(latest // self.save_every + 1)) * self.save_every
@@ -327,6 +329,6 @@ class PretrainedStarts:
 
     def __call__(self, learner: Learner, seed: int, device: torch.device | str | None = None) -> Parameters:
         """θ_0, a function of `seed`."""
-        if np.random.default_rng((seed, _MIXING)).random() < self.fresh:
+        if stream(seed, Purpose.FRESH_START).random() < self.fresh:
             return learner.initial_parameters(seed, device)
         return self.bank.sample(seed, self.last_step, device)

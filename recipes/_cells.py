@@ -38,27 +38,22 @@ def on_summary(c: Comparison) -> tuple[list[Student], int]:
 
 def on_random(c: Comparison) -> tuple[list[Student], int]:
     """Each on μ random real sequences."""
-    return c.real_students(c.draw_sequences, c.steps, _seeds(c))
+    return c.real_students(c.draw_sequences, c.steps, c.seeds)
 
 
 def on_head(c: Comparison) -> tuple[list[Student], int]:
     """On the μ longest real sequences."""
-    return c.real_students(c.longest_sequences, c.steps, _seeds(c))
+    return c.real_students(c.longest_sequences, c.steps, c.seeds)
 
 
 def on_everything(c: Comparison) -> tuple[list[Student], int]:
     """On all real data, for as many steps as the others."""
-    return c.real_students(c.all_sequences, c.steps, _seeds(c))
+    return c.real_students(c.all_sequences, c.steps, c.seeds)
 
 
 def on_everything_long(c: Comparison) -> tuple[list[Student], int]:
     """For `long_steps` steps."""
-    return [c.long_student(seed) for seed in _seeds(c)], c.nbytes(c.splits["train"])
-
-
-def _seeds(c: Comparison) -> range:
-    """Of students on real data: no two cells share one."""
-    return range(1000 * c.seed, 1000 * c.seed + c.num_students)
+    return [c.long_student(seed) for seed in c.seeds], c.nbytes(c.splits["train"])
 
 
 @dataclass(frozen=True)

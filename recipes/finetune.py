@@ -156,10 +156,10 @@ def row(
             if args.model
             else AutoModelForCausalLM.from_config(c.config)
         )
-        changes = {"max_steps": c.steps, "seed": seed, **settings}
+        changes = {"max_steps": c.steps, **settings}
         if "per_device_train_batch_size" not in changes and collator is c.trainer.data_collator:
             changes["per_device_train_batch_size"] = c.real_batch_size(data)
-        return train_stock(model, data, collator, stock_arguments(c, args.output_dir, **changes))
+        return train_stock(model, data, collator, stock_arguments(c, args.output_dir, seed, **changes))
 
     return c.student_row(method, train, c.seeds, nbytes, settings.get("max_steps", c.steps))
 
@@ -193,7 +193,7 @@ def real_rows(c: Comparison, args: FinetuneArguments) -> list[Row]:
             c, args, "full data, long", lambda seed: c.training_rows(train), collator, nbytes, max_steps=args.long_steps
         ),
         *(
-            row(c, args, name, lambda seed, draw=draw: c.training_rows(draw(seed)), collator, c.nbytes(draw(c.seed)))
+            row(c, args, name, lambda seed, draw=draw: c.training_rows(draw(seed)), collator, c.nbytes(draw(c.seeds[0])))
             for name, draw in few.items()
         ),
     ]

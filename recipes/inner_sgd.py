@@ -46,7 +46,7 @@ def measured(task: Task, seeds: Sequence[int], name: str, **settings) -> dict[st
     comparisons = [task.comparison(changed(task.args, seed=seed, **settings), seed) for seed in seeds]
     row = {
         "inner optimizer": name,
-        "full data": _listed(comparisons, lambda c: c.train_on_real(c.splits["train"], c.steps, c.seed)),
+        "full data": _listed(comparisons, lambda c: c.train_on_real(c.splits["train"], c.steps, c.seeds[0])),
         "summary before any outer step": _listed(comparisons, lambda c: c.student(c.trainer.train_student())),
     }
     print(", ".join(row.values()), flush=True)

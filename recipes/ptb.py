@@ -171,7 +171,7 @@ def draw(c: Comparison, rows: Sequence[Row], folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}.png" for name in ("distillation", "comparison")]
     train, validation = c.splits["train"], c.splits["validation"]
-    full_data = c.statistics(c.train_on_real(train, c.steps, c.seed), validation)
+    full_data = c.statistics(c.train_on_real(train, c.steps, c.seeds[0]), validation)
     plot_distillation(
         c.trainer.state.log_history, paths[0], norm="grad_norm", metric_label="Validation perplexity of fresh students",
         full_data_same_steps=token_metrics(full_data)["perplexity"],

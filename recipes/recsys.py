@@ -205,7 +205,7 @@ def draw(c: RecommendationComparison, rows: Sequence[Row], folder: Path) -> list
     """The figures of one split. The distillation's lines are of the validation users, as its curve is."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}.png" for name in ("distillation", "comparison")]
-    full_data = c.train_on_real(c.splits["train"], c.steps, c.seed)
+    full_data = c.train_on_real(c.splits["train"], c.steps, c.seeds[0])
     plot_distillation(
         c.trainer.state.log_history, paths[0], metric="eval_hr@100", norm="grad_norm",
         metric_label="Validation HR@100 of fresh students", full_data_same_steps=-c.validation_error(full_data),
