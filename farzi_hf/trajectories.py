@@ -25,8 +25,10 @@ from torch import Tensor
 
 from farzi_hf.atomic_folder import replace_file
 from farzi_hf.data import check_sequences, flatten_sequences, minibatches
+from farzi_hf.disk import names_the_disk
 from farzi_hf.inner_loop import InnerLoop, Layout, autocast_settings, weights
 from farzi_hf.inner_optimizers import InnerOptimizer
+from farzi_hf.interrupts import NotedSignal, end, noted_signals
 from farzi_hf.learner import Learner, Parameters
 from farzi_hf.seeds import Purpose, check_seed, derive, stream
 
@@ -77,6 +79,7 @@ def record_trajectories(
     Raises:
         ValueError: an argument is out of range, or the folder holds trajectories that were recorded otherwise.
         FloatingPointError: a training diverged.
+        Interrupted: SIGINT, SIGTERM or SIGHUP came; what is recorded stays.
     """
     folder = Path(folder)
     for name, value in {"num": num, "steps": steps, "save_every": save_every, "together": together}.items():
@@ -95,19 +98,22 @@ def record_trajectories(
         "streams": 2,  # how seeds become random numbers: what was recorded otherwise cannot be gone on with
     }  # fmt: skip
     _adopt_manifest(folder, manifest)
-    for first in range(0, num, together):
-        group = range(first, min(first + together, num))
-        missing = [i for i in group if not _shard(folder, i).exists()]
-        if missing:
-            batches = _Batches.of(
-                train_dataset, data_collator, batch_size, steps, derive(seed, Purpose.RECORDED_MINIBATCHES, first), device
-            )
-            starts = [learner.initial_parameters(derive(seed, Purpose.RECORDED_START, i), device) for i in group]
-            trajectories = _train(learner, optimizer, starts, batches, steps, save_every)
-            for i in missing:
-                shard = {name: x[:, i - first].contiguous() for name, x in trajectories.items()}
-                replace_file(_shard(folder, i), partial(save_file, shard))
-            logger.info("%s: %d of %d trajectories.", folder, group[-1] + 1, num)
+    with noted_signals() as noted, names_the_disk(folder):
+        for first in range(0, num, together):
+            group = range(first, min(first + together, num))
+            missing = [i for i in group if not _shard(folder, i).exists()]
+            if missing:
+                minibatch_seed = derive(seed, Purpose.RECORDED_MINIBATCHES, first)
+                batches = _Batches.of(train_dataset, data_collator, batch_size, steps, minibatch_seed, device)
+                starts = [learner.initial_parameters(derive(seed, Purpose.RECORDED_START, i), device) for i in group]
+                trajectories = _train(learner, optimizer, starts, batches, steps, save_every, noted)
+                if trajectories is None:
+                    there = sum(_shard(folder, i).exists() for i in range(num))
+                    end(noted.number, f"{folder} has {there} of {num} trajectories, recording can go on from there")
+                for i in missing:
+                    shard = {name: x[:, i - first].contiguous() for name, x in trajectories.items()}
+                    replace_file(_shard(folder, i), partial(save_file, shard))
+                logger.info("%s: %d of %d trajectories.", folder, group[-1] + 1, num)
     return TrajectoryBank(folder)
 
 
@@ -138,8 +144,9 @@ def _train(
     batches: _Batches,
     steps: int,
     save_every: int,
-) -> Parameters:
-    """(checkpoints, K, …) of K learners on the same minibatches."""
+    noted: NotedSignal,
+) -> Parameters | None:
+    """(checkpoints, K, …) of K learners on the same minibatches; None once a signal is noted."""
     several = learner if len(starts) == 1 else learner.batch(len(starts))
     params = several.stack(starts)
 
@@ -151,6 +158,8 @@ def _train(
     loop = InnerLoop(loss, optimizer, layout, steps, steps, 1, autocast_settings(w))
     states, checkpoints = loop.start(w), [params]
     for first in range(0, steps, save_every):
+        if noted.number:
+            return None
         states = loop.advance(states, (), loop.all[first : first + save_every])
         if not all(torch.isfinite(flat).all() for flat in weights(states)):
             raise FloatingPointError(
