@@ -15,12 +15,16 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NEXT_TO_NOTHING = 2**16  # bytes: a write fails when the blocks are used up, which is a little before the last byte
 
 
+class DiskFullError(OSError):
+    """There is no room left for what was being written; its `errno` is `ENOSPC`."""
+
+
 @contextmanager
 def names_the_disk(folder: str | os.PathLike) -> Iterator[None]:
-    """Within it, whatever is raised because the disk of `folder` is full becomes an OSError that says so.
+    """Within it, whatever is raised because the disk of `folder` is full becomes an error that says so.
 
     Raises:
-        OSError: with `errno.ENOSPC` and the folder as `filename`.
+        DiskFullError: with the folder as `filename`.
     """
     try:
         yield
@@ -32,7 +36,7 @@ def names_the_disk(folder: str | os.PathLike) -> Iterator[None]:
             f"the disk is full ({disk.free:,} of its {disk.total:,} bytes are free now); make room and start again, what was "
             "complete is still there"
         )
-        raise OSError(errno.ENOSPC, message, str(folder)) from error
+        raise DiskFullError(errno.ENOSPC, message, str(folder)) from error
 
 
 def _tells_of_a_full_disk(error: Exception, free: int) -> bool:

@@ -109,7 +109,9 @@ class InterruptibleTrainer(Trainer):
             super()._save_checkpoint(model, trial)
         self._saved_step = self.state.global_step
 
-    def _maybe_log_save_evaluate(self, tr_loss: Any, grad_norm: Any, model: Any, trial: Any, *args: Any, **kwargs: Any) -> None:
+    def _maybe_log_save_evaluate(
+        self, tr_loss: Any, grad_norm: Any, model: Any, trial: Any, *args: Any, **kwargs: Any
+    ) -> None:
         """Trainer calls it at the end of each step: after what is due then, the signal."""
         super()._maybe_log_save_evaluate(tr_loss, grad_norm, model, trial, *args, **kwargs)
         number = self._agreed_signal()

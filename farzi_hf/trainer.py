@@ -168,8 +168,8 @@ class FarziTrainer(PublishingTrainer):
         if self._open_start is None or self._open_start != self.model.fingerprint():  # chosen, or changed by someone
             return
         size = self.args.per_device_train_batch_size
-        count, seed = min(_TRIAL_BATCHES * size, len(self.train_dataset)), derive(self.args.seed, Purpose.START_TRIAL_ROWS)
-        rows = random_sequences(self.train_dataset, count, seed)
+        seed = derive(self.args.seed, Purpose.START_TRIAL_ROWS)
+        rows = random_sequences(self.train_dataset, min(_TRIAL_BATCHES * size, len(self.train_dataset)), seed)
         loader = DataLoader(
             self._remove_unused_columns(rows), size, collate_fn=self.data_collator, generator=torch.Generator()
         )

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _common import ROOT, markdown, prepare_run, save_csv
+from _common import ROOT, markdown, prepare_run, save_csv, save_text
 from _comparison import Comparison, Row, Student
 from _report import listed
 from _tasks import Task, TrajectoryArguments, changed, record
@@ -130,7 +130,7 @@ def _run(task: Task, cell: Cell, seed: int, how: TrajectoryArguments) -> Done:
     done["seconds"] = time.perf_counter() - begin
     headline = c.headline(task.row(cell.method, [done["students"]], done["bytes"]))
     print(f"{cell.method}, seed {seed}: test {headline}, {done['seconds']:.0f} s", flush=True)
-    replace_file(path, lambda new: new.write_text(json.dumps(done), encoding="utf-8"))
+    save_text(json.dumps(done), path)
     return done
 
 
@@ -196,8 +196,8 @@ def write_table(
     first = "".join(f"{finding}\n\n" for finding in findings)
     text = f"# {title}\n\n{first}{table}\n\n{listed(facts)}\n{more}"
     kept = {"findings": list(findings), "rows": rows, **facts}
-    (folder / "table.json").write_text(json.dumps(kept, indent=1, ensure_ascii=False), encoding="utf-8")
-    (folder / "table.md").write_text(text, encoding="utf-8")
+    save_text(json.dumps(kept, indent=1, ensure_ascii=False), folder / "table.json")
+    save_text(text, folder / "table.md")
     save_csv(rows, folder / "table.csv")
     return text
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from _common import ends_in_one_line, keep_freed_memory, markdown
+from _common import ends_in_one_line, keep_freed_memory, markdown, run
 from _comparison import Comparison
 from _tasks import CONFIGS, Task, changed, parse_task
 from objectives import DATASETS, ObjectiveArguments, TrajectoryArguments, choose, sgd
@@ -58,4 +58,4 @@ def _listed(comparisons: Sequence[Comparison], student) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -97,7 +97,9 @@ def test_no_two_streams_of_a_distillation_are_one(monkeypatch, tmp_path, sequenc
     random_sequences(trained, 10, trainer.args.seed)
     spectral(trainer.model, trained, trainer.args.seed)
     Interactions([np.array([1, 2])] * 10, 2).strong_generalization_split(trainer.args.seed)
-    ours = [begun for begun in streams.begun if begun != trainer.args.seed]  # torch's, by transformers and for each process
+    ours = [
+        begun for begun in streams.begun if begun != trainer.args.seed
+    ]  # torch's, by transformers and for each process
     assert len(ours) > 30
     twice = {begun for begun in ours if ours.count(begun) > 1}
     assert not twice
