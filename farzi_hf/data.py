@@ -33,6 +33,7 @@ from farzi_hf.interactions import (  # noqa: F401  interactions are data too: th
     load_interactions,
     load_sample_interactions,
 )
+from farzi_hf.seeds import Purpose, stream
 
 logger = logging.getLogger(__name__)
 
@@ -231,7 +232,7 @@ def minibatches(rows: int, batch_size: int | None, steps: int, seed: int) -> tor
     if batch_size is None or batch_size >= rows:
         return None
     per_epoch = rows // batch_size
-    epochs = [np.random.default_rng((seed, epoch)).permutation(rows) for epoch in range(-(-steps // per_epoch))]
+    epochs = [stream(seed, Purpose.MINIBATCH, epoch).permutation(rows) for epoch in range(-(-steps // per_epoch))]
     batches = np.concatenate([order[: per_epoch * batch_size].reshape(per_epoch, batch_size) for order in epochs])
     return torch.from_numpy(batches[:steps])
 

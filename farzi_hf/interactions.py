@@ -21,6 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from farzi_hf.catalogue import SampleCatalogue
 from farzi_hf.interaction_files import SOURCES, Columns, columns_of, from_hub
+from farzi_hf.seeds import Purpose, stream
 
 SPLITS = ("train", "validation", "test")
 PADDING_TITLE = "<pad>"
@@ -57,7 +58,7 @@ class Interactions:
         users = len(self.sequences)
         if users < 10:
             raise ValueError(f"there are {users} users: a split of 80 / 10 / 10 % needs at least 10")
-        order, held_out = np.random.default_rng(seed).permutation(users), users // 10
+        order, held_out = stream(seed, Purpose.SPLIT).permutation(users), users // 10
         parts = np.split(order, [users - 2 * held_out, users - held_out])
         return DatasetDict({name: self._rows(part) for name, part in zip(SPLITS, parts, strict=True)})
 
