@@ -13,7 +13,8 @@ ROOT = Path(__file__).resolve().parent.parent
 # A module imports only from those before it; models and inner_optimizers import nothing of ours.
 ORDER = (
     "seeds", "disk", "interrupts",
-    "grammar", "catalogue", "interaction_files", "interactions", "data", "metrics", "atomic_folder", "vocabulary", "hub",
+    "grammar", "catalogue", "interaction_columns", "interaction_files", "own_interactions", "interactions", "data", "metrics",
+    "atomic_folder", "vocabulary", "hub",
     "card", "viewer", "publishing", "farzi_data_config", "farzi_data", "models", "learner", "inner_optimizers", "inner_loop",
     "compiled_loop", "fixed_point", "replay", "reversal", "adjoint", "trajectories", "objectives", "baselines", "initialization", "config",
     "publishing_trainer", "trainer_input", "trainer", "soft_training", "plots",
