@@ -12,12 +12,13 @@ from datasets import Dataset
 
 from farzi_hf.data import check_sequences, flatten_sequences
 from farzi_hf.metrics import token_metrics
+from farzi_hf.seeds import Purpose, stream
 
 
 def random_sequences(dataset: Dataset, count: int, seed: int) -> Dataset:
     """``count`` rows drawn without replacement."""
     _check_count(dataset, count)
-    return dataset.select(np.random.default_rng(seed).permutation(len(dataset))[:count])
+    return dataset.select(stream(seed, Purpose.SUBSET).permutation(len(dataset))[:count])
 
 
 def head_sequences(dataset: Dataset, count: int) -> Dataset:

@@ -20,6 +20,7 @@ from farzi_hf.objectives import (
     TrajectoryMatching,
     random_starts,
 )
+from farzi_hf.seeds import check_seed
 from farzi_hf.trajectories import PretrainedStarts, TrajectoryBank
 
 INITIALIZATIONS = {"spectral": initialization.spectral, "random": initialization.random}
@@ -146,6 +147,7 @@ class FarziConfig(TrainingArguments):
 
     def __post_init__(self) -> None:
         self._numbers_from_text()
+        check_seed(self.seed, bits=32)  # transformers seeds NumPy's old generator with it, which takes no more
         if self.greater_is_better is None and (self.metric_for_best_model or "").endswith("perplexity"):
             self.greater_is_better = False
         for name, remedy in _UNSUPPORTED.items():

@@ -8,6 +8,7 @@ sentence per row; `tokenize` turns it into a column ``input_ids`` of ids, BOS fi
 from __future__ import annotations
 
 import logging
+import re
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -33,8 +34,12 @@ from farzi_hf.interactions import (  # noqa: F401  interactions are data too: th
     load_interactions,
     load_sample_interactions,
 )
+from farzi_hf.seeds import Purpose, stream
 
 logger = logging.getLogger(__name__)
+
+# What `WhitespaceSplit` keeps together. The separators 1c … 1f are blanks to Python, but not to Unicode, nor to tokenizers.
+_WORD = re.compile(r"[\S\x1c-\x1f]+")
 
 PAD, UNK, BOS, EOS = "<pad>", "<unk>", "<s>", "</s>"
 SPECIAL_TOKENS = (PAD, UNK, BOS, EOS)
@@ -54,7 +59,7 @@ def load_ptb(data_dir: str | Path | None = None) -> DatasetDict:
         data_dir: folder with ``ptb.train.txt``, ``ptb.valid.txt`` and ``ptb.test.txt``.
 
     Raises:
-        ValueError: ``data_dir`` lacks one of the three files.
+        ValueError: ``data_dir`` lacks one of the three files, or one of them is empty or no UTF-8 text.
         DataUnavailableError: no ``data_dir`` was given and none of the sources can be reached.
     """
     if data_dir is not None:
@@ -79,7 +84,21 @@ def _ptb_from_folder(folder: Path) -> DatasetDict:
         raise ValueError(
             f"data_dir={str(folder)!r} lacks {', '.join(missing)}: pass the folder that holds {', '.join(_PTB_FILES.values())}."
         )
-    return load_dataset("text", data_files={split: str(path) for split, path in files.items()})
+    return DatasetDict({split: Dataset.from_dict({"text": _lines(path)}) for split, path in files.items()})
+
+
+def _lines(path: Path) -> list[str]:
+    """The lines of a text file in UTF-8, with or without a byte order mark."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path} is no UTF-8 text (byte {error.start}: {error.reason}): convert it, for instance with "
+            f"`iconv -f LATIN1 -t UTF-8`"
+        ) from None
+    if not text.strip():
+        raise ValueError(f"{path} holds no sentence: it is empty or cut short")
+    return text.removesuffix("\n").split("\n")  # splitlines() would end a line at characters within a sentence too
 
 
 def _ptb_from_hub() -> DatasetDict:
@@ -126,7 +145,7 @@ def word_tokenizer(sentences: Iterable[str], vocab_size: int = 2000) -> PreTrain
     """
     if vocab_size < 1:
         raise ValueError(f"vocab_size={vocab_size} keeps no word: pass a positive number.")
-    counts = Counter(word for sentence in sentences for word in sentence.split())
+    counts = Counter(word for sentence in sentences for word in _WORD.findall(sentence))
     for token in SPECIAL_TOKENS:
         del counts[token]
     if not counts:
@@ -152,7 +171,7 @@ def tokenize(dataset: DatasetDict, tokenizer: PreTrainedTokenizerBase, max_lengt
         max_length: longer sequences keep their first ``max_length`` ids (so no EOS); how many is logged. ``None`` keeps all.
 
     Raises:
-        ValueError: no column ``text``, a split without sentences, ``max_length`` below 2.
+        ValueError: no column ``text``, one that holds something else or nulls, a split without sentences, ``max_length`` below 2.
     """
     if max_length is not None and max_length < 2:
         raise ValueError(f"max_length={max_length} leaves nothing to predict: pass 2 or more, or None.")
@@ -163,6 +182,11 @@ def _tokenize_split(name: str, split: Dataset, tokenizer: PreTrainedTokenizerBas
     if "text" not in split.column_names:
         raise ValueError(
             f"dataset[{name!r}] has columns {split.column_names}, but no 'text': rename the column with the sentences."
+        )
+    column = split.select_columns("text").with_format("arrow")[:]["text"]
+    if (not pa.types.is_string(column.type) and not pa.types.is_large_string(column.type)) or column.null_count:
+        raise ValueError(
+            f"dataset[{name!r}]['text'] holds {column.type} values, {column.null_count} of them null: pass text and drop null rows."
         )
 
     def encode(batch: dict[str, list[str]]) -> dict[str, list[list[int]]]:
@@ -231,7 +255,7 @@ def minibatches(rows: int, batch_size: int | None, steps: int, seed: int) -> tor
     if batch_size is None or batch_size >= rows:
         return None
     per_epoch = rows // batch_size
-    epochs = [np.random.default_rng((seed, epoch)).permutation(rows) for epoch in range(-(-steps // per_epoch))]
+    epochs = [stream(seed, Purpose.MINIBATCH, epoch).permutation(rows) for epoch in range(-(-steps // per_epoch))]
     batches = np.concatenate([order[: per_epoch * batch_size].reshape(per_epoch, batch_size) for order in epochs])
     return torch.from_numpy(batches[:steps])
 

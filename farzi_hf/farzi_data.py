@@ -25,6 +25,7 @@ from farzi_hf import hub, publishing
 from farzi_hf.atomic_folder import TENSORS
 from farzi_hf.farzi_data_config import FarziDataConfig, check_size
 from farzi_hf.publishing import Results
+from farzi_hf.seeds import Purpose, derive
 from farzi_hf.vocabulary import load_vocabulary, text_of, token_strings, vocabulary_hash
 
 _DECODE_CHUNK = 512  # positions whose V probabilities exist at the same time in decode()
@@ -130,7 +131,7 @@ class FarziData(nn.Module):
     def _hard_tokens(self, samples_per_sequence: int | None, seed: int) -> Tensor:
         """Ids (μ·n, ξ)."""
         count = 1 if samples_per_sequence is None else check_size("samples_per_sequence", samples_per_sequence, 1)
-        generator = torch.Generator(self.latents.device).manual_seed(seed)
+        generator = torch.Generator(self.latents.device).manual_seed(derive(seed, Purpose.HARD_TOKENS))
         drawn = []
         for chunk in self.latents.flatten(0, 1).split(_DECODE_CHUNK):
             p = soft_tokens(chunk, self.decoder, self.config.tau)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from farzi_hf.data import flatten_sequences
 from farzi_hf.farzi_data import FarziData
+from farzi_hf.seeds import Purpose, derive, stream
 
 Initialization = Callable[[FarziData, Dataset, int, float], None]
 SHARPNESS = 8.0
@@ -27,7 +28,7 @@ CANDIDATES = (2.0, 4.0, 8.0, 16.0)
 
 def random(farzi: FarziData, dataset: Dataset, seed: int, sharpness: float = SHARPNESS) -> None:
     """Normal latents and decoder with standard deviation `config.latent_std`: soft tokens close to uniform. Without κ."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(derive(seed, Purpose.SUMMARY_NORMAL))
     for parameter in farzi.parameters():
         draw = torch.randn(parameter.shape, generator=generator) * farzi.config.latent_std
         parameter.data.copy_(draw)
@@ -47,7 +48,7 @@ def spectral(farzi: FarziData, dataset: Dataset, seed: int, sharpness: float = S
         seed: of the windows.
         sharpness: κ. Small values leave only frequencies; large ones the real tokens alone, which a learner memorises.
     """
-    config, generator = farzi.config, np.random.default_rng(seed)
+    config, generator = farzi.config, stream(seed, Purpose.SUMMARY_WINDOWS)
     tokens, lengths = flatten_sequences(dataset)
     windows = _windows(tokens, lengths, (config.num_sequences, config.sequence_length), generator)
     frequency = np.bincount(tokens, minlength=config.vocab_size) + 0.1  # no token is impossible
@@ -107,7 +108,7 @@ def token_vectors(tokens: np.ndarray, lengths: np.ndarray, vocab_size: int, dim:
     matrix = _sparse(matrix.indices(), matrix.values() * weight[rows], matrix.shape)
     rank = min(dim, vocab_size)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)  # of the random projection
+        torch.manual_seed(derive(seed, Purpose.SUMMARY_PROJECTION))
         u, s, _ = torch.svd_lowrank(matrix, q=min(rank + 10, vocab_size), niter=4)
     vectors = torch.zeros(vocab_size, dim)
     vectors[:, :rank] = u[:, :rank] * s[:rank].sqrt() / weight[:, None]

@@ -1,37 +1,29 @@
-"""Readers of interactions: MovieLens, Amazon Magazine and the Netflix prize from their own files, and any data set of `datasets`.
+"""Readers of the files of the paper's data sets: MovieLens, Amazon Magazine and the Netflix prize.
 
 Each gives `Columns`, arrays with one entry per row of the files; `farzi_hf.interactions` makes sequences of them.
 """
 
 from __future__ import annotations
 
+import codecs
+import csv as python_csv
 import re
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as csv
-from datasets import Dataset, DownloadManager, load_dataset
+from datasets import DownloadManager
+
+from farzi_hf.interaction_columns import NAMES, Columns, columns, integers, numbered
 
 
 class DataUnavailableError(RuntimeError):
     """A data set is neither in a folder, nor in the cache, nor to be downloaded. The message is one line for a user."""
-
-
-@dataclass(frozen=True)
-class Columns:
-    """One row per interaction: users and items as small integers, (n,) each, and what times to order them by.
-
-    `item_ids` are the original ids behind the integers, in their order.
-    """
-
-    users: np.ndarray
-    items: np.ndarray
-    times: np.ndarray
-    item_ids: Sequence[Any]
 
 
 @dataclass(frozen=True)
@@ -56,10 +48,16 @@ class Source:
 
     def files(self, name: str, data_dir: str | Path | None) -> list[Path]:
         folder = self._download(name) if data_dir is None else Path(data_dir)
-        files = [folder] if folder.is_file() else sorted(folder.rglob(self.pattern))
+        files = [folder] if folder.is_file() else sorted(path for path in folder.rglob(self.pattern) if path.is_file())
         if not files:
             raise ValueError(
                 f"data_dir={str(data_dir)!r} lacks {self.pattern}: pass the folder that holds it ({self.url})"
+            )
+        (file, count), *_ = Counter(path.name for path in files).most_common(1)
+        if count > 1:
+            found = ", ".join(str(path.parent) for path in files if path.name == file)
+            raise ValueError(
+                f"data_dir={str(data_dir)!r} holds {file} {count} times ({found}): pass one of these folders"
             )
         return files
 
@@ -80,83 +78,122 @@ class Source:
             return None
         try:
             # Before Unicode had won: MovieLens and Netflix are in Latin-1.
-            return dict(self.parse_title(line) for line in path.read_text(encoding="latin-1").splitlines() if line)
+            lines = path.read_text(encoding="latin-1").split("\n")  # splitlines() would end a line at its "\x85" too
+            return dict(self.parse_title(line) for line in lines if line)
         except (ValueError, IndexError) as error:
             raise ValueError(f"{path} has a line without id or title ({error}): it is cut short or damaged") from None
 
 
-def _parse(text: bytes, path: Path, names: Sequence[str], delimiter: str, types: dict[str, pa.DataType]) -> pa.Table:
-    """A table without a header. A last line that is whole but for its end is taken; one that lacks columns is an error."""
+def parse(
+    text: bytes,
+    path: Path,
+    delimiter: str,
+    names: Sequence[str] | None = None,
+    types: Mapping[str, pa.DataType] | None = None,
+    quote: str | bool = False,
+) -> pa.Table:
+    """A table whose user, item and timestamp are text unless `types` says otherwise. A byte order mark and empty lines are skipped.
+
+    A last line that is whole but for its end is taken; one that lacks columns is an error.
+
+    Args:
+        names: of the columns; without them the first line that is not empty has them.
+        quote: what a field may be enclosed in.
+    """
     try:
-        return csv.read_csv(
+        table = csv.read_csv(
             pa.BufferReader(text),
-            read_options=csv.ReadOptions(column_names=list(names)),
-            parse_options=csv.ParseOptions(delimiter=delimiter, quote_char=False),
-            convert_options=csv.ConvertOptions(column_types=types, null_values=[""], strings_can_be_null=True),
+            # One thread counts the rows, for errors.
+            read_options=csv.ReadOptions(column_names=names and list(names), use_threads=False),
+            parse_options=csv.ParseOptions(delimiter=delimiter, quote_char=quote, newlines_in_values=bool(quote)),
+            convert_options=csv.ConvertOptions(
+                column_types={**dict.fromkeys(NAMES, pa.string()), **(types or {})},
+                null_values=[""],
+                strings_can_be_null=True,
+            ),
         )
-    except pa.ArrowInvalid as error:
+        table.column_names  # noqa: B018  Arrow decodes them only now
+        return table
+    except (pa.ArrowInvalid, UnicodeDecodeError) as error:
+        expected = f"lines of {delimiter.join(names)}" if names else "a header and lines as long as it"
         reason = str(error).splitlines()[0]
         raise ValueError(
-            f"{path} does not hold lines of {delimiter.join(names)} throughout ({reason}): it is cut short or another file"
+            f"{path} does not hold {expected} throughout ({reason}): it is cut short or another file"
         ) from None
 
 
-def _columns(table: pa.Table, source: Any) -> Columns:
-    """Of a table with columns user, item, timestamp of any kind of id."""
-    for name in ("user", "item", "timestamp"):
-        nulls = table[name].null_count
-        if nulls or len(table) == 0:
-            raise ValueError(
-                f"{source}: column {name!r} has {nulls} empty values in {len(table)} rows: it is cut short or damaged"
-            )
-    _, users = np.unique(table["user"].to_numpy(), return_inverse=True)
-    item_ids, items = np.unique(table["item"].to_numpy(), return_inverse=True)
-    return Columns(users, items, table["timestamp"].to_numpy(), item_ids.tolist())
+_RATINGS = ("user", "item", "rating", "timestamp")
+
+
+_BETWEEN = b"\x1f"  # a delimiter of one byte, which no such file holds
 
 
 def _read_movielens(delimiter: bytes) -> Callable[[list[Path]], Columns]:
-    names = ("user", "item", "rating", "timestamp")
-    types = {"user": pa.int64(), "item": pa.int64(), "rating": pa.float64(), "timestamp": pa.int64()}
-
     def read(files: list[Path]) -> Columns:
-        text = files[0].read_bytes().replace(delimiter, b"\t")
-        return _columns(_parse(text, files[0], names, "\t", types), files[0])
+        (path,) = files
+        text = path.read_bytes()
+        if _BETWEEN in text:
+            raise ValueError(f"{path} holds the control character {_BETWEEN!r}: it is damaged or another file")
+        table = parse(text.replace(delimiter, _BETWEEN), path, _BETWEEN.decode(), _RATINGS, {"rating": pa.float64()})
+        return columns(table, path, integers)
 
     return read
 
 
 def _read_amazon(files: list[Path]) -> Columns:
-    """user,item,rating,timestamp where the ids are numbers; the original has strings for ids, and the item first."""
-    text, names = files[0].read_bytes(), ["user", "item", "rating", "timestamp"]
-    first_line = text.partition(b"\n")[0].strip().decode(errors="replace").split(",")
-    if set(names) <= set(first_line):
-        text, names = text.partition(b"\n")[2], first_line
-    elif not first_line[0].isdigit():
-        names[:2] = names[1::-1]
-    types = {"user": pa.string(), "item": pa.string(), "rating": pa.float64(), "timestamp": pa.int64()}
-    table = _parse(text, files[0], names, ",", types)
-    if all(table[name].to_numpy()[0].isdigit() for name in ("user", "item")):
-        for name in ("user", "item"):  # numbered in the order of numbers, not of their digits
-            table = table.set_column(table.column_names.index(name), name, table[name].cast(pa.int64()))
-    return _columns(table, files[0])
+    """Amazon's own file without a header, in either order of user and item; a numbered one, user first; any with a header."""
+    (path,) = files
+    text = path.read_bytes()
+    if set(NAMES) <= set(first_row(text)):
+        return columns(parse(text, path, ",", quote='"'), path, numbered)
+    table = parse(text, path, ",", _RATINGS, {"rating": pa.float64()}, quote='"')
+    if not _users_first(table, path):
+        table = table.rename_columns(["item", "user", *_RATINGS[2:]])
+    return columns(table, path, numbered)
+
+
+def first_row(text: bytes) -> list[str]:
+    """The fields of the first line that is not empty."""
+    line = re.split(rb"[\r\n]", text.removeprefix(codecs.BOM_UTF8).lstrip(b"\r\n"), maxsplit=1)[0]
+    return next(python_csv.reader([line.decode(errors="replace")]), [])
+
+
+def _users_first(table: pa.Table, path: Path) -> bool:
+    """Whether the first of two columns without names is that of the users: by what is in all of their rows."""
+    first, second = table["user"], table["item"]
+    number, user, item = r"\A[+-]?[0-9]+\z", r"\AA[0-9A-Z]+\z", r"\A[0-9B][0-9A-Z]+\z"
+    if _all_match(first, number) and _all_match(second, number):
+        return True
+    if _all_match(first, user) and _all_match(second, item):
+        return True
+    if _all_match(first, item) and _all_match(second, user):
+        return False
+    raise ValueError(
+        f"{path} does not say which column holds the users: neither are both columns numbers, nor one Amazon's user ids (A…) "
+        "and the other its item ids (B… or digits) throughout; give it the first line user,item,rating,timestamp"
+    )
+
+
+def _all_match(column: pa.ChunkedArray, pattern: str) -> bool:
+    return pc.all(pc.match_substring_regex(column, pattern)).as_py() is not False
 
 
 _NETFLIX_BLOCK = 1 << 26  # bytes that are parsed at once
-_NETFLIX_MOVIE = re.compile(rb"^(\d+):\r?\n", re.MULTILINE)
+_NETFLIX_MOVIE = re.compile(rb"^([1-9]\d*):\r?\n", re.MULTILINE)
+_NETFLIX_MOVIES, _NETFLIX_USERS = 17_770, 2_649_429  # the largest ids, as the prize's own description says
 
 
 def _read_netflix(files: list[Path]) -> Columns:
     """`MOVIE:` and then lines of user,rating,date, read in blocks; 8 bytes are kept per interaction."""
     parts = [part for path in files for part in _netflix_blocks(path)]
     if not parts:
-        raise ValueError(f"{files[0].parent} has {len(files)} files without an interaction: they are cut short")
+        raise ValueError(f"{files[0]} holds no interaction, nor do {len(files) - 1} files beside it: cut short")
     users, items, days = (np.concatenate(column) for column in zip(*parts, strict=True))
     return Columns(users, items, days, range(int(items.max()) + 1))
 
 
 def _netflix_blocks(path: Path) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """(users, items, days) of each block of a file."""
-    types = {"user": pa.int32(), "rating": pa.int8(), "date": pa.date32()}
     parts, movie = [], None
     with path.open("rb") as file:
         while block := file.read(_NETFLIX_BLOCK):
@@ -169,42 +206,42 @@ def _netflix_blocks(path: Path) -> list[tuple[np.ndarray, np.ndarray, np.ndarray
             starts = [0, *(head.end() for head in heads)]
             ends = [*(head.start() for head in heads), len(block)]
             movies = [movie or 0, *(int(head[1]) for head in heads)]
+            if (largest := max(movies)) > _NETFLIX_MOVIES:
+                raise ValueError(f"{path} has movie {largest}, the prize's are 1 … {_NETFLIX_MOVIES}: it is damaged")
             rows = [block.count(b"\n", start, end) for start, end in zip(starts, ends, strict=True)]
             rows[-1] += not block.endswith(b"\n")
             movie = movies[-1]
             if sum(rows) == 0:
                 continue
             text = b"".join(block[start:end] for start, end in zip(starts, ends, strict=True))
-            table = _parse(text, path, ("user", "rating", "date"), ",", types)
-            if len(table) != sum(rows) or table["user"].null_count or table["date"].null_count:
-                raise ValueError(f"{path} has empty lines or fields near movie {movie}: it is damaged or cut short")
-            # Days since 1970 fit 16 bits, as do the 17,770 movies.
-            days = table["date"].cast(pa.int32()).to_numpy().astype(np.int16)
-            items = np.repeat(np.array(movies, dtype=np.uint16), rows)
-            parts.append((table["user"].to_numpy(), items, days))
+            users, days = _netflix_ratings(text, path, sum(rows), movie)
+            parts.append((users, np.repeat(np.array(movies, dtype=np.uint16), rows), days))
     return parts
 
 
-def columns_of(dataset: Dataset) -> Columns:
-    """Of a data set with the columns user, item and timestamp."""
-    missing = [name for name in ("user", "item", "timestamp") if name not in dataset.column_names]
-    if missing:
+def _netflix_ratings(text: bytes, path: Path, rows: int, movie: int) -> tuple[np.ndarray, np.ndarray]:
+    """(users, days) of a block without the lines of the movies; `movie` is where it ends, for errors."""
+    types = {"user": pa.int32(), "rating": pa.int8(), "date": pa.date32()}
+    table = parse(text, path, ",", ("user", "rating", "date"), types)
+    # A carriage return alone would be another end of a line, of which `rows` does not know.
+    if (
+        len(table) != rows
+        or table["user"].null_count
+        or table["date"].null_count
+        or text.count(b"\r") != text.count(b"\r\n")
+    ):
+        raise ValueError(f"{path} has empty lines or fields near movie {movie}: it is damaged or cut short")
+    users, days = table["user"].to_numpy(), table["date"].cast(pa.int32()).to_numpy()
+    # Arrow would read 07 and 0x7 as 7.
+    written_otherwise = any(b"\n" + start in b"\n" + text[:1] or b"\n" + start in text for start in (b"0", b" ", b"\t"))
+    if written_otherwise or users.min() < 1 or users.max() > _NETFLIX_USERS:
         raise ValueError(
-            f"the data set has columns {dataset.column_names}, but no {', '.join(missing)}: rename its columns"
+            f"{path} has a user near movie {movie} who is no plain number of 1 … {_NETFLIX_USERS}: it is damaged"
         )
-    return _columns(dataset.with_format("arrow")[:], "the data set")
-
-
-def from_hub(name: str) -> Dataset:
-    """The split "train" of what `datasets.load_dataset` finds under a name."""
-    try:
-        return load_dataset(name, split="train")
-    # Any failure means the same here: no such data set within reach.
-    except Exception as error:
-        raise DataUnavailableError(
-            f"name={name!r} is none of {', '.join(SOURCES)} and cannot be loaded by datasets.load_dataset: "
-            f"{str(error).splitlines()[0]}"
-        ) from error
+    limits = np.iinfo(np.int16)  # days since 1970, up to the year 2059
+    if days.min() < limits.min or days.max() > limits.max:
+        raise ValueError(f"{path} has a date near movie {movie} outside 1880 … 2059: it is damaged")
+    return users, days.astype(np.int16)
 
 
 def _title(delimiter: str, column: int, fields: int = 0) -> Callable[[str], tuple[int, str]]:

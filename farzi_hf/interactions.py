@@ -20,7 +20,10 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from farzi_hf.catalogue import SampleCatalogue
-from farzi_hf.interaction_files import SOURCES, Columns, columns_of, from_hub
+from farzi_hf.interaction_columns import Columns
+from farzi_hf.interaction_files import SOURCES
+from farzi_hf.own_interactions import columns_of
+from farzi_hf.seeds import Purpose, stream
 
 SPLITS = ("train", "validation", "test")
 PADDING_TITLE = "<pad>"
@@ -57,7 +60,7 @@ class Interactions:
         users = len(self.sequences)
         if users < 10:
             raise ValueError(f"there are {users} users: a split of 80 / 10 / 10 % needs at least 10")
-        order, held_out = np.random.default_rng(seed).permutation(users), users // 10
+        order, held_out = stream(seed, Purpose.SPLIT).permutation(users), users // 10
         parts = np.split(order, [users - 2 * held_out, users - held_out])
         return DatasetDict({name: self._rows(part) for name, part in zip(SPLITS, parts, strict=True)})
 
@@ -96,25 +99,29 @@ def load_sample_interactions(num_users: int = 1000, seed: int = 0) -> Interactio
 
 
 def load_interactions(
-    name: str | Dataset, data_dir: str | Path | None = None, min_interactions: int = 3
+    name: str | Path | Dataset | Any, data_dir: str | Path | None = None, min_interactions: int = 3
 ) -> Interactions:
-    """A data set of interactions as one sequence per user.
+    """A data set of interactions as one sequence per user. What cannot be read for certain is refused, never guessed.
+
+    Ids stay as they are: the text 007 is another user than the text 7. Timestamps are integers, finite numbers, dates and
+    datetimes, or text with integers, decimals or ISO 8601 dates and times.
 
     Args:
-        name: "ml-100k" (file `u.data`), "ml-1m" (`ratings.dat`), "magazine" (`Magazine_Subscriptions.csv`), "netflix"
-            (`combined_data_*.txt`, within 4 GiB); or a `datasets.Dataset` with columns user, item and timestamp, or the name
-            of one that `datasets.load_dataset` finds (its split "train").
-        data_dir: folder with the files; without it they are downloaded once, where that is possible.
+        name: "ml-100k" (file `u.data`), "ml-1m" (`ratings.dat`), "magazine" (`Magazine_Subscriptions.csv`: Amazon's own, or
+            numbers with the user first, or with a header), "netflix" (`combined_data_*.txt`, within 4 GiB). Or your own with
+            columns user, item and timestamp: a `datasets.Dataset`, a data frame, a file (.csv, .tsv, .parquet, .json, .jsonl),
+            or the name of a data set that `datasets.load_dataset` finds (its split "train").
+        data_dir: folder with the files; without it those of the named data sets are downloaded once, where that is possible.
         min_interactions: users with fewer rows are left out. The default gives the paper's counts.
 
     Raises:
-        ValueError: files or columns are missing, a file is cut short or has other than the expected columns, no user is left.
+        ValueError: files or columns are missing, a file is there twice, is cut short or has other than the expected columns, an
+            id or timestamp cannot be used, no user is left.
+        TypeError: a name that is neither text nor a table.
         DataUnavailableError: no `data_dir`, and nothing to download from.
     """
-    if isinstance(name, Dataset):
-        return _sequences(columns_of(name), min_interactions)
-    if name not in SOURCES:
-        return _sequences(columns_of(from_hub(name)), min_interactions)
+    if not isinstance(name, str) or name not in SOURCES:
+        return _sequences(columns_of(name, data_dir), min_interactions)
     source = SOURCES[name]
     files = source.files(name, data_dir)
     return _sequences(source.read(files), min_interactions, source.titles(files))

@@ -9,11 +9,12 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from farzi_hf.seeds import Purpose, check_seed, derive
 
 Parameters = dict[str, Tensor]
 LearnerInit = Callable[[], PreTrainedModel] | PreTrainedConfig | PreTrainedModel
@@ -176,7 +177,7 @@ class Learner:
     def initial_parameters(self, seed: int, device: torch.device | str | None = None) -> Parameters:
         """θ_0, a function of `seed` alone: what the factory draws under that seed."""
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            torch.manual_seed(check_seed(seed))
             model = self._new_model()
         return {name: parameter.detach().to(device) for name, parameter in model.named_parameters()}
 
@@ -248,7 +249,7 @@ class LearnerBatch:
 
     def seeds(self, seed: int) -> list[int]:
         """K seeds that are functions of `seed`, which is the first of them."""
-        return [seed, *np.random.SeedSequence(seed).generate_state(self.size - 1).tolist()]
+        return [seed, *(derive(seed, Purpose.LEARNER, k) for k in range(1, self.size))]
 
     def stack(self, parameters: Sequence[Parameters]) -> Parameters:
         """(K, …) of K learners' parameters."""
@@ -280,11 +281,6 @@ class LearnerBatch:
     def _losses(self, params: Parameters, batch: Mapping[str, Tensor], labels: Tensor) -> Tensor:
         losses = [shifted_cross_entropy(logits, labels) for logits in self.logits(params, batch).unbind()]
         return torch.stack([loss / count for loss, count in losses])
-
-
-def combine_seeds(*numbers: int) -> int:
-    """One seed of several numbers, without the collisions of adding them."""
-    return int(np.random.SeedSequence(numbers).generate_state(1)[0])
 
 
 def _factory(learner_init: LearnerInit) -> Callable[[], PreTrainedModel]:

@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
+from farzi_hf.seeds import Purpose, stream
+
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
     from transformers import EvalPrediction
@@ -270,7 +272,7 @@ def bootstrap_interval(
         raise ValueError("values is empty: an interval needs at least one row.")
     if not 0 < confidence < 1:
         raise ValueError(f"confidence={confidence} is not a share: pass a number between 0 and 1, such as 0.95.")
-    generator = np.random.default_rng(seed)
+    generator = stream(seed, Purpose.BOOTSTRAP)
     resampled = [statistic(values[generator.integers(len(values), size=len(values))]) for _ in range(resamples)]
     low, high = np.quantile(resampled, [(1 - confidence) / 2, (1 + confidence) / 2])
     return float(low), float(high)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -18,6 +17,7 @@ from farzi_hf.data import minibatches
 from farzi_hf.engine import Adjoint, InnerLoss, InnerOptimizer, autocast_settings, no_autocast, unroll
 from farzi_hf.farzi_data import soft_tokens
 from farzi_hf.learner import Learner, LearnerBatch, Parameters
+from farzi_hf.seeds import Purpose, stream
 from farzi_hf.trajectories import TrajectoryBank
 
 Batch = Mapping[str, Tensor]
@@ -111,7 +111,7 @@ class MetaMatching:
 
     def __call__(self, learner: Learner, latents: Tensor, decoder: Tensor, batch: Batch, seed: int) -> Tensor:
         """The outer loss in nats per token, differentiable in latents and decoder. θ0, T and minibatches depend on `seed`."""
-        steps = int(np.random.default_rng(seed).integers(self.steps_min, self.steps + 1))
+        steps = int(stream(seed, Purpose.INNER_STEPS).integers(self.steps_min, self.steps + 1))
         several = _together(learner, self.learners)
         start = several.stack([self.starts(learner, each, latents.device) for each in several.seeds(seed)])
         theta = self.training(several, latents, decoder, start=start, steps=steps, seed=seed)
@@ -140,7 +140,7 @@ class GradientMatching:
 
     def __call__(self, learner: Learner, latents: Tensor, decoder: Tensor, batch: Batch, seed: int) -> Tensor:
         """The distance, between 0 and twice the number of tensors, differentiable in latents and decoder."""
-        taken = int(np.random.default_rng(seed).integers(self.steps))
+        taken = int(stream(seed, Purpose.MATCHED_STEP).integers(self.steps))
         several = _together(learner, self.learners)
         theta = several.stack([self.starts(learner, each, latents.device) for each in several.seeds(seed)])
         if taken:

@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import HfApi
-from transformers import Trainer
 from transformers.trainer_utils import HubStrategy
 from transformers.utils import PushInProgress
 
 from farzi_hf import hub
+from farzi_hf.interrupts import InterruptibleTrainer
 
 logger = logging.getLogger(__name__)
 
 _STRATEGIES = (HubStrategy.END, HubStrategy.EVERY_SAVE)
 
 
-class PublishingTrainer(Trainer):
+class PublishingTrainer(InterruptibleTrainer):
     """A Trainer whose model is a `FarziData`; `push_to_hub=True` and `hub_strategy` push dataset repositories.
 
     With `hub_strategy="end"`, `save_model()` pushes as well; with "every_save" (Trainer's default), every checkpoint

@@ -30,16 +30,15 @@ from farzi_hf.baselines import random_sequences
 from farzi_hf.config import INITIALIZATIONS, FarziConfig
 from farzi_hf.data import check_sequences
 from farzi_hf.farzi_data import FarziData
-from farzi_hf.learner import Learner, Parameters, combine_seeds, shifted_cross_entropy
+from farzi_hf.learner import Learner, Parameters, shifted_cross_entropy
 from farzi_hf.metrics import language_modeling_metrics, mean_and_spread, token_statistics
 from farzi_hf.objectives import Objective
 from farzi_hf.publishing_trainer import PublishingTrainer
+from farzi_hf.seeds import Purpose, derive
 from farzi_hf.trainer_input import adopt_vocabulary, check_summary, language_model_collator, run_check
 
 logger = logging.getLogger(__name__)
 
-# Keep the seeds of evaluation students and of trials of a start apart from those of the distillation.
-_EVALUATION, _TRIAL = 1, 2
 _CHAOTIC = 100.0  # norm of a meta-gradient
 _TRIAL_LEARNERS, _TRIAL_BATCHES = 2, 4
 
@@ -169,7 +168,8 @@ class FarziTrainer(PublishingTrainer):
         if self._open_start is None or self._open_start != self.model.fingerprint():  # chosen, or changed by someone
             return
         size = self.args.per_device_train_batch_size
-        rows = random_sequences(self.train_dataset, min(_TRIAL_BATCHES * size, len(self.train_dataset)), self.args.seed)
+        seed = derive(self.args.seed, Purpose.START_TRIAL_ROWS)
+        rows = random_sequences(self.train_dataset, min(_TRIAL_BATCHES * size, len(self.train_dataset)), seed)
         loader = DataLoader(
             self._remove_unused_columns(rows), size, collate_fn=self.data_collator, generator=torch.Generator()
         )
@@ -177,7 +177,7 @@ class FarziTrainer(PublishingTrainer):
 
         @torch.no_grad()
         def loss() -> float:
-            trained = [self._trained(_TRIAL, index) for index in range(_TRIAL_LEARNERS)]
+            trained = [self._trained(Purpose.START_TRIAL, index) for index in range(_TRIAL_LEARNERS)]
             return np.mean([self.learner.hard_loss(theta, batch).item() for theta in trained for batch in batches])
 
         self._sharpness, losses = initialization.choose_sharpness(self.model, initialization.SHARPNESS, loss)
@@ -239,7 +239,7 @@ class FarziTrainer(PublishingTrainer):
         micro = micro + 1 if step == self.state.global_step else 0
         self._micro_step = (self.state.global_step, micro)
         position = micro * self.args.world_size + self.args.process_index
-        return combine_seeds(self.args.seed, 0, self.state.global_step, position)
+        return derive(self.args.seed, Purpose.OUTER_STEP, self.state.global_step, position)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
@@ -267,10 +267,10 @@ class FarziTrainer(PublishingTrainer):
 
     def train_student(self, index: int = 0) -> Parameters:
         """θ_T of evaluation student `index`: fresh weights, trained on the summary with the inner loop's settings."""
-        return self._trained(_EVALUATION, index)
+        return self._trained(Purpose.EVALUATION_STUDENT, index)
 
-    def _trained(self, purpose: int, index: int) -> Parameters:
-        seed = combine_seeds(self.args.seed, purpose, index)
+    def _trained(self, purpose: Purpose, index: int) -> Parameters:
+        seed = derive(self.args.seed, purpose, index)
         start = self.learner.initial_parameters(seed, self.args.device)
         farzi = self.model
         with torch.no_grad():

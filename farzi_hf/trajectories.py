@@ -25,14 +25,16 @@ from torch import Tensor
 
 from farzi_hf.atomic_folder import replace_file
 from farzi_hf.data import check_sequences, flatten_sequences, minibatches
+from farzi_hf.disk import names_the_disk
 from farzi_hf.engine import InnerOptimizer
 from farzi_hf.engine.inner_loop import InnerLoop, Layout, autocast_settings, weights
-from farzi_hf.learner import Learner, Parameters, combine_seeds
+from farzi_hf.interrupts import NotedSignal, end, noted_signals
+from farzi_hf.learner import Learner, Parameters
+from farzi_hf.seeds import Purpose, check_seed, derive, stream
 
 logger = logging.getLogger(__name__)
 
 MANIFEST, VERSION = "manifest.json", 1
-_RECORDING, _SAMPLING, _MIXING = 2, 3, 4  # keep seeds apart that serve different purposes
 
 # -- recording -------------------------------------------------------------------------------------------------------
 
@@ -77,6 +79,7 @@ def record_trajectories(
     Raises:
         ValueError: an argument is out of range, or the folder holds trajectories that were recorded otherwise.
         FloatingPointError: a training diverged.
+        Interrupted: SIGINT, SIGTERM or SIGHUP came; what is recorded stays.
     """
     folder = Path(folder)
     for name, value in {"num": num, "steps": steps, "save_every": save_every, "together": together}.items():
@@ -86,26 +89,31 @@ def record_trajectories(
         raise ValueError(
             f"steps={steps} is no multiple of save_every={save_every}; the last checkpoint would be missing"
         )
+    check_seed(seed)
     check_sequences(train_dataset, learner.vocab_size)
     settings = {"steps": steps, "save_every": save_every, "batch_size": batch_size, "seed": seed, "together": together}
     manifest = {
         "version": VERSION, **settings, "optimizer": _optimizer_facts(optimizer), "data": _fingerprint(train_dataset),
         **_model_facts(learner),
+        "streams": 2,  # how seeds become random numbers: what was recorded otherwise cannot be gone on with
     }  # fmt: skip
     _adopt_manifest(folder, manifest)
-    for first in range(0, num, together):
-        group = range(first, min(first + together, num))
-        missing = [i for i in group if not _shard(folder, i).exists()]
-        if missing:
-            batches = _Batches.of(
-                train_dataset, data_collator, batch_size, steps, combine_seeds(_RECORDING, seed, first, 1), device
-            )
-            starts = [learner.initial_parameters(combine_seeds(_RECORDING, seed, i, 0), device) for i in group]
-            trajectories = _train(learner, optimizer, starts, batches, steps, save_every)
-            for i in missing:
-                shard = {name: x[:, i - first].contiguous() for name, x in trajectories.items()}
-                replace_file(_shard(folder, i), partial(save_file, shard))
-            logger.info("%s: %d of %d trajectories.", folder, group[-1] + 1, num)
+    with noted_signals() as noted, names_the_disk(folder):
+        for first in range(0, num, together):
+            group = range(first, min(first + together, num))
+            missing = [i for i in group if not _shard(folder, i).exists()]
+            if missing:
+                minibatch_seed = derive(seed, Purpose.RECORDED_MINIBATCHES, first)
+                batches = _Batches.of(train_dataset, data_collator, batch_size, steps, minibatch_seed, device)
+                starts = [learner.initial_parameters(derive(seed, Purpose.RECORDED_START, i), device) for i in group]
+                trajectories = _train(learner, optimizer, starts, batches, steps, save_every, noted)
+                if trajectories is None:
+                    there = sum(_shard(folder, i).exists() for i in range(num))
+                    end(noted.number, f"{folder} has {there} of {num} trajectories, recording can go on from there")
+                for i in missing:
+                    shard = {name: x[:, i - first].contiguous() for name, x in trajectories.items()}
+                    replace_file(_shard(folder, i), partial(save_file, shard))
+                logger.info("%s: %d of %d trajectories.", folder, group[-1] + 1, num)
     return TrajectoryBank(folder)
 
 
@@ -136,8 +144,9 @@ def _train(
     batches: _Batches,
     steps: int,
     save_every: int,
-) -> Parameters:
-    """(checkpoints, K, …) of K learners on the same minibatches."""
+    noted: NotedSignal,
+) -> Parameters | None:
+    """(checkpoints, K, …) of K learners on the same minibatches; None once a signal is noted."""
     several = learner if len(starts) == 1 else learner.batch(len(starts))
     params = several.stack(starts)
 
@@ -149,6 +158,8 @@ def _train(
     loop = InnerLoop(loss, optimizer, layout, steps, steps, 1, autocast_settings(w))
     states, checkpoints = loop.start(w), [params]
     for first in range(0, steps, save_every):
+        if noted.number:
+            return None
         states = loop.advance(states, (), loop.all[first : first + save_every])
         if not all(torch.isfinite(flat).all() for flat in weights(states)):
             raise FloatingPointError(
@@ -302,7 +313,7 @@ class TrajectoryBank:
 
     def _draw(self, seed: int, latest: int, last_step: int | None) -> tuple[int, int]:
         """A trajectory and a step of it."""
-        generator = np.random.default_rng((seed, _SAMPLING))
+        generator = stream(seed, Purpose.TRAJECTORY)
         latest = latest if last_step is None else min(latest, last_step)
         trajectory = int(generator.integers(len(self)))
         return trajectory, int(generator.integers(latest // self.save_every + 1)) * self.save_every
@@ -327,6 +338,6 @@ class PretrainedStarts:
 
     def __call__(self, learner: Learner, seed: int, device: torch.device | str | None = None) -> Parameters:
         """θ_0, a function of `seed`."""
-        if np.random.default_rng((seed, _MIXING)).random() < self.fresh:
+        if stream(seed, Purpose.FRESH_START).random() < self.fresh:
             return learner.initial_parameters(seed, device)
         return self.bank.sample(seed, self.last_step, device)

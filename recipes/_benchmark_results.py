@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import csv
-import os
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from _common import markdown, save_csv
+from _common import markdown, save_csv, save_text
 
 from farzi_hf.plots import plot_benchmark
 
@@ -39,10 +38,10 @@ def write_results(rows: Sequence[Row], folder: Path) -> None:
     """Replaces the three files; each is whole at any time."""
     rows = [{**dict.fromkeys(FIRST), **row} for row in rows]
     folder.mkdir(parents=True, exist_ok=True)
-    _replace(folder / "results.csv", lambda path: save_csv(rows, path))
-    _replace(folder / "table.md", lambda path: path.write_text(tables(rows), encoding="utf-8"))
+    save_csv(rows, folder / "results.csv")
+    save_text(tables(rows), folder / "table.md")
     if any(row["seconds"] is not None for row in rows):
-        _replace(folder / "benchmark.png", lambda path: plot_benchmark(rows, path))
+        plot_benchmark(rows, folder / "benchmark.png")
 
 
 def tables(rows: Sequence[Row]) -> str:
@@ -111,9 +110,3 @@ def engine_table(ours: Sequence[Row]) -> str:
 
 def _methods(rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(row["method"] for row in rows))
-
-
-def _replace(path: Path, write: Callable[[Path], Any]) -> None:
-    new = path.with_name(f".new-{path.name}")  # with the suffix, by which matplotlib knows the format
-    write(new)
-    os.replace(new, path)

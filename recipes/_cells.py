@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _common import ROOT, markdown, prepare_run, save_csv
+from _common import ROOT, markdown, prepare_run, save_csv, save_text
 from _comparison import Comparison, Row, Student
 from _report import listed
 from _tasks import Task, TrajectoryArguments, changed, record
@@ -38,27 +38,22 @@ def on_summary(c: Comparison) -> tuple[list[Student], int]:
 
 def on_random(c: Comparison) -> tuple[list[Student], int]:
     """Each on μ random real sequences."""
-    return c.real_students(c.draw_sequences, c.steps, _seeds(c))
+    return c.real_students(c.draw_sequences, c.steps, c.seeds)
 
 
 def on_head(c: Comparison) -> tuple[list[Student], int]:
     """On the μ longest real sequences."""
-    return c.real_students(c.longest_sequences, c.steps, _seeds(c))
+    return c.real_students(c.longest_sequences, c.steps, c.seeds)
 
 
 def on_everything(c: Comparison) -> tuple[list[Student], int]:
     """On all real data, for as many steps as the others."""
-    return c.real_students(c.all_sequences, c.steps, _seeds(c))
+    return c.real_students(c.all_sequences, c.steps, c.seeds)
 
 
 def on_everything_long(c: Comparison) -> tuple[list[Student], int]:
     """For `long_steps` steps."""
-    return [c.long_student(seed) for seed in _seeds(c)], c.nbytes(c.splits["train"])
-
-
-def _seeds(c: Comparison) -> range:
-    """Of students on real data: no two cells share one."""
-    return range(1000 * c.seed, 1000 * c.seed + c.num_students)
+    return [c.long_student(seed) for seed in c.seeds], c.nbytes(c.splits["train"])
 
 
 @dataclass(frozen=True)
@@ -135,7 +130,7 @@ def _run(task: Task, cell: Cell, seed: int, how: TrajectoryArguments) -> Done:
     done["seconds"] = time.perf_counter() - begin
     headline = c.headline(task.row(cell.method, [done["students"]], done["bytes"]))
     print(f"{cell.method}, seed {seed}: test {headline}, {done['seconds']:.0f} s", flush=True)
-    replace_file(path, lambda new: new.write_text(json.dumps(done), encoding="utf-8"))
+    save_text(json.dumps(done), path)
     return done
 
 
@@ -201,8 +196,8 @@ def write_table(
     first = "".join(f"{finding}\n\n" for finding in findings)
     text = f"# {title}\n\n{first}{table}\n\n{listed(facts)}\n{more}"
     kept = {"findings": list(findings), "rows": rows, **facts}
-    (folder / "table.json").write_text(json.dumps(kept, indent=1, ensure_ascii=False), encoding="utf-8")
-    (folder / "table.md").write_text(text, encoding="utf-8")
+    save_text(json.dumps(kept, indent=1, ensure_ascii=False), folder / "table.json")
+    save_text(text, folder / "table.md")
     save_csv(rows, folder / "table.csv")
     return text
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import csv
 import ctypes
 import difflib
+import io
 import json
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 from argparse import ArgumentParser
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
@@ -24,7 +26,9 @@ import yaml
 from transformers import HfArgumentParser, TrainingArguments
 
 import farzi_hf
+from farzi_hf.atomic_folder import replace_file
 from farzi_hf.data import DataUnavailableError
+from farzi_hf.disk import DiskFullError, names_the_disk
 from farzi_hf.trainer import last_checkpoint
 
 ROOT = Path(__file__).resolve().parent
@@ -105,6 +109,18 @@ def ends_in_one_line(script: str, *more: type[Exception]) -> Iterator[None]:
         sys.exit(f"{script}: {error}" if os.environ.get("RANK", "0") == "0" else 1)
 
 
+def run(main: Callable[[], None]) -> None:
+    """`main()` as a program: a full disk, and Ctrl-C where there is nothing to save, end it with one line."""
+    script = Path(sys.argv[0]).name
+    try:
+        main()
+    except DiskFullError as error:
+        sys.exit(f"{script}: {error}")
+    except KeyboardInterrupt:
+        print(f"{script}: interrupted; started again, it goes on from what is saved", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
+
+
 # -- run -------------------------------------------------------------------------------------------------------------
 
 
@@ -171,7 +187,14 @@ def markdown(rows: Sequence[Mapping[str, str]]) -> str:
 def save_csv(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Rows as they are; a column that a row lacks stays empty, an interval is written as JSON."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, columns)
-        writer.writeheader()
-        writer.writerows({k: json.dumps(v) if isinstance(v, list) else v for k, v in row.items()} for row in rows)
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, columns)
+    writer.writeheader()
+    writer.writerows({k: json.dumps(v) if isinstance(v, list) else v for k, v in row.items()} for row in rows)
+    save_text(text.getvalue(), path)
+
+
+def save_text(text: str, path: Path) -> None:
+    """Replaces the file: a program that is killed, or a full disk, leaves the old one."""
+    with names_the_disk(path.parent):
+        replace_file(path, lambda new: new.write_bytes(text.encode()))

@@ -34,6 +34,7 @@ from farzi_hf.card import training_arguments
 from farzi_hf.data import flatten_sequences, minibatches
 from farzi_hf.engine import unroll
 from farzi_hf.learner import Parameters
+from farzi_hf.seeds import Purpose, derive
 
 Row = dict[str, Any]
 Student = Callable[[Mapping[str, Tensor]], Tensor]
@@ -74,9 +75,9 @@ class Comparison(ABC):
         return self.trainer.args.seed
 
     @property
-    def seeds(self) -> range:
-        """Of the students on real data."""
-        return range(self.seed, self.seed + self.num_students)
+    def seeds(self) -> list[int]:
+        """Of the students on real data: no two seeds of a distillation share one."""
+        return [derive(self.seed, Purpose.REAL_STUDENT, i) for i in range(self.num_students)]
 
     def nbytes(self, sequences: Dataset) -> int:
         """Bytes of all ids."""
@@ -210,15 +211,16 @@ def summary_row(c: Comparison, method: str) -> Row:
     )
 
 
-def stock_arguments(c: Comparison, output_dir: str, **changes: Any) -> TrainingArguments:
+def stock_arguments(c: Comparison, output_dir: str, seed: int, **changes: Any) -> TrainingArguments:
     """Of the stock Trainer, with the settings that the summary carries; Adam's alone have a counterpart there."""
     settings = {
         **training_arguments(c.trainer.model.config.inner), "lr_scheduler_type": "constant", "max_grad_norm": 0.0,
-        "optim": "adamw_torch", "save_strategy": "no", "logging_strategy": "no", "report_to": "none", "seed": c.seed,
+        "optim": "adamw_torch", "save_strategy": "no", "logging_strategy": "no", "report_to": "none",
         "disable_tqdm": True, "use_cpu": c.trainer.args.use_cpu,
         "dataloader_pin_memory": c.trainer.args.dataloader_pin_memory,
     }  # fmt: skip
-    return TrainingArguments(output_dir, **{**settings, **changes})
+    seed %= 2**32  # transformers seeds NumPy's old generator with it, which takes no more
+    return TrainingArguments(output_dir, seed=seed, **{**settings, **changes})
 
 
 def train_stock(model: PreTrainedModel, rows: Dataset, collator: Callable, args: TrainingArguments) -> Student:
@@ -240,9 +242,9 @@ def stock_row(c: Comparison, folder: Path) -> Row:
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(c.config)
         with tempfile.TemporaryDirectory() as scratch:
-            return train_stock(model, farzi.as_dataset(), farzi.collator(), stock_arguments(c, scratch, seed=seed))
+            return train_stock(model, farzi.as_dataset(), farzi.collator(), stock_arguments(c, scratch, seed))
 
-    return c.student_row("Farzi, stock Trainer", train, [c.seed], farzi.nbytes, c.steps)
+    return c.student_row("Farzi, stock Trainer", train, [derive(c.seed, Purpose.STOCK_STUDENT)], farzi.nbytes, c.steps)
 
 
 def model_student(model: torch.nn.Module) -> Student:
@@ -268,10 +270,10 @@ def random(c: Comparison) -> Row:
 
 def random_early_stop(c: Comparison) -> Row:
     """The same, stopped where the first student's validation is best: after T steps so little data is learnt by heart."""
-    subset = c.draw_sequences(c.seed)
+    subset = c.draw_sequences(c.seeds[0])
 
     def error(steps: int) -> float:
-        return c.validation_error(c.train_on_real(subset, steps, c.seed))
+        return c.validation_error(c.train_on_real(subset, steps, c.seeds[0]))
 
     candidates = {max(1, c.steps // 2**halvings) for halvings in range(6)}
     return c.real_row("random, stopped early", c.draw_sequences, min(sorted(candidates), key=error))

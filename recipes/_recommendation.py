@@ -74,7 +74,7 @@ class RecommendationComparison(Comparison):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
         ours = self.trainer.args
         args = TrainingArguments(
-            f"{ours.output_dir}/long", max_steps=self.long_steps, seed=seed, save_strategy="no", logging_strategy="no",
+            f"{ours.output_dir}/long", max_steps=self.long_steps, seed=seed % 2**32, save_strategy="no", logging_strategy="no",
             report_to="none", disable_tqdm=True, use_cpu=ours.use_cpu, dataloader_pin_memory=ours.dataloader_pin_memory,
             **self.long_training,
         )  # fmt: skip

@@ -96,7 +96,7 @@ def cost(c: Comparison) -> dict[str, float]:
     error, steps = c.validation_error(student), c.steps
     while steps <= max(c.steps, c.long_steps):
         start = time.perf_counter()
-        student = c.train_on_real(c.splits["train"], steps, c.seed)
+        student = c.train_on_real(c.splits["train"], steps, c.seeds[0])
         seconds = round(time.perf_counter() - start, 2)
         if c.validation_error(student) <= error:
             return {**facts, "full_data_seconds": seconds, "full_data_steps": steps}

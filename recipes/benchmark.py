@@ -43,7 +43,7 @@ from _benchmark_methods import (
 )
 from _benchmark_process import Facts, end_with_parent, measure, run_limited, save
 from _benchmark_results import Row, read_rows, write_results
-from _common import ROOT, keep_freed_memory
+from _common import ROOT, keep_freed_memory, run
 from tqdm import tqdm
 from transformers import HfArgumentParser
 
@@ -258,4 +258,4 @@ def code_hash() -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 from _cells import Done, results
-from _common import ends_in_one_line, keep_freed_memory, markdown, save_csv
+from _common import ends_in_one_line, keep_freed_memory, markdown, run, save_csv, save_text
 from _evidence import AGREES, DIFFERS, OPEN, Evidence, counted
 from _paper import Experiment
 from _recommendation import count_rows
@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for row in tenths_rows(hits[name], getattr(strata, by))
     ]
     save_csv(strata_rows, e.folder / "strata.csv")
-    (e.folder / "strata.json").write_text(json.dumps(strata_rows, indent=1), encoding="utf-8")
+    save_text(json.dumps(strata_rows, indent=1), e.folder / "strata.json")
     evidence = Evidence(e.task, found)
     judged = [v for by in ("items", "users") for v in regions(ours.method, LONG, by, hits, getattr(strata, by))]
     findings = [
@@ -157,4 +157,4 @@ def strata_table(rows: Sequence[Mapping[str, Any]], by: str) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

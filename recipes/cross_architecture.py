@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from _cells import Cell, on_everything, on_everything_long, results
-from _common import ends_in_one_line, keep_freed_memory, markdown
+from _common import ends_in_one_line, keep_freed_memory, markdown, run
 from _comparison import Row
 from _evidence import Claim, Evidence
 from _paper import Experiment
@@ -144,4 +144,4 @@ def paper_table(dataset: str) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

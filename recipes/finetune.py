@@ -23,7 +23,7 @@ import _recommendation
 import ptb
 import recsys
 import torch
-from _common import ends_in_one_line, keep_freed_memory, markdown, save_csv
+from _common import ends_in_one_line, keep_freed_memory, markdown, run, save_csv, save_text
 from _comparison import Comparison, Row, Student, stock_arguments, train_stock
 from datasets import Dataset
 from transformers import AutoConfig, AutoModelForCausalLM, HfArgumentParser, PreTrainedConfig, default_data_collator
@@ -156,10 +156,10 @@ def row(
             if args.model
             else AutoModelForCausalLM.from_config(c.config)
         )
-        changes = {"max_steps": c.steps, "seed": seed, **settings}
+        changes = {"max_steps": c.steps, **settings}
         if "per_device_train_batch_size" not in changes and collator is c.trainer.data_collator:
             changes["per_device_train_batch_size"] = c.real_batch_size(data)
-        return train_stock(model, data, collator, stock_arguments(c, args.output_dir, **changes))
+        return train_stock(model, data, collator, stock_arguments(c, args.output_dir, seed, **changes))
 
     return c.student_row(method, train, c.seeds, nbytes, settings.get("max_steps", c.steps))
 
@@ -193,7 +193,9 @@ def real_rows(c: Comparison, args: FinetuneArguments) -> list[Row]:
             c, args, "full data, long", lambda seed: c.training_rows(train), collator, nbytes, max_steps=args.long_steps
         ),
         *(
-            row(c, args, name, lambda seed, draw=draw: c.training_rows(draw(seed)), collator, c.nbytes(draw(c.seed)))
+            row(
+                c, args, name, lambda seed, draw=draw: c.training_rows(draw(seed)), collator, c.nbytes(draw(c.seeds[0]))
+            )
             for name, draw in few.items()
         ),
     ]
@@ -204,11 +206,11 @@ def report(rows: Sequence[Row], task: Any, metric: str, folder: Path) -> None:
     rows = [{name: value for name, value in row.items() if name != "ranks"} for row in rows]
     folder.mkdir(parents=True, exist_ok=True)
     table = markdown([task.readable(row) for row in rows])
-    (folder / "table.md").write_text(table + "\n", encoding="utf-8")
+    save_text(table + "\n", folder / "table.md")
     save_csv(rows, folder / "table.csv")
     plot_comparison(rows, folder / "comparison.png", metric, metric_label=f"Test {metric}")
     print(f"\n{table}\n\nTable: {folder / 'table.md'}")
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

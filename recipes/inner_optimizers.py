@@ -23,7 +23,7 @@ import torch
 from _benchmark_results import Row as CostRow
 from _benchmark_results import read_rows, tables
 from _cells import Cell, results
-from _common import ends_in_one_line, keep_freed_memory
+from _common import ends_in_one_line, keep_freed_memory, run
 from _comparison import Comparison, Student
 from _evidence import Claim, Evidence
 from _paper import Experiment
@@ -164,4 +164,4 @@ def cost_findings(costs: Sequence[CostRow]) -> list[str]:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from _common import ends_in_one_line, keep_freed_memory, markdown
+from _common import ends_in_one_line, keep_freed_memory, markdown, run
 from _comparison import Comparison
 from _tasks import CONFIGS, Task, changed, parse_task
 from objectives import DATASETS, ObjectiveArguments, TrajectoryArguments, choose, sgd
@@ -46,7 +46,7 @@ def measured(task: Task, seeds: Sequence[int], name: str, **settings) -> dict[st
     comparisons = [task.comparison(changed(task.args, seed=seed, **settings), seed) for seed in seeds]
     row = {
         "inner optimizer": name,
-        "full data": _listed(comparisons, lambda c: c.train_on_real(c.splits["train"], c.steps, c.seed)),
+        "full data": _listed(comparisons, lambda c: c.train_on_real(c.splits["train"], c.steps, c.seeds[0])),
         "summary before any outer step": _listed(comparisons, lambda c: c.student(c.trainer.train_student())),
     }
     print(", ".join(row.values()), flush=True)
@@ -58,4 +58,4 @@ def _listed(comparisons: Sequence[Comparison], student) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -29,7 +29,7 @@ from _cells import (
     shared_facts,
     write_table,
 )
-from _common import ends_in_one_line, environment, keep_freed_memory, markdown
+from _common import ends_in_one_line, environment, keep_freed_memory, markdown, run
 from _evidence import Claim, Evidence
 from _tasks import CONFIGS, Task, TextTask, TrajectoryArguments, described, parse_task
 
@@ -184,4 +184,4 @@ def paper_table(dataset: str) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -16,7 +16,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from _common import ends_in_one_line, keep_freed_memory, markdown, parse_arguments, prepare_run, save_csv
+from _common import (
+    ends_in_one_line,
+    keep_freed_memory,
+    markdown,
+    parse_arguments,
+    prepare_run,
+    run,
+    save_csv,
+    save_text,
+)
 from _comparison import (
     BASELINES,
     Comparison,
@@ -158,7 +167,7 @@ def finish(c: Comparison, recipe: RecipeArguments, settings: Mapping[str, Any], 
     rows += [BASELINES[name](c) for name in recipe.baselines]
     rows += count_rows(c)
     table = markdown([readable(row) for row in rows]) + "\n\n" + listed(facts)
-    (output / "table.md").write_text(table + "\n", encoding="utf-8")
+    save_text(table + "\n", output / "table.md")
     save_csv(rows, output / "table.csv")
     plots = draw(c, rows, output / "plots")
     farzi.save_pretrained(folder, metrics={"table": rows, **facts, **source, **cost(c)}, recipe=settings, plots=plots)
@@ -171,7 +180,7 @@ def draw(c: Comparison, rows: Sequence[Row], folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}.png" for name in ("distillation", "comparison")]
     train, validation = c.splits["train"], c.splits["validation"]
-    full_data = c.statistics(c.train_on_real(train, c.steps, c.seed), validation)
+    full_data = c.statistics(c.train_on_real(train, c.steps, c.seeds[0]), validation)
     plot_distillation(
         c.trainer.state.log_history, paths[0], norm="grad_norm", metric_label="Validation perplexity of fresh students",
         full_data_same_steps=token_metrics(full_data)["perplexity"],
@@ -182,4 +191,4 @@ def draw(c: Comparison, rows: Sequence[Row], folder: Path) -> list[Path]:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

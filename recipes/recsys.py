@@ -18,7 +18,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from _common import ends_in_one_line, keep_freed_memory, markdown, parse_arguments, prepare_run, save_csv
+from _common import (
+    ends_in_one_line,
+    keep_freed_memory,
+    markdown,
+    parse_arguments,
+    prepare_run,
+    run,
+    save_csv,
+    save_text,
+)
 from _comparison import (
     BASELINES,
     Row,
@@ -161,7 +170,7 @@ def run_split(recipe: RecipeArguments, args: FarziConfig, interactions: Interact
         c.trainer.model.save_pretrained(folder, metrics=metrics, recipe=settings, plots=plots)
         check_loadable(folder)
     done = {"asked": asked, "rows": rows, "facts": facts}
-    path.write_text(json.dumps(done), encoding="utf-8")
+    save_text(json.dumps(done), path)
     return done
 
 
@@ -205,7 +214,7 @@ def draw(c: RecommendationComparison, rows: Sequence[Row], folder: Path) -> list
     """The figures of one split. The distillation's lines are of the validation users, as its curve is."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}.png" for name in ("distillation", "comparison")]
-    full_data = c.train_on_real(c.splits["train"], c.steps, c.seed)
+    full_data = c.train_on_real(c.splits["train"], c.steps, c.seeds[0])
     plot_distillation(
         c.trainer.state.log_history, paths[0], metric="eval_hr@100", norm="grad_norm",
         metric_label="Validation HR@100 of fresh students", full_data_same_steps=-c.validation_error(full_data),
@@ -223,7 +232,7 @@ def report(recipe: RecipeArguments, args: FarziConfig, splits: Sequence[Mapping[
     facts = {**splits[0]["facts"], "distillation_seconds": round(seconds, 1), "splits": recipe.splits}
     facts |= ratios(rows, f"Farzi {size(args)}")
     table = markdown([readable(row) for row in rows]) + "\n\n" + listed(facts)
-    (output / "table.md").write_text(table + "\n", encoding="utf-8")
+    save_text(table + "\n", output / "table.md")
     save_csv(rows, output / "table.csv")
     for metric in METRICS:
         plot_comparison(
@@ -235,4 +244,4 @@ def report(recipe: RecipeArguments, args: FarziConfig, splits: Sequence[Mapping[
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

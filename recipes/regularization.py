@@ -18,7 +18,7 @@ from dataclasses import fields, replace
 import numpy as np
 import torch
 from _cells import Cell, on_summary, results
-from _common import ends_in_one_line, keep_freed_memory
+from _common import ends_in_one_line, keep_freed_memory, run
 from _comparison import Comparison, Row, Student
 from _evidence import Claim, Evidence
 from _paper import Experiment
@@ -180,4 +180,4 @@ def explanation() -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

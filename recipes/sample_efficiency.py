@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from _cells import Cell, Students, on_everything, on_everything_long, on_head, on_random, on_summary, results
-from _common import ends_in_one_line, keep_freed_memory, markdown
+from _common import ends_in_one_line, keep_freed_memory, markdown, run
 from _evidence import Claim, Evidence
 from _paper import Experiment
 from _recommendation import METRICS
@@ -157,4 +157,4 @@ def paper_table(dataset: str) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -17,7 +17,7 @@ from dataclasses import asdict
 
 import ptb
 import recsys
-from _common import ends_in_one_line, keep_freed_memory
+from _common import ends_in_one_line, keep_freed_memory, run
 from _tasks import TASKS, TrajectoryArguments, changed, described, parse_task, record
 
 DEFAULT_CONFIGS = {"ptb": ptb.QUICK, "recsys": recsys.QUICK}
@@ -43,4 +43,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from _cells import Cell, card_folder, results, shared_facts, write_table
-from _common import ends_in_one_line, environment, keep_freed_memory
+from _common import ends_in_one_line, environment, keep_freed_memory, run
 from _evidence import Claim, Evidence
 from _tasks import CONFIGS, Task, TrajectoryArguments, parse_task
 from objectives import DATASETS, ObjectiveArguments, choose
@@ -83,4 +83,4 @@ def claims(counts: Sequence[int]) -> list[Claim]:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 from datasets import Dataset, DatasetDict, Features, List, Value
-from hypothesis import given
+from fuzzing import fuzzed
+from hypothesis import example, given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, DataCollatorForLanguageModeling, PreTrainedTokenizerFast
 
@@ -55,6 +57,54 @@ def test_ptb_names_the_missing_file(ptb_folder: Path) -> None:
     (ptb_folder / "ptb.valid.txt").unlink()
     with pytest.raises(ValueError, match=r"data_dir=.* lacks ptb\.valid\.txt"):
         load_ptb(ptb_folder)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("a caf\xe9 b\n".encode("latin-1"), r"ptb\.valid\.txt is no UTF-8 text \(byte 5: .*\): convert it, .*iconv -f LATIN1 -t UTF-8"),
+        ("a b\n".encode("utf-16"), r"ptb\.valid\.txt is no UTF-8 text \(byte 0"),
+        (b"", r"ptb\.valid\.txt holds no sentence: it is empty"), (b" \n\n\t\n", r"ptb\.valid\.txt holds no sentence"),
+    ],
+    ids=["Latin-1", "UTF-16", "empty", "blank"],
+)  # fmt: skip
+def test_ptb_names_a_file_that_holds_no_text(ptb_folder: Path, content: bytes, message: str) -> None:
+    (ptb_folder / "ptb.valid.txt").write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        load_ptb(ptb_folder)
+
+
+def test_ptb_lines_end_where_a_line_ends(ptb_folder: Path) -> None:
+    content = "\ufeffa\u2028b \x85 c\r\nd\x0b\x0ce\rf\n\n\x00 g"
+    (ptb_folder / "ptb.valid.txt").write_bytes(content.encode())
+    assert load_ptb(ptb_folder)["validation"]["text"][:] == ["a\u2028b \x85 c", "d\x0b\x0ce", "f", "", "\x00 g"]
+
+
+@pytest.mark.fuzz
+@fuzzed
+@given(st.one_of(st.binary(max_size=100), st.text(max_size=40).map(str.encode)))
+@example(b"\xef\xbb\xbf")
+@example(b"\r")
+@example(b"\x1c")
+def test_random_bytes_become_sequences_or_an_error_with_the_name(ptb_folder: Path, content: bytes) -> None:
+    (ptb_folder / "ptb.train.txt").write_bytes(content)
+    tokenized, refusal = None, None
+    try:
+        dataset = load_ptb(ptb_folder)
+        sentences = dataset["train"]["text"]
+        tokenized = tokenize(DatasetDict(train=dataset["train"]), word_tokenizer(sentences))["train"]
+    except ValueError as error:
+        refusal = str(error)
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        text = ""
+    if sentences := [line for line in re.split("\r\n|\r|\n", text) if line.strip()]:
+        words = [re.sub("[\x1c-\x1f]", "x", sentence).split() for sentence in sentences]
+        assert list(map(len, tokenized["input_ids"])) == [len(row) + 2 for row in words]
+        assert all(set(row[1:-1]).isdisjoint({0, 1, 2, 3}) for row in tokenized["input_ids"])
+    else:
+        assert "ptb.train.txt" in refusal
 
 
 def test_ptb_unreachable_is_one_line_that_names_the_remedies(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,6 +226,11 @@ def test_word_tokenizer_ids() -> None:
     )
 
 
+def test_word_tokenizer_knows_all_words_that_it_splits_into() -> None:
+    tokenizer = word_tokenizer(["a\x1cb \x1f c\u2028d\xa0e"])
+    assert tokenizer("a\x1cb \x1f c\u2028d\xa0e").input_ids == [2, 5, 4, 6, 7, 8, 3]
+
+
 def test_word_tokenizer_decodes_words_joined_by_blanks() -> None:
     tokenizer = word_tokenizer(["it was n't 's mr. ?"])
     ids = tokenizer("mr. it was n't ?").input_ids
@@ -233,6 +288,8 @@ def test_tokenize_cuts_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
         ({"sentence": ["a"]}, None, r"has columns \['sentence'\], but no 'text'"),
         ({"text": ["", " "]}, None, r"dataset\['train'\] has 2 rows and no sentence"),
         ({"text": ["a"]}, 1, "max_length=1"),
+        ({"text": ["a", None]}, None, r"dataset\['train'\]\['text'\] holds string values, 1 of them null: pass text"),
+        ({"text": [1, 2]}, None, r"dataset\['train'\]\['text'\] holds int64 values"),
     ],
 )
 def test_tokenize_bad_input(columns: dict[str, list[str]], max_length: int | None, message: str) -> None:

@@ -12,8 +12,11 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 # A module imports only from those before it; models and engine import nothing of ours.
 ORDER = (
-    "grammar", "catalogue", "interaction_files", "interactions", "data", "metrics", "atomic_folder", "vocabulary", "hub",
-    "card", "viewer", "publishing", "farzi_data_config", "farzi_data", "models", "learner", "engine", "trajectories", "objectives", "baselines", "initialization", "config",
+    "seeds", "disk", "interrupts",
+    "grammar", "catalogue", "interaction_columns", "interaction_files", "own_interactions", "interactions", "data", "metrics",
+    "atomic_folder", "vocabulary", "hub",
+    "card", "viewer", "publishing", "farzi_data_config", "farzi_data", "models", "learner", "engine", "trajectories", "objectives",
+    "baselines", "initialization", "config",
     "publishing_trainer", "trainer_input", "trainer", "soft_training", "plots",
 )  # fmt: skip
 INDEPENDENT = {"models", "engine"}

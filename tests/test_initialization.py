@@ -26,6 +26,7 @@ from farzi_hf.initialization import (
     spectral,
     token_vectors,
 )
+from farzi_hf.seeds import Purpose, stream
 
 SENTENCES = [[2, 4, 5, 4, 3], [2, 5, 5, 3], [2, 6, 3], [2, 4, 5, 6, 4, 3]]
 V = 8
@@ -176,7 +177,7 @@ def test_a_spectral_start_knows_which_token_stood_where(sequences, tokenizer):
     """Far better than no information, and than the token frequencies at every position; yet soft."""
     dataset, vocab_size = sequences["train"], len(tokenizer)
     farzi = summary(10, 12, 8, vocab_size)
-    windows = torch.from_numpy(_windows(*flatten_sequences(dataset), (10, 12), np.random.default_rng(0)))
+    windows = torch.from_numpy(_windows(*flatten_sequences(dataset), (10, 12), stream(0, Purpose.SUMMARY_WINDOWS)))
 
     def nats() -> float:
         return -soft_tokens(farzi).gather(-1, windows[..., None]).log().mean().item()

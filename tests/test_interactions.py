@@ -89,8 +89,9 @@ def test_titles_are_read_where_they_are(tmp_path):
         for data, text in FILES[name].items():
             (tmp_path / data).write_text(text)
         rows = [(0, 20, 0), (0, 30, 0), (0, 99, 0)]
+        form = form.replace("Caf", "\x85Caf")  # Latin-1 knows no end of a line there
         (tmp_path / file).write_bytes(lines(form, rows).encode("latin-1"))
-        titles = ["<pad>", "10", "Caf\xe9 20 (1995)", "Caf\xe9 30 (1995)", "40"]
+        titles = ["<pad>", "10", "\x85Caf\xe9 20 (1995)", "\x85Caf\xe9 30 (1995)", "40"]
         assert load_interactions(name, tmp_path).item_titles == titles
 
 
@@ -122,6 +123,81 @@ def test_a_data_set_with_the_three_columns():
     assert load_interactions(Dataset.from_dict(columns)).item_ids == [10, 20, 30, 40]
 
 
+NUMBERED = lines("{u},{i},5.0,{t}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["\ufeff" + NUMBERED, "\n\r\n" + NUMBERED, NUMBERED.replace("\n", "\r\n"), lines('"{u}","{i}","5.0","{t}"'), lines('"{u}",{i},5.0,{t}'),
+     '\ufeff\n"timestamp","item","user"\n' + lines("{t},{i},{u}")],
+    ids=["byte order mark", "empty lines", "carriage returns", "all quoted", "users quoted", "header"],
+)  # fmt: skip
+def test_users_are_users_however_a_numbered_file_starts(tmp_path, text):
+    (tmp_path / "Magazine_Subscriptions.csv").write_text(text, newline="")
+    interactions = load_interactions("magazine", tmp_path)
+    assert lists(interactions) == EXPECTED
+    assert interactions.item_ids == [10, 20, 30, 40]
+
+
+def test_users_are_users_where_the_first_has_a_negative_id(tmp_path):
+    (tmp_path / "Magazine_Subscriptions.csv").write_text(lines("-{u},{i},5.0,{t}"))
+    assert lists(load_interactions("magazine", tmp_path)) == EXPECTED[::-1]  # −7 comes before −5
+
+
+@pytest.mark.parametrize(
+    "form", ["u{u},i{i},5.0,{t}", "{u},B0{i},5.0,{t}", "A{u},A{i},5.0,{t}", "A{u},b-{i},5.0,{t}", "{u}.0,{i},5.0,{t}"]
+)
+def test_columns_that_do_not_say_which_holds_the_users_are_refused(tmp_path, form):
+    (tmp_path / "Magazine_Subscriptions.csv").write_text(lines(form))
+    with pytest.raises(
+        ValueError, match=r"Magazine_Subscriptions.csv does not say which column holds the users.*first line"
+    ):
+        load_interactions("magazine", tmp_path)
+
+
+def test_one_odd_id_is_enough_to_refuse_a_file(tmp_path):
+    (tmp_path / "Magazine_Subscriptions.csv").write_text(lines("B0{i},A{u},5.0,{t}") + "B099,#oc-R1,5.0,3\n")
+    with pytest.raises(ValueError, match="does not say which column holds the users"):
+        load_interactions("magazine", tmp_path)
+
+
+def test_ids_that_differ_only_in_leading_zeros_stay_apart(tmp_path):
+    path = tmp_path / "Magazine_Subscriptions.csv"
+    path.write_text(NUMBERED.replace("7,20,", "7,020,"))
+    interactions = load_interactions("magazine", path)
+    assert interactions.item_ids == ["020", "10", "20", "30", "40"]
+    path.write_text(NUMBERED + "007,10,5.0,1\n" * 3)
+    assert len(load_interactions("magazine", path).sequences) == 3
+
+
+@pytest.mark.parametrize(("name", "form"), [("ml-100k", "{u}\t{i}\t3\t{t}"), ("ml-1m", "{u}::{i}::3::{t}")])
+@pytest.mark.parametrize("bad", ["007", "0x7", "7.0", " 7", '"7"', "99999999999999999999"])
+def test_an_id_of_movielens_that_is_no_plain_integer_is_refused(tmp_path, name, form, bad):
+    (file,) = FILES[name]
+    (tmp_path / file).write_text(lines(form) + lines(form, [(bad, 10, 3)]))
+    message = rf"{file}: user '{bad}' in row 9 \(counted from 0\) is no integer"
+    with pytest.raises(ValueError, match=message):
+        load_interactions(name, tmp_path)
+
+
+def test_one_movielens_is_not_read_as_the_other(tmp_path):
+    (tmp_path / "ratings.dat").write_text(FILES["ml-100k"]["u.data"])
+    with pytest.raises(ValueError, match=r"ratings\.dat does not hold lines"):
+        load_interactions("ml-1m", tmp_path)
+
+
+def test_a_file_that_is_there_twice_is_refused(name, tmp_path):
+    for folder in ("first", "second"):
+        (tmp_path / folder).mkdir()
+        for file, text in FILES[name].items():
+            (tmp_path / folder / file).write_text(text)
+    with pytest.raises(
+        ValueError, match=r"data_dir=.* holds .* 2 times \(.*first, .*second\): pass one of these folders"
+    ):
+        load_interactions(name, tmp_path)
+    assert lists(load_interactions(name, tmp_path / "first"))
+
+
 # -- what is wrong with a file ---------------------------------------------------------------------------------------
 
 
@@ -146,17 +222,22 @@ def test_a_file_with_a_column_missing_is_an_error(name, folder):
         load_interactions(name, folder)
 
 
-def test_an_empty_file_is_an_error(name, folder):
+@pytest.mark.parametrize("text", ["", "\r"])
+def test_an_empty_file_is_an_error(name, folder, text):
     for file in FILES[name]:
-        (folder / file).write_text("")
-    with pytest.raises(ValueError, match="cut short"):
+        (folder / file).write_text(text, newline="")
+    with pytest.raises(ValueError, match=r"cut short|does not begin with"):
         load_interactions(name, folder)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [("5,3,2005-01-01\n", "does not begin with a line such as '1:'"), ("1:\n5,3,\n", "damaged or cut short"), ("1:\n", "cut short"),
-     ("1:\n5,3,2005-01-01\n2", "cut short or another file")],
+     ("1:\n5,3,2005-01-01\n2", "cut short or another file"), ("01:\n5,3,2005-01-01\n", "does not begin with"),
+     ("1:\n5,3,2005-01-01\n17771:\n5,3,2005-01-01\n", "has movie 17771, the prize's are 1 … 17770"),
+     ("1:\n5,3,2005-01-01\n05,3,2005-01-01\n", "no plain number"), ("1:\n0x5,3,2005-01-01\n", "no plain number"),
+     ("1:\n-5,3,2005-01-01\n", "no plain number"), ("1:\n2147483647,3,2005-01-01\n", "no plain number"),
+     ("1:\n5,3,2105-01-01\n", "a date near movie 1 outside"), ("1:\n\n5,3,2005-01-01\r6,3,2005-01-01\n", "damaged or cut short")],
 )  # fmt: skip
 def test_what_is_none_of_netflixs_files(tmp_path, text, message):
     (tmp_path / "combined_data_1.txt").write_text(text)
@@ -193,7 +274,7 @@ def test_an_unknown_name_lists_the_known_ones(monkeypatch):
     def fail(*args, **kwargs):
         raise FileNotFoundError("nothing there")
 
-    monkeypatch.setattr("farzi_hf.interaction_files.load_dataset", fail)
+    monkeypatch.setattr("farzi_hf.own_interactions.load_dataset", fail)
     with pytest.raises(DataUnavailableError, match="'ml-10k' is none of ml-100k, ml-1m, magazine, netflix"):
         load_interactions("ml-10k")
 
@@ -287,7 +368,7 @@ def test_netflix_of_a_hundred_million_rows_would_stay_within_4_gib(tmp_path):
     days = [f"200{y}-{m:02}-{d:02}" for y in range(6) for m in range(1, 13) for d in range(1, 29)]
     with (tmp_path / "combined_data_1.txt").open("w") as file:
         for movie in range(1, 81):
-            users = np.random.default_rng(movie).choice(480_000, rows // 80, replace=False)
+            users = 1 + np.random.default_rng(movie).choice(480_000, rows // 80, replace=False)
             day = generator.choices(days, k=len(users))
             file.write(f"{movie}:\n" + "".join(f"{u},3,{d}\n" for u, d in zip(users.tolist(), day, strict=True)))
     run = subprocess.run([sys.executable, "-c", _MEASURE, str(tmp_path)], capture_output=True, text=True, check=True)

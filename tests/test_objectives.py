@@ -17,6 +17,7 @@ from farzi_hf.data import minibatches
 from farzi_hf.engine import Checkpoint, Direct, InnerAdam, InnerSGD, Reversible, Tape
 from farzi_hf.learner import Learner
 from farzi_hf.objectives import GradientMatching, MetaMatching, SyntheticTraining, TrajectoryMatching, _cosine_distances
+from farzi_hf.seeds import Purpose, stream
 from farzi_hf.trajectories import PretrainedStarts, TrajectoryBank, record_trajectories
 
 MU, XI, D, V = 6, 5, 3, 11
@@ -206,7 +207,7 @@ def distance(found: list[Tensor], wanted: list[Tensor]) -> Tensor:
 def test_gradient_matching_is_the_cosine_distance_written_out(learner, leaves, batch, optimizer, batch_size):
     inner = training(optimizer=optimizer, batch_size=batch_size)
     found = GradientMatching(training=inner, steps=6)(learner, *leaves, batch, SEED)
-    taken = int(np.random.default_rng(SEED).integers(6))
+    taken = int(stream(SEED, Purpose.MATCHED_STEP).integers(6))
     assert taken > 1
     theta = trained(initial(), *leaves, inner, taken)
     theta = {name: x.detach().requires_grad_() for name, x in theta.items()}

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import tiny_trainer as program
 import torch
 from safetensors.torch import load_file
+from test_disk import FullFile
 from tiny_trainer import PoisonedGradient, tensors, tiny_trainer
 from transformers.trainer_callback import TrainerCallback
 
@@ -149,6 +152,21 @@ def test_kill_9_while_a_checkpoint_is_written(make, uninterrupted):
     assert last_checkpoint(folder) == str(folder / "checkpoint-2")
     trainer.train(resume_from_checkpoint=True)
     assert_same_end(trainer, uninterrupted)
+
+
+def test_a_full_disk_is_named_while_a_checkpoint_is_written(make, monkeypatch):
+    trainer = make(**RESUMABLE)
+
+    def save(output_dir: str) -> None:
+        if trainer.state.global_step == 4:
+            monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(total=1000, used=1000, free=0))
+            torch.save(torch.zeros(10_000), FullFile())
+        original(output_dir)
+
+    original, trainer._save_optimizer_and_scheduler = trainer._save_optimizer_and_scheduler, save
+    with pytest.raises(OSError, match=r"the disk is full \(0 of its 1,000 bytes are free now\); make room .*out'"):
+        trainer.train()
+    assert last_checkpoint(trainer.args.output_dir) == f"{trainer.args.output_dir}/checkpoint-2"
 
 
 # -- gradients that are not finite -----------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from farzi_hf.plots.memory import plot_memory
-from farzi_hf.plots.style import ACCENT, DPI, INK, LINES, MUTED, clean, finite, number
+from farzi_hf.plots.style import ACCENT, INK, LINES, MUTED, clean, finite, number, save
 from farzi_hf.plots.summary import plot_entropy, plot_popularity, plot_tokens
 
 __all__ = [
@@ -67,7 +67,7 @@ def plot_distillation(
                 axes.set_yscale("log")
     panels[-1].set_xlabel("Outer step")
     figure.align_ylabels()
-    figure.savefig(path, dpi=DPI)
+    save(figure, path)
 
 
 def plot_comparison(
@@ -109,7 +109,7 @@ def plot_comparison(
     axes.invert_yaxis()
     axes.set_xlabel((metric_label or metric) + (" (log scale)" if logarithmic else ""))
     axes.grid(visible=False, axis="y")
-    figure.savefig(path, dpi=DPI)
+    save(figure, path)
 
 
 def plot_budget(
@@ -151,7 +151,7 @@ def plot_budget(
         axes.yaxis.set_major_formatter(lambda value, position: number(value))
     _label_budgets(axes, {row["num_sequences"]: row["bytes"] for row in rows})
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, fontsize=9)
-    figure.savefig(path, dpi=DPI)
+    save(figure, path)
 
 
 def plot_benchmark(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike) -> None:
@@ -183,7 +183,7 @@ def plot_benchmark(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike) -
         panels[1].plot([r["steps"] for r in held], [r["memory_bytes"] / 1e6 for r in held], label=method, **style)
     _label_benchmark(panels, rows)
     figure.legend(*panels[1].get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize=9)
-    figure.savefig(path, dpi=DPI)
+    save(figure, path)
 
 
 def _series(log_history: Sequence[Mapping[str, Any]], name: str) -> np.ndarray:
@@ -293,7 +293,7 @@ def plot_trajectory_count(
     axes.set_xticks(range(len(rows)), [str(row["trajectories"]) for row in rows])
     axes.set_xlabel("|Ω|, pretrained trajectories (0: random initialisation alone)")
     axes.set_ylabel(metric_label)
-    figure.savefig(path, dpi=DPI)
+    save(figure, path)
 
 
 def plot_deciles(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike, *, metric_label: str) -> None:
@@ -321,4 +321,4 @@ def plot_deciles(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike, *, 
         axes.set_xlabel(f"Tenths of the {by}, {order[by]}")
     panels[0].set_ylabel(metric_label)
     panels[0].legend(frameon=False, fontsize=9)
-    figure.savefig(path, dpi=DPI)
+    save(figure, path)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from farzi_hf.plots.style import ACCENT, DPI, INK, clean
+from farzi_hf.plots.style import ACCENT, INK, clean, save
 
 
 def plot_memory(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike, *, line: tuple[float, float]) -> None:
@@ -32,4 +32,4 @@ def plot_memory(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike, *, l
     below.plot(steps, [row["open_files"] for row in rows], color=ACCENT, linewidth=1.0)
     below.set_ylim(bottom=0)
     below.set(xlabel="Outer step", ylabel="Open files")
-    figure.savefig(path, dpi=DPI)
+    save(figure, path)

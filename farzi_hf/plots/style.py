@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
+from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from farzi_hf.atomic_folder import replace_file
 
 INK, ACCENT, MUTED = "#333333", "#1f6fb4", "#9aa5b1"
 LINES = ("#c0392b", "#27834a", "#8e5ea2", "#b8860b")
@@ -29,3 +34,10 @@ def clean(axes: Axes) -> Axes:
     axes.grid(color="#e6e9ed", linewidth=0.8)
     axes.set_axisbelow(True)
     return axes
+
+
+def save(figure: Figure, path: str | os.PathLike) -> None:
+    """Replaces the file `path`, whose suffix says the format, once the new one is complete."""
+    path = Path(path)
+    kind = path.suffix.removeprefix(".") or "png"
+    replace_file(path, lambda new: figure.savefig(new, dpi=DPI, format=kind))

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from farzi_hf.plots.style import ACCENT, DPI, INK, MUTED, clean
+from farzi_hf.plots.style import ACCENT, INK, MUTED, clean, save
 
 _LONGEST_TOKEN = 12  # characters of a token that a cell of plot_tokens shows
 
@@ -42,7 +42,7 @@ def plot_tokens(
         image = _draw_strip(axes, strip, i * columns, min(columns, len(positions)))
     figure.colorbar(image, ax=list(panels), label="Probability", aspect=30, pad=0.01)
     figure.suptitle(f"Synthetic sequence {sequence}: likeliest tokens per position", fontsize=11)
-    figure.savefig(path, dpi=DPI)
+    save(figure, path)
 
 
 def plot_entropy(decoded: Sequence[Sequence[Mapping[str, Any]]], path: str | os.PathLike, *, vocab_size: int) -> None:
@@ -64,7 +64,7 @@ def plot_entropy(decoded: Sequence[Sequence[Mapping[str, Any]]], path: str | os.
     axes.set(xlabel="Position", ylabel="Entropy (nats)", ylim=(0, 1.05 * np.log(vocab_size)), xlim=positions[[0, -1]])
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(frameon=False, fontsize=9, ncols=4, loc="lower center", bbox_to_anchor=(0.5, 1.0))
-    figure.savefig(path, dpi=DPI)
+    save(figure, path)
 
 
 def plot_popularity(
@@ -92,7 +92,7 @@ def plot_popularity(
     axes.grid(visible=False, axis="x")
     axes.set(xlabel=f"Tenths of the {len(counts):,} {entries}, most popular first", ylabel="Share")
     axes.legend(frameon=False, fontsize=9)
-    figure.savefig(path, dpi=DPI)
+    save(figure, path)
 
 
 def _draw_strip(axes: Axes, strip: Sequence[Mapping[str, Any]], first: int, columns: int):

@@ -1,0 +1,178 @@
+"""Columns of interactions: ids as they are and timestamps as numbers. What cannot be read for certain is refused."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from reprlib import repr as short
+from typing import Any, NoReturn
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+NAMES = ("user", "item", "timestamp")
+
+# Without leading zeros or a plus: two different texts are two different numbers.
+_INTEGER, _DECIMAL = r"\A(0|-?[1-9][0-9]*)\z", r"\A-?(0|[1-9][0-9]*)(\.[0-9]+)?\z"
+# ISO 8601: all of a column without a zone, or all with one. Nanoseconds only where microseconds are too coarse: they end in 2262.
+_ISO_8601 = tuple(pa.timestamp(unit, zone) for unit in ("us", "ns") for zone in (None, "UTC"))
+_EXACT_FLOAT = 2**53  # from here on neighbouring integers are one float64
+_FORMS = "give integers, finite numbers, dates, or ISO 8601 text such as 2020-12-31T23:59:59"
+
+
+@dataclass(frozen=True)
+class Columns:
+    """One row per interaction: users and items as small integers, (n,) each, and what times to order them by.
+
+    `item_ids` are the original ids behind the integers, in their order.
+    """
+
+    users: np.ndarray
+    items: np.ndarray
+    times: np.ndarray
+    item_ids: Sequence[Any]
+
+
+Ids = Callable[[pa.ChunkedArray, str, Any], pa.ChunkedArray]
+
+
+def as_given(ids: pa.ChunkedArray, name: str, source: Any) -> pa.ChunkedArray:
+    """Integers or text, as they are."""
+    return ids
+
+
+def numbered(ids: pa.ChunkedArray, name: str, source: Any) -> pa.ChunkedArray:
+    """Text as numbers, to be in their order rather than in that of their digits, where that makes no two of them equal."""
+    return ids.cast(pa.int64()) if _is_integer_text(ids) else ids
+
+
+def integers(ids: pa.ChunkedArray, name: str, source: Any) -> pa.ChunkedArray:
+    """Text as numbers where the data set's own description says that they are: other text is refused."""
+    if _is_integer_text(ids):
+        return ids.cast(pa.int64())
+    row = pc.index(pc.match_substring_regex(ids, _INTEGER), False).as_py()
+    row = _first_failure(ids, [pa.int64()]) if row < 0 else row  # too large
+    _refuse(source, name, row, ids, "is no integer without leading zeros: it is damaged or another file")
+
+
+def columns(table: pa.Table, source: Any, ids: Ids = as_given) -> Columns:
+    """Of a table with the columns user, item and timestamp; all others are ignored.
+
+    Args:
+        table: ids are integers or text, and stay apart where they differ: the text 007 is not 7. Timestamps are integers,
+            finite floats, dates, datetimes, or text that holds integers, decimals or ISO 8601 dates and times.
+        source: the file, for errors.
+        ids: what becomes of the ids; `numbered` and `integers` are for files, where all ids are text.
+
+    Raises:
+        ValueError: a column is missing or there twice, no rows, an empty or unreadable value, whose row is named.
+    """
+    names = table.column_names
+    if missing := [name for name in NAMES if name not in names]:
+        raise ValueError(f"{source} has columns {names}, but no {', '.join(missing)}: rename its columns")
+    if twice := [name for name in NAMES if names.count(name) > 1]:
+        raise ValueError(f"{source} has columns {names}, {', '.join(twice)} more than once: leave one of them")
+    if len(table) == 0:
+        raise ValueError(f"{source} holds no interactions: it is empty or cut short")
+    user, item = (ids(_ids(table[name], name, source), name, source).to_numpy() for name in ("user", "item"))
+    _, users = np.unique(user, return_inverse=True)
+    item_ids, items = np.unique(item, return_inverse=True)
+    return Columns(users, items, _times(_plain(table["timestamp"]), source), item_ids.tolist())
+
+
+def _is_integer_text(column: pa.ChunkedArray) -> bool:
+    """Whether every entry is the plain text of a 64-bit integer, so that as numbers they stay as different as they were."""
+    if not (_is_text(column.type) and pc.all(pc.match_substring_regex(column, _INTEGER)).as_py()):
+        return False
+    try:
+        column.cast(pa.int64())
+    except pa.ArrowInvalid:  # too large
+        return False
+    return True
+
+
+def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Without dictionaries (categories of pandas) and the other encodings of text."""
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    return column.cast(pa.large_string()) if _is_text(column.type) else column
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+
+
+def _ids(column: pa.ChunkedArray, name: str, source: Any) -> pa.ChunkedArray:
+    column = _plain(column)
+    _check_none_empty(column, name, source)
+    if not (_is_text(column.type) or pa.types.is_integer(column.type)):
+        _refuse(source, name, 0, column, f"is of type {column.type}: give ids as integers or text")
+    return column
+
+
+def _times(column: pa.ChunkedArray, source: Any) -> np.ndarray:
+    _check_none_empty(column, "timestamp", source)
+    kind = column.type
+    if _is_text(kind):
+        return _times_of_text(column, source)
+    if pa.types.is_timestamp(kind) or pa.types.is_date64(kind):
+        return column.cast(pa.int64()).to_numpy()
+    if pa.types.is_date32(kind):
+        return column.cast(pa.int32()).to_numpy()
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+        _refuse(source, "timestamp", 0, column, f"is of type {kind}: {_FORMS}")
+    times = column.to_numpy()
+    if not (finite := np.isfinite(times)).all():
+        _refuse(source, "timestamp", int(finite.argmin()), column, f"has no place in time: {_FORMS}")
+    return times
+
+
+def _times_of_text(column: pa.ChunkedArray, source: Any) -> np.ndarray:
+    decimal = pc.match_substring_regex(column, _DECIMAL)
+    other = pc.index(decimal, False).as_py()
+    if other < 0 and not pc.all(pc.match_substring_regex(column, _INTEGER)).as_py():
+        times = column.cast(pa.float64()).to_numpy()
+        if (large := np.abs(times) >= _EXACT_FLOAT).any():
+            _refuse(
+                source, "timestamp", int(large.argmax()), column, f"is too large beside decimal fractions: {_FORMS}"
+            )
+        return times
+    kinds = [pa.int64()] if other < 0 else _ISO_8601
+    for kind in kinds:
+        try:
+            return column.cast(kind).cast(pa.int64()).to_numpy()
+        except pa.ArrowInvalid:
+            continue
+    why = f"cannot be read for certain, or not together with the rows before it: {_FORMS}"
+    _refuse(source, "timestamp", max(other, _first_failure(column, kinds)), column, why)
+
+
+def _first_failure(column: pa.ChunkedArray, kinds: Sequence[pa.DataType]) -> int:
+    """The row at which even the type that gets furthest fails."""
+
+    def fails(rows: int, kind: pa.DataType) -> bool:
+        try:
+            column.slice(0, rows).cast(kind)
+        except pa.ArrowInvalid:
+            return True
+        return False
+
+    lengths = range(len(column) + 1)
+    return max(bisect_left(lengths, True, key=lambda rows, kind=kind: fails(rows, kind)) for kind in kinds) - 1
+
+
+def _check_none_empty(column: pa.ChunkedArray, name: str, source: Any) -> None:
+    empty = pc.is_null(column, nan_is_null=False)
+    if _is_text(column.type):
+        empty = pc.or_(empty, pc.fill_null(pc.equal(column, ""), True))
+    if count := pc.sum(empty).as_py():
+        raise ValueError(
+            f"{source}: column {name!r} has {count} empty values in {len(column)} rows, the first in row "
+            f"{pc.index(empty, True).as_py()} (counted from 0): it is cut short or damaged"
+        )
+
+
+def _refuse(source: Any, name: str, row: int, column: pa.ChunkedArray, why: str) -> NoReturn:
+    raise ValueError(f"{source}: {name} {short(column[row].as_py())} in row {row} (counted from 0) {why}")

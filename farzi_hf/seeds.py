@@ -1,0 +1,88 @@
+"""The one table of what is random: a seed, a purpose from it and a few numbers name a stream.
+
+    generator = stream(args.seed, Purpose.SPLIT)
+    seed = derive(args.seed, Purpose.OUTER_STEP, global_step, position)   # for whatever takes a seed, torch.manual_seed too
+
+Purpose and numbers go into the spawn key of NumPy's `SeedSequence`, two words for each number. Its entropy would not do: it is
+padded with zeros, so that (2, 2, 0) equals (2, 2, 0, 0). A spawn key is not.
+
+Two things stay out of the table. The embedded data sets (`grammar`, `catalogue`) are the same in every version: their seed is a
+part of them. And transformers orders the real batches by `TrainingArguments.seed` in its own way.
+"""
+
+from __future__ import annotations
+
+import operator
+from enum import IntEnum
+
+import numpy as np
+
+BITS = 64
+_WORD = 2**32
+
+
+class Purpose(IntEnum):
+    """What a stream is for. The numbers are part of the streams: add at the end, change none."""
+
+    SUMMARY_NORMAL = 0  # latents and decoder of a random start
+    SUMMARY_WINDOWS = 1  # the real sequences of a spectral start
+    SUMMARY_PROJECTION = 2  # the random projection in its decomposition
+    START_TRIAL = 3  # (learner): the learners that try a κ
+    START_TRIAL_ROWS = 4  # the real sequences that they are measured on
+    OUTER_STEP = 5  # (global step, position among the micro-batches of all processes): all that an objective draws
+    LEARNER = 6  # (k): of the learners that train together, those after the first
+    INNER_STEPS = 7  # T of an outer step
+    MATCHED_STEP = 8  # t, the step whose gradients are matched
+    MINIBATCH = 9  # (epoch): the order of the rows
+    FRESH_START = 10  # whether an inner loop starts fresh or from Ω
+    TRAJECTORY = 11  # which trajectory of Ω, and which checkpoint of it
+    RECORDED_START = 12  # (trajectory): the initialisation of a training that is recorded
+    RECORDED_MINIBATCHES = 13  # (first of a group): the minibatches of those that are recorded together
+    EVALUATION_STUDENT = 14  # (student): of `FarziTrainer.evaluate`
+    REAL_STUDENT = 15  # (student): on real data, of a table's row
+    STOCK_STUDENT = 16  # (student): on the summary, under the stock Trainer
+    SUBSET = 17  # a random subset of the real data
+    SPLIT = 18  # of the users, in training, validation and test
+    HARD_TOKENS = 19  # ids drawn from a summary
+    BOOTSTRAP = 20  # the resamples of an interval
+
+
+def stream(seed: int, purpose: Purpose, *numbers: int) -> np.random.Generator:
+    """The generator of one purpose; `numbers` tell several streams of it apart.
+
+    Raises:
+        ValueError: `seed` or one of the numbers is negative or has more than 64 bits.
+    """
+    return np.random.default_rng(_sequence(seed, purpose, numbers))
+
+
+def derive(seed: int, purpose: Purpose, *numbers: int) -> int:
+    """A seed of 64 bits for what draws by itself: a factory of models, or a function with streams of its own.
+
+    torch's generator on the CPU uses the lower 32 bits of a seed.
+
+    Raises:
+        ValueError: as in `stream`.
+    """
+    return int(_sequence(seed, purpose, numbers).generate_state(1, np.uint64)[0])
+
+
+def check_seed(seed: int, name: str = "seed", bits: int = BITS) -> int:
+    """The seed as an `int`.
+
+    Raises:
+        ValueError: it is no integer, negative, or has more than `bits` bits; the message calls it `name`.
+    """
+    try:
+        number = operator.index(seed)
+    except TypeError:
+        number = -1
+    if not 0 <= number < 2**bits:
+        raise ValueError(f"{name}={seed!r} is not usable; give an integer from 0 to 2**{bits} - 1")
+    return number
+
+
+def _sequence(seed: int, purpose: Purpose, numbers: tuple[int, ...]) -> np.random.SeedSequence:
+    # Always two words: 2**32 is otherwise the words (0, 1), which the numbers 0 and 1 are as well.
+    words = [word for number in numbers for word in divmod(check_seed(number, "a number of a stream"), _WORD)]
+    return np.random.SeedSequence(check_seed(seed), spawn_key=(Purpose(purpose), *words))
