@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -15,6 +17,8 @@ from farzi_hf.atomic_folder import replace_file
 INK, ACCENT, MUTED = "#333333", "#1f6fb4", "#9aa5b1"
 LINES = ("#c0392b", "#27834a", "#8e5ea2", "#b8860b")
 """Colours of lines to compare with."""
+OURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
+"""Colours of our methods, apart for the colour-blind (Okabe & Ito, 2008)."""
 DPI = 150
 
 
@@ -41,3 +45,20 @@ def save(figure: Figure, path: str | os.PathLike) -> None:
     path = Path(path)
     kind = path.suffix.removeprefix(".") or "png"
     replace_file(path, lambda new: figure.savefig(new, dpi=DPI, format=kind))
+
+
+def draw_metric(axes: Axes, points: np.ndarray, spread: np.ndarray, baselines: Mapping[str, float]) -> None:
+    """A curve of (step, value) pairs (n, 2), its spread (n, 2) as a band where there is one, and lines to compare with."""
+    steps, values = points.T
+    axes.plot(steps, values, color=ACCENT, marker="o", markersize=4, label="student on the summary")
+    if len(spread) == len(points):
+        axes.fill_between(steps, values - spread[:, 1], values + spread[:, 1], color=ACCENT, alpha=0.18, linewidth=0)
+    draw_lines(axes, baselines)
+    axes.legend(frameon=False, fontsize=9, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+
+
+def draw_lines(axes: Axes, lines: Mapping[str, float]) -> None:
+    """Dashed horizontal lines by name."""
+    for i, (name, value) in enumerate(lines.items()):
+        label = f"{name.replace('_', ' ')} ({number(value)})"
+        axes.axhline(value, color=LINES[i % len(LINES)], linestyle="--", linewidth=1.3, label=label)
