@@ -40,7 +40,7 @@ ADJOINTS: dict[str, type[Adjoint] | None] = {
 }
 
 
-@dataclass
+@dataclass(repr=False)  # TrainingArguments' own hides tokens
 class FarziConfig(TrainingArguments):
     """Settings of `FarziTrainer`. What is not listed is inherited from `transformers.TrainingArguments` and means the outer loop.
 

@@ -12,7 +12,6 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +23,13 @@ from torch import Tensor, nn
 from farzi_hf import hub, publishing
 from farzi_hf.atomic_folder import TENSORS
 from farzi_hf.farzi_data_config import FarziDataConfig, check_size
+from farzi_hf.local_paths import without_local_paths
 from farzi_hf.publishing import Results
 from farzi_hf.seeds import Purpose, derive
+from farzi_hf.soft_tokens import SoftTokenCollator, soft_tokens
 from farzi_hf.vocabulary import load_vocabulary, text_of, token_strings, vocabulary_hash
 
 _DECODE_CHUNK = 512  # positions whose V probabilities exist at the same time in decode()
-
-
-def soft_tokens(latents: Tensor, decoder: Tensor, tau: float) -> Tensor:
-    """`softmax(latents @ decoder / τ)`: latents (…, d) and decoder (d, V) give probabilities (…, V)."""
-    return torch.softmax(latents @ decoder / tau, dim=-1)
 
 
 class FarziData(nn.Module):
@@ -93,7 +89,10 @@ class FarziData(nn.Module):
         return Dataset(publishing.latents_table(self.latents, "input_ids")).with_format("torch")
 
     def collator(self) -> SoftTokenCollator:
-        """The data collator that goes with `as_dataset()`: picklable, holds a copy of the decoder on the CPU."""
+        """The data collator of `as_dataset()`, and of rows of ids, so that one Trainer trains on soft rows and evaluates on real data.
+
+        Picklable; holds a copy of the decoder on the CPU.
+        """
         return SoftTokenCollator(self.decoder.detach().cpu().clone(), self.config.tau)
 
     def as_hard_dataset(self, samples_per_sequence: int | None = None, seed: int = 0) -> Dataset:
@@ -181,7 +180,7 @@ class FarziData(nn.Module):
         Args:
             processing_class: tokenizer or list of item names; remembered, as is its hash in the config.
             metrics: what the summary achieves; the card's results. See `card.render_card`. Of this and the next two, what
-                is not given stays as it was saved or loaded before, see `results`.
+                is not given stays as it was saved or loaded before, see `results`. Absolute paths in them are cut to their last part.
             recipe: everything needed to distil it again; becomes `recipe.yaml`.
             plots: image files to copy into the artefact and show on the card.
 
@@ -197,8 +196,8 @@ class FarziData(nn.Module):
                 raise ValueError(f"{name} holds NaN or infinity and is not worth saving; go back to a good checkpoint")
         known = self.results
         results = Results(
-            metrics=known.metrics if metrics is None else metrics,
-            recipe=known.recipe if recipe is None else recipe,
+            metrics=without_local_paths(known.metrics if metrics is None else metrics),
+            recipe=without_local_paths(known.recipe if recipe is None else recipe),
             plots=known.plots if plots is None else {Path(plot).name: Path(plot).read_bytes() for plot in plots},
         )
         publishing.write_artefact(self, Path(folder), results)
@@ -294,21 +293,3 @@ class FarziData(nn.Module):
                 f"{self.config.vocabulary_hash[:12]}…; use that tokenizer or item list"
             )
         self.config.vocabulary_hash = found
-
-
-@dataclass
-class SoftTokenCollator:
-    """Turns rows of `FarziData.as_dataset()` into a batch for a model that went through `attach_soft_inputs`.
-
-    Gives `input_ids` and `labels`, both the soft tokens (b, ξ, V), and `shift_labels (b, ξ − 1)`, the likeliest target
-    of each prediction as an integer. Trainer counts a batch's items on `shift_labels` where there is one; without it,
-    it would count vocabulary entries and divide the loss by V times too much.
-    """
-
-    decoder: Tensor
-    tau: float
-
-    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        latents = torch.stack([torch.as_tensor(row["input_ids"], dtype=self.decoder.dtype) for row in rows])
-        soft = soft_tokens(latents, self.decoder, self.tau)
-        return {"input_ids": soft, "labels": soft, "shift_labels": soft[:, 1:].argmax(-1)}

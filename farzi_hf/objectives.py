@@ -15,11 +15,11 @@ from torch import Tensor
 
 from farzi_hf.adjoint import Adjoint, unroll
 from farzi_hf.data import minibatches
-from farzi_hf.farzi_data import soft_tokens
 from farzi_hf.inner_loop import InnerLoss, autocast_settings, no_autocast
 from farzi_hf.inner_optimizers import InnerOptimizer
 from farzi_hf.learner import Learner, LearnerBatch, Parameters
 from farzi_hf.seeds import Purpose, stream
+from farzi_hf.soft_tokens import soft_tokens
 from farzi_hf.trajectories import TrajectoryBank
 
 Batch = Mapping[str, Tensor]
