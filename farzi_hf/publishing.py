@@ -28,7 +28,8 @@ import yaml
 from torch import Tensor
 
 from farzi_hf.atomic_folder import artefact_files, replace_files
-from farzi_hf.card import TABLES, greedy_texts, render_card, yaml_text
+from farzi_hf.card import TABLES, greedy_texts, render_card
+from farzi_hf.escaping import yaml_text
 from farzi_hf.viewer import render_viewer
 from farzi_hf.vocabulary import save_vocabulary, token_strings
 
