@@ -101,9 +101,9 @@ def test_resuming_with_other_settings(make, settings):
 
 def test_resuming_in_the_same_process_after_ctrl_c(make, uninterrupted):
     """The interrupted trainer has already counted a micro-batch of the step that it resumes at."""
-    trainer = make({"callbacks": [InterruptAt(step=5)]}, **RESUMABLE)
-    for step in (5, 4):  # the second interruption is in the very step that the checkpoint is of
-        trainer.callback_handler.callbacks[-2].step = step
+    interrupt = InterruptAt(step=5)
+    trainer = make({"callbacks": [interrupt]}, **RESUMABLE)
+    for interrupt.step in (5, 4):  # the second interruption is in the very step that the checkpoint is of
         with pytest.raises(KeyboardInterrupt):
             trainer.train(resume_from_checkpoint=last_checkpoint(trainer.args.output_dir))
     trainer.train(resume_from_checkpoint=True)
