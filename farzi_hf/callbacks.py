@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 CHAOTIC = 100.0  # norm of a meta-gradient
 DIVERGED = 1.1  # times the outer loss at the start
-_FIRST_LOGS, _LAST_LOGS = 3, 5
+_LAST_LOGS = 5
 
 # -- figures of the log ----------------------------------------------------------------------------------------------
 
@@ -122,19 +122,13 @@ class DivergenceWarning(TrainerCallback):
             state.global_step,
             last[0]["step"],
             np.mean([entry["loss"] for entry in last]),
-            _start([entry["loss"] for entry in entries]),
+            entries[0]["loss"],
         )
 
 
 def diverged(losses: Sequence[float]) -> bool:
-    """Whether the last five of all losses that were logged are each well above the mean of the first three."""
-    if len(losses) < _FIRST_LOGS + _LAST_LOGS:
-        return False
-    return all(loss > DIVERGED * _start(losses) for loss in losses[-_LAST_LOGS:])
-
-
-def _start(losses: Sequence[float]) -> float:
-    return float(np.mean(losses[:_FIRST_LOGS]))
+    """Whether each of the last five losses that were logged is well above the first one."""
+    return len(losses) > _LAST_LOGS and all(loss > DIVERGED * losses[0] for loss in losses[-_LAST_LOGS:])
 
 
 # -- checkpoints -----------------------------------------------------------------------------------------------------

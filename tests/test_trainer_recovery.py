@@ -179,6 +179,18 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_counted(make):
     assert all(torch.isfinite(x).all() for x in tensors(trainer))
 
 
+def test_a_gradient_of_infinite_norm_is_skipped_and_counted(make):
+    """Each of its entries is finite; clipping would make zeros of them, and the run would end well, having done nothing."""
+    trainer = make(max_steps=4, tau=1e-30, max_non_finite=2, save_strategy="steps", save_steps=1)
+    start = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    message = "3 meta-gradients were not finite, more than max_non_finite=2; go on from .*smaller inner_learning_rate, learning_rate"
+    with pytest.raises(FloatingPointError, match=message):
+        trainer.train()
+    assert logged(trainer, "non_finite_steps") == [1, 2]
+    saved = load_file(Path(last_checkpoint(trainer.args.output_dir), "model.safetensors"))
+    assert all(torch.equal(saved[name], before) for name, before in start.items())
+
+
 @pytest.mark.parametrize("every", [1, 4])
 def test_a_loss_that_is_not_finite_shows_in_the_log(make, every):
     """Alone as NaN; in a mean the loss before it stands in for it."""
