@@ -188,7 +188,6 @@ def without_prediction_bar(progress: type[TrainerCallback]) -> type[TrainerCallb
 
 @contextmanager
 def phase(text: str, disable: bool = False) -> Iterator[None]:
-    """Shows what is under way from its first moment, and for how long it was in the end."""
-    with tqdm(total=1, desc=text, bar_format="{desc} … {elapsed}", disable=disable, dynamic_ncols=True) as bar:
+    """Shows what is under way, from its first moment to its end."""
+    with tqdm(desc=text, bar_format="{desc} …", disable=disable, leave=False, dynamic_ncols=True):
         yield
-        bar.update()

@@ -26,7 +26,7 @@ from farzi_hf.atomic_folder import replace_file
 
 logger = logging.getLogger(__name__)
 
-RECORD = "farzi_run.json"
+RECORD, HISTORY = "farzi_run.json", "history"
 KEPT = (
     "num_sequences", "sequence_length", "latent_dim", "tau", "latent_std", "initialization", "sharpness", "seed", "optim",
     "learner", "train_dataset",
@@ -65,7 +65,7 @@ class RunRecord:
     @property
     def recipe_entry(self) -> dict[str, Any]:
         """What a recipe says beside its settings: the history, where there is one."""
-        return {"history": [dict(entry) for entry in self.history]} if self.history else {}
+        return {HISTORY: [dict(entry) for entry in self.history]} if self.history else {}
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list[Any]]:
@@ -81,6 +81,11 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list
         elif old != new:
             changed[name] = [old, new]
     return changed
+
+
+def described(changed: Mapping[str, Sequence[Any]]) -> str:
+    """Changes in one line."""
+    return ", ".join(f"{name} {old} → {new}" for name, (old, new) in changed.items())
 
 
 def check_kept(changed: Mapping[str, Sequence[Any]], checkpoint: str | os.PathLike, kept: Sequence[str]) -> None:

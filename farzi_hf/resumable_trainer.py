@@ -20,6 +20,7 @@ from farzi_hf.checkpoints import (
     begin_checkpoint,
     check_new_run,
     check_no_foreign,
+    described,
     is_complete,
     last_checkpoint,
     own_checkpoints,
@@ -45,8 +46,9 @@ class ResumableTrainer(PublishingTrainer):
     changed at resumes.
     """
 
+    changed: Mapping[str, Sequence[Any]] = {}
+    """What this resume has changed, `{field: [old, new]}`."""
     _record = RunRecord({})
-    _changed: Mapping[str, Sequence[Any]] = {}
 
     @property
     def history(self) -> list[Mapping[str, Any]]:
@@ -87,19 +89,19 @@ class ResumableTrainer(PublishingTrainer):
         if checkpoint is None:
             if saves:
                 check_new_run(self.args.output_dir)
-            self._record, self._changed = RunRecord(self._settings()), {}
+            self._record, self.changed = RunRecord(self._settings()), {}
             return None
         before = read_record(checkpoint)
         state = TrainerState.load_from_json(os.path.join(checkpoint, TRAINER_STATE_NAME))
         self._record = before.resumed(self._settings(), checkpoint, state.global_step)
         news = self._record.history[len(before.history) :]
-        self._changed = news[0]["changed"] if news else {}
+        self.changed = news[0]["changed"] if news else {}
         if saves:
             self._check_later_checkpoints(checkpoint, state.global_step)
         if self._is_finished(state):
             self._check_finished(checkpoint, state.global_step)
-        if self._changed:
-            logger.info("Going on from %s with other settings: %s.", checkpoint, described(self._changed))
+        if self.changed:
+            logger.info("Going on from %s with other settings: %s.", checkpoint, described(self.changed))
         return state
 
     def _check_later_checkpoints(self, checkpoint: str, step: int) -> None:
@@ -107,11 +109,11 @@ class ResumableTrainer(PublishingTrainer):
         folder = Path(self.args.output_dir)
         if Path(checkpoint).resolve().parent != folder.resolve():
             check_new_run(folder)
-        elif self._changed:
+        elif self.changed:
             later = [path.name for path in own_checkpoints(folder) if is_complete(path) and _step(path) > step]
             if later:
                 raise ValueError(
-                    f"resume_from_checkpoint={checkpoint!r} with other settings ({described(self._changed)}), but "
+                    f"resume_from_checkpoint={checkpoint!r} with other settings ({described(self.changed)}), but "
                     f"output_dir={str(folder)!r} holds later ones of the run as it was, {', '.join(later)}; choose another output_dir, "
                     "or go on from the last one"
                 )
@@ -120,7 +122,7 @@ class ResumableTrainer(PublishingTrainer):
         return state.global_step >= self.args.max_steps >= 1
 
     def _check_finished(self, checkpoint: str, steps: int) -> None:
-        late = {name: pair for name, pair in self._changed.items() if name not in _WITHOUT_EFFECT}
+        late = {name: pair for name, pair in self.changed.items() if name not in _WITHOUT_EFFECT}
         if late:
             raise ValueError(
                 f"{described(late)}: this comes too late, as {checkpoint} has taken {steps} steps and max_steps={self.args.max_steps}; "
@@ -175,7 +177,7 @@ class ResumableTrainer(PublishingTrainer):
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """As Trainer does, which brings back the settings of the checkpoint; where some were changed, the new ones hold."""
-        if not self._changed.keys() & set(_OF_THE_OPTIMIZER) or not self._created_lr_scheduler:
+        if not self.changed.keys() & set(_OF_THE_OPTIMIZER) or not self._created_lr_scheduler:
             super()._load_optimizer_and_scheduler(checkpoint)
             return
         settings = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
@@ -199,11 +201,6 @@ def _advance(schedule: LRScheduler, step: int) -> None:
     if isinstance(schedule, LambdaLR):
         schedule.last_epoch, schedule._step_count = step - 1, step + 1
         schedule.step()
-
-
-def described(changed: Mapping[str, Sequence[Any]]) -> str:
-    """Changes in one line."""
-    return ", ".join(f"{name} {old} → {new}" for name, (old, new) in changed.items())
 
 
 def _step(checkpoint: Path) -> int:

@@ -310,9 +310,3 @@ def test_a_removal_that_was_interrupted_leaves_no_checkpoint_to_go_on_from(half)
     (checkpoint / "optimizer.pt").unlink()
     assert last_checkpoint(half).endswith("checkpoint-1")
     assert discard_checkpoints(half) == ["checkpoint-1", "checkpoint-2"]
-
-
-def test_a_run_with_default_settings_saves_along_the_way(make):
-    args = make(save_strategy="steps").args
-    assert 1 <= args.save_steps <= 25
-    assert args.save_total_limit >= 2
