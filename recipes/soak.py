@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import psutil
-from _common import ends_in_one_line, keep_freed_memory, markdown, save_csv
+from _common import ends_in_one_line, keep_freed_memory, markdown, save_csv, save_text
 from ptb import LEARNER, RecipeArguments, learner_config, load_splits
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
@@ -96,7 +96,7 @@ def report(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any], folder: 
     }
     table = markdown([{"quantity": name, "value": value} for name, value in values.items()])
     note = f"One process. The slope is that of a straight line through {BLOCKS} medians, without the first {SETTLING:.0%} of the steps."
-    (folder / "table.md").write_text(f"{table}\n\n{note}\n\n![memory](memory.png)\n", encoding="utf-8")
+    save_text(f"{table}\n\n{note}\n\n![memory](memory.png)\n", folder / "table.md")
     save_csv(rows, folder / "memory.csv")
     plot_memory(rows, folder / "memory.png", line=(slope, origin))
     return table
