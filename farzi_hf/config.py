@@ -56,9 +56,12 @@ class FarziConfig(TrainingArguments):
     | `per_device_train_batch_size` | 64 | b, real sequences in the outer loss |
     | `per_device_eval_batch_size` | 128 | learners are small |
     | `logging_steps` | 10 | an outer step takes seconds |
+    | `save_steps` | 20 | a checkpoint is some megabytes, written in far less time than a step takes |
+    | `save_total_limit` | 3 | of those that this library wrote: see `farzi_hf.checkpoints` |
     | `optim` | adamw_torch | the fused one is not exact across devices |
     | `label_names` | ["labels"] | FarziData has no forward signature to read them from |
     | `ddp_find_unused_parameters` | False | latents and decoder are used in every step |
+    | `dataloader_pin_memory` | False on a CPU | there is nothing to pin for, and torch warns of it |
     | `greater_is_better` | False of a perplexity | Trainer takes any metric but a loss for a score |
 
     Args:
@@ -142,6 +145,8 @@ class FarziConfig(TrainingArguments):
     per_device_train_batch_size: int = 64
     per_device_eval_batch_size: int = 128
     logging_steps: float = 10
+    save_steps: float = 20
+    save_total_limit: int | None = 3
     optim: str = "adamw_torch"
     label_names: list[str] | None = field(default_factory=lambda: ["labels"])
     ddp_find_unused_parameters: bool | None = False
@@ -162,6 +167,7 @@ class FarziConfig(TrainingArguments):
         compiled, self.torch_compile = self.torch_compile, False  # of the inner loop; Trainer would compile the summary
         super().__post_init__()
         self.torch_compile = compiled
+        self.dataloader_pin_memory &= self.device.type != "cpu"
         for name, minimum in _COUNTS.items():
             _check_count(name, getattr(self, name), minimum)
         for name, minimum in _OPTIONAL_COUNTS.items():
@@ -279,21 +285,10 @@ class FarziConfig(TrainingArguments):
 
 
 _OUTER = (
-    "learning_rate",
-    "lr_scheduler_type",
-    "max_steps",
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-    "max_grad_norm",
-    "optim",
-    "adam_beta1",
-    "adam_beta2",
-    "adam_epsilon",
-    "weight_decay",
-    "warmup_steps",
-    "bf16",
-    "seed",
-)
+    "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "max_steps", "per_device_train_batch_size",
+    "gradient_accumulation_steps", "max_grad_norm", "optim", "adam_beta1", "adam_beta2", "adam_epsilon",
+    "weight_decay", "warmup_steps", "bf16", "seed",
+)  # fmt: skip
 """Fields of `TrainingArguments` that belong to a recipe."""
 
 _COUNTS = {

@@ -7,6 +7,7 @@ sentence per row; `tokenize` turns it into a column ``input_ids`` of ids, BOS fi
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import re
 from collections import Counter
@@ -245,6 +246,14 @@ def check_sequences(dataset: Dataset, vocab_size: int) -> None:
             f"dataset['input_ids'][{row}] holds id {ids[outside[0]]}, outside 0 … {vocab_size - 1} for vocab_size={vocab_size}: "
             "tokenize with the tokenizer that this vocabulary belongs to."
         )
+
+
+def sequences_fingerprint(dataset: Dataset) -> str:
+    """A hash of all ids of the column ``input_ids`` and of where each sequence ends."""
+    digest = hashlib.sha256()
+    for part in flatten_sequences(dataset):
+        digest.update(np.ascontiguousarray(part).tobytes())
+    return digest.hexdigest()[:16]
 
 
 def minibatches(rows: int, batch_size: int | None, steps: int, seed: int) -> torch.Tensor | None:

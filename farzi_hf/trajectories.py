@@ -7,7 +7,6 @@ it was interrupted, and reading touches no more of a file than the checkpoint th
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 from collections.abc import Callable, Mapping
@@ -16,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from datasets import Dataset
 from safetensors import safe_open
@@ -24,7 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from farzi_hf.atomic_folder import replace_file
-from farzi_hf.data import check_sequences, flatten_sequences, minibatches
+from farzi_hf.data import check_sequences, minibatches, sequences_fingerprint
 from farzi_hf.disk import names_the_disk
 from farzi_hf.inner_loop import InnerLoop, Layout, autocast_settings, weights
 from farzi_hf.inner_optimizers import InnerOptimizer
@@ -93,7 +91,7 @@ def record_trajectories(
     check_sequences(train_dataset, learner.vocab_size)
     settings = {"steps": steps, "save_every": save_every, "batch_size": batch_size, "seed": seed, "together": together}
     manifest = {
-        "version": VERSION, **settings, "optimizer": _optimizer_facts(optimizer), "data": _fingerprint(train_dataset),
+        "version": VERSION, **settings, "optimizer": _optimizer_facts(optimizer), "data": sequences_fingerprint(train_dataset),
         **_model_facts(learner),
         "streams": 2,  # how seeds become random numbers: what was recorded otherwise cannot be gone on with
     }  # fmt: skip
@@ -211,14 +209,6 @@ def _optimizer_facts(optimizer: InnerOptimizer) -> dict[str, Any]:
         )
     settings = {name: value for name, value in asdict(optimizer).items() if name != "lr_schedule"}
     return {"class": type(optimizer).__name__, **settings}
-
-
-def _fingerprint(dataset: Dataset) -> str:
-    """A hash of all sequences."""
-    digest = hashlib.sha256()
-    for part in flatten_sequences(dataset):
-        digest.update(np.ascontiguousarray(part).tobytes())
-    return digest.hexdigest()[:16]
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:

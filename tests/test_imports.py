@@ -18,7 +18,7 @@ ORDER = (
     "escaping", "card_learner", "card", "viewer", "publishing", "soft_tokens", "farzi_data", "learner_checks", "learner",
     "inner_optimizers", "inner_loop",
     "compiled_loop", "fixed_point", "replay", "reversal", "adjoint", "trajectories", "objectives", "baselines", "initialization", "config",
-    "publishing_trainer", "trainer_input", "trainer", "soft_training", "plots",
+    "publishing_trainer", "trainer_input", "checkpoints", "callbacks", "resumable_trainer", "trainer", "soft_training", "plots",
 )  # fmt: skip
 INDEPENDENT = {"models", "inner_optimizers"}
 MODULES = sorted(set((ROOT / "farzi_hf").rglob("*.py")) - {ROOT / "farzi_hf" / "__init__.py"})
