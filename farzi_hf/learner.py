@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from farzi_hf.learner_checks import check_causal, check_model, check_twice_differentiable
+from farzi_hf.learner_checks import check_causal, check_model, check_twice_differentiable, readable_positions
 from farzi_hf.seeds import Purpose, check_seed, derive
 
 Parameters = dict[str, Tensor]
@@ -175,6 +175,7 @@ class Learner:
         self.model.register_forward_pre_hook(feed_soft_tokens, with_kwargs=True)
         train_padding_row(self.model)
         self.vocab_size = vocabulary_size(self.model)
+        self._readable = 0
         check_causal(self.model, self._logits_of)
         check_twice_differentiable(self.model, self.soft_loss)
 
@@ -219,6 +220,12 @@ class Learner:
         """(b, L, V) logits of `input_ids`, ids (b, L) or soft tokens (b, L, V)."""
         inputs = {key: batch[key] for key in ("input_ids", "attention_mask") if key in batch}
         return torch.func.functional_call(self.model, params, kwargs=inputs).logits
+
+    def readable(self, length: int) -> int:
+        """How many of `length` positions the model reads: all, unless its table of positions ends before. Tried where in doubt."""
+        if length > self._readable:
+            self._readable = readable_positions(self.model, length)
+        return min(length, self._readable)
 
     def _logits_of(self, params: Parameters, ids: Tensor) -> Tensor:
         """Of ids without padding: with a mask, or transformers warns where one of them is that of the padding."""

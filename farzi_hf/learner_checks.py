@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from bisect import bisect_left
 from collections.abc import Callable
 
 import torch
@@ -14,6 +16,7 @@ _TOKENS = 4
 # Of causal models, earlier logits stay as they are to the last bit; where tokens are routed to experts, up to rounding (1e-7 of
 # what the changed token's own logits move by). Models that see the future move them by 1e-3 of it, with weights as they start.
 _TOLERANCE = 1e-5
+_RESERVED = 8  # RoBERTa keeps its first positions, up to that of the padding's id, to itself
 
 
 def describe(model: PreTrainedModel) -> str:
@@ -81,7 +84,28 @@ def check_twice_differentiable(model: PreTrainedModel, loss: Callable[[Parameter
         ) from error
 
 
-def position_limit(model: PreTrainedModel) -> int | None:
+def readable_positions(model: PreTrainedModel, length: int) -> int:
+    """How many of `length` positions the model reads. What its config speaks of is believed with some to spare, and the rest tried."""
+    limit = _position_limit(model)
+    if limit is not None and length <= limit - _RESERVED:
+        return length
+    if model.device.type != "cpu":  # an index beyond a table would stop a GPU for good
+        model = copy.deepcopy(model).cpu()
+    token = int(model.config.pad_token_id == 0)  # padding may have no position of its own
+
+    def fails(positions: int) -> bool:
+        ids = torch.full((1, positions), token)
+        try:
+            with torch.no_grad():
+                model(input_ids=ids, attention_mask=torch.ones_like(ids))
+        except Exception:  # each model fails in its own way
+            return True
+        return False
+
+    return length if not fails(length) else bisect_left(range(1, length + 1), True, key=fails)
+
+
+def _position_limit(model: PreTrainedModel) -> int | None:
     """How many positions the config speaks of, None where it speaks of none. Models may read a few less, or more."""
     names = ("max_position_embeddings", "max_length", "max_seq_len")
     limits = (getattr(model.config, name, None) for name in names)
@@ -89,7 +113,7 @@ def position_limit(model: PreTrainedModel) -> int | None:
 
 
 def _length(model: PreTrainedModel) -> int:
-    return min(_TOKENS, position_limit(model) or _TOKENS)
+    return min(_TOKENS, _position_limit(model) or _TOKENS)
 
 
 def _weights(model: PreTrainedModel) -> Parameters:

@@ -9,11 +9,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
-_IGNORED = -100  # transformers' label of a position that is not predicted
-_PADDING = {"attention_mask": 0, "labels": _IGNORED, "seen": 0}
-"""Columns that rows of ids may have beside `input_ids`, and what fills them up."""
+from farzi_hf.collators import IGNORED, SequenceCollator
 
 
 def soft_tokens(latents: Tensor, decoder: Tensor, tau: float) -> Tensor:
@@ -47,7 +44,7 @@ class SoftTokenCollator:
         kinds = {x.ndim for x in inputs}
         if len(kinds) > 1:
             raise ValueError("rows mix soft sequences and ids; give the rows of one dataset")
-        return self._soft(inputs) if kinds == {2} else self._hard(inputs, rows)
+        return self._soft(inputs) if kinds == {2} else self._hard(rows)
 
     def _input(self, i: int, row: Mapping[str, Any]) -> Tensor:
         """The latents (ξ, d) or ids (L,) of a row."""
@@ -72,11 +69,7 @@ class SoftTokenCollator:
         soft = soft_tokens(torch.stack(list(latents)), self.decoder, self.tau)
         return {"input_ids": soft, "labels": soft, "shift_labels": soft[:, 1:].argmax(-1)}
 
-    def _hard(self, ids: Sequence[Tensor], rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        columns = {name: [torch.as_tensor(row[name]) for row in rows] for name in _PADDING if name in rows[0]}
-        columns = {"attention_mask": [torch.ones_like(x) for x in ids], "labels": ids, **columns}
-        batch = {name: pad_sequence(column, True, _PADDING[name]).long() for name, column in columns.items()}
-        batch["labels"] = batch["labels"].masked_fill(batch["attention_mask"] == 0, _IGNORED)
+    def _hard(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        batch = SequenceCollator()(rows)
         # As transformers' models expect it, which then do not shift: as long as the labels.
-        batch["shift_labels"] = F.pad(batch["labels"][:, 1:], (0, 1), value=_IGNORED)
-        return {"input_ids": pad_sequence(list(ids), batch_first=True), **batch}
+        return {**batch, "shift_labels": F.pad(batch["labels"][:, 1:], (0, 1), value=IGNORED)}

@@ -32,12 +32,13 @@ from farzi_hf.callbacks import (
 )
 from farzi_hf.checkpoints import last_checkpoint
 from farzi_hf.config import INITIALIZATIONS, FarziConfig
-from farzi_hf.data import check_sequences, sequences_fingerprint
+from farzi_hf.data import sequences_fingerprint
 from farzi_hf.farzi_data import FarziData
 from farzi_hf.learner import Learner, Parameters, shifted_cross_entropy
 from farzi_hf.metrics import language_modeling_metrics, mean_and_spread, token_statistics
 from farzi_hf.objectives import Objective
 from farzi_hf.resumable_trainer import ResumableTrainer
+from farzi_hf.row_checks import check_rows, check_sequence_length
 from farzi_hf.seeds import Purpose, derive
 from farzi_hf.trainer_input import adopt_vocabulary, check_summary, language_model_collator, run_check
 
@@ -65,7 +66,7 @@ class FarziTrainer(ResumableTrainer):
         args: a `FarziConfig`.
         train_dataset, eval_dataset: `datasets.Dataset`s with `input_ids`, lists of token ids with BOS and EOS.
         processing_class: the tokenizer; it travels with the summary. Without one, give `data_collator`.
-        data_collator: pads real sequences and makes `labels`; by default `DataCollatorForLanguageModeling`.
+        data_collator: pads real sequences and makes `labels`; by default a `SequenceCollator`.
         farzi_data: a summary to go on with, of the shape and τ that `args` says; by default a new one.
         objective: the outer loss, as in `farzi_hf.objectives`; by default the one that `args` names.
         compute_metrics, preprocess_logits_for_metrics: as in `Trainer`; by default the language-model metrics.
@@ -93,10 +94,11 @@ class FarziTrainer(ResumableTrainer):
             raise TypeError(f"args is {type(args).__name__}; give a FarziConfig, for instance FarziConfig('out')")
         run_check("output_dir", check_destination, Path(args.output_dir))
         self.learner = Learner(learner_init)
+        check_sequence_length(args.sequence_length, self.learner)
+        collator = data_collator or language_model_collator(processing_class)
         for name, dataset in (("train_dataset", train_dataset), ("eval_dataset", eval_dataset)):
             if dataset is not None:
-                run_check(name, check_sequences, dataset, self.learner.vocab_size)
-        data_collator = data_collator or language_model_collator(processing_class)
+                run_check(name, check_rows, dataset, self.learner, collator)
         config, start_anew = args.summary_config(self.learner.vocab_size), farzi_data is None
         farzi_data = FarziData(config) if start_anew else farzi_data
         check_summary(farzi_data, config)
@@ -112,7 +114,7 @@ class FarziTrainer(ResumableTrainer):
             eval_dataset=eval_dataset,
             # A list of item names goes with the summary; a checkpoint could not save it.
             processing_class=processing_class if hasattr(processing_class, "save_pretrained") else None,
-            data_collator=data_collator,
+            data_collator=collator,
             compute_metrics=compute_metrics,
             preprocess_logits_for_metrics=preprocess_logits_for_metrics,
             **kwargs,
@@ -271,7 +273,7 @@ class FarziTrainer(ResumableTrainer):
             For each metric its mean over the students and, as `…_std`, their standard deviation.
         """
         if eval_dataset is not None:
-            run_check("eval_dataset", check_sequences, eval_dataset, self.learner.vocab_size)
+            run_check("eval_dataset", check_rows, eval_dataset, self.learner, self.data_collator)
         elif self.eval_dataset is None:
             raise ValueError("eval_dataset is None; give one to evaluate() or to FarziTrainer")
         students = range(self.args.eval_students)

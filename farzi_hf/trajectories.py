@@ -22,12 +22,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from farzi_hf.atomic_folder import replace_file
-from farzi_hf.data import check_sequences, minibatches, sequences_fingerprint
+from farzi_hf.data import minibatches, sequences_fingerprint
 from farzi_hf.disk import names_the_disk
 from farzi_hf.inner_loop import InnerLoop, Layout, autocast_settings, weights
 from farzi_hf.inner_optimizers import InnerOptimizer
 from farzi_hf.interrupts import NotedSignal, end, noted_signals
 from farzi_hf.learner import Learner, Parameters
+from farzi_hf.row_checks import check_rows
 from farzi_hf.seeds import Purpose, check_seed, derive, stream
 
 logger = logging.getLogger(__name__)
@@ -88,7 +89,7 @@ def record_trajectories(
             f"steps={steps} is no multiple of save_every={save_every}; the last checkpoint would be missing"
         )
     check_seed(seed)
-    check_sequences(train_dataset, learner.vocab_size)
+    check_rows(train_dataset, learner, data_collator)
     settings = {"steps": steps, "save_every": save_every, "batch_size": batch_size, "seed": seed, "together": together}
     manifest = {
         "version": VERSION, **settings, "optimizer": _optimizer_facts(optimizer), "data": sequences_fingerprint(train_dataset),

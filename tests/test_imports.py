@@ -13,9 +13,9 @@ ROOT = Path(__file__).resolve().parent.parent
 # A module imports only from those before it; models and inner_optimizers import nothing of ours.
 ORDER = (
     "seeds", "disk", "interrupts",
-    "grammar", "catalogue", "interaction_columns", "interaction_files", "own_interactions", "interactions", "data", "metrics",
+    "collators", "grammar", "catalogue", "interaction_columns", "interaction_files", "own_interactions", "interactions", "data", "metrics",
     "atomic_folder", "vocabulary", "hub", "models", "farzi_data_config", "local_paths",
-    "escaping", "card_learner", "card", "viewer", "publishing", "soft_tokens", "farzi_data", "learner_checks", "learner",
+    "escaping", "card_learner", "card", "viewer", "publishing", "soft_tokens", "farzi_data", "learner_checks", "learner", "row_checks",
     "inner_optimizers", "inner_loop",
     "compiled_loop", "fixed_point", "replay", "reversal", "adjoint", "trajectories", "objectives", "baselines", "initialization", "config",
     "publishing_trainer", "trainer_input", "checkpoints", "callbacks", "resumable_trainer", "trainer", "soft_training", "plots",
