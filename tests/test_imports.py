@@ -14,7 +14,8 @@ ROOT = Path(__file__).resolve().parent.parent
 ORDER = (
     "seeds", "disk", "interrupts",
     "grammar", "catalogue", "interaction_columns", "interaction_files", "own_interactions", "interactions", "data", "metrics",
-    "artefact_layout", "untrusted_text", "tensor_file", "artefact_folder", "atomic_folder", "vocabulary", "hub", "models", "farzi_data_config", "local_paths",
+    "artefact_layout", "untrusted_text", "tensor_file", "artefact_folder", "atomic_folder", "vocabulary", "hub",
+    "models", "farzi_data_config", "local_paths",
     "escaping", "card_learner", "card", "viewer", "publishing", "soft_tokens", "farzi_data", "learner_checks", "learner",
     "inner_optimizers", "inner_loop",
     "compiled_loop", "fixed_point", "replay", "reversal", "adjoint", "trajectories", "objectives", "baselines", "initialization", "config",
