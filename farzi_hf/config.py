@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field, fields
-from typing import Any, get_args, get_type_hints
+from numbers import Integral, Real
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from transformers import TrainingArguments
 
@@ -173,6 +175,7 @@ class FarziConfig(TrainingArguments):
         for name, minimum in _OPTIONAL_COUNTS.items():
             if getattr(self, name) is not None:
                 _check_count(name, getattr(self, name), minimum)
+        self._check_types()
         if self.inner_steps_min is not None and self.inner_steps_min > self.inner_steps:
             raise ValueError(
                 f"inner_steps_min={self.inner_steps_min} is more than inner_steps={self.inner_steps}; lower it, "
@@ -210,6 +213,16 @@ class FarziConfig(TrainingArguments):
             if float in kinds and str not in kinds:
                 setattr(self, name, _number(name, value))
 
+    def _check_types(self) -> None:
+        """Raises ValueError where a field of ours holds something of another type than it says."""
+        hints = get_type_hints(type(self))
+        for name in (f.name for f in fields(self) if f.name not in _STOCK):
+            value, hint = getattr(self, name), hints[name]
+            kinds = get_args(hint) if get_origin(hint) is UnionType else (hint,)
+            if not any(_is_a(value, kind) for kind in kinds):
+                wanted = " or ".join(str(getattr(kind, "__name__", kind)) for kind in kinds).replace("NoneType", "None")
+                raise ValueError(f"{name}={value!r} is a {type(value).__name__}; give a value of type {wanted}")
+
     def summary_config(self, vocab_size: int) -> FarziDataConfig:
         """The config of the summary to be distilled; it carries the inner loop's settings along."""
         return FarziDataConfig(
@@ -245,8 +258,7 @@ class FarziConfig(TrainingArguments):
 
     def to_recipe(self) -> dict[str, Any]:
         """The settings that another run needs to make the same summary: all of ours, and those of the outer loop that matter."""
-        stock = {f.name for f in fields(TrainingArguments)}
-        settings = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in stock or f.name in _OUTER}
+        settings = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _STOCK or f.name in _OUTER}
         return json.loads(json.dumps(settings))  # plain types: enums become strings, tuples lists
 
     def make_inner_optimizer(self) -> InnerOptimizer:
@@ -284,6 +296,7 @@ class FarziConfig(TrainingArguments):
         return kind(**{argument.name: settings[argument.name] for argument in fields(kind)})
 
 
+_STOCK = {f.name for f in fields(TrainingArguments)}
 _OUTER = (
     "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "max_steps", "per_device_train_batch_size",
     "gradient_accumulation_steps", "max_grad_norm", "optim", "adam_beta1", "adam_beta2", "adam_epsilon",
@@ -323,6 +336,15 @@ _UNSUPPORTED = {
     "fsdp": "a summary is small and needs no sharding; use several processes with plain data parallelism",
 }
 """Fields of `TrainingArguments` that a distillation has no use for, and what to do instead."""
+
+
+def _is_a(value: Any, kind: Any) -> bool:
+    """Whether `value` is of the type that an annotation says; integers are also floats, and True is no number."""
+    if get_origin(kind) is list:
+        return isinstance(value, list | tuple)
+    if kind in (int, float) and isinstance(value, bool):
+        return False
+    return isinstance(value, Real if kind is float else Integral if kind is int else kind)
 
 
 def _number(name: str, value: Any) -> Any:

@@ -14,8 +14,9 @@ ROOT = Path(__file__).resolve().parent.parent
 ORDER = (
     "seeds", "disk", "interrupts",
     "collators", "grammar", "catalogue", "interaction_columns", "interaction_files", "own_interactions", "interactions", "data", "metrics",
-    "atomic_folder", "vocabulary", "hub", "models", "farzi_data_config", "local_paths",
-    "escaping", "card_learner", "card", "viewer", "publishing", "soft_tokens", "farzi_data", "learner_checks", "learner", "row_checks",
+    "artefact_layout", "untrusted_text", "tensor_file", "artefact_folder", "atomic_folder", "vocabulary", "hub", "models",
+    "farzi_data_config", "local_paths", "escaping", "card_learner", "card", "viewer", "publishing", "soft_tokens", "farzi_data",
+    "learner_checks", "learner", "row_checks",
     "inner_optimizers", "inner_loop",
     "compiled_loop", "fixed_point", "replay", "reversal", "adjoint", "trajectories", "objectives", "baselines", "initialization", "config",
     "publishing_trainer", "trainer_input", "checkpoints", "callbacks", "resumable_trainer", "trainer", "soft_training", "plots",

@@ -104,7 +104,7 @@ def test_a_plateau_may_become_a_schedule_of_steps(make):
 @pytest.mark.parametrize(
     "changes",
     [{"window": 1}, {"inner_epsilon": 0.1}, {"inner_learning_rate": 0.001}, {"max_grad_norm": 1e-3}, {"weight_decay": 0.5},
-     {"adam_beta1": 0.1}, {"inner_steps": 3}, {"per_device_train_batch_size": 20}],
+     {"adam_beta1": 0.1}, {"inner_steps": 12}, {"per_device_train_batch_size": 20}],
     ids=str,
 )  # fmt: skip
 def test_any_other_setting_takes_effect_as_well(half, make, unchanged, changes):
