@@ -151,6 +151,9 @@ class ResumableTrainer(PublishingTrainer):
         best = state.best_model_checkpoint if self.args.load_best_model_at_end else None
         self._load_from_checkpoint(best or checkpoint)
         self.state = state
+        if self.args.push_to_hub:  # the run may have been killed before its last push
+            self._push_from_checkpoint(checkpoint)
+            self._finish_current_push()
         return TrainOutput(state.global_step, float("nan"), {})
 
     @contextmanager

@@ -89,15 +89,21 @@ def record_trajectories(
             f"steps={steps} is no multiple of save_every={save_every}; the last checkpoint would be missing"
         )
     check_seed(seed)
-    check_rows(train_dataset, learner, data_collator)
-    settings = {"steps": steps, "save_every": save_every, "batch_size": batch_size, "seed": seed, "together": together}
-    manifest = {
-        "version": VERSION, **settings, "optimizer": _optimizer_facts(optimizer), "data": sequences_fingerprint(train_dataset),
-        **_model_facts(learner),
-        "streams": 2,  # how seeds become random numbers: what was recorded otherwise cannot be gone on with
-    }  # fmt: skip
-    _adopt_manifest(folder, manifest)
     with noted_signals() as noted, names_the_disk(folder):
+        check_rows(train_dataset, learner, data_collator)
+        settings = {
+            "steps": steps,
+            "save_every": save_every,
+            "batch_size": batch_size,
+            "seed": seed,
+            "together": together,
+        }
+        manifest = {
+            "version": VERSION, **settings, "optimizer": _optimizer_facts(optimizer), "data": sequences_fingerprint(train_dataset),
+            **_model_facts(learner),
+            "streams": 2,  # how seeds become random numbers: what was recorded otherwise cannot be gone on with
+        }  # fmt: skip
+        _adopt_manifest(folder, manifest)
         for first in range(0, num, together):
             group = range(first, min(first + together, num))
             missing = [i for i in group if not _shard(folder, i).exists()]
@@ -107,12 +113,14 @@ def record_trajectories(
                 starts = [learner.initial_parameters(derive(seed, Purpose.RECORDED_START, i), device) for i in group]
                 trajectories = _train(learner, optimizer, starts, batches, steps, save_every, noted)
                 if trajectories is None:
-                    there = sum(_shard(folder, i).exists() for i in range(num))
-                    end(noted.number, f"{folder} has {there} of {num} trajectories, recording can go on from there")
+                    break
                 for i in missing:
                     shard = {name: x[:, i - first].contiguous() for name, x in trajectories.items()}
                     replace_file(_shard(folder, i), partial(save_file, shard))
                 logger.info("%s: %d of %d trajectories.", folder, group[-1] + 1, num)
+        if noted.number:
+            there = sum(_shard(folder, i).exists() for i in range(num))
+            end(noted.number, f"{folder} has {there} of {num} trajectories, recording can go on from there")
     return TrajectoryBank(folder)
 
 
