@@ -285,22 +285,10 @@ class FarziConfig(TrainingArguments):
 
 
 _OUTER = (
-    "learning_rate",
-    "lr_scheduler_type",
-    "lr_scheduler_kwargs",
-    "max_steps",
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-    "max_grad_norm",
-    "optim",
-    "adam_beta1",
-    "adam_beta2",
-    "adam_epsilon",
-    "weight_decay",
-    "warmup_steps",
-    "bf16",
-    "seed",
-)
+    "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "max_steps", "per_device_train_batch_size",
+    "gradient_accumulation_steps", "max_grad_norm", "optim", "adam_beta1", "adam_beta2", "adam_epsilon",
+    "weight_decay", "warmup_steps", "bf16", "seed",
+)  # fmt: skip
 """Fields of `TrainingArguments` that belong to a recipe."""
 
 _COUNTS = {

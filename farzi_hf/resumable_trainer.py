@@ -12,7 +12,7 @@ from typing import Any
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import TrainerState
-from transformers.trainer_utils import SaveStrategy, TrainOutput
+from transformers.trainer_utils import TrainOutput
 
 from farzi_hf.callbacks import KeepLastCheckpoints
 from farzi_hf.checkpoints import (
@@ -83,12 +83,9 @@ class ResumableTrainer(PublishingTrainer):
 
     def _prepare_run(self, checkpoint: str | None) -> TrainerState | None:
         """The record of the run to come; returns the state to go on from."""
-        saves = self.args.save_strategy != SaveStrategy.NO
-        if saves:
-            check_no_foreign(self.args.output_dir)
+        check_no_foreign(self.args.output_dir)  # whatever save_strategy is: a signal makes every run save
         if checkpoint is None:
-            if saves:
-                check_new_run(self.args.output_dir)
+            check_new_run(self.args.output_dir)
             self._record, self.changed = RunRecord(self._settings()), {}
             return None
         before = read_record(checkpoint)
@@ -96,8 +93,7 @@ class ResumableTrainer(PublishingTrainer):
         self._record = before.resumed(self._settings(), checkpoint, state.global_step)
         news = self._record.history[len(before.history) :]
         self.changed = news[0]["changed"] if news else {}
-        if saves:
-            self._check_later_checkpoints(checkpoint, state.global_step)
+        self._check_later_checkpoints(checkpoint, state.global_step)
         if self._is_finished(state):
             self._check_finished(checkpoint, state.global_step)
         if self.changed:
@@ -171,8 +167,10 @@ class ResumableTrainer(PublishingTrainer):
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """As `PublishingTrainer` does; a checkpoint begins with its record."""
-        if _internal_call and self.args.should_save:
-            begin_checkpoint(Path(output_dir), self._record)
+        if _internal_call:
+            if self.args.should_save:
+                begin_checkpoint(Path(output_dir), self._record)
+            self.accelerator.wait_for_everyone()  # each process writes its random state into the folder, and would make it
         super().save_model(output_dir, _internal_call)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:

@@ -52,7 +52,8 @@ class FarziTrainer(ResumableTrainer):
     Each outer step trains a fresh learner for T steps on the summary, takes its loss on a batch of real sequences, and
     updates latents and decoder by the exact gradient of that loss through the training (equation 2 of the paper).
     Everything random in a step is a function of (seed, global step, process): a run that resumes from a checkpoint is
-    bit for bit the run that was not interrupted, and n processes equal one that accumulates n batches per step.
+    bit for bit the run that was not interrupted, and n processes equal one that accumulates n batches per step. Settings
+    that are changed at a resume take effect, and stand in `history` and in the recipe; those in `checkpoints.KEPT` cannot change.
 
     Logged beside the Trainer's own figures: `loss` is the outer loss, `grad_norm` the norm of the meta-gradient before
     clipping; `non_finite_steps`, `seconds_per_step`, `peak_memory_gib`; first of all `sharpness`, where it was chosen. In the

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _common import ROOT, begin_run, check_outputs, find_checkpoint, markdown, save_csv, save_text
+from _common import ROOT, markdown, save_csv, save_text
 from _comparison import Comparison, Row, Student
 from _report import listed
+from _runs import begin_run, check_outputs, find_checkpoint
 from _tasks import Task, TrajectoryArguments, changed, record
 from safetensors.torch import load_file, save_file
 
@@ -177,7 +178,7 @@ def _asked(task: Task, cell: Cell, seed: int, how: TrajectoryArguments) -> dict[
     return json.loads(json.dumps(asked))
 
 
-def card_folder(name: str, dataset: str, scale: str, told: str | None, files: Sequence[str]) -> Path:
+def card_folder(name: str, dataset: str, scale: str, told: str | None, files: Sequence[str] = ()) -> Path:
     """Where a table and `files` go unless `told`: each scale has a folder of its own, so that a long run does not replace the quick one's card.
 
     Raises:

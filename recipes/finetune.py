@@ -23,8 +23,9 @@ import _recommendation
 import ptb
 import recsys
 import torch
-from _common import check_outputs, ends_in_one_line, keep_freed_memory, markdown, run, save_csv, save_text, write_recipe
+from _common import ends_in_one_line, keep_freed_memory, markdown, run, save_csv, save_text
 from _comparison import Comparison, Row, Student, stock_arguments, train_stock
+from _runs import check_outputs, write_recipe
 from datasets import Dataset
 from transformers import AutoConfig, AutoModelForCausalLM, HfArgumentParser, PreTrainedConfig, default_data_collator
 

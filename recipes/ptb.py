@@ -16,20 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from _common import (
-    PLOTS,
-    begin_run,
-    ends_in_one_line,
-    find_checkpoint,
-    keep_freed_memory,
-    markdown,
-    parse_arguments,
-    print_start,
-    run,
-    save_csv,
-    save_text,
-    with_history,
-)
+from _common import ends_in_one_line, keep_freed_memory, markdown, parse_arguments, run, save_csv, save_text
 from _comparison import (
     BASELINES,
     Comparison,
@@ -39,6 +26,7 @@ from _comparison import (
 )
 from _language_modeling import LanguageModelComparison, count_rows, readable
 from _report import check_loadable, cost, draw_summary, how_to_load, listed, provenance, run_facts
+from _runs import PLOTS, begin_run, find_checkpoint, print_start, with_history
 from datasets import DatasetDict
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerBase
 

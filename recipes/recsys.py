@@ -18,22 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from _common import (
-    PLOTS,
-    begin_run,
-    check_outputs,
-    ends_in_one_line,
-    find_checkpoint,
-    keep_freed_memory,
-    markdown,
-    parse_arguments,
-    print_start,
-    run,
-    save_csv,
-    save_text,
-    with_history,
-    write_recipe,
-)
+from _common import ends_in_one_line, keep_freed_memory, markdown, parse_arguments, run, save_csv, save_text
 from _comparison import (
     BASELINES,
     Row,
@@ -42,6 +27,7 @@ from _comparison import (
 )
 from _recommendation import METRICS, RecommendationComparison, count_rows, paper_rows, pooled, ratios, readable
 from _report import check_loadable, cost, draw_summary, how_to_load, listed, provenance, run_facts
+from _runs import PLOTS, begin_run, check_outputs, find_checkpoint, print_start, with_history, write_recipe
 from transformers import AutoConfig
 
 import farzi_hf.models  # noqa: F401  registers the architectures

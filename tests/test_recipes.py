@@ -24,9 +24,10 @@ import objectives
 import ptb
 import recsys
 import sample_efficiency
-from _common import begin_run, find_checkpoint, markdown, parse_arguments, save_csv
+from _common import markdown, parse_arguments, save_csv
 from _comparison import BASELINES
 from _language_modeling import LanguageModelComparison, metrics_row
+from _runs import begin_run, find_checkpoint
 
 from farzi_hf import FarziConfig, FarziData
 from farzi_hf.data import flatten_sequences

@@ -246,7 +246,8 @@ def test_a_run_refuses_a_folder_with_a_checkpoint_that_is_not_ours(make):
         with pytest.raises(ValueError, match=message):
             start()
     assert path.read_bytes() == b"precious"
-    make(**{**SAVED, "save_strategy": "no", "max_steps": 1}).train()  # writes none
+    with pytest.raises(ValueError, match=message):
+        make(**{**SAVED, "save_strategy": "no"}).train()  # a signal makes it save
 
 
 def test_rotation_removes_ours_alone(make):
