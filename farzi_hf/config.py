@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field, fields
-from typing import Any, get_args, get_type_hints
+from numbers import Integral, Real
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from transformers import TrainingArguments
 
@@ -39,7 +41,7 @@ ADJOINTS: dict[str, type[Adjoint] | None] = {
 }
 
 
-@dataclass
+@dataclass(repr=False)  # TrainingArguments' own hides tokens
 class FarziConfig(TrainingArguments):
     """Settings of `FarziTrainer`. What is not listed is inherited from `transformers.TrainingArguments` and means the outer loop.
 
@@ -55,9 +57,12 @@ class FarziConfig(TrainingArguments):
     | `per_device_train_batch_size` | 64 | b, real sequences in the outer loss |
     | `per_device_eval_batch_size` | 128 | learners are small |
     | `logging_steps` | 10 | an outer step takes seconds |
+    | `save_steps` | 20 | a checkpoint is some megabytes, written in far less time than a step takes |
+    | `save_total_limit` | 3 | of those that this library wrote: see `farzi_hf.checkpoints` |
     | `optim` | adamw_torch | the fused one is not exact across devices |
     | `label_names` | ["labels"] | FarziData has no forward signature to read them from |
     | `ddp_find_unused_parameters` | False | latents and decoder are used in every step |
+    | `dataloader_pin_memory` | False on a CPU | there is nothing to pin for, and torch warns of it |
     | `greater_is_better` | False of a perplexity | Trainer takes any metric but a loss for a score |
 
     Args:
@@ -141,6 +146,8 @@ class FarziConfig(TrainingArguments):
     per_device_train_batch_size: int = 64
     per_device_eval_batch_size: int = 128
     logging_steps: float = 10
+    save_steps: float = 20
+    save_total_limit: int | None = 3
     optim: str = "adamw_torch"
     label_names: list[str] | None = field(default_factory=lambda: ["labels"])
     ddp_find_unused_parameters: bool | None = False
@@ -161,11 +168,13 @@ class FarziConfig(TrainingArguments):
         compiled, self.torch_compile = self.torch_compile, False  # of the inner loop; Trainer would compile the summary
         super().__post_init__()
         self.torch_compile = compiled
+        self.dataloader_pin_memory &= self.device.type != "cpu"
         for name, minimum in _COUNTS.items():
             _check_count(name, getattr(self, name), minimum)
         for name, minimum in _OPTIONAL_COUNTS.items():
             if getattr(self, name) is not None:
                 _check_count(name, getattr(self, name), minimum)
+        self._check_types()
         if self.inner_steps_min is not None and self.inner_steps_min > self.inner_steps:
             raise ValueError(
                 f"inner_steps_min={self.inner_steps_min} is more than inner_steps={self.inner_steps}; lower it, "
@@ -203,6 +212,16 @@ class FarziConfig(TrainingArguments):
             if float in kinds and str not in kinds:
                 setattr(self, name, _number(name, value))
 
+    def _check_types(self) -> None:
+        """Raises ValueError where a field of ours holds something of another type than it says."""
+        hints = get_type_hints(type(self))
+        for name in (f.name for f in fields(self) if f.name not in _STOCK):
+            value, hint = getattr(self, name), hints[name]
+            kinds = get_args(hint) if get_origin(hint) is UnionType else (hint,)
+            if not any(_is_a(value, kind) for kind in kinds):
+                wanted = " or ".join(str(getattr(kind, "__name__", kind)) for kind in kinds).replace("NoneType", "None")
+                raise ValueError(f"{name}={value!r} is a {type(value).__name__}; give a value of type {wanted}")
+
     def summary_config(self, vocab_size: int) -> FarziDataConfig:
         """The config of the summary to be distilled; it carries the inner loop's settings along."""
         return FarziDataConfig(
@@ -238,8 +257,7 @@ class FarziConfig(TrainingArguments):
 
     def to_recipe(self) -> dict[str, Any]:
         """The settings that another run needs to make the same summary: all of ours, and those of the outer loop that matter."""
-        stock = {f.name for f in fields(TrainingArguments)}
-        settings = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in stock or f.name in _OUTER}
+        settings = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _STOCK or f.name in _OUTER}
         return json.loads(json.dumps(settings))  # plain types: enums become strings, tuples lists
 
     def make_inner_optimizer(self) -> InnerOptimizer:
@@ -277,22 +295,12 @@ class FarziConfig(TrainingArguments):
         return kind(**{argument.name: settings[argument.name] for argument in fields(kind)})
 
 
+_STOCK = {f.name for f in fields(TrainingArguments)}
 _OUTER = (
-    "learning_rate",
-    "lr_scheduler_type",
-    "max_steps",
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-    "max_grad_norm",
-    "optim",
-    "adam_beta1",
-    "adam_beta2",
-    "adam_epsilon",
-    "weight_decay",
-    "warmup_steps",
-    "bf16",
-    "seed",
-)
+    "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "max_steps", "per_device_train_batch_size",
+    "gradient_accumulation_steps", "max_grad_norm", "optim", "adam_beta1", "adam_beta2", "adam_epsilon",
+    "weight_decay", "warmup_steps", "bf16", "seed",
+)  # fmt: skip
 """Fields of `TrainingArguments` that belong to a recipe."""
 
 _COUNTS = {
@@ -327,6 +335,15 @@ _UNSUPPORTED = {
     "fsdp": "a summary is small and needs no sharding; use several processes with plain data parallelism",
 }
 """Fields of `TrainingArguments` that a distillation has no use for, and what to do instead."""
+
+
+def _is_a(value: Any, kind: Any) -> bool:
+    """Whether `value` is of the type that an annotation says; integers are also floats, and True is no number."""
+    if get_origin(kind) is list:
+        return isinstance(value, list | tuple)
+    if kind in (int, float) and isinstance(value, bool):
+        return False
+    return isinstance(value, Real if kind is float else Integral if kind is int else kind)
 
 
 def _number(name: str, value: Any) -> Any:

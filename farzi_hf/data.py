@@ -7,6 +7,7 @@ sentence per row; `tokenize` turns it into a column ``input_ids`` of ids, BOS fi
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import re
 from collections import Counter
@@ -25,6 +26,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from farzi_hf.collators import SequenceCollator  # noqa: F401  found here too
 from farzi_hf.grammar import SampleGrammar
 from farzi_hf.interaction_files import DataUnavailableError
 from farzi_hf.interactions import (  # noqa: F401  interactions are data too: their public names are found here
@@ -204,26 +206,25 @@ def _tokenize_split(name: str, split: Dataset, tokenizer: PreTrainedTokenizerBas
     return encoded.map(lambda batch: {"input_ids": [ids[:max_length] for ids in batch["input_ids"]]}, batched=True)
 
 
-def flatten_sequences(dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
-    """All ids of the column ``input_ids`` end to end, shape (tokens,), and the length of each sequence, shape (rows,)."""
+def flatten_sequences(dataset: Dataset, column: str = "input_ids") -> tuple[np.ndarray, np.ndarray]:
+    """All integers of a column of lists end to end, shape (tokens,), and the length of each sequence, shape (rows,)."""
     if not isinstance(dataset, Dataset):
         raise ValueError(
-            f"dataset is a {type(dataset).__name__}: pass a datasets.Dataset (one split) with a column 'input_ids'."
+            f"dataset is a {type(dataset).__name__}: pass a datasets.Dataset (one split) with a column {column!r}."
         )
-    if "input_ids" not in dataset.column_names:
+    if column not in dataset.column_names:
         raise ValueError(
-            f"dataset has columns {dataset.column_names}, but no 'input_ids': run farzi_hf.data.tokenize first."
+            f"dataset has columns {dataset.column_names}, but no {column!r}: run farzi_hf.data.tokenize first."
         )
-    column = dataset.select_columns("input_ids").with_format("arrow")[:]["input_ids"]
-    if not (
-        pa.types.is_list(column.type) or pa.types.is_large_list(column.type) or pa.types.is_fixed_size_list(column.type)
-    ):
-        raise ValueError(f"dataset['input_ids'] has type {column.type}: it must hold a list of ids per row.")
-    if not pa.types.is_integer(column.type.value_type):
-        raise ValueError(f"dataset['input_ids'] holds {column.type.value_type} values: it must hold integer ids.")
-    ids, lengths = pc.list_flatten(column), pc.list_value_length(column)
+    lists = dataset.select_columns(column).with_format("arrow")[:][column]
+    kind = lists.type
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
+        raise ValueError(f"dataset[{column!r}] has type {kind}: it must hold a list of ids per row.")
+    if not pa.types.is_integer(kind.value_type):
+        raise ValueError(f"dataset[{column!r}] holds {kind.value_type} values: it must hold integers.")
+    ids, lengths = pc.list_flatten(lists), pc.list_value_length(lists)
     if ids.null_count or lengths.null_count:
-        raise ValueError("dataset['input_ids'] holds null values: drop those rows.")
+        raise ValueError(f"dataset[{column!r}] holds null values: drop those rows.")
     return ids.to_numpy().astype(np.int64), lengths.to_numpy().astype(np.int64)
 
 
@@ -245,6 +246,14 @@ def check_sequences(dataset: Dataset, vocab_size: int) -> None:
             f"dataset['input_ids'][{row}] holds id {ids[outside[0]]}, outside 0 … {vocab_size - 1} for vocab_size={vocab_size}: "
             "tokenize with the tokenizer that this vocabulary belongs to."
         )
+
+
+def sequences_fingerprint(dataset: Dataset) -> str:
+    """A hash of all ids of the column ``input_ids`` and of where each sequence ends."""
+    digest = hashlib.sha256()
+    for part in flatten_sequences(dataset):
+        digest.update(np.ascontiguousarray(part).tobytes())
+    return digest.hexdigest()[:16]
 
 
 def minibatches(rows: int, batch_size: int | None, steps: int, seed: int) -> torch.Tensor | None:

@@ -8,39 +8,44 @@ arXiv 2310.09983). Soft tokens are only ever materialised for the sequences in h
 
 from __future__ import annotations
 
-import hashlib
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import Dataset
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from farzi_hf import hub, publishing
-from farzi_hf.atomic_folder import TENSORS
+from farzi_hf.artefact_folder import ArtefactFolder, read_artefact
+from farzi_hf.artefact_layout import CONFIG, TENSORS
 from farzi_hf.farzi_data_config import FarziDataConfig, check_size
+from farzi_hf.local_paths import without_local_paths
 from farzi_hf.publishing import Results
 from farzi_hf.seeds import Purpose, derive
+from farzi_hf.soft_tokens import SoftTokenCollator, soft_tokens
+from farzi_hf.tensor_file import checksum, load_tensors
 from farzi_hf.vocabulary import load_vocabulary, text_of, token_strings, vocabulary_hash
 
 _DECODE_CHUNK = 512  # positions whose V probabilities exist at the same time in decode()
 
 
-def soft_tokens(latents: Tensor, decoder: Tensor, tau: float) -> Tensor:
-    """`softmax(latents @ decoder / τ)`: latents (…, d) and decoder (d, V) give probabilities (…, V)."""
-    return torch.softmax(latents @ decoder / tau, dim=-1)
+def _shapes(config: FarziDataConfig) -> dict[str, tuple[int, ...]]:
+    """Of the parameters of a summary."""
+    return {
+        "latents": (config.num_sequences, config.sequence_length, config.latent_dim),
+        "decoder": (config.latent_dim, config.vocab_size),
+    }
 
 
 class FarziData(nn.Module):
     """The summary: parameters `latents (μ, ξ, d)` and `decoder (d, V)`, its `config`, and the vocabulary if it has one.
 
     `processing_class` is the tokenizer (or the list of item names) that gives the V entries their meaning, or `None`:
-    a summary without one can be trained on, it just cannot be read.
+    a summary without one can be trained on, it just cannot be read. `tensors` are latents and decoder to take, of the shapes
+    that the config says, in place of random ones.
 
     ```python
     farzi = FarziData(FarziDataConfig(num_sequences=400, sequence_length=50, latent_dim=16, vocab_size=2004))
@@ -48,14 +53,16 @@ class FarziData(nn.Module):
     ```
     """
 
-    def __init__(self, config: FarziDataConfig, processing_class: Any = None) -> None:
+    def __init__(
+        self, config: FarziDataConfig, processing_class: Any = None, tensors: Mapping[str, Tensor] | None = None
+    ) -> None:
         super().__init__()
         self.config = config
         self.processing_class = processing_class
         self._results = (Results(), "")  # and the fingerprint of the tensors that they are of
-        shape = (config.num_sequences, config.sequence_length, config.latent_dim)
-        self.latents = nn.Parameter(torch.randn(shape) * config.latent_std)
-        self.decoder = nn.Parameter(torch.randn(config.latent_dim, config.vocab_size) * config.latent_std)
+        if tensors is None:
+            tensors = {name: torch.randn(shape) * config.latent_std for name, shape in _shapes(config).items()}
+        self.latents, self.decoder = nn.Parameter(tensors["latents"]), nn.Parameter(tensors["decoder"])
 
     @property
     def nbytes(self) -> int:
@@ -93,7 +100,10 @@ class FarziData(nn.Module):
         return Dataset(publishing.latents_table(self.latents, "input_ids")).with_format("torch")
 
     def collator(self) -> SoftTokenCollator:
-        """The data collator that goes with `as_dataset()`: picklable, holds a copy of the decoder on the CPU."""
+        """The data collator of `as_dataset()`, and of rows of ids, so that one Trainer trains on soft rows and evaluates on real data.
+
+        Picklable; holds a copy of the decoder on the CPU.
+        """
         return SoftTokenCollator(self.decoder.detach().cpu().clone(), self.config.tau)
 
     def as_hard_dataset(self, samples_per_sequence: int | None = None, seed: int = 0) -> Dataset:
@@ -181,7 +191,7 @@ class FarziData(nn.Module):
         Args:
             processing_class: tokenizer or list of item names; remembered, as is its hash in the config.
             metrics: what the summary achieves; the card's results. See `card.render_card`. Of this and the next two, what
-                is not given stays as it was saved or loaded before, see `results`.
+                is not given stays as it was saved or loaded before, see `results`. Absolute paths in them are cut to their last part.
             recipe: everything needed to distil it again; becomes `recipe.yaml`.
             plots: image files to copy into the artefact and show on the card.
 
@@ -192,42 +202,47 @@ class FarziData(nn.Module):
         if processing_class is not None:
             self.processing_class = processing_class
         self.adopt_vocabulary("processing_class")
-        for name, tensor in (("latents", self.latents), ("decoder", self.decoder)):
-            if not torch.isfinite(tensor).all():
-                raise ValueError(f"{name} holds NaN or infinity and is not worth saving; go back to a good checkpoint")
+        self._check_numbers("it is not worth saving, go back to a good checkpoint")
         known = self.results
         results = Results(
-            metrics=known.metrics if metrics is None else metrics,
-            recipe=known.recipe if recipe is None else recipe,
-            plots=known.plots if plots is None else {Path(plot).name: Path(plot).read_bytes() for plot in plots},
+            metrics=without_local_paths(known.metrics if metrics is None else metrics),
+            recipe=without_local_paths(known.recipe if recipe is None else recipe),
+            plots=known.plots if plots is None else publishing.read_plots(plots),
         )
         publishing.write_artefact(self, Path(folder), results)
         self._results = (results, self.fingerprint())
 
     @classmethod
-    def from_pretrained(cls, folder_or_repo: str | os.PathLike, revision: str | None = None) -> FarziData:
+    def from_pretrained(
+        cls,
+        folder_or_repo: str | os.PathLike,
+        revision: str | None = None,
+        token: str | None = None,
+        cache_dir: str | os.PathLike | None = None,
+    ) -> FarziData:
         """Loads a summary from a folder or, when there is no such folder, from a dataset repository of the Hub.
+
+        Nothing in the folder is run, no link in it is followed, and nothing is changed there.
+
+        Args:
+            revision: a branch, tag or commit of the repository; by default its main branch.
+            token: of the Hub; by default the one that `hf auth login` has saved.
+            cache_dir: where downloads are kept; by default the Hub's cache.
 
         Raises:
             FileNotFoundError: neither exists, or a file of the artefact is missing.
-            ValueError: tensors whose shapes are not the config's, or a vocabulary other than the one distilled with.
+            ValueError: a file that is damaged, or is not what an artefact has there: tensors of other shapes than the config's or
+                not finite, a link, a vocabulary other than the one distilled with.
         """
-        folder = hub.fetch_artefact(folder_or_repo, revision)
-        config = FarziDataConfig.from_pretrained(folder)
-        tensors = load_file(folder / TENSORS)
-        with torch.device("meta"):
-            farzi = cls(config)
-        for name, parameter in farzi.named_parameters():
-            found = tuple(tensors[name].shape) if name in tensors else "missing"
-            if found != tuple(parameter.shape):
-                raise ValueError(
-                    f"{name} in {folder / TENSORS} is {found}, but config.json says "
-                    f"{tuple(parameter.shape)}; the two files belong to different summaries, fetch it again"
-                )
-        farzi.load_state_dict(tensors, assign=True)
-        farzi.processing_class = load_vocabulary(folder)
+        return read_artefact(hub.fetch_artefact(folder_or_repo, revision, token, cache_dir), cls._load)
+
+    @classmethod
+    def _load(cls, artefact: ArtefactFolder) -> FarziData:
+        config = FarziDataConfig.from_json(artefact.read(CONFIG), artefact.path(CONFIG))
+        farzi = cls(config, load_vocabulary(artefact), load_tensors(artefact.path(TENSORS), _shapes(config)))
+        farzi._check_numbers(f"{artefact.path(TENSORS)} is of no use, fetch another one")
         farzi.adopt_vocabulary("folder_or_repo")
-        farzi._results = (publishing.load_results(folder), farzi.fingerprint())
+        farzi._results = (publishing.load_results(artefact), farzi.fingerprint())
         return farzi
 
     def push_to_hub(
@@ -258,6 +273,19 @@ class FarziData(nn.Module):
             )
 
     @torch.no_grad()
+    def _check_numbers(self, remedy: str) -> None:
+        """Raises ValueError where soft tokens would not be finite."""
+        for name, tensor in self.named_parameters():
+            if not torch.isfinite(tensor).all():
+                raise ValueError(f"{name} holds NaN or infinity; {remedy}")
+        # No product of a latent with a column of the decoder is larger than that of their lengths.
+        largest = self.latents.double().norm(dim=-1).max() * self.decoder.double().norm(dim=0).max() / self.config.tau
+        if largest > torch.finfo(torch.float32).max:
+            raise ValueError(
+                f"latents and decoder are so large for tau={self.config.tau:g} that the softmax of their product overflows; {remedy}"
+            )
+
+    @torch.no_grad()
     def frequencies(self) -> Tensor:
         """(V,): the share of each vocabulary entry over all μ·ξ positions; sums to 1."""
         total = torch.zeros(self.config.vocab_size, device=self.latents.device)
@@ -273,10 +301,7 @@ class FarziData(nn.Module):
 
     def fingerprint(self) -> str:
         """A hash of latents and decoder: equal where a student would learn the same."""
-        digest = hashlib.sha256()
-        for parameter in self.parameters():
-            digest.update(parameter.detach().float().cpu().numpy().tobytes())
-        return digest.hexdigest()
+        return " ".join(map(checksum, self.parameters()))
 
     def adopt_vocabulary(self, argument: str) -> None:
         """Checks the vocabulary against the config; a config that knows none yet takes its hash."""
@@ -294,21 +319,3 @@ class FarziData(nn.Module):
                 f"{self.config.vocabulary_hash[:12]}…; use that tokenizer or item list"
             )
         self.config.vocabulary_hash = found
-
-
-@dataclass
-class SoftTokenCollator:
-    """Turns rows of `FarziData.as_dataset()` into a batch for a model that went through `attach_soft_inputs`.
-
-    Gives `input_ids` and `labels`, both the soft tokens (b, ξ, V), and `shift_labels (b, ξ − 1)`, the likeliest target
-    of each prediction as an integer. Trainer counts a batch's items on `shift_labels` where there is one; without it,
-    it would count vocabulary entries and divide the loss by V times too much.
-    """
-
-    decoder: Tensor
-    tau: float
-
-    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        latents = torch.stack([torch.as_tensor(row["input_ids"], dtype=self.decoder.dtype) for row in rows])
-        soft = soft_tokens(latents, self.decoder, self.tau)
-        return {"input_ids": soft, "labels": soft, "shift_labels": soft[:, 1:].argmax(-1)}

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import json
-import math
+import sys
 from collections.abc import Mapping
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedConfig
+
+from farzi_hf.untrusted_text import as_mapping, parse_json
 
 
 class FarziDataConfig(PreTrainedConfig):
@@ -28,7 +32,8 @@ class FarziDataConfig(PreTrainedConfig):
         vocabulary_hash: `vocabulary.vocabulary_hash` of the tokenizer or item list, `None` while there is none.
 
     Raises:
-        ValueError: a size that is too small, or a τ or latent_std that is not a positive finite number.
+        ValueError: a size that is too small or absurd, a τ or latent_std that is not a positive finite number, an `inner` that
+            JSON cannot store, or a hash that is no text.
     """
 
     model_type = "farzi_data"
@@ -62,19 +67,42 @@ class FarziDataConfig(PreTrainedConfig):
         self.tau = _positive("tau", tau)
         self.latent_std = _positive("latent_std", latent_std)
         self.inner = _as_json("inner", inner)
+        if not isinstance(vocabulary_hash, str | None):
+            raise ValueError(f"vocabulary_hash must be a text or None, got {vocabulary_hash!r}")
         self.vocabulary_hash = vocabulary_hash
         super().__init__(**kwargs)
 
+    @classmethod
+    def from_json(cls, content: bytes, path: Path) -> FarziDataConfig:
+        """The config in `content`, which was read from the untrusted file `path`.
+
+        Raises:
+            ValueError: what `path` holds is no config of a summary.
+        """
+        values = as_mapping(parse_json(content, path), path)
+        if values.get("model_type", cls.model_type) != cls.model_type:
+            raise ValueError(
+                f"{path} is the config of a {values['model_type']!r}, not of a summary; fetch the file again"
+            )
+        # What transformers gives every config of a model says nothing of a summary, and some of it is names of functions.
+        of_models = set(dir(cls())) - set(inspect.signature(cls).parameters)
+        try:
+            return cls(**{name: value for name, value in values.items() if name not in of_models})
+        except (ValueError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path} is no config of a summary: {error}; fetch the file again, or mend it") from None
+
 
 def check_size(name: str, value: Any, minimum: int) -> int:
-    """`value`, which has to be an integer of at least `minimum`; the ValueError names the argument."""
+    """`value`, which has to be an integer of at least `minimum` and below 2³¹; the ValueError names the argument."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < minimum:
         raise ValueError(f"{name} must be an integer of at least {minimum}, got {value!r}")
+    if value >= 2**31:
+        raise ValueError(f"{name} must be an integer below 2**31, got {value!r}")
     return int(value)
 
 
 def _positive(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value < math.inf:
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value <= sys.float_info.max:
         raise ValueError(f"{name} must be a positive, finite number, got {value!r}")
     return float(value)
 
@@ -84,6 +112,8 @@ def _as_json(name: str, value: Mapping[str, Any] | None) -> dict[str, Any] | Non
     if value is None:
         return None
     try:
-        return json.loads(json.dumps(dict(value)))
-    except (TypeError, ValueError) as error:
+        if not isinstance(value, Mapping):
+            raise TypeError(f"a {type(value).__name__} is no mapping of names to values")
+        return json.loads(json.dumps(dict(value), allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{name} must hold only what JSON can store, got {value!r}: {error}") from None

@@ -4,60 +4,55 @@ from __future__ import annotations
 
 import logging
 import os
+import tempfile
 import time
 from collections.abc import Callable
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import TypeVar
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError
 
-from farzi_hf.atomic_folder import TENSORS, artefact_files, finish_commit
-from farzi_hf.vocabulary import VOCABULARY_FILES
+from farzi_hf.artefact_folder import ArtefactFolder, read_artefact
+from farzi_hf.artefact_layout import CARD, CONFIG, LOADED_FILES, is_known
 
 PLACEHOLDER = "path/to/this/folder"  # stands for the repository's name in a card until it is pushed
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-_RESULTS = ("recipe.yaml", "metrics.json", "plots/*")
-_OWNED = ("latents/*", "decoder/*", "tokens/*", "viewer.html", *_RESULTS, *VOCABULARY_FILES)
 _ATTEMPTS = 5
 _PASSING = {408, 409, 412, 429}
 """HTTP errors that another attempt may mend, beside those of the server (5xx): timeout, too fast, and a repository that
 somebody else, or an attempt whose answer was lost, has changed meanwhile."""
 
 
-def fetch_artefact(folder_or_repo: str | os.PathLike, revision: str | None = None) -> Path:
+def fetch_artefact(
+    folder_or_repo: str | os.PathLike,
+    revision: str | None = None,
+    token: str | None = None,
+    cache_dir: str | os.PathLike | None = None,
+) -> Path:
     """The folder of an artefact: `folder_or_repo` itself or a download of one commit, without Parquet views and card.
 
     Downloads that broke off go on where they stopped.
 
     Raises:
-        FileNotFoundError: neither a folder nor a dataset repository within reach, or files are missing.
+        FileNotFoundError: neither a folder nor a dataset repository within reach.
     """
     folder = Path(folder_or_repo)
     if folder.is_dir():
-        finish_commit(folder)
-    else:
-        patterns = [TENSORS, "config.json", *_RESULTS, *VOCABULARY_FILES]
-        try:
-            folder = Path(_insist(lambda: snapshot_download(
-                str(folder_or_repo), repo_type="dataset", revision=revision, allow_patterns=patterns
-            )))  # fmt: skip
-        except (OSError, HTTPError, HFValidationError) as error:
-            raise FileNotFoundError(
-                f"folder_or_repo={str(folder_or_repo)!r} is neither a folder nor a dataset repository within reach "
-                f"(revision {revision or 'main'}): {error}"
-            ) from error
-    for name in (TENSORS, "config.json"):
-        if not (folder / name).exists():
-            raise FileNotFoundError(
-                f"folder_or_repo={str(folder_or_repo)!r} has no {name}, so it is not a Farzi summary; "
-                "name a folder or repository written by FarziData.save_pretrained or push_to_hub"
-            )
-    return folder
+        return folder
+    try:
+        return Path(_insist(lambda: snapshot_download(
+            str(folder_or_repo), repo_type="dataset", revision=revision, token=token, cache_dir=cache_dir,
+            allow_patterns=list(LOADED_FILES),
+        )))  # fmt: skip
+    except (OSError, HTTPError, HFValidationError) as error:
+        raise FileNotFoundError(
+            f"folder_or_repo={str(folder_or_repo)!r} is neither a folder nor a dataset repository within reach "
+            f"(revision {revision or 'main'}): {error}"
+        ) from error
 
 
 def create_repository(
@@ -81,21 +76,22 @@ def push_folder(
 ) -> str:
     """Uploads a saved artefact to the dataset repository `repo_id`, made if need be, as one commit.
 
-    Only the artefact's own files go, whatever else lies in the folder. Files that an earlier artefact left in the
+    Only the artefact's own files go, whatever else lies in the folder, and no file over a link. Files that an earlier artefact left in the
     repository are removed; files that never were an artefact's stay. `revision` names a branch, made if need be.
     A connection that breaks is tried again; large files that have arrived are not sent twice, in this call or a later
     one, and there is one commit however often its answer was lost. Returns the commit's address.
 
     Raises:
+        FileNotFoundError, ValueError: there is no artefact in the folder, or not a whole one, or one with links.
         ConnectionError: the Hub could not be reached in several attempts; nothing is committed, and calling again
             resumes.
         HfHubHTTPError: the Hub refuses, for want of rights for instance.
     """
-    folder = fetch_artefact(folder)
-    files = [*artefact_files(folder), TENSORS]
     try:
-        repo_id = create_repository(repo_id, private, revision, token)
-        return _insist(lambda: _commit(HfApi(token=token), folder, files, repo_id, revision, commit_message))
+        with tempfile.TemporaryDirectory() as whole:  # a copy of one save, whatever is saved in the folder meanwhile
+            files = read_artefact(Path(folder), lambda artefact: _copy(artefact, Path(whole)))
+            repo_id = create_repository(repo_id, private, revision, token)
+            return _insist(lambda: _commit(HfApi(token=token), Path(whole), files, repo_id, revision, commit_message))
     except (HTTPError, RuntimeError) as error:
         if not _is_passing(error):
             raise
@@ -105,14 +101,20 @@ def push_folder(
         ) from error
 
 
+def _copy(artefact: ArtefactFolder, target: Path) -> list[str]:
+    names = list(dict.fromkeys((CARD, CONFIG, *artefact.names)))
+    artefact.copy(target, names)
+    return names
+
+
 def _commit(api: HfApi, folder: Path, files: list[str], repo_id: str, revision: str | None, commit_message: str) -> str:
     """One commit on top of what is there now; none, if that is already this artefact."""
     head = api.dataset_info(repo_id, revision=revision)
-    operations = [CommitOperationAdd(name, folder / name) for name in files if name != "README.md"]
-    card = (folder / "README.md").read_text(encoding="utf-8").replace(PLACEHOLDER, repo_id)
-    operations.append(CommitOperationAdd("README.md", card.encode()))
+    operations = [CommitOperationAdd(name, folder / name) for name in files if name != CARD]
+    card = (folder / CARD).read_text(encoding="utf-8").replace(PLACEHOLDER, repo_id)
+    operations.append(CommitOperationAdd(CARD, card.encode()))
     for name in (sibling.rfilename for sibling in head.siblings or []):
-        if name not in files and any(fnmatch(name, pattern) for pattern in _OWNED):
+        if name not in files and is_known(name):
             operations.append(CommitOperationDelete(name))
     # With its parent said, a commit that is sent twice because the first answer was lost is refused the second time.
     commit = api.create_commit(

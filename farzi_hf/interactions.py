@@ -7,19 +7,16 @@ left out; items are numbered 1 … num_items in the order of their original ids,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import torch
 from datasets import Dataset, DatasetDict
-from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from farzi_hf.catalogue import SampleCatalogue
+from farzi_hf.collators import SequenceCollator
 from farzi_hf.interaction_columns import Columns
 from farzi_hf.interaction_files import SOURCES
 from farzi_hf.own_interactions import columns_of
@@ -71,19 +68,12 @@ class Interactions:
 
 
 @dataclass(frozen=True)
-class InteractionCollator:
+class InteractionCollator(SequenceCollator):
     """Rows of items as a batch, padded on the right: `input_ids`, `attention_mask`, `labels` (−100 at padding), (b, L) each,
     and where the rows have it `seen` (b, S), padded with 0.
     """
 
-    def __call__(self, rows: Sequence[Mapping[str, Sequence[int]]]) -> dict[str, Tensor]:
-        batch = {name: _padded([row[name] for row in rows]) for name in ("input_ids", "seen") if name in rows[0]}
-        mask = _padded([[1] * len(row["input_ids"]) for row in rows])
-        return {**batch, "attention_mask": mask, "labels": batch["input_ids"].masked_fill(mask == 0, -100)}
-
-
-def _padded(rows: Sequence[Sequence[int]]) -> Tensor:
-    return pad_sequence([torch.as_tensor(row, dtype=torch.long) for row in rows], batch_first=True)
+    padding_id: int | None = 0
 
 
 def load_sample_interactions(num_users: int = 1000, seed: int = 0) -> Interactions:

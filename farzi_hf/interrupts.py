@@ -59,7 +59,10 @@ def noted_signals() -> Iterator[NotedSignal]:
     """Within it, a signal is noted instead of ending the program.
 
     Handlers that someone has set stay, and so do signals that are ignored (as SIGHUP under nohup). Outside of the main
-    thread, where Python allows no handlers, nothing is noted. A signal on which nobody has acted takes effect at the end.
+    thread, where Python allows no handlers, nothing is noted.
+
+    Raises:
+        Interrupted: at the end, where a signal was noted and nobody has acted on it.
     """
     noted, earlier = NotedSignal(), {}
     if threading.current_thread() is threading.main_thread():
@@ -72,7 +75,7 @@ def noted_signals() -> Iterator[NotedSignal]:
         for number, handler in earlier.items():
             signal.signal(number, handler)
     if noted.number:
-        signal.raise_signal(noted.number)
+        end(noted.number, "what was under way is finished")
 
 
 def end(number: int, message: str) -> NoReturn:
@@ -119,6 +122,7 @@ class InterruptibleTrainer(Trainer):
             return
         if self._saved_step != self.state.global_step:
             self._save_checkpoint(model, trial)
+        self._finish_current_push()
         if self.is_world_process_zero():
             folder = Path(self.args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
             logger.warning("%s: the run is saved in %s and can be resumed from there.", _name(number), folder)

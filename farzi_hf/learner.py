@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from farzi_hf.learner_checks import check_causal, check_model, check_twice_differentiable, readable_positions
 from farzi_hf.seeds import Purpose, check_seed, derive
 
 Parameters = dict[str, Tensor]
@@ -160,19 +161,23 @@ class Learner:
 
     The model runs in evaluation mode (an inner loop that is replayed needs a loss without hidden randomness), with "eager"
     attention: fused attention kernels have no second derivative.
+
+    Raises:
+        TypeError: what makes no `PreTrainedModel`.
+        ValueError: the model is no causal one (tried on a few tokens), starts with NaN or infinity, changes its own weights when
+            it runs, or has no second derivative.
     """
 
     def __init__(self, learner_init: LearnerInit):
         self._factory = _factory(learner_init)
         self.model = self._new_model()
-        for name, parameter in self.model.named_parameters():
-            if not torch.isfinite(parameter).all():
-                raise ValueError(
-                    f"learner_init returned a model whose {name} holds NaN or infinity; give one that starts finite"
-                )
+        check_model(self.model)
         self.model.register_forward_pre_hook(feed_soft_tokens, with_kwargs=True)
         train_padding_row(self.model)
         self.vocab_size = vocabulary_size(self.model)
+        self._readable = 0
+        check_causal(self.model, self._logits_of)
+        check_twice_differentiable(self.model, self.soft_loss)
 
     def initial_parameters(self, seed: int, device: torch.device | str | None = None) -> Parameters:
         """θ_0, a function of `seed` alone: what the factory draws under that seed."""
@@ -215,6 +220,16 @@ class Learner:
         """(b, L, V) logits of `input_ids`, ids (b, L) or soft tokens (b, L, V)."""
         inputs = {key: batch[key] for key in ("input_ids", "attention_mask") if key in batch}
         return torch.func.functional_call(self.model, params, kwargs=inputs).logits
+
+    def readable(self, length: int) -> int:
+        """How many of `length` positions the model reads: all, unless its table of positions ends before. Tried where in doubt."""
+        if length > self._readable:
+            self._readable = readable_positions(self.model, length)
+        return min(length, self._readable)
+
+    def _logits_of(self, params: Parameters, ids: Tensor) -> Tensor:
+        """Of ids without padding: with a mask, or transformers warns where one of them is that of the padding."""
+        return self.logits(params, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
 
     def _loss(self, params: Parameters, batch: Mapping[str, Tensor], labels: Tensor) -> Tensor:
         loss, count = shifted_cross_entropy(self.logits(params, batch), labels)
@@ -283,10 +298,21 @@ class LearnerBatch:
         return torch.stack([loss / count for loss, count in losses])
 
 
+def _from_config(config: PreTrainedConfig) -> PreTrainedModel:
+    try:
+        return AutoModelForCausalLM.from_config(copy.deepcopy(config))  # it writes into the config that it is given
+    except ValueError as error:
+        if "Unrecognized configuration class" not in str(error):
+            raise
+        raise ValueError(  # the original lists two hundred classes
+            f"learner_init is a {type(config).__name__}, and transformers has no causal language model of model_type "
+            f"{config.model_type!r}; give the config of one, for instance a GPT2Config"
+        ) from None
+
+
 def _factory(learner_init: LearnerInit) -> Callable[[], PreTrainedModel]:
     if isinstance(learner_init, PreTrainedConfig):
-        # from_config writes into the config it is given
-        return lambda: AutoModelForCausalLM.from_config(copy.deepcopy(learner_init))
+        return lambda: _from_config(learner_init)
     if isinstance(learner_init, PreTrainedModel):
         return lambda: type(learner_init)(copy.deepcopy(learner_init.config))
     if callable(learner_init):

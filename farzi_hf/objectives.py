@@ -15,9 +15,9 @@ from torch import Tensor
 
 from farzi_hf.data import minibatches
 from farzi_hf.engine import Adjoint, InnerLoss, InnerOptimizer, autocast_settings, no_autocast, unroll
-from farzi_hf.farzi_data import soft_tokens
 from farzi_hf.learner import Learner, LearnerBatch, Parameters
 from farzi_hf.seeds import Purpose, stream
+from farzi_hf.soft_tokens import soft_tokens
 from farzi_hf.trajectories import TrajectoryBank
 
 Batch = Mapping[str, Tensor]

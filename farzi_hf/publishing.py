@@ -5,7 +5,7 @@ README.md                      card; its YAML declares the three configs below
 latents/train-*.parquet        default config: index, latents (ξ, d) and, with a vocabulary, the greedy text
 decoder/train-*.parquet        id, token where known, decoder (d,)
 tokens/train-*.parquet         sequence, position, top-k tokens with probabilities, entropy in nats
-farzi.safetensors              latents, decoder: the source of truth; its metadata lists the artefact's files
+farzi.safetensors              latents, decoder: the source of truth; its metadata has their checksums and lists the artefact's files
 config.json                    FarziDataConfig
 viewer.html                    a page to browse the sequences with, from file:// too
 tokenizer files or vocabulary.json, recipe.yaml, metrics.json, plots/*: where there are any
@@ -17,18 +17,23 @@ Functions take any `summary` with `latents`, `decoder`, `config`, `nbytes`, `pro
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+import stat
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import yaml
 from torch import Tensor
 
-from farzi_hf.atomic_folder import artefact_files, replace_files
-from farzi_hf.card import TABLES, greedy_texts, render_card, yaml_text
+from farzi_hf.artefact_folder import ArtefactFolder, read_artefact
+from farzi_hf.artefact_layout import CARD, CONFIG, METRICS, PLOTS, RECIPE, VIEWER, is_known, size_limit
+from farzi_hf.atomic_folder import replace_files
+from farzi_hf.card import TABLES, greedy_texts, render_card
+from farzi_hf.escaping import yaml_text
+from farzi_hf.untrusted_text import as_mapping, parse_json, parse_yaml
 from farzi_hf.viewer import render_viewer
 from farzi_hf.vocabulary import save_vocabulary, token_strings
 
@@ -61,35 +66,66 @@ def write_artefact(summary: Any, folder: Path, results: Results) -> None:
         for name, table in zip(TABLES, _tables(summary, decoded), strict=True):
             (staging / name).mkdir()
             pq.write_table(table, staging / name / "train-00000-of-00001.parquet")
-        summary.config.to_json_file(staging / "config.json")
+        summary.config.to_json_file(staging / CONFIG)
         save_vocabulary(summary.processing_class, staging)
         if results.recipe:
-            _write_text(staging / "recipe.yaml", yaml_text(results.recipe))
+            _write_text(staging / RECIPE, yaml_text(results.recipe))
         if results.metrics:
-            _write_text(staging / "metrics.json", json.dumps(results.metrics, indent=2) + "\n")
+            _write_text(staging / METRICS, json.dumps(results.metrics, indent=2) + "\n")
         for name, content in results.plots.items():
-            (staging / "plots").mkdir(exist_ok=True)
-            (staging / "plots" / name).write_bytes(content)
-        shown = [f"plots/{name}" for name in results.plots]
-        _write_text(staging / "README.md", render_card(summary, decoded, results.metrics, results.recipe, shown))
-        _write_text(staging / "viewer.html", render_viewer(summary, decoded))
+            (staging / PLOTS).mkdir(exist_ok=True)
+            (staging / PLOTS / name).write_bytes(content)
+        shown = [f"{PLOTS}/{name}" for name in results.plots]
+        _write_text(staging / CARD, render_card(summary, decoded, results.metrics, results.recipe, shown))
+        _write_text(staging / VIEWER, render_viewer(summary, decoded))
 
     tensors = {name: getattr(summary, name).detach().cpu().contiguous() for name in ("latents", "decoder")}
     replace_files(folder, write, tensors)
 
 
-def load_results(folder: Path) -> Results:
-    """The metrics, recipe and plots of an artefact."""
+def load_results(artefact: ArtefactFolder | Path) -> Results:
+    """The metrics, recipe and plots of an artefact.
 
-    def text(name: str) -> str:
-        return (folder / name).read_text(encoding="utf-8") if (folder / name).exists() else "{}"
+    Raises:
+        ValueError: a file that holds something else, or that is larger than `artefact_layout` allows.
+    """
+    if not isinstance(artefact, ArtefactFolder):
+        return read_artefact(artefact, load_results)
 
-    plots = [folder / name for name in artefact_files(folder) if name.startswith("plots/")]
+    def mapping(name: str, parse: Callable[[bytes, Path], Any]) -> dict[str, Any]:
+        path = artefact.find(name)
+        return {} if path is None else as_mapping(parse(artefact.read(name), path), path)
+
+    plots = [name for name in artefact.names if name.startswith(f"{PLOTS}/") and artefact.find(name) is not None]
     return Results(
-        metrics=json.loads(text("metrics.json")),
-        recipe=yaml.safe_load(text("recipe.yaml")),
-        plots={path.name: path.read_bytes() for path in plots if path.exists()},
+        metrics=mapping(METRICS, parse_json),
+        recipe=mapping(RECIPE, parse_yaml),
+        plots={name.removeprefix(f"{PLOTS}/"): artefact.read(name) for name in plots},
     )
+
+
+def read_plots(paths: Sequence[str | os.PathLike]) -> dict[str, bytes]:
+    """The contents of image files by name, as `Results` has them.
+
+    Raises:
+        ValueError: a name that an artefact has no place for, two of one name, or a file too large to be a plot.
+        FileNotFoundError: there is no such file.
+    """
+    plots: dict[str, bytes] = {}
+    for path in map(Path, paths):
+        name = f"{PLOTS}/{path.name}"
+        if not is_known(name) or path.name in plots:
+            reason = (
+                "another plot has the same name" if path.name in plots else "it has no name of an image, like curve.png"
+            )
+            raise ValueError(f"plots has {str(path)!r}, which cannot go into the artefact: {reason}; rename it")
+        found, limit = path.stat(), size_limit(name)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > limit:
+            raise ValueError(
+                f"plots has {str(path)!r}, which is no file of at most {limit:,} bytes; give images of that size"
+            )
+        plots[path.name] = path.read_bytes()
+    return plots
 
 
 def latents_table(latents: Tensor, column: str) -> pa.Table:

@@ -5,7 +5,7 @@ Trainer(model=attach_soft_inputs(model), train_dataset=farzi.as_dataset(), data_
         compute_loss_func=soft_cross_entropy, args=args).train()
 ```
 Nothing of Trainer is overridden: a hook feeds soft tokens to the model through its own input embedding, and the loss goes
-in where Trainer asks for one. The same model and loss take ordinary token ids, so `evaluate` works on real data.
+in where Trainer asks for one. The same model, collator and loss take ordinary token ids, so `evaluate` works on real data.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.loss.loss_utils import ForCausalLMLoss
 
 from farzi_hf.learner import feed_soft_tokens, shifted_cross_entropy, train_padding_row
 
@@ -44,7 +45,8 @@ def soft_cross_entropy(outputs: Any, labels: Tensor, num_items_in_batch: Tensor 
 
     Args:
         outputs: the model's output; its `logits (b, L, V)` at position j predict token j + 1.
-        labels: soft tokens (b, L, V), or ids (b, L) where −100 is ignored (what `evaluate` passes on real data).
+        labels: soft tokens (b, L, V), or ids (b, L) where −100 is ignored (what `evaluate` passes on real data): of these it
+            is transformers' own loss.
         num_items_in_batch: predicted tokens over all accumulated micro-batches, which Trainer counts; the sum is
             divided by it, so that accumulation equals one large batch. Without it: those of this batch.
 
@@ -54,6 +56,8 @@ def soft_cross_entropy(outputs: Any, labels: Tensor, num_items_in_batch: Tensor 
     if labels is None:
         raise ValueError("labels is None; use a data collator that returns labels, for instance farzi.collator()")
     logits = outputs["logits"]
+    if not labels.is_floating_point():
+        return ForCausalLMLoss(logits, labels, logits.shape[-1], num_items_in_batch)
     # Like transformers' own loss: a log-sum-exp over thousands of entries is too coarse in half precision.
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     loss, count = shifted_cross_entropy(logits, labels)

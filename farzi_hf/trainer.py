@@ -5,12 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
-import resource
-import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,46 +14,47 @@ import torch
 from datasets import Dataset
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
+from tqdm.auto import tqdm
 from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_callback import TrainerState
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
+from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 
 from farzi_hf import initialization
 from farzi_hf.atomic_folder import check_destination
 from farzi_hf.baselines import random_sequences
+from farzi_hf.callbacks import (
+    ChaosWarning,
+    CurrentIntervals,
+    DivergenceWarning,
+    StepFigures,
+    StudentProgress,
+    phase,
+    without_prediction_bar,
+)
+from farzi_hf.checkpoints import last_checkpoint
 from farzi_hf.config import INITIALIZATIONS, FarziConfig
-from farzi_hf.data import check_sequences
+from farzi_hf.data import sequences_fingerprint
 from farzi_hf.farzi_data import FarziData
 from farzi_hf.learner import Learner, Parameters, shifted_cross_entropy
 from farzi_hf.metrics import language_modeling_metrics, mean_and_spread, token_statistics
 from farzi_hf.objectives import Objective
-from farzi_hf.publishing_trainer import PublishingTrainer
+from farzi_hf.resumable_trainer import ResumableTrainer
+from farzi_hf.row_checks import check_rows, check_sequence_length
 from farzi_hf.seeds import Purpose, derive
 from farzi_hf.trainer_input import adopt_vocabulary, check_summary, language_model_collator, run_check
 
 logger = logging.getLogger(__name__)
 
-_CHAOTIC = 100.0  # norm of a meta-gradient
 _TRIAL_LEARNERS, _TRIAL_BATCHES = 2, 4
 
 
-@dataclass
-class _Progress:
-    """What happened since the last log."""
-
-    seconds: float = 0.0
-    steps: int = 0
-    finite_losses: int = 0
-
-
-class FarziTrainer(PublishingTrainer):
+class FarziTrainer(ResumableTrainer):
     """Distils `train_dataset` into a `FarziData`, which is the `model` that the Trainer trains.
 
     Each outer step trains a fresh learner for T steps on the summary, takes its loss on a batch of real sequences, and
     updates latents and decoder by the exact gradient of that loss through the training (equation 2 of the paper).
     Everything random in a step is a function of (seed, global step, process): a run that resumes from a checkpoint is
-    bit for bit the run that was not interrupted, and n processes equal one that accumulates n batches per step.
+    bit for bit the run that was not interrupted, and n processes equal one that accumulates n batches per step. Settings
+    that are changed at a resume take effect, and stand in `history` and in the recipe; those in `checkpoints.KEPT` cannot change.
 
     Logged beside the Trainer's own figures: `loss` is the outer loss, `grad_norm` the norm of the meta-gradient before
     clipping; `non_finite_steps`, `seconds_per_step`, `peak_memory_gib`; first of all `sharpness`, where it was chosen. In the
@@ -70,7 +66,7 @@ class FarziTrainer(PublishingTrainer):
         args: a `FarziConfig`.
         train_dataset, eval_dataset: `datasets.Dataset`s with `input_ids`, lists of token ids with BOS and EOS.
         processing_class: the tokenizer; it travels with the summary. Without one, give `data_collator`.
-        data_collator: pads real sequences and makes `labels`; by default `DataCollatorForLanguageModeling`.
+        data_collator: pads real sequences and makes `labels`; by default a `SequenceCollator`.
         farzi_data: a summary to go on with, of the shape and τ that `args` says; by default a new one.
         objective: the outer loss, as in `farzi_hf.objectives`; by default the one that `args` names.
         compute_metrics, preprocess_logits_for_metrics: as in `Trainer`; by default the language-model metrics.
@@ -98,17 +94,19 @@ class FarziTrainer(PublishingTrainer):
             raise TypeError(f"args is {type(args).__name__}; give a FarziConfig, for instance FarziConfig('out')")
         run_check("output_dir", check_destination, Path(args.output_dir))
         self.learner = Learner(learner_init)
+        check_sequence_length(args.sequence_length, self.learner)
+        collator = data_collator or language_model_collator(processing_class)
         for name, dataset in (("train_dataset", train_dataset), ("eval_dataset", eval_dataset)):
             if dataset is not None:
-                run_check(name, check_sequences, dataset, self.learner.vocab_size)
-        data_collator = data_collator or language_model_collator(processing_class)
+                run_check(name, check_rows, dataset, self.learner, collator)
         config, start_anew = args.summary_config(self.learner.vocab_size), farzi_data is None
         farzi_data = FarziData(config) if start_anew else farzi_data
         check_summary(farzi_data, config)
         adopt_vocabulary(farzi_data, processing_class)
         if start_anew and train_dataset is not None:
             sharpness = args.sharpness or initialization.SHARPNESS
-            INITIALIZATIONS[args.initialization](farzi_data, train_dataset, args.seed, sharpness)
+            with phase("Start of the summary", disable=args.disable_tqdm or args.process_index > 0):
+                INITIALIZATIONS[args.initialization](farzi_data, train_dataset, args.seed, sharpness)
         super().__init__(
             model=farzi_data,
             args=args,
@@ -116,7 +114,7 @@ class FarziTrainer(PublishingTrainer):
             eval_dataset=eval_dataset,
             # A list of item names goes with the summary; a checkpoint could not save it.
             processing_class=processing_class if hasattr(processing_class, "save_pretrained") else None,
-            data_collator=data_collator,
+            data_collator=collator,
             compute_metrics=compute_metrics,
             preprocess_logits_for_metrics=preprocess_logits_for_metrics,
             **kwargs,
@@ -132,32 +130,25 @@ class FarziTrainer(PublishingTrainer):
         undecided = start_anew and train_dataset is not None and spectral and args.sharpness is None
         self._open_start = farzi_data.fingerprint() if undecided else None
         self._sharpness: float | None = None
-        self._warned = False
         self._micro_step = (-1, 0)
         self._student: Parameters | None = None
-        self._non_finite_steps = 0
-        self._since_log = _Progress()
+        self._non_finite_steps, self._finite_losses = 0, 0
         self._last_loss = torch.zeros((), device=self.args.device)
         self._evaluations: dict[str, dict[str, float]] = {}
+        self._figures, self._students_bar = StepFigures(self.args.device), StudentProgress()
+        for callback in (self._figures, ChaosWarning(), DivergenceWarning(), CurrentIntervals(), self._students_bar):
+            self.add_callback(callback)
+        if not self.args.disable_tqdm:
+            self.remove_callback(DEFAULT_PROGRESS_CALLBACK)
+            self.add_callback(without_prediction_bar(DEFAULT_PROGRESS_CALLBACK))
 
     # -- outer step --------------------------------------------------------------------------------------------------
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> TrainOutput:
-        """As in `Trainer`; `resume_from_checkpoint=True` goes on from `last_checkpoint(args.output_dir)`."""
-        if resume_from_checkpoint is True:
-            resume_from_checkpoint = last_checkpoint(self.args.output_dir)
-            if resume_from_checkpoint is None:
-                raise ValueError(
-                    f"resume_from_checkpoint=True, but output_dir={self.args.output_dir!r} holds no complete checkpoint; "
-                    "call train() without it to start anew"
-                )
-        if resume_from_checkpoint and (finished := self._finished(resume_from_checkpoint)):
-            return finished
-        if not resume_from_checkpoint:
+    def _begin(self, checkpoint: str | None) -> None:
+        if checkpoint is None:
             self.choose_start()
-        self._micro_step, self._non_finite_steps, self._since_log = (-1, 0), 0, _Progress()
+        self._micro_step, self._non_finite_steps, self._finite_losses = (-1, 0), 0, 0
         self.model.config.inner = self.args.summary_config(self.learner.vocab_size).inner
-        return super().train(resume_from_checkpoint, **kwargs)
 
     def choose_start(self) -> None:
         """Chooses κ of a new spectral start, unless `args.sharpness` says it. `train()` does so; before it, for a look at the start.
@@ -175,25 +166,25 @@ class FarziTrainer(PublishingTrainer):
         )
         batches = [self._prepare_inputs(batch) for batch in loader]
 
-        @torch.no_grad()
-        def loss() -> float:
-            trained = [self._trained(Purpose.START_TRIAL, index) for index in range(_TRIAL_LEARNERS)]
-            return np.mean([self.learner.hard_loss(theta, batch).item() for theta in trained for batch in batches])
+        candidates, found = initialization.CANDIDATES, []
+        total = len(candidates) * _TRIAL_LEARNERS
+        with tqdm(total=total, desc="Choosing κ of the start", disable=self._quiet, dynamic_ncols=True) as bar:
 
-        self._sharpness, losses = initialization.choose_sharpness(self.model, initialization.SHARPNESS, loss)
+            @torch.no_grad()
+            def loss() -> float:
+                losses = []
+                for index in range(_TRIAL_LEARNERS):
+                    theta = self._trained(Purpose.START_TRIAL, index)
+                    losses += [self.learner.hard_loss(theta, batch).item() for batch in batches]
+                    bar.update()
+                found.append(f"{candidates[len(found)]:g}: {np.mean(losses):.3f}")
+                bar.set_postfix_str(f"loss by κ: {', '.join(found)}")
+                return np.mean(losses)
+
+            self._sharpness, losses = initialization.choose_sharpness(self.model, initialization.SHARPNESS, loss)
         self._open_start = None
         tried = ", ".join(f"{sharpness:g}: {loss:.3f}" for sharpness, loss in losses.items())
         logger.info("Start of the summary: loss on training data by κ: %s.", tried)
-
-    def _finished(self, checkpoint: str) -> TrainOutput | None:
-        """The outcome of a run that had taken all its steps: `Trainer` would take one more."""
-        state = TrainerState.load_from_json(os.path.join(checkpoint, TRAINER_STATE_NAME))
-        if state.global_step < self.args.max_steps or self.args.max_steps < 1:
-            return None
-        best = state.best_model_checkpoint if self.args.load_best_model_at_end else None
-        self._load_from_checkpoint(best or checkpoint)
-        self.state = state
-        return TrainOutput(state.global_step, float("nan"), {})
 
     def compute_loss(
         self, model: nn.Module, inputs: Mapping[str, Tensor], return_outputs: bool = False, **kwargs: Any
@@ -204,18 +195,20 @@ class FarziTrainer(PublishingTrainer):
         return model(functional=lambda latents, decoder: self.objective(self.learner, latents, decoder, inputs, seed))
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
-        """One micro-batch; a meta-gradient that is not finite is dropped before it reaches the summary."""
-        start, progress = time.perf_counter(), self._since_log
+        """One micro-batch; a meta-gradient that is not finite, or whose norm is not, is dropped before it reaches the summary."""
         loss = super().training_step(*args, **kwargs)
-        complete = self.accelerator.sync_gradients  # summed over micro-batches and processes: all see the same
-        if complete and not all(torch.isfinite(p.grad).all() for p in self.model.parameters() if p.grad is not None):
+        # Summed over micro-batches and processes: all see the same.
+        if self.accelerator.sync_gradients and not torch.isfinite(self._gradient_norm()):
             self._drop_gradients()
         if torch.isfinite(loss):
             self._last_loss = loss
-            progress.finite_losses += 1
-        progress.seconds += time.perf_counter() - start
-        progress.steps += complete
+            self._finite_losses += 1
         return self._last_loss  # a NaN would stay in Trainer's running sum for good
+
+    def _gradient_norm(self) -> Tensor:
+        """As clipping computes it: of large finite entries it may be infinite, and clipping would make zeros of them all."""
+        norms = [torch.linalg.vector_norm(p.grad) for p in self.model.parameters() if p.grad is not None]
+        return torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())
 
     def _drop_gradients(self) -> None:
         for parameter in self.model.parameters():
@@ -227,10 +220,11 @@ class FarziTrainer(PublishingTrainer):
             self._non_finite_steps,
         )
         if self._non_finite_steps > self.args.max_non_finite:
+            saved = last_checkpoint(self.args.output_dir)
+            where = f"go on from the last checkpoint in {self.args.output_dir}" if saved else "start anew"
             raise FloatingPointError(
-                f"{self._non_finite_steps} meta-gradients were not finite, more than max_non_finite="
-                f"{self.args.max_non_finite}; go on from the last checkpoint in {self.args.output_dir} with a smaller "
-                "learning_rate or window, or a larger inner_epsilon"
+                f"{self._non_finite_steps} meta-gradients were not finite, more than max_non_finite={self.args.max_non_finite}; {where} "
+                "with a smaller inner_learning_rate, learning_rate or window, or a larger inner_epsilon"
             )
 
     def _learner_seed(self) -> int:
@@ -243,25 +237,17 @@ class FarziTrainer(PublishingTrainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
-            progress, self._since_log = self._since_log, _Progress()
-            logs["loss"] = logs["loss"] if progress.finite_losses else math.nan
-            logs["seconds_per_step"] = progress.seconds / max(1, progress.steps)
-            logs["non_finite_steps"] = self._non_finite_steps
-            logs["peak_memory_gib"] = _peak_memory(self.args.device) / 2**30
-            self._warn_of_chaos(logs.get("grad_norm", 0.0))
+            logs["loss"] = logs["loss"] if self._finite_losses else math.nan
+            self._finite_losses = 0
+            logs |= {"non_finite_steps": self._non_finite_steps, **self._figures.since_last_log()}
             if self._sharpness is not None:  # once: it stays in the log's history
                 logs["sharpness"], self._sharpness = self._sharpness, None
         super().log(logs, start_time)
 
-    def _warn_of_chaos(self, norm: float) -> None:
-        if norm > _CHAOTIC and not self._warned:
-            self._warned = True
-            logger.warning(
-                "Step %d: the norm of the meta-gradient is %.3g where about 0.1 is usual: the learner's training is chaotic, and its exact gradient "
-                "of no use. Set a window (a fifth of inner_steps is a good first try), or raise inner_epsilon.",
-                self.state.global_step,
-                norm,
-            )
+    @property
+    def _quiet(self) -> bool:
+        """Whether this process shows no progress."""
+        return self.args.disable_tqdm or not self.is_world_process_zero()
 
     # -- students ----------------------------------------------------------------------------------------------------
 
@@ -287,22 +273,24 @@ class FarziTrainer(PublishingTrainer):
             For each metric its mean over the students and, as `…_std`, their standard deviation.
         """
         if eval_dataset is not None:
-            run_check("eval_dataset", check_sequences, eval_dataset, self.learner.vocab_size)
+            run_check("eval_dataset", check_rows, eval_dataset, self.learner, self.data_collator)
         elif self.eval_dataset is None:
             raise ValueError("eval_dataset is None; give one to evaluate() or to FarziTrainer")
+        students = range(self.args.eval_students)
         with torch.random.fork_rng(devices=[]):  # a data loader draws a number that it does not use here
-            results = [
-                self._evaluate_student(i, eval_dataset, metric_key_prefix) for i in range(self.args.eval_students)
-            ]
+            loader = self.get_eval_dataloader(eval_dataset)
+            with self._students_bar.shown(len(students), len(loader), self._quiet):
+                results = [self._evaluate_student(i, loader, metric_key_prefix) for i in students]
         metrics = {**mean_and_spread(results), f"{metric_key_prefix}_students": len(results)}
         self.log(metrics)
         self._evaluations[self.model.fingerprint()] = {**metrics, "step": self.state.global_step}
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
-    def _evaluate_student(self, index: int, dataset: Dataset | None, prefix: str) -> dict[str, float]:
+    def _evaluate_student(self, index: int, loader: DataLoader, prefix: str) -> dict[str, float]:
         self._student = self.train_student(index)
-        loader, only_loss = self.get_eval_dataloader(dataset), True if self.compute_metrics is None else None
+        self._students_bar.trained()
+        only_loss = True if self.compute_metrics is None else None
         output = self.evaluation_loop(loader, f"Student {index + 1}", only_loss, metric_key_prefix=prefix)
         self._student = None
         speed = ("_runtime", "_samples_per_second", "_steps_per_second", "_model_preparation_time")
@@ -332,28 +320,15 @@ class FarziTrainer(PublishingTrainer):
         if self._signature_columns is None:  # real sequences go to the learner, not to FarziData.forward
             self._signature_columns = ["input_ids", "attention_mask", *self.label_names]
 
+    def _settings(self) -> dict[str, Any]:
+        config = json.loads(self.learner.model.config.to_json_string(use_diff=False))
+        learner = {k: v for k, v in config.items() if not k.startswith("_") and k != "transformers_version"}
+        data = {"sequences": len(self.train_dataset), "fingerprint": sequences_fingerprint(self.train_dataset)}
+        return {**self.args.to_recipe(), **self._given, "learner": learner, "train_dataset": data}
+
     def _artefact(self) -> dict[str, Any]:
         # Of these very tensors: after load_best_model_at_end, the last evaluation is of others.
         known, evaluation = self.model.results, self._evaluations.get(self.model.fingerprint(), {})
         recipe = {"learner": self.learner.model.config.to_diff_dict(), **self.args.to_recipe(), **self._given}
+        recipe |= self._record.recipe_entry
         return {"metrics": {**known.metrics, **evaluation}, "recipe": known.recipe or recipe}
-
-
-def last_checkpoint(folder: str | os.PathLike) -> str | None:
-    """The latest complete checkpoint in an output folder, None if there is none.
-
-    A process that is killed while it writes one leaves a folder without the trainer's state, which goes last.
-    """
-    found = [path for path in Path(folder).glob(f"{PREFIX_CHECKPOINT_DIR}-*") if path.name.split("-")[-1].isdigit()]
-    for path in sorted(found, key=lambda path: int(path.name.split("-")[-1]), reverse=True):
-        with suppress(OSError, ValueError):
-            json.loads((path / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
-            return str(path)
-    return None
-
-
-def _peak_memory(device: torch.device) -> int:
-    """Bytes: of the CUDA device where there is one, else the resident peak of this process."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

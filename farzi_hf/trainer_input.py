@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
+from farzi_hf.collators import SequenceCollator
 from farzi_hf.farzi_data import FarziData, FarziDataConfig
 
 
@@ -18,14 +19,18 @@ def run_check(name: str, check: Callable[..., None], *args: Any) -> None:
         raise ValueError(f"{name}: {error}") from None
 
 
-def language_model_collator(processing_class: Any) -> Callable:
-    """The default collator, which needs a tokenizer."""
+def language_model_collator(processing_class: Any) -> SequenceCollator:
+    """The default collator. It has a token predicted that the tokenizer only uses for padding too, as EOS often is."""
     if processing_class is None:
         raise ValueError(
             "processing_class and data_collator are both None; give the tokenizer, or a collator that returns "
             "input_ids, attention_mask and labels"
         )
-    return DataCollatorForLanguageModeling(processing_class, mlm=False)
+    padding_id = getattr(processing_class, "pad_token_id", None)
+    others = {
+        getattr(processing_class, f"{name}_token_id", None) for name in ("bos", "eos", "unk", "sep", "cls", "mask")
+    }
+    return SequenceCollator(None if padding_id in others else padding_id)
 
 
 def check_summary(farzi_data: FarziData, expected: FarziDataConfig) -> None:

@@ -7,7 +7,6 @@ it was interrupted, and reading touches no more of a file than the checkpoint th
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 from collections.abc import Callable, Mapping
@@ -16,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from datasets import Dataset
 from safetensors import safe_open
@@ -24,12 +22,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from farzi_hf.atomic_folder import replace_file
-from farzi_hf.data import check_sequences, flatten_sequences, minibatches
+from farzi_hf.data import minibatches, sequences_fingerprint
 from farzi_hf.disk import names_the_disk
 from farzi_hf.engine import InnerOptimizer
 from farzi_hf.engine.inner_loop import InnerLoop, Layout, autocast_settings, weights
 from farzi_hf.interrupts import NotedSignal, end, noted_signals
 from farzi_hf.learner import Learner, Parameters
+from farzi_hf.row_checks import check_rows
 from farzi_hf.seeds import Purpose, check_seed, derive, stream
 
 logger = logging.getLogger(__name__)
@@ -90,15 +89,21 @@ def record_trajectories(
             f"steps={steps} is no multiple of save_every={save_every}; the last checkpoint would be missing"
         )
     check_seed(seed)
-    check_sequences(train_dataset, learner.vocab_size)
-    settings = {"steps": steps, "save_every": save_every, "batch_size": batch_size, "seed": seed, "together": together}
-    manifest = {
-        "version": VERSION, **settings, "optimizer": _optimizer_facts(optimizer), "data": _fingerprint(train_dataset),
-        **_model_facts(learner),
-        "streams": 2,  # how seeds become random numbers: what was recorded otherwise cannot be gone on with
-    }  # fmt: skip
-    _adopt_manifest(folder, manifest)
     with noted_signals() as noted, names_the_disk(folder):
+        check_rows(train_dataset, learner, data_collator)
+        settings = {
+            "steps": steps,
+            "save_every": save_every,
+            "batch_size": batch_size,
+            "seed": seed,
+            "together": together,
+        }
+        manifest = {
+            "version": VERSION, **settings, "optimizer": _optimizer_facts(optimizer), "data": sequences_fingerprint(train_dataset),
+            **_model_facts(learner),
+            "streams": 2,  # how seeds become random numbers: what was recorded otherwise cannot be gone on with
+        }  # fmt: skip
+        _adopt_manifest(folder, manifest)
         for first in range(0, num, together):
             group = range(first, min(first + together, num))
             missing = [i for i in group if not _shard(folder, i).exists()]
@@ -108,12 +113,14 @@ def record_trajectories(
                 starts = [learner.initial_parameters(derive(seed, Purpose.RECORDED_START, i), device) for i in group]
                 trajectories = _train(learner, optimizer, starts, batches, steps, save_every, noted)
                 if trajectories is None:
-                    there = sum(_shard(folder, i).exists() for i in range(num))
-                    end(noted.number, f"{folder} has {there} of {num} trajectories, recording can go on from there")
+                    break
                 for i in missing:
                     shard = {name: x[:, i - first].contiguous() for name, x in trajectories.items()}
                     replace_file(_shard(folder, i), partial(save_file, shard))
                 logger.info("%s: %d of %d trajectories.", folder, group[-1] + 1, num)
+        if noted.number:
+            there = sum(_shard(folder, i).exists() for i in range(num))
+            end(noted.number, f"{folder} has {there} of {num} trajectories, recording can go on from there")
     return TrajectoryBank(folder)
 
 
@@ -211,14 +218,6 @@ def _optimizer_facts(optimizer: InnerOptimizer) -> dict[str, Any]:
         )
     settings = {name: value for name, value in asdict(optimizer).items() if name != "lr_schedule"}
     return {"class": type(optimizer).__name__, **settings}
-
-
-def _fingerprint(dataset: Dataset) -> str:
-    """A hash of all sequences."""
-    digest = hashlib.sha256()
-    for part in flatten_sequences(dataset):
-        digest.update(np.ascontiguousarray(part).tobytes())
-    return digest.hexdigest()[:16]
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:

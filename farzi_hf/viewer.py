@@ -6,13 +6,13 @@ The page holds the numbers themselves, latents and decoder in float32, and compu
 from __future__ import annotations
 
 import base64
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
+from farzi_hf.escaping import script_json
 from farzi_hf.vocabulary import token_strings
 
 _SLOT = "__SUMMARY__"
@@ -35,10 +35,8 @@ def render_viewer(summary: Any, decoded: list) -> str:
         "decoder": _base64(summary.decoder.T),  # an entry's numbers lie together
         "entropy": _base64(entropies),
     }  # fmt: skip
-    # An entry of the vocabulary may hold a closing tag, which would end the script that holds the data.
-    text = json.dumps(data, ensure_ascii=False).replace("<", "\\u003c")
     template = Path(__file__).with_name("viewer_template.html").read_text(encoding="utf-8")
-    return template.replace(_SLOT, text)
+    return template.replace(_SLOT, script_json(data))
 
 
 def _base64(numbers: Tensor | np.ndarray) -> str:

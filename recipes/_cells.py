@@ -8,13 +8,15 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _common import ROOT, markdown, prepare_run, save_csv, save_text
+from _common import ROOT, markdown, save_csv, save_text
 from _comparison import Comparison, Row, Student
 from _report import listed
+from _runs import begin_run, check_outputs, find_checkpoint
 from _tasks import Task, TrajectoryArguments, changed, record
 from safetensors.torch import load_file, save_file
 
@@ -89,6 +91,8 @@ class Cell:
 def results(task: Task, cells: Sequence[Cell], seeds: Sequence[int], how: TrajectoryArguments) -> dict[str, list[Done]]:
     """What each cell left, by method, one entry per seed. Cells in `output_dir` that were run with the same settings are not run again."""
     found: dict[str, list[Done]] = {cell.method: [] for cell in cells}
+    for cell, seed in product(cells, seeds):  # before any work
+        check_outputs(_folder(task, cell, seed), (CELL, SUMMARY))
     for cell in cells:
         for seed in seeds:
             found[cell.method].append(_run(task, cell, seed, how))
@@ -108,11 +112,13 @@ def _run(task: Task, cell: Cell, seed: int, how: TrajectoryArguments) -> Done:
     if cell.source is not None:
         _run(task, cell.source, seed, how)
     folder, args, asked = _folder(task, cell, seed), _arguments(task, cell, seed), _asked(task, cell, seed, how)
-    path = folder / "cell.json"
+    path = folder / CELL
     if path.exists():
         done = json.loads(path.read_text(encoding="utf-8"))
         if done["asked"] == asked:
             return done
+    resume = task.recipe.resume
+    checkpoint = find_checkpoint(args, asked, resume, (CELL, SUMMARY), exactly=True) if cell.distils else None
     begin = time.perf_counter()
     if args.trajectories is not None:
         record(task, args, seed, how)
@@ -120,7 +126,8 @@ def _run(task: Task, cell: Cell, seed: int, how: TrajectoryArguments) -> Done:
     if cell.prepare is not None:
         cell.prepare(c)
     if cell.distils:
-        c.trainer.train(resume_from_checkpoint=prepare_run(args, asked, task.recipe.resume))
+        begin_run(c.trainer, asked, checkpoint)
+        c.trainer.train(resume_from_checkpoint=checkpoint)
         replace_file(folder / SUMMARY, lambda new: save_file(c.trainer.model.state_dict(), new))
     elif cell.source is not None:
         c.trainer.model.load_state_dict(load_file(_folder(task, cell.source, seed) / SUMMARY))
@@ -142,7 +149,10 @@ def _measured(task: Task, cell: Cell, c: Comparison) -> Done:
     return {**done, "facts": dict(cell.facts(c, students))} if cell.facts is not None else done
 
 
-SUMMARY = "summary.safetensors"  # latents and decoder of a cell that distils
+CELL, SUMMARY = "cell.json", "summary.safetensors"  # the latter: latents and decoder of a cell that distils
+
+
+TABLE = ("table.json", "table.md", "table.csv")
 
 
 def _folder(task: Task, cell: Cell, seed: int) -> Path:
@@ -168,10 +178,16 @@ def _asked(task: Task, cell: Cell, seed: int, how: TrajectoryArguments) -> dict[
     return json.loads(json.dumps(asked))
 
 
-def card_folder(name: str, dataset: str, scale: str, told: str | None) -> Path:
-    """Where a table goes unless `told`: each scale has a folder of its own, so that a long run does not replace the quick one's card."""
+def card_folder(name: str, dataset: str, scale: str, told: str | None, files: Sequence[str] = ()) -> Path:
+    """Where a table and `files` go unless `told`: each scale has a folder of its own, so that a long run does not replace the quick one's card.
+
+    Raises:
+        ValueError: one of them is there already, and no recipe wrote it.
+    """
     suffix = "" if scale == "quick" else f"_{scale}"
-    return Path(told or ROOT.parent / "model_cards" / f"{name}_{dataset}{suffix}")
+    folder = Path(told or ROOT.parent / "model_cards" / f"{name}_{dataset}{suffix}")
+    check_outputs(folder, (*TABLE, *files))
+    return folder
 
 
 def write_table(

@@ -9,7 +9,6 @@ import io
 import json
 import os
 import platform
-import shutil
 import signal
 import subprocess
 import sys
@@ -23,13 +22,14 @@ from typing import Any
 import torch
 import transformers
 import yaml
+from datasets import disable_progress_bars
 from transformers import HfArgumentParser, TrainingArguments
 
 import farzi_hf
 from farzi_hf.atomic_folder import replace_file
+from farzi_hf.checkpoints import HISTORY
 from farzi_hf.data import DataUnavailableError
 from farzi_hf.disk import DiskFullError, names_the_disk
-from farzi_hf.trainer import last_checkpoint
 
 ROOT = Path(__file__).resolve().parent
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of <malloc.h>
@@ -77,8 +77,17 @@ def parse_arguments(types: Sequence[type], default_config: Path, argv: Sequence[
     config = first.parse_known_args(argv)[0].config
     parser = HfArgumentParser(types, usage="%(prog)s [--config FILE.yaml] [--FIELD VALUE …]", allow_abbrev=False)
     known = {field.name for kind in types for field in fields(kind) if field.init}
-    parser.set_defaults(**{"config": str(config), "output_dir": f"outputs/{config.stem}", **read_yaml(config, known)})
-    return parser.parse_args_into_dataclasses(argv, look_for_args_file=False)
+    values = read_yaml(config, known | {HISTORY})
+    if values.pop(HISTORY, None) and os.environ.get("RANK", "0") == "0":
+        print(
+            f"{config}: some settings were changed on the way; a new run has the last ones from its first step on.",
+            file=sys.stderr,
+        )
+    parser.set_defaults(**{"config": str(config), "output_dir": f"outputs/{config.stem}", **values})
+    parsed = parser.parse_args_into_dataclasses(argv, look_for_args_file=False)
+    if any(getattr(part, "disable_tqdm", False) for part in parsed):
+        disable_progress_bars()  # those of `datasets` too
+    return parsed
 
 
 def read_yaml(path: Path, known: set[str]) -> dict[str, Any]:
@@ -121,35 +130,7 @@ def run(main: Callable[[], None]) -> None:
         sys.exit(128 + signal.SIGINT)
 
 
-# -- run -------------------------------------------------------------------------------------------------------------
-
-
-def prepare_run(args: TrainingArguments, recipe: Mapping[str, Any], resume: bool) -> str | None:
-    """The checkpoint in `args.output_dir` to go on from, None for a new run, whose recipe is then written there.
-
-    Processes call it one after the other: what the first one does here, the others find done.
-
-    Raises:
-        ValueError: the folder holds checkpoints of another recipe.
-    """
-    folder = Path(args.output_dir)
-    path = folder / "recipe.yaml"
-    checkpoint = last_checkpoint(folder)
-    if checkpoint is not None and resume:
-        before = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {}
-        changed = [key for key in {**before, **recipe} if before.get(key) != recipe.get(key)]
-        if changed:
-            raise ValueError(
-                f"output_dir={str(folder)!r} holds checkpoints of a recipe with other {', '.join(changed)}: "
-                "choose another --output_dir, or --no_resume to discard them"
-            )
-        return checkpoint
-    if args.process_index == 0:
-        for old in folder.glob("checkpoint-*"):
-            shutil.rmtree(old)
-        folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(yaml.safe_dump(dict(recipe), sort_keys=False, allow_unicode=True), encoding="utf-8")
-    return None
+# -- environment -----------------------------------------------------------------------------------------------------
 
 
 def environment(args: TrainingArguments) -> dict[str, Any]:

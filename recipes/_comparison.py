@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from datasets import Dataset, DatasetDict
 from torch import Tensor
+from tqdm.auto import tqdm
 from transformers import (
     AutoModelForCausalLM,
     PreTrainedConfig,
@@ -155,11 +156,15 @@ class Comparison(ABC):
         return {name: tensor.to(self.trainer.args.device) for name, tensor in batch.items()}
 
     def student_row(
-        self, method: str, train: Callable[[int], Student], numbers: Iterable[int], nbytes: int, steps: int
+        self, method: str, train: Callable[[int], Student], numbers: Sequence[int], nbytes: int, steps: int
     ) -> Row:
         """The row of the students `train(number)`, which it announces as soon as it is there; `seconds` are of a training."""
-        start, students = time.perf_counter(), [train(number) for number in numbers]
+        start, students = time.perf_counter(), [train(number) for number in self._shown(numbers, method)]
         return self._announced(method, students, nbytes, steps, time.perf_counter() - start)
+
+    def _shown(self, numbers: Sequence[int], method: str) -> Iterable[int]:
+        """The numbers of a row's students, with a bar."""
+        return tqdm(numbers, method, disable=self.trainer.args.disable_tqdm, leave=False, dynamic_ncols=True)
 
     def _announced(self, method: str, students: Sequence[Student], nbytes: int, steps: int, seconds: float) -> Row:
         statistics = [self.statistics(student, self.splits["test"]) for student in students]
@@ -171,16 +176,19 @@ class Comparison(ABC):
     def real_row(self, method: str, draw: Callable[[int], Dataset], steps: int) -> Row:
         """The row of students on real data, each on `draw(seed)`."""
         start = time.perf_counter()
-        students, nbytes = self.real_students(draw, steps, self.seeds)
+        students, nbytes = self.real_students(draw, steps, self._shown(self.seeds, method))
         return self._announced(method, students, nbytes, steps, time.perf_counter() - start)
 
     def real_students(
         self, draw: Callable[[int], Dataset], steps: int, seeds: Iterable[int]
     ) -> tuple[list[Student], int]:
         """One per seed, each on `draw(seed)`, and the bytes that these have on average."""
-        subsets = {seed: draw(seed) for seed in seeds}
-        students = [self.train_on_real(subset, steps, seed) for seed, subset in subsets.items()]
-        return students, round(np.mean([self.nbytes(subset) for subset in subsets.values()]))
+        students, sizes = [], []
+        for seed in seeds:
+            subset = draw(seed)
+            students.append(self.train_on_real(subset, steps, seed))
+            sizes.append(self.nbytes(subset))
+        return students, round(np.mean(sizes))
 
     def all_sequences(self, seed: int) -> Dataset:
         """All of them, whatever the seed."""

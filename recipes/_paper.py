@@ -48,28 +48,27 @@ class Experiment:
     task: Task
     how: TrajectoryArguments
     asked: PaperArguments
+    folder: Path
 
     @classmethod
-    def parse(cls, name: str, title: str, argv: Sequence[str] | None) -> Experiment:
+    def parse(cls, name: str, title: str, argv: Sequence[str] | None, files: Sequence[str] = ()) -> Experiment:
         """From `--dataset`, `--scale`, the YAML file `paper_DATASET_SCALE.yaml` and the command line.
 
+        Args:
+            files: what the recipe writes into the card's folder beside the table.
+
         Raises:
-            ValueError: unknown or unusable settings.
+            ValueError: unknown or unusable settings, or a file in the card's folder that no recipe wrote.
         """
         dataset, scale, rest = choose(argv)
         kinds = (TrajectoryArguments, PaperArguments)
         task, (how, asked) = parse_task(DATASETS[dataset], kinds, CONFIGS / f"paper_{dataset}_{scale}.yaml", rest)
-        return cls(name, title, dataset, scale, task, how, asked)
+        folder = card_folder(name, dataset, scale, asked.card_dir, files)
+        return cls(name, title, dataset, scale, task, how, asked, folder)
 
     @property
     def args(self) -> FarziConfig:
         return self.task.args
-
-    @property
-    def folder(self) -> Path:
-        folder = card_folder(self.name, self.dataset, self.scale, self.asked.card_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder
 
     def write(
         self, rows: Sequence[Row], findings: Sequence[str], more: str = "", columns: Mapping[str, str] | None = None

@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The tables and the figure of one data set."""
     keep_freed_memory()
     with ends_in_one_line("cold_start.py"):
-        e = Experiment.parse("cold_start", "Cold start", argv)
+        e = Experiment.parse("cold_start", "Cold start", argv, ("strata.csv", "strata.json", "cold_start.png"))
         if not isinstance(e.task, RecommendationTask):
             raise ValueError(f"--dataset {e.dataset} has no users and items: choose one of interactions")
         ours = sized_cell(e, "Farzi", e.args.num_sequences)
@@ -78,8 +78,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         for name in hits
         for row in tenths_rows(hits[name], getattr(strata, by))
     ]
-    save_csv(strata_rows, e.folder / "strata.csv")
-    save_text(json.dumps(strata_rows, indent=1), e.folder / "strata.json")
     evidence = Evidence(e.task, found)
     judged = [v for by in ("items", "users") for v in regions(ours.method, LONG, by, hits, getattr(strata, by))]
     findings = [
@@ -90,6 +88,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows = [*evidence.rows.values(), *e.task.counted(e.asked.seeds)]
     more = "\n" + "\n\n".join(strata_table(strata_rows, by) for by in ("items", "users")) + "\n"
     e.write(rows, findings, more)
+    save_csv(strata_rows, e.folder / "strata.csv")
+    save_text(json.dumps(strata_rows, indent=1), e.folder / "strata.json")
     plot_deciles(strata_rows, e.folder / "cold_start.png", metric_label="Test HR@100")
 
 

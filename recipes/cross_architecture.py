@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The table of one data set."""
     keep_freed_memory()
     with ends_in_one_line("cross_architecture.py"):
-        e = Experiment.parse("cross_architecture", "Other architectures", argv)
+        e = Experiment.parse("cross_architecture", "Other architectures", argv, ("cross_architecture.png",))
         learners = architectures(e.task)
         found = results(e.task, cells(learners), e.asked.seeds, e.how)
     evidence = Evidence(e.task, found)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ import recsys
 import torch
 from _common import ends_in_one_line, keep_freed_memory, markdown, run, save_csv, save_text
 from _comparison import Comparison, Row, Student, stock_arguments, train_stock
+from _runs import check_outputs, write_recipe
 from datasets import Dataset
 from transformers import AutoConfig, AutoModelForCausalLM, HfArgumentParser, PreTrainedConfig, default_data_collator
 
@@ -64,8 +65,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     keep_freed_memory()
     with ends_in_one_line("finetune.py", FileNotFoundError):
         (args,) = HfArgumentParser(FinetuneArguments).parse_args_into_dataclasses(argv, look_for_args_file=False)
+        check_outputs(Path(args.output_dir), ("recipe.yaml", "table.md", "table.csv", "comparison.png"))
         farzi = FarziData.from_pretrained(args.summary, args.revision)
         c = comparison_of(args, farzi)
+    write_recipe(Path(args.output_dir), asdict(args))
     task, metric = (
         (_language_modeling, "perplexity") if is_text(farzi.processing_class) else (_recommendation, "hr@100")
     )
@@ -134,7 +137,7 @@ def _trainer(args: FinetuneArguments, farzi: FarziData, config: PreTrainedConfig
     settings = FarziConfig(
         args.output_dir, num_sequences=shape.num_sequences, sequence_length=shape.sequence_length,
         latent_dim=shape.latent_dim, tau=shape.tau, inner_steps=args.steps or inner["steps"],
-        synthetic_batch_size=inner["synthetic_batch_size"], use_cpu=args.use_cpu, dataloader_pin_memory=False,
+        synthetic_batch_size=inner["synthetic_batch_size"], use_cpu=args.use_cpu,
     )  # fmt: skip
     return FarziTrainer(config, settings, farzi_data=farzi, **data)
 

@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The tables and figures of one data set."""
     keep_freed_memory()
     with ends_in_one_line("inner_optimizers.py"):
-        e = Experiment.parse("inner_optimizers", "Inner optimizers", argv)
+        e = Experiment.parse("inner_optimizers", "Inner optimizers", argv, ("quality.png",))
         if importlib.util.find_spec("higher") is None:
             raise ValueError("the package higher is not installed: pip install farzi-hf[bench]")
         made = cells(e)

@@ -96,9 +96,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     with ends_in_one_line("objectives.py"):
         config = CONFIGS / f"objectives_{dataset}_{scale}.yaml"
         task, (how, asked) = parse_task(DATASETS[dataset], (TrajectoryArguments, ObjectiveArguments), config, rest)
+        folder = card_folder("objectives", dataset, scale, asked.card_dir, ("comparison.png",))
         evidence = Evidence(task, results(task, cells(task, asked), asked.seeds, how))
     rows = list(evidence.rows.values())
-    folder = card_folder("objectives", dataset, scale, asked.card_dir)
     facts = {
         **shared_facts(task, task.args, asked.seeds, how), "scale": scale, **inner_optimizers(task, asked),
         "MTT": f"{task.args.synthetic_steps or task.args.inner_steps} synthetic against {task.args.expert_steps} real steps",

@@ -16,16 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from _common import (
-    ends_in_one_line,
-    keep_freed_memory,
-    markdown,
-    parse_arguments,
-    prepare_run,
-    run,
-    save_csv,
-    save_text,
-)
+from _common import ends_in_one_line, keep_freed_memory, markdown, parse_arguments, run, save_csv, save_text
 from _comparison import (
     BASELINES,
     Comparison,
@@ -35,18 +26,21 @@ from _comparison import (
 )
 from _language_modeling import LanguageModelComparison, count_rows, readable
 from _report import check_loadable, cost, draw_summary, how_to_load, listed, provenance, run_facts
+from _runs import PLOTS, begin_run, find_checkpoint, print_start, with_history
 from datasets import DatasetDict
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
 import farzi_hf.models  # noqa: F401  registers the architectures that transformers does not have
 from farzi_hf import FarziConfig, FarziTrainer
 from farzi_hf.baselines import Unigram
+from farzi_hf.callbacks import phase
 from farzi_hf.data import load_ptb, load_sample_text, tokenize, word_tokenizer
 from farzi_hf.metrics import token_metrics
 from farzi_hf.plots import plot_comparison, plot_distillation
 
 QUICK = Path(__file__).resolve().parent / "configs" / "ptb_quick.yaml"
 DATASETS = {"ptb": load_ptb, "sample": lambda data_dir: load_sample_text()}
+OUTPUTS = ("table.md", "table.csv", *(f"plots/{name}.png" for name in PLOTS))
 # The paper's size. Two things matter (recipes/LOG.md): untied embeddings, or the learner stays on the unigram plateau for
 # hundreds of steps; and embeddings that start large, or training is so chaotic that its gradient is useless.
 LEARNER = {
@@ -106,20 +100,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     with ends_in_one_line("ptb.py"):
         recipe, args = parse_arguments((RecipeArguments, FarziConfig), QUICK, argv)
         settings = {**recipe.to_recipe(), **args.to_recipe()}
-        with args.main_process_first(desc="data and checkpoints"):
-            tokenizer, splits = load_splits(recipe)
-            checkpoint = args.resume_from_checkpoint or prepare_run(args, settings, recipe.resume)
-    comparison = comparison_of(recipe, args, tokenizer, splits)
-    trainer = comparison.trainer
+        with args.main_process_first(desc="data"):
+            checkpoint = find_checkpoint(args, settings, recipe.resume, OUTPUTS)
+            with phase(f"Data set {recipe.dataset}", disable=args.disable_tqdm or args.process_index > 0):
+                tokenizer, splits = load_splits(recipe)
+        comparison = comparison_of(recipe, args, tokenizer, splits)
+        trainer = comparison.trainer
+        begin_run(trainer, settings, checkpoint)
     first = trainer.is_world_process_zero()
     if first:
-        start = f"going on from {checkpoint}" if checkpoint else "a new run, no checkpoint to go on from"
-        print(f"{args.output_dir}: {start}; world size {args.world_size}, {args.device.type}", flush=True)
+        print_start(trainer, checkpoint)
         trainer.choose_start()
         before = summary_row(comparison, "Farzi, 0 outer steps")
     trainer.train(resume_from_checkpoint=checkpoint)
     if first:
-        finish(comparison, recipe, settings, before)
+        finish(comparison, recipe, with_history(settings, trainer), before)
 
 
 def load_splits(recipe: RecipeArguments) -> tuple[PreTrainedTokenizerBase, DatasetDict]:

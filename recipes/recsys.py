@@ -18,16 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from _common import (
-    ends_in_one_line,
-    keep_freed_memory,
-    markdown,
-    parse_arguments,
-    prepare_run,
-    run,
-    save_csv,
-    save_text,
-)
+from _common import ends_in_one_line, keep_freed_memory, markdown, parse_arguments, run, save_csv, save_text
 from _comparison import (
     BASELINES,
     Row,
@@ -36,10 +27,12 @@ from _comparison import (
 )
 from _recommendation import METRICS, RecommendationComparison, count_rows, paper_rows, pooled, ratios, readable
 from _report import check_loadable, cost, draw_summary, how_to_load, listed, provenance, run_facts
+from _runs import PLOTS, begin_run, check_outputs, find_checkpoint, print_start, with_history, write_recipe
 from transformers import AutoConfig
 
 import farzi_hf.models  # noqa: F401  registers the architectures
 from farzi_hf import FarziConfig, FarziTrainer
+from farzi_hf.callbacks import phase
 from farzi_hf.data import (
     InteractionCollator,
     Interactions,
@@ -51,6 +44,7 @@ from farzi_hf.data import (
 from farzi_hf.metrics import recommendation_metrics, target_ranks
 from farzi_hf.plots import plot_comparison, plot_distillation
 
+OUTPUTS = ("results.json", *(f"plots/{name}.png" for name in PLOTS))  # of a split
 QUICK = Path(__file__).resolve().parent / "configs" / "ml-100k_50x50.yaml"
 SAMPLE = "sample"
 LEARNER = {"model_type": "sasrec", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
@@ -117,7 +111,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         recipe, args = parse_arguments((RecipeArguments, FarziConfig), QUICK, argv)
         args.label_names = ["labels", "seen"]  # the ranking leaves out what a user has had
         with args.main_process_first(desc="data"):
-            interactions = load(recipe)
+            check_places(recipe, args)
+            with phase(f"Data set {recipe.dataset}", disable=args.disable_tqdm or args.process_index > 0):
+                interactions = load(recipe)
         splits = [run_split(recipe, args, interactions, split) for split in recipe.splits]
     if args.process_index == 0:
         report(recipe, args, splits)
@@ -130,22 +126,48 @@ def load(recipe: RecipeArguments) -> Interactions:
     return load_interactions(recipe.dataset, recipe.data_dir, min_interactions=recipe.min_interactions)
 
 
-def run_split(recipe: RecipeArguments, args: FarziConfig, interactions: Interactions, split: int) -> dict[str, Any]:
-    """One split's rows and facts: distilled and compared, or from `results.json` where that was done before."""
+def check_places(recipe: RecipeArguments, args: FarziConfig) -> None:
+    """All that will be written is checked before any work; `recipe.yaml` then marks the folder."""
+    output = Path(args.output_dir)
+    check_outputs(output, ["recipe.yaml", "table.md", "table.csv", *map(comparison_name, METRICS)])
+    for split in recipe.splits:
+        find_checkpoint(split_arguments(args, split), settings_of(recipe, args, [split]), recipe.resume, OUTPUTS)
+    if args.process_index == 0:
+        write_recipe(output, settings_of(recipe, args, recipe.splits))
+
+
+def settings_of(recipe: RecipeArguments, args: FarziConfig, splits: list[int]) -> dict[str, Any]:
+    """The recipe of a run over some splits."""
+    return {**recipe.to_recipe(), "splits": splits, **args.to_recipe()}
+
+
+def split_arguments(args: FarziConfig, split: int) -> FarziConfig:
+    """Those of one split, whose results have a folder of their own."""
     args = copy.copy(args)
     args.output_dir = f"{args.output_dir}/split-{split}"
-    settings = {**recipe.to_recipe(), "splits": [split], **args.to_recipe()}
+    return args
+
+
+def comparison_name(metric: str) -> str:
+    """The file of the figure of a metric."""
+    return f"comparison_{metric.replace('@', '_')}.png"
+
+
+def run_split(recipe: RecipeArguments, args: FarziConfig, interactions: Interactions, split: int) -> dict[str, Any]:
+    """One split's rows and facts: distilled and compared, or from `results.json` where that was done before."""
+    args, settings = split_arguments(args, split), settings_of(recipe, args, [split])
     path, asked = Path(args.output_dir) / "results.json", json.loads(json.dumps({**vars(recipe), **settings}))
     with args.main_process_first(desc="results and checkpoints"):
         done = json.loads(path.read_text(encoding="utf-8")) if path.exists() and recipe.resume else {}
         if done.get("asked") == asked:
             return done
-        checkpoint = args.resume_from_checkpoint or prepare_run(args, settings, recipe.resume)
+        checkpoint = find_checkpoint(args, settings, recipe.resume, OUTPUTS)
     c = comparison_of(recipe, args, interactions, split)
+    begin_run(c.trainer, settings, checkpoint)
+    settings = with_history(settings, c.trainer)
     first = args.process_index == 0
     if first:
-        start = f"going on from {checkpoint}" if checkpoint else "a new run, no checkpoint to go on from"
-        print(f"{args.output_dir}: {start}; world size {args.world_size}, {args.device.type}", flush=True)
+        print_start(c.trainer, checkpoint)
     rows = []
     if first and recipe.distil:
         c.trainer.choose_start()
@@ -235,9 +257,7 @@ def report(recipe: RecipeArguments, args: FarziConfig, splits: Sequence[Mapping[
     save_text(table + "\n", output / "table.md")
     save_csv(rows, output / "table.csv")
     for metric in METRICS:
-        plot_comparison(
-            rows, output / f"comparison_{metric.replace('@', '_')}.png", metric, metric_label=f"Test {metric}"
-        )
+        plot_comparison(rows, output / comparison_name(metric), metric, metric_label=f"Test {metric}")
     print(f"\n{table}\n\nTable: {output / 'table.md'}")
     if recipe.distil:
         print(how_to_load(output / f"split-{recipe.splits[0]}" / "summary"))

@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The table and figures of one data set."""
     keep_freed_memory()
     with ends_in_one_line("regularization.py"):
-        e = Experiment.parse("regularization", "Factorisation", argv)
+        e = Experiment.parse("regularization", "Factorisation", argv, ("quality.png", "rank.png", "gap.png"))
         made = {d: Cell(f"Farzi, d = {d}", {"latent_dim": d}, facts=measured) for d in sorted(e.asked.latent_dims)}
         naive = Cell(NAIVE, students=on_unfactorised, prepare=unfactorise, facts=measured_unfactorised)
         found = results(e.task, [*made.values(), naive, *full_cells()], e.asked.seeds, e.how)

@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The table and the figure of one data set."""
     keep_freed_memory()
     with ends_in_one_line("sample_efficiency.py"):
-        e = Experiment.parse("sample_efficiency", "Sample efficiency", argv)
+        e = Experiment.parse("sample_efficiency", "Sample efficiency", argv, ("sample_efficiency.png",))
         budgets = sorted(e.asked.budgets)
         sized = {(family, size): sized_cell(e, family, size) for family in FAMILIES for size in budgets}
         found = results(e.task, [*sized.values(), *full_cells()], e.asked.seeds, e.how)

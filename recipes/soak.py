@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import psutil
-from _common import ends_in_one_line, keep_freed_memory, markdown, save_csv
+from _common import ends_in_one_line, keep_freed_memory, markdown, save_csv, save_text
 from ptb import LEARNER, RecipeArguments, learner_config, load_splits
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
@@ -96,7 +96,7 @@ def report(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any], folder: 
     }
     table = markdown([{"quantity": name, "value": value} for name, value in values.items()])
     note = f"One process. The slope is that of a straight line through {BLOCKS} medians, without the first {SETTLING:.0%} of the steps."
-    (folder / "table.md").write_text(f"{table}\n\n{note}\n\n![memory](memory.png)\n", encoding="utf-8")
+    save_text(f"{table}\n\n{note}\n\n![memory](memory.png)\n", folder / "table.md")
     save_csv(rows, folder / "memory.csv")
     plot_memory(rows, folder / "memory.png", line=(slope, origin))
     return table
@@ -115,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     watch = Watch(settings.minutes, settings.every)
     with TemporaryDirectory() as folder:
         args = FarziConfig(
-            folder, num_sequences=50, sequence_length=20, latent_dim=16, sharpness=8.0, inner_steps=60, window=20,
+            folder, num_sequences=20, sequence_length=20, latent_dim=16, sharpness=8.0, inner_steps=30, window=20,
             synthetic_batch_size=5, max_steps=1_000_000, lr_scheduler_type="constant", learning_rate=0.003, eval_strategy="steps",
             eval_steps=100, eval_students=1, save_strategy="steps", save_steps=50, save_total_limit=2, logging_steps=50,
             use_cpu=True, report_to="none",

@@ -42,10 +42,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         config = CONFIGS / f"objectives_{dataset}_{scale}.yaml"
         kinds = (TrajectoryArguments, ObjectiveArguments, CountArguments)
         task, (how, asked, counted) = parse_task(DATASETS[dataset], kinds, config, rest)
+        folder = card_folder("trajectory_count", dataset, scale, asked.card_dir, ("trajectory_count.png",))
         how = replace(how, num_recorded=max(counted.counts))
         evidence = Evidence(task, results(task, cells(task, counted.counts), asked.seeds, how))
     rows = [{**row, "trajectories": count} for row, count in zip(evidence.rows.values(), counted.counts, strict=True)]
-    folder = card_folder("trajectory_count", dataset, scale, asked.card_dir)
     facts = {
         **shared_facts(task, task.args, asked.seeds, how),
         "inner optimizer": task.args.inner_settings(),

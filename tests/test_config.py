@@ -290,6 +290,16 @@ def test_greater_is_better_where_trainer_or_the_user_says_so():
     assert config(metric_for_best_model="perplexity", greater_is_better=True).greater_is_better is True
 
 
+def test_nothing_is_pinned_on_a_cpu():
+    """torch would warn at each data loader."""
+    assert config().dataloader_pin_memory is config(dataloader_pin_memory=True).dataloader_pin_memory is False
+
+
+def test_checkpoints_are_saved_along_the_way():
+    assert config().save_steps * 4 <= config().max_steps
+    assert config().save_total_limit > 1
+
+
 def test_the_table_lists_exactly_the_inherited_defaults_that_differ():
     def default(field):
         return field.default if field.default_factory is MISSING else field.default_factory()
@@ -299,6 +309,7 @@ def test_the_table_lists_exactly_the_inherited_defaults_that_differ():
     rows = re.findall(r"^ *\| `(\w+)` \| (.+?) \|", FarziConfig.__doc__, flags=re.MULTILINE)
     listed = {name: yaml.safe_load(text) for name, text in rows}
     assert listed.pop("greater_is_better") == "False of a perplexity"  # depends on another field
+    assert listed.pop("dataloader_pin_memory") == "False on a CPU"  # on the machine
     assert listed == {name: value for name, value in ours.items() if value != stock[name]}
 
 

@@ -14,7 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedTokenizerFast
 
 from farzi_hf import farzi_data
-from farzi_hf.farzi_data import FarziData, FarziDataConfig, soft_tokens
+from farzi_hf.farzi_data import FarziData, FarziDataConfig
+from farzi_hf.soft_tokens import soft_tokens
 
 WORDS = ["<pad>", "<unk>", "<s>", "</s>", "the", "cat", "sat"]
 INNER = {"optimizer": "adam", "lr": 0.01, "eps": 1e-4, "betas": (0.9, 0.999), "steps": 300}

@@ -13,11 +13,12 @@ ROOT = Path(__file__).resolve().parent.parent
 # A module imports only from those before it; models and engine import nothing of ours.
 ORDER = (
     "seeds", "disk", "interrupts",
-    "grammar", "catalogue", "interaction_columns", "interaction_files", "own_interactions", "interactions", "data", "metrics",
-    "atomic_folder", "vocabulary", "hub",
-    "card", "viewer", "publishing", "farzi_data_config", "farzi_data", "models", "learner", "engine", "trajectories", "objectives",
-    "baselines", "initialization", "config",
-    "publishing_trainer", "trainer_input", "trainer", "soft_training", "plots",
+    "collators", "grammar", "catalogue", "interaction_columns", "interaction_files", "own_interactions", "interactions", "data", "metrics",
+    "artefact_layout", "untrusted_text", "tensor_file", "artefact_folder", "atomic_folder", "vocabulary", "hub", "models",
+    "farzi_data_config", "local_paths", "escaping", "card_learner", "card", "viewer", "publishing", "soft_tokens", "farzi_data",
+    "learner_checks", "learner", "row_checks",
+    "engine", "trajectories", "objectives", "baselines", "initialization", "config",
+    "publishing_trainer", "trainer_input", "checkpoints", "callbacks", "resumable_trainer", "trainer", "soft_training", "plots",
 )  # fmt: skip
 INDEPENDENT = {"models", "engine"}
 MODULES = sorted(set((ROOT / "farzi_hf").rglob("*.py")) - {ROOT / "farzi_hf" / "__init__.py"})

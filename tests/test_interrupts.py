@@ -135,10 +135,12 @@ def test_handlers_that_someone_has_set_stay():
         signal.signal(signal.SIGHUP, ignored)
 
 
-def test_a_signal_on_which_nobody_has_acted_is_not_lost():
+def test_a_signal_on_which_nobody_has_acted_is_not_lost(caplog):
     """It came after the last step."""
-    with pytest.raises(KeyboardInterrupt), noted_signals():
+    with pytest.raises(Interrupted) as ended, noted_signals():
         signal.raise_signal(signal.SIGINT)
+    assert ended.value.code == 130
+    assert caplog.messages == ["SIGINT: what was under way is finished."]
 
 
 @pytest.mark.parametrize("name", CODES)

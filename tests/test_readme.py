@@ -25,7 +25,10 @@ def test_blocks_run_as_printed(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "cache")}
     run = subprocess.run([sys.executable, script.name], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-3000:]
-    assert "eval_perplexity" in run.stdout
+    assert not re.findall(r".*(?:[Ww]arn|loss_type|pin_memory).*", run.stderr)  # a first minute without them
+    assert re.search(r"^\{'loss': .*'epoch'", run.stdout, re.M)  # on the way
+    assert run.stdout.count("'eval_perplexity'") == 2  # of the distillation's students, and of the stock Trainer's
+    assert run.stdout.count("'eval_hr@10'") == 2
     assert (tmp_path / "out" / "summary" / "farzi.safetensors").exists()
     assert (tmp_path / "out" / "summary" / "viewer.html").exists()
 

@@ -5,24 +5,29 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import get_type_hints
 
 import numpy as np
 import pytest
 import yaml
 from datasets import load_dataset
-from tiny_recipes import RECIPES, TINY
+from tiny_recipes import COMPARED, RECIPES, TINY, places
 from tiny_trainer import tiny_trainer
 
 pytest.importorskip("matplotlib")
+import finetune
+import objectives
 import ptb
-from _common import markdown, parse_arguments, prepare_run, save_csv
+import recsys
+import sample_efficiency
+from _common import markdown, parse_arguments, save_csv
 from _comparison import BASELINES
 from _language_modeling import LanguageModelComparison, metrics_row
+from _runs import begin_run, find_checkpoint
 
 from farzi_hf import FarziConfig, FarziData
 from farzi_hf.data import flatten_sequences
@@ -111,7 +116,7 @@ def test_a_config_that_is_wrong_ends_in_one_line(tmp_path, content, message):
 
 
 def test_without_data_it_names_the_sample_in_one_line(tmp_path):
-    run = script(tmp_path, ())
+    run = script(tmp_path, (), "--disable_tqdm", "true")
     assert run.returncode == 1
     assert run.stderr.count("\n") == 1
     assert "--dataset sample" in run.stderr
@@ -120,19 +125,119 @@ def test_without_data_it_names_the_sample_in_one_line(tmp_path):
 # -- checkpoints -----------------------------------------------------------------------------------------------------
 
 
-def test_a_run_goes_on_only_with_its_own_recipe(tmp_path):
-    first, second = (SimpleNamespace(output_dir=str(tmp_path / "run"), process_index=rank) for rank in (0, 1))
-    recipe = {"inner_steps": 5, "learner": {"model_type": "gpt2"}}
-    assert prepare_run(first, recipe, resume=True) is None
-    checkpoint = tmp_path / "run" / "checkpoint-10"
-    checkpoint.mkdir()
-    (checkpoint / "trainer_state.json").write_text("{}")
-    assert prepare_run(first, recipe, resume=True) == prepare_run(second, recipe, resume=True) == str(checkpoint)
-    with pytest.raises(ValueError, match="recipe with other inner_steps: choose another --output_dir, or --no_resume"):
-        prepare_run(first, {**recipe, "inner_steps": 6}, resume=True)
-    assert checkpoint.exists()
-    assert prepare_run(first, {**recipe, "inner_steps": 6}, resume=False) is None
-    assert not checkpoint.exists()
+@pytest.fixture
+def started(tmp_path, sequences, tokenizer):
+    """A run of the recipe's kind, with settings over those of `tiny_trainer`, up to its first step."""
+
+    def start(resume: bool = True, learner: str = "gpt2", exactly: bool = False, **settings):
+        trainer = tiny_trainer(tmp_path / "run", sequences, tokenizer, **{**SAVED, **settings})
+        recipe = {"learner": {"model_type": learner}, **trainer.args.to_recipe()}
+        checkpoint = find_checkpoint(trainer.args, recipe, resume, ptb.OUTPUTS, exactly)
+        begin_run(trainer, recipe, checkpoint)
+        return trainer, checkpoint
+
+    return start
+
+
+SAVED = {"save_strategy": "steps", "save_steps": 1, "max_steps": 2, "lr_scheduler_type": "constant"}
+
+
+def test_a_run_goes_on_with_what_may_change_and_says_what_may_not(started, tmp_path):
+    trainer, checkpoint = started()
+    assert checkpoint is None
+    trainer.train()
+    recipe = yaml.safe_load((tmp_path / "run" / "recipe.yaml").read_text(encoding="utf-8"))
+    assert recipe == {"learner": {"model_type": "gpt2"}, **trainer.args.to_recipe()}
+    trainer, checkpoint = started(max_steps=3, learning_rate=0.001, inner_learning_rate=0.01)
+    assert checkpoint == str(tmp_path / "run" / "checkpoint-2")
+    history = [
+        {
+            "step": 2,
+            "changed": {"inner_learning_rate": [0.05, 0.01], "learning_rate": [0.05, 0.001], "max_steps": [2, 3]},
+        }
+    ]
+    recipe = yaml.safe_load((tmp_path / "run" / "recipe.yaml").read_text(encoding="utf-8"))
+    assert (recipe["learning_rate"], recipe["history"]) == (0.001, history)
+    remedy = "give that to go on from it, or choose another output_dir to start anew; --no_resume discards the checkpoints in"
+    with pytest.raises(
+        ValueError, match=rf"num_sequences=5 cannot be changed on the way: .*checkpoint-2 was made with 4; {remedy}"
+    ):
+        started(num_sequences=5)
+    with pytest.raises(ValueError, match=r"learner\.model_type='llama' cannot be changed .* was made with 'gpt2'"):
+        started(learner="llama")
+    with pytest.raises(ValueError, match="window=2 cannot be changed"):  # of a cell of a table
+        started(max_steps=3, learning_rate=0.001, inner_learning_rate=0.01, window=2, exactly=True)
+    assert (tmp_path / "run" / "checkpoint-2").exists()
+
+
+def test_a_new_run_discards_checkpoints_of_ours_alone(started, tmp_path):
+    started()[0].train()
+    notes = tmp_path / "run" / "checkpoint-notes" / "precious.txt"
+    notes.parent.mkdir()
+    notes.write_text("precious")
+    assert started(resume=False, num_sequences=5)[1] is None
+    assert not (tmp_path / "run" / "checkpoint-2").exists()
+    assert notes.read_text() == "precious"
+    foreign = tmp_path / "run" / "checkpoint-500" / "weights.bin"
+    foreign.parent.mkdir()
+    foreign.write_text("precious")
+    with pytest.raises(
+        ValueError,
+        match=r"output_dir='.*run' holds checkpoint-500, which .* choose another output_dir, or move it away",
+    ):
+        started(resume=False)
+    assert foreign.read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    ("name", "script"),
+    [
+        ("recipe.yaml", ptb.main),
+        ("table.md", ptb.main),
+        ("plots/tokens.png", ptb.main),
+        ("plots", ptb.main),
+        ("summary/README.md", ptb.main),
+        ("summary/config.json", ptb.main),
+        ("checkpoint-500/weights.bin", ptb.main),
+        ("table.csv", recsys.main),
+        ("recipe.yaml", recsys.main),
+        ("comparison_auc.png", recsys.main),
+        ("split-1/results.json", recsys.main),
+        ("split-1/recipe.yaml", recsys.main),
+        ("split-1/summary/README.md", recsys.main),
+        ("split-1/checkpoint-2/notes", recsys.main),
+        ("table.md", finetune.main),
+        ("comparison.png", finetune.main),
+        ("recipe.yaml", finetune.main),
+        ("card/table.json", objectives.main),
+        ("card/comparison.png", objectives.main),
+        ("card/table.md", sample_efficiency.main),
+        ("card/sample_efficiency.png", sample_efficiency.main),
+        ("runs/farzi-4-8/seed-1/cell.json", sample_efficiency.main),
+        ("runs/farzi-4-8/seed-1/summary.safetensors", sample_efficiency.main),
+    ],
+)
+def test_what_no_recipe_wrote_is_refused_before_any_work(tmp_path, name, script, monkeypatch):
+    path = tmp_path / "out" / name
+    path.parent.mkdir(parents=True)
+    path.write_text("eggs: 3\nflour: 500 g\n")
+    before = sorted((tmp_path / "out").rglob("*"))
+    for module, function in ((ptb, "load_splits"), (recsys, "load")):
+        monkeypatch.setattr(module, function, lambda *_: pytest.fail("it has begun to work"))
+    arguments = {
+        ptb.main: [*SMALL, "--output_dir", str(tmp_path / "out"), "--no_resume"],
+        recsys.main: [*TINY, "--dataset", "sample", "--splits", "0", "1", "--output_dir", str(tmp_path / "out")],
+        finetune.main: ["--summary", "no/such", "--output_dir", str(tmp_path / "out")],
+        objectives.main: [*COMPARED, *places(tmp_path / "out")],
+        sample_efficiency.main: [*COMPARED, "--budgets", "4", *places(tmp_path / "out")],
+    }[script]
+    with pytest.raises(SystemExit) as stop:
+        script(arguments)
+    assert path.name in stop.value.code or path.parent.name in stop.value.code
+    assert "choose another" in stop.value.code
+    assert "\n" not in stop.value.code
+    assert path.read_text() == "eggs: 3\nflour: 500 g\n"
+    assert sorted((tmp_path / "out").rglob("*")) == before
 
 
 # -- the table -------------------------------------------------------------------------------------------------------
@@ -183,10 +288,20 @@ def test_students_are_measured_as_the_trainer_does_and_drawn_subsets_have_their_
 # -- whole runs ------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_leaves_table_plots_and_a_summary_that_loads_and_goes_on_when_started_again(tmp_path, capsys):
+def test_a_run_leaves_table_plots_and_a_summary_that_loads_and_goes_on_when_started_again(tmp_path, capfd):
     output = tmp_path / "run"
-    ptb.main([*SMALL, "--output_dir", str(output)])
-    said = capsys.readouterr().out
+    ptb.main([*SMALL, "--output_dir", str(output), "--disable_tqdm", "false"])
+    said, shown = capfd.readouterr()
+    for bar in (
+        "Data set sample …",
+        "Start of the summary …",
+        "Choosing κ of the start",
+        "Farzi, 0 outer steps",
+        "1 student",
+    ):
+        assert bar in shown
+    assert not re.findall(r".*(?:[Ww]arn|loss_type|pin_memory).*", shown)  # a first minute without them
+    assert not re.search(r"\d+it \[", shown)  # a bar without an end, or past it
     methods = [
         "Farzi [4×8]", "Farzi, 0 outer steps", "Farzi, stock Trainer", "full data", "full data, long", "random, same sequences",
         "random, stopped early", "random, same tokens", "random, same bytes", "head (longest)", "unigram", "interpolated bigram",
@@ -214,7 +329,7 @@ def test_a_run_leaves_table_plots_and_a_summary_that_loads_and_goes_on_when_star
     assert {**recipe.to_recipe(), **args.to_recipe()} == yaml.safe_load((output / "recipe.yaml").read_text())
 
     ptb.main([*SMALL, "--output_dir", str(output), "--baselines", "head"])
-    assert f"going on from {output / 'checkpoint-2'}" in capsys.readouterr().out
+    assert f"going on from {output / 'checkpoint-2'}" in capfd.readouterr().out
 
 
 @pytest.mark.slow

@@ -104,9 +104,9 @@ def test_resuming_with_other_settings(make, settings):
 
 def test_resuming_in_the_same_process_after_ctrl_c(make, uninterrupted):
     """The interrupted trainer has already counted a micro-batch of the step that it resumes at."""
-    trainer = make({"callbacks": [InterruptAt(step=5)]}, **RESUMABLE)
-    for step in (5, 4):  # the second interruption is in the very step that the checkpoint is of
-        trainer.callback_handler.callbacks[-2].step = step
+    interrupt = InterruptAt(step=5)
+    trainer = make({"callbacks": [interrupt]}, **RESUMABLE)
+    for interrupt.step in (5, 4):  # the second interruption is in the very step that the checkpoint is of
         with pytest.raises(KeyboardInterrupt):
             trainer.train(resume_from_checkpoint=last_checkpoint(trainer.args.output_dir))
     trainer.train(resume_from_checkpoint=True)
@@ -195,6 +195,18 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_counted(make):
     assert logged(trainer, "non_finite_steps") == [0, 0, 1, 1]
     assert all(np.isfinite(logged(trainer, "loss")))
     assert all(torch.isfinite(x).all() for x in tensors(trainer))
+
+
+def test_a_gradient_of_infinite_norm_is_skipped_and_counted(make):
+    """Each of its entries is finite; clipping would make zeros of them, and the run would end well, having done nothing."""
+    trainer = make(max_steps=4, tau=1e-30, max_non_finite=2, save_strategy="steps", save_steps=1)
+    start = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    message = "3 meta-gradients were not finite, more than max_non_finite=2; go on from .*smaller inner_learning_rate, learning_rate"
+    with pytest.raises(FloatingPointError, match=message):
+        trainer.train()
+    assert logged(trainer, "non_finite_steps") == [1, 2]
+    saved = load_file(Path(last_checkpoint(trainer.args.output_dir), "model.safetensors"))
+    assert all(torch.equal(saved[name], before) for name, before in start.items())
 
 
 @pytest.mark.parametrize("every", [1, 4])

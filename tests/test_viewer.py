@@ -12,9 +12,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from fuzzing import fuzzed
+from hypothesis import example, given
+from hypothesis import strategies as st
 from test_publishing import WORDS, tiny, word_tokenizer
 
 from farzi_hf.farzi_data import FarziData
+from farzi_hf.viewer import render_viewer
 
 EVIL = [
     "</script><script>document.title='owned'</script>",
@@ -73,6 +77,25 @@ def test_entries_of_the_vocabulary_are_never_markup(tmp_path):
     assert elements.tags == expected.tags
     assert numbers(html)["tokens"] == EVIL
     assert "innerHTML" not in html
+
+
+def parts(html: str) -> tuple[list[str], dict]:
+    """The tags of a page, and the data in it."""
+    elements = Elements()
+    elements.feed(html)
+    return elements.tags, numbers(html)
+
+
+@pytest.mark.fuzz
+@fuzzed
+@given(st.lists(st.sampled_from(EVIL) | st.text(st.characters()), min_size=len(WORDS), max_size=len(WORDS)))
+@example(["</SCRIPT >", "]]>", "<!--<script>", "\u2028", "\ud83d", "\x00", "\r"])
+def test_any_vocabulary_comes_back_equal_and_is_never_markup(vocabulary):
+    farzi = with_vocabulary(vocabulary)
+    html = render_viewer(farzi, farzi.decode(1))
+    tags, data = parts(html.encode().decode())
+    assert data["tokens"] == vocabulary
+    assert tags == parts(render_viewer(tiny(), tiny().decode(1)))[0]
 
 
 def run_javascript(html: str, program: str, folder: Path) -> dict:

@@ -1,0 +1,60 @@
+"""What an artefact may consist of: a closed list of names, and how large those files may be that a reader takes into memory.
+
+An artefact says of itself, in the metadata of its tensors, which files belong to it. Whoever made it may say anything there:
+only what is also in this list is read, pushed, moved or removed.
+"""
+
+from __future__ import annotations
+
+import re
+from fnmatch import fnmatchcase
+
+TENSORS = "farzi.safetensors"
+CONFIG = "config.json"
+CARD = "README.md"
+RECIPE = "recipe.yaml"
+METRICS = "metrics.json"
+VIEWER = "viewer.html"
+PLOTS = "plots"
+VOCABULARY = "vocabulary.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+
+_MIB = 2**20
+_TABLES = ("latents", "decoder", "tokens", "labels", "label_decoder")
+_IMAGES = ("png", "jpg", "jpeg", "svg", "webp", "gif", "pdf")
+TOKENIZER_FILES = (
+    TOKENIZER_CONFIG, "tokenizer.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
+    "additional_chat_templates/*.jinja", "vocab.json", "vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model",
+    "sentencepiece.model", "spm.model", "tiktoken.model", "tekken.json", "normalizer.json",
+)  # fmt: skip
+
+_RESULT_FILES = {RECIPE: _MIB // 8, METRICS: 4 * _MIB, **{f"{PLOTS}/*.{kind}": 32 * _MIB for kind in _IMAGES}}
+LOADED_FILES: dict[str, int | None] = {
+    TENSORS: None, CONFIG: _MIB, **_RESULT_FILES, **dict.fromkeys((VOCABULARY, *TOKENIZER_FILES), 512 * _MIB)
+}  # fmt: skip
+"""What `FarziData.from_pretrained` reads: patterns of names, and bytes at most; None stands for files that are not read at once."""
+SHOWN_FILES: dict[str, int | None] = {CARD: None, VIEWER: None, **{f"{name}/train-*.parquet": None for name in _TABLES}}
+"""What is there for people and for `datasets`."""
+
+FOLDERS = tuple(sorted({pattern.split("/")[0] for pattern in (*LOADED_FILES, *SHOWN_FILES) if "/" in pattern}))
+# A name of this form is a plain one on every system: no drive, no stream, nothing hidden, no way up.
+_PLAIN = re.compile(r"(?!\.)[^/\\:*?\"<>|\x00-\x1f]+")
+
+
+def is_known(name: str) -> bool:
+    """Whether an artefact has a place for the file `name`, a path relative to its folder with slashes."""
+    return pattern_of(name) is not None
+
+
+def size_limit(name: str) -> int | None:
+    """The bytes that the file `name`, a known one, may have; None where there is no limit."""
+    return {**LOADED_FILES, **SHOWN_FILES}[pattern_of(name)]
+
+
+def pattern_of(name: str) -> str | None:
+    """The entry of LOADED_FILES or SHOWN_FILES that `name` belongs to, None if an artefact has no place for it."""
+    parts = name.split("/")
+    if not all(_PLAIN.fullmatch(part) for part in parts):
+        return None
+    found = (p for p in (*LOADED_FILES, *SHOWN_FILES) if p.count("/") == name.count("/") and fnmatchcase(name, p))
+    return next(found, None)

@@ -1,0 +1,193 @@
+"""What `FarziTrainer` says, measures and tidies up beside the training itself."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from tqdm.auto import tqdm
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from farzi_hf.checkpoints import keep_last
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None
+
+logger = logging.getLogger(__name__)
+
+CHAOTIC = 100.0  # norm of a meta-gradient
+DIVERGED = 1.1  # times the outer loss at the start
+_LAST_LOGS = 5
+
+# -- figures of the log ----------------------------------------------------------------------------------------------
+
+
+class StepFigures(TrainerCallback):
+    """`seconds_per_step`, of outer steps alone, and `peak_memory_gib`; the trainer puts them into its log."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._begin, self._seconds, self._steps = 0.0, 0.0, 0
+
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        self._seconds, self._steps = 0.0, 0
+
+    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+        self._begin = time.perf_counter()
+
+    def on_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        self._seconds += time.perf_counter() - self._begin
+        self._steps += 1
+
+    def since_last_log(self) -> dict[str, float]:
+        """The figures; counting starts anew."""
+        seconds = self._seconds / max(1, self._steps)
+        self._seconds, self._steps = 0.0, 0
+        return {"seconds_per_step": seconds, "peak_memory_gib": peak_memory(self._device) / 2**30}
+
+
+def peak_memory(device: torch.device) -> int:
+    """Bytes: of a CUDA device what tensors held at most; else what this process had in memory at most since it began.
+
+    The latter is what the system keeps count of: the peak working set on Windows, the peak resident set on Linux and macOS.
+    """
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    if resource is None:
+        memory = psutil.Process().memory_info()
+        return getattr(memory, "peak_wset", memory.rss)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+# -- warnings --------------------------------------------------------------------------------------------------------
+
+
+class ChaosWarning(TrainerCallback):
+    """Says once that the meta-gradient is far too large. Clipping hides it: the norm before it tells."""
+
+    def __init__(self) -> None:
+        self._said = False
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict | None = None,
+        **kwargs: Any,
+    ) -> None:
+        norm = (logs or {}).get("grad_norm", 0.0)
+        if norm > CHAOTIC and not self._said:
+            self._said = True
+            logger.warning(
+                "Step %d: the norm of the meta-gradient is %.3g where about 0.1 is usual: the learner's training is chaotic, and its exact "
+                "gradient of no use. Set a window (a fifth of inner_steps is a good first try), or raise inner_epsilon.",
+                state.global_step,
+                norm,
+            )
+
+
+class DivergenceWarning(TrainerCallback):
+    """Says once that the outer loss has stayed well above its start."""
+
+    def __init__(self) -> None:
+        self._said = False
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict | None = None,
+        **kwargs: Any,
+    ) -> None:
+        entries = [entry for entry in state.log_history if "loss" in entry]
+        if self._said or "loss" not in (logs or {}) or not diverged([entry["loss"] for entry in entries]):
+            return
+        self._said, last = True, entries[-_LAST_LOGS:]
+        logger.warning(
+            "Step %d: the outer loss has been above its start since step %d, %.3g on average where it began at %.3g: the distillation diverges. "
+            "Go on from an earlier checkpoint, or start anew, with a smaller learning_rate or inner_learning_rate, a window, or a larger "
+            "inner_epsilon.",
+            state.global_step,
+            last[0]["step"],
+            np.mean([entry["loss"] for entry in last]),
+            entries[0]["loss"],
+        )
+
+
+def diverged(losses: Sequence[float]) -> bool:
+    """Whether each of the last five losses that were logged is well above the first one."""
+    return len(losses) > _LAST_LOGS and all(loss > DIVERGED * losses[0] for loss in losses[-_LAST_LOGS:])
+
+
+# -- checkpoints -----------------------------------------------------------------------------------------------------
+
+
+class KeepLastCheckpoints(TrainerCallback):
+    """Keeps the `limit` latest checkpoints and the best one, all of them where `limit` is None or 0; touches none that is not ours."""
+
+    def __init__(self, limit: int | None) -> None:
+        self._limit = limit
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if args.should_save and self._limit:
+            keep_last(args.output_dir, self._limit, state.best_model_checkpoint)
+
+
+class CurrentIntervals(TrainerCallback):
+    """Lets `logging_steps`, `eval_steps` and `save_steps` hold as they are now, where Trainer takes those of the checkpoint."""
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        state.compute_steps(args, state.max_steps)
+
+
+# -- progress --------------------------------------------------------------------------------------------------------
+
+
+class StudentProgress(TrainerCallback):
+    """One bar over all students of an evaluation, each with its training and its batches."""
+
+    def __init__(self) -> None:
+        self._bar: tqdm | None = None
+
+    @contextmanager
+    def shown(self, students: int, batches: int, disable: bool) -> Iterator[None]:
+        """Shows the bar, from before the first training on."""
+        title = f"{students} student{'s' * (students > 1)}"
+        total = students * (batches + 1)
+        with tqdm(total=total, desc=title, disable=disable, leave=False, dynamic_ncols=True) as self._bar:
+            yield
+        self._bar = None
+
+    def trained(self) -> None:
+        """A student's training is the first part of it."""
+        self._bar.update()
+
+    def on_prediction_step(self, *args: Any, **kwargs: Any) -> None:
+        if self._bar is not None:
+            self._bar.update()
+
+
+def without_prediction_bar(progress: type[TrainerCallback]) -> type[TrainerCallback]:
+    """A class of Trainer's progress bars less the bar of an evaluation, which starts late and knows of one student only."""
+    return type(progress.__name__, (progress,), {"on_prediction_step": TrainerCallback.on_prediction_step})
+
+
+@contextmanager
+def phase(text: str, disable: bool = False) -> Iterator[None]:
+    """Shows what is under way, from its first moment to its end."""
+    with tqdm(desc=text, bar_format="{desc} …", disable=disable, leave=False, dynamic_ncols=True):
+        yield

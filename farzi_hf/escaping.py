@@ -1,0 +1,118 @@
+"""Strings from data, put into Markdown, YAML, Python and a script of a page: one function per language.
+
+Words of a vocabulary, names of metrics and licences come from anywhere. Nothing of them may be read as markup or code, and
+a reader sees the characters that were there; only line breaks and other control characters become blanks.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+import yaml
+
+# Line breaks of any kind, other controls, marks that turn the direction of writing, and halves of characters.
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_MARKUP = re.compile(
+    r"[`*\\<>|~$#]"  # wherever they stand
+    r"|&(?=[#\w])"  # the start of an entity
+    r"|(?<![^\W_])_|_(?![^\W_])"  # at the edge of a word
+    r"|\](?=[(\[:])"  # what makes a link
+    r"|^[-+=](?![\w.])|^\d(?=\d*[.)](?:\s|$))|^\[(?=[ xX]\])"  # the start of a list, a rule, a task
+)
+_PLAIN_CODE = re.compile(r"[^`|\\]*[^`|\\\s][^`|\\]*")
+
+
+class Markdown(str):
+    """Text that is Markdown already, to be put into a page as it is."""
+
+    __slots__ = ()
+
+
+def one_line(text: str) -> str:
+    """`text` without line breaks and other controls, and without blanks at its ends."""
+    return _without_controls(text).strip()
+
+
+def markdown_text(value: Any) -> Markdown:
+    """`str(value)` in one line, for a paragraph or a cell of a table; `Markdown` stays as it is."""
+    if isinstance(value, Markdown):
+        return value
+    return Markdown(_MARKUP.sub(lambda found: _entity(found[0]), one_line(str(value))))
+
+
+def markdown_code(text: str) -> Markdown:
+    """`text` in the font of code, for a paragraph or a cell of a table; blanks at its ends stay."""
+    text = _without_controls(text)
+    if not _PLAIN_CODE.fullmatch(text):  # parsers differ in what a bar or a backslash between backticks means
+        return Markdown(f"<code>{''.join(c if c.isalnum() else _entity(c) for c in text)}</code>")
+    blank = " " if text[0] == text[-1] == " " else ""  # Markdown takes one away
+    return Markdown(f"`{blank}{text}{blank}`")
+
+
+def markdown_fence(text: str, language: str) -> Markdown:
+    """`text`, of any number of lines, as a block of code that no line of it can end."""
+    longest = max(map(len, re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    lines = "\n".join(map(_without_controls, text.split("\n")))
+    return Markdown(f"{fence}{language}\n{lines}\n{fence}")
+
+
+def markdown_image(path: str) -> Markdown:
+    """The image at a relative path."""
+    name = re.sub(r"[\[\]]", lambda found: _entity(found[0]), markdown_text(path))  # brackets end the name
+    return Markdown(f"![{name}]({quote(path, errors='replace')})")
+
+
+def python_literal(value: Any) -> str:
+    """`value`, anything JSON can hold, as Python source in one line and without backticks."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return f'float("{value}")'
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{python_literal(k)}: {python_literal(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(python_literal, value)) + "]"
+    source = repr(value).replace("`", "\\x60")  # so that no string can end the block that the source stands in
+    single = isinstance(value, str) and source[0] == "'" and '"' not in source
+    return f'"{source[1:-1]}"' if single else source
+
+
+def yaml_text(content: Mapping[str, Any]) -> str:
+    """`content`, anything JSON can hold, as YAML in its own order."""
+    plain = json.loads(json.dumps(content))
+    return yaml.dump(plain, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
+def script_json(value: Any) -> str:
+    """`value` as JSON, to be put between `<script>` tags of a page.
+
+    Raises:
+        ValueError: NaN or infinity, which JSON lacks.
+    """
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    # A closing tag or the start of a comment would end or swallow the script; half a character is no UTF-8.
+    return re.sub("[<\ud800-\udfff]", lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Puts a string of several lines in double quotes: PyYAML's other styles lose some kinds of line breaks."""
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"' if _CONTROLS.search(text) else None)
+
+
+_Dumper.add_representer(str, _represent_text)
+
+
+def _without_controls(text: str) -> str:
+    return _CONTROLS.sub(" ", text)
+
+
+def _entity(character: str) -> str:
+    names = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
+    return names.get(character, f"&#{ord(character)};")

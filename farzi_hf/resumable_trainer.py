@@ -1,0 +1,208 @@
+"""A Trainer whose checkpoints are told from other folders, and whose settings may change at a resume. `FarziTrainer` builds on it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_callback import TrainerState
+from transformers.trainer_utils import TrainOutput
+
+from farzi_hf.callbacks import KeepLastCheckpoints
+from farzi_hf.checkpoints import (
+    RunRecord,
+    begin_checkpoint,
+    check_new_run,
+    check_no_foreign,
+    described,
+    is_complete,
+    last_checkpoint,
+    own_checkpoints,
+    read_record,
+)
+from farzi_hf.publishing_trainer import PublishingTrainer
+
+logger = logging.getLogger(__name__)
+
+_OF_THE_OPTIMIZER = (
+    "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "max_steps", "weight_decay", "adam_beta1",
+    "adam_beta2", "adam_epsilon",
+)  # fmt: skip
+"""Settings that a checkpoint's optimizer and scheduler hold as well."""
+_WITHOUT_EFFECT = ("eval_students", "max_non_finite", "adjoint")
+"""Settings on which the summary of a finished run does not depend."""
+
+
+class ResumableTrainer(PublishingTrainer):
+    """Refuses, before any step, to mix the checkpoints of two runs or to touch what others wrote; lets a resume change settings.
+
+    A subclass says in `_settings` what its run depends on. Each checkpoint records that, with the history of what was
+    changed at resumes.
+    """
+
+    changed: Mapping[str, Sequence[Any]] = {}
+    """What this resume has changed, `{field: [old, new]}`."""
+    _record = RunRecord({})
+
+    @property
+    def history(self) -> list[Mapping[str, Any]]:
+        """What was changed at resumes: one entry `{"step": …, "changed": {field: [old, new]}}` for each that changed something."""
+        return list(self._record.history)
+
+    def _settings(self) -> dict[str, Any]:
+        """Plain JSON by name: what this run depends on."""
+        raise NotImplementedError
+
+    # -- before the first step ---------------------------------------------------------------------------------------
+
+    def check_run(self, resume_from_checkpoint: str | bool | None = None) -> None:
+        """What `train(resume_from_checkpoint)` checks before its first step; worth calling before other work.
+
+        Raises:
+            ValueError: there is no checkpoint to go on from; or it was made with settings that cannot be changed; or the
+                output folder holds checkpoints of another run, or something else that has the name of a checkpoint.
+        """
+        self._prepare_run(self._checkpoint(resume_from_checkpoint))
+
+    def _checkpoint(self, resume_from_checkpoint: str | bool | None) -> str | None:
+        if resume_from_checkpoint is not True:
+            return resume_from_checkpoint or None
+        found = last_checkpoint(self.args.output_dir)
+        if found is None:
+            raise ValueError(
+                f"resume_from_checkpoint=True, but output_dir={self.args.output_dir!r} holds no complete checkpoint; "
+                "call train() without it to start anew"
+            )
+        return found
+
+    def _prepare_run(self, checkpoint: str | None) -> TrainerState | None:
+        """The record of the run to come; returns the state to go on from."""
+        check_no_foreign(self.args.output_dir)  # whatever save_strategy is: a signal makes every run save
+        if checkpoint is None:
+            check_new_run(self.args.output_dir)
+            self._record, self.changed = RunRecord(self._settings()), {}
+            return None
+        before = read_record(checkpoint)
+        state = TrainerState.load_from_json(os.path.join(checkpoint, TRAINER_STATE_NAME))
+        self._record = before.resumed(self._settings(), checkpoint, state.global_step)
+        news = self._record.history[len(before.history) :]
+        self.changed = news[0]["changed"] if news else {}
+        self._check_later_checkpoints(checkpoint, state.global_step)
+        if self._is_finished(state):
+            self._check_finished(checkpoint, state.global_step)
+        if self.changed:
+            logger.info("Going on from %s with other settings: %s.", checkpoint, described(self.changed))
+        return state
+
+    def _check_later_checkpoints(self, checkpoint: str, step: int) -> None:
+        """Of the run that was, they would mix with those of the run that is to come, and be taken for the last one of it."""
+        folder = Path(self.args.output_dir)
+        if Path(checkpoint).resolve().parent != folder.resolve():
+            check_new_run(folder)
+        elif self.changed:
+            later = [path.name for path in own_checkpoints(folder) if is_complete(path) and _step(path) > step]
+            if later:
+                raise ValueError(
+                    f"resume_from_checkpoint={checkpoint!r} with other settings ({described(self.changed)}), but "
+                    f"output_dir={str(folder)!r} holds later ones of the run as it was, {', '.join(later)}; choose another output_dir, "
+                    "or go on from the last one"
+                )
+
+    def _is_finished(self, state: TrainerState) -> bool:
+        return state.global_step >= self.args.max_steps >= 1
+
+    def _check_finished(self, checkpoint: str, steps: int) -> None:
+        late = {name: pair for name, pair in self.changed.items() if name not in _WITHOUT_EFFECT}
+        if late:
+            raise ValueError(
+                f"{described(late)}: this comes too late, as {checkpoint} has taken {steps} steps and max_steps={self.args.max_steps}; "
+                "raise max_steps, or go on from an earlier checkpoint into another output_dir"
+            )
+
+    # -- training ----------------------------------------------------------------------------------------------------
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> TrainOutput:
+        """As in `Trainer`; `resume_from_checkpoint=True` goes on from `last_checkpoint(args.output_dir)`.
+
+        Settings that have changed since that checkpoint take effect, and stand in `history` and in the recipe.
+
+        Raises:
+            ValueError: see `check_run`.
+        """
+        checkpoint = self._checkpoint(resume_from_checkpoint)
+        state = self._prepare_run(checkpoint)
+        if state is not None and self._is_finished(state):
+            return self._as_finished(state, checkpoint)
+        self._begin(checkpoint)
+        with self._own_rotation():
+            return super().train(checkpoint, **kwargs)
+
+    def _begin(self, checkpoint: str | None) -> None:
+        """What a subclass does before the first step."""
+
+    def _as_finished(self, state: TrainerState, checkpoint: str) -> TrainOutput:
+        """The outcome of a run that had taken all its steps: `Trainer` would take one more."""
+        best = state.best_model_checkpoint if self.args.load_best_model_at_end else None
+        self._load_from_checkpoint(best or checkpoint)
+        self.state = state
+        if self.args.push_to_hub:  # the run may have been killed before its last push
+            self._push_from_checkpoint(checkpoint)
+            self._finish_current_push()
+        return TrainOutput(state.global_step, float("nan"), {})
+
+    @contextmanager
+    def _own_rotation(self) -> Iterator[None]:
+        """Hides `save_total_limit` from Trainer, which would remove any folder that is called `checkpoint-…`."""
+        limit, self.args.save_total_limit = self.args.save_total_limit, None
+        rotation = KeepLastCheckpoints(limit)
+        self.add_callback(rotation)
+        try:
+            yield
+        finally:
+            self.args.save_total_limit = limit
+            self.remove_callback(rotation)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """As `PublishingTrainer` does; a checkpoint begins with its record."""
+        if _internal_call:
+            if self.args.should_save:
+                begin_checkpoint(Path(output_dir), self._record)
+            self.accelerator.wait_for_everyone()  # each process writes its random state into the folder, and would make it
+        super().save_model(output_dir, _internal_call)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """As Trainer does, which brings back the settings of the checkpoint; where some were changed, the new ones hold."""
+        if not self.changed.keys() & set(_OF_THE_OPTIMIZER) or not self._created_lr_scheduler:
+            super()._load_optimizer_and_scheduler(checkpoint)
+            return
+        settings = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
+        schedule, self.lr_scheduler = self.lr_scheduler, _Unloaded()
+        super()._load_optimizer_and_scheduler(checkpoint)
+        self.lr_scheduler = schedule
+        for group, new in zip(self.optimizer.param_groups, settings, strict=True):
+            group.update(new)
+        _advance(schedule, self.state.global_step)
+
+
+class _Unloaded:
+    """Stands in for a schedule that is not to become what it was."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Leaves it out."""
+
+
+def _advance(schedule: LRScheduler, step: int) -> None:
+    """Sets a new schedule to `step`. One that follows what the loss does, and not the steps, begins anew."""
+    if isinstance(schedule, LambdaLR):
+        schedule.last_epoch, schedule._step_count = step - 1, step + 1
+        schedule.step()
+
+
+def _step(checkpoint: Path) -> int:
+    return int(checkpoint.name.rsplit("-", 1)[1])
