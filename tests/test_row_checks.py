@@ -9,7 +9,7 @@ import pytest
 import torch
 from datasets import Dataset
 from test_soft_training import V, config_of
-from tiny_trainer import SETTINGS, tiny_learner, tiny_trainer
+from tiny_trainer import tiny_learner, tiny_trainer
 from transformers import AutoConfig, DataCollatorForLanguageModeling, PreTrainedTokenizerFast
 
 from farzi_hf.collators import SequenceCollator
@@ -183,19 +183,21 @@ def test_rows_may_bring_labels_and_a_mask():
     }  # fmt: skip
 
 
-def test_a_tokenizer_without_padding_distils_what_one_with_it_does(make, tokenizer):
+def test_a_tokenizer_without_padding_distils_what_one_with_it_does(tmp_path, sequences, tokenizer):
     """GPT-2's own has none."""
     results = []
-    for processing_class in (
-        tokenizer,
-        without_padding(tokenizer, None),
-        without_padding(tokenizer, tokenizer.eos_token),
-    ):
-        trainer = make({"processing_class": processing_class}, max_steps=2, save_strategy="steps", save_steps=2)
+    for i, token in enumerate((tokenizer.pad_token, None, tokenizer.eos_token)):
+        trainer = tiny_trainer(
+            tmp_path / str(i),
+            sequences,
+            without_padding(tokenizer, token),
+            max_steps=2,
+            save_strategy="steps",
+            save_steps=2,
+        )
         trainer.train()
         trainer.save_model()
         results.append((trainer.model.latents.detach().clone(), trainer.evaluate()["eval_loss"]))
-    assert SETTINGS["seed"] == 3
     for latents, loss in results[1:]:
         assert torch.equal(latents, results[0][0])
         assert loss == results[0][1]
