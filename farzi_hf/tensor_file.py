@@ -41,16 +41,7 @@ class Header:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], files: list[str]) -> None:
-    """Writes contiguous CPU tensors and the names of the artefact's other files to `path`.
-
-    Raises:
-        ValueError: tensors of several types, which nobody could multiply.
-    """
-    types = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in tensors.items()}
-    if len(set(types.values())) > 1:
-        raise ValueError(
-            f"{', '.join(f'{n} is {t}' for n, t in types.items())}; make them of one type, with .to(dtype), to save them"
-        )
+    """Writes contiguous CPU tensors and the names of the artefact's other files to `path`."""
     facts = {"files": files, "sha256": {name: checksum(tensor) for name, tensor in tensors.items()}}
     save_file(dict(tensors), path, metadata={_ENTRY: json.dumps(facts)})
 

@@ -410,7 +410,9 @@ def test_numbers_too_large_for_a_softmax_are_not_saved(tmp_path):
 def test_tensors_of_two_types_are_not_saved(tmp_path):
     farzi = tiny()
     farzi.latents.data = farzi.latents.data.double()
-    with pytest.raises(ValueError, match="latents is float64, decoder is float32; make them of one type"):
+    with pytest.raises(
+        ValueError, match=r"latents is torch\.float64, decoder is torch\.float32; make them of one type"
+    ):
         farzi.save_pretrained(tmp_path / "new")
 
 
