@@ -9,10 +9,10 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 LAUNCH := $(BIN)/accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test fuzz check format bench paper clean
+.PHONY: help demo test test-oldest test-newest fuzz check format bench paper clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.installed ## distil the embedded corpus and interactions: tables, plots, loadable data sets, no network needed
 	$(LAUNCH) recipes/ptb.py --config recipes/configs/demo.yaml
@@ -20,6 +20,18 @@ demo: $(VENV)/.installed ## distil the embedded corpus and interactions: tables,
 
 test: $(VENV)/.installed ## the test suite, without the tests marked slow or gpu
 	$(BIN)/python -m pytest -n logical -m "not slow and not gpu"
+
+# What every range of versions in pyproject.toml has to hold for: reading, training, saving, pushing, plotting.
+CORE := $(addprefix tests/test_,imports.py config.py data.py learner.py farzi_data.py publishing.py hub.py soft_training.py trainer.py \
+	trajectories.py interrupts.py plots.py)
+
+# Old releases call what newer releases of others call deprecated: warnings are no errors here. The deselected test asks a
+# server that an old huggingface_hub looks for on the internet.
+test-oldest: .venv-oldest/.installed ## the core tests with the oldest releases that pyproject.toml allows
+test-newest: .venv-newest/.installed ## the core tests with the newest releases that it allows
+test-oldest test-newest: test-%:
+	.venv-$*/bin/python -m pytest -n logical -q -m "not slow and not gpu" -o filterwarnings=default \
+		--deselect tests/test_hub.py::test_the_card_on_the_hub_parses_and_names_its_repository $(CORE)
 
 FUZZ_SECONDS := 600
 
@@ -50,7 +62,7 @@ paper: $(VENV)/.bench ## every table and figure of the paper at quick scale, hou
 	done
 
 clean: ## remove the environment and the caches
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-oldest .venv-newest .pytest_cache .ruff_cache .hypothesis
 
 # torch goes first: its build (CPU or CUDA) is then settled before anything else asks for it.
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -58,6 +70,21 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) torch==2.13.0
 	$(PIP) --editable '.[test,plots]'
+	touch $@
+
+RESOLUTION_oldest := lowest-direct
+RESOLUTION_newest := highest
+
+# torch stays at one release: of any other, the index may have no CPU build, and a CUDA build takes gigabytes.
+.venv-%/.installed: pyproject.toml
+	$(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check uv
+	echo torch==2.13.0 > .venv-$*/torch.txt
+	.venv-$*/bin/uv pip compile --quiet --python .venv-$*/bin/python --resolution $(RESOLUTION_$*) --only-binary :all: \
+		--extra test --extra plots --constraint .venv-$*/torch.txt --output-file .venv-$*/constraints.txt pyproject.toml
+	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint .venv-$*/constraints.txt torch
+	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint .venv-$*/constraints.txt \
+		--editable '.[test,plots]'
 	touch $@
 
 $(VENV)/.bench: $(VENV)/.installed

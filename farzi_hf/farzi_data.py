@@ -274,7 +274,12 @@ class FarziData(nn.Module):
 
     @torch.no_grad()
     def _check_numbers(self, remedy: str) -> None:
-        """Raises ValueError where soft tokens would not be finite."""
+        """Raises ValueError where soft tokens cannot be computed, or would not be finite."""
+        types = {name: tensor.dtype for name, tensor in self.named_parameters()}
+        if len(set(types.values())) > 1:
+            raise ValueError(
+                f"{', '.join(f'{name} is {dtype}' for name, dtype in types.items())}; make them of one type, with .to(dtype)"
+            )
         for name, tensor in self.named_parameters():
             if not torch.isfinite(tensor).all():
                 raise ValueError(f"{name} holds NaN or infinity; {remedy}")

@@ -122,6 +122,7 @@ class InterruptibleTrainer(Trainer):
             return
         if self._saved_step != self.state.global_step:
             self._save_checkpoint(model, trial)
+            self.control = self.callback_handler.on_save(self.args, self.state, self.control)
         self._finish_current_push()
         if self.is_world_process_zero():
             folder = Path(self.args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import TrainOutput
 
+from farzi_hf.atomic_folder import exclusive
 from farzi_hf.callbacks import KeepLastCheckpoints
 from farzi_hf.checkpoints import (
     RunRecord,
@@ -133,15 +134,16 @@ class ResumableTrainer(PublishingTrainer):
         Settings that have changed since that checkpoint take effect, and stand in `history` and in the recipe.
 
         Raises:
-            ValueError: see `check_run`.
+            ValueError: see `check_run`; another run writes to the output folder.
         """
-        checkpoint = self._checkpoint(resume_from_checkpoint)
-        state = self._prepare_run(checkpoint)
-        if state is not None and self._is_finished(state):
-            return self._as_finished(state, checkpoint)
-        self._begin(checkpoint)
-        with self._own_rotation():
-            return super().train(checkpoint, **kwargs)
+        with exclusive(self.args.output_dir) if self.is_world_process_zero() else nullcontext():
+            checkpoint = self._checkpoint(resume_from_checkpoint)
+            state = self._prepare_run(checkpoint)
+            if state is not None and self._is_finished(state):
+                return self._as_finished(state, checkpoint)
+            self._begin(checkpoint)
+            with self._own_rotation():
+                return super().train(checkpoint, **kwargs)
 
     def _begin(self, checkpoint: str | None) -> None:
         """What a subclass does before the first step."""

@@ -13,7 +13,7 @@ import yaml
 from _common import save_text
 
 from farzi_hf import FarziConfig, FarziTrainer
-from farzi_hf.atomic_folder import check_destination
+from farzi_hf.atomic_folder import check_destination, exclusive
 from farzi_hf.card import yaml_text
 from farzi_hf.checkpoints import (
     HISTORY,
@@ -106,12 +106,13 @@ def begin_run(trainer: FarziTrainer, recipe: Mapping[str, Any], checkpoint: str 
     """Discards checkpoints of ours where the run is a new one, and writes its `recipe.yaml`, with what this resume changes.
 
     Raises:
-        ValueError: see `FarziTrainer.check_run`.
+        ValueError: see `FarziTrainer.check_run`; another run writes to the folder.
     """
     args = trainer.args
     with args.main_process_first(desc="checkpoints"):
         if checkpoint is None and args.process_index == 0:
-            discard_checkpoints(args.output_dir)
+            with exclusive(args.output_dir):  # not those of a run that is under way
+                discard_checkpoints(args.output_dir)
         trainer.check_run(checkpoint)
         if args.process_index == 0:
             write_recipe(Path(args.output_dir), with_history(recipe, trainer))

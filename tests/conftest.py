@@ -21,9 +21,13 @@ os.environ["HF_ENDPOINT"] = _HUB.url  # there is no other Hub for any test, nor 
 
 import pytest
 from datasets import DatasetDict
+from hypothesis import settings
 from transformers import GPT2Config, PreTrainedTokenizerFast
 
 from farzi_hf.data import load_sample_text, tokenize, word_tokenizer
+
+settings.register_profile("farzi", deadline=None)  # on a busy machine any example may take long
+settings.load_profile("farzi")
 
 
 def pytest_unconfigure() -> None:

@@ -14,11 +14,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from _runs import begin_run
 from safetensors import SafetensorError
 from test_publishing import METRICS, WORDS, listing, save_variant, tiny, variant, word_tokenizer
+from tiny_trainer import tiny_trainer
+from transformers import TrainerCallback
 
 from farzi_hf import publishing, tensor_file
 from farzi_hf.atomic_folder import LOCK, exclusive, replace_file
+from farzi_hf.checkpoints import last_checkpoint
 from farzi_hf.disk import DiskFullError
 from farzi_hf.farzi_data import FarziData
 
@@ -198,6 +202,41 @@ def test_writers_of_one_file_do_not_share_a_draft(tmp_path):
     )
     assert len(set(drafts)) == 2
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+# -- runs ------------------------------------------------------------------------------------------------------------
+
+
+class Then(TrainerCallback):
+    """Calls something after the first step."""
+
+    def __init__(self, function) -> None:
+        self.function = function
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == 1:
+            self.function()
+
+
+def test_a_second_run_in_a_folder_is_refused_before_it_does_anything(tmp_path, sequences, tokenizer):
+    settings = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
+    second, errors = tiny_trainer(tmp_path, sequences, tokenizer, **settings), []
+    second.choose_start = lambda: pytest.fail("it has begun")
+
+    def intrude():
+        before = listing(tmp_path)
+        for start in (second.train, lambda: begin_run(second, {}, None), lambda: second.save_model()):
+            errors.extend(in_thread(start))
+        assert listing(tmp_path) == before
+
+    first = tiny_trainer(tmp_path, sequences, tokenizer, {"callbacks": [Then(intrude)]}, **settings)
+    first.train()
+    assert first.state.global_step == 2
+    assert len(errors) == 3
+    assert all(re.search(IN_USE, str(error)) for error in errors), errors
+    first.save_model()
+    assert not (tmp_path / LOCK).exists()
+    assert last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-2")
 
 
 # -- what dead writers left ------------------------------------------------------------------------------------------

@@ -9,34 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_trainer import tensors, tiny_trainer
-from transformers.trainer_callback import TrainerCallback
+from tiny_trainer import SignalAt, tensors, tiny_trainer
 
 from farzi_hf.interrupts import Interrupted, noted_signals
 from farzi_hf.trainer import last_checkpoint
 from farzi_hf.trajectories import record_trajectories
 
 CODES = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 129}
-
-
-class SignalAt(TrainerCallback):
-    """`name` in the middle of the step after `step`, or in the evaluation after it; `times` over."""
-
-    def __init__(self, name: str, step: int, times: int = 1, evaluating: bool = False):
-        self.number, self.step, self.times = getattr(signal, name), step, times
-        self.evaluating = evaluating
-
-    def on_step_begin(self, args, state, control, **kwargs):
-        if not self.evaluating and state.global_step == self.step:
-            self.strike()
-
-    def on_evaluate(self, args, state, control, **kwargs):
-        if self.evaluating and state.global_step == self.step:
-            self.strike()
-
-    def strike(self):
-        for _ in range(self.times):
-            signal.raise_signal(self.number)
 
 
 @pytest.fixture

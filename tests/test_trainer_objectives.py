@@ -18,7 +18,7 @@ from farzi_hf.trajectories import record_trajectories
 
 V = 54
 OBJECTIVES = ("meta_matching", "gradient_matching", "trajectory_matching")
-INNER = {"adam": {}, "sgd": {"inner_optimizer": "sgd", "inner_learning_rate": 1.0, "inner_momentum": 0.5}}
+INNER = {"adam": {}, "sgd": {"inner_optimizer": "sgd", "inner_learning_rate": 0.3, "inner_momentum": 0.5}}
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +116,9 @@ def test_the_recipe_says_what_was_minimised(make, omega):
     trainer = make(objective="gradient_matching", fresh_starts=0.25, max_steps=1)
     trainer.save_model()
     recipe = yaml.safe_load(Path(trainer.args.output_dir, "recipe.yaml").read_text(encoding="utf-8"))
-    assert (recipe["objective"], recipe["trajectories"], recipe["fresh_starts"]) == ("gradient_matching", omega, 0.25)
+    assert (recipe["objective"], recipe["trajectories"], recipe["fresh_starts"]) == (
+        "gradient_matching", Path(omega).name, 0.25,
+    )  # fmt: skip
 
 
 def test_an_objective_of_ones_own(make):

@@ -262,7 +262,8 @@ def test_the_count_starts_anew_with_each_training(make):
 
 
 def test_two_processes_are_one_that_accumulates_two_batches(make, tmp_path):
-    """Also: both find the same, both skip a step in which one of them finds a NaN, and evaluate as one does."""
+    """Also: both find the same, both skip a step in which one of them finds a NaN, evaluate as one does,
+    and stop at the same step when one of them gets a signal."""
     shared = {"max_steps": 2, "per_device_train_batch_size": 20}
     folder = tmp_path / "two"
     folder.mkdir()
@@ -282,6 +283,9 @@ def test_two_processes_are_one_that_accumulates_two_batches(make, tmp_path):
     for name, value in one.evaluate().items():
         if "loss" not in name:  # as in every Trainer, eval_loss is a mean over batches, and these are cut differently
             assert first["evaluation"][name] == pytest.approx(value, rel=1e-4)
+
+    assert first["interrupted"] == second["interrupted"] == (143, 1)  # both at the end of the same step
+    assert last_checkpoint(folder) == str(folder / "checkpoint-1")
 
     one.objective = PoisonedGradient(one.objective, calls=(3,))
     one.train()

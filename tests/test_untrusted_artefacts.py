@@ -407,6 +407,15 @@ def test_numbers_too_large_for_a_softmax_are_not_saved(tmp_path):
         farzi.save_pretrained(tmp_path / "new")
 
 
+def test_tensors_of_two_types_are_not_saved(tmp_path):
+    farzi = tiny()
+    farzi.latents.data = farzi.latents.data.double()
+    with pytest.raises(
+        ValueError, match=r"latents is torch\.float64, decoder is torch\.float32; make them of one type"
+    ):
+        farzi.save_pretrained(tmp_path / "new")
+
+
 def test_numbers_other_than_those_that_were_saved_are_refused(folder):
     path = folder / "farzi.safetensors"
     content = bytearray(path.read_bytes())

@@ -18,9 +18,11 @@ import torch
 from datasets import DatasetDict
 from torch import Tensor
 from transformers import GPT2Config, PreTrainedTokenizerFast
+from transformers.trainer_callback import TrainerCallback
 
 from farzi_hf import FarziConfig, FarziTrainer
 from farzi_hf.data import load_sample_text, tokenize, word_tokenizer
+from farzi_hf.interrupts import Interrupted
 
 SETTINGS = {
     "num_sequences": 4, "sequence_length": 8, "latent_dim": 4, "inner_steps": 4, "inner_steps_min": 2, "window": 3,
@@ -84,6 +86,26 @@ class PoisonedGradient:
         return loss + (0 * latents.sum()).sqrt()  # adds 0, whose derivative here is 0 · ∞
 
 
+class SignalAt(TrainerCallback):
+    """`name` in the middle of the step after `step`, or in the evaluation after it; `times` over."""
+
+    def __init__(self, name: str, step: int, times: int = 1, evaluating: bool = False):
+        self.number, self.step, self.times = getattr(signal, name), step, times
+        self.evaluating = evaluating
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if not self.evaluating and state.global_step == self.step:
+            self.strike()
+
+    def on_evaluate(self, args, state, control, **kwargs):
+        if self.evaluating and state.global_step == self.step:
+            self.strike()
+
+    def strike(self):
+        for _ in range(self.times):
+            signal.raise_signal(self.number)
+
+
 def die_while_saving(trainer: FarziTrainer, step: int) -> None:
     """SIGKILL in the middle of the checkpoint of that step: the summary is written, the optimizer is not."""
 
@@ -106,6 +128,7 @@ def main(argv: list[str]) -> None:
     result = {"tensors": tensors(trainer), "losses": losses, "evaluation": trainer.evaluate()}
     if trainer.args.world_size > 1:
         result |= {"world_size": trainer.args.world_size, "poisoned": poisoned(trainer, rank)}
+        result["interrupted"] = interrupted(trainer, rank)
     torch.save(result, f"{trainer.args.output_dir}/process-{rank}.pt")
 
 
@@ -118,6 +141,17 @@ def poisoned(trainer: FarziTrainer, rank: int) -> dict[str, Any]:
         "tensors": tensors(trainer),
         "skipped": [x["non_finite_steps"] for x in trainer.state.log_history if "loss" in x],
     }
+
+
+def interrupted(trainer: FarziTrainer, rank: int) -> tuple[int, int]:
+    """The exit code and the last step where one process alone gets a SIGTERM, in the middle of its first step."""
+    if rank == 1:
+        trainer.add_callback(SignalAt("SIGTERM", step=0))
+    try:
+        trainer.train()
+    except Interrupted as ended:
+        return ended.code, trainer.state.global_step
+    return 0, trainer.state.global_step
 
 
 if __name__ == "__main__":
