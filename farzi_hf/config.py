@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field, fields
-from numbers import Integral, Real
-from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 from transformers import TrainingArguments
 
 from farzi_hf import initialization
 from farzi_hf.adjoint import Adjoint, Checkpoint, Direct, Reversible, Tape
 from farzi_hf.farzi_data import FarziDataConfig
+from farzi_hf.field_types import check_types, numbers_from_text
 from farzi_hf.inner_optimizers import InnerAdam, InnerOptimizer, InnerSGD
 from farzi_hf.learner import Learner
 from farzi_hf.objectives import (
@@ -154,7 +153,7 @@ class FarziConfig(TrainingArguments):
     ddp_find_unused_parameters: bool | None = False
 
     def __post_init__(self) -> None:
-        self._numbers_from_text()
+        numbers_from_text(self)
         check_seed(self.seed, bits=32)  # transformers seeds NumPy's old generator with it, which takes no more
         if self.greater_is_better is None and (self.metric_for_best_model or "").endswith("perplexity"):
             self.greater_is_better = False
@@ -175,7 +174,7 @@ class FarziConfig(TrainingArguments):
         for name, minimum in _OPTIONAL_COUNTS.items():
             if getattr(self, name) is not None:
                 _check_count(name, getattr(self, name), minimum)
-        self._check_types()
+        check_types(self, [f.name for f in fields(self) if f.name not in _STOCK])
         if self.inner_steps_min is not None and self.inner_steps_min > self.inner_steps:
             raise ValueError(
                 f"inner_steps_min={self.inner_steps_min} is more than inner_steps={self.inner_steps}; lower it, "
@@ -205,23 +204,6 @@ class FarziConfig(TrainingArguments):
             self.make_inner_optimizer()
         except (TypeError, ValueError) as error:
             raise ValueError(f"settings of the inner optimizer, inner_…: {error}") from None
-
-    def _numbers_from_text(self) -> None:
-        """Makes floats of texts such as 1e-2, which YAML does not take for a number."""
-        for name, hint in get_type_hints(type(self)).items():
-            kinds, value = get_args(hint) or (hint,), getattr(self, name, None)
-            if float in kinds and str not in kinds:
-                setattr(self, name, _number(name, value))
-
-    def _check_types(self) -> None:
-        """Raises ValueError where a field of ours holds something of another type than it says."""
-        hints = get_type_hints(type(self))
-        for name in (f.name for f in fields(self) if f.name not in _STOCK):
-            value, hint = getattr(self, name), hints[name]
-            kinds = get_args(hint) if get_origin(hint) is UnionType else (hint,)
-            if not any(_is_a(value, kind) for kind in kinds):
-                wanted = " or ".join(str(getattr(kind, "__name__", kind)) for kind in kinds).replace("NoneType", "None")
-                raise ValueError(f"{name}={value!r} is a {type(value).__name__}; give a value of type {wanted}")
 
     def summary_config(self, vocab_size: int) -> FarziDataConfig:
         """The config of the summary to be distilled; it carries the inner loop's settings along."""
@@ -336,24 +318,6 @@ _UNSUPPORTED = {
     "fsdp": "a summary is small and needs no sharding; use several processes with plain data parallelism",
 }
 """Fields of `TrainingArguments` that a distillation has no use for, and what to do instead."""
-
-
-def _is_a(value: Any, kind: Any) -> bool:
-    """Whether `value` is of the type that an annotation says; integers are also floats, and True is no number."""
-    if get_origin(kind) is list:
-        return isinstance(value, list | tuple)
-    if kind in (int, float) and isinstance(value, bool):
-        return False
-    return isinstance(value, Real if kind is float else Integral if kind is int else kind)
-
-
-def _number(name: str, value: Any) -> Any:
-    if isinstance(value, list):
-        return [_number(name, part) for part in value]
-    try:
-        return float(value) if isinstance(value, str) else value
-    except ValueError:
-        raise ValueError(f"{name}={value!r} is not a number; write it as 0.01 or 1.0e-2") from None
 
 
 def _check_count(name: str, value: Any, minimum: int) -> None:

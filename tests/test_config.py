@@ -316,3 +316,17 @@ def test_the_table_lists_exactly_the_inherited_defaults_that_differ():
 
 def test_the_config_serialises_as_trainer_callbacks_need_it():
     json.loads(config(**UNUSUAL).to_json_string())
+
+
+# -- types -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"fresh_starts": None}, {"tau": [1]}, {"objective": ["x"]}, {"adjoint": 3}, {"trajectories": 5}, {"sharpness": {}}, {"inner_epsilon": True}],
+    ids=str,
+)  # fmt: skip
+def test_a_field_of_another_type_is_named(settings):
+    (name,) = settings
+    with pytest.raises(ValueError, match=rf"^{name}=.* is a \w+; give a value of type "):
+        config(**settings)
