@@ -78,12 +78,11 @@ class ArtefactFolder:
         """The content of the file `name`, one of `artefact_layout.LOADED_FILES` that has a limit."""
         path, limit = self.path(name), size_limit(name)
         with _opened(path) as file:
-            content = file.read(limit + 1)
-        if len(content) > limit:
-            raise ValueError(
-                f"{path} is larger than the {limit:,} bytes that are read of such a file; remove or shrink it"
-            )
-        return content
+            if os.fstat(file.fileno()).st_size > limit:
+                raise ValueError(
+                    f"{path} is larger than the {limit:,} bytes that are read of such a file; remove or shrink it"
+                )
+            return file.read(limit)
 
     def copy(self, target: Path, names: list[str]) -> None:
         """Copies the files `names` into the folder `target`, those with a limit as far as it allows."""

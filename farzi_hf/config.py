@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field, fields
-from numbers import Integral, Real
-from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 from transformers import TrainingArguments
 
 from farzi_hf import initialization
-from farzi_hf.engine import Adjoint, Checkpoint, Direct, InnerAdam, InnerOptimizer, InnerSGD, Reversible, Tape
+from farzi_hf.engine import ADJOINTS, OPTIMIZERS, InnerOptimizer
 from farzi_hf.farzi_data import FarziDataConfig
+from farzi_hf.field_types import check_types, numbers_from_text
 from farzi_hf.learner import Learner
 from farzi_hf.objectives import (
     GradientMatching,
@@ -26,19 +25,18 @@ from farzi_hf.seeds import check_seed
 from farzi_hf.trajectories import PretrainedStarts, TrajectoryBank
 
 INITIALIZATIONS = {"spectral": initialization.spectral, "random": initialization.random}
-INNER_OPTIMIZERS = {"adam": InnerAdam, "sgd": InnerSGD}
 OBJECTIVES = {
     "meta_matching": MetaMatching,
     "gradient_matching": GradientMatching,
     "trajectory_matching": TrajectoryMatching,
 }
-ADJOINTS: dict[str, type[Adjoint] | None] = {
-    "auto": None,
-    "direct": Direct,
-    "tape": Tape,
-    "checkpoint": Checkpoint,
-    "reversible": Reversible,
-}
+AUTO = "auto"
+"""In place of an adjoint's name: the choice is left to `unroll`."""
+_OPTIMIZER_FIELDS = {
+    "lr": "inner_learning_rate", "weight_decay": "inner_weight_decay", "betas": "inner_betas", "eps": "inner_epsilon",
+    "eps_root": "inner_epsilon_root", "momentum": "inner_momentum",
+}  # fmt: skip
+"""Field of this config by the argument of an inner optimizer; each takes those that it has."""
 
 
 @dataclass(repr=False)  # TrainingArguments' own hides tokens
@@ -153,7 +151,7 @@ class FarziConfig(TrainingArguments):
     ddp_find_unused_parameters: bool | None = False
 
     def __post_init__(self) -> None:
-        self._numbers_from_text()
+        numbers_from_text(self)
         check_seed(self.seed, bits=32)  # transformers seeds NumPy's old generator with it, which takes no more
         if self.greater_is_better is None and (self.metric_for_best_model or "").endswith("perplexity"):
             self.greater_is_better = False
@@ -174,7 +172,7 @@ class FarziConfig(TrainingArguments):
         for name, minimum in _OPTIONAL_COUNTS.items():
             if getattr(self, name) is not None:
                 _check_count(name, getattr(self, name), minimum)
-        self._check_types()
+        check_types(self, [f.name for f in fields(self) if f.name not in _STOCK])
         if self.inner_steps_min is not None and self.inner_steps_min > self.inner_steps:
             raise ValueError(
                 f"inner_steps_min={self.inner_steps_min} is more than inner_steps={self.inner_steps}; lower it, "
@@ -182,9 +180,9 @@ class FarziConfig(TrainingArguments):
             )
         for name, table in (
             ("initialization", INITIALIZATIONS),
-            ("inner_optimizer", INNER_OPTIMIZERS),
+            ("inner_optimizer", OPTIMIZERS),
             ("objective", OBJECTIVES),
-            ("adjoint", ADJOINTS),
+            ("adjoint", (AUTO, *ADJOINTS)),
         ):
             if getattr(self, name) not in table:
                 raise ValueError(f"{name}={getattr(self, name)!r} is unknown; choose one of {', '.join(table)}")
@@ -205,23 +203,6 @@ class FarziConfig(TrainingArguments):
         except (TypeError, ValueError) as error:
             raise ValueError(f"settings of the inner optimizer, inner_…: {error}") from None
 
-    def _numbers_from_text(self) -> None:
-        """Makes floats of texts such as 1e-2, which YAML does not take for a number."""
-        for name, hint in get_type_hints(type(self)).items():
-            kinds, value = get_args(hint) or (hint,), getattr(self, name, None)
-            if float in kinds and str not in kinds:
-                setattr(self, name, _number(name, value))
-
-    def _check_types(self) -> None:
-        """Raises ValueError where a field of ours holds something of another type than it says."""
-        hints = get_type_hints(type(self))
-        for name in (f.name for f in fields(self) if f.name not in _STOCK):
-            value, hint = getattr(self, name), hints[name]
-            kinds = get_args(hint) if get_origin(hint) is UnionType else (hint,)
-            if not any(_is_a(value, kind) for kind in kinds):
-                wanted = " or ".join(str(getattr(kind, "__name__", kind)) for kind in kinds).replace("NoneType", "None")
-                raise ValueError(f"{name}={value!r} is a {type(value).__name__}; give a value of type {wanted}")
-
     def summary_config(self, vocab_size: int) -> FarziDataConfig:
         """The config of the summary to be distilled; it carries the inner loop's settings along."""
         return FarziDataConfig(
@@ -236,15 +217,10 @@ class FarziConfig(TrainingArguments):
 
     def optimizer_settings(self) -> dict[str, Any]:
         """Arguments of the inner optimizer's class."""
-        common = {"lr": self.inner_learning_rate, "weight_decay": self.inner_weight_decay}
-        if self.inner_optimizer == "sgd":
-            return {**common, "momentum": self.inner_momentum}
-        return {
-            **common,
-            "betas": tuple(self.inner_betas),
-            "eps": self.inner_epsilon,
-            "eps_root": self.inner_epsilon_root,
-        }
+        kind = OPTIMIZERS[self.inner_optimizer]
+        names = [argument.name for argument in fields(kind) if argument.name in _OPTIMIZER_FIELDS]
+        values = {name: getattr(self, _OPTIMIZER_FIELDS[name]) for name in names}
+        return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
     def inner_settings(self) -> dict[str, Any]:
         """What a student needs to know to train as the learners of the distillation did."""
@@ -261,17 +237,16 @@ class FarziConfig(TrainingArguments):
         return json.loads(json.dumps(settings))  # plain types: enums become strings, tuples lists
 
     def make_inner_optimizer(self) -> InnerOptimizer:
-        return INNER_OPTIMIZERS[self.inner_optimizer](**self.optimizer_settings())
+        return OPTIMIZERS[self.inner_optimizer](**self.optimizer_settings())
 
     def make_training(self) -> SyntheticTraining:
         """The inner loop."""
-        adjoint = ADJOINTS[self.adjoint]
         return SyntheticTraining(
             optimizer=self.make_inner_optimizer(),
             tau=self.tau,
             batch_size=self.synthetic_batch_size,
             window=self.window or None,
-            adjoint=None if adjoint is None else adjoint(),
+            adjoint=None if self.adjoint == AUTO else ADJOINTS[self.adjoint](),
             torch_compile=self.torch_compile,
         )
 
@@ -335,24 +310,6 @@ _UNSUPPORTED = {
     "fsdp": "a summary is small and needs no sharding; use several processes with plain data parallelism",
 }
 """Fields of `TrainingArguments` that a distillation has no use for, and what to do instead."""
-
-
-def _is_a(value: Any, kind: Any) -> bool:
-    """Whether `value` is of the type that an annotation says; integers are also floats, and True is no number."""
-    if get_origin(kind) is list:
-        return isinstance(value, list | tuple)
-    if kind in (int, float) and isinstance(value, bool):
-        return False
-    return isinstance(value, Real if kind is float else Integral if kind is int else kind)
-
-
-def _number(name: str, value: Any) -> Any:
-    if isinstance(value, list):
-        return [_number(name, part) for part in value]
-    try:
-        return float(value) if isinstance(value, str) else value
-    except ValueError:
-        raise ValueError(f"{name}={value!r} is not a number; write it as 0.01 or 1.0e-2") from None
 
 
 def _check_count(name: str, value: Any, minimum: int) -> None:

@@ -323,7 +323,9 @@ class FarziTrainer(ResumableTrainer):
     def _settings(self) -> dict[str, Any]:
         config = json.loads(self.learner.model.config.to_json_string(use_diff=False))
         learner = {k: v for k, v in config.items() if not k.startswith("_") and k != "transformers_version"}
-        data = {"sequences": len(self.train_dataset), "fingerprint": sequences_fingerprint(self.train_dataset)}
+        data, rows = None, self.train_dataset
+        if rows is not None:  # else Trainer says that there is nothing to train on
+            data = {"sequences": len(rows), "fingerprint": sequences_fingerprint(rows)}
         return {**self.args.to_recipe(), **self._given, "learner": learner, "train_dataset": data}
 
     def _artefact(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 
 # ruff: noqa: E402 — the environment has to be set before anything imports datasets or the hub:
@@ -13,6 +14,11 @@ os.environ["HF_HOME"] = _CACHE.name
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
 os.environ["HF_HUB_DISABLE_XET"] = "1"
+
+# Under nohup, or in the background of a script, signals are ignored, here and in the processes that tests start.
+for _name, _handler in (("SIGINT", signal.default_int_handler), ("SIGHUP", signal.SIG_DFL)):
+    if hasattr(signal, _name) and signal.getsignal(getattr(signal, _name)) == signal.SIG_IGN:
+        signal.signal(getattr(signal, _name), _handler)
 
 from hub_server import HubServer
 

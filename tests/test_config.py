@@ -10,8 +10,8 @@ import pytest
 import yaml
 from transformers import HfArgumentParser, TrainingArguments
 
-from farzi_hf.config import ADJOINTS, INITIALIZATIONS, INNER_OPTIMIZERS, OBJECTIVES, FarziConfig
-from farzi_hf.engine import Checkpoint, Direct, InnerAdam, InnerSGD, Reversible, Tape
+from farzi_hf.config import AUTO, INITIALIZATIONS, OBJECTIVES, FarziConfig
+from farzi_hf.engine import ADJOINTS, OPTIMIZERS, Checkpoint, Direct, InnerAdam, InnerSGD, Reversible, Tape
 from farzi_hf.objectives import random_starts
 
 # Nothing here is a default, so that every one of them has to travel.
@@ -97,9 +97,9 @@ def test_text_that_is_no_number_is_refused(name):
     ("name", "table"),
     [
         ("initialization", INITIALIZATIONS),
-        ("inner_optimizer", INNER_OPTIMIZERS),
+        ("inner_optimizer", OPTIMIZERS),
         ("objective", OBJECTIVES),
-        ("adjoint", ADJOINTS),
+        ("adjoint", (AUTO, *ADJOINTS)),
     ],
 )
 def test_unknown_names_are_refused_with_the_known_ones(name, table):
@@ -315,3 +315,17 @@ def test_the_table_lists_exactly_the_inherited_defaults_that_differ():
 
 def test_the_config_serialises_as_trainer_callbacks_need_it():
     json.loads(config(**UNUSUAL).to_json_string())
+
+
+# -- types -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"fresh_starts": None}, {"tau": [1]}, {"objective": ["x"]}, {"adjoint": 3}, {"trajectories": 5}, {"sharpness": {}}, {"inner_epsilon": True}],
+    ids=str,
+)  # fmt: skip
+def test_a_field_of_another_type_is_named(settings):
+    (name,) = settings
+    with pytest.raises(ValueError, match=rf"^{name}=.* is a \w+; give a value of type "):
+        config(**settings)

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 # A module imports only from those before it; models and engine import nothing of ours.
 ORDER = (
-    "seeds", "disk", "interrupts",
+    "seeds", "field_types", "disk", "interrupts",
     "collators", "grammar", "catalogue", "interaction_columns", "interaction_files", "own_interactions", "interactions", "data", "metrics",
     "artefact_layout", "untrusted_text", "tensor_file", "artefact_folder", "atomic_folder", "vocabulary", "hub", "models",
     "farzi_data_config", "local_paths", "escaping", "card_learner", "card", "viewer", "publishing", "soft_tokens", "farzi_data",
