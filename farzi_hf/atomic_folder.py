@@ -122,17 +122,22 @@ def check_destination(folder: Path, names: Collection[str] = (CONFIG, CARD, VIEW
             raise ValueError(
                 f"{path} is a link or a file where the summary has a folder; remove it, or choose another folder"
             )
+    _check_no_folders(folder, names)
     owned = _owned(folder)
     for name in names:
-        mode = mode_of(folder / name)
-        if mode is not None and stat.S_ISDIR(mode):
-            raise ValueError(
-                f"{folder / name} is a folder where the summary has a file; remove it, or choose another folder"
-            )
-        if mode is not None and name not in owned:
+        if mode_of(folder / name) is not None and name not in owned:
             raise ValueError(
                 f"folder={str(folder)!r} has a {name} but no {TENSORS} that claims it: it holds something else, which saving would "
                 "overwrite; choose another folder"
+            )
+
+
+def _check_no_folders(folder: Path, names: Collection[str]) -> None:
+    """Raises ValueError where a folder has the name of a file."""
+    for name in names:
+        if stat.S_ISDIR(mode_of(folder / name) or 0):
+            raise ValueError(
+                f"{folder / name} is a folder where the summary has a file; remove it, or choose another folder"
             )
 
 
@@ -173,6 +178,7 @@ def _finish_commit(folder: Path) -> None:
     committed = committed_folder(folder)
     if committed is not None:
         new = [name for name in read_header(committed / TENSORS).files or () if is_known(name)]
+        _check_no_folders(folder, new)
         tensors = find_file(folder, TENSORS)
         old = [] if tensors is None else [name for name in read_header(tensors).files or () if is_known(name)]
         for name in set(old) - set(new):

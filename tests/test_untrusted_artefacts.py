@@ -140,6 +140,18 @@ def test_a_commit_of_links_is_neither_read_nor_moved(folder, outside):
     assert listing(outside) == before
 
 
+def test_a_commit_is_not_finished_over_folders(folder, outside):
+    """Found by fuzzing."""
+    shutil.copytree(folder, outside / "whole")
+    shutil.move(outside / "whole", folder / ".farzi-committed")
+    (folder / "decoder" / "train-00000-of-00001.parquet").unlink()
+    (folder / "decoder" / "train-00000-of-00001.parquet").mkdir()
+    before = listing(folder)
+    with pytest.raises(ValueError, match=r"train-00000-of-00001\.parquet is a folder where the summary has a file"):
+        tiny().save_pretrained(folder)
+    assert {name for name in listing(folder)} == set(before)
+
+
 @pytest.mark.parametrize("name", ["README.md", "viewer.html", "latents/train-00000-of-00001.parquet"])
 def test_a_link_is_not_published(hub, folder, outside, name):
     (folder / name).unlink()
