@@ -149,7 +149,7 @@ def test_a_commit_is_not_finished_over_folders(folder, outside):
     before = listing(folder)
     with pytest.raises(ValueError, match=r"train-00000-of-00001\.parquet is a folder where the summary has a file"):
         tiny().save_pretrained(folder)
-    assert {name for name in listing(folder)} == set(before)
+    assert set(listing(folder)) == set(before)
 
 
 @pytest.mark.parametrize("name", ["README.md", "viewer.html", "latents/train-00000-of-00001.parquet"])
