@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from safetensors.torch import save_file
@@ -102,7 +103,8 @@ def publish(folder: Path, connection: Connection) -> None:
 
 def made_summary(number: int) -> FarziData:
     """Of which every number is `number`."""
-    farzi = tiny_trainer("unused", SEQUENCES, TOKENIZER, {"train_dataset": None}).model
+    with TemporaryDirectory() as unused:
+        farzi = tiny_trainer(unused, SEQUENCES, TOKENIZER, {"train_dataset": None}).model
     for parameter in farzi.parameters():
         parameter.data.fill_(number)
     return farzi
