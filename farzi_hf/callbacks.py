@@ -15,7 +15,7 @@ import torch
 from tqdm.auto import tqdm
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from farzi_hf.checkpoints import keep_last
+from farzi_hf.artefact.checkpoints import keep_last
 
 try:
     import resource

@@ -8,28 +8,21 @@ from typing import Any
 
 from transformers import TrainingArguments
 
-from farzi_hf import initialization
-from farzi_hf.engine import ADJOINTS, OPTIMIZERS, InnerOptimizer
-from farzi_hf.farzi_data import FarziDataConfig
-from farzi_hf.field_types import check_types, numbers_from_text
-from farzi_hf.learner import Learner
-from farzi_hf.objectives import (
-    GradientMatching,
-    MetaMatching,
+from farzi_hf.data.seeds import check_seed
+from farzi_hf.distillation import (
+    OBJECTIVES,
+    Learner,
     Objective,
+    PretrainedStarts,
     SyntheticTraining,
+    TrajectoryBank,
     TrajectoryMatching,
     random_starts,
 )
-from farzi_hf.seeds import check_seed
-from farzi_hf.trajectories import PretrainedStarts, TrajectoryBank
+from farzi_hf.engine import ADJOINTS, OPTIMIZERS, InnerOptimizer
+from farzi_hf.field_types import check_types, numbers_from_text
+from farzi_hf.summary import INITIALIZATIONS, FarziDataConfig, initialization
 
-INITIALIZATIONS = {"spectral": initialization.spectral, "random": initialization.random}
-OBJECTIVES = {
-    "meta_matching": MetaMatching,
-    "gradient_matching": GradientMatching,
-    "trajectory_matching": TrajectoryMatching,
-}
 AUTO = "auto"
 """In place of an adjoint's name: the choice is left to `unroll`."""
 _OPTIMIZER_FIELDS = {
@@ -70,7 +63,7 @@ class FarziConfig(TrainingArguments):
         tau: τ, softmax temperature.
         latent_std: standard deviation of a random start.
         initialization: "spectral" or "random", the functions of `farzi_hf.initialization`.
-        sharpness: κ of a spectral start; None tries a few when training starts and takes the one whose students do best on training data.
+        concentration: κ of a spectral start; None tries a few when training starts and takes the one whose students do best on training data.
         inner_optimizer: "adam" (`InnerAdam`) or "sgd" (`InnerSGD`).
         inner_learning_rate: α of the inner optimizer.
         inner_betas: β1, β2 of the inner Adam. Over a hundred steps a β1 of 0.9 overshoots: 0.5 learns sooner and more smoothly.
@@ -87,7 +80,7 @@ class FarziConfig(TrainingArguments):
             (`TrajectoryMatching`).
         trajectories: Ω, a folder that `record_trajectories` has filled; None starts every inner loop from a fresh initialisation.
         num_trajectories: |Ω|, of those in the folder the first ones; None takes all.
-        fresh_starts: share of the inner loops that start from a fresh initialisation and not from Ω.
+        fresh_start_fraction: share of the inner loops that start from a fresh initialisation and not from Ω.
         last_start: the latest step of a trajectory from which an inner loop starts; None takes all.
         synthetic_steps: N of trajectory matching, steps on the summary; None takes inner_steps.
         expert_steps: M of trajectory matching, the steps of real training that these should amount to.
@@ -106,7 +99,7 @@ class FarziConfig(TrainingArguments):
     tau: float = field(default=1.0, metadata={"help": "τ, softmax temperature"})
     latent_std: float = field(default=0.1, metadata={"help": "standard deviation of a random start"})
     initialization: str = field(default="spectral", metadata={"help": "spectral | random"})
-    sharpness: float | None = field(
+    concentration: float | None = field(
         default=None, metadata={"help": "κ of a spectral start; by default the best of a few"}
     )
 
@@ -128,7 +121,7 @@ class FarziConfig(TrainingArguments):
     )
     trajectories: str | None = field(default=None, metadata={"help": "Ω, a folder of recorded trajectories"})
     num_trajectories: int | None = field(default=None, metadata={"help": "|Ω|, the first ones of the folder"})
-    fresh_starts: float = field(default=0.5, metadata={"help": "share of inner loops that do not start from Ω"})
+    fresh_start_fraction: float = field(default=0.5, metadata={"help": "share of inner loops that do not start from Ω"})
     last_start: int | None = field(default=None, metadata={"help": "latest step of Ω from which an inner loop starts"})
     synthetic_steps: int | None = field(default=None, metadata={"help": "N of trajectory matching"})
     expert_steps: int = field(default=50, metadata={"help": "M of trajectory matching"})
@@ -186,13 +179,13 @@ class FarziConfig(TrainingArguments):
         ):
             if getattr(self, name) not in table:
                 raise ValueError(f"{name}={getattr(self, name)!r} is unknown; choose one of {', '.join(table)}")
-        if self.sharpness is not None and not self.sharpness > 0:
+        if self.concentration is not None and not self.concentration > 0:
             raise ValueError(
-                f"sharpness={self.sharpness} is not usable; give a number above 0, for instance {initialization.SHARPNESS}, "
+                f"concentration={self.concentration} is not usable; give a number above 0, for instance {initialization.CONCENTRATION}, "
                 "or None to have one chosen"
             )
-        if not 0 <= self.fresh_starts <= 1:
-            raise ValueError(f"fresh_starts={self.fresh_starts} is no share; give a number from 0 to 1")
+        if not 0 <= self.fresh_start_fraction <= 1:
+            raise ValueError(f"fresh_start_fraction={self.fresh_start_fraction} is no share; give a number from 0 to 1")
         if OBJECTIVES[self.objective] is TrajectoryMatching and self.trajectories is None:
             raise ValueError(
                 f"objective={self.objective!r} matches trajectories of real training, but trajectories is None; record them "
@@ -261,7 +254,9 @@ class FarziConfig(TrainingArguments):
             "steps": self.inner_steps,
             "steps_min": self.inner_steps_min or self.inner_steps,
             "learners": self.learners_per_step,
-            "starts": random_starts if bank is None else PretrainedStarts(bank, self.fresh_starts, self.last_start),
+            "starts": random_starts
+            if bank is None
+            else PretrainedStarts(bank, self.fresh_start_fraction, self.last_start),
             "bank": bank,
             "synthetic_steps": self.synthetic_steps or self.inner_steps,
             "expert_steps": self.expert_steps,

@@ -11,8 +11,8 @@ from huggingface_hub import HfApi
 from transformers.trainer_utils import HubStrategy
 from transformers.utils import PushInProgress
 
-from farzi_hf import hub
-from farzi_hf.interrupts import InterruptibleTrainer
+from farzi_hf.artefact import hub
+from farzi_hf.interruptible_trainer import InterruptibleTrainer
 
 logger = logging.getLogger(__name__)
 

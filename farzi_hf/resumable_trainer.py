@@ -14,9 +14,8 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import TrainOutput
 
-from farzi_hf.atomic_folder import exclusive
-from farzi_hf.callbacks import KeepLastCheckpoints
-from farzi_hf.checkpoints import (
+from farzi_hf.artefact.atomic_folder import exclusive
+from farzi_hf.artefact.checkpoints import (
     RunRecord,
     begin_checkpoint,
     check_new_run,
@@ -27,6 +26,7 @@ from farzi_hf.checkpoints import (
     own_checkpoints,
     read_record,
 )
+from farzi_hf.callbacks import KeepLastCheckpoints
 from farzi_hf.publishing_trainer import PublishingTrainer
 
 logger = logging.getLogger(__name__)

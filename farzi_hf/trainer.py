@@ -18,9 +18,8 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 
-from farzi_hf import initialization
-from farzi_hf.atomic_folder import check_destination
-from farzi_hf.baselines import random_sequences
+from farzi_hf.artefact.atomic_folder import check_destination
+from farzi_hf.artefact.checkpoints import last_checkpoint
 from farzi_hf.callbacks import (
     ChaosWarning,
     CurrentIntervals,
@@ -30,16 +29,16 @@ from farzi_hf.callbacks import (
     phase,
     without_prediction_bar,
 )
-from farzi_hf.checkpoints import last_checkpoint
-from farzi_hf.config import INITIALIZATIONS, FarziConfig
-from farzi_hf.data import sequences_fingerprint
-from farzi_hf.farzi_data import FarziData
-from farzi_hf.learner import Learner, Parameters, shifted_cross_entropy
-from farzi_hf.metrics import language_modeling_metrics, mean_and_spread, token_statistics
-from farzi_hf.objectives import Objective
+from farzi_hf.config import FarziConfig
+from farzi_hf.data import random_sequences, sequences_fingerprint
+from farzi_hf.data.seeds import Purpose, derive
+from farzi_hf.distillation import Learner, Objective, Parameters
+from farzi_hf.distillation.row_checks import check_rows, check_sequence_length
+from farzi_hf.evaluation.metrics.language_modeling import language_modeling_metrics, token_statistics
+from farzi_hf.evaluation.metrics.resampling import mean_and_spread
 from farzi_hf.resumable_trainer import ResumableTrainer
-from farzi_hf.row_checks import check_rows, check_sequence_length
-from farzi_hf.seeds import Purpose, derive
+from farzi_hf.summary import INITIALIZATIONS, FarziData, initialization
+from farzi_hf.summary.soft_tokens import shifted_cross_entropy
 from farzi_hf.trainer_input import adopt_vocabulary, check_summary, language_model_collator, run_check
 
 logger = logging.getLogger(__name__)
@@ -57,7 +56,7 @@ class FarziTrainer(ResumableTrainer):
     that are changed at a resume take effect, and stand in `history` and in the recipe; those in `checkpoints.KEPT` cannot change.
 
     Logged beside the Trainer's own figures: `loss` is the outer loss, `grad_norm` the norm of the meta-gradient before
-    clipping; `non_finite_steps`, `seconds_per_step`, `peak_memory_gib`; first of all `sharpness`, where it was chosen. In the
+    clipping; `non_finite_steps`, `seconds_per_step`, `peak_memory_gib`; first of all `concentration`, where it was chosen. In the
     mean of `loss`, one that is not finite is replaced by the one before it; where there was no finite one, it is NaN.
 
     Args:
@@ -104,9 +103,9 @@ class FarziTrainer(ResumableTrainer):
         check_summary(farzi_data, config)
         adopt_vocabulary(farzi_data, processing_class)
         if start_anew and train_dataset is not None:
-            sharpness = args.sharpness or initialization.SHARPNESS
+            concentration = args.concentration or initialization.CONCENTRATION
             with phase("Start of the summary", disable=args.disable_tqdm or args.process_index > 0):
-                INITIALIZATIONS[args.initialization](farzi_data, train_dataset, args.seed, sharpness)
+                INITIALIZATIONS[args.initialization](farzi_data, train_dataset, args.seed, concentration)
         super().__init__(
             model=farzi_data,
             args=args,
@@ -127,9 +126,9 @@ class FarziTrainer(ResumableTrainer):
         # A micro-batch's loss is a mean of its own: each has a learner of its own.
         self.model_accepts_loss_kwargs = False
         spectral = INITIALIZATIONS[args.initialization] is initialization.spectral
-        undecided = start_anew and train_dataset is not None and spectral and args.sharpness is None
+        undecided = start_anew and train_dataset is not None and spectral and args.concentration is None
         self._open_start = farzi_data.fingerprint() if undecided else None
-        self._sharpness: float | None = None
+        self._concentration: float | None = None
         self._micro_step = (-1, 0)
         self._student: Parameters | None = None
         self._non_finite_steps, self._finite_losses = 0, 0
@@ -146,12 +145,12 @@ class FarziTrainer(ResumableTrainer):
 
     def _begin(self, checkpoint: str | None) -> None:
         if checkpoint is None:
-            self.choose_start()
+            self.tune_initialization()
         self._micro_step, self._non_finite_steps, self._finite_losses = (-1, 0), 0, 0
         self.model.config.inner = self.args.summary_config(self.learner.vocab_size).inner
 
-    def choose_start(self) -> None:
-        """Chooses κ of a new spectral start, unless `args.sharpness` says it. `train()` does so; before it, for a look at the start.
+    def tune_initialization(self) -> None:
+        """Chooses κ of a new spectral start, unless `args.concentration` says it. `train()` does so; before it, for a look at the start.
 
         Each candidate has two learners train on it from scratch, and their loss on training data decides: together as long
         as two or three outer steps.
@@ -181,9 +180,11 @@ class FarziTrainer(ResumableTrainer):
                 bar.set_postfix_str(f"loss by κ: {', '.join(found)}")
                 return np.mean(losses)
 
-            self._sharpness, losses = initialization.choose_sharpness(self.model, initialization.SHARPNESS, loss)
+            self._concentration, losses = initialization.choose_concentration(
+                self.model, initialization.CONCENTRATION, loss
+            )
         self._open_start = None
-        tried = ", ".join(f"{sharpness:g}: {loss:.3f}" for sharpness, loss in losses.items())
+        tried = ", ".join(f"{concentration:g}: {loss:.3f}" for concentration, loss in losses.items())
         logger.info("Start of the summary: loss on training data by κ: %s.", tried)
 
     def compute_loss(
@@ -240,8 +241,8 @@ class FarziTrainer(ResumableTrainer):
             logs["loss"] = logs["loss"] if self._finite_losses else math.nan
             self._finite_losses = 0
             logs |= {"non_finite_steps": self._non_finite_steps, **self._figures.since_last_log()}
-            if self._sharpness is not None:  # once: it stays in the log's history
-                logs["sharpness"], self._sharpness = self._sharpness, None
+            if self._concentration is not None:  # once: it stays in the log's history
+                logs["concentration"], self._concentration = self._concentration, None
         super().log(logs, start_time)
 
     @property

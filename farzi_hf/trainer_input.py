@@ -7,8 +7,8 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from farzi_hf.collators import SequenceCollator
-from farzi_hf.farzi_data import FarziData, FarziDataConfig
+from farzi_hf.data import SequenceCollator
+from farzi_hf.summary import FarziData, FarziDataConfig
 
 
 def run_check(name: str, check: Callable[..., None], *args: Any) -> None:

@@ -17,10 +17,9 @@ from torch.utils.checkpoint import checkpoint
 from transformers import DataCollatorForLanguageModeling, GPT2Config
 
 from farzi_hf.data import load_sample_text, tokenize, word_tokenizer
+from farzi_hf.distillation import Learner, Parameters
 from farzi_hf.engine import Adjoint, InnerAdam, Tape, unroll
-from farzi_hf.farzi_data import FarziData, FarziDataConfig
-from farzi_hf.learner import Learner, Parameters
-from farzi_hf.soft_tokens import soft_tokens
+from farzi_hf.summary import FarziData, FarziDataConfig, soft_tokens
 
 ADAM = {"lr": 0.01, "betas": (0.9, 0.999), "eps": 1e-4}
 EPS_ROOT = 1e-30  # lets autograd through √v of a parameter that never had a gradient, and changes no other number

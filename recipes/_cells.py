@@ -21,10 +21,10 @@ from _tasks import Task, TrajectoryArguments, changed, record
 from safetensors.torch import load_file, save_file
 
 from farzi_hf import FarziConfig
-from farzi_hf.atomic_folder import replace_file
-from farzi_hf.config import INITIALIZATIONS
-from farzi_hf.initialization import spectral
-from farzi_hf.metrics import mean_and_spread
+from farzi_hf.artefact.atomic_folder import replace_file
+from farzi_hf.evaluation.metrics.resampling import mean_and_spread
+from farzi_hf.summary import INITIALIZATIONS
+from farzi_hf.summary.initialization import spectral
 
 Done = dict[str, Any]
 """What a cell of one seed leaves: `students`, what `Task.compact` leaves of each one's statistics; `bytes`, `seconds`, `facts`, …"""
@@ -132,7 +132,7 @@ def _run(task: Task, cell: Cell, seed: int, how: TrajectoryArguments) -> Done:
     elif cell.source is not None:
         c.trainer.model.load_state_dict(load_file(_folder(task, cell.source, seed) / SUMMARY))
     elif cell.students is on_summary:
-        c.trainer.choose_start()
+        c.trainer.tune_initialization()
     done = {"asked": asked, **_measured(task, cell, c), "history": c.trainer.state.log_history}
     done["seconds"] = time.perf_counter() - begin
     headline = c.headline(task.row(cell.method, [done["students"]], done["bytes"]))
@@ -225,7 +225,7 @@ def _readable(task: Task, row: Row, columns: Mapping[str, str]) -> dict[str, str
 
 def shared_facts(task: Task, args: FarziConfig, seeds: Sequence[int], how: TrajectoryArguments) -> dict[str, Any]:
     """What all rows have in common."""
-    kappa = {"κ": "chosen by trial" if args.sharpness is None else args.sharpness}
+    kappa = {"κ": "chosen by trial" if args.concentration is None else args.concentration}
     return {
         "data set": task.recipe.dataset,
         "size": f"[{args.num_sequences}×{args.sequence_length}], d = {args.latent_dim}",
@@ -236,7 +236,7 @@ def shared_facts(task: Task, args: FarziConfig, seeds: Sequence[int], how: Traje
         "synthetic sequences per inner step": args.synthetic_batch_size or args.num_sequences,
         "outer steps": args.max_steps,
         "Ω": f"{how.num_recorded} trainings of {how.trajectory_steps} steps, a checkpoint every {how.save_every}; share of fresh "
-        f"starts {args.fresh_starts}, latest start {args.last_start}",
+        f"starts {args.fresh_start_fraction}, latest start {args.last_start}",
         "seeds": list(seeds),
         "students per seed": task.recipe.num_students,
     }

@@ -26,10 +26,10 @@ from datasets import disable_progress_bars
 from transformers import HfArgumentParser, TrainingArguments
 
 import farzi_hf
-from farzi_hf.atomic_folder import replace_file
-from farzi_hf.checkpoints import HISTORY
+from farzi_hf.artefact.atomic_folder import replace_file
+from farzi_hf.artefact.checkpoints import HISTORY, with_new_names
+from farzi_hf.artefact.disk import DiskFullError, names_the_disk
 from farzi_hf.data import DataUnavailableError
-from farzi_hf.disk import DiskFullError, names_the_disk
 
 ROOT = Path(__file__).resolve().parent
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of <malloc.h>
@@ -98,6 +98,7 @@ def read_yaml(path: Path, known: set[str]) -> dict[str, Any]:
         raise ValueError(f"config={str(path)!r} cannot be read: {error}") from None
     if not isinstance(values, dict):
         raise ValueError(f"config={str(path)!r} holds a {type(values).__name__}: write lines of `field: value`")
+    values = with_new_names(values)
     for key in values:
         if key not in known:
             close = difflib.get_close_matches(str(key), known, n=1)

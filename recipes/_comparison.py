@@ -30,12 +30,11 @@ from transformers import (
 )
 
 from farzi_hf import FarziData, FarziTrainer, attach_soft_inputs, soft_cross_entropy
-from farzi_hf.baselines import head_sequences, random_sequences
-from farzi_hf.card import training_arguments
-from farzi_hf.data import flatten_sequences, minibatches
+from farzi_hf.artefact.card import training_arguments
+from farzi_hf.data import flatten_sequences, head_sequences, minibatches, random_sequences
+from farzi_hf.data.seeds import Purpose, derive
+from farzi_hf.distillation import Parameters
 from farzi_hf.engine import unroll
-from farzi_hf.learner import Parameters
-from farzi_hf.seeds import Purpose, derive
 
 Row = dict[str, Any]
 Student = Callable[[Mapping[str, Tensor]], Tensor]

@@ -10,17 +10,16 @@ import numpy as np
 from _comparison import Comparison, Row, Student
 from datasets import Dataset
 
-from farzi_hf.baselines import InterpolatedBigram
 from farzi_hf.data import flatten_sequences
-from farzi_hf.metrics import (
-    bootstrap_interval,
+from farzi_hf.evaluation import InterpolatedBigram
+from farzi_hf.evaluation.metrics.language_modeling import (
     corpus_perplexity,
-    mean_and_spread,
     pad_statistics,
     sentence_totals,
     token_metrics,
     token_statistics,
 )
+from farzi_hf.evaluation.metrics.resampling import bootstrap_interval, mean_and_spread
 
 
 @dataclass(frozen=True)

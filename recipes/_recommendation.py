@@ -13,9 +13,10 @@ from datasets import Dataset
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArguments
 
-from farzi_hf.baselines import InterpolatedBigram, popularity
 from farzi_hf.data import InteractionCollator, evaluation_windows, training_windows
-from farzi_hf.metrics import mean_and_spread, rank_metrics, rank_statistics, ranking_intervals, target_ranks
+from farzi_hf.evaluation import InterpolatedBigram, popularity
+from farzi_hf.evaluation.metrics.ranking import rank_metrics, rank_statistics, ranking_intervals, target_ranks
+from farzi_hf.evaluation.metrics.resampling import mean_and_spread
 
 METRICS = ("hr@10", "hr@100", "ndcg@10", "auc")
 # Tables 1 and 5 of the paper, SASRec: HR@10, HR@100, nDCG@10, AUC. One split, no intervals.

@@ -13,8 +13,8 @@ from _common import environment
 from _comparison import Comparison
 from datasets import load_dataset
 
-from farzi_hf.baselines import popularity
-from farzi_hf.card import TABLES
+from farzi_hf.artefact.card import TABLES
+from farzi_hf.evaluation import popularity
 from farzi_hf.plots import plot_entropy, plot_popularity, plot_tokens
 
 

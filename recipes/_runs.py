@@ -13,9 +13,9 @@ import yaml
 from _common import save_text
 
 from farzi_hf import FarziConfig, FarziTrainer
-from farzi_hf.atomic_folder import check_destination, exclusive
-from farzi_hf.card import yaml_text
-from farzi_hf.checkpoints import (
+from farzi_hf.artefact.atomic_folder import check_destination, exclusive
+from farzi_hf.artefact.card import yaml_text
+from farzi_hf.artefact.checkpoints import (
     HISTORY,
     changes,
     check_kept,
@@ -24,6 +24,7 @@ from farzi_hf.checkpoints import (
     discard_checkpoints,
     last_checkpoint,
     read_record,
+    with_new_names,
 )
 
 HEADER = "# Written by a recipe of farzi_hf: here it goes on, and replaces results of its own.\n"
@@ -95,7 +96,7 @@ def find_checkpoint(
 def _check_recipe(args: FarziConfig, recipe: Mapping[str, Any], checkpoint: str, exactly: bool) -> None:
     read_record(checkpoint).resumed(args.to_recipe(), checkpoint, step=0)
     path = Path(checkpoint).parent / "recipe.yaml"
-    before = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {}
+    before = with_new_names(yaml.safe_load(path.read_text(encoding="utf-8"))) if path.exists() else {}
     names = [name for name in {**before, **recipe} if name != HISTORY] if before else []
     changed = changes({name: before.get(name) for name in names}, {name: recipe.get(name) for name in names})
     may_change = set() if exactly else args.to_recipe().keys()

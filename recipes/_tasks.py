@@ -26,7 +26,8 @@ from transformers import PreTrainedTokenizerBase
 
 from farzi_hf import FarziConfig, TrajectoryBank, record_trajectories
 from farzi_hf.data import Interactions
-from farzi_hf.metrics import bootstrap_interval, corpus_perplexity, sentence_totals
+from farzi_hf.evaluation.metrics.language_modeling import corpus_perplexity, sentence_totals
+from farzi_hf.evaluation.metrics.resampling import bootstrap_interval
 
 Students = Sequence[Sequence[Any]]
 """For each seed, what `Task.compact` has left of each student's statistics."""

@@ -27,8 +27,8 @@ from _recommendation import count_rows
 from _tasks import RecommendationTask
 from sample_efficiency import FULL, LONG, full_cells, sized_cell
 
-from farzi_hf.baselines import popularity
-from farzi_hf.metrics import bootstrap_interval
+from farzi_hf.evaluation import popularity
+from farzi_hf.evaluation.metrics.resampling import bootstrap_interval
 from farzi_hf.plots import plot_deciles
 
 TENTHS = 10

@@ -30,10 +30,9 @@ from datasets import Dataset
 from transformers import AutoConfig, AutoModelForCausalLM, HfArgumentParser, PreTrainedConfig, default_data_collator
 
 from farzi_hf import FarziConfig, FarziData, FarziTrainer
-from farzi_hf.baselines import random_sequences
-from farzi_hf.data import InteractionCollator
+from farzi_hf.data import InteractionCollator, random_sequences
+from farzi_hf.data.vocabulary import is_text
 from farzi_hf.plots import plot_comparison
-from farzi_hf.vocabulary import is_text
 
 
 @dataclass

@@ -31,8 +31,8 @@ from objectives import sgd
 from sample_efficiency import FULL, LONG, full_cells
 from torch import Tensor
 
-from farzi_hf.learner import Learner
-from farzi_hf.objectives import Batch, SyntheticTraining, random_starts
+from farzi_hf.distillation import Learner, SyntheticTraining, random_starts
+from farzi_hf.distillation.objectives.base import Batch
 from farzi_hf.plots import plot_comparison
 
 OURS, AUTOGRAD, HIGHER = "Farzi, Adam", "Farzi, Adam by autograd", "Farzi, Adam by higher"

@@ -32,10 +32,10 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
 import farzi_hf.models  # noqa: F401  registers the architectures that transformers does not have
 from farzi_hf import FarziConfig, FarziTrainer
-from farzi_hf.baselines import Unigram
 from farzi_hf.callbacks import phase
 from farzi_hf.data import load_ptb, load_sample_text, tokenize, word_tokenizer
-from farzi_hf.metrics import token_metrics
+from farzi_hf.evaluation import Unigram
+from farzi_hf.evaluation.metrics.language_modeling import token_metrics
 from farzi_hf.plots import plot_comparison, plot_distillation
 
 QUICK = Path(__file__).resolve().parent / "configs" / "ptb_quick.yaml"
@@ -110,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     first = trainer.is_world_process_zero()
     if first:
         print_start(trainer, checkpoint)
-        trainer.choose_start()
+        trainer.tune_initialization()
         before = summary_row(comparison, "Farzi, 0 outer steps")
     trainer.train(resume_from_checkpoint=checkpoint)
     if first:

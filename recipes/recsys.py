@@ -41,7 +41,7 @@ from farzi_hf.data import (
     load_sample_interactions,
     training_windows,
 )
-from farzi_hf.metrics import recommendation_metrics, target_ranks
+from farzi_hf.evaluation.metrics.ranking import recommendation_metrics, target_ranks
 from farzi_hf.plots import plot_comparison, plot_distillation
 
 OUTPUTS = ("results.json", *(f"plots/{name}.png" for name in PLOTS))  # of a split
@@ -170,7 +170,7 @@ def run_split(recipe: RecipeArguments, args: FarziConfig, interactions: Interact
         print_start(c.trainer, checkpoint)
     rows = []
     if first and recipe.distil:
-        c.trainer.choose_start()
+        c.trainer.tune_initialization()
         rows.append(summary_row(c, "Farzi, 0 outer steps"))
     if recipe.distil:
         c.trainer.train(resume_from_checkpoint=checkpoint)

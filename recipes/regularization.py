@@ -26,12 +26,10 @@ from datasets import Dataset
 from sample_efficiency import LONG, full_cells
 from torch import Tensor, nn
 
-from farzi_hf.baselines import random_sequences
-from farzi_hf.data import minibatches
+from farzi_hf.data import minibatches, random_sequences
+from farzi_hf.distillation import Learner, LearnerBatch, Parameters, SyntheticTraining
 from farzi_hf.engine import InnerLoss
-from farzi_hf.learner import Learner, LearnerBatch, Parameters
-from farzi_hf.metrics import token_statistics
-from farzi_hf.objectives import SyntheticTraining
+from farzi_hf.evaluation.metrics.language_modeling import token_statistics
 from farzi_hf.plots import plot_comparison
 
 NAIVE = "Farzi, unfactorised"
@@ -84,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def unfactorise(c: Comparison) -> None:
     """Makes logits of the latents, and leaves the decoder out of the training."""
     trainer, farzi = c.trainer, c.trainer.model
-    trainer.choose_start()
+    trainer.tune_initialization()
     with torch.no_grad():
         farzi.latents = nn.Parameter(farzi.latents @ farzi.decoder)
     farzi.decoder.requires_grad_(False)

@@ -115,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     watch = Watch(settings.minutes, settings.every)
     with TemporaryDirectory() as folder:
         args = FarziConfig(
-            folder, num_sequences=20, sequence_length=20, latent_dim=16, sharpness=8.0, inner_steps=30, window=20,
+            folder, num_sequences=20, sequence_length=20, latent_dim=16, concentration=8.0, inner_steps=30, window=20,
             synthetic_batch_size=5, max_steps=1_000_000, lr_scheduler_type="constant", learning_rate=0.003, eval_strategy="steps",
             eval_steps=100, eval_students=1, save_strategy="steps", save_steps=50, save_total_limit=2, logging_steps=50,
             use_cpu=True, report_to="none",

@@ -3,7 +3,7 @@
     python recipes/trajectory_count.py --dataset ml-100k --data_dir FOLDER --counts 0 1 2 5 10 20
     python recipes/trajectory_count.py --dataset sample
 
-|Ω| = 0 starts every inner loop from a fresh random initialisation. With Ω a share `--fresh_starts` of them still does: 0 is the
+|Ω| = 0 starts every inner loop from a fresh random initialisation. With Ω a share `--fresh_start_fraction` of them still does: 0 is the
 paper's way. All else is as in `objectives.py`, whose configs it takes; tables go to `model_cards/trajectory_count_DATASET/`.
 """
 

@@ -19,7 +19,7 @@ from tiny_trainer import tiny_data, tiny_trainer
 from transformers.trainer_callback import TrainerCallback
 
 from farzi_hf import FarziData, record_trajectories
-from farzi_hf.atomic_folder import replace_file
+from farzi_hf.artefact.atomic_folder import replace_file
 from farzi_hf.trainer import last_checkpoint
 
 SEQUENCES, TOKENIZER = tiny_data()

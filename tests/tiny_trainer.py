@@ -21,14 +21,14 @@ from transformers import GPT2Config, PreTrainedTokenizerFast
 from transformers.trainer_callback import TrainerCallback
 
 from farzi_hf import FarziConfig, FarziTrainer
+from farzi_hf.artefact.signals import Interrupted
 from farzi_hf.data import load_sample_text, tokenize, word_tokenizer
-from farzi_hf.interrupts import Interrupted
 
 SETTINGS = {
     "num_sequences": 4, "sequence_length": 8, "latent_dim": 4, "inner_steps": 4, "inner_steps_min": 2, "window": 3,
     "synthetic_batch_size": 2, "inner_learning_rate": 0.05, "inner_epsilon": 1e-3, "learning_rate": 0.05, "max_steps": 4,
     "per_device_train_batch_size": 40, "eval_students": 2, "logging_steps": 1, "save_strategy": "no", "use_cpu": True,
-    "disable_tqdm": True, "report_to": "none", "seed": 3, "sharpness": 8.0,
+    "disable_tqdm": True, "report_to": "none", "seed": 3, "concentration": 8.0,
 }  # fmt: skip
 
 

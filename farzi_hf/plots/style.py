@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from farzi_hf.atomic_folder import replace_file
+from farzi_hf.artefact.atomic_folder import replace_file
 
 INK, ACCENT, MUTED = "#333333", "#1f6fb4", "#9aa5b1"
 LINES = ("#c0392b", "#27834a", "#8e5ea2", "#b8860b")

@@ -1,0 +1,265 @@
+"""The card of a summary: the README of its folder and repository, rendered from `templates/card.md`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import DatasetCard, DatasetCardData
+
+from farzi_hf.artefact.card_learner import learner_code
+from farzi_hf.artefact.contents import Contents
+from farzi_hf.artefact.escaping import (
+    Markdown,
+    markdown_code,
+    markdown_fence,
+    markdown_image,
+    markdown_text,
+    one_line,
+    python_literal,
+    yaml_text,
+)
+from farzi_hf.artefact.hub import PLACEHOLDER
+from farzi_hf.data.vocabulary import is_text, text_of
+
+TABLES = ("latents", "decoder", "tokens")
+"""The configs of the dataset repository."""
+
+_TRAINING_ARGUMENTS = {
+    "lr": "learning_rate",
+    "eps": "adam_epsilon",
+    "weight_decay": "weight_decay",
+    "steps": "max_steps",
+    "synthetic_batch_size": "per_device_train_batch_size",
+}
+_SAID_ELSEWHERE = ("table", "dataset", "data_bytes", "data_sequences", "split", "licence", "licence_text", "command")
+"""Entries of metrics that have a place of their own on the card."""
+
+
+def render_card(
+    contents: Contents,
+    metrics: Mapping[str, Any] | None = None,
+    recipe: Mapping[str, Any] | None = None,
+    plots: Sequence[str] = (),
+) -> str:
+    """The README of the artefact. A section appears only when there is something to say.
+
+    Args:
+        contents: of the artefact.
+        metrics: figures and facts by name. The card lists all of them, and says more where these are there:
+            `table`, a list of rows (dicts), becomes a table of results of its own, where `x_std` and `x_interval` stand
+            beside `x`; `dataset`, `data_bytes` and `data_sequences`: what was distilled, and its size; `split`: what
+            was held out, and its seed; `learner_parameters`; `distillation_seconds`, and in seconds per training
+            `student_seconds` (on the summary) and `full_data_seconds` (on the full data, until it does as well; it takes
+            `full_data_steps`), on `device`: what it cost and when that pays; `licence` (as the Hub names it) and
+            `licence_text` of the source; `command`: what distils it again from `recipe.yaml`.
+        recipe: shown as it is; its `learner`, a config as a mapping, is the teacher, and the model that "Train on it" builds.
+        plots: paths relative to the artefact.
+
+    Strings are escaped: none of them is read as Markdown, HTML, YAML or Python.
+
+    Raises:
+        ValueError: a figure of the cost or size, or the licence, of another type than said above.
+    """
+    config, vocabulary = contents.config, contents.vocabulary
+    metrics, recipe = metrics or {}, recipe or {}
+    figures = {name: value for name, value in metrics.items() if name not in _SAID_ELSEWHERE}
+    code = {name: python_literal(value) for name, value in training_arguments(config.inner or {}).items()}
+    card = DatasetCard.from_template(
+        _metadata(contents, metrics),
+        template_path=str(Path(__file__).parent / "templates" / "card.md"),
+        repo=PLACEHOLDER,
+        config=config,
+        entries="tokens" if is_text(vocabulary) else "items",
+        has_vocabulary=vocabulary is not None,
+        facts=markdown_table([{"": k, " ": v} for k, v in _facts(contents, metrics, recipe).items()]),
+        dataset=markdown_text(metrics.get("dataset") or "a dataset"),
+        learner=learner_code(recipe, config, vocabulary),
+        training_arguments=code,
+        inner=markdown_table([{"setting": k, "value": str(v)} for k, v in (config.inner or {}).items()]),
+        results=markdown_table(_with_spread(metrics.get("table", []))),
+        figures=markdown_table([{"figure": k, "value": v} for k, v in figures.items()]),
+        cost=_cost(metrics),
+        licence=markdown_text(metrics.get("licence_text") or ""),
+        command=markdown_fence(str(metrics["command"]), "bash") if metrics.get("command") else "",
+        examples=_examples(vocabulary, contents.decoded[:3]),
+        positions=markdown_table([_position_row(j, p) for j, p in enumerate(contents.decoded[0][:8])]),
+        recipe=markdown_fence(yaml_text(recipe).rstrip(), "yaml") if recipe else "",
+        plots=[markdown_image(plot) for plot in plots],
+    )
+    return str(card)
+
+
+def greedy_texts(vocabulary: Any, decoded: list) -> list[str]:
+    """Each decoded sequence as the text of its likeliest tokens."""
+    return [text_of(vocabulary, [position["tokens"][0] for position in sequence]) for sequence in decoded]
+
+
+def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows, by column, as Markdown; a cell that a row lacks stays empty. Nothing of no rows.
+
+    Numbers are rounded, strings escaped, unless they are `Markdown` already.
+    """
+    if not rows:
+        return ""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    head = [markdown_text(column) for column in columns]
+    lines = [head, ["---"] * len(columns), *([_cell(row.get(column, "")) for column in columns] for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def training_arguments(inner: Mapping[str, Any]) -> dict[str, Any]:
+    """A summary's `config.inner` under the names that `transformers.TrainingArguments` gives its settings.
+
+    Raises:
+        ValueError: betas that are not two.
+    """
+    arguments = {name: inner[key] for key, name in _TRAINING_ARGUMENTS.items() if inner.get(key) is not None}
+    if inner.get("optimizer") == "sgd":
+        arguments |= {"optim": "sgd", "optim_args": f"momentum={inner.get('momentum', 0.0)}"}
+    betas = inner.get("betas")
+    if betas:
+        if not isinstance(betas, list | tuple) or len(betas) != 2:
+            raise ValueError(f"inner['betas']={betas!r} are not two numbers; give β1 and β2, for instance [0.5, 0.999]")
+        arguments["adam_beta1"], arguments["adam_beta2"] = betas
+    return arguments
+
+
+# -- parts of the card -----------------------------------------------------------------------------------------------
+
+
+def _metadata(contents: Contents, metrics: Mapping[str, Any]) -> DatasetCardData:
+    """The YAML header. The Hub has no `model-index` for datasets; results are in the text and in metrics.json."""
+    config, vocabulary = contents.config, contents.vocabulary
+    kind = [] if vocabulary is None else ["language-modeling" if is_text(vocabulary) else "recommendation"]
+    return DatasetCardData(
+        pretty_name=f"Farzi data [{config.num_sequences}×{config.sequence_length}]",
+        license=_licence(metrics),
+        tags=["farzi", "dataset-distillation", "synthetic", *kind],
+        task_categories=["text-generation"] if is_text(vocabulary) else ["other"] if kind else None,
+        size_categories=[_size_category(config.num_sequences)],
+        configs=[
+            {"config_name": name, "data_files": [{"split": "train", "path": f"{name}/train-*.parquet"}]}
+            | ({"default": True} if name == "latents" else {})
+            for name in TABLES
+        ],
+    )
+
+
+def _licence(metrics: Mapping[str, Any]) -> str | None:
+    licence = metrics.get("licence")
+    if not isinstance(licence, str | None):
+        raise ValueError(
+            f"metrics['licence']={licence!r} is no text; give the licence's name on the Hub, for instance 'mit'"
+        )
+    return one_line(licence or "") or None
+
+
+def _facts(contents: Contents, metrics: Mapping[str, Any], recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """The first table: what the summary is, and of what."""
+    config, size, rows = contents.config, _number(metrics, "data_bytes"), _number(metrics, "data_sequences")
+    facts = {
+        "distilled from": metrics.get("dataset"),
+        "synthetic sequences (μ)": config.num_sequences,
+        "positions per sequence (ξ)": config.sequence_length,
+        "latent dimension (d)": config.latent_dim,
+        "vocabulary (V)": config.vocab_size,
+        "temperature (τ)": config.tau,
+        "latents and decoder": f"{contents.nbytes:,} bytes",
+        "the data": f"{size:,} bytes" + (f", {rows:,} sequences" if rows else "") if size else None,
+        "size of the data": f"{100 * contents.nbytes / size:.3g} % of the bytes" if size else None,
+        "teacher": _teacher(metrics, recipe),
+        "split": metrics.get("split"),
+        "vocabulary hash (SHA-256)": markdown_code(config.vocabulary_hash) if config.vocabulary_hash else None,
+    }
+    if size and rows:
+        facts["size of the data"] += f", {100 * config.num_sequences / rows:.3g} % of the sequences"
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+def _teacher(metrics: Mapping[str, Any], recipe: Mapping[str, Any]) -> str | None:
+    """The learner that the summary was distilled with."""
+    learner, count = recipe.get("learner"), _number(metrics, "learner_parameters")
+    if not isinstance(learner, Mapping) or "model_type" not in learner:
+        return None
+    size = f", {count:,} parameters" if count else ""
+    # Sizes; what else there is stands in the recipe.
+    settings = ", ".join(f"{k} {v}" for k, v in learner.items() if type(v) is int and not k.endswith("_token_id"))
+    return f"{learner['model_type']}{size}" + (f" ({settings})" if settings else "")
+
+
+def _cost(metrics: Mapping[str, Any]) -> str:
+    """What the distillation cost, and how many trainings on the summary pay for it."""
+    cost, student, full = (_number(metrics, f"{name}_seconds") for name in ("distillation", "student", "full_data"))
+    if cost is None:
+        return ""
+    device = f" on {markdown_text(metrics['device'])}" if "device" in metrics else ""
+    text = f"The distillation took {cost:,.0f} s{device}."
+    if student is None:
+        return text
+    text += f" A training on the summary takes {student:,.3g} s"
+    if full is None:
+        return text + "."
+    steps = _number(metrics, "full_data_steps")
+    text += f"; one on the full data that does as well takes {full:,.3g} s" + (f", {steps:,} steps." if steps else ".")
+    if full <= student:
+        return text + " So the summary does not save time; it saves data."
+    return text + (
+        f" The distillation has paid for itself after {math.ceil(cost / (full - student)):,} trainings (break-even), each of "
+        f"which saves {full - student:,.3g} s."
+    )
+
+
+def _number(metrics: Mapping[str, Any], name: str) -> float | None:
+    """A figure that the card computes with; None where it is not there."""
+    value = metrics.get(name)
+    if isinstance(value, bool) or not isinstance(value, float | int | None):
+        raise ValueError(f"metrics[{name!r}]={value!r} is not a number; give one, or leave it out")
+    return value
+
+
+def _with_spread(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Rows in which `x ± x_std (x_interval)` is one cell."""
+
+    def cell(row: Mapping[str, Any], name: str) -> Any:
+        text, spread, interval = _cell(row[name]), row.get(f"{name}_std"), row.get(f"{name}_interval")
+        if spread is not None:
+            text += f" ± {spread:.2g}"
+        return Markdown(text if interval is None else f"{text} ({_cell(interval)})")
+
+    def part(row: Mapping[str, Any], name: str) -> bool:
+        return any(name.endswith(end) and name.removesuffix(end) in row for end in ("_std", "_interval"))
+
+    return [{name: cell(row, name) for name in row if not part(row, name)} for row in rows]
+
+
+def _cell(value: Any) -> Markdown:
+    if isinstance(value, bool) or value is None:
+        return Markdown(value)
+    if isinstance(value, float):
+        return Markdown(f"{value:,.0f}" if 1000 <= abs(value) < 1e15 else f"{value:.4g}")
+    if isinstance(value, int):
+        return Markdown(f"{value:,}")
+    if isinstance(value, list | tuple):
+        return Markdown(" to ".join(map(_cell, value)))
+    return markdown_text(value)
+
+
+def _position_row(j: int, position: Mapping[str, Any]) -> dict[str, Any]:
+    shown = zip(position["tokens"], position["probabilities"], strict=True)
+    tokens = ", ".join(f"{markdown_code(str(token))} {probability:.2f}" for token, probability in shown)
+    return {"position": str(j), "likeliest entries": Markdown(tokens), "entropy (nats)": position["entropy"]}
+
+
+def _examples(vocabulary: Any, decoded: list) -> str:
+    """Sequences as text, one per line; nothing without a vocabulary."""
+    if vocabulary is None:
+        return ""
+    return markdown_fence("\n".join(" ".join(text.split()) for text in greedy_texts(vocabulary, decoded)), "text")
+
+
+def _size_category(rows: int) -> str:
+    limits = {1_000: "n<1K", 10_000: "1K<n<10K", 100_000: "10K<n<100K", 1_000_000: "100K<n<1M"}
+    return next((name for limit, name in limits.items() if rows < limit), "1M<n<10M")

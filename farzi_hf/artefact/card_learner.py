@@ -1,0 +1,91 @@
+"""The learner on the card: Python that builds the config of the model that a summary was distilled with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from keyword import iskeyword
+from typing import Any
+
+from transformers import CONFIG_MAPPING, PreTrainedConfig
+
+from farzi_hf import models
+from farzi_hf.artefact.escaping import python_literal
+from farzi_hf.data.vocabulary import is_text
+from farzi_hf.models.next_item import NextItemConfig
+
+_OURS = {kind.model_type: kind for name, kind in vars(models).items() if name.endswith("Config")}
+_SMALL_TEXT = {
+    "model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 2, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
+    "tie_word_embeddings": False, "initializer_range": 0.1,
+}  # fmt: skip
+_SMALL_ITEMS = {"model_type": "sasrec", "hidden_size": 32, "initializer_range": 0.1}
+_NOT_SHOWN = {"model_type", "transformers_version", "architectures", "use_cache"}  # none of them changes a training
+_DEFAULTS = {"dtype": "float32"}  # what a config says that leaves it open
+_SPECIAL_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
+
+
+@dataclass(frozen=True)
+class LearnerCode:
+    """Python that builds a learner's config.
+
+    Attributes:
+        name: what to import: a class of this package, or `AutoConfig` of transformers.
+        ours: whether it is of this package.
+        source: `config = …`, in several lines.
+        known: whether it is the learner that the summary was distilled with.
+    """
+
+    name: str
+    ours: bool
+    source: str
+    known: bool
+
+
+def learner_code(recipe: Mapping[str, Any], config: PreTrainedConfig, vocabulary: Any) -> LearnerCode:
+    """The learner of `recipe["learner"]`, a config as a mapping; where there is none, a small one for such a vocabulary."""
+    learner = recipe.get("learner")
+    known = isinstance(learner, Mapping) and isinstance(learner.get("model_type"), str)
+    if not known:
+        learner = _SMALL_TEXT if vocabulary is None or is_text(vocabulary) else _SMALL_ITEMS
+    kind = learner["model_type"]
+    own = _OURS.get(kind)
+    sizes = _sizes(learner, own, config, vocabulary)
+    changed = {name: value for name, value in _changed(learner).items() if name not in sizes}
+    arguments = [] if own else [python_literal(kind)]
+    arguments += [_argument(name, value) for name, value in {**sizes, **changed}.items()]
+    call = own.__name__ if own else "AutoConfig.for_model"
+    lines = "".join(f"    {argument},\n" for argument in arguments)
+    return LearnerCode(own.__name__ if own else "AutoConfig", own is not None, f"config = {call}(\n{lines})", known)
+
+
+def _changed(learner: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a learner that differ from its class's defaults."""
+    name = learner["model_type"]
+    kind = CONFIG_MAPPING[name] if name in CONFIG_MAPPING else None  # noqa: SIM401  its get() does not load classes
+
+    def default(name: str) -> Any:
+        return _DEFAULTS.get(name, getattr(kind, name, ...))  # nothing that JSON holds equals an ellipsis
+
+    return {k: v for k, v in learner.items() if k not in _NOT_SHOWN and v != default(k)}
+
+
+def _sizes(
+    learner: Mapping[str, Any], own: type | None, config: PreTrainedConfig, vocabulary: Any
+) -> dict[str, int | None]:
+    """What the summary decides: a recipe may leave it out, as those of this project do."""
+    if own is not None and issubclass(own, NextItemConfig):
+        return {"num_items": config.vocab_size - 1, "max_length": learner.get("max_length", config.sequence_length)}
+    sizes = {"vocab_size": config.vocab_size}
+    if "vocab_size" in learner:  # a whole config
+        return sizes
+    return sizes | {name: learner.get(name, getattr(vocabulary, name, None)) for name in _SPECIAL_TOKENS}
+
+
+def _argument(name: str, value: Any) -> str:
+    return f"{name}={python_literal(value)}" if _is_name(name) else f"**{python_literal({name: value})}"
+
+
+def _is_name(text: str) -> bool:
+    """Whether it can be a keyword argument: names that Python normalises could come twice."""
+    return text.isidentifier() and text.isascii() and not iskeyword(text)

@@ -1,0 +1,32 @@
+"""What an artefact is written from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from transformers import PreTrainedConfig
+
+
+@dataclass(frozen=True)
+class Contents:
+    """A summary as plain parts: tensors, a config, a vocabulary, and what its positions say.
+
+    Attributes:
+        tensors: `latents (μ, ξ, d)` and `decoder (d, V)`.
+        config: sizes and provenance, as `config.json` holds them.
+        vocabulary: the tokenizer, the list of item names, or None.
+        decoded: per sequence and position the likeliest tokens, their probabilities and the entropy, as `FarziData.decode` gives them.
+    """
+
+    tensors: Mapping[str, Tensor]
+    config: PreTrainedConfig
+    vocabulary: Any
+    decoded: Sequence[Sequence[Mapping[str, Any]]]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors: the size of the summary as it is stored."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())

@@ -1,0 +1,125 @@
+"""`farzi.safetensors`: the tensors of a summary, their checksums, and the list of the artefact's files.
+
+The last two are JSON in one entry of the metadata, `farzi`: `{"files": [names], "sha256": {tensor: hexadecimal digits}}`. One
+entry, because safetensors writes several in any order, and the same summary should be the same bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from farzi_hf.artefact.untrusted_text import as_mapping, parse_json
+
+_ENTRY, _OLD_ENTRY = "farzi", "files"  # the latter is a mere list of names, without checksums
+_DTYPES = {"F64", "F32", "F16", "BF16"}
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a file says of its content.
+
+    Attributes:
+        files: relative paths of the artefact's files beside this one, None where it does not say.
+        checksums: `checksum` of each tensor; empty in files of older versions.
+        shapes, dtypes: of each tensor; types by their names in safetensors, as "F32".
+    """
+
+    files: tuple[str, ...] | None
+    checksums: Mapping[str, str]
+    shapes: Mapping[str, tuple[int, ...]]
+    dtypes: Mapping[str, str]
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], files: list[str]) -> None:
+    """Writes contiguous CPU tensors and the names of the artefact's other files to `path`."""
+    facts = {"files": files, "sha256": {name: checksum(tensor) for name, tensor in tensors.items()}}
+    save_file(dict(tensors), path, metadata={_ENTRY: json.dumps(facts)})
+
+
+def read_header(path: Path) -> Header:
+    """The header of the file `path`, which is not trusted.
+
+    Raises:
+        ValueError: a damaged file, or one that claims files outside its folder, which no honest artefact does.
+    """
+    with _opened(path) as file:
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 — it is no mapping
+        shapes = {name: tuple(part.get_shape()) for name, part in slices.items()}
+        dtypes = {name: part.get_dtype() for name, part in slices.items()}
+        metadata = file.metadata() or {}
+    facts = {}
+    if _ENTRY in metadata:
+        facts = as_mapping(parse_json(metadata[_ENTRY].encode(), path), path)
+    elif _OLD_ENTRY in metadata:
+        facts = {"files": parse_json(metadata[_OLD_ENTRY].encode(), path)}
+    files, checksums = facts.get("files"), as_mapping(facts.get("sha256", {}), path)
+    if files is not None and not (isinstance(files, list) and all(isinstance(name, str) for name in files)):
+        raise ValueError(f"{path} lists its artefact's files as {files!r:.80}, not by their names; fetch it again")
+    for name in files or []:
+        if _leads_out(name):
+            raise ValueError(f"{path} claims the file {name!r} outside its folder; do not trust this folder")
+    return Header(None if files is None else tuple(files), checksums, shapes, dtypes)
+
+
+def load_tensors(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    """The tensors in the file `path`: those that `shapes` names, as they were saved.
+
+    Raises:
+        ValueError: a damaged file, other tensors, shapes or types than a summary has, or other numbers than those of the checksum.
+    """
+    header = read_header(path)
+    for name, shape in shapes.items():
+        found = header.shapes.get(name, "missing")
+        if found != tuple(shape):
+            raise ValueError(
+                f"{name} in {path} is {found}, but config.json says {tuple(shape)}; the two files belong to different "
+                "summaries, fetch it again"
+            )
+    if extra := sorted(set(header.shapes) - set(shapes)):
+        raise ValueError(
+            f"{path} holds {', '.join(map(repr, extra))} beside {', '.join(shapes)}, which config.json does not speak of; "
+            "fetch it again, or load it with the version of farzi_hf that wrote it"
+        )
+    if len(set(header.dtypes.values())) > 1 or not _DTYPES.issuperset(header.dtypes.values()):
+        types = ", ".join(f"{name} {dtype}" for name, dtype in sorted(header.dtypes.items()))
+        raise ValueError(f"{path} holds {types}; all have to be of one of the types {', '.join(sorted(_DTYPES))}")
+    with _opened(path) as file:
+        tensors = {name: file.get_tensor(name).clone() for name in shapes}  # a copy: the file may be replaced or cut
+    for name, tensor in tensors.items():
+        if header.checksums.get(name, expected := checksum(tensor)) != expected:
+            raise ValueError(
+                f"{name} in {path} has another checksum than it was saved with; it is damaged, fetch it again"
+            )
+    return tensors
+
+
+def checksum(tensor: Tensor) -> str:
+    """SHA-256 over type, shape and numbers."""
+    tensor = tensor.detach().cpu().contiguous()
+    digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+    digest.update(tensor.flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def _leads_out(name: str) -> bool:
+    parts = name.replace("\\", "/").split("/")
+    return ".." in parts or name.startswith(("/", "\\")) or ":" in parts[0]
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[safe_open]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except SafetensorError as error:
+        raise ValueError(f"{path} is no readable safetensors file ({error}); it is damaged, fetch it again") from None

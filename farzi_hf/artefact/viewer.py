@@ -1,0 +1,44 @@
+"""viewer.html: a page to browse synthetic sequences with, that needs nothing but a browser, not even a server.
+
+The page holds the numbers themselves, latents and decoder in float32, and computes the distribution that is looked at.
+"""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from farzi_hf.artefact.contents import Contents
+from farzi_hf.artefact.escaping import script_json
+from farzi_hf.data.vocabulary import token_strings
+
+_SLOT = "__SUMMARY__"
+
+
+def render_viewer(contents: Contents) -> str:
+    """The page of a summary; its size is about 4/3 of the summary's, and that of the vocabulary.
+
+    Args:
+        contents: of the artefact.
+    """
+    config = contents.config
+    size = config.vocab_size
+    entropies = np.array([[position["entropy"] for position in sequence] for sequence in contents.decoded])
+    data = {
+        **{name: getattr(config, name) for name in ("num_sequences", "sequence_length", "latent_dim", "vocab_size", "tau")},
+        "tokens": token_strings(contents.vocabulary, size) or [f"[{i}]" for i in range(size)],
+        "latents": _base64(contents.tensors["latents"]),
+        "decoder": _base64(contents.tensors["decoder"].T),  # an entry's numbers lie together
+        "entropy": _base64(entropies),
+    }  # fmt: skip
+    template = (Path(__file__).parent / "templates" / "viewer.html").read_text(encoding="utf-8")
+    return template.replace(_SLOT, script_json(data))
+
+
+def _base64(numbers: Tensor | np.ndarray) -> str:
+    if isinstance(numbers, Tensor):
+        numbers = numbers.detach().float().cpu().numpy()
+    return base64.b64encode(np.ascontiguousarray(numbers, dtype="<f4").tobytes()).decode()

@@ -1,0 +1,160 @@
+"""The artefact: how a summary lies on disk, and so in its dataset repository; written whole or not at all.
+
+```
+README.md                      card; its YAML declares the three configs below
+latents/train-*.parquet        default config: index, latents (ξ, d) and, with a vocabulary, the greedy text
+decoder/train-*.parquet        id, token where known, decoder (d,)
+tokens/train-*.parquet         sequence, position, top-k tokens with probabilities, entropy in nats
+farzi.safetensors              latents, decoder: the source of truth; its metadata has their checksums and lists the artefact's files
+config.json                    FarziDataConfig
+viewer.html                    a page to browse the sequences with, from file:// too
+tokenizer files or vocabulary.json, recipe.yaml, metrics.json, plots/*: where there are any
+```
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from torch import Tensor
+
+from farzi_hf.artefact.atomic_folder import replace_files
+from farzi_hf.artefact.card import TABLES, greedy_texts, render_card
+from farzi_hf.artefact.contents import Contents
+from farzi_hf.artefact.escaping import yaml_text
+from farzi_hf.artefact.folder import ArtefactFolder, read_artefact
+from farzi_hf.artefact.layout import CARD, CONFIG, METRICS, PLOTS, RECIPE, VIEWER, is_known, size_limit
+from farzi_hf.artefact.untrusted_text import as_mapping, parse_json, parse_yaml
+from farzi_hf.artefact.viewer import render_viewer
+from farzi_hf.artefact.vocabulary_files import save_vocabulary
+from farzi_hf.data.vocabulary import token_strings
+
+
+@dataclass(frozen=True)
+class Results:
+    """What an artefact holds beside the summary itself.
+
+    Attributes:
+        metrics: figures and facts, see `card.render_card`; `metrics.json`. Anything JSON can hold.
+        recipe: everything needed to distil the summary again; `recipe.yaml`. Anything JSON can hold.
+        plots: image files by name, their contents; the folder `plots`.
+    """
+
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    plots: Mapping[str, bytes] = field(default_factory=dict)
+
+
+def write_artefact(contents: Contents, folder: Path, results: Results) -> None:
+    """Writes the whole artefact into `folder`, atomically; see `atomic_folder.replace_files`.
+
+    Metrics, recipe and plots are left out of the artefact where empty.
+    """
+
+    def write(staging: Path) -> None:
+        for name, table in zip(TABLES, _tables(contents), strict=True):
+            (staging / name).mkdir()
+            pq.write_table(table, staging / name / "train-00000-of-00001.parquet")
+        contents.config.to_json_file(staging / CONFIG)
+        save_vocabulary(contents.vocabulary, staging)
+        if results.recipe:
+            _write_text(staging / RECIPE, yaml_text(results.recipe))
+        if results.metrics:
+            _write_text(staging / METRICS, json.dumps(results.metrics, indent=2) + "\n")
+        for name, content in results.plots.items():
+            (staging / PLOTS).mkdir(exist_ok=True)
+            (staging / PLOTS / name).write_bytes(content)
+        shown = [f"{PLOTS}/{name}" for name in results.plots]
+        _write_text(staging / CARD, render_card(contents, results.metrics, results.recipe, shown))
+        _write_text(staging / VIEWER, render_viewer(contents))
+
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in contents.tensors.items()}
+    replace_files(folder, write, tensors)
+
+
+def load_results(artefact: ArtefactFolder | Path) -> Results:
+    """The metrics, recipe and plots of an artefact.
+
+    Raises:
+        ValueError: a file that holds something else, or that is larger than `artefact_layout` allows.
+    """
+    if not isinstance(artefact, ArtefactFolder):
+        return read_artefact(artefact, load_results)
+
+    def mapping(name: str, parse: Callable[[bytes, Path], Any]) -> dict[str, Any]:
+        path = artefact.find(name)
+        return {} if path is None else as_mapping(parse(artefact.read(name), path), path)
+
+    plots = [name for name in artefact.names if name.startswith(f"{PLOTS}/") and artefact.find(name) is not None]
+    return Results(
+        metrics=mapping(METRICS, parse_json),
+        recipe=mapping(RECIPE, parse_yaml),
+        plots={name.removeprefix(f"{PLOTS}/"): artefact.read(name) for name in plots},
+    )
+
+
+def read_plots(paths: Sequence[str | os.PathLike]) -> dict[str, bytes]:
+    """The contents of image files by name, as `Results` has them.
+
+    Raises:
+        ValueError: a name that an artefact has no place for, two of one name, or a file too large to be a plot.
+        FileNotFoundError: there is no such file.
+    """
+    plots: dict[str, bytes] = {}
+    for path in map(Path, paths):
+        name = f"{PLOTS}/{path.name}"
+        if not is_known(name) or path.name in plots:
+            reason = (
+                "another plot has the same name" if path.name in plots else "it has no name of an image, like curve.png"
+            )
+            raise ValueError(f"plots has {str(path)!r}, which cannot go into the artefact: {reason}; rename it")
+        found, limit = path.stat(), size_limit(name)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > limit:
+            raise ValueError(
+                f"plots has {str(path)!r}, which is no file of at most {limit:,} bytes; give images of that size"
+            )
+        plots[path.name] = path.read_bytes()
+    return plots
+
+
+def latents_table(latents: Tensor, column: str) -> pa.Table:
+    """(μ, ξ, d) as one column of μ fixed-size float32 lists."""
+    _, length, dim = latents.shape
+    rows = pa.FixedSizeListArray.from_arrays(_float_lists(latents.flatten(0, 1), dim), length)
+    return pa.table({column: rows})
+
+
+def _float_lists(rows: Tensor, dim: int) -> pa.Array:
+    return pa.FixedSizeListArray.from_arrays(pa.array(rows.detach().float().cpu().reshape(-1).numpy()), dim)
+
+
+def _tables(contents: Contents) -> tuple[pa.Table, pa.Table, pa.Table]:
+    """Latents, decoder and tokens."""
+    config, vocabulary, decoded = contents.config, contents.vocabulary, contents.decoded
+    names = token_strings(vocabulary, config.vocab_size)
+    index = pa.array(range(len(decoded)))
+    latents = latents_table(contents.tensors["latents"], "latents").add_column(0, "index", index)
+    columns = _float_lists(contents.tensors["decoder"].T, config.latent_dim)
+    decoder = {"id": range(config.vocab_size), "token": names, "decoder": columns}
+    if names is None:
+        del decoder["token"]
+    else:
+        latents = latents.append_column("text", pa.array(greedy_texts(vocabulary, decoded)))
+    rows = [
+        {"sequence": i, "position": j, **position}
+        for i, sequence in enumerate(decoded)
+        for j, position in enumerate(sequence)
+    ]
+    return latents, pa.table(decoder), pa.Table.from_pylist(rows)
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")

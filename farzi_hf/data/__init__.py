@@ -1,0 +1,33 @@
+"""Data: readers of text and of interactions, the embedded samples, vocabularies, sequences of ids and their windows.
+
+Whatever is read ends as sequences of ids in a `datasets.Dataset` with the column `input_ids`. It imports only the engine.
+Exports the readers (`load_ptb`, `load_interactions`, …), `tokenize`, the windows, the collators and the checks of sequences.
+"""
+
+from farzi_hf.data.collators import IGNORED, SequenceCollator
+from farzi_hf.data.errors import DataUnavailableError
+from farzi_hf.data.interactions import (
+    SPLITS,
+    InteractionCollator,
+    Interactions,
+    load_interactions,
+    load_sample_interactions,
+)
+from farzi_hf.data.sequences import (
+    check_sequences,
+    evaluation_windows,
+    flatten_sequences,
+    head_sequences,
+    minibatches,
+    random_sequences,
+    sequences_fingerprint,
+    training_windows,
+)
+from farzi_hf.data.text import SPECIAL_TOKENS, load_ptb, load_sample_text, tokenize, word_tokenizer
+
+__all__ = [
+    "IGNORED", "SPECIAL_TOKENS", "SPLITS", "DataUnavailableError", "InteractionCollator", "Interactions", "SequenceCollator",
+    "check_sequences", "evaluation_windows", "flatten_sequences", "head_sequences", "load_interactions", "load_ptb",
+    "load_sample_interactions", "load_sample_text", "minibatches", "random_sequences", "sequences_fingerprint", "tokenize",
+    "training_windows", "word_tokenizer",
+]  # fmt: skip

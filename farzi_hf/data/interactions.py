@@ -1,0 +1,138 @@
+"""Interactions of users with items as sequences: readers of the data sets of the paper, the split by users, batches.
+
+Rules that every reader follows: a user's items are ordered by timestamp and, where timestamps are equal, by row; every row
+counts, also one that occurs twice (so the paper's counts come out); users with fewer than `min_interactions` rows are
+left out; items are numbered 1 … num_items in the order of their original ids, 0 being the padding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from datasets import Dataset, DatasetDict
+
+from farzi_hf.data.catalogue import SampleCatalogue
+from farzi_hf.data.collators import SequenceCollator
+from farzi_hf.data.interaction_columns import Columns
+from farzi_hf.data.interaction_files import SOURCES
+from farzi_hf.data.own_interactions import columns_of
+from farzi_hf.data.seeds import Purpose, stream
+
+SPLITS = ("train", "validation", "test")
+PADDING_TITLE = "<pad>"
+
+
+@dataclass(frozen=True)
+class Interactions:
+    """Users' histories.
+
+    Args:
+        sequences: per user the items, oldest first, each an integer array (n,).
+        num_items: items are 1 … num_items.
+        item_titles: num_items + 1 names, that of the padding first; None where the data set has none.
+        item_ids: the num_items original ids; None where they are 1 … num_items.
+    """
+
+    sequences: list[np.ndarray]
+    num_items: int
+    item_titles: list[str] | None = None
+    item_ids: list | None = None
+
+    @property
+    def vocabulary(self) -> list[str]:
+        """V names, those of the items being their titles or else their original ids: what a summary has for a tokenizer."""
+        ids = range(1, self.num_items + 1) if self.item_ids is None else self.item_ids
+        return self.item_titles or [PADDING_TITLE, *map(str, ids)]
+
+    def strong_generalization_split(self, seed: int) -> DatasetDict:
+        """80 / 10 / 10 % of the users, drawn at random and disjoint, with a column `input_ids` of a whole history per row.
+
+        Raises:
+            ValueError: fewer than 10 users.
+        """
+        users = len(self.sequences)
+        if users < 10:
+            raise ValueError(f"there are {users} users: a split of 80 / 10 / 10 % needs at least 10")
+        order, held_out = stream(seed, Purpose.SPLIT).permutation(users), users // 10
+        parts = np.split(order, [users - 2 * held_out, users - held_out])
+        return DatasetDict({name: self._rows(part) for name, part in zip(SPLITS, parts, strict=True)})
+
+    def _rows(self, users: np.ndarray) -> Dataset:
+        chosen = [self.sequences[user] for user in users]
+        offsets = np.cumsum([0, *map(len, chosen)])
+        return Dataset(pa.table({"input_ids": pa.LargeListArray.from_arrays(offsets, np.concatenate(chosen))}))
+
+
+@dataclass(frozen=True)
+class InteractionCollator(SequenceCollator):
+    """Rows of items as a batch, padded on the right: `input_ids`, `attention_mask`, `labels` (−100 at padding), (b, L) each,
+    and where the rows have it `seen` (b, S), padded with 0.
+    """
+
+    padding_id: int | None = 0
+
+
+def load_sample_interactions(num_users: int = 1000, seed: int = 0) -> Interactions:
+    """The embedded interactions: viewers of `farzi_hf.catalogue.SampleCatalogue`.
+
+    Args:
+        num_users: how many.
+        seed: equal seeds give equal interactions.
+    """
+    catalogue = SampleCatalogue(seed)
+    sequences = [catalogue.history() for _ in range(num_users)]
+    return Interactions(sequences, catalogue.num_items, [PADDING_TITLE, *catalogue.titles])
+
+
+def load_interactions(
+    name: str | Path | Dataset | Any, data_dir: str | Path | None = None, min_interactions: int = 3
+) -> Interactions:
+    """A data set of interactions as one sequence per user. What cannot be read for certain is refused, never guessed.
+
+    Ids stay as they are: the text 007 is another user than the text 7. Timestamps are integers, finite numbers, dates and
+    datetimes, or text with integers, decimals or ISO 8601 dates and times.
+
+    Args:
+        name: "ml-100k" (file `u.data`), "ml-1m" (`ratings.dat`), "magazine" (`Magazine_Subscriptions.csv`: Amazon's own, or
+            numbers with the user first, or with a header), "netflix" (`combined_data_*.txt`, within 4 GiB). Or your own with
+            columns user, item and timestamp: a `datasets.Dataset`, a data frame, a file (.csv, .tsv, .parquet, .json, .jsonl),
+            or the name of a data set that `datasets.load_dataset` finds (its split "train").
+        data_dir: folder with the files; without it those of the named data sets are downloaded once, where that is possible.
+        min_interactions: users with fewer rows are left out. The default gives the paper's counts.
+
+    Raises:
+        ValueError: files or columns are missing, a file is there twice, is cut short or has other than the expected columns, an
+            id or timestamp cannot be used, no user is left.
+        TypeError: a name that is neither text nor a table.
+        DataUnavailableError: no `data_dir`, and nothing to download from.
+    """
+    if not isinstance(name, str) or name not in SOURCES:
+        return _sequences(columns_of(name, data_dir), min_interactions)
+    source = SOURCES[name]
+    files = source.files(name, data_dir)
+    return _sequences(source.read(files), min_interactions, source.titles(files))
+
+
+def _sequences(columns: Columns, min_interactions: int, titles: dict[Any, str] | None = None) -> Interactions:
+    """Sorts, filters and numbers. Of 100 M rows it keeps under 4 GiB: nothing here is an object per row."""
+    counts = np.bincount(columns.users)
+    kept = counts >= max(min_interactions, 1)
+    if not kept.any():
+        raise ValueError(
+            f"min_interactions={min_interactions} leaves no user: the most active one has {counts.max(initial=0)}"
+        )
+    rows = np.lexsort((columns.times, columns.users))  # stable: equal timestamps keep the order of the rows
+    rows = rows[np.repeat(kept, counts)]
+    items = columns.items[rows]
+    del rows
+    used = np.bincount(items, minlength=len(columns.item_ids)) > 0
+    number = np.cumsum(used, dtype=items.dtype if items.dtype.itemsize > 2 else np.int32)
+    flat = number[items]
+    ids = [columns.item_ids[i] for i in np.flatnonzero(used)]
+    names = [PADDING_TITLE, *(titles.get(item, str(item)) for item in ids)] if titles else None
+    sequences = np.split(flat, np.cumsum(counts[kept])[:-1])
+    return Interactions(sequences, len(ids), names, ids)

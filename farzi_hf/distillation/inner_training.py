@@ -1,0 +1,67 @@
+"""The inner loop of equation (2): a learner's training on a summary."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from farzi_hf.data import minibatches
+from farzi_hf.distillation.learner import Learner, LearnerBatch, Parameters
+from farzi_hf.engine import Adjoint, InnerLoss, InnerOptimizer, unroll
+from farzi_hf.summary import soft_tokens
+
+
+@dataclass(frozen=True)
+class SyntheticTraining:
+    """The inner loop of equation (2): train a learner on the summary for T steps.
+
+    Args:
+        optimizer: updates θ; its states start at zero.
+        tau: τ of the soft tokens.
+        batch_size: b_syn, synthetic sequences per inner step; None takes all μ every time.
+        window: differentiate only the last `window` steps of the T; None differentiates all.
+        adjoint: how; None leaves the choice to `unroll`.
+        torch_compile: compile the steps, as in `unroll`.
+    """
+
+    optimizer: InnerOptimizer
+    tau: float
+    batch_size: int | None = None
+    window: int | None = None
+    adjoint: Adjoint | None = None
+    torch_compile: bool = False
+
+    def __call__(
+        self,
+        learner: Learner | LearnerBatch,
+        latents: Tensor,
+        decoder: Tensor,
+        *,
+        start: Parameters,
+        steps: int,
+        seed: int,
+    ) -> Parameters:
+        """θ_T from `start`, differentiable in latents (μ, ξ, d) and decoder (d, V). The minibatches depend on `seed`."""
+        return unroll(
+            self.inner_loss(learner, latents, steps, seed),
+            start,
+            (latents, decoder),
+            optimizer=self.optimizer,
+            steps=steps,
+            adjoint=self.adjoint,
+            window=None if self.window is None else min(self.window, steps),
+            torch_compile=self.torch_compile,
+        )
+
+    def inner_loss(self, learner: Learner | LearnerBatch, latents: Tensor, steps: int, seed: int) -> InnerLoss:
+        """L_syn(θ) on the minibatch of each of the steps 1 … `steps`, as a function of (latents, decoder)."""
+        rows = minibatches(len(latents), self.batch_size, steps, seed)
+        rows = None if rows is None else rows.to(latents.device)
+
+        def loss(params: Parameters, inputs: tuple[Tensor, ...], step: int) -> Tensor:
+            latents, decoder = inputs
+            selected = latents if rows is None else latents[rows[step - 1]]
+            return learner.soft_loss(params, soft_tokens(selected, decoder, self.tau))
+
+        return loss

@@ -1,0 +1,71 @@
+"""Gradient matching (DC)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from farzi_hf.data.seeds import Purpose, stream
+from farzi_hf.distillation.inner_training import SyntheticTraining
+from farzi_hf.distillation.learner import Learner, Parameters
+from farzi_hf.distillation.objectives.base import Batch, together
+from farzi_hf.distillation.starts import Starts, random_starts
+from farzi_hf.engine import autocast_settings, no_autocast
+
+
+@dataclass(frozen=True)
+class GradientMatching:
+    """DC (Zhao et al., 2021): the summary's gradient in θ should point where the real data's does.
+
+    Σ over parameter tensors of 1 − cos(∇L_syn(θ_t), ∇L_D(θ_t)), at a learner after t steps on the summary. Of the sum over t
+    an outer step takes one term, t drawn uniformly from 0 … T − 1. θ_t is detached, so nothing is differentiated through
+    the training, and the adjoint does not matter.
+
+    Args:
+        training: the inner loop that leads to θ_t; step t + 1 of it has the synthetic minibatch whose gradient is matched.
+        steps: T.
+        learners: K, the number of θ_t over which the expectation is averaged.
+        starts: what draws θ0.
+    """
+
+    training: SyntheticTraining
+    steps: int
+    learners: int = 1
+    starts: Starts = random_starts
+
+    def __call__(self, learner: Learner, latents: Tensor, decoder: Tensor, batch: Batch, seed: int) -> Tensor:
+        """The distance, between 0 and twice the number of tensors, differentiable in latents and decoder."""
+        taken = int(stream(seed, Purpose.MATCHED_STEP).integers(self.steps))
+        several = together(learner, self.learners)
+        theta = several.stack([self.starts(learner, each, latents.device) for each in several.seeds(seed)])
+        if taken:
+            with torch.no_grad():
+                theta = self.training(several, latents, decoder, start=theta, steps=taken, seed=seed)
+        theta = {name: x.detach().requires_grad_() for name, x in theta.items()}
+        loss = self.training.inner_loss(several, latents, taken + 1, seed)
+        synthetic = _gradients(loss(theta, (latents, decoder), taken + 1), theta, create_graph=True)
+        real = _gradients(several.hard_loss(theta, batch), theta)
+        return _cosine_distances(synthetic, real, several.size).mean()
+
+
+NEGLIGIBLE = 1e-6
+"""Of the norm of a gradient, the share below which that of one tensor is nothing but rounding: it has no direction to match."""
+
+
+def _gradients(loss: Tensor, theta: Parameters, create_graph: bool = False) -> list[Tensor]:
+    leaves = list(theta.values())
+    with no_autocast(autocast_settings(tuple(leaves))):  # only the loss is under autocast
+        return list(torch.autograd.grad(loss, leaves, create_graph=create_graph, materialize_grads=True))
+
+
+def _cosine_distances(found: Sequence[Tensor], wanted: Sequence[Tensor], learners: int) -> Tensor:
+    """(K,): Σ over tensors of 1 − cos, without those tensors whose wanted gradient is negligible (key biases have none)."""
+    found, wanted = ([x.reshape(learners, -1) for x in gradients] for gradients in (found, wanted))
+    norms = torch.stack([x.norm(dim=1) for x in wanted])  # (tensors, K)
+    matters = norms > NEGLIGIBLE * norms.norm(dim=0)
+    cosines = torch.stack([F.cosine_similarity(x, y, dim=1, eps=1e-12) for x, y in zip(found, wanted, strict=True)])
+    return torch.where(matters, 1 - cosines, 0.0).sum(dim=0)

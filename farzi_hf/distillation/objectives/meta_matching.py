@@ -1,0 +1,44 @@
+"""What the outer loop minimises over the summary: a scalar that is differentiable in the latents and the decoder.
+
+An objective is a function of the learner, the latents (μ, ξ, d), the decoder (d, V), a batch of real sequences and a seed,
+of which everything random in it is a function. K learners at once make the mean of K such scalars.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from farzi_hf.data.seeds import Purpose, stream
+from farzi_hf.distillation.inner_training import SyntheticTraining
+from farzi_hf.distillation.learner import Learner
+from farzi_hf.distillation.objectives.base import Batch, together
+from farzi_hf.distillation.starts import Starts, random_starts
+
+
+@dataclass(frozen=True)
+class MetaMatching:
+    """E_{θ0} L_D(θ_T(θ0, summary)): the loss on real data of a learner trained on the summary (equation 2; with Ω, 3).
+
+    Args:
+        training: the inner loop.
+        steps: T.
+        steps_min: T is drawn uniformly from steps_min … steps; with a window this is RaT-BPTT (arXiv 2311.07025).
+        learners: K, the number of θ0 over which the expectation is averaged, trained at once.
+        starts: what draws θ0. The paper's Farzi starts from Ω (`PretrainedStarts`), its MM from `random_starts`.
+    """
+
+    training: SyntheticTraining
+    steps: int
+    steps_min: int
+    learners: int = 1
+    starts: Starts = random_starts
+
+    def __call__(self, learner: Learner, latents: Tensor, decoder: Tensor, batch: Batch, seed: int) -> Tensor:
+        """The outer loss in nats per token, differentiable in latents and decoder. θ0, T and minibatches depend on `seed`."""
+        steps = int(stream(seed, Purpose.INNER_STEPS).integers(self.steps_min, self.steps + 1))
+        several = together(learner, self.learners)
+        start = several.stack([self.starts(learner, each, latents.device) for each in several.seeds(seed)])
+        theta = self.training(several, latents, decoder, start=start, steps=steps, seed=seed)
+        return several.hard_loss(theta, batch)

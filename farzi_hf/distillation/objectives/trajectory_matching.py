@@ -1,0 +1,54 @@
+"""Trajectory matching (MTT)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from farzi_hf.distillation.inner_training import SyntheticTraining
+from farzi_hf.distillation.learner import Learner, Parameters
+from farzi_hf.distillation.objectives.base import Batch, together
+from farzi_hf.distillation.trajectory_bank import TrajectoryBank
+
+
+@dataclass(frozen=True)
+class TrajectoryMatching:
+    """MTT (Cazenavette et al., 2022): N steps on the summary should lead where M ≫ N steps on the real data lead.
+
+    ‖θ_N − θ*_M‖² / ‖θ*_0 − θ*_M‖² with θ_0 = θ*_0, a checkpoint of real training, and θ*_M the same training M steps later.
+    In the third line of its definition the paper trains the expert on the summary; it has to be the real data. The batch
+    of real sequences is not used: they are in the trajectories.
+
+    Args:
+        training: the inner loop.
+        bank: Ω.
+        synthetic_steps: N.
+        expert_steps: M, a multiple of the bank's `save_every`.
+        learners: K, the number of segments over which the expectation is averaged.
+        last_step: the latest step of real training that is a start; None takes all that leave M steps.
+    """
+
+    training: SyntheticTraining
+    bank: TrajectoryBank
+    synthetic_steps: int
+    expert_steps: int
+    learners: int = 1
+    last_step: int | None = None
+
+    def __call__(self, learner: Learner, latents: Tensor, decoder: Tensor, batch: Batch, seed: int) -> Tensor:
+        """The normalised distance: 1 where the summary teaches nothing, 0 where it teaches what the real data do."""
+        several = together(learner, self.learners)
+        segments = [
+            self.bank.segment(each, self.expert_steps, self.last_step, latents.device) for each in several.seeds(seed)
+        ]
+        start, target = map(several.stack, zip(*segments, strict=True))
+        theta = self.training(several, latents, decoder, start=start, steps=self.synthetic_steps, seed=seed)
+        left, way = (_squared_distance(x, target, several.size) for x in (theta, start))
+        return (left / way).mean()
+
+
+def _squared_distance(a: Parameters, b: Parameters, learners: int) -> Tensor:
+    """(K,)."""
+    return torch.stack([(a[name] - b[name]).reshape(learners, -1).square().sum(1) for name in a]).sum(0)

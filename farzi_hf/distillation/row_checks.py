@@ -1,0 +1,63 @@
+"""What a learner is given to read: every row and every sequence of a summary has to fit it, and to hold something to predict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from datasets import Dataset
+
+from farzi_hf.data import IGNORED, check_sequences, flatten_sequences
+from farzi_hf.distillation.learner import Learner
+
+
+def check_rows(dataset: Dataset, learner: Learner, data_collator: Callable) -> None:
+    """Raise one clear ValueError unless the learner can read every row and has something to predict in it.
+
+    Args:
+        dataset: rows with `input_ids`, and with `attention_mask` and `labels` of the same lengths where it has them.
+    """
+    check_sequences(dataset, learner.vocab_size)
+    ids, lengths = flatten_sequences(dataset)
+    longest = int(lengths.argmax())
+    if (limit := learner.readable(int(lengths[longest]))) < lengths[longest]:
+        raise ValueError(
+            f"dataset['input_ids'][{longest}] has {lengths[longest]} ids, but the learner reads {limit} at most: cut rows with "
+            f"tokenize(max_length={limit}) or training_windows(…, {limit}), or give a learner of more positions"
+        )
+    padding_id = getattr(data_collator, "padding_id", None)
+    predicted = np.ones_like(ids, dtype=bool) if padding_id is None else ids != padding_id
+    if "labels" in dataset.column_names:
+        labels = _beside(dataset, "labels", lengths)
+        predicted = labels != IGNORED
+        if (outside := predicted & ((labels < 0) | (labels >= learner.vocab_size))).any():
+            raise ValueError(
+                f"dataset['labels'] holds {labels[outside.argmax()]}: give {IGNORED} or ids of 0 … {learner.vocab_size - 1}"
+            )
+    if "attention_mask" in dataset.column_names:
+        predicted &= _beside(dataset, "attention_mask", lengths) != 0
+    starts = np.cumsum(lengths) - lengths
+    predicted[starts] = False  # the first of a row has nothing before it
+    if len(empty := np.flatnonzero(~np.logical_or.reduceat(predicted, starts))):
+        raise ValueError(
+            f"dataset[{int(empty[0])}] has nothing to predict after its first id ({len(empty)} rows are like it): all is padding, or "
+            f"labels of {IGNORED}, or attention_mask 0; filter such rows out, or drop the column"
+        )
+
+
+def _beside(dataset: Dataset, column: str, lengths: np.ndarray) -> np.ndarray:
+    values, sizes = flatten_sequences(dataset, column)
+    if (other := sizes != lengths).any():
+        row = int(other.argmax())
+        raise ValueError(
+            f"dataset[{column!r}][{row}] has {sizes[row]} values beside {lengths[row]} ids: make them equally long, or drop the column"
+        )
+    return values
+
+
+def check_sequence_length(length: int, learner: Learner) -> None:
+    """Raise one clear ValueError unless the learner can read the summary's sequences."""
+    if (limit := learner.readable(length)) < length:
+        raise ValueError(
+            f"sequence_length={length}, but the learner reads {limit} positions at most: lower it, or give a learner of more positions"
+        )

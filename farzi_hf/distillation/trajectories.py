@@ -1,0 +1,222 @@
+"""Ω: trainings of the learner on the real data, recorded once, as starts and as targets of a distillation.
+
+A folder of trajectories holds `manifest.json`, which says how they were made, and `trajectory-NNNNN.safetensors` for each:
+every parameter with an axis of checkpoints in front, the first one being the random initialisation. Recording goes on where
+it was interrupted, and reading touches no more of a file than the checkpoint that is asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from safetensors.torch import save_file
+from torch import Tensor
+
+from farzi_hf.artefact.atomic_folder import replace_file
+from farzi_hf.artefact.disk import names_the_disk
+from farzi_hf.artefact.signals import NotedSignal, end, noted_signals
+from farzi_hf.data import minibatches, sequences_fingerprint
+from farzi_hf.data.seeds import Purpose, check_seed, derive
+from farzi_hf.distillation.learner import Learner, Parameters
+from farzi_hf.distillation.row_checks import check_rows
+from farzi_hf.distillation.trajectory_bank import (
+    MANIFEST,
+    VERSION,
+    TrajectoryBank,
+    _model_facts,
+    _read_manifest,
+    _shard,
+)
+from farzi_hf.engine import InnerOptimizer, autocast_settings
+from farzi_hf.engine.inner_loop import InnerLoop, Layout, weights
+
+logger = logging.getLogger(__name__)
+
+
+# -- recording -------------------------------------------------------------------------------------------------------
+
+
+def record_trajectories(
+    learner: Learner,
+    optimizer: InnerOptimizer,
+    train_dataset: Dataset,
+    data_collator: Callable[[list[dict[str, Any]]], Mapping[str, Tensor]],
+    folder: str | Path,
+    *,
+    num: int,
+    steps: int,
+    save_every: int,
+    batch_size: int,
+    seed: int,
+    together: int = 1,
+    device: torch.device | str | None = None,
+) -> TrajectoryBank:
+    """Trains `num` learners on real data, each from its own initialisation, and stores checkpoints of them all.
+
+    Everything is a function of the arguments: a recording that was interrupted goes on with the trajectories that are missing,
+    and a larger `num` later adds to those that are there.
+
+    Args:
+        optimizer: as in the inner loop; its accumulators start at zero and are not stored.
+        train_dataset: real sequences in the column `input_ids`.
+        data_collator: makes of rows a batch: `input_ids`, `labels` and, where padded, `attention_mask`.
+        folder: is made if need be. Takes 4 · num · (steps / save_every + 1) · P bytes for P float32 parameters.
+        num: |Ω|, trajectories.
+        steps: of each training.
+        save_every: steps from one checkpoint to the next; `steps` is a multiple of it.
+        batch_size: real sequences per step.
+        seed: of initialisations and minibatches.
+        together: learners that train at once through `torch.vmap`, on the same minibatches. They and all their checkpoints are
+            in memory together.
+        device: to train on; the learner's buffers have to be there.
+
+    Returns:
+        All trajectories in the folder.
+
+    Raises:
+        ValueError: an argument is out of range, or the folder holds trajectories that were recorded otherwise.
+        FloatingPointError: a training diverged.
+        Interrupted: SIGINT, SIGTERM or SIGHUP came; what is recorded stays.
+    """
+    folder = Path(folder)
+    for name, value in {"num": num, "steps": steps, "save_every": save_every, "together": together}.items():
+        if value < 1:
+            raise ValueError(f"{name}={value} records nothing; give at least 1")
+    if steps % save_every:
+        raise ValueError(
+            f"steps={steps} is no multiple of save_every={save_every}; the last checkpoint would be missing"
+        )
+    check_seed(seed)
+    with noted_signals() as noted, names_the_disk(folder):
+        check_rows(train_dataset, learner, data_collator)
+        settings = {
+            "steps": steps,
+            "save_every": save_every,
+            "batch_size": batch_size,
+            "seed": seed,
+            "together": together,
+        }
+        manifest = {
+            "version": VERSION, **settings, "optimizer": _optimizer_facts(optimizer), "data": sequences_fingerprint(train_dataset),
+            **_model_facts(learner),
+            "streams": 2,  # how seeds become random numbers: what was recorded otherwise cannot be gone on with
+        }  # fmt: skip
+        _adopt_manifest(folder, manifest)
+        for first in range(0, num, together):
+            group = range(first, min(first + together, num))
+            missing = [i for i in group if not _shard(folder, i).exists()]
+            if missing:
+                minibatch_seed = derive(seed, Purpose.RECORDED_MINIBATCHES, first)
+                batches = _Batches.of(train_dataset, data_collator, batch_size, steps, minibatch_seed, device)
+                starts = [learner.initial_parameters(derive(seed, Purpose.RECORDED_START, i), device) for i in group]
+                trajectories = _train(learner, optimizer, starts, batches, steps, save_every, noted)
+                if trajectories is None:
+                    break
+                for i in missing:
+                    shard = {name: x[:, i - first].contiguous() for name, x in trajectories.items()}
+                    replace_file(_shard(folder, i), partial(save_file, shard))
+                logger.info("%s: %d of %d trajectories.", folder, group[-1] + 1, num)
+        if noted.number:
+            there = sum(_shard(folder, i).exists() for i in range(num))
+            end(noted.number, f"{folder} has {there} of {num} trajectories, recording can go on from there")
+    return TrajectoryBank(folder)
+
+
+@dataclass(frozen=True)
+class _Batches:
+    """The real minibatch of every step."""
+
+    dataset: Dataset
+    collator: Callable[[list[dict[str, Any]]], Mapping[str, Tensor]]
+    rows: Tensor | None
+    device: torch.device | str | None
+
+    @classmethod
+    def of(cls, dataset: Dataset, collator: Callable, batch_size: int, steps: int, seed: int, device: Any) -> _Batches:
+        dataset = dataset.select_columns("input_ids")
+        return cls(dataset, collator, minibatches(len(dataset), batch_size, steps, seed), device)
+
+    def __call__(self, step: int) -> Mapping[str, Tensor]:
+        columns = self.dataset[:] if self.rows is None else self.dataset[self.rows[step - 1]]
+        batch = self.collator([{"input_ids": ids} for ids in columns["input_ids"]])
+        return {name: tensor.to(self.device) for name, tensor in batch.items()}
+
+
+def _train(
+    learner: Learner,
+    optimizer: InnerOptimizer,
+    starts: list[Parameters],
+    batches: _Batches,
+    steps: int,
+    save_every: int,
+    noted: NotedSignal,
+) -> Parameters | None:
+    """(checkpoints, K, …) of K learners on the same minibatches; None once a signal is noted."""
+    several = learner if len(starts) == 1 else learner.batch(len(starts))
+    params = several.stack(starts)
+
+    def loss(params: Parameters, inputs: tuple, step: int) -> Tensor:
+        return several.hard_loss(params, batches(step)) * several.size  # the sum, so that each has its own gradient
+
+    layout = Layout.of(params)
+    w = layout.flatten(params)
+    loop = InnerLoop(loss, optimizer, layout, steps, steps, 1, autocast_settings(w))
+    states, checkpoints = loop.start(w), [params]
+    for first in range(0, steps, save_every):
+        if noted.number:
+            return None
+        states = loop.advance(states, (), loop.all[first : first + save_every])
+        if not all(torch.isfinite(flat).all() for flat in weights(states)):
+            raise FloatingPointError(
+                f"training on real data diverged within {first + save_every} steps; record with a smaller learning rate "
+                f"than that of optimizer={optimizer}"
+            )
+        checkpoints.append({name: x.cpu().clone() for name, x in layout.unflatten(weights(states)).items()})
+    shape = (steps // save_every + 1, len(starts))
+    return {
+        name: torch.stack([x[name].cpu() for x in checkpoints]).view(*shape, *starts[0][name].shape) for name in params
+    }
+
+
+def _adopt_manifest(folder: Path, manifest: dict[str, Any]) -> None:
+    """Writes the manifest of a new folder; of an old one it has to be the same."""
+    path = folder / MANIFEST
+    if not path.exists():
+        if folder.exists() and any(folder.glob("trajectory-*.safetensors")):
+            raise ValueError(
+                f"folder={str(folder)!r} has trajectories but no {MANIFEST}: how they were made is unknown; choose another folder"
+            )
+        text = json.dumps(manifest, indent=1, ensure_ascii=False)
+        replace_file(path, lambda new: new.write_text(text, encoding="utf-8"))
+        return
+    before = _read_manifest(folder)
+    for name, value in json.loads(json.dumps(manifest)).items():
+        if before.get(name) != value:
+            details = f" ({before.get(name)}, now {value})" if name not in ("parameters", "model", "data") else ""
+            raise ValueError(
+                f"folder={str(folder)!r} holds trajectories recorded with other {name}{details}: choose another folder, or "
+                "remove this one to record anew"
+            )
+
+
+# -- what a recording depends on -------------------------------------------------------------------------------------
+
+
+def _optimizer_facts(optimizer: InnerOptimizer) -> dict[str, Any]:
+    if optimizer.lr_schedule is not None:
+        raise ValueError(
+            "optimizer has an lr_schedule, which a manifest cannot describe; record with a constant learning rate"
+        )
+    settings = {name: value for name, value in asdict(optimizer).items() if name != "lr_schedule"}
+    return {"class": type(optimizer).__name__, **settings}
+
+
+# -- reading ---------------------------------------------------------------------------------------------------------

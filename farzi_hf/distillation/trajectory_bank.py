@@ -1,0 +1,117 @@
+"""Recorded trajectories, read from their folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from farzi_hf.data.seeds import Purpose, stream
+from farzi_hf.distillation.learner import Learner, Parameters
+
+MANIFEST, VERSION = "manifest.json", 1
+
+
+def _model_facts(learner: Learner) -> dict[str, Any]:
+    """Shape and dtype of each parameter, and the model's config: equal shapes may still be another model."""
+    parameters = {name: [*x.shape, str(x.dtype)] for name, x in learner.model.named_parameters()}
+    config = json.loads(learner.model.config.to_json_string())
+    return {"parameters": parameters, "model": {k: v for k, v in config.items() if k != "transformers_version"}}
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    path = folder / MANIFEST
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"folder={str(folder)!r} has no readable {MANIFEST} ({error}); give a folder that record_trajectories has filled"
+        ) from None
+    if manifest.get("version") != VERSION:
+        raise ValueError(
+            f"folder={str(folder)!r} has trajectories of format {manifest.get('version')}, but this version reads {VERSION}; "
+            "record them again"
+        )
+    return manifest
+
+
+def _shard(folder: Path, trajectory: int) -> Path:
+    return folder / f"trajectory-{trajectory:05d}.safetensors"
+
+
+class TrajectoryBank:
+    """Ω: the trajectories in a folder.
+
+    Args:
+        folder: what `record_trajectories` has filled.
+        num: how many of them to use, the first ones; None takes all.
+
+    Raises:
+        ValueError: the folder holds no trajectories, or fewer than `num`.
+    """
+
+    def __init__(self, folder: str | Path, num: int | None = None):
+        self.folder, self.manifest = Path(folder), _read_manifest(Path(folder))
+        found = sorted(self.folder.glob("trajectory-*.safetensors"))
+        if len(found) < (num or 1):
+            raise ValueError(
+                f"folder={str(folder)!r} holds {len(found)} trajectories, fewer than {num or 1}; record more of them with "
+                "recipes/trajectories.py"
+            )
+        self._shards = found[:num]
+        self.steps, self.save_every = self.manifest["steps"], self.manifest["save_every"]
+
+    def __len__(self) -> int:
+        """|Ω|."""
+        return len(self._shards)
+
+    def check(self, learner: Learner) -> None:
+        """Raises ValueError unless the trajectories are of this learner, naming what differs."""
+        ours = json.loads(json.dumps(_model_facts(learner)))
+        for kind, what in (("parameters", "parameter"), ("model", "config's")):
+            recorded = self.manifest[kind]
+            for name in {**recorded, **ours[kind]}:
+                if recorded.get(name) != ours[kind].get(name):
+                    raise ValueError(
+                        f"folder={str(self.folder)!r} holds trajectories of another model: {what} {name} is "
+                        f"{recorded.get(name, 'missing')} there, {ours[kind].get(name, 'missing')} in the learner; record "
+                        "trajectories of this learner with recipes/trajectories.py"
+                    )
+
+    def checkpoint(self, trajectory: int, step: int, device: torch.device | str | None = None) -> Parameters:
+        """θ of one trajectory after `step` steps; nothing else of the file is read."""
+        with safe_open(self._shards[trajectory], framework="pt") as file:
+            return {name: file.get_slice(name)[step // self.save_every].to(device) for name in file.keys()}  # noqa: SIM118
+
+    def sample(self, seed: int, last_step: int | None = None, device: torch.device | str | None = None) -> Parameters:
+        """θ ~ Ω, a function of `seed`: a trajectory, then one of its checkpoints up to `last_step`, both uniformly.
+
+        The initialisation is one of the checkpoints. `last_step=None` takes all of them.
+        """
+        return self.checkpoint(*self._draw(seed, self.steps, last_step), device)
+
+    def segment(
+        self, seed: int, steps: int, last_step: int | None = None, device: torch.device | str | None = None
+    ) -> tuple[Parameters, Parameters]:
+        """A start as in `sample`, and the same training `steps` steps later.
+
+        Raises:
+            ValueError: `steps` is no multiple of `save_every`, or longer than the trajectories.
+        """
+        if steps % self.save_every or not 1 <= steps <= self.steps:
+            raise ValueError(
+                f"steps={steps}: folder={str(self.folder)!r} has checkpoints every {self.save_every} steps up to {self.steps}; "
+                "give a multiple of the one, at most the other"
+            )
+        trajectory, start = self._draw(seed, self.steps - steps, last_step)
+        return self.checkpoint(trajectory, start, device), self.checkpoint(trajectory, start + steps, device)
+
+    def _draw(self, seed: int, latest: int, last_step: int | None) -> tuple[int, int]:
+        """A trajectory and a step of it."""
+        generator = stream(seed, Purpose.TRAJECTORY)
+        latest = latest if last_step is None else min(latest, last_step)
+        trajectory = int(generator.integers(len(self)))
+        return trajectory, int(generator.integers(latest // self.save_every + 1)) * self.save_every

@@ -1,0 +1,64 @@
+"""A Trainer that a signal ends after a checkpoint."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import Trainer
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
+
+from farzi_hf.artefact.disk import names_the_disk
+from farzi_hf.artefact.signals import Interrupted, _name, noted_signals
+
+logger = logging.getLogger(__name__)
+
+
+class InterruptibleTrainer(Trainer):
+    """A Trainer that SIGINT, SIGTERM and SIGHUP end after a checkpoint: at the end of the step, whatever `save_strategy` says.
+
+    `train()` then raises `Interrupted`, a `SystemExit`. Of several processes all stop at the same step. A callback would not do:
+    Trainer overrides what one asks for where `save_strategy="best"`, and what it does after the last step of a training that
+    is asked to stop (`load_best_model_at_end`, `save_total_limit=1`) would remove the checkpoint.
+    """
+
+    def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
+        """As in `Trainer`.
+
+        Raises:
+            Interrupted: a signal came; the checkpoint is written.
+        """
+        with noted_signals() as self._noted:
+            self._saved_step = -1
+            return super().train(*args, **kwargs)
+
+    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
+        with names_the_disk(self.args.output_dir):
+            super()._save_checkpoint(model, trial)
+        self._saved_step = self.state.global_step
+
+    def _maybe_log_save_evaluate(
+        self, tr_loss: Any, grad_norm: Any, model: Any, trial: Any, *args: Any, **kwargs: Any
+    ) -> None:
+        """Trainer calls it at the end of each step: after what is due then, the signal."""
+        super()._maybe_log_save_evaluate(tr_loss, grad_norm, model, trial, *args, **kwargs)
+        number = self._agreed_signal()
+        if not number:
+            return
+        if self._saved_step != self.state.global_step:
+            self._save_checkpoint(model, trial)
+            self.control = self.callback_handler.on_save(self.args, self.state, self.control)
+        self._finish_current_push()
+        if self.is_world_process_zero():
+            folder = Path(self.args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
+            logger.warning("%s: the run is saved in %s and can be resumed from there.", _name(number), folder)
+        raise Interrupted(number)
+
+    def _agreed_signal(self) -> int:
+        """The number of a signal that any of the processes has noted, 0 if none has."""
+        number = self._noted.number
+        if self.args.world_size > 1:
+            number = self.accelerator.gather(torch.tensor([number], device=self.args.device)).max().item()
+        return number

@@ -1,0 +1,119 @@
+"""FarziDataConfig: shape and provenance of a summary, as config.json holds it."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from collections.abc import Mapping
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+from farzi_hf.artefact.untrusted_text import as_mapping, parse_json
+
+
+class FarziDataConfig(PreTrainedConfig):
+    """Shape and provenance of a summary.
+
+    Args:
+        num_sequences: μ, how many synthetic sequences there are.
+        sequence_length: ξ, positions per sequence (at least 2: one to read and one to predict).
+        latent_dim: d, numbers stored per position.
+        vocab_size: V, entries of the vocabulary that soft tokens are distributions over.
+        tau: τ, the temperature of the softmax.
+        latent_std: standard deviation of the normal distribution that a new summary's latents *and* decoder are drawn
+            from. The default of 0.1 starts every soft token close to uniform, which keeps the first meta-gradients
+            small.
+        inner: settings of the inner loop that the summary was distilled with (optimizer, lr, eps, steps, …). A student
+            that is to reproduce the published figures uses them. Anything JSON can hold.
+        vocabulary_hash: `vocabulary.vocabulary_hash` of the tokenizer or item list, `None` while there is none.
+
+    Raises:
+        ValueError: a size that is too small or absurd, a τ or latent_std that is not a positive finite number, an `inner` that
+            JSON cannot store, or a hash that is no text.
+    """
+
+    model_type = "farzi_data"
+
+    num_sequences: int = 1
+    sequence_length: int = 2
+    latent_dim: int = 1
+    vocab_size: int = 2
+    tau: float = 1.0
+    latent_std: float = 0.1
+    inner: dict[str, Any] | None = None
+    vocabulary_hash: str | None = None
+
+    def __init__(
+        self,
+        # Defaults exist because transformers builds configs without arguments to tell what differs from them.
+        num_sequences: int = 1,
+        sequence_length: int = 2,
+        latent_dim: int = 1,
+        vocab_size: int = 2,
+        tau: float = 1.0,
+        latent_std: float = 0.1,
+        inner: Mapping[str, Any] | None = None,
+        vocabulary_hash: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.num_sequences = check_size("num_sequences", num_sequences, 1)
+        self.sequence_length = check_size("sequence_length", sequence_length, 2)
+        self.latent_dim = check_size("latent_dim", latent_dim, 1)
+        self.vocab_size = check_size("vocab_size", vocab_size, 2)
+        self.tau = _positive("tau", tau)
+        self.latent_std = _positive("latent_std", latent_std)
+        self.inner = _as_json("inner", inner)
+        if not isinstance(vocabulary_hash, str | None):
+            raise ValueError(f"vocabulary_hash must be a text or None, got {vocabulary_hash!r}")
+        self.vocabulary_hash = vocabulary_hash
+        super().__init__(**kwargs)
+
+    @classmethod
+    def from_json(cls, content: bytes, path: Path) -> FarziDataConfig:
+        """The config in `content`, which was read from the untrusted file `path`.
+
+        Raises:
+            ValueError: what `path` holds is no config of a summary.
+        """
+        values = as_mapping(parse_json(content, path), path)
+        if values.get("model_type", cls.model_type) != cls.model_type:
+            raise ValueError(
+                f"{path} is the config of a {values['model_type']!r}, not of a summary; fetch the file again"
+            )
+        # What transformers gives every config of a model says nothing of a summary, and some of it is names of functions.
+        of_models = set(dir(cls())) - set(inspect.signature(cls).parameters)
+        try:
+            return cls(**{name: value for name, value in values.items() if name not in of_models})
+        except (ValueError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path} is no config of a summary: {error}; fetch the file again, or mend it") from None
+
+
+def check_size(name: str, value: Any, minimum: int) -> int:
+    """`value`, which has to be an integer of at least `minimum` and below 2³¹; the ValueError names the argument."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < minimum:
+        raise ValueError(f"{name} must be an integer of at least {minimum}, got {value!r}")
+    if value >= 2**31:
+        raise ValueError(f"{name} must be an integer below 2**31, got {value!r}")
+    return int(value)
+
+
+def _positive(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value <= sys.float_info.max:
+        raise ValueError(f"{name} must be a positive, finite number, got {value!r}")
+    return float(value)
+
+
+def _as_json(name: str, value: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """`value` as it will read back from config.json (tuples become lists), so that a reloaded config is equal."""
+    if value is None:
+        return None
+    try:
+        if not isinstance(value, Mapping):
+            raise TypeError(f"a {type(value).__name__} is no mapping of names to values")
+        return json.loads(json.dumps(dict(value), allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{name} must hold only what JSON can store, got {value!r}: {error}") from None

@@ -1,0 +1,159 @@
+"""Where a summary starts: `random` or `spectral`, each a function that sets the latents and the decoder of a `FarziData`.
+
+A random start leaves every soft token near uniform. On text the meta-gradient then takes all positions to the same token
+frequencies and stays there: with no order in the summary there is no gradient towards order (a saddle). `spectral`
+starts beyond it, on real sequences of which every token is softened to the tokens that are used like it. How much it has to
+be softened depends on the data, on μ and on T: `choose_concentration` tries.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from datasets import Dataset
+from torch import Tensor
+
+from farzi_hf.data import flatten_sequences
+from farzi_hf.data.seeds import Purpose, derive, stream
+from farzi_hf.summary.farzi_data import FarziData
+
+Initialization = Callable[[FarziData, Dataset, int, float], None]
+CONCENTRATION = 8.0
+CANDIDATES = (2.0, 4.0, 8.0, 16.0)
+"""κ that `choose_concentration` tries."""
+
+
+def random(farzi: FarziData, dataset: Dataset, seed: int, concentration: float = CONCENTRATION) -> None:
+    """Normal latents and decoder with standard deviation `config.latent_std`: soft tokens close to uniform. Without κ."""
+    generator = torch.Generator().manual_seed(derive(seed, Purpose.SUMMARY_NORMAL))
+    for parameter in farzi.parameters():
+        draw = torch.randn(parameter.shape, generator=generator) * farzi.config.latent_std
+        parameter.data.copy_(draw)
+
+
+def spectral(farzi: FarziData, dataset: Dataset, seed: int, concentration: float = CONCENTRATION) -> None:
+    """Real sequences whose tokens are softened: at a position that held token w, p(v) ∝ f(v) exp(κ u_w·u_v).
+
+    f is the frequency of a token, u_v ∈ R^{d−1} its unit vector from `token_vectors`, κ the concentration. This is a
+    factorised summary without any fit: the latents of the position are (1, √κ u_w) and the decoder's columns are
+    τ (log f(v), √κ u_v). With d = 1 every position is at the token frequencies.
+
+    Args:
+        farzi: changed in place; nothing of size μ×ξ×V is built.
+        dataset: sequences of ids in the column `input_ids`; μ windows of ξ tokens are cut from them in random order,
+            repeated where there are too few.
+        seed: of the windows.
+        concentration: κ. Small values leave only frequencies; large ones the real tokens alone, which a learner memorises.
+    """
+    config, generator = farzi.config, stream(seed, Purpose.SUMMARY_WINDOWS)
+    tokens, lengths = flatten_sequences(dataset)
+    windows = _windows(tokens, lengths, (config.num_sequences, config.sequence_length), generator)
+    frequency = np.bincount(tokens, minlength=config.vocab_size) + 0.1  # no token is impossible
+    log_frequency = torch.from_numpy(np.log(frequency)).float()
+    vectors = token_vectors(tokens, lengths, config.vocab_size, config.latent_dim - 1, seed) * concentration**0.5
+    positions = vectors[torch.from_numpy(windows)]
+    latents = torch.cat([torch.ones(*windows.shape, 1), positions], dim=-1)
+    decoder = torch.cat([(log_frequency - log_frequency.mean())[None], vectors.T]) * config.tau
+    farzi.latents.data.copy_(latents)
+    farzi.decoder.data.copy_(decoder)
+
+
+@torch.no_grad()
+def choose_concentration(
+    farzi: FarziData, concentration: float, loss: Callable[[], float]
+) -> tuple[float, dict[float, float]]:
+    """Leaves a spectral start at that of the `CANDIDATES` κ at which `loss()` is least.
+
+    Few sequences that many inner steps repeat are learnt by heart where their tokens are sharp, and then training on them
+    is chaotic as well; many sequences may be sharper. What is best for students is a good start for the distillation.
+
+    Args:
+        farzi: at a `spectral` start, changed in place: κ is a factor of all coordinates but the first.
+        concentration: its κ.
+        loss: of learners trained on `farzi` as it is; may be NaN or infinite.
+
+    Returns:
+        κ, and the loss at each of them.
+    """
+    vectors, columns = farzi.latents[..., 1:] / concentration**0.5, farzi.decoder[1:] / concentration**0.5
+
+    def start_at(value: float) -> None:
+        farzi.latents[..., 1:] = vectors * value**0.5
+        farzi.decoder[1:] = columns * value**0.5
+
+    losses = {}
+    for candidate in CANDIDATES:
+        start_at(candidate)
+        losses[candidate] = loss()
+    chosen = min(losses, key=lambda value: losses[value] if math.isfinite(losses[value]) else math.inf)
+    start_at(chosen)
+    return chosen, losses
+
+
+def token_vectors(tokens: np.ndarray, lengths: np.ndarray, vocab_size: int, dim: int, seed: int) -> Tensor:
+    """(V, dim) unit vectors: tokens with the same left and right neighbours point the same way.
+
+    The leading left singular vectors, scaled by the roots of the singular values, of the positive pointwise mutual
+    information between a token and its right and left neighbours (Levy & Goldberg, 2014); rows are weighted by the root
+    of the token's count, so that frequent tokens decide the directions. Tokens without neighbours get a vector of almost zero.
+    """
+    if dim == 0:
+        return torch.zeros(vocab_size, 0)
+    left, right = _neighbours(tokens, lengths)
+    weight = torch.from_numpy(np.sqrt(np.bincount(tokens, minlength=vocab_size) + 1)).float()
+    sides = _mutual_information(left, right, vocab_size), _mutual_information(right, left, vocab_size)
+    matrix = torch.cat(sides, dim=1).coalesce()
+    rows, _ = matrix.indices()
+    matrix = _sparse(matrix.indices(), matrix.values() * weight[rows], matrix.shape)
+    rank = min(dim, vocab_size)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive(seed, Purpose.SUMMARY_PROJECTION))
+        u, s, _ = torch.svd_lowrank(matrix, q=min(rank + 10, vocab_size), niter=4)
+    vectors = torch.zeros(vocab_size, dim)
+    vectors[:, :rank] = u[:, :rank] * s[:rank].sqrt() / weight[:, None]
+    # Of a token without neighbours the row is a rounding error, which must not become a direction.
+    return torch.nn.functional.normalize(vectors, dim=1, eps=1e-4 * vectors.norm(dim=1).max().item() + 1e-12)
+
+
+def _neighbours(tokens: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Each pair of adjacent tokens of a sequence, as (left, right)."""
+    inside = np.ones(len(tokens), dtype=bool)
+    inside[np.cumsum(lengths) - 1] = False  # the last token of a sequence has no right neighbour
+    at = np.flatnonzero(inside)
+    return tokens[at], tokens[at + 1]
+
+
+def _mutual_information(tokens: np.ndarray, contexts: np.ndarray, vocab_size: int, smoothing: float = 0.75) -> Tensor:
+    """Sparse (V, V): max(0, log p(context | token) / p(context)), with p(context) ∝ count^0.75 against rare contexts."""
+    pairs, counts = np.unique(tokens * vocab_size + contexts, return_counts=True)
+    token, context = pairs // vocab_size, pairs % vocab_size
+    context_share = np.bincount(contexts, minlength=vocab_size) ** smoothing
+    context_share = context_share / context_share.sum()
+    information = np.log(counts / np.bincount(tokens, minlength=vocab_size)[token] / context_share[context])
+    values = torch.from_numpy(np.maximum(information, 0)).float()
+    return _sparse(torch.from_numpy(np.stack([token, context])), values, (vocab_size, vocab_size))
+
+
+def _sparse(indices: Tensor, values: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return torch.sparse_coo_tensor(indices, values, shape, check_invariants=True)  # said explicitly, or torch warns
+
+
+def _windows(
+    tokens: np.ndarray, lengths: np.ndarray, shape: tuple[int, int], generator: np.random.Generator
+) -> np.ndarray:
+    """(μ, ξ) consecutive tokens of the sequences in random order, repeated where there are too few."""
+    starts = np.cumsum(lengths) - lengths
+    needed, stream = shape[0] * shape[1], []
+    for i in generator.permutation(len(lengths)):
+        if needed <= 0:
+            break
+        stream.append(tokens[starts[i] : starts[i] + lengths[i]])
+        needed -= lengths[i]
+    return np.resize(np.concatenate(stream), shape).astype(np.int64)
+
+
+INITIALIZATIONS: dict[str, Initialization] = {"spectral": spectral, "random": random}
+"""By name."""

@@ -1,0 +1,335 @@
+"""Readers, sample corpus, tokenizer and checks."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from datasets import Dataset, DatasetDict, Features, List, Value
+from fuzzing import fuzzed
+from hypothesis import example, given
+from hypothesis import strategies as st
+from transformers import AutoTokenizer, DataCollatorForLanguageModeling, PreTrainedTokenizerFast
+
+from farzi_hf.data import check_sequences, flatten_sequences, load_ptb, load_sample_text, tokenize, word_tokenizer
+from farzi_hf.data import text as data
+from farzi_hf.data.grammar import PREPOSITIONS, TOPICS, inflect
+
+
+def rows(*ids: list[int]) -> Dataset:
+    return Dataset.from_dict({"input_ids": list(ids)}, features=Features({"input_ids": List(Value("int64"))}))
+
+
+# --- readers
+
+
+@pytest.fixture
+def ptb_folder(tmp_path: Path) -> Path:
+    for split in ("train", "valid", "test"):
+        (tmp_path / f"ptb.{split}.txt").write_text(f" {split} <unk> N \n no it was n't \n", encoding="utf-8")
+    return tmp_path
+
+
+def test_ptb_from_a_folder(ptb_folder: Path) -> None:
+    dataset = load_ptb(ptb_folder)
+    assert {split: [line.split() for line in dataset[split]["text"]] for split in dataset} == {
+        split: [[name, "<unk>", "N"], ["no", "it", "was", "n't"]]
+        for split, name in (("train", "train"), ("validation", "valid"), ("test", "test"))
+    }
+
+
+def test_ptb_from_the_hub_snapshot(ptb_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # What the Hub's Parquet export looks like once it is on disk.
+    for split in data.SPLITS:
+        (ptb_folder / "penn_treebank" / split).mkdir(parents=True)
+        Dataset.from_dict({"sentence": [split]}).to_parquet(ptb_folder / "penn_treebank" / split / "0000.parquet")
+    monkeypatch.setattr(data, "snapshot_download", lambda *args, **kwargs: str(ptb_folder))
+    dataset = load_ptb()
+    assert {split: list(dataset[split]["text"]) for split in dataset} == {split: [split] for split in data.SPLITS}
+
+
+def test_ptb_names_the_missing_file(ptb_folder: Path) -> None:
+    (ptb_folder / "ptb.valid.txt").unlink()
+    with pytest.raises(ValueError, match=r"data_dir=.* lacks ptb\.valid\.txt"):
+        load_ptb(ptb_folder)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("a caf\xe9 b\n".encode("latin-1"), r"ptb\.valid\.txt is no UTF-8 text \(byte 5: .*\): convert it, .*iconv -f LATIN1 -t UTF-8"),
+        ("a b\n".encode("utf-16"), r"ptb\.valid\.txt is no UTF-8 text \(byte 0"),
+        (b"", r"ptb\.valid\.txt holds no sentence: it is empty"), (b" \n\n\t\n", r"ptb\.valid\.txt holds no sentence"),
+    ],
+    ids=["Latin-1", "UTF-16", "empty", "blank"],
+)  # fmt: skip
+def test_ptb_names_a_file_that_holds_no_text(ptb_folder: Path, content: bytes, message: str) -> None:
+    (ptb_folder / "ptb.valid.txt").write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        load_ptb(ptb_folder)
+
+
+def test_ptb_lines_end_where_a_line_ends(ptb_folder: Path) -> None:
+    content = "\ufeffa\u2028b \x85 c\r\nd\x0b\x0ce\rf\n\n\x00 g"
+    (ptb_folder / "ptb.valid.txt").write_bytes(content.encode())
+    assert load_ptb(ptb_folder)["validation"]["text"][:] == ["a\u2028b \x85 c", "d\x0b\x0ce", "f", "", "\x00 g"]
+
+
+@pytest.mark.fuzz
+@fuzzed
+@given(st.one_of(st.binary(max_size=100), st.text(max_size=40).map(str.encode)))
+@example(b"\xef\xbb\xbf")
+@example(b"\r")
+@example(b"\x1c")
+def test_random_bytes_become_sequences_or_an_error_with_the_name(ptb_folder: Path, content: bytes) -> None:
+    (ptb_folder / "ptb.train.txt").write_bytes(content)
+    tokenized, refusal = None, None
+    try:
+        dataset = load_ptb(ptb_folder)
+        sentences = dataset["train"]["text"]
+        tokenized = tokenize(DatasetDict(train=dataset["train"]), word_tokenizer(sentences))["train"]
+    except ValueError as error:
+        refusal = str(error)
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        text = ""
+    if sentences := [line for line in re.split("\r\n|\r|\n", text) if line.strip()]:
+        words = [re.sub("[\x1c-\x1f]", "x", sentence).split() for sentence in sentences]
+        assert list(map(len, tokenized["input_ids"])) == [len(row) + 2 for row in words]
+        assert all(set(row[1:-1]).isdisjoint({0, 1, 2, 3}) for row in tokenized["input_ids"])
+    else:
+        assert "ptb.train.txt" in refusal
+
+
+def test_ptb_unreachable_is_one_line_that_names_the_remedies(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(*args: object, **kwargs: object) -> None:
+        raise ConnectionError("Name or service not known")
+
+    monkeypatch.setattr(data, "snapshot_download", unreachable)
+    monkeypatch.setattr(data, "load_dataset", unreachable)
+    with pytest.raises(data.DataUnavailableError) as caught:
+        load_ptb()
+    message = str(caught.value)
+    assert "\n" not in message
+    assert "--data_dir" in message
+    assert "--dataset sample" in message
+
+
+@pytest.mark.skipif("FARZI_PTB_DIR" not in os.environ, reason="FARZI_PTB_DIR names no folder with Penn Treebank")
+def test_real_ptb() -> None:
+    dataset = load_ptb(os.environ["FARZI_PTB_DIR"])
+    assert {split: len(dataset[split]) for split in dataset} == {"train": 42_068, "validation": 3_370, "test": 3_761}
+    tokenizer = word_tokenizer(dataset["train"]["text"])
+    assert len(tokenizer) == 2004
+    tokens = flatten_sequences(tokenize(dataset, tokenizer)["test"])[0]
+    assert len(tokens) == 78_669 + 2 * 3_761
+
+
+# --- the sample corpus
+
+
+def test_sample_text_is_seeded_and_disjoint() -> None:
+    first, again, other = (load_sample_text(500, seed=seed) for seed in (0, 0, 1))
+    texts = [text for split in first.values() for text in split["text"]]
+    assert {split: len(first[split]) for split in first} == {"train": 400, "validation": 50, "test": 50}
+    assert len(set(texts)) == 500
+    assert texts == [text for split in again.values() for text in split["text"]]
+    assert list(first["train"]["text"]) != list(other["train"]["text"])
+
+
+def test_sample_text_refuses_an_empty_split() -> None:
+    with pytest.raises(ValueError, match="num_sentences=9"):
+        load_sample_text(9)
+
+
+@pytest.fixture(scope="module")
+def sentences() -> list[list[str]]:
+    return [text.split() for text in load_sample_text(8000)["train"]["text"]]
+
+
+def test_sample_vocabulary_is_zipfian(sentences: list[list[str]]) -> None:
+    counts = np.array(sorted(Counter(word for sentence in sentences for word in sentence).values(), reverse=True))
+    assert 300 < len(counts) < 600
+    ranks = np.arange(1, len(counts) + 1)
+    slope = np.polyfit(np.log(ranks), np.log(counts), 1)[0]
+    assert -1.5 < slope < -0.7
+    assert np.corrcoef(np.log(ranks), np.log(counts))[0, 1] < -0.95
+
+
+def test_sample_verbs_agree_with_a_subject_that_the_previous_word_hides(sentences: list[list[str]]) -> None:
+    people = {
+        form: number
+        for topic in TOPICS
+        for person in topic.people
+        for form, number in ((person, "s"), (inflect(person), "p"))
+    }
+    verbs = [verb for topic in TOPICS for group, _ in topic.frames for verb in group]
+    verbs += [verb for topic in TOPICS for verb in topic.intransitive] + ["admire", "blame", "trust"]
+    number = {form: value for verb in verbs for form, value in ((verb, "p"), (inflect(verb), "s"))}
+    seen: list[tuple[str, str, str]] = []  # number of the subject, word before the verb, number of the verb
+    for sentence in sentences:
+        # statements that start with "the captain near the boats mends …"
+        preposition = next((place for place, word in enumerate(sentence[:4]) if word in PREPOSITIONS), None)
+        if (
+            preposition is None
+            or sentence[preposition - 1] not in people
+            or sentence[-1] == "?"
+            or sentence[0] in ("if", "either")
+        ):
+            continue
+        verb = next(
+            (
+                place
+                for place in range(preposition + 2, min(preposition + 5, len(sentence)))
+                if sentence[place] in number
+            ),
+            None,
+        )
+        if verb is not None:
+            seen.append((people[sentence[preposition - 1]], sentence[verb - 1], number[sentence[verb]]))
+    assert len(seen) > 300
+    assert all(subject == verb for subject, _, verb in seen)  # the subject decides
+    by_previous: dict[str, Counter] = {}
+    for _, previous, verb in seen:
+        by_previous.setdefault(previous, Counter())[verb] += 1
+    best_bigram = sum(max(counter.values()) for counter in by_previous.values()) / len(seen)
+    assert best_bigram < 0.75  # even fitted to these very sentences
+
+
+def test_sample_pairs_close(sentences: list[list[str]]) -> None:
+    for sentence in sentences:
+        assert (sentence[0] in ("do", "does")) == (sentence[-1] == "?")
+        assert sentence.count("either") == sentence.count("or")
+        assert sentence.count("if") == sentence.count("then")
+        assert sentence.count("(") == sentence.count(")")
+        assert 4 <= len(sentence) <= 40
+
+
+# --- the tokenizer
+
+
+def test_word_tokenizer_ids() -> None:
+    tokenizer = word_tokenizer(["b a a <unk>", "c b a", "<unk> d <unk> <unk>"], vocab_size=3)
+    assert tokenizer.get_vocab() == {"<pad>": 0, "<unk>": 1, "<s>": 2, "</s>": 3, "a": 4, "b": 5, "c": 6}
+    assert tokenizer("a d <unk> c").input_ids == [2, 4, 1, 1, 6, 3]
+    assert (tokenizer.pad_token_id, tokenizer.unk_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id) == (
+        0,
+        1,
+        2,
+        3,
+    )
+
+
+def test_word_tokenizer_knows_all_words_that_it_splits_into() -> None:
+    tokenizer = word_tokenizer(["a\x1cb \x1f c\u2028d\xa0e"])
+    assert tokenizer("a\x1cb \x1f c\u2028d\xa0e").input_ids == [2, 5, 4, 6, 7, 8, 3]
+
+
+def test_word_tokenizer_decodes_words_joined_by_blanks() -> None:
+    tokenizer = word_tokenizer(["it was n't 's mr. ?"])
+    ids = tokenizer("mr. it was n't ?").input_ids
+    assert tokenizer.decode(ids) == "<s> mr. it was n't ? </s>"
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "mr. it was n't ?"
+
+
+def test_word_tokenizer_survives_saving(tokenizer: PreTrainedTokenizerFast, text: DatasetDict, tmp_path: Path) -> None:
+    tokenizer.save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    sentences = list(text["test"]["text"])
+    assert isinstance(loaded, PreTrainedTokenizerFast)
+    assert loaded(sentences).input_ids == tokenizer(sentences).input_ids
+    assert loaded.decode([2, 4, 1, 3]) == tokenizer.decode([2, 4, 1, 3])
+
+
+def test_word_tokenizer_collates(tokenizer: PreTrainedTokenizerFast) -> None:
+    collator = DataCollatorForLanguageModeling(tokenizer, mlm=False)
+    batch = collator([{"input_ids": [2, 5, 3]}, {"input_ids": [2, 3]}])
+    assert batch["input_ids"].tolist() == [[2, 5, 3], [2, 3, 0]]
+    assert batch["labels"].tolist() == [[2, 5, 3], [2, 3, -100]]
+
+
+@pytest.mark.parametrize(
+    ("sentences", "vocab_size", "message"), [([" ", "<unk>"], 5, "no words"), (["a"], 0, "vocab_size=0")]
+)
+def test_word_tokenizer_bad_input(sentences: list[str], vocab_size: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        word_tokenizer(sentences, vocab_size)
+
+
+# --- tokenize
+
+
+def test_tokenize_leaves_out_blank_lines_only() -> None:
+    tokenizer = word_tokenizer(["a b"])
+    encoded = tokenize(
+        DatasetDict(train=Dataset.from_dict({"text": ["a", "", "b a", "  "], "source": list("wxyz")})), tokenizer
+    )
+    assert encoded["train"].column_names == ["input_ids"]
+    assert list(encoded["train"]["input_ids"]) == [[2, 4, 3], [2, 5, 4, 3]]
+
+
+def test_tokenize_cuts_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    tokenizer = word_tokenizer(["a b"])
+    with caplog.at_level(logging.WARNING, logger="farzi_hf.data.text"):
+        encoded = tokenize(DatasetDict(train=Dataset.from_dict({"text": ["a b a", "a"]})), tokenizer, max_length=3)
+    assert list(encoded["train"]["input_ids"]) == [[2, 4, 5], [2, 4, 3]]
+    assert "1 of 2 sequences are cut to max_length=3" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("columns", "max_length", "message"),
+    [
+        ({"sentence": ["a"]}, None, r"has columns \['sentence'\], but no 'text'"),
+        ({"text": ["", " "]}, None, r"dataset\['train'\] has 2 rows and no sentence"),
+        ({"text": ["a"]}, 1, "max_length=1"),
+        ({"text": ["a", None]}, None, r"dataset\['train'\]\['text'\] holds string values, 1 of them null: pass text"),
+        ({"text": [1, 2]}, None, r"dataset\['train'\]\['text'\] holds int64 values"),
+    ],
+)
+def test_tokenize_bad_input(columns: dict[str, list[str]], max_length: int | None, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        tokenize(DatasetDict(train=Dataset.from_dict(columns)), word_tokenizer(["a"]), max_length)
+
+
+# --- check_sequences
+
+
+@given(st.lists(st.lists(st.integers(0, 9), max_size=4), min_size=1, max_size=6))
+def test_flatten_sequences_keeps_everything(ids: list[list[int]]) -> None:
+    dataset = rows(*ids).select(range(len(ids)))
+    flat, lengths = flatten_sequences(dataset)
+    assert flat.tolist() == [token for row in ids for token in row]
+    assert lengths.tolist() == [len(row) for row in ids]
+
+
+def test_check_sequences_follows_a_selection() -> None:
+    dataset = rows([2, 99], [2, 4, 3], [2]).with_format("torch")
+    check_sequences(dataset.select([1]), vocab_size=5)
+    with pytest.raises(ValueError, match=r"\[1\] holds id 99"):
+        check_sequences(dataset.select([1, 0]), vocab_size=5)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "message"),
+    [
+        (rows(), "dataset is empty"),
+        (rows([2, 3], [2], []), r"\['input_ids'\]\[2\] has 0 ids \(2 rows are as short\)"),
+        (rows([2, 3], [2, 4, 5]), r"\['input_ids'\]\[1\] holds id 5, outside 0 … 4 for vocab_size=5"),
+        (rows([2, -1]), "holds id -1"),
+        (Dataset.from_dict({"text": ["a"]}), r"has columns \['text'\], but no 'input_ids'"),
+        (Dataset.from_dict({"input_ids": [[0.5, 1.0]]}), "holds double values"),
+        (Dataset.from_dict({"input_ids": [1, 2]}), "has type int"),
+        (Dataset.from_dict({"input_ids": [[1, 2], None]}), "null values"),
+        (Dataset.from_dict({"input_ids": [[1, None]]}), "null values"),
+        (DatasetDict(train=rows([1, 2])), "is a DatasetDict"),
+    ],
+)  # fmt: skip
+def test_check_sequences_bad_input(dataset: Dataset, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_sequences(dataset, vocab_size=5)

@@ -1,0 +1,111 @@
+"""Streams of random numbers: none is used twice."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from fuzzing import fuzzed
+from hypothesis import example, given
+from hypothesis import strategies as st
+from tiny_trainer import tiny_trainer
+
+from farzi_hf import FarziConfig
+from farzi_hf.data import Interactions, random_sequences
+from farzi_hf.data.seeds import Purpose, check_seed, derive, stream
+from farzi_hf.summary.initialization import spectral
+
+numbers = st.integers(0, 2**64 - 1) | st.integers(0, 5) | st.sampled_from([2**32 - 1, 2**32, 2**32 + 1])
+keys = st.tuples(numbers, st.sampled_from(Purpose), st.lists(numbers, max_size=4).map(tuple))
+
+
+def state(generator: np.random.Generator) -> tuple[int, int]:
+    return tuple(generator.bit_generator.state["state"].values())
+
+
+@pytest.mark.fuzz
+@fuzzed
+@example(a=(2, Purpose.LEARNER, (2,)), b=(2, Purpose.LEARNER, (2, 0)))
+@example(a=(2, Purpose.LEARNER, ()), b=(2, Purpose.LEARNER, (0,)))
+@example(a=(0, Purpose.LEARNER, (2**32,)), b=(0, Purpose.LEARNER, (0, 1)))
+@example(a=(1, Purpose(0), ()), b=(1 + 2**32, Purpose(0), ()))
+@given(a=keys, b=keys)
+def test_another_seed_purpose_or_path_is_another_stream(a, b):
+    same = a == b
+    assert (state(stream(a[0], a[1], *a[2])) == state(stream(b[0], b[1], *b[2]))) is same
+    assert (derive(a[0], a[1], *a[2]) == derive(b[0], b[1], *b[2])) is same
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64, 1.0, "3", None])
+def test_a_seed_that_is_none_is_refused(seed):
+    message = r"^seed=.* is not usable; give an integer from 0 to 2\*\*64 - 1$"
+    with pytest.raises(ValueError, match=message):
+        stream(seed, Purpose.SPLIT)
+    with pytest.raises(ValueError, match=message):
+        derive(seed, Purpose.SPLIT)
+    assert check_seed(np.int64(3)) == 3
+    assert derive(2**64 - 1, Purpose.SPLIT) >= 0
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32])
+def test_a_config_takes_the_seeds_that_transformers_takes(tmp_path, seed):
+    with pytest.raises(ValueError, match=rf"^seed={seed} is not usable; give an integer from 0 to 2\*\*32 - 1$"):
+        FarziConfig(str(tmp_path), seed=seed)
+
+
+def test_the_table_is_what_it_was():
+    """Another number for a purpose, or another way to draw, changes every figure."""
+    assert [purpose.value for purpose in Purpose] == list(range(len(Purpose)))
+    assert (Purpose.SUMMARY_NORMAL, Purpose.OUTER_STEP, Purpose.BOOTSTRAP) == (0, 5, 20)
+    assert derive(42, Purpose.OUTER_STEP, 3, 0) == EXPECTED
+
+
+EXPECTED = 17334878898376616393
+
+
+class Streams:
+    """Notes the state in which each generator of NumPy and each seed of torch begins."""
+
+    def __init__(self, monkeypatch):
+        self.begun = []
+        make, seed_torch = np.random.default_rng, torch.manual_seed
+
+        def default_rng(*args):
+            generator = make(*args)
+            self.begun.append(state(generator))
+            return generator
+
+        def manual_seed(seed):
+            self.begun.append(seed)
+            return seed_torch(seed)
+
+        monkeypatch.setattr(np.random, "default_rng", default_rng)
+        monkeypatch.setattr(torch, "manual_seed", manual_seed)
+
+
+def test_no_two_streams_of_a_distillation_are_one(monkeypatch, tmp_path, sequences, tokenizer):
+    """Outer steps with several epochs of minibatches, two learners at once, Ω in the mix, and two students."""
+    from farzi_hf.distillation import PretrainedStarts, record_trajectories
+
+    # 4 sequences, 2 a step: an epoch has 2 steps, and T = 10 has epochs 0 … 4, two of which had the numbers of Ω's streams
+    settings = {"inner_steps": 10, "inner_steps_min": None, "learners_per_step": 2, "max_steps": 2}
+    trainer = tiny_trainer(tmp_path, sequences, tokenizer, **settings)
+    trained = sequences["train"].select_columns("input_ids")
+    bank = record_trajectories(
+        trainer.learner, trainer.args.make_inner_optimizer(), trained, trainer.data_collator, tmp_path / "omega",
+        num=2, steps=2, save_every=1, batch_size=80, seed=3,
+    )  # fmt: skip
+    objective = trainer.objective
+    trainer.objective = type(objective)(**{**vars(objective), "starts": PretrainedStarts(bank, 0.5)})
+    streams = Streams(monkeypatch)
+    trainer.train()
+    trainer.evaluate()
+    random_sequences(trained, 10, trainer.args.seed)
+    spectral(trainer.model, trained, trainer.args.seed)
+    Interactions([np.array([1, 2])] * 10, 2).strong_generalization_split(trainer.args.seed)
+    ours = [
+        begun for begun in streams.begun if begun != trainer.args.seed
+    ]  # torch's, by transformers and for each process
+    assert len(ours) > 30
+    twice = {begun for begun in ours if ours.count(begun) > 1}
+    assert not twice

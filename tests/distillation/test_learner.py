@@ -1,0 +1,287 @@
+"""The learner as a pure function: its losses and their derivatives, its starts, every family of models twice differentiable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from meta_problems import gradients, relative_error
+from tiny_models import CONFIGS, V, config_of
+from torch import Tensor, nn
+from torch.autograd import gradcheck, gradgradcheck
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from farzi_hf.distillation import Learner
+from farzi_hf.engine import InnerAdam, unroll
+from farzi_hf.summary.soft_tokens import _SoftCrossEntropy, shifted_cross_entropy
+
+LENGTH = 5
+
+
+def double(kind: str) -> Callable[[], PreTrainedModel]:
+    return lambda: AutoModelForCausalLM.from_config(config_of(kind)).double()
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def random_ids(rows: int = 3) -> Tensor:
+    return torch.randint(V, (rows, LENGTH), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(params=CONFIGS)
+def learner(request, monkeypatch) -> Learner:
+    # Norms, softmaxes and state spaces cast to single precision inside transformers, whatever the parameters are.
+    monkeypatch.setattr(torch, "float32", torch.float64)
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+    return Learner(double(request.param))
+
+
+# -- soft cross-entropy ----------------------------------------------------------------------------------------------
+
+
+def plain_soft_cross_entropy(z: Tensor, q: Tensor) -> Tensor:
+    return (z[:, :-1].logsumexp(-1) - (q[:, 1:] * z[:, :-1]).sum(-1)).sum()
+
+
+def value_and_derivatives(function: Callable, z: Tensor, q: Tensor, s: Tensor) -> list[Tensor]:
+    """Of s · function(z, q): the value, all first derivatives, and second ones along a random direction."""
+    leaves = [x.clone().requires_grad_() for x in (z, q, s)]
+    value = leaves[2] * function(*leaves[:2])
+    first = torch.autograd.grad(value, leaves, create_graph=True)
+    along = sum((g * normal(*g.shape, seed=5)).sum() for g in first[:2])
+    return [value.detach(), *(g.detach() for g in first), *gradients(along, leaves)]
+
+
+def test_soft_cross_entropy_is_the_plain_formula_up_to_second_derivatives():
+    z, q, s = 3 * normal(3, 4, 7), normal(3, 4, 7, seed=1).softmax(-1), torch.tensor(0.3, dtype=torch.float64)
+    expected = value_and_derivatives(plain_soft_cross_entropy, z, q, s)
+    found = value_and_derivatives(_SoftCrossEntropy.apply, z, q, s)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert theirs.abs().max() > 1e-3
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+
+
+def test_soft_cross_entropy_is_minus_q_log_p_where_q_sums_to_one():
+    z, q = 3 * normal(3, 4, 7), normal(3, 4, 7, seed=1).softmax(-1)
+    loss, count = shifted_cross_entropy(z, q)
+    torch.testing.assert_close(loss, -(q[:, 1:] * z[:, :-1].log_softmax(-1)).sum(), rtol=0, atol=1e-12)
+    assert count == 3 * 3
+
+
+@pytest.mark.parametrize("differentiated", [(True, True), (True, False), (False, True)])
+def test_soft_cross_entropy_passes_gradcheck_and_gradgradcheck(differentiated):
+    z, q = normal(2, 3, 4), normal(2, 3, 4, seed=1).softmax(-1)
+    inputs = tuple(x.requires_grad_(need) for x, need in zip((z, q), differentiated, strict=True))
+    assert gradcheck(_SoftCrossEntropy.apply, inputs)
+    assert gradgradcheck(_SoftCrossEntropy.apply, inputs)
+
+
+def test_soft_cross_entropy_does_not_overflow():
+    z = torch.tensor([[[1e4, -1e4, 0.0], [0.0, 0.0, 0.0]]]).requires_grad_()
+    q = torch.tensor([[[0.0, 0.0, 1.0], [0.5, 0.5, 0.0]]])
+    loss, _ = shifted_cross_entropy(z, q)
+    (gradient,) = torch.autograd.grad(loss, z)
+    assert loss == 1e4
+    assert torch.equal(gradient, torch.tensor([[[0.5, -0.5, 0.0], [0.0, 0.0, 0.0]]]))
+
+
+def test_soft_labels_of_another_shape_are_refused():
+    with pytest.raises(ValueError, match=r"labels: soft tokens of shape \(2, 3, 5\), but the logits are \(2, 3, 4\)"):
+        shifted_cross_entropy(torch.zeros(2, 3, 4), torch.zeros(2, 3, 5))
+
+
+# -- losses of a learner ---------------------------------------------------------------------------------------------
+
+
+def test_one_hot_tokens_have_exactly_the_logits_of_their_ids(learner):
+    theta, ids = learner.initial_parameters(0), random_ids()
+    hard = learner.logits(theta, {"input_ids": ids})
+    assert hard.std() > 0
+    assert torch.equal(learner.logits(theta, {"input_ids": F.one_hot(ids, V).double()}), hard)
+
+
+def test_one_hot_tokens_have_the_loss_of_their_ids(learner):
+    theta, ids = learner.initial_parameters(0), random_ids()
+    soft = learner.soft_loss(theta, F.one_hot(ids, V).double())
+    torch.testing.assert_close(soft, learner.hard_loss(theta, {"input_ids": ids, "labels": ids}), rtol=0, atol=1e-12)
+
+
+def test_hard_loss_is_the_models_own(learner):
+    theta, ids = learner.initial_parameters(0), random_ids()
+    labels, mask = ids.clone(), torch.ones_like(ids)
+    labels[0, 3:], mask[0, 3:] = -100, 0
+    batch = {"input_ids": ids, "labels": labels, "attention_mask": mask}
+    expected = torch.func.functional_call(learner.model, theta, kwargs=batch).loss
+    torch.testing.assert_close(learner.hard_loss(theta, batch), expected, rtol=0, atol=1e-12)
+
+
+def test_ignored_labels_do_not_count():
+    logits, labels = normal(2, LENGTH, V), random_ids(2)
+    labels[0, 2:] = -100
+    loss, count = shifted_cross_entropy(logits, labels)
+    log_p = logits.log_softmax(-1)
+    predicted = [(0, 1), *((1, j) for j in range(1, LENGTH))]
+    expected = -sum(log_p[i, j - 1, labels[i, j]] for i, j in predicted)
+    torch.testing.assert_close(loss, expected, rtol=0, atol=1e-12)
+    assert count == len(predicted)
+
+
+def test_dropout_is_off():
+    config = config_of("gpt2", resid_pdrop=0.5, embd_pdrop=0.5, attn_pdrop=0.5)
+    learner = Learner(config)
+    theta, batch = learner.initial_parameters(0), {"input_ids": random_ids()}
+    assert torch.equal(learner.logits(theta, batch), learner.logits(theta, batch))
+
+
+def test_soft_tokens_over_another_vocabulary_are_refused():
+    learner = Learner(config_of("gpt2"))
+    with pytest.raises(ValueError, match=rf"soft tokens over {V + 1} entries, but the model's vocabulary has {V}"):
+        learner.soft_loss(learner.initial_parameters(0), torch.full((2, LENGTH, V + 1), 1 / (V + 1)))
+
+
+# -- starts ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_start_is_a_function_of_its_seed_alone(learner):
+    torch.manual_seed(1)
+    first = learner.initial_parameters(7)
+    torch.manual_seed(2)
+    second, other = learner.initial_parameters(7), learner.initial_parameters(8)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert any(not torch.equal(first[name], other[name]) for name in first)
+
+
+def test_a_start_is_what_the_factory_draws_under_that_seed():
+    start = Learner(double("llama")).initial_parameters(7)
+    torch.manual_seed(7)
+    for name, parameter in double("llama")().named_parameters():
+        assert torch.equal(start[name], parameter)
+
+
+def test_a_start_leaves_the_global_random_state_alone(learner):
+    before = torch.get_rng_state()
+    learner.initial_parameters(7)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_starts_share_no_memory(learner):
+    first, second = learner.initial_parameters(7), learner.initial_parameters(7)
+    for parameter in first.values():
+        parameter.zero_()
+    assert any(parameter.abs().sum() > 0 for parameter in second.values())
+
+
+# -- what a learner is made of ---------------------------------------------------------------------------------------
+
+
+def test_config_and_factory_give_the_same_learner():
+    config = config_of("gpt2")
+    from_config = Learner(config).initial_parameters(3)
+    from_factory = Learner(lambda: AutoModelForCausalLM.from_config(config)).initial_parameters(3)
+    assert from_config.keys() == from_factory.keys()
+    assert all(torch.equal(from_config[name], from_factory[name]) for name in from_config)
+
+
+def test_a_config_is_left_as_it_was():
+    config = config_of("gpt2", attn_implementation="sdpa")
+    before = config.to_dict()
+    Learner(config).initial_parameters(0)
+    assert config.to_dict() == before
+    assert config._attn_implementation == "sdpa"
+
+
+def test_of_a_model_only_class_and_config_count():
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config_of("llama", attn_implementation="sdpa"))
+    weights = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    learner = Learner(model)
+    start, other = learner.initial_parameters(0), learner.initial_parameters(1)
+    assert type(learner.model) is type(model)
+    assert start.keys() == weights.keys()
+    assert not torch.equal(start["lm_head.weight"], other["lm_head.weight"])
+    with torch.no_grad():
+        model.lm_head.weight.zero_()
+    assert torch.equal(Learner(model).initial_parameters(0)["lm_head.weight"], start["lm_head.weight"])
+    assert not model._forward_pre_hooks
+    assert model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen2", "gpt_neox"])
+def test_attention_is_eager_whatever_the_factory_says(kind):
+    learner = Learner(lambda: AutoModelForCausalLM.from_config(config_of(kind, attn_implementation="sdpa")))
+    assert learner.model.config._attn_implementation == "eager"
+    theta = {name: w.requires_grad_() for name, w in learner.initial_parameters(0).items()}
+    loss = learner.soft_loss(theta, torch.full((2, LENGTH, V), 1 / V).requires_grad_())
+    first = torch.autograd.grad(loss, list(theta.values()), create_graph=True, materialize_grads=True)
+    second = gradients(sum(g.square().sum() for g in first), list(theta.values()))  # sdpa: "not implemented"
+    assert sum(g.abs().sum() for g in second) > 0
+
+
+@pytest.mark.parametrize("learner_init", [3, None, "gpt2", {"model_type": "gpt2"}])
+def test_what_makes_no_model_is_refused(learner_init):
+    with pytest.raises(TypeError, match=f"learner_init is {type(learner_init).__name__}; give a function"):
+        Learner(learner_init)
+
+
+def test_a_factory_of_something_else_is_refused():
+    with pytest.raises(TypeError, match="learner_init returned Linear; return a transformers PreTrainedModel"):
+        Learner(lambda: nn.Linear(2, 2))
+
+
+def test_a_model_that_starts_with_nan_is_refused():
+    def broken() -> PreTrainedModel:
+        model = AutoModelForCausalLM.from_config(config_of("gpt2"))
+        nn.init.constant_(model.transformer.h[0].mlp.c_fc.weight, float("nan"))
+        return model
+
+    with pytest.raises(ValueError, match=r"learner_init returned a model whose transformer\.h\.0\.mlp\.c_fc\.weight"):
+        Learner(broken)
+
+
+# -- learners at once ------------------------------------------------------------------------------------------------
+
+
+def test_learners_at_once_are_single_learners_side_by_side(learner):
+    """Every family, recurrent ones too: sum of the soft losses, mean of the hard ones, and the gradients."""
+    batch, ids = learner.batch(2), random_ids()
+    if learner.model.config.model_type == "bloom":  # its GELU is a Function of its own, which vmap cannot run
+        with pytest.raises(RuntimeError, match="learners_per_step=2: BloomForCausalLM does not run"):
+            batch.hard_loss(batch.initial_parameters(0), {"input_ids": ids, "labels": ids})
+        return
+    real = {"input_ids": ids, "labels": ids}
+    params = {name: x.requires_grad_() for name, x in batch.initial_parameters(0).items()}
+    single = [{name: x[k] for name, x in params.items()} for k in range(2)]
+    x = normal(2, LENGTH, V).softmax(-1).requires_grad_()
+    together = [batch.soft_loss(params, x), batch.hard_loss(params, real)]
+    apart = [sum(learner.soft_loss(p, x) for p in single), sum(learner.hard_loss(p, real) for p in single) / 2]
+    leaves = [x, *params.values()]
+    for ours, expected in zip(together, apart, strict=True):
+        assert ours.item() == pytest.approx(expected.item(), rel=1e-12)
+    assert relative_error(gradients(sum(together), leaves), gradients(sum(apart), leaves)) < 1e-9
+
+
+# -- through training ------------------------------------------------------------------------------------------------
+
+
+def test_the_derivative_through_training_matches_finite_differences(learner):
+    """Every family: soft tokens in, three steps of Adam, the loss on ids out."""
+    theta, ids = learner.initial_parameters(0), random_ids()
+    x = normal(4, LENGTH, V).requires_grad_()
+
+    def outer_loss(x: Tensor) -> Tensor:
+        def inner_loss(params: dict[str, Tensor], inputs: tuple[Tensor, ...], step: int) -> Tensor:
+            return learner.soft_loss(params, inputs[0].softmax(-1))
+
+        trained = unroll(inner_loss, theta, (x,), optimizer=InnerAdam(lr=0.05, eps=1e-2), steps=3)
+        return learner.hard_loss(trained, {"input_ids": ids, "labels": ids})
+
+    (gradient,) = torch.autograd.grad(outer_loss(x), x)
+    direction = normal(*x.shape, seed=3)
+    with torch.no_grad():
+        change = outer_loss(x + 1e-5 * direction) - outer_loss(x - 1e-5 * direction)
+    assert gradient.abs().max() > 1e-6
+    assert relative_error([(gradient * direction).sum()], [change / 2e-5]) < 1e-6

@@ -1,0 +1,217 @@
+"""What is no learner is refused when it is made, in one line: models that see the future, have no second derivative, change themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from tiny_models import CONFIGS, V, config_of
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    BartConfig,
+    GPT2Config,
+    PreTrainedConfig,
+    PreTrainedModel,
+    RwkvConfig,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+from transformers.models.gpt2.modeling_gpt2 import GPT2LMHeadModel
+
+from farzi_hf.distillation import Learner
+from farzi_hf.models import fmlp
+
+BIDIRECTIONAL = {
+    "bert": {"num_hidden_layers": 2}, "roberta": {"num_hidden_layers": 1}, "electra": {"num_hidden_layers": 1},
+    "xlnet": {"d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 16}, "xlm": {"emb_dim": 16, "n_layers": 1, "n_heads": 2},
+}  # fmt: skip
+
+
+def bidirectional(kind: str, **changes) -> PreTrainedConfig:
+    size = (
+        {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16} if kind not in ("xlnet", "xlm") else {}
+    )
+    return AutoConfig.for_model(kind, vocab_size=25, pad_token_id=0, **size, **BIDIRECTIONAL[kind], **changes)
+
+
+def refused(learner_init: Callable | PreTrainedConfig, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        Learner(learner_init)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+# -- the future ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", BIDIRECTIONAL)
+def test_models_that_see_the_future_are_refused(kind):
+    refused(
+        bidirectional(kind),
+        rf"learner_init returned a \w+ \(model_type '{kind}'\), which sees the future: .*is_decoder=True",
+    )
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta", "electra"])
+def test_the_same_models_as_decoders_are_learners(kind):
+    assert Learner(bidirectional(kind, is_decoder=True)).vocab_size == 25
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_causal_models_are_learners_whatever_the_seed(kind):
+    for seed in range(5):
+        torch.manual_seed(seed)
+        Learner(config_of(kind))
+
+
+def test_where_weights_start_at_zero_random_ones_tell():
+    def silent() -> PreTrainedModel:
+        model = AutoModelForCausalLM.from_config(bidirectional("bert"))
+        for layer in model.bert.encoder.layer:
+            nn.init.zeros_(layer.attention.output.dense.weight)
+        return model
+
+    def headless() -> PreTrainedModel:
+        model = silent()
+        nn.init.zeros_(model.get_output_embeddings().weight)
+        return model
+
+    refused(silent, "which sees the future")
+    refused(headless, "which sees the future")
+
+
+def test_a_causal_model_whose_tokens_never_reach_one_another_is_a_learner():
+    def bigram() -> PreTrainedModel:
+        return AutoModelForCausalLM.from_config(config_of("gpt2", n_layer=0))
+
+    Learner(bigram)
+
+
+class PeekingGPT2(GPT2LMHeadModel):
+    """Only position `at` sees the next token, and only a little of it."""
+
+    at = 0
+
+    def forward(self, *args, **kwargs):
+        output = super().forward(*args, **kwargs)
+        ahead = torch.zeros_like(output.logits)
+        ahead[:, self.at] = 1e-2 * output.logits[:, self.at + 1]
+        output.logits = output.logits + ahead
+        return output
+
+
+@pytest.mark.parametrize("position", [0, 1, 2])
+def test_a_single_position_that_sees_one_token_ahead_is_found(position):
+    kind = type("Peeking", (PeekingGPT2,), {"at": position})
+    refused(lambda: kind(config_of("gpt2")), "which sees the future")
+
+
+def test_the_filter_of_the_original_fmlp_would_be_refused(monkeypatch):
+    def circular(self, x: Tensor) -> Tensor:
+        length = x.shape[1]
+        return torch.fft.irfft(torch.fft.rfft(x, dim=1) * torch.fft.rfft(self.taps[:length], dim=0), n=length, dim=1)
+
+    monkeypatch.setattr(fmlp._CausalFilter, "forward", circular)
+    refused(config_of("fmlp"), r"\(model_type 'fmlp'\), which sees the future")
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "sasrec"])
+def test_models_of_few_positions_are_tried_on_as_many(kind):
+    name = "n_positions" if kind == "gpt2" else "max_length"
+    for positions in (1, 2, 3):
+        Learner(config_of(kind, **{name: positions}))
+
+
+# -- what has no derivative ------------------------------------------------------------------------------------------
+
+
+class OnceDifferentiable(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        return 2 * x
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, dx: Tensor) -> Tensor:
+        return 2 * dx
+
+
+class FusedGPT2(GPT2LMHeadModel):
+    """A model with a kernel of its own, as fused ones are."""
+
+    def forward(self, *args, **kwargs):
+        output = super().forward(*args, **kwargs)
+        output.logits = OnceDifferentiable.apply(output.logits)
+        return output
+
+
+def test_a_model_without_a_second_derivative_is_refused():
+    message = (
+        r"a FusedGPT2 \(model_type 'gpt2'\), whose loss of soft tokens has no second derivative \(.*once_differentiable"
+    )
+    refused(lambda: FusedGPT2(config_of("gpt2")), message)
+
+
+def test_a_model_that_changes_its_weights_is_refused():
+    size = {"vocab_size": V, "hidden_size": 8, "num_hidden_layers": 2, "attention_hidden_size": 8, "context_length": 16}
+    refused(
+        RwkvConfig(**size),
+        r"a RwkvForCausalLM \(model_type 'rwkv'\), which changes its \S+ when it runs, .*rescale_every=0",
+    )
+    learner = Learner(RwkvConfig(**size, rescale_every=0))
+    theta = {name: weight.requires_grad_() for name, weight in learner.initial_parameters(0).items()}
+    loss = learner.soft_loss(theta, torch.full((2, 5, V), 1 / V))
+    (first,) = torch.autograd.grad(loss, theta["head.weight"], create_graph=True)
+    assert torch.autograd.grad(first.square().sum(), theta["rwkv.blocks.0.attention.time_decay"])[0].isfinite().all()
+
+
+# -- what is no decoder ----------------------------------------------------------------------------------------------
+
+T5 = T5Config(vocab_size=V, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
+
+
+def test_an_encoder_with_a_decoder_is_refused():
+    refused(T5, "learner_init is a T5Config, and transformers has no causal language model of model_type 't5'")
+    refused(
+        lambda: T5ForConditionalGeneration(T5),
+        r"a T5ForConditionalGeneration \(model_type 't5'\), an encoder with a decoder",
+    )
+    decoder = BartConfig(
+        vocab_size=V, d_model=8, decoder_layers=1, decoder_attention_heads=2, decoder_ffn_dim=8, encoder_layers=1,
+        encoder_attention_heads=2, encoder_ffn_dim=8, pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=2,
+    )  # fmt: skip
+    Learner(decoder)  # its decoder alone
+
+
+def test_another_error_of_a_config_stays_as_it_is():
+    with pytest.raises(ValueError, match="divisible by num_heads"):
+        Learner(config_of("gpt2", n_embd=15))
+
+
+def test_a_model_that_does_not_run_is_refused():
+    class Broken(GPT2LMHeadModel):
+        def forward(self, *args, **kwargs):
+            raise NotImplementedError("first line\nsecond line")
+
+    refused(lambda: Broken(GPT2Config(vocab_size=V, n_embd=8, n_layer=1, n_head=1, bos_token_id=0, eos_token_id=0)),
+            r"a Broken \(model_type 'gpt2'\), which does not run on token ids alone \(first line\)")  # fmt: skip
+
+
+def test_trying_a_model_leaves_it_and_the_random_state_alone():
+    model = AutoModelForCausalLM.from_config(config_of("gpt2"))
+    copies = []
+
+    def factory() -> PreTrainedModel:
+        copies.append(type(model)(model.config))
+        copies[-1].load_state_dict(model.state_dict())
+        copies.append(torch.get_rng_state())
+        return copies[-2]
+
+    learner = Learner(factory)
+    assert torch.equal(torch.get_rng_state(), copies[-1])
+    for name, weight in learner.model.named_parameters():
+        assert torch.equal(weight, model.get_parameter(name))
+        assert weight.grad is None

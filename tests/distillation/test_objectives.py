@@ -1,0 +1,367 @@
+"""The outer loss and its gradient in latents and decoder, against a loop written out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from meta_problems import gradients, relative_error
+from torch import Tensor
+from torch.func import functional_call
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from farzi_hf.data import minibatches
+from farzi_hf.data.seeds import Purpose, stream
+from farzi_hf.distillation import (
+    GradientMatching,
+    Learner,
+    MetaMatching,
+    PretrainedStarts,
+    SyntheticTraining,
+    TrajectoryBank,
+    TrajectoryMatching,
+    record_trajectories,
+)
+from farzi_hf.distillation.objectives.gradient_matching import _cosine_distances
+from farzi_hf.engine import Checkpoint, Direct, InnerAdam, InnerSGD, Reversible, Tape
+
+MU, XI, D, V = 6, 5, 3, 11
+TAU, SEED = 0.7, 5
+ADAM = InnerAdam(lr=0.05, betas=(0.8, 0.99), eps=1e-2)
+SGD = InnerSGD(lr=0.3, momentum=0.5)
+
+
+def gpt2() -> GPT2LMHeadModel:
+    config = GPT2Config(
+        vocab_size=V, n_positions=8, n_embd=8, n_layer=1, n_head=2, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+        bos_token_id=None, eos_token_id=None, initializer_range=0.3, attn_implementation="eager",
+    )  # fmt: skip
+    return GPT2LMHeadModel(config).double()
+
+
+@pytest.fixture(scope="module")
+def learner() -> Learner:
+    return Learner(gpt2)
+
+
+@pytest.fixture
+def leaves() -> tuple[Tensor, Tensor]:
+    """Latents and decoder."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((MU, XI, D), (D, V))
+    return tuple(torch.randn(s, generator=generator, dtype=torch.float64).requires_grad_() for s in shapes)
+
+
+@pytest.fixture
+def batch() -> dict[str, Tensor]:
+    ids = torch.randint(V, (4, XI), generator=torch.Generator().manual_seed(1))
+    labels, mask = ids.clone(), torch.ones_like(ids)
+    labels[0, 3:], mask[0, 3:] = -100, 0
+    return {"input_ids": ids, "labels": labels, "attention_mask": mask}
+
+
+def training(optimizer=ADAM, **settings) -> SyntheticTraining:
+    return SyntheticTraining(optimizer=optimizer, tau=TAU, **settings)
+
+
+# -- the gradient ----------------------------------------------------------------------------------------------------
+
+
+def nats(logits: Tensor, targets: Tensor) -> Tensor:
+    """Of soft targets, or of ids with -100; the mean over predicted tokens."""
+    log_p = logits[:, :-1].log_softmax(-1)
+    if targets.is_floating_point():
+        return -(targets[:, 1:] * log_p).sum(-1).mean()
+    known = targets[:, 1:] >= 0
+    return -log_p[known, targets[:, 1:][known]].mean()
+
+
+def by_hand(
+    latents: Tensor, decoder: Tensor, batch: dict[str, Tensor], training: SyntheticTraining, steps: int
+) -> Tensor:
+    """θ0 from the seed, T steps in textbook form, the loss on real data; autograd through the last `window` of them."""
+    return real_loss(trained(initial(), latents, decoder, training, steps), batch)
+
+
+def initial() -> dict[str, Tensor]:
+    torch.manual_seed(SEED)
+    return {name: w.detach().requires_grad_() for name, w in gpt2().named_parameters()}
+
+
+def real_loss(theta: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
+    inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"], "use_cache": False}
+    return nats(functional_call(gpt2().eval(), theta, kwargs=inputs).logits, batch["labels"])
+
+
+def synthetic_loss(theta: dict[str, Tensor], latents: Tensor, decoder: Tensor) -> Tensor:
+    tokens = torch.softmax(latents @ decoder / TAU, -1)
+    inputs = {"inputs_embeds": tokens @ theta["transformer.wte.weight"], "use_cache": False}
+    return nats(functional_call(gpt2().eval(), theta, kwargs=inputs).logits, tokens)
+
+
+def trained(
+    theta: dict[str, Tensor], latents: Tensor, decoder: Tensor, training: SyntheticTraining, steps: int
+) -> dict[str, Tensor]:
+    m, v = ({name: torch.zeros_like(w) for name, w in theta.items()} for _ in range(2))
+    opt, rows_of = training.optimizer, minibatches(MU, training.batch_size, steps, SEED)
+    for t in range(1, steps + 1):
+        if training.window is not None and t == steps - training.window + 1:
+            theta, m, v = ({k: x.detach().requires_grad_() for k, x in part.items()} for part in (theta, m, v))
+        loss = synthetic_loss(theta, latents if rows_of is None else latents[rows_of[t - 1]], decoder)
+        g = torch.autograd.grad(loss, list(theta.values()), create_graph=True, materialize_grads=True)
+        for name, gradient in zip(list(theta), g, strict=True):
+            if isinstance(opt, InnerSGD):
+                m[name] = opt.momentum * m[name] + gradient
+                theta = {**theta, name: theta[name] - opt.lr * m[name]}
+                continue
+            m[name] = opt.betas[0] * m[name] + (1 - opt.betas[0]) * gradient
+            v[name] = opt.betas[1] * v[name] + (1 - opt.betas[1]) * gradient**2
+            m_hat, v_hat = m[name] / (1 - opt.betas[0] ** t), v[name] / (1 - opt.betas[1] ** t)
+            root = torch.where(v_hat > 0, torch.where(v_hat > 0, v_hat, 1.0).sqrt(), 0.0)
+            theta = {**theta, name: theta[name] - opt.lr * m_hat / (root + opt.eps)}
+    return theta
+
+
+SETTINGS = {
+    "all": {},
+    "minibatches": {"batch_size": 4},
+    "window": {"window": 3},
+    "window_of_minibatches": {"window": 3, "batch_size": 2},
+    "sgd": {"optimizer": SGD, "batch_size": 3},
+}
+
+
+@pytest.mark.parametrize("adjoint", [None, Direct(), Tape()], ids=str)
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_the_meta_gradient_is_that_of_the_loop_written_out(learner, leaves, batch, settings, adjoint):
+    steps = 5
+    inner = training(**settings)
+    expected = by_hand(*leaves, batch, inner, steps)
+    objective = MetaMatching(training=replace(inner, adjoint=adjoint), steps=steps, steps_min=steps)
+    found = objective(learner, *leaves, batch, SEED)
+    assert found.item() == pytest.approx(expected.item(), rel=1e-12)
+    expected, found = gradients(expected, list(leaves)), gradients(found, list(leaves))
+    assert all(gradient.abs().max() > 1e-5 for gradient in expected)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert relative_error([ours], [theirs]) < 1e-9
+
+
+def test_a_window_is_cut_to_the_steps_there_are(learner, leaves, batch):
+    """T is drawn, and may be less than the window."""
+    losses = [
+        MetaMatching(training=training(window=window), steps=2, steps_min=2)(learner, *leaves, batch, SEED)
+        for window in (None, 40)
+    ]
+    for full, cut in zip(*(gradients(loss, list(leaves)) for loss in losses), strict=True):
+        assert torch.equal(full, cut)
+
+
+def test_the_loss_is_a_function_of_the_seed(learner, leaves, batch):
+    objective = MetaMatching(training=training(batch_size=2), steps=4, steps_min=2)
+    losses = [objective(learner, *leaves, batch, seed).item() for seed in (1, 1, 2)]
+    assert losses[0] == losses[1] != losses[2]
+
+
+def test_learners_at_once_average_over_their_starts(learner, leaves, batch):
+    """Of K learners each trains as it would alone: same steps, same minibatches, its own θ0."""
+    inner = training(batch_size=4)
+    several = MetaMatching(training=inner, steps=5, steps_min=5, learners=3)(learner, *leaves, batch, SEED)
+    starts = learner.batch(3).initial_parameters(SEED)
+    alone = []
+    for k in range(3):
+        start = {name: x[k] for name, x in starts.items()}
+        theta = inner(learner, *leaves, start=start, steps=5, seed=SEED)
+        alone.append(learner.hard_loss(theta, batch))
+    assert several.item() == pytest.approx(sum(alone).item() / 3, rel=1e-12)
+    expected, found = gradients(sum(alone) / 3, list(leaves)), gradients(several, list(leaves))
+    assert relative_error(found, expected) < 1e-9
+    assert alone[0].item() == MetaMatching(training=inner, steps=5, steps_min=5)(learner, *leaves, batch, SEED).item()
+    assert len({loss.item() for loss in alone}) == 3
+
+
+# -- other objectives ------------------------------------------------------------------------------------------------
+
+ADJOINT = pytest.mark.parametrize("adjoint", [Direct(), Tape(), Checkpoint(), Reversible()], ids=str)
+OPTIMIZER = pytest.mark.parametrize("optimizer", [ADAM, SGD], ids=["adam", "sgd"])
+
+
+@pytest.fixture(scope="module")
+def bank(learner, tmp_path_factory) -> TrajectoryBank:
+    """Two trajectories of eight steps, checkpoints every second one."""
+    ids = torch.randint(V, (20, XI), generator=torch.Generator().manual_seed(2))
+    data = Dataset.from_dict({"input_ids": ids.tolist()})
+
+    def collate(rows):
+        ids = torch.tensor([row["input_ids"] for row in rows])
+        return {"input_ids": ids, "labels": ids}
+
+    folder = tmp_path_factory.mktemp("trajectories")
+    return record_trajectories(
+        learner, InnerAdam(lr=0.03), data, collate, folder, num=2, steps=8, save_every=2, batch_size=5, seed=0
+    )
+
+
+def distance(found: list[Tensor], wanted: list[Tensor]) -> Tensor:
+    return sum(
+        1 - (a * b).sum() / ((a**2).sum() ** 0.5 * (b**2).sum() ** 0.5) for a, b in zip(found, wanted, strict=True)
+    )
+
+
+@OPTIMIZER
+@pytest.mark.parametrize("batch_size", [None, 2])
+def test_gradient_matching_is_the_cosine_distance_written_out(learner, leaves, batch, optimizer, batch_size):
+    inner = training(optimizer=optimizer, batch_size=batch_size)
+    found = GradientMatching(training=inner, steps=6)(learner, *leaves, batch, SEED)
+    taken = int(stream(SEED, Purpose.MATCHED_STEP).integers(6))
+    assert taken > 1
+    theta = trained(initial(), *leaves, inner, taken)
+    theta = {name: x.detach().requires_grad_() for name, x in theta.items()}
+    rows_of, (latents, decoder) = minibatches(MU, batch_size, taken + 1, SEED), leaves
+    synthetic = synthetic_loss(theta, latents if rows_of is None else latents[rows_of[taken]], decoder)
+    g = torch.autograd.grad(synthetic, list(theta.values()), create_graph=True)
+    expected = distance(list(g), list(torch.autograd.grad(real_loss(theta, batch), list(theta.values()))))
+    assert found.item() == pytest.approx(expected.item(), rel=1e-10)
+    assert relative_error(gradients(found, list(leaves)), gradients(expected, list(leaves))) < 1e-9
+
+
+@ADJOINT
+@OPTIMIZER
+def test_trajectory_matching_is_the_normalised_distance_written_out(learner, leaves, batch, bank, optimizer, adjoint):
+    inner = training(optimizer=optimizer, batch_size=4, adjoint=adjoint)
+    found = TrajectoryMatching(inner, bank, synthetic_steps=3, expert_steps=4)(learner, *leaves, batch, SEED)
+    start, target = bank.segment(SEED, 4)
+    theta = trained({name: x.requires_grad_() for name, x in start.items()}, *leaves, inner, 3)
+    expected = torch.zeros((), dtype=torch.float64)
+    for name, x in theta.items():
+        expected = expected + ((x - target[name]) ** 2).sum()
+    expected = expected / sum(((start[name] - x) ** 2).sum() for name, x in target.items()).detach()
+    # the reversible adjoint trains in fixed point, which is not float64 to the last bit
+    tolerance = 1e-6 if isinstance(adjoint, Reversible) else 1e-9
+    assert found.item() == pytest.approx(expected.item(), rel=tolerance)
+    assert relative_error(gradients(found, list(leaves)), gradients(expected, list(leaves))) < tolerance
+
+
+@ADJOINT
+@OPTIMIZER
+def test_starting_from_trajectories_is_training_from_their_checkpoints(
+    learner, leaves, batch, bank, optimizer, adjoint
+):
+    inner = training(optimizer=optimizer, adjoint=adjoint)
+    objective = MetaMatching(training=inner, steps=3, steps_min=3, starts=PretrainedStarts(bank, fresh=0.0))
+    found = objective(learner, *leaves, batch, SEED)
+    theta = {name: x.requires_grad_() for name, x in bank.sample(SEED).items()}
+    expected = real_loss(trained(theta, *leaves, inner, 3), batch)
+    tolerance = 1e-6 if isinstance(adjoint, Reversible) else 1e-9
+    assert found.item() == pytest.approx(expected.item(), rel=tolerance)
+    assert relative_error(gradients(found, list(leaves)), gradients(expected, list(leaves))) < tolerance
+    fresh = MetaMatching(training=inner, steps=3, steps_min=3, starts=PretrainedStarts(bank, fresh=1.0))
+    alone = MetaMatching(training=inner, steps=3, steps_min=3)
+    assert fresh(learner, *leaves, batch, SEED) == alone(learner, *leaves, batch, SEED) != found
+
+
+@pytest.mark.parametrize("kind", ["gradients", "trajectories", "starts"])
+def test_several_learners_make_the_mean_over_them(learner, leaves, batch, bank, kind):
+    """Of seeds that are those of single learners, but for the minibatches and T, which they share."""
+    inner = training(batch_size=None)
+    make = {
+        "gradients": lambda k: GradientMatching(inner, steps=1, learners=k),
+        "trajectories": lambda k: TrajectoryMatching(inner, bank, synthetic_steps=2, expert_steps=4, learners=k),
+        "starts": lambda k: MetaMatching(inner, 2, 2, learners=k, starts=PretrainedStarts(bank)),
+    }[kind]
+    seeds = learner.batch(3).seeds(SEED)
+    alone = [make(1)(learner, *leaves, batch, seed) for seed in seeds]
+    together = make(3)(learner, *leaves, batch, SEED)
+    assert len({loss.item() for loss in alone}) > 1
+    assert together.item() == pytest.approx(sum(alone).item() / 3, rel=1e-10)
+    assert relative_error(gradients(together, list(leaves)), gradients(sum(alone) / 3, list(leaves))) < 1e-9
+
+
+def test_objectives_are_functions_of_the_seed(learner, leaves, batch, bank):
+    inner = training(batch_size=2)
+    for objective in (
+        GradientMatching(inner, steps=4),
+        TrajectoryMatching(inner, bank, synthetic_steps=2, expert_steps=4),
+    ):
+        losses = [objective(learner, *leaves, batch, seed).item() for seed in (1, 1, 3)]
+        assert losses[0] == losses[1] != losses[2]
+
+
+def test_a_tensor_whose_gradient_is_rounding_has_no_direction_to_match():
+    wanted, found = (
+        [torch.tensor([3.0, 4.0]), torch.tensor([1e-9, 0.0])],
+        [torch.tensor([4.0, 3.0]), torch.tensor([0.0, 1e-9])],
+    )
+    found = [x.requires_grad_() for x in found]
+    (loss,) = _cosine_distances(found, wanted, learners=1)
+    assert loss.item() == pytest.approx(1 - 24 / 25)
+    assert gradients(loss, found)[1].norm() == 0
+
+
+def test_a_gradient_of_zero_is_far_from_any_direction_and_no_nan():
+    found = torch.zeros(2, requires_grad=True)
+    (loss,) = _cosine_distances([found], [torch.tensor([3.0, 4.0])], learners=1)
+    assert loss.item() == 1
+    assert torch.isfinite(gradients(loss, [found])[0]).all()
+
+
+# -- T ---------------------------------------------------------------------------------------------------------------
+
+
+def test_steps_are_drawn_from_the_whole_range_and_by_the_seed(batch):
+    drawn = []
+
+    class Recorder:
+        def __call__(self, learner, latents, decoder, *, start, steps, seed):
+            drawn.append((seed, steps))
+            return start
+
+    class NoLearner(Learner):
+        def __init__(self):
+            pass
+
+        def initial_parameters(self, seed, device):
+            return {}
+
+        def hard_loss(self, theta, batch):
+            return torch.tensor(0.0)
+
+    objective = MetaMatching(training=Recorder(), steps=7, steps_min=4)
+    for seed in [*range(200), *range(200)]:
+        objective(NoLearner(), torch.zeros(1), torch.zeros(1), batch, seed)
+    counts = np.bincount([steps for _, steps in drawn[:200]])
+    assert len(counts) == 8
+    assert counts[:4].sum() == 0
+    assert counts[4:].min() > 25  # about 50 each
+    assert drawn[:200] == drawn[200:]
+
+
+# -- minibatches -----------------------------------------------------------------------------------------------------
+
+
+def test_minibatches_cover_every_row_once_per_epoch_in_a_new_order():
+    batches = minibatches(rows=12, batch_size=4, steps=12, seed=3)
+    assert batches.shape == (12, 4)
+    epochs = [epoch.flatten().tolist() for epoch in batches.split(3)]
+    assert all(sorted(epoch) == list(range(12)) for epoch in epochs)
+    assert len(set(map(tuple, epochs))) == 4
+
+
+def test_minibatches_are_a_function_of_the_seed_whatever_the_number_of_steps():
+    ten, seven, other = minibatches(12, 4, 10, 3), minibatches(12, 4, 7, 3), minibatches(12, 4, 10, 4)
+    assert torch.equal(ten[:7], seven)
+    assert not torch.equal(ten, other)
+
+
+def test_an_incomplete_minibatch_is_left_out():
+    steps = minibatches(rows=8, batch_size=3, steps=4, seed=0).tolist()
+    assert all(len(set(rows)) == 3 for rows in steps)
+    assert not set(steps[0]) & set(steps[1])
+    assert not set(steps[2]) & set(steps[3])
+
+
+@pytest.mark.parametrize("batch_size", [None, 6, 9])
+def test_all_rows_need_no_indexing(batch_size):
+    assert minibatches(rows=6, batch_size=batch_size, steps=3, seed=0) is None

@@ -1,0 +1,312 @@
+"""Ω: what is recorded, how it is kept, and what is drawn from it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from datasets import Dataset
+from torch import Tensor
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from farzi_hf.distillation import (
+    Learner,
+    PretrainedStarts,
+    TrajectoryBank,
+    record_trajectories,
+    trajectories,
+    trajectory_bank,
+)
+from farzi_hf.distillation.trajectory_bank import MANIFEST
+from farzi_hf.engine import InnerAdam, InnerSGD
+
+V, LENGTH = 11, 5
+ADAM, SGD = InnerAdam(lr=0.03, eps=1e-3), InnerSGD(lr=0.1, momentum=0.5)
+SETTINGS = {"num": 3, "steps": 6, "save_every": 2, "batch_size": 4, "seed": 7}
+
+
+def gpt2(**settings) -> GPT2LMHeadModel:
+    config = {
+        "vocab_size": V, "n_positions": 8, "n_embd": 8, "n_layer": 1, "n_head": 2, "resid_pdrop": 0.0, "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0, "bos_token_id": None, "eos_token_id": None,
+    }  # fmt: skip
+    return GPT2LMHeadModel(GPT2Config(**{**config, **settings})).double()
+
+
+def collate(rows: list[dict]) -> dict[str, Tensor]:
+    ids = torch.tensor([row["input_ids"] for row in rows])
+    return {"input_ids": ids, "labels": ids}
+
+
+def sequences(seed: int = 0) -> Dataset:
+    ids = torch.randint(V, (12, LENGTH), generator=torch.Generator().manual_seed(seed))
+    return Dataset.from_dict({"input_ids": ids.tolist(), "text": ["not for the collator"] * 12})
+
+
+@pytest.fixture(scope="module")
+def learner() -> Learner:
+    return Learner(gpt2)
+
+
+@pytest.fixture
+def record(learner, tmp_path):
+    """Into `tmp_path / "omega"`, with any argument replaced."""
+
+    def call(*, learner=learner, optimizer=ADAM, data=None, folder=tmp_path / "omega", **settings) -> TrajectoryBank:
+        return record_trajectories(learner, optimizer, data or sequences(), collate, folder, **{**SETTINGS, **settings})
+
+    return call
+
+
+def all_checkpoints(bank: TrajectoryBank) -> list[Tensor]:
+    return [
+        torch.cat([x.flatten() for x in bank.checkpoint(trajectory, step).values()])
+        for trajectory in range(len(bank))
+        for step in range(0, bank.steps + 1, bank.save_every)
+    ]
+
+
+# -- recording -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", [ADAM, SGD], ids=["adam", "sgd"])
+def test_a_trajectory_is_training_on_real_data(record, optimizer):
+    """On all rows in every step, against torch's own optimizer and loss."""
+    bank = record(optimizer=optimizer, batch_size=12, num=2)
+    batch = collate(list(sequences()))
+    for trajectory in range(2):
+        model = gpt2().eval()
+        model.load_state_dict(bank.checkpoint(trajectory, 0), strict=False)
+        if optimizer is ADAM:
+            theirs = torch.optim.Adam(model.parameters(), lr=0.03, eps=1e-3)
+        else:
+            theirs = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+        for step in range(1, 7):
+            theirs.zero_grad()
+            logits = model(batch["input_ids"]).logits[:, :-1]
+            F.cross_entropy(logits.flatten(0, 1), batch["labels"][:, 1:].flatten()).backward()
+            theirs.step()
+            if step % 2 == 0:
+                recorded = bank.checkpoint(trajectory, step)
+                for name, parameter in model.named_parameters():
+                    torch.testing.assert_close(recorded[name], parameter.detach(), rtol=1e-9, atol=1e-11)
+
+
+def test_learners_that_train_together_train_as_alone(record, tmp_path):
+    """On all rows in every step; minibatches are shared by those together."""
+    together, alone = record(batch_size=12, together=2), record(batch_size=12, folder=tmp_path / "alone")
+    assert len(together) == len(alone) == 3
+    for ours, theirs in zip(all_checkpoints(together), all_checkpoints(alone), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-11)
+
+
+def test_trajectories_start_and_go_on_differently(record, tmp_path):
+    checkpoints = torch.stack(all_checkpoints(record()))
+    assert checkpoints.shape[0] == 3 * 4
+    assert len(checkpoints.unique(dim=0)) == 12
+    again = torch.stack(all_checkpoints(record(folder=tmp_path / "again")))
+    assert torch.equal(checkpoints, again)
+    other = torch.stack(all_checkpoints(record(folder=tmp_path / "other", seed=8)))
+    assert not torch.isclose(other, checkpoints).all(dim=1).any()
+
+
+def test_recording_goes_on_where_it_was_killed(record, tmp_path, monkeypatch):
+    whole = record(folder=tmp_path / "whole")
+    saved, save_file = [], trajectories.save_file
+
+    def dying(tensors, path):
+        if len(saved) == 2:
+            path.write_bytes(b"half a shard")
+            raise KeyboardInterrupt
+        saved.append(path)
+        save_file(tensors, path)
+
+    monkeypatch.setattr(trajectories, "save_file", dying)
+    with pytest.raises(KeyboardInterrupt):
+        record()
+    folder = tmp_path / "omega"
+    assert sorted(path.name for path in folder.iterdir()) == [
+        MANIFEST, "trajectory-00000.safetensors", "trajectory-00001.safetensors",
+    ]  # fmt: skip
+    monkeypatch.setattr(trajectories, "save_file", save_file)
+    times = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+    bank = record()
+    assert {path: path.stat().st_mtime_ns for path in times} == times  # what is done stays done
+    assert all(map(torch.equal, all_checkpoints(bank), all_checkpoints(whole)))
+    assert len(record(num=5)) == 5  # more may follow
+    assert all(map(torch.equal, all_checkpoints(record(num=2))[:12], all_checkpoints(whole)))
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"steps": 8}, r"steps \(6, now 8\)"),
+        ({"seed": 8}, r"seed \(7, now 8\)"),
+        ({"together": 3}, r"together \(1, now 3\)"),
+        ({"optimizer": SGD}, "optimizer"),
+        ({"optimizer": InnerAdam(lr=0.04, eps=1e-3)}, "optimizer"),
+        ({"data": sequences(1)}, "data"),
+        ({"learner": Learner(partial(gpt2, n_layer=2))}, "parameters"),
+        ({"learner": Learner(partial(gpt2, n_head=1))}, "model"),
+    ],
+    ids=["steps", "seed", "together", "optimizer", "its settings", "data", "shapes", "model"],
+)  # fmt: skip
+def test_a_folder_recorded_otherwise_is_refused_and_left_alone(record, tmp_path, change, name):
+    record(num=1)
+    before = {path: path.read_bytes() for path in (tmp_path / "omega").iterdir()}
+    with pytest.raises(
+        ValueError, match=f"trajectories recorded with other {name}.*: choose another folder, or remove"
+    ):
+        record(**change)
+    assert {path: path.read_bytes() for path in (tmp_path / "omega").iterdir()} == before
+
+
+def test_trajectories_of_unknown_origin_are_refused(record, tmp_path):
+    record(num=1)
+    (tmp_path / "omega" / MANIFEST).unlink()
+    with pytest.raises(ValueError, match=r"has trajectories but no manifest\.json: how they were made is unknown"):
+        record()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num": 0}, "num=0 records nothing; give at least 1"),
+        ({"save_every": 4}, "steps=6 is no multiple of save_every=4"),
+        ({"optimizer": InnerAdam(lr=0.1, lr_schedule=lambda step: 1.0)}, "record with a constant learning rate"),
+        ({"data": Dataset.from_dict({"input_ids": [[1, 2, V]]})}, f"holds id {V}, outside 0"),
+    ],
+    ids=["num", "save_every", "schedule", "data"],
+)
+def test_what_cannot_be_recorded_leaves_nothing(record, tmp_path, change, message):
+    with pytest.raises(ValueError, match=message):
+        record(**change)
+    assert not (tmp_path / "omega").exists()
+
+
+def test_a_training_that_diverges_is_no_trajectory(record, tmp_path):
+    with pytest.raises(FloatingPointError, match="diverged within 2 steps; record with a smaller learning rate"):
+        record(optimizer=InnerSGD(lr=1e300))
+    assert not list((tmp_path / "omega").glob("*.safetensors"))
+
+
+# -- reading ---------------------------------------------------------------------------------------------------------
+
+
+def test_only_the_checkpoint_that_is_asked_for_is_read(record, monkeypatch):
+    bank, asked, real = record(), [], trajectory_bank.safe_open
+
+    class Slice:
+        def __init__(self, tensor):
+            self.tensor = tensor
+
+        def __getitem__(self, index):
+            asked.append(index)
+            return self.tensor[index]
+
+    class File:
+        """Has no `get_tensor`."""
+
+        def __init__(self, path, framework):
+            self.file = real(path, framework=framework)
+
+        def __enter__(self):
+            self.open = self.file.__enter__()
+            return self
+
+        def __exit__(self, *error):
+            return self.file.__exit__(*error)
+
+        def keys(self):
+            return self.open.keys()
+
+        def get_slice(self, name):
+            return Slice(self.open.get_slice(name))
+
+    monkeypatch.setattr(trajectory_bank, "safe_open", File)
+    bank.checkpoint(1, 4)
+    assert set(asked) == {2}
+    assert len(asked) == len(bank.manifest["parameters"])
+
+
+def test_another_model_is_refused_by_what_differs(record, learner):
+    bank = record(num=1)
+    bank.check(learner)
+    with pytest.raises(
+        ValueError, match=r"another model: parameter transformer\.h\.0\.mlp\.c_fc\.weight is .*32.* there, .*48"
+    ):
+        bank.check(Learner(partial(gpt2, n_inner=48)))
+    with pytest.raises(ValueError, match=r"parameter transformer\.h\.1\.ln_1\.weight is missing there"):
+        bank.check(Learner(partial(gpt2, n_layer=2)))
+    with pytest.raises(ValueError, match=r"parameter transformer\.wte\.weight is .*float64.* there, .*float32"):
+        bank.check(Learner(lambda: gpt2().float()))
+    with pytest.raises(ValueError, match=r"another model: config's n_head is 2 there, 1 in the learner"):
+        bank.check(Learner(partial(gpt2, n_head=1)))
+
+
+def test_a_folder_without_trajectories_is_refused(record, tmp_path):
+    with pytest.raises(ValueError, match=r"has no readable manifest\.json .*; give a folder that record_trajectories"):
+        TrajectoryBank(tmp_path)
+    record(num=2)
+    assert len(TrajectoryBank(tmp_path / "omega", 1)) == 1
+    with pytest.raises(ValueError, match="holds 2 trajectories, fewer than 3; record more of them"):
+        TrajectoryBank(tmp_path / "omega", 3)
+    manifest = tmp_path / "omega" / MANIFEST
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "version": 2}))
+    with pytest.raises(ValueError, match="trajectories of format 2, but this version reads 1"):
+        TrajectoryBank(tmp_path / "omega")
+
+
+# -- sampling --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def drawn(record, monkeypatch):
+    """A bank that says what it would read: (trajectory, step)."""
+    bank = record()
+    monkeypatch.setattr(bank, "checkpoint", lambda trajectory, step, device: (trajectory, step))
+    return bank
+
+
+@pytest.mark.parametrize(
+    ("last_step", "steps"), [(None, (0, 2, 4, 6)), (4, (0, 2, 4)), (3, (0, 2)), (0, (0,)), (99, (0, 2, 4, 6))]
+)
+def test_trajectories_and_early_checkpoints_are_drawn_uniformly(drawn, last_step, steps):
+    seeds = np.random.SeedSequence(0).generate_state(3000).tolist()
+    counts = Counter(drawn.sample(seed, last_step) for seed in seeds)
+    assert set(counts) == {(trajectory, step) for trajectory in range(3) for step in steps}
+    expected = 3000 / len(counts)
+    chi_squared = sum((count - expected) ** 2 / expected for count in counts.values())
+    assert chi_squared < len(counts) + 4 * (2 * len(counts)) ** 0.5
+    assert counts == Counter(drawn.sample(seed, last_step) for seed in seeds)
+
+
+def test_segments_are_of_one_training_and_of_all_starts_that_leave_room(drawn):
+    segments = [drawn.segment(seed, 4) for seed in range(200)]
+    assert {(start, end) for (_, start), (_, end) in segments} == {(0, 4), (2, 6)}
+    assert all(first == second for (first, _), (second, _) in segments)
+    assert {start for (_, start), _ in (drawn.segment(seed, 4, last_step=1) for seed in range(50))} == {0}
+    for steps in (3, 0, 8):
+        with pytest.raises(ValueError, match=f"steps={steps}: .* has checkpoints every 2 steps up to 6"):
+            drawn.segment(0, steps)
+
+
+def test_a_share_of_the_starts_is_fresh(record, learner):
+    bank = record()
+    recorded = {float(x.sum()) for x in all_checkpoints(bank)}
+
+    def share(fresh: float, seeds: range) -> float:
+        starts = PretrainedStarts(bank, fresh, last_step=2)
+        sums = [float(torch.cat([x.flatten() for x in starts(learner, seed).values()]).sum()) for seed in seeds]
+        return sum(value not in recorded for value in sums) / len(sums)
+
+    assert share(0.0, range(20)) == 0
+    assert share(1.0, range(20)) == 1
+    assert 0.2 < share(0.3, range(300)) < 0.4
+    fresh = PretrainedStarts(bank, 1.0)(learner, 5)
+    assert all(map(torch.equal, fresh.values(), learner.initial_parameters(5).values()))

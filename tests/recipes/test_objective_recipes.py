@@ -1,0 +1,156 @@
+"""The recipes that compare objectives and count trajectories: settings, cells that are run once, tables."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+from tiny_recipes import COMPARED, GPT2, GRU4REC, TINY, places
+
+pytest.importorskip("matplotlib")
+import inner_sgd
+import objectives
+import trajectories
+import trajectory_count
+from _tasks import CONFIGS, TASKS, TrajectoryArguments, parse_task
+from objectives import DATASETS, LONG, METHODS, PAPER, ObjectiveArguments
+
+LEARNERS = {"ptb": GPT2, "recsys": GRU4REC}
+OMEGA = (
+    "--num_recorded", "2", "--trajectory_steps", "4", "--save_every", "2", "--last_start", "2", "--synthetic_steps", "2",
+    "--expert_steps", "2",
+)  # fmt: skip
+
+
+def tiny(dataset: str, folder: Path) -> list[str]:
+    return ["--dataset", dataset, *COMPARED, *OMEGA, *places(folder), "--learner", LEARNERS[DATASETS[dataset]]]
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
+
+
+# -- settings --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("objectives_*.yaml")), ids=lambda path: path.stem)
+def test_every_config_can_run(path):
+    """MTT finds checkpoints where it looks for them."""
+    dataset = path.stem.removeprefix("objectives_").rsplit("_", 1)[0]
+    kinds = (TrajectoryArguments, ObjectiveArguments)
+    task, (how, asked) = parse_task(DATASETS[dataset], kinds, path, ["--use_cpu", "true"])
+    assert task.args.output_dir == f"outputs/{path.stem}"
+    assert how.trajectory_steps % how.save_every == task.args.expert_steps % how.save_every == 0
+    assert task.args.last_start + task.args.expert_steps <= how.trajectory_steps
+    assert task.args.synthetic_steps < task.args.expert_steps
+    names = [cell.method for cell in objectives.cells(task, asked)]
+    assert names[:4] == ["DC, SGD", "DC, Adam", "MM, SGD", "MM, Adam"]
+    assert len({cell.slug for cell in objectives.cells(task, asked)}) == len(names) == 15
+
+
+def test_the_papers_rows_have_the_names_of_ours(capsys):
+    task, (_, asked) = parse_task(
+        "ptb", (TrajectoryArguments, ObjectiveArguments), CONFIGS / "objectives_sample_quick.yaml", []
+    )
+    ours = {cell.method.removesuffix(", Adam") for cell in objectives.cells(task, asked)}
+    for _, metrics, rows in PAPER.values():
+        assert {name.removesuffix(", Adam") for name in rows} <= ours
+        assert {len(row) for row in rows.values()} == {len(metrics)}
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--methods", "magic"], f"methods: 'magic' is unknown; choose from {'; '.join(METHODS)}"),
+        (["--num_sequences", "0"], "num_sequences=0 is not usable"),
+        (["--dataset", "ml-100k", "--data_dir", "nowhere"], "data_dir='nowhere' lacks u.data"),
+    ],
+)
+def test_wrong_settings_end_in_one_line(argv, message):
+    with pytest.raises(SystemExit) as stop:
+        objectives.main(argv)
+    assert str(stop.value.code).startswith("objectives.py: ")
+    assert message in stop.value.code
+
+
+def test_trajectories_are_of_a_recipe():
+    with pytest.raises(SystemExit) as stop:
+        trajectories.main(["demo"])
+    assert (
+        stop.value.code
+        == f"trajectories.py: 'demo' is no recipe; begin with one of {', '.join(TASKS)}, then its arguments"
+    )
+
+
+# -- whole runs ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dataset", "methods", "metric"),
+    [
+        ("sample", ["Farzi", "random sampling"], "perplexity"),
+        ("sample_interactions", ["MTT", "full data, long"], "hr@100"),
+    ],
+)
+def test_a_table_over_seeds_whose_cells_are_run_once(tmp_path, capsys, dataset, methods, metric):
+    argv, card = [*tiny(dataset, tmp_path), "--methods", *methods], tmp_path / "card"
+    objectives.main(argv)
+    said = capsys.readouterr().out
+    expected = [f"{name}, {inner}" for name in methods if name != LONG for inner in ("SGD", "Adam")]
+    expected += [LONG] if LONG in methods else []
+    table = json.loads((card / "table.json").read_text(encoding="utf-8"))
+    assert (
+        [row["method"] for row in table["rows"]] == expected == [row["method"] for row in read_csv(card / "table.csv")]
+    )
+    assert (table["outer steps"], table["seeds"]) == (2, [0, 1])
+    assert all(row["students"] == 4 and row["seconds"] > 0 and metric in row for row in table["rows"])
+    assert [row["steps"] for row in table["rows"]] == [3 if name == LONG else 4 for name in expected]
+    assert "ranks" not in (card / "table.json").read_text(encoding="utf-8")
+    assert (card / "table.md").read_text(encoding="utf-8") in said
+    assert (card / "comparison.png").stat().st_size > 1000
+    times = {path: os.stat(path).st_mtime_ns for path in (tmp_path / "runs").glob("*/*/cell.json")}
+    assert len(times) == 2 * len(expected)
+    again = tmp_path / "runs" / f"{expected[0].lower().replace(', ', '-')}" / "seed-1" / "cell.json"
+    again.unlink()
+    objectives.main(argv)
+    assert {path for path in times if os.stat(path).st_mtime_ns != times[path]} == {again}
+    assert json.loads((card / "table.json").read_text(encoding="utf-8"))["rows"][0][metric] == table["rows"][0][metric]
+
+
+def test_each_split_has_trajectories_of_its_own(tmp_path):
+    """Of another split they would have seen the test users."""
+    folder = tmp_path / "omega"
+    omega = ("--num_recorded", "2", "--trajectory_steps", "4", "--save_every", "2")
+    argv = [*TINY, *omega, "--learner", LEARNERS["recsys"], "--output_dir", str(tmp_path / "out")]
+    trajectories.main([
+        "recsys", "--config", str(CONFIGS / "demo_recsys.yaml"), *argv, "--splits", "0", "3", "--trajectories", str(folder),
+    ])  # fmt: skip
+    manifests = [json.loads((folder / f"split-{i}" / "manifest.json").read_text()) for i in (0, 3)]
+    assert manifests[0]["data"] != manifests[1]["data"]
+    with safe_open(folder / "split-3" / "trajectory-00001.safetensors", framework="pt") as shard:
+        assert all(len(shard.get_tensor(name)) == 3 for name in manifests[1]["parameters"])
+
+
+def test_the_curve_over_the_number_of_trajectories(tmp_path):
+    argv = [*tiny("sample_interactions", tmp_path), "--fresh_start_fraction", "0"]
+    trajectory_count.main([*argv, "--counts", "0", "1", "2"])
+    card = tmp_path / "card"
+    rows = json.loads((card / "table.json").read_text(encoding="utf-8"))["rows"]
+    assert [(row["method"], row["trajectories"]) for row in rows] == [(f"trajectories: {i}", i) for i in range(3)]
+    assert len({row["auc"] for row in rows}) == 3
+    assert (card / "trajectory_count.png").stat().st_size > 1000
+    times = {path: os.stat(path).st_mtime_ns for path in (tmp_path / "runs").glob("*/*/cell.json")}
+    trajectory_count.main([*argv, "--counts", "0", "1"])
+    assert {path: os.stat(path).st_mtime_ns for path in times} == times  # more of Ω in the folder change nothing
+
+
+def test_the_grid_of_the_inner_sgd(tmp_path, capsys):
+    inner_sgd.main([*tiny("sample", tmp_path), "--learning_rates", "0.1", "--momenta", "0", "0.5"])
+    said = capsys.readouterr().out
+    assert [line.split("|")[1].strip() for line in said.splitlines() if line.startswith("|")][2:] == [
+        "Adam", "SGD 0.1, momentum 0", "SGD 0.1, momentum 0.5",
+    ]  # fmt: skip

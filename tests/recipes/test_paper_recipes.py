@@ -1,0 +1,412 @@
+"""The recipes of the paper's tables and figures, on the embedded data: cells, findings that are computed, cards."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tiny_recipes import COMPARED, GPT2, RECIPES, SASREC, places
+
+pytest.importorskip("matplotlib")
+import benchmark
+import cold_start
+import cross_architecture
+import inner_optimizers
+import regularization
+import sample_efficiency
+from _benchmark_results import write_results
+from _cells import card_folder
+from _evidence import Claim, Evidence
+from _paper import PaperArguments
+from _tasks import CONFIGS, TrajectoryArguments, parse_task
+from objectives import DATASETS
+
+from farzi_hf import FarziData, FarziDataConfig
+
+LEARNERS = {"ptb": GPT2, "recsys": SASREC}
+
+# Compiling higher's bytecode, at its first import only, finds an `is` with a literal.
+higher_warns = pytest.mark.filterwarnings("ignore:.*is. with .*literal:SyntaxWarning")
+
+
+def tiny(dataset: str, folder: Path) -> list[str]:
+    learner = ["--learner", LEARNERS[DATASETS[dataset]]]
+    return ["--dataset", dataset, *COMPARED, "--save_strategy", "no", *places(folder), *learner]
+
+
+def card(folder: Path) -> dict:
+    """The card's JSON, after a look at what has to lie beside it."""
+    table = json.loads((folder / "card" / "table.json").read_text(encoding="utf-8"))
+    assert {"seeds", "torch", "scale", "seconds of all cells"} <= set(table)
+    with (folder / "card" / "table.csv").open(encoding="utf-8") as file:
+        assert [row["method"] for row in csv.DictReader(file)] == [row["method"] for row in table["rows"]]
+    markdown = (folder / "card" / "table.md").read_text(encoding="utf-8")
+    assert markdown.splitlines()[2] == table["findings"][0]
+    assert "ranks" not in (folder / "card" / "table.json").read_text(encoding="utf-8")
+    return table
+
+
+def modified(folder: Path) -> dict[Path, int]:
+    return {path: os.stat(path).st_mtime_ns for path in (folder / "runs").glob("*/*/cell.json")}
+
+
+def methods(table: dict) -> list[str]:
+    return [row["method"] for row in table["rows"]]
+
+
+# -- settings --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("paper_*.yaml")), ids=lambda path: path.stem)
+def test_every_config_can_run(path):
+    dataset = path.stem.removeprefix("paper_").rsplit("_", 1)[0]
+    kinds = (TrajectoryArguments, PaperArguments)
+    task, (_, asked) = parse_task(DATASETS[dataset], kinds, path, ["--use_cpu", "true"])
+    assert task.args.output_dir == f"outputs/{path.stem}"
+    assert task.recipe.dataset == {"sample_interactions": "sample"}.get(dataset, dataset)
+    assert task.args.num_sequences in asked.budgets  # a summary that other recipes find again
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--budgets", "5", "5"], "budgets=[5, 5] is not usable: give different numbers of at least 1"),
+        (["--dataset", "ml-100k", "--data_dir", "nowhere"], "data_dir='nowhere' lacks u.data"),
+        (["--config", "nowhere.yaml"], "config='nowhere.yaml' cannot be read"),
+    ],
+)
+def test_wrong_settings_end_in_one_line(argv, message):
+    with pytest.raises(SystemExit) as stop:
+        sample_efficiency.main(argv)
+    assert str(stop.value.code).startswith("sample_efficiency.py: ")
+    assert message in stop.value.code
+
+
+def test_make_runs_recipes_that_there_are_on_data_sets_that_they_know():
+    makefile = (RECIPES.parent / "Makefile").read_text(encoding="utf-8")
+    runs = makefile.partition("PAPER := ")[2].partition("\n\n")[0].replace("\\\n", " ").split()
+    recipes = {run.partition(":")[0] for run in runs}
+    assert recipes >= {"sample_efficiency", "cross_architecture", "cold_start", "inner_optimizers", "regularization"}
+    assert recipes >= {"objectives", "trajectory_count"}
+    for recipe, _, dataset in (run.partition(":") for run in runs):
+        assert (RECIPES / f"{recipe}.py").exists()
+        config = "objectives" if recipe in ("objectives", "trajectory_count") else "paper"
+        assert (CONFIGS / f"{config}_{dataset}_quick.yaml").exists()
+        assert recipe != "cold_start" or DATASETS[dataset] == "recsys"
+
+
+# -- what is computed ------------------------------------------------------------------------------------------------
+
+
+def test_the_share_of_full_data_is_paired_over_sequences():
+    """Of students on the same test sequences: much less uncertain than two intervals side by side."""
+    generator = np.random.default_rng(0)
+    task = parse_task(
+        "recsys", (PaperArguments,), CONFIGS / "paper_sample_interactions_quick.yaml", ["--use_cpu", "true"]
+    )[0]
+    ranks = np.where(generator.random((2, 3, 200)) < 0.5, 50, 500)  # seeds, students, users
+    full = [[np.stack([student, student * 0.0], axis=1) for student in seed] for seed in ranks]
+    assert task.ratio(full, full) == (1.0, (1.0, 1.0))
+    none = [[np.stack([np.full(200, 500.0), np.zeros(200)], axis=1)] for _ in ranks]
+    assert task.ratio(none, full)[0] == 0.0
+
+    text = parse_task("ptb", (PaperArguments,), CONFIGS / "paper_sample_quick.yaml", ["--use_cpu", "true"])[0]
+    nll = generator.gamma(2.0, size=300) * 10
+    totals = np.stack([nll, np.ones(300), np.full(300, 10.0)], axis=1)[:, None]  # (N, 1, 3)
+    worse = totals * [1.2, 1, 1]
+    share, (low, high) = text.ratio([[worse, worse]], [[totals]])
+    assert share == pytest.approx(np.exp(-0.2 * nll.sum() / 3000))
+    assert low < share < high < 1
+    assert high - low < 0.1
+
+
+def cells_with_hits(shares: list[float], users: int = 400) -> list[dict]:
+    """One seed per share: that of the users whose item one student ranks first."""
+    generator = np.random.default_rng(1)
+    chance = generator.random((len(shares), users))
+    return [
+        {"students": [np.stack([np.where(row < share, 1.0, 500.0), np.zeros(users)], axis=1).tolist()],
+         "bytes": 8, "steps": 2, "seconds": 1.0}
+        for share, row in zip(shares, chance, strict=True)
+    ]  # fmt: skip
+
+
+def test_a_claim_is_decided_by_the_interval_and_by_every_seed():
+    task = parse_task(
+        "recsys", (PaperArguments,), CONFIGS / "paper_sample_interactions_quick.yaml", ["--use_cpu", "true"]
+    )[0]
+    evidence = Evidence(
+        task,
+        {
+            "good": cells_with_hits([0.8, 0.8]),
+            "fair": cells_with_hits([0.5, 0.5]),
+            "uneven": cells_with_hits([0.9, 0.48]),  # better on the whole
+            "alike": cells_with_hits([0.49, 0.51]),
+        },
+    )
+    claims = [
+        Claim("good is better", "good", "fair"), Claim("fair is better", "fair", "good"), Claim("uneven is better", "uneven", "fair"),
+        Claim("alike is better", "alike", "fair"), Claim("fair is half as good", "fair", "good", 0.5),
+        Claim("fair is nearly as good", "fair", "good", 0.9),
+    ]  # fmt: skip
+    assert [evidence.verdict(claim) for claim in claims] == [
+        "agrees", "does not agree", "not decided", "not decided", "agrees", "does not agree",
+    ]  # fmt: skip
+    said = evidence.verdicts(claims)
+    assert said[0].startswith(
+        "Of 6 statements of the paper that this table can decide, it **agrees with 2**, does **not agree with 2**, and leaves **2 not"
+    )
+    assert said[2].startswith("- does not agree: fair is better. **fair has 6")
+    assert "at least as good in 1 of 2 seeds, 2 and 2 students" in said[3]
+    assert "; the statement needs 90 %." in said[6]
+    assert evidence.verdicts([]) == []
+
+
+# -- whole runs ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dataset", "metric", "counted"),
+    [
+        ("sample", "perplexity", ["unigram", "interpolated bigram"]),
+        pytest.param("sample_interactions", "hr@100", ["popularity", "item bigram"], marks=pytest.mark.slow),
+    ],
+)
+def test_sample_efficiency(tmp_path, capsys, dataset, metric, counted):
+    argv = [*tiny(dataset, tmp_path), "--budgets", "2", "5"]
+    sample_efficiency.main(argv)
+    table = card(tmp_path)
+    sized = [
+        name
+        for pattern in ("Farzi [{}×8]", "random, {} sequences", "head (longest), {} sequences")
+        for name in (pattern.format(2), pattern.format(5))
+    ]
+    assert methods(table) == [*sized, "full data", "full data, long", *counted]
+    assert all(metric in row for row in table["rows"])
+    assert table["rows"][1]["bytes"] - table["rows"][0]["bytes"] == 3 * 8 * 4 * 4  # latents; the decoder is the same
+    assert table["findings"][0].startswith("Of 6 statements of the paper that this table can decide")
+    assert len(table["findings"]) == 8
+    assert "of 2 seeds, 4 and 4 students" in table["findings"][1]
+    assert (tmp_path / "card" / "sample_efficiency.png").stat().st_size > 1000
+    text = (tmp_path / "card" / "table.md").read_text(encoding="utf-8")
+    assert "| share of full data's quality, %" in text
+    assert "\n| [5×8] " in text
+    times = modified(tmp_path)
+    assert len(times) == 2 * 8
+    sample_efficiency.main(argv)
+    assert modified(tmp_path) == times
+    assert card(tmp_path)["rows"] == table["rows"]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "names"),
+    [
+        ("sample", ["Transformer", "RNN"]),
+        pytest.param("sample_interactions", ["SASRec", "GRU4Rec", "FMLP"], marks=pytest.mark.slow),
+    ],
+)
+def test_cross_architecture(tmp_path, dataset, names):
+    cross_architecture.main(tiny(dataset, tmp_path))
+    table = card(tmp_path)
+    pairs = [f"{teacher} → {student}" for teacher in names for student in sorted(names, key=lambda s: s != teacher)]
+    assert sorted(methods(table)[: len(pairs)]) == sorted(pairs)
+    assert methods(table)[len(pairs) :] == [
+        f"{row} → {name}" for name in names for row in ("full data", "full data, long")
+    ]
+    summaries = list((tmp_path / "runs").glob("*/*/summary.safetensors"))
+    assert len(summaries) == 2 * len(names)  # one per teacher and seed, whoever learns from it
+    assert len(table["findings"]) == 1 + len(names) ** 2 + len(names) * (len(names) - 1) + len(names)
+    assert f"| {names[-1]} " in (tmp_path / "card" / "table.md").read_text(encoding="utf-8")
+    times = modified(tmp_path)
+    assert len(times) == 2 * len(names) * (len(names) + 2)
+    changed = tmp_path / "runs" / f"{names[0]}-{names[0]}".lower() / "seed-1" / "cell.json"
+    changed.unlink()
+    cross_architecture.main(tiny(dataset, tmp_path))
+    assert {path for path in times if os.stat(path).st_mtime_ns != times[path]} == {changed}
+    assert card(tmp_path)["rows"][1:] == table["rows"][1:]
+
+
+def test_shares_of_full_data_beside_the_papers():
+    ours = {"10×10": (0.9, (0.8, 1.0)), "25×20": (1.1, (1.05, 1.2)), "30×20": (1.2, (1.1, 1.3))}
+    theirs = sample_efficiency.paper_shares("magazine")
+    assert list(theirs) == ["10×10", "25×20", "50×20"]
+    assert theirs["50×20"] == pytest.approx(0.521 / 0.520)  # HR@100
+    assert sample_efficiency.behind(ours, theirs) == [
+        "At the paper's size [10×10], Farzi has 90.0 (80.0–100.0) % of full data, long; the paper's has 100.6 % of its own full data: "
+        "we are 10.6 points behind.",
+        "At the paper's size [25×20], Farzi has 110.0 (105.0–120.0) % of full data, long; the paper's has 100.6 % of its own full data: "
+        "we are 9.4 points ahead.",
+    ]
+    lines = sample_efficiency.share_table("HR@100", ours, theirs).splitlines()
+    assert [line.split("|")[1].strip() for line in lines[2:]] == ["[10×10]", "[25×20]", "[30×20]", "[50×20]"]
+    assert [cell.strip() for cell in lines[2].split("|")[2:4]] == ["90.0 (80.0–100.0)", "100.6"]
+    assert [cell.strip() for cell in lines[4].split("|")[2:4]] == ["120.0 (110.0–130.0)", ""]
+    assert sample_efficiency.paper_shares("ptb")["400×50"] == pytest.approx(72.10 / 91.9)  # perplexity: less is better
+    assert sample_efficiency.paper_shares("sample") == {}
+
+
+def test_a_long_run_does_not_replace_the_quick_card():
+    folder = card_folder("cold_start", "magazine", "paper", None)
+    assert folder == RECIPES.parent / "model_cards" / "cold_start_magazine_paper"
+    assert card_folder("cold_start", "magazine", "quick", None) == folder.with_name("cold_start_magazine")
+    assert card_folder("cold_start", "magazine", "paper", "elsewhere") == Path("elsewhere")
+
+
+def test_tenths_are_equal_groups_and_the_largest_come_first():
+    values = np.array([3, 9, 9, 1, 0, 4, 5, 6, 7, 8, 2, 10, 11, 12, 13, 14, 15, 16, 17, 18])
+    found = cold_start.tenths(values)
+    assert np.bincount(found).tolist() == [2] * 10
+    assert (found[values.argmax()], found[values.argmin()]) == (0, 9)
+    assert all(values[found == i].min() >= values[found == i + 1].max() for i in range(9))
+
+
+def test_regions_are_paired_and_judged_by_what_the_paper_says():
+    """There, a summary is worse than full data where much is known, and better elsewhere."""
+    hits = {"Farzi": np.array([1.0] * 30 + [0.0] * 70), "full data": np.array([0.0] * 30 + [1.0] * 70)}
+    tenth = np.repeat(range(10), 10)
+    found = cold_start.regions("Farzi", "full data", "users", hits, tenth)
+    assert [verdict for verdict, _ in found] == ["does not agree"] * 2
+    assert found[0][1].endswith("HR@100: +100.0 points (+100.0 … +100.0, 30 test users).")
+    assert found[1][1].endswith("HR@100: -100.0 points (-100.0 … -100.0, 70 test users).")
+    found = cold_start.regions("full data", "Farzi", "users", hits, tenth)
+    assert [verdict for verdict, _ in found] == ["agrees"] * 2
+    found = cold_start.regions("Farzi", "full data", "items", hits, np.zeros(100))
+    assert found[0][0] == "agrees"  # 30 − 70 points of all of them
+    assert found[1] == (
+        "not decided",
+        "in the seven less popular tenths of items, a summary is better than full data. There is no test user.",
+    )
+
+
+def test_cold_start(tmp_path):
+    argv = tiny("sample_interactions", tmp_path)
+    cold_start.main(argv)
+    table = card(tmp_path)
+    assert methods(table) == ["Farzi [4×8]", "full data", "full data, long", "popularity", "item bigram"]
+    strata = json.loads((tmp_path / "card" / "strata.json").read_text(encoding="utf-8"))
+    users = 200  # a tenth of 1,000, two splits
+    for by in ("items", "users"):
+        for row in table["rows"][:4]:
+            mine = [cell for cell in strata if (cell["by"], cell["method"]) == (by, row["method"])]
+            assert [cell["tenth"] for cell in mine] == list(range(1, 11))
+            assert sum(cell["n"] for cell in mine) == users
+            total = sum(cell["n"] * cell.get("hr@100", 0) for cell in mine) / users
+            assert total == pytest.approx(row["hr@100"])
+    assert {cell["n"] for cell in strata if cell["by"] == "users"} == {20}
+    assert (tmp_path / "card" / "cold_start.png").stat().st_size > 1000
+    times = modified(tmp_path)
+    # What one recipe has distilled, another one finds again.
+    sample_efficiency.main([*argv, "--budgets", "4"])
+    assert {path: os.stat(path).st_mtime_ns for path in times} == times
+
+
+def test_text_has_no_cold_users(tmp_path):
+    with pytest.raises(SystemExit) as stop:
+        cold_start.main(tiny("sample", tmp_path))
+    assert stop.value.code == "cold_start.py: --dataset sample has no users and items: choose one of interactions"
+
+
+@higher_warns
+def test_inner_optimizers(tmp_path, monkeypatch):
+    pytest.importorskip("higher")
+    monkeypatch.setattr(inner_optimizers.benchmark, "main", lambda argv: write_costs(argv, tmp_path / "card" / "cost"))
+    inner_optimizers.main([*tiny("sample_interactions", tmp_path), "--logging_steps", "1", "--cost_steps", "5", "10"])
+    table = card(tmp_path)
+    by_name = {row["method"]: row for row in table["rows"]}
+    assert list(by_name)[:5] == [
+        "Farzi, SGD", "Farzi, SGD with momentum", "Farzi, Adam", "Farzi, Adam by autograd", "Farzi, Adam by higher",
+    ]  # fmt: skip
+    assert by_name["Farzi, Adam by autograd"]["auc"] == pytest.approx(by_name["Farzi, Adam"]["auc"], abs=1e-3)
+    assert all(by_name[name]["seconds_per_step"] > 0 for name in list(by_name)[:5])
+    assert "Tape at T = 10: 2.00 times the time of plain autograd and 0.100 times its memory" in table["findings"][-3]
+
+
+def write_costs(argv: list[str], folder: Path) -> None:
+    """As `benchmark.py` leaves them: autograd's memory grows with T, ours does not."""
+    size = benchmark.parse(argv)[1]
+    shared = {
+        **dataclasses.asdict(size), "date": "today", "commit": "", "processor": "one", "threads": 1, "torch": "2", "malloc": "",
+        "memory_limit_gib": 1, "time_limit_s": 1, "status": "ok", "note": "", "repetitions": 1,
+    }  # fmt: skip
+    assert (size.num_sequences, size.sequence_length, size.latent_dim, size.hidden_size) == (2, 8, 4, 8)
+    rows = [
+        {**shared, "method": method, "kind": kind, "steps": steps, "seconds": steps * time, "cpu_seconds": steps * time,
+         "memory_bytes": memory * 10**6}
+        for method, kind, time in (("autograd", "peer", 1.0), ("Tape", "ours", 2.0), ("Checkpoint", "ours", 2.0), ("Reversible", "ours", 2.0))
+        for steps in (5, 10)
+        for memory in [10 * steps if kind == "peer" else 10]
+    ]  # fmt: skip
+    write_results(rows, folder)
+
+
+@higher_warns
+def test_higher_differentiates_the_same_training(tmp_path):
+    """Once ε is where higher adds it: before the bias correction, which after one step divides by √(1 − β2)."""
+    pytest.importorskip("higher")
+    argv = [*tiny("sample_interactions", tmp_path)[2:], "--inner_epsilon", "1.0", "--inner_steps", "1"]
+    kinds, path = (TrajectoryArguments, PaperArguments), CONFIGS / "paper_sample_interactions_quick.yaml"
+    task, _ = parse_task("recsys", kinds, path, argv)
+    c = task.comparison(task.args, 0)
+    rows = c.training_rows(c.splits["train"])[:4]["input_ids"]
+    batch = c.trainer.data_collator([{"input_ids": row} for row in rows])
+    farzi, ours = c.trainer.model, c.trainer.objective
+    gradients = []
+    adam = c.trainer.training.optimizer
+    moved = dataclasses.replace(adam, eps=adam.eps * (1 - adam.betas[1]) ** 0.5)
+    theirs = inner_optimizers.HigherMatching(dataclasses.replace(c.trainer.training, optimizer=moved), c.steps)
+    for objective in (ours, theirs):
+        loss = objective(c.trainer.learner, farzi.latents, farzi.decoder, batch, seed=3)
+        gradients.append(torch.autograd.grad(loss, [farzi.latents, farzi.decoder]))
+    for expected, found in zip(*gradients, strict=True):
+        assert (found - expected).norm() < 1e-4 * expected.norm() > 0
+
+
+@pytest.mark.parametrize("dataset", ["sample", pytest.param("sample_interactions", marks=pytest.mark.slow)])
+def test_regularization(tmp_path, dataset):
+    regularization.main([*tiny(dataset, tmp_path), "--latent_dims", "2", "5"])
+    table = card(tmp_path)
+    two, five, unfactorised = table["rows"][:3]
+    assert [row["method"] for row in (two, five, unfactorised)] == [
+        "Farzi, d = 2",
+        "Farzi, d = 5",
+        "Farzi, unfactorised",
+    ]
+    for row in (two, five, unfactorised):
+        assert row["gap"] == pytest.approx(row["validation_loss"] - row["train_loss"])
+        assert 1 <= row["effective_rank"] <= row["rank"] + 0.1 <= 4 * 8 + 0.1
+    assert two["bytes"] < five["bytes"] < unfactorised["bytes"]
+    assert unfactorised["bytes"] % (4 * 8 * 4) == 0  # a float32 per position and entry, and no decoder
+    for name in ("quality", "rank", "gap"):
+        assert (tmp_path / "card" / f"{name}.png").stat().st_size > 1000
+
+
+def test_ranks_are_those_of_the_matrix_of_soft_tokens():
+    farzi = FarziData(FarziDataConfig(num_sequences=3, sequence_length=5, latent_dim=2, vocab_size=7, latent_std=1.0))
+    matrix = farzi(torch.arange(3)).detach().reshape(15, 7).double()
+    values = torch.linalg.svdvals(matrix)
+    found = regularization.ranks(lambda rows: farzi(rows), 3)
+    assert found["rank"] == int((values > 1e-4 * values[0]).sum())
+    shares = values / values.sum()
+    assert found["effective_rank"] == pytest.approx(float((-(shares * shares.log()).sum()).exp()), rel=1e-3)
+
+
+def test_an_unfactorised_summary_starts_where_a_factorised_one_does_and_learns(tmp_path):
+    kinds, path = (TrajectoryArguments, PaperArguments), CONFIGS / "paper_sample_quick.yaml"
+    task, _ = parse_task("ptb", kinds, path, tiny("sample", tmp_path)[2:])
+    factorised, c = (task.comparison(task.args, 0) for _ in range(2))
+    factorised.trainer.tune_initialization()
+    regularization.unfactorise(c)  # of the same start
+    before = c.trainer.model.latents.detach().clone()
+    expected = factorised.trainer.model(torch.arange(4)).detach()
+    torch.testing.assert_close(before.softmax(-1), expected)
+    start, student = factorised.trainer.train_student(0), c.trainer.train_student(0)
+    for name, tensor in start.items():
+        torch.testing.assert_close(student[name], tensor, rtol=1e-3, atol=1e-4)
+    c.trainer.train()
+    assert (c.trainer.model.latents - before).abs().max() > 1e-3

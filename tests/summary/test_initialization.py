@@ -1,0 +1,269 @@
+"""Where a summary starts: on softened real sequences, by a seed, without ever being V wide."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from farzi_hf.data import flatten_sequences
+from farzi_hf.data.seeds import Purpose, stream
+from farzi_hf.summary import FarziData, FarziDataConfig
+from farzi_hf.summary.initialization import (
+    CANDIDATES,
+    _mutual_information,
+    _neighbours,
+    _windows,
+    choose_concentration,
+    random,
+    spectral,
+    token_vectors,
+)
+
+SENTENCES = [[2, 4, 5, 4, 3], [2, 5, 5, 3], [2, 6, 3], [2, 4, 5, 6, 4, 3]]
+V = 8
+STARTS = {"random": random, "spectral": spectral}
+
+
+def dataset_of(sentences: Sequence[Sequence[int]]) -> Dataset:
+    return Dataset.from_dict({"input_ids": sentences})
+
+
+def flat(sentences: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+    return flatten_sequences(dataset_of(sentences))
+
+
+def summary(mu: int = 6, xi: int = 7, d: int = 4, vocab_size: int = V, **settings) -> FarziData:
+    return FarziData(FarziDataConfig(mu, xi, d, vocab_size, **settings))
+
+
+def soft_tokens(farzi: FarziData) -> Tensor:
+    with torch.no_grad():
+        return farzi(torch.arange(farzi.config.num_sequences))
+
+
+def frequencies(sentences: Sequence[Sequence[int]], vocab_size: int = V) -> Tensor:
+    counts = np.bincount(np.concatenate(sentences), minlength=vocab_size) + 0.1
+    return torch.from_numpy(counts / counts.sum()).float()
+
+
+# -- windows ---------------------------------------------------------------------------------------------------------
+
+
+def test_windows_are_consecutive_whole_sentences_in_random_order():
+    cut = _windows(*flat(SENTENCES), (3, 6), np.random.default_rng(0))
+    assert cut.shape == (3, 6)
+    assert cut.dtype == np.int64
+    text, order = cut.reshape(-1).tolist(), []
+    while text:  # one sentence after the other
+        (found,) = [i for i, sentence in enumerate(SENTENCES) if text[: len(sentence)] == sentence]
+        order.append(found)
+        del text[: len(SENTENCES[found])]
+    assert sorted(order) == [0, 1, 2, 3]
+    assert not np.array_equal(cut, _windows(*flat(SENTENCES), (3, 6), np.random.default_rng(1)))
+
+
+def test_windows_repeat_the_text_where_it_is_too_short():
+    cut = _windows(*flat([[2, 4, 3]]), (2, 4), np.random.default_rng(0))
+    assert cut.tolist() == [[2, 4, 3, 2], [4, 3, 2, 4]]
+
+
+# -- token vectors ---------------------------------------------------------------------------------------------------
+
+
+def dense_information(pairs: Sequence[tuple[int, int]], vocab_size: int) -> np.ndarray:
+    """(V, V) positive pointwise mutual information of token and context, by its definition."""
+    counts = np.zeros((vocab_size, vocab_size))
+    for token, context in pairs:
+        counts[token, context] += 1
+    smoothed = counts.sum(0) ** 0.75
+    with np.errstate(divide="ignore", invalid="ignore"):
+        information = np.log(counts / counts.sum(1, keepdims=True) / (smoothed / smoothed.sum()))
+    return np.where(counts > 0, np.maximum(information, 0), 0)
+
+
+def test_mutual_information_is_the_dense_formula(sequences, tokenizer):
+    sentences, vocab_size = sequences["train"]["input_ids"], len(tokenizer)
+    left, right = _neighbours(*flat(sentences))
+    pairs = [pair for sentence in sentences for pair in pairwise(sentence)]
+    for ours, theirs in (
+        (_mutual_information(left, right, vocab_size), dense_information(pairs, vocab_size)),
+        (_mutual_information(right, left, vocab_size), dense_information([p[::-1] for p in pairs], vocab_size)),
+    ):
+        assert theirs.max() > 1
+        np.testing.assert_allclose(ours.to_dense(), theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_the_boundary_between_sequences_is_no_pair_of_neighbours():
+    """What follows the end of a sequence in memory, the next one's start, does not follow it in the text."""
+    left, right = _neighbours(*flat([[2, 4, 3], [2, 5, 3]]))
+    assert list(zip(left.tolist(), right.tolist(), strict=True)) == [(2, 4), (4, 3), (2, 5), (5, 3)]
+
+
+def test_token_vectors_span_what_the_exact_decomposition_does(sequences, tokenizer):
+    sentences, vocab_size, dim = sequences["train"]["input_ids"], len(tokenizer), 4
+    tokens, lengths = flat(sentences)
+    pairs = [pair for sentence in sentences for pair in pairwise(sentence)]
+    information = [dense_information(part, vocab_size) for part in (pairs, [p[::-1] for p in pairs])]
+    weight = np.sqrt(np.bincount(tokens, minlength=vocab_size) + 1)
+    u, s, _ = np.linalg.svd(weight[:, None] * np.concatenate(information, axis=1))
+    expected = u[:, :dim] * np.sqrt(s[:dim]) / weight[:, None]
+    norms = np.linalg.norm(expected, axis=1)
+    known = norms > 1e-3 * norms.max()  # of the others the decomposition says nothing in so few dimensions
+    assert 30 < known.sum() < vocab_size
+    expected = expected[known] / norms[known, None]
+    found = token_vectors(tokens, lengths, vocab_size, dim, seed=0).numpy()
+    # The vectors of a decomposition are free to flip; what counts is their products.
+    np.testing.assert_allclose(found[known] @ found[known].T, expected @ expected.T, atol=2e-3)
+    assert np.linalg.norm(found[~known], axis=1).max() < 0.05
+
+
+def test_tokens_with_the_same_neighbours_point_the_same_way():
+    sentences = [[2, 4, 6, 3], [2, 5, 6, 3], [2, 7, 3, 0], [2, 4, 6, 3], [2, 5, 6, 3]]
+    vectors = token_vectors(*flat(sentences), V, 3, seed=0)
+    similarity = vectors @ vectors.T
+    torch.testing.assert_close(similarity[4, 5], torch.tensor(1.0))
+    assert similarity[4, 7] < 0.9
+    assert similarity[4, 6] < 0.5
+    assert vectors[1].norm() < 0.05  # never seen
+
+
+# -- starts ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tau", [1.0, 0.5])
+def test_a_spectral_start_is_its_formula(tau):
+    farzi = summary(tau=tau)
+    spectral(farzi, dataset_of(SENTENCES), seed=3, concentration=2.0)
+    windows = _windows(*flat(SENTENCES), (6, 7), np.random.default_rng(3))
+    vectors = token_vectors(*flat(SENTENCES), V, 3, seed=3)
+    expected = frequencies(SENTENCES) * (2.0 * vectors[torch.from_numpy(windows)] @ vectors.T).exp()
+    torch.testing.assert_close(soft_tokens(farzi), expected / expected.sum(-1, keepdim=True))
+
+
+@pytest.mark.parametrize(
+    ("losses", "best"),
+    [([4.0, 3.0, 2.0, 5.0], 8.0), ([float("nan"), 3.0, float("inf"), 5.0], 4.0), ([1.0, 1.0, 2.0, 3.0], 2.0)],
+)
+def test_the_concentration_with_the_least_loss_is_taken(losses, best):
+    """Whatever the start's own was; a loss that is not finite is none."""
+    farzi = summary(tau=0.5)
+    spectral(farzi, dataset_of(SENTENCES), seed=3, concentration=5.0)
+    seen = []
+
+    def loss() -> float:
+        seen.append(soft_tokens(farzi))
+        return losses[len(seen) - 1]
+
+    chosen, tried = choose_concentration(farzi, 5.0, loss)
+    assert list(tried) == list(CANDIDATES)
+    np.testing.assert_equal(list(tried.values()), losses)
+    assert chosen == best
+    for concentration, found in [*zip(CANDIDATES, seen, strict=True), (chosen, soft_tokens(farzi))]:
+        expected = summary(tau=0.5)
+        spectral(expected, dataset_of(SENTENCES), seed=3, concentration=concentration)
+        torch.testing.assert_close(found, soft_tokens(expected))
+
+
+def test_a_spectral_start_knows_which_token_stood_where(sequences, tokenizer):
+    """Far better than no information, and than the token frequencies at every position; yet soft."""
+    dataset, vocab_size = sequences["train"], len(tokenizer)
+    farzi = summary(10, 12, 8, vocab_size)
+    windows = torch.from_numpy(_windows(*flatten_sequences(dataset), (10, 12), stream(0, Purpose.SUMMARY_WINDOWS)))
+
+    def nats() -> float:
+        return -soft_tokens(farzi).gather(-1, windows[..., None]).log().mean().item()
+
+    unigram = -frequencies(dataset["input_ids"], vocab_size)[windows].log().mean().item()
+    random(farzi, dataset, seed=0)
+    from_random = nats()
+    spectral(farzi, dataset, seed=0)
+    assert 0.1 < nats() < unigram - 1 < from_random - 1
+
+
+@pytest.mark.parametrize("initialize", STARTS.values(), ids=STARTS)
+def test_a_start_is_a_function_of_its_seed(initialize):
+    starts = []
+    for seed in (1, 1, 2):
+        starts.append(farzi := summary())
+        initialize(farzi, dataset_of(SENTENCES), seed)
+    first, second, other = (soft_tokens(farzi) for farzi in starts)
+    assert torch.equal(first, second)
+    assert not torch.allclose(first, other)
+    for parameter in starts[0].parameters():
+        assert parameter.requires_grad
+        assert parameter.is_leaf
+
+
+@pytest.mark.parametrize("initialize", STARTS.values(), ids=STARTS)
+def test_a_start_leaves_the_global_random_state_alone(initialize):
+    farzi = summary()
+    before = torch.get_rng_state(), np.random.get_state()[1]  # noqa: NPY002
+    initialize(farzi, dataset_of(SENTENCES), seed=1)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert np.array_equal(np.random.get_state()[1], before[1])  # noqa: NPY002
+
+
+def test_random_starts_have_the_deviation_of_the_config():
+    farzi = summary(50, 20, 8, 100, latent_std=0.25)
+    random(farzi, dataset_of(SENTENCES), seed=0)
+    assert farzi.latents.std().item() == pytest.approx(0.25, rel=0.05)
+    assert farzi.decoder.std().item() == pytest.approx(0.25, rel=0.1)
+
+
+@pytest.mark.parametrize("tau", [1.0, 0.5])
+def test_one_dimension_holds_the_token_frequencies(tau):
+    farzi = summary(d=1, tau=tau)
+    spectral(farzi, dataset_of(SENTENCES), seed=0)
+    torch.testing.assert_close(soft_tokens(farzi), frequencies(SENTENCES).expand(6, 7, V))
+
+
+@pytest.mark.parametrize("d", [2, V, V + 5])
+def test_any_number_of_dimensions(d):
+    farzi = summary(d=d)
+    spectral(farzi, dataset_of(SENTENCES), seed=0)
+    assert torch.isfinite(soft_tokens(farzi)).all()
+
+
+@pytest.mark.parametrize("sentences", [[[2, 4, 3]], [[2, 3]], [[4, 4]]])
+def test_fewer_real_tokens_than_synthetic_ones(sentences):
+    farzi = summary(mu=6, xi=7)
+    spectral(farzi, dataset_of(sentences), seed=0)
+    assert torch.isfinite(soft_tokens(farzi)).all()
+
+
+class _Largest(TorchDispatchMode):
+    """Remembers the number of elements of the largest tensor that any operation returns."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        sizes = [x.numel() for x in tree_leaves(result) if isinstance(x, Tensor) and not x.is_sparse]
+        self.elements = max([self.elements, *sizes])
+        return result
+
+
+def test_nothing_has_the_size_of_all_soft_tokens():
+    mu, xi, d, vocab_size = 60, 50, 4, 500
+    generator = np.random.default_rng(0)
+    sentences = dataset_of([generator.integers(vocab_size, size=12).tolist() for _ in range(400)])
+    farzi = summary(mu, xi, d, vocab_size)
+    with _Largest() as largest:
+        spectral(farzi, sentences, seed=0)
+    tracemalloc.start()  # NumPy reports its allocations to it
+    try:
+        spectral(farzi, sentences, seed=0)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert mu * xi * d <= largest.elements < mu * xi * vocab_size / 20
+    assert peak < mu * xi * vocab_size * 4 / 5

@@ -1,0 +1,200 @@
+"""Soft tokens under the stock Trainer, on every family of models that the project names."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from datasets import Dataset
+from tiny_models import CONFIGS, LENGTH, V, arguments, soft_trainer, tiny_model, tiny_summary
+from transformers import Trainer
+from transformers.modeling_outputs import CausalLMOutput
+
+from farzi_hf.distillation import Learner
+from farzi_hf.models import RNNConfig
+from farzi_hf.summary import attach_soft_inputs, soft_cross_entropy
+
+
+def test_one_hot_soft_tokens_are_exactly_their_ids(model):
+    attach_soft_inputs(model).eval()
+    ids = torch.randint(V, (3, LENGTH))
+    soft = F.one_hot(ids, V).float()
+    assert torch.equal(model(input_ids=soft).logits, model(input_ids=ids).logits)
+    assert torch.equal(model(soft).logits, model(ids).logits)
+
+
+def test_one_hot_soft_labels_cost_what_their_ids_cost(model):
+    attach_soft_inputs(model).eval()
+    ids = torch.randint(V, (3, LENGTH))
+    outputs = model(input_ids=ids)
+    hard = soft_cross_entropy(outputs, ids)
+    torch.testing.assert_close(hard, model(input_ids=ids, labels=ids).loss)
+    torch.testing.assert_close(soft_cross_entropy(outputs, F.one_hot(ids, V).float()), hard)
+
+
+def test_stock_trainer_trains_on_soft_tokens_and_evaluates_on_ids(model, tmp_path):
+    rows = [{"input_ids": torch.randint(1, V, (LENGTH,)).tolist()} for _ in range(4)]
+    trainer = soft_trainer(model, tiny_summary(), arguments(tmp_path, max_steps=30))
+    before = trainer.evaluate(tiny_summary().as_dataset())["eval_loss"]
+    trainer.train()
+    assert trainer.evaluate(tiny_summary().as_dataset())["eval_loss"] < before
+
+    trainer.data_collator = hard_collator
+    ids = torch.tensor([row["input_ids"] for row in rows])
+    with torch.no_grad():
+        expected = F.cross_entropy(model.eval()(input_ids=ids).logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+    assert trainer.evaluate(Dataset.from_list(rows))["eval_loss"] == pytest.approx(expected.item(), rel=1e-5)
+
+
+def hard_collator(rows):
+    ids = torch.tensor([row["input_ids"] for row in rows])
+    return {"input_ids": ids, "labels": ids}
+
+
+def test_training_loss_is_nats_per_predicted_token(model, tmp_path):
+    """Counting vocabulary entries instead of positions would log a loss V times too small."""
+    trainer = soft_trainer(model, tiny_summary(), arguments(tmp_path, max_steps=1, learning_rate=0.0))
+    trainer.train()
+    assert trainer.state.log_history[0]["loss"] == pytest.approx(torch.log(torch.tensor(V)).item(), rel=0.3)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "mamba"])
+def test_accumulation_equals_a_large_batch(kind, tmp_path):
+    farzi, trained = tiny_summary(), []
+    for batch, accumulation in ((8, 1), (2, 4)):
+        model = tiny_model(kind)
+        args = arguments(
+            tmp_path,
+            optim="sgd",
+            per_device_train_batch_size=batch,
+            gradient_accumulation_steps=accumulation,
+            max_grad_norm=0.0,
+            learning_rate=1.0,
+            lr_scheduler_type="constant",
+        )
+        soft_trainer(model, farzi, args).train()
+        trained.append(dict(model.named_parameters()))
+    for name, parameter in trained[0].items():
+        torch.testing.assert_close(parameter, trained[1][name], atol=1e-6, rtol=1e-5)
+
+
+# peft asks transformers for a property by its old name
+old_name = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+
+
+@pytest.fixture
+def lora():
+    """A llama whose base is frozen, and its copy before training."""
+    peft = pytest.importorskip("peft")
+    base = tiny_model("llama")
+    model = peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"))
+    return attach_soft_inputs(model)  # last: peft calls the base model past its hooks
+
+
+@old_name
+def test_lora_takes_soft_tokens_as_it_takes_ids(lora):
+    lora.eval()
+    ids = torch.randint(V, (3, LENGTH))
+    soft = F.one_hot(ids, V).float()
+    assert torch.equal(lora(input_ids=soft).logits, lora(input_ids=ids).logits)
+
+
+@old_name
+def test_lora_trains_its_adapters_alone_and_accumulates(lora, tmp_path):
+    farzi, start = tiny_summary(), {name: p.detach().clone() for name, p in lora.named_parameters()}
+    trained = []
+    for batch, accumulation in ((8, 1), (2, 4)):
+        model = attach_soft_inputs(copy.deepcopy(lora))
+        args = arguments(
+            tmp_path, optim="sgd", per_device_train_batch_size=batch, gradient_accumulation_steps=accumulation,
+            max_grad_norm=0.0, learning_rate=1.0, lr_scheduler_type="constant",
+        )  # fmt: skip
+        soft_trainer(model, farzi, args).train()
+        trained.append(dict(model.named_parameters()))
+    changed = {name for name, p in trained[0].items() if not torch.equal(p, start[name])}
+    assert changed
+    assert all("lora_" in name for name in changed)
+    for name, parameter in trained[0].items():
+        torch.testing.assert_close(parameter, trained[1][name], atol=1e-6, rtol=1e-5)
+
+
+def test_hard_tokens_need_nothing_of_ours(tmp_path):
+    """A stock model, collator and loss."""
+    model, farzi = tiny_model("gpt2"), tiny_summary()
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    Trainer(model=model, args=arguments(tmp_path), train_dataset=farzi.as_hard_dataset(2)).train()
+    assert any(not torch.equal(p, before[name]) for name, p in model.named_parameters())
+
+
+def test_attaching_twice_is_once_and_survives_a_copy():
+    model = attach_soft_inputs(attach_soft_inputs(tiny_model("gpt2")))
+    assert len(model._forward_pre_hooks) == 1
+    soft = torch.softmax(torch.randn(2, LENGTH, V), -1)
+    assert torch.equal(copy.deepcopy(model).eval()(soft).logits, model.eval()(soft).logits)
+
+
+def test_positional_arguments_after_the_tokens_keep_their_place():
+    model = attach_soft_inputs(tiny_model(RNNConfig.model_type)).eval()
+    soft = torch.softmax(torch.randn(2, LENGTH, V), -1)
+    assert torch.equal(model(soft, torch.ones(2, LENGTH)).logits, model(soft).logits)
+
+
+def test_gradients_reach_the_soft_tokens_through_input_and_target():
+    model = attach_soft_inputs(tiny_model("llama"))
+    soft = torch.softmax(torch.randn(2, LENGTH, V), -1).requires_grad_()
+    soft_cross_entropy(model(input_ids=soft), soft.detach()).backward()
+    assert soft.grad[:, 0].abs().sum() > 0
+    assert soft.grad[:, -1].abs().sum() == 0  # the last position predicts nothing
+
+
+@pytest.mark.parametrize("kind", sorted(CONFIGS))
+def test_the_stock_trainer_sees_the_gradient_of_the_inner_loop(kind):
+    """The row of the padding included, which the head of some families shares and trains."""
+    model, soft = tiny_model(kind), tiny_summary()(torch.arange(3)).detach()
+    learner = Learner(model)
+    theta = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
+    expected = torch.autograd.grad(learner.soft_loss(theta, soft), list(theta.values()), materialize_grads=True)
+    model = attach_soft_inputs(model).eval()
+    soft_cross_entropy(model(input_ids=soft), soft).backward()
+    for (name, p), gradient in zip(model.named_parameters(), expected, strict=True):
+        found = torch.zeros_like(p) if p.grad is None else p.grad
+        torch.testing.assert_close(found, gradient, rtol=1e-4, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_half_precision_model_takes_single_precision_tokens():
+    model = attach_soft_inputs(tiny_model("llama").to(torch.bfloat16)).eval()
+    ids = torch.randint(V, (2, LENGTH))
+    soft = F.one_hot(ids, V).float()
+    outputs = model(input_ids=soft)
+    assert torch.equal(outputs.logits, model(input_ids=ids).logits)
+    assert soft_cross_entropy(outputs, soft).dtype == torch.float32
+
+
+def test_autocast_leaves_one_hot_exact():
+    model = attach_soft_inputs(tiny_model("llama")).eval()
+    ids = torch.randint(V, (2, LENGTH))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(model(input_ids=F.one_hot(ids, V).float()).logits, model(input_ids=ids).logits)
+
+
+def test_division_by_num_items_in_batch():
+    outputs = CausalLMOutput(logits=torch.randn(2, LENGTH, V))
+    ids = torch.randint(V, (2, LENGTH))
+    ids[0, 3:] = -100
+    mean = soft_cross_entropy(outputs, ids)
+    count = (ids[:, 1:] != -100).sum()
+    torch.testing.assert_close(soft_cross_entropy(outputs, ids, num_items_in_batch=2 * count), mean / 2)
+    torch.testing.assert_close(soft_cross_entropy(outputs, ids, num_items_in_batch=2 * int(count)), mean / 2)
+
+
+def test_a_summary_of_another_vocabulary_is_refused(tmp_path):
+    trainer = soft_trainer(tiny_model("gpt2"), tiny_summary(vocab_size=V + 2), arguments(tmp_path))
+    with pytest.raises(ValueError, match=r"input_ids holds soft tokens over 15 entries, but the model's .* 13"):
+        trainer.train()
+
+
+def test_missing_labels_are_refused():
+    with pytest.raises(ValueError, match="labels is None"):
+        soft_cross_entropy(CausalLMOutput(logits=torch.randn(2, LENGTH, V)), None)

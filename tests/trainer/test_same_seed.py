@@ -1,0 +1,70 @@
+"""The same seed gives the same summary: once more, resumed, over two processes, compiled. How exactly is stated here."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import tiny_trainer as program
+import torch
+from tiny_trainer import tensors, tiny_trainer
+from trainer_runs import run
+
+from farzi_hf.trainer import last_checkpoint
+
+TOLERANCES = {
+    "once more": 0.0,  # bit for bit
+    "resumed": 0.0,  # from a checkpoint in the middle
+    "two processes": 1e-6,  # each has half of the batches; gradients are added in another order
+    "compiled": 1e-5,  # the compiler fuses sums of the inner loop, whose rounding four steps of training pass on
+}
+"""Of every number of latents, decoder and the optimizer's moments after four steps: absolute, and relative as well."""
+SETTINGS = {
+    "max_steps": 4, "per_device_train_batch_size": 20, "save_strategy": "steps", "save_steps": 2,
+    "inner_steps_min": None, "window": None,  # or the compiler has more to do
+}  # fmt: skip
+BOTH = {"gradient_accumulation_steps": 2}  # one process takes the batches of two
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory, sequences, tokenizer):
+    trainer = tiny_trainer(tmp_path_factory.mktemp("reference"), sequences, tokenizer, **SETTINGS, **BOTH)
+    trainer.train()
+    return trainer
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "once more",
+        "resumed",
+        pytest.param("two processes", marks=pytest.mark.slow),  # beside the one in test_trainer_recovery.py
+        pytest.param(
+            "compiled",
+            marks=[
+                pytest.mark.slow,
+                pytest.mark.timeout(600),
+                pytest.mark.filterwarnings("default"),  # the compiler has some of its own
+                pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler"),
+            ],
+        ),
+    ],
+)
+def test_the_same_seed_gives_the_same_summary(reference, tmp_path, sequences, tokenizer, how):
+    if how == "two processes":
+        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+        settings = {**SETTINGS, "output_dir": str(tmp_path), "save_strategy": "no"}
+        ended = run(*launch, program.__file__, json.dumps(settings))
+        assert ended.returncode == 0, ended.stderr
+        found = torch.load(tmp_path / "process-0.pt")["tensors"]
+    else:
+        changes = {"torch_compile": True} if how == "compiled" else {}
+        trainer = tiny_trainer(tmp_path, sequences, tokenizer, **SETTINGS, **BOTH, **changes)
+        halfway = f"{reference.args.output_dir}/checkpoint-2" if how == "resumed" else None
+        assert last_checkpoint(tmp_path) is None
+        trainer.train(resume_from_checkpoint=halfway)
+        found = tensors(trainer)
+    tolerance = TOLERANCES[how]
+    for ours, theirs in zip(found, tensors(reference), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)

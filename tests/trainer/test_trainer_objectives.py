@@ -1,0 +1,135 @@
+"""FarziTrainer with each objective, and with Ω."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from tiny_trainer import tensors, tiny_learner, tiny_trainer
+from transformers import DataCollatorForLanguageModeling
+
+from farzi_hf.distillation import Learner, record_trajectories
+from farzi_hf.engine import InnerAdam
+
+V = 54
+OBJECTIVES = ("meta_matching", "gradient_matching", "trajectory_matching")
+INNER = {"adam": {}, "sgd": {"inner_optimizer": "sgd", "inner_learning_rate": 0.3, "inner_momentum": 0.5}}
+
+
+@pytest.fixture(scope="module")
+def omega(tmp_path_factory, sequences, tokenizer) -> str:
+    """Three trajectories of twelve steps, checkpoints every third one."""
+    folder, collator = tmp_path_factory.mktemp("omega"), DataCollatorForLanguageModeling(tokenizer, mlm=False)
+    record_trajectories(
+        Learner(tiny_learner(V)), InnerAdam(lr=0.05, eps=1e-3), sequences["train"], collator, folder, num=3, steps=12,
+        save_every=3, batch_size=20, seed=0,
+    )  # fmt: skip
+    return str(folder)
+
+
+@pytest.fixture
+def make(tmp_path, sequences, tokenizer, omega):
+    """`tiny_trainer` with Ω, in a folder of its own."""
+    return partial(tiny_trainer, tmp_path / "out", sequences, tokenizer, trajectories=omega, expert_steps=9)
+
+
+def assert_equal(trainer, expected) -> None:
+    assert len(tensors(trainer)) == 2 + 2 * 3
+    assert all(map(torch.equal, tensors(trainer), tensors(expected)))
+    for name in ("loss", "grad_norm"):
+        ours, theirs = ([x[name] for x in t.state.log_history if name in x] for t in (trainer, expected))
+        assert ours == theirs
+
+
+@pytest.mark.parametrize("inner", INNER.values(), ids=INNER)
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_each_objective_improves_its_own_criterion(make, sequences, tokenizer, objective, inner):
+    """On real sequences and seeds that training has not seen, from soft tokens near uniform."""
+    trainer = make(
+        objective=objective, initialization="random", latent_std=0.5, max_steps=15, learning_rate=0.2, inner_steps=6,
+        inner_steps_min=None, window=None, inner_epsilon=1e-2, **inner,
+    )  # fmt: skip
+    batch = DataCollatorForLanguageModeling(tokenizer, mlm=False)(list(sequences["validation"]))
+
+    def criterion() -> float:
+        summary = [p.detach() for p in trainer.model.parameters()]
+        losses = []
+        for seed in range(1000, 1010):
+            loss = trainer.objective(trainer.learner, *[x.requires_grad_() for x in summary], batch, seed)
+            losses.append(loss.item())
+        return float(np.mean(losses))
+
+    before = criterion()
+    trainer.train()
+    assert criterion() < 0.95 * before
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_a_run_with_trajectories_resumes_bit_identically(make, tmp_path, objective):
+    settings = {"objective": objective, "max_steps": 6, "save_strategy": "steps", "save_steps": 2}
+    whole = make(**settings)
+    whole.args.output_dir = str(tmp_path / "whole")
+    whole.train()
+    trainer = make(**settings)
+    trainer.train(resume_from_checkpoint=f"{whole.args.output_dir}/checkpoint-4")
+    assert_equal(trainer, whole)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_several_learners_per_step(make, objective):
+    trainer = make(objective=objective, learners_per_step=2, max_steps=1)
+    before = tensors(trainer)
+    trainer.train()
+    assert trainer.state.log_history[0]["grad_norm"] > 0
+    assert not torch.equal(tensors(trainer)[0], before[0])
+
+
+def test_where_inner_loops_start_changes_the_run(make):
+    runs = [
+        make(fresh_start_fraction=1.0),
+        make(fresh_start_fraction=0.0),
+        make(fresh_start_fraction=0.0, num_trajectories=1),
+        make(trajectories=None),
+    ]
+    for trainer in runs:
+        trainer.train()
+    assert_equal(runs[0], runs[3])
+    losses = [[x["loss"] for x in trainer.state.log_history if "loss" in x] for trainer in runs]
+    assert losses[0] != losses[1] != losses[2]
+
+
+def test_trajectories_of_another_model_are_refused_at_once(make):
+    learner = tiny_learner(V)
+    learner.n_inner = 24
+    with pytest.raises(ValueError, match=r"another model: parameter transformer\.h\.0\.mlp\.c_fc\.weight is"):
+        make({"learner_init": learner})
+    with pytest.raises(ValueError, match=r"folder='nowhere' has no readable manifest\.json"):
+        make(trajectories="nowhere")
+
+
+def test_the_recipe_says_what_was_minimised(make, omega):
+    trainer = make(objective="gradient_matching", fresh_start_fraction=0.25, max_steps=1)
+    trainer.save_model()
+    recipe = yaml.safe_load(Path(trainer.args.output_dir, "recipe.yaml").read_text(encoding="utf-8"))
+    assert (recipe["objective"], recipe["trajectories"], recipe["fresh_start_fraction"]) == (
+        "gradient_matching", Path(omega).name, 0.25,
+    )  # fmt: skip
+
+
+def test_an_objective_of_ones_own(make):
+    """A function of the contract is enough; its name in the recipe is not one that a config would take for another."""
+
+    def closeness(learner, latents, decoder, batch, seed):
+        return latents.square().mean() + 0 * decoder.sum()
+
+    trainer = make({"objective": closeness}, max_steps=3)
+    before = trainer.model.latents.square().mean().item()
+    trainer.train()
+    assert trainer.model.latents.square().mean().item() < before
+    trainer.save_model()
+    recipe = yaml.safe_load(Path(trainer.args.output_dir, "recipe.yaml").read_text(encoding="utf-8"))
+    assert recipe["objective"] == "function"
