@@ -22,8 +22,8 @@ test: $(VENV)/.installed ## the test suite, without the tests marked slow or gpu
 	$(BIN)/python -m pytest -n logical -m "not slow and not gpu"
 
 # What every range of versions in pyproject.toml has to hold for: reading, training, saving, pushing, plotting.
-CORE := $(addprefix tests/test_,imports.py config.py data.py learner.py farzi_data.py publishing.py hub.py soft_training.py trainer.py \
-	trajectories.py interrupts.py plots.py)
+CORE := tests/test_imports.py tests/data tests/summary tests/engine tests/plots $(addprefix tests/,artefact/test_publishing.py artefact/test_hub.py \
+	distillation/test_learner.py distillation/test_trajectories.py trainer/test_config.py trainer/test_trainer.py trainer/test_interrupts.py)
 
 # Old releases call what newer releases of others call deprecated: warnings are no errors here. The deselected test asks a
 # server that an old huggingface_hub looks for on the internet.
@@ -31,7 +31,7 @@ test-oldest: .venv-oldest/.installed ## the core tests with the oldest releases 
 test-newest: .venv-newest/.installed ## the core tests with the newest releases that it allows
 test-oldest test-newest: test-%:
 	.venv-$*/bin/python -m pytest -n logical -q -m "not slow and not gpu" -o filterwarnings=default \
-		--deselect tests/test_hub.py::test_the_card_on_the_hub_parses_and_names_its_repository $(CORE)
+		--deselect tests/artefact/test_hub.py::test_the_card_on_the_hub_parses_and_names_its_repository $(CORE)
 
 FUZZ_SECONDS := 600
 

@@ -323,7 +323,8 @@ def test_the_config_serialises_as_trainer_callbacks_need_it():
 
 @pytest.mark.parametrize(
     "settings",
-    [{"fresh_start_fraction": None}, {"tau": [1]}, {"objective": ["x"]}, {"adjoint": 3}, {"trajectories": 5}, {"concentration": {}}, {"inner_epsilon": True}],
+    [{"fresh_start_fraction": None}, {"tau": [1]}, {"objective": ["x"]}, {"adjoint": 3}, {"trajectories": 5}, {"concentration": {}},
+    {"inner_epsilon": True}],
     ids=str,
 )  # fmt: skip
 def test_a_field_of_another_type_is_named(settings):
