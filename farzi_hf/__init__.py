@@ -17,6 +17,8 @@ _HOME = {
     "FarziDataConfig": "summary",
     "attach_soft_inputs": "summary",
     "soft_cross_entropy": "summary",
+    "LanguageModeling": "evaluation",
+    "Recommendation": "evaluation",
     "Learner": "distillation",
     "unroll": "engine",
     "Direct": "engine",

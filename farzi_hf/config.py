@@ -51,7 +51,6 @@ class FarziConfig(TrainingArguments):
     | `save_steps` | 20 | a checkpoint is some megabytes, written in far less time than a step takes |
     | `save_total_limit` | 3 | of those that this library wrote: see `farzi_hf.checkpoints` |
     | `optim` | adamw_torch | the fused one is not exact across devices |
-    | `label_names` | ["labels"] | FarziData has no forward signature to read them from |
     | `ddp_find_unused_parameters` | False | latents and decoder are used in every step |
     | `dataloader_pin_memory` | False on a CPU | there is nothing to pin for, and torch warns of it |
     | `greater_is_better` | False of a perplexity | Trainer takes any metric but a loss for a score |
@@ -140,7 +139,6 @@ class FarziConfig(TrainingArguments):
     save_steps: float = 20
     save_total_limit: int | None = 3
     optim: str = "adamw_torch"
-    label_names: list[str] | None = field(default_factory=lambda: ["labels"])
     ddp_find_unused_parameters: bool | None = False
 
     def __post_init__(self) -> None:

@@ -15,7 +15,7 @@ from datasets import Dataset
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 
 from farzi_hf.artefact.atomic_folder import check_destination
@@ -33,13 +33,12 @@ from farzi_hf.config import FarziConfig
 from farzi_hf.data import random_sequences, sequences_fingerprint
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.distillation import Learner, Objective, Parameters
-from farzi_hf.distillation.row_checks import check_rows, check_sequence_length
-from farzi_hf.evaluation.metrics.language_modeling import language_modeling_metrics, token_statistics
+from farzi_hf.distillation.row_checks import check_rows, check_sequence_length, run_check
 from farzi_hf.evaluation.metrics.resampling import mean_and_spread
+from farzi_hf.evaluation.tasks import LanguageModeling, Task
 from farzi_hf.resumable_trainer import ResumableTrainer
 from farzi_hf.summary import INITIALIZATIONS, FarziData, initialization
 from farzi_hf.summary.soft_tokens import shifted_cross_entropy
-from farzi_hf.trainer_input import adopt_vocabulary, check_summary, language_model_collator, run_check
 
 logger = logging.getLogger(__name__)
 
@@ -63,13 +62,15 @@ class FarziTrainer(ResumableTrainer):
         learner_init: the learner: a function that returns a freshly initialised model, a config, or a model (its class
             and config; the weights are drawn anew). See `farzi_hf.learner.Learner`.
         args: a `FarziConfig`.
-        train_dataset, eval_dataset: `datasets.Dataset`s with `input_ids`, lists of token ids with BOS and EOS.
-        processing_class: the tokenizer; it travels with the summary. Without one, give `data_collator`.
-        data_collator: pads real sequences and makes `labels`; by default a `SequenceCollator`.
+        train_dataset, eval_dataset: `datasets.Dataset`s with `input_ids`: lists of token ids with BOS and EOS, or of items.
+        processing_class: the tokenizer; it travels with the summary. Short for `task=LanguageModeling(tokenizer)`.
+        data_collator: pads real sequences and makes `labels`; by default the task's.
         farzi_data: a summary to go on with, of the shape and τ that `args` says; by default a new one.
         objective: the outer loss, as in `farzi_hf.objectives`; by default the one that `args` names.
-        compute_metrics, preprocess_logits_for_metrics: as in `Trainer`; by default the language-model metrics.
-        kwargs: of `Trainer`: callbacks, optimizers.
+        task: `LanguageModeling(tokenizer)` or `Recommendation(vocabulary)`: what is predicted and how it is measured. It sets collator,
+            label names and metrics, and cuts windows where histories are longer than a synthetic sequence. Data sets are then whole
+            sentences or histories.
+        kwargs: of `Trainer`: callbacks, optimizers; `compute_metrics` and `preprocess_logits_for_metrics` in place of the task's.
 
     Raises:
         ValueError, TypeError: unusable data or settings; the message names the argument and the remedy.
@@ -85,55 +86,79 @@ class FarziTrainer(ResumableTrainer):
         data_collator: Callable | None = None,
         farzi_data: FarziData | None = None,
         objective: Objective | None = None,
-        compute_metrics: Callable | None = language_modeling_metrics,
-        preprocess_logits_for_metrics: Callable | None = token_statistics,
+        task: Task | None = None,
         **kwargs: Any,
     ) -> None:
         if not isinstance(args, FarziConfig):
             raise TypeError(f"args is {type(args).__name__}; give a FarziConfig, for instance FarziConfig('out')")
         run_check("output_dir", check_destination, Path(args.output_dir))
+        if task is not None and processing_class is not None:
+            raise ValueError(
+                "task and processing_class are both given; the task brings its own, leave processing_class out"
+            )
+        self.task = task or LanguageModeling(processing_class)
         self.learner = Learner(learner_init)
         check_sequence_length(args.sequence_length, self.learner)
-        collator = data_collator or language_model_collator(processing_class)
-        for name, dataset in (("train_dataset", train_dataset), ("eval_dataset", eval_dataset)):
-            if dataset is not None:
-                run_check(name, check_rows, dataset, self.learner, collator)
-        config, start_anew = args.summary_config(self.learner.vocab_size), farzi_data is None
-        farzi_data = FarziData(config) if start_anew else farzi_data
-        check_summary(farzi_data, config)
-        adopt_vocabulary(farzi_data, processing_class)
-        if start_anew and train_dataset is not None:
-            concentration = args.concentration or initialization.CONCENTRATION
-            with phase("Start of the summary", disable=args.disable_tqdm or args.process_index > 0):
-                INITIALIZATIONS[args.initialization](farzi_data, train_dataset, args.seed, concentration)
+        collator = data_collator or self.task.collator
+        if train_dataset is not None:
+            train_dataset = run_check("train_dataset", self.task.training_rows, train_dataset, args.sequence_length)
+            run_check("train_dataset", check_rows, train_dataset, self.learner, collator)
+        summary = self._summary(args, farzi_data, train_dataset)
         super().__init__(
-            model=farzi_data,
+            model=summary,
             args=args,
             train_dataset=train_dataset,
-            eval_dataset=eval_dataset,
+            eval_dataset=self._evaluation_rows(eval_dataset, args, collator),
             # A list of item names goes with the summary; a checkpoint could not save it.
-            processing_class=processing_class if hasattr(processing_class, "save_pretrained") else None,
+            processing_class=summary.processing_class if hasattr(summary.processing_class, "save_pretrained") else None,
             data_collator=collator,
-            compute_metrics=compute_metrics,
-            preprocess_logits_for_metrics=preprocess_logits_for_metrics,
-            **kwargs,
+            **{
+                "compute_metrics": self.task.compute_metrics,
+                "preprocess_logits_for_metrics": self.task.preprocess_logits_for_metrics,
+                **kwargs,
+            },
         )
+        self.label_names = self.args.label_names or list(self.task.label_names)
         self.learner.to(self.args.device)
+        self.training = args.make_training()
         self.objective = objective or args.make_objective(self.learner)
         # An object has no name in a recipe: its class stands there, which FarziConfig refuses.
         self._given = {"objective": type(objective).__name__} if objective is not None else {}
-        self.training = args.make_training()
         # A micro-batch's loss is a mean of its own: each has a learner of its own.
         self.model_accepts_loss_kwargs = False
-        spectral = INITIALIZATIONS[args.initialization] is initialization.spectral
-        undecided = start_anew and train_dataset is not None and spectral and args.concentration is None
-        self._open_start = farzi_data.fingerprint() if undecided else None
-        self._concentration: float | None = None
         self._micro_step = (-1, 0)
         self._student: Parameters | None = None
         self._non_finite_steps, self._finite_losses = 0, 0
         self._last_loss = torch.zeros((), device=self.args.device)
         self._evaluations: dict[str, dict[str, float]] = {}
+        self._add_callbacks()
+
+    def _summary(self, args: FarziConfig, farzi_data: FarziData | None, train_dataset: Dataset | None) -> FarziData:
+        """The summary to train: the one that is given, or a new one at its start."""
+        config = args.summary_config(self.learner.vocab_size)
+        self._concentration: float | None = None
+        self._open_start: str | None = None
+        if farzi_data is not None:
+            farzi_data.config.check_equal(config)
+        summary = farzi_data or FarziData(config)
+        _adopt_vocabulary(summary, self.task.processing_class)
+        if farzi_data is None and train_dataset is not None:
+            start = INITIALIZATIONS[args.initialization]
+            with phase("Start of the summary", disable=args.disable_tqdm or args.process_index > 0):
+                start(summary, train_dataset, args.seed, args.concentration or initialization.CONCENTRATION)
+            if start is initialization.spectral and args.concentration is None:
+                self._open_start = summary.fingerprint()
+        return summary
+
+    def _evaluation_rows(self, dataset: Dataset | None, args: FarziConfig, collator: Callable) -> Dataset | None:
+        """Sequences as the task evaluates them; checked."""
+        if dataset is None:
+            return None
+        rows = run_check("eval_dataset", self.task.evaluation_rows, dataset, args.sequence_length)
+        run_check("eval_dataset", check_rows, rows, self.learner, collator)
+        return rows
+
+    def _add_callbacks(self) -> None:
         self._figures, self._students_bar = StepFigures(self.args.device), StudentProgress()
         for callback in (self._figures, ChaosWarning(), DivergenceWarning(), CurrentIntervals(), self._students_bar):
             self.add_callback(callback)
@@ -257,13 +282,10 @@ class FarziTrainer(ResumableTrainer):
         return self._trained(Purpose.EVALUATION_STUDENT, index)
 
     def _trained(self, purpose: Purpose, index: int) -> Parameters:
-        seed = derive(self.args.seed, purpose, index)
-        start = self.learner.initial_parameters(seed, self.args.device)
-        farzi = self.model
-        with torch.no_grad():
-            return self.training(
-                self.learner, farzi.latents, farzi.decoder, start=start, steps=self.args.inner_steps, seed=seed
-            )
+        seed, device = derive(self.args.seed, purpose, index), self.args.device
+        return self.training.from_scratch(
+            self.learner, self.model, steps=self.args.inner_steps, seed=seed, device=device
+        )
 
     def evaluate(
         self, eval_dataset: Dataset | None = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
@@ -273,9 +295,8 @@ class FarziTrainer(ResumableTrainer):
         Returns:
             For each metric its mean over the students and, as `…_std`, their standard deviation.
         """
-        if eval_dataset is not None:
-            run_check("eval_dataset", check_rows, eval_dataset, self.learner, self.data_collator)
-        elif self.eval_dataset is None:
+        eval_dataset = self._evaluation_rows(eval_dataset, self.args, self.data_collator)
+        if eval_dataset is None and self.eval_dataset is None:
             raise ValueError("eval_dataset is None; give one to evaluate() or to FarziTrainer")
         students = range(self.args.eval_students)
         with torch.random.fork_rng(devices=[]):  # a data loader draws a number that it does not use here
@@ -335,3 +356,13 @@ class FarziTrainer(ResumableTrainer):
         recipe = {"learner": self.learner.model.config.to_diff_dict(), **self.args.to_recipe(), **self._given}
         recipe |= self._record.recipe_entry
         return {"metrics": {**known.metrics, **evaluation}, "recipe": known.recipe or recipe}
+
+
+def _adopt_vocabulary(summary: FarziData, processing_class: Any) -> None:
+    """Gives the summary its vocabulary, and checks it now rather than when the summary is saved."""
+    if processing_class is not None:
+        summary.processing_class = processing_class
+        summary.adopt_vocabulary("processing_class")
+    if isinstance(processing_class, PreTrainedTokenizerBase):
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):  # Trainer does so too, but with a warning
+            setattr(summary.config, name, getattr(processing_class, name))

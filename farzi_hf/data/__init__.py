@@ -23,10 +23,10 @@ from farzi_hf.data.sequences import (
     sequences_fingerprint,
     training_windows,
 )
-from farzi_hf.data.text import SPECIAL_TOKENS, load_ptb, load_sample_text, tokenize, word_tokenizer
+from farzi_hf.data.text import SPECIAL_TOKENS, TEXTS, load_ptb, load_sample_text, tokenize, word_tokenizer
 
 __all__ = [
-    "IGNORED", "SPECIAL_TOKENS", "SPLITS", "DataUnavailableError", "InteractionCollator", "Interactions", "SequenceCollator",
+    "IGNORED", "SPECIAL_TOKENS", "SPLITS", "TEXTS", "DataUnavailableError", "InteractionCollator", "Interactions", "SequenceCollator",
     "check_sequences", "evaluation_windows", "flatten_sequences", "head_sequences", "load_interactions", "load_ptb",
     "load_sample_interactions", "load_sample_text", "minibatches", "random_sequences", "sequences_fingerprint", "tokenize",
     "training_windows", "word_tokenizer",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pyarrow as pa
@@ -198,3 +198,10 @@ def _tokenize_split(name: str, split: Dataset, tokenizer: PreTrainedTokenizerBas
 
 
 # -- windows of histories --------------------------------------------------------------------------------------------
+
+
+TEXTS: dict[str, Callable[[str | Path | None], DatasetDict]] = {
+    "ptb": load_ptb,
+    "sample": lambda data_dir: load_sample_text(),
+}
+"""Readers by the name that a config gives a data set: of a folder, or None, all splits with a column ``text``."""

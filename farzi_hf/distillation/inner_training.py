@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from farzi_hf.data import minibatches
 from farzi_hf.distillation.learner import Learner, LearnerBatch, Parameters
 from farzi_hf.engine import Adjoint, InnerLoss, InnerOptimizer, unroll
-from farzi_hf.summary import soft_tokens
+from farzi_hf.summary import FarziData, soft_tokens
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,14 @@ class SyntheticTraining:
             window=None if self.window is None else min(self.window, steps),
             torch_compile=self.torch_compile,
         )
+
+    @torch.no_grad()
+    def from_scratch(
+        self, learner: Learner, farzi: FarziData, *, steps: int, seed: int, device: torch.device | str | None = None
+    ) -> Parameters:
+        """θ_T of a student of the summary as it is now. Its fresh weights and its minibatches depend on `seed`."""
+        start = learner.initial_parameters(seed, device)
+        return self(learner, farzi.latents, farzi.decoder, start=start, steps=steps, seed=seed)
 
     def inner_loss(self, learner: Learner | LearnerBatch, latents: Tensor, steps: int, seed: int) -> InnerLoss:
         """L_syn(θ) on the minibatch of each of the steps 1 … `steps`, as a function of (latents, decoder)."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 from datasets import Dataset
 
 from farzi_hf.data import IGNORED, check_sequences, flatten_sequences
 from farzi_hf.distillation.learner import Learner
+
+T = TypeVar("T")
 
 
 def check_rows(dataset: Dataset, learner: Learner, data_collator: Callable) -> None:
@@ -61,3 +64,11 @@ def check_sequence_length(length: int, learner: Learner) -> None:
         raise ValueError(
             f"sequence_length={length}, but the learner reads {limit} positions at most: lower it, or give a learner of more positions"
         )
+
+
+def run_check(name: str, check: Callable[..., T], *args: Any) -> T:
+    """`check(*args)`; its ValueError then names the argument of ours."""
+    try:
+        return check(*args)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None

@@ -5,12 +5,15 @@ The count models predict every token but the first (BOS), EOS included, as the l
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from datasets import Dataset
 
 from farzi_hf.data import check_sequences, flatten_sequences
+from farzi_hf.evaluation.metrics import rank_statistics
 from farzi_hf.evaluation.metrics.language_modeling import token_metrics
 
 
@@ -142,3 +145,21 @@ class InterpolatedBigram(CountModel):
         better = pair_scores[first] > score[known]
         best[known[better]] = following[first][better]
         return best[previous]
+
+
+def ranks_of_scores(
+    scores: Callable[[Sequence[int]], np.ndarray], histories: Sequence[Sequence[int]], batch_size: int = 256
+) -> np.ndarray:
+    """(N, 2): rank and AUC of the last item of each history, of a recommender that is no neural model.
+
+    Args:
+        scores: of the items before it, (V,) scores. Item 0 is the padding and no candidate.
+    """
+    statistics = []
+    for start in range(0, len(histories), batch_size):
+        batch = histories[start : start + batch_size]
+        seen, targets = [history[:-1] for history in batch], torch.tensor([history[-1] for history in batch])
+        table = torch.from_numpy(np.stack([scores(history) for history in seen]))
+        table[:, 0] = -torch.inf
+        statistics.append(rank_statistics(table, targets, seen).numpy())
+    return np.concatenate(statistics)

@@ -72,6 +72,14 @@ class FarziDataConfig(PreTrainedConfig):
         self.vocabulary_hash = vocabulary_hash
         super().__init__(**kwargs)
 
+    def check_equal(self, expected: FarziDataConfig) -> None:
+        """Raises ValueError unless this is the shape, and the temperature, of a summary with the config `expected`."""
+        for name in ("vocab_size", "num_sequences", "sequence_length", "latent_dim", "tau"):
+            ours, theirs = getattr(self, name), getattr(expected, name)
+            if ours != theirs:
+                source = "the learner's" if name == "vocab_size" else f"args.{name}"
+                raise ValueError(f"farzi_data has {name}={ours}, but {source} is {theirs}; make the two equal")
+
     @classmethod
     def from_json(cls, content: bytes, path: Path) -> FarziDataConfig:
         """The config in `content`, which was read from the untrusted file `path`.

@@ -55,10 +55,10 @@ def sentence_totals(statistics: np.ndarray) -> np.ndarray:
     return totals
 
 
-def pad_statistics(statistics: Sequence[ArrayLike]) -> np.ndarray:
-    """Statistics of sentences of different lengths, each (L_i − 1, 3), as one float32 array (N, L − 1, 3) with valid = 0 as padding."""
-    rows = [np.asarray(row, dtype=np.float32).reshape(-1, 3) for row in statistics]
-    padded = np.zeros((len(rows), max(map(len, rows), default=0), 3), dtype=np.float32)
+def pad_statistics(statistics: Sequence[ArrayLike], dtype: type = np.float32) -> np.ndarray:
+    """Statistics of sentences of different lengths, each (L_i − 1, 3), as one array (N, L − 1, 3) with valid = 0 as padding."""
+    rows = [np.asarray(row, dtype=dtype).reshape(-1, 3) for row in statistics]
+    padded = np.zeros((len(rows), max(map(len, rows), default=0), 3), dtype=dtype)
     for place, row in zip(padded, rows, strict=True):
         place[: len(row)] = row
     return padded

@@ -1,6 +1,20 @@
-"""The metrics as modules of `evaluate`, which gather statistics batch by batch."""
+"""The metrics as modules of `evaluate`, which gather statistics batch by batch. Tables compute their metrics with them."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import evaluate
 
 from farzi_hf.evaluation.modules.language_modeling import LanguageModeling
 from farzi_hf.evaluation.modules.ranking import Ranking
 
-__all__ = ["LanguageModeling", "Ranking"]
+MODULES = {"language_modeling": LanguageModeling, "ranking": Ranking}
+
+__all__ = ["MODULES", "LanguageModeling", "Ranking", "evaluate_module"]
+
+
+@cache
+def evaluate_module(name: str) -> evaluate.Metric:
+    """The metric of that name, in memory alone: it writes nothing to the cache of `evaluate`."""
+    return MODULES[name](keep_in_memory=True)

@@ -12,6 +12,7 @@
 
 import datasets
 import evaluate
+import numpy as np
 
 from farzi_hf.evaluation.metrics.language_modeling import pad_statistics, token_metrics
 
@@ -36,8 +37,8 @@ class LanguageModeling(evaluate.Metric):
             description=_DESCRIPTION,
             citation="",
             inputs_description=_INPUTS,
-            features=datasets.Features({"predictions": datasets.List(datasets.List(datasets.Value("float32")))}),
+            features=datasets.Features({"predictions": datasets.List(datasets.List(datasets.Value("float64")))}),
         )
 
     def _compute(self, predictions: list[list[list[float]]]) -> dict[str, float]:
-        return token_metrics(pad_statistics(predictions))
+        return token_metrics(pad_statistics(predictions, np.float64))

@@ -6,9 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from _cells import Done, cell_row
-from _comparison import Row
-from _tasks import Task
+from farzi_hf.evaluation.tasks import Row, Statistics, Task
 
 AGREES, DIFFERS, OPEN = "agrees", "does not agree", "not decided"
 
@@ -40,20 +38,17 @@ class Claim:
 
 @dataclass(frozen=True)
 class Evidence:
-    """All cells of a table.
+    """All rows of a table, and what they are computed from.
 
     Args:
-        task: what they are of.
-        found: by row, what its cells left, one entry per seed.
+        task: how students are measured.
+        rows: by name, in the order of the table.
+        students: by row, the statistics of its students, one entry per seed.
     """
 
     task: Task
-    found: Mapping[str, Sequence[Done]]
-
-    @cached_property
-    def rows(self) -> dict[str, Row]:
-        """By name, in the order of the table."""
-        return {name: cell_row(self.task, name, done) for name, done in self.found.items()}
+    rows: Mapping[str, Row]
+    students: Mapping[str, Statistics]
 
     def finding(self, ours: str, other: str) -> str:
         """How much of the quality of one row another one has, and how sure that is."""
@@ -75,11 +70,11 @@ class Evidence:
         if not claims:
             return []
         found = [self.verdict(claim) for claim in claims]
-        said = []
+        lines = []
         for verdict, claim in zip(found, claims, strict=True):
             needs = f"; the statement needs {100 * claim.at_least:.0f} %" if claim.at_least != 1 else ""
-            said.append(f"- {verdict}: {claim.text}{needs}. {self.finding(claim.ours, claim.other)}")
-        return [f"{counted(found)} Decided is what the 95 % interval (of test sequences) and every seed say.", *said]
+            lines.append(f"- {verdict}: {claim.text}{needs}. {self.finding(claim.ours, claim.other)}")
+        return [f"{counted(found)} Decided is what the 95 % interval (of test sequences) and every seed say.", *lines]
 
     def verdict(self, claim: Claim) -> str:
         """Whether the interval of the ratio is on one side of what the claim needs, and all seeds are."""
@@ -96,12 +91,11 @@ class Evidence:
     def ratio(self, ours: str, other: str) -> tuple[float, tuple[float, float]]:
         """What `ours` has of the quality of `other`, and its interval."""
         if (ours, other) not in self._ratios:
-            mine, theirs = ([part["students"] for part in self.found[name]] for name in (ours, other))
-            self._ratios[ours, other] = self.task.ratio(mine, theirs)
+            self._ratios[ours, other] = self.task.ratio(self.students[ours], self.students[other])
         return self._ratios[ours, other]
 
     def _seeds(self, ours: str, other: str, at_least: float) -> tuple[int, int]:
         """How many seeds there are, and in how many the ratio reaches `at_least`."""
-        pairs = list(zip(self.found[ours], self.found[other], strict=True))
-        shares = [self.task.share([mine["students"]], [theirs["students"]]) for mine, theirs in pairs]
+        pairs = list(zip(self.students[ours], self.students[other], strict=True))
+        shares = [self.task.share([mine], [theirs]) for mine, theirs in pairs]
         return len(shares), sum(share >= at_least for share in shares)

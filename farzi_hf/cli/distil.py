@@ -1,0 +1,325 @@
+"""Distils the data set that a config names, compares the summary with real data, and leaves an artefact that anyone can load.
+
+Started again, a run goes on from its last checkpoint. Each seed has a folder with `summary/` and `plots/`; the run's folder gets
+`table.md` and `table.csv`.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from farzi_hf.callbacks import phase
+from farzi_hf.cli.run_folder import (
+    begin_run,
+    check_outputs,
+    find_checkpoint,
+    print_start,
+    with_history,
+    write_recipe,
+)
+from farzi_hf.config import FarziConfig
+from farzi_hf.evaluation import (
+    BASELINES,
+    Comparison,
+    Measured,
+    Row,
+    RunSettings,
+    Task,
+    TaskData,
+    listed,
+    markdown,
+    pooled_row,
+    popularity,
+    save_csv,
+    save_text,
+)
+from farzi_hf.evaluation.report import (
+    check_loadable,
+    cost,
+    distillation_seconds,
+    environment,
+    how_to_load,
+    paper_rows,
+    provenance,
+    ratios,
+)
+from farzi_hf.evaluation.rows import on_summary, under_stock_trainer
+from farzi_hf.plots import plot_comparison, plot_distillation, plot_entropy, plot_popularity, plot_tokens
+from farzi_hf.trainer import FarziTrainer
+
+FIGURES = ("distillation", "comparison", "tokens", "entropy", "popularity")
+RESULTS = "results.json"
+
+
+def trainer_of(data: TaskData, args: FarziConfig, seed: int, learner: Mapping[str, Any] | None = None) -> FarziTrainer:
+    """The trainer of one seed; its learner is that of the settings, unless `learner` says otherwise."""
+    if args.trajectories is not None:
+        args = copy.copy(args)
+        args.trajectories = data.trajectory_folder(args.trajectories, seed)
+    splits = data.splits(seed)
+    return FarziTrainer(
+        learner_init=data.learner_config(learner or data.settings.learner, args.sequence_length),
+        args=args,
+        task=data.task,
+        train_dataset=splits["train"],
+        eval_dataset=splits["validation"],
+    )
+
+
+def comparison_of(
+    trainer: FarziTrainer, data: TaskData, seed: int, learner: Mapping[str, Any] | None = None
+) -> Comparison:
+    """What the summary of a trainer is compared with; arguments as of `trainer_of`."""
+    args, settings = trainer.args, data.settings
+    return Comparison(
+        task=data.task,
+        splits=data.splits(seed),
+        config=data.learner_config(learner or settings.learner, args.sequence_length),
+        learner=trainer.learner,
+        farzi=trainer.model,
+        training=trainer.training,
+        steps=args.inner_steps,
+        length=args.sequence_length,
+        seed=args.seed,
+        num_students=settings.num_students,
+        long_steps=settings.long_steps,
+        long_training=settings.long_training,
+        long_learner=settings.long_learner,
+        batch_size=args.per_device_eval_batch_size,
+        device=args.device,
+        quiet=args.disable_tqdm,
+    )
+
+
+class Run:
+    """One distillation in its folder: what is there from before, then what it leaves.
+
+    Args:
+        data: the data set and its task.
+        args: of the distillation; `output_dir` is the folder.
+        seed: of the splits.
+
+    Raises:
+        ValueError: the folder holds what no run of this package has written, or checkpoints of other settings.
+    """
+
+    def __init__(self, data: TaskData, args: FarziConfig, seed: int) -> None:
+        self.data, self.args, self.seed = data, args, seed
+        self.folder = Path(args.output_dir)
+        self.recipe = {**data.recipe([seed]), **args.to_recipe()}
+        self.checkpoint = find_checkpoint(args, self.recipe, data.settings.resume, outputs())
+
+    @property
+    def title(self) -> str:
+        """The summary's row."""
+        return f"Farzi [{self.size}]"
+
+    @property
+    def size(self) -> str:
+        """μ×ξ."""
+        return f"{self.args.num_sequences}×{self.args.sequence_length}"
+
+    @property
+    def summary_folder(self) -> Path:
+        """Of the artefact."""
+        return self.folder / "summary"
+
+    def begin(self) -> FarziTrainer:
+        """The trainer; from here on the folder is this run's."""
+        with phase(f"Data set {self.data.settings.dataset}", disable=self.args.disable_tqdm or not self.is_first):
+            self.data.splits(self.seed)
+        self.trainer = trainer_of(self.data, self.args, self.seed)
+        begin_run(self.trainer, self.recipe, self.checkpoint)
+        self.recipe = with_history(self.recipe, self.trainer)
+        if self.is_first:
+            print_start(self.trainer, self.checkpoint)
+        return self.trainer
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process compares, prints and writes; all of them distil."""
+        return self.args.process_index == 0
+
+    @cached_property
+    def comparison(self) -> Comparison:
+        """The summary beside real data."""
+        return comparison_of(self.trainer, self.data, self.seed)
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """How the summary came about."""
+        trainer, args = self.trainer, self.args
+        return {
+            "dataset": self.data.settings.dataset,
+            "vocabulary": trainer.learner.vocab_size,
+            "learner_parameters": sum(p.numel() for p in trainer.learner.model.parameters()),
+            "summary_parameters": sum(p.numel() for p in trainer.model.parameters()),
+            "tokens_per_inner_step": self.comparison.tokens_per_step,
+            "inner_steps": args.inner_steps,
+            "outer_steps": trainer.state.global_step,
+            "distillation_seconds": round(distillation_seconds(trainer.state.log_history), 1),
+            "seed": args.seed,
+            **environment(args),
+        }
+
+    def save(self) -> None:
+        """The artefact, as soon as the training is over: what follows takes a while."""
+        source = provenance(self.comparison, self.data, self.seed)
+        self.trainer.model.save_pretrained(
+            self.summary_folder, self.data.task.processing_class, metrics={**self.facts, **source}, recipe=self.recipe
+        )
+
+    def students(self, before: Measured) -> list[Measured]:
+        """Rows of students on the summary: distilled, at the start, and under the stock Trainer."""
+        measured = [on_summary(self.comparison, self.title), before]
+        if (
+            self.args.inner_optimizer == "adam" and self.args.world_size == 1
+        ):  # one Trainer of several would wait for the others
+            measured.append(under_stock_trainer(self.comparison, self.summary_folder))
+        return measured
+
+    def real(self) -> list[Measured]:
+        """Rows of students on real data, and of models that are counted."""
+        baselines = [BASELINES[name](self.comparison) for name in self.data.settings.baselines]
+        return [*baselines, *self.comparison.counted()]
+
+    def finish(self, measured: Sequence[Measured]) -> None:
+        """The artefact again, with its results and figures."""
+        c = self.comparison
+        rows = [c.row(part) for part in measured]
+        plots = draw(self, rows)
+        metrics = {"table": rows, **self.facts, **provenance(c, self.data, self.seed), **cost(c)}
+        self.trainer.model.save_pretrained(self.summary_folder, metrics=metrics, recipe=self.recipe, plots=plots)
+        check_loadable(self.summary_folder)
+
+
+def outputs() -> list[str]:
+    """The files that a run writes into its folder, beside `recipe.yaml` and `summary/`."""
+    return [RESULTS, "table.md", "table.csv", *(f"plots/{name}.png" for name in FIGURES)]
+
+
+def draw(run: Run, rows: Sequence[Row]) -> list[Path]:
+    """The figures of one distillation. The lines of the first are of the validation split, as its curve is."""
+    c, task, folder = run.comparison, run.data.task, run.folder / "plots"
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = {name: folder / f"{name}.png" for name in FIGURES}
+    validation = c.splits["validation"]
+    full_data = task.metrics(c.statistics(c.real_student(c.splits["train"], c.steps, c.seeds[0]), validation))
+    plot_distillation(
+        run.trainer.state.log_history, paths["distillation"], metric=f"eval_{task.metric}", norm="grad_norm",
+        metric_label=f"Validation {task.metric_label.removeprefix('Test ')} of fresh students",
+        full_data_same_steps=full_data[task.metric], **task.reference_lines(c.splits, c.learner.vocab_size),
+    )  # fmt: skip
+    plot_comparison(rows, paths["comparison"], task.metric, metric_label=task.metric_label)
+    farzi, size = c.farzi, c.learner.vocab_size
+    decoded, counts = farzi.decode(5), popularity(c.splits["train"], size)
+    plot_tokens(decoded, paths["tokens"])
+    plot_entropy(decoded, paths["entropy"], vocab_size=size)
+    frequencies = {"summary": farzi.frequencies().cpu().numpy(), "real data": counts}
+    plot_popularity(frequencies, counts, paths["popularity"], entries=task.entries)
+    return list(paths.values())
+
+
+# -- several seeds ---------------------------------------------------------------------------------------------------
+
+
+def distil(settings: RunSettings, args: FarziConfig) -> None:
+    """The whole of a config: every seed distilled and compared, or found as it was left before, and one table."""
+    data = settings.load()
+    seeds = data.seeds(args.seed)
+    folders = [data.run_folder(args.output_dir, seed) for seed in seeds]
+    with args.main_process_first(desc="folders"):
+        figures = map(comparison_name, data.task_class.compared)
+        check_outputs(Path(args.output_dir), ["recipe.yaml", "table.md", "table.csv", *figures])
+        runs = [Run(data, with_folder(args, folder), seed) for folder, seed in zip(folders, seeds, strict=True)]
+        if args.process_index == 0:
+            write_recipe(Path(args.output_dir), {**data.recipe(seeds), **args.to_recipe()})
+    done = [distil_once(run) for run in runs]
+    if args.process_index == 0:
+        report(data, args, done)
+
+
+def distil_once(run: Run) -> dict[str, Any]:
+    """One seed: its measurements and facts, from `results.json` where they were made before."""
+    settings, path = run.data.settings, run.folder / RESULTS
+    needed = json.loads(json.dumps({**vars(settings), **run.recipe}))
+    with run.args.main_process_first(desc="results"):
+        done = json.loads(path.read_text(encoding="utf-8")) if path.exists() and settings.resume else {}
+    if done.get("settings") == needed:
+        return done
+    trainer = run.begin()
+    before = None
+    if run.is_first and settings.distil:
+        trainer.tune_initialization()
+        before = on_summary(run.comparison, "Farzi, 0 outer steps")
+    if settings.distil:
+        trainer.train(resume_from_checkpoint=run.checkpoint)
+    if not run.is_first:
+        return {}
+    measured = []
+    if settings.distil:
+        run.save()
+        measured = run.students(before)
+    measured += run.real()
+    if settings.distil:
+        run.finish(measured)
+    done = {"settings": needed, "measured": [to_json(part) for part in measured], "facts": run.facts}
+    save_text(json.dumps(done), path)
+    return done
+
+
+def report(data: TaskData, args: FarziConfig, done: Sequence[Mapping[str, Any]]) -> None:
+    """One table of all seeds, with the paper's figures where it has some."""
+    output, settings, task = Path(args.output_dir), data.settings, data.task
+    seeds = data.seeds(args.seed)
+    rows = pooled_rows(task, [part["measured"] for part in done])
+    size = f"{args.num_sequences}×{args.sequence_length}"
+    rows += paper_rows(settings.dataset, size if settings.distil else "")
+    seconds = sum(part["facts"]["distillation_seconds"] for part in done)
+    facts = {**done[0]["facts"], "distillation_seconds": round(seconds, 1)}
+    facts |= {"splits": seeds} if len(seeds) > 1 else {}
+    facts |= ratios(rows, f"Farzi [{size}]") if task.percent else {}
+    table = markdown([task.readable(row) for row in rows]) + "\n\n" + listed(facts)
+    save_text(table + "\n", output / "table.md")
+    save_csv(rows, output / "table.csv")
+    if Path(data.run_folder(args.output_dir, seeds[0])) != output:  # else these stand among the figures of its one seed
+        for metric in task.compared:
+            plot_comparison(rows, output / comparison_name(metric), metric, metric_label=f"Test {metric}")
+    print(f"\n{table}\n\nTable: {output / 'table.md'}")
+    if settings.distil:
+        print(how_to_load(Path(data.run_folder(args.output_dir, seeds[0])) / "summary"))
+
+
+def comparison_name(metric: str) -> str:
+    """The file of the figure of a metric."""
+    return f"comparison_{metric.replace('@', '_')}.png"
+
+
+def pooled_rows(task: Task, seeds: Sequence[Sequence[Mapping[str, Any]]]) -> list[Row]:
+    """A row for each method, over all seeds."""
+    return [pooled_row(task, [from_json(part) for part in parts]) for parts in zip(*seeds, strict=True)]
+
+
+def with_folder(args: FarziConfig, folder: str) -> FarziConfig:
+    """The same settings with another output folder."""
+    args = copy.copy(args)
+    args.output_dir = folder
+    return args
+
+
+def to_json(measured: Measured) -> dict[str, Any]:
+    """Plain numbers."""
+    return {**asdict(measured), "students": [values.tolist() for values in measured.students]}
+
+
+def from_json(values: Mapping[str, Any]) -> Measured:
+    """What `to_json` made."""
+    return Measured(**{**values, "students": [np.asarray(student) for student in values["students"]]})

@@ -1,0 +1,140 @@
+"""What a run finds in its folder, and may write there: its last checkpoint, its recipe, results of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from farzi_hf.artefact.atomic_folder import check_destination, exclusive
+from farzi_hf.artefact.checkpoints import (
+    HISTORY,
+    changes,
+    check_kept,
+    check_no_foreign,
+    described,
+    discard_checkpoints,
+    last_checkpoint,
+    read_record,
+    with_new_names,
+)
+from farzi_hf.artefact.escaping import yaml_text
+from farzi_hf.config import FarziConfig
+from farzi_hf.evaluation.tables import save_text
+from farzi_hf.trainer import FarziTrainer
+
+HEADER = "# Written by a recipe of farzi_hf: here it goes on, and replaces results of its own.\n"
+_SIGNATURES = {"table.json": ("findings",), "cell.json": ("settings", "asked")}  # keys of which each has one
+PLOTS = ("distillation", "comparison", "tokens", "entropy", "popularity")
+
+
+def check_outputs(folder: Path, names: Iterable[str]) -> None:
+    """Refuses a folder in which a recipe would overwrite what no recipe has written: worth calling before any work.
+
+    Args:
+        folder: need not be there.
+        names: files that will be written, as paths below it.
+
+    Raises:
+        ValueError: one of them is there and the folder has no file that a recipe left, or a file is where a folder has to be.
+    """
+    ours = written_by_a_recipe(folder)
+    for path in (folder / name for name in names):
+        for place in (folder, path.parent):
+            if place.exists() and not place.is_dir():
+                raise ValueError(f"{str(place)!r} is a file, where a folder has to be: choose another folder")
+        if not ours and os.path.lexists(path):
+            raise ValueError(
+                f"{str(path)!r} is there, which no recipe has written, and would be overwritten: choose another folder, or move it away"
+            )
+
+
+def written_by_a_recipe(folder: Path) -> bool:
+    """Whether a file in the folder says so."""
+    with suppress(OSError, UnicodeDecodeError):
+        if (folder / "recipe.yaml").read_text(encoding="utf-8").startswith(HEADER):
+            return True
+    for name, keys in _SIGNATURES.items():
+        with suppress(OSError, ValueError):
+            content = json.loads((folder / name).read_text(encoding="utf-8"))
+            if isinstance(content, dict) and any(key in content for key in keys):
+                return True
+    return False
+
+
+def find_checkpoint(
+    args: FarziConfig, recipe: Mapping[str, Any], resume: bool, outputs: Iterable[str] = (), exactly: bool = False
+) -> str | None:
+    """The checkpoint to go on from, None for a new run. Writes nothing; `begin_run` follows, once the trainer is there.
+
+    Args:
+        recipe: all settings, those of `args` among them.
+        resume: whether to go on from the last checkpoint in `args.output_dir`.
+        outputs: files that the run will write there, beside `recipe.yaml` and `summary/`.
+        exactly: whether no setting at all may have changed since the checkpoint.
+
+    Raises:
+        ValueError: the run would overwrite what no recipe has written, or go on with settings that cannot be changed.
+    """
+    folder = Path(args.output_dir)
+    check_outputs(folder, ["recipe.yaml", *outputs])
+    check_destination(folder / "summary")
+    check_no_foreign(folder)
+    checkpoint = args.resume_from_checkpoint or (last_checkpoint(folder) if resume else None)
+    if checkpoint is not None:
+        try:
+            _check_recipe(args, recipe, checkpoint, exactly)
+        except ValueError as error:
+            raise ValueError(f"{error}; --no_resume discards the checkpoints in {args.output_dir}") from None
+    return checkpoint
+
+
+def _check_recipe(args: FarziConfig, recipe: Mapping[str, Any], checkpoint: str, exactly: bool) -> None:
+    read_record(checkpoint).resumed(args.to_recipe(), checkpoint, step=0)
+    path = Path(checkpoint).parent / "recipe.yaml"
+    before = with_new_names(yaml.safe_load(path.read_text(encoding="utf-8"))) if path.exists() else {}
+    names = [name for name in {**before, **recipe} if name != HISTORY] if before else []
+    changed = changes({name: before.get(name) for name in names}, {name: recipe.get(name) for name in names})
+    may_change = set() if exactly else args.to_recipe().keys()
+    check_kept(changed, checkpoint, [name for name in names if name not in may_change])
+
+
+def begin_run(trainer: FarziTrainer, recipe: Mapping[str, Any], checkpoint: str | None) -> None:
+    """Discards checkpoints of ours where the run is a new one, and writes its `recipe.yaml`, with what this resume changes.
+
+    Raises:
+        ValueError: see `FarziTrainer.check_run`; another run writes to the folder.
+    """
+    args = trainer.args
+    with args.main_process_first(desc="checkpoints"):
+        if checkpoint is None and args.process_index == 0:
+            with exclusive(args.output_dir):  # not those of a run that is under way
+                discard_checkpoints(args.output_dir)
+        trainer.check_run(checkpoint)
+        if args.process_index == 0:
+            write_recipe(Path(args.output_dir), with_history(recipe, trainer))
+
+
+def with_history(recipe: Mapping[str, Any], trainer: FarziTrainer) -> dict[str, Any]:
+    """The recipe of a run, with what was changed on the way."""
+    return {**recipe, HISTORY: trainer.history} if trainer.history else dict(recipe)
+
+
+def write_recipe(folder: Path, recipe: Mapping[str, Any]) -> None:
+    """`recipe.yaml`, by which a recipe knows the folder again."""
+    save_text(HEADER + yaml_text(recipe), folder / "recipe.yaml")
+
+
+def print_start(trainer: FarziTrainer, checkpoint: str | None) -> None:
+    """Where a run begins, in one line."""
+    args, start = (
+        trainer.args,
+        f"going on from {checkpoint}" if checkpoint else "a new run, no checkpoint to go on from",
+    )
+    changed = f", with other settings: {described(trainer.changed)}" if trainer.changed else ""
+    print(f"{args.output_dir}: {start}{changed}; world size {args.world_size}, {args.device.type}", flush=True)

@@ -1,0 +1,268 @@
+"""Students on a summary and students on real data, trained alike and measured alike.
+
+A student on real data has what a student on the summary has: the same kind of start, the same inner optimizer, the same number of
+steps, and about as many tokens per step.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset, DatasetDict
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Trainer, TrainingArguments
+
+from farzi_hf.data import flatten_sequences, head_sequences, minibatches, random_sequences
+from farzi_hf.data.seeds import Purpose, derive
+from farzi_hf.distillation import Learner, Parameters, SyntheticTraining
+from farzi_hf.engine import unroll
+from farzi_hf.evaluation.tasks import Row, Task
+from farzi_hf.summary import FarziData
+
+Student = Callable[[Mapping[str, Tensor]], Tensor]
+"""A trained model: a batch → logits (b, L, V)."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a table keeps of the students of one method and one seed.
+
+    Attributes:
+        method: the name of the row.
+        students: `Task.statistics` of each student on the test split.
+        nbytes: of what they were trained on.
+        steps: training steps of each; None where nothing was trained.
+        seconds: of a training, on average.
+    """
+
+    method: str
+    students: list[np.ndarray]
+    nbytes: int
+    steps: int | None = None
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Trains and measures students of one summary and one seed.
+
+    Args:
+        task: how they are measured.
+        splits: train, validation and test as sequences in `input_ids`.
+        config: the learner's, for students of the stock Trainer.
+        learner: as pure functions.
+        farzi: the summary.
+        training: the inner loop, whose optimizer also trains the students on real data.
+        steps: T.
+        length: entries that the learner reads.
+        seed: of the distillation.
+        num_students: per row. Each has its own start and, where a subset is drawn, its own subset.
+        long_steps: training steps of the row "full data, long".
+        long_training: `TrainingArguments` of that row, which the stock Trainer then trains, with dropout; empty: the inner optimizer.
+        long_learner: what the config of that row's learner has other than `config`.
+        batch_size: of the evaluation.
+        device: of all tensors.
+        quiet: shows no progress bars.
+    """
+
+    task: Task
+    splits: DatasetDict
+    config: PreTrainedConfig
+    learner: Learner
+    farzi: FarziData
+    training: SyntheticTraining
+    steps: int
+    length: int
+    seed: int
+    num_students: int = 3
+    long_steps: int = 2000
+    long_training: Mapping[str, Any] = field(default_factory=dict)
+    long_learner: Mapping[str, Any] = field(default_factory=dict)
+    batch_size: int = 128
+    device: torch.device | str = "cpu"
+    quiet: bool = False
+
+    @property
+    def tokens_per_step(self) -> int:
+        """b_syn · ξ."""
+        config = self.farzi.config
+        return (self.training.batch_size or config.num_sequences) * config.sequence_length
+
+    @property
+    def seeds(self) -> list[int]:
+        """Of the students on real data: no two seeds of a distillation share one."""
+        return [derive(self.seed, Purpose.REAL_STUDENT, i) for i in range(self.num_students)]
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one id: 2 for a vocabulary of 257 to 65,536 entries."""
+        return np.min_scalar_type(self.learner.vocab_size - 1).itemsize
+
+    def nbytes(self, sequences: Dataset) -> int:
+        """Bytes of all ids."""
+        return len(flatten_sequences(sequences)[0]) * self.token_bytes
+
+    # -- students ----------------------------------------------------------------------------------------------------
+
+    def student(self, theta: Parameters) -> Student:
+        """The learner with parameters θ."""
+        return partial(self.learner.logits, theta)
+
+    def summary_student(self, index: int = 0) -> Student:
+        """Student `index` of the summary as it is now: the same as `FarziTrainer.train_student(index)`."""
+        seed = derive(self.seed, Purpose.EVALUATION_STUDENT, index)
+        theta = self.training.from_scratch(self.learner, self.farzi, steps=self.steps, seed=seed, device=self.device)
+        return self.student(theta)
+
+    def real_student(self, sequences: Dataset, steps: int, seed: int) -> Student:
+        """A student after `steps` steps of the inner optimizer, each on about as many tokens as an inner step has."""
+        learner, sequences = self.learner, self.training_rows(sequences)
+        rows = minibatches(len(sequences), self.real_batch_size(sequences), steps, seed)
+
+        def loss(params: Parameters, inputs: tuple, step: int) -> Tensor:
+            return learner.hard_loss(params, self.batch(sequences[:] if rows is None else sequences[rows[step - 1]]))
+
+        start = learner.initial_parameters(seed, self.device)
+        with torch.no_grad():
+            return self.student(unroll(loss, start, (), optimizer=self.training.optimizer, steps=steps))
+
+    def long_student(self, seed: int) -> Student:
+        """One trained on all real data for `long_steps` steps."""
+        if not self.long_training:
+            return self.real_student(self.splits["train"], self.long_steps, seed)
+        torch.manual_seed(seed)
+        config = AutoConfig.for_model(**{**self.config.to_diff_dict(), **self.long_learner})
+        model = AutoModelForCausalLM.from_config(config)
+        rows = self.training_rows(self.splits["train"])
+        with tempfile.TemporaryDirectory() as scratch:
+            args = TrainingArguments(
+                scratch, max_steps=self.long_steps, seed=seed % 2**32, save_strategy="no", logging_strategy="no", report_to="none",
+                disable_tqdm=True, use_cpu=torch.device(self.device).type == "cpu", dataloader_pin_memory=False, **self.long_training,
+            )  # fmt: skip
+            Trainer(model=model, args=args, train_dataset=rows, data_collator=self.task.collator).train()
+        return model_student(model)
+
+    # -- real data ---------------------------------------------------------------------------------------------------
+
+    def training_rows(self, sequences: Dataset) -> Dataset:
+        """What a student is trained on."""
+        return self.task.training_rows(sequences, self.length)
+
+    def real_batch_size(self, sequences: Dataset) -> int:
+        """How many of them have about as many tokens as an inner step."""
+        return max(1, round(self.tokens_per_step / flatten_sequences(sequences)[1].mean()))
+
+    def all_sequences(self, seed: int) -> Dataset:
+        """All of them, whatever the seed."""
+        return self.splits["train"]
+
+    def longest_sequences(self, seed: int) -> Dataset:
+        """The μ longest, whatever the seed."""
+        return head_sequences(self.splits["train"], self.farzi.config.num_sequences)
+
+    def draw_sequences(self, seed: int) -> Dataset:
+        """μ random sequences."""
+        return random_sequences(self.splits["train"], self.farzi.config.num_sequences, seed)
+
+    def draw_tokens(self, tokens: int, seed: int) -> Dataset:
+        """Random sequences of `tokens` tokens together, or a few more."""
+        shuffled = random_sequences(self.splits["train"], len(self.splits["train"]), seed)
+        ends = np.cumsum(flatten_sequences(shuffled)[1])
+        return shuffled.select(range(min(len(ends), int(np.searchsorted(ends, tokens)) + 1)))
+
+    def real_students(
+        self, draw: Callable[[int], Dataset], steps: int, seeds: Iterable[int]
+    ) -> tuple[list[Student], int]:
+        """One per seed, each on `draw(seed)`, and the bytes that these have on average."""
+        students, sizes = [], []
+        for seed in seeds:
+            subset = draw(seed)
+            students.append(self.real_student(subset, steps, seed))
+            sizes.append(self.nbytes(subset))
+        return students, round(np.mean(sizes))
+
+    # -- measurements ------------------------------------------------------------------------------------------------
+
+    def batch(self, columns: Mapping[str, list]) -> Mapping[str, Tensor]:
+        """Rows, by column, as a batch on the device."""
+        rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+        return {name: tensor.to(self.device) for name, tensor in self.task.collator(rows).items()}
+
+    def outputs(
+        self, student: Student, rows: Dataset, statistic: Callable[[Tensor, Mapping[str, Tensor]], Tensor]
+    ) -> list[np.ndarray]:
+        """`statistic(logits, batch)` of each row."""
+        found = []
+        for start in range(0, len(rows), self.batch_size):
+            batch = self.batch(rows[start : start + self.batch_size])
+            with torch.no_grad():
+                found.extend(statistic(student(batch), batch).cpu().numpy())
+        return found
+
+    def statistics(self, student: Student, sequences: Dataset) -> np.ndarray:
+        """`Task.statistics` of a student."""
+        return self.task.statistics(partial(self.outputs, student), sequences, self.length)
+
+    def validation_error(self, student: Student) -> float:
+        """What early stopping minimises."""
+        return self.task.error(self.statistics(student, self.splits["validation"]))
+
+    def measured(
+        self, method: str, students: Sequence[Student], nbytes: int, steps: int, seconds: float | None = None
+    ) -> Measured:
+        """Students on the test split, with one line that says how they do."""
+        statistics = [self.statistics(student, self.splits["test"]) for student in students]
+        mean = None if seconds is None else round(seconds / len(students), 2)
+        found = Measured(method, statistics, nbytes, steps, mean)
+        print(f"{method}: test {self.task.headline(self.row(found))}", flush=True)
+        return found
+
+    def trained(
+        self, method: str, train: Callable[[int], Student], numbers: Sequence[int], nbytes: int, steps: int
+    ) -> Measured:
+        """The students `train(number)`; `seconds` are of a training."""
+        start = time.perf_counter()
+        students = [train(number) for number in self.shown(numbers, method)]
+        return self.measured(method, students, nbytes, steps, time.perf_counter() - start)
+
+    def trained_on_real(self, method: str, draw: Callable[[int], Dataset], steps: int) -> Measured:
+        """Students on real data, each on `draw(seed)`."""
+        start = time.perf_counter()
+        students, nbytes = self.real_students(draw, steps, self.shown(self.seeds, method))
+        return self.measured(method, students, nbytes, steps, time.perf_counter() - start)
+
+    def counted(self) -> list[Measured]:
+        """Models that are counted and not trained: their bytes are those of the training split."""
+        splits, nbytes = self.splits, self.nbytes(self.splits["train"])
+        found = self.task.counted(splits["train"], splits["validation"], splits["test"], self.learner.vocab_size)
+        return [Measured(method, [statistics], nbytes) for method, statistics in found.items()]
+
+    def row(self, measured: Measured) -> Row:
+        """The row of this seed alone."""
+        return pooled_row(self.task, [measured])
+
+    def shown(self, numbers: Sequence[int], title: str) -> Iterable[int]:
+        """The numbers of a row's students, with a bar."""
+        return tqdm(numbers, title, disable=self.quiet, leave=False, dynamic_ncols=True)
+
+
+def pooled_row(task: Task, seeds: Sequence[Measured]) -> Row:
+    """The row of one method over all seeds: metrics with spread and intervals, bytes, steps, students, seconds of the first seed."""
+    first = seeds[0]
+    row = task.row(first.method, [part.students for part in seeds], round(np.mean([part.nbytes for part in seeds])))
+    counts = {"steps": first.steps, "students": len(first.students), "seconds": first.seconds}
+    return {**row, **{name: value for name, value in counts.items() if first.steps is not None and value is not None}}
+
+
+def model_student(model: nn.Module) -> Student:
+    """A trained model as a student."""
+    model = model.eval()
+    return lambda batch: model(**{name: batch[name] for name in ("input_ids", "attention_mask")}).logits

@@ -1,0 +1,107 @@
+"""The rows of a table of results: students on the summary, and what they are compared with."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, PreTrainedModel, PrinterCallback, Trainer, TrainingArguments
+
+from farzi_hf.data.seeds import Purpose, derive
+from farzi_hf.evaluation.comparison import Comparison, Measured, Student, model_student
+from farzi_hf.summary import FarziData, attach_soft_inputs, soft_cross_entropy
+
+# -- on the summary --------------------------------------------------------------------------------------------------
+
+
+def on_summary(c: Comparison, method: str) -> Measured:
+    """Students on the summary as it is now."""
+    return c.trained(method, c.summary_student, range(c.num_students), c.farzi.nbytes, c.steps)
+
+
+def under_stock_trainer(c: Comparison, folder: str | os.PathLike) -> Measured:
+    """As a user would train: a student of the saved artefact under the stock Trainer, with the settings that the artefact carries."""
+    farzi = FarziData.from_pretrained(folder)
+
+    def train(seed: int) -> Student:
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(c.config)
+        with tempfile.TemporaryDirectory() as scratch:
+            return train_stock(model, farzi.as_dataset(), farzi.collator(), stock_arguments(c, scratch, seed))
+
+    return c.trained("Farzi, stock Trainer", train, [derive(c.seed, Purpose.STOCK_STUDENT)], farzi.nbytes, c.steps)
+
+
+def stock_arguments(c: Comparison, output_dir: str, seed: int, **changes: Any) -> TrainingArguments:
+    """Of the stock Trainer, with the settings that the summary carries, without a word to the terminal."""
+    quiet = {"logging_strategy": "no", "disable_tqdm": True, "use_cpu": torch.device(c.device).type == "cpu"}
+    seed %= 2**32  # transformers seeds NumPy's old generator with it, which takes no more
+    return c.farzi.training_arguments(output_dir, **{**quiet, "seed": seed, **changes})
+
+
+def train_stock(model: PreTrainedModel, rows: Dataset, collator: Callable, args: TrainingArguments) -> Student:
+    """`model` after the stock Trainer, on soft tokens or ids, as `collator` gives them."""
+    trainer = Trainer(
+        model=attach_soft_inputs(model), args=args, train_dataset=rows, data_collator=collator,
+        compute_loss_func=soft_cross_entropy,
+    )  # fmt: skip
+    trainer.remove_callback(PrinterCallback)  # the table says how it went
+    trainer.train()
+    return model_student(model)
+
+
+# -- on real data ----------------------------------------------------------------------------------------------------
+
+
+def full(c: Comparison) -> Measured:
+    """All real data, for as many steps as on the summary."""
+    return c.trained_on_real("full data", c.all_sequences, c.steps)
+
+
+def full_long(c: Comparison) -> Measured:
+    """All real data, for `long_steps` steps."""
+    return c.trained("full data, long", c.long_student, c.seeds, c.nbytes(c.splits["train"]), c.long_steps)
+
+
+def random(c: Comparison) -> Measured:
+    """μ random sequences."""
+    return c.trained_on_real("random, same sequences", c.draw_sequences, c.steps)
+
+
+def random_early_stop(c: Comparison) -> Measured:
+    """The same, stopped where the first student's validation is best: after T steps so little data is learnt by heart."""
+    subset = c.draw_sequences(c.seeds[0])
+
+    def error(steps: int) -> float:
+        return c.validation_error(c.real_student(subset, steps, c.seeds[0]))
+
+    candidates = {max(1, c.steps // 2**halvings) for halvings in range(6)}
+    return c.trained_on_real("random, stopped early", c.draw_sequences, min(sorted(candidates), key=error))
+
+
+def random_tokens(c: Comparison) -> Measured:
+    """As many tokens as the summary has positions, μ · ξ."""
+    tokens = c.farzi.config.num_sequences * c.farzi.config.sequence_length
+    return c.trained_on_real("random, same tokens", lambda seed: c.draw_tokens(tokens, seed), c.steps)
+
+
+def random_bytes(c: Comparison) -> Measured:
+    """As many bytes as latents and decoder have: floats are not free."""
+    tokens = c.farzi.nbytes // c.token_bytes
+    return c.trained_on_real("random, same bytes", lambda seed: c.draw_tokens(tokens, seed), c.steps)
+
+
+def head(c: Comparison) -> Measured:
+    """The μ longest sequences."""
+    return c.trained_on_real("head (longest)", c.longest_sequences, c.steps)
+
+
+BASELINES: dict[str, Callable[[Comparison], Measured]] = {
+    function.__name__: function
+    for function in (full, full_long, random, random_early_stop, random_tokens, random_bytes, head)
+}
+"""Rows on real data, by the name that `baselines` of a config gives them."""

@@ -1,0 +1,238 @@
+"""A data set together with its task, as a config names it: splits by seed, and the learner over its vocabulary."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar
+
+from datasets import DatasetDict
+from transformers import AutoConfig, PreTrainedConfig
+
+import farzi_hf.models  # noqa: F401  registers the architectures that transformers does not have
+from farzi_hf.data import TEXTS, Interactions, load_interactions, load_sample_interactions, tokenize, word_tokenizer
+from farzi_hf.evaluation.rows import BASELINES
+from farzi_hf.evaluation.tasks import LanguageModeling, Recommendation, Task
+
+SAMPLE_INTERACTIONS = "sample_interactions"
+
+
+@dataclass
+class RunSettings:
+    """What a run needs beside a `FarziConfig`: the data, the learner, and what the summary is compared with."""
+
+    config: str = field(default="", metadata={"help": "YAML file with any of these fields"})
+    dataset: str = field(
+        default="ptb", metadata={"help": f"{', '.join(TEXTS)}, {SAMPLE_INTERACTIONS}, or as in load_interactions"}
+    )
+    data_dir: str | None = field(default=None, metadata={"help": "folder with the files of the data set"})
+    vocab_size: int = field(default=2000, metadata={"help": "text: words kept, special tokens not counted"})
+    max_length: int | None = field(default=None, metadata={"help": "text: cut training sequences to so many ids"})
+    min_interactions: int = field(default=3, metadata={"help": "interactions: users with fewer are left out"})
+    splits: list[int] = field(
+        default_factory=lambda: [0], metadata={"help": "interactions: seeds of the splits of the users"}
+    )
+    learner: dict | str | None = field(default=None, metadata={"help": "arguments of AutoConfig.for_model, as JSON"})
+    distil: bool = field(default=True, metadata={"help": "False: only the rows on real data"})
+    num_students: int = field(default=3, metadata={"help": "students per row, each from its own start"})
+    baselines: list[str] = field(
+        default_factory=lambda: list(BASELINES), metadata={"help": f"rows on real data: {', '.join(BASELINES)}"}
+    )
+    long_steps: int | None = field(default=None, metadata={"help": "training steps of the row 'full data, long'"})
+    long_learner: dict | str | None = field(
+        default_factory=dict, metadata={"help": "what the learner of that row has other than `learner`, as JSON"}
+    )
+    long_training: dict | str | None = field(
+        default=None, metadata={"help": "TrainingArguments of that row, as JSON; by default the data set's"}
+    )
+    resume: bool = field(default=True, metadata={"help": "go on from the last checkpoint in output_dir"})
+
+    def __post_init__(self) -> None:
+        kind = data_class(self.dataset)
+        for name, default in (("learner", kind.learner), ("long_learner", {}), ("long_training", kind.long_training)):
+            value = getattr(self, name)
+            setattr(self, name, dict(default) if value is None else _mapping(name, value))
+        self.long_steps = kind.long_steps if self.long_steps is None else self.long_steps
+        if "model_type" not in self.learner:
+            raise ValueError(f"learner={self.learner} has no model_type: name an architecture, for instance gpt2")
+        if self.num_students < 1:
+            raise ValueError(f"num_students={self.num_students} trains nothing: give at least 1")
+        if not self.splits:
+            raise ValueError("splits is empty: give the seed of at least one split, for instance 0")
+        for name in self.baselines:
+            if name not in BASELINES:
+                raise ValueError(f"baselines: {name!r} is unknown; choose from {', '.join(BASELINES)}")
+
+    def load(self) -> TaskData:
+        """The data set. It is read when something of it is first asked for."""
+        return data_class(self.dataset)(self)
+
+
+class TaskData(ABC):
+    """A data set and its task.
+
+    Args:
+        settings: name the data set.
+    """
+
+    learner: ClassVar[Mapping[str, Any]]
+    """The learner where the settings name none."""
+    long_steps: ClassVar[int]
+    long_training: ClassVar[Mapping[str, Any]] = {}
+    """Of the row "full data, long", where the settings say nothing."""
+    recipe_fields: ClassVar[tuple[str, ...]]
+    """The settings that make the data and the learner what they are."""
+
+    def __init__(self, settings: RunSettings) -> None:
+        self.settings = settings
+
+    task_class: ClassVar[type[Task]]
+
+    @property
+    @abstractmethod
+    def task(self) -> Task:
+        """What is predicted; of `task_class`."""
+
+    def recipe(self, seeds: Sequence[int]) -> dict[str, Any]:
+        """The settings that make the data of these seeds, and the learner, what they are."""
+        return {name: getattr(self.settings, name) for name in self.recipe_fields}
+
+    @abstractmethod
+    def run_folder(self, output_dir: str, seed: int) -> str:
+        """Where a run of several seeds leaves what belongs to one of them."""
+
+    @abstractmethod
+    def seeds(self, seed: int) -> list[int]:
+        """Of the distillations that a run makes, given the seed of its config."""
+
+    @abstractmethod
+    def splits(self, seed: int) -> DatasetDict:
+        """Train, validation and test as sequences in `input_ids`."""
+
+    @abstractmethod
+    def split_label(self, seed: int) -> str:
+        """How the splits came about, in words."""
+
+    @abstractmethod
+    def learner_config(self, learner: Mapping[str, Any], length: int) -> PreTrainedConfig:
+        """An architecture over the vocabulary of the data, which reads `length` entries."""
+
+    @abstractmethod
+    def trajectory_folder(self, folder: str, seed: int) -> str:
+        """Where the recorded trainings of one seed are, of those in `folder`."""
+
+
+class TextData(TaskData):
+    """Text. Seeds differ in the start of the summary, in the learners and in the students; they share the splits."""
+
+    # Two things matter (recipes/LOG.md): untied embeddings, or the learner stays on the unigram plateau for hundreds of steps;
+    # and embeddings that start large, or training is so chaotic that its gradient is useless.
+    learner: ClassVar = {
+        "model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 1, "n_positions": 128, "tie_word_embeddings": False,
+        "initializer_range": 0.1, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0,
+    }  # fmt: skip
+    task_class = LanguageModeling
+    long_steps = 2000
+    recipe_fields = ("dataset", "vocab_size", "max_length", "learner")
+
+    @cached_property
+    def _tokenized(self) -> tuple[LanguageModeling, DatasetDict]:
+        text = TEXTS[self.settings.dataset](self.settings.data_dir)
+        tokenizer = word_tokenizer(text["train"]["text"], self.settings.vocab_size)
+        splits = tokenize(text, tokenizer)
+        if self.settings.max_length is not None:  # evaluation is on whole sequences
+            train = DatasetDict(train=text["train"])
+            splits["train"] = tokenize(train, tokenizer, self.settings.max_length)["train"]
+        return LanguageModeling(tokenizer), splits
+
+    @property
+    def task(self) -> LanguageModeling:
+        return self._tokenized[0]
+
+    def seeds(self, seed: int) -> list[int]:
+        return [seed]
+
+    def splits(self, seed: int) -> DatasetDict:
+        return self._tokenized[1]
+
+    def split_label(self, seed: int) -> str:
+        return "the data set's own train, validation and test"
+
+    def learner_config(self, learner: Mapping[str, Any], length: int) -> PreTrainedConfig:
+        tokenizer = self.task.processing_class
+        special = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos")}
+        return AutoConfig.for_model(**{**learner, "vocab_size": len(tokenizer), **special})
+
+    def run_folder(self, output_dir: str, seed: int) -> str:
+        return output_dir
+
+    def trajectory_folder(self, folder: str, seed: int) -> str:
+        return f"{folder}/seed-{seed}"
+
+
+class InteractionData(TaskData):
+    """Interactions. Seeds differ in the split of the users as well: a test of a tenth of them is noisy."""
+
+    learner: ClassVar = {"model_type": "sasrec", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+    task_class = Recommendation
+    long_steps = 300
+    long_training: ClassVar = {
+        "learning_rate": 0.01,
+        "per_device_train_batch_size": 64,
+        "lr_scheduler_type": "constant",
+    }
+    recipe_fields = ("dataset", "min_interactions", "learner")
+
+    @cached_property
+    def interactions(self) -> Interactions:
+        """All users' histories."""
+        if self.settings.dataset == SAMPLE_INTERACTIONS:
+            return load_sample_interactions()
+        return load_interactions(
+            self.settings.dataset, self.settings.data_dir, min_interactions=self.settings.min_interactions
+        )
+
+    @cached_property
+    def task(self) -> Recommendation:
+        return Recommendation(self.interactions.vocabulary)
+
+    def seeds(self, seed: int) -> list[int]:
+        return self.settings.splits
+
+    def splits(self, seed: int) -> DatasetDict:
+        return self.interactions.strong_generalization_split(seed)
+
+    def split_label(self, seed: int) -> str:
+        return f"users 80 / 10 / 10 %, seed {seed}"
+
+    def learner_config(self, learner: Mapping[str, Any], length: int) -> PreTrainedConfig:
+        return AutoConfig.for_model(**{**learner, "num_items": self.interactions.num_items, "max_length": length})
+
+    def recipe(self, seeds: Sequence[int]) -> dict[str, Any]:
+        return {**super().recipe(seeds), "splits": list(seeds)}
+
+    def run_folder(self, output_dir: str, seed: int) -> str:
+        return f"{output_dir}/split-{seed}"
+
+    def trajectory_folder(self, folder: str, seed: int) -> str:
+        """Each split has its own: trainings of another one have seen this one's test users."""
+        return f"{folder}/split-{seed}"
+
+
+def data_class(dataset: str) -> type[TaskData]:
+    """The kind of data that a name stands for: text by the names in `TEXTS`, else interactions."""
+    return TextData if dataset in TEXTS else InteractionData
+
+
+def _mapping(name: str, value: Any) -> dict[str, Any]:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise ValueError(f"{name}={value!r} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{name}={value!r} is no mapping: write fields with their values")
+    return value

@@ -1,0 +1,152 @@
+"""Text: the next token of each sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+from torch import Tensor
+from transformers import EvalPrediction
+
+from farzi_hf.data import (
+    SequenceCollator,
+    flatten_sequences,
+)
+from farzi_hf.evaluation.baselines import (
+    InterpolatedBigram,
+    Unigram,
+)
+from farzi_hf.evaluation.metrics import (
+    bootstrap_interval,
+    corpus_perplexity,
+    language_modeling_metrics,
+    mean_and_spread,
+    pad_statistics,
+    sentence_totals,
+    token_statistics,
+)
+from farzi_hf.evaluation.modules import evaluate_module
+from farzi_hf.evaluation.tasks.base import Outputs, Row, Statistics, Task, count_cells
+
+
+class LanguageModeling(Task):
+    """Text: the next token of each sentence. Seeds share the test split.
+
+    ```python
+    FarziTrainer(learner_init=config, args=args, task=LanguageModeling(tokenizer), train_dataset=train, eval_dataset=valid)
+    ```
+
+    Args:
+        processing_class: the tokenizer.
+    """
+
+    label_names = ("labels",)
+    metric = "perplexity"
+    metric_label = "Test perplexity"
+    percent = False
+    ratio_label = "its perplexity over ours"
+    compared = ("perplexity",)
+    entries = "tokens"
+
+    @cached_property
+    def collator(self) -> SequenceCollator:
+        """Predicts a token that the tokenizer only uses for padding too, as EOS often is.
+
+        Raises:
+            ValueError: there is no tokenizer.
+        """
+        tokenizer = self.processing_class
+        if tokenizer is None:
+            raise ValueError(
+                "processing_class, data_collator and task are all None; give the tokenizer, or a collator that returns "
+                "input_ids, attention_mask and labels"
+            )
+        padding = getattr(tokenizer, "pad_token_id", None)
+        roles = ("bos", "eos", "unk", "sep", "cls", "mask")
+        others = {getattr(tokenizer, f"{role}_token_id", None) for role in roles}
+        return SequenceCollator(None if padding in others else padding)
+
+    def training_rows(self, sequences: Dataset, length: int) -> Dataset:
+        """The sentences themselves."""
+        return sequences
+
+    def evaluation_rows(self, sequences: Dataset, length: int) -> Dataset:
+        """The sentences themselves."""
+        return sequences
+
+    def preprocess_logits_for_metrics(self, logits: Tensor, labels: Any) -> Tensor:
+        return token_statistics(logits, labels)
+
+    def compute_metrics(self, eval_prediction: EvalPrediction) -> dict[str, float]:
+        return language_modeling_metrics(eval_prediction)
+
+    def statistics(self, outputs: Outputs, sequences: Dataset, length: int) -> np.ndarray:
+        """(N, 1, 3): each sentence's sums of `token_statistics`. Sentences are sorted by length, so that little is padded."""
+        by_length = sequences.select(np.argsort(flatten_sequences(sequences)[1], kind="stable"))
+        tokens = outputs(by_length, lambda logits, batch: token_statistics(logits, batch["labels"]))
+        return sentence_totals(pad_statistics(tokens))[:, None]
+
+    def metrics(self, statistics: np.ndarray) -> dict[str, float]:
+        return evaluate_module("language_modeling").compute(predictions=statistics)
+
+    def row(self, method: str, students: Statistics, nbytes: int) -> Row:
+        flat = [np.asarray(student) for seed in students for student in seed]
+        totals = np.stack([sentence_totals(values) for values in flat], axis=1)
+
+        def mean_perplexity(rows: np.ndarray) -> float:
+            return float(np.mean([corpus_perplexity(rows[:, student]) for student in range(rows.shape[1])]))
+
+        results = [self.metrics(values) for values in flat]
+        return {
+            "method": method,
+            **(mean_and_spread(results) if len(results) > 1 else results[0]),
+            "perplexity_interval": list(bootstrap_interval(totals, mean_perplexity)),
+            "bytes": nbytes,
+        }
+
+    def error(self, statistics: np.ndarray) -> float:
+        return self.metrics(statistics)["perplexity"]
+
+    def counted(self, train: Dataset, validation: Dataset, test: Dataset, vocab_size: int) -> dict[str, np.ndarray]:
+        """A unigram and an interpolated bigram."""
+        bigram = InterpolatedBigram.fit(train, vocab_size, validation)
+        models = {"unigram": bigram.unigram, "interpolated bigram": bigram}
+        return {name: sentence_totals(model.token_statistics(test))[:, None] for name, model in models.items()}
+
+    def reference_lines(self, splits: Mapping[str, Dataset], vocab_size: int) -> dict[str, float]:
+        unigram = Unigram.fit(splits["train"], vocab_size)
+        return {"unigram": unigram.metrics(splits["validation"])["perplexity"]}
+
+    def headline(self, row: Row) -> str:
+        return f"perplexity {row['perplexity']:,.1f}"
+
+    def readable(self, row: Row) -> dict[str, str]:
+        def digits(value: float) -> int:
+            return 1 if value < 1000 else 0
+
+        def spread(name: str, scale: int = 1) -> str:
+            values = [scale * row[key] for key in (name, f"{name}_std") if key in row]
+            return " ± ".join(f"{value:,.{digits(values[0])}f}" for value in values)
+
+        return {
+            "trained on": row["method"],
+            "perplexity": spread("perplexity"),
+            "95 % interval": " – ".join(f"{edge:,.{digits(edge)}f}" for edge in row["perplexity_interval"]),
+            "sentence perplexity": spread("sentence_perplexity"),
+            "accuracy, %": spread("accuracy", scale=100),
+            **count_cells(row),
+        }
+
+    def paired(self, ours: Statistics, theirs: Statistics) -> tuple[np.ndarray, Callable[[np.ndarray], float]]:
+        """Of perplexities, theirs over ours."""
+        both = [np.concatenate([np.asarray(seed) for seed in group]) for group in (ours, theirs)]
+        totals, count = np.concatenate(both)[:, :, 0], len(both[0])  # (students, N, 3)
+
+        def quotient(rows: np.ndarray) -> float:
+            perplexities = [corpus_perplexity(rows[:, student]) for student in range(rows.shape[1])]
+            return float(np.mean(perplexities[count:]) / np.mean(perplexities[:count]))
+
+        return totals.transpose(1, 0, 2), quotient
