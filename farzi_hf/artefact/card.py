@@ -22,7 +22,7 @@ from farzi_hf.artefact.escaping import (
     yaml_text,
 )
 from farzi_hf.artefact.hub import PLACEHOLDER
-from farzi_hf.data.vocabulary import is_text, text_of
+from farzi_hf.data import Vocabulary
 
 TABLES = ("latents", "decoder", "tokens")
 """The configs of the dataset repository."""
@@ -72,8 +72,7 @@ def render_card(
         template_path=str(Path(__file__).parent / "templates" / "card.md"),
         repo=PLACEHOLDER,
         config=config,
-        entries="tokens" if is_text(vocabulary) else "items",
-        has_vocabulary=vocabulary is not None,
+        vocabulary=vocabulary,
         facts=markdown_table([{"": k, " ": v} for k, v in _facts(contents, metrics, recipe).items()]),
         dataset=markdown_text(metrics.get("dataset") or "a dataset"),
         learner=learner_code(recipe, config, vocabulary),
@@ -92,9 +91,9 @@ def render_card(
     return str(card)
 
 
-def greedy_texts(vocabulary: Any, decoded: list) -> list[str]:
+def greedy_texts(vocabulary: Vocabulary, decoded: list) -> list[str]:
     """Each decoded sequence as the text of its likeliest tokens."""
-    return [text_of(vocabulary, [position["tokens"][0] for position in sequence]) for sequence in decoded]
+    return [vocabulary.text([position["tokens"][0] for position in sequence]) for sequence in decoded]
 
 
 def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -133,12 +132,11 @@ def training_arguments(inner: Mapping[str, Any]) -> dict[str, Any]:
 def _metadata(contents: Contents, metrics: Mapping[str, Any]) -> DatasetCardData:
     """The YAML header. The Hub has no `model-index` for datasets; results are in the text and in metrics.json."""
     config, vocabulary = contents.config, contents.vocabulary
-    kind = [] if vocabulary is None else ["language-modeling" if is_text(vocabulary) else "recommendation"]
     return DatasetCardData(
         pretty_name=f"Farzi data [{config.num_sequences}×{config.sequence_length}]",
         license=_licence(metrics),
-        tags=["farzi", "dataset-distillation", "synthetic", *kind],
-        task_categories=["text-generation"] if is_text(vocabulary) else ["other"] if kind else None,
+        tags=["farzi", "dataset-distillation", "synthetic", *vocabulary.tags],
+        task_categories=list(vocabulary.task_categories) or None,
         size_categories=[_size_category(config.num_sequences)],
         configs=[
             {"config_name": name, "data_files": [{"split": "train", "path": f"{name}/train-*.parquet"}]}
@@ -253,9 +251,9 @@ def _position_row(j: int, position: Mapping[str, Any]) -> dict[str, Any]:
     return {"position": str(j), "likeliest entries": Markdown(tokens), "entropy (nats)": position["entropy"]}
 
 
-def _examples(vocabulary: Any, decoded: list) -> str:
-    """Sequences as text, one per line; nothing without a vocabulary."""
-    if vocabulary is None:
+def _examples(vocabulary: Vocabulary, decoded: list) -> str:
+    """Sequences as text, one per line; nothing where entries have no names."""
+    if not vocabulary.named:
         return ""
     return markdown_fence("\n".join(" ".join(text.split()) for text in greedy_texts(vocabulary, decoded)), "text")
 

@@ -25,8 +25,8 @@ from farzi_hf.artefact.local_paths import without_local_paths
 from farzi_hf.artefact.tensor_file import checksum, load_tensors
 from farzi_hf.artefact.vocabulary_files import load_vocabulary
 from farzi_hf.artefact.writing import latents_table, load_results, read_plots, write_artefact
+from farzi_hf.data import Vocabulary, vocabulary_of
 from farzi_hf.data.seeds import Purpose, derive
-from farzi_hf.data.vocabulary import text_of, token_strings, vocabulary_hash
 from farzi_hf.summary.collator import SoftTokenCollator
 from farzi_hf.summary.config import FarziDataConfig, check_size
 from farzi_hf.summary.soft_tokens import soft_tokens
@@ -66,6 +66,11 @@ class FarziData(nn.Module):
         if tensors is None:
             tensors = {name: torch.randn(shape) * config.latent_std for name, shape in _shapes(config).items()}
         self.latents, self.decoder = nn.Parameter(tensors["latents"]), nn.Parameter(tensors["decoder"])
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """What the V entries stand for: `processing_class`, wrapped."""
+        return vocabulary_of(self.processing_class)
 
     @property
     def nbytes(self) -> int:
@@ -132,13 +137,10 @@ class FarziData(nn.Module):
         Raises:
             ValueError: the summary has no vocabulary.
         """
-        names = token_strings(self.processing_class, self.config.vocab_size)
-        if names is None:
-            raise ValueError(
-                "processing_class is None, so tokens have no names; set the tokenizer or item list, or use as_hard_dataset"
-            )
+        vocabulary = self.vocabulary
+        names = vocabulary.names(self.config.vocab_size)
         rows = self._hard_tokens(samples_per_sequence, seed).tolist()
-        return [text_of(self.processing_class, [names[i] for i in row]) for row in rows]
+        return [vocabulary.text([names[i] for i in row]) for row in rows]
 
     @torch.no_grad()
     def _hard_tokens(self, samples_per_sequence: int | None, seed: int) -> Tensor:
@@ -164,7 +166,8 @@ class FarziData(nn.Module):
             probability: strings where there is a vocabulary, otherwise ids. At most V of them.
         """
         k = min(check_size("top_k", top_k, 1), self.config.vocab_size)
-        names = token_strings(self.processing_class, self.config.vocab_size)
+        vocabulary = self.vocabulary
+        names = vocabulary.names(self.config.vocab_size) if vocabulary.named else range(self.config.vocab_size)
         positions = []
         for chunk in self.latents.flatten(0, 1).split(_DECODE_CHUNK):
             log_p = torch.log_softmax((chunk @ self.decoder / self.config.tau).float(), dim=-1)
@@ -173,7 +176,7 @@ class FarziData(nn.Module):
             for ids, probabilities, nats in zip(
                 top.indices.tolist(), top.values.exp().tolist(), entropy.tolist(), strict=True
             ):
-                tokens = ids if names is None else [names[i] for i in ids]
+                tokens = [names[i] for i in ids]
                 positions.append({"tokens": tokens, "probabilities": probabilities, "entropy": nats})
         length = self.config.sequence_length
         return [positions[start : start + length] for start in range(0, len(positions), length)]
@@ -181,7 +184,7 @@ class FarziData(nn.Module):
     def contents(self) -> Contents:
         """The parts that the artefact is written from."""
         tensors = {"latents": self.latents.detach(), "decoder": self.decoder.detach()}
-        return Contents(tensors, self.config, self.processing_class, self.decode(_SHOWN_TOKENS))
+        return Contents(tensors, self.config, self.vocabulary, self.decode(_SHOWN_TOKENS))
 
     def save_pretrained(
         self,
@@ -318,9 +321,10 @@ class FarziData(nn.Module):
 
     def adopt_vocabulary(self, argument: str) -> None:
         """Checks the vocabulary against the config; a config that knows none yet takes its hash."""
-        if self.processing_class is None:
+        vocabulary = self.vocabulary
+        if not vocabulary.named:
             return
-        size, found = len(self.processing_class), vocabulary_hash(self.processing_class)
+        size, found = len(vocabulary), vocabulary.hash()
         if size > self.config.vocab_size:
             raise ValueError(
                 f"{argument} brings a vocabulary of {size} entries, but the summary's vocab_size is "
