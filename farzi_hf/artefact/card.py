@@ -18,7 +18,6 @@ from farzi_hf.artefact.escaping import (
     markdown_image,
     markdown_text,
     one_line,
-    python_literal,
     yaml_text,
 )
 from farzi_hf.artefact.hub import PLACEHOLDER
@@ -27,13 +26,8 @@ from farzi_hf.data import Vocabulary
 TABLES = ("latents", "decoder", "tokens")
 """The configs of the dataset repository."""
 
-_TRAINING_ARGUMENTS = {
-    "lr": "learning_rate",
-    "eps": "adam_epsilon",
-    "weight_decay": "weight_decay",
-    "steps": "max_steps",
-    "synthetic_batch_size": "per_device_train_batch_size",
-}
+_NEEDED = {"lr": ("learning_rate", 0.01), "steps": ("max_steps", 100)}
+"""Settings of the inner loop without which nobody can train: their names in TrainingArguments, and values to begin with."""
 _SAID_ELSEWHERE = ("table", "dataset", "data_bytes", "data_sequences", "split", "licence", "licence_text", "command")
 """Entries of metrics that have a place of their own on the card."""
 
@@ -66,7 +60,7 @@ def render_card(
     config, vocabulary = contents.config, contents.vocabulary
     metrics, recipe = metrics or {}, recipe or {}
     figures = {name: value for name, value in metrics.items() if name not in _SAID_ELSEWHERE}
-    code = {name: python_literal(value) for name, value in training_arguments(config.inner or {}).items()}
+    guessed = {name: value for key, (name, value) in _NEEDED.items() if key not in (config.inner or {})}
     card = DatasetCard.from_template(
         _metadata(contents, metrics),
         template_path=str(Path(__file__).parent / "templates" / "card.md"),
@@ -76,7 +70,7 @@ def render_card(
         facts=markdown_table([{"": k, " ": v} for k, v in _facts(contents, metrics, recipe).items()]),
         dataset=markdown_text(metrics.get("dataset") or "a dataset"),
         learner=learner_code(recipe, config, vocabulary),
-        training_arguments=code,
+        guessed=guessed,
         inner=markdown_table([{"setting": k, "value": str(v)} for k, v in (config.inner or {}).items()]),
         results=markdown_table(_with_spread(metrics.get("table", []))),
         figures=markdown_table([{"figure": k, "value": v} for k, v in figures.items()]),
@@ -107,23 +101,6 @@ def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
     head = [markdown_text(column) for column in columns]
     lines = [head, ["---"] * len(columns), *([_cell(row.get(column, "")) for column in columns] for row in rows)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def training_arguments(inner: Mapping[str, Any]) -> dict[str, Any]:
-    """A summary's `config.inner` under the names that `transformers.TrainingArguments` gives its settings.
-
-    Raises:
-        ValueError: betas that are not two.
-    """
-    arguments = {name: inner[key] for key, name in _TRAINING_ARGUMENTS.items() if inner.get(key) is not None}
-    if inner.get("optimizer") == "sgd":
-        arguments |= {"optim": "sgd", "optim_args": f"momentum={inner.get('momentum', 0.0)}"}
-    betas = inner.get("betas")
-    if betas:
-        if not isinstance(betas, list | tuple) or len(betas) != 2:
-            raise ValueError(f"inner['betas']={betas!r} are not two numbers; give β1 and β2, for instance [0.5, 0.999]")
-        arguments["adam_beta1"], arguments["adam_beta2"] = betas
-    return arguments
 
 
 # -- parts of the card -----------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 from torch import Tensor, nn
+from transformers import TrainingArguments
 
 from farzi_hf.artefact import ArtefactFolder, Results, fetch_artefact, push_folder, read_artefact
 from farzi_hf.artefact.contents import Contents
@@ -30,6 +31,7 @@ from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.summary.collator import SoftTokenCollator
 from farzi_hf.summary.config import FarziDataConfig, check_size
 from farzi_hf.summary.soft_tokens import soft_tokens
+from farzi_hf.summary.stock_settings import stock_arguments
 
 _DECODE_CHUNK = 512  # positions whose V probabilities exist at the same time in decode()
 _SHOWN_TOKENS = 5  # likeliest tokens of each position, in the artefact's tables
@@ -113,6 +115,25 @@ class FarziData(nn.Module):
         Picklable; holds a copy of the decoder on the CPU.
         """
         return SoftTokenCollator(self.decoder.detach().cpu().clone(), self.config.tau)
+
+    def training_arguments(self, output_dir: str | os.PathLike, **changes: Any) -> TrainingArguments:
+        """The stock Trainer's arguments for a student that trains as the learners of the distillation did.
+
+        From `config.inner` come the optimizer with its learning rate, betas, ε, momentum and weight decay, the number of steps and
+        the batch size. The learning rate stays constant and gradients are not clipped, as in the inner loop. Nothing is
+        saved or reported, every tenth step is logged, and memory is not pinned on a CPU.
+
+        Trainer's AdamW decays weights in its own way: a summary that was distilled with weight decay gets a warning.
+
+        Args:
+            output_dir: Trainer's; it stays empty unless `changes` says otherwise.
+            changes: arguments of `transformers.TrainingArguments`, which go before those above: `seed`, `bf16`, more steps.
+
+        Raises:
+            ValueError: `config.inner` lacks the learning rate or the number of steps, and `changes` does not have it, or it holds
+                settings that no inner optimizer can have.
+        """
+        return stock_arguments(self.config.inner, str(output_dir), changes)
 
     def as_hard_dataset(self, samples_per_sequence: int | None = None, seed: int = 0) -> Dataset:
         """Token ids in place of soft tokens, for models and trainers that take nothing else.
