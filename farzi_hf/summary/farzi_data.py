@@ -27,13 +27,12 @@ from farzi_hf.artefact.tensor_file import checksum, load_tensors
 from farzi_hf.artefact.vocabulary_files import load_vocabulary
 from farzi_hf.artefact.writing import latents_table, load_results, read_plots, write_artefact
 from farzi_hf.data import Vocabulary, vocabulary_of
-from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.summary.collator import SoftTokenCollator
 from farzi_hf.summary.config import FarziDataConfig, check_size
+from farzi_hf.summary.hard_tokens import CHUNK, hard_tokens
 from farzi_hf.summary.soft_tokens import soft_tokens
 from farzi_hf.summary.stock_settings import stock_arguments
 
-_DECODE_CHUNK = 512  # positions whose V probabilities exist at the same time in decode()
 _SHOWN_TOKENS = 5  # likeliest tokens of each position, in the artefact's tables
 
 
@@ -163,20 +162,11 @@ class FarziData(nn.Module):
         rows = self._hard_tokens(samples_per_sequence, seed).tolist()
         return [vocabulary.text([names[i] for i in row]) for row in rows]
 
-    @torch.no_grad()
     def _hard_tokens(self, samples_per_sequence: int | None, seed: int) -> Tensor:
         """Ids (μ·n, ξ)."""
-        count = 1 if samples_per_sequence is None else check_size("samples_per_sequence", samples_per_sequence, 1)
-        generator = torch.Generator(self.latents.device).manual_seed(derive(seed, Purpose.HARD_TOKENS))
-        drawn = []
-        for chunk in self.latents.flatten(0, 1).split(_DECODE_CHUNK):
-            p = soft_tokens(chunk, self.decoder, self.config.tau)
-            if samples_per_sequence is None:
-                drawn.append(p.argmax(-1, keepdim=True))
-            else:
-                drawn.append(torch.multinomial(p, count, replacement=True, generator=generator))
-        by_position = torch.cat(drawn).view(self.config.num_sequences, self.config.sequence_length, count)
-        return by_position.transpose(1, 2).flatten(0, 1)
+        if samples_per_sequence is not None:
+            check_size("samples_per_sequence", samples_per_sequence, 1)
+        return hard_tokens(self.latents, self.decoder, self.config.tau, samples_per_sequence, seed)
 
     @torch.no_grad()
     def decode(self, top_k: int = 5) -> list[list[dict[str, Any]]]:
@@ -190,7 +180,7 @@ class FarziData(nn.Module):
         vocabulary = self.vocabulary
         names = vocabulary.names(self.config.vocab_size) if vocabulary.named else range(self.config.vocab_size)
         positions = []
-        for chunk in self.latents.flatten(0, 1).split(_DECODE_CHUNK):
+        for chunk in self.latents.flatten(0, 1).split(CHUNK):
             log_p = torch.log_softmax((chunk @ self.decoder / self.config.tau).float(), dim=-1)
             top = log_p.topk(k)
             entropy = torch.special.entr(log_p.exp()).sum(-1)
@@ -326,7 +316,7 @@ class FarziData(nn.Module):
     def frequencies(self) -> Tensor:
         """(V,): the share of each vocabulary entry over all μ·ξ positions; sums to 1."""
         total = torch.zeros(self.config.vocab_size, device=self.latents.device)
-        for chunk in self.latents.flatten(0, 1).split(_DECODE_CHUNK):
+        for chunk in self.latents.flatten(0, 1).split(CHUNK):
             total += soft_tokens(chunk, self.decoder, self.config.tau).float().sum(0)
         return total / (self.config.num_sequences * self.config.sequence_length)
 
