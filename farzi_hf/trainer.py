@@ -150,10 +150,10 @@ class FarziTrainer(ResumableTrainer):
         self.model.config.inner = self.args.summary_config(self.learner.vocab_size).inner
 
     def tune_initialization(self) -> None:
-        """Chooses κ of a new spectral start, unless `args.concentration` says it. `train()` does so; before it, for a look at the start.
+        """Chooses κ of a new spectral start, unless `args.concentration` gives it.
 
-        Each candidate has two learners train on it from scratch, and their loss on training data decides: together as long
-        as two or three outer steps.
+        `train()` calls this first. Call it yourself to look at the start before the training. On each candidate two learners train from
+        scratch, and their loss on training data decides. All candidates together take as long as two or three outer steps.
         """
         if self._open_start is None or self._open_start != self.model.fingerprint():  # chosen, or changed by someone
             return
@@ -180,9 +180,8 @@ class FarziTrainer(ResumableTrainer):
                 bar.set_postfix_str(f"loss by κ: {', '.join(found)}")
                 return np.mean(losses)
 
-            self._concentration, losses = initialization.choose_concentration(
-                self.model, initialization.CONCENTRATION, loss
-            )
+            start_at = initialization.spectral_starts(self.model, self.train_dataset, self.args.seed)
+            self._concentration, losses = initialization.choose_concentration(start_at, loss)
         self._open_start = None
         tried = ", ".join(f"{concentration:g}: {loss:.3f}" for concentration, loss in losses.items())
         logger.info("Start of the summary: loss on training data by κ: %s.", tried)
