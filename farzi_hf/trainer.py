@@ -119,10 +119,10 @@ class FarziTrainer(ResumableTrainer):
             **kwargs,
         )
         self.learner.to(self.args.device)
-        self.objective = objective or args.make_objective(self.learner)
+        self.training = args.make_training()
+        self.objective = objective or args.make_objective(self.learner, self.training)
         # An object has no name in a recipe: its class stands there, which FarziConfig refuses.
         self._given = {"objective": type(objective).__name__} if objective is not None else {}
-        self.training = args.make_training()
         # A micro-batch's loss is a mean of its own: each has a learner of its own.
         self.model_accepts_loss_kwargs = False
         spectral = INITIALIZATIONS[args.initialization] is initialization.spectral
