@@ -13,11 +13,8 @@ from farzi_hf.distillation import (
     OBJECTIVES,
     Learner,
     Objective,
-    PretrainedStarts,
     SyntheticTraining,
     TrajectoryBank,
-    TrajectoryMatching,
-    random_starts,
 )
 from farzi_hf.engine import ADJOINTS, OPTIMIZERS, InnerOptimizer
 from farzi_hf.field_types import check_types, numbers_from_text
@@ -184,11 +181,7 @@ class FarziConfig(TrainingArguments):
             )
         if not 0 <= self.fresh_start_fraction <= 1:
             raise ValueError(f"fresh_start_fraction={self.fresh_start_fraction} is no share; give a number from 0 to 1")
-        if OBJECTIVES[self.objective] is TrajectoryMatching and self.trajectories is None:
-            raise ValueError(
-                f"objective={self.objective!r} matches trajectories of real training, but trajectories is None; record them "
-                "with recipes/trajectories.py and give the folder"
-            )
+        OBJECTIVES[self.objective].check(self)
         try:
             self.make_inner_optimizer()
         except (TypeError, ValueError) as error:
@@ -241,26 +234,17 @@ class FarziConfig(TrainingArguments):
             torch_compile=self.torch_compile,
         )
 
-    def make_objective(self, learner: Learner | None = None) -> Objective:
-        """The outer loss; of a learner that is given, trajectories have to be."""
-        kind = OBJECTIVES[self.objective]
+    def make_objective(self, learner: Learner | None = None, training: SyntheticTraining | None = None) -> Objective:
+        """The outer loss.
+
+        Args:
+            learner: where it is given, trajectories have to be of such a model.
+            training: the inner loop; by default one of its own.
+        """
         bank = None if self.trajectories is None else TrajectoryBank(self.trajectories, self.num_trajectories)
         if bank is not None and learner is not None:
             bank.check(learner)
-        settings = {
-            "training": self.make_training(),
-            "steps": self.inner_steps,
-            "steps_min": self.inner_steps_min or self.inner_steps,
-            "learners": self.learners_per_step,
-            "starts": random_starts
-            if bank is None
-            else PretrainedStarts(bank, self.fresh_start_fraction, self.last_start),
-            "bank": bank,
-            "synthetic_steps": self.synthetic_steps or self.inner_steps,
-            "expert_steps": self.expert_steps,
-            "last_step": self.last_start,
-        }
-        return kind(**{argument.name: settings[argument.name] for argument in fields(kind)})
+        return OBJECTIVES[self.objective].from_config(self, training or self.make_training(), bank)
 
 
 _STOCK = {f.name for f in fields(TrainingArguments)}

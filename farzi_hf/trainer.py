@@ -121,7 +121,7 @@ class FarziTrainer(ResumableTrainer):
         self.label_names = self.args.label_names or list(self.task.label_names)
         self.learner.to(self.args.device)
         self.training = args.make_training()
-        self.objective = objective or args.make_objective(self.learner)
+        self.objective = objective or args.make_objective(self.learner, self.training)
         # An object has no name in a recipe: its class stands there, which FarziConfig refuses.
         self._given = {"objective": type(objective).__name__} if objective is not None else {}
         # A micro-batch's loss is a mean of its own: each has a learner of its own.
@@ -175,10 +175,10 @@ class FarziTrainer(ResumableTrainer):
         self.model.config.inner = self.args.summary_config(self.learner.vocab_size).inner
 
     def tune_initialization(self) -> None:
-        """Chooses κ of a new spectral start, unless `args.concentration` says it. `train()` does so; before it, for a look at the start.
+        """Chooses κ of a new spectral start, unless `args.concentration` gives it.
 
-        Each candidate has two learners train on it from scratch, and their loss on training data decides: together as long
-        as two or three outer steps.
+        `train()` calls this first. Call it yourself to look at the start before the training. On each candidate two learners train from
+        scratch, and their loss on training data decides. All candidates together take as long as two or three outer steps.
         """
         if self._open_start is None or self._open_start != self.model.fingerprint():  # chosen, or changed by someone
             return
@@ -205,9 +205,8 @@ class FarziTrainer(ResumableTrainer):
                 bar.set_postfix_str(f"loss by κ: {', '.join(found)}")
                 return np.mean(losses)
 
-            self._concentration, losses = initialization.choose_concentration(
-                self.model, initialization.CONCENTRATION, loss
-            )
+            start_at = initialization.spectral_starts(self.model, self.train_dataset, self.args.seed)
+            self._concentration, losses = initialization.choose_concentration(start_at, loss)
         self._open_start = None
         tried = ", ".join(f"{concentration:g}: {loss:.3f}" for concentration, loss in losses.items())
         logger.info("Start of the summary: loss on training data by κ: %s.", tried)

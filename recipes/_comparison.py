@@ -30,7 +30,6 @@ from transformers import (
 )
 
 from farzi_hf import FarziData, FarziTrainer, attach_soft_inputs, soft_cross_entropy
-from farzi_hf.artefact.card import training_arguments
 from farzi_hf.data import flatten_sequences, head_sequences, minibatches, random_sequences
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.distillation import Parameters
@@ -220,14 +219,9 @@ def summary_row(c: Comparison, method: str) -> Row:
 
 def stock_arguments(c: Comparison, output_dir: str, seed: int, **changes: Any) -> TrainingArguments:
     """Of the stock Trainer, with the settings that the summary carries; Adam's alone have a counterpart there."""
-    settings = {
-        **training_arguments(c.trainer.model.config.inner), "lr_scheduler_type": "constant", "max_grad_norm": 0.0,
-        "optim": "adamw_torch", "save_strategy": "no", "logging_strategy": "no", "report_to": "none",
-        "disable_tqdm": True, "use_cpu": c.trainer.args.use_cpu,
-        "dataloader_pin_memory": c.trainer.args.dataloader_pin_memory,
-    }  # fmt: skip
+    quiet = {"logging_strategy": "no", "disable_tqdm": True, "use_cpu": c.trainer.args.use_cpu}
     seed %= 2**32  # transformers seeds NumPy's old generator with it, which takes no more
-    return TrainingArguments(output_dir, seed=seed, **{**settings, **changes})
+    return c.trainer.model.training_arguments(output_dir, **{**quiet, "seed": seed, **changes})
 
 
 def train_stock(model: PreTrainedModel, rows: Dataset, collator: Callable, args: TrainingArguments) -> Student:

@@ -18,22 +18,16 @@ from farzi_hf.artefact.escaping import (
     markdown_image,
     markdown_text,
     one_line,
-    python_literal,
     yaml_text,
 )
 from farzi_hf.artefact.hub import PLACEHOLDER
-from farzi_hf.data.vocabulary import is_text, text_of
+from farzi_hf.data import Vocabulary
 
 TABLES = ("latents", "decoder", "tokens")
 """The configs of the dataset repository."""
 
-_TRAINING_ARGUMENTS = {
-    "lr": "learning_rate",
-    "eps": "adam_epsilon",
-    "weight_decay": "weight_decay",
-    "steps": "max_steps",
-    "synthetic_batch_size": "per_device_train_batch_size",
-}
+_NEEDED = {"lr": ("learning_rate", 0.01), "steps": ("max_steps", 100)}
+"""Settings of the inner loop without which nobody can train: their names in TrainingArguments, and values to begin with."""
 _SAID_ELSEWHERE = ("table", "dataset", "data_bytes", "data_sequences", "split", "licence", "licence_text", "command")
 """Entries of metrics that have a place of their own on the card."""
 
@@ -66,18 +60,17 @@ def render_card(
     config, vocabulary = contents.config, contents.vocabulary
     metrics, recipe = metrics or {}, recipe or {}
     figures = {name: value for name, value in metrics.items() if name not in _SAID_ELSEWHERE}
-    code = {name: python_literal(value) for name, value in training_arguments(config.inner or {}).items()}
+    guessed = {name: value for key, (name, value) in _NEEDED.items() if key not in (config.inner or {})}
     card = DatasetCard.from_template(
         _metadata(contents, metrics),
         template_path=str(Path(__file__).parent / "templates" / "card.md"),
         repo=PLACEHOLDER,
         config=config,
-        entries="tokens" if is_text(vocabulary) else "items",
-        has_vocabulary=vocabulary is not None,
+        vocabulary=vocabulary,
         facts=markdown_table([{"": k, " ": v} for k, v in _facts(contents, metrics, recipe).items()]),
         dataset=markdown_text(metrics.get("dataset") or "a dataset"),
         learner=learner_code(recipe, config, vocabulary),
-        training_arguments=code,
+        guessed=guessed,
         inner=markdown_table([{"setting": k, "value": str(v)} for k, v in (config.inner or {}).items()]),
         results=markdown_table(_with_spread(metrics.get("table", []))),
         figures=markdown_table([{"figure": k, "value": v} for k, v in figures.items()]),
@@ -92,9 +85,9 @@ def render_card(
     return str(card)
 
 
-def greedy_texts(vocabulary: Any, decoded: list) -> list[str]:
+def greedy_texts(vocabulary: Vocabulary, decoded: list) -> list[str]:
     """Each decoded sequence as the text of its likeliest tokens."""
-    return [text_of(vocabulary, [position["tokens"][0] for position in sequence]) for sequence in decoded]
+    return [vocabulary.text([position["tokens"][0] for position in sequence]) for sequence in decoded]
 
 
 def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -110,35 +103,17 @@ def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def training_arguments(inner: Mapping[str, Any]) -> dict[str, Any]:
-    """A summary's `config.inner` under the names that `transformers.TrainingArguments` gives its settings.
-
-    Raises:
-        ValueError: betas that are not two.
-    """
-    arguments = {name: inner[key] for key, name in _TRAINING_ARGUMENTS.items() if inner.get(key) is not None}
-    if inner.get("optimizer") == "sgd":
-        arguments |= {"optim": "sgd", "optim_args": f"momentum={inner.get('momentum', 0.0)}"}
-    betas = inner.get("betas")
-    if betas:
-        if not isinstance(betas, list | tuple) or len(betas) != 2:
-            raise ValueError(f"inner['betas']={betas!r} are not two numbers; give β1 and β2, for instance [0.5, 0.999]")
-        arguments["adam_beta1"], arguments["adam_beta2"] = betas
-    return arguments
-
-
 # -- parts of the card -----------------------------------------------------------------------------------------------
 
 
 def _metadata(contents: Contents, metrics: Mapping[str, Any]) -> DatasetCardData:
     """The YAML header. The Hub has no `model-index` for datasets; results are in the text and in metrics.json."""
     config, vocabulary = contents.config, contents.vocabulary
-    kind = [] if vocabulary is None else ["language-modeling" if is_text(vocabulary) else "recommendation"]
     return DatasetCardData(
         pretty_name=f"Farzi data [{config.num_sequences}×{config.sequence_length}]",
         license=_licence(metrics),
-        tags=["farzi", "dataset-distillation", "synthetic", *kind],
-        task_categories=["text-generation"] if is_text(vocabulary) else ["other"] if kind else None,
+        tags=["farzi", "dataset-distillation", "synthetic", *vocabulary.tags],
+        task_categories=list(vocabulary.task_categories) or None,
         size_categories=[_size_category(config.num_sequences)],
         configs=[
             {"config_name": name, "data_files": [{"split": "train", "path": f"{name}/train-*.parquet"}]}
@@ -253,9 +228,9 @@ def _position_row(j: int, position: Mapping[str, Any]) -> dict[str, Any]:
     return {"position": str(j), "likeliest entries": Markdown(tokens), "entropy (nats)": position["entropy"]}
 
 
-def _examples(vocabulary: Any, decoded: list) -> str:
-    """Sequences as text, one per line; nothing without a vocabulary."""
-    if vocabulary is None:
+def _examples(vocabulary: Vocabulary, decoded: list) -> str:
+    """Sequences as text, one per line; nothing where entries have no names."""
+    if not vocabulary.named:
         return ""
     return markdown_fence("\n".join(" ".join(text.split()) for text in greedy_texts(vocabulary, decoded)), "text")
 

@@ -11,15 +11,10 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from farzi_hf import models
 from farzi_hf.artefact.escaping import python_literal
-from farzi_hf.data.vocabulary import is_text
+from farzi_hf.data import Vocabulary
 from farzi_hf.models.next_item import NextItemConfig
 
 _OURS = {kind.model_type: kind for name, kind in vars(models).items() if name.endswith("Config")}
-_SMALL_TEXT = {
-    "model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 2, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
-    "tie_word_embeddings": False, "initializer_range": 0.1,
-}  # fmt: skip
-_SMALL_ITEMS = {"model_type": "sasrec", "hidden_size": 32, "initializer_range": 0.1}
 _NOT_SHOWN = {"model_type", "transformers_version", "architectures", "use_cache"}  # none of them changes a training
 _DEFAULTS = {"dtype": "float32"}  # what a config says that leaves it open
 _SPECIAL_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
@@ -42,12 +37,12 @@ class LearnerCode:
     known: bool
 
 
-def learner_code(recipe: Mapping[str, Any], config: PreTrainedConfig, vocabulary: Any) -> LearnerCode:
+def learner_code(recipe: Mapping[str, Any], config: PreTrainedConfig, vocabulary: Vocabulary) -> LearnerCode:
     """The learner of `recipe["learner"]`, a config as a mapping; where there is none, a small one for such a vocabulary."""
     learner = recipe.get("learner")
     known = isinstance(learner, Mapping) and isinstance(learner.get("model_type"), str)
     if not known:
-        learner = _SMALL_TEXT if vocabulary is None or is_text(vocabulary) else _SMALL_ITEMS
+        learner = vocabulary.small_learner
     kind = learner["model_type"]
     own = _OURS.get(kind)
     sizes = _sizes(learner, own, config, vocabulary)
@@ -71,7 +66,7 @@ def _changed(learner: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sizes(
-    learner: Mapping[str, Any], own: type | None, config: PreTrainedConfig, vocabulary: Any
+    learner: Mapping[str, Any], own: type | None, config: PreTrainedConfig, vocabulary: Vocabulary
 ) -> dict[str, int | None]:
     """What the summary decides: a recipe may leave it out, as those of this project do."""
     if own is not None and issubclass(own, NextItemConfig):
@@ -79,7 +74,8 @@ def _sizes(
     sizes = {"vocab_size": config.vocab_size}
     if "vocab_size" in learner:  # a whole config
         return sizes
-    return sizes | {name: learner.get(name, getattr(vocabulary, name, None)) for name in _SPECIAL_TOKENS}
+    ids = vocabulary.special_ids(_SPECIAL_TOKENS)
+    return sizes | {name: learner.get(name, ids[name]) for name in _SPECIAL_TOKENS}
 
 
 def _argument(name: str, value: Any) -> str:

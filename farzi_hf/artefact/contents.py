@@ -9,6 +9,8 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedConfig
 
+from farzi_hf.data import Vocabulary
+
 
 @dataclass(frozen=True)
 class Contents:
@@ -17,13 +19,13 @@ class Contents:
     Attributes:
         tensors: `latents (μ, ξ, d)` and `decoder (d, V)`.
         config: sizes and provenance, as `config.json` holds them.
-        vocabulary: the tokenizer, the list of item names, or None.
+        vocabulary: what the entries stand for.
         decoded: per sequence and position the likeliest tokens, their probabilities and the entropy, as `FarziData.decode` gives them.
     """
 
     tensors: Mapping[str, Tensor]
     config: PreTrainedConfig
-    vocabulary: Any
+    vocabulary: Vocabulary
     decoded: Sequence[Sequence[Mapping[str, Any]]]
 
     @property

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from fnmatch import fnmatchcase
 
+from farzi_hf.data.vocabulary import ITEMS_FILE
+
 TENSORS = "farzi.safetensors"
 CONFIG = "config.json"
 CARD = "README.md"
@@ -16,7 +18,7 @@ RECIPE = "recipe.yaml"
 METRICS = "metrics.json"
 VIEWER = "viewer.html"
 PLOTS = "plots"
-VOCABULARY = "vocabulary.json"
+VOCABULARY = ITEMS_FILE
 TOKENIZER_CONFIG = "tokenizer_config.json"
 
 _MIB = 2**20

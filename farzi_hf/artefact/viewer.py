@@ -13,7 +13,6 @@ from torch import Tensor
 
 from farzi_hf.artefact.contents import Contents
 from farzi_hf.artefact.escaping import script_json
-from farzi_hf.data.vocabulary import token_strings
 
 _SLOT = "__SUMMARY__"
 
@@ -25,11 +24,10 @@ def render_viewer(contents: Contents) -> str:
         contents: of the artefact.
     """
     config = contents.config
-    size = config.vocab_size
     entropies = np.array([[position["entropy"] for position in sequence] for sequence in contents.decoded])
     data = {
         **{name: getattr(config, name) for name in ("num_sequences", "sequence_length", "latent_dim", "vocab_size", "tau")},
-        "tokens": token_strings(contents.vocabulary, size) or [f"[{i}]" for i in range(size)],
+        "tokens": contents.vocabulary.names(config.vocab_size),
         "latents": _base64(contents.tensors["latents"]),
         "decoder": _base64(contents.tensors["decoder"].T),  # an entry's numbers lie together
         "entropy": _base64(entropies),

@@ -1,4 +1,4 @@
-"""The vocabulary of a summary on disk: a tokenizer's files, or the list of the items' names."""
+"""Reading a vocabulary from an artefact: a tokenizer's files, or the list of the items' names."""
 
 from __future__ import annotations
 
@@ -10,14 +10,6 @@ from typing import Any
 from farzi_hf.artefact.folder import ArtefactFolder
 from farzi_hf.artefact.layout import TOKENIZER_CONFIG, TOKENIZER_FILES, VOCABULARY
 from farzi_hf.artefact.untrusted_text import as_mapping, parse_json
-
-
-def save_vocabulary(vocabulary: Any, folder: Path) -> None:
-    """Writes a tokenizer's files or the list `vocabulary.json`; nothing for `None`."""
-    if hasattr(vocabulary, "save_pretrained"):
-        vocabulary.save_pretrained(folder)
-    elif vocabulary is not None:
-        (folder / VOCABULARY).write_text(json.dumps(list(vocabulary), ensure_ascii=False, indent=0), encoding="utf-8")
 
 
 def load_vocabulary(artefact: ArtefactFolder) -> Any:

@@ -34,8 +34,6 @@ from farzi_hf.artefact.folder import ArtefactFolder, read_artefact
 from farzi_hf.artefact.layout import CARD, CONFIG, METRICS, PLOTS, RECIPE, VIEWER, is_known, size_limit
 from farzi_hf.artefact.untrusted_text import as_mapping, parse_json, parse_yaml
 from farzi_hf.artefact.viewer import render_viewer
-from farzi_hf.artefact.vocabulary_files import save_vocabulary
-from farzi_hf.data.vocabulary import token_strings
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,7 @@ def write_artefact(contents: Contents, folder: Path, results: Results) -> None:
             (staging / name).mkdir()
             pq.write_table(table, staging / name / "train-00000-of-00001.parquet")
         contents.config.to_json_file(staging / CONFIG)
-        save_vocabulary(contents.vocabulary, staging)
+        contents.vocabulary.save(staging)
         if results.recipe:
             _write_text(staging / RECIPE, yaml_text(results.recipe))
         if results.metrics:
@@ -139,15 +137,14 @@ def _float_lists(rows: Tensor, dim: int) -> pa.Array:
 def _tables(contents: Contents) -> tuple[pa.Table, pa.Table, pa.Table]:
     """Latents, decoder and tokens."""
     config, vocabulary, decoded = contents.config, contents.vocabulary, contents.decoded
-    names = token_strings(vocabulary, config.vocab_size)
     index = pa.array(range(len(decoded)))
     latents = latents_table(contents.tensors["latents"], "latents").add_column(0, "index", index)
     columns = _float_lists(contents.tensors["decoder"].T, config.latent_dim)
-    decoder = {"id": range(config.vocab_size), "token": names, "decoder": columns}
-    if names is None:
-        del decoder["token"]
-    else:
+    decoder = {"id": range(config.vocab_size)}
+    if vocabulary.named:
+        decoder["token"] = vocabulary.names(config.vocab_size)
         latents = latents.append_column("text", pa.array(greedy_texts(vocabulary, decoded)))
+    decoder["decoder"] = columns
     rows = [
         {"sequence": i, "position": j, **position}
         for i, sequence in enumerate(decoded)

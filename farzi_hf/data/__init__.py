@@ -1,7 +1,7 @@
 """Data: readers of text and of interactions, the embedded samples, vocabularies, sequences of ids and their windows.
 
 Whatever is read ends as sequences of ids in a `datasets.Dataset` with the column `input_ids`. It imports only the engine.
-Exports the readers (`load_ptb`, `load_interactions`, …), `tokenize`, the windows, the collators and the checks of sequences.
+Exports the readers (`load_ptb`, `load_interactions`, …), `tokenize`, the windows, the collators, the checks of sequences and `vocabulary_of`.
 """
 
 from farzi_hf.data.collators import IGNORED, SequenceCollator
@@ -24,10 +24,12 @@ from farzi_hf.data.sequences import (
     training_windows,
 )
 from farzi_hf.data.text import SPECIAL_TOKENS, TEXTS, load_ptb, load_sample_text, tokenize, word_tokenizer
+from farzi_hf.data.vocabulary import Vocabulary, vocabulary_of
 
 __all__ = [
     "IGNORED", "SPECIAL_TOKENS", "SPLITS", "TEXTS", "DataUnavailableError", "InteractionCollator", "Interactions", "SequenceCollator",
+    "Vocabulary",
     "check_sequences", "evaluation_windows", "flatten_sequences", "head_sequences", "load_interactions", "load_ptb",
     "load_sample_interactions", "load_sample_text", "minibatches", "random_sequences", "sequences_fingerprint", "tokenize",
-    "training_windows", "word_tokenizer",
+    "training_windows", "vocabulary_of", "word_tokenizer",
 ]  # fmt: skip

@@ -1,42 +1,159 @@
-"""The vocabulary of a summary: a tokenizer, or the list of its items' names; saved, loaded and told apart by its hash."""
+"""The vocabulary of a summary: the tokens of a tokenizer, a list of items' names, or none at all.
+
+`vocabulary_of(processing_class)` wraps what users give. Each class knows its own words on the card, its files and its hash.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+ITEMS_FILE = "vocabulary.json"
+"""The file that an `ItemVocabulary` is saved in."""
 
 
-def token_strings(vocabulary: Any, size: int) -> list[str] | None:
-    """The names of entries 0 … size − 1 of a tokenizer or list, `[id]` where it has none; `None` without vocabulary."""
-    if vocabulary is None:
+class Vocabulary(ABC):
+    """What the entries 0 … V − 1 of a summary stand for.
+
+    Attributes:
+        named: whether entries have names; without names there is no text.
+        entries: the word for entries on the card.
+        tags: tags of the dataset repository.
+        task_categories: the Hub's categories for the dataset repository.
+        small_learner: the arguments of `AutoConfig.for_model` for a small learner of such a vocabulary.
+    """
+
+    named: ClassVar[bool] = True
+    entries: ClassVar[str]
+    tags: ClassVar[tuple[str, ...]]
+    task_categories: ClassVar[tuple[str, ...]]
+    small_learner: ClassVar[Mapping[str, Any]]
+
+    @abstractmethod
+    def pairs(self) -> list[tuple[int, str]]:
+        """The (id, name) of all entries, sorted by id."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """The number of entries."""
+
+    @abstractmethod
+    def text(self, tokens: Sequence[str]) -> str:
+        """Names of entries as one text."""
+
+    @abstractmethod
+    def save(self, folder: Path) -> None:
+        """Writes the vocabulary's files into `folder`."""
+
+    def names(self, size: int) -> list[str]:
+        """The names of the entries 0 … size − 1; `[id]` where an entry has none."""
+        names = [f"[{i}]" for i in range(size)]
+        for i, name in self.pairs():
+            if i < size:
+                names[i] = name
+        return names
+
+    def hash(self) -> str | None:
+        """SHA-256 over the (id, name) pairs: two vocabularies have the same hash where all ids mean the same."""
+        return hashlib.sha256(json.dumps(self.pairs()).encode()).hexdigest()
+
+    def special_ids(self, names: Sequence[str]) -> dict[str, int | None]:
+        """The ids of special tokens such as `pad_token_id`; None where the vocabulary has no such token."""
+        return dict.fromkeys(names)
+
+
+class TokenVocabulary(Vocabulary):
+    """The tokens of a tokenizer."""
+
+    entries, tags, task_categories = "tokens", ("language-modeling",), ("text-generation",)
+    small_learner: ClassVar = {
+        "model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 2, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
+        "tie_word_embeddings": False, "initializer_range": 0.1,
+    }  # fmt: skip
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+
+    def pairs(self) -> list[tuple[int, str]]:
+        return sorted((i, token) for token, i in self.tokenizer.get_vocab().items())
+
+    def __len__(self) -> int:
+        return len(self.tokenizer)
+
+    def text(self, tokens: Sequence[str]) -> str:
+        """The decoded text, special tokens included."""
+        return self.tokenizer.decode(self.tokenizer.convert_tokens_to_ids(list(tokens)))
+
+    def save(self, folder: Path) -> None:
+        self.tokenizer.save_pretrained(folder)
+
+    def special_ids(self, names: Sequence[str]) -> dict[str, int | None]:
+        return {name: getattr(self.tokenizer, name, None) for name in names}
+
+
+class ItemVocabulary(Vocabulary):
+    """The names of items, in a list: item i is entry i."""
+
+    entries, tags, task_categories = "items", ("recommendation",), ("other",)
+    small_learner: ClassVar = {"model_type": "sasrec", "hidden_size": 32, "initializer_range": 0.1}
+
+    def __init__(self, items: Sequence[str]) -> None:
+        self.items = items
+
+    def pairs(self) -> list[tuple[int, str]]:
+        return list(enumerate(self.items))
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def text(self, tokens: Sequence[str]) -> str:
+        """The names with bars between them."""
+        return " | ".join(tokens)
+
+    def save(self, folder: Path) -> None:
+        names = json.dumps(list(self.items), ensure_ascii=False, indent=0)
+        (folder / ITEMS_FILE).write_text(names, encoding="utf-8")
+
+
+class NoVocabulary(Vocabulary):
+    """Entries are ids without names: such a summary can be trained on, but not read."""
+
+    named, entries, tags, task_categories = False, "items", (), ()
+    small_learner: ClassVar = TokenVocabulary.small_learner
+
+    def pairs(self) -> list[tuple[int, str]]:
+        return []
+
+    def __len__(self) -> int:
+        return 0
+
+    def text(self, tokens: Sequence[str]) -> str:
+        raise ValueError(
+            "processing_class is None, so tokens have no names; set the tokenizer or item list, or use as_hard_dataset"
+        )
+
+    def save(self, folder: Path) -> None:
+        """There is nothing to write."""
+
+    def hash(self) -> None:
         return None
-    names = [f"[{i}]" for i in range(size)]
-    for i, token in _entries(vocabulary):
-        if i < size:
-            names[i] = token
-    return names
 
 
-def vocabulary_hash(vocabulary: Any) -> str:
-    """SHA-256 over the (id, entry) pairs of a tokenizer or a list of strings: equal where all ids mean the same."""
-    return hashlib.sha256(json.dumps(_entries(vocabulary)).encode()).hexdigest()
+def vocabulary_of(processing_class: Any) -> Vocabulary:
+    """The vocabulary of a tokenizer, of a list of items' names, or of `None`."""
+    if processing_class is None:
+        return NoVocabulary()
+    return (
+        TokenVocabulary(processing_class)
+        if hasattr(processing_class, "get_vocab")
+        else ItemVocabulary(processing_class)
+    )
 
 
-def is_text(vocabulary: Any) -> bool:
-    """Whether entries are tokens of text rather than items."""
-    return hasattr(vocabulary, "decode")
-
-
-def text_of(vocabulary: Any, tokens: Sequence[str]) -> str:
-    """Tokens as the text they stand for, special tokens included; items apart by bars."""
-    if is_text(vocabulary):
-        return vocabulary.decode(vocabulary.convert_tokens_to_ids(list(tokens)))
-    return " | ".join(tokens)
-
-
-def _entries(vocabulary: Any) -> list[tuple[int, str]]:
-    if hasattr(vocabulary, "get_vocab"):
-        return sorted((i, token) for token, i in vocabulary.get_vocab().items())
-    return list(enumerate(vocabulary))
+def is_text(processing_class: Any) -> bool:
+    """Whether a summary's entries are tokens of text. Ask `vocabulary_of` instead; this is left until its last caller is gone."""
+    return isinstance(vocabulary_of(processing_class), TokenVocabulary)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -18,6 +19,11 @@ Starts = Callable[[Learner, int, torch.device], Parameters]
 def random_starts(learner: Learner, seed: int, device: torch.device) -> Parameters:
     """θ_0 as the learner initialises it."""
     return learner.initial_parameters(seed, device)
+
+
+def starts_of(config: Any, bank: TrajectoryBank | None) -> Starts:
+    """The starts that a `FarziConfig` asks for: from Ω and fresh ones, or fresh ones alone where there is no Ω."""
+    return random_starts if bank is None else PretrainedStarts(bank, config.fresh_start_fraction, config.last_start)
 
 
 @dataclass(frozen=True)

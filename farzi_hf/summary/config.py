@@ -29,7 +29,7 @@ class FarziDataConfig(PreTrainedConfig):
             small.
         inner: settings of the inner loop that the summary was distilled with (optimizer, lr, eps, steps, …). A student
             that is to reproduce the published figures uses them. Anything JSON can hold.
-        vocabulary_hash: `vocabulary.vocabulary_hash` of the tokenizer or item list, `None` while there is none.
+        vocabulary_hash: the hash of the tokenizer or item list, see `data.vocabulary`, `None` while there is none.
 
     Raises:
         ValueError: a size that is too small or absurd, a τ or latent_std that is not a positive finite number, an `inner` that

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 from torch import Tensor, nn
+from transformers import TrainingArguments
 
 from farzi_hf.artefact import ArtefactFolder, Results, fetch_artefact, push_folder, read_artefact
 from farzi_hf.artefact.contents import Contents
@@ -25,13 +26,13 @@ from farzi_hf.artefact.local_paths import without_local_paths
 from farzi_hf.artefact.tensor_file import checksum, load_tensors
 from farzi_hf.artefact.vocabulary_files import load_vocabulary
 from farzi_hf.artefact.writing import latents_table, load_results, read_plots, write_artefact
-from farzi_hf.data.seeds import Purpose, derive
-from farzi_hf.data.vocabulary import text_of, token_strings, vocabulary_hash
+from farzi_hf.data import Vocabulary, vocabulary_of
 from farzi_hf.summary.collator import SoftTokenCollator
 from farzi_hf.summary.config import FarziDataConfig, check_size
+from farzi_hf.summary.hard_tokens import CHUNK, hard_tokens
 from farzi_hf.summary.soft_tokens import soft_tokens
+from farzi_hf.summary.stock_settings import stock_arguments
 
-_DECODE_CHUNK = 512  # positions whose V probabilities exist at the same time in decode()
 _SHOWN_TOKENS = 5  # likeliest tokens of each position, in the artefact's tables
 
 
@@ -66,6 +67,11 @@ class FarziData(nn.Module):
         if tensors is None:
             tensors = {name: torch.randn(shape) * config.latent_std for name, shape in _shapes(config).items()}
         self.latents, self.decoder = nn.Parameter(tensors["latents"]), nn.Parameter(tensors["decoder"])
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """What the V entries stand for: `processing_class`, wrapped."""
+        return vocabulary_of(self.processing_class)
 
     @property
     def nbytes(self) -> int:
@@ -109,6 +115,25 @@ class FarziData(nn.Module):
         """
         return SoftTokenCollator(self.decoder.detach().cpu().clone(), self.config.tau)
 
+    def training_arguments(self, output_dir: str | os.PathLike, **changes: Any) -> TrainingArguments:
+        """The stock Trainer's arguments for a student that trains as the learners of the distillation did.
+
+        From `config.inner` come the optimizer with its learning rate, betas, ε, momentum and weight decay, the number of steps and
+        the batch size. The learning rate stays constant and gradients are not clipped, as in the inner loop. Nothing is
+        saved or reported, every tenth step is logged, and memory is not pinned on a CPU.
+
+        Trainer's AdamW decays weights in its own way: a summary that was distilled with weight decay gets a warning.
+
+        Args:
+            output_dir: Trainer's; it stays empty unless `changes` says otherwise.
+            changes: arguments of `transformers.TrainingArguments`, which go before those above: `seed`, `bf16`, more steps.
+
+        Raises:
+            ValueError: `config.inner` lacks the learning rate or the number of steps, and `changes` does not have it, or it holds
+                settings that no inner optimizer can have.
+        """
+        return stock_arguments(self.config.inner, str(output_dir), changes)
+
     def as_hard_dataset(self, samples_per_sequence: int | None = None, seed: int = 0) -> Dataset:
         """Token ids in place of soft tokens, for models and trainers that take nothing else.
 
@@ -132,28 +157,16 @@ class FarziData(nn.Module):
         Raises:
             ValueError: the summary has no vocabulary.
         """
-        names = token_strings(self.processing_class, self.config.vocab_size)
-        if names is None:
-            raise ValueError(
-                "processing_class is None, so tokens have no names; set the tokenizer or item list, or use as_hard_dataset"
-            )
+        vocabulary = self.vocabulary
+        names = vocabulary.names(self.config.vocab_size)
         rows = self._hard_tokens(samples_per_sequence, seed).tolist()
-        return [text_of(self.processing_class, [names[i] for i in row]) for row in rows]
+        return [vocabulary.text([names[i] for i in row]) for row in rows]
 
-    @torch.no_grad()
     def _hard_tokens(self, samples_per_sequence: int | None, seed: int) -> Tensor:
         """Ids (μ·n, ξ)."""
-        count = 1 if samples_per_sequence is None else check_size("samples_per_sequence", samples_per_sequence, 1)
-        generator = torch.Generator(self.latents.device).manual_seed(derive(seed, Purpose.HARD_TOKENS))
-        drawn = []
-        for chunk in self.latents.flatten(0, 1).split(_DECODE_CHUNK):
-            p = soft_tokens(chunk, self.decoder, self.config.tau)
-            if samples_per_sequence is None:
-                drawn.append(p.argmax(-1, keepdim=True))
-            else:
-                drawn.append(torch.multinomial(p, count, replacement=True, generator=generator))
-        by_position = torch.cat(drawn).view(self.config.num_sequences, self.config.sequence_length, count)
-        return by_position.transpose(1, 2).flatten(0, 1)
+        if samples_per_sequence is not None:
+            check_size("samples_per_sequence", samples_per_sequence, 1)
+        return hard_tokens(self.latents, self.decoder, self.config.tau, samples_per_sequence, seed)
 
     @torch.no_grad()
     def decode(self, top_k: int = 5) -> list[list[dict[str, Any]]]:
@@ -164,16 +177,17 @@ class FarziData(nn.Module):
             probability: strings where there is a vocabulary, otherwise ids. At most V of them.
         """
         k = min(check_size("top_k", top_k, 1), self.config.vocab_size)
-        names = token_strings(self.processing_class, self.config.vocab_size)
+        vocabulary = self.vocabulary
+        names = vocabulary.names(self.config.vocab_size) if vocabulary.named else range(self.config.vocab_size)
         positions = []
-        for chunk in self.latents.flatten(0, 1).split(_DECODE_CHUNK):
+        for chunk in self.latents.flatten(0, 1).split(CHUNK):
             log_p = torch.log_softmax((chunk @ self.decoder / self.config.tau).float(), dim=-1)
             top = log_p.topk(k)
             entropy = torch.special.entr(log_p.exp()).sum(-1)
             for ids, probabilities, nats in zip(
                 top.indices.tolist(), top.values.exp().tolist(), entropy.tolist(), strict=True
             ):
-                tokens = ids if names is None else [names[i] for i in ids]
+                tokens = [names[i] for i in ids]
                 positions.append({"tokens": tokens, "probabilities": probabilities, "entropy": nats})
         length = self.config.sequence_length
         return [positions[start : start + length] for start in range(0, len(positions), length)]
@@ -181,7 +195,7 @@ class FarziData(nn.Module):
     def contents(self) -> Contents:
         """The parts that the artefact is written from."""
         tensors = {"latents": self.latents.detach(), "decoder": self.decoder.detach()}
-        return Contents(tensors, self.config, self.processing_class, self.decode(_SHOWN_TOKENS))
+        return Contents(tensors, self.config, self.vocabulary, self.decode(_SHOWN_TOKENS))
 
     def save_pretrained(
         self,
@@ -302,7 +316,7 @@ class FarziData(nn.Module):
     def frequencies(self) -> Tensor:
         """(V,): the share of each vocabulary entry over all μ·ξ positions; sums to 1."""
         total = torch.zeros(self.config.vocab_size, device=self.latents.device)
-        for chunk in self.latents.flatten(0, 1).split(_DECODE_CHUNK):
+        for chunk in self.latents.flatten(0, 1).split(CHUNK):
             total += soft_tokens(chunk, self.decoder, self.config.tau).float().sum(0)
         return total / (self.config.num_sequences * self.config.sequence_length)
 
@@ -318,9 +332,10 @@ class FarziData(nn.Module):
 
     def adopt_vocabulary(self, argument: str) -> None:
         """Checks the vocabulary against the config; a config that knows none yet takes its hash."""
-        if self.processing_class is None:
+        vocabulary = self.vocabulary
+        if not vocabulary.named:
             return
-        size, found = len(self.processing_class), vocabulary_hash(self.processing_class)
+        size, found = len(vocabulary), vocabulary.hash()
         if size > self.config.vocab_size:
             raise ValueError(
                 f"{argument} brings a vocabulary of {size} entries, but the summary's vocab_size is "

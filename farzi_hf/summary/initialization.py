@@ -48,42 +48,42 @@ def spectral(farzi: FarziData, dataset: Dataset, seed: int, concentration: float
         seed: of the windows.
         concentration: κ. Small values leave only frequencies; large ones the real tokens alone, which a learner memorises.
     """
+    spectral_starts(farzi, dataset, seed)(concentration)
+
+
+def spectral_starts(farzi: FarziData, dataset: Dataset, seed: int) -> Callable[[float], None]:
+    """A function of κ that sets `farzi` to its `spectral` start at κ. Windows and token vectors are computed once, here."""
     config, generator = farzi.config, stream(seed, Purpose.SUMMARY_WINDOWS)
     tokens, lengths = flatten_sequences(dataset)
-    windows = _windows(tokens, lengths, (config.num_sequences, config.sequence_length), generator)
+    windows = torch.from_numpy(_windows(tokens, lengths, (config.num_sequences, config.sequence_length), generator))
     frequency = np.bincount(tokens, minlength=config.vocab_size) + 0.1  # no token is impossible
     log_frequency = torch.from_numpy(np.log(frequency)).float()
-    vectors = token_vectors(tokens, lengths, config.vocab_size, config.latent_dim - 1, seed) * concentration**0.5
-    positions = vectors[torch.from_numpy(windows)]
-    latents = torch.cat([torch.ones(*windows.shape, 1), positions], dim=-1)
-    decoder = torch.cat([(log_frequency - log_frequency.mean())[None], vectors.T]) * config.tau
-    farzi.latents.data.copy_(latents)
-    farzi.decoder.data.copy_(decoder)
+    log_frequency = (log_frequency - log_frequency.mean())[None]
+    unit_vectors = token_vectors(tokens, lengths, config.vocab_size, config.latent_dim - 1, seed)
+
+    def start_at(concentration: float) -> None:
+        vectors = unit_vectors * concentration**0.5
+        farzi.latents.data.copy_(torch.cat([torch.ones(*windows.shape, 1), vectors[windows]], dim=-1))
+        farzi.decoder.data.copy_(torch.cat([log_frequency, vectors.T]) * config.tau)
+
+    return start_at
 
 
-@torch.no_grad()
 def choose_concentration(
-    farzi: FarziData, concentration: float, loss: Callable[[], float]
+    start_at: Callable[[float], None], loss: Callable[[], float]
 ) -> tuple[float, dict[float, float]]:
-    """Leaves a spectral start at that of the `CANDIDATES` κ at which `loss()` is least.
+    """Leaves a summary at the start with that of the `CANDIDATES` κ at which `loss()` is least.
 
-    Few sequences that many inner steps repeat are learnt by heart where their tokens are sharp, and then training on them
-    is chaotic as well; many sequences may be sharper. What is best for students is a good start for the distillation.
+    A few sequences that many inner steps repeat are learnt by heart where their tokens are sharp, and then training on them
+    is chaotic as well; many sequences may be sharper. The start that is best for students is a good start for the distillation.
 
     Args:
-        farzi: at a `spectral` start, changed in place: κ is a factor of all coordinates but the first.
-        concentration: its κ.
-        loss: of learners trained on `farzi` as it is; may be NaN or infinite.
+        start_at: sets the summary to its start at a κ, see `spectral_starts`.
+        loss: of learners trained on the summary as it is; may be NaN or infinite.
 
     Returns:
         κ, and the loss at each of them.
     """
-    vectors, columns = farzi.latents[..., 1:] / concentration**0.5, farzi.decoder[1:] / concentration**0.5
-
-    def start_at(value: float) -> None:
-        farzi.latents[..., 1:] = vectors * value**0.5
-        farzi.decoder[1:] = columns * value**0.5
-
     losses = {}
     for candidate in CANDIDATES:
         start_at(candidate)

@@ -22,7 +22,7 @@ from tiny_artefacts import INNER, METRICS, RECIPE, WORDS, save_variant, tiny, va
 
 from farzi_hf.artefact import ArtefactFolder
 from farzi_hf.artefact.hub import PLACEHOLDER
-from farzi_hf.data.vocabulary import vocabulary_hash
+from farzi_hf.data import vocabulary_of
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.farzi_data import _SHOWN_TOKENS as DECODED_TOP_K
 
@@ -72,10 +72,10 @@ def test_the_artefact_holds_what_it_says(tmp_path, plot):
     assert on_disk == {*ArtefactFolder(tmp_path).names}
 
 
-def test_vocabulary_hash_tells_ids_apart_and_nothing_else():
-    assert vocabulary_hash(word_tokenizer()) == vocabulary_hash(WORDS)
-    assert vocabulary_hash(WORDS) != vocabulary_hash(WORDS[::-1])
-    assert vocabulary_hash(["a", "bc"]) != vocabulary_hash(["ab", "c"])
+def test_a_vocabularys_hash_tells_ids_apart_and_nothing_else():
+    assert vocabulary_of(word_tokenizer()).hash() == vocabulary_of(WORDS).hash()
+    assert vocabulary_of(WORDS).hash() != vocabulary_of(WORDS[::-1]).hash()
+    assert vocabulary_of(["a", "bc"]).hash() != vocabulary_of(["ab", "c"]).hash()
 
 
 # -- card ------------------------------------------------------------------------------------------------------------

@@ -236,6 +236,8 @@ def test_the_inner_loop_gets_its_settings():
     objective = config(**{**UNUSUAL, "trajectories": None}).make_objective()
     assert (objective.steps, objective.steps_min, objective.training) == (12, 4, training)
     assert (objective.learners, objective.starts) == (2, random_starts)
+    training = config(**UNUSUAL).make_training()
+    assert config(**{**UNUSUAL, "trajectories": None}).make_objective(training=training).training is training
 
 
 @pytest.mark.parametrize("window", [None, 0])

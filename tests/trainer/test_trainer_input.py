@@ -9,8 +9,7 @@ from datasets import Dataset
 from tiny_trainer import tiny_learner, tiny_trainer
 from transformers import AutoModelForCausalLM, TrainingArguments
 
-from farzi_hf.data import word_tokenizer
-from farzi_hf.data.vocabulary import vocabulary_hash
+from farzi_hf.data import vocabulary_of, word_tokenizer
 from farzi_hf.summary import FarziData, FarziDataConfig
 
 V = 54
@@ -101,7 +100,7 @@ def test_a_summary_that_args_do_not_describe_is_refused(make, name, value, sourc
 
 def test_a_summary_of_another_vocabulary_is_refused(make, text):
     other = word_tokenizer(sorted(text["train"]["text"])[:60], vocab_size=50)
-    farzi = FarziData(FarziDataConfig(4, 8, 4, V, vocabulary_hash=vocabulary_hash(other)))
+    farzi = FarziData(FarziDataConfig(4, 8, 4, V, vocabulary_hash=vocabulary_of(other).hash()))
     with pytest.raises(ValueError, match=r"processing_class brings a vocabulary with hash .*; use that tokenizer"):
         make({"farzi_data": farzi})
 

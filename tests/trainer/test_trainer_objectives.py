@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import yaml
 from tiny_trainer import tensors, tiny_learner, tiny_trainer
 from transformers import DataCollatorForLanguageModeling
 
+from farzi_hf.distillation import OBJECTIVES as NAMED
 from farzi_hf.distillation import Learner, record_trajectories
 from farzi_hf.engine import InnerAdam
 
@@ -100,6 +102,29 @@ def test_where_inner_loops_start_changes_the_run(make):
     assert_equal(runs[0], runs[3])
     losses = [[x["loss"] for x in trainer.state.log_history if "loss" in x] for trainer in runs]
     assert losses[0] != losses[1] != losses[2]
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_an_objective_takes_what_it_needs_from_the_config(make, objective):
+    """And the inner loop is the trainer's own."""
+    trainer = make(
+        objective=objective, inner_steps=9, inner_steps_min=4, learners_per_step=2, fresh_start_fraction=0.25, last_start=6,
+        synthetic_steps=5, expert_steps=3,
+    )  # fmt: skip
+    found = trainer.objective
+    assert type(found) is NAMED[objective]
+    assert found.training is trainer.training
+    expected = {
+        "learners": 2, "steps": 9, "steps_min": 4, "synthetic_steps": 5, "expert_steps": 3, "last_step": 6,
+    }  # fmt: skip
+    settings = {field.name: getattr(found, field.name) for field in fields(found)}
+    assert {name: value for name, value in settings.items() if name in expected} == {
+        name: value for name, value in expected.items() if name in settings
+    }
+    if "starts" in settings:
+        assert (found.starts.fresh, found.starts.last_step) == (0.25, 6)
+    bank = settings.get("bank") or found.starts.bank
+    assert bank.folder == Path(trainer.args.trajectories)
 
 
 def test_trajectories_of_another_model_are_refused_at_once(make):

@@ -1,18 +1,21 @@
 """What the outer loop minimises over the summary, one file each; `OBJECTIVES` names them for `FarziConfig`.
 
-An objective is a function of the learner, the latents (μ, ξ, d), the decoder (d, V), a batch of real sequences and a seed,
-of which everything random in it is a function. K learners at once make the mean of K such scalars.
+An objective is a function of the learner, the latents (μ, ξ, d), the decoder (d, V), a batch of real sequences and a seed.
+It returns a scalar that is differentiable in latents and decoder; everything random in it depends on the seed alone. With K learners
+at once it returns the mean of their K scalars.
 """
 
-from farzi_hf.distillation.objectives.base import Batch, Objective
+from farzi_hf.distillation.objectives.base import Batch, ConfigurableObjective, Objective
 from farzi_hf.distillation.objectives.gradient_matching import GradientMatching
 from farzi_hf.distillation.objectives.meta_matching import MetaMatching
 from farzi_hf.distillation.objectives.trajectory_matching import TrajectoryMatching
 
-OBJECTIVES = {
+OBJECTIVES: dict[str, type[ConfigurableObjective]] = {
     "meta_matching": MetaMatching,
     "gradient_matching": GradientMatching,
     "trajectory_matching": TrajectoryMatching,
 }
 
-__all__ = ["OBJECTIVES", "Batch", "GradientMatching", "MetaMatching", "Objective", "TrajectoryMatching"]
+__all__ = [
+    "OBJECTIVES", "Batch", "ConfigurableObjective", "GradientMatching", "MetaMatching", "Objective", "TrajectoryMatching",
+]  # fmt: skip

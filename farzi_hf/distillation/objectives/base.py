@@ -2,17 +2,44 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from typing import Any, Self
 
 from torch import Tensor
 
+from farzi_hf.distillation.inner_training import SyntheticTraining
 from farzi_hf.distillation.learner import Learner, LearnerBatch
+from farzi_hf.distillation.trajectory_bank import TrajectoryBank
 
 Batch = Mapping[str, Tensor]
 
 
 Objective = Callable[[Learner, Tensor, Tensor, Batch, int], Tensor]
 """`objective(learner, latents, decoder, batch, seed)`."""
+
+
+class ConfigurableObjective(ABC):
+    """An objective that `FarziConfig.objective` can name: it takes what it needs from a `FarziConfig`."""
+
+    @classmethod
+    def check(cls, config: Any) -> None:
+        """Raises ValueError where a `FarziConfig` lacks something that this objective cannot do without."""
+
+    @classmethod
+    @abstractmethod
+    def from_config(cls, config: Any, training: SyntheticTraining, bank: TrajectoryBank | None) -> Self:
+        """The objective with the settings of a `FarziConfig`.
+
+        Args:
+            config: a `FarziConfig` that `check` has passed.
+            training: the inner loop.
+            bank: Ω, None where `config.trajectories` is None.
+        """
+
+    @abstractmethod
+    def __call__(self, learner: Learner, latents: Tensor, decoder: Tensor, batch: Batch, seed: int) -> Tensor:
+        """As `Objective`."""
 
 
 def together(learner: Learner, size: int) -> Learner | LearnerBatch:

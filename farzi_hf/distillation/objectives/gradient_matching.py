@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -12,13 +13,14 @@ from torch import Tensor
 from farzi_hf.data.seeds import Purpose, stream
 from farzi_hf.distillation.inner_training import SyntheticTraining
 from farzi_hf.distillation.learner import Learner, Parameters
-from farzi_hf.distillation.objectives.base import Batch, together
-from farzi_hf.distillation.starts import Starts, random_starts
+from farzi_hf.distillation.objectives.base import Batch, ConfigurableObjective, together
+from farzi_hf.distillation.starts import Starts, random_starts, starts_of
+from farzi_hf.distillation.trajectory_bank import TrajectoryBank
 from farzi_hf.engine import autocast_settings, no_autocast
 
 
 @dataclass(frozen=True)
-class GradientMatching:
+class GradientMatching(ConfigurableObjective):
     """DC (Zhao et al., 2021): the summary's gradient in θ should point where the real data's does.
 
     Σ over parameter tensors of 1 − cos(∇L_syn(θ_t), ∇L_D(θ_t)), at a learner after t steps on the summary. Of the sum over t
@@ -36,6 +38,10 @@ class GradientMatching:
     steps: int
     learners: int = 1
     starts: Starts = random_starts
+
+    @classmethod
+    def from_config(cls, config: Any, training: SyntheticTraining, bank: TrajectoryBank | None) -> Self:
+        return cls(training, config.inner_steps, config.learners_per_step, starts_of(config, bank))
 
     def __call__(self, learner: Learner, latents: Tensor, decoder: Tensor, batch: Batch, seed: int) -> Tensor:
         """The distance, between 0 and twice the number of tensors, differentiable in latents and decoder."""

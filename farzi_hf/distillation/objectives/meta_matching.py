@@ -1,24 +1,22 @@
-"""What the outer loop minimises over the summary: a scalar that is differentiable in the latents and the decoder.
-
-An objective is a function of the learner, the latents (μ, ξ, d), the decoder (d, V), a batch of real sequences and a seed,
-of which everything random in it is a function. K learners at once make the mean of K such scalars.
-"""
+"""Meta-matching: the loss on real data after a training on the summary (Farzi, and MM)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Self
 
 from torch import Tensor
 
 from farzi_hf.data.seeds import Purpose, stream
 from farzi_hf.distillation.inner_training import SyntheticTraining
 from farzi_hf.distillation.learner import Learner
-from farzi_hf.distillation.objectives.base import Batch, together
-from farzi_hf.distillation.starts import Starts, random_starts
+from farzi_hf.distillation.objectives.base import Batch, ConfigurableObjective, together
+from farzi_hf.distillation.starts import Starts, random_starts, starts_of
+from farzi_hf.distillation.trajectory_bank import TrajectoryBank
 
 
 @dataclass(frozen=True)
-class MetaMatching:
+class MetaMatching(ConfigurableObjective):
     """E_{θ0} L_D(θ_T(θ0, summary)): the loss on real data of a learner trained on the summary (equation 2; with Ω, 3).
 
     Args:
@@ -34,6 +32,11 @@ class MetaMatching:
     steps_min: int
     learners: int = 1
     starts: Starts = random_starts
+
+    @classmethod
+    def from_config(cls, config: Any, training: SyntheticTraining, bank: TrajectoryBank | None) -> Self:
+        least = config.inner_steps_min or config.inner_steps
+        return cls(training, config.inner_steps, least, config.learners_per_step, starts_of(config, bank))
 
     def __call__(self, learner: Learner, latents: Tensor, decoder: Tensor, batch: Batch, seed: int) -> Tensor:
         """The outer loss in nats per token, differentiable in latents and decoder. θ0, T and minibatches depend on `seed`."""

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from farzi_hf.distillation.inner_training import SyntheticTraining
 from farzi_hf.distillation.learner import Learner, Parameters
-from farzi_hf.distillation.objectives.base import Batch, together
+from farzi_hf.distillation.objectives.base import Batch, ConfigurableObjective, together
 from farzi_hf.distillation.trajectory_bank import TrajectoryBank
 
 
 @dataclass(frozen=True)
-class TrajectoryMatching:
+class TrajectoryMatching(ConfigurableObjective):
     """MTT (Cazenavette et al., 2022): N steps on the summary should lead where M ≫ N steps on the real data lead.
 
     ‖θ_N − θ*_M‖² / ‖θ*_0 − θ*_M‖² with θ_0 = θ*_0, a checkpoint of real training, and θ*_M the same training M steps later.
@@ -36,6 +37,21 @@ class TrajectoryMatching:
     expert_steps: int
     learners: int = 1
     last_step: int | None = None
+
+    @classmethod
+    def check(cls, config: Any) -> None:
+        if config.trajectories is None:
+            raise ValueError(
+                f"objective={config.objective!r} matches trajectories of real training, but trajectories is None; record them "
+                "with recipes/trajectories.py and give the folder"
+            )
+
+    @classmethod
+    def from_config(cls, config: Any, training: SyntheticTraining, bank: TrajectoryBank | None) -> Self:
+        return cls(
+            training, bank, config.synthetic_steps or config.inner_steps, config.expert_steps, config.learners_per_step,
+            config.last_start,
+        )  # fmt: skip
 
     def __call__(self, learner: Learner, latents: Tensor, decoder: Tensor, batch: Batch, seed: int) -> Tensor:
         """The normalised distance: 1 where the summary teaches nothing, 0 where it teaches what the real data do."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -56,6 +56,7 @@ class InnerAdam(InvertibleOptimizer):
     """
 
     fields: ClassVar[int] = 3
+    without_stock_twin: ClassVar[tuple[str, ...]] = ("weight_decay", "eps_root")  # there it is AdamW
 
     lr: float
     betas: tuple[float, float] = (0.9, 0.999)
@@ -80,6 +81,13 @@ class InnerAdam(InvertibleOptimizer):
                 "eps and eps_root are both 0.0, which makes 0/0 of a parameter without gradient; "
                 "set one of them above zero, for example eps=1e-8"
             )
+
+    def stock_settings(self) -> dict[str, Any]:
+        beta1, beta2 = self.betas
+        return {
+            "optim": "adamw_torch", "learning_rate": self.lr, "adam_beta1": beta1, "adam_beta2": beta2,
+            "adam_epsilon": self.eps, "weight_decay": self.weight_decay,
+        }  # fmt: skip
 
     def init(self, w: Tensor) -> State:
         return w, torch.zeros_like(w), torch.zeros_like(w)

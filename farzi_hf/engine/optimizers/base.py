@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -33,8 +33,20 @@ class InnerOptimizer(ABC):
     # Whether `pullback` is the derivative of `step`. Where it is not, adjoints that differentiate `step` itself refuse.
     exact: ClassVar[bool] = True
 
+    # Hyper-parameters that the optimizer of `stock_settings` treats otherwise or lacks; at 0 both are the same.
+    without_stock_twin: ClassVar[tuple[str, ...]] = ()
+
     lr: float
     lr_schedule: Callable[[int], float] | None
+
+    def stock_settings(self) -> dict[str, Any]:
+        """This optimizer and its hyper-parameters under the names of `transformers.TrainingArguments`.
+
+        Only the optimizers of the table `OPTIMIZERS` need it.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} does not say which optimizer of transformers it equals; define stock_settings()"
+        )
 
     def rate(self, step: int) -> float:
         """The learning rate of a global step: `lr`, times `lr_schedule(step)` where there is a schedule."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -37,6 +37,7 @@ class InnerSGD(InvertibleOptimizer):
     """
 
     fields: ClassVar[int] = 2
+    without_stock_twin: ClassVar[tuple[str, ...]] = ("weight_decay",)  # Trainer leaves out biases and norms
 
     lr: float
     momentum: float = 0.0
@@ -47,6 +48,10 @@ class InnerSGD(InvertibleOptimizer):
         check_common(self)
         if not (is_number(self.momentum) and 0 <= self.momentum < 1):
             raise ValueError(f"momentum must be a number in [0, 1), got {self.momentum!r}; 0.0 turns it off")
+
+    def stock_settings(self) -> dict[str, Any]:
+        momentum = f"momentum={self.momentum}"
+        return {"optim": "sgd", "optim_args": momentum, "learning_rate": self.lr, "weight_decay": self.weight_decay}
 
     def init(self, w: Tensor) -> State:
         return w, torch.zeros_like(w)

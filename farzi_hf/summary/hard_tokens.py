@@ -1,0 +1,35 @@
+"""Hard tokens: ids drawn from the soft tokens of a summary, or the likeliest ones."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from farzi_hf.data.seeds import Purpose, derive
+from farzi_hf.summary.soft_tokens import soft_tokens
+
+CHUNK = 512
+"""Positions whose V probabilities exist at the same time."""
+
+
+@torch.no_grad()
+def hard_tokens(latents: Tensor, decoder: Tensor, tau: float, samples: int | None, seed: int) -> Tensor:
+    """Ids (μ·n, ξ), the rows of one synthetic sequence one after the other.
+
+    Args:
+        latents, decoder: (μ, ξ, d) and (d, V).
+        tau: τ.
+        samples: n, draws per synthetic sequence, every position by its own distribution; None takes each position's likeliest
+            token, and n is 1.
+        seed: of the draws.
+    """
+    generator = torch.Generator(latents.device).manual_seed(derive(seed, Purpose.HARD_TOKENS))
+    drawn = []
+    for chunk in latents.flatten(0, 1).split(CHUNK):
+        p = soft_tokens(chunk, decoder, tau)
+        if samples is None:
+            drawn.append(p.argmax(-1, keepdim=True))
+        else:
+            drawn.append(torch.multinomial(p, samples, replacement=True, generator=generator))
+    by_position = torch.cat(drawn).view(*latents.shape[:2], samples or 1)
+    return by_position.transpose(1, 2).flatten(0, 1)

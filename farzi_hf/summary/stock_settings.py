@@ -1,0 +1,70 @@
+"""The inner loop's settings under the names of `transformers.TrainingArguments`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from transformers import TrainingArguments
+
+from farzi_hf.engine import OPTIMIZERS, InnerOptimizer
+
+logger = logging.getLogger(__name__)
+
+_OF_THE_INNER_LOOP = {
+    "lr_scheduler_type": "constant",  # the inner loop has no schedule; Trainer's is linear
+    "max_grad_norm": 0.0,  # and does not clip; Trainer clips at 1
+    "save_strategy": "no",  # a training takes seconds
+    "logging_steps": 10,  # Trainer's 500 would log nothing of a hundred steps
+    "report_to": "none",
+}
+_SIZES = {"steps": "max_steps", "synthetic_batch_size": "per_device_train_batch_size"}
+
+
+def stock_arguments(inner: Mapping[str, Any] | None, output_dir: str, changes: Mapping[str, Any]) -> TrainingArguments:
+    """See `FarziData.training_arguments`."""
+    inner = inner or {}
+    settings = {
+        **_OF_THE_INNER_LOOP,
+        **{name: inner[key] for key, name in _SIZES.items() if inner.get(key) is not None},
+    }
+    if "lr" in inner:
+        optimizer = _optimizer(inner)
+        settings |= optimizer.stock_settings()
+        _warn_of_differences(optimizer, changes)
+    settings |= changes
+    if "learning_rate" not in settings or not {"max_steps", "num_train_epochs"} & settings.keys():
+        raise ValueError(
+            f"config.inner={dict(inner)!r} does not say with which learning rate and for how many steps the summary wants to be trained on; "
+            "give both, for instance training_arguments(output_dir, learning_rate=0.01, max_steps=100)"
+        )
+    arguments = TrainingArguments(output_dir, **settings)
+    if "dataloader_pin_memory" not in changes:  # on a CPU there is nothing to pin for, and torch warns of it
+        arguments.dataloader_pin_memory = arguments.device.type != "cpu"
+    return arguments
+
+
+def _optimizer(inner: Mapping[str, Any]) -> InnerOptimizer:
+    name = inner.get("optimizer", "adam")  # the oldest summaries do not name theirs
+    if name not in OPTIMIZERS:
+        raise ValueError(
+            f"config.inner['optimizer']={name!r} is unknown; it is one of {', '.join(OPTIMIZERS)}: update farzi_hf, or give "
+            "transformers.TrainingArguments of your own"
+        )
+    kind = OPTIMIZERS[name]
+    try:
+        return kind(**{field.name: inner[field.name] for field in fields(kind) if field.name in inner})
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"config.inner={dict(inner)!r} is no {name}: {error}") from None
+
+
+def _warn_of_differences(optimizer: InnerOptimizer, changes: Mapping[str, Any]) -> None:
+    different = {name: getattr(optimizer, name) for name in optimizer.without_stock_twin if name not in changes}
+    if different := {name: value for name, value in different.items() if value}:
+        logger.warning(
+            "The inner loop had %s, which the optimizers of TrainingArguments do otherwise or not at all: students may differ from those "
+            "of the distillation.",
+            ", ".join(f"{name}={value}" for name, value in different.items()),
+        )

@@ -1,0 +1,65 @@
+"""What a summary's entries stand for: tokens, items or nothing that has a name."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tiny_artefacts import WORDS, word_tokenizer
+from transformers import AutoConfig
+
+from farzi_hf.data import vocabulary_of
+from farzi_hf.models import SASRecConfig
+
+KINDS = {"tokenizer": word_tokenizer(), "list": WORDS, "none": None}
+
+
+@pytest.mark.parametrize(
+    ("kind", "entries", "categories", "tags", "text"),
+    [
+        ("tokenizer", "tokens", ("text-generation",), ("language-modeling",), "the cat"),
+        ("list", "items", ("other",), ("recommendation",), "the | cat"),
+        ("none", "items", (), (), None),
+    ],
+)
+def test_a_vocabulary_knows_what_the_card_says(kind, entries, categories, tags, text):
+    vocabulary = vocabulary_of(KINDS[kind])
+    assert (vocabulary.entries, vocabulary.task_categories, vocabulary.tags) == (entries, categories, tags)
+    assert vocabulary.named == (text is not None)
+    if text is None:
+        with pytest.raises(ValueError, match="processing_class is None, so tokens have no names; set the tokenizer"):
+            vocabulary.text(["[4]", "[5]"])
+    else:
+        assert vocabulary.text(["the", "cat"]) == text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_entries_without_a_name_are_their_ids(kind):
+    vocabulary = vocabulary_of(KINDS[kind])
+    known = WORDS if vocabulary.named else [f"[{i}]" for i in range(7)]
+    assert vocabulary.names(9) == [*known, "[7]", "[8]"]
+    assert vocabulary.names(3) == known[:3]
+    assert len(vocabulary) == (7 if vocabulary.named else 0)
+
+
+def test_a_vocabulary_saves_its_own_files(tmp_path):
+    for kind, processing_class in KINDS.items():
+        (tmp_path / kind).mkdir()
+        vocabulary_of(processing_class).save(tmp_path / kind)
+    assert json.loads((tmp_path / "list" / "vocabulary.json").read_text()) == WORDS
+    assert (tmp_path / "tokenizer" / "tokenizer.json").exists()
+    assert not list((tmp_path / "none").iterdir())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_small_learner_is_a_config_that_exists(kind):
+    learner = dict(vocabulary_of(KINDS[kind]).small_learner)
+    config = AutoConfig.for_model(**learner)
+    assert isinstance(config, SASRecConfig) == (kind == "list")
+    assert config.to_dict().items() >= learner.items()
+
+
+def test_special_ids_are_those_of_the_tokenizer():
+    names = ("pad_token_id", "bos_token_id")
+    assert vocabulary_of(word_tokenizer()).special_ids(names) == {"pad_token_id": 0, "bos_token_id": None}
+    assert vocabulary_of(WORDS).special_ids(names) == dict.fromkeys(names)

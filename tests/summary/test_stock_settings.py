@@ -1,0 +1,110 @@
+"""`FarziData.training_arguments`: a student of the stock Trainer trains as the learners of the distillation did."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from tiny_models import LENGTH, V, soft_trainer, tiny_model
+from transformers import TrainingArguments
+
+from farzi_hf.distillation import Learner, SyntheticTraining
+from farzi_hf.engine import InnerAdam, InnerSGD
+from farzi_hf.summary import FarziData, FarziDataConfig
+
+ADAM = {"optimizer": "adam", "lr": 0.02, "betas": [0.5, 0.99], "eps": 1e-3, "eps_root": 0.0, "weight_decay": 0.0}
+SGD = {"optimizer": "sgd", "lr": 0.3, "momentum": 0.5, "weight_decay": 0.0}
+SIZES = {"steps": 7, "synthetic_batch_size": 8}
+
+
+def summary(inner) -> FarziData:
+    torch.manual_seed(1)
+    return FarziData(FarziDataConfig(8, LENGTH, 4, V, latent_std=1.0, inner=inner))
+
+
+def student(farzi: FarziData, args: TrainingArguments) -> dict[str, torch.Tensor]:
+    trainer = soft_trainer(tiny_model("gpt2"), farzi, args)
+    trainer.train()
+    return dict(trainer.model.named_parameters())
+
+
+def test_a_student_is_that_of_the_arguments_written_out(tmp_path):
+    farzi = summary({**ADAM, "steps": 7, "synthetic_batch_size": 4})
+    explicit = TrainingArguments(
+        str(tmp_path), max_steps=7, per_device_train_batch_size=4, learning_rate=0.02, adam_beta1=0.5, adam_beta2=0.99,
+        adam_epsilon=1e-3, optim="adamw_torch", lr_scheduler_type="constant", max_grad_norm=0.0, save_strategy="no",
+        report_to="none", dataloader_pin_memory=False, use_cpu=True, disable_tqdm=True, seed=5,
+    )  # fmt: skip
+    ours = farzi.training_arguments(tmp_path, seed=5, use_cpu=True, disable_tqdm=True)
+    found, expected = student(farzi, ours), student(farzi, explicit)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("inner", "optimizer"),
+    [(ADAM, InnerAdam(0.02, (0.5, 0.99), 1e-3)), (SGD, InnerSGD(0.3, 0.5))],
+    ids=["adam", "sgd"],
+)
+def test_a_student_is_the_learner_of_the_inner_loop(tmp_path, inner, optimizer):
+    """From the same start, on the same batches: all sequences in each step."""
+    farzi = summary({**inner, **SIZES})
+    model = tiny_model("gpt2")
+    start = {name: p.detach().clone() for name, p in model.named_parameters()}
+    latents, decoder = farzi.latents.detach(), farzi.decoder.detach()
+    training = SyntheticTraining(optimizer, farzi.config.tau)
+    expected = training(Learner(model), latents, decoder, start=start, steps=7, seed=0)
+    found = student(farzi, farzi.training_arguments(tmp_path, use_cpu=True, disable_tqdm=True))
+    assert max((found[name] - start[name]).abs().max() for name in start) > 0.05
+    for name, parameter in expected.items():
+        torch.testing.assert_close(found[name], parameter, rtol=1e-4, atol=1e-5)
+
+
+def test_changes_go_first(tmp_path):
+    changes = {"learning_rate": 0.5, "max_steps": 3, "optim": "sgd", "logging_steps": 1}
+    args = summary({**ADAM, **SIZES}).training_arguments(tmp_path, use_cpu=True, **changes)
+    assert {name: getattr(args, name) for name in changes} == changes
+    assert args.per_device_train_batch_size == 8
+
+
+def test_nothing_is_pinned_on_a_cpu(tmp_path):
+    args = summary({**ADAM, **SIZES}).training_arguments(tmp_path)
+    assert args.dataloader_pin_memory == (args.device.type != "cpu")
+
+
+@pytest.mark.parametrize("inner", [None, {}, ADAM, {"steps": 7}], ids=["none", "empty", "no steps", "no lr"])
+def test_settings_that_the_summary_lacks_have_to_be_given(tmp_path, inner):
+    farzi = summary(inner)
+    with pytest.raises(ValueError, match=r"config\.inner=\{.* give both, for instance training_arguments\("):
+        farzi.training_arguments(tmp_path)
+    args = farzi.training_arguments(tmp_path, learning_rate=0.1, num_train_epochs=2, max_steps=4)
+    assert (args.learning_rate, args.max_steps, args.max_grad_norm) == (0.1, 4, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"betas": [0.9]}, r"config\.inner=\{.*\} is no adam: betas must be two numbers"),
+        ({"lr": "fast"}, "is no adam: lr must be a finite number"),
+        ({"optimizer": "lion"}, r"config\.inner\['optimizer'\]='lion' is unknown; it is one of adam, sgd"),
+    ],
+)
+def test_settings_that_no_optimizer_has_are_refused(tmp_path, change, match):
+    with pytest.raises(ValueError, match=match):
+        summary({**ADAM, **SIZES, **change}).training_arguments(tmp_path)
+
+
+def test_what_trainer_does_otherwise_is_said(tmp_path, caplog):
+    with caplog.at_level(logging.WARNING):
+        summary({**ADAM, **SIZES}).training_arguments(tmp_path)
+        assert not caplog.records
+        summary({**ADAM, **SIZES, "weight_decay": 0.1}).training_arguments(tmp_path, weight_decay=0.0)
+        assert not caplog.records
+        summary({**ADAM, **SIZES, "weight_decay": 0.1, "eps_root": 1e-6}).training_arguments(tmp_path)
+    assert "weight_decay=0.1, eps_root=1e-06" in caplog.text
+
+
+def test_the_oldest_summaries_do_not_name_their_optimizer(tmp_path):
+    args = summary({"lr": 0.02, **SIZES}).training_arguments(tmp_path)
+    assert (args.optim, args.learning_rate) == ("adamw_torch", 0.02)
