@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, Self
+from typing import Any
 
 from torch import Tensor
 
@@ -23,12 +23,12 @@ class ConfigurableObjective(ABC):
     """An objective that `FarziConfig.objective` can name: it takes what it needs from a `FarziConfig`."""
 
     @classmethod
-    def check(cls, config: Any) -> None:
+    def check(cls, config: Any) -> None:  # noqa: B027  most need nothing
         """Raises ValueError where a `FarziConfig` lacks something that this objective cannot do without."""
 
     @classmethod
     @abstractmethod
-    def from_config(cls, config: Any, training: SyntheticTraining, bank: TrajectoryBank | None) -> Self:
+    def from_config(cls, config: Any, training: SyntheticTraining, bank: TrajectoryBank | None) -> ConfigurableObjective:
         """The objective with the settings of a `FarziConfig`.
 
         Args:
