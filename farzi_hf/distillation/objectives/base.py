@@ -23,7 +23,7 @@ class ConfigurableObjective(ABC):
     """An objective that `FarziConfig.objective` can name: it takes what it needs from a `FarziConfig`."""
 
     @classmethod
-    def check(cls, config: Any) -> None:  # noqa: B027  most need nothing
+    def check(cls, config: Any) -> None:
         """Raises ValueError where a `FarziConfig` lacks something that this objective cannot do without."""
 
     @classmethod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -40,7 +40,7 @@ class GradientMatching(ConfigurableObjective):
     starts: Starts = random_starts
 
     @classmethod
-    def from_config(cls, config: Any, training: SyntheticTraining, bank: TrajectoryBank | None) -> Self:
+    def from_config(cls, config: Any, training: SyntheticTraining, bank: TrajectoryBank | None) -> GradientMatching:
         return cls(training, config.inner_steps, config.learners_per_step, starts_of(config, bank))
 
     def __call__(self, learner: Learner, latents: Tensor, decoder: Tensor, batch: Batch, seed: int) -> Tensor:

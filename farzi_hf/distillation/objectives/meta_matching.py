@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 from torch import Tensor
 
@@ -34,7 +34,7 @@ class MetaMatching(ConfigurableObjective):
     starts: Starts = random_starts
 
     @classmethod
-    def from_config(cls, config: Any, training: SyntheticTraining, bank: TrajectoryBank | None) -> Self:
+    def from_config(cls, config: Any, training: SyntheticTraining, bank: TrajectoryBank | None) -> MetaMatching:
         least = config.inner_steps_min or config.inner_steps
         return cls(training, config.inner_steps, least, config.learners_per_step, starts_of(config, bank))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,7 +47,7 @@ class TrajectoryMatching(ConfigurableObjective):
             )
 
     @classmethod
-    def from_config(cls, config: Any, training: SyntheticTraining, bank: TrajectoryBank | None) -> Self:
+    def from_config(cls, config: Any, training: SyntheticTraining, bank: TrajectoryBank | None) -> TrajectoryMatching:
         return cls(
             training, bank, config.synthetic_steps or config.inner_steps, config.expert_steps, config.learners_per_step,
             config.last_start,
