@@ -4,34 +4,29 @@
     python recipes/finetune.py --summary user/farzi-ptb --learner '{"model_type": "llama", "hidden_size": 16, …}'
     python recipes/finetune.py --summary user/farzi-ptb --model NAME                       # pretrained weights, a folder or of the Hub
 
-The model is any causal language model or recommender of transformers over the summary's vocabulary; by default the summary's
-own learner, untrained. Real data are those that the summary's `recipe.yaml` names. Every model is trained with the settings that
+The model is any causal language model or recommender of transformers over the vocabulary of the summary; by default the learner
+of the summary, untrained. The real data are those that the summary's `recipe.yaml` names. Every model trains with the settings that
 the summary carries, on about as many tokens per step. `output_dir` gets `table.md`, `table.csv` and `comparison.png`.
 """
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-import _language_modeling
-import _recommendation
-import ptb
-import recsys
 import torch
-from _common import ends_in_one_line, keep_freed_memory, markdown, run, save_csv, save_text
-from _comparison import Comparison, Row, Student, stock_arguments, train_stock
-from _runs import check_outputs, write_recipe
 from datasets import Dataset
-from transformers import AutoConfig, AutoModelForCausalLM, HfArgumentParser, PreTrainedConfig, default_data_collator
+from transformers import AutoConfig, AutoModelForCausalLM, HfArgumentParser, default_data_collator
 
-from farzi_hf import FarziConfig, FarziData, FarziTrainer
-from farzi_hf.data import InteractionCollator, random_sequences
-from farzi_hf.data.vocabulary import is_text
+from farzi_hf import FarziData, Learner
+from farzi_hf.cli import ends_in_one_line, keep_freed_memory, run
+from farzi_hf.cli.run_folder import check_outputs, write_recipe
+from farzi_hf.distillation import SyntheticTraining
+from farzi_hf.evaluation import Comparison, Measured, RunSettings, Student, Task, markdown, save_csv, save_text
+from farzi_hf.evaluation.rows import stock_arguments, train_stock
 from farzi_hf.plots import plot_comparison
 
 
@@ -65,18 +60,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     with ends_in_one_line("finetune.py", FileNotFoundError):
         (args,) = HfArgumentParser(FinetuneArguments).parse_args_into_dataclasses(argv, look_for_args_file=False)
         check_outputs(Path(args.output_dir), ("recipe.yaml", "table.md", "table.csv", "comparison.png"))
-        farzi = FarziData.from_pretrained(args.summary, args.revision)
-        c = comparison_of(args, farzi)
+        c = comparison_of(args, FarziData.from_pretrained(args.summary, args.revision))
     write_recipe(Path(args.output_dir), asdict(args))
-    task, metric = (
-        (_language_modeling, "perplexity") if is_text(farzi.processing_class) else (_recommendation, "hr@100")
-    )
     print(f"{args.summary}: {c.config.model_type}, {c.steps} steps", flush=True)
-    rows = [*summary_rows(c, args), *real_rows(c, args), *task.count_rows(c)]
-    report(rows, task, metric, Path(args.output_dir))
-
-
-# -- data and model --------------------------------------------------------------------------------------------------
+    report(c.task, [c.row(part) for part in [*on_summary(c, args), *on_real(c, args), *c.counted()]], args)
 
 
 def comparison_of(args: FinetuneArguments, farzi: FarziData) -> Comparison:
@@ -85,132 +72,90 @@ def comparison_of(args: FinetuneArguments, farzi: FarziData) -> Comparison:
     Raises:
         ValueError: the summary has no recipe or inner settings, or the real data have another vocabulary.
     """
-    recipe, inner = farzi.results.recipe, farzi.config.inner
-    if "dataset" not in recipe or not inner or inner.get("optimizer") != "adam":
+    recipe = farzi.results.recipe
+    if "dataset" not in recipe:
         raise ValueError(
-            f"summary={args.summary!r} has no recipe.yaml that names its dataset, or no inner settings of Adam: take one "
-            "that ptb.py or recsys.py wrote, or train on yours as its card says"
+            f"summary={args.summary!r} has no recipe.yaml that names its dataset: take one that `farzi distil` wrote, or train on "
+            "yours as its card says"
         )
-    build = _language_model if is_text(farzi.processing_class) else _recommender
-    return build(args, farzi, recipe)
-
-
-def _language_model(args: FinetuneArguments, farzi: FarziData, recipe: Mapping[str, Any]) -> Comparison:
-    known = {name: recipe[name] for name in ("dataset", "vocab_size", "max_length", "learner") if name in recipe}
-    text = ptb.RecipeArguments(data_dir=args.data_dir, **known)
-    if args.learner is not None:
-        text.learner = json.loads(args.learner)
-    tokenizer, splits = ptb.load_splits(text)
-    config = AutoConfig.from_pretrained(args.model) if args.model else ptb.learner_config(text, tokenizer)
-    trainer = _trainer(
-        args,
-        farzi,
-        config,
-        processing_class=tokenizer,
-        train_dataset=splits["train"],
-        eval_dataset=splits["validation"],
-    )
-    return _language_modeling.LanguageModelComparison(trainer, splits, config, args.num_students, args.long_steps)
-
-
-def _recommender(args: FinetuneArguments, farzi: FarziData, recipe: Mapping[str, Any]) -> Comparison:
-    known = {name: recipe[name] for name in ("dataset", "min_interactions", "learner") if name in recipe}
-    items = recsys.RecipeArguments(data_dir=args.data_dir, splits=recipe["splits"], **known)
-    if args.learner is not None:
-        items.learner = json.loads(args.learner)
-    interactions = recsys.load(items)
-    histories = interactions.strong_generalization_split(items.splits[0])
-    size = {"num_items": interactions.num_items, "max_length": farzi.config.sequence_length}
-    config = AutoConfig.from_pretrained(args.model) if args.model else AutoConfig.for_model(**{**items.learner, **size})
-    trainer = _trainer(
-        args, farzi, config, processing_class=interactions.vocabulary, data_collator=InteractionCollator()
-    )
-    return _recommendation.RecommendationComparison(
-        trainer, histories, config, args.num_students, args.long_steps, long_learner={}, long_training={}
-    )
-
-
-def _trainer(args: FinetuneArguments, farzi: FarziData, config: PreTrainedConfig, **data: Any) -> FarziTrainer:
-    """Holds summary, model and data together for a `Comparison`; it is never run."""
-    shape, inner = farzi.config, farzi.config.inner
-    settings = FarziConfig(
-        args.output_dir, num_sequences=shape.num_sequences, sequence_length=shape.sequence_length,
-        latent_dim=shape.latent_dim, tau=shape.tau, inner_steps=args.steps or inner["steps"],
-        synthetic_batch_size=inner["synthetic_batch_size"], use_cpu=args.use_cpu,
+    known = {name: recipe[name] for name in (f.name for f in fields(RunSettings)) if name in recipe}
+    given = {} if args.learner is None else {"learner": args.learner}
+    data = RunSettings(**{**known, **given, "data_dir": args.data_dir}).load()
+    farzi.processing_class = data.task.processing_class
+    farzi.adopt_vocabulary(f"data_dir={args.data_dir!r}")
+    length, seed = farzi.config.sequence_length, data.seeds(recipe.get("seed", 42))[0]
+    config = data.learner_config(data.settings.learner, length)
+    if args.model:
+        config = AutoConfig.from_pretrained(args.model)
+    learner = Learner(config)
+    device = "cuda" if torch.cuda.is_available() and not args.use_cpu else "cpu"
+    return Comparison(
+        task=data.task, splits=data.splits(seed), config=config, learner=learner, farzi=farzi,
+        training=SyntheticTraining.of_summary(farzi.config), steps=args.steps or farzi.config.inner["steps"],
+        length=getattr(config, "max_length", length), seed=42, num_students=args.num_students, long_steps=args.long_steps,
+        device=device, quiet=True,
     )  # fmt: skip
-    return FarziTrainer(config, settings, farzi_data=farzi, **data)
 
 
 # -- rows ------------------------------------------------------------------------------------------------------------
 
 
-def row(
+def trained(
     c: Comparison, args: FinetuneArguments, method: str, rows: Callable[[int], Dataset], collator: Callable, nbytes: int,
     **settings: Any,
-) -> Row:  # fmt: skip
-    """The row of models that the stock Trainer trains on `rows(seed)`."""
+) -> Measured:  # fmt: skip
+    """Models that the stock Trainer trains on `rows(seed)`."""
 
     def train(seed: int) -> Student:
-        data = rows(seed)
         torch.manual_seed(seed)
         model = (
             AutoModelForCausalLM.from_pretrained(args.model)
             if args.model
             else AutoModelForCausalLM.from_config(c.config)
         )
-        changes = {"max_steps": c.steps, **settings}
-        if "per_device_train_batch_size" not in changes and collator is c.trainer.data_collator:
-            changes["per_device_train_batch_size"] = c.real_batch_size(data)
-        return train_stock(model, data, collator, stock_arguments(c, args.output_dir, seed, **changes))
+        arguments = stock_arguments(c, args.output_dir, seed, **{"max_steps": c.steps, **settings})
+        return train_stock(model, rows(seed), collator, arguments)
 
-    return c.student_row(method, train, c.seeds, nbytes, settings.get("max_steps", c.steps))
+    return c.trained(method, train, c.seeds, nbytes, settings.get("max_steps", c.steps))
 
 
-def summary_rows(c: Comparison, args: FinetuneArguments) -> list[Row]:
+def on_summary(c: Comparison, args: FinetuneArguments) -> list[Measured]:
     """Soft tokens, ids drawn anew for each time that a sequence comes up, and the likeliest ids."""
-    farzi, inner = c.trainer.model, c.trainer.model.config.inner
+    farzi, inner = c.farzi, c.farzi.config.inner
     visits = math.ceil(c.steps * inner["synthetic_batch_size"] / farzi.config.num_sequences)
     token_bytes = farzi.config.num_sequences * farzi.config.sequence_length * c.token_bytes
-    soft, collator = farzi.as_dataset(), farzi.collator()
+    soft, ids = farzi.collator(), default_data_collator
     return [
-        row(c, args, "Farzi, soft tokens", lambda seed: soft, collator, farzi.nbytes),
-        row(c, args, f"Farzi, {visits} samples each", lambda seed: farzi.as_hard_dataset(visits, seed), default_data_collator,
-            visits * token_bytes),
-        row(c, args, "Farzi, likeliest tokens", lambda seed: farzi.as_hard_dataset(), default_data_collator, token_bytes),
+        trained(c, args, "Farzi, soft tokens", lambda seed: farzi.as_dataset(), soft, farzi.nbytes),
+        trained(c, args, f"Farzi, {visits} samples each", lambda seed: farzi.as_hard_dataset(visits, seed), ids, visits * token_bytes),
+        trained(c, args, "Farzi, likeliest tokens", lambda seed: farzi.as_hard_dataset(), ids, token_bytes),
     ]  # fmt: skip
 
 
-def real_rows(c: Comparison, args: FinetuneArguments) -> list[Row]:
-    """All real data, for as many steps and for long, and as many random sequences or bytes as the summary has."""
-    train, collator, nbytes = c.splits["train"], c.trainer.data_collator, c.nbytes(c.splits["train"])
-    farzi = c.trainer.model
-    same_bytes = farzi.nbytes // c.token_bytes
-    few = {
-        "random, same sequences": lambda seed: random_sequences(train, farzi.config.num_sequences, seed),
-        "random, same bytes": lambda seed: c.draw_tokens(same_bytes, seed),
+def on_real(c: Comparison, args: FinetuneArguments) -> list[Measured]:
+    """All real data, for as many steps and for long; and as many random sequences, or bytes, as the summary has."""
+    draws: dict[str, tuple[Callable[[int], Dataset], dict[str, int]]] = {
+        "full data": (c.all_sequences, {}),
+        "full data, long": (c.all_sequences, {"max_steps": args.long_steps}),
+        "random, same sequences": (c.draw_sequences, {}),
+        "random, same bytes": (lambda seed: c.draw_tokens(c.farzi.nbytes // c.token_bytes, seed), {}),
     }
-    return [
-        row(c, args, "full data", lambda seed: c.training_rows(train), collator, nbytes),
-        row(
-            c, args, "full data, long", lambda seed: c.training_rows(train), collator, nbytes, max_steps=args.long_steps
-        ),
-        *(
-            row(
-                c, args, name, lambda seed, draw=draw: c.training_rows(draw(seed)), collator, c.nbytes(draw(c.seeds[0]))
-            )
-            for name, draw in few.items()
-        ),
-    ]
+    measured = []
+    for method, (draw, settings) in draws.items():
+        first = draw(c.seeds[0])
+        settings = {"per_device_train_batch_size": c.real_batch_size(c.training_rows(first)), **settings}
+        rows = lambda seed, draw=draw: c.training_rows(draw(seed))  # noqa: E731
+        measured.append(trained(c, args, method, rows, c.task.collator, c.nbytes(first), **settings))
+    return measured
 
 
-def report(rows: Sequence[Row], task: Any, metric: str, folder: Path) -> None:
+def report(task: Task, rows: Sequence[dict[str, Any]], args: FinetuneArguments) -> None:
     """Table and figure, on disk and on the terminal."""
-    rows = [{name: value for name, value in row.items() if name != "ranks"} for row in rows]
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = Path(args.output_dir)
     table = markdown([task.readable(row) for row in rows])
     save_text(table + "\n", folder / "table.md")
     save_csv(rows, folder / "table.csv")
-    plot_comparison(rows, folder / "comparison.png", metric, metric_label=f"Test {metric}")
+    plot_comparison(rows, folder / "comparison.png", task.metric, metric_label=task.metric_label)
     print(f"\n{table}\n\nTable: {folder / 'table.md'}")
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
 from farzi_hf.data import minibatches
 from farzi_hf.distillation.learner import Learner, LearnerBatch, Parameters
-from farzi_hf.engine import Adjoint, InnerLoss, InnerOptimizer, unroll
-from farzi_hf.summary import FarziData, soft_tokens
+from farzi_hf.engine import OPTIMIZERS, Adjoint, InnerLoss, InnerOptimizer, unroll
+from farzi_hf.summary import FarziData, FarziDataConfig, soft_tokens
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,24 @@ class SyntheticTraining:
     window: int | None = None
     adjoint: Adjoint | None = None
     torch_compile: bool = False
+
+    @classmethod
+    def of_summary(cls, config: FarziDataConfig) -> SyntheticTraining:
+        """The inner loop that a summary was distilled with, as its config says.
+
+        Raises:
+            ValueError: the config has no settings of an inner loop, or some that no optimizer has.
+        """
+        inner = dict(config.inner or {})
+        kind = OPTIMIZERS.get(inner.get("optimizer"))
+        if kind is None:
+            raise ValueError(
+                f"the summary's config has inner={config.inner!r}, without an optimizer of {', '.join(OPTIMIZERS)}; take a summary that "
+                "FarziTrainer has distilled, or set config.inner"
+            )
+        names = [argument.name for argument in fields(kind) if argument.name in inner]
+        settings = {name: tuple(value) if isinstance(value := inner[name], list) else value for name in names}
+        return cls(kind(**settings), config.tau, inner.get("synthetic_batch_size"))
 
     def __call__(
         self,

@@ -11,17 +11,16 @@ from transformers import AutoModelForCausalLM
 
 pytest.importorskip("matplotlib")
 import finetune
-import ptb
-import recsys
 
 from farzi_hf import FarziData, FarziDataConfig
-from farzi_hf.data import load_sample_interactions, load_sample_text
+from farzi_hf.data import TEXTS, load_sample_interactions, load_sample_text
+from farzi_hf.evaluation import RunSettings, TextData, task_data
 
 INNER = {
     "optimizer": "adam", "lr": 0.01, "weight_decay": 0.0, "betas": [0.5, 0.999], "eps": 1e-4, "eps_root": 0.0, "steps": 4,
     "synthetic_batch_size": 2,
 }  # fmt: skip
-GPT2 = {**ptb.LEARNER, "n_embd": 8, "n_positions": 64}
+GPT2 = {**TextData.learner, "n_embd": 8, "n_positions": 64}
 LLAMA = '{"model_type": "llama", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}'
 METHODS = [
     "Farzi, soft tokens", "Farzi, 2 samples each", "Farzi, likeliest tokens", "full data", "full data, long",
@@ -42,9 +41,9 @@ def summary(folder: Path, vocabulary, recipe: dict) -> Path:
 
 @pytest.fixture
 def text(tmp_path, monkeypatch) -> Path:
-    monkeypatch.setitem(ptb.DATASETS, "sample", lambda data_dir: load_sample_text(200))
-    recipe = ptb.RecipeArguments(dataset="sample", vocab_size=50, learner=GPT2)
-    return summary(tmp_path / "summary", ptb.load_splits(recipe)[0], recipe.to_recipe())
+    monkeypatch.setitem(TEXTS, "sample", lambda data_dir: load_sample_text(200))
+    data = RunSettings(dataset="sample", vocab_size=50, learner=GPT2).load()
+    return summary(tmp_path / "summary", data.task.processing_class, data.recipe([42]))
 
 
 def methods(folder: Path) -> list[str]:
@@ -74,10 +73,8 @@ def test_text_from_the_hub_on_another_architecture(hub, text, tmp_path, capsys):
 
 
 def test_pretrained_weights_are_where_training_starts(text, tmp_path):
-    recipe = ptb.RecipeArguments(dataset="sample", vocab_size=50, learner=GPT2)
-    model = AutoModelForCausalLM.from_config(
-        ptb.learner_config(recipe, FarziData.from_pretrained(text).processing_class)
-    )
+    data = RunSettings(dataset="sample", vocab_size=50).load()
+    model = AutoModelForCausalLM.from_config(data.learner_config(GPT2, 8))
     with torch.no_grad():
         model.lm_head.weight.fill_(0.0)  # whatever it reads, it predicts all words alike
     model.save_pretrained(tmp_path / "pretrained")
@@ -98,9 +95,9 @@ def test_pretrained_weights_are_where_training_starts(text, tmp_path):
 
 def test_items(tmp_path, monkeypatch):
     interactions = load_sample_interactions(100)
-    monkeypatch.setattr(recsys, "load_sample_interactions", lambda: interactions)
+    monkeypatch.setattr(task_data, "load_sample_interactions", lambda: interactions)
     learner = {"model_type": "gru4rec", "hidden_size": 8}
-    recipe = {"dataset": "sample", "min_interactions": 3, "learner": learner, "splits": [0]}
+    recipe = {"dataset": "sample_interactions", "min_interactions": 3, "learner": learner, "splits": [0]}
     folder = summary(tmp_path / "summary", interactions.vocabulary, recipe)
     finetune.main(["--summary", str(folder), "--output_dir", str(tmp_path / "out"), *FAST])
     assert methods(tmp_path / "out") == [*METHODS, "popularity", "item bigram"]
@@ -113,7 +110,7 @@ def test_a_summary_that_says_nothing_of_its_data_is_refused(tmp_path):
 
 
 def test_other_data_than_those_distilled_are_refused(text, monkeypatch):
-    monkeypatch.setitem(ptb.DATASETS, "sample", lambda data_dir: load_sample_text(200, seed=1))
+    monkeypatch.setitem(TEXTS, "sample", lambda data_dir: load_sample_text(200, seed=1))
     with pytest.raises(SystemExit, match=r"finetune.py: .* vocabulary"):
         finetune.main(["--summary", str(text), *FAST])
 

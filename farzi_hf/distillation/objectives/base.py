@@ -22,13 +22,15 @@ Objective = Callable[[Learner, Tensor, Tensor, Batch, int], Tensor]
 class ConfigurableObjective(ABC):
     """An objective that `FarziConfig.objective` can name: it takes what it needs from a `FarziConfig`."""
 
-    @classmethod
+    @classmethod  # noqa: B027 — most objectives lack nothing
     def check(cls, config: Any) -> None:
         """Raises ValueError where a `FarziConfig` lacks something that this objective cannot do without."""
 
     @classmethod
     @abstractmethod
-    def from_config(cls, config: Any, training: SyntheticTraining, bank: TrajectoryBank | None) -> ConfigurableObjective:
+    def from_config(
+        cls, config: Any, training: SyntheticTraining, bank: TrajectoryBank | None
+    ) -> ConfigurableObjective:
         """The objective with the settings of a `FarziConfig`.
 
         Args:
