@@ -144,7 +144,7 @@ def _facts(contents: Contents, metrics: Mapping[str, Any], recipe: Mapping[str, 
         "temperature (τ)": config.tau,
         "latents and decoder": f"{contents.nbytes:,} bytes",
         "the data": f"{size:,} bytes" + (f", {rows:,} sequences" if rows else "") if size else None,
-        "size of the data": f"{100 * contents.nbytes / size:.3g} % of the bytes" if size else None,
+        "size of the data": f"{_plain(100 * contents.nbytes / size, 3)} % of the bytes" if size else None,
         "teacher": _teacher(metrics, recipe),
         "split": metrics.get("split"),
         "vocabulary hash (SHA-256)": markdown_code(config.vocabulary_hash) if config.vocabulary_hash else None,
@@ -174,16 +174,18 @@ def _cost(metrics: Mapping[str, Any]) -> str:
     text = f"The distillation took {cost:,.0f} s{device}."
     if student is None:
         return text
-    text += f" A training on the summary takes {student:,.3g} s"
+    text += f" A training on the summary takes {_plain(student, 3)} s"
     if full is None:
         return text + "."
     steps = _number(metrics, "full_data_steps")
-    text += f"; one on the full data that does as well takes {full:,.3g} s" + (f", {steps:,} steps." if steps else ".")
+    text += f"; one on the full data that does as well takes {_plain(full, 3)} s" + (
+        f", {steps:,} steps." if steps else "."
+    )
     if full <= student:
         return text + " So the summary does not save time; it saves data."
     return text + (
         f" The distillation has paid for itself after {math.ceil(cost / (full - student)):,} trainings (break-even), each of "
-        f"which saves {full - student:,.3g} s."
+        f"which saves {_plain(full - student, 3)} s."
     )
 
 
@@ -201,7 +203,7 @@ def _with_spread(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     def cell(row: Mapping[str, Any], name: str) -> Any:
         text, spread, interval = _cell(row[name]), row.get(f"{name}_std"), row.get(f"{name}_interval")
         if spread is not None:
-            text += f" ± {spread:.2g}"
+            text += f" ± {_plain(spread, 2)}"
         return Markdown(text if interval is None else f"{text} ({_cell(interval)})")
 
     def part(row: Mapping[str, Any], name: str) -> bool:
@@ -210,11 +212,16 @@ def _with_spread(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{name: cell(row, name) for name in row if not part(row, name)} for row in rows]
 
 
+def _plain(value: float, digits: int) -> str:
+    """So many digits, or all those before the point: 524, never 5.2e+02."""
+    return f"{value:,.0f}" if 10 ** (digits - 1) <= abs(value) < 1e15 else f"{value:.{digits}g}"
+
+
 def _cell(value: Any) -> Markdown:
     if isinstance(value, bool) or value is None:
         return Markdown(value)
     if isinstance(value, float):
-        return Markdown(f"{value:,.0f}" if 1000 <= abs(value) < 1e15 else f"{value:.4g}")
+        return Markdown(_plain(value, 4))
     if isinstance(value, int):
         return Markdown(f"{value:,}")
     if isinstance(value, list | tuple):

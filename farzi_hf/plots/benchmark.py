@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from farzi_hf.plots.style import INK, OURS, clean, finite, number, save
+from farzi_hf.plots.style import INK, OURS, clean, finite, logarithmic, plain_numbers, save
 
 _PEER_MARKERS = "sD^vP*"
 
@@ -34,7 +34,8 @@ def plot_benchmark(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike) -
     panels = figure.subplots(1, 2)
     for axes in map(clean, panels):
         axes.set(xscale="log", xlabel="Inner steps T")
-    panels[1].set_yscale("log")
+    plain_numbers(panels[0].yaxis)
+    logarithmic(panels[1], "y")
     styles = _benchmark_styles(rows)
     for method, style in styles.items():
         cells = sorted((row for row in rows if row["method"] == method), key=lambda row: row["steps"])
@@ -74,12 +75,11 @@ def _benchmark_styles(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, 
 def _label_benchmark(panels: Sequence[Axes], rows: Sequence[Mapping[str, Any]]) -> None:
     steps = sorted({row["steps"] for row in rows})
     panels[0].set_ylabel("Milliseconds per inner step")
-    panels[1].set_ylabel("Peak memory (MB)")
+    panels[1].set_ylabel("Peak memory (MB, log scale)")
     for axes in panels:
         axes.set_xticks(steps, [str(t) for t in steps])
         axes.set_xticks([], minor=True)
         axes.set_xlim(steps[0] / 1.2, steps[-1] * 1.2)
-        axes.yaxis.set_major_formatter(lambda value, position: number(value))
     panels[0].set_ylim(bottom=0)
     lost = {
         row["steps"]: float(row["memory_limit_gib"]) * 2**30 / 1e6 for row in rows if row["status"] == "out of memory"

@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from farzi_hf.plots.style import OURS, clean, draw_lines, finite, number, save
+from farzi_hf.plots.style import OURS, clean, draw_lines, finite, logarithmic, plain_numbers, save
 
 
 def plot_budget(
@@ -45,10 +45,10 @@ def plot_budget(
         edges = [row.get(f"{metric}_interval") or (row[metric], row[metric]) for row in curve]
         axes.fill_between(budgets, *zip(*edges, strict=True), color=color, alpha=0.18, linewidth=0)
     draw_lines(axes, lines)
+    plain_numbers(axes.yaxis)
     values = [row[metric] for row in rows] + list(lines.values())
     if min(values) > 0 and max(values) > 10 * min(values):
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(lambda value, position: number(value))
+        logarithmic(axes, "y")
     _label_budgets(axes, {row["num_sequences"]: row["bytes"] for row in rows})
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, fontsize=9)
     save(figure, path)

@@ -8,7 +8,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from farzi_hf.plots.style import ACCENT, INK, MUTED, clean, finite, number, save
+from farzi_hf.plots.style import ACCENT, INK, MUTED, clean, finite, logarithmic, number, plain_numbers, save
 
 
 def plot_comparison(
@@ -19,7 +19,7 @@ def plot_comparison(
     metric_label: str | None = None,
     highlight: str = "Farzi",
 ) -> None:
-    """Methods side by side as bars, with intervals where there are any; one colour for ours, one for the rest.
+    """Methods side by side as bars, with intervals as whiskers where there are any; one colour for ours, one for the rest.
 
     Args:
         rows: the results' table: `method`, the metric, and optionally `{metric}_interval`, a (low, high) pair. Rows
@@ -41,13 +41,15 @@ def plot_comparison(
         if row.get(f"{metric}_interval") is not None:
             axes.plot(row[f"{metric}_interval"], [i, i], color=INK, linewidth=1.4, solid_capstyle="butt", marker="|")
     edges = [max(value, *(row.get(f"{metric}_interval") or [value])) for value, row in zip(values, rows, strict=True)]
-    logarithmic = min(values) > 0 and max(values) > 30 * min(values)
-    axes.set_xscale("log" if logarithmic else "linear")
+    plain_numbers(axes.xaxis)
+    wide = min(values) > 0 and max(values) > 30 * min(values)
+    if wide:
+        logarithmic(axes, "x")
     for bar, value, edge in zip(bars, values, edges, strict=True):
         middle = bar.get_y() + bar.get_height() / 2
         axes.annotate(number(value), (edge, middle), xytext=(6, 0), textcoords="offset points", va="center", color=INK)
     axes.margins(x=0.12)
     axes.invert_yaxis()
-    axes.set_xlabel((metric_label or metric) + (" (log scale)" if logarithmic else ""))
+    axes.set_xlabel((metric_label or metric) + (" (log scale)" if wide else ""))
     axes.grid(visible=False, axis="y")
     save(figure, path)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from farzi_hf.plots.style import OURS, clean, save
+from farzi_hf.plots.style import OURS, clean, plain_numbers, save
 
 
 def plot_deciles(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike, *, metric_label: str) -> None:
@@ -36,5 +36,6 @@ def plot_deciles(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike, *, 
         axes.set_xticks(list(counts), [f"{tenth}\nn = {n}" for tenth, n in counts.items()], fontsize=7.5)
         axes.set_xlabel(f"Tenths of the {by}, {order[by]}")
     panels[0].set_ylabel(metric_label)
+    plain_numbers(panels[0].yaxis)
     panels[0].legend(frameon=False, fontsize=9)
     save(figure, path)

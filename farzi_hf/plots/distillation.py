@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from farzi_hf.plots.style import INK, MUTED, clean, draw_metric, finite, save
+from farzi_hf.plots.style import INK, MUTED, clean, draw_metric, finite, logarithmic, plain_numbers, save
 
 
 def plot_distillation(
@@ -43,7 +43,7 @@ def plot_distillation(
     figure = Figure(figsize=(7.5, 0.6 + 1.9 * sum(heights)), layout="constrained")
     panels = figure.subplots(len(drawn), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
     for axes, (name, points) in zip(panels, drawn.items(), strict=True):
-        clean(axes)
+        plain_numbers(clean(axes).yaxis)
         if name == metric:
             draw_metric(axes, points, _series(log_history, f"{metric}_std"), baselines)
             axes.set_ylabel(metric_label)
@@ -51,7 +51,8 @@ def plot_distillation(
             _draw_noisy(axes, points)
             axes.set_ylabel("Outer loss (nats)" if name == loss else "Meta-gradient norm")
             if name == norm:
-                axes.set_yscale("log")
+                logarithmic(axes, "y")
+    plain_numbers(panels[-1].xaxis)
     panels[-1].set_xlabel("Outer step")
     figure.align_ylabels()
     save(figure, path)

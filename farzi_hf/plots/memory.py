@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from farzi_hf.plots.style import ACCENT, INK, clean, save
+from farzi_hf.plots.style import ACCENT, INK, clean, plain_numbers, save
 
 
 def plot_memory(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike, *, line: tuple[float, float]) -> None:
@@ -23,6 +23,8 @@ def plot_memory(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike, *, l
     slope, origin = line
     figure = Figure(figsize=(7.5, 4.6), layout="constrained")
     above, below = map(clean, figure.subplots(2, sharex=True, height_ratios=(2, 1)))
+    for axis in (above.yaxis, below.xaxis, below.yaxis):
+        plain_numbers(axis)
     above.plot(steps, [row["resident_mib"] for row in rows], color=ACCENT, linewidth=1.0, label="measured")
     label = f"straight line: {1000 * slope:+.2f} MiB per 1,000 outer steps"
     above.plot(steps, origin + slope * steps, color=INK, linestyle="--", linewidth=1.2, label=label)

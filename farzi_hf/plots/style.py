@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
 from farzi_hf.artefact.atomic_folder import replace_file
 
@@ -27,9 +29,43 @@ def finite(value: Any) -> bool:
     return value is not None and math.isfinite(value)
 
 
-def number(value: float) -> str:
-    """Four digits, or all those before the point."""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+def number(value: float, digits: int = 4) -> str:
+    """So many digits, or all those before the point. Never a power of ten: 0.00052, 520, 1,200."""
+    if abs(value) >= 10 ** (digits - 1):
+        return f"{value:,.0f}"
+    return np.format_float_positional(value, precision=digits, unique=False, fractional=False, trim="-")
+
+
+class _PlainNumbers(ScalarFormatter):
+    """Tick labels with as many decimals as the ticks need, and commas between thousands."""
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        decimals = len(super().__call__(x, pos).partition(".")[2])
+        return f"{x:,.{decimals}f}".replace("-", "−")
+
+
+def plain_numbers(axis: Axis) -> None:
+    """Labels a linear axis without offsets and powers of ten."""
+    plain = _PlainNumbers(useOffset=False, useMathText=False)
+    plain.set_scientific(False)
+    axis.set_major_formatter(plain)
+
+
+class _PlainTicks(LogLocator):
+    """Ticks at 1, 2 and 5 times the powers of ten; where the axis spans more than four powers, at the powers alone."""
+
+    def tick_values(self, vmin: float, vmax: float) -> np.ndarray:
+        self.set_params(subs=(1.0,) if vmax > 1e4 * vmin else (1.0, 2.0, 5.0))
+        return super().tick_values(vmin, vmax)
+
+
+def logarithmic(axes: Axes, which: str) -> None:
+    """Makes the axis "x" or "y" logarithmic; ticks are written as plain numbers."""
+    axes.set(**{f"{which}scale": "log"})
+    axis = {"x": axes.xaxis, "y": axes.yaxis}[which]
+    axis.set_major_locator(_PlainTicks())
+    axis.set_major_formatter(lambda value, position: number(value))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def clean(axes: Axes) -> Axes:

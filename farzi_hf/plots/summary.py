@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from farzi_hf.plots.style import ACCENT, INK, MUTED, clean, save
+from farzi_hf.plots.style import ACCENT, INK, MUTED, clean, logarithmic, number, save
 
 _LONGEST_TOKEN = 12  # characters of a token that a cell of plot_tokens shows
 
@@ -85,12 +85,12 @@ def plot_popularity(
         heights = [100 * share[decile].sum() / share.sum() for decile in deciles]
         places = np.arange(10) + (i - (len(shares) - 1) / 2) * width
         bars = axes.bar(places, heights, width, color=colors[i % len(colors)], label=name)
-        axes.bar_label(bars, [f"{height:.2g}" for height in heights], fontsize=6.5, padding=1)
-    axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(lambda value, position: f"{value:g} %")
+        axes.bar_label(bars, [number(height, digits=2) for height in heights], fontsize=6.5, padding=1)
+    logarithmic(axes, "y")
+    axes.yaxis.set_major_formatter(lambda value, position: f"{number(value)} %")
     axes.set_xticks(range(10), [f"{10 * i}–{10 * i + 10} %" for i in range(10)], fontsize=8)
     axes.grid(visible=False, axis="x")
-    axes.set(xlabel=f"Tenths of the {len(counts):,} {entries}, most popular first", ylabel="Share")
+    axes.set(xlabel=f"Tenths of the {len(counts):,} {entries}, most popular first", ylabel="Share (log scale)")
     axes.legend(frameon=False, fontsize=9)
     save(figure, path)
 

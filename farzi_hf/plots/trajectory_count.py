@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from farzi_hf.plots.style import clean, draw_metric, save
+from farzi_hf.plots.style import clean, draw_metric, plain_numbers, save
 
 
 def plot_trajectory_count(
@@ -28,4 +28,5 @@ def plot_trajectory_count(
     axes.set_xticks(range(len(rows)), [str(row["trajectories"]) for row in rows])
     axes.set_xlabel("|Ω|, pretrained trajectories (0: random initialisation alone)")
     axes.set_ylabel(metric_label)
+    plain_numbers(axes.yaxis)
     save(figure, path)

@@ -139,6 +139,16 @@ def test_what_is_shown_is_what_was_said():
     assert text in shown
 
 
+def test_figures_have_no_powers_of_ten():
+    row = {"method": "random", "perplexity": 2827.4, "perplexity_std": 524.3, "perplexity_interval": [2737.0, 999.6]}
+    cost = {"distillation_seconds": 9000.0, "student_seconds": 1.25, "full_data_seconds": 4321.0}
+    card = card_of(tiny(), {"table": [row], "data_bytes": 3, **cost})
+    assert "| 2,827 ± 524 (2,737 to 999.6) |" in card
+    assert "takes 1.25 s" in card
+    assert "takes 4,321 s" in card
+    assert not re.search(r"\de\+\d", card)
+
+
 def test_tokens_are_shown_as_they_are():
     farzi = tiny()
     farzi.processing_class = names = ["`", "a|b", "<s>", "\\|", " c ", "``d", ""]

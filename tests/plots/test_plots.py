@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 pytest.importorskip("matplotlib")
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from farzi_hf.plots import (
     plot_benchmark,
@@ -21,6 +23,7 @@ from farzi_hf.plots import (
     plot_popularity,
     plot_tokens,
 )
+from farzi_hf.plots.style import logarithmic, number, plain_numbers
 
 LOG = [
     *({"step": s, "loss": 5 / s, "grad_norm": float("nan") if s == 3 else s} for s in range(1, 9)),
@@ -120,6 +123,28 @@ def test_benchmark_leaves_out_what_was_not_measured(tmp_path):
     assert (tmp_path / "whole.png").read_bytes() != (tmp_path / "lost.png").read_bytes()
     with pytest.raises(ValueError, match="rows has no finite 'seconds' among 1"):
         plot_benchmark(rows[1:2], tmp_path / "none.png")
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "text"),
+    [(524.3, 2, "524"), (100, 2, "100"), (0.00052, 2, "0.00052"), (122.319, 4, "122.3"), (112.0, 4, "112"), (1e6, 4, "1,000,000"), (0, 4, "0")],
+)  # fmt: skip
+def test_numbers_have_no_powers_of_ten(value, digits, text):
+    assert number(value, digits) == text
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.065, 0.083), (80, 3000), (1e-7, 2e5), (900, 2500), (0.02, 0.9)])
+def test_axes_have_no_powers_of_ten(low, high):
+    for draw in (lambda axes: logarithmic(axes, "y"), lambda axes: plain_numbers(axes.yaxis)):
+        figure = Figure()
+        axes = figure.subplots()
+        axes.plot([0, 1], [low, high])
+        draw(axes)
+        figure.draw_without_rendering()
+        labels = [tick.label1.get_text() for tick in (*axes.yaxis.get_major_ticks(), *axes.yaxis.get_minor_ticks())]
+        labels = [label for label in labels if label]
+        assert len(labels) >= 2
+        assert all(re.fullmatch(r"−?\d{1,3}(,\d{3})*(\.\d+)?", label) for label in labels)
 
 
 def test_no_global_state_is_touched():
