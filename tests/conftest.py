@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
+from typing import TYPE_CHECKING
 
 # ruff: noqa: E402 — the environment has to be set before anything imports datasets or the hub:
 # no test reads or writes the user's caches.
@@ -26,11 +27,12 @@ _HUB = HubServer()
 os.environ["HF_ENDPOINT"] = _HUB.url  # there is no other Hub for any test, nor for the processes that it starts
 
 import pytest
-from datasets import DatasetDict
 from hypothesis import settings
-from transformers import GPT2Config, PreTrainedTokenizerFast
 
-from farzi_hf.data import load_sample_text, tokenize, word_tokenizer
+# The process that shares the tests out among the others needs none of these, and importing them takes seconds.
+if TYPE_CHECKING:
+    from datasets import DatasetDict
+    from transformers import GPT2Config, PreTrainedTokenizerFast
 
 settings.register_profile("farzi", deadline=None)  # on a busy machine any example may take long
 settings.load_profile("farzi")
@@ -51,24 +53,32 @@ def hub() -> HubServer:
 @pytest.fixture(scope="session")
 def text() -> DatasetDict:
     """200 sentences of the embedded corpus: 160 / 20 / 20."""
+    from farzi_hf.data import load_sample_text
+
     return load_sample_text(200)
 
 
 @pytest.fixture(scope="session")
 def tokenizer(text: DatasetDict) -> PreTrainedTokenizerFast:
     """50 words and the four special tokens: V = 54."""
+    from farzi_hf.data import word_tokenizer
+
     return word_tokenizer(text["train"]["text"], vocab_size=50)
 
 
 @pytest.fixture(scope="session")
 def sequences(text: DatasetDict, tokenizer: PreTrainedTokenizerFast) -> DatasetDict:
     """The same sentences as ``input_ids``."""
+    from farzi_hf.data import tokenize
+
     return tokenize(text, tokenizer)
 
 
 @pytest.fixture
 def tiny_config(tokenizer: PreTrainedTokenizerFast) -> GPT2Config:
     """A GPT-2 of one layer and width 16, without dropout."""
+    from transformers import GPT2Config
+
     return GPT2Config(
         vocab_size=len(tokenizer), n_positions=64, n_embd=16, n_layer=1, n_head=2,
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, attn_implementation="eager",

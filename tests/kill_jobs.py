@@ -5,8 +5,6 @@ A job tells through its connection when a phase begins and when it has ended; wh
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
@@ -15,7 +13,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 from safetensors.torch import save_file
-from tiny_trainer import tiny_data, tiny_trainer
+from tiny_trainer import say_into, tiny_data, tiny_trainer
 from transformers.trainer_callback import TrainerCallback
 
 from farzi_hf import FarziData, record_trajectories
@@ -30,10 +28,7 @@ STEPS = 6
 def run(job: str, folder: Path, connection: Connection) -> None:
     """In a process of its own."""
     torch.set_num_threads(1)
-    log = os.open(folder.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    os.dup2(log, 2)
-    sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
+    say_into(folder.with_suffix(".log"))
     JOBS[job](folder, connection)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Trainer, TrainingArguments
 
@@ -86,8 +85,3 @@ def soft_trainer(model, farzi: FarziData, args: TrainingArguments, **more) -> Tr
         compute_loss_func=soft_cross_entropy,
         **more,
     )
-
-
-@pytest.fixture(params=CONFIGS)
-def model(request):
-    return tiny_model(request.param)

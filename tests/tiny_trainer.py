@@ -1,17 +1,12 @@
-"""A distillation of seconds, for the tests of FarziTrainer; as a program, the same one for processes to share or to kill.
-
-    python tests/tiny_trainer.py '{"output_dir": "out", "max_steps": 6}' [--die-while-saving-step 4]
-    torchrun --nproc_per_node 2 tests/tiny_trainer.py '{…}'
-
-Every process leaves what it ended with in `output_dir/process-RANK.pt`.
-"""
+"""A distillation of seconds, for the tests of FarziTrainer; `run` is the same one for processes to share or to kill."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
+import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -117,12 +112,18 @@ def die_while_saving(trainer: FarziTrainer, step: int) -> None:
     original, trainer._save_optimizer_and_scheduler = trainer._save_optimizer_and_scheduler, save
 
 
-def main(argv: list[str]) -> None:
+def run(settings: dict[str, Any], environment: dict[str, str], log: Path, dying: int | None) -> None:
+    """All that a process does, see trainer_runs.py. It leaves what it ended with in `output_dir/process-RANK.pt`.
+
+    `environment` is what torchrun would set, `log` gets what the process says, `dying` is the step that it does not survive.
+    """
+    os.environ.update(environment)
     torch.set_num_threads(1)
-    settings = json.loads(argv[0])
+    say_into(log)
+    warnings.simplefilter("error")
     trainer = tiny_trainer(settings.pop("output_dir"), *tiny_data(), **settings)
-    if argv[1:]:
-        die_while_saving(trainer, int(argv[2]))
+    if dying is not None:
+        die_while_saving(trainer, dying)
     trainer.train()
     rank, losses = trainer.args.process_index, [x["loss"] for x in trainer.state.log_history if "loss" in x]
     result = {"tensors": tensors(trainer), "losses": losses, "evaluation": trainer.evaluate()}
@@ -130,6 +131,13 @@ def main(argv: list[str]) -> None:
         result |= {"world_size": trainer.args.world_size, "poisoned": poisoned(trainer, rank)}
         result["interrupted"] = interrupted(trainer, rank)
     torch.save(result, f"{trainer.args.output_dir}/process-{rank}.pt")
+
+
+def say_into(log: Path) -> None:
+    """What this process writes to stderr goes to a file, what it writes to stdout nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+    sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
 
 
 def poisoned(trainer: FarziTrainer, rank: int) -> dict[str, Any]:
@@ -152,7 +160,3 @@ def interrupted(trainer: FarziTrainer, rank: int) -> tuple[int, int]:
     except Interrupted as ended:
         return ended.code, trainer.state.global_step
     return 0, trainer.state.global_step
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -47,8 +47,8 @@ ADJOINTS = [None, Direct(), Tape(), Checkpoint(), Reversible()]
 
 
 @pytest.mark.parametrize("adjoint", ADJOINTS, ids=repr)
-def test_two_hundred_calls_use_the_memory_of_ten(adjoint: Adjoint | None) -> None:
-    assert _growth(200, adjoint) < 200 * GRAPH / 5
+def test_a_hundred_calls_use_the_memory_of_ten(adjoint: Adjoint | None) -> None:
+    assert _growth(100, adjoint) < 100 * GRAPH / 5
 
 
 @pytest.mark.slow

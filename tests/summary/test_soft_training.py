@@ -17,6 +17,11 @@ from farzi_hf.models import RNNConfig
 from farzi_hf.summary import attach_soft_inputs, soft_cross_entropy
 
 
+@pytest.fixture(params=CONFIGS)
+def model(request):
+    return tiny_model(request.param)
+
+
 def test_one_hot_soft_tokens_are_exactly_their_ids(model):
     attach_soft_inputs(model).eval()
     ids = torch.randint(V, (3, LENGTH))

@@ -1,11 +1,10 @@
 """kill -9 at twenty moments, SIGTERM, SIGINT and SIGHUP: what goes on afterwards ends bit for bit as if nothing had happened.
 
-python -m pytest tests/test_kills.py -m slow
+python -m pytest tests/trainer/test_kills.py -m slow
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
 import signal
@@ -14,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from trainer_runs import forked
 
 from farzi_hf import FarziData
 from farzi_hf.trainer import last_checkpoint
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-TESTS = Path(__file__).parents[1]
 SEED = 14
 KILLS = {
     ("distil", "distil"): 7, ("distil", "save 2"): 3, ("distil", "save 4"): 2, ("record", "record"): 4,
@@ -48,12 +47,10 @@ class Ended:
 
 
 class Jobs:
-    """Starts jobs in processes that are forked from one that has imported everything, which takes longer than any job."""
+    """Starts jobs in processes of their own."""
 
     def __init__(self, folder: Path, hub):
         self.folder, self.hub = folder, hub
-        self.context = multiprocessing.get_context("forkserver")
-        self.context.set_forkserver_preload(["kill_jobs"])
         self._undisturbed: dict[str, tuple[Ended, dict[str, bytes]]] = {}
 
     def run(self, job: str, folder: Path, number: int = 0, phase: str = "", after: float = 0.0) -> Ended:
@@ -61,8 +58,8 @@ class Jobs:
         import kill_jobs
 
         folder.mkdir(parents=True, exist_ok=True)
-        ours, theirs = self.context.Pipe(duplex=False)
-        process = self.context.Process(target=kill_jobs.run, args=(job, folder, theirs))
+        ours, theirs = forked().Pipe(duplex=False)
+        process = forked().Process(target=kill_jobs.run, args=(job, folder, theirs))
         process.start()
         theirs.close()
         times: dict[tuple[str, str], float] = {}
@@ -115,11 +112,7 @@ class Jobs:
 def jobs(tmp_path_factory):
     from conftest import _HUB
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TOKENIZERS_PARALLELISM", "false")  # tokenizers warns after a fork
-        # Before Python 3.12 the process that forks the others knows no other path.
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS), str(TESTS.parent)]))
-        yield Jobs(tmp_path_factory.mktemp("undisturbed"), _HUB)
+    return Jobs(tmp_path_factory.mktemp("undisturbed"), _HUB)
 
 
 @pytest.mark.parametrize(("job", "phase", "share"), moments())

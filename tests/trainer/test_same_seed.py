@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 
 import pytest
-import tiny_trainer as program
 import torch
 from tiny_trainer import tensors, tiny_trainer
 from trainer_runs import run
@@ -53,10 +51,7 @@ def reference(tmp_path_factory, sequences, tokenizer):
 )
 def test_the_same_seed_gives_the_same_summary(reference, tmp_path, sequences, tokenizer, how):
     if how == "two processes":
-        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-        settings = {**SETTINGS, "output_dir": str(tmp_path), "save_strategy": "no"}
-        ended = run(*launch, program.__file__, json.dumps(settings))
-        assert ended.returncode == 0, ended.stderr
+        assert run(tmp_path, {**SETTINGS, "save_strategy": "no"}, processes=2) == [0, 0]
         found = torch.load(tmp_path / "process-0.pt")["tensors"]
     else:
         changes = {"torch_compile": True} if how == "compiled" else {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import signal
 from functools import partial
@@ -11,7 +10,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import tiny_trainer as program
 import torch
 from full_disk import FullFile
 from safetensors.torch import load_file
@@ -136,10 +134,8 @@ def test_resuming_needs_a_checkpoint(make):
 
 def test_kill_9_while_a_checkpoint_is_written(make, uninterrupted):
     trainer = make(**RESUMABLE)
-    settings = json.dumps({"output_dir": trainer.args.output_dir, **RESUMABLE})
-    ended = run(program.__file__, settings, "--die-while-saving-step", "4")
-    assert ended.returncode == -signal.SIGKILL, ended.stderr
     folder = Path(trainer.args.output_dir)
+    assert run(folder, RESUMABLE, die_while_saving=4) == [-signal.SIGKILL]
     assert (folder / "checkpoint-4" / "model.safetensors").exists()
     assert last_checkpoint(folder) == str(folder / "checkpoint-2")
     trainer.train(resume_from_checkpoint=True)
@@ -259,9 +255,8 @@ def test_two_processes_are_one_that_accumulates_two_batches(make, tmp_path):
     shared = {"max_steps": 2, "per_device_train_batch_size": 20}
     folder = tmp_path / "two"
     folder.mkdir()
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    ended = run(*launch, program.__file__, json.dumps({"output_dir": str(folder), **shared}))
-    assert ended.returncode == 0, ended.stderr
+    codes = run(folder, shared, processes=2)
+    assert codes == [0, 0], [path.read_text() for path in tmp_path.glob("two.*.log")]
     first, second = (torch.load(folder / f"process-{rank}.pt") for rank in (0, 1))
     assert first["world_size"] == second["world_size"] == 2
 
