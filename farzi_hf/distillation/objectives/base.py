@@ -22,7 +22,7 @@ Objective = Callable[[Learner, Tensor, Tensor, Batch, int], Tensor]
 class ConfigurableObjective(ABC):
     """An objective that `FarziConfig.objective` can name: it takes what it needs from a `FarziConfig`."""
 
-    @classmethod
+    @classmethod  # noqa: B027  most need nothing
     def check(cls, config: Any) -> None:
         """Raises ValueError where a `FarziConfig` lacks something that this objective cannot do without."""
 
