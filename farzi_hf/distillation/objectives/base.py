@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor
 
@@ -22,15 +22,13 @@ Objective = Callable[[Learner, Tensor, Tensor, Batch, int], Tensor]
 class ConfigurableObjective(ABC):
     """An objective that `FarziConfig.objective` can name: it takes what it needs from a `FarziConfig`."""
 
-    @classmethod  # noqa: B027 — most objectives lack nothing
+    @classmethod  # noqa: B027  most need nothing
     def check(cls, config: Any) -> None:
         """Raises ValueError where a `FarziConfig` lacks something that this objective cannot do without."""
 
     @classmethod
     @abstractmethod
-    def from_config(
-        cls, config: Any, training: SyntheticTraining, bank: TrajectoryBank | None
-    ) -> ConfigurableObjective:
+    def from_config(cls, config: Any, training: SyntheticTraining, bank: TrajectoryBank | None) -> Self:
         """The objective with the settings of a `FarziConfig`.
 
         Args:
