@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, Self
+from typing import Any
 
 from torch import Tensor
 
@@ -28,7 +28,7 @@ class ConfigurableObjective(ABC):
 
     @classmethod
     @abstractmethod
-    def from_config(cls, config: Any, training: SyntheticTraining, bank: TrajectoryBank | None) -> Self:
+    def from_config(cls, config: Any, training: SyntheticTraining, bank: TrajectoryBank | None) -> ConfigurableObjective:
         """The objective with the settings of a `FarziConfig`.
 
         Args:
