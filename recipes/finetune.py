@@ -22,7 +22,7 @@ from datasets import Dataset
 from transformers import AutoConfig, AutoModelForCausalLM, HfArgumentParser, default_data_collator
 
 from farzi_hf import FarziData, Learner
-from farzi_hf.cli import ends_in_one_line, keep_freed_memory, run
+from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.cli.run_folder import check_outputs, write_recipe
 from farzi_hf.distillation import SyntheticTraining
 from farzi_hf.evaluation import Comparison, Measured, RunSettings, Student, Task, markdown, save_csv, save_text

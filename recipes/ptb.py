@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from farzi_hf import FarziConfig
-from farzi_hf.cli import ends_in_one_line, keep_freed_memory, parse_arguments, run
+from farzi_hf.cli.arguments import parse_arguments
 from farzi_hf.cli.distil import Run, report, to_json
+from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.evaluation import RunSettings
 from farzi_hf.evaluation.rows import on_summary
 

@@ -16,8 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from farzi_hf import FarziConfig
-from farzi_hf.cli import ends_in_one_line, keep_freed_memory, parse_arguments, run
+from farzi_hf.cli.arguments import parse_arguments
 from farzi_hf.cli.distil import distil
+from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.evaluation import RunSettings
 
 CONFIG = Path(__file__).resolve().parent / "configs" / "ml-100k_50x50.yaml"

@@ -37,6 +37,14 @@ class LearnerCode:
     known: bool
 
 
+def learner_settings(
+    learner: Mapping[str, Any] | None, config: PreTrainedConfig, vocabulary: Vocabulary
+) -> dict[str, Any]:
+    """Arguments of `AutoConfig.for_model` for a learner over the summary's vocabulary; without a learner, for a small one."""
+    learner = dict(learner or vocabulary.small_learner)
+    return {**learner, **_sizes(learner, _OURS.get(learner["model_type"]), config, vocabulary)}
+
+
 def learner_code(recipe: Mapping[str, Any], config: PreTrainedConfig, vocabulary: Vocabulary) -> LearnerCode:
     """The learner of `recipe["learner"]`, a config as a mapping; where there is none, a small one for such a vocabulary."""
     learner = recipe.get("learner")

@@ -1,9 +1,47 @@
 """The command line: `farzi distil CONFIG`, `farzi show SUMMARY`, `farzi train SUMMARY`, `farzi push SUMMARY REPO`.
 
-What recipes share with it is here too: settings from YAML, what a run may write into its folder, and the run itself.
+What recipes share with it is here too: settings from YAML (`arguments`), what a run may write into its folder (`run_folder`), and
+the run itself (`distil`). Commands are imported when they are called, so that `farzi --help` answers at once.
 """
 
-from farzi_hf.cli.arguments import parse_arguments
-from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
+from __future__ import annotations
 
-__all__ = ["ends_in_one_line", "keep_freed_memory", "parse_arguments", "run"]
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+COMMANDS = {
+    "distil": "distil the data set that a config names; compare the summary with real data",
+    "show": "what a summary is, what its positions say, and how well it does",
+    "train": "train a model on a summary, with the settings that it carries",
+    "push": "upload a summary to a dataset repository of the Hugging Face Hub",
+}
+"""What each command does; the module of that name has its `command(argv)`."""
+
+_USAGE = """usage: farzi COMMAND …
+
+Distil text or users' histories into a few soft sequences, and use them.
+
+commands:
+{commands}
+
+`farzi COMMAND --help` says more. Python: from farzi_hf import FarziTrainer, FarziConfig, FarziData, unroll
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The program `farzi`."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    name, rest = (argv[0], argv[1:]) if argv else ("--help", [])
+    if name in ("-h", "--help", "help"):
+        print(_USAGE.format(commands="\n".join(f"  {name:<8}{text}" for name, text in COMMANDS.items())), end="")
+        return
+    if name == "--version":
+        import farzi_hf
+
+        print(f"farzi {farzi_hf.__version__}")
+        return
+    if name not in COMMANDS:
+        sys.exit(f"farzi: {name!r} is no command: choose from {', '.join(COMMANDS)}")
+    command = import_module(f"farzi_hf.cli.{name}").command
+    import_module("farzi_hf.cli.program").run(lambda: command(rest), f"farzi {name}")

@@ -7,26 +7,36 @@ import os
 import sys
 from argparse import ArgumentParser
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import fields
+from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 from typing import Any
 
 import yaml
 from datasets import disable_progress_bars
-from transformers import HfArgumentParser
+from transformers import HfArgumentParser, TrainingArguments
 
 from farzi_hf.artefact.checkpoints import HISTORY, with_new_names
 
 
-def parse_arguments(types: Sequence[type], default_config: Path, argv: Sequence[str] | None = None) -> tuple[Any, ...]:
+def parse_arguments(
+    types: Sequence[type], default_config: Path, argv: Sequence[str] | None = None, usage: str | None = None
+) -> tuple[Any, ...]:
     """One instance per dataclass: its defaults, overridden by the YAML file that `--config` names, then by the command line.
 
     The file's values become the parser's defaults, so that text such as 1e-2, which YAML does not take for a number, is
     converted like a command-line argument. Outputs go to outputs/NAME for a file NAME.yaml unless told otherwise.
 
+    Args:
+        usage: how the program is called, for `--help`.
+
     Raises:
         ValueError: the file cannot be read, or has keys that no dataclass has.
     """
+    if {"-h", "--help"} & set(sys.argv[1:] if argv is None else argv):
+        print(help_screen(types, default_config, usage))
+        sys.exit(0)
     first = ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--config", type=Path, default=default_config)
     config = first.parse_known_args(argv)[0].config
@@ -43,6 +53,52 @@ def parse_arguments(types: Sequence[type], default_config: Path, argv: Sequence[
     if any(getattr(part, "disable_tqdm", False) for part in parsed):
         disable_progress_bars()  # those of `datasets` too
     return parsed
+
+
+def help_screen(types: Sequence[type], default_config: Path, usage: str | None = None) -> str:
+    """The fields of our own that a program takes, a line each; those of `TrainingArguments` are far more, and named by example."""
+    stock = {field.name for field in fields(TrainingArguments)}
+    lines = [
+        f"usage: {usage or f'{Path(sys.argv[0]).name} [--config FILE.yaml] [--FIELD VALUE …]'}",
+        f"\nFields stand in the YAML file (by default {default_config.name}) or on the command line, which wins.",
+    ]
+    for kind in types:
+        lines.append("")
+        own = [field for field in fields(kind) if field.init and field.name not in stock and field.name != "config"]
+        for field in own:
+            lines.append(f"  {'--' + field.name:<24}{field.metadata.get('help', '')}"[:118])
+    examples = "--output_dir, --max_steps, --learning_rate, --per_device_train_batch_size, --seed, --eval_steps, --save_steps, --use_cpu"
+    return "\n".join(
+        [*lines, "", f"And every field of transformers.TrainingArguments, for the outer loop: {examples}, …"]
+    )
+
+
+def find_config(name: str) -> Path:
+    """The YAML file of that name: a path, or one of the example configs, which are installed with the package.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if Path(name).is_file():
+        return Path(name)
+    examples = example_configs()
+    if name.removesuffix(".yaml") in examples:
+        return examples[name.removesuffix(".yaml")]
+    raise ValueError(
+        f"config={name!r} is neither a file nor an example: give a YAML file, or one of {', '.join(examples)}"
+    )
+
+
+def example_configs() -> dict[str, Path]:
+    """Example configs by name: those of the installed distribution, or of the checkout that this package is imported from."""
+    with suppress(PackageNotFoundError):
+        installed = [file.locate() for file in files("farzi-hf") or [] if file.match("share/farzi_hf/configs/*.yaml")]
+        if installed:
+            return {Path(path).stem: Path(path) for path in sorted(installed)}
+    folder = Path(__file__).resolve().parents[2] / "recipes" / "configs"
+    return {
+        path.stem: path for path in sorted(folder.glob("*.yaml")) if not path.stem.startswith(("paper_", "objectives_"))
+    }
 
 
 def read_yaml(path: Path, known: set[str]) -> dict[str, Any]:

@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 
 from farzi_hf.callbacks import phase
+from farzi_hf.cli.arguments import example_configs, find_config, parse_arguments
+from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory
 from farzi_hf.cli.run_folder import (
     begin_run,
     check_outputs,
@@ -57,6 +59,7 @@ from farzi_hf.trainer import FarziTrainer
 
 FIGURES = ("distillation", "comparison", "tokens", "entropy", "popularity")
 RESULTS = "results.json"
+_USAGE = "farzi distil CONFIG [--FIELD VALUE …]    CONFIG: a YAML file, or the name of an example such as demo"
 
 
 def trainer_of(data: TaskData, args: FarziConfig, seed: int, learner: Mapping[str, Any] | None = None) -> FarziTrainer:
@@ -323,3 +326,15 @@ def to_json(measured: Measured) -> dict[str, Any]:
 def from_json(values: Mapping[str, Any]) -> Measured:
     """What `to_json` made."""
     return Measured(**{**values, "students": [np.asarray(student) for student in values["students"]]})
+
+
+def command(argv: Sequence[str]) -> None:
+    """`farzi distil CONFIG [--FIELD VALUE …]`."""
+    keep_freed_memory()
+    with ends_in_one_line("farzi distil"):
+        named = [] if not argv or argv[0].startswith("-") else [argv[0]]
+        if not named and not {"-h", "--help"} & set(argv):
+            raise ValueError(f"CONFIG is missing: give a YAML file, or one of {', '.join(example_configs())}")
+        config = find_config(named[0] if named else "demo")
+        settings, args = parse_arguments((RunSettings, FarziConfig), config, argv[len(named) :], _USAGE)
+        distil(settings, args)

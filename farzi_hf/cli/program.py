@@ -51,12 +51,13 @@ def ends_in_one_line(script: str, *more: type[Exception]) -> Iterator[None]:
     try:
         yield
     except (ValueError, DataUnavailableError, *more) as error:
-        sys.exit(f"{script}: {error}" if os.environ.get("RANK", "0") == "0" else 1)
+        lines = " ".join(str(error).split("\n"))  # the Hub's errors have several
+        sys.exit(f"{script}: {lines}" if os.environ.get("RANK", "0") == "0" else 1)
 
 
-def run(main: Callable[[], None]) -> None:
+def run(main: Callable[[], None], name: str | None = None) -> None:
     """`main()` as a program: a full disk, and Ctrl-C where there is nothing to save, end it with one line."""
-    script = Path(sys.argv[0]).name
+    script = name or Path(sys.argv[0]).name
     try:
         main()
     except DiskFullError as error:

@@ -13,17 +13,20 @@ from farzi_hf.artefact.atomic_folder import replace_file
 from farzi_hf.artefact.disk import names_the_disk
 
 
-def markdown(rows: Sequence[Mapping[str, str]]) -> str:
-    """A Markdown table whose columns also line up on a terminal; every row has the keys of the first."""
+def markdown(rows: Sequence[Mapping[str, str]], texts: Sequence[str] = ()) -> str:
+    """A Markdown table whose columns also line up on a terminal; every row has the keys of the first.
+
+    The first column, and those that `texts` names, hold text and begin on the left; numbers end on the right.
+    """
     lines = [list(rows[0]), *(list(row.values()) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    first, *others = widths
-    rule = "|-" + "-" * first + "-|" + "".join("-" * width + "-:|" for width in others)
+    left = [index == 0 or name in texts for index, name in enumerate(rows[0])]
 
     def line(cells: Sequence[str]) -> str:
-        right = [cell.rjust(width) for cell, width in zip(cells[1:], others, strict=True)]
-        return "| " + " | ".join([cells[0].ljust(first), *right]) + " |"
+        shown = zip(cells, widths, left, strict=True)
+        return "| " + " | ".join(cell.ljust(width) if text else cell.rjust(width) for cell, width, text in shown) + " |"
 
+    rule = "".join(f"|-{'-' * width}{'-' if text else ':'}" for width, text in zip(widths, left, strict=True)) + "|"
     return "\n".join([line(lines[0]), rule, *map(line, lines[1:])])
 
 

@@ -16,7 +16,7 @@ from farzi_hf.data import InteractionCollator, SequenceCollator
 from farzi_hf.distillation import Learner, record_trajectories
 from farzi_hf.distillation.row_checks import check_rows
 from farzi_hf.engine import InnerAdam
-from farzi_hf.trainer_input import language_model_collator
+from farzi_hf.evaluation import LanguageModeling
 
 POSITIONS = 64  # of tiny_learner
 
@@ -156,7 +156,7 @@ def test_padding_of_its_own_is_collated_as_by_transformers(tokenizer):
     expected = DataCollatorForLanguageModeling(tokenizer, mlm=False)(
         [{**row, "attention_mask": [1] * len(row["input_ids"])} for row in batch]
     )
-    found = language_model_collator(tokenizer)(batch)
+    found = LanguageModeling(tokenizer).collator(batch)
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 

@@ -1,0 +1,79 @@
+"""`farzi show SUMMARY`: a summary in the terminal."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from typing import Any
+
+from farzi_hf.cli.program import ends_in_one_line
+from farzi_hf.evaluation.tables import markdown
+from farzi_hf.summary import FarziData
+
+
+def command(argv: Sequence[str]) -> None:
+    """Prints what the summary is, what its positions say, and the table of results that it carries."""
+    parser = ArgumentParser(
+        "farzi show", description="What a summary is, what its positions say, and how well it does."
+    )
+    parser.add_argument("summary", help="folder, or dataset repository of the Hub, user/farzi-…")
+    parser.add_argument("--revision", help="branch, tag or commit of the repository")
+    parser.add_argument("--sequences", type=int, default=2, help="how many synthetic sequences (default: 2)")
+    parser.add_argument("--positions", type=int, default=12, help="how many positions of each (default: 12)")
+    parser.add_argument("--top_k", type=int, default=4, help="likeliest entries of each position (default: 4)")
+    args = parser.parse_args(argv)
+    with ends_in_one_line("farzi show", FileNotFoundError):
+        for name in ("sequences", "positions", "top_k"):
+            if getattr(args, name) < 1:
+                raise ValueError(f"--{name} {getattr(args, name)} shows nothing: give at least 1")
+        farzi = FarziData.from_pretrained(args.summary, args.revision)
+        print(markdown([{"the summary": name, "": value} for name, value in facts(farzi).items()], texts=[""]))
+        decoded = farzi.decode(args.top_k)
+        print("\n" + markdown(positions(decoded, args.sequences, args.positions), texts=["likeliest entries"]))
+        if rows := farzi.results.metrics.get("table"):
+            print("\n" + markdown(results(rows)))
+
+
+def facts(farzi: FarziData) -> dict[str, str]:
+    """What the summary is, of what, and how it is trained on."""
+    config, metrics, recipe = farzi.config, farzi.results.metrics, farzi.results.recipe
+    inner = config.inner or {}
+    learner = recipe.get("learner")
+    known = {
+        "distilled from": metrics.get("dataset") or recipe.get("dataset"),
+        "with a learner": learner.get("model_type") if isinstance(learner, dict) else None,
+        "sequences × positions": f"{config.num_sequences:,} × {config.sequence_length:,}",
+        "numbers per position": f"{config.latent_dim:,}",
+        "vocabulary": f"{config.vocab_size:,} entries"
+        + ("" if farzi.processing_class is not None else ", without names"),
+        "bytes": f"{farzi.nbytes:,}",
+        "bytes of the data": f"{metrics['data_bytes']:,}" if isinstance(metrics.get("data_bytes"), int) else None,
+        "to be trained with": ", ".join(f"{name} {value}" for name, value in inner.items()) or None,
+    }
+    return {name: str(value) for name, value in known.items() if value is not None}
+
+
+def positions(decoded: Sequence[Sequence[dict[str, Any]]], sequences: int, count: int) -> list[dict[str, str]]:
+    """The first positions of the first sequences, a row each."""
+    rows = []
+    for i, sequence in enumerate(decoded[:sequences]):
+        for j, position in enumerate(sequence[:count]):
+            shown = zip(position["tokens"], position["probabilities"], strict=True)
+            entries = ", ".join(f"{token} {probability:.2f}" for token, probability in shown)
+            row = {"sequence, position": f"{i}, {j}", "entropy (nats)": f"{position['entropy']:.2f}"}
+            rows.append({**row, "likeliest entries": entries.replace("|", "¦")})
+    return rows
+
+
+def results(rows: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
+    """The rows that the artefact carries, without spreads and intervals."""
+    columns = [name for name in rows[0] if not name.endswith(("_std", "_interval", "seconds"))]
+    return [{name: _cell(row.get(name)) for name in columns} for row in rows]
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.4f}" if abs(value) < 1 else f"{value:,.1f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)

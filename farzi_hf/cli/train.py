@@ -1,0 +1,114 @@
+"""`farzi train SUMMARY`: a model from a summary, under the stock Trainer."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, Trainer
+
+import farzi_hf.models  # noqa: F401  registers the architectures that transformers does not have
+from farzi_hf.artefact.card_learner import learner_settings
+from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory
+from farzi_hf.cli.run_folder import check_outputs
+from farzi_hf.data import vocabulary_of
+from farzi_hf.evaluation import RunSettings, TaskData
+from farzi_hf.summary import FarziData, attach_soft_inputs, soft_cross_entropy
+
+
+def command(argv: Sequence[str]) -> None:
+    """Trains, saves the model and its tokenizer, and says how it does on the real test split, where the data are at hand."""
+    parser = ArgumentParser("farzi train", description="Trains a model on a summary with the settings that it carries.")
+    parser.add_argument("summary", help="folder, or dataset repository of the Hub, user/farzi-…")
+    parser.add_argument("--revision", help="branch, tag or commit of the repository")
+    parser.add_argument(
+        "--learner",
+        help="arguments of AutoConfig.for_model as JSON, or pretrained weights; default: the summary's own learner",
+    )
+    parser.add_argument("--output_dir", default="outputs/student", help="of the model (default: outputs/student)")
+    parser.add_argument("--steps", type=int, help="training steps (default: those that the summary was distilled for)")
+    parser.add_argument("--seed", type=int, default=0, help="of the weights and the order (default: 0)")
+    parser.add_argument("--evaluate", action="store_true", help="on the test split of the data that the summary names")
+    parser.add_argument("--data_dir", help="folder with the real data, for --evaluate")
+    args = parser.parse_args(argv)
+    keep_freed_memory()
+    with ends_in_one_line("farzi train", FileNotFoundError):
+        if args.steps is not None and args.steps < 1:
+            raise ValueError(f"--steps {args.steps} trains nothing: give at least 1")
+        output = Path(args.output_dir)
+        check_outputs(output, ("config.json", "model.safetensors"))
+        farzi = FarziData.from_pretrained(args.summary, args.revision)
+        data = data_of(farzi, args) if args.evaluate else None
+        trainer = trainer_of(farzi, model_of(farzi, args), args)
+    trainer.train()
+    trainer.model.save_pretrained(output)
+    vocabulary_of(farzi.processing_class).save(output)
+    print(f"{trainer.state.global_step} steps on {args.summary}; the model is in {output}")
+    if data is not None:
+        report(trainer, farzi, data)
+
+
+def model_of(farzi: FarziData, args: Namespace) -> PreTrainedModel:
+    """A fresh model over the summary's vocabulary, or pretrained weights.
+
+    Raises:
+        ValueError: `--learner` is neither JSON nor a model of that vocabulary.
+    """
+    torch.manual_seed(args.seed)
+    if args.learner and not args.learner.lstrip().startswith("{"):
+        try:
+            return AutoModelForCausalLM.from_pretrained(args.learner)
+        except OSError as error:
+            raise ValueError(
+                f'--learner {args.learner!r} is neither JSON nor a model: give \'{{"model_type": "gpt2", …}}\', a folder or a '
+                f"name on the Hub ({str(error).splitlines()[0]})"
+            ) from None
+    try:
+        learner = json.loads(args.learner) if args.learner else farzi.results.recipe.get("learner")
+        settings = learner_settings(learner, farzi.config, vocabulary_of(farzi.processing_class))
+        return AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings))
+    except KeyError as error:
+        raise ValueError(f"--learner {args.learner!r} has no model_type ({error}): name an architecture") from None
+
+
+def trainer_of(farzi: FarziData, model: PreTrainedModel, args: Namespace) -> Trainer:
+    """The stock Trainer, on soft tokens."""
+    changes = {} if args.steps is None else {"max_steps": args.steps}
+    return Trainer(
+        model=attach_soft_inputs(model), train_dataset=farzi.as_dataset(), data_collator=farzi.collator(),
+        compute_loss_func=soft_cross_entropy, args=farzi.training_arguments(args.output_dir, seed=args.seed, **changes),
+    )  # fmt: skip
+
+
+def data_of(farzi: FarziData, args: Namespace) -> TaskData:
+    """The real data that the summary's recipe names.
+
+    Raises:
+        ValueError: it names none, or they have another vocabulary.
+    """
+    recipe = farzi.results.recipe
+    if "dataset" not in recipe:
+        raise ValueError(f"summary={args.summary!r} has no recipe that names its data set; leave --evaluate out")
+    names = {field.name for field in fields(RunSettings)} & recipe.keys()
+    data = RunSettings(**{name: recipe[name] for name in names}, data_dir=args.data_dir).load()
+    farzi.processing_class = data.task.processing_class
+    farzi.adopt_vocabulary(f"data_dir={args.data_dir!r}")
+    return data
+
+
+def report(trainer: Trainer, farzi: FarziData, data: TaskData) -> None:
+    """The metrics of the student on the test split."""
+    task, length = data.task, farzi.config.sequence_length
+    test = data.splits(data.seeds(42)[0])["test"]
+    judge = Trainer(
+        model=trainer.model, args=trainer.args, data_collator=task.collator, compute_metrics=task.compute_metrics,
+        preprocess_logits_for_metrics=task.preprocess_logits_for_metrics, compute_loss_func=soft_cross_entropy,
+    )  # fmt: skip
+    judge.label_names = list(task.label_names)
+    metrics = judge.evaluate(task.evaluation_rows(test, length), metric_key_prefix="test")
+    shown = {name: value for name, value in metrics.items() if not name.endswith(("runtime", "per_second", "_time"))}
+    print("\n".join(f"{name}: {value:.4g}" for name, value in shown.items() if isinstance(value, float)))

@@ -1,0 +1,125 @@
+"""The program `farzi`: what each command leaves, says and refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import yaml
+from transformers import AutoModelForCausalLM
+
+pytest.importorskip("matplotlib")
+from farzi_hf import FarziData
+from farzi_hf.cli import COMMANDS, main
+from farzi_hf.cli.arguments import example_configs
+from farzi_hf.data import TEXTS, load_sample_text
+
+# huggingface_hub uploads large files in a way that its HTTP client calls deprecated
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload:DeprecationWarning")
+SIZES = {
+    "dataset": "sample", "vocab_size": 50, "num_sequences": 4, "sequence_length": 8, "latent_dim": 4, "concentration": 4.0, "inner_steps": 4,
+    "synthetic_batch_size": 2, "max_steps": 2, "num_students": 1, "eval_students": 1, "long_steps": 6, "baselines": ["full"],
+    "learner": {"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 1}, "use_cpu": True, "disable_tqdm": True, "report_to": "none",
+}  # fmt: skip
+
+LLAMA = {
+    "model_type": "llama", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def distilled(tmp_path_factory) -> Path:
+    """The folder of a run of `farzi distil`."""
+    folder = tmp_path_factory.mktemp("cli")
+    (folder / "tiny.yaml").write_text(yaml.safe_dump(SIZES), encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(TEXTS, "sample", lambda data_dir: load_sample_text(200))
+        main(["distil", str(folder / "tiny.yaml"), "--output_dir", str(folder / "run")])
+    return folder / "run"
+
+
+def test_distil_leaves_a_table_figures_and_a_loadable_summary(distilled):
+    assert {"table.md", "table.csv", "results.json", "recipe.yaml"} <= {path.name for path in distilled.iterdir()}
+    table = (distilled / "table.md").read_text(encoding="utf-8")
+    assert [line.split("|")[1].strip() for line in table.split("\n\n")[0].splitlines()[2:]] == [
+        "Farzi [4×8]", "Farzi, 0 outer steps", "Farzi, stock Trainer", "full data", "unigram", "interpolated bigram",
+    ]  # fmt: skip
+    farzi = FarziData.from_pretrained(distilled / "summary")
+    assert len(farzi.results.plots) == 5
+    assert farzi.results.metrics["command"] == "farzi distil recipe.yaml"
+
+
+def test_a_run_that_is_done_is_not_made_again(distilled, capsys, monkeypatch):
+    monkeypatch.setattr("farzi_hf.cli.distil.Run.begin", lambda self: pytest.fail("distils again"))
+    main(["distil", str(distilled.parent / "tiny.yaml"), "--output_dir", str(distilled)])
+    assert (distilled / "table.md").read_text(encoding="utf-8") in capsys.readouterr().out
+
+
+def test_the_recipe_of_a_summary_is_a_config(distilled, capsys):
+    recipe = distilled / "summary" / "recipe.yaml"
+    old = recipe.read_text(encoding="utf-8").replace("concentration:", "sharpness:")  # its name in older recipes
+    (distilled.parent / "old.yaml").write_text(old, encoding="utf-8")
+    main(["distil", str(distilled.parent / "old.yaml"), "--output_dir", str(distilled.parent / "x"), "--help"])
+
+
+def test_show_prints_positions_and_results(distilled, capsys):
+    main(["show", str(distilled / "summary"), "--sequences", "1", "--positions", "3"])
+    shown = capsys.readouterr().out
+    assert "4 × 8" in shown
+    assert [f"0, {j}" in shown for j in range(4)] == [True, True, True, False]
+    assert "interpolated bigram" in shown
+
+
+@pytest.mark.parametrize("learner", [None, LLAMA])
+def test_train_saves_a_model_that_loads_and_says_how_it_does(distilled, tmp_path, capsys, monkeypatch, learner):
+    monkeypatch.setitem(TEXTS, "sample", lambda data_dir: load_sample_text(200))
+    chosen = ["--learner", json.dumps(learner)] if learner else []
+    main(["train", str(distilled / "summary"), *chosen, "--output_dir", str(tmp_path / "student"), "--evaluate"])
+    assert "test_perplexity" in capsys.readouterr().out
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "student")
+    assert model.config.model_type == (learner or SIZES["learner"])["model_type"]
+    with pytest.raises(SystemExit, match=r"farzi train: .*would be overwritten"):
+        main(["train", str(distilled / "summary"), "--output_dir", str(tmp_path / "student")])
+
+
+def test_push_commits_the_artefact(hub, distilled, capsys):
+    main(["push", str(distilled / "summary"), "farzi-cli"])
+    assert "user/farzi-cli" in capsys.readouterr().out
+    assert FarziData.from_pretrained("user/farzi-cli").config.num_sequences == 4
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help_fits_on_a_screen(command, capsys):
+    with suppress(SystemExit):
+        main([*command.split(), "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert 4 < len(lines) < 70
+    assert max(map(len, lines)) < 160
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["distill"], "farzi: 'distill' is no command: choose from distil"),
+        (["distil"], "farzi distil: CONFIG is missing"),
+        (["distil", "no-such"], "neither a file nor an example: .* demo"),
+        (["distil", "demo", "--inner_steps", "0"], "inner_steps=0"),
+        (["show", "no/such"], "farzi show: .*neither a folder nor a dataset repository"),
+        (["train", "no/such", "--steps", "0"], "--steps 0 trains nothing"),
+        (["push", "no/such", "x"], "farzi push: "),
+    ],
+)
+def test_mistakes_end_in_one_line(hub, arguments, message):
+    with pytest.raises(SystemExit, match=message) as stop:
+        main(arguments)
+    assert "\n" not in str(stop.value.code)
+
+
+def test_examples_are_found_and_help_is_light():
+    assert {"demo", "demo_recsys", "ptb_400x50"} <= set(example_configs())
+    code = "import sys; from farzi_hf.cli import main; main([]); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
