@@ -1,4 +1,4 @@
-"""Every Python block of the README runs as printed, one after the other in one folder, as a newcomer would; commands and links exist."""
+"""Every Python block of the README and of docs/ runs as printed, as a newcomer would run it; commands and links exist."""
 
 import os
 import re
@@ -7,69 +7,129 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from transformers import HfArgumentParser
 
+from farzi_hf import FarziConfig
+from farzi_hf.cli import parse_arguments
+from farzi_hf.evaluation import RunSettings
+
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+SHORT = 120
+"""Lines that the README may have: a screen and a half."""
+
+PROGRAMS = ("accelerate", "farzi", "make", "pip", "python", "torchrun")
+COMMANDS = ("distil", "show", "train", "push")
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.S | re.M)
+def _parse_config(argv: list[str]) -> None:
+    parse_arguments((RunSettings, FarziConfig), ROOT / "recipes" / "configs" / "ptb_quick.yaml", argv)
+
+
+def _parse_finetune(argv: list[str]) -> None:
+    import finetune
+
+    HfArgumentParser(finetune.FinetuneArguments).parse_args_into_dataclasses(argv, look_for_args_file=False)
+
+
+RECIPES = {"ptb.py": _parse_config, "recsys.py": _parse_config, "finetune.py": _parse_finetune}
+
+RUN_PAGES = """
+import os, sys
+from pathlib import Path
+
+for path in map(Path, sys.argv[1:]):
+    folder = Path(path.stem)
+    folder.mkdir()
+    os.chdir(folder)
+    print(f"== {path.stem}", flush=True)
+    exec(compile(path.read_text(encoding="utf-8"), path.name, "exec"), {"__name__": "__main__"})
+    os.chdir("..")
+"""
+"""Runs each page in a folder and a namespace of its own, and all of them in one process: importing takes most of the time."""
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), re.S | re.M)
 
 
 def test_blocks_run_as_printed(tmp_path):
-    assert len(blocks("python")) >= 4
-    script = tmp_path / "readme.py"
-    script.write_text("\n".join(blocks("python")), encoding="utf-8")
+    pages = []
+    for page in PAGES:
+        if code := blocks(page, "python"):
+            pages.append(tmp_path / f"{page.stem}.py")
+            pages[-1].write_text("\n".join(code), encoding="utf-8")
+    assert {"README", "engine", "recommendation", "artefact"} <= {page.stem for page in pages}
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "cache")}
-    run = subprocess.run([sys.executable, script.name], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    command = [sys.executable, "-c", RUN_PAGES, *map(str, pages)]
+    run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-3000:]
     assert not re.findall(r".*(?:[Ww]arn|loss_type|pin_memory).*", run.stderr)  # a first minute without them
-    assert re.search(r"^\{'loss': .*'epoch'", run.stdout, re.M)  # on the way
-    assert run.stdout.count("'eval_perplexity'") == 2  # of the distillation's students, and of the stock Trainer's
-    assert run.stdout.count("'eval_hr@10'") == 2
-    assert (tmp_path / "out" / "summary" / "farzi.safetensors").exists()
-    assert (tmp_path / "out" / "summary" / "viewer.html").exists()
+    said = dict(part.split("\n", 1) for part in run.stdout.split("== ")[1:])
+    assert set(said) == {page.stem for page in pages}
+    assert re.search(r"^\{'loss': .*'epoch'", said["README"], re.M)  # on the way
+    assert said["README"].count("'eval_perplexity'") == 2  # of the distillation's students, and of the stock Trainer's
+    assert said["recommendation"].count("'eval_hr@10'") == 2
+    gradients = re.findall(r"^(?:Direct|Tape|Checkpoint)\(.*(tensor\(.*\))$", said["engine"], re.M)
+    assert len(gradients) == 3
+    assert len(set(gradients)) == 1  # as the page says
+    for name in ("farzi.safetensors", "viewer.html"):
+        assert (tmp_path / "README" / "out" / "summary" / name).exists()
+        assert (tmp_path / "recommendation" / "items" / "summary" / name).exists()
 
 
 def commands() -> list[list[str]]:
-    """The words of each command, comments left out."""
-    lines = [line for block in blocks("bash") for line in block.splitlines()]
-    return [words for words in (shlex.split(line, comments=True) for line in lines) if words]
+    """The words of each command in a block or in a line of text, without comments and what stands for more."""
+    texts = [page.read_text(encoding="utf-8") for page in PAGES]
+    lines = [line for page in PAGES for block in blocks(page, "bash") for line in block.splitlines()]
+    lines += [code for text in texts for code in re.findall(rf"`((?:{'|'.join(PROGRAMS)}) [^`\n]+)`", text)]
+    found = [[word for word in shlex.split(line, comments=True) if word != "…"] for line in lines]
+    return [words for words in found if words]
 
 
 def test_commands_are_known():
-    pytest.importorskip("matplotlib")
-    import finetune
-    import ptb
-    import recsys
-    from _common import parse_arguments
-
-    from farzi_hf import FarziConfig
-
+    """Scripts and configs exist, and every option of a recipe is one that it has."""
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
     checked = set()
     for words in commands():
-        script = next((word for word in words if word.startswith("recipes/")), None)
-        if script is None:
-            continue
-        arguments = [
-            str(ROOT / word) if word.startswith("recipes/") else word for word in words[words.index(script) + 1 :]
+        program, *rest = words
+        assert program in PROGRAMS
+        missing = [
+            word for word in rest if word.startswith("recipes/") and "NAME" not in word and not (ROOT / word).exists()
         ]
-        if script == "recipes/finetune.py":
-            HfArgumentParser(finetune.FinetuneArguments).parse_args_into_dataclasses(
-                arguments, look_for_args_file=False
-            )
-        else:
-            recipe = {"recipes/ptb.py": ptb, "recipes/recsys.py": recsys}[script]
-            parse_arguments((recipe.RecipeArguments, FarziConfig), recipe.QUICK, arguments)
-        checked.add(script)
-    assert len(checked) == 3
-    targets = {words[1] for words in commands() if words[0] == "make"}
-    assert targets <= set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.M))
+        assert not missing
+        if program == "make":
+            assert rest[0] in targets
+        if program == "farzi":
+            assert rest[0] in (*COMMANDS, "COMMAND")
+        script = next((Path(word).name for word in rest if re.fullmatch(r"recipes/\w+\.py", word)), None)
+        if script in RECIPES:
+            arguments = rest[rest.index(f"recipes/{script}") + 1 :]
+            RECIPES[script]([str(ROOT / word) if word.startswith("recipes/") else word for word in arguments])
+        checked |= {program, script}
+    assert {"make", "farzi", *RECIPES} <= checked
 
 
 def test_links_lead_somewhere():
-    links = re.findall(r"\]\(([^)#]+)\)", README)
-    missing = [link for link in links if not link.startswith("http") and not (ROOT / link).exists()]
+    missing = []
+    for page in PAGES:
+        for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+            path, _, anchor = link.partition("#")
+            if link.startswith("http"):
+                continue
+            target = (page.parent / path) if path else page
+            if not target.exists() or (anchor and anchor not in anchors(target)):
+                missing.append(f"{page.name}: {link}")
     assert not missing
+
+
+def anchors(page: Path) -> set[str]:
+    """Of the headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.M)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_readme_is_short_and_no_page_has_powers_of_ten():
+    assert len(PAGES[0].read_text(encoding="utf-8").splitlines()) <= SHORT
+    for page in PAGES:
+        assert not re.findall(r"\d[eE]\+\d", page.read_text(encoding="utf-8"))

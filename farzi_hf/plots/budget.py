@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from farzi_hf.plots.style import OURS, clean, draw_lines, finite, logarithmic, plain_numbers, save
+from farzi_hf.plots.style import OURS, clean, draw_lines, finite, logarithmic, number, plain_numbers, save
 
 
 def plot_budget(
@@ -67,5 +67,5 @@ def _label_budgets(axes: Axes, sizes: Mapping[int, float]) -> None:
 def _bytes(size: float) -> str:
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if size >= scale:
-            return f"{size / scale:.3g} {unit}"
+            return f"{number(size / scale, 3)} {unit}"
     return f"{size:.0f} bytes"

@@ -137,7 +137,7 @@ class FarziData(nn.Module):
     def as_hard_dataset(self, samples_per_sequence: int | None = None, seed: int = 0) -> Dataset:
         """Token ids in place of soft tokens, for models and trainers that take nothing else.
 
-        Students learn less from them: the README says how much less.
+        Students learn less from them: docs/results.md says how much less.
 
         Args:
             samples_per_sequence: n, sequences drawn from each synthetic one, every position by its own distribution;
