@@ -210,17 +210,14 @@ def outputs() -> list[str]:
 
 
 def draw(run: Run, rows: Sequence[Row]) -> list[Path]:
-    """The figures of one distillation. The lines of the first are of the validation split, as its curve is."""
+    """The figures of one distillation."""
     c, task, folder = run.comparison, run.data.task, run.folder / "plots"
     folder.mkdir(parents=True, exist_ok=True)
     paths = {name: folder / f"{name}.png" for name in FIGURES}
-    validation = c.splits["validation"]
-    full_data = task.metrics(c.statistics(c.real_student(c.splits["train"], c.steps, c.seeds[0]), validation))
-    plot_distillation(
-        run.trainer.state.log_history, paths["distillation"], metric=f"eval_{task.metric}", norm="grad_norm",
-        metric_label=f"Validation {task.metric_label.removeprefix('Test ')} of fresh students",
-        full_data_same_steps=full_data[task.metric], **task.reference_lines(c.splits, c.learner.vocab_size),
-    )  # fmt: skip
+    if any(entry.keys() & {"loss", f"eval_{task.metric}"} for entry in run.trainer.state.log_history):
+        draw_distillation(run, paths["distillation"])
+    else:
+        del paths["distillation"]  # so short a run that nothing was logged
     plot_comparison(rows, paths["comparison"], task.metric, metric_label=task.metric_label)
     farzi, size = c.farzi, c.learner.vocab_size
     decoded, counts = farzi.decode(5), popularity(c.splits["train"], size)
@@ -229,6 +226,18 @@ def draw(run: Run, rows: Sequence[Row]) -> list[Path]:
     frequencies = {"summary": farzi.frequencies().cpu().numpy(), "real data": counts}
     plot_popularity(frequencies, counts, paths["popularity"], entries=task.entries)
     return list(paths.values())
+
+
+def draw_distillation(run: Run, path: Path) -> None:
+    """The curve of the outer loop, beside lines of the validation split."""
+    c, task = run.comparison, run.data.task
+    student = c.real_student(c.splits["train"], c.steps, c.seeds[0])
+    full_data = task.metrics(c.statistics(student, c.splits["validation"]))
+    plot_distillation(
+        run.trainer.state.log_history, path, metric=f"eval_{task.metric}", norm="grad_norm",
+        metric_label=f"Validation {task.metric_label.removeprefix('Test ')} of fresh students",
+        full_data_same_steps=full_data[task.metric], **task.reference_lines(c.splits, c.learner.vocab_size),
+    )  # fmt: skip
 
 
 # -- several seeds ---------------------------------------------------------------------------------------------------

@@ -163,7 +163,7 @@ def test_padding_of_its_own_is_collated_as_by_transformers(tokenizer):
 
 @pytest.mark.parametrize("token", [None, "</s>", "<s>", "<unk>"])
 def test_a_token_that_also_pads_is_still_predicted(tokenizer, token):
-    batch = language_model_collator(without_padding(tokenizer, token))(
+    batch = LanguageModeling(without_padding(tokenizer, token)).collator(
         [{"input_ids": [2, 5, 1, 3]}, {"input_ids": [2, 3]}]
     )
     assert batch["labels"].tolist() == [[2, 5, 1, 3], [2, 3, -100, -100]]
