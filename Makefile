@@ -49,7 +49,7 @@ format: $(VENV)/.installed ## format, and mend what the linter can mend
 	$(BIN)/ruff format .
 
 bench: $(VENV)/.bench ## time and memory of the engine and of its peers
-	$(BIN)/python recipes/benchmark.py
+	$(BIN)/python recipes/benchmark/benchmark.py
 
 # recipe:data set, each at quick scale; `make paper PAPER=cold_start:magazine` runs one of them
 PAPER := sample_efficiency:ml-100k sample_efficiency:magazine sample_efficiency:ptb cross_architecture:ml-100k cross_architecture:ptb \
@@ -58,7 +58,7 @@ PAPER := sample_efficiency:ml-100k sample_efficiency:magazine sample_efficiency:
 
 paper: $(VENV)/.bench ## every table and figure of the paper at quick scale, hours; DATA=FOLDER has a folder per data set, else they are downloaded
 	set -e; for run in $(PAPER); do \
-		$(BIN)/python recipes/$${run%%:*}.py --dataset $${run##*:} $(if $(DATA),--data_dir $(DATA)/$${run##*:}); \
+		$(BIN)/python recipes/paper/$${run%%:*}.py --dataset $${run##*:} $(if $(DATA),--data_dir $(DATA)/$${run##*:}); \
 	done
 
 clean: ## remove the environment and the caches

@@ -59,7 +59,7 @@ class TrajectoryBank:
         if len(found) < (num or 1):
             raise ValueError(
                 f"folder={str(folder)!r} holds {len(found)} trajectories, fewer than {num or 1}; record more of them with "
-                "recipes/trajectories.py"
+                "recipes/paper/trajectories.py"
             )
         self._shards = found[:num]
         self.steps, self.save_every = self.manifest["steps"], self.manifest["save_every"]
@@ -78,7 +78,7 @@ class TrajectoryBank:
                     raise ValueError(
                         f"folder={str(self.folder)!r} holds trajectories of another model: {what} {name} is "
                         f"{recorded.get(name, 'missing')} there, {ours[kind].get(name, 'missing')} in the learner; record "
-                        "trajectories of this learner with recipes/trajectories.py"
+                        "trajectories of this learner with recipes/paper/trajectories.py"
                     )
 
     def checkpoint(self, trajectory: int, step: int, device: torch.device | str | None = None) -> Parameters:

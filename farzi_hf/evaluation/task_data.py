@@ -113,6 +113,10 @@ class TaskData(ABC):
         """Train, validation and test as sequences in `input_ids`."""
 
     @abstractmethod
+    def distinct_splits(self, seeds: Sequence[int]) -> list[int]:
+        """Of these seeds, those whose splits differ: what is counted and not trained is the same for all others."""
+
+    @abstractmethod
     def split_label(self, seed: int) -> str:
         """How the splits came about, in words."""
 
@@ -157,6 +161,9 @@ class TextData(TaskData):
 
     def splits(self, seed: int) -> DatasetDict:
         return self._tokenized[1]
+
+    def distinct_splits(self, seeds: Sequence[int]) -> list[int]:
+        return list(seeds[:1])
 
     def split_label(self, seed: int) -> str:
         return "the data set's own train, validation and test"
@@ -204,6 +211,9 @@ class InteractionData(TaskData):
 
     def splits(self, seed: int) -> DatasetDict:
         return self.interactions.strong_generalization_split(seed)
+
+    def distinct_splits(self, seeds: Sequence[int]) -> list[int]:
+        return list(seeds)
 
     def split_label(self, seed: int) -> str:
         return f"users 80 / 10 / 10 %, seed {seed}"

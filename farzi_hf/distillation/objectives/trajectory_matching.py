@@ -43,7 +43,7 @@ class TrajectoryMatching(ConfigurableObjective):
         if config.trajectories is None:
             raise ValueError(
                 f"objective={config.objective!r} matches trajectories of real training, but trajectories is None; record them "
-                "with recipes/trajectories.py and give the folder"
+                "with recipes/paper/trajectories.py and give the folder"
             )
 
     @classmethod

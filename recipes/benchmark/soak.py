@@ -1,7 +1,7 @@
 """Does a long distillation use more and more memory? Resident memory and open files over an hour of one process.
 
-python recipes/soak.py                  # an hour on the embedded corpus, with evaluations and checkpoints
-python recipes/soak.py --minutes 2 --output_dir outputs/soak
+python recipes/benchmark/soak.py                  # an hour on the embedded corpus, with evaluations and checkpoints
+python recipes/benchmark/soak.py --minutes 2 --output_dir outputs/soak
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 import psutil
-from _common import ends_in_one_line, keep_freed_memory, markdown, save_csv, save_text
-from ptb import LEARNER, RecipeArguments, learner_config, load_splits
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from farzi_hf import FarziConfig, FarziTrainer
+from farzi_hf import FarziConfig
+from farzi_hf.cli import ends_in_one_line, keep_freed_memory
+from farzi_hf.cli.distil import trainer_of
+from farzi_hf.evaluation import RunSettings, markdown, save_csv, save_text
 from farzi_hf.plots import plot_memory
 
 MIB = 2**20
@@ -110,8 +111,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--output_dir", default="model_cards/soak", help="folder of table, figure and CSV")
     settings = parser.parse_args(argv)
     keep_freed_memory()
-    recipe = RecipeArguments(dataset="sample", learner=dict(LEARNER))
-    tokenizer, splits = load_splits(recipe)
+    data = RunSettings(dataset="sample").load()
     watch = Watch(settings.minutes, settings.every)
     with TemporaryDirectory() as folder:
         args = FarziConfig(
@@ -120,9 +120,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             eval_steps=100, eval_students=1, save_strategy="steps", save_steps=50, save_total_limit=2, logging_steps=50,
             use_cpu=True, report_to="none",
         )  # fmt: skip
-        trainer = FarziTrainer(
-            learner_config(recipe, tokenizer), args, splits["train"], splits["validation"], tokenizer, callbacks=[watch]
-        )
+        trainer = trainer_of(data, args, args.seed)
+        trainer.add_callback(watch)
         trainer.train()
     facts = {
         "summary": f"[{args.num_sequences}×{args.sequence_length}], T = {args.inner_steps}, window {args.window}, adjoint chosen by itself",

@@ -1,9 +1,9 @@
 """Compares what the outer loop may minimise: DC, MM, MTT and Farzi, each with SGD and Adam inside.
 
-    python recipes/objectives.py --dataset ml-100k --data_dir FOLDER
-    python recipes/objectives.py --dataset ptb --data_dir FOLDER
-    python recipes/objectives.py --dataset sample                    # embedded: text, or sample_interactions
-    python recipes/objectives.py --dataset ptb --scale paper         # for a GPU
+    python recipes/paper/objectives.py --dataset ml-100k --data_dir FOLDER
+    python recipes/paper/objectives.py --dataset ptb --data_dir FOLDER
+    python recipes/paper/objectives.py --dataset sample                    # embedded: text, or sample_interactions
+    python recipes/paper/objectives.py --dataset ptb --scale paper         # for a GPU
 
 All rows have the same start of the summary, the same number of outer steps and students of the same number of steps. Each
 (method, seed) is kept in `output_dir`: started again, what is done stays done. The table goes to
@@ -12,35 +12,17 @@ All rows have the same start of the summary, the same number of outer steps and 
 
 from __future__ import annotations
 
-from argparse import ArgumentParser
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from _cells import (
-    Cell,
-    Students,
-    card_folder,
-    on_everything,
-    on_everything_long,
-    on_random,
-    on_summary,
-    results,
-    shared_facts,
-    write_table,
-)
-from _common import ends_in_one_line, environment, keep_freed_memory, markdown, run
-from _evidence import Claim, Evidence
-from _tasks import CONFIGS, Task, TextTask, TrajectoryArguments, described, parse_task
+from cells import LONG, Cell, Students, evidence_of, on_everything, on_everything_long, on_random, on_start
+from experiment import Experiment, described, full_data_claim
 
+from farzi_hf.cli import ends_in_one_line, keep_freed_memory, run
+from farzi_hf.evaluation import Claim, Task, markdown
 from farzi_hf.plots import plot_comparison
 
-DATASETS = {
-    "ptb": "ptb", "ml-100k": "recsys", "ml-1m": "recsys", "magazine": "recsys", "netflix": "recsys", "sample": "ptb",
-    "sample_interactions": "recsys",
-}  # fmt: skip
-"""The script whose settings a data set takes."""
-SCALES = ("quick", "paper")
 OBJECTIVES = {
     "DC": {"objective": "gradient_matching"},
     "MM": {"objective": "meta_matching"},
@@ -49,12 +31,11 @@ OBJECTIVES = {
 }
 FROM_TRAJECTORIES = ("MTT", "Farzi")
 UNDISTILLED: dict[str, Students] = {
-    "no outer step": on_summary,
+    "no outer step": on_start,
     "random sampling": on_random,
     "full data": on_everything,
 }
 DISTILLED, START = [f"{name}, Adam" for name in OBJECTIVES], "no outer step, Adam"
-LONG = "full data, long"  # as well as this learner gets: for `long_steps` steps, with the recipe's own settings
 METHODS = (*OBJECTIVES, *UNDISTILLED, LONG)
 # The paper's comparison of objectives: one run each, no intervals. Random sampling and full data are not said to be of SGD or Adam.
 PAPER = {
@@ -73,7 +54,7 @@ PAPER = {
 
 @dataclass
 class ObjectiveArguments:
-    """What the comparison needs beside a recipe's settings."""
+    """What the comparison needs beside a run's settings."""
 
     seeds: list[int] = field(default_factory=lambda: [0, 1, 2], metadata={"help": "of each row"})
     methods: list[str] = field(default_factory=lambda: list(METHODS), metadata={"help": "rows"})
@@ -92,55 +73,37 @@ class ObjectiveArguments:
 def main(argv: Sequence[str] | None = None) -> None:
     """The table of one data set."""
     keep_freed_memory()
-    dataset, scale, rest = choose(argv)
     with ends_in_one_line("objectives.py"):
-        config = CONFIGS / f"objectives_{dataset}_{scale}.yaml"
-        task, (how, asked) = parse_task(DATASETS[dataset], (TrajectoryArguments, ObjectiveArguments), config, rest)
-        folder = card_folder("objectives", dataset, scale, asked.card_dir, ("comparison.png",))
-        evidence = Evidence(task, results(task, cells(task, asked), asked.seeds, how))
-    rows = list(evidence.rows.values())
-    facts = {
-        **shared_facts(task, task.args, asked.seeds, how), "scale": scale, **inner_optimizers(task, asked),
-        "MTT": f"{task.args.synthetic_steps or task.args.inner_steps} synthetic against {task.args.expert_steps} real steps",
-        **environment(task.args),
-    }  # fmt: skip
-    there = set(evidence.rows)
-    findings = evidence.verdicts([claim for claim in claims(task) if {claim.ours, claim.other} <= there])
-    findings += [evidence.finding(name, START) for name in DISTILLED if {name, START} <= there]
-    title = f"Objectives on {dataset}, {scale} scale"
-    text = write_table(task, rows, facts, folder, title, paper_table(dataset), findings)
-    plot_comparison(rows, folder / "comparison.png", task.metric, metric_label=task.metric_label)
-    print(f"\n{text}\nTable: {folder / 'table.md'}")
+        e = Experiment.parse("objectives", "Objectives", argv, ("comparison.png",), ObjectiveArguments, "objectives")
+        evidence = evidence_of(e, cells(e))
+    rows, names = list(evidence.rows.values()), set(evidence.rows)
+    findings = evidence.verdicts([claim for claim in claims(e.task) if {claim.ours, claim.other} <= names])
+    findings += [evidence.finding(name, START) for name in DISTILLED if {name, START} <= names]
+    matched = f"{e.args.synthetic_steps or e.args.inner_steps} synthetic against {e.args.expert_steps} real steps"
+    facts = {**e.omega(), **inner_optimizers(e), "MTT": matched}
+    e.write(rows, findings, paper_table(e.dataset), facts=facts)
+    plot_comparison(rows, e.folder / "comparison.png", e.task.metric, metric_label=e.task.metric_label)
 
 
-def choose(argv: Sequence[str] | None, default: str = "sample") -> tuple[str, str, list[str]]:
-    """The data set, the scale, and the arguments that are left."""
-    parser = ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--dataset", choices=DATASETS, default=default)
-    parser.add_argument("--scale", choices=SCALES, default="quick")
-    known, rest = parser.parse_known_args(argv)
-    return known.dataset, known.scale, rest
-
-
-def cells(task: Task, asked: ObjectiveArguments) -> list[Cell]:
+def cells(e: Experiment) -> list[Cell]:
     """In the order of the table. Ω is recorded once per optimizer and seed, with that optimizer."""
     inner = {
-        "SGD": sgd(asked.sgd_learning_rate, asked.sgd_momentum),
+        "SGD": sgd(e.settings.sgd_learning_rate, e.settings.sgd_momentum),
         "Adam": {"inner_optimizer": "adam"},
     }
-    made = []
-    for method in asked.methods:
-        if method == LONG:
-            made.append(Cell(LONG, students=on_everything_long, distils=False))
+    rows = []
+    for method in e.settings.methods:
+        if method == LONG:  # as well as this learner gets, with settings of its own
+            rows.append(Cell(LONG, students=on_everything_long, distils=False))
             continue
         for optimizer, settings in inner.items():
-            name, omega = f"{method}, {optimizer}", f"{task.args.output_dir}/trajectories/{optimizer.lower()}"
+            name, omega = f"{method}, {optimizer}", f"{e.args.output_dir}/trajectories/{optimizer.lower()}"
             if method in UNDISTILLED:
-                made.append(Cell(name, settings, UNDISTILLED[method], distils=False))
+                rows.append(Cell(name, settings, UNDISTILLED[method], distils=False))
             else:
                 starts = {"trajectories": omega} if method in FROM_TRAJECTORIES else {}
-                made.append(Cell(name, {**settings, **starts, **OBJECTIVES[method]}))
-    return made
+                rows.append(Cell(name, {**settings, **starts, **OBJECTIVES[method]}))
+    return rows
 
 
 def sgd(learning_rate: float, momentum: float) -> dict[str, Any]:
@@ -150,25 +113,25 @@ def sgd(learning_rate: float, momentum: float) -> dict[str, Any]:
 
 def claims(task: Task) -> list[Claim]:
     """The paper's: Adam inside whatever the objective, Ω rather than none, and that only recommendation reaches full data."""
-    made = [
-        Claim(f"{name} is better with Adam inside than with SGD", f"{name}, Adam", f"{name}, SGD")
-        for name in OBJECTIVES
+    return [
+        *(
+            Claim(f"{name} is better with Adam inside than with SGD", f"{name}, Adam", f"{name}, SGD")
+            for name in OBJECTIVES
+        ),
+        *(
+            Claim(f"With Adam inside, Farzi is better than {name}", "Farzi, Adam", f"{name}, Adam")
+            for name in OBJECTIVES
+            if name != "Farzi"
+        ),
+        Claim("Farzi is better than random sampling", "Farzi, Adam", "random sampling, Adam"),
+        full_data_claim(task, "Farzi", "Farzi, Adam", LONG),
     ]
-    made += [
-        Claim(f"With Adam inside, Farzi is better than {name}", "Farzi, Adam", f"{name}, Adam")
-        for name in OBJECTIVES
-        if name != "Farzi"
-    ]
-    made.append(Claim("Farzi is better than random sampling", "Farzi, Adam", "random sampling, Adam"))
-    if isinstance(task, TextTask):
-        return [*made, Claim("In text, full data is better than Farzi", LONG, "Farzi, Adam")]
-    return [*made, Claim("Farzi does at least 98 % as well as full data", "Farzi, Adam", LONG, 0.98)]
 
 
-def inner_optimizers(task: Task, asked: ObjectiveArguments) -> dict[str, str]:
+def inner_optimizers(e: Experiment) -> dict[str, str]:
     """Both, in words."""
-    adam = {"α": task.args.inner_learning_rate, "β": tuple(task.args.inner_betas), "ε": task.args.inner_epsilon}
-    sgd = {"α": asked.sgd_learning_rate, "momentum": asked.sgd_momentum}
+    adam = {"α": e.args.inner_learning_rate, "β": tuple(e.args.inner_betas), "ε": e.args.inner_epsilon}
+    sgd = {"α": e.settings.sgd_learning_rate, "momentum": e.settings.sgd_momentum}
     return {"inner Adam": described(adam), "inner SGD": described(sgd)}
 
 

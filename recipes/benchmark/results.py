@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from _common import markdown, save_csv, save_text
-
+from farzi_hf.evaluation import markdown, save_csv, save_text
 from farzi_hf.plots import plot_benchmark
 
 Row = dict[str, Any]

@@ -1,8 +1,8 @@
 """Whether a summary serves other architectures than the one it was distilled with: teachers × students.
 
-    python recipes/cross_architecture.py --dataset ml-100k --data_dir FOLDER     # SASRec, GRU4Rec, FMLP
-    python recipes/cross_architecture.py --dataset ptb --data_dir FOLDER         # Transformer (GPT-2), RNN
-    python recipes/cross_architecture.py --dataset sample                        # embedded: text, or sample_interactions
+    python recipes/paper/cross_architecture.py --dataset ml-100k --data_dir FOLDER     # SASRec, GRU4Rec, FMLP
+    python recipes/paper/cross_architecture.py --dataset ptb --data_dir FOLDER         # Transformer (GPT-2), RNN
+    python recipes/paper/cross_architecture.py --dataset sample                        # embedded: text, or sample_interactions
 
 The paper's table of cross-architecture generalization, with FMLP as a teacher as well. All architectures have the size of the recipe's
 learner, and students the inner loop's settings. Each (teacher, student, seed) is kept in `output_dir`: started again, what is done stays
@@ -11,19 +11,17 @@ done. The settings are in `configs/paper_DATASET_SCALE.yaml`; the card goes to `
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from _cells import Cell, on_everything, on_everything_long, results
-from _common import ends_in_one_line, keep_freed_memory, markdown, run
-from _comparison import Row
-from _evidence import Claim, Evidence
-from _paper import Experiment
-from _tasks import Task, TextTask
+from cells import FULL, LONG, Cell, evidence_of, full_cells
+from experiment import Experiment
 
+from farzi_hf.cli import ends_in_one_line, keep_freed_memory, run
+from farzi_hf.evaluation import Claim, LanguageModeling, Recommendation, Row, Task, markdown
 from farzi_hf.plots import plot_comparison
 
-FULL, LONG = "full data", "full data, long"
+Learners = dict[str, Mapping[str, Any]]
 # The paper's table, ML-100k [50×150]: HR@10 / HR@100 in per cent, one run each. FMLP was no teacher.
 PAPER = {
     "SASRec": {"SASRec": (19.61, 61.50), "GRU4Rec": (19.93, 64.47), "FMLP": (17.81, 58.21)},
@@ -37,9 +35,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     keep_freed_memory()
     with ends_in_one_line("cross_architecture.py"):
         e = Experiment.parse("cross_architecture", "Other architectures", argv, ("cross_architecture.png",))
-        learners = architectures(e.task)
-        found = results(e.task, cells(learners), e.asked.seeds, e.how)
-    evidence = Evidence(e.task, found)
+        learners = ARCHITECTURES[e.data.task_class](e.data.settings.learner)
+        evidence = evidence_of(e, cells(learners))
     rows = list(evidence.rows.values())
     findings = [
         *evidence.verdicts(claims(list(learners))),
@@ -53,22 +50,30 @@ def main(argv: Sequence[str] | None = None) -> None:
     )  # fmt: skip
 
 
-def architectures(task: Task) -> dict[str, Mapping[str, Any]]:
-    """Learners by name, the recipe's own first. All are as wide, and have one layer.
+# All architectures are as wide as the run's own learner, which is the first, and have one layer. Recurrent networks see their
+# embeddings unnormalised: with a standard deviation of 0.02 they would stay at the level of popularity for a hundred steps.
 
-    Recurrent networks see their embeddings unnormalised: with a standard deviation of 0.02 they would stay at the level of
-    popularity for a hundred steps.
-    """
-    own = task.recipe.learner
-    if isinstance(task, TextTask):
-        width = own.get("n_embd", 16)
-        return {"Transformer": own, "RNN": {"model_type": "farzi_rnn", "hidden_size": width, "initializer_range": 0.1}}
+
+def text_architectures(own: Mapping[str, Any]) -> Learners:
+    """Learners by name."""
+    rnn = {"model_type": "farzi_rnn", "hidden_size": own.get("n_embd", 16), "initializer_range": 0.1}
+    return {"Transformer": own, "RNN": rnn}
+
+
+def recommenders(own: Mapping[str, Any]) -> Learners:
+    """Learners by name."""
     size = {"hidden_size": own.get("hidden_size", 16), "num_hidden_layers": 1}
     return {
         "SASRec": own,
         "GRU4Rec": {"model_type": "gru4rec", **size, "initializer_range": 0.1},
         "FMLP": {"model_type": "fmlp", **size, "initializer_range": own.get("initializer_range", 0.02)},
     }
+
+
+ARCHITECTURES: dict[type[Task], Callable[[Mapping[str, Any]], Learners]] = {
+    LanguageModeling: text_architectures,
+    Recommendation: recommenders,
+}
 
 
 def pair(teacher: str, student: str) -> str:
@@ -78,7 +83,7 @@ def pair(teacher: str, student: str) -> str:
 
 def cells(learners: Mapping[str, Mapping[str, Any]]) -> list[Cell]:
     """A teacher's own students come with its distillation; others are trained on the summary that this leaves."""
-    made = []
+    rows = []
     for teacher, learner in learners.items():
         own = Cell(pair(teacher, teacher), learner=learner)
         others = [
@@ -86,16 +91,15 @@ def cells(learners: Mapping[str, Mapping[str, Any]]) -> list[Cell]:
             for name, other in learners.items()
             if name != teacher
         ]
-        made += [own, *others]
+        rows += [own, *others]
     for name, learner in learners.items():
-        made.append(Cell(pair(FULL, name), students=on_everything, distils=False, learner=learner))
-        made.append(Cell(pair(LONG, name), students=on_everything_long, distils=False, learner=learner))
-    return made
+        rows += full_cells(learner, suffix=pair("", name))
+    return rows
 
 
 def claims(learners: Sequence[str]) -> list[Claim]:
     """The paper's: wherever a summary was distilled, students do as well on it as on full data, and best on that of their own kind."""
-    made = [
+    reached = [
         Claim(
             f"{student} does at least 98 % as well on a summary distilled with {teacher} as on full data",
             pair(teacher, student),
@@ -105,7 +109,7 @@ def claims(learners: Sequence[str]) -> list[Claim]:
         for teacher in learners
         for student in learners
     ]
-    return made + [
+    return reached + [
         Claim(
             f"{student} does better on its own summary than on one of {teacher}",
             pair(student, student),
@@ -119,8 +123,8 @@ def claims(learners: Sequence[str]) -> list[Claim]:
 
 def matrix(task: Task, rows: Sequence[Row], teachers: Sequence[str], students: Sequence[str]) -> str:
     """Teachers down, students across: the task's main figure."""
-    by_name, scale = {row["method"]: row for row in rows}, 1 if isinstance(task, TextTask) else 100
-    label = task.metric_label + ("" if scale == 1 else ", %")
+    by_name, scale = {row["method"]: row for row in rows}, 100 if task.percent else 1
+    label = task.metric_label + (", %" if task.percent else "")
     return markdown(
         [
             {label: teacher, **{name: f"{scale * by_name[pair(teacher, name)][task.metric]:.1f}" for name in students}}

@@ -1,9 +1,9 @@
 """How much data is enough: performance against μ of a summary and of as many real sequences, beside full data.
 
-    python recipes/sample_efficiency.py --dataset ml-100k --data_dir FOLDER
-    python recipes/sample_efficiency.py --dataset ptb --data_dir FOLDER --budgets 10 50
-    python recipes/sample_efficiency.py --dataset sample                        # embedded: text, or sample_interactions
-    python recipes/sample_efficiency.py --dataset ptb --scale paper             # for a GPU
+    python recipes/paper/sample_efficiency.py --dataset ml-100k --data_dir FOLDER
+    python recipes/paper/sample_efficiency.py --dataset ptb --data_dir FOLDER --budgets 10 50
+    python recipes/paper/sample_efficiency.py --dataset sample                        # embedded: text, or sample_interactions
+    python recipes/paper/sample_efficiency.py --dataset ptb --scale paper             # for a GPU
 
 The paper's figures of sample efficiency and its table of sizes. All students take the same number of steps, those of the row
 "full data, long" apart. Each (method, μ, seed) is kept in `output_dir`: started again, what is done stays done. The settings are
@@ -14,17 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from _cells import Cell, Students, on_everything, on_everything_long, on_head, on_random, on_summary, results
-from _common import ends_in_one_line, keep_freed_memory, markdown, run
-from _evidence import Claim, Evidence
-from _paper import Experiment
-from _recommendation import METRICS
-from _recommendation import PAPER as PAPER_RANKING
-from _tasks import TextTask
+from cells import FULL, LONG, Cell, Students, evidence_of, full_cells, on_head, on_random, on_summary
+from experiment import Experiment, full_data_claim
 
+from farzi_hf.cli import ends_in_one_line, keep_freed_memory, run
+from farzi_hf.evaluation import Claim, Recommendation, markdown
+from farzi_hf.evaluation.published import PAPER, PAPER_TEXT
 from farzi_hf.plots import plot_budget
 
-FULL, LONG = "full data", "full data, long"
 FAMILIES: dict[str, tuple[Students, bool]] = {
     "Farzi": (on_summary, True),
     "random": (on_random, False),
@@ -32,14 +29,6 @@ FAMILIES: dict[str, tuple[Students, bool]] = {
 }
 Share = tuple[float, tuple[float, float]]
 """And its interval."""
-# The paper's sizes of PTB: perplexity and accuracy in per cent. One run each, no intervals.
-PAPER_TEXT = {
-    "10×50": (238.5, 20.48),
-    "200×50": (124.0, 24.0),
-    "400×50": (91.9, 25.16),
-    "2000×50": (91.0, 25.4),
-    "full data": (72.10, 26.03),
-}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -47,16 +36,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     keep_freed_memory()
     with ends_in_one_line("sample_efficiency.py"):
         e = Experiment.parse("sample_efficiency", "Sample efficiency", argv, ("sample_efficiency.png",))
-        budgets = sorted(e.asked.budgets)
+        budgets = sorted(e.settings.budgets)
         sized = {(family, size): sized_cell(e, family, size) for family in FAMILIES for size in budgets}
-        found = results(e.task, [*sized.values(), *full_cells()], e.asked.seeds, e.how)
-    evidence, largest = Evidence(e.task, found), sized["Farzi", budgets[-1]].method
-    rows = evidence.rows
+        evidence = evidence_of(e, [*sized.values(), *full_cells()])
+    rows, largest = evidence.rows, sized["Farzi", budgets[-1]].method
     shares = {f"{size}×{e.args.sequence_length}": evidence.ratio(sized["Farzi", size].method, LONG) for size in budgets}
     theirs = paper_shares(e.dataset)
     findings = [*evidence.verdicts(claims(e, sized, budgets)), evidence.finding(largest, FULL), *behind(shares, theirs)]
     more = f"\n{share_table(e.task.ratio_label, shares, theirs)}\n{paper_table(e.dataset)}"
-    e.write([*rows.values(), *e.task.counted(e.asked.seeds)], findings, more)
+    e.write([*rows.values(), *e.counted()], findings, more)
     sizes = {size: rows[sized["Farzi", size].method]["bytes"] for size in budgets}  # the second axis is of summaries
     curves = [
         {**rows[cell.method], "method": family, "num_sequences": size, "bytes": sizes[size]}
@@ -79,11 +67,9 @@ def sized_cell(e: Experiment, family: str, size: int) -> Cell:
 def claims(e: Experiment, sized: Mapping[tuple[str, int], Cell], budgets: Sequence[int]) -> list[Claim]:
     """The paper's, by this data set's kind: its summaries reach full data in recommendation, and stay behind it in text."""
     smallest, largest = (sized["Farzi", size].method for size in (budgets[0], budgets[-1]))
-    made = [Claim("A summary does at least 98 % as well as full data", largest, LONG, 0.98)]
-    if isinstance(e.task, TextTask):
-        made = [Claim("In text, full data is better than a summary", LONG, largest)]
+    found = [full_data_claim(e.task, "a summary", largest, LONG)]
     for family in ("random", "head (longest)"):
-        made += [
+        found += [
             Claim(
                 f"A summary of {size} sequences is better than as many real ones, {family}",
                 sized["Farzi", size].method,
@@ -91,32 +77,27 @@ def claims(e: Experiment, sized: Mapping[tuple[str, int], Cell], budgets: Sequen
             )
             for size in budgets
         ]
-    return [*made, Claim("More synthetic sequences are better", largest, smallest)] if smallest != largest else made
-
-
-def full_cells() -> list[Cell]:
-    """All real data: for as many steps as the others, and for `long_steps` with the recipe's own settings."""
-    return [Cell(FULL, students=on_everything, distils=False), Cell(LONG, students=on_everything_long, distils=False)]
+    return [*found, Claim("More synthetic sequences are better", largest, smallest)] if smallest != largest else found
 
 
 def paper_shares(dataset: str) -> dict[str, float]:
     """What the paper's summaries have of its full data's HR@100, or full data's perplexity over theirs, by size."""
     if dataset == "ptb":
         return {size: PAPER_TEXT[FULL][0] / values[0] for size, values in PAPER_TEXT.items() if size != FULL}
-    known = PAPER_RANKING.get(dataset, {})
+    known = PAPER.get(dataset, {})
     return {size: values[1] / known[FULL][1] for size, values in known.items() if size != FULL}
 
 
 def behind(ours: Mapping[str, Share], theirs: Mapping[str, float]) -> list[str]:
     """A sentence for each size that the paper has too."""
-    said = []
+    sentences = []
     for size in [size for size in ours if size in theirs]:
         points = 100 * (ours[size][0] - theirs[size])
-        said.append(
+        sentences.append(
             f"At the paper's size [{size}], Farzi has {percent(ours[size])} % of full data, long; the paper's has {100 * theirs[size]:.1f} % of "
             f"its own full data: we are {abs(points):.1f} points {'behind' if points < 0 else 'ahead'}."
         )
-    return said
+    return sentences
 
 
 def share_table(label: str, ours: Mapping[str, Share], theirs: Mapping[str, float]) -> str:
@@ -145,8 +126,8 @@ def paper_table(dataset: str) -> str:
     """What the paper reports, to compare the shape of the curve: its numbers of steps are other ones."""
     if dataset == "ptb":
         names, known, scale = ("perplexity", "accuracy, %"), PAPER_TEXT, 1
-    elif dataset in PAPER_RANKING:
-        names, known, scale = tuple(f"{name.upper()}, %" for name in METRICS), PAPER_RANKING[dataset], 100
+    elif dataset in PAPER:
+        names, known, scale = tuple(f"{name.upper()}, %" for name in Recommendation.shown), PAPER[dataset], 100
     else:
         return ""
     table = [

@@ -1,8 +1,8 @@
 """Whether a summary serves rare items and users with short histories worse: performance in tenths by popularity.
 
-    python recipes/cold_start.py --dataset ml-100k --data_dir FOLDER
-    python recipes/cold_start.py --dataset magazine --data_dir FOLDER
-    python recipes/cold_start.py --dataset sample_interactions                   # embedded
+    python recipes/paper/cold_start.py --dataset ml-100k --data_dir FOLDER
+    python recipes/paper/cold_start.py --dataset magazine --data_dir FOLDER
+    python recipes/paper/cold_start.py --dataset sample_interactions                   # embedded
 
 The paper's figure of cold users and items. Items are in ten equal groups by their count in the training users' histories, and a group's
 figure is that of the test users whose last item is in it; test users are in ten equal groups by the length of what is known of them. Ties go
@@ -19,16 +19,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from _cells import Done, results
-from _common import ends_in_one_line, keep_freed_memory, markdown, run, save_csv, save_text
-from _evidence import AGREES, DIFFERS, OPEN, Evidence, counted
-from _paper import Experiment
-from _recommendation import count_rows
-from _tasks import RecommendationTask
-from sample_efficiency import FULL, LONG, full_cells, sized_cell
+from cells import FULL, LONG, evidence_of, full_cells
+from experiment import Experiment
+from sample_efficiency import sized_cell
 
-from farzi_hf.evaluation import popularity
-from farzi_hf.evaluation.metrics.resampling import bootstrap_interval
+from farzi_hf.cli import ends_in_one_line, keep_freed_memory, run
+from farzi_hf.evaluation import Recommendation, markdown, popularity, save_csv, save_text
+from farzi_hf.evaluation.baselines import ranks_of_scores
+from farzi_hf.evaluation.evidence import AGREES, DIFFERS, OPEN, counted
+from farzi_hf.evaluation.metrics import bootstrap_interval
+from farzi_hf.evaluation.tasks import Statistics
 from farzi_hf.plots import plot_deciles
 
 TENTHS = 10
@@ -51,13 +51,14 @@ class Strata:
     def of(cls, e: Experiment) -> tuple[Strata, np.ndarray]:
         """And the ranks (N,) that popularity gives the targets."""
         items, lengths, ranks = [], [], []
-        for seed in e.asked.seeds:
-            c = e.task.comparison(e.args, seed)
-            histories = c.splits["test"]["input_ids"]
-            counts = popularity(c.splits["train"], c.trainer.learner.vocab_size)[1:]  # 0 is the padding
-            items.append(tenths(counts)[[history[-1] - 1 for history in histories]])
+        vocab_size = len(e.task.processing_class)
+        for seed in e.seeds:
+            splits = e.data.splits(seed)
+            histories = splits["test"]["input_ids"]
+            counts = popularity(splits["train"], vocab_size)
+            items.append(tenths(counts[1:])[[history[-1] - 1 for history in histories]])  # 0 is the padding
             lengths.append([len(history) - 1 for history in histories])
-            ranks.append(np.array(count_rows(c)[0]["ranks"])[0, :, 0])
+            ranks.append(ranks_of_scores(lambda history, counts=counts: counts, histories)[:, 0])
         return cls(np.concatenate(items), tenths(np.concatenate(lengths))), np.concatenate(ranks)
 
 
@@ -66,26 +67,25 @@ def main(argv: Sequence[str] | None = None) -> None:
     keep_freed_memory()
     with ends_in_one_line("cold_start.py"):
         e = Experiment.parse("cold_start", "Cold start", argv, ("strata.csv", "strata.json", "cold_start.png"))
-        if not isinstance(e.task, RecommendationTask):
+        if e.data.task_class is not Recommendation:
             raise ValueError(f"--dataset {e.dataset} has no users and items: choose one of interactions")
         ours = sized_cell(e, "Farzi", e.args.num_sequences)
-        found = results(e.task, [ours, *full_cells()], e.asked.seeds, e.how)
+        evidence = evidence_of(e, [ours, *full_cells()])
     strata, popular = Strata.of(e)
-    hits = {name: hits_of(done) for name, done in found.items()} | {POPULARITY: (popular <= 100).astype(float)}
+    hits = {name: hits_of(students) for name, students in evidence.students.items()} | {POPULARITY: (popular <= 100).astype(float)}
     strata_rows = [
         {"method": name, "by": by, **row}
         for by in ("items", "users")
         for name in hits
         for row in tenths_rows(hits[name], getattr(strata, by))
     ]
-    evidence = Evidence(e.task, found)
     judged = [v for by in ("items", "users") for v in regions(ours.method, LONG, by, hits, getattr(strata, by))]
     findings = [
         f"{counted([verdict for verdict, _ in judged])} Decided is what the 95 % interval (of test users) says."
     ]
     findings += [f"- {verdict}: {text}" for verdict, text in judged]
     findings += [evidence.finding(ours.method, name) for name in (LONG, FULL)]
-    rows = [*evidence.rows.values(), *e.task.counted(e.asked.seeds)]
+    rows = [*evidence.rows.values(), *e.counted()]
     more = "\n" + "\n\n".join(strata_table(strata_rows, by) for by in ("items", "users")) + "\n"
     e.write(rows, findings, more)
     save_csv(strata_rows, e.folder / "strata.csv")
@@ -102,9 +102,9 @@ def tenths(values: np.ndarray) -> np.ndarray:
     return places
 
 
-def hits_of(done: Sequence[Done]) -> np.ndarray:
+def hits_of(students: Statistics) -> np.ndarray:
     """(N,) of all splits' test users: share of the students that rank the target among the first hundred."""
-    return np.concatenate([(np.asarray(part["students"])[:, :, 0] <= 100).mean(axis=0) for part in done])
+    return np.concatenate([(np.asarray(seed)[:, :, 0] <= 100).mean(axis=0) for seed in students])
 
 
 def tenths_rows(hits: np.ndarray, tenth: np.ndarray) -> list[dict[str, Any]]:

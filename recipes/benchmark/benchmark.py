@@ -1,8 +1,8 @@
 """Time and memory of one meta-gradient over the number of inner steps T: ours, and those of other libraries.
 
     make bench                                        # all cells, about two hours; goes on where it was stopped
-    python recipes/benchmark.py --scale quick         # minutes, small sizes
-    python recipes/benchmark.py --methods Tape autograd --steps 50 100
+    python recipes/benchmark/benchmark.py --scale quick         # minutes, small sizes
+    python recipes/benchmark/benchmark.py --methods Tape autograd --steps 50 100
 
 A cell is a method at one T, and gets a process of its own: fresh interpreter, same threads, same settings of malloc, a
 warm-up at T = 2, a meta-gradient whose peak memory is taken, then up to three that are timed. Its gradient is compared with
@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _benchmark_methods import (
+from methods import (
     Method,
     Ours,
     Problem,
@@ -41,14 +41,16 @@ from _benchmark_methods import (
     step_checkpoint,
     torchopt_adam,
 )
-from _benchmark_process import Facts, end_with_parent, measure, run_limited, save
-from _benchmark_results import Row, read_rows, write_results
-from _common import ROOT, keep_freed_memory, run
+from process import Facts, end_with_parent, measure, run_limited, save
+from results import Row, read_rows, write_results
 from tqdm import tqdm
 from transformers import HfArgumentParser
 
+from farzi_hf.cli import keep_freed_memory, run
 from farzi_hf.engine import Checkpoint, Direct, Reversible, Tape
 
+ROOT = Path(__file__).resolve().parent
+REPOSITORY = ROOT.parents[1]
 METHODS: dict[str, Method] = {
     "autograd": autograd(plain_loss),
     "autograd, our loss": autograd(our_loss),
@@ -189,7 +191,7 @@ def run_cell(
     cell = {"method": method, "steps": steps, "dtype": dtype, "device": args.device, "threads": args.threads}
     cell.update(size=asdict(size), reference=str(reference))
     variables = {
-        **os.environ, "PYTHONPATH": str(ROOT.parent), "OMP_NUM_THREADS": str(args.threads), "HF_HUB_OFFLINE": "1",
+        **os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": str(args.threads), "HF_HUB_OFFLINE": "1",
         "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
     }  # fmt: skip
     command = [sys.executable, str(ROOT / "benchmark.py"), "--cell", json.dumps(cell)]
@@ -252,8 +254,9 @@ def processor() -> str:
 
 def code_hash() -> str:
     """Of the code that is measured: unlike the commit, it knows of changes not committed, and nothing of other files."""
-    files = {*(ROOT.parent / "farzi_hf").rglob("*.py"), *ROOT.glob("*benchmark*.py")}
-    files -= {ROOT.parent / "farzi_hf" / "plots.py", ROOT / "_benchmark_results.py"}
+    package = REPOSITORY / "farzi_hf"
+    files = {*package.rglob("*.py"), *(ROOT / f"{name}.py" for name in ("benchmark", "methods", "process"))}
+    files -= {*(package / "plots").rglob("*.py")}
     return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(files))).hexdigest()[:12]
 
 

@@ -1,8 +1,8 @@
 """What the factorisation of a summary does: ranks, generalisation and quality over d, beside an unfactorised one.
 
-    python recipes/regularization.py --dataset ml-100k --data_dir FOLDER
-    python recipes/regularization.py --dataset ptb --data_dir FOLDER --latent_dims 4 16
-    python recipes/regularization.py --dataset sample                            # embedded: text, or sample_interactions
+    python recipes/paper/regularization.py --dataset ml-100k --data_dir FOLDER
+    python recipes/paper/regularization.py --dataset ptb --data_dir FOLDER --latent_dims 4 16
+    python recipes/paper/regularization.py --dataset sample                            # embedded: text, or sample_interactions
 
 In place of the paper's Theorem 3.1, which compares two upper bounds and does not know of the softmax: these are measurements and no proof.
 An unfactorised summary has d = V and the identity as its decoder, so each probability has a parameter of its own; it starts at the soft tokens
@@ -17,19 +17,18 @@ from dataclasses import fields, replace
 
 import numpy as np
 import torch
-from _cells import Cell, on_summary, results
-from _common import ends_in_one_line, keep_freed_memory, run
-from _comparison import Comparison, Row, Student
-from _evidence import Claim, Evidence
-from _paper import Experiment
+from cells import LONG, Cell, Trained, evidence_of, full_cells, on_summary
 from datasets import Dataset
-from sample_efficiency import LONG, full_cells
+from experiment import Experiment
 from torch import Tensor, nn
 
+from farzi_hf import FarziTrainer
+from farzi_hf.cli import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.data import minibatches, random_sequences
 from farzi_hf.distillation import Learner, LearnerBatch, Parameters, SyntheticTraining
 from farzi_hf.engine import InnerLoss
-from farzi_hf.evaluation.metrics.language_modeling import token_statistics
+from farzi_hf.evaluation import Claim, Comparison, Row, Student
+from farzi_hf.evaluation.metrics import token_statistics
 from farzi_hf.plots import plot_comparison
 
 NAIVE = "Farzi, unfactorised"
@@ -59,17 +58,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     keep_freed_memory()
     with ends_in_one_line("regularization.py"):
         e = Experiment.parse("regularization", "Factorisation", argv, ("quality.png", "rank.png", "gap.png"))
-        made = {d: Cell(f"Farzi, d = {d}", {"latent_dim": d}, facts=measured) for d in sorted(e.asked.latent_dims)}
+        dims = sorted(e.settings.latent_dims)
+        factorised = [Cell(f"Farzi, d = {d}", {"latent_dim": d}, facts=measured) for d in dims]
         naive = Cell(NAIVE, students=on_unfactorised, prepare=unfactorise, facts=measured_unfactorised)
-        found = results(e.task, [*made.values(), naive, *full_cells()], e.asked.seeds, e.how)
-    evidence, by_d = Evidence(e.task, found), [cell.method for cell in made.values()]
+        evidence = evidence_of(e, [*factorised, naive, *full_cells()])
+    by_d = [cell.method for cell in factorised]
     rows = list(evidence.rows.values())
     claims = [Claim("A factorised summary generalises better than an unfactorised one", name, NAIVE) for name in by_d]
     findings = [
         *evidence.verdicts(claims),
         *(evidence.finding(by_d[-1], name) for name in dict.fromkeys((LONG, by_d[0]))),
     ]
-    findings += [compared(evidence.rows[name], evidence.rows[NAIVE], len(e.asked.seeds)) for name in by_d]
+    findings += [compared(evidence.rows[name], evidence.rows[NAIVE], len(e.seeds)) for name in by_d]
     e.write(rows, findings, explanation(), COLUMNS)
     plot_comparison(rows, e.folder / "quality.png", e.task.metric, metric_label=e.task.metric_label)
     plot_comparison(rows, e.folder / "rank.png", "effective_rank", metric_label="Effective rank of the soft tokens")
@@ -79,9 +79,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 # -- without a decoder -----------------------------------------------------------------------------------------------
 
 
-def unfactorise(c: Comparison) -> None:
+def unfactorise(trainer: FarziTrainer) -> None:
     """Makes logits of the latents, and leaves the decoder out of the training."""
-    trainer, farzi = c.trainer, c.trainer.model
+    farzi = trainer.model
     trainer.tune_initialization()
     with torch.no_grad():
         farzi.latents = nn.Parameter(farzi.latents @ farzi.decoder)
@@ -91,28 +91,30 @@ def unfactorise(c: Comparison) -> None:
     trainer.objective = replace(trainer.objective, training=trainer.training)
 
 
-def on_unfactorised(c: Comparison) -> tuple[list[Student], int]:
+def on_unfactorised(trainer: FarziTrainer, c: Comparison) -> Trained:
     """Students, and the bytes without those of the decoder."""
-    latents = c.trainer.model.latents
-    return on_summary(c)[0], latents.numel() * latents.element_size()
+    latents = c.farzi.latents
+    return replace(on_summary(trainer, c), nbytes=latents.numel() * latents.element_size())
 
 
 # -- what is measured ------------------------------------------------------------------------------------------------
 
 
-def measured(c: Comparison, students: Sequence[Student]) -> Mapping[str, float]:
+def measured(trainer: FarziTrainer, c: Comparison, students: Sequence[Student]) -> Mapping[str, float]:
     """Ranks of the summary and losses of its students."""
-    return {**ranks(c.trainer.model, c.trainer.args.num_sequences), **losses(c, students)}
+    return {**ranks(c.farzi, c.farzi.config.num_sequences), **losses(c, students)}
 
 
-def measured_unfactorised(c: Comparison, students: Sequence[Student]) -> Mapping[str, float]:
+def measured_unfactorised(
+    trainer: FarziTrainer, c: Comparison, students: Sequence[Student]
+) -> Mapping[str, float]:
     """The same, of latents that are logits."""
-    farzi = c.trainer.model
+    farzi = c.farzi
 
     def soft(rows: Tensor) -> Tensor:
         return torch.softmax(farzi.latents[rows] / farzi.config.tau, dim=-1)
 
-    return {**ranks(soft, c.trainer.args.num_sequences), **losses(c, students)}
+    return {**ranks(soft, farzi.config.num_sequences), **losses(c, students)}
 
 
 @torch.no_grad()

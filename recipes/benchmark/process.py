@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _benchmark_methods import Method, Ours, Problem
-from _common import keep_freed_memory, return_freed_memory
+from methods import Method, Ours, Problem
 from safetensors.torch import load_file, save_file
+
+from farzi_hf.cli.program import keep_freed_memory, return_freed_memory
 
 LONG_REPETITION = 20.0  # seconds; a cell that takes longer is not repeated
 REPETITIONS = 3

@@ -1,11 +1,11 @@
 """SGD, SGD with momentum and Adam inside, and Adam differentiated by us, by plain autograd and by `higher`.
 
-    python recipes/inner_optimizers.py --dataset ml-100k --data_dir FOLDER
-    python recipes/inner_optimizers.py --dataset ptb --data_dir FOLDER
-    python recipes/inner_optimizers.py --dataset sample                          # embedded: text, or sample_interactions
+    python recipes/paper/inner_optimizers.py --dataset ml-100k --data_dir FOLDER
+    python recipes/paper/inner_optimizers.py --dataset ptb --data_dir FOLDER
+    python recipes/paper/inner_optimizers.py --dataset sample                          # embedded: text, or sample_interactions
 
 The paper's figure of inner-loop optimizers. Quality: one distillation per row, of as many outer steps. Time and memory of an outer step's
-meta-gradient over T: by `benchmark.py`, at this summary's size, a process for each cell; it needs `pip install farzi-hf[bench]`. Each
+meta-gradient over T: by `recipes/benchmark/`, at this summary's size, a process for each cell; it needs `pip install farzi-hf[bench]`. Each
 (method, seed) is kept in `output_dir`, and each cost in `cost/` of the card's folder: started again, what is done stays done. The settings are in
 `configs/paper_DATASET_SCALE.yaml`; the card goes to `model_cards/inner_optimizers_DATASET/`.
 """
@@ -15,25 +15,28 @@ from __future__ import annotations
 import copy
 import importlib.util
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-import benchmark
 import torch
-from _benchmark_results import Row as CostRow
-from _benchmark_results import read_rows, tables
-from _cells import Cell, results
-from _common import ends_in_one_line, keep_freed_memory, run
-from _comparison import Comparison, Student
-from _evidence import Claim, Evidence
-from _paper import Experiment
+from cells import FULL, LONG, Cell, evidence_of, full_cells
+from experiment import Experiment
 from objectives import sgd
-from sample_efficiency import FULL, LONG, full_cells
 from torch import Tensor
 
+from farzi_hf import FarziTrainer
+from farzi_hf.cli import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.distillation import Learner, SyntheticTraining, random_starts
 from farzi_hf.distillation.objectives.base import Batch
+from farzi_hf.evaluation import Claim, Comparison, Student
 from farzi_hf.plots import plot_comparison
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmark"))
+import benchmark
+from results import Row as CostRow
+from results import read_rows, tables
 
 OURS, AUTOGRAD, HIGHER = "Farzi, Adam", "Farzi, Adam by autograd", "Farzi, Adam by higher"
 SGD, MOMENTUM = "Farzi, SGD", "Farzi, SGD with momentum"
@@ -83,9 +86,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         e = Experiment.parse("inner_optimizers", "Inner optimizers", argv, ("quality.png",))
         if importlib.util.find_spec("higher") is None:
             raise ValueError("the package higher is not installed: pip install farzi-hf[bench]")
-        made = cells(e)
-        found = results(e.task, [*made, *full_cells()], e.asked.seeds, e.how)
-    evidence = Evidence(e.task, found)
+        evidence = evidence_of(e, [*cells(e), *full_cells()])
     rows = list(evidence.rows.values())
     findings = [*evidence.verdicts(CLAIMS), *(evidence.finding(OURS, name) for name in (LONG, FULL))]
     benchmark.main(cost_arguments(e))
@@ -101,22 +102,22 @@ def cells(e: Experiment) -> list[Cell]:
     validation error after T steps on full data (`inner_sgd.py`).
     """
     return [
-        Cell(SGD, sgd(e.asked.sgd_learning_rate, 0.0), facts=seconds_per_step),
-        Cell(MOMENTUM, sgd(e.asked.momentum_learning_rate, e.asked.sgd_momentum), facts=seconds_per_step),
+        Cell(SGD, sgd(e.settings.sgd_learning_rate, 0.0), facts=seconds_per_step),
+        Cell(MOMENTUM, sgd(e.settings.momentum_learning_rate, e.settings.sgd_momentum), facts=seconds_per_step),
         Cell(OURS, facts=seconds_per_step),
         Cell(AUTOGRAD, {"adjoint": "direct"}, facts=seconds_per_step),
         Cell(HIGHER, {"window": None}, facts=seconds_per_step, prepare=differentiate_by_higher),
     ]
 
 
-def differentiate_by_higher(c: Comparison) -> None:
+def differentiate_by_higher(trainer: FarziTrainer) -> None:
     """Replaces the outer loss."""
-    c.trainer.objective = HigherMatching(c.trainer.training, c.steps)
+    trainer.objective = HigherMatching(trainer.training, trainer.args.inner_steps)
 
 
-def seconds_per_step(c: Comparison, students: Sequence[Student]) -> Mapping[str, float]:
+def seconds_per_step(trainer: FarziTrainer, c: Comparison, students: Sequence[Student]) -> Mapping[str, float]:
     """The middle one of the logged means; none where nothing was logged."""
-    logged = [entry["seconds_per_step"] for entry in c.trainer.state.log_history if "seconds_per_step" in entry]
+    logged = [entry["seconds_per_step"] for entry in trainer.state.log_history if "seconds_per_step" in entry]
     return {"seconds_per_step": statistics.median(logged)} if logged else {}
 
 
@@ -132,35 +133,34 @@ def windows(e: Experiment) -> str:
 
 def cost_arguments(e: Experiment) -> list[str]:
     """Of `benchmark.py`: sequences as many as an inner step has, the same ξ, d, V and b, and a learner as wide."""
-    args, learner = e.args, e.task.recipe.learner
-    vocab_size = e.task.comparison(args, e.asked.seeds[0]).trainer.learner.vocab_size
+    args, learner = e.args, e.data.settings.learner
     sizes = {
         "num_sequences": args.synthetic_batch_size or args.num_sequences, "sequence_length": args.sequence_length,
-        "latent_dim": args.latent_dim, "vocab_size": vocab_size, "batch_size": args.per_device_train_batch_size,
+        "latent_dim": args.latent_dim, "vocab_size": len(e.task.processing_class), "batch_size": args.per_device_train_batch_size,
         "hidden_size": learner.get("hidden_size", learner.get("n_embd", 16)), "time_limit": 600,
         "output_dir": e.folder / "cost",
     }  # fmt: skip
     flags = [text for name, value in sizes.items() for text in (f"--{name}", str(value))]
-    return [*flags, "--methods", *COSTS, "--steps", *map(str, sorted(e.asked.cost_steps))]
+    return [*flags, "--methods", *COSTS, "--steps", *map(str, sorted(e.settings.cost_steps))]
 
 
 def cost_findings(costs: Sequence[CostRow]) -> list[str]:
     """Time and memory of ours over those of plain autograd at the largest T that both reached, and their growth with T."""
     measured = {(row["method"], row["steps"]): row for row in costs if row["seconds"] and row["memory_bytes"]}
-    said = []
+    sentences = []
     for method in COSTS[1:]:
         steps = [t for name, t in measured if name == method and ("autograd", t) in measured]
         if not steps:
             continue
         first, last = min(steps), max(steps)
         ours, plain = measured[method, last], measured["autograd", last]
-        said.append(
+        sentences.append(
             f"{method} at T = {last}: {ours['seconds'] / plain['seconds']:.2f} times the time of plain autograd and "
             f"{ours['memory_bytes'] / plain['memory_bytes']:.3f} times its memory; from T = {first} on, memory grows "
             f"{ours['memory_bytes'] / measured[method, first]['memory_bytes']:.2f}-fold, autograd's "
             f"{plain['memory_bytes'] / measured['autograd', first]['memory_bytes']:.2f}-fold."
         )
-    return said
+    return sentences
 
 
 if __name__ == "__main__":

@@ -1,0 +1,214 @@
+"""Tables whose rows are distillations: each (method, seed) is a cell, which is run once, kept, and found again."""
+
+from __future__ import annotations
+
+import gc
+import json
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from experiment import Experiment, changed, record
+from safetensors.torch import load_file, save_file
+
+from farzi_hf import FarziConfig, FarziTrainer
+from farzi_hf.artefact.atomic_folder import replace_file
+from farzi_hf.artefact.checkpoints import with_new_names
+from farzi_hf.cli.distil import comparison_of, trainer_of
+from farzi_hf.cli.run_folder import begin_run, check_outputs, find_checkpoint
+from farzi_hf.evaluation import Comparison, Evidence, Row, Student, Task, save_text
+from farzi_hf.evaluation.metrics import mean_and_spread
+
+FULL, LONG = "full data", "full data, long"
+CELL, SUMMARY = "cell.json", "summary.safetensors"  # the latter: latents and decoder of a cell that distils
+
+Done = dict[str, Any]
+"""What a cell of one seed leaves: `students`, the statistics of each one, `bytes`, `steps`, `seconds`, `facts`, …"""
+
+# -- students --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Students, the bytes that they were trained on, and the training steps of each."""
+
+    students: Sequence[Student]
+    nbytes: int
+    steps: int
+
+
+Students = Callable[[FarziTrainer, Comparison], Trained]
+
+
+def on_summary(trainer: FarziTrainer, c: Comparison) -> Trained:
+    """Students on the summary as it is now."""
+    return Trained([c.summary_student(i) for i in range(c.num_students)], c.farzi.nbytes, c.steps)
+
+
+def on_start(trainer: FarziTrainer, c: Comparison) -> Trained:
+    """Students on the summary before any outer step."""
+    trainer.tune_initialization()
+    return on_summary(trainer, c)
+
+
+def on_random(trainer: FarziTrainer, c: Comparison) -> Trained:
+    """Each on μ random real sequences."""
+    return Trained(*c.real_students(c.draw_sequences, c.steps, c.seeds), c.steps)
+
+
+def on_head(trainer: FarziTrainer, c: Comparison) -> Trained:
+    """On the μ longest real sequences."""
+    return Trained(*c.real_students(c.longest_sequences, c.steps, c.seeds), c.steps)
+
+
+def on_everything(trainer: FarziTrainer, c: Comparison) -> Trained:
+    """On all real data, for as many steps as the others."""
+    return Trained(*c.real_students(c.all_sequences, c.steps, c.seeds), c.steps)
+
+
+def on_everything_long(trainer: FarziTrainer, c: Comparison) -> Trained:
+    """For `long_steps` steps."""
+    return Trained([c.long_student(seed) for seed in c.seeds], c.nbytes(c.splits["train"]), c.long_steps)
+
+
+# -- cells -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One row.
+
+    Args:
+        method: its name.
+        settings: of `FarziConfig`, over those that all rows share.
+        students: what is measured in the end.
+        distils: whether there is a distillation before.
+        learner: of the students and of the distillation; None is that of the run's settings.
+        source: the cell on whose summary the students are trained; it is run first. None: this one.
+        prepare: changes the trainer before it trains.
+        facts: numbers to be measured beside the students' metrics.
+    """
+
+    method: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    students: Students = on_summary
+    distils: bool = True
+    learner: Mapping[str, Any] | None = None
+    source: Cell | None = None
+    prepare: Callable[[FarziTrainer], None] | None = None
+    facts: Callable[[FarziTrainer, Comparison, Sequence[Student]], Mapping[str, float]] | None = None
+
+    @property
+    def slug(self) -> str:
+        """The name as a folder."""
+        return re.sub(r"[^a-z0-9]+", "-", self.method.lower()).strip("-")
+
+
+def full_cells(learner: Mapping[str, Any] | None = None, suffix: str = "") -> list[Cell]:
+    """All real data: for as many steps as the others, and for `long_steps`, with the settings of that row."""
+    rows = ((FULL, on_everything), (LONG, on_everything_long))
+    return [Cell(f"{name}{suffix}", students=students, distils=False, learner=learner) for name, students in rows]
+
+
+def evidence_of(e: Experiment, cells: Sequence[Cell]) -> Evidence:
+    """The rows of all cells. Cells in `output_dir` that were run with the same settings are not run again."""
+    for cell, seed in product(cells, e.seeds):  # before any work
+        check_outputs(_folder(e, cell, seed), (CELL, SUMMARY))
+    found: dict[str, list[Done]] = {cell.method: [] for cell in cells}
+    for cell, seed in product(cells, e.seeds):
+        found[cell.method].append(_run(e, cell, seed))
+        gc.collect()  # a Trainer refers to itself, and its summary and learner would stay for a while
+    rows = {method: cell_row(e.task, method, done) for method, done in found.items()}
+    return Evidence(e.task, rows, {method: [part["students"] for part in done] for method, done in found.items()})
+
+
+def cell_row(task: Task, method: str, done: Sequence[Done]) -> Row:
+    """The row of a cell's seeds. Of its facts it has mean and spread over the seeds."""
+    row = task.row(method, [part["students"] for part in done], round(np.mean([part["bytes"] for part in done])))
+    row |= {"steps": done[0]["steps"], "students": sum(len(part["students"]) for part in done)}
+    row |= mean_and_spread([part["facts"] for part in done]) if "facts" in done[0] else {}
+    return {**row, "seconds": round(sum(part["seconds"] for part in done), 1)}
+
+
+def _run(e: Experiment, cell: Cell, seed: int) -> Done:
+    if cell.source is not None:
+        _run(e, cell.source, seed)
+    folder, settings = _folder(e, cell, seed), _settings(e, cell, seed)
+    if done := _kept(folder / CELL, settings):
+        return done
+    begin = time.perf_counter()
+    trainer = _trained(e, cell, seed)
+    c = comparison_of(trainer, e.data, seed, cell.learner)
+    trained = cell.students(trainer, c)
+    statistics = [c.statistics(student, c.splits["test"]) for student in trained.students]
+    done = {
+        "settings": settings,
+        "bytes": trained.nbytes,
+        "steps": trained.steps,
+        "students": [values.tolist() for values in statistics],
+        **({} if cell.facts is None else {"facts": dict(cell.facts(trainer, c, trained.students))}),
+        "history": trainer.state.log_history,
+        "seconds": time.perf_counter() - begin,
+    }
+    headline = e.task.headline(e.task.row(cell.method, [statistics], trained.nbytes))
+    print(f"{cell.method}, seed {seed}: test {headline}, {done['seconds']:.0f} s", flush=True)
+    save_text(json.dumps(done), folder / CELL)
+    return done
+
+
+def _kept(path: Path, settings: Mapping[str, Any]) -> Done | None:
+    """The cell in a file, if it was run with these settings."""
+    if not path.exists():
+        return None
+    done = json.loads(path.read_text(encoding="utf-8"))
+    before = done["settings"] if "settings" in done else done["asked"]  # as older versions called them
+    return done if with_new_names(before) == settings else None
+
+
+def _trained(e: Experiment, cell: Cell, seed: int) -> FarziTrainer:
+    """The trainer of a cell, whose summary is the one that the students are to be trained on."""
+    folder, args, settings = _folder(e, cell, seed), _arguments(e, cell, seed), _settings(e, cell, seed)
+    checkpoint = None
+    if cell.distils:
+        checkpoint = find_checkpoint(args, settings, e.data.settings.resume, (CELL, SUMMARY), exactly=True)
+    if args.trajectories is not None:
+        record(e.data, args, seed, e.recording)
+    trainer = trainer_of(e.data, args, seed, cell.learner)
+    if cell.prepare is not None:
+        cell.prepare(trainer)
+    if cell.distils:
+        begin_run(trainer, settings, checkpoint)
+        trainer.train(resume_from_checkpoint=checkpoint)
+        replace_file(folder / SUMMARY, lambda new: save_file(trainer.model.state_dict(), new))
+    elif cell.source is not None:
+        trainer.model.load_state_dict(load_file(_folder(e, cell.source, seed) / SUMMARY))
+    return trainer
+
+
+def _folder(e: Experiment, cell: Cell, seed: int) -> Path:
+    return Path(e.args.output_dir) / cell.slug / f"seed-{seed}"
+
+
+def _arguments(e: Experiment, cell: Cell, seed: int) -> FarziConfig:
+    return changed(e.args, **cell.settings, seed=seed, output_dir=str(_folder(e, cell, seed)))
+
+
+def _settings(e: Experiment, cell: Cell, seed: int) -> dict[str, Any]:
+    """All settings on which a cell depends: only with these is it the same cell."""
+    args, run = _arguments(e, cell, seed), e.data.settings
+    settings = {name: getattr(run, name) for name in e.data.recipe_fields}
+    settings |= {**args.to_recipe(), "num_students": run.num_students}
+    if cell.learner is not None:
+        settings["learner"] = cell.learner
+    if args.trajectories is not None:
+        settings |= {**asdict(e.recording), "num_recorded": args.num_trajectories or e.recording.num_recorded}
+    if cell.source is not None:
+        settings["source"] = _settings(e, cell.source, seed)
+    if cell.prepare is not None:
+        settings["prepare"] = cell.prepare.__name__
+    return json.loads(json.dumps(settings))

@@ -1,0 +1,286 @@
+"""What the scripts of the paper's tables and figures share: their settings, the recording of Ω, and where their cards go."""
+
+from __future__ import annotations
+
+import copy
+import json
+from argparse import ArgumentParser
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from farzi_hf import FarziConfig, TrajectoryBank, record_trajectories
+from farzi_hf.cli import parse_arguments
+from farzi_hf.cli.distil import comparison_of, trainer_of
+from farzi_hf.cli.run_folder import check_outputs
+from farzi_hf.evaluation import (
+    Claim,
+    LanguageModeling,
+    Recommendation,
+    Row,
+    RunSettings,
+    Task,
+    TaskData,
+    listed,
+    markdown,
+    pooled_row,
+    save_csv,
+    save_text,
+)
+from farzi_hf.evaluation.report import environment
+from farzi_hf.summary import INITIALIZATIONS
+from farzi_hf.summary.initialization import spectral
+
+CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+CARDS = Path(__file__).resolve().parents[2] / "model_cards"
+TABLE = ("table.json", "table.md", "table.csv")
+DATASETS = ("ptb", "ml-100k", "ml-1m", "magazine", "netflix", "sample", "sample_interactions")
+SCALES = ("quick", "paper")
+
+# -- settings --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class PaperArguments:
+    """What the tables need beside a run's settings. Each table takes what concerns it, so that one file serves all."""
+
+    seeds: list[int] = field(default_factory=lambda: [0, 1, 2], metadata={"help": "of each row"})
+    budgets: list[int] = field(default_factory=lambda: [10, 25, 50], metadata={"help": "μ of sample_efficiency.py"})
+    latent_dims: list[int] = field(default_factory=lambda: [4, 8, 16], metadata={"help": "d of regularization.py"})
+    sgd_learning_rate: float = field(default=1.0, metadata={"help": "of the inner SGD of inner_optimizers.py"})
+    momentum_learning_rate: float = field(default=0.3, metadata={"help": "of its inner SGD with momentum"})
+    sgd_momentum: float = field(default=0.9, metadata={"help": "of the same"})
+    cost_steps: list[int] = field(
+        default_factory=lambda: [10, 20, 40, 80], metadata={"help": "T at which inner_optimizers.py measures time"}
+    )
+    card_dir: str | None = field(default=None, metadata={"help": "folder of the table"})
+
+    def __post_init__(self) -> None:
+        for name in ("seeds", "budgets", "latent_dims", "cost_steps"):
+            values, least = getattr(self, name), 0 if name == "seeds" else 1
+            if not values or min(values) < least or len(set(values)) < len(values):
+                raise ValueError(f"{name}={values} is not usable: give different numbers of at least {least}")
+
+
+@dataclass
+class TrajectoryArguments:
+    """How Ω is recorded."""
+
+    num_recorded: int = field(default=10, metadata={"help": "|Ω|, trajectories to record"})
+    trajectory_steps: int = field(default=100, metadata={"help": "of each"})
+    save_every: int = field(default=10, metadata={"help": "steps from one checkpoint to the next"})
+    trajectory_batch_size: int | None = field(
+        default=None, metadata={"help": "real sequences per step; by default as many tokens as an inner step has"}
+    )
+    together: int = field(default=1, metadata={"help": "learners that train at once, on the same minibatches"})
+
+
+def choose(argv: Sequence[str] | None) -> tuple[str, str, list[str]]:
+    """The data set, the scale, and the arguments that are left."""
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--dataset", choices=DATASETS, default="sample")
+    parser.add_argument("--scale", choices=SCALES, default="quick")
+    known, rest = parser.parse_known_args(argv)
+    return known.dataset, known.scale, rest
+
+
+def card_folder(name: str, dataset: str, scale: str, chosen: str | None, files: Sequence[str] = ()) -> Path:
+    """Where a table and `files` go unless the user has chosen a folder.
+
+    Each scale has a folder of its own, so that a long run does not replace the card of the quick one.
+
+    Raises:
+        ValueError: one of them is there already, and no recipe wrote it.
+    """
+    suffix = "" if scale == "quick" else f"_{scale}"
+    folder = Path(chosen or CARDS / f"{name}_{dataset}{suffix}")
+    check_outputs(folder, (*TABLE, *files))
+    return folder
+
+
+def changed(args: FarziConfig, **settings: Any) -> FarziConfig:
+    """A copy with other settings."""
+    args = copy.copy(args)
+    for name, value in settings.items():
+        setattr(args, name, value)
+    return args
+
+
+def described(settings: Mapping[str, Any]) -> str:
+    """Settings in one line."""
+    return ", ".join(f"{name} {value}" for name, value in settings.items())
+
+
+# -- Ω ---------------------------------------------------------------------------------------------------------------
+
+
+def record(data: TaskData, args: FarziConfig, seed: int, recording: TrajectoryArguments) -> TrajectoryBank:
+    """Records the trajectories of one seed below the folder `args.trajectories`, with the inner optimizer of `args`."""
+    plain = changed(args, trajectories=None, objective="meta_matching", seed=seed)  # Ω is not there yet
+    trainer = trainer_of(data, plain, seed)
+    c = comparison_of(trainer, data, seed)
+    rows = c.training_rows(c.splits["train"])
+    return record_trajectories(
+        trainer.learner, args.make_inner_optimizer(), rows, trainer.data_collator,
+        data.trajectory_folder(args.trajectories, seed), num=recording.num_recorded, steps=recording.trajectory_steps,
+        save_every=recording.save_every, batch_size=recording.trajectory_batch_size or c.real_batch_size(rows), seed=seed,
+        together=recording.together, device=plain.device,
+    )  # fmt: skip
+
+
+# -- a table ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One table of the paper on one data set.
+
+    Attributes:
+        title: of the card.
+        dataset, scale: they name the config and the card's folder.
+        data: the data set and its task.
+        args: of the distillations; each row has settings of its own over these.
+        recording: how Ω is recorded, for rows that start from it.
+        settings: of the table.
+        folder: of the card.
+    """
+
+    title: str
+    dataset: str
+    scale: str
+    data: TaskData
+    args: FarziConfig
+    recording: TrajectoryArguments
+    settings: Any
+    folder: Path
+
+    @classmethod
+    def parse(
+        cls, name: str, title: str, argv: Sequence[str] | None, files: Sequence[str] = (),
+        settings: type = PaperArguments, configs: str = "paper",
+    ) -> Experiment:  # fmt: skip
+        """From `--dataset`, `--scale`, the YAML file `CONFIGS_DATASET_SCALE.yaml` and the command line.
+
+        Args:
+            name: of the card's folder.
+            files: what the script writes into the card's folder beside the table.
+            settings: the dataclass of the table's settings, with `seeds` and `card_dir`.
+
+        Raises:
+            ValueError: unknown or unusable settings, or a file in the card's folder that no recipe wrote.
+        """
+        dataset, scale, rest = choose(argv)
+        kinds = (RunSettings, FarziConfig, TrajectoryArguments, settings)
+        run, args, recording, own = parse_arguments(kinds, CONFIGS / f"{configs}_{dataset}_{scale}.yaml", rest)
+        folder = card_folder(name, dataset, scale, own.card_dir, files)
+        return cls(title, dataset, scale, run.load(), args, recording, own, folder)
+
+    @property
+    def task(self) -> Task:
+        """What is predicted."""
+        return self.data.task
+
+    @property
+    def seeds(self) -> list[int]:
+        """Of each row."""
+        return self.settings.seeds
+
+    def counted(self) -> list[Row]:
+        """The rows of models that are counted and not trained."""
+        seeds = self.data.distinct_splits(self.seeds)
+        splits = [comparison_of(trainer_of(self.data, self.args, seed), self.data, seed).counted() for seed in seeds]
+        return [pooled_row(self.task, parts) for parts in zip(*splits, strict=True)]
+
+    def omega(self) -> dict[str, str]:
+        """How Ω came about, as a fact of the card."""
+        r = self.recording
+        return {
+            "Ω": f"{r.num_recorded} trainings of {r.trajectory_steps} steps, a checkpoint every {r.save_every}; share of fresh "
+            f"starts {self.args.fresh_start_fraction}, latest start {self.args.last_start}"
+        }
+
+    def write(
+        self,
+        rows: Sequence[Row],
+        findings: Sequence[str],
+        more: str = "",
+        columns: Mapping[str, str] | None = None,
+        facts: Mapping[str, Any] | None = None,
+    ) -> None:
+        """The card, `table.json`, `table.csv` and `table.md`, which it prints as well.
+
+        Args:
+            findings: sentences that come first.
+            more: Markdown after the table.
+            columns: numbers of the rows that the task does not show: title by name.
+            facts: what is to be said beside what all tables say; by default of the inner optimizer.
+        """
+        facts = {
+            **shared_facts(self),
+            **({"inner optimizer": self.args.inner_settings()} if facts is None else facts),
+            "seconds of all cells": round(sum(row.get("seconds", 0) for row in rows)),
+            **environment(self.args),
+        }
+        self.folder.mkdir(parents=True, exist_ok=True)
+        table = markdown([_readable(self.task, row, columns or {}) for row in rows])
+        first = "".join(f"{finding}\n\n" for finding in findings)
+        title = f"{self.title}, {self.dataset}, {self.scale} scale"
+        text = f"# {title}\n\n{first}{table}\n\n{listed(facts)}\n{more}"
+        kept = {"findings": list(findings), "rows": rows, **facts}
+        save_text(json.dumps(kept, indent=1, ensure_ascii=False), self.folder / "table.json")
+        save_text(text, self.folder / "table.md")
+        save_csv(rows, self.folder / "table.csv")
+        print(f"\n{text}\nTable: {self.folder / 'table.md'}")
+
+
+def shared_facts(e: Experiment) -> dict[str, Any]:
+    """What all rows have in common."""
+    args = e.args
+    kappa = {"κ": "chosen by trial" if args.concentration is None else args.concentration}
+    return {
+        "data set": e.data.settings.dataset,
+        "size": f"[{args.num_sequences}×{args.sequence_length}], d = {args.latent_dim}",
+        "start of the summary": args.initialization,
+        **(kappa if INITIALIZATIONS[args.initialization] is spectral else {}),
+        "inner steps T": args.inner_steps,
+        "differentiated": f"the last {args.window}" if args.window else "all",
+        "synthetic sequences per inner step": args.synthetic_batch_size or args.num_sequences,
+        "outer steps": args.max_steps,
+        **(e.omega() if args.trajectories is not None else {}),
+        "seeds": list(e.seeds),
+        "students per seed": e.data.settings.num_students,
+        "scale": e.scale,
+    }
+
+
+# -- what the paper says of summaries and full data ------------------------------------------------------------------
+
+
+def full_data_claim(task: Task, subject: str, ours: str, full: str) -> Claim:
+    """That a summary reaches full data, in recommendation, or stays behind it, in text.
+
+    Args:
+        subject: the summary, in words.
+        ours, full: the two rows.
+    """
+    return FULL_DATA_CLAIMS[type(task)](subject, ours, full)
+
+
+def _stays_behind(subject: str, ours: str, full: str) -> Claim:
+    return Claim(f"In text, full data is better than {subject}", full, ours)
+
+
+def _reaches(subject: str, ours: str, full: str) -> Claim:
+    return Claim(f"{subject[0].upper()}{subject[1:]} does at least 98 % as well as full data", ours, full, 0.98)
+
+
+FULL_DATA_CLAIMS: dict[type[Task], Callable[[str, str, str], Claim]] = {
+    LanguageModeling: _stays_behind,
+    Recommendation: _reaches,
+}
+
+
+def _readable(task: Task, row: Row, columns: Mapping[str, str]) -> dict[str, str]:
+    more = {title: f"{row[name]:,.4g}" if name in row else "" for name, title in columns.items()}
+    return {**task.readable(row), **more, "seconds": f"{row['seconds']:,.0f}" if "seconds" in row else ""}

@@ -1,0 +1,62 @@
+"""The learning rate and momentum of an inner SGD, by validation: what the configs of `objectives.py` were set from.
+
+    python recipes/paper/inner_sgd.py --dataset ptb --data_dir FOLDER
+
+For each setting a student takes T steps on full data, and another one on the summary before any outer step; both are measured
+on the validation split. Adam, with the config's settings, stands beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from experiment import Experiment, changed
+from objectives import ObjectiveArguments, sgd
+
+from farzi_hf.cli import ends_in_one_line, keep_freed_memory, run
+from farzi_hf.cli.distil import comparison_of, trainer_of
+from farzi_hf.evaluation import Comparison, Student, markdown
+
+
+@dataclass
+class GridArguments(ObjectiveArguments):
+    """What is tried."""
+
+    learning_rates: list[float] = field(default_factory=lambda: [0.03, 0.1, 0.3, 1.0, 3.0], metadata={"help": "α"})
+    momenta: list[float] = field(default_factory=lambda: [0.0, 0.5, 0.9], metadata={"help": "of SGD"})
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Prints the grid as it is measured, then as a table."""
+    keep_freed_memory()
+    with ends_in_one_line("inner_sgd.py"):
+        e = Experiment.parse("inner_sgd", "Inner SGD", argv, settings=GridArguments, configs="objectives")
+        rows = [measured(e, "Adam", inner_optimizer="adam")]
+        for momentum in e.settings.momenta:
+            for rate in e.settings.learning_rates:
+                rows.append(measured(e, f"SGD {rate:g}, momentum {momentum:g}", **sgd(rate, momentum)))
+    print(f"\n{markdown(rows)}")
+
+
+def measured(e: Experiment, name: str, **settings) -> dict[str, str]:
+    """Validation errors (`Comparison.validation_error`: the least is best) of each seed's two students."""
+    comparisons = []
+    for seed in e.seeds:
+        trainer = trainer_of(e.data, changed(e.args, seed=seed, **settings), seed)
+        comparisons.append(comparison_of(trainer, e.data, seed))
+    row = {
+        "inner optimizer": name,
+        "full data": _errors(comparisons, lambda c: c.real_student(c.splits["train"], c.steps, c.seeds[0])),
+        "summary before any outer step": _errors(comparisons, lambda c: c.summary_student()),
+    }
+    print(", ".join(row.values()), flush=True)
+    return row
+
+
+def _errors(comparisons: Sequence[Comparison], train: Callable[[Comparison], Student]) -> str:
+    return " ".join(f"{c.validation_error(train(c)):.4g}" for c in comparisons)
+
+
+if __name__ == "__main__":
+    run(main)

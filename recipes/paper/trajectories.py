@@ -1,0 +1,40 @@
+"""Records Ω, trainings of the learner on the real data, for the config of a run.
+
+    python recipes/paper/trajectories.py --config recipes/configs/ptb_quick.yaml --trajectories outputs/omega/ptb
+    python recipes/paper/trajectories.py --config recipes/configs/ml-100k_50x50.yaml --trajectories outputs/omega/ml-100k --num_recorded 20
+
+Started again, it records what is missing; with a larger `--num_recorded` it adds. A distillation uses Ω when it is given the same
+folder: `recipes/ptb.py --trajectories …`, `recipes/recsys.py --trajectories …`. There each seed, or each split, has a folder of its own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from experiment import CONFIGS, TrajectoryArguments, changed, described, record
+
+from farzi_hf import FarziConfig
+from farzi_hf.cli import ends_in_one_line, keep_freed_memory, parse_arguments, run
+from farzi_hf.evaluation import RunSettings
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """One folder of trajectories per split (recommendation) or seed (text)."""
+    keep_freed_memory()
+    with ends_in_one_line("trajectories.py"):
+        kinds = (RunSettings, FarziConfig, TrajectoryArguments)
+        settings, args, recording = parse_arguments(kinds, CONFIGS / "ptb_quick.yaml", argv)
+        data, folder = settings.load(), args.trajectories or f"{args.output_dir}/trajectories"
+        for seed in data.seeds(args.seed):
+            bank = record(data, changed(args, trajectories=folder), seed, recording)
+            gibibytes = sum(os.stat(path).st_size for path in bank.folder.iterdir()) / 2**30
+            print(
+                f"{bank.folder}: {len(bank)} trajectories ({described(asdict(recording))}), {gibibytes:.3f} GiB",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,82 @@
+"""How many pretrained trajectories are worth having: |Ω| against the summary's quality at equal numbers of outer steps.
+
+    python recipes/paper/trajectory_count.py --dataset ml-100k --data_dir FOLDER --counts 0 1 2 5 10 20
+    python recipes/paper/trajectory_count.py --dataset sample
+
+|Ω| = 0 starts every inner loop from a fresh random initialisation. With Ω a share `--fresh_start_fraction` of them still does: 0 is the
+paper's way. All else is as in `objectives.py`, whose configs it takes; tables go to `model_cards/trajectory_count_DATASET/`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from cells import Cell, evidence_of
+from experiment import Experiment
+from objectives import ObjectiveArguments
+
+from farzi_hf.cli import ends_in_one_line, keep_freed_memory, run
+from farzi_hf.evaluation import Claim
+from farzi_hf.plots import plot_trajectory_count
+
+FEW = 5  # from so many on, the paper sees its curve level off
+
+
+@dataclass
+class CountArguments(ObjectiveArguments):
+    """The curve's points."""
+
+    counts: list[int] = field(default_factory=lambda: [0, 1, 2, 5, 10, 20], metadata={"help": "|Ω| of each point"})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.counts or min(self.counts) < 0:
+            raise ValueError(f"counts={self.counts} makes no curve: give numbers of trajectories, 0 for none")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The curve of one data set."""
+    keep_freed_memory()
+    with ends_in_one_line("trajectory_count.py"):
+        figure = "trajectory_count.png"
+        e = Experiment.parse(
+            "trajectory_count", "Number of trajectories", argv, (figure,), CountArguments, "objectives"
+        )
+        counts = e.settings.counts
+        e = replace(e, recording=replace(e.recording, num_recorded=max(counts)))
+        evidence = evidence_of(e, cells(e))
+    rows = [{**row, "trajectories": count} for row, count in zip(evidence.rows.values(), counts, strict=True)]
+    facts = {**e.omega(), "inner optimizer": e.args.inner_settings()}
+    e.write(rows, evidence.verdicts(claims(counts)), facts=facts)
+    plot_trajectory_count(rows, e.folder / figure, e.task.metric, metric_label=e.task.metric_label)
+
+
+def cells(e: Experiment) -> list[Cell]:
+    """One per |Ω|."""
+    omega = {"trajectories": f"{e.args.output_dir}/trajectories/count"}
+    return [
+        Cell(name_of(count), {**omega, "num_trajectories": count} if count else {}) for count in e.settings.counts
+    ]
+
+
+def name_of(count: int) -> str:
+    """Of a row."""
+    return f"trajectories: {count}"
+
+
+def claims(counts: Sequence[int]) -> list[Claim]:
+    """The paper's: a few trajectories are much better than none, and many hardly better than a few."""
+    some = sorted(count for count in counts if count)
+    found = [
+        Claim(f"{count} trajectories are better than none, at equal numbers of outer steps", name_of(count), name_of(0))
+        for count in some
+        if 0 in counts
+    ]
+    if some and some[0] < FEW < some[-1] and FEW in some:
+        found.append(Claim(f"{FEW} are at least 98 % as good as {some[-1]}", name_of(FEW), name_of(some[-1]), 0.98))
+    return found
+
+
+if __name__ == "__main__":
+    run(main)
