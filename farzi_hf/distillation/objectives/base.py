@@ -28,7 +28,9 @@ class ConfigurableObjective(ABC):
 
     @classmethod
     @abstractmethod
-    def from_config(cls, config: Any, training: SyntheticTraining, bank: TrajectoryBank | None) -> ConfigurableObjective:
+    def from_config(
+        cls, config: Any, training: SyntheticTraining, bank: TrajectoryBank | None
+    ) -> ConfigurableObjective:
         """The objective with the settings of a `FarziConfig`.
 
         Args:
