@@ -46,7 +46,7 @@ class FarziConfig(TrainingArguments):
     | `per_device_eval_batch_size` | 128 | learners are small |
     | `logging_steps` | 10 | an outer step takes seconds |
     | `save_steps` | 20 | a checkpoint is some megabytes, written in far less time than a step takes |
-    | `save_total_limit` | 3 | of those that this library wrote: see `farzi_hf.checkpoints` |
+    | `save_total_limit` | 3 | of those that this library wrote: see `farzi_hf.artefact.checkpoints` |
     | `optim` | adamw_torch | the fused one is not exact across devices |
     | `ddp_find_unused_parameters` | False | latents and decoder are used in every step |
     | `dataloader_pin_memory` | False on a CPU | there is nothing to pin for, and torch warns of it |
@@ -58,7 +58,7 @@ class FarziConfig(TrainingArguments):
         latent_dim: d, numbers per token.
         tau: τ, softmax temperature.
         latent_std: standard deviation of a random start.
-        initialization: "spectral" or "random", the functions of `farzi_hf.initialization`.
+        initialization: "spectral" or "random", the functions of `farzi_hf.summary.initialization`.
         concentration: κ of a spectral start; None tries a few when training starts and takes the one whose students do best on training data.
         inner_optimizer: "adam" (`InnerAdam`) or "sgd" (`InnerSGD`).
         inner_learning_rate: α of the inner optimizer.
@@ -94,12 +94,12 @@ class FarziConfig(TrainingArguments):
     latent_dim: int = field(default=16, metadata={"help": "d, numbers per synthetic token"})
     tau: float = field(default=1.0, metadata={"help": "τ, softmax temperature"})
     latent_std: float = field(default=0.1, metadata={"help": "standard deviation of a random start"})
-    initialization: str = field(default="spectral", metadata={"help": "spectral | random"})
+    initialization: str = field(default="spectral", metadata={"help": " | ".join(INITIALIZATIONS)})
     concentration: float | None = field(
         default=None, metadata={"help": "κ of a spectral start; by default the best of a few"}
     )
 
-    inner_optimizer: str = field(default="adam", metadata={"help": "adam | sgd"})
+    inner_optimizer: str = field(default="adam", metadata={"help": " | ".join(OPTIMIZERS)})
     inner_learning_rate: float = field(default=0.01, metadata={"help": "α of the inner optimizer"})
     inner_betas: list[float] = field(default_factory=lambda: [0.5, 0.999], metadata={"help": "β1 β2 of the inner Adam"})
     inner_epsilon: float = field(default=1e-4, metadata={"help": "ε of the inner Adam"})
@@ -112,16 +112,14 @@ class FarziConfig(TrainingArguments):
     synthetic_batch_size: int | None = field(default=None, metadata={"help": "b_syn, sequences per inner step"})
 
     learners_per_step: int = field(default=1, metadata={"help": "K, learners trained at once from different starts"})
-    objective: str = field(
-        default="meta_matching", metadata={"help": "meta_matching | gradient_matching | trajectory_matching"}
-    )
+    objective: str = field(default="meta_matching", metadata={"help": " | ".join(OBJECTIVES)})
     trajectories: str | None = field(default=None, metadata={"help": "Ω, a folder of recorded trajectories"})
     num_trajectories: int | None = field(default=None, metadata={"help": "|Ω|, the first ones of the folder"})
     fresh_start_fraction: float = field(default=0.5, metadata={"help": "share of inner loops that do not start from Ω"})
     last_start: int | None = field(default=None, metadata={"help": "latest step of Ω from which an inner loop starts"})
     synthetic_steps: int | None = field(default=None, metadata={"help": "N of trajectory matching"})
     expert_steps: int = field(default=50, metadata={"help": "M of trajectory matching"})
-    adjoint: str = field(default="auto", metadata={"help": "auto | direct | tape | checkpoint | reversible"})
+    adjoint: str = field(default="auto", metadata={"help": " | ".join((AUTO, *ADJOINTS))})
     eval_students: int = field(default=3, metadata={"help": "students trained from scratch by evaluate()"})
     max_non_finite: int = field(default=20, metadata={"help": "skipped outer steps before the run stops"})
 

@@ -1,7 +1,7 @@
-"""The artefact: a summary on disk and on the Hub, with its card, its viewer and its tables; and files that survive a crash.
+"""The artefact: a summary on disk and on the Hub, with card, viewer and tables, and writing that survives a crash.
 
-It works on tensors, a config and rows, and knows no `FarziData`. It imports data and models.
-Its doors are `write_artefact`, `read_artefact`, `push_folder` and `fetch_artefact`.
+It works on tensors, a config and rows, and does not know `FarziData`. It imports data and models.
+Exports `write_artefact`, `read_artefact`, `push_folder`, `fetch_artefact`, `render_card` and the types that these need.
 """
 
 from farzi_hf.artefact.card import render_card

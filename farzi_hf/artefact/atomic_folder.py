@@ -1,10 +1,10 @@
 """Replacing a file, or the files of an artefact together in a folder that may hold other files too.
 
-Everything is first written to a hidden folder inside the target. Renaming that folder is the commit: a crash before it
-leaves the old files untouched; after it readers find the new ones (`artefact_folder`), and the next save moves what is left
-into place. Renaming the target itself would be simpler, and would take a checkpoint's optimizer state with it.
+All files are first written to a hidden folder inside the target. Renaming that folder is the commit. A crash before the rename
+leaves the old files untouched. After the rename readers find the new files (see `artefact.folder`), and the next save moves those
+that are not in place yet. Renaming the target itself would be simpler, but a checkpoint's optimizer state in it would be lost.
 
-The file TENSORS goes last and its metadata list all others: it says what belongs to the artefact, and so what to remove.
+The file TENSORS is moved last. Its metadata list all other files of the artefact, and so say which files a new save removes.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from farzi_hf.artefact.tensor_file import read_header, write_tensors
 
 LOCK = ".farzi-lock"
 _STAGING = ".farzi-writing"
-_STAGINGS = re.compile(rf"{re.escape(_STAGING)}(-[0-9a-f]{{32}})?")  # without a number: those of the first version
+_STAGINGS = re.compile(rf"{re.escape(_STAGING)}(-[0-9a-f]{{32}})?")  # the first version's name had no number
 
 
 @contextmanager
 def exclusive(folder: str | os.PathLike) -> Iterator[None]:
-    """Holds `folder`, made if need be, for this thread alone: nobody else who asks for it gets it. It may ask again itself.
+    """Locks `folder` for this thread alone, and makes the folder where there is none. The thread may lock it a second time.
 
-    The lock is the operating system's, on a file that goes when the block ends. A process that dies, however it does, holds
-    nothing any more, even if its file remains.
+    It is a lock of the operating system on a file that is removed at the end. A process that dies loses its lock, even if the
+    file remains.
 
     Raises:
-        ValueError: somebody else holds the folder, or there is something else in place of it or of the lock.
+        ValueError: somebody else has locked the folder, or `folder` or the lock is something else than a folder or a plain file.
     """
     folder = Path(folder)
     if mode_of(folder) is not None and not folder.is_dir():
@@ -51,7 +51,7 @@ def exclusive(folder: str | os.PathLike) -> Iterator[None]:
         raise ValueError(
             f"{path} is a link or a device, and no lock of this library; remove it, and do not trust this folder"
         )
-    lock = FileLock(path, is_singleton=True)  # the same object for the same path, or a thread would wait for itself
+    lock = FileLock(path, is_singleton=True)  # one object per path, or a thread would wait for itself
     try:
         lock.acquire(blocking=False)
     except Timeout:
@@ -63,18 +63,19 @@ def exclusive(folder: str | os.PathLike) -> Iterator[None]:
         yield
     finally:
         if lock.lock_counter == 1:
-            # Before the release: afterwards it may be somebody else's. Windows, which cannot do that, does so at the release.
+            # Before the release: after it, the file may be another process's lock. Windows cannot remove an open file; there
+            # the release does it.
             with suppress(OSError):
                 path.unlink()
         lock.release()
 
 
 def replace_files(folder: Path, write: Callable[[Path], None], tensors: dict[str, Tensor]) -> None:
-    """Puts what `write(empty_folder)` writes, and `tensors`, into `folder` in place of the artefact that was there.
+    """Replaces the artefact in `folder` by the files that `write(empty_folder)` writes, and by `tensors`.
 
     Raises:
         ValueError: see `check_destination`; a file that an artefact has no place for; somebody else writes to `folder`.
-        OSError: a full disk, for instance. What was there before is then unchanged.
+        OSError: for instance a full disk. The old artefact is then unchanged.
     """
     with names_the_disk(folder), exclusive(folder):
         check_destination(folder)
@@ -98,7 +99,7 @@ def replace_files(folder: Path, write: Callable[[Path], None], tensors: dict[str
 
 
 def replace_file(path: Path, write: Callable[[Path], None]) -> None:
-    """Puts what `write(new_path)` writes in place of the file `path`: a crash leaves the old one, or none, never half of one."""
+    """Replaces the file `path` by the one that `write(new_path)` writes. A crash leaves the old file or none, never half a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     staging = path.with_name(f".{path.name}.{os.getpid()}-{uuid.uuid4().hex}")
     try:
@@ -111,9 +112,9 @@ def replace_file(path: Path, write: Callable[[Path], None]) -> None:
 
 
 def check_destination(folder: Path, names: Collection[str] = (CONFIG, CARD, VIEWER)) -> None:
-    """Raises ValueError if an artefact with the files `names`, written to `folder`, would overwrite what is not one.
+    """Raises ValueError if writing an artefact with the files `names` to `folder` would overwrite files of something else.
 
-    By default those that every artefact has: worth calling before a long distillation rather than at its end.
+    By default `names` are the files that every artefact has. Call it before a long distillation rather than at its end.
     """
     if mode_of(folder) is not None and not folder.is_dir():
         raise ValueError(f"folder={str(folder)!r} is a file; name a folder to save the summary in")
@@ -142,7 +143,7 @@ def _check_no_folders(folder: Path, names: Collection[str]) -> None:
 
 
 def _owned(folder: Path) -> set[str]:
-    """Names of the files in `folder` that belong to the artefact there."""
+    """The names of the files in `folder` that belong to the artefact there."""
     owned: set[str] = set()
     committed = committed_folder(folder)
     for path in (find_file(folder, TENSORS), committed and find_file(committed, TENSORS)):
@@ -152,7 +153,7 @@ def _owned(folder: Path) -> set[str]:
 
 
 def _check_names(staging: Path, names: list[str]) -> None:
-    """Raises ValueError for what another `from_pretrained` would not read."""
+    """Raises ValueError for files that `from_pretrained` would refuse."""
     for name in names:
         if not is_known(name):
             raise ValueError(
@@ -171,9 +172,9 @@ def _same_content(new: Path, old: Path) -> bool:
 
 
 def _finish_commit(folder: Path) -> None:
-    """Moves the files of a committed but interrupted save into place; does nothing where there is none. The caller holds the lock.
+    """Moves the files of a committed but interrupted save into place, if there is one. The caller holds the lock.
 
-    Can be interrupted and repeated: the tensors, whose metadata name the files of the artefact, go last.
+    It can be interrupted and repeated, because the tensors, whose metadata name the artefact's files, are moved last.
     """
     committed = committed_folder(folder)
     if committed is not None:
@@ -194,9 +195,9 @@ def _finish_commit(folder: Path) -> None:
 
 
 def _remove_stale(folder: Path) -> None:
-    """Removes what processes left that died while they wrote; nobody writes now, the caller holds the lock.
+    """Removes the files of processes that died while they wrote. The caller holds the lock, so nobody writes now.
 
-    Only files that an artefact has: a folder that holds something else only looks like one of ours, and stays.
+    Only files that an artefact can have are removed. A folder that holds other files is not ours, and stays.
     """
     for staging in (path for path in folder.iterdir() if _STAGINGS.fullmatch(path.name)):
         if stat.S_ISDIR(mode_of(staging) or 0):
@@ -207,7 +208,7 @@ def _remove_stale(folder: Path) -> None:
 
 
 def _remove_empty(folder: Path) -> None:
-    """Removes `folder` with its folders, as far as they are empty."""
+    """Removes the empty ones of `folder` and the folders in it."""
     for emptied in (*(folder / name for name in FOLDERS), folder):
         with suppress(OSError):
             emptied.rmdir()
@@ -220,7 +221,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _flush(path: Path) -> None:
-    """Makes `path` survive a power cut, so that the rename which follows cannot outlive what it names."""
+    """Makes `path` survive a power cut: the rename that follows must not reach the disk before the file's content."""
     with suppress(PermissionError):  # Windows cannot open folders
         descriptor = os.open(path, os.O_RDONLY)
         try:

@@ -1,4 +1,4 @@
-"""The card of a summary: the README of its folder and repository, rendered from `templates/card.md`."""
+"""The card of a summary, which is the README of its folder and repository, rendered from `templates/card.md`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TABLES = ("latents", "decoder", "tokens")
 """The configs of the dataset repository."""
 
 _NEEDED = {"lr": ("learning_rate", 0.01), "steps": ("max_steps", 100)}
-"""Settings of the inner loop without which nobody can train: their names in TrainingArguments, and values to begin with."""
+"""Settings of the inner loop that a student needs: their names in TrainingArguments, and values to begin with where a summary has none."""
 _SAID_ELSEWHERE = ("table", "dataset", "data_bytes", "data_sequences", "split", "licence", "licence_text", "command")
 """Entries of metrics that have a place of their own on the card."""
 
@@ -38,24 +38,29 @@ def render_card(
     recipe: Mapping[str, Any] | None = None,
     plots: Sequence[str] = (),
 ) -> str:
-    """The README of the artefact. A section appears only when there is something to say.
+    """The README of the artefact. A section without content is left out.
 
     Args:
         contents: of the artefact.
-        metrics: figures and facts by name. The card lists all of them, and says more where these are there:
-            `table`, a list of rows (dicts), becomes a table of results of its own, where `x_std` and `x_interval` stand
-            beside `x`; `dataset`, `data_bytes` and `data_sequences`: what was distilled, and its size; `split`: what
-            was held out, and its seed; `learner_parameters`; `distillation_seconds`, and in seconds per training
-            `student_seconds` (on the summary) and `full_data_seconds` (on the full data, until it does as well; it takes
-            `full_data_steps`), on `device`: what it cost and when that pays; `licence` (as the Hub names it) and
-            `licence_text` of the source; `command`: what distils it again from `recipe.yaml`.
-        recipe: shown as it is; its `learner`, a config as a mapping, is the teacher, and the model that "Train on it" builds.
+        metrics: figures and facts by name. The card lists all of them. These names have a place of their own:
+
+            - `table`: a list of rows (dicts), the table of results. `x_std` and `x_interval` go into the cell of `x`.
+            - `dataset`, `data_bytes`, `data_sequences`: the data that were distilled, and their size.
+            - `split`: the data that were held out, and the seed of the split.
+            - `learner_parameters`: the size of the learner.
+            - `distillation_seconds`, `device`: the cost of the distillation.
+            - `student_seconds`: of one training on the summary.
+            - `full_data_seconds`, `full_data_steps`: of one training on the full data that gets as good. The card computes the number
+              of trainings after which the distillation has saved time.
+            - `licence`, `licence_text`: of the source, the first as the Hub names it.
+            - `command`: distils the summary again from `recipe.yaml`.
+        recipe: shown unchanged. Its `learner`, a config as a mapping, is the teacher and the model of "Train on it".
         plots: paths relative to the artefact.
 
     Strings are escaped: none of them is read as Markdown, HTML, YAML or Python.
 
     Raises:
-        ValueError: a figure of the cost or size, or the licence, of another type than said above.
+        ValueError: a cost, a size or the licence has another type than it needs.
     """
     config, vocabulary = contents.config, contents.vocabulary
     metrics, recipe = metrics or {}, recipe or {}
@@ -91,9 +96,9 @@ def greedy_texts(vocabulary: Vocabulary, decoded: list) -> list[str]:
 
 
 def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows, by column, as Markdown; a cell that a row lacks stays empty. Nothing of no rows.
+    """Rows as a Markdown table; "" without rows. A row need not have all columns.
 
-    Numbers are rounded, strings escaped, unless they are `Markdown` already.
+    Numbers are rounded. Strings are escaped, unless they are `Markdown` already.
     """
     if not rows:
         return ""
@@ -107,7 +112,7 @@ def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _metadata(contents: Contents, metrics: Mapping[str, Any]) -> DatasetCardData:
-    """The YAML header. The Hub has no `model-index` for datasets; results are in the text and in metrics.json."""
+    """The YAML header. It holds no results, because the Hub knows no `model-index` of datasets."""
     config, vocabulary = contents.config, contents.vocabulary
     return DatasetCardData(
         pretty_name=f"Farzi data [{config.num_sequences}×{config.sequence_length}]",
@@ -133,7 +138,7 @@ def _licence(metrics: Mapping[str, Any]) -> str | None:
 
 
 def _facts(contents: Contents, metrics: Mapping[str, Any], recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """The first table: what the summary is, and of what."""
+    """The first table: sizes and source of the summary."""
     config, size, rows = contents.config, _number(metrics, "data_bytes"), _number(metrics, "data_sequences")
     facts = {
         "distilled from": metrics.get("dataset"),
@@ -160,13 +165,13 @@ def _teacher(metrics: Mapping[str, Any], recipe: Mapping[str, Any]) -> str | Non
     if not isinstance(learner, Mapping) or "model_type" not in learner:
         return None
     size = f", {count:,} parameters" if count else ""
-    # Sizes; what else there is stands in the recipe.
+    # Sizes only: the recipe lists the other settings.
     settings = ", ".join(f"{k} {v}" for k, v in learner.items() if type(v) is int and not k.endswith("_token_id"))
     return f"{learner['model_type']}{size}" + (f" ({settings})" if settings else "")
 
 
 def _cost(metrics: Mapping[str, Any]) -> str:
-    """What the distillation cost, and how many trainings on the summary pay for it."""
+    """The time of the distillation, and the number of trainings on the summary that save as much."""
     cost, student, full = (_number(metrics, f"{name}_seconds") for name in ("distillation", "student", "full_data"))
     if cost is None:
         return ""
@@ -190,7 +195,7 @@ def _cost(metrics: Mapping[str, Any]) -> str:
 
 
 def _number(metrics: Mapping[str, Any], name: str) -> float | None:
-    """A figure that the card computes with; None where it is not there."""
+    """A figure that the card computes with; None if it is missing."""
     value = metrics.get(name)
     if isinstance(value, bool) or not isinstance(value, float | int | None):
         raise ValueError(f"metrics[{name!r}]={value!r} is not a number; give one, or leave it out")
@@ -198,7 +203,7 @@ def _number(metrics: Mapping[str, Any], name: str) -> float | None:
 
 
 def _with_spread(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Rows in which `x ± x_std (x_interval)` is one cell."""
+    """Rows with `x ± x_std (x_interval)` in one cell."""
 
     def cell(row: Mapping[str, Any], name: str) -> Any:
         text, spread, interval = _cell(row[name]), row.get(f"{name}_std"), row.get(f"{name}_interval")

@@ -1,4 +1,4 @@
-"""The learner on the card: Python that builds the config of the model that a summary was distilled with."""
+"""The learner on the card: Python code for the config of the model that the summary was distilled with."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from farzi_hf.data import Vocabulary
 from farzi_hf.models.next_item import NextItemConfig
 
 _OURS = {kind.model_type: kind for name, kind in vars(models).items() if name.endswith("Config")}
-_NOT_SHOWN = {"model_type", "transformers_version", "architectures", "use_cache"}  # none of them changes a training
-_DEFAULTS = {"dtype": "float32"}  # what a config says that leaves it open
+_NOT_SHOWN = {"model_type", "transformers_version", "architectures", "use_cache"}  # they do not change a training
+_DEFAULTS = {"dtype": "float32"}  # values that a config states where a class leaves them open
 _SPECIAL_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
 
 
@@ -25,10 +25,10 @@ class LearnerCode:
     """Python that builds a learner's config.
 
     Attributes:
-        name: what to import: a class of this package, or `AutoConfig` of transformers.
-        ours: whether it is of this package.
+        name: the class to import, from this package or `AutoConfig` from transformers.
+        ours: whether the class is from this package.
         source: `config = …`, in several lines.
-        known: whether it is the learner that the summary was distilled with.
+        known: whether this is the learner that the summary was distilled with.
     """
 
     name: str
@@ -46,7 +46,7 @@ def learner_settings(
 
 
 def learner_code(recipe: Mapping[str, Any], config: PreTrainedConfig, vocabulary: Vocabulary) -> LearnerCode:
-    """The learner of `recipe["learner"]`, a config as a mapping; where there is none, a small one for such a vocabulary."""
+    """The learner of `recipe["learner"]`, a config as a mapping. Without one, the vocabulary's small learner."""
     learner = recipe.get("learner")
     known = isinstance(learner, Mapping) and isinstance(learner.get("model_type"), str)
     if not known:
@@ -76,7 +76,7 @@ def _changed(learner: Mapping[str, Any]) -> dict[str, Any]:
 def _sizes(
     learner: Mapping[str, Any], own: type | None, config: PreTrainedConfig, vocabulary: Vocabulary
 ) -> dict[str, int | None]:
-    """What the summary decides: a recipe may leave it out, as those of this project do."""
+    """The sizes that follow from the summary. Recipes may leave them out, and those of this project do."""
     if own is not None and issubclass(own, NextItemConfig):
         return {"num_items": config.vocab_size - 1, "max_length": learner.get("max_length", config.sequence_length)}
     sizes = {"vocab_size": config.vocab_size}
@@ -91,5 +91,5 @@ def _argument(name: str, value: Any) -> str:
 
 
 def _is_name(text: str) -> bool:
-    """Whether it can be a keyword argument: names that Python normalises could come twice."""
+    """Whether `text` can be a keyword argument. It has to be ASCII: Python normalises other names, and two could become equal."""
     return text.isidentifier() and text.isascii() and not iskeyword(text)

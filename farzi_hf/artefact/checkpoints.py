@@ -1,9 +1,8 @@
-"""The checkpoints in a run's output folder, and the record that each of them holds of its run.
+"""The checkpoints in a run's output folder, and the record of the run in each of them.
 
-Trainer tells a checkpoint by its name alone: its rotation deletes whatever folder is called `checkpoint-…`, and a new run writes
-into it. Here a checkpoint is a folder `checkpoint-STEP` with a record, `farzi_run.json`: nothing else is ever removed, and a run
-that would write into something else is refused. The record says with which settings the run was made, so that a resume can tell
-what has changed since.
+Trainer knows a checkpoint by its name alone: it deletes old folders that are called `checkpoint-…`, and a new run writes into
+them. Here a checkpoint is a folder `checkpoint-STEP` with a record, `farzi_run.json`. No other folder is ever removed, and a run
+that would write into another one is refused. The record holds the settings of the run, so that a resume knows which have changed.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ KEPT = (
     "num_sequences", "sequence_length", "latent_dim", "tau", "latent_std", "initialization", "concentration", "seed", "optim",
     "learner", "train_dataset",
 )  # fmt: skip
-"""Settings that a run keeps: they made its start, its shape, or what the checkpoint remembers of each step."""
+"""Settings that cannot change at a resume: the start, the shape or the optimizer's state in the checkpoint depend on them."""
 
 RENAMED = {"sharpness": "concentration", "fresh_starts": "fresh_start_fraction"}
-"""New names of settings, by the names that older recipes and checkpoints have."""
+"""New names of settings, by their names in older recipes and checkpoints."""
 
 _STAGING = ".farzi-checkpoint"
 _NAME = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)")
@@ -44,10 +43,10 @@ _NAME = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)")
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What a checkpoint says of its run.
+    """The record of a run in a checkpoint.
 
     Attributes:
-        settings: as they are now, by name. Plain JSON.
+        settings: the present ones, by name. Plain JSON.
         history: one entry per resume that changed some of them, `{"step": …, "changed": {field: [old, new]}}`.
     """
 
@@ -55,10 +54,10 @@ class RunRecord:
     history: Sequence[Mapping[str, Any]] = ()
 
     def resumed(self, settings: Mapping[str, Any], checkpoint: str | os.PathLike, step: int) -> RunRecord:
-        """The record of the run that goes on from `checkpoint`, which is of this record, with `settings`.
+        """The record of a run that resumes with `settings` from `checkpoint`, whose record this is.
 
         Raises:
-            ValueError: one of the settings that a run keeps has another value.
+            ValueError: one of the settings `KEPT` has another value.
         """
         changed = changes(self.settings, settings)
         check_kept(changed, checkpoint, KEPT)
@@ -67,19 +66,19 @@ class RunRecord:
 
     @property
     def recipe_entry(self) -> dict[str, Any]:
-        """What a recipe says beside its settings: the history, where there is one."""
+        """The history as an entry of the recipe; empty if no settings were changed."""
         return {HISTORY: [dict(entry) for entry in self.history]} if self.history else {}
 
 
 def with_new_names(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings that an older version has written, under the names that they have now."""
+    """Settings of an older version under their present names."""
     return {RENAMED.get(name, name): value for name, value in settings.items()}
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """`{field: [old, new]}` of the fields that both have; of a field that is a mapping, `field.key` of those inside.
+    """`{field: [old, new]}` of the fields that differ. Inside a field that is a mapping, names are `field.key`.
 
-    A field that only one of them has came or went with a version of the package, which is no change of the user's.
+    A field that only one side has is left out: another version of the package added or removed it, not the user.
     """
     changed = {}
     for name in [name for name in before if name in now]:
@@ -92,12 +91,12 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list
 
 
 def described(changed: Mapping[str, Sequence[Any]]) -> str:
-    """Changes in one line."""
+    """The changes as one line of text."""
     return ", ".join(f"{name} {old} → {new}" for name, (old, new) in changed.items())
 
 
 def check_kept(changed: Mapping[str, Sequence[Any]], checkpoint: str | os.PathLike, kept: Sequence[str]) -> None:
-    """Raises ValueError if a field of `kept` is among those that have `changed` since `checkpoint`."""
+    """Raises ValueError if a field of `kept` has `changed` since `checkpoint`."""
     for name, (old, new) in changed.items():
         if name.split(".")[0] in kept:
             raise ValueError(
@@ -110,7 +109,7 @@ def read_record(checkpoint: str | os.PathLike) -> RunRecord:
     """The record of a checkpoint.
 
     Raises:
-        ValueError: it has none that can be read.
+        ValueError: there is no record that can be read.
     """
     try:
         record = json.loads((Path(checkpoint) / RECORD).read_text(encoding="utf-8"))
@@ -124,17 +123,17 @@ def read_record(checkpoint: str | os.PathLike) -> RunRecord:
 
 
 def begin_checkpoint(folder: Path, record: RunRecord) -> None:
-    """Makes the folder of a checkpoint, with the record in it; one of ours that is there counts as incomplete from now on.
+    """Makes the folder of a checkpoint with the record in it. If it exists already, it becomes incomplete until it is written again.
 
     Raises:
-        ValueError: something of that name is there which this library did not write.
+        ValueError: the folder exists, and this library did not write it.
     """
     if os.path.lexists(folder):
         _check_ours(folder)
         (folder / TRAINER_STATE_NAME).unlink(missing_ok=True)
         _write_record(folder, record)
         return
-    staging = folder.with_name(_STAGING)  # there is no moment at which a folder of ours lacks its record
+    staging = folder.with_name(_STAGING)  # renamed into place, so that the folder never lacks its record
     shutil.rmtree(staging, ignore_errors=True)  # left by a crash
     staging.mkdir(parents=True)
     _write_record(staging, record)
@@ -152,19 +151,20 @@ def _write_record(folder: Path, record: RunRecord) -> None:
 def last_checkpoint(folder: str | os.PathLike) -> str | None:
     """The latest complete checkpoint of ours in an output folder, None if there is none.
 
-    A process that is killed while it writes one leaves a folder without the trainer's state, which goes last.
+    transformers' `get_last_checkpoint` does not do: it returns the latest folder even if it is incomplete or somebody else's. A
+    process that is killed while it writes a checkpoint leaves one without the trainer's state, which is written last.
     """
     complete = [path for path in own_checkpoints(folder) if is_complete(path)]
     return str(complete[-1]) if complete else None
 
 
 def own_checkpoints(folder: str | os.PathLike) -> list[Path]:
-    """Those in an output folder that have a record, complete or not, by step."""
+    """The checkpoints with a record in an output folder, complete or not, sorted by step."""
     return [path for path in _named(folder) if _is_ours(path)]
 
 
 def is_complete(checkpoint: Path) -> bool:
-    """Whether the trainer's state is there and whole."""
+    """Whether the trainer's state exists and is whole."""
     with suppress(OSError, ValueError):
         json.loads((checkpoint / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
         return True
@@ -172,24 +172,24 @@ def is_complete(checkpoint: Path) -> bool:
 
 
 def check_no_foreign(folder: str | os.PathLike) -> None:
-    """Raises ValueError if something in `folder` has a checkpoint's name and is none of ours."""
+    """Raises ValueError if something in `folder` has a checkpoint's name but was not written by this library."""
     for path in _named(folder):
         _check_ours(path)
 
 
 def check_new_run(folder: str | os.PathLike) -> None:
-    """Raises ValueError if `folder` holds checkpoints of another run: those of a new one would mix with them."""
+    """Raises ValueError if `folder` holds checkpoints of another run, because those of a new run would mix with them."""
     checkpoint = last_checkpoint(folder)
     if checkpoint is not None:
         raise ValueError(
             f"output_dir={str(folder)!r} holds {Path(checkpoint).name} of an earlier run, which a new one would overwrite; go on from it with "
             "train(resume_from_checkpoint=True), choose another output_dir, or remove it with "
-            "farzi_hf.checkpoints.discard_checkpoints(output_dir)"
+            "farzi_hf.artefact.checkpoints.discard_checkpoints(output_dir)"
         )
 
 
 def discard_checkpoints(folder: str | os.PathLike) -> list[str]:
-    """Removes our checkpoints in an output folder and returns their names; everything else there stays."""
+    """Removes our checkpoints from an output folder and returns their names. Everything else stays."""
     found = own_checkpoints(folder)
     for path in found:
         _remove(path)
@@ -197,7 +197,7 @@ def discard_checkpoints(folder: str | os.PathLike) -> list[str]:
 
 
 def keep_last(folder: str | os.PathLike, limit: int, best: str | None) -> None:
-    """Removes all but the `limit` latest of our checkpoints; `best` is kept in any case, and counts."""
+    """Removes all but the `limit` latest of our checkpoints. `best` is one of those that are kept."""
     latest_first = own_checkpoints(folder)[::-1]
     best_first = sorted(latest_first, key=lambda path: best is None or path.resolve() != Path(best).resolve())
     kept = {latest_first[0], *best_first[:limit]} if latest_first else set()
@@ -205,12 +205,12 @@ def keep_last(folder: str | os.PathLike, limit: int, best: str | None) -> None:
         if path not in kept:
             try:
                 _remove(path)
-            except OSError as error:  # the run is worth more than the space
+            except OSError as error:  # a full disk is a smaller loss than the run
                 logger.warning("%s: not removed: %s", path, error)
 
 
 def _named(folder: str | os.PathLike) -> list[Path]:
-    """What has the name of a checkpoint, by step."""
+    """Everything with the name of a checkpoint, sorted by step."""
     found = [path for path in Path(folder).glob(f"{PREFIX_CHECKPOINT_DIR}-*") if _NAME.fullmatch(path.name)]
     return sorted(found, key=lambda path: int(_NAME.fullmatch(path.name)[1]))
 
@@ -228,7 +228,7 @@ def _check_ours(path: Path) -> None:
 
 
 def _remove(checkpoint: Path) -> None:
-    """The record goes last: a removal that is interrupted leaves an incomplete checkpoint of ours."""
+    """The record is removed last: an interrupted removal leaves an incomplete checkpoint of ours."""
     (checkpoint / TRAINER_STATE_NAME).unlink(missing_ok=True)
     for path in checkpoint.iterdir():
         if path.is_dir() and not path.is_symlink():

@@ -1,4 +1,4 @@
-"""What an artefact is written from."""
+"""The parts of a summary that an artefact is written from."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from farzi_hf.data import Vocabulary
 
 @dataclass(frozen=True)
 class Contents:
-    """A summary as plain parts: tensors, a config, a vocabulary, and what its positions say.
+    """A summary as plain parts: tensors, a config, a vocabulary, and its likeliest tokens.
 
     Attributes:
         tensors: `latents (μ, ξ, d)` and `decoder (d, V)`.

@@ -1,4 +1,4 @@
-"""A full disk, named: torch, safetensors and Arrow report it each in its own way, torch without saying what it is."""
+"""One error for a full disk: torch, safetensors and Arrow each report it in their own way, and torch does not name the cause."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_NEXT_TO_NOTHING = 2**16  # bytes: a write fails when the blocks are used up, which is a little before the last byte
+_NEXT_TO_NOTHING = 2**16  # bytes: a write fails when no block is free, a little before the last byte is used
 
 
 class DiskFullError(OSError):
-    """There is no room left for what was being written; its `errno` is `ENOSPC`."""
+    """The disk had no room for a file that was being written. `errno` is `ENOSPC`."""
 
 
 @contextmanager
 def names_the_disk(folder: str | os.PathLike) -> Iterator[None]:
-    """Within it, whatever is raised because the disk of `folder` is full becomes an error that says so.
+    """Inside this block, any error that comes from a full disk under `folder` becomes a `DiskFullError`.
 
     Raises:
         DiskFullError: with the folder as `filename`.
@@ -33,14 +33,14 @@ def names_the_disk(folder: str | os.PathLike) -> Iterator[None]:
         if not _tells_of_a_full_disk(error, disk.free):
             raise
         message = (
-            f"the disk is full ({disk.free:,} of its {disk.total:,} bytes are free now); make room and start again, what was "
-            "complete is still there"
+            f"the disk is full ({disk.free:,} of its {disk.total:,} bytes are free now); make room and start again; files that "
+            "were complete are still there"
         )
         raise DiskFullError(errno.ENOSPC, message, str(folder)) from error
 
 
 def _tells_of_a_full_disk(error: Exception, free: int) -> bool:
-    """By its number, by its words, or because an error without either was raised while nothing was free."""
+    """By the error's number or text; an error with neither counts if the disk is full now."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno in _FULL
     return os.strerror(errno.ENOSPC) in str(error) or free < _NEXT_TO_NOTHING

@@ -1,7 +1,7 @@
-"""Strings from data, put into Markdown, YAML, Python and a script of a page: one function per language.
+"""Escaping strings for Markdown, YAML, Python and a script in a page: one function per language.
 
-Words of a vocabulary, names of metrics and licences come from anywhere. Nothing of them may be read as markup or code, and
-a reader sees the characters that were there; only line breaks and other control characters become blanks.
+Words of a vocabulary, names of metrics and licences can come from anybody. No part of them may be read as markup or code. A
+reader still sees the same characters; only line breaks and other control characters become blanks.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from urllib.parse import quote
 
 import yaml
 
-# Line breaks of any kind, other controls, marks that turn the direction of writing, and halves of characters.
+# Line breaks of any kind, other controls, marks that change the direction of writing, and halves of surrogate pairs.
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _MARKUP = re.compile(
-    r"[`*\\<>|~$#]"  # wherever they stand
+    r"[`*\\<>|~$#]"  # anywhere in a text
     r"|&(?=[#\w])"  # the start of an entity
     r"|(?<![^\W_])_|_(?![^\W_])"  # at the edge of a word
     r"|\](?=[(\[:])"  # what makes a link
@@ -28,7 +28,7 @@ _PLAIN_CODE = re.compile(r"[^`|\\]*[^`|\\\s][^`|\\]*")
 
 
 class Markdown(str):
-    """Text that is Markdown already, to be put into a page as it is."""
+    """Text that is Markdown already: it goes into a page unchanged."""
 
     __slots__ = ()
 
@@ -39,14 +39,14 @@ def one_line(text: str) -> str:
 
 
 def markdown_text(value: Any) -> Markdown:
-    """`str(value)` in one line, for a paragraph or a cell of a table; `Markdown` stays as it is."""
+    """`str(value)` in one line, for a paragraph or a table cell. `Markdown` is returned unchanged."""
     if isinstance(value, Markdown):
         return value
     return Markdown(_MARKUP.sub(lambda found: _entity(found[0]), one_line(str(value))))
 
 
 def markdown_code(text: str) -> Markdown:
-    """`text` in the font of code, for a paragraph or a cell of a table; blanks at its ends stay."""
+    """`text` in the font of code, for a paragraph or a table cell. Blanks at its ends are kept."""
     text = _without_controls(text)
     if not _PLAIN_CODE.fullmatch(text):  # parsers differ in what a bar or a backslash between backticks means
         return Markdown(f"<code>{''.join(c if c.isalnum() else _entity(c) for c in text)}</code>")
@@ -55,7 +55,7 @@ def markdown_code(text: str) -> Markdown:
 
 
 def markdown_fence(text: str, language: str) -> Markdown:
-    """`text`, of any number of lines, as a block of code that no line of it can end."""
+    """`text`, which may have several lines, as a block of code. No line of the text can end the block."""
     longest = max(map(len, re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     lines = "\n".join(map(_without_controls, text.split("\n")))
@@ -76,30 +76,30 @@ def python_literal(value: Any) -> str:
         return "{" + ", ".join(f"{python_literal(k)}: {python_literal(v)}" for k, v in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(python_literal, value)) + "]"
-    source = repr(value).replace("`", "\\x60")  # so that no string can end the block that the source stands in
+    source = repr(value).replace("`", "\\x60")  # or a string could end the block of code around it
     single = isinstance(value, str) and source[0] == "'" and '"' not in source
     return f'"{source[1:-1]}"' if single else source
 
 
 def yaml_text(content: Mapping[str, Any]) -> str:
-    """`content`, anything JSON can hold, as YAML in its own order."""
+    """`content`, anything JSON can hold, as YAML in the same order."""
     plain = json.loads(json.dumps(content))
     return yaml.dump(plain, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def script_json(value: Any) -> str:
-    """`value` as JSON, to be put between `<script>` tags of a page.
+    """`value` as JSON that is safe between `<script>` tags.
 
     Raises:
         ValueError: NaN or infinity, which JSON lacks.
     """
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    # A closing tag or the start of a comment would end or swallow the script; half a character is no UTF-8.
+    # A closing tag would end the script, the start of a comment would hide it, and half a surrogate pair is no UTF-8.
     return re.sub("[<\ud800-\udfff]", lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 class _Dumper(yaml.SafeDumper):
-    """Puts a string of several lines in double quotes: PyYAML's other styles lose some kinds of line breaks."""
+    """Writes strings of several lines in double quotes, because PyYAML's other styles lose some kinds of line breaks."""
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:

@@ -1,6 +1,6 @@
-"""Reading an artefact from a folder that is not trusted: without following links, and without changing anything there.
+"""Reading an artefact from a folder that is not trusted: no link is followed, and nothing in the folder is changed.
 
-A save that was interrupted after its commit (see `atomic_folder`) is read where it lies; the next save finishes it.
+A save that was interrupted after its commit (see `atomic_folder`) is read from where it lies. The next save moves it into place.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from farzi_hf.artefact.tensor_file import read_header
 T = TypeVar("T")
 
 COMMITTED = ".farzi-committed"
-"""Folder inside the artefact's that holds a saved artefact until its files are moved into place."""
+"""A folder inside the artefact's folder. It holds a saved artefact until its files are moved into place."""
 
 _ATTEMPTS, _PAUSE = 10, 0.02  # seconds
 _BLOB = re.compile(r"[0-9a-f]{32,128}")
@@ -33,7 +33,7 @@ class ArtefactFolder:
 
     Raises:
         FileNotFoundError: there is no artefact.
-        ValueError: a link, or something else that is no plain file, in place of a file; damaged tensors.
+        ValueError: there is a link or a device where a file should be, or the tensors are damaged.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -54,7 +54,7 @@ class ArtefactFolder:
 
     @property
     def names(self) -> list[str]:
-        """Relative paths of the artefact's files: those that it claims and has a place for, and its tensors."""
+        """Relative paths of the artefact's files: the tensors, and those that their metadata list and `is_known` accepts."""
         return [*(name for name in self._names if is_known(name)), TENSORS]
 
     def find(self, name: str) -> Path | None:
@@ -64,7 +64,7 @@ class ArtefactFolder:
         return None if name in self._removed else find_file(self.folder, name)
 
     def present(self, patterns: Collection[str]) -> list[str]:
-        """Names of the files there are among `patterns` of the layout; of a pattern with a wildcard, those that the artefact claims."""
+        """Names of the files that exist and match one of `patterns` of the layout. A wildcard finds only files that the artefact lists."""
         candidates = dict.fromkeys((*patterns, *self._names))
         return [name for name in candidates if pattern_of(name) in patterns and self.find(name) is not None]
 
@@ -75,7 +75,7 @@ class ArtefactFolder:
         return path
 
     def read(self, name: str) -> bytes:
-        """The content of the file `name`, one of `artefact_layout.LOADED_FILES` that has a limit."""
+        """The content of the file `name`, one of `layout.LOADED_FILES` with a limit."""
         path, limit = self.path(name), size_limit(name)
         with _opened(path) as file:
             if os.fstat(file.fileno()).st_size > limit:
@@ -85,7 +85,7 @@ class ArtefactFolder:
             return file.read(limit)
 
     def copy(self, target: Path, names: list[str]) -> None:
-        """Copies the files `names` into the folder `target`, those with a limit as far as it allows."""
+        """Copies the files `names` into the folder `target`. A file that is larger than its limit is refused."""
         for name in names:
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             if size_limit(name) is not None:
@@ -96,7 +96,7 @@ class ArtefactFolder:
 
 
 def read_artefact(folder: Path, read: Callable[[ArtefactFolder], T]) -> T:
-    """`read(artefact)` of one artefact: again, where another process saves in `folder` meanwhile."""
+    """`read(artefact)`, read again if another process has saved in `folder` meanwhile: never a mix of two artefacts."""
     error: Exception = ValueError(
         f"{str(folder)!r} is written to again and again; wait until that ends, or read a copy"
     )
@@ -116,7 +116,7 @@ def read_artefact(folder: Path, read: Callable[[ArtefactFolder], T]) -> T:
 
 
 def _state(folder: Path) -> tuple[tuple[int, ...] | None, bool]:
-    """Which tensors there are, wherever they lie (they stay the same file when a save is finished), and whether one has to be."""
+    """Identifies the artefact's tensors, and says whether their save is still to be finished. Finishing keeps the same file."""
     for path in (folder / COMMITTED / TENSORS, folder / TENSORS):
         with suppress(OSError):
             found = os.lstat(path)
@@ -142,12 +142,12 @@ def committed_folder(folder: Path) -> Path | None:
 
 
 def find_file(root: Path, name: str) -> Path | None:
-    """The file `name` under the folder `root`, where that is a plain file and not reached over links; None if it does not exist.
+    """The plain file `name` under the folder `root`; None if it does not exist.
 
-    One kind of link is followed: those that huggingface_hub makes in its cache, from a snapshot to a file of the same repository.
+    Only one kind of link is followed: huggingface_hub's own, from a snapshot in its cache to a file of the same repository.
 
     Raises:
-        ValueError: a link, a device or a folder in place of a file.
+        ValueError: there is a link, a device or a folder where the file should be.
     """
     path = root
     *parents, last = name.split("/")
@@ -175,7 +175,7 @@ def find_file(root: Path, name: str) -> Path | None:
 
 
 def mode_of(path: Path) -> int | None:
-    """Of what lies at `path` itself, be it a link; None if there is nothing."""
+    """The mode of `path` itself, even if it is a link; None if there is nothing."""
     try:
         return os.lstat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -183,7 +183,7 @@ def mode_of(path: Path) -> int | None:
 
 
 def _blob(root: Path, link: Path) -> Path | None:
-    """The file that `link` leads to, if `root` is a snapshot of a dataset in a cache of the Hub, and the file one of its blobs."""
+    """The file that `link` leads to, if `root` is a snapshot of a dataset in the Hub's cache and the file is one of its blobs."""
     snapshot = root.resolve()
     blobs = snapshot.parent.parent / "blobs"
     if snapshot.parent.name != "snapshots" or not blobs.parent.name.startswith("datasets--"):
@@ -195,7 +195,7 @@ def _blob(root: Path, link: Path) -> Path | None:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
-    """The plain file `path`, even if a link or a pipe has taken its place since it was found."""
+    """Opens the plain file `path`. If a link or a pipe has taken its place since it was found, that is refused."""
     with os.fdopen(os.open(path, _FLAGS), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise ValueError(f"{path} is no plain file; put the file there, or remove it")

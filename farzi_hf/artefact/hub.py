@@ -1,4 +1,4 @@
-"""The way of an artefact to a dataset repository of the Hub and back, over connections that break."""
+"""Pushing an artefact to a dataset repository of the Hub and fetching it, over connections that can break."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError
 from farzi_hf.artefact.folder import ArtefactFolder, read_artefact
 from farzi_hf.artefact.layout import CARD, CONFIG, LOADED_FILES, is_known
 
-PLACEHOLDER = "path/to/this/folder"  # stands for the repository's name in a card until it is pushed
+PLACEHOLDER = "path/to/this/folder"  # the repository's name in a card that is not pushed yet
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _ATTEMPTS = 5
 _PASSING = {408, 409, 412, 429}
-"""HTTP errors that another attempt may mend, beside those of the server (5xx): timeout, too fast, and a repository that
-somebody else, or an attempt whose answer was lost, has changed meanwhile."""
+"""HTTP errors after which another attempt may succeed, beside the server's own (5xx): timeout, too many requests, and a repository
+that was changed meanwhile, by somebody else or by an attempt whose answer was lost."""
 
 
 def fetch_artefact(
@@ -33,12 +33,12 @@ def fetch_artefact(
     token: str | None = None,
     cache_dir: str | os.PathLike | None = None,
 ) -> Path:
-    """The folder of an artefact: `folder_or_repo` itself or a download of one commit, without Parquet views and card.
+    """The folder of an artefact: `folder_or_repo` itself or a download of one commit, without the Parquet tables and the card.
 
-    Downloads that broke off go on where they stopped.
+    An interrupted download continues where it stopped.
 
     Raises:
-        FileNotFoundError: neither a folder nor a dataset repository within reach.
+        FileNotFoundError: `folder_or_repo` is neither a folder nor a dataset repository within reach.
     """
     folder = Path(folder_or_repo)
     if folder.is_dir():
@@ -58,7 +58,7 @@ def fetch_artefact(
 def create_repository(
     repo_id: str, private: bool | None = None, revision: str | None = None, token: str | None = None
 ) -> str:
-    """Makes the dataset repository, and the branch `revision`, where there is none yet; returns its full name."""
+    """Makes the dataset repository and the branch `revision` if they do not exist; returns the repository's full name."""
     api = HfApi(token=token)
     repo_id = _retry(lambda: api.create_repo(repo_id, repo_type="dataset", private=private, exist_ok=True)).repo_id
     if revision is not None:
@@ -74,21 +74,21 @@ def push_folder(
     token: str | None = None,
     commit_message: str = "Upload Farzi data",
 ) -> str:
-    """Uploads a saved artefact to the dataset repository `repo_id`, made if need be, as one commit.
+    """Uploads a saved artefact to the dataset repository `repo_id` as one commit.
 
-    Only the artefact's own files go, whatever else lies in the folder, and no file over a link. Files that an earlier artefact left in the
-    repository are removed; files that never were an artefact's stay. `revision` names a branch, made if need be.
-    A connection that breaks is tried again; large files that have arrived are not sent twice, in this call or a later
-    one, and there is one commit however often its answer was lost. Returns the commit's address.
+    The repository and the branch `revision` are made if they do not exist. Only the artefact's own files are uploaded, and no link is
+    followed. Files of an earlier artefact are removed from the repository; all other files there stay. When the connection breaks, the
+    upload is tried again. Large files that have arrived are not sent twice, in this call or a later one, and there is
+    one commit even if the Hub's answer to it was lost. Returns the commit's address.
 
     Raises:
-        FileNotFoundError, ValueError: there is no artefact in the folder, or not a whole one, or one with links.
-        ConnectionError: the Hub could not be reached in several attempts; nothing is committed, and calling again
+        FileNotFoundError, ValueError: there is no artefact in the folder, it is incomplete, or it contains links.
+        ConnectionError: the Hub could not be reached in several attempts. Nothing is committed, and another call
             resumes.
-        HfHubHTTPError: the Hub refuses, for want of rights for instance.
+        HfHubHTTPError: the Hub refuses the request, for instance because the token has no rights.
     """
     try:
-        with tempfile.TemporaryDirectory() as whole:  # a copy of one save, whatever is saved in the folder meanwhile
+        with tempfile.TemporaryDirectory() as whole:  # a copy of one save: another may follow meanwhile
             files = read_artefact(Path(folder), lambda artefact: _copy(artefact, Path(whole)))
             repo_id = create_repository(repo_id, private, revision, token)
             return _retry(lambda: _commit(HfApi(token=token), Path(whole), files, repo_id, revision, commit_message))
@@ -108,7 +108,11 @@ def _copy(artefact: ArtefactFolder, target: Path) -> list[str]:
 
 
 def _commit(api: HfApi, folder: Path, files: list[str], repo_id: str, revision: str | None, commit_message: str) -> str:
-    """One commit on top of what is there now; none, if that is already this artefact."""
+    """One commit on top of the branch's last one; none if the branch already holds this artefact.
+
+    `HfApi.upload_folder` would be shorter, but where files take long to arrive it makes several commits, and others would
+    load a mix of two artefacts between them.
+    """
     head = api.dataset_info(repo_id, revision=revision)
     operations = [CommitOperationAdd(name, folder / name) for name in files if name != CARD]
     card = (folder / CARD).read_text(encoding="utf-8").replace(PLACEHOLDER, repo_id)
@@ -116,7 +120,7 @@ def _commit(api: HfApi, folder: Path, files: list[str], repo_id: str, revision: 
     for name in (sibling.rfilename for sibling in head.siblings or []):
         if name not in files and is_known(name):
             operations.append(CommitOperationDelete(name))
-    # With its parent said, a commit that is sent twice because the first answer was lost is refused the second time.
+    # With `parent_commit`, a commit that is sent again because its answer was lost is refused the second time.
     commit = api.create_commit(
         repo_id, operations, commit_message=commit_message, repo_type="dataset", revision=revision,
         parent_commit=head.sha,
@@ -125,9 +129,9 @@ def _commit(api: HfApi, folder: Path, files: list[str], repo_id: str, revision: 
 
 
 def _retry(request: Callable[[], T]) -> T:
-    """`request()`, again after 1, 2, 4, 8 seconds where the connection or the server fails.
+    """`request()`, repeated after 1, 2, 4 and 8 seconds if the connection or the server fails.
 
-    huggingface_hub tries again single requests, but not all of them, and not what several have to do together.
+    huggingface_hub repeats some single requests, but not all of them, and no sequence of several.
     """
     for attempt in range(_ATTEMPTS - 1):
         try:
@@ -141,8 +145,8 @@ def _retry(request: Callable[[], T]) -> T:
 
 
 def _is_passing(error: Exception) -> bool:
-    """Whether another attempt may succeed: after a connection that broke, or an answer of the Hub that says so."""
-    if isinstance(error, RuntimeError):  # how huggingface_hub wraps what goes wrong while it uploads several files
+    """Whether another attempt may succeed: the connection broke, or the Hub's answer is one of the passing errors."""
+    if isinstance(error, RuntimeError):  # huggingface_hub wraps errors in it while it uploads several files
         error = error.__cause__
     if isinstance(error, HfHubHTTPError):
         return error.response.status_code >= 500 or error.response.status_code in _PASSING

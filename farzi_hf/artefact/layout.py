@@ -1,7 +1,7 @@
-"""What an artefact may consist of: a closed list of names, and how large those files may be that a reader takes into memory.
+"""The files that an artefact may have: a closed list of names, with a size limit for each file that is read into memory.
 
-An artefact says of itself, in the metadata of its tensors, which files belong to it. Whoever made it may say anything there:
-only what is also in this list is read, pushed, moved or removed.
+The metadata of an artefact's tensors list its files. That list is not trusted: only files whose names are also in the list here
+are read, pushed, moved or removed.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _RESULT_FILES = {RECIPE: _MIB // 8, METRICS: 4 * _MIB, **{f"{PLOTS}/*.{kind}": 3
 LOADED_FILES: dict[str, int | None] = {
     TENSORS: None, CONFIG: _MIB, **_RESULT_FILES, **dict.fromkeys((VOCABULARY, *TOKENIZER_FILES), 512 * _MIB)
 }  # fmt: skip
-"""What `FarziData.from_pretrained` reads: patterns of names, and bytes at most; None stands for files that are not read at once."""
+"""The files that `FarziData.from_pretrained` reads: patterns of names, and the most bytes of each. None: the file is not read at once."""
 SHOWN_FILES: dict[str, int | None] = {CARD: None, VIEWER: None, **{f"{name}/train-*.parquet": None for name in _TABLES}}
-"""What is there for people and for `datasets`."""
+"""The files for people and for `datasets`."""
 
 FOLDERS = tuple(sorted({pattern.split("/")[0] for pattern in (*LOADED_FILES, *SHOWN_FILES) if "/" in pattern}))
-# A name of this form is a plain one on every system: no drive, no stream, nothing hidden, no way up.
+# Such a name is a plain one on every system: it has no drive, no stream and no `..`, and is not hidden.
 _PLAIN = re.compile(r"(?!\.)[^/\\:*?\"<>|\x00-\x1f]+")
 
 
@@ -49,12 +49,12 @@ def is_known(name: str) -> bool:
 
 
 def size_limit(name: str) -> int | None:
-    """The bytes that the file `name`, a known one, may have; None where there is no limit."""
+    """The most bytes that the known file `name` may have; None where there is no limit."""
     return {**LOADED_FILES, **SHOWN_FILES}[pattern_of(name)]
 
 
 def pattern_of(name: str) -> str | None:
-    """The entry of LOADED_FILES or SHOWN_FILES that `name` belongs to, None if an artefact has no place for it."""
+    """The pattern of LOADED_FILES or SHOWN_FILES that `name` matches; None if there is none."""
     parts = name.split("/")
     if not all(_PLAIN.fullmatch(part) for part in parts):
         return None

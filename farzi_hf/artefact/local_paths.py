@@ -1,4 +1,4 @@
-"""What is published says nothing of the folders of the machine that it comes from."""
+"""Removing local folders from what is published."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 
 def without_local_paths(value: Any) -> Any:
-    """`value`, anything JSON can hold, with each text in it that is an absolute path, or one from a home folder, cut to its last part.
+    """`value`, anything JSON can hold, in which absolute paths and paths from a home folder are cut to their last part.
 
-    `/home/ann/omega` becomes `omega`: the folders above it name users, machines and projects. Relative paths stay.
+    `/home/ann/omega` becomes `omega`, because the folders above it name users, machines and projects. Relative paths stay.
     """
     if isinstance(value, Mapping):
         return {name: without_local_paths(part) for name, part in value.items()}

@@ -1,6 +1,6 @@
-"""Ctrl-C, SIGTERM and SIGHUP: what is under way comes to a point from which it can go on, and only then the program ends.
+"""Ctrl-C, SIGTERM and SIGHUP: the work first reaches a point from which it can go on, and then the program ends.
 
-The first signal is noted. A second one ends the program at once, as does any signal outside `noted_signals`.
+Inside `noted_signals` the first signal is only noted, and a second one ends the program at once.
 """
 
 from __future__ import annotations
@@ -29,33 +29,33 @@ class Interrupted(SystemExit):
 
 
 class NotedSignal:
-    """The signal that came first; 0 while there is none."""
+    """Remembers the first signal in `number`, which is 0 until then."""
 
     def __init__(self) -> None:
         self.number, self._process = 0, os.getpid()
 
     def __call__(self, number: int, frame: Any) -> None:
         """The handler."""
-        if os.getpid() != self._process:  # a worker of a data loader: it serves until its parent ends it
+        if os.getpid() != self._process:  # a worker of a data loader: its parent ends it
             if number == signal.SIGTERM:
                 os._exit(128 + number)
             return
         if self.number:
             raise Interrupted(number)
         self.number = number
-        if sys.stderr is not None and sys.stderr.isatty():  # only who sees this can press again
+        if sys.stderr is not None and sys.stderr.isatty():  # for a person who can press the keys again
             logger.warning("%s: this step is finished and saved first; once more ends at once.", _name(number))
 
 
 @contextmanager
 def noted_signals() -> Iterator[NotedSignal]:
-    """Within it, a signal is noted instead of ending the program.
+    """Inside this block, a signal is noted and does not end the program.
 
-    Handlers that someone has set stay, and so do signals that are ignored (as SIGHUP under nohup). Outside of the main
-    thread, where Python allows no handlers, nothing is noted.
+    A handler that the user has set stays, and an ignored signal stays ignored (SIGHUP under nohup). Python allows handlers only in the
+    main thread, so nothing is noted in others.
 
     Raises:
-        Interrupted: at the end, where a signal was noted and nobody has acted on it.
+        Interrupted: at the end of the block, if a signal was noted and nobody has acted on it.
     """
     noted, earlier = NotedSignal(), {}
     if threading.current_thread() is threading.main_thread():
@@ -68,7 +68,7 @@ def noted_signals() -> Iterator[NotedSignal]:
         for number, handler in earlier.items():
             signal.signal(number, handler)
     if noted.number:
-        end(noted.number, "what was under way is finished")
+        end(noted.number, "the work under way is finished")
 
 
 def end(number: int, message: str) -> NoReturn:

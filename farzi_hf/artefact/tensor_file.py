@@ -1,7 +1,7 @@
 """`farzi.safetensors`: the tensors of a summary, their checksums, and the list of the artefact's files.
 
-The last two are JSON in one entry of the metadata, `farzi`: `{"files": [names], "sha256": {tensor: hexadecimal digits}}`. One
-entry, because safetensors writes several in any order, and the same summary should be the same bytes.
+Checksums and list are JSON in one entry of the metadata, `farzi`: `{"files": [names], "sha256": {tensor: hexadecimal digits}}`. It is
+one entry because safetensors writes several in any order, and equal summaries should have equal bytes.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from torch import Tensor
 
 from farzi_hf.artefact.untrusted_text import as_mapping, parse_json
 
-_ENTRY, _OLD_ENTRY = "farzi", "files"  # the latter is a mere list of names, without checksums
+_ENTRY, _OLD_ENTRY = "farzi", "files"  # the old entry is a list of names, without checksums
 _DTYPES = {"F64", "F32", "F16", "BF16"}
 
 
 @dataclass(frozen=True)
 class Header:
-    """What a file says of its content.
+    """The header of a tensor file.
 
     Attributes:
-        files: relative paths of the artefact's files beside this one, None where it does not say.
+        files: relative paths of the artefact's other files, None where the file has no list.
         checksums: `checksum` of each tensor; empty in files of older versions.
         shapes, dtypes: of each tensor; types by their names in safetensors, as "F32".
     """
@@ -50,7 +50,7 @@ def read_header(path: Path) -> Header:
     """The header of the file `path`, which is not trusted.
 
     Raises:
-        ValueError: a damaged file, or one that claims files outside its folder, which no honest artefact does.
+        ValueError: the file is damaged, or it lists files outside its folder, which no honest artefact does.
     """
     with _opened(path) as file:
         slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 — it is no mapping
@@ -72,10 +72,10 @@ def read_header(path: Path) -> Header:
 
 
 def load_tensors(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    """The tensors in the file `path`: those that `shapes` names, as they were saved.
+    """The tensors in the file `path`, which have to be those of `shapes`.
 
     Raises:
-        ValueError: a damaged file, other tensors, shapes or types than a summary has, or other numbers than those of the checksum.
+        ValueError: the file is damaged, has other tensors, shapes or types than a summary, or its numbers do not match the checksum.
     """
     header = read_header(path)
     for name, shape in shapes.items():
@@ -87,14 +87,16 @@ def load_tensors(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str,
             )
     if extra := sorted(set(header.shapes) - set(shapes)):
         raise ValueError(
-            f"{path} holds {', '.join(map(repr, extra))} beside {', '.join(shapes)}, which config.json does not speak of; "
+            f"{path} holds {', '.join(map(repr, extra))} beside {', '.join(shapes)}, which config.json does not mention; "
             "fetch it again, or load it with the version of farzi_hf that wrote it"
         )
     if len(set(header.dtypes.values())) > 1 or not _DTYPES.issuperset(header.dtypes.values()):
         types = ", ".join(f"{name} {dtype}" for name, dtype in sorted(header.dtypes.items()))
         raise ValueError(f"{path} holds {types}; all have to be of one of the types {', '.join(sorted(_DTYPES))}")
     with _opened(path) as file:
-        tensors = {name: file.get_tensor(name).clone() for name in shapes}  # a copy: the file may be replaced or cut
+        tensors = {
+            name: file.get_tensor(name).clone() for name in shapes
+        }  # copied, because the file may be replaced or truncated
     for name, tensor in tensors.items():
         if header.checksums.get(name, expected := checksum(tensor)) != expected:
             raise ValueError(

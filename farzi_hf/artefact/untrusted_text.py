@@ -1,4 +1,4 @@
-"""JSON and YAML that somebody else wrote: plain data or a ValueError that names the file, in bounded time."""
+"""Reading JSON and YAML that somebody else wrote. The result is plain data, or a ValueError that names the file, in bounded time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-_DEPTH = 100  # of lists and mappings in each other; ours are five deep
+_DEPTH = 100  # lists and mappings inside each other; ours have five levels
 
 
 def parse_json(content: bytes, path: Path) -> Any:
@@ -18,12 +18,12 @@ def parse_json(content: bytes, path: Path) -> Any:
 
 
 def parse_yaml(content: bytes, path: Path) -> Any:
-    """The value in `content`, which was read from `path`: what JSON can hold as well, without aliases, which can multiply."""
+    """The value in `content`, which was read from `path`. It has to be data that JSON can hold too, without YAML's aliases."""
     return _parse(_load_yaml, content, path, "YAML")
 
 
 def as_mapping(value: Any, path: Path) -> dict[str, Any]:
-    """`value`, which the file `path` holds, if it is a mapping with strings for keys."""
+    """`value`, which was read from the file `path`; it has to be a mapping with strings as keys."""
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
         return value
     raise ValueError(
@@ -53,7 +53,7 @@ def _depth_exceeds(value: Any, limit: int) -> bool:
 
 
 class _PlainLoader(yaml.SafeLoader):
-    """Refuses aliases: a few lines of them stand for more data than any machine has."""
+    """Refuses aliases: a few lines of them can stand for more data than fits into memory."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):

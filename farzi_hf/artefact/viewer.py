@@ -1,6 +1,6 @@
-"""viewer.html: a page to browse synthetic sequences with, that needs nothing but a browser, not even a server.
+"""viewer.html: a page to browse the synthetic sequences. It needs a browser and no server.
 
-The page holds the numbers themselves, latents and decoder in float32, and computes the distribution that is looked at.
+The page holds latents and decoder in float32, and computes the distributions that it shows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SLOT = "__SUMMARY__"
 
 
 def render_viewer(contents: Contents) -> str:
-    """The page of a summary; its size is about 4/3 of the summary's, and that of the vocabulary.
+    """The page of a summary. It has about 4/3 of the summary's bytes, plus the vocabulary.
 
     Args:
         contents: of the artefact.
@@ -29,7 +29,7 @@ def render_viewer(contents: Contents) -> str:
         **{name: getattr(config, name) for name in ("num_sequences", "sequence_length", "latent_dim", "vocab_size", "tau")},
         "tokens": contents.vocabulary.names(config.vocab_size),
         "latents": _base64(contents.tensors["latents"]),
-        "decoder": _base64(contents.tensors["decoder"].T),  # an entry's numbers lie together
+        "decoder": _base64(contents.tensors["decoder"].T),  # transposed, so that the numbers of an entry are neighbours
         "entropy": _base64(entropies),
     }  # fmt: skip
     template = (Path(__file__).parent / "templates" / "viewer.html").read_text(encoding="utf-8")

@@ -16,7 +16,7 @@ def load_vocabulary(artefact: ArtefactFolder) -> Any:
     """The tokenizer or the item list saved in an artefact, `None` where it has neither.
 
     Raises:
-        ValueError: neither can be made of what the files hold. Code that a tokenizer brings along is never run.
+        ValueError: the files hold neither. Code that comes with a tokenizer is never run.
     """
     if (path := artefact.find(TOKENIZER_CONFIG)) is not None:
         return _load_tokenizer(artefact, path)
@@ -29,8 +29,8 @@ def load_vocabulary(artefact: ArtefactFolder) -> Any:
 
 
 def _load_tokenizer(artefact: ArtefactFolder, path: Path) -> Any:
-    """From a copy: transformers follows links, and looks for files of many names in the folder that it is given."""
-    from transformers import AutoTokenizer, PreTrainedConfig  # heavy, and not needed by those who only write
+    """Loads from a copy, because transformers follows links and reads files of many names."""
+    from transformers import AutoTokenizer, PreTrainedConfig  # slow to import, and writing does not need it
 
     names = [name for name in artefact.present(TOKENIZER_FILES) if name != TOKENIZER_CONFIG]
     settings = _tokenizer_settings(artefact, path)
@@ -38,11 +38,11 @@ def _load_tokenizer(artefact: ArtefactFolder, path: Path) -> Any:
         artefact.copy(Path(copy), names)
         (Path(copy) / TOKENIZER_CONFIG).write_text(json.dumps(settings), encoding="utf-8")
         try:
-            # Given a config, it does not read ours and warn that "farzi_data" is no model.
+            # With a config given, transformers does not read ours, and does not warn that "farzi_data" is no model.
             tokenizer = AutoTokenizer.from_pretrained(
                 copy, config=PreTrainedConfig(), trust_remote_code=False, local_files_only=True
             )
-        except Exception as error:  # whatever a parser of other people's files comes upon
+        except Exception as error:  # a parser of other people's files can raise anything
             reason = f"{type(error).__name__}: {error}".replace(copy, str(artefact.folder))
             raise ValueError(
                 f"no tokenizer can be made of {path} and the files beside it ({reason}); fetch them again, or remove them "
@@ -53,6 +53,6 @@ def _load_tokenizer(artefact: ArtefactFolder, path: Path) -> Any:
 
 
 def _tokenizer_settings(artefact: ArtefactFolder, path: Path) -> dict[str, Any]:
-    """The tokenizer's config, without what names files: those beside it are the ones that count."""
+    """The tokenizer's config without entries that name files: only the files beside it count."""
     settings = as_mapping(parse_json(artefact.read(TOKENIZER_CONFIG), path), path)
     return {name: value for name, value in settings.items() if name != "init_inputs" and not name.endswith("_file")}

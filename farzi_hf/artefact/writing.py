@@ -1,13 +1,13 @@
-"""The artefact: how a summary lies on disk, and so in its dataset repository; written whole or not at all.
+"""Writing the artefact: the files of a summary on disk, and so in its dataset repository. They are written all or not at all.
 
 ```
 README.md                      card; its YAML declares the three configs below
 latents/train-*.parquet        default config: index, latents (ξ, d) and, with a vocabulary, the greedy text
 decoder/train-*.parquet        id, token where known, decoder (d,)
 tokens/train-*.parquet         sequence, position, top-k tokens with probabilities, entropy in nats
-farzi.safetensors              latents, decoder: the source of truth; its metadata has their checksums and lists the artefact's files
+farzi.safetensors              latents and decoder: the source of truth; its metadata hold their checksums and list the artefact's files
 config.json                    FarziDataConfig
-viewer.html                    a page to browse the sequences with, from file:// too
+viewer.html                    a page to browse the sequences, which also works from file://
 tokenizer files or vocabulary.json, recipe.yaml, metrics.json, plots/*: where there are any
 ```
 """
@@ -38,12 +38,12 @@ from farzi_hf.artefact.viewer import render_viewer
 
 @dataclass(frozen=True)
 class Results:
-    """What an artefact holds beside the summary itself.
+    """The parts of an artefact beside the summary itself.
 
     Attributes:
         metrics: figures and facts, see `card.render_card`; `metrics.json`. Anything JSON can hold.
         recipe: everything needed to distil the summary again; `recipe.yaml`. Anything JSON can hold.
-        plots: image files by name, their contents; the folder `plots`.
+        plots: the contents of image files by name; the folder `plots`.
     """
 
     metrics: Mapping[str, Any] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class Results:
 def write_artefact(contents: Contents, folder: Path, results: Results) -> None:
     """Writes the whole artefact into `folder`, atomically; see `atomic_folder.replace_files`.
 
-    Metrics, recipe and plots are left out of the artefact where empty.
+    Empty metrics, recipe or plots get no file.
     """
 
     def write(staging: Path) -> None:
@@ -82,7 +82,7 @@ def load_results(artefact: ArtefactFolder | Path) -> Results:
     """The metrics, recipe and plots of an artefact.
 
     Raises:
-        ValueError: a file that holds something else, or that is larger than `artefact_layout` allows.
+        ValueError: a file holds something else, or it is larger than `artefact.layout` allows.
     """
     if not isinstance(artefact, ArtefactFolder):
         return read_artefact(artefact, load_results)
@@ -103,7 +103,7 @@ def read_plots(paths: Sequence[str | os.PathLike]) -> dict[str, bytes]:
     """The contents of image files by name, as `Results` has them.
 
     Raises:
-        ValueError: a name that an artefact has no place for, two of one name, or a file too large to be a plot.
+        ValueError: a name is not that of an image, two plots have the same name, or a file is too large.
         FileNotFoundError: there is no such file.
     """
     plots: dict[str, bytes] = {}

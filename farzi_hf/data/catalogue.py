@@ -1,4 +1,4 @@
-"""The embedded sample interactions: viewers of a made-up catalogue, whose next item popularity cannot tell.
+"""The embedded sample interactions: viewers of a made-up catalogue. Popularity alone does not predict their next item.
 
 The catalogue holds series of several parts in a few genres. A viewer likes two genres. They start a series of one of them (popular
 ones more often, Zipf's weights), watch its parts in order, drop it at some point, and start another; now and then they watch

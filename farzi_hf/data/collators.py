@@ -1,4 +1,4 @@
-"""Rows of ids as batches: padded on the right, with what is to be predicted."""
+"""Batches of rows of ids: padded on the right, with the labels to predict."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ IGNORED = -100  # transformers' label of a position that is not predicted
 
 @dataclass(frozen=True)
 class SequenceCollator:
-    """Rows with `input_ids` of any lengths as `input_ids`, `attention_mask` and `labels`, (b, L) each.
+    """Makes `input_ids`, `attention_mask` and `labels`, (b, L) each, of rows with `input_ids` of any lengths.
 
-    Rows may bring `attention_mask`, `labels` and `seen` (what a user has had, for `farzi_hf.metrics.target_ranks`); other columns
-    are left out. Labels are the ids where rows bring none, and −100 at padding. Padding is told by its place rather than by its id:
-    a tokenizer that pads with EOS, or with nothing, still has EOS predicted.
+    Rows may have `attention_mask`, `labels` and `seen` (the items that a user has had, for `farzi_hf.metrics.target_ranks`). Other columns
+    are left out. Without labels in the rows, the labels are the ids. At padding labels are −100. Padding is known by its place and not by
+    its id, so EOS is predicted even if the tokenizer pads with EOS or has no padding token.
 
     Args:
-        padding_id: the id of a token that only pads, as rows may bring it themselves: it is never predicted.
+        padding_id: the id of a token that is only used for padding. Rows may contain it already; it is never predicted.
     """
 
     padding_id: int | None = None

@@ -1,4 +1,4 @@
-"""What goes wrong with data sets."""
+"""Errors of data sets."""
 
 from __future__ import annotations
 

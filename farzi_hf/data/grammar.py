@@ -1,7 +1,7 @@
-"""The grammar behind the embedded sample corpus: English-like sentences with more structure than a bigram can hold.
+"""The grammar of the embedded sample corpus: English-like sentences with more structure than a bigram model can learn.
 
-The corpus exists so that the demo and the tests need neither a licence nor a network. Rules, each of them a dependency that
-a model which only sees the previous word has to miss:
+With this corpus the demo and the tests need no licence and no network. Each rule is a dependency that a model cannot learn if it
+only sees the previous word:
 
 * **Number agreement at a distance.** A main verb agrees with its subject across a relative clause, a prepositional phrase or
   a bracketed aside, whose own nouns have a number of their own: ``the captain near the boats mends``.

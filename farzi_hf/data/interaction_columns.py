@@ -1,4 +1,4 @@
-"""Columns of interactions: ids as they are and timestamps as numbers. What cannot be read for certain is refused."""
+"""Columns of interactions: unchanged ids, and timestamps as numbers. A value that is ambiguous is refused."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ import pyarrow.compute as pc
 
 NAMES = ("user", "item", "timestamp")
 
-# Without leading zeros or a plus: two different texts are two different numbers.
+# No leading zeros and no plus sign, so that different texts are different numbers.
 _INTEGER, _DECIMAL = r"\A(0|-?[1-9][0-9]*)\z", r"\A-?(0|[1-9][0-9]*)(\.[0-9]+)?\z"
-# ISO 8601: all of a column without a zone, or all with one. Nanoseconds only where microseconds are too coarse: they end in 2262.
+# ISO 8601: a whole column with a zone, or a whole column without one. Microseconds are tried first, because nanoseconds end in 2262.
 _ISO_8601 = tuple(pa.timestamp(unit, zone) for unit in ("us", "ns") for zone in (None, "UTC"))
-_EXACT_FLOAT = 2**53  # from here on neighbouring integers are one float64
+_EXACT_FLOAT = 2**53  # from here on, neighbouring integers are the same float64
 _FORMS = "give integers, finite numbers, dates, or ISO 8601 text such as 2020-12-31T23:59:59"
 
 
 @dataclass(frozen=True)
 class Columns:
-    """One row per interaction: users and items as small integers, (n,) each, and what times to order them by.
+    """One row per interaction: users, items (both small integers) and the times that order them, (n,) each.
 
-    `item_ids` are the original ids behind the integers, in their order.
+    `item_ids[i]` is the original id of item i.
     """
 
     users: np.ndarray
@@ -39,17 +39,17 @@ Ids = Callable[[pa.ChunkedArray, str, Any], pa.ChunkedArray]
 
 
 def as_given(ids: pa.ChunkedArray, name: str, source: Any) -> pa.ChunkedArray:
-    """Integers or text, as they are."""
+    """The ids unchanged, integers or text."""
     return ids
 
 
 def numbered(ids: pa.ChunkedArray, name: str, source: Any) -> pa.ChunkedArray:
-    """Text as numbers, to be in their order rather than in that of their digits, where that makes no two of them equal."""
+    """Text as numbers, if all are plain integers: then 10 comes after 9, and no two ids become equal."""
     return ids.cast(pa.int64()) if _is_integer_text(ids) else ids
 
 
 def integers(ids: pa.ChunkedArray, name: str, source: Any) -> pa.ChunkedArray:
-    """Text as numbers where the data set's own description says that they are: other text is refused."""
+    """Text as numbers, for data sets whose description says that ids are numbers. Other text is refused."""
     if _is_integer_text(ids):
         return ids.cast(pa.int64())
     row = pc.index(pc.match_substring_regex(ids, _INTEGER), False).as_py()
@@ -58,16 +58,16 @@ def integers(ids: pa.ChunkedArray, name: str, source: Any) -> pa.ChunkedArray:
 
 
 def columns(table: pa.Table, source: Any, ids: Ids = as_given) -> Columns:
-    """Of a table with the columns user, item and timestamp; all others are ignored.
+    """The columns of a table with user, item and timestamp. Other columns are ignored.
 
     Args:
-        table: ids are integers or text, and stay apart where they differ: the text 007 is not 7. Timestamps are integers,
+        table: ids are integers or text. Different ids stay different: the text 007 is not 7. Timestamps are integers,
             finite floats, dates, datetimes, or text that holds integers, decimals or ISO 8601 dates and times.
         source: the file, for errors.
-        ids: what becomes of the ids; `numbered` and `integers` are for files, where all ids are text.
+        ids: converts the ids. `numbered` and `integers` are for files, in which all ids are text.
 
     Raises:
-        ValueError: a column is missing or there twice, no rows, an empty or unreadable value, whose row is named.
+        ValueError: a column is missing or exists twice, there are no rows, or a value is empty or cannot be read; the row is named.
     """
     names = table.column_names
     if missing := [name for name in NAMES if name not in names]:
@@ -83,7 +83,7 @@ def columns(table: pa.Table, source: Any, ids: Ids = as_given) -> Columns:
 
 
 def _is_integer_text(column: pa.ChunkedArray) -> bool:
-    """Whether every entry is the plain text of a 64-bit integer, so that as numbers they stay as different as they were."""
+    """Whether every entry is the plain text of a 64-bit integer. Then different texts are different numbers."""
     if not (_is_text(column.type) and pc.all(pc.match_substring_regex(column, _INTEGER)).as_py()):
         return False
     try:
@@ -94,7 +94,7 @@ def _is_integer_text(column: pa.ChunkedArray) -> bool:
 
 
 def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Without dictionaries (categories of pandas) and the other encodings of text."""
+    """The column without dictionaries (pandas' categories), and text in one encoding."""
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     return column.cast(pa.large_string()) if _is_text(column.type) else column
@@ -150,7 +150,7 @@ def _times_of_text(column: pa.ChunkedArray, source: Any) -> np.ndarray:
 
 
 def _first_failure(column: pa.ChunkedArray, kinds: Sequence[pa.DataType]) -> int:
-    """The row at which even the type that gets furthest fails."""
+    """The row at which the type that reads the most rows fails."""
 
     def fails(rows: int, kind: pa.DataType) -> bool:
         try:

@@ -1,6 +1,6 @@
 """Readers of the files of the paper's data sets: MovieLens, Amazon Magazine and the Netflix prize.
 
-Each gives `Columns`, arrays with one entry per row of the files; `farzi_hf.interactions` makes sequences of them.
+Each reader returns `Columns`, arrays with one entry per row of the files. `data.interactions` makes sequences of them.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from farzi_hf.data.interaction_columns import NAMES, Columns, columns, integers,
 
 @dataclass(frozen=True)
 class Source:
-    """Where a data set lies and how its files are read.
+    """The place of a data set and the reader of its files.
 
     Args:
-        pattern: of the files with the interactions.
-        url: of the file or archive to download, or of the page that says how to get it.
-        read: the interactions of these files.
-        title_file: name of the file with the items' titles, and
-        parse_title: a line of it as (item, title).
-        downloads: whether the URL is the data itself.
+        pattern: the names of the files with interactions.
+        url: the file or archive to download, or the page that says how to get the data.
+        read: reads the interactions from these files.
+        title_file: the name of the file with the items' titles.
+        parse_title: turns a line of that file into (item, title).
+        downloads: whether `url` is the data itself.
     """
 
     pattern: str
@@ -69,13 +69,13 @@ class Source:
             raise DataUnavailableError(f"{name} cannot be downloaded: {remedy}") from error
 
     def titles(self, files: list[Path]) -> dict[int, str] | None:
-        """By original id; None where there is no such file."""
+        """The titles by original id; None if there is no file of titles."""
         path = files[0].with_name(self.title_file) if self.title_file else None
         if path is None or not path.is_file():
             return None
         try:
-            # Before Unicode had won: MovieLens and Netflix are in Latin-1.
-            lines = path.read_text(encoding="latin-1").split("\n")  # splitlines() would end a line at its "\x85" too
+            # The files of MovieLens and Netflix are in Latin-1.
+            lines = path.read_text(encoding="latin-1").split("\n")  # splitlines() would also split at "\x85"
             return dict(self.parse_title(line) for line in lines if line)
         except (ValueError, IndexError) as error:
             raise ValueError(f"{path} has a line without id or title ({error}): it is cut short or damaged") from None
@@ -91,16 +91,16 @@ def parse(
 ) -> pa.Table:
     """A table whose user, item and timestamp are text unless `types` says otherwise. A byte order mark and empty lines are skipped.
 
-    A last line that is whole but for its end is taken; one that lacks columns is an error.
+    A last line without a line break is read. A line without all columns is an error.
 
     Args:
-        names: of the columns; without them the first line that is not empty has them.
-        quote: what a field may be enclosed in.
+        names: the names of the columns; by default the first line that is not empty has them.
+        quote: the character that may enclose a field.
     """
     try:
         table = csv.read_csv(
             pa.BufferReader(text),
-            # One thread counts the rows, for errors.
+            # With one thread, errors name the row.
             read_options=csv.ReadOptions(column_names=names and list(names), use_threads=False),
             parse_options=csv.ParseOptions(delimiter=delimiter, quote_char=quote, newlines_in_values=bool(quote)),
             convert_options=csv.ConvertOptions(
@@ -122,7 +122,7 @@ def parse(
 _RATINGS = ("user", "item", "rating", "timestamp")
 
 
-_BETWEEN = b"\x1f"  # a delimiter of one byte, which no such file holds
+_BETWEEN = b"\x1f"  # a delimiter of one byte that is in none of these files
 
 
 def _read_movielens(delimiter: bytes) -> Callable[[list[Path]], Columns]:
@@ -138,7 +138,7 @@ def _read_movielens(delimiter: bytes) -> Callable[[list[Path]], Columns]:
 
 
 def _read_amazon(files: list[Path]) -> Columns:
-    """Amazon's own file without a header, in either order of user and item; a numbered one, user first; any with a header."""
+    """Amazon's own file without a header, with user and item in either order; a file of numbers, user first; or any with a header."""
     (path,) = files
     text = path.read_bytes()
     if set(NAMES) <= set(first_row(text)):
@@ -156,7 +156,7 @@ def first_row(text: bytes) -> list[str]:
 
 
 def _users_first(table: pa.Table, path: Path) -> bool:
-    """Whether the first of two columns without names is that of the users: by what is in all of their rows."""
+    """Whether the first of two columns without names holds the users. The values of all rows decide."""
     first, second = table["user"], table["item"]
     number, user, item = r"\A[+-]?[0-9]+\z", r"\AA[0-9A-Z]+\z", r"\A[0-9B][0-9A-Z]+\z"
     if _all_match(first, number) and _all_match(second, number):
@@ -175,13 +175,13 @@ def _all_match(column: pa.ChunkedArray, pattern: str) -> bool:
     return pc.all(pc.match_substring_regex(column, pattern)).as_py() is not False
 
 
-_NETFLIX_BLOCK = 1 << 26  # bytes that are parsed at once
+_NETFLIX_BLOCK = 1 << 26  # bytes per block
 _NETFLIX_MOVIE = re.compile(rb"^([1-9]\d*):\r?\n", re.MULTILINE)
-_NETFLIX_MOVIES, _NETFLIX_USERS = 17_770, 2_649_429  # the largest ids, as the prize's own description says
+_NETFLIX_MOVIES, _NETFLIX_USERS = 17_770, 2_649_429  # the largest ids, from the prize's description
 
 
 def _read_netflix(files: list[Path]) -> Columns:
-    """`MOVIE:` and then lines of user,rating,date, read in blocks; 8 bytes are kept per interaction."""
+    """Lines `MOVIE:`, each followed by lines of user,rating,date. They are read in blocks; 8 bytes are kept per interaction."""
     parts = [part for path in files for part in _netflix_blocks(path)]
     if not parts:
         raise ValueError(f"{files[0]} holds no interaction, nor do {len(files) - 1} files beside it: cut short")
@@ -217,10 +217,10 @@ def _netflix_blocks(path: Path) -> list[tuple[np.ndarray, np.ndarray, np.ndarray
 
 
 def _netflix_ratings(text: bytes, path: Path, rows: int, movie: int) -> tuple[np.ndarray, np.ndarray]:
-    """(users, days) of a block without the lines of the movies; `movie` is where it ends, for errors."""
+    """(users, days) of a block without the lines of the movies. `movie` is the block's last one, for errors."""
     types = {"user": pa.int32(), "rating": pa.int8(), "date": pa.date32()}
     table = parse(text, path, ",", ("user", "rating", "date"), types)
-    # A carriage return alone would be another end of a line, of which `rows` does not know.
+    # A carriage return alone would end a line too, but `rows` does not count it.
     if (
         len(table) != rows
         or table["user"].null_count
@@ -242,7 +242,7 @@ def _netflix_ratings(text: bytes, path: Path, rows: int, movie: int) -> tuple[np
 
 
 def _title(delimiter: str, column: int, fields: int = 0) -> Callable[[str], tuple[int, str]]:
-    """Reads the id in the first field of a line and the title in another; `fields` where the last one may hold the delimiter."""
+    """Reads the id from the first field of a line and the title from field `column`. Give `fields` if the last may hold the delimiter."""
 
     def parse(line: str) -> tuple[int, str]:
         parts = line.split(delimiter, fields - 1)

@@ -1,8 +1,8 @@
-"""Interactions of users with items as sequences: readers of the data sets of the paper, the split by users, batches.
+"""Interactions of users with items as sequences: readers of the paper's data sets, the split by users, batches.
 
-Rules that every reader follows: a user's items are ordered by timestamp and, where timestamps are equal, by row; every row
-counts, also one that occurs twice (so the paper's counts come out); users with fewer than `min_interactions` rows are
-left out; items are numbered 1 … num_items in the order of their original ids, 0 being the padding.
+Every reader follows these rules. A user's items are ordered by timestamp, and by row where timestamps are equal. Every row
+counts, also one that occurs twice, because the paper counts so. Users with fewer than `min_interactions` rows are left out.
+Items are numbered 1 … num_items in the order of their original ids; 0 is the padding.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Interactions:
     """Users' histories.
 
     Args:
-        sequences: per user the items, oldest first, each an integer array (n,).
-        num_items: items are 1 … num_items.
-        item_titles: num_items + 1 names, that of the padding first; None where the data set has none.
-        item_ids: the num_items original ids; None where they are 1 … num_items.
+        sequences: the items of each user, oldest first, as an integer array (n,).
+        num_items: the number of items; they are 1 … num_items.
+        item_titles: num_items + 1 names, the padding's first; None if the data set has no titles.
+        item_ids: the num_items original ids; None if they are 1 … num_items.
     """
 
     sequences: list[np.ndarray]
@@ -44,12 +44,12 @@ class Interactions:
 
     @property
     def vocabulary(self) -> list[str]:
-        """V names, those of the items being their titles or else their original ids: what a summary has for a tokenizer."""
+        """The V names that a summary has in place of a tokenizer: of padding and items, by title or else by original id."""
         ids = range(1, self.num_items + 1) if self.item_ids is None else self.item_ids
         return self.item_titles or [PADDING_TITLE, *map(str, ids)]
 
     def strong_generalization_split(self, seed: int) -> DatasetDict:
-        """80 / 10 / 10 % of the users, drawn at random and disjoint, with a column `input_ids` of a whole history per row.
+        """80 / 10 / 10 % of the users, drawn at random and disjoint. The column `input_ids` has a user's whole history per row.
 
         Raises:
             ValueError: fewer than 10 users.
@@ -69,18 +69,18 @@ class Interactions:
 
 @dataclass(frozen=True)
 class InteractionCollator(SequenceCollator):
-    """Rows of items as a batch, padded on the right: `input_ids`, `attention_mask`, `labels` (−100 at padding), (b, L) each,
-    and where the rows have it `seen` (b, S), padded with 0.
+    """Makes a batch of rows of items, padded on the right: `input_ids`, `attention_mask`, `labels` (−100 at padding), (b, L) each,
+    and, if the rows have it, `seen` (b, S), padded with 0.
     """
 
     padding_id: int | None = 0
 
 
 def load_sample_interactions(num_users: int = 1000, seed: int = 0) -> Interactions:
-    """The embedded interactions: viewers of `farzi_hf.catalogue.SampleCatalogue`.
+    """The embedded interactions: viewers of `data.catalogue.SampleCatalogue`.
 
     Args:
-        num_users: how many.
+        num_users: the number of viewers.
         seed: equal seeds give equal interactions.
     """
     catalogue = SampleCatalogue(seed)
@@ -91,9 +91,9 @@ def load_sample_interactions(num_users: int = 1000, seed: int = 0) -> Interactio
 def load_interactions(
     name: str | Path | Dataset | Any, data_dir: str | Path | None = None, min_interactions: int = 3
 ) -> Interactions:
-    """A data set of interactions as one sequence per user. What cannot be read for certain is refused, never guessed.
+    """A data set of interactions as one sequence per user. An ambiguous value is refused; nothing is guessed.
 
-    Ids stay as they are: the text 007 is another user than the text 7. Timestamps are integers, finite numbers, dates and
+    Ids stay as they are: the texts 007 and 7 are two users. Timestamps are integers, finite numbers, dates and
     datetimes, or text with integers, decimals or ISO 8601 dates and times.
 
     Args:
@@ -101,14 +101,14 @@ def load_interactions(
             numbers with the user first, or with a header), "netflix" (`combined_data_*.txt`, within 4 GiB). Or your own with
             columns user, item and timestamp: a `datasets.Dataset`, a data frame, a file (.csv, .tsv, .parquet, .json, .jsonl),
             or the name of a data set that `datasets.load_dataset` finds (its split "train").
-        data_dir: folder with the files; without it those of the named data sets are downloaded once, where that is possible.
+        data_dir: folder with the files. Without it a named data set is downloaded once, if it has a public download.
         min_interactions: users with fewer rows are left out. The default gives the paper's counts.
 
     Raises:
-        ValueError: files or columns are missing, a file is there twice, is cut short or has other than the expected columns, an
-            id or timestamp cannot be used, no user is left.
-        TypeError: a name that is neither text nor a table.
-        DataUnavailableError: no `data_dir`, and nothing to download from.
+        ValueError: files or columns are missing, a file exists twice, is cut short or has other columns, an id or timestamp cannot be
+            used, or no user is left.
+        TypeError: `name` is neither text nor a table.
+        DataUnavailableError: there is no `data_dir`, and the data cannot be downloaded.
     """
     if not isinstance(name, str) or name not in SOURCES:
         return _sequences(columns_of(name, data_dir), min_interactions)
@@ -118,7 +118,7 @@ def load_interactions(
 
 
 def _sequences(columns: Columns, min_interactions: int, titles: dict[Any, str] | None = None) -> Interactions:
-    """Sorts, filters and numbers. Of 100 M rows it keeps under 4 GiB: nothing here is an object per row."""
+    """Sorts, filters and numbers the rows. 100 M rows need less than 4 GiB, because there is no Python object per row."""
     counts = np.bincount(columns.users)
     kept = counts >= max(min_interactions, 1)
     if not kept.any():

@@ -1,4 +1,4 @@
-"""Interactions of the user's own: a data set or data frame, a file on disk, a data set of the Hub. Columns user, item and timestamp."""
+"""Reading a user's own interactions: a data set, a data frame, a file or a data set of the Hub, with columns user, item and timestamp."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from farzi_hf.data.interaction_files import SOURCES, parse
 
 
 def columns_of(data: Any, data_dir: str | Path | None = None) -> Columns:
-    """Of a `datasets.Dataset`, of anything that Arrow reads as a table (a data frame), or of what a name stands for.
+    """The columns of a `datasets.Dataset`, of a table that Arrow reads (a data frame), of a file, or of a data set of the Hub.
 
     Args:
-        data: the rows; or a file that is there; or else the name of a data set that `datasets.load_dataset` finds.
+        data: the rows, an existing file, or the name of a data set for `datasets.load_dataset`.
         data_dir: the folder of the file.
 
     Raises:
-        ValueError: no such file, or of another kind; columns or values that cannot be used.
-        TypeError: anything else.
-        DataUnavailableError: no such data set within reach.
+        ValueError: the file is missing or of a kind that is not read, or columns or values cannot be used.
+        TypeError: `data` is something else.
+        DataUnavailableError: the data set is not within reach.
     """
     if isinstance(data, (str, Path)):
         path = Path(data) if data_dir is None else Path(data_dir) / data
@@ -56,7 +56,7 @@ def _as_table(data: Any) -> pa.Table:
 
 
 def _from_hub(name: str) -> Dataset:
-    """The split "train" of what `datasets.load_dataset` finds under a name."""
+    """The split "train" of the data set that `datasets.load_dataset` finds under `name`."""
     try:
         return load_dataset(name, split="train")
     # Any failure means the same here: no such data set within reach.
@@ -102,7 +102,7 @@ def _parquet(path: Path) -> Columns:
 
 
 def _json(path: Path) -> Columns:
-    """Rows as a list, or as one object per line. Read without guessing: text that looks like a date or a number stays text."""
+    """Rows as a list, or as one object per line. Text that looks like a date or a number stays text."""
     text = path.read_bytes().removeprefix(codecs.BOM_UTF8)
     try:
         if text.lstrip().startswith(b"["):
@@ -133,5 +133,5 @@ def _row(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 _READERS = {
     ".csv": _delimited(","), ".tsv": _delimited("\t"), ".parquet": _parquet, ".json": _json, ".jsonl": _json,
 }  # fmt: skip
-# A name that ends like this means a file, which the Hub need not be asked for.
+# A name with such an ending means a file; the Hub is not asked.
 _FILE_SUFFIXES = (*_READERS, ".txt", ".dat", ".data", ".arrow", ".feather", ".gz", ".zip", ".xlsx", ".xls", ".pkl")

@@ -1,13 +1,13 @@
-"""The one table of what is random: a seed, a purpose from it and a few numbers name a stream.
+"""The one table of random streams: a seed, a purpose from the table and a few numbers name a stream.
 
     generator = stream(args.seed, Purpose.SPLIT)
-    seed = derive(args.seed, Purpose.OUTER_STEP, global_step, position)   # for whatever takes a seed, torch.manual_seed too
+    seed = derive(args.seed, Purpose.OUTER_STEP, global_step, position)   # for functions that take a seed, such as torch.manual_seed
 
-Purpose and numbers go into the spawn key of NumPy's `SeedSequence`, two words for each number. Its entropy would not do: it is
-padded with zeros, so that (2, 2, 0) equals (2, 2, 0, 0). A spawn key is not.
+Purpose and numbers go into the spawn key of NumPy's `SeedSequence`, two words for each number. They cannot go into its entropy, which
+is padded with zeros: (2, 2, 0) would equal (2, 2, 0, 0). A spawn key is not padded.
 
-Two things stay out of the table. The embedded data sets (`grammar`, `catalogue`) are the same in every version: their seed is a
-part of them. And transformers orders the real batches by `TrainingArguments.seed` in its own way.
+Two things are not in the table. The embedded data sets (`grammar`, `catalogue`) have a seed of their own, so that they are the same in
+every version. And transformers orders the real batches by `TrainingArguments.seed` in its own way.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _WORD = 2**32
 
 
 class Purpose(IntEnum):
-    """What a stream is for. The numbers are part of the streams: add at the end, change none."""
+    """The purpose of a stream. The numbers are part of the streams: add new ones at the end, and change none."""
 
     SUMMARY_NORMAL = 0  # latents and decoder of a random start
     SUMMARY_WINDOWS = 1  # the real sequences of a spectral start
@@ -48,7 +48,7 @@ class Purpose(IntEnum):
 
 
 def stream(seed: int, purpose: Purpose, *numbers: int) -> np.random.Generator:
-    """The generator of one purpose; `numbers` tell several streams of it apart.
+    """The generator of one purpose; `numbers` distinguish several streams of the same purpose.
 
     Raises:
         ValueError: `seed` or one of the numbers is negative or has more than 64 bits.
@@ -57,7 +57,7 @@ def stream(seed: int, purpose: Purpose, *numbers: int) -> np.random.Generator:
 
 
 def derive(seed: int, purpose: Purpose, *numbers: int) -> int:
-    """A seed of 64 bits for what draws by itself: a factory of models, or a function with streams of its own.
+    """A seed of 64 bits for code that draws by itself: a factory of models, or a function with its own streams.
 
     torch's generator on the CPU uses the lower 32 bits of a seed.
 
@@ -83,6 +83,6 @@ def check_seed(seed: int, name: str = "seed", bits: int = BITS) -> int:
 
 
 def _sequence(seed: int, purpose: Purpose, numbers: tuple[int, ...]) -> np.random.SeedSequence:
-    # Always two words: 2**32 is otherwise the words (0, 1), which the numbers 0 and 1 are as well.
+    # Always two words per number: otherwise 2**32 would be the words (0, 1), and so would the two numbers 0 and 1.
     words = [word for number in numbers for word in divmod(check_seed(number, "a number of a stream"), _WORD)]
     return np.random.SeedSequence(check_seed(seed), spawn_key=(Purpose(purpose), *words))

@@ -14,7 +14,7 @@ from farzi_hf.data.seeds import Purpose, stream
 
 
 def flatten_sequences(dataset: Dataset, column: str = "input_ids") -> tuple[np.ndarray, np.ndarray]:
-    """All integers of a column of lists end to end, shape (tokens,), and the length of each sequence, shape (rows,)."""
+    """All integers of a column of lists in one array (tokens,), and the length of each sequence (rows,)."""
     if not isinstance(dataset, Dataset):
         raise ValueError(
             f"dataset is a {type(dataset).__name__}: pass a datasets.Dataset (one split) with a column {column!r}."
@@ -36,7 +36,7 @@ def flatten_sequences(dataset: Dataset, column: str = "input_ids") -> tuple[np.n
 
 
 def check_sequences(dataset: Dataset, vocab_size: int) -> None:
-    """Raise one clear ValueError unless every row holds at least 2 ids, all of them in 0 … ``vocab_size`` − 1."""
+    """Raises ValueError unless every row holds at least 2 ids, all of them in 0 … ``vocab_size`` − 1."""
     ids, lengths = flatten_sequences(dataset)
     if len(lengths) == 0:
         raise ValueError("dataset is empty: pass at least one sequence.")
@@ -56,7 +56,7 @@ def check_sequences(dataset: Dataset, vocab_size: int) -> None:
 
 
 def sequences_fingerprint(dataset: Dataset) -> str:
-    """A hash of all ids of the column ``input_ids`` and of where each sequence ends."""
+    """A hash of all ids of the column ``input_ids`` and of the lengths of the sequences."""
     digest = hashlib.sha256()
     for part in flatten_sequences(dataset):
         digest.update(np.ascontiguousarray(part).tobytes())
@@ -64,9 +64,9 @@ def sequences_fingerprint(dataset: Dataset) -> str:
 
 
 def minibatches(rows: int, batch_size: int | None, steps: int, seed: int) -> torch.Tensor | None:
-    """The rows of each step's minibatch (steps, batch_size), or None for all rows. A function of `seed`, so replay is exact.
+    """The rows of each step's minibatch (steps, batch_size); None if every step takes all rows. The same `seed` gives the same rows.
 
-    Goes through all rows in a new random order each epoch; a last incomplete minibatch is left out.
+    Each epoch goes through the rows in a new random order. A last incomplete minibatch is left out.
     """
     if batch_size is None or batch_size >= rows:
         return None
@@ -77,23 +77,23 @@ def minibatches(rows: int, batch_size: int | None, steps: int, seed: int) -> tor
 
 
 def training_windows(dataset: Dataset, max_length: int) -> Dataset:
-    """Histories in ``input_ids`` cut into rows of at most ``max_length`` items, every pair of neighbours being in one of them.
+    """Cuts the histories in ``input_ids`` into windows of at most ``max_length`` items. Every pair of neighbours is in one window.
 
-    Windows are counted from the end of a history. Two that follow each other share one item: the first predicts it, the
-    second reads it. A history of a single item holds no pair and no window.
+    Windows are counted from the end of a history. Two neighbouring windows share one item: the first predicts it, the
+    second reads it. A history of a single item has no window.
     """
     ids, lengths = _histories(dataset, max_length)
     stops = np.cumsum(lengths)
     windows = -((1 - lengths) // (max_length - 1))  # per history; rounded up
     row = np.repeat(np.arange(len(lengths)), windows)
-    later = np.cumsum(windows)[row] - 1 - np.arange(len(row))  # windows of the same history that follow
+    later = np.cumsum(windows)[row] - 1 - np.arange(len(row))  # the number of later windows of the same history
     ends = stops[row] - later * (max_length - 1)
     starts = np.maximum(ends - max_length, (stops - lengths)[row])
     return Dataset(pa.table({"input_ids": _slices(ids, starts, ends)}))
 
 
 def evaluation_windows(dataset: Dataset, max_length: int) -> Dataset:
-    """Of each history the last ``max_length`` items, the last one to be predicted, as ``input_ids``, and all before it as ``seen``."""
+    """The last ``max_length`` items of each history as ``input_ids``; the last item is to be predicted. All before it are ``seen``."""
     ids, lengths = _histories(dataset, max_length)
     ends = np.cumsum(lengths)
     starts = ends - lengths
@@ -108,7 +108,7 @@ def _histories(dataset: Dataset, max_length: int) -> tuple[np.ndarray, np.ndarra
 
 
 def _slices(ids: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> pa.Array:
-    """ids[start:end] for each pair, as lists; no Python object per id."""
+    """The lists ids[start:end] of all pairs, without a Python object per id."""
     offsets = np.concatenate([[0], np.cumsum(ends - starts)])
     index = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], ends - starts)
     return pa.LargeListArray.from_arrays(offsets, ids[index])
@@ -121,7 +121,7 @@ def random_sequences(dataset: Dataset, count: int, seed: int) -> Dataset:
 
 
 def head_sequences(dataset: Dataset, count: int) -> Dataset:
-    """The ``count`` longest rows of ``input_ids``, longest first; equally long ones in the data set's order."""
+    """The ``count`` longest rows of ``input_ids``, longest first. Rows of equal length keep their order."""
     _check_count(dataset, count)
     lengths = flatten_sequences(dataset)[1]
     return dataset.select(np.argsort(-lengths, kind="stable")[:count])

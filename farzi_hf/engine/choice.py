@@ -1,4 +1,4 @@
-"""The choice of an adjoint for the caller: the fastest that there is room for."""
+"""The choice of an adjoint where the caller names none: the fastest one that fits into memory."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ logger = logging.getLogger(__name__)
 def choose_adjoint(loop: InnerLoop, w: Buffers, inputs: Buffers) -> Adjoint:
     """The fastest adjoint that supports the loop and needs no more than its `share` of the device's memory.
 
-    What they need is estimated from the graph of one step, which is measured once for each loss and its shapes. The choice
-    and its reason are logged (level INFO). If nothing fits, it is the one that needs the least, with a warning.
+    The memory of each adjoint is estimated from the graph of one step, which is measured once per loss and shapes. The choice
+    and its reason are logged (level INFO). If no adjoint fits, the one with the least memory is taken, with a warning.
     """
     graph, total = _graph_bytes(loop, w, inputs), _total_memory(w[0].device)
     candidates = [adjoint for adjoint in (kind() for kind in ADJOINTS.values()) if adjoint.supports(loop)]
@@ -42,11 +42,11 @@ def choose_adjoint(loop: InnerLoop, w: Buffers, inputs: Buffers) -> Adjoint:
 
 
 _MEASURED: dict[Hashable, int] = {}
-_MEASUREMENTS = 64  # kept; the oldest goes first
+_MEASUREMENTS = 64  # at most; the oldest is removed first
 
 
 def _graph_bytes(loop: InnerLoop, w: Buffers, inputs: Buffers) -> int:
-    """`loop.graph_bytes`, measured again only where the graph may be another one."""
+    """`loop.graph_bytes`, measured again only if the graph may have changed."""
     given = (loop.inner_loss, loop.optimizer, *loop.layout.constants.values(), *w, *inputs)
     key = (type(loop), loop.layout.groups, loop.layout.shapes, repr(loop.autocast), *map(_kind, given))
     if key not in _MEASURED:
@@ -57,10 +57,10 @@ def _graph_bytes(loop: InnerLoop, w: Buffers, inputs: Buffers) -> int:
 
 
 def _kind(value: Any, within: tuple[FunctionType, ...] = ()) -> Hashable:
-    """What the size of a graph can depend on: of a tensor all but its numbers, of a function its code and what it captures.
+    """A key for everything that the size of a graph can depend on: a tensor's shape and type, a function's code and captured values.
 
-    A training makes its loss anew at every call, so functions with equal code and captures are one. Nothing is kept alive.
-    `within` are the functions that capture `value`: one that captures itself is not followed again.
+    A training makes a new loss function at every call, so functions with equal code and captured values have equal keys. The key keeps
+    no object alive. `within` are the functions that capture `value`; a function that captures itself is not followed again.
     """
     if isinstance(value, Tensor):
         return value.shape, value.dtype, value.device, value.requires_grad

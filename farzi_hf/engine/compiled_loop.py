@@ -1,9 +1,9 @@
-"""The inner loop with its two costly parts compiled whole by `torch.compile`: a gradient, and a step in reverse.
+"""The inner loop with its two costly parts compiled by `torch.compile`: a gradient, and a step in reverse.
 
-Double backward through a compiled function is not supported by PyTorch, so the second order is taken inside: the
-gradient by `torch.func.grad`, the reverse step as the vector-Jacobian product of that gradient, fused with the
-optimizer's arithmetic. Captured tensors, the step and the learning rate are arguments of the compiled code: nothing is
-compiled again when they change.
+PyTorch does not support double backward through a compiled function, so the second derivatives are computed inside it: the
+gradient by `torch.func.grad`, and the reverse step as the vector-Jacobian product of that gradient, fused with the
+optimizer's arithmetic. Captured tensors, the step and the learning rate are arguments of the compiled code, so that
+a change of them compiles nothing again.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import torch
 from farzi_hf.engine.inner_loop import Accumulators, Buffers, InnerLoop, InnerLoss, Layout, States, autocast, weights
 from farzi_hf.engine.optimizers import InnerOptimizer
 
-_VARIANTS = 64  # of one function that may be compiled in a process, for other losses, shapes and dtypes
+_VARIANTS = 64  # of one function that a process may compile, for different losses, shapes and dtypes
 
 
 class CompiledLoop(InnerLoop):
-    """`InnerLoop`, compiled. There are no graphs to keep, so `Direct` cannot use it."""
+    """A compiled `InnerLoop`. It makes no graphs, so `Direct` cannot use it."""
 
     keeps_graphs = False
 
@@ -96,7 +96,7 @@ def _reverse(
     t: int,
     lr: float,
 ) -> tuple[Buffers, States, Buffers]:
-    """`InnerLoop.reverse` as a pure function; `accumulators` are those after the step if `stepped`, else before it."""
+    """`InnerLoop.reverse` as a pure function. `accumulators` are those after the step if `stepped`, otherwise those before it."""
 
     def gradient(w: Buffers, differentiated: Buffers) -> Buffers:
         values = iter(differentiated)

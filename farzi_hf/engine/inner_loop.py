@@ -1,8 +1,7 @@
-"""The inner loop itself: where the parameters lie, and one step of training forward or in reverse.
+"""The inner loop: the memory layout of the parameters, and one step of training, forward or in reverse.
 
-The trained parameters live in one flat buffer per (dtype, device), and the network sees views of it, so that the
-optimizer's cost does not depend on the number of tensors. Adjoints (`farzi_hf.engine.adjoints`) decide which steps to run
-when; the steps are here.
+The trained parameters are in one flat buffer per (dtype, device), and the network gets views of it, so the optimizer's cost does not
+depend on the number of tensors. Adjoints (`farzi_hf.engine.adjoints`) decide which steps to run and when. The steps are here.
 """
 
 from __future__ import annotations
@@ -19,22 +18,22 @@ from farzi_hf.engine.optimizers import InnerOptimizer, State
 
 InnerLoss = Callable[[dict[str, Tensor], tuple[Tensor, ...], int], Tensor]
 Buffers = tuple[Tensor, ...]
-"""One flat tensor per group of parameters, a group being all those of one dtype and device."""
+"""One flat tensor per group of parameters. A group is all parameters of one dtype and device."""
 States = tuple[State, ...]
 """One optimizer state per group."""
 Accumulators = Callable[[int, slice], Sequence[Tensor]]
-"""`after(group, rows)`: what a step left in the accumulators of a group, for some of its elements."""
+"""`after(group, rows)`: the accumulators of a group after a step, for some of its elements."""
 AutocastSettings = dict[str, tuple[torch.dtype, bool]]
 """For each kind of device: the autocast dtype, and whether autocast is on."""
 
 
 CHUNK = 1 << 18
-"""Elements on which an optimizer works at a time: its temporaries stay small, and in the processor's cache."""
+"""The number of elements that an optimizer updates at a time, so that its temporaries stay in the processor's cache."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each trained tensor lies in the flat buffers, and the tensors that do not train (`constants`)."""
+    """The place of each trained tensor in the flat buffers, and the tensors that do not train (`constants`)."""
 
     groups: tuple[tuple[str, ...], ...]
     shapes: tuple[tuple[torch.Size, ...], ...]
@@ -42,7 +41,7 @@ class Layout:
 
     @classmethod
     def of(cls, params: dict[str, Tensor]) -> Layout:
-        """Sort `params` into groups and constants, by the rule in the docstring of `unroll`."""
+        """Sort `params` into groups and constants; the docstring of `unroll` has the rule."""
         plain_tensors_train = not any(x.requires_grad for x in params.values())
         groups: dict[tuple[torch.dtype, torch.device], list[str]] = {}
         constants: dict[str, Tensor] = {}
@@ -65,7 +64,7 @@ class Layout:
         return tuple(torch.cat([params[name].reshape(-1) for name in names]) for names in self.groups)
 
     def unflatten(self, w: Buffers) -> dict[str, Tensor]:
-        """All tensors by name, the trained ones as views of the buffers: backward, a split is one concatenation."""
+        """All tensors by name; the trained ones are views of the buffers. They are split at once: its backward is one concatenation."""
         params = dict(self.constants)
         for flat, names, shapes in zip(w, self.groups, self.shapes, strict=True):
             parts = flat.split([shape.numel() for shape in shapes])
@@ -75,9 +74,9 @@ class Layout:
 
 @dataclass(frozen=True)
 class InnerLoop:
-    """What an adjoint has in its hands: every step of the inner loop forward, and every step in reverse.
+    """What an adjoint works with: it can run every step of the inner loop forward, and every step in reverse.
 
-    Steps are counted t = 1 … `steps` here; the last `window` of them are differentiated.
+    Steps are counted t = 1 … `steps` here. The last `window` of them are differentiated.
     """
 
     inner_loss: InnerLoss
@@ -105,7 +104,7 @@ class InnerLoop:
         return self.all[self.steps - self.window :]
 
     def start(self, w: Buffers) -> States:
-        """The states before the first step, in buffers of their own. From `dw` it makes the last cotangents."""
+        """The states before the first step, in new buffers. Given `dw`, these are the cotangents after the last step."""
         return tuple(self.optimizer.init(flat.detach().clone()) for flat in w)
 
     def gradient(self, w: Buffers, inputs: Buffers, t: int, *, create_graph: bool = False) -> Buffers:
@@ -122,12 +121,12 @@ class InnerLoop:
         return self.gradient(leaves(w), tuple(x.detach() for x in inputs), t)
 
     def replayed_gradient(self, w: Buffers, inputs: Buffers, t: int) -> Buffers:
-        """g_t at `w` in the very bits in which `reverse` will find it: by way of its graph, so with the same kernels."""
+        """g_t at `w`, bit for bit as `reverse` will compute it: with its graph, and so with the same kernels."""
         inputs = tuple(x.detach().requires_grad_(x.requires_grad) for x in inputs)
         return tuple(flat.detach() for flat in self.gradient(leaves(w), inputs, t, create_graph=True))
 
     def update(self, states: States, g: Buffers, t: int, out: States | None = None) -> States:
-        """The optimizer's step t; over the buffers of `out` if given, else into new ones (differentiable)."""
+        """The optimizer's step t. It writes into the buffers of `out` if given, otherwise into new ones (differentiable)."""
         lr = self.rate(t)
         if out is None:
             return tuple(self.optimizer.step(state, flat, t, lr) for state, flat in zip(states, g, strict=True))
@@ -137,12 +136,12 @@ class InnerLoop:
         return out
 
     def differentiable_step(self, states: States, inputs: Buffers, t: int) -> States:
-        """Step t with its graph: the states after it, differentiable in those before it and in `inputs`."""
+        """The states after step t, differentiable in the states before it and in `inputs`."""
         states = tuple((_requiring_grad(state[0]), *state[1:]) for state in states)
         return self.update(states, self.gradient(weights(states), inputs, t, create_graph=True), t)
 
     def graph_bytes(self, w: Buffers, inputs: Buffers) -> int:
-        """What autograd keeps of one differentiable step, beside `w` and `inputs` themselves."""
+        """The bytes that autograd keeps for one differentiable step, without `w` and `inputs` themselves."""
         given = {x.untyped_storage().data_ptr() for x in (*w, *inputs)}
         kept: dict[int, int] = {}
 
@@ -150,7 +149,7 @@ class InnerLoop:
             storage = x.untyped_storage()
             if storage.data_ptr() not in given:
                 kept[storage.data_ptr()] = storage.nbytes()
-            return x.detach()  # x itself may be what the node returns: the graph would then hold itself alive
+            return x.detach()  # x may be the node's own output: keeping it would keep the graph alive
 
         with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
             states = tuple(self.optimizer.init(flat) for flat in w)
@@ -158,7 +157,7 @@ class InnerLoop:
         return sum(kept.values())
 
     def advance(self, states: States, inputs: Buffers, ts: range, tape: list[Tensor] | None = None) -> States:
-        """Steps `ts` with no graph, over the buffers of `states`; appends each g_t to `tape` if given."""
+        """Take the steps `ts` without a graph, in the buffers of `states`; append each g_t to `tape` if given."""
         with torch.no_grad():
             for t in ts:
                 g = self.detached_gradient(weights(states), inputs, t)
@@ -181,10 +180,10 @@ class InnerLoop:
         Costs 3 G: the gradient with its graph, and one vector-Jacobian product through that graph.
 
         Args:
-            before: states before the step; of their accumulators there is no need if `after` is given.
-            after: the accumulators after it, None if they are unknown and have to be made from those before.
-            inputs: detached; those that require grad are the ones differentiated.
-            cotangents: derivatives of the outer loss in the states after the step; before it, when this returns.
+            before: states before the step. Their accumulators are not needed if `after` is given.
+            after: the accumulators after the step; with None they are computed from those before it.
+            inputs: detached. Those that require grad are differentiated.
+            cotangents: derivatives of the outer loss in the states after the step; when this returns, in those before it.
             dx: one accumulator for each input that requires grad.
         """
         w = leaves(weights(before))
@@ -238,7 +237,7 @@ def weights(states: States) -> Buffers:
 
 
 def leaves(w: Buffers) -> Buffers:
-    """The parameters as leaves to differentiate in, sharing memory with `w`."""
+    """The parameters as leaves for autograd. They share memory with `w`."""
     return tuple(flat.detach().requires_grad_() for flat in w)
 
 
@@ -253,7 +252,7 @@ def autocast_settings(tensors: Buffers) -> AutocastSettings:
 
 
 def autocast(settings: AutocastSettings) -> ExitStack:
-    """Enter these settings, without autocast's cache of cast weights: it would outlive the graph of a step."""
+    """Enter these settings, without autocast's cache of cast weights, which would stay in memory after the graph of a step."""
     stack = ExitStack()
     for device, (dtype, enabled) in settings.items():
         stack.enter_context(torch.autocast(device, dtype, enabled, cache_enabled=False))
@@ -261,7 +260,7 @@ def autocast(settings: AutocastSettings) -> ExitStack:
 
 
 def no_autocast(settings: AutocastSettings) -> ExitStack:
-    """Off for the devices of `settings`: only the loss is under autocast, not its derivatives or the optimizer."""
+    """Turn autocast off on the devices of `settings`: only the loss runs under it, not its derivatives or the optimizer."""
     return autocast({device: (dtype, False) for device, (dtype, _) in settings.items()})
 
 

@@ -1,9 +1,9 @@
 """Differentiate through training: `unroll` makes the result of an inner loop differentiable in its data and its start.
 
 `theta_T = unroll(inner_loss, params, inputs, optimizer=…, steps=T)` is an ordinary differentiable function: build
-any outer loss on `theta_T` and call `.backward()`. How the backward pass finds the trajectory again is the
-*adjoint*, an object: `Direct`, `Tape`, `Checkpoint` or `Reversible`. All give the same exact
-gradient, and differ in time and memory; `adjoint=None` takes the fastest that there is room for.
+any outer loss on `theta_T` and call `.backward()`. An object, the *adjoint*, recovers the trajectory in the backward pass:
+`Direct`, `Tape`, `Checkpoint` or `Reversible`. All give the same exact gradient, and differ in time and memory. `adjoint=None`
+takes the fastest one that fits into memory.
 """
 
 from __future__ import annotations
@@ -34,37 +34,37 @@ def unroll(
 ) -> dict[str, Tensor]:
     """Train `params` on `inner_loss` for `steps` steps; the result is differentiable in `params` and `inputs`.
 
-    Which tensors train: integer and frozen tensors do not; they reach `inner_loss` unchanged and come back as the same
-    objects. Frozen is an `nn.Parameter` with `requires_grad=False`, and, as soon as any tensor of `params` has
-    `requires_grad=True`, every tensor without it. So `dict(model.named_parameters())`, the same with buffers added,
-    and a dict of detached clones (which all train) each mean what they say. A trained tensor on which the loss does
-    not depend has gradient zero: `torch.optim` would skip it, here weight decay still shrinks it.
+    Integer and frozen tensors do not train: they reach `inner_loss` unchanged and are returned as the same objects. A tensor is frozen
+    if it is an `nn.Parameter` with `requires_grad=False`. If any tensor of `params` has `requires_grad=True`, every tensor without it
+    is frozen too. So one can pass `dict(model.named_parameters())`, the same with buffers added, or a dict of detached clones, which all
+    train. If the loss does not depend on a trained tensor, the tensor's gradient is zero: `torch.optim` would skip it, here weight
+    decay still shrinks it.
 
     Args:
         inner_loss: `inner_loss(params, inputs, step)` returns a scalar. It must be a pure function, because the
             backward pass evaluates it again (under the autocast settings of the forward pass): choose minibatches
             and dropout by `step`. It must have second derivatives: no flash attention, no cuDNN RNN. Only `params`
-            and `inputs` get gradients, not what the function captures.
+            and `inputs` get gradients; tensors that the function captures get none.
         params: the start θ_0, by name.
-        inputs: tensors for `inner_loss`, the meta-variables among them.
+        inputs: tensors for `inner_loss`, with the meta-variables among them.
         optimizer: `InnerAdam`, `InnerSGD` or another `InnerOptimizer`; its accumulators start at zero.
         steps: T, the number of inner steps.
-        adjoint: how to differentiate; None takes the fastest that there is room for, see `choose_adjoint`.
+        adjoint: how to differentiate; None takes the fastest one that fits into memory, see `choose_adjoint`.
         window: differentiate only the last `window` steps (truncated backpropagation, biased); None means all of
             them. If smaller than `steps`, the gradient in `params` is zero.
         first_step: number of the first step: `inner_loss` and the optimizer's `lr_schedule` see
             first_step, …, first_step + steps − 1. Adam's bias corrections count from 1 in any case, as its moments
             start at zero.
-        torch_compile: compile the gradient and the reverse step (`farzi_hf.engine.compiled_loop`): a minute or two at the first
-            call, then faster steps. `inner_loss` must be traceable as a whole; not for `Direct`.
+        torch_compile: compile the gradient and the reverse step (`farzi_hf.engine.compiled_loop`). The first call takes a minute or
+            two longer, then steps are faster. `inner_loss` must be traceable as a whole. `Direct` cannot be compiled.
 
     Returns:
         θ_T, with the keys, order and shapes of `params`. Trained tensors are views of one buffer per dtype and device.
 
     Raises:
         TypeError, ValueError: an argument is unusable; the message names it, the value and the remedy.
-        RuntimeError: in a backward pass with `create_graph=True`, except through `Direct`; `torch_compile=True` for a loss that
-            cannot be compiled.
+        RuntimeError: a backward pass with `create_graph=True` through another adjoint than `Direct`, or `torch_compile=True` for a loss
+            that cannot be compiled.
     """
     _check_types(params, inputs, optimizer, adjoint)
     _check_counts(steps, window, first_step)
@@ -74,7 +74,10 @@ def unroll(
     kind = CompiledLoop if torch_compile else InnerLoop
     loop = kind(inner_loss, optimizer, layout, steps, window or steps, first_step, settings)
     differentiable = torch.is_grad_enabled() and any(x.requires_grad for x in (*w, *inputs))
-    with torch.inference_mode(False), no_autocast(settings):  # training needs gradients even where the caller does not
+    with (
+        torch.inference_mode(False),
+        no_autocast(settings),
+    ):  # training needs gradients even if the caller has turned them off
         if differentiable:
             adjoint = adjoint or choose_adjoint(loop, w, inputs)
             if refusal := adjoint.refusal(loop):

@@ -1,4 +1,4 @@
-"""Soft tokens, and batches for a model that takes them: of a summary's sequences to train on, of ids to evaluate on."""
+"""Batches for a model that takes soft tokens: a summary's sequences for training, ids for evaluation."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from farzi_hf.summary.soft_tokens import soft_tokens
 class SoftTokenCollator:
     """Turns rows into a batch for a model that went through `attach_soft_inputs`.
 
-    Of rows of `FarziData.as_dataset()`: `input_ids` and `labels`, both the soft tokens (b, ξ, V), and `shift_labels
+    Rows of `FarziData.as_dataset()` become `input_ids` and `labels`, both the soft tokens (b, ξ, V), and `shift_labels
     (b, ξ − 1)`, the likeliest target of each prediction as an integer.
 
-    Of rows of ids, `input_ids` of any lengths: `input_ids`, padded with 0 on the right, `attention_mask`, `labels` (−100 at
-    padding) and `shift_labels`, (b, L) each. Rows may bring `attention_mask`, `labels` and `seen` (what a user has had, for
-    `farzi_hf.metrics.target_ranks`); other columns are left out.
+    Rows of ids, with `input_ids` of any lengths, become `input_ids`, padded with 0 on the right, `attention_mask`, `labels` (−100 at
+    padding) and `shift_labels`, (b, L) each. Rows may have `attention_mask`, `labels` and `seen` (the items that a user has had, for
+    `farzi_hf.metrics.target_ranks`). Other columns are left out.
 
-    Trainer counts a batch's items on `shift_labels` where there is one; without it, it would count vocabulary entries and
-    divide the loss by V times too much.
+    Trainer counts a batch's items on `shift_labels` if there are any. Without them it would count vocabulary entries, and
+    divide the loss by a number V times too large.
 
     Raises:
-        ValueError: rows of both kinds in one batch, or of neither, or an id that the vocabulary lacks.
+        ValueError: a batch has rows of both kinds or of neither, or an id that is not in the vocabulary.
     """
 
     decoder: Tensor
@@ -67,5 +67,5 @@ class SoftTokenCollator:
 
     def _hard(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         batch = SequenceCollator()(rows)
-        # As transformers' models expect it, which then do not shift: as long as the labels.
+        # transformers' models do not shift `shift_labels`, and expect them as long as the labels.
         return {**batch, "shift_labels": F.pad(batch["labels"][:, 1:], (0, 1), value=IGNORED)}

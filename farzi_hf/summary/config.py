@@ -25,15 +25,15 @@ class FarziDataConfig(PreTrainedConfig):
         vocab_size: V, entries of the vocabulary that soft tokens are distributions over.
         tau: τ, the temperature of the softmax.
         latent_std: standard deviation of the normal distribution that a new summary's latents *and* decoder are drawn
-            from. The default of 0.1 starts every soft token close to uniform, which keeps the first meta-gradients
+            from. With the default of 0.1 every soft token starts close to uniform, which keeps the first meta-gradients
             small.
         inner: settings of the inner loop that the summary was distilled with (optimizer, lr, eps, steps, …). A student
-            that is to reproduce the published figures uses them. Anything JSON can hold.
+            needs them to reproduce the published figures. Anything JSON can hold.
         vocabulary_hash: the hash of the tokenizer or item list, see `data.vocabulary`, `None` while there is none.
 
     Raises:
-        ValueError: a size that is too small or absurd, a τ or latent_std that is not a positive finite number, an `inner` that
-            JSON cannot store, or a hash that is no text.
+        ValueError: a size is too small or too large, τ or latent_std is not a positive finite number, JSON cannot store
+            `inner`, or the hash is no text.
     """
 
     model_type = "farzi_data"
@@ -85,14 +85,14 @@ class FarziDataConfig(PreTrainedConfig):
         """The config in `content`, which was read from the untrusted file `path`.
 
         Raises:
-            ValueError: what `path` holds is no config of a summary.
+            ValueError: the file is no config of a summary.
         """
         values = as_mapping(parse_json(content, path), path)
         if values.get("model_type", cls.model_type) != cls.model_type:
             raise ValueError(
                 f"{path} is the config of a {values['model_type']!r}, not of a summary; fetch the file again"
             )
-        # What transformers gives every config of a model says nothing of a summary, and some of it is names of functions.
+        # transformers gives every config attributes of models. They mean nothing for a summary, and some are names of functions.
         of_models = set(dir(cls())) - set(inspect.signature(cls).parameters)
         try:
             return cls(**{name: value for name, value in values.items() if name not in of_models})
@@ -101,7 +101,7 @@ class FarziDataConfig(PreTrainedConfig):
 
 
 def check_size(name: str, value: Any, minimum: int) -> int:
-    """`value`, which has to be an integer of at least `minimum` and below 2³¹; the ValueError names the argument."""
+    """`value` as an int. Raises ValueError unless it is an integer of at least `minimum` and below 2³¹."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < minimum:
         raise ValueError(f"{name} must be an integer of at least {minimum}, got {value!r}")
     if value >= 2**31:
@@ -116,7 +116,7 @@ def _positive(name: str, value: Any) -> float:
 
 
 def _as_json(name: str, value: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """`value` as it will read back from config.json (tuples become lists), so that a reloaded config is equal."""
+    """`value` as JSON stores it (tuples become lists), so that a reloaded config is equal."""
     if value is None:
         return None
     try:

@@ -2,8 +2,7 @@
 
 A summary is two tensors, `latents (μ, ξ, d)` and `decoder (d, V)`. The soft token at position j of sequence i is
 `softmax(latents[i, j] @ decoder / τ)`, a distribution over the V entries of the vocabulary (section 3 of the paper,
-arXiv 2310.09983). Soft tokens are only ever materialised for the sequences in hand: nothing here has the size
-μ × ξ × V.
+arXiv 2310.09983). Soft tokens are computed only for the sequences of one batch: no tensor has the size μ × ξ × V.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _SHOWN_TOKENS = 5  # likeliest tokens of each position, in the artefact's tables
 
 
 def _shapes(config: FarziDataConfig) -> dict[str, tuple[int, ...]]:
-    """Of the parameters of a summary."""
+    """The shapes of a summary's parameters."""
     return {
         "latents": (config.num_sequences, config.sequence_length, config.latent_dim),
         "decoder": (config.latent_dim, config.vocab_size),
@@ -63,14 +62,14 @@ class FarziData(nn.Module):
         super().__init__()
         self.config = config
         self.processing_class = processing_class
-        self._results = (Results(), "")  # and the fingerprint of the tensors that they are of
+        self._results = (Results(), "")  # with the fingerprint of the tensors that they belong to
         if tensors is None:
             tensors = {name: torch.randn(shape) * config.latent_std for name, shape in _shapes(config).items()}
         self.latents, self.decoder = nn.Parameter(tensors["latents"]), nn.Parameter(tensors["decoder"])
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """What the V entries stand for: `processing_class`, wrapped."""
+        """What the V entries stand for, made from `processing_class`."""
         return vocabulary_of(self.processing_class)
 
     @property
@@ -81,15 +80,15 @@ class FarziData(nn.Module):
     def forward(
         self, indices: Tensor | None = None, functional: Callable[[Tensor, Tensor], Tensor] | None = None
     ) -> Tensor:
-        """Soft tokens (b, ξ, V) of the sequences `indices (b,)`, or `functional(latents, decoder)` where one is given.
+        """Soft tokens (b, ξ, V) of the sequences `indices (b,)`, or `functional(latents, decoder)` if that is given.
 
-        Distillation needs a meta-objective of the parameters, not their soft tokens. Passing it through forward lets
-        whatever wraps the module see an ordinary forward and backward pass: DistributedDataParallel arms its gradient
-        hooks here, autocast its casts, `torch.compile` its guards. Reading `farzi.latents` from outside bypasses them.
+        A distillation needs the parameters themselves for its meta-objective. It passes the objective through `forward`, so that
+        everything that wraps the module sees an ordinary forward and backward pass: DistributedDataParallel sets its gradient
+        hooks here, autocast its casts, `torch.compile` its guards. Reading `farzi.latents` from outside would bypass them.
 
         Raises:
-            ValueError: neither argument given (all μ sequences at once are what a summary must never materialise),
-                or `indices` that are not a vector of integers.
+            ValueError: neither argument is given (the soft tokens of all μ sequences at once would not fit into memory),
+                or `indices` is not a vector of integers.
         """
         if functional is not None:
             return functional(self.latents, self.decoder)
@@ -101,17 +100,17 @@ class FarziData(nn.Module):
         return soft_tokens(self.latents[indices], self.decoder, self.config.tau)
 
     def as_dataset(self) -> Dataset:
-        """The latents as a `datasets.Dataset` of μ rows for the stock Trainer, to be used with `collator()`.
+        """The latents as a `datasets.Dataset` of μ rows for the stock Trainer. Use it with `collator()`.
 
-        The one column is called `input_ids` because Trainer drops columns that the model's forward does not name; it
-        holds (ξ, d) floats, which the collator turns into soft tokens batch by batch.
+        The only column holds (ξ, d) floats, which the collator turns into soft tokens batch by batch. It is called `input_ids`
+        because Trainer drops columns that are no arguments of the model's forward.
         """
         return Dataset(latents_table(self.latents, "input_ids")).with_format("torch")
 
     def collator(self) -> SoftTokenCollator:
-        """The data collator of `as_dataset()`, and of rows of ids, so that one Trainer trains on soft rows and evaluates on real data.
+        """The data collator for `as_dataset()` and for rows of ids: one Trainer can train on soft rows and evaluate on real data.
 
-        Picklable; holds a copy of the decoder on the CPU.
+        It can be pickled, and holds a copy of the decoder on the CPU.
         """
         return SoftTokenCollator(self.decoder.detach().cpu().clone(), self.config.tau)
 
@@ -122,37 +121,37 @@ class FarziData(nn.Module):
         the batch size. The learning rate stays constant and gradients are not clipped, as in the inner loop. Nothing is
         saved or reported, every tenth step is logged, and memory is not pinned on a CPU.
 
-        Trainer's AdamW decays weights in its own way: a summary that was distilled with weight decay gets a warning.
+        Trainer's AdamW decays weights in another way than the inner Adam. If the summary was distilled with weight decay, a warning says so.
 
         Args:
-            output_dir: Trainer's; it stays empty unless `changes` says otherwise.
-            changes: arguments of `transformers.TrainingArguments`, which go before those above: `seed`, `bf16`, more steps.
+            output_dir: Trainer's folder. It stays empty unless `changes` asks for files.
+            changes: arguments of `transformers.TrainingArguments` that replace those above or add to them, such as `seed` or `bf16`.
 
         Raises:
-            ValueError: `config.inner` lacks the learning rate or the number of steps, and `changes` does not have it, or it holds
-                settings that no inner optimizer can have.
+            ValueError: the learning rate or the number of steps is neither in `config.inner` nor in `changes`, or `config.inner` holds
+                settings that no inner optimizer accepts.
         """
         return stock_arguments(self.config.inner, str(output_dir), changes)
 
     def as_hard_dataset(self, samples_per_sequence: int | None = None, seed: int = 0) -> Dataset:
-        """Token ids in place of soft tokens, for models and trainers that take nothing else.
+        """Token ids in place of soft tokens, for models and trainers that take only ids.
 
         Students learn less from them: docs/results.md says how much less.
 
         Args:
-            samples_per_sequence: n, sequences drawn from each synthetic one, every position by its own distribution;
-                `None` takes the likeliest token of each position.
+            samples_per_sequence: n, the sequences drawn from each synthetic one. Every position is drawn from its own distribution.
+                `None` takes the likeliest token of each position instead.
             seed: of the draws.
 
         Returns:
-            μ·n rows (μ of the likeliest tokens), those of one synthetic sequence one after the other, with `input_ids`
-            and equal `labels`, ξ ids each.
+            μ·n rows (μ rows for `None`) with `input_ids` and equal `labels`, ξ ids each. The n rows of a synthetic sequence are
+            neighbours.
         """
         ids = self._hard_tokens(samples_per_sequence, seed).tolist()
         return Dataset.from_dict({"input_ids": ids, "labels": ids}).with_format("torch")
 
     def sample_text(self, samples_per_sequence: int = 1, seed: int = 0) -> list[str]:
-        """The texts of `as_hard_dataset(samples_per_sequence, seed)`: special tokens included, items apart by bars.
+        """The rows of `as_hard_dataset(samples_per_sequence, seed)` as texts: with special tokens, and bars between items.
 
         Raises:
             ValueError: the summary has no vocabulary.
@@ -170,11 +169,11 @@ class FarziData(nn.Module):
 
     @torch.no_grad()
     def decode(self, top_k: int = 5) -> list[list[dict[str, Any]]]:
-        """What each position says: per sequence, per position, its likeliest tokens and how sure it is.
+        """The likeliest tokens of each position, their probabilities, and the entropy.
 
         Returns:
-            `decoded[i][j] = {"tokens": [...], "probabilities": [...], "entropy": nats}`, tokens by falling
-            probability: strings where there is a vocabulary, otherwise ids. At most V of them.
+            `decoded[i][j] = {"tokens": [...], "probabilities": [...], "entropy": nats}` of position j in sequence i. Tokens are sorted
+            by falling probability; they are strings if there is a vocabulary, otherwise ids. There are at most V of them.
         """
         k = min(check_size("top_k", top_k, 1), self.config.vocab_size)
         vocabulary = self.vocabulary
@@ -207,18 +206,20 @@ class FarziData(nn.Module):
     ) -> None:
         """Writes the whole artefact (tensors, config, vocabulary, parquet tables, card) into `folder`.
 
-        Atomic: a crash at any point leaves the artefact that was there, or the new one, whole. Other files in the
-        folder (a checkpoint's optimizer state, say) are left alone. See `farzi_hf.artefact.writing` for the layout.
+        Atomic: a crash at any point leaves the old artefact or the new one whole. Other files in the folder stay, for instance
+        a checkpoint's optimizer state. See `farzi_hf.artefact.writing` for the layout.
+
+        `metrics`, `recipe` and `plots` that are not given stay as they were last saved or loaded, see `results`. Absolute
+        paths in them are cut to their last part.
 
         Args:
-            processing_class: tokenizer or list of item names; remembered, as is its hash in the config.
-            metrics: what the summary achieves; the card's results. See `card.render_card`. Of this and the next two, what
-                is not given stays as it was saved or loaded before, see `results`. Absolute paths in them are cut to their last part.
-            recipe: everything needed to distil it again; becomes `recipe.yaml`.
-            plots: image files to copy into the artefact and show on the card.
+            processing_class: tokenizer or list of item names. The summary keeps it, and the config its hash.
+            metrics: the results on the card, see `artefact.card.render_card`.
+            recipe: everything needed to distil the summary again; becomes `recipe.yaml`.
+            plots: image files that are copied into the artefact and shown on the card.
 
         Raises:
-            ValueError: latents or decoder not finite, a vocabulary that does not fit the summary, or a folder that
+            ValueError: latents or decoder are not finite, the vocabulary does not fit the summary, or the folder
                 holds somebody else's model or dataset.
         """
         if processing_class is not None:
@@ -242,19 +243,19 @@ class FarziData(nn.Module):
         token: str | None = None,
         cache_dir: str | os.PathLike | None = None,
     ) -> FarziData:
-        """Loads a summary from a folder or, when there is no such folder, from a dataset repository of the Hub.
+        """Loads a summary from a folder or, if there is no such folder, from a dataset repository of the Hub.
 
-        Nothing in the folder is run, no link in it is followed, and nothing is changed there.
+        No code in the folder is run, no link is followed, and nothing is changed there.
 
         Args:
             revision: a branch, tag or commit of the repository; by default its main branch.
             token: of the Hub; by default the one that `hf auth login` has saved.
-            cache_dir: where downloads are kept; by default the Hub's cache.
+            cache_dir: the folder for downloads; by default the Hub's cache.
 
         Raises:
-            FileNotFoundError: neither exists, or a file of the artefact is missing.
-            ValueError: a file that is damaged, or is not what an artefact has there: tensors of other shapes than the config's or
-                not finite, a link, a vocabulary other than the one distilled with.
+            FileNotFoundError: there is neither a folder nor a repository, or a file of the artefact is missing.
+            ValueError: a file is damaged or a link, the tensors are not finite or have other shapes than the config says, or the
+                vocabulary is not the one that the summary was distilled with.
         """
         return read_artefact(fetch_artefact(folder_or_repo, revision, token, cache_dir), cls._load)
 
@@ -279,14 +280,14 @@ class FarziData(nn.Module):
         """Uploads the artefact to the *dataset* repository `repo_id` in one commit and returns the commit's address.
 
         Args:
-            private: of a repository that does not exist yet.
-            revision: the branch to commit to, made if need be; by default the main one.
+            private: whether a new repository is private.
+            revision: the branch to commit to, which is made if it does not exist; by default the main one.
             token: of the Hub; by default the one that `hf auth login` has saved.
-            artefact: what `save_pretrained` takes beside the folder: processing_class, metrics, recipe, plots.
+            artefact: the arguments of `save_pretrained` beside the folder: processing_class, metrics, recipe, plots.
 
         Raises:
-            ConnectionError: the Hub could not be reached in several attempts; nothing is committed, and calling again
-                resumes. See `push_folder`.
+            ConnectionError: the Hub could not be reached in several attempts. Nothing is committed, and another call
+                resumes. See `artefact.hub.push_folder`.
         """
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder, **artefact)
@@ -296,7 +297,7 @@ class FarziData(nn.Module):
 
     @torch.no_grad()
     def _check_numbers(self, remedy: str) -> None:
-        """Raises ValueError where soft tokens cannot be computed, or would not be finite."""
+        """Raises ValueError if soft tokens cannot be computed, or would not be finite."""
         types = {name: tensor.dtype for name, tensor in self.named_parameters()}
         if len(set(types.values())) > 1:
             raise ValueError(
@@ -305,7 +306,7 @@ class FarziData(nn.Module):
         for name, tensor in self.named_parameters():
             if not torch.isfinite(tensor).all():
                 raise ValueError(f"{name} holds NaN or infinity; {remedy}")
-        # No product of a latent with a column of the decoder is larger than that of their lengths.
+        # Cauchy-Schwarz: the product of a latent and a column of the decoder is at most the product of their lengths.
         largest = self.latents.double().norm(dim=-1).max() * self.decoder.double().norm(dim=0).max() / self.config.tau
         if largest > torch.finfo(torch.float32).max:
             raise ValueError(
@@ -322,16 +323,16 @@ class FarziData(nn.Module):
 
     @property
     def results(self) -> Results:
-        """Metrics, recipe and plots that latents and decoder, as they are now, were last saved or loaded with."""
+        """The metrics, recipe and plots of the last save or load; empty if latents or decoder have changed since."""
         results, fingerprint = self._results
         return results if fingerprint == self.fingerprint() else Results()
 
     def fingerprint(self) -> str:
-        """A hash of latents and decoder: equal where a student would learn the same."""
+        """A hash of latents and decoder: two summaries with equal fingerprints teach a student the same."""
         return " ".join(map(checksum, self.parameters()))
 
     def adopt_vocabulary(self, argument: str) -> None:
-        """Checks the vocabulary against the config; a config that knows none yet takes its hash."""
+        """Checks the vocabulary against the config. A config without a vocabulary's hash gets this one's."""
         vocabulary = self.vocabulary
         if not vocabulary.named:
             return

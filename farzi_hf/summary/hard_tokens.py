@@ -19,8 +19,8 @@ def hard_tokens(latents: Tensor, decoder: Tensor, tau: float, samples: int | Non
     Args:
         latents, decoder: (μ, ξ, d) and (d, V).
         tau: τ.
-        samples: n, draws per synthetic sequence, every position by its own distribution; None takes each position's likeliest
-            token, and n is 1.
+        samples: n, the draws per synthetic sequence. Every position is drawn from its own distribution. With None, n is 1 and each
+            position has its likeliest token.
         seed: of the draws.
     """
     generator = torch.Generator(latents.device).manual_seed(derive(seed, Purpose.HARD_TOKENS))

@@ -1,9 +1,9 @@
-"""Where a summary starts: `random` or `spectral`, each a function that sets the latents and the decoder of a `FarziData`.
+"""The start of a summary: `random` and `spectral` are functions that set the latents and the decoder of a `FarziData`.
 
-A random start leaves every soft token near uniform. On text the meta-gradient then takes all positions to the same token
-frequencies and stays there: with no order in the summary there is no gradient towards order (a saddle). `spectral`
-starts beyond it, on real sequences of which every token is softened to the tokens that are used like it. How much it has to
-be softened depends on the data, on μ and on T: `choose_concentration` tries.
+After a random start every soft token is near uniform. On text the meta-gradient then moves all positions to the same token
+frequencies, and the distillation stays there: a summary without order has no gradient towards order (a saddle). `spectral` starts beyond
+the saddle, at real sequences in which each token is softened to the tokens that are used alike. How soft they have to be depends on the
+data, on μ and on T: `choose_concentration` tries some values.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CANDIDATES = (2.0, 4.0, 8.0, 16.0)
 
 
 def random(farzi: FarziData, dataset: Dataset, seed: int, concentration: float = CONCENTRATION) -> None:
-    """Normal latents and decoder with standard deviation `config.latent_std`: soft tokens close to uniform. Without κ."""
+    """Normal latents and decoder with standard deviation `config.latent_std`: soft tokens close to uniform. κ is not used."""
     generator = torch.Generator().manual_seed(derive(seed, Purpose.SUMMARY_NORMAL))
     for parameter in farzi.parameters():
         draw = torch.randn(parameter.shape, generator=generator) * farzi.config.latent_std
@@ -35,18 +35,18 @@ def random(farzi: FarziData, dataset: Dataset, seed: int, concentration: float =
 
 
 def spectral(farzi: FarziData, dataset: Dataset, seed: int, concentration: float = CONCENTRATION) -> None:
-    """Real sequences whose tokens are softened: at a position that held token w, p(v) ∝ f(v) exp(κ u_w·u_v).
+    """Real sequences with softened tokens: a position with token w has p(v) ∝ f(v) exp(κ u_w·u_v).
 
-    f is the frequency of a token, u_v ∈ R^{d−1} its unit vector from `token_vectors`, κ the concentration. This is a
-    factorised summary without any fit: the latents of the position are (1, √κ u_w) and the decoder's columns are
-    τ (log f(v), √κ u_v). With d = 1 every position is at the token frequencies.
+    f is the frequency of a token, u_v ∈ R^{d−1} its unit vector from `token_vectors`, κ the concentration. These
+    distributions factorise exactly: the latents of the position are (1, √κ u_w), and the decoder's columns are
+    τ (log f(v), √κ u_v). With d = 1 every position has the token frequencies.
 
     Args:
-        farzi: changed in place; nothing of size μ×ξ×V is built.
-        dataset: sequences of ids in the column `input_ids`; μ windows of ξ tokens are cut from them in random order,
-            repeated where there are too few.
+        farzi: changed in place. No tensor of size μ×ξ×V is built.
+        dataset: sequences of ids in the column `input_ids`. μ windows of ξ tokens are cut from them in random order,
+            and repeated if there are too few.
         seed: of the windows.
-        concentration: κ. Small values leave only frequencies; large ones the real tokens alone, which a learner memorises.
+        concentration: κ. With a small κ only frequencies are left; with a large κ only the real tokens, which a learner memorises.
     """
     spectral_starts(farzi, dataset, seed)(concentration)
 
@@ -96,8 +96,8 @@ def choose_concentration(
 def token_vectors(tokens: np.ndarray, lengths: np.ndarray, vocab_size: int, dim: int, seed: int) -> Tensor:
     """(V, dim) unit vectors: tokens with the same left and right neighbours point the same way.
 
-    The leading left singular vectors, scaled by the roots of the singular values, of the positive pointwise mutual
-    information between a token and its right and left neighbours (Levy & Goldberg, 2014); rows are weighted by the root
+    They are the leading left singular vectors, scaled by the roots of the singular values, of a matrix: the positive pointwise mutual
+    information between a token and its right and left neighbours (Levy & Goldberg, 2014). Its rows are weighted by the root
     of the token's count, so that frequent tokens decide the directions. Tokens without neighbours get a vector of almost zero.
     """
     if dim == 0:
@@ -114,7 +114,7 @@ def token_vectors(tokens: np.ndarray, lengths: np.ndarray, vocab_size: int, dim:
         u, s, _ = torch.svd_lowrank(matrix, q=min(rank + 10, vocab_size), niter=4)
     vectors = torch.zeros(vocab_size, dim)
     vectors[:, :rank] = u[:, :rank] * s[:rank].sqrt() / weight[:, None]
-    # Of a token without neighbours the row is a rounding error, which must not become a direction.
+    # A token without neighbours has a row of rounding errors, which must not become a direction.
     return torch.nn.functional.normalize(vectors, dim=1, eps=1e-4 * vectors.norm(dim=1).max().item() + 1e-12)
 
 
@@ -138,13 +138,13 @@ def _mutual_information(tokens: np.ndarray, contexts: np.ndarray, vocab_size: in
 
 
 def _sparse(indices: Tensor, values: Tensor, shape: tuple[int, ...]) -> Tensor:
-    return torch.sparse_coo_tensor(indices, values, shape, check_invariants=True)  # said explicitly, or torch warns
+    return torch.sparse_coo_tensor(indices, values, shape, check_invariants=True)  # torch warns unless it is given
 
 
 def _windows(
     tokens: np.ndarray, lengths: np.ndarray, shape: tuple[int, int], generator: np.random.Generator
 ) -> np.ndarray:
-    """(μ, ξ) consecutive tokens of the sequences in random order, repeated where there are too few."""
+    """(μ, ξ) consecutive tokens of the sequences in random order, repeated if there are too few."""
     starts = np.cumsum(lengths) - lengths
     needed, stream = shape[0] * shape[1], []
     for i in generator.permutation(len(lengths)):

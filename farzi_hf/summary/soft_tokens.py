@@ -1,4 +1,4 @@
-"""Soft tokens: the softmax that makes them, how a model reads them, and the loss on them."""
+"""Soft tokens: the softmax that computes them, the embedding that feeds them to a model, and the loss on them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def shifted_cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tenso
         labels: integer ids (b, L), where -100 is ignored, or soft tokens (b, L, V) that sum to one over V.
 
     Returns:
-        The loss summed over tokens, in nats, and the token count, both scalars. Of soft labels q a token's loss is -Σ_v q_v log p_v.
+        The loss summed over tokens, in nats, and the token count, both scalars. With soft labels q, a token's loss is -Σ_v q_v log p_v.
     """
     if labels.is_floating_point():
         if labels.shape != logits.shape:
@@ -32,7 +32,7 @@ def shifted_cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tenso
                 "give the model the summary's vocabulary size (config.vocab_size) and batches of its sequence length"
             )
         labels = labels.to(logits.dtype)
-        # The compiler fuses the plain formula, and cannot differentiate a Function twice.
+        # The compiler fuses the plain formula, and it cannot differentiate an autograd.Function twice.
         cross_entropy = _plain_soft_cross_entropy if torch.compiler.is_compiling() else _SoftCrossEntropy.apply
         return cross_entropy(logits, labels), logits.new_tensor(labels[:, 1:, 0].numel())
     targets = labels[:, 1:]
@@ -47,8 +47,8 @@ def _plain_soft_cross_entropy(z: Tensor, q: Tensor) -> Tensor:
 class _SoftCrossEntropy(torch.autograd.Function):
     """Σ_j [logsumexp(z_j) - q_{j+1}·z_j] of logits z and soft tokens q, both (b, L, V), twice differentiable.
 
-    Keeps the probabilities p = softmax(z) and nothing else of that size; works through one sequence at a time, so that the
-    passes over (L, V) stay in the processor's cache, and shifts by indexing, so that autograd never pads a slice with zeros.
+    It keeps the probabilities p = softmax(z) and no other tensor of that size. It takes one sequence at a time, so that
+    (L, V) numbers stay in the processor's cache, and shifts by indexing, so that autograd never pads a slice with zeros.
     With s = dloss: dz_j = s (p_j - q_{j+1}), dq_{j+1} = -s z_j; the derivative of dz is `_SoftCrossEntropyGradient.backward`.
     """
 
@@ -72,7 +72,7 @@ class _SoftCrossEntropy(torch.autograd.Function):
 
 
 class _SoftCrossEntropyGradient(torch.autograd.Function):
-    """dz = dloss (p - q) as a function of z, q and dloss; p = softmax(z) is handed over to be reused, not differentiated."""
+    """dz = dloss (p - q) as a function of z, q and dloss. p = softmax(z) is passed to be reused, and is not differentiated."""
 
     @staticmethod
     def forward(ctx, z: Tensor, q: Tensor, p: Tensor, dloss: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ class _SoftCrossEntropyGradient(torch.autograd.Function):
 def embed_soft_tokens(model: PreTrainedModel, tokens: Tensor) -> Tensor:
     """(b, L, V) probabilities → (b, L, h): the mean input embedding under each distribution.
 
-    The embedding module is called on all ids, so that a module that scales its output (Gemma) is respected.
+    The embedding module itself is called on all ids, because some modules scale their output (Gemma's does).
     """
     embedding = model.get_input_embeddings()
     table = embedding(torch.arange(tokens.shape[-1], device=tokens.device))
@@ -125,15 +125,15 @@ def feed_soft_tokens(model: PreTrainedModel, args: tuple, kwargs: dict[str, Any]
     # Autocast would round the product to half precision, and a one-hot token would no longer be exactly its id.
     with torch.autocast(soft.device.type, enabled=False):
         embeds = embed_soft_tokens(model, soft)
-    # shift_labels is there for Trainer to count; a model without **kwargs would stumble over it.
+    # Only Trainer needs shift_labels, for counting. A model without **kwargs would raise TypeError.
     kept = {key: value for key, value in kwargs.items() if key not in ("input_ids", "shift_labels")}
     return (None, *args[1:]) if args else (), {**kept, "inputs_embeds": embeds}
 
 
 def train_padding_row(model: PreTrainedModel) -> None:
-    """Lets a tied embedding's padding row have the gradient that it gets at the input, which torch drops.
+    """Gives a tied embedding's padding row its gradient at the input too, which torch leaves out.
 
-    The head trains that row in any case; the derivative of a training would miss how the input depends on it.
+    The head trains that row in any case. Without its part at the input, the derivative of a training would be wrong.
     """
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     if head is not None and head.weight is embedding.weight:

@@ -1,4 +1,4 @@
-"""The inner loop's settings under the names of `transformers.TrainingArguments`."""
+"""The inner loop's settings under the names of `transformers.TrainingArguments`; see `FarziData.training_arguments`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from farzi_hf.engine import OPTIMIZERS, InnerOptimizer
 logger = logging.getLogger(__name__)
 
 _OF_THE_INNER_LOOP = {
-    "lr_scheduler_type": "constant",  # the inner loop has no schedule; Trainer's is linear
-    "max_grad_norm": 0.0,  # and does not clip; Trainer clips at 1
+    "lr_scheduler_type": "constant",  # the inner loop has no schedule; Trainer's default is linear
+    "max_grad_norm": 0.0,  # the inner loop does not clip; Trainer's default clips at 1
     "save_strategy": "no",  # a training takes seconds
-    "logging_steps": 10,  # Trainer's 500 would log nothing of a hundred steps
+    "logging_steps": 10,  # with Trainer's default of 500, a hundred steps would log nothing
     "report_to": "none",
 }
 _SIZES = {"steps": "max_steps", "synthetic_batch_size": "per_device_train_batch_size"}
@@ -37,7 +37,7 @@ def stock_arguments(inner: Mapping[str, Any] | None, output_dir: str, changes: M
     settings |= changes
     if "learning_rate" not in settings or not {"max_steps", "num_train_epochs"} & settings.keys():
         raise ValueError(
-            f"config.inner={dict(inner)!r} does not say with which learning rate and for how many steps the summary wants to be trained on; "
+            f"config.inner={dict(inner)!r} lacks the learning rate or the number of steps that a student needs; "
             "give both, for instance training_arguments(output_dir, learning_rate=0.01, max_steps=100)"
         )
     arguments = TrainingArguments(output_dir, **settings)
@@ -64,7 +64,7 @@ def _warn_of_differences(optimizer: InnerOptimizer, changes: Mapping[str, Any]) 
     different = {name: getattr(optimizer, name) for name in optimizer.without_stock_twin if name not in changes}
     if different := {name: value for name, value in different.items() if value}:
         logger.warning(
-            "The inner loop had %s, which the optimizers of TrainingArguments do otherwise or not at all: students may differ from those "
-            "of the distillation.",
+            "The inner loop had %s. Trainer's optimizers treat this differently or lack it, so students may differ from the learners of "
+            "the distillation.",
             ", ".join(f"{name}={value}" for name, value in different.items()),
         )

@@ -119,7 +119,7 @@ def test_a_signal_on_which_nobody_has_acted_is_not_lost(caplog):
     with pytest.raises(Interrupted) as ended, noted_signals():
         signal.raise_signal(signal.SIGINT)
     assert ended.value.code == 130
-    assert caplog.messages == ["SIGINT: what was under way is finished."]
+    assert caplog.messages == ["SIGINT: the work under way is finished."]
 
 
 @pytest.mark.parametrize("name", CODES)

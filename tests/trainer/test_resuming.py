@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 import torch
@@ -225,11 +227,12 @@ def test_a_new_run_refuses_a_folder_with_checkpoints_before_any_step(half, make)
     before = {path: path.stat().st_mtime_ns for path in half.rglob("*")}
     with pytest.raises(
         ValueError, match=r"output_dir='.*out' holds checkpoint-2 of an earlier run.*resume_from_checkpoint=True"
-    ):
+    ) as refusal:
         make(**SAVED).train()
     assert {path: path.stat().st_mtime_ns for path in half.rglob("*")} == before
     notes = precious(half, "checkpoint-notes")
-    assert discard_checkpoints(half) == ["checkpoint-1", "checkpoint-2"]
+    remedy = resolve_name(re.search(r"farzi_hf\.[\w.]+", str(refusal.value))[0])  # as a user would type it
+    assert remedy(half) == ["checkpoint-1", "checkpoint-2"]
     assert [path.name for path in half.iterdir()] == ["checkpoint-notes"]
     make(**SAVED).train()
     assert notes.read_bytes() == b"precious"

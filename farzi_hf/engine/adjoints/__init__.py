@@ -1,4 +1,4 @@
-"""Adjoints: how the backward pass of `unroll` finds the trajectory again. All give the same exact gradient.
+"""Adjoints: they recover the trajectory in the backward pass of `unroll`. All give the same exact gradient.
 
 With G the time of one inner gradient (forward and backward through the network), P the number of trained parameters,
 S the numbers in a state of the optimizer (3P for Adam, 2P for SGD), and T the number of differentiated steps:
@@ -25,4 +25,4 @@ ADJOINTS: dict[str, type[Adjoint]] = {
     "reversible": Reversible,
     "checkpoint": Checkpoint,
 }
-"""What a config can name, the fastest first."""
+"""The adjoints that a config can name, the fastest first."""

@@ -1,4 +1,4 @@
-"""What an adjoint is, and the node of the outer graph that all but `Direct` are."""
+"""The interface of adjoints, and the node of the outer graph that all adjoints but `Direct` use."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ class Adjoint(ABC):
     """A way to differentiate the inner loop."""
 
     share: ClassVar[float] = 1 / 4
-    """Of a device's memory, what it may use where it is chosen for the caller. Of all memory, not of what happens to be
-    free, so that a machine makes the same choice, and with it the same rounding, every time."""
+    """The share of a device's memory that the adjoint may need to be chosen automatically. It is a share of all memory, not of the free
+    memory, so that a machine always makes the same choice, and with it the same rounding."""
 
     def refusal(self, loop: InnerLoop) -> str | None:
-        """Why it cannot differentiate this loop, and what can; None where it can."""
+        """The reason why the adjoint cannot differentiate this loop, and the remedy; None if it can."""
         return None
 
     def supports(self, loop: InnerLoop) -> bool:
-        """Whether it can differentiate this loop."""
+        """Whether the adjoint can differentiate this loop."""
         return self.refusal(loop) is None
 
     @abstractmethod
     def run(self, loop: InnerLoop, w: Buffers, inputs: Buffers) -> Buffers:
-        """The parameters after the last step, differentiable in `w` (those before the first) and `inputs`."""
+        """The parameters after the last step, differentiable in `w`, the parameters before the first step, and in `inputs`."""
 
     @abstractmethod
     def memory(self, loop: InnerLoop, w: Buffers, graph: int) -> int:
-        """Estimate of the bytes in use at the peak, if the graph of one differentiable step has `graph` bytes."""
+        """An estimate of the peak memory in bytes, if the graph of one differentiable step has `graph` bytes."""
 
 
 class RecordingAdjoint(Adjoint):
-    """An adjoint that writes a record going forward and finds every step again from it going backward.
+    """An adjoint that makes a record on the way forward, and recovers every step from it on the way back.
 
     No graph connects the steps: the reverse pass rebuilds the graph of one step at a time, for 3 G each.
     """
@@ -51,17 +51,17 @@ class RecordingAdjoint(Adjoint):
 
     @abstractmethod
     def record(self, loop: InnerLoop, states: States, inputs: Buffers) -> tuple[States, Any]:
-        """Take the steps `loop.differentiated`, over the buffers of `states`; return the last states and the record, of any kind."""
+        """Take the steps `loop.differentiated` in the buffers of `states`; return the last states and a record of any kind."""
 
     @abstractmethod
     def retrace(self, loop: InnerLoop, record: Any, inputs: Buffers, reverse: Reverse) -> None:
-        """Call `reverse` for the steps `loop.differentiated`, last first; of a retained graph, as often as there is a backward pass."""
+        """Call `reverse` for the steps `loop.differentiated`, the last one first. With a retained graph, this runs once per backward pass."""
 
 
 class Recording:
-    """A stack of tensors that a backward pass takes down as it goes, so that their memory serves others.
+    """A stack of tensors. A backward pass removes them one by one, so that their memory can be used again.
 
-    The states that it begins with stay: over a retained graph, the next backward pass records again from there.
+    The states at the start are kept: with a retained graph, the next backward pass makes the record again from there.
     """
 
     def __init__(self, states: States):
@@ -73,13 +73,13 @@ class Recording:
         self.stack.extend(x.clone() for state in states for x in state)
 
     def pop(self, count: int) -> Buffers:
-        """The last `count` tensors, in the order in which they went on."""
+        """Removes the last `count` tensors and returns them in the order in which they were added."""
         top = tuple(self.stack[-count:])
         del self.stack[-count:]
         return top
 
     def pop_states(self) -> States:
-        """States that `push` put there; those at the start where the stack is empty."""
+        """Removes and returns the last states that `push` added; the states at the start if the stack is empty."""
         if not self.stack:
             return self.start
         fields = len(self.start[0])
@@ -87,7 +87,7 @@ class Recording:
         return tuple(flat[i : i + fields] for i in range(0, len(flat), fields))
 
     def renewed(self, adjoint: RecordingAdjoint, loop: InnerLoop, inputs: Buffers) -> Recording:
-        """This record if no backward pass has used it, else the same one again."""
+        """This record if no backward pass has used it; otherwise a new record of the same steps."""
         record = adjoint.record(loop, clone(self.start), inputs)[1] if self.used else self
         self.used = True
         return record
@@ -101,7 +101,7 @@ class _Unrolled(torch.autograd.Function):
         groups = len(loop.layout.groups)
         w, inputs = tensors[:groups], tensors[groups:]
         states, ctx.record = adjoint.record(loop, loop.advance(loop.start(w), inputs, loop.undifferentiated), inputs)
-        # As saved tensors, so that it is noticed if they are overwritten.
+        # Saved by autograd, which raises an error if they are overwritten.
         ctx.save_for_backward(*inputs, *loop.layout.constants.values())
         ctx.adjoint, ctx.loop = adjoint, loop
         return weights(states)
@@ -129,7 +129,7 @@ class _Unrolled(torch.autograd.Function):
 
 
 def clone(states: States) -> States:
-    """The same numbers in buffers of their own."""
+    """A copy of the states in new buffers."""
     return tuple(tuple(x.clone() for x in state) for state in states)
 
 

@@ -1,4 +1,4 @@
-"""The adjoint that keeps few states and takes the steps between them again."""
+"""The adjoint that keeps a few states and repeats the steps between them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from farzi_hf.engine.inner_loop import Buffers, InnerLoop, States
 
 @dataclass(frozen=True)
 class Checkpoint(RecordingAdjoint):
-    """Keep the states of few steps, and take the steps between them again: any optimizer, any dtype.
+    """Keep the states of a few steps, and repeat the steps between them. It works with any optimizer and dtype.
 
-    When a kept state is no longer needed, its place serves a state further back, by the schedule that needs the fewest
-    evaluations for this number of places (Griewank & Walther, 2000: revolve). With about √(2T) of them no step is
-    taken more than twice, which makes 5 T·G; with fewer the time grows slowly: for T = 100, 10 slots
-    make 5.3 T·G, 5 make 6.2, 3 make 8.0. Memory: `slots` states, S numbers each, and the graph of one step.
+    When a kept state is no longer needed, its place is used for an earlier state. The schedule needs the fewest
+    evaluations for this number of places (Griewank & Walther, 2000: revolve). With about √(2T) places no step is
+    taken more than twice, which takes 5 T·G. With fewer places the time grows slowly: for T = 100 it is
+    5.3 T·G with 10 slots, 6.2 with 5 and 8.0 with 3. Memory: `slots` states, S numbers each, and the graph of one step.
 
     Args:
-        slots: the number of states kept, the first one among them; None means about √(2T), so that no step is
+        slots: the number of states kept, with the first one. None means about √(2T), so that no step is
             taken more than twice.
 
     Raises:
@@ -45,7 +45,7 @@ class Checkpoint(RecordingAdjoint):
 
     def retrace(self, loop: InnerLoop, record: Recording, inputs: Buffers, reverse: Reverse) -> None:
         def descend(start: States, ts: range, slots: int) -> None:
-            """Reverse the steps `ts`, given the states before them, with `slots` places, that of `start` included."""
+            """Reverse the steps `ts`, given the states before them, with `slots` places, of which `start` has one."""
             while len(ts) > 1:
                 length = split(len(ts), slots)
                 descend(loop.advance(clone(start), inputs, ts[:length]), ts[length:], slots - 1)
@@ -65,7 +65,7 @@ class Checkpoint(RecordingAdjoint):
         return next(slots for slots in range(1, steps + 1) if math.comb(slots + 2, 2) >= steps)
 
     def _first_descent(self, ts: range) -> list[tuple[range, int]]:
-        """The steps between one state kept on the way forward and the next, with the places for them in reverse."""
+        """The steps between each state kept on the way forward and the next, and the number of places for their reverse."""
         pieces, slots = [], self._slots(len(ts))
         while len(ts) > 1 and slots > 1:
             length = split(len(ts), slots)
@@ -75,10 +75,11 @@ class Checkpoint(RecordingAdjoint):
 
 
 def split(steps: int, slots: int) -> int:
-    """After how many of `steps` steps to keep the next state, if there are `slots` places, the first state's included.
+    """The number of steps after which the next state is kept, for `steps` steps and `slots` places, of which the first state has one.
 
-    With s places and r repetitions C(s + r, s) steps can be reversed (Griewank & Walther, 2000): here the first part with
-    all places and r - 1 repetitions, the second one with a place less and r. With one place the last step is next.
+    With s places and r repetitions C(s + r, s) steps can be reversed (Griewank & Walther, 2000). The first part is reversed with
+    all places and r - 1 repetitions, the second part with one place less and r repetitions. With one place, the split is before
+    the last step.
     """
     repeats = next(r for r in range(1, steps) if math.comb(slots + r, slots) >= steps)
     return min(math.comb(slots + repeats - 1, slots), steps - math.comb(slots + repeats - 2, slots - 1))

@@ -14,14 +14,13 @@ from farzi_hf.engine.inner_loop import Buffers, InnerLoop, weights
 
 @dataclass(frozen=True)
 class Direct(Adjoint):
-    """Plain autograd through all steps: the oracle, and the only adjoint that has higher derivatives.
+    """Plain autograd through all steps. The other adjoints are tested against it, and only it has higher derivatives.
 
     Time 3 T·G. Memory: the activations and the gradient graph of every differentiated step at once.
     """
 
-    share: ClassVar[float] = (
-        1 / 32
-    )  # beyond, the memory that it has to get from the system costs more time than it saves
+    # With a larger share, getting the memory from the system costs more time than `Direct` saves.
+    share: ClassVar[float] = 1 / 32
 
     def refusal(self, loop: InnerLoop) -> str | None:
         if not loop.optimizer.exact:

@@ -1,14 +1,14 @@
 """An optimizer's state in integers, which runs backwards bit for bit.
 
-Adam and momentum forget: an accumulator x_t = β x_{t-1} + c_t shrinks what it holds by β at every step, and in floating
-point what is rounded off cannot be found again (going back, the error of x grows by 1/β per step). Integers lose it
-too, unless the remainder of each division is kept: log2(1/β) bits per number and step (Maclaurin, Duvenaud & Adams,
-2015). `DecayingSum` is such an accumulator, `FixedPointState` the whole state of one buffer of parameters.
+Adam and momentum forget: an accumulator x_t = β x_{t-1} + c_t multiplies its old value by β at every step. In floating point
+the bits that are rounded off are lost, and on the way back the error of x grows by 1/β per step. Integers lose bits too, unless
+the remainder of each division is kept: log2(1/β) bits per number and step (Maclaurin, Duvenaud & Adams, 2015).
+`DecayingSum` is such an accumulator, `FixedPointState` the whole state of one buffer of parameters.
 
-Two things keep that cheap. Between two divisions an integer X only ever *adds*: with x_t = β^(t-t0) X / 2^S, step t adds
-c_t β^(t0-t), and only every K steps, when these have grown by four bits, X is multiplied by β^K. And X is wide: as many
-limbs as it takes to hold gradients up to `LARGEST_GRADIENT` to a precision at which what is cut off does not show in
-the parameters, so that the steps are those of the same optimizer in floating point.
+Two things keep the cost low. First, between two divisions an integer X is only *added* to: with x_t = β^(t-t0) X / 2^S, step t adds
+c_t β^(t0-t). Every K steps, when these terms have grown by four bits, X is multiplied by β^K. Second, X is wide: it has so many
+limbs that it holds gradients up to `LARGEST_GRADIENT`, and that the bits that are cut off do not change the parameters. So the
+steps are those of the same optimizer in floating point.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from farzi_hf.engine.inner_loop import chunks
 from farzi_hf.engine.optimizers import InvertibleOptimizer, State
 
 LARGEST_GRADIENT = 2.0**31
-"""Of one element, 2.1e9: what the integers have room for."""
+"""The largest element of a gradient that the integers have room for: 2.1e9."""
 LARGEST_WEIGHT = 2.0**18
-"""Of one parameter, 262,144."""
+"""The largest parameter that the integers have room for: 262,144."""
 
 _WEIGHT_BITS = 44  # below the binary point: 6e-14, finer than a float32 from 1e-6 up
 _LIMB, _HALF = 62, 31  # bits used of a limb, and of the digits it is divided and multiplied by
@@ -36,15 +36,15 @@ _WORD = 16  # bits of the remainders that are moved out at a time
 
 
 class DecayingSum:
-    """x_t = β x_{t-1} + c_t for P numbers, in integers; `add` and `subtract` are each other's inverse.
+    """x_t = β x_{t-1} + c_t for P numbers, in integers. `subtract` is the inverse of `add`.
 
-    Memory per number: the limbs; from the first division on, 4 bytes of remainders and log2(1/β) bits per step.
+    Memory per number: the limbs, and after the first division 4 bytes of remainders and log2(1/β) bits per step.
 
     Args:
         start: x_0 (P,).
         decay: β in (0, 1).
         resolution: S, bits below the binary point.
-        magnitude: log2 of the largest |x| there has to be room for.
+        magnitude: log2 of the largest |x| that must fit.
     """
 
     def __init__(self, start: Tensor, decay: float, resolution: int, magnitude: float):
@@ -131,7 +131,7 @@ class DecayingSum:
         return self.decay ** -((t - 1) % self.period + 1)
 
     def _accumulate(self, rows: slice, x: Tensor, sign: int) -> None:
-        """X ± 2^S x, rounded towards zero. Every intermediate is exact, so that adding and subtracting the same x cancel."""
+        """X ± 2^S x, rounded towards zero. All intermediate results are exact, so adding and then subtracting the same x changes nothing."""
         rest = x * 2.0 ** (self.resolution - _LIMB * self.lower_limbs)
         digits = []
         for _ in self.lower:
@@ -146,7 +146,7 @@ class DecayingSum:
                 part.bitwise_and_((1 << _LIMB) - 1)
 
     def _shrink(self, rows: slice, kept: Tensor) -> Tensor:
-        """X ← ⌊X n/d⌋. Which of the X that end there it was goes into the number `kept`."""
+        """X ← ⌊X n/d⌋. Several X give the same result; the number `kept` records which one it was."""
         n, d = self.factor.as_integer_ratio()
         quotient, rest = self._divide(rows, d)
         digit = (rest * n).div_(d, rounding_mode="floor")  # ⌊X n/d⌋ = n ⌊X/d⌋ + ⌊n rest/d⌋
@@ -165,7 +165,7 @@ class DecayingSum:
         return others
 
     def _candidates(self, digit: Tensor) -> tuple[Tensor, Tensor]:
-        """The smallest of the remainders r with ⌊r n/d⌋ = digit, and how many there are: about d/n."""
+        """The smallest remainder r with ⌊r n/d⌋ = digit, and the number of such remainders, about d/n."""
         n, d = self.factor.as_integer_ratio()
         first, end = ((x * d + (n - 1)).div_(n, rounding_mode="floor") for x in (digit, digit + 1))
         return first, end.sub_(first)
@@ -236,22 +236,22 @@ class FixedPointState:
             self._move(rows, self.optimizer.displacement(self.accumulators(rows, t), t, lr))
 
     def accumulators(self, rows: slice, t: int) -> list[Tensor]:
-        """What they are after step `t`, in float64; to be called before `restore`."""
+        """The accumulators after step `t`, in float64. Call it before `restore`."""
         return [total.value(rows, t - self.before) for total in self.sums]
 
     def restore(self, g: Tensor, t: int) -> None:
-        """Take the accumulators back to before step `t`, whose gradient was `g`; the parameters are there already."""
+        """Take the accumulators back to before step `t`, whose gradient was `g`. `unstep` has taken the parameters back already."""
         for rows in chunks(g):
             self._accumulate(rows, g, t, DecayingSum.subtract)
         for total in self.sums:
             total.grow(t - self.before)
 
     def checksum(self) -> int:
-        """Of the parameters."""
+        """A checksum of the parameters."""
         return int(self.w.sum())
 
     def full_checksum(self) -> tuple[int, ...]:
-        """Of every integer."""
+        """Checksums of all integers."""
         return (self.checksum(), *(int(limb.sum()) for total in self.sums for limb in total.limbs))
 
     def _accumulate(

@@ -17,10 +17,10 @@ from farzi_hf.engine.optimizers import InvertibleOptimizer
 
 @dataclass(frozen=True)
 class Reversible(RecordingAdjoint):
-    """Run the training itself backwards, from its last state: memory that hardly grows with the number of steps.
+    """Run the training itself backwards from its last state. The memory hardly grows with the number of steps.
 
-    States are integers (`farzi_hf.engine.adjoints.fixed_point`), of which no bit is lost: going back ends at the start, bit for bit,
-    and anything else is an error. The steps are those of the same optimizer in floating point up to rounding.
+    States are integers that lose no bit (`farzi_hf.engine.adjoints.fixed_point`). The way back ends at the start bit for bit; if it does
+    not, that is an error. Up to rounding, the steps are those of the same optimizer in floating point.
 
     Time 4 T·G: G forward, 3 G in reverse. Memory: with Adam 36 to 56 bytes per parameter, with SGD 24; log2(1/β) bits
     per parameter and step for each accumulator (0.15 bits for β = 0.9, 0.0014 for 0.999, 1 bit for 0.5); the graph of
@@ -63,7 +63,7 @@ class Reversible(RecordingAdjoint):
 
 
 class Reversal:
-    """The integers of one unrolled training, at its start or at its end."""
+    """The integers of one unrolled training: at its start, or after `forward` at its end."""
 
     def __init__(self, loop: InnerLoop, states: States):
         self.loop = loop
@@ -74,7 +74,7 @@ class Reversal:
         self.finite = True
 
     def forward(self, inputs: Buffers) -> None:
-        """From the start to the end; training that left the finite numbers goes no further."""
+        """From the start to the end. A training with a gradient that is not finite stops there."""
         for t in self.loop.differentiated:
             g = self.loop.replayed_gradient(weights(self.states()), inputs, t)
             self.finite = all(bool(flat.isfinite().all()) for flat in g)
@@ -86,11 +86,11 @@ class Reversal:
 
     def backward(self, inputs: Buffers, reverse: Reverse) -> None:
         """From the end to the start."""
-        if not self.finite:  # as with every adjoint, the gradient is then not a number either
+        if not self.finite:  # the meta-gradient is then NaN, as with every adjoint
             lost = tuple(state * self.loop.optimizer.fields for state in self.states())
             reverse(self.loop.differentiated[-1], lost, None)
             return
-        if not self.checksums:  # a second time, over a retained graph
+        if not self.checksums:  # a second backward pass over a retained graph
             self.forward(inputs)
         for t in reversed(self.loop.differentiated):
             for group in self.groups:
@@ -102,14 +102,14 @@ class Reversal:
         self._check(self.loop.differentiated[0] - 1, self.start == [group.full_checksum() for group in self.groups])
 
     def release(self) -> States:
-        """The present parameters, for others to keep: nothing here will write to them again."""
+        """The present parameters for the caller to keep. Later steps write into other memory."""
         states = self.states()
         for group in self.groups:
             group.weights = torch.empty_like(group.weights)
         return states
 
     def states(self) -> States:
-        """Of the present parameters only; NaN once they are lost."""
+        """States with the present parameters only; NaN if the training left the finite numbers."""
         if self.finite:
             return tuple((group.weights,) for group in self.groups)
         return tuple((torch.full_like(group.weights, math.nan),) for group in self.groups)

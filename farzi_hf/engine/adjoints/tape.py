@@ -11,11 +11,11 @@ from farzi_hf.engine.inner_loop import Buffers, InnerLoop, States
 
 @dataclass(frozen=True)
 class Tape(RecordingAdjoint):
-    """Keep the gradient of every step, and the states of every √T-th; replay the optimizer between those, elementwise.
+    """Keep the gradient of every step and the states of every √T-th step. In between, repeat the optimizer's updates.
 
-    Time 4 T·G: G forward, 3 G in reverse; the replay does not evaluate the network. Memory for T differentiated
+    Time 4 T·G: G forward, 3 G in reverse. The updates do not evaluate the network. Memory for T differentiated
     steps: T·P numbers for the gradients and up to 2√T·S for states, where S is 3P with Adam and 2P with SGD; the
-    graph of one step; one copy of the inputs that need a gradient. The backward pass frees it as it goes.
+    graph of one step; one copy of the inputs that need a gradient. The backward pass frees the memory step by step.
     """
 
     def record(self, loop: InnerLoop, states: States, inputs: Buffers) -> tuple[States, Recording]:
@@ -44,6 +44,6 @@ class Tape(RecordingAdjoint):
 
 
 def _segments(ts: range) -> list[range]:
-    """Cut the steps into ⌈√T⌉ at a time."""
+    """Cut the steps into segments of ⌈√T⌉."""
     length = math.isqrt(len(ts) - 1) + 1
     return [ts[i : i + length] for i in range(0, len(ts), length)]

@@ -1,4 +1,4 @@
-"""The optimizers of the inner loop: a file each, and one line of the table below."""
+"""The optimizers of the inner loop. Each has a file of its own and a line in the table `OPTIMIZERS`."""
 
 from farzi_hf.engine.optimizers.adam import InnerAdam
 from farzi_hf.engine.optimizers.base import InnerOptimizer, InvertibleOptimizer, State
@@ -8,4 +8,4 @@ from farzi_hf.engine.optimizers.sgd import InnerSGD
 __all__ = ["OPTIMIZERS", "InnerAdam", "InnerOptimizer", "InnerSGD", "InvertibleOptimizer", "PaperAdam", "State"]
 
 OPTIMIZERS: dict[str, type[InnerOptimizer]] = {"adam": InnerAdam, "sgd": InnerSGD}
-"""What a config can name. `PaperAdam` has no exact gradient, so it has no name there."""
+"""The optimizers that a config can name. `PaperAdam` is not among them, because its gradient is not exact."""

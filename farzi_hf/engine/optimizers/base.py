@@ -1,4 +1,4 @@
-"""What an optimizer of the inner loop is, and the arithmetic that they share.
+"""The interface of the inner loop's optimizers, and the arithmetic that they share.
 
 An optimizer here holds hyper-parameters only. It works on *states*: tuples of flat buffers of equal shape `(P,)`
 that start with the parameters `w` (Adam: `w, m, v`; SGD: `w, m`). `step` goes forward through one update, `pullback`
@@ -22,18 +22,18 @@ FLOAT32_BITS = 24
 
 
 class InnerOptimizer(ABC):
-    """What `unroll` needs to know of an optimizer.
+    """The interface that `unroll` needs.
 
-    `t` counts the steps since the state was zero (1, 2, …), as bias corrections want it; the learning rate of a step
-    comes from `rate(step)`, where `step` is the global one that the inner loss sees too.
+    `t` counts the steps since the state was zero (1, 2, …), as bias corrections need it. The learning rate of a step
+    is `rate(step)`, where `step` is the global step, which the inner loss also gets.
     """
 
     # Number of buffers in a state.
     fields: ClassVar[int]
-    # Whether `pullback` is the derivative of `step`. Where it is not, adjoints that differentiate `step` itself refuse.
+    # Whether `pullback` is the derivative of `step`. If it is not, adjoints that differentiate `step` itself refuse the optimizer.
     exact: ClassVar[bool] = True
 
-    # Hyper-parameters that the optimizer of `stock_settings` treats otherwise or lacks; at 0 both are the same.
+    # Hyper-parameters that transformers' optimizer lacks or treats differently. At 0 there is no difference.
     without_stock_twin: ClassVar[tuple[str, ...]] = ()
 
     lr: float
@@ -64,17 +64,17 @@ class InnerOptimizer(ABC):
     def pullback(
         self, w: Tensor, accumulators: Sequence[Tensor], g: Tensor, cotangent: State, t: int, lr: float
     ) -> Tensor:
-        """Carry `cotangent` from after step `t` to before it, in place, through the optimizer's arithmetic; return `dg`.
+        """Carry `cotangent` back through the optimizer's arithmetic in step `t`, in place; return `dg`.
 
-        `w` are the parameters before the step, `accumulators` the rest of the state after it. What is missing is the
-        path through the network: the caller adds `H_ww·dg` to `dw` and `H_xw·dg` to `dx`.
+        `w` are the parameters before the step, `accumulators` the rest of the state after it. The path through the network is
+        not included: the caller adds `H_ww·dg` to `dw` and `H_xw·dg` to `dx`.
         """
 
 
 class InvertibleOptimizer(InnerOptimizer):
-    """An optimizer whose step `Reversible` can undo: arithmetic that integers follow exactly (`adjoints.fixed_point`).
+    """An optimizer whose step `Reversible` can undo, because integers can follow it exactly (`adjoints.fixed_point`).
 
-    The step falls into two parts: every accumulator is a decaying sum x_t = β x_{t-1} + c_t, and the parameters move by a
+    The step has two parts: every accumulator is a decaying sum x_t = β x_{t-1} + c_t, and the parameters move by a
     function of the accumulators alone.
     """
 
@@ -93,9 +93,9 @@ class InvertibleOptimizer(InnerOptimizer):
 
     @abstractmethod
     def accumulator_range(self, index: int, largest: float) -> tuple[int, float]:
-        """For gradients up to 2^largest: bits that an accumulator needs below the binary point, and log2 of its size.
+        """For gradients up to 2^largest: the bits that an accumulator needs below the binary point, and log2 of its size.
 
-        Bits enough that what lies below changes the displacement by less than float32 would round it.
+        There must be so many bits that the rest changes the displacement by less than float32's rounding.
         """
 
 
@@ -105,7 +105,7 @@ def decayed(g: Tensor, w: Tensor, weight_decay: float) -> Tensor:
 
 
 def root(x: Tensor) -> Tensor:
-    """The root, with derivative 0 at 0: autograd's would be inf · 0 = NaN for a parameter that never had a gradient."""
+    """The root, with derivative 0 at 0. Autograd's derivative would be inf · 0 = NaN for a parameter that never had a gradient."""
     if not x.requires_grad:
         return x.sqrt()
     positive = x > 0
@@ -113,12 +113,12 @@ def root(x: Tensor) -> Tensor:
 
 
 def ratio(m: Tensor, s: Tensor) -> Tensor:
-    """`m / s`, and 0 where `s` is 0 (no gradient yet, or squares too small for the dtype). A new tensor."""
+    """`m / s` as a new tensor; 0 where `s` is 0 (no gradient yet, or its square is too small for the dtype)."""
     return (m / s).masked_fill_(s == 0, 0.0)
 
 
 def is_number(value: object) -> bool:
-    """Whether it is a finite number, and no bool."""
+    """Whether `value` is a finite number and no bool."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
