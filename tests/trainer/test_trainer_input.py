@@ -71,7 +71,7 @@ def test_args_of_another_type_are_refused(make, args):
 
 
 def test_no_tokenizer_needs_a_collator(make):
-    with pytest.raises(ValueError, match="processing_class and data_collator are both None; give the tokenizer"):
+    with pytest.raises(ValueError, match="processing_class, data_collator and task are all None; give the tokenizer"):
         make({"processing_class": None})
 
 
