@@ -8,6 +8,9 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 # Spelled out, so that accelerate neither asks for a config file nor warns that it has none.
 LAUNCH := $(BIN)/accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no --quiet
 
+# pip compiles nothing, see PIP: where Python may not either, every process would compile torch anew, for ten seconds.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-oldest test-newest fuzz check format bench paper clean
 
@@ -22,8 +25,9 @@ test: $(VENV)/.installed ## the test suite, without the tests marked slow or gpu
 	$(BIN)/python -m pytest -n logical -m "not slow and not gpu"
 
 # What every range of versions in pyproject.toml has to hold for: reading, training, saving, pushing, plotting.
-CORE := tests/test_imports.py tests/data tests/summary tests/engine tests/plots $(addprefix tests/,artefact/test_publishing.py artefact/test_hub.py \
-	distillation/test_learner.py distillation/test_trajectories.py trainer/test_config.py trainer/test_trainer.py trainer/test_interrupts.py)
+CORE := tests/test_imports.py $(addprefix tests/,engine data models summary evaluation plots artefact/test_publishing.py \
+	artefact/test_hub.py distillation/test_learner.py distillation/test_trajectories.py trainer/test_config.py trainer/test_trainer.py \
+	trainer/test_interrupts.py)
 
 # Old releases call what newer releases of others call deprecated: warnings are no errors here. The deselected test asks a
 # server that an old huggingface_hub looks for on the internet.

@@ -15,7 +15,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from farzi_hf.engine import InnerAdam, InnerOptimizer, InnerSGD
+from farzi_hf.engine import InnerAdam, InnerOptimizer, InnerSGD, PaperAdam
 
 
 @dataclass(frozen=True)
@@ -177,13 +177,32 @@ OPTIMIZERS: dict[str, InnerOptimizer] = {
 ADAM = OPTIMIZERS["adam"]
 
 
+def halving(step: int) -> float:
+    return 0.5 ** (step // 10)
+
+
+Adam, SGD = torch.optim.Adam, torch.optim.SGD
+TWINS: dict[str, tuple[InnerOptimizer, type[torch.optim.Optimizer], dict]] = {
+    "adam": (InnerAdam(lr=0.05), Adam, {}),
+    "adam_betas_eps": (InnerAdam(lr=0.05, betas=(0.5, 0.9), eps=1e-3), Adam, {"betas": (0.5, 0.9), "eps": 1e-3}),
+    "adam_decay": (InnerAdam(lr=0.05, weight_decay=0.1), Adam, {"weight_decay": 0.1}),
+    "adam_schedule": (InnerAdam(lr=0.05, lr_schedule=halving), Adam, {}),
+    "paper_adam": (PaperAdam(lr=0.05), Adam, {}),
+    "sgd": (InnerSGD(lr=0.002), SGD, {}),
+    "sgd_momentum": (InnerSGD(lr=0.002, momentum=0.9), SGD, {"momentum": 0.9}),
+    "sgd_decay": (InnerSGD(lr=0.002, momentum=0.5, weight_decay=0.1), SGD, {"momentum": 0.5, "weight_decay": 0.1}),
+    "sgd_schedule": (InnerSGD(lr=0.002, momentum=0.9, lr_schedule=halving), SGD, {"momentum": 0.9}),
+}
+"""Each with the optimizer of torch that it equals, and that one's settings besides the learning rate."""
+
+
 def reference_unroll(
     problem: MetaProblem, optimizer: InnerOptimizer, steps: int, window: int | None = None, first_step: int = 1
 ) -> dict[str, Tensor]:
     """θ_T by name, differentiable by autograd through every step of the window."""
     w = {name: x for name, x in problem.params.items() if x.requires_grad}
     accumulators: dict[str, tuple[Tensor, ...]] = dict.fromkeys(w, ())
-    update = _adam if isinstance(optimizer, InnerAdam) else _sgd
+    update = RULES[type(optimizer)]
     for t in range(1, steps + 1):
         step = first_step + t - 1
         if window is not None and t == steps - window + 1 and t > 1:
@@ -213,6 +232,10 @@ def _sgd(hyper: InnerSGD, w: Tensor, g: Tensor, velocity: tuple[Tensor, ...], t:
     """Heavy ball as in torch.optim.SGD: the first step takes the gradient as it is."""
     buffer = hyper.momentum * velocity[0] + g if velocity else g
     return w - lr * buffer, (buffer,)
+
+
+RULES: dict[type[InnerOptimizer], Callable] = {InnerAdam: _adam, InnerSGD: _sgd}
+"""`rule(hyper-parameters, w, g, accumulators, t, lr)` gives the next w and accumulators; there are none before the first step."""
 
 
 def gradients(loss: Tensor, leaves: list[Tensor]) -> list[Tensor]:

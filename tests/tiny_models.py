@@ -41,6 +41,10 @@ CONFIGS = {
 }
 
 
+FAMILIES = ("gpt2", "llama", "mamba", RNNConfig.model_type, *NEXT_ITEM)
+"""One of each kind of layers. What costs a training tries these; the others, Transformers all, are slow tests."""
+
+
 SPECIAL = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from farzi_hf import Checkpoint, Direct, InnerAdam, Reversible, Tape, unroll
+from farzi_hf import Direct, InnerAdam, engine, unroll
 from farzi_hf.engine import Adjoint
 
 ROWS, WIDTH = 32, 256
@@ -43,7 +43,7 @@ def _growth(calls: int, adjoint: Adjoint | None, torch_compile: bool = False) ->
     return process.memory_info().rss - before
 
 
-ADJOINTS = [None, Direct(), Tape(), Checkpoint(), Reversible()]
+ADJOINTS = [None, *(kind() for kind in engine.ADJOINTS.values())]
 
 
 @pytest.mark.parametrize("adjoint", ADJOINTS, ids=repr)

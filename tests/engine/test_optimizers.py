@@ -5,31 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError
 
+import meta_problems as mp
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from meta_problems import TWINS
 from torch import Tensor
 
+from farzi_hf import engine
 from farzi_hf.engine import InnerAdam, InnerOptimizer, InnerSGD, PaperAdam, State
-
-
-def halving(step: int) -> float:
-    return 0.5 ** (step // 10)
-
-
-Adam, SGD = torch.optim.Adam, torch.optim.SGD
-TWINS: dict[str, tuple[InnerOptimizer, type[torch.optim.Optimizer], dict]] = {
-    "adam": (InnerAdam(lr=0.05), Adam, {}),
-    "adam_betas_eps": (InnerAdam(lr=0.05, betas=(0.5, 0.9), eps=1e-3), Adam, {"betas": (0.5, 0.9), "eps": 1e-3}),
-    "adam_decay": (InnerAdam(lr=0.05, weight_decay=0.1), Adam, {"weight_decay": 0.1}),
-    "adam_schedule": (InnerAdam(lr=0.05, lr_schedule=halving), Adam, {}),
-    "paper_adam": (PaperAdam(lr=0.05), Adam, {}),
-    "sgd": (InnerSGD(lr=0.002), SGD, {}),
-    "sgd_momentum": (InnerSGD(lr=0.002, momentum=0.9), SGD, {"momentum": 0.9}),
-    "sgd_decay": (InnerSGD(lr=0.002, momentum=0.5, weight_decay=0.1), SGD, {"momentum": 0.5, "weight_decay": 0.1}),
-    "sgd_schedule": (InnerSGD(lr=0.002, momentum=0.9, lr_schedule=halving), SGD, {"momentum": 0.9}),
-}
 
 
 def rosenbrock(w: Tensor) -> Tensor:
@@ -43,6 +28,12 @@ def run(optimizer: InnerOptimizer, start: Tensor, steps: int, *, in_place: bool)
         (g,) = torch.autograd.grad(rosenbrock(w), w)
         state = optimizer.step(state, g, t, optimizer.rate(t), out=state if in_place else None)
     return state[0]
+
+
+def test_every_optimizer_that_a_config_can_name_is_tried() -> None:
+    """`meta_problems.OPTIMIZERS` is what the tests of adjoints take, `TWINS` what is compared with torch."""
+    for tried in (mp.OPTIMIZERS.values(), [optimizer for optimizer, _, _ in TWINS.values()]):
+        assert {type(optimizer) for optimizer in tried} >= set(engine.OPTIMIZERS.values())
 
 
 @pytest.mark.parametrize("in_place", [False, True])
@@ -115,7 +106,12 @@ sgds = st.builds(InnerSGD, lr=positive, momentum=unit, weight_decay=decay)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
-@given(optimizer=st.one_of(adams, sgds), size=st.integers(1, 40), t=st.integers(1, 5), seed=st.integers(0, 1000))
+@given(
+    optimizer=st.one_of(adams, sgds, st.sampled_from([*mp.OPTIMIZERS.values()])),
+    size=st.integers(1, 40),
+    t=st.integers(1, 5),
+    seed=st.integers(0, 1000),
+)
 def test_pullback_is_the_derivative_of_a_step(optimizer: InnerOptimizer, size: int, t: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     w, *rest = torch.randn(1 + t + optimizer.fields, size, dtype=torch.float64, generator=generator)

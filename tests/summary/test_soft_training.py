@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from datasets import Dataset
-from tiny_models import CONFIGS, LENGTH, V, arguments, soft_trainer, tiny_model, tiny_summary
+from tiny_models import CONFIGS, FAMILIES, LENGTH, V, arguments, soft_trainer, tiny_model, tiny_summary
 from transformers import Trainer
 from transformers.modeling_outputs import CausalLMOutput
 
@@ -19,6 +19,13 @@ from farzi_hf.summary import attach_soft_inputs, soft_cross_entropy
 
 @pytest.fixture(params=CONFIGS)
 def model(request):
+    return tiny_model(request.param)
+
+
+@pytest.fixture(
+    params=[kind if kind in FAMILIES else pytest.param(kind, marks=pytest.mark.slow) for kind in CONFIGS],
+)
+def trained_model(request):
     return tiny_model(request.param)
 
 
@@ -39,9 +46,10 @@ def test_one_hot_soft_labels_cost_what_their_ids_cost(model):
     torch.testing.assert_close(soft_cross_entropy(outputs, F.one_hot(ids, V).float()), hard)
 
 
-def test_stock_trainer_trains_on_soft_tokens_and_evaluates_on_ids(model, tmp_path):
+def test_stock_trainer_trains_on_soft_tokens_and_evaluates_on_ids(trained_model, tmp_path):
+    model = trained_model
     rows = [{"input_ids": torch.randint(1, V, (LENGTH,)).tolist()} for _ in range(4)]
-    trainer = soft_trainer(model, tiny_summary(), arguments(tmp_path, max_steps=30))
+    trainer = soft_trainer(model, tiny_summary(), arguments(tmp_path, max_steps=15))
     before = trainer.evaluate(tiny_summary().as_dataset())["eval_loss"]
     trainer.train()
     assert trainer.evaluate(tiny_summary().as_dataset())["eval_loss"] < before
@@ -58,9 +66,9 @@ def hard_collator(rows):
     return {"input_ids": ids, "labels": ids}
 
 
-def test_training_loss_is_nats_per_predicted_token(model, tmp_path):
+def test_training_loss_is_nats_per_predicted_token(trained_model, tmp_path):
     """Counting vocabulary entries instead of positions would log a loss V times too small."""
-    trainer = soft_trainer(model, tiny_summary(), arguments(tmp_path, max_steps=1, learning_rate=0.0))
+    trainer = soft_trainer(trained_model, tiny_summary(), arguments(tmp_path, max_steps=1, learning_rate=0.0))
     trainer.train()
     assert trainer.state.log_history[0]["loss"] == pytest.approx(torch.log(torch.tensor(V)).item(), rel=0.3)
 

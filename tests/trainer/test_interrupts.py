@@ -23,6 +23,14 @@ def make(tmp_path, sequences, tokenizer):
     return partial(tiny_trainer, tmp_path / "out", sequences, tokenizer)
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, sequences, tokenizer):
+    """The run that nobody interrupted."""
+    trainer = tiny_trainer(tmp_path_factory.mktemp("whole"), sequences, tokenizer)
+    trainer.train()
+    return trainer
+
+
 @pytest.fixture(autouse=True)
 def handlers():
     """What they were is what they are."""
@@ -32,7 +40,7 @@ def handlers():
 
 
 @pytest.mark.parametrize("name", CODES)
-def test_a_signal_ends_the_run_after_a_checkpoint_of_the_step(make, tmp_path, sequences, tokenizer, caplog, name):
+def test_a_signal_ends_the_run_after_a_checkpoint_of_the_step(make, whole, caplog, name):
     """Although nothing was to be saved; and what resumes from there is the run that nobody interrupted."""
     trainer = make({"callbacks": [SignalAt(name, step=2)]})
     with pytest.raises(Interrupted) as ended:
@@ -44,8 +52,6 @@ def test_a_signal_ends_the_run_after_a_checkpoint_of_the_step(make, tmp_path, se
 
     resumed = make()
     resumed.train(resume_from_checkpoint=True)
-    whole = tiny_trainer(tmp_path / "whole", sequences, tokenizer)
-    whole.train()
     assert all(map(torch.equal, tensors(resumed), tensors(whole)))
     losses = [[entry["loss"] for entry in x.state.log_history if "loss" in entry] for x in (resumed, whole)]
     assert losses[0] == losses[1]

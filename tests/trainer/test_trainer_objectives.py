@@ -20,6 +20,7 @@ from farzi_hf.engine import InnerAdam
 V = 54
 OBJECTIVES = ("meta_matching", "gradient_matching", "trajectory_matching")
 INNER = {"adam": {}, "sgd": {"inner_optimizer": "sgd", "inner_learning_rate": 0.3, "inner_momentum": 0.5}}
+OFTEN = {("meta_matching", "sgd"), ("gradient_matching", "adam"), ("trajectory_matching", "adam")}
 
 
 @pytest.fixture(scope="module")
@@ -47,20 +48,26 @@ def assert_equal(trainer, expected) -> None:
         assert ours == theirs
 
 
-@pytest.mark.parametrize("inner", INNER.values(), ids=INNER)
-@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize(
+    ("objective", "inner"),
+    [
+        pytest.param(objective, inner, marks=[] if (objective, inner) in OFTEN else pytest.mark.slow)
+        for objective in OBJECTIVES
+        for inner in INNER
+    ],
+)
 def test_each_objective_improves_its_own_criterion(make, sequences, tokenizer, objective, inner):
     """On real sequences and seeds that training has not seen, from soft tokens near uniform."""
     trainer = make(
         objective=objective, initialization="random", latent_std=0.5, max_steps=15, learning_rate=0.2, inner_steps=6,
-        inner_steps_min=None, window=None, inner_epsilon=1e-2, **inner,
+        inner_steps_min=None, window=None, inner_epsilon=1e-2, **INNER[inner],
     )  # fmt: skip
     batch = DataCollatorForLanguageModeling(tokenizer, mlm=False)(list(sequences["validation"]))
 
     def criterion() -> float:
         summary = [p.detach() for p in trainer.model.parameters()]
         losses = []
-        for seed in range(1000, 1010):
+        for seed in range(1000, 1006):
             loss = trainer.objective(trainer.learner, *[x.requires_grad_() for x in summary], batch, seed)
             losses.append(loss.item())
         return float(np.mean(losses))

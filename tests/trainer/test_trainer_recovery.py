@@ -28,10 +28,9 @@ def make(tmp_path, sequences, tokenizer):
     return partial(tiny_trainer, tmp_path / "out", sequences, tokenizer)
 
 
-@pytest.fixture
-def uninterrupted(make, tmp_path):
-    trainer = make(**RESUMABLE)
-    trainer.args.output_dir = str(tmp_path / "uninterrupted")
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory, sequences, tokenizer):
+    trainer = tiny_trainer(tmp_path_factory.mktemp("uninterrupted"), sequences, tokenizer, **RESUMABLE)
     trainer.train()
     return trainer
 
