@@ -152,8 +152,3 @@ def vocabulary_of(processing_class: Any) -> Vocabulary:
         if hasattr(processing_class, "get_vocab")
         else ItemVocabulary(processing_class)
     )
-
-
-def is_text(processing_class: Any) -> bool:
-    """Whether a summary's entries are tokens of text. Ask `vocabulary_of` instead; this is left until its last caller is gone."""
-    return isinstance(vocabulary_of(processing_class), TokenVocabulary)

@@ -72,7 +72,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         ours = sized_cell(e, "Farzi", e.args.num_sequences)
         evidence = evidence_of(e, [ours, *full_cells()])
     strata, popular = Strata.of(e)
-    hits = {name: hits_of(students) for name, students in evidence.students.items()} | {POPULARITY: (popular <= 100).astype(float)}
+    hits = {name: hits_of(students) for name, students in evidence.students.items()} | {
+        POPULARITY: (popular <= 100).astype(float)
+    }
     strata_rows = [
         {"method": name, "by": by, **row}
         for by in ("items", "users")

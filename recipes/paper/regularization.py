@@ -105,9 +105,7 @@ def measured(trainer: FarziTrainer, c: Comparison, students: Sequence[Student]) 
     return {**ranks(c.farzi, c.farzi.config.num_sequences), **losses(c, students)}
 
 
-def measured_unfactorised(
-    trainer: FarziTrainer, c: Comparison, students: Sequence[Student]
-) -> Mapping[str, float]:
+def measured_unfactorised(trainer: FarziTrainer, c: Comparison, students: Sequence[Student]) -> Mapping[str, float]:
     """The same, of latents that are logits."""
     farzi = c.farzi
 

@@ -55,9 +55,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def cells(e: Experiment) -> list[Cell]:
     """One per |Ω|."""
     omega = {"trajectories": f"{e.args.output_dir}/trajectories/count"}
-    return [
-        Cell(name_of(count), {**omega, "num_trajectories": count} if count else {}) for count in e.settings.counts
-    ]
+    return [Cell(name_of(count), {**omega, "num_trajectories": count} if count else {}) for count in e.settings.counts]
 
 
 def name_of(count: int) -> str:
