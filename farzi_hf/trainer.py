@@ -9,13 +9,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from datasets import Dataset
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
-from tqdm.auto import tqdm
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 
 from farzi_hf.artefact.atomic_folder import check_destination
@@ -34,6 +32,7 @@ from farzi_hf.data import random_sequences, sequences_fingerprint
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.distillation import Learner, Objective, Parameters
 from farzi_hf.distillation.row_checks import check_rows, check_sequence_length, run_check
+from farzi_hf.distillation.start_trial import try_starts
 from farzi_hf.evaluation.metrics.resampling import mean_and_spread
 from farzi_hf.evaluation.tasks import LanguageModeling, Task
 from farzi_hf.resumable_trainer import ResumableTrainer
@@ -42,7 +41,7 @@ from farzi_hf.summary.soft_tokens import shifted_cross_entropy
 
 logger = logging.getLogger(__name__)
 
-_TRIAL_LEARNERS, _TRIAL_BATCHES = 2, 4
+_TRIAL_BATCHES = 4
 
 
 class FarziTrainer(ResumableTrainer):
@@ -60,13 +59,13 @@ class FarziTrainer(ResumableTrainer):
 
     Args:
         learner_init: the learner: a function that returns a freshly initialised model, a config, or a model (its class
-            and config; the weights are drawn anew). See `farzi_hf.learner.Learner`.
+            and config; the weights are drawn anew). See `farzi_hf.Learner`.
         args: a `FarziConfig`.
         train_dataset, eval_dataset: `datasets.Dataset`s with `input_ids`: lists of token ids with BOS and EOS, or of items.
         processing_class: the tokenizer; it travels with the summary. Short for `task=LanguageModeling(tokenizer)`.
         data_collator: pads real sequences and makes `labels`; by default the task's.
         farzi_data: a summary to go on with, of the shape and τ that `args` says; by default a new one.
-        objective: the outer loss, as in `farzi_hf.objectives`; by default the one that `args` names.
+        objective: the outer loss, as in `farzi_hf.distillation.objectives`; by default the one that `args` names.
         task: `LanguageModeling(tokenizer)` or `Recommendation(vocabulary)`: what is predicted and how it is measured. It sets collator,
             label names and metrics, and cuts windows where histories are longer than a synthetic sequence. Data sets are then whole
             sentences or histories.
@@ -141,7 +140,10 @@ class FarziTrainer(ResumableTrainer):
         if farzi_data is not None:
             farzi_data.config.check_equal(config)
         summary = farzi_data or FarziData(config)
-        _adopt_vocabulary(summary, self.task.processing_class)
+        if self.task.processing_class is not None:  # checked now rather than when the summary is saved
+            summary.processing_class = self.task.processing_class
+            summary.adopt_vocabulary("processing_class")
+            summary.config.adopt_special_tokens(summary.processing_class)
         if farzi_data is None and train_dataset is not None:
             start = INITIALIZATIONS[args.initialization]
             with phase("Start of the summary", disable=args.disable_tqdm or args.process_index > 0):
@@ -190,23 +192,11 @@ class FarziTrainer(ResumableTrainer):
         )
         batches = [self._prepare_inputs(batch) for batch in loader]
 
-        candidates, found = initialization.CANDIDATES, []
-        total = len(candidates) * _TRIAL_LEARNERS
-        with tqdm(total=total, desc="Choosing κ of the start", disable=self._quiet, dynamic_ncols=True) as bar:
+        def train(index: int) -> Parameters:
+            return self._trained(Purpose.START_TRIAL, index)
 
-            @torch.no_grad()
-            def loss() -> float:
-                losses = []
-                for index in range(_TRIAL_LEARNERS):
-                    theta = self._trained(Purpose.START_TRIAL, index)
-                    losses += [self.learner.hard_loss(theta, batch).item() for batch in batches]
-                    bar.update()
-                found.append(f"{candidates[len(found)]:g}: {np.mean(losses):.3f}")
-                bar.set_postfix_str(f"loss by κ: {', '.join(found)}")
-                return np.mean(losses)
-
-            start_at = initialization.spectral_starts(self.model, self.train_dataset, self.args.seed)
-            self._concentration, losses = initialization.choose_concentration(start_at, loss)
+        start_at = initialization.spectral_starts(self.model, self.train_dataset, self.args.seed)
+        self._concentration, losses = try_starts(start_at, self.learner, train, batches, quiet=self._quiet)
         self._open_start = None
         tried = ", ".join(f"{concentration:g}: {loss:.3f}" for concentration, loss in losses.items())
         logger.info("Start of the summary: loss on training data by κ: %s.", tried)
@@ -355,13 +345,3 @@ class FarziTrainer(ResumableTrainer):
         recipe = {"learner": self.learner.model.config.to_diff_dict(), **self.args.to_recipe(), **self._given}
         recipe |= self._record.recipe_entry
         return {"metrics": {**known.metrics, **evaluation}, "recipe": known.recipe or recipe}
-
-
-def _adopt_vocabulary(summary: FarziData, processing_class: Any) -> None:
-    """Gives the summary its vocabulary, and checks it now rather than when the summary is saved."""
-    if processing_class is not None:
-        summary.processing_class = processing_class
-        summary.adopt_vocabulary("processing_class")
-    if isinstance(processing_class, PreTrainedTokenizerBase):
-        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):  # Trainer does so too, but with a warning
-            setattr(summary.config, name, getattr(processing_class, name))
