@@ -73,7 +73,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("farzi-hf needs Python 3.10 or newer: make PYTHON=python3.x" if sys.version_info < (3, 10) else 0)'
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) torch==2.13.0
-	$(PIP) --editable '.[test,plots]'
+	$(PIP) --editable '.[test]'
 	touch $@
 
 RESOLUTION_oldest := lowest-direct
@@ -85,12 +85,12 @@ RESOLUTION_newest := highest
 	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check uv
 	echo torch==2.13.0 > .venv-$*/torch.txt
 	.venv-$*/bin/uv pip compile --quiet --python .venv-$*/bin/python --resolution $(RESOLUTION_$*) --only-binary :all: \
-		--extra test --extra plots --constraint .venv-$*/torch.txt --output-file .venv-$*/constraints.txt pyproject.toml
+		--extra test --constraint .venv-$*/torch.txt --output-file .venv-$*/constraints.txt pyproject.toml
 	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint .venv-$*/constraints.txt torch
 	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint .venv-$*/constraints.txt \
-		--editable '.[test,plots]'
+		--editable '.[test]'
 	touch $@
 
 $(VENV)/.bench: $(VENV)/.installed
-	$(PIP) --editable '.[test,plots,bench]'
+	$(PIP) --editable '.[test,bench]'
 	touch $@

@@ -1,4 +1,4 @@
-"""The figures that recipes and cards show, a file each. Needs matplotlib (`pip install farzi-hf[plots]`).
+"""The figures that recipes and cards show, a file each.
 
 Figures are built without pyplot: no global state, no display, safe in threads and notebooks alike.
 """
