@@ -10,7 +10,7 @@ from pathlib import Path
 from transformers import HfArgumentParser
 
 from farzi_hf import FarziConfig
-from farzi_hf.cli import parse_arguments
+from farzi_hf.cli.arguments import parse_arguments
 from farzi_hf.evaluation import RunSettings
 
 ROOT = Path(__file__).parents[1]

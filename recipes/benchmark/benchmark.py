@@ -46,7 +46,7 @@ from results import Row, read_rows, write_results
 from tqdm import tqdm
 from transformers import HfArgumentParser
 
-from farzi_hf.cli import keep_freed_memory, run
+from farzi_hf.cli.program import keep_freed_memory, run
 from farzi_hf.engine import Checkpoint, Direct, Reversible, Tape
 
 ROOT = Path(__file__).resolve().parent

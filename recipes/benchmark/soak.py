@@ -18,8 +18,8 @@ import psutil
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from farzi_hf import FarziConfig
-from farzi_hf.cli import ends_in_one_line, keep_freed_memory
 from farzi_hf.cli.distil import trainer_of
+from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory
 from farzi_hf.evaluation import RunSettings, markdown, save_csv, save_text
 from farzi_hf.plots import plot_memory
 

@@ -23,7 +23,7 @@ from cells import FULL, LONG, evidence_of, full_cells
 from experiment import Experiment
 from sample_efficiency import sized_cell
 
-from farzi_hf.cli import ends_in_one_line, keep_freed_memory, run
+from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.evaluation import Recommendation, markdown, popularity, save_csv, save_text
 from farzi_hf.evaluation.baselines import ranks_of_scores
 from farzi_hf.evaluation.evidence import AGREES, DIFFERS, OPEN, counted

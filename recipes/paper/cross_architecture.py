@@ -17,7 +17,7 @@ from typing import Any
 from cells import FULL, LONG, Cell, evidence_of, full_cells
 from experiment import Experiment
 
-from farzi_hf.cli import ends_in_one_line, keep_freed_memory, run
+from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.evaluation import Claim, LanguageModeling, Recommendation, Row, Task, markdown
 from farzi_hf.plots import plot_comparison
 

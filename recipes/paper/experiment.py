@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from farzi_hf import FarziConfig, TrajectoryBank, record_trajectories
-from farzi_hf.cli import parse_arguments
+from farzi_hf.cli.arguments import parse_arguments
 from farzi_hf.cli.distil import comparison_of, trainer_of
 from farzi_hf.cli.run_folder import check_outputs
 from farzi_hf.evaluation import (

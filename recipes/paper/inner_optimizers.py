@@ -27,7 +27,7 @@ from objectives import sgd
 from torch import Tensor
 
 from farzi_hf import FarziTrainer
-from farzi_hf.cli import ends_in_one_line, keep_freed_memory, run
+from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.distillation import Learner, SyntheticTraining, random_starts
 from farzi_hf.distillation.objectives.base import Batch
 from farzi_hf.evaluation import Claim, Comparison, Student

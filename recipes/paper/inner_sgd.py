@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from experiment import Experiment, changed
 from objectives import ObjectiveArguments, sgd
 
-from farzi_hf.cli import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.cli.distil import comparison_of, trainer_of
+from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.evaluation import Comparison, Student, markdown
 
 

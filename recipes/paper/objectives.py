@@ -19,7 +19,7 @@ from typing import Any
 from cells import LONG, Cell, Students, evidence_of, on_everything, on_everything_long, on_random, on_start
 from experiment import Experiment, described, full_data_claim
 
-from farzi_hf.cli import ends_in_one_line, keep_freed_memory, run
+from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.evaluation import Claim, Task, markdown
 from farzi_hf.plots import plot_comparison
 

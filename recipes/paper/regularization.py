@@ -23,7 +23,7 @@ from experiment import Experiment
 from torch import Tensor, nn
 
 from farzi_hf import FarziTrainer
-from farzi_hf.cli import ends_in_one_line, keep_freed_memory, run
+from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.data import minibatches, random_sequences
 from farzi_hf.distillation import Learner, LearnerBatch, Parameters, SyntheticTraining
 from farzi_hf.engine import InnerLoss

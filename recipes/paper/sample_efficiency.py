@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from cells import FULL, LONG, Cell, Students, evidence_of, full_cells, on_head, on_random, on_summary
 from experiment import Experiment, full_data_claim
 
-from farzi_hf.cli import ends_in_one_line, keep_freed_memory, run
+from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.evaluation import Claim, Recommendation, markdown
 from farzi_hf.evaluation.published import PAPER, PAPER_TEXT
 from farzi_hf.plots import plot_budget

@@ -16,7 +16,8 @@ from dataclasses import asdict
 from experiment import CONFIGS, TrajectoryArguments, changed, described, record
 
 from farzi_hf import FarziConfig
-from farzi_hf.cli import ends_in_one_line, keep_freed_memory, parse_arguments, run
+from farzi_hf.cli.arguments import parse_arguments
+from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.evaluation import RunSettings
 
 

@@ -16,7 +16,7 @@ from cells import Cell, evidence_of
 from experiment import Experiment
 from objectives import ObjectiveArguments
 
-from farzi_hf.cli import ends_in_one_line, keep_freed_memory, run
+from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.evaluation import Claim
 from farzi_hf.plots import plot_trajectory_count
 
