@@ -25,6 +25,7 @@ from farzi_hf.data import (
     load_sample_interactions,
     training_windows,
 )
+from farzi_hf.data.interaction_files import SOURCES
 
 
 def netflix(rows: list[tuple[int, int, int]]) -> str:
@@ -264,7 +265,7 @@ def test_an_unknown_name_lists_the_known_ones(monkeypatch):
         raise FileNotFoundError("nothing there")
 
     monkeypatch.setattr("farzi_hf.data.own_interactions.load_dataset", fail)
-    with pytest.raises(DataUnavailableError, match="'ml-10k' is none of ml-100k, ml-1m, magazine, netflix"):
+    with pytest.raises(DataUnavailableError, match=f"'ml-10k' is none of {', '.join(SOURCES)}"):
         load_interactions("ml-10k")
 
 
