@@ -25,7 +25,7 @@ from farzi_hf.config import FarziConfig
 from farzi_hf.summary import FarziData, FarziDataConfig
 
 T = TypeVar("T")
-SECONDS = 20  # of one load, on a machine with other work to do
+SECONDS = 20  # of one load, as this process spends them: other work on the machine does not count
 NAMES = st.one_of(
     st.text(max_size=20),
     st.sampled_from(["../outside/precious", "/etc/passwd", "plots/../../outside/precious", "precious", "plots/x.png", "README.md", ".farzi-lock"]),
@@ -230,14 +230,14 @@ def outcome(make: Callable[[], T]) -> tuple[T | None, str]:
 
 
 def check_load(folder: Path, world: Path) -> None:
-    before, start = listing_without_content(world), time.monotonic()
+    before, start = listing_without_content(world), time.process_time()
     farzi, refusal = outcome(lambda: FarziData.from_pretrained(folder))
     if farzi is None:
         assert str(folder) in refusal or "folder_or_repo" in refusal
     else:
         assert all(torch.isfinite(parameter).all() for parameter in farzi.parameters())
         assert torch.isfinite(farzi(torch.arange(farzi.config.num_sequences)).float()).all()
-    assert time.monotonic() - start < SECONDS
+    assert time.process_time() - start < SECONDS
     assert listing_without_content(world) == before
 
 

@@ -237,10 +237,10 @@ def test_a_plot_drawn_where_it_belongs_is_no_file_of_somebody_else(tmp_path, plo
 )
 def test_a_file_of_an_absurd_size_is_refused_at_once(folder, name, size):
     os.truncate(folder / name, size)  # it takes no room on the disk
-    start = time.monotonic()
+    start = time.process_time()
     with pytest.raises(ValueError, match=f"{re.escape(name)} is larger than the"):
         FarziData.from_pretrained(folder)
-    assert time.monotonic() - start < 10
+    assert time.process_time() - start < 10
 
 
 def test_a_plot_has_to_be_an_image_of_its_own_name(tmp_path, plot):
@@ -296,9 +296,9 @@ def test_a_bomb_of_aliases_is_refused_at_once(folder):
         *(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 30)),
     ]
     (folder / "recipe.yaml").write_text("\n".join(lines))
-    start = time.monotonic()
+    start = time.process_time()
     refused(folder, "recipe.yaml is no readable YAML: aliases")
-    assert time.monotonic() - start < 5
+    assert time.process_time() - start < 5
 
 
 @pytest.mark.parametrize(
