@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from _runs import begin_run
 from safetensors import SafetensorError
 from tiny_artefacts import METRICS, WORDS, listing, save_variant, tiny, variant, word_tokenizer
 from tiny_trainer import tiny_trainer
@@ -25,6 +24,7 @@ from farzi_hf.artefact import writing as publishing
 from farzi_hf.artefact.atomic_folder import LOCK, exclusive, replace_file
 from farzi_hf.artefact.checkpoints import last_checkpoint
 from farzi_hf.artefact.disk import DiskFullError
+from farzi_hf.cli.run_folder import begin_run
 from farzi_hf.summary import FarziData
 
 ROOT = Path(__file__).parents[2]
