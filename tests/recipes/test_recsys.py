@@ -48,9 +48,6 @@ def test_each_split_leaves_a_summary_that_loads_with_its_recipe(finished_items, 
 
 def test_what_is_done_stays_done_and_the_rest_goes_on(finished_items, tmp_path, small_data, capsys):
     output = shutil.copytree(finished_items.output, tmp_path / "run")
-    for path in output.glob("split-*/checkpoint-*/../results.json"):  # the copy has another output_dir
-        assert path.exists()
-    recsys.main([*DEMO_RECSYS, "--output_dir", str(output), "--splits", "0", "1"])
     times = {path: os.stat(path).st_mtime_ns for path in output.glob("split-*/results.json")}
     assert len(times) == 2
     recsys.main([*DEMO_RECSYS, "--output_dir", str(output), "--splits", "0", "1"])
