@@ -88,20 +88,8 @@ def commands() -> list[list[str]]:
 
 
 def test_commands_are_known():
-<<<<<<< HEAD
     """Scripts and configs exist, and every option of a recipe is one that it has."""
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
-=======
-    pytest.importorskip("matplotlib")
-    import finetune
-    import ptb
-    import recsys
-
-    from farzi_hf import FarziConfig
-    from farzi_hf.cli import parse_arguments
-    from farzi_hf.evaluation import RunSettings
-
->>>>>>> 0bde594 (Tests of what moved: evaluation, command line, recipes)
     checked = set()
     for words in commands():
         program, *rest = words
@@ -109,7 +97,6 @@ def test_commands_are_known():
         missing = [
             word for word in rest if word.startswith("recipes/") and "NAME" not in word and not (ROOT / word).exists()
         ]
-<<<<<<< HEAD
         assert not missing
         if program == "make":
             assert rest[0] in targets
@@ -121,19 +108,6 @@ def test_commands_are_known():
             RECIPES[script]([str(ROOT / word) if word.startswith("recipes/") else word for word in arguments])
         checked |= {program, script}
     assert {"make", "farzi", *RECIPES} <= checked
-=======
-        if script == "recipes/finetune.py":
-            HfArgumentParser(finetune.FinetuneArguments).parse_args_into_dataclasses(
-                arguments, look_for_args_file=False
-            )
-        else:
-            recipe = {"recipes/ptb.py": ptb, "recipes/recsys.py": recsys}[script]
-            parse_arguments((RunSettings, FarziConfig), recipe.CONFIG, arguments)
-        checked.add(script)
-    assert len(checked) == 3
-    targets = {words[1] for words in commands() if words[0] == "make"}
-    assert targets <= set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.M))
->>>>>>> 0bde594 (Tests of what moved: evaluation, command line, recipes)
 
 
 def test_links_lead_somewhere():

@@ -9,7 +9,8 @@ import yaml
 from tiny_recipes import CONFIGS
 
 from farzi_hf import FarziConfig
-from farzi_hf.cli import ends_in_one_line, parse_arguments
+from farzi_hf.cli.arguments import parse_arguments
+from farzi_hf.cli.program import ends_in_one_line
 from farzi_hf.evaluation import BASELINES, RunSettings
 
 TYPES = (RunSettings, FarziConfig)

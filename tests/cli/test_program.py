@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from farzi_hf.artefact.disk import DiskFullError
-from farzi_hf.cli import run
+from farzi_hf.cli.program import run
 
 
 def test_ctrl_c_ends_a_program_with_one_line(monkeypatch, capsys):

@@ -8,7 +8,7 @@ import torch
 from tiny_recipes import GRU4REC, TINY, use_small_data
 
 from farzi_hf import FarziConfig
-from farzi_hf.cli import parse_arguments
+from farzi_hf.cli.arguments import parse_arguments
 from farzi_hf.cli.distil import comparison_of, trainer_of
 from farzi_hf.data import flatten_sequences
 from farzi_hf.evaluation import LanguageModeling, Measured, Recommendation, RunSettings, pooled_row

@@ -25,7 +25,7 @@ import recsys
 import sample_efficiency
 
 from farzi_hf import FarziConfig, FarziData
-from farzi_hf.cli import parse_arguments
+from farzi_hf.cli.arguments import parse_arguments
 from farzi_hf.evaluation import InteractionData, RunSettings, TextData
 
 

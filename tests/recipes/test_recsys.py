@@ -16,7 +16,7 @@ pytest.importorskip("matplotlib")
 import recsys
 
 from farzi_hf import FarziConfig, FarziData
-from farzi_hf.cli import parse_arguments
+from farzi_hf.cli.arguments import parse_arguments
 from farzi_hf.evaluation import Recommendation, RunSettings
 
 
