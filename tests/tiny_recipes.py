@@ -1,8 +1,17 @@
-"""Settings with which a recipe takes seconds on the embedded data."""
+"""Settings and data with which a recipe takes seconds."""
+
+from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from farzi_hf.data import TEXTS, load_sample_interactions, load_sample_text
+from farzi_hf.evaluation import task_data
+
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
+CONFIGS = RECIPES / "configs"
+USERS = 200
 TINY = (
     "--num_sequences", "4", "--sequence_length", "8", "--latent_dim", "4", "--inner_steps", "4", "--synthetic_batch_size", "2",
     "--max_steps", "2", "--num_students", "2", "--use_cpu", "true", "--disable_tqdm", "true", "--report_to", "none",
@@ -12,8 +21,25 @@ COMPARED = (*TINY, "--long_steps", "3", "--seeds", "0", "1", "--window", "0")
 GPT2 = '{"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 1}'
 GRU4REC = '{"model_type": "gru4rec", "hidden_size": 8}'
 SASREC = '{"model_type": "sasrec", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}'
+DEMO = (
+    *TINY, "--config", str(CONFIGS / "demo.yaml"), "--vocab_size", "60", "--window", "2", "--logging_steps", "1",
+    "--eval_steps", "2", "--eval_students", "1", "--long_steps", "6",
+)  # fmt: skip
+"""Of `ptb.py`."""
+DEMO_RECSYS = (
+    *TINY, "--config", str(CONFIGS / "demo_recsys.yaml"), "--logging_steps", "1", "--eval_steps", "2", "--eval_students", "1",
+    "--long_steps", "6", "--learner", GRU4REC,
+)  # fmt: skip
+"""Of `recsys.py`."""
 
 
 def places(folder: Path) -> list[str]:
-    """Where such a table's cells and card go."""
+    """Where the cells and the card of a table go."""
     return ["--output_dir", str(folder / "runs"), "--card_dir", str(folder / "card")]
+
+
+def use_small_data(patch: pytest.MonkeyPatch) -> None:
+    """Fewer of the embedded sentences and users: `sample` and `sample_interactions` are these."""
+    interactions = load_sample_interactions(USERS)
+    patch.setitem(TEXTS, "sample", lambda data_dir: load_sample_text(200))
+    patch.setattr(task_data, "load_sample_interactions", lambda: interactions)

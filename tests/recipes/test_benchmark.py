@@ -19,13 +19,13 @@ import torch
 # ruff: noqa: E402
 pytest.importorskip("matplotlib")
 psutil = pytest.importorskip("psutil")
-import _benchmark_process
-import _benchmark_results
 import benchmark
-from _benchmark_methods import ADAM, Ours, Problem, Size
-from _benchmark_process import PeakMemory, relative_error, run_limited, summarised
-from _benchmark_results import read_rows, tables
+import process
+import results
 from benchmark import METHODS, PACKAGES
+from methods import ADAM, Ours, Problem, Size
+from process import PeakMemory, relative_error, run_limited, summarised
+from results import read_rows, tables
 
 from farzi_hf.engine import InnerAdam, Tape, unroll
 
@@ -166,7 +166,7 @@ def test_nothing_of_a_process_that_was_stopped_is_left(tmp_path):
     child = f"import time, pathlib; time.sleep(1.5); pathlib.Path({str(marker)!r}).touch()"
     code = f"import subprocess; subprocess.Popen([sys.executable, '-c', {child!r}]); time.sleep(60)"
     assert run_python(code, time_limit=0.5)["status"] == "too slow"
-    _benchmark_process.time.sleep(2)
+    process.time.sleep(2)
     assert not marker.exists()
 
 
@@ -196,7 +196,7 @@ def test_figures_of_a_cell_are_medians_and_ratios_of_them():
 @pytest.fixture
 def no_plot(monkeypatch) -> None:
     """For tests that write results many times."""
-    monkeypatch.setattr(_benchmark_results, "plot_benchmark", lambda rows, path: path.touch())
+    monkeypatch.setattr(results, "plot_benchmark", lambda rows, path: path.touch())
 
 
 @pytest.fixture
@@ -218,9 +218,9 @@ def cells(monkeypatch) -> list[tuple[str, int, str]]:
 
     monkeypatch.setattr(benchmark, "run_limited", run_here)
     monkeypatch.setattr(benchmark, "end_with_parent", lambda: None)
-    for module in (benchmark, _benchmark_process):  # they would act on this process for good
+    for module in (benchmark, process):  # they would act on this process for good
         monkeypatch.setattr(module, "keep_freed_memory", lambda: None)
-    monkeypatch.setattr(_benchmark_process, "return_freed_memory", lambda: None)
+    monkeypatch.setattr(process, "return_freed_memory", lambda: None)
     return ran
 
 

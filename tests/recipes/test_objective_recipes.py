@@ -9,17 +9,19 @@ from pathlib import Path
 
 import pytest
 from safetensors import safe_open
-from tiny_recipes import COMPARED, GPT2, GRU4REC, TINY, places
+from tiny_recipes import COMPARED, CONFIGS, GPT2, GRU4REC, TINY, places
 
 pytest.importorskip("matplotlib")
 import inner_sgd
 import objectives
 import trajectories
 import trajectory_count
-from _tasks import CONFIGS, TASKS, TrajectoryArguments, parse_task
-from objectives import DATASETS, LONG, METHODS, PAPER, ObjectiveArguments
+from cells import LONG
+from experiment import Experiment
+from objectives import METHODS, PAPER, ObjectiveArguments
 
-LEARNERS = {"ptb": GPT2, "recsys": GRU4REC}
+pytestmark = pytest.mark.usefixtures("small_data")
+LEARNERS = {"sample": GPT2, "sample_interactions": GRU4REC}
 OMEGA = (
     "--num_recorded", "2", "--trajectory_steps", "4", "--save_every", "2", "--last_start", "2", "--synthetic_steps", "2",
     "--expert_steps", "2",
@@ -27,7 +29,7 @@ OMEGA = (
 
 
 def tiny(dataset: str, folder: Path) -> list[str]:
-    return ["--dataset", dataset, *COMPARED, *OMEGA, *places(folder), "--learner", LEARNERS[DATASETS[dataset]]]
+    return ["--dataset", dataset, *COMPARED, *OMEGA, *places(folder), "--learner", LEARNERS[dataset]]
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
@@ -38,25 +40,29 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("objectives_*.yaml")), ids=lambda path: path.stem)
-def test_every_config_can_run(path):
+def test_every_config_can_run(path, tmp_path):
     """MTT finds checkpoints where it looks for them."""
-    dataset = path.stem.removeprefix("objectives_").rsplit("_", 1)[0]
-    kinds = (TrajectoryArguments, ObjectiveArguments)
-    task, (how, asked) = parse_task(DATASETS[dataset], kinds, path, ["--use_cpu", "true"])
-    assert task.args.output_dir == f"outputs/{path.stem}"
-    assert how.trajectory_steps % how.save_every == task.args.expert_steps % how.save_every == 0
-    assert task.args.last_start + task.args.expert_steps <= how.trajectory_steps
-    assert task.args.synthetic_steps < task.args.expert_steps
-    names = [cell.method for cell in objectives.cells(task, asked)]
+    _, dataset, scale = path.stem.rsplit("_", 2) if path.stem.count("_") == 2 else ("", "sample_interactions", "quick")
+    e = experiment("--dataset", dataset, "--scale", scale, "--card_dir", str(tmp_path))
+    args, recording = e.args, e.recording
+    assert args.output_dir == f"outputs/{path.stem}"
+    assert e.data.settings.dataset == dataset
+    assert recording.trajectory_steps % recording.save_every == args.expert_steps % recording.save_every == 0
+    assert args.last_start + args.expert_steps <= recording.trajectory_steps
+    assert args.synthetic_steps < args.expert_steps
+    cells = objectives.cells(e)
+    names = [cell.method for cell in cells]
     assert names[:4] == ["DC, SGD", "DC, Adam", "MM, SGD", "MM, Adam"]
-    assert len({cell.slug for cell in objectives.cells(task, asked)}) == len(names) == 15
+    assert len({cell.slug for cell in cells}) == len(names) == 15
 
 
-def test_the_papers_rows_have_the_names_of_ours(capsys):
-    task, (_, asked) = parse_task(
-        "ptb", (TrajectoryArguments, ObjectiveArguments), CONFIGS / "objectives_sample_quick.yaml", []
-    )
-    ours = {cell.method.removesuffix(", Adam") for cell in objectives.cells(task, asked)}
+def experiment(*argv: str) -> Experiment:
+    argv = [*argv, "--use_cpu", "true"]
+    return Experiment.parse("objectives", "Objectives", argv, settings=ObjectiveArguments, configs="objectives")
+
+
+def test_the_papers_rows_have_the_names_of_ours(tmp_path):
+    ours = {cell.method.removesuffix(", Adam") for cell in objectives.cells(experiment("--card_dir", str(tmp_path)))}
     for _, metrics, rows in PAPER.values():
         assert {name.removesuffix(", Adam") for name in rows} <= ours
         assert {len(row) for row in rows.values()} == {len(metrics)}
@@ -77,15 +83,6 @@ def test_wrong_settings_end_in_one_line(argv, message):
     assert message in stop.value.code
 
 
-def test_trajectories_are_of_a_recipe():
-    with pytest.raises(SystemExit) as stop:
-        trajectories.main(["demo"])
-    assert (
-        stop.value.code
-        == f"trajectories.py: 'demo' is no recipe; begin with one of {', '.join(TASKS)}, then its arguments"
-    )
-
-
 # -- whole runs ------------------------------------------------------------------------------------------------------
 
 
@@ -99,7 +96,7 @@ def test_trajectories_are_of_a_recipe():
 def test_a_table_over_seeds_whose_cells_are_run_once(tmp_path, capsys, dataset, methods, metric):
     argv, card = [*tiny(dataset, tmp_path), "--methods", *methods], tmp_path / "card"
     objectives.main(argv)
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     expected = [f"{name}, {inner}" for name in methods if name != LONG for inner in ("SGD", "Adam")]
     expected += [LONG] if LONG in methods else []
     table = json.loads((card / "table.json").read_text(encoding="utf-8"))
@@ -110,7 +107,7 @@ def test_a_table_over_seeds_whose_cells_are_run_once(tmp_path, capsys, dataset, 
     assert all(row["students"] == 4 and row["seconds"] > 0 and metric in row for row in table["rows"])
     assert [row["steps"] for row in table["rows"]] == [3 if name == LONG else 4 for name in expected]
     assert "ranks" not in (card / "table.json").read_text(encoding="utf-8")
-    assert (card / "table.md").read_text(encoding="utf-8") in said
+    assert (card / "table.md").read_text(encoding="utf-8") in printed
     assert (card / "comparison.png").stat().st_size > 1000
     times = {path: os.stat(path).st_mtime_ns for path in (tmp_path / "runs").glob("*/*/cell.json")}
     assert len(times) == 2 * len(expected)
@@ -125,9 +122,9 @@ def test_each_split_has_trajectories_of_its_own(tmp_path):
     """Of another split they would have seen the test users."""
     folder = tmp_path / "omega"
     omega = ("--num_recorded", "2", "--trajectory_steps", "4", "--save_every", "2")
-    argv = [*TINY, *omega, "--learner", LEARNERS["recsys"], "--output_dir", str(tmp_path / "out")]
+    argv = [*TINY, *omega, "--learner", GRU4REC, "--output_dir", str(tmp_path / "out")]
     trajectories.main([
-        "recsys", "--config", str(CONFIGS / "demo_recsys.yaml"), *argv, "--splits", "0", "3", "--trajectories", str(folder),
+        "--config", str(CONFIGS / "demo_recsys.yaml"), *argv, "--splits", "0", "3", "--trajectories", str(folder),
     ])  # fmt: skip
     manifests = [json.loads((folder / f"split-{i}" / "manifest.json").read_text()) for i in (0, 3)]
     assert manifests[0]["data"] != manifests[1]["data"]
@@ -150,7 +147,7 @@ def test_the_curve_over_the_number_of_trajectories(tmp_path):
 
 def test_the_grid_of_the_inner_sgd(tmp_path, capsys):
     inner_sgd.main([*tiny("sample", tmp_path), "--learning_rates", "0.1", "--momenta", "0", "0.5"])
-    said = capsys.readouterr().out
-    assert [line.split("|")[1].strip() for line in said.splitlines() if line.startswith("|")][2:] == [
+    printed = capsys.readouterr().out
+    assert [line.split("|")[1].strip() for line in printed.splitlines() if line.startswith("|")][2:] == [
         "Adam", "SGD 0.1, momentum 0", "SGD 0.1, momentum 0.5",
     ]  # fmt: skip

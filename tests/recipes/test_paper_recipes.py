@@ -11,32 +11,32 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tiny_recipes import COMPARED, GPT2, RECIPES, SASREC, places
+from tiny_recipes import COMPARED, CONFIGS, GPT2, RECIPES, SASREC, USERS, places
 
 pytest.importorskip("matplotlib")
-import benchmark
 import cold_start
 import cross_architecture
 import inner_optimizers
 import regularization
 import sample_efficiency
-from _benchmark_results import write_results
-from _cells import card_folder
-from _evidence import Claim, Evidence
-from _paper import PaperArguments
-from _tasks import CONFIGS, TrajectoryArguments, parse_task
-from objectives import DATASETS
+from experiment import Experiment, card_folder
+from inner_optimizers import benchmark
+from results import write_results
 
 from farzi_hf import FarziData, FarziDataConfig
+from farzi_hf.cli.distil import comparison_of, trainer_of
+from farzi_hf.evaluation import Recommendation
+from farzi_hf.evaluation.task_data import data_class
 
-LEARNERS = {"ptb": GPT2, "recsys": SASREC}
+pytestmark = pytest.mark.usefixtures("small_data")
+LEARNERS = {"sample": GPT2, "sample_interactions": SASREC}
 
 # Compiling higher's bytecode, at its first import only, finds an `is` with a literal.
 higher_warns = pytest.mark.filterwarnings("ignore:.*is. with .*literal:SyntaxWarning")
 
 
 def tiny(dataset: str, folder: Path) -> list[str]:
-    learner = ["--learner", LEARNERS[DATASETS[dataset]]]
+    learner = ["--learner", LEARNERS[dataset]]
     return ["--dataset", dataset, *COMPARED, "--save_strategy", "no", *places(folder), *learner]
 
 
@@ -64,13 +64,13 @@ def methods(table: dict) -> list[str]:
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("paper_*.yaml")), ids=lambda path: path.stem)
-def test_every_config_can_run(path):
-    dataset = path.stem.removeprefix("paper_").rsplit("_", 1)[0]
-    kinds = (TrajectoryArguments, PaperArguments)
-    task, (_, asked) = parse_task(DATASETS[dataset], kinds, path, ["--use_cpu", "true"])
-    assert task.args.output_dir == f"outputs/{path.stem}"
-    assert task.recipe.dataset == {"sample_interactions": "sample"}.get(dataset, dataset)
-    assert task.args.num_sequences in asked.budgets  # a summary that other recipes find again
+def test_every_config_can_run(path, tmp_path):
+    dataset, scale = path.stem.removeprefix("paper_").rsplit("_", 1)
+    argv = ["--dataset", dataset, "--scale", scale, "--card_dir", str(tmp_path), "--use_cpu", "true"]
+    e = Experiment.parse("any", "Any", argv)
+    assert e.args.output_dir == f"outputs/{path.stem}"
+    assert e.data.settings.dataset == dataset
+    assert e.args.num_sequences in e.settings.budgets  # a summary that other tables find again
 
 
 @pytest.mark.parametrize(
@@ -95,77 +95,10 @@ def test_make_runs_recipes_that_there_are_on_data_sets_that_they_know():
     assert recipes >= {"sample_efficiency", "cross_architecture", "cold_start", "inner_optimizers", "regularization"}
     assert recipes >= {"objectives", "trajectory_count"}
     for recipe, _, dataset in (run.partition(":") for run in runs):
-        assert (RECIPES / f"{recipe}.py").exists()
+        assert (RECIPES / "paper" / f"{recipe}.py").exists()
         config = "objectives" if recipe in ("objectives", "trajectory_count") else "paper"
         assert (CONFIGS / f"{config}_{dataset}_quick.yaml").exists()
-        assert recipe != "cold_start" or DATASETS[dataset] == "recsys"
-
-
-# -- what is computed ------------------------------------------------------------------------------------------------
-
-
-def test_the_share_of_full_data_is_paired_over_sequences():
-    """Of students on the same test sequences: much less uncertain than two intervals side by side."""
-    generator = np.random.default_rng(0)
-    task = parse_task(
-        "recsys", (PaperArguments,), CONFIGS / "paper_sample_interactions_quick.yaml", ["--use_cpu", "true"]
-    )[0]
-    ranks = np.where(generator.random((2, 3, 200)) < 0.5, 50, 500)  # seeds, students, users
-    full = [[np.stack([student, student * 0.0], axis=1) for student in seed] for seed in ranks]
-    assert task.ratio(full, full) == (1.0, (1.0, 1.0))
-    none = [[np.stack([np.full(200, 500.0), np.zeros(200)], axis=1)] for _ in ranks]
-    assert task.ratio(none, full)[0] == 0.0
-
-    text = parse_task("ptb", (PaperArguments,), CONFIGS / "paper_sample_quick.yaml", ["--use_cpu", "true"])[0]
-    nll = generator.gamma(2.0, size=300) * 10
-    totals = np.stack([nll, np.ones(300), np.full(300, 10.0)], axis=1)[:, None]  # (N, 1, 3)
-    worse = totals * [1.2, 1, 1]
-    share, (low, high) = text.ratio([[worse, worse]], [[totals]])
-    assert share == pytest.approx(np.exp(-0.2 * nll.sum() / 3000))
-    assert low < share < high < 1
-    assert high - low < 0.1
-
-
-def cells_with_hits(shares: list[float], users: int = 400) -> list[dict]:
-    """One seed per share: that of the users whose item one student ranks first."""
-    generator = np.random.default_rng(1)
-    chance = generator.random((len(shares), users))
-    return [
-        {"students": [np.stack([np.where(row < share, 1.0, 500.0), np.zeros(users)], axis=1).tolist()],
-         "bytes": 8, "steps": 2, "seconds": 1.0}
-        for share, row in zip(shares, chance, strict=True)
-    ]  # fmt: skip
-
-
-def test_a_claim_is_decided_by_the_interval_and_by_every_seed():
-    task = parse_task(
-        "recsys", (PaperArguments,), CONFIGS / "paper_sample_interactions_quick.yaml", ["--use_cpu", "true"]
-    )[0]
-    evidence = Evidence(
-        task,
-        {
-            "good": cells_with_hits([0.8, 0.8]),
-            "fair": cells_with_hits([0.5, 0.5]),
-            "uneven": cells_with_hits([0.9, 0.48]),  # better on the whole
-            "alike": cells_with_hits([0.49, 0.51]),
-        },
-    )
-    claims = [
-        Claim("good is better", "good", "fair"), Claim("fair is better", "fair", "good"), Claim("uneven is better", "uneven", "fair"),
-        Claim("alike is better", "alike", "fair"), Claim("fair is half as good", "fair", "good", 0.5),
-        Claim("fair is nearly as good", "fair", "good", 0.9),
-    ]  # fmt: skip
-    assert [evidence.verdict(claim) for claim in claims] == [
-        "agrees", "does not agree", "not decided", "not decided", "agrees", "does not agree",
-    ]  # fmt: skip
-    said = evidence.verdicts(claims)
-    assert said[0].startswith(
-        "Of 6 statements of the paper that this table can decide, it **agrees with 2**, does **not agree with 2**, and leaves **2 not"
-    )
-    assert said[2].startswith("- does not agree: fair is better. **fair has 6")
-    assert "at least as good in 1 of 2 seeds, 2 and 2 students" in said[3]
-    assert "; the statement needs 90 %." in said[6]
-    assert evidence.verdicts([]) == []
+        assert recipe != "cold_start" or data_class(dataset).task_class is Recommendation
 
 
 # -- whole runs ------------------------------------------------------------------------------------------------------
@@ -290,7 +223,7 @@ def test_cold_start(tmp_path):
     table = card(tmp_path)
     assert methods(table) == ["Farzi [4×8]", "full data", "full data, long", "popularity", "item bigram"]
     strata = json.loads((tmp_path / "card" / "strata.json").read_text(encoding="utf-8"))
-    users = 200  # a tenth of 1,000, two splits
+    users = 2 * USERS // 10  # two splits
     for by in ("items", "users"):
         for row in table["rows"][:4]:
             mine = [cell for cell in strata if (cell["by"], cell["method"]) == (by, row["method"])]
@@ -298,7 +231,7 @@ def test_cold_start(tmp_path):
             assert sum(cell["n"] for cell in mine) == users
             total = sum(cell["n"] * cell.get("hr@100", 0) for cell in mine) / users
             assert total == pytest.approx(row["hr@100"])
-    assert {cell["n"] for cell in strata if cell["by"] == "users"} == {20}
+    assert {cell["n"] for cell in strata if cell["by"] == "users"} == {users // 10}
     assert (tmp_path / "card" / "cold_start.png").stat().st_size > 1000
     times = modified(tmp_path)
     # What one recipe has distilled, another one finds again.
@@ -349,19 +282,18 @@ def write_costs(argv: list[str], folder: Path) -> None:
 def test_higher_differentiates_the_same_training(tmp_path):
     """Once ε is where higher adds it: before the bias correction, which after one step divides by √(1 − β2)."""
     pytest.importorskip("higher")
-    argv = [*tiny("sample_interactions", tmp_path)[2:], "--inner_epsilon", "1.0", "--inner_steps", "1"]
-    kinds, path = (TrajectoryArguments, PaperArguments), CONFIGS / "paper_sample_interactions_quick.yaml"
-    task, _ = parse_task("recsys", kinds, path, argv)
-    c = task.comparison(task.args, 0)
-    rows = c.training_rows(c.splits["train"])[:4]["input_ids"]
-    batch = c.trainer.data_collator([{"input_ids": row} for row in rows])
-    farzi, ours = c.trainer.model, c.trainer.objective
+    argv = [*tiny("sample_interactions", tmp_path), "--inner_epsilon", "1.0", "--inner_steps", "1"]
+    e = Experiment.parse("any", "Any", argv)
+    trainer = trainer_of(e.data, e.args, 0)
+    rows = trainer.train_dataset.select(range(4))
+    batch = trainer.data_collator([{"input_ids": row} for row in rows["input_ids"]])
+    farzi, ours = trainer.model, trainer.objective
     gradients = []
-    adam = c.trainer.training.optimizer
+    adam = trainer.training.optimizer
     moved = dataclasses.replace(adam, eps=adam.eps * (1 - adam.betas[1]) ** 0.5)
-    theirs = inner_optimizers.HigherMatching(dataclasses.replace(c.trainer.training, optimizer=moved), c.steps)
+    theirs = inner_optimizers.HigherMatching(dataclasses.replace(trainer.training, optimizer=moved), 1)
     for objective in (ours, theirs):
-        loss = objective(c.trainer.learner, farzi.latents, farzi.decoder, batch, seed=3)
+        loss = objective(trainer.learner, farzi.latents, farzi.decoder, batch, seed=3)
         gradients.append(torch.autograd.grad(loss, [farzi.latents, farzi.decoder]))
     for expected, found in zip(*gradients, strict=True):
         assert (found - expected).norm() < 1e-4 * expected.norm() > 0
@@ -397,16 +329,16 @@ def test_ranks_are_those_of_the_matrix_of_soft_tokens():
 
 
 def test_an_unfactorised_summary_starts_where_a_factorised_one_does_and_learns(tmp_path):
-    kinds, path = (TrajectoryArguments, PaperArguments), CONFIGS / "paper_sample_quick.yaml"
-    task, _ = parse_task("ptb", kinds, path, tiny("sample", tmp_path)[2:])
-    factorised, c = (task.comparison(task.args, 0) for _ in range(2))
-    factorised.trainer.tune_initialization()
-    regularization.unfactorise(c)  # of the same start
-    before = c.trainer.model.latents.detach().clone()
-    expected = factorised.trainer.model(torch.arange(4)).detach()
+    e = Experiment.parse("any", "Any", tiny("sample", tmp_path))
+    factorised, trainer = (trainer_of(e.data, e.args, 0) for _ in range(2))
+    factorised.tune_initialization()
+    regularization.unfactorise(trainer)  # of the same start
+    before = trainer.model.latents.detach().clone()
+    expected = factorised.model(torch.arange(4)).detach()
     torch.testing.assert_close(before.softmax(-1), expected)
-    start, student = factorised.trainer.train_student(0), c.trainer.train_student(0)
+    start, student = factorised.train_student(0), trainer.train_student(0)
     for name, tensor in start.items():
         torch.testing.assert_close(student[name], tensor, rtol=1e-3, atol=1e-4)
-    c.trainer.train()
-    assert (c.trainer.model.latents - before).abs().max() > 1e-3
+    assert comparison_of(trainer, e.data, 0).training is trainer.training
+    trainer.train()
+    assert (trainer.model.latents - before).abs().max() > 1e-3

@@ -172,7 +172,7 @@ def test_a_share_is_between_0_and_1(share):
 
 
 def test_matching_trajectories_needs_some():
-    with pytest.raises(ValueError, match=r"trajectories is None; record them with recipes/trajectories\.py"):
+    with pytest.raises(ValueError, match=r"trajectories is None; record them with recipes/paper/trajectories\.py"):
         config(objective="trajectory_matching")
 
 

@@ -1,0 +1,97 @@
+"""Settings from a YAML file and the command line: types, precedence, and one line for what is wrong."""
+
+from __future__ import annotations
+
+from typing import get_type_hints
+
+import pytest
+import yaml
+from tiny_recipes import CONFIGS
+
+from farzi_hf import FarziConfig
+from farzi_hf.cli.arguments import parse_arguments
+from farzi_hf.cli.program import ends_in_one_line
+from farzi_hf.evaluation import BASELINES, RunSettings
+
+TYPES = (RunSettings, FarziConfig)
+DEFAULT = CONFIGS / "ptb_quick.yaml"
+TABLES = ("objectives_", "paper_")  # configs of recipes/paper, which have more fields
+SIZES = {
+    "demo", "ptb_quick", "ptb_10x50", "ptb_200x50", "ptb_400x50", "ptb_400x50_short", "demo_recsys", "magazine_10x10", "magazine_25x20",
+    "magazine_50x20", "magazine_full", "ml-100k_10x150", "ml-100k_25x150", "ml-100k_50x50", "ml-100k_100x100", "ml-100k_full",
+    "ml-1m_200x50", "netflix_500x200",
+}  # fmt: skip
+
+
+def parse(*argv: str) -> tuple[RunSettings, FarziConfig]:
+    return parse_arguments(TYPES, DEFAULT, argv)
+
+
+def test_there_is_a_config_for_the_demos_the_quick_run_and_each_size_of_the_paper():
+    assert {path.stem for path in CONFIGS.glob("*.yaml") if not path.stem.startswith(TABLES)} == SIZES
+    assert parse()[0].config == str(DEFAULT)
+
+
+@pytest.mark.parametrize("name", sorted(SIZES))
+def test_a_config_gives_every_field_its_type_and_a_model(name):
+    path = CONFIGS / f"{name}.yaml"
+    settings, args = parse("--config", str(path))
+    assert args.output_dir == f"outputs/{name}"
+    assert settings.learner["model_type"] in ("gpt2", "sasrec")
+    for kind, values in zip(TYPES, (settings, args), strict=True):
+        for field, hint in get_type_hints(kind).items():
+            value = getattr(values, field, None)
+            for number, allowed in ((float, (float, int)), (int, int)):
+                if hint in (number, number | None) and value is not None:
+                    assert isinstance(value, allowed), field
+    in_file = yaml.safe_load(path.read_text(encoding="utf-8"))
+    parsed = {**vars(settings), **vars(args)}
+    assert {k: float(v) if isinstance(parsed[k], float) else v for k, v in in_file.items()}.items() <= parsed.items()
+    if "x" in name:
+        assert f"_{args.num_sequences}x{args.sequence_length}" in name
+
+
+def test_the_command_line_wins_over_the_file_and_the_file_over_defaults(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("learning_rate: 2e-2\ninner_epsilon: 1e-5\ninner_betas: [0.8, 0.9]\nresume: false\n")
+    settings, args = parse("--config", str(path), "--inner_epsilon", "1e-3", "--learner", '{"model_type": "farzi_rnn"}')
+    assert (args.learning_rate, args.inner_epsilon, args.inner_betas) == (0.02, 0.001, [0.8, 0.9])
+    assert (settings.resume, settings.learner) == (False, {"model_type": "farzi_rnn"})
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("inner_step: 5", "unknown key 'inner_step': did you mean inner_steps?"),
+        ("- 5", "holds a list"),
+        ("inner_steps: [", "cannot be read"),
+        ("baselines: [none]", f"'none' is unknown; choose from {', '.join(BASELINES)}"),
+        ("learner: {n_embd: 8}", "has no model_type"),
+        ("learner: gpt2", "learner='gpt2' is not JSON"),
+        ("long_training: 5", "long_training=5 is no mapping"),
+        ("num_students: 0", "give at least 1"),
+        ("splits: []", "splits is empty"),
+        ("inner_steps: 0", "inner_steps=0 is not usable"),
+        ("dataset: sample_interactions\nsequence_length: 1", "sequence_length=1 is not usable"),
+    ],
+)
+def test_a_config_that_is_wrong_ends_in_one_line(tmp_path, content, message):
+    path = tmp_path / "wrong.yaml"
+    path.write_text(content)
+    with pytest.raises(SystemExit) as stop, ends_in_one_line("ptb.py"):
+        parse("--config", str(path))
+    assert stop.value.code.startswith("ptb.py: ")
+    assert message in stop.value.code
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"dataset": "wikitext"}, "name='wikitext' is none of"),
+        ({"dataset": "ml-100k", "data_dir": "nowhere"}, "data_dir='nowhere' lacks u.data"),
+    ],
+)
+def test_data_that_are_not_there_end_in_one_line(settings, message):
+    with pytest.raises(SystemExit) as stop, ends_in_one_line("recsys.py"):
+        RunSettings(**settings).load().splits(0)
+    assert message in stop.value.code

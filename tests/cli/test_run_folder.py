@@ -1,0 +1,73 @@
+"""What a run finds in its folder: checkpoints to go on from, and files that it may not touch."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+from tiny_trainer import tiny_trainer
+
+from farzi_hf.cli.run_folder import begin_run, find_checkpoint
+
+
+@pytest.fixture
+def started(tmp_path, sequences, tokenizer):
+    """A run as recipes make it, with settings over those of `tiny_trainer`, up to its first step."""
+
+    def start(resume: bool = True, learner: str = "gpt2", exactly: bool = False, **settings):
+        trainer = tiny_trainer(tmp_path / "run", sequences, tokenizer, **{**SAVED, **settings})
+        recipe = {"learner": {"model_type": learner}, **trainer.args.to_recipe()}
+        checkpoint = find_checkpoint(trainer.args, recipe, resume, ["table.md"], exactly)
+        begin_run(trainer, recipe, checkpoint)
+        return trainer, checkpoint
+
+    return start
+
+
+SAVED = {"save_strategy": "steps", "save_steps": 1, "max_steps": 2, "lr_scheduler_type": "constant"}
+
+
+def test_a_run_goes_on_with_what_may_change_and_says_what_may_not(started, tmp_path):
+    trainer, checkpoint = started()
+    assert checkpoint is None
+    trainer.train()
+    recipe = yaml.safe_load((tmp_path / "run" / "recipe.yaml").read_text(encoding="utf-8"))
+    assert recipe == {"learner": {"model_type": "gpt2"}, **trainer.args.to_recipe()}
+    trainer, checkpoint = started(max_steps=3, learning_rate=0.001, inner_learning_rate=0.01)
+    assert checkpoint == str(tmp_path / "run" / "checkpoint-2")
+    history = [
+        {
+            "step": 2,
+            "changed": {"inner_learning_rate": [0.05, 0.01], "learning_rate": [0.05, 0.001], "max_steps": [2, 3]},
+        }
+    ]
+    recipe = yaml.safe_load((tmp_path / "run" / "recipe.yaml").read_text(encoding="utf-8"))
+    assert (recipe["learning_rate"], recipe["history"]) == (0.001, history)
+    remedy = "give that to go on from it, or choose another output_dir to start anew; --no_resume discards the checkpoints in"
+    with pytest.raises(
+        ValueError, match=rf"num_sequences=5 cannot be changed on the way: .*checkpoint-2 was made with 4; {remedy}"
+    ):
+        started(num_sequences=5)
+    with pytest.raises(ValueError, match=r"learner\.model_type='llama' cannot be changed .* was made with 'gpt2'"):
+        started(learner="llama")
+    with pytest.raises(ValueError, match="window=2 cannot be changed"):  # of a cell of a table
+        started(max_steps=3, learning_rate=0.001, inner_learning_rate=0.01, window=2, exactly=True)
+    assert (tmp_path / "run" / "checkpoint-2").exists()
+
+
+def test_a_new_run_discards_checkpoints_of_ours_alone(started, tmp_path):
+    started()[0].train()
+    notes = tmp_path / "run" / "checkpoint-notes" / "precious.txt"
+    notes.parent.mkdir()
+    notes.write_text("precious")
+    assert started(resume=False, num_sequences=5)[1] is None
+    assert not (tmp_path / "run" / "checkpoint-2").exists()
+    assert notes.read_text() == "precious"
+    foreign = tmp_path / "run" / "checkpoint-500" / "weights.bin"
+    foreign.parent.mkdir()
+    foreign.write_text("precious")
+    with pytest.raises(
+        ValueError,
+        match=r"output_dir='.*run' holds checkpoint-500, which .* choose another output_dir, or move it away",
+    ):
+        started(resume=False)
+    assert foreign.read_text() == "precious"
