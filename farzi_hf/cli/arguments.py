@@ -69,7 +69,7 @@ def help_screen(types: Sequence[type], default_config: Path, usage: str | None =
             lines.append(f"  {'--' + field.name:<24}{field.metadata.get('help', '')}"[:118])
     examples = "--output_dir, --max_steps, --learning_rate, --per_device_train_batch_size, --seed, --eval_steps, --save_steps, --use_cpu"
     return "\n".join(
-        [*lines, "", f"And every field of transformers.TrainingArguments, for the outer loop: {examples}, …"]
+        [*lines, "", "And every field of transformers.TrainingArguments, for the outer loop:", f"  {examples}, …"]
     )
 
 

@@ -13,10 +13,11 @@ import yaml
 from transformers import AutoModelForCausalLM
 
 pytest.importorskip("matplotlib")
-from farzi_hf import FarziData
+from farzi_hf import FarziConfig, FarziData
 from farzi_hf.cli import COMMANDS, main
-from farzi_hf.cli.arguments import example_configs
+from farzi_hf.cli.arguments import example_configs, parse_arguments
 from farzi_hf.data import TEXTS, load_sample_text
+from farzi_hf.evaluation import RunSettings
 
 # huggingface_hub uploads large files in a way that its HTTP client calls deprecated
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload:DeprecationWarning")
@@ -59,11 +60,12 @@ def test_a_run_that_is_done_is_not_made_again(distilled, capsys, monkeypatch):
     assert (distilled / "table.md").read_text(encoding="utf-8") in capsys.readouterr().out
 
 
-def test_the_recipe_of_a_summary_is_a_config(distilled, capsys):
-    recipe = distilled / "summary" / "recipe.yaml"
-    old = recipe.read_text(encoding="utf-8").replace("concentration:", "sharpness:")  # its name in older recipes
-    (distilled.parent / "old.yaml").write_text(old, encoding="utf-8")
-    main(["distil", str(distilled.parent / "old.yaml"), "--output_dir", str(distilled.parent / "x"), "--help"])
+def test_the_recipe_of_a_summary_is_a_config_under_old_names_too(distilled, tmp_path):
+    recipe = (distilled / "summary" / "recipe.yaml").read_text(encoding="utf-8")
+    (tmp_path / "old.yaml").write_text(recipe.replace("concentration:", "sharpness:"), encoding="utf-8")
+    settings, args = parse_arguments((RunSettings, FarziConfig), tmp_path / "old.yaml", ["--use_cpu", "true"])
+    assert args.concentration == 4.0
+    assert settings.learner == SIZES["learner"]
 
 
 def test_show_prints_positions_and_results(distilled, capsys):
@@ -88,7 +90,7 @@ def test_train_saves_a_model_that_loads_and_says_how_it_does(distilled, tmp_path
 
 def test_push_commits_the_artefact(hub, distilled, capsys):
     main(["push", str(distilled / "summary"), "farzi-cli"])
-    assert "user/farzi-cli" in capsys.readouterr().out
+    assert "/commit/" in capsys.readouterr().out
     assert FarziData.from_pretrained("user/farzi-cli").config.num_sequences == 4
 
 
@@ -123,3 +125,16 @@ def test_examples_are_found_and_help_is_light():
     assert {"demo", "demo_recsys", "ptb_400x50"} <= set(example_configs())
     code = "import sys; from farzi_hf.cli import main; main([]); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize(
+    "path", sorted((Path(__file__).parents[2] / "model_cards").glob("*/recipe.yaml")), ids=lambda path: path.parent.name
+)
+def test_the_recipe_of_a_committed_card_is_a_config_still(path, tmp_path):
+    settings, args = parse_arguments(
+        (RunSettings, FarziConfig), path, ["--output_dir", str(tmp_path), "--use_cpu", "true"]
+    )
+    recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert settings.learner == recipe["learner"]
+    assert args.num_sequences == recipe["num_sequences"]
+    assert args.fresh_start_fraction == recipe["fresh_starts"]  # its name then
