@@ -207,7 +207,7 @@ class FarziTrainer(ResumableTrainer):
         """The outer loss, whose gradient in latents and decoder is the meta-gradient."""
         seed = self._learner_seed()
         # Through the model's forward, so that DistributedDataParallel and accelerate see an ordinary training step.
-        return model(functional=lambda latents, decoder: self.objective(self.learner, latents, decoder, inputs, seed))
+        return model(functional=lambda tensors: self.objective(self.learner, tensors, inputs, seed))
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         """One micro-batch; a meta-gradient that is not finite, or whose norm is not, is dropped before it reaches the summary."""

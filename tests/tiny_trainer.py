@@ -73,12 +73,12 @@ class PoisonedGradient:
     def __init__(self, objective: Any, calls: tuple[int, ...] = ()):
         self.objective, self.calls, self.count = objective, calls, -1
 
-    def __call__(self, learner: Any, latents: Tensor, decoder: Tensor, batch: Any, seed: int) -> Tensor:
-        loss = self.objective(learner, latents, decoder, batch, seed)
+    def __call__(self, learner: Any, summary: dict[str, Tensor], batch: Any, seed: int) -> Tensor:
+        loss = self.objective(learner, summary, batch, seed)
         self.count += 1
         if self.calls and self.count not in self.calls:
             return loss
-        return loss + (0 * latents.sum()).sqrt()  # adds 0, whose derivative here is 0 · ∞
+        return loss + (0 * summary["latents"].sum()).sqrt()  # adds 0, whose derivative here is 0 · ∞
 
 
 class SignalAt(TrainerCallback):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,8 @@ from farzi_hf.artefact.escaping import (
 from farzi_hf.artefact.hub import PLACEHOLDER
 from farzi_hf.data import Vocabulary
 
-TABLES = ("latents", "decoder", "tokens")
-"""The configs of the dataset repository."""
+_TABLES = {"latents": "latents", "decoder": "decoder", "labels": "label_latents", "label_decoder": "label_decoder"}
+"""The tables of the dataset repository, with the tensor that each of them shows."""
 
 _NEEDED = {"lr": ("learning_rate", 0.01), "steps": ("max_steps", 100)}
 """Settings of the inner loop that a student needs: their names in TrainingArguments, and values to begin with where a summary has none."""
@@ -72,6 +72,7 @@ def render_card(
         repo=PLACEHOLDER,
         config=config,
         vocabulary=vocabulary,
+        tables=tables_of(contents.tensors),
         facts=markdown_table([{"": k, " ": v} for k, v in _facts(contents, metrics, recipe).items()]),
         dataset=markdown_text(metrics.get("dataset") or "a dataset"),
         learner=learner_code(recipe, config, vocabulary),
@@ -88,6 +89,11 @@ def render_card(
         plots=[markdown_image(plot) for plot in plots],
     )
     return str(card)
+
+
+def tables_of(tensors: Collection[str]) -> list[str]:
+    """The names of the tables of a summary with those tensors, the default one first."""
+    return [*(name for name, tensor in _TABLES.items() if tensor in tensors), "tokens"]
 
 
 def greedy_texts(vocabulary: Vocabulary, decoded: list) -> list[str]:
@@ -122,8 +128,8 @@ def _metadata(contents: Contents, metrics: Mapping[str, Any]) -> DatasetCardData
         size_categories=[_size_category(config.num_sequences)],
         configs=[
             {"config_name": name, "data_files": [{"split": "train", "path": f"{name}/train-*.parquet"}]}
-            | ({"default": True} if name == "latents" else {})
-            for name in TABLES
+            | ({"default": True} if i == 0 else {})
+            for i, name in enumerate(tables_of(contents.tensors))
         ],
     )
 
@@ -144,10 +150,12 @@ def _facts(contents: Contents, metrics: Mapping[str, Any], recipe: Mapping[str, 
         "distilled from": metrics.get("dataset"),
         "synthetic sequences (μ)": config.num_sequences,
         "positions per sequence (ξ)": config.sequence_length,
-        "latent dimension (d)": config.latent_dim,
+        "latent dimension (d)": config.latent_dim if config.inputs == "soft" else None,
+        "labels": f"of their own, dimension (e) {config.label_dim}" if config.label_dim else None,
+        "inputs": "ids, which were not learnt" if "input_ids" in contents.tensors else None,
         "vocabulary (V)": config.vocab_size,
         "temperature (τ)": config.tau,
-        "latents and decoder": f"{contents.nbytes:,} bytes",
+        "all of its numbers": f"{contents.nbytes:,} bytes",
         "the data": f"{size:,} bytes" + (f", {rows:,} sequences" if rows else "") if size else None,
         "size of the data": f"{_plain(100 * contents.nbytes / size, 3)} % of the bytes" if size else None,
         "teacher": _teacher(metrics, recipe),
@@ -237,7 +245,12 @@ def _cell(value: Any) -> Markdown:
 def _position_row(j: int, position: Mapping[str, Any]) -> dict[str, Any]:
     shown = zip(position["tokens"], position["probabilities"], strict=True)
     tokens = ", ".join(f"{markdown_code(str(token))} {probability:.2f}" for token, probability in shown)
-    return {"position": str(j), "likeliest entries": Markdown(tokens), "entropy (nats)": position["entropy"]}
+    row = {"position": str(j), "likeliest entries": Markdown(tokens), "entropy (nats)": position["entropy"]}
+    if "label_tokens" in position:
+        likeliest = zip(position["label_tokens"], position["label_probabilities"], strict=True)
+        labels = ", ".join(f"{markdown_code(str(token))} {probability:.2f}" for token, probability in likeliest)
+        row |= {"its label": Markdown(labels), "entropy of the label": position["label_entropy"]}
+    return row
 
 
 def _examples(vocabulary: Vocabulary, decoded: list) -> str:

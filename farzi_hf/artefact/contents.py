@@ -17,7 +17,8 @@ class Contents:
     """A summary as plain parts: tensors, a config, a vocabulary, and its likeliest tokens.
 
     Attributes:
-        tensors: `latents (μ, ξ, d)` and `decoder (d, V)`.
+        tensors: by name: `latents (μ, ξ, d)` and `decoder (d, V)`, or `input_ids (μ, ξ)`; where labels are own `label_latents (μ, ξ, e)` and
+            `label_decoder (e, V)`.
         config: sizes and provenance, as `config.json` holds them.
         vocabulary: what the entries stand for.
         decoded: per sequence and position the likeliest tokens, their probabilities and the entropy, as `FarziData.decode` gives them.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from torch import Tensor
 from farzi_hf.artefact.untrusted_text import as_mapping, parse_json
 
 _ENTRY, _OLD_ENTRY = "farzi", "files"  # the old entry is a list of names, without checksums
-_DTYPES = {"F64", "F32", "F16", "BF16"}
+_DTYPES, _IDS = {"F64", "F32", "F16", "BF16"}, "I32"
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ def read_header(path: Path) -> Header:
     return Header(None if files is None else tuple(files), checksums, shapes, dtypes)
 
 
-def load_tensors(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    """The tensors in the file `path`, which have to be those of `shapes`.
+def load_tensors(path: Path, shapes: Mapping[str, tuple[int, ...]], learnt: Collection[str]) -> dict[str, Tensor]:
+    """The tensors in the file `path`, which have to be those of `shapes`. Those that are not learnt are integers.
 
     Raises:
         ValueError: the file is damaged, has other tensors, shapes or types than a summary, or its numbers do not match the checksum.
@@ -90,9 +90,13 @@ def load_tensors(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str,
             f"{path} holds {', '.join(map(repr, extra))} beside {', '.join(shapes)}, which config.json does not mention; "
             "fetch it again, or load it with the version of farzi_hf that wrote it"
         )
-    if len(set(header.dtypes.values())) > 1 or not _DTYPES.issuperset(header.dtypes.values()):
+    floats = {header.dtypes[name] for name in learnt}
+    integers = {dtype for name, dtype in header.dtypes.items() if name not in learnt}
+    if len(floats) > 1 or not _DTYPES.issuperset(floats) or not integers <= {_IDS}:
         types = ", ".join(f"{name} {dtype}" for name, dtype in sorted(header.dtypes.items()))
-        raise ValueError(f"{path} holds {types}; all have to be of one of the types {', '.join(sorted(_DTYPES))}")
+        raise ValueError(
+            f"{path} holds {types}; what is learnt has to be of one of the types {', '.join(sorted(_DTYPES))}, ids {_IDS}"
+        )
     with _opened(path) as file:
         tensors = {
             name: file.get_tensor(name).clone() for name in shapes

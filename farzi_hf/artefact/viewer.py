@@ -23,13 +23,22 @@ def render_viewer(contents: Contents) -> str:
     Args:
         contents: of the artefact.
     """
-    config = contents.config
-    entropies = np.array([[position["entropy"] for position in sequence] for sequence in contents.decoded])
+    config, tensors = contents.config, contents.tensors
+    # The page shows distributions: soft inputs, or else the labels.
+    soft = "latents" in tensors
+    latents, decoder = (
+        tensors[name] for name in (("latents", "decoder") if soft else ("label_latents", "label_decoder"))
+    )
+    shown = {"tau": config.tau if soft else 1.0, "latent_dim": latents.shape[-1]}
+    entropies = np.array(
+        [[position["entropy" if soft else "label_entropy"] for position in sequence] for sequence in contents.decoded]
+    )
     data = {
-        **{name: getattr(config, name) for name in ("num_sequences", "sequence_length", "latent_dim", "vocab_size", "tau")},
+        **{name: getattr(config, name) for name in ("num_sequences", "sequence_length", "vocab_size")},
+        **shown,
         "tokens": contents.vocabulary.names(config.vocab_size),
-        "latents": _base64(contents.tensors["latents"]),
-        "decoder": _base64(contents.tensors["decoder"].T),  # transposed, so that the numbers of an entry are neighbours
+        "latents": _base64(latents),
+        "decoder": _base64(decoder.T),  # transposed, so that the numbers of an entry are neighbours
         "entropy": _base64(entropies),
     }  # fmt: skip
     template = (Path(__file__).parent / "templates" / "viewer.html").read_text(encoding="utf-8")

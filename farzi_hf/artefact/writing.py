@@ -1,11 +1,13 @@
 """Writing the artefact: the files of a summary on disk, and so in its dataset repository. They are written all or not at all.
 
 ```
-README.md                      card; its YAML declares the three configs below
+README.md                      card; its YAML declares the tables below
 latents/train-*.parquet        default config: index, latents (ξ, d) and, with a vocabulary, the greedy text
 decoder/train-*.parquet        id, token where known, decoder (d,)
-tokens/train-*.parquet         sequence, position, top-k tokens with probabilities, entropy in nats
-farzi.safetensors              latents and decoder: the source of truth; its metadata hold their checksums and list the artefact's files
+labels/train-*.parquet         where labels are own: index, labels (ξ, e); with ids for inputs also input_ids and text, the default config then
+label_decoder/train-*.parquet  the same as decoder, of labels: id, token, decoder (e,)
+tokens/train-*.parquet         sequence, position, top-k tokens with probabilities, entropy in nats; of own labels too
+farzi.safetensors              the summary's tensors: the source of truth; its metadata hold their checksums and list the artefact's files
 config.json                    FarziDataConfig
 viewer.html                    a page to browse the sequences, which also works from file://
 tokenizer files or vocabulary.json, recipe.yaml, metrics.json, plots/*: where there are any
@@ -27,7 +29,7 @@ import pyarrow.parquet as pq
 from torch import Tensor
 
 from farzi_hf.artefact.atomic_folder import replace_files
-from farzi_hf.artefact.card import TABLES, greedy_texts, render_card
+from farzi_hf.artefact.card import greedy_texts, render_card, tables_of
 from farzi_hf.artefact.contents import Contents
 from farzi_hf.artefact.escaping import yaml_text
 from farzi_hf.artefact.folder import ArtefactFolder, read_artefact
@@ -58,7 +60,7 @@ def write_artefact(contents: Contents, folder: Path, results: Results) -> None:
     """
 
     def write(staging: Path) -> None:
-        for name, table in zip(TABLES, _tables(contents), strict=True):
+        for name, table in _tables(contents).items():
             (staging / name).mkdir()
             pq.write_table(table, staging / name / "train-00000-of-00001.parquet")
         contents.config.to_json_file(staging / CONFIG)
@@ -123,34 +125,54 @@ def read_plots(paths: Sequence[str | os.PathLike]) -> dict[str, bytes]:
     return plots
 
 
-def latents_table(latents: Tensor, column: str) -> pa.Table:
-    """(μ, ξ, d) as one column of μ fixed-size float32 lists."""
+def rows_table(tensors: Mapping[str, Tensor]) -> pa.Table:
+    """μ rows for a Trainer: `input_ids`, latents (ξ, d) or ids (ξ,), and `labels` (ξ, e) where labels are own."""
+    inputs = _latents(tensors["latents"]) if "latents" in tensors else _ids(tensors["input_ids"])
+    labels = {"labels": _latents(tensors["label_latents"])} if "label_latents" in tensors else {}
+    return pa.table({"input_ids": inputs, **labels})
+
+
+def _latents(latents: Tensor) -> pa.Array:
+    """(μ, ξ, d) as μ fixed-size float32 lists."""
     _, length, dim = latents.shape
-    rows = pa.FixedSizeListArray.from_arrays(_float_lists(latents.flatten(0, 1), dim), length)
-    return pa.table({column: rows})
+    return pa.FixedSizeListArray.from_arrays(_float_lists(latents.flatten(0, 1), dim), length)
 
 
 def _float_lists(rows: Tensor, dim: int) -> pa.Array:
     return pa.FixedSizeListArray.from_arrays(pa.array(rows.detach().float().cpu().reshape(-1).numpy()), dim)
 
 
-def _tables(contents: Contents) -> tuple[pa.Table, pa.Table, pa.Table]:
-    """Latents, decoder and tokens."""
-    config, vocabulary, decoded = contents.config, contents.vocabulary, contents.decoded
-    index = pa.array(range(len(decoded)))
-    latents = latents_table(contents.tensors["latents"], "latents").add_column(0, "index", index)
-    columns = _float_lists(contents.tensors["decoder"].T, config.latent_dim)
-    decoder = {"id": range(config.vocab_size)}
-    if vocabulary.named:
-        decoder["token"] = vocabulary.names(config.vocab_size)
-        latents = latents.append_column("text", pa.array(greedy_texts(vocabulary, decoded)))
-    decoder["decoder"] = columns
+def _ids(ids: Tensor) -> pa.Array:
+    """(μ, ξ) as μ fixed-size lists of integers."""
+    return pa.FixedSizeListArray.from_arrays(pa.array(ids.cpu().long().reshape(-1).numpy()), ids.shape[1])
+
+
+def _tables(contents: Contents) -> dict[str, pa.Table]:
+    """The tables by name, in the order of `card.tables_of`."""
+    tensors, vocabulary, decoded = contents.tensors, contents.vocabulary, contents.decoded
+    first = {"index": pa.array(range(len(decoded)))}
+    text = {"text": pa.array(greedy_texts(vocabulary, decoded))} if vocabulary.named else {}
     rows = [
         {"sequence": i, "position": j, **position}
         for i, sequence in enumerate(decoded)
         for j, position in enumerate(sequence)
     ]
-    return latents, pa.table(decoder), pa.Table.from_pylist(rows)
+    tables = {"tokens": pa.Table.from_pylist(rows)}
+    if "latents" in tensors:
+        tables["latents"] = pa.table({**first, "latents": _latents(tensors["latents"]), **text})
+        tables["decoder"] = _decoder(tensors["decoder"], contents)
+    if "label_latents" in tensors:
+        ids = {"input_ids": _ids(tensors["input_ids"]), **text} if "input_ids" in tensors else {}
+        tables["labels"] = pa.table({**first, "labels": _latents(tensors["label_latents"]), **ids})
+        tables["label_decoder"] = _decoder(tensors["label_decoder"], contents)
+    return {name: tables[name] for name in tables_of(tensors)}
+
+
+def _decoder(decoder: Tensor, contents: Contents) -> pa.Table:
+    """A row for each entry of the vocabulary."""
+    size, vocabulary = contents.config.vocab_size, contents.vocabulary
+    names = {"token": vocabulary.names(size)} if vocabulary.named else {}
+    return pa.table({"id": range(size), **names, "decoder": _float_lists(decoder.T, len(decoder))})
 
 
 def _write_text(path: Path, text: str) -> None:

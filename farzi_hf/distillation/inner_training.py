@@ -10,7 +10,8 @@ from torch import Tensor
 from farzi_hf.data import minibatches
 from farzi_hf.distillation.learner import Learner, LearnerBatch, Parameters
 from farzi_hf.engine import OPTIMIZERS, Adjoint, InnerLoss, InnerOptimizer, unroll
-from farzi_hf.summary import FarziData, FarziDataConfig, soft_tokens
+from farzi_hf.summary import FarziData, FarziDataConfig
+from farzi_hf.summary.forms import Tensors, batch_of
 
 
 @dataclass(frozen=True)
@@ -52,20 +53,13 @@ class SyntheticTraining:
         return cls(kind(**settings), config.tau, inner.get("synthetic_batch_size"))
 
     def __call__(
-        self,
-        learner: Learner | LearnerBatch,
-        latents: Tensor,
-        decoder: Tensor,
-        *,
-        start: Parameters,
-        steps: int,
-        seed: int,
+        self, learner: Learner | LearnerBatch, summary: Tensors, *, start: Parameters, steps: int, seed: int
     ) -> Parameters:
-        """θ_T from `start`, differentiable in latents (μ, ξ, d) and decoder (d, V). The minibatches depend on `seed`."""
+        """θ_T from `start`, differentiable in the tensors of the summary. The minibatches depend on `seed`."""
         return unroll(
-            self.inner_loss(learner, latents, steps, seed),
+            self.inner_loss(learner, summary, steps, seed),
             start,
-            (latents, decoder),
+            tuple(summary.values()),
             optimizer=self.optimizer,
             steps=steps,
             adjoint=self.adjoint,
@@ -79,16 +73,18 @@ class SyntheticTraining:
     ) -> Parameters:
         """θ_T of a student of the summary as it is now. Its fresh weights and its minibatches depend on `seed`."""
         start = learner.initial_parameters(seed, device)
-        return self(learner, farzi.latents, farzi.decoder, start=start, steps=steps, seed=seed)
+        return self(learner, farzi.tensors, start=start, steps=steps, seed=seed)
 
-    def inner_loss(self, learner: Learner | LearnerBatch, latents: Tensor, steps: int, seed: int) -> InnerLoss:
-        """L_syn(θ) on the minibatch of each of the steps 1 … `steps`, as a function of (latents, decoder)."""
-        rows = minibatches(len(latents), self.batch_size, steps, seed)
-        rows = None if rows is None else rows.to(latents.device)
+    def inner_loss(self, learner: Learner | LearnerBatch, summary: Tensors, steps: int, seed: int) -> InnerLoss:
+        """L_syn(θ) on the minibatch of each of the steps 1 … `steps`, as a function of the summary's tensors, in their order."""
+        names, first = tuple(summary), next(iter(summary.values()))
+        rows = minibatches(len(first), self.batch_size, steps, seed)
+        rows = None if rows is None else rows.to(first.device)
 
         def loss(params: Parameters, inputs: tuple[Tensor, ...], step: int) -> Tensor:
-            latents, decoder = inputs
-            selected = latents if rows is None else latents[rows[step - 1]]
-            return learner.soft_loss(params, soft_tokens(selected, decoder, self.tau))
+            tensors = dict(zip(names, inputs, strict=True))
+            return learner.soft_loss(
+                params, *batch_of(tensors, slice(None) if rows is None else rows[step - 1], self.tau)
+            )
 
         return loss

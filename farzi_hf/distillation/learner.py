@@ -82,9 +82,14 @@ class Learner:
         self.model.to(device)
         return self
 
-    def soft_loss(self, params: Parameters, tokens: Tensor) -> Tensor:
-        """L_syn(θ): mean cross-entropy in nats of soft tokens (b, ξ, V), which are both the input and the target."""
-        return self._loss(params, {"input_ids": tokens}, tokens)
+    def soft_loss(self, params: Parameters, inputs: Tensor, labels: Tensor | None = None) -> Tensor:
+        """L_syn(θ): mean cross-entropy in nats.
+
+        Args:
+            inputs: soft tokens (b, ξ, V) or ids (b, ξ).
+            labels: (b, ξ, V) or (b, ξ + 1, V); `labels[:, j + 1]` is what position j predicts. By default the inputs.
+        """
+        return self._loss(params, whole(inputs), inputs if labels is None else labels)
 
     def hard_loss(self, params: Parameters, batch: Mapping[str, Tensor]) -> Tensor:
         """L_D(θ): mean cross-entropy in nats of a real batch: `input_ids`, `labels` and, where padded, `attention_mask`, (b, L)."""
@@ -102,8 +107,7 @@ class Learner:
         return min(length, self._readable)
 
     def _logits_of(self, params: Parameters, ids: Tensor) -> Tensor:
-        """Of ids without padding: with a mask, or transformers warns where one of them is that of the padding."""
-        return self.logits(params, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+        return self.logits(params, whole(ids))
 
     def _loss(self, params: Parameters, batch: Mapping[str, Tensor], labels: Tensor) -> Tensor:
         loss, count = shifted_cross_entropy(self.logits(params, batch), labels)
@@ -144,9 +148,9 @@ class LearnerBatch:
         """(K, …) of K learners' parameters."""
         return {name: torch.stack([params[name] for params in parameters]) for name in parameters[0]}
 
-    def soft_loss(self, params: Parameters, tokens: Tensor) -> Tensor:
+    def soft_loss(self, params: Parameters, inputs: Tensor, labels: Tensor | None = None) -> Tensor:
         """Σ_k L_syn(θ_k): the sum, so that the gradient in θ_k is that of its own loss."""
-        return self._losses(params, {"input_ids": tokens}, tokens).sum()
+        return self._losses(params, whole(inputs), inputs if labels is None else labels).sum()
 
     def hard_loss(self, params: Parameters, batch: Mapping[str, Tensor]) -> Tensor:
         """Mean of the L_D(θ_k)."""
@@ -170,6 +174,13 @@ class LearnerBatch:
     def _losses(self, params: Parameters, batch: Mapping[str, Tensor], labels: Tensor) -> Tensor:
         losses = [shifted_cross_entropy(logits, labels) for logits in self.logits(params, batch).unbind()]
         return torch.stack([loss / count for loss, count in losses])
+
+
+def whole(inputs: Tensor) -> dict[str, Tensor]:
+    """A batch without padding. Ids get a mask, or transformers would warn if one of them is the id of the padding."""
+    if inputs.is_floating_point():
+        return {"input_ids": inputs}
+    return {"input_ids": inputs, "attention_mask": torch.ones_like(inputs)}
 
 
 def _from_config(config: PreTrainedConfig) -> PreTrainedModel:

@@ -13,11 +13,10 @@ from typing import Any
 
 import torch
 import transformers
-from datasets import load_dataset
+from datasets import get_dataset_config_names, load_dataset
 from transformers import TrainingArguments
 
 import farzi_hf
-from farzi_hf.artefact.card import TABLES
 from farzi_hf.evaluation.comparison import Comparison
 from farzi_hf.evaluation.published import PAPER
 from farzi_hf.evaluation.task_data import TaskData
@@ -143,13 +142,13 @@ def _ratio(row: Row, full: Row) -> str:
 def check_loadable(folder: Path) -> None:
     """The proof that anyone can load it, past the cache of earlier runs."""
     with tempfile.TemporaryDirectory() as cache:
-        for name in TABLES:
+        for name in get_dataset_config_names(str(folder)):
             load_dataset(str(folder), name, split="train", cache_dir=cache)
 
 
 def how_to_load(folder: Path) -> str:
     """What a user types."""
     return (
-        "Load the summary:\n\n    from datasets import load_dataset\n    from farzi_hf import FarziData\n"
+        "Load the summary:\n\n    from datasets import get_dataset_config_names, load_dataset\n    from farzi_hf import FarziData\n"
         f"    rows, farzi = load_dataset({str(folder)!r}), FarziData.from_pretrained({str(folder)!r})\n"
     )

@@ -13,6 +13,7 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from farzi_hf.artefact.untrusted_text import as_mapping, parse_json
+from farzi_hf.summary.forms import INPUTS, LABELS
 
 
 class FarziDataConfig(PreTrainedConfig):
@@ -29,6 +30,9 @@ class FarziDataConfig(PreTrainedConfig):
             small.
         inner: settings of the inner loop that the summary was distilled with (optimizer, lr, eps, steps, …). A student
             needs them to reproduce the published figures. Anything JSON can hold.
+        inputs: "soft" or "tokens", what a student reads; see `summary.forms`.
+        labels: "shared" or "own", what it should predict; see `summary.forms`. Shared labels need soft inputs.
+        label_dim: e, numbers stored per position for labels of its own; by default `latent_dim`.
         vocabulary_hash: the hash of the tokenizer or item list, see `data.vocabulary`, `None` while there is none.
 
     Raises:
@@ -45,6 +49,9 @@ class FarziDataConfig(PreTrainedConfig):
     tau: float = 1.0
     latent_std: float = 0.1
     inner: dict[str, Any] | None = None
+    inputs: str = "soft"
+    labels: str = "shared"
+    label_dim: int | None = None
     vocabulary_hash: str | None = None
 
     def __init__(
@@ -57,6 +64,9 @@ class FarziDataConfig(PreTrainedConfig):
         tau: float = 1.0,
         latent_std: float = 0.1,
         inner: Mapping[str, Any] | None = None,
+        inputs: str = "soft",
+        labels: str = "shared",
+        label_dim: int | None = None,
         vocabulary_hash: str | None = None,
         **kwargs: Any,
     ) -> None:
@@ -67,10 +77,27 @@ class FarziDataConfig(PreTrainedConfig):
         self.tau = _positive("tau", tau)
         self.latent_std = _positive("latent_std", latent_std)
         self.inner = _as_json("inner", inner)
+        self.inputs, self.labels = _choice("inputs", inputs, INPUTS), _choice("labels", labels, LABELS)
+        if (inputs, labels) == ("tokens", "shared"):
+            raise ValueError(
+                'inputs="tokens" with labels="shared" leaves nothing to learn; set labels="own", or inputs="soft"'
+            )
+        own = labels == "own"
+        self.label_dim = check_size("label_dim", label_dim or latent_dim, 1) if own else None
         if not isinstance(vocabulary_hash, str | None):
             raise ValueError(f"vocabulary_hash must be a text or None, got {vocabulary_hash!r}")
         self.vocabulary_hash = vocabulary_hash
         super().__init__(**kwargs)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the tensors of such a summary, by name."""
+        return {**INPUTS[self.inputs].shapes(self), **LABELS[self.labels].shapes(self)}
+
+    @property
+    def learnt(self) -> tuple[str, ...]:
+        """The names of the tensors that are learnt."""
+        return (*INPUTS[self.inputs].learnt, *LABELS[self.labels].learnt)
 
     def adopt_special_tokens(self, processing_class: Any) -> None:
         """Takes over the ids of a tokenizer's special tokens. Trainer would do so too, with a warning."""
@@ -80,7 +107,16 @@ class FarziDataConfig(PreTrainedConfig):
 
     def check_equal(self, expected: FarziDataConfig) -> None:
         """Raises ValueError unless this is the shape, and the temperature, of a summary with the config `expected`."""
-        for name in ("vocab_size", "num_sequences", "sequence_length", "latent_dim", "tau"):
+        for name in (
+            "vocab_size",
+            "num_sequences",
+            "sequence_length",
+            "latent_dim",
+            "tau",
+            "inputs",
+            "labels",
+            "label_dim",
+        ):
             ours, theirs = getattr(self, name), getattr(expected, name)
             if ours != theirs:
                 source = "the learner's" if name == "vocab_size" else f"args.{name}"
@@ -113,6 +149,12 @@ def check_size(name: str, value: Any, minimum: int) -> int:
     if value >= 2**31:
         raise ValueError(f"{name} must be an integer below 2**31, got {value!r}")
     return int(value)
+
+
+def _choice(name: str, value: Any, table: Mapping[str, Any]) -> str:
+    if not isinstance(value, str) or value not in table:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, table))}, got {value!r}")
+    return value
 
 
 def _positive(name: str, value: Any) -> float:

@@ -1,8 +1,9 @@
 """FarziData: a few synthetic sequences of soft tokens that stand in for a whole autoregressive dataset.
 
-A summary is two tensors, `latents (μ, ξ, d)` and `decoder (d, V)`. The soft token at position j of sequence i is
+In the paper's form a summary is two tensors, `latents (μ, ξ, d)` and `decoder (d, V)`. The soft token at position j of sequence i is
 `softmax(latents[i, j] @ decoder / τ)`, a distribution over the V entries of the vocabulary (section 3 of the paper,
-arXiv 2310.09983). Soft tokens are computed only for the sequences of one batch: no tensor has the size μ × ξ × V.
+arXiv 2310.09983). A summary may also have labels of its own, and ids for inputs: see `farzi_hf.summary.forms`. Soft tokens are
+computed only for the sequences of one batch: no tensor has the size μ × ξ × V.
 """
 
 from __future__ import annotations
@@ -24,31 +25,27 @@ from farzi_hf.artefact.layout import CONFIG, TENSORS
 from farzi_hf.artefact.local_paths import without_local_paths
 from farzi_hf.artefact.tensor_file import checksum, load_tensors
 from farzi_hf.artefact.vocabulary_files import load_vocabulary
-from farzi_hf.artefact.writing import latents_table, load_results, read_plots, write_artefact
+from farzi_hf.artefact.writing import load_results, read_plots, rows_table, write_artefact
 from farzi_hf.data import Vocabulary, vocabulary_of
 from farzi_hf.summary.collator import SoftTokenCollator
 from farzi_hf.summary.config import FarziDataConfig, check_size
-from farzi_hf.summary.hard_tokens import CHUNK, hard_tokens
-from farzi_hf.summary.soft_tokens import soft_tokens
+from farzi_hf.summary.forms import batch_of
+from farzi_hf.summary.hard_tokens import hard_tokens
+from farzi_hf.summary.reading import check_numbers, decode, frequencies
 from farzi_hf.summary.stock_settings import stock_arguments
 
 _SHOWN_TOKENS = 5  # likeliest tokens of each position, in the artefact's tables
 
 
-def _shapes(config: FarziDataConfig) -> dict[str, tuple[int, ...]]:
-    """The shapes of a summary's parameters."""
-    return {
-        "latents": (config.num_sequences, config.sequence_length, config.latent_dim),
-        "decoder": (config.latent_dim, config.vocab_size),
-    }
-
-
 class FarziData(nn.Module):
-    """The summary: parameters `latents (μ, ξ, d)` and `decoder (d, V)`, its `config`, and the vocabulary if it has one.
+    """The summary: its tensors, its `config`, and the vocabulary if it has one.
+
+    The tensors are attributes under the names that `farzi_hf.summary.forms` lists; by default `latents (μ, ξ, d)` and
+    `decoder (d, V)`. Those that are learnt are parameters, the others buffers.
 
     `processing_class` is the tokenizer (or the list of item names) that gives the V entries their meaning, or `None`:
-    a summary without one can be trained on, it just cannot be read. `tensors` are latents and decoder to take, of the shapes
-    that the config says, in place of random ones.
+    a summary without one can be trained on, it just cannot be read. `tensors` replace random ones; their shapes are those
+    that the config says.
 
     ```python
     farzi = FarziData(FarziDataConfig(num_sequences=400, sequence_length=50, latent_dim=16, vocab_size=2004))
@@ -63,9 +60,18 @@ class FarziData(nn.Module):
         self.config = config
         self.processing_class = processing_class
         self._results = (Results(), "")  # with the fingerprint of the tensors that they belong to
-        if tensors is None:
-            tensors = {name: torch.randn(shape) * config.latent_std for name, shape in _shapes(config).items()}
-        self.latents, self.decoder = nn.Parameter(tensors["latents"]), nn.Parameter(tensors["decoder"])
+        for name, shape in config.shapes.items():
+            if name in config.learnt:
+                given = torch.randn(shape) * config.latent_std if tensors is None else tensors[name]
+                self.register_parameter(name, nn.Parameter(given))
+            else:
+                ids = torch.randint(config.vocab_size, shape, dtype=torch.int32) if tensors is None else tensors[name]
+                self.register_buffer(name, ids)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors of the summary by name, the very ones that are trained."""
+        return {name: getattr(self, name) for name in self.config.shapes}
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -74,13 +80,15 @@ class FarziData(nn.Module):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of latents and decoder: the size of the summary as it is stored."""
-        return sum(p.numel() * p.element_size() for p in (self.latents, self.decoder))
+        """Bytes of all tensors: the size of the summary as it is stored."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
 
     def forward(
-        self, indices: Tensor | None = None, functional: Callable[[Tensor, Tensor], Tensor] | None = None
+        self, indices: Tensor | None = None, functional: Callable[[dict[str, Tensor]], Tensor] | None = None
     ) -> Tensor:
-        """Soft tokens (b, ξ, V) of the sequences `indices (b,)`, or `functional(latents, decoder)` if that is given.
+        """Probabilities (b, ξ, V) of the sequences `indices (b,)`, or `functional(tensors)` if that is given.
+
+        They are the soft tokens. A summary whose inputs are ids has none; its probabilities are those of its labels.
 
         A distillation needs the parameters themselves for its meta-objective. It passes the objective through `forward`, so that
         everything that wraps the module sees an ordinary forward and backward pass: DistributedDataParallel sets its gradient
@@ -91,28 +99,37 @@ class FarziData(nn.Module):
                 or `indices` is not a vector of integers.
         """
         if functional is not None:
-            return functional(self.latents, self.decoder)
+            return functional(self.tensors)
         if indices is None or indices.ndim != 1 or indices.is_floating_point():
             got = "None" if indices is None else f"{indices.dtype} of shape {tuple(indices.shape)}"
             raise ValueError(
                 f"indices must be an integer tensor of shape (b,), got {got}; pass torch.tensor([0, 1, …])"
             )
-        return soft_tokens(self.latents[indices], self.decoder, self.config.tau)
+        inputs, labels = batch_of(self.tensors, indices, self.config.tau)
+        return inputs if inputs.is_floating_point() else labels[:, 1:]
 
     def as_dataset(self) -> Dataset:
-        """The latents as a `datasets.Dataset` of μ rows for the stock Trainer. Use it with `collator()`.
+        """The sequences as a `datasets.Dataset` of μ rows for the stock Trainer. Use it with `collator()`.
 
-        The only column holds (ξ, d) floats, which the collator turns into soft tokens batch by batch. It is called `input_ids`
-        because Trainer drops columns that are no arguments of the model's forward.
+        The column `input_ids` holds (ξ, d) floats, which the collator turns into soft tokens batch by batch, or ξ ids. Labels of
+        their own are in the column `labels`, (ξ, e) floats. The names are those of arguments of a model's forward, because Trainer
+        drops other columns.
         """
-        return Dataset(latents_table(self.latents, "input_ids")).with_format("torch")
+        return Dataset(rows_table(self.tensors)).with_format("torch")
 
     def collator(self) -> SoftTokenCollator:
         """The data collator for `as_dataset()` and for rows of ids: one Trainer can train on soft rows and evaluate on real data.
 
-        It can be pickled, and holds a copy of the decoder on the CPU.
+        It can be pickled, and holds copies of the decoders on the CPU.
         """
-        return SoftTokenCollator(self.decoder.detach().cpu().clone(), self.config.tau)
+        decoders = {
+            name: getattr(self, name).detach().cpu().clone()
+            for name in ("decoder", "label_decoder")
+            if name in self.tensors
+        }
+        return SoftTokenCollator(
+            decoders.get("decoder"), self.config.tau, decoders.get("label_decoder"), self.config.vocab_size
+        )
 
     def training_arguments(self, output_dir: str | os.PathLike, **changes: Any) -> TrainingArguments:
         """The stock Trainer's arguments for a student that trains as the learners of the distillation did.
@@ -144,11 +161,16 @@ class FarziData(nn.Module):
             seed: of the draws.
 
         Returns:
-            μ·n rows (μ rows for `None`) with `input_ids` and equal `labels`, ξ ids each. The n rows of a synthetic sequence are
-            neighbours.
+            μ·n rows (μ rows for `None`) with `input_ids` and `labels`, ξ ids each. The n rows of a synthetic sequence are neighbours.
+            Labels equal the inputs, or are drawn from the summary's own labels; a student predicts `labels[j + 1]` after position j,
+            so the last own label, which has no place in such a row, is left out.
         """
-        ids = self._hard_tokens(samples_per_sequence, seed).tolist()
-        return Dataset.from_dict({"input_ids": ids, "labels": ids}).with_format("torch")
+        ids = self._hard_tokens(samples_per_sequence, seed)
+        labels = ids
+        if "label_latents" in self.tensors:
+            drawn = hard_tokens(self.label_latents, self.label_decoder, 1.0, samples_per_sequence, seed)
+            labels = torch.cat([ids[:, :1], drawn[:, :-1].to(ids)], dim=1)
+        return Dataset.from_dict({"input_ids": ids.tolist(), "labels": labels.tolist()}).with_format("torch")
 
     def sample_text(self, samples_per_sequence: int = 1, seed: int = 0) -> list[str]:
         """The rows of `as_hard_dataset(samples_per_sequence, seed)` as texts: with special tokens, and bars between items.
@@ -165,35 +187,24 @@ class FarziData(nn.Module):
         """Ids (μ·n, ξ)."""
         if samples_per_sequence is not None:
             check_size("samples_per_sequence", samples_per_sequence, 1)
+        if "input_ids" in self.tensors:
+            return self.input_ids.long().repeat_interleave(samples_per_sequence or 1, dim=0)
         return hard_tokens(self.latents, self.decoder, self.config.tau, samples_per_sequence, seed)
 
-    @torch.no_grad()
     def decode(self, top_k: int = 5) -> list[list[dict[str, Any]]]:
         """The likeliest tokens of each position, their probabilities, and the entropy.
 
         Returns:
             `decoded[i][j] = {"tokens": [...], "probabilities": [...], "entropy": nats}` of position j in sequence i. Tokens are sorted
-            by falling probability; they are strings if there is a vocabulary, otherwise ids. There are at most V of them.
+            by falling probability; they are strings if there is a vocabulary, otherwise ids. There are at most V of them. An input that
+            is an id is one token with probability 1. With labels of its own, a position also has `label_tokens`,
+            `label_probabilities` and `label_entropy`: what a student should predict after it.
         """
-        k = min(check_size("top_k", top_k, 1), self.config.vocab_size)
-        vocabulary = self.vocabulary
-        names = vocabulary.names(self.config.vocab_size) if vocabulary.named else range(self.config.vocab_size)
-        positions = []
-        for chunk in self.latents.flatten(0, 1).split(CHUNK):
-            log_p = torch.log_softmax((chunk @ self.decoder / self.config.tau).float(), dim=-1)
-            top = log_p.topk(k)
-            entropy = torch.special.entr(log_p.exp()).sum(-1)
-            for ids, probabilities, nats in zip(
-                top.indices.tolist(), top.values.exp().tolist(), entropy.tolist(), strict=True
-            ):
-                tokens = [names[i] for i in ids]
-                positions.append({"tokens": tokens, "probabilities": probabilities, "entropy": nats})
-        length = self.config.sequence_length
-        return [positions[start : start + length] for start in range(0, len(positions), length)]
+        return decode(self.tensors, self.config, self.vocabulary, check_size("top_k", top_k, 1))
 
     def contents(self) -> Contents:
         """The parts that the artefact is written from."""
-        tensors = {"latents": self.latents.detach(), "decoder": self.decoder.detach()}
+        tensors = {name: tensor.detach() for name, tensor in self.tensors.items()}
         return Contents(tensors, self.config, self.vocabulary, self.decode(_SHOWN_TOKENS))
 
     def save_pretrained(
@@ -262,7 +273,9 @@ class FarziData(nn.Module):
     @classmethod
     def _load(cls, artefact: ArtefactFolder) -> FarziData:
         config = FarziDataConfig.from_json(artefact.read(CONFIG), artefact.path(CONFIG))
-        farzi = cls(config, load_vocabulary(artefact), load_tensors(artefact.path(TENSORS), _shapes(config)))
+        farzi = cls(
+            config, load_vocabulary(artefact), load_tensors(artefact.path(TENSORS), config.shapes, config.learnt)
+        )
         farzi._check_numbers(f"{artefact.path(TENSORS)} is of no use, fetch another one")
         farzi.adopt_vocabulary("folder_or_repo")
         farzi._results = (load_results(artefact), farzi.fingerprint())
@@ -295,31 +308,13 @@ class FarziData(nn.Module):
                 folder, repo_id, private=private, revision=revision, token=token, commit_message=commit_message
             )
 
-    @torch.no_grad()
     def _check_numbers(self, remedy: str) -> None:
         """Raises ValueError if soft tokens cannot be computed, or would not be finite."""
-        types = {name: tensor.dtype for name, tensor in self.named_parameters()}
-        if len(set(types.values())) > 1:
-            raise ValueError(
-                f"{', '.join(f'{name} is {dtype}' for name, dtype in types.items())}; make them of one type, with .to(dtype)"
-            )
-        for name, tensor in self.named_parameters():
-            if not torch.isfinite(tensor).all():
-                raise ValueError(f"{name} holds NaN or infinity; {remedy}")
-        # Cauchy-Schwarz: the product of a latent and a column of the decoder is at most the product of their lengths.
-        largest = self.latents.double().norm(dim=-1).max() * self.decoder.double().norm(dim=0).max() / self.config.tau
-        if largest > torch.finfo(torch.float32).max:
-            raise ValueError(
-                f"latents and decoder are so large for tau={self.config.tau:g} that the softmax of their product overflows; {remedy}"
-            )
+        check_numbers(self.tensors, self.config, remedy)
 
-    @torch.no_grad()
     def frequencies(self) -> Tensor:
-        """(V,): the share of each vocabulary entry over all μ·ξ positions; sums to 1."""
-        total = torch.zeros(self.config.vocab_size, device=self.latents.device)
-        for chunk in self.latents.flatten(0, 1).split(CHUNK):
-            total += soft_tokens(chunk, self.decoder, self.config.tau).float().sum(0)
-        return total / (self.config.num_sequences * self.config.sequence_length)
+        """(V,): the share of each vocabulary entry over the inputs of all μ·ξ positions; sums to 1."""
+        return frequencies(self.tensors, self.config)
 
     @property
     def results(self) -> Results:
@@ -328,8 +323,8 @@ class FarziData(nn.Module):
         return results if fingerprint == self.fingerprint() else Results()
 
     def fingerprint(self) -> str:
-        """A hash of latents and decoder: two summaries with equal fingerprints teach a student the same."""
-        return " ".join(map(checksum, self.parameters()))
+        """A hash of all tensors: two summaries with equal fingerprints teach a student the same."""
+        return " ".join(map(checksum, self.tensors.values()))
 
     def adopt_vocabulary(self, argument: str) -> None:
         """Checks the vocabulary against the config. A config without a vocabulary's hash gets this one's."""

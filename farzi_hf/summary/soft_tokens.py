@@ -20,15 +20,17 @@ def shifted_cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tenso
 
     Args:
         logits: (b, L, V); position j predicts token j + 1.
-        labels: integer ids (b, L), where -100 is ignored, or soft tokens (b, L, V) that sum to one over V.
+        labels: integer ids (b, L), where -100 is ignored; or soft tokens (b, L, V) or (b, L + 1, V) that sum to one over V.
+            `labels[:, j + 1]` is what position j predicts, so with L + 1 labels every position predicts one.
 
     Returns:
         The loss summed over tokens, in nats, and the token count, both scalars. With soft labels q, a token's loss is -Σ_v q_v log p_v.
     """
     if labels.is_floating_point():
-        if labels.shape != logits.shape:
+        (size, length, entries), found = logits.shape, tuple(labels.shape)
+        if found not in ((size, length, entries), (size, length + 1, entries)):
             raise ValueError(
-                f"labels: soft tokens of shape {tuple(labels.shape)}, but the logits are {tuple(logits.shape)}; "
+                f"labels: soft tokens of shape {found}, but the logits are {tuple(logits.shape)}; "
                 "give the model the summary's vocabulary size (config.vocab_size) and batches of its sequence length"
             )
         labels = labels.to(logits.dtype)
@@ -41,11 +43,13 @@ def shifted_cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tenso
 
 
 def _plain_soft_cross_entropy(z: Tensor, q: Tensor) -> Tensor:
-    return -(q[:, 1:] * z[:, :-1].log_softmax(-1)).sum()
+    return -(q[:, 1:] * z[:, : q.shape[1] - 1].log_softmax(-1)).sum()
 
 
 class _SoftCrossEntropy(torch.autograd.Function):
-    """Σ_j [logsumexp(z_j) - q_{j+1}·z_j] of logits z and soft tokens q, both (b, L, V), twice differentiable.
+    """Σ_j [logsumexp(z_j) - q_{j+1}·z_j] of logits z (b, L, V) and soft tokens q (b, n + 1, V), twice differentiable.
+
+    The first n = L − 1 or n = L positions of z predict something.
 
     It keeps the probabilities p = softmax(z) and no other tensor of that size. It takes one sequence at a time, so that
     (L, V) numbers stay in the processor's cache, and shifts by indexing, so that autograd never pads a slice with zeros.
@@ -56,7 +60,8 @@ class _SoftCrossEntropy(torch.autograd.Function):
     def forward(ctx, z: Tensor, q: Tensor) -> Tensor:
         p = torch.empty_like(z)
         loss = z.new_zeros(())
-        for z_i, q_i, p_i in zip(z[:, :-1], q[:, 1:], p[:, :-1], strict=True):
+        n = q.shape[1] - 1
+        for z_i, q_i, p_i in zip(z[:, :n], q[:, 1:], p[:, :n], strict=True):
             torch.softmax(z_i, -1, out=p_i)
             logsumexp = z_i.amax(-1) - p_i.amax(-1).log()
             loss += (logsumexp - torch.linalg.vecdot(q_i, z_i)).sum()
@@ -67,7 +72,7 @@ class _SoftCrossEntropy(torch.autograd.Function):
     def backward(ctx, dloss: Tensor) -> tuple[Tensor | None, Tensor | None]:
         z, q, p = ctx.saved_tensors
         dz = _SoftCrossEntropyGradient.apply(z, q, p, dloss) if ctx.needs_input_grad[0] else None
-        dq = -dloss * F.pad(z[:, :-1], (0, 0, 1, 0)) if ctx.needs_input_grad[1] else None
+        dq = -dloss * F.pad(z[:, : q.shape[1] - 1], (0, 0, 1, 0)) if ctx.needs_input_grad[1] else None
         return dz, dq
 
 
@@ -77,8 +82,9 @@ class _SoftCrossEntropyGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx, z: Tensor, q: Tensor, p: Tensor, dloss: Tensor) -> Tensor:
         dz = torch.empty_like(p)
-        dz[:, -1] = 0.0
-        for dz_i, q_i, p_i in zip(dz[:, :-1], q[:, 1:], p[:, :-1], strict=True):
+        n = q.shape[1] - 1
+        dz[:, n:] = 0.0
+        for dz_i, q_i, p_i in zip(dz[:, :n], q[:, 1:], p[:, :n], strict=True):
             torch.sub(p_i, q_i, out=dz_i).mul_(dloss)
         ctx.save_for_backward(q, p, dloss)
         return dz
@@ -88,12 +94,13 @@ class _SoftCrossEntropyGradient(torch.autograd.Function):
     def backward(ctx, u: Tensor) -> tuple[Tensor, Tensor | None, None, Tensor]:
         q, p, dloss = ctx.saved_tensors
         z_grad, ddloss = torch.empty_like(u), torch.zeros_like(dloss)
-        q_grad = torch.empty_like(u) if ctx.needs_input_grad[1] else None
-        z_grad[:, -1] = 0.0
+        q_grad = torch.empty_like(q) if ctx.needs_input_grad[1] else None
+        n = q.shape[1] - 1
+        z_grad[:, n:] = 0.0
         for i in range(len(u)):
-            u_i, p_i = u[i, :-1], p[i, :-1]
+            u_i, p_i = u[i, :n], p[i, :n]
             pu = torch.linalg.vecdot(p_i, u_i)
-            torch.sub(u_i, pu[:, None], out=z_grad[i, :-1]).mul_(p_i).mul_(dloss)
+            torch.sub(u_i, pu[:, None], out=z_grad[i, :n]).mul_(p_i).mul_(dloss)
             ddloss += pu.sum() - torch.linalg.vecdot(q[i, 1:], u_i).sum()
             if q_grad is not None:
                 q_grad[i, 0] = 0.0

@@ -29,9 +29,10 @@ from torch import Tensor
 from farzi_hf import FarziTrainer
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.distillation import Learner, SyntheticTraining, random_starts
-from farzi_hf.distillation.objectives.base import Batch
+from farzi_hf.distillation.objectives.base import Batch, device_of
 from farzi_hf.evaluation import Claim, Comparison, Student
 from farzi_hf.plots import plot_comparison
+from farzi_hf.summary.forms import Tensors
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmark"))
 import benchmark
@@ -63,19 +64,19 @@ class HigherMatching:
     training: SyntheticTraining
     steps: int
 
-    def __call__(self, learner: Learner, latents: Tensor, decoder: Tensor, batch: Batch, seed: int) -> Tensor:
-        """The outer loss, differentiable in latents and decoder."""
+    def __call__(self, learner: Learner, summary: Tensors, batch: Batch, seed: int) -> Tensor:
+        """The outer loss, differentiable in the summary's tensors."""
         import higher
 
         model, adam = copy.deepcopy(learner.model), self.training.optimizer
-        start = random_starts(learner, seed, latents.device)
+        start = random_starts(learner, seed, device_of(summary))
         model.load_state_dict(start, strict=False)  # buffers stay
         optimizer = torch.optim.Adam(model.parameters(), lr=adam.lr, betas=adam.betas, eps=adam.eps)
-        loss = self.training.inner_loss(learner, latents, self.steps, seed)
+        loss = self.training.inner_loss(learner, summary, self.steps, seed)
         with higher.innerloop_ctx(model, optimizer) as (functional, differentiable):
             for step in range(1, self.steps + 1):
                 theta = dict(zip(start, functional.parameters(), strict=True))
-                differentiable.step(loss(theta, (latents, decoder), step))
+                differentiable.step(loss(theta, tuple(summary.values()), step))
             return learner.hard_loss(dict(zip(start, functional.parameters(), strict=True)), batch)
 
 

@@ -30,6 +30,7 @@ from farzi_hf.engine import InnerLoss
 from farzi_hf.evaluation import Claim, Comparison, Row, Student
 from farzi_hf.evaluation.metrics import token_statistics
 from farzi_hf.plots import plot_comparison
+from farzi_hf.summary.forms import Tensors
 
 NAIVE = "Farzi, unfactorised"
 NEGLIGIBLE = 1e-4  # of the largest singular value: below, float32 rounding decides
@@ -41,8 +42,9 @@ COLUMNS = {
 class UnfactorisedTraining(SyntheticTraining):
     """`SyntheticTraining` on latents (μ, ξ, V) that are the soft tokens' logits: with the identity as decoder, without the product."""
 
-    def inner_loss(self, learner: Learner | LearnerBatch, latents: Tensor, steps: int, seed: int) -> InnerLoss:
+    def inner_loss(self, learner: Learner | LearnerBatch, summary: Tensors, steps: int, seed: int) -> InnerLoss:
         """As of `SyntheticTraining`; of the inputs (latents, decoder) it takes the first."""
+        latents = summary["latents"]
         rows = minibatches(len(latents), self.batch_size, steps, seed)
         rows = None if rows is None else rows.to(latents.device)
 

@@ -63,6 +63,11 @@ def batch() -> dict[str, Tensor]:
     return {"input_ids": ids, "labels": labels, "attention_mask": mask}
 
 
+def named(leaves) -> dict[str, Tensor]:
+    """Latents and decoder as a summary has them."""
+    return dict(zip(("latents", "decoder"), leaves, strict=True))
+
+
 def training(optimizer=ADAM, **settings) -> SyntheticTraining:
     return SyntheticTraining(optimizer=optimizer, tau=TAU, **settings)
 
@@ -141,7 +146,7 @@ def test_the_meta_gradient_is_that_of_the_loop_written_out(learner, leaves, batc
     inner = training(**settings)
     expected = by_hand(*leaves, batch, inner, steps)
     objective = MetaMatching(training=replace(inner, adjoint=adjoint), steps=steps, steps_min=steps)
-    found = objective(learner, *leaves, batch, SEED)
+    found = objective(learner, named(leaves), batch, SEED)
     assert found.item() == pytest.approx(expected.item(), rel=1e-12)
     expected, found = gradients(expected, list(leaves)), gradients(found, list(leaves))
     assert all(gradient.abs().max() > 1e-5 for gradient in expected)
@@ -152,7 +157,7 @@ def test_the_meta_gradient_is_that_of_the_loop_written_out(learner, leaves, batc
 def test_a_window_is_cut_to_the_steps_there_are(learner, leaves, batch):
     """T is drawn, and may be less than the window."""
     losses = [
-        MetaMatching(training=training(window=window), steps=2, steps_min=2)(learner, *leaves, batch, SEED)
+        MetaMatching(training=training(window=window), steps=2, steps_min=2)(learner, named(leaves), batch, SEED)
         for window in (None, 40)
     ]
     for full, cut in zip(*(gradients(loss, list(leaves)) for loss in losses), strict=True):
@@ -161,24 +166,27 @@ def test_a_window_is_cut_to_the_steps_there_are(learner, leaves, batch):
 
 def test_the_loss_is_a_function_of_the_seed(learner, leaves, batch):
     objective = MetaMatching(training=training(batch_size=2), steps=4, steps_min=2)
-    losses = [objective(learner, *leaves, batch, seed).item() for seed in (1, 1, 2)]
+    losses = [objective(learner, named(leaves), batch, seed).item() for seed in (1, 1, 2)]
     assert losses[0] == losses[1] != losses[2]
 
 
 def test_learners_at_once_average_over_their_starts(learner, leaves, batch):
     """Of K learners each trains as it would alone: same steps, same minibatches, its own θ0."""
     inner = training(batch_size=4)
-    several = MetaMatching(training=inner, steps=5, steps_min=5, learners=3)(learner, *leaves, batch, SEED)
+    several = MetaMatching(training=inner, steps=5, steps_min=5, learners=3)(learner, named(leaves), batch, SEED)
     starts = learner.batch(3).initial_parameters(SEED)
     alone = []
     for k in range(3):
         start = {name: x[k] for name, x in starts.items()}
-        theta = inner(learner, *leaves, start=start, steps=5, seed=SEED)
+        theta = inner(learner, named(leaves), start=start, steps=5, seed=SEED)
         alone.append(learner.hard_loss(theta, batch))
     assert several.item() == pytest.approx(sum(alone).item() / 3, rel=1e-12)
     expected, found = gradients(sum(alone) / 3, list(leaves)), gradients(several, list(leaves))
     assert relative_error(found, expected) < 1e-9
-    assert alone[0].item() == MetaMatching(training=inner, steps=5, steps_min=5)(learner, *leaves, batch, SEED).item()
+    assert (
+        alone[0].item()
+        == MetaMatching(training=inner, steps=5, steps_min=5)(learner, named(leaves), batch, SEED).item()
+    )
     assert len({loss.item() for loss in alone}) == 3
 
 
@@ -214,7 +222,7 @@ def distance(found: list[Tensor], wanted: list[Tensor]) -> Tensor:
 @pytest.mark.parametrize("batch_size", [None, 2])
 def test_gradient_matching_is_the_cosine_distance_written_out(learner, leaves, batch, optimizer, batch_size):
     inner = training(optimizer=optimizer, batch_size=batch_size)
-    found = GradientMatching(training=inner, steps=6)(learner, *leaves, batch, SEED)
+    found = GradientMatching(training=inner, steps=6)(learner, named(leaves), batch, SEED)
     taken = int(stream(SEED, Purpose.MATCHED_STEP).integers(6))
     assert taken > 1
     theta = trained(initial(), *leaves, inner, taken)
@@ -231,7 +239,7 @@ def test_gradient_matching_is_the_cosine_distance_written_out(learner, leaves, b
 @OPTIMIZER
 def test_trajectory_matching_is_the_normalised_distance_written_out(learner, leaves, batch, bank, optimizer, adjoint):
     inner = training(optimizer=optimizer, batch_size=4, adjoint=adjoint)
-    found = TrajectoryMatching(inner, bank, synthetic_steps=3, expert_steps=4)(learner, *leaves, batch, SEED)
+    found = TrajectoryMatching(inner, bank, synthetic_steps=3, expert_steps=4)(learner, named(leaves), batch, SEED)
     start, target = bank.segment(SEED, 4)
     theta = trained({name: x.requires_grad_() for name, x in start.items()}, *leaves, inner, 3)
     expected = torch.zeros((), dtype=torch.float64)
@@ -251,7 +259,7 @@ def test_starting_from_trajectories_is_training_from_their_checkpoints(
 ):
     inner = training(optimizer=optimizer, adjoint=adjoint)
     objective = MetaMatching(training=inner, steps=3, steps_min=3, starts=PretrainedStarts(bank, fresh=0.0))
-    found = objective(learner, *leaves, batch, SEED)
+    found = objective(learner, named(leaves), batch, SEED)
     theta = {name: x.requires_grad_() for name, x in bank.sample(SEED).items()}
     expected = real_loss(trained(theta, *leaves, inner, 3), batch)
     tolerance = 1e-6 if isinstance(adjoint, Reversible) else 1e-9
@@ -259,7 +267,7 @@ def test_starting_from_trajectories_is_training_from_their_checkpoints(
     assert relative_error(gradients(found, list(leaves)), gradients(expected, list(leaves))) < tolerance
     fresh = MetaMatching(training=inner, steps=3, steps_min=3, starts=PretrainedStarts(bank, fresh=1.0))
     alone = MetaMatching(training=inner, steps=3, steps_min=3)
-    assert fresh(learner, *leaves, batch, SEED) == alone(learner, *leaves, batch, SEED) != found
+    assert fresh(learner, named(leaves), batch, SEED) == alone(learner, named(leaves), batch, SEED) != found
 
 
 @pytest.mark.parametrize("kind", ["gradients", "trajectories", "starts"])
@@ -272,8 +280,8 @@ def test_several_learners_make_the_mean_over_them(learner, leaves, batch, bank, 
         "starts": lambda k: MetaMatching(inner, 2, 2, learners=k, starts=PretrainedStarts(bank)),
     }[kind]
     seeds = learner.batch(3).seeds(SEED)
-    alone = [make(1)(learner, *leaves, batch, seed) for seed in seeds]
-    together = make(3)(learner, *leaves, batch, SEED)
+    alone = [make(1)(learner, named(leaves), batch, seed) for seed in seeds]
+    together = make(3)(learner, named(leaves), batch, SEED)
     assert len({loss.item() for loss in alone}) > 1
     assert together.item() == pytest.approx(sum(alone).item() / 3, rel=1e-10)
     assert relative_error(gradients(together, list(leaves)), gradients(sum(alone) / 3, list(leaves))) < 1e-9
@@ -285,7 +293,7 @@ def test_objectives_are_functions_of_the_seed(learner, leaves, batch, bank):
         GradientMatching(inner, steps=4),
         TrajectoryMatching(inner, bank, synthetic_steps=2, expert_steps=4),
     ):
-        losses = [objective(learner, *leaves, batch, seed).item() for seed in (1, 1, 3)]
+        losses = [objective(learner, named(leaves), batch, seed).item() for seed in (1, 1, 3)]
         assert losses[0] == losses[1] != losses[2]
 
 
@@ -314,7 +322,7 @@ def test_steps_are_drawn_from_the_whole_range_and_by_the_seed(batch):
     drawn = []
 
     class Recorder:
-        def __call__(self, learner, latents, decoder, *, start, steps, seed):
+        def __call__(self, learner, summary, *, start, steps, seed):
             drawn.append((seed, steps))
             return start
 
@@ -330,7 +338,7 @@ def test_steps_are_drawn_from_the_whole_range_and_by_the_seed(batch):
 
     objective = MetaMatching(training=Recorder(), steps=7, steps_min=4)
     for seed in [*range(200), *range(200)]:
-        objective(NoLearner(), torch.zeros(1), torch.zeros(1), batch, seed)
+        objective(NoLearner(), named((torch.zeros(1), torch.zeros(1))), batch, seed)
     counts = np.bincount([steps for _, steps in drawn[:200]])
     assert len(counts) == 8
     assert counts[:4].sum() == 0

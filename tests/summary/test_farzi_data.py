@@ -87,7 +87,7 @@ def test_forward_gives_the_soft_tokens_of_the_indexed_sequences():
 def test_forward_evaluates_a_functional_where_hooks_see_it():
     farzi, seen = tiny(), []
     farzi.register_forward_hook(lambda module, inputs, output: seen.append(output))
-    objective = farzi(functional=lambda latents, decoder: latents.square().sum() + decoder.sum())
+    objective = farzi(functional=lambda tensors: tensors["latents"].square().sum() + tensors["decoder"].sum())
     objective.backward()
     assert seen == [objective]
     torch.testing.assert_close(farzi.latents.grad, 2 * farzi.latents)
@@ -230,7 +230,7 @@ class LargestTensor(TorchDispatchMode):
 
 
 def test_nothing_of_size_mu_xi_v_exists(monkeypatch, tmp_path):
-    for module in (farzi_data, hard_tokens):
+    for module in (reading, hard_tokens):
         monkeypatch.setattr(module, "CHUNK", 16)
     farzi = tiny(num_sequences=20, sequence_length=10, vocab_size=300)
     with LargestTensor() as largest:

@@ -167,9 +167,9 @@ def test_every_micro_batch_has_a_learner_of_its_own(make):
     trainer = make(max_steps=3, gradient_accumulation_steps=2, per_device_train_batch_size=20)
     objective, seeds = trainer.objective, []
 
-    def recorder(learner, latents, decoder, batch, seed):
+    def recorder(learner, summary, batch, seed):
         seeds.append(seed)
-        return objective(learner, latents, decoder, batch, seed)
+        return objective(learner, summary, batch, seed)
 
     trainer.objective = recorder
     trainer.train()
@@ -184,10 +184,12 @@ def test_the_loss_is_that_of_the_objective_on_the_batch(make):
     trainer.objective = lambda *args: calls.append(args) or objective(*args)
     start = tensors(trainer)
     trainer.train()
-    (learner, _, _, batch, seed), (latents, decoder) = calls[0], start
+    (learner, _, batch, seed), (latents, decoder) = calls[0], start
     assert batch["input_ids"].shape[0] == 40
     with torch.no_grad():
-        assert logged(trainer, "loss")[0] == pytest.approx(objective(learner, latents, decoder, batch, seed).item())
+        assert logged(trainer, "loss")[0] == pytest.approx(
+            objective(learner, {"latents": latents, "decoder": decoder}, batch, seed).item()
+        )
 
 
 def test_training_twice_starts_anew_from_the_summary_reached(make):

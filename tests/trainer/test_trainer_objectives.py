@@ -63,7 +63,7 @@ def test_each_objective_improves_its_own_criterion(make, sequences, tokenizer, o
     batch = DataCollatorForLanguageModeling(tokenizer, mlm=False)(list(sequences["validation"]))
 
     def criterion() -> float:
-        summary = [p.detach() for p in trainer.model.parameters()]
+        summary = {name: tensor.detach() for name, tensor in trainer.model.tensors.items()}
         losses = []
         for seed in range(1000, 1006):
             loss = trainer.objective(trainer.learner, *[x.requires_grad_() for x in summary], batch, seed)
@@ -153,8 +153,8 @@ def test_the_recipe_says_what_was_minimised(make, omega):
 def test_an_objective_of_ones_own(make):
     """A function of the contract is enough; its name in the recipe is not one that a config would take for another."""
 
-    def closeness(learner, latents, decoder, batch, seed):
-        return latents.square().mean() + 0 * decoder.sum()
+    def closeness(learner, summary, batch, seed):
+        return summary["latents"].square().mean() + 0 * summary["decoder"].sum()
 
     trainer = make({"objective": closeness}, max_steps=3)
     before = trainer.model.latents.square().mean().item()

@@ -6,17 +6,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from farzi_hf.distillation.inner_training import SyntheticTraining
 from farzi_hf.distillation.learner import Learner, LearnerBatch
 from farzi_hf.distillation.trajectory_bank import TrajectoryBank
+from farzi_hf.summary.forms import Tensors
 
 Batch = Mapping[str, Tensor]
 
 
-Objective = Callable[[Learner, Tensor, Tensor, Batch, int], Tensor]
-"""`objective(learner, latents, decoder, batch, seed)`."""
+Objective = Callable[[Learner, Tensors, Batch, int], Tensor]
+"""`objective(learner, summary, batch, seed)`; the summary is its tensors by name, see `farzi_hf.summary.forms`."""
 
 
 class ConfigurableObjective(ABC):
@@ -40,10 +42,15 @@ class ConfigurableObjective(ABC):
         """
 
     @abstractmethod
-    def __call__(self, learner: Learner, latents: Tensor, decoder: Tensor, batch: Batch, seed: int) -> Tensor:
+    def __call__(self, learner: Learner, summary: Tensors, batch: Batch, seed: int) -> Tensor:
         """As `Objective`."""
 
 
 def together(learner: Learner, size: int) -> Learner | LearnerBatch:
     """K learners as one; one learner is itself."""
     return learner if size == 1 else learner.batch(size)
+
+
+def device_of(summary: Tensors) -> torch.device:
+    """The device of a summary's tensors."""
+    return next(iter(summary.values())).device

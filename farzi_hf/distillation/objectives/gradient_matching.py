@@ -13,10 +13,11 @@ from torch import Tensor
 from farzi_hf.data.seeds import Purpose, stream
 from farzi_hf.distillation.inner_training import SyntheticTraining
 from farzi_hf.distillation.learner import Learner, Parameters
-from farzi_hf.distillation.objectives.base import Batch, ConfigurableObjective, together
+from farzi_hf.distillation.objectives.base import Batch, ConfigurableObjective, device_of, together
 from farzi_hf.distillation.starts import Starts, random_starts, starts_of
 from farzi_hf.distillation.trajectory_bank import TrajectoryBank
 from farzi_hf.engine import autocast_settings, no_autocast
+from farzi_hf.summary.forms import Tensors
 
 
 @dataclass(frozen=True)
@@ -43,17 +44,17 @@ class GradientMatching(ConfigurableObjective):
     def from_config(cls, config: Any, training: SyntheticTraining, bank: TrajectoryBank | None) -> GradientMatching:
         return cls(training, config.inner_steps, config.learners_per_step, starts_of(config, bank))
 
-    def __call__(self, learner: Learner, latents: Tensor, decoder: Tensor, batch: Batch, seed: int) -> Tensor:
-        """The distance, between 0 and twice the number of tensors, differentiable in latents and decoder."""
+    def __call__(self, learner: Learner, summary: Tensors, batch: Batch, seed: int) -> Tensor:
+        """The distance, between 0 and twice the number of tensors, differentiable in the summary's tensors."""
         taken = int(stream(seed, Purpose.MATCHED_STEP).integers(self.steps))
         several = together(learner, self.learners)
-        theta = several.stack([self.starts(learner, each, latents.device) for each in several.seeds(seed)])
+        theta = several.stack([self.starts(learner, each, device_of(summary)) for each in several.seeds(seed)])
         if taken:
             with torch.no_grad():
-                theta = self.training(several, latents, decoder, start=theta, steps=taken, seed=seed)
+                theta = self.training(several, summary, start=theta, steps=taken, seed=seed)
         theta = {name: x.detach().requires_grad_() for name, x in theta.items()}
-        loss = self.training.inner_loss(several, latents, taken + 1, seed)
-        synthetic = _gradients(loss(theta, (latents, decoder), taken + 1), theta, create_graph=True)
+        loss = self.training.inner_loss(several, summary, taken + 1, seed)
+        synthetic = _gradients(loss(theta, tuple(summary.values()), taken + 1), theta, create_graph=True)
         real = _gradients(several.hard_loss(theta, batch), theta)
         return _cosine_distances(synthetic, real, several.size).mean()
 

@@ -10,9 +10,10 @@ from torch import Tensor
 from farzi_hf.data.seeds import Purpose, stream
 from farzi_hf.distillation.inner_training import SyntheticTraining
 from farzi_hf.distillation.learner import Learner
-from farzi_hf.distillation.objectives.base import Batch, ConfigurableObjective, together
+from farzi_hf.distillation.objectives.base import Batch, ConfigurableObjective, device_of, together
 from farzi_hf.distillation.starts import Starts, random_starts, starts_of
 from farzi_hf.distillation.trajectory_bank import TrajectoryBank
+from farzi_hf.summary.forms import Tensors
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,10 @@ class MetaMatching(ConfigurableObjective):
         least = config.inner_steps_min or config.inner_steps
         return cls(training, config.inner_steps, least, config.learners_per_step, starts_of(config, bank))
 
-    def __call__(self, learner: Learner, latents: Tensor, decoder: Tensor, batch: Batch, seed: int) -> Tensor:
-        """The outer loss in nats per token, differentiable in latents and decoder. θ0, T and minibatches depend on `seed`."""
+    def __call__(self, learner: Learner, summary: Tensors, batch: Batch, seed: int) -> Tensor:
+        """The outer loss in nats per token, differentiable in the summary's tensors. θ0, T and minibatches depend on `seed`."""
         steps = int(stream(seed, Purpose.INNER_STEPS).integers(self.steps_min, self.steps + 1))
         several = together(learner, self.learners)
-        start = several.stack([self.starts(learner, each, latents.device) for each in several.seeds(seed)])
-        theta = self.training(several, latents, decoder, start=start, steps=steps, seed=seed)
+        start = several.stack([self.starts(learner, each, device_of(summary)) for each in several.seeds(seed)])
+        theta = self.training(several, summary, start=start, steps=steps, seed=seed)
         return several.hard_loss(theta, batch)

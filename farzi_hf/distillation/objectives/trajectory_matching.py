@@ -10,8 +10,9 @@ from torch import Tensor
 
 from farzi_hf.distillation.inner_training import SyntheticTraining
 from farzi_hf.distillation.learner import Learner, Parameters
-from farzi_hf.distillation.objectives.base import Batch, ConfigurableObjective, together
+from farzi_hf.distillation.objectives.base import Batch, ConfigurableObjective, device_of, together
 from farzi_hf.distillation.trajectory_bank import TrajectoryBank
+from farzi_hf.summary.forms import Tensors
 
 
 @dataclass(frozen=True)
@@ -53,14 +54,15 @@ class TrajectoryMatching(ConfigurableObjective):
             config.last_start,
         )  # fmt: skip
 
-    def __call__(self, learner: Learner, latents: Tensor, decoder: Tensor, batch: Batch, seed: int) -> Tensor:
+    def __call__(self, learner: Learner, summary: Tensors, batch: Batch, seed: int) -> Tensor:
         """The normalised distance: 1 where the summary teaches nothing, 0 where it teaches what the real data do."""
         several = together(learner, self.learners)
         segments = [
-            self.bank.segment(each, self.expert_steps, self.last_step, latents.device) for each in several.seeds(seed)
+            self.bank.segment(each, self.expert_steps, self.last_step, device_of(summary))
+            for each in several.seeds(seed)
         ]
         start, target = map(several.stack, zip(*segments, strict=True))
-        theta = self.training(several, latents, decoder, start=start, steps=self.synthetic_steps, seed=seed)
+        theta = self.training(several, summary, start=start, steps=self.synthetic_steps, seed=seed)
         left, way = (_squared_distance(x, target, several.size) for x in (theta, start))
         return (left / way).mean()
 

@@ -1,0 +1,146 @@
+"""What a summary is made of: its inputs and its labels, each in one of two forms.
+
+A student reads the input of position j and predicts the label of position j.
+
+| inputs | tensors | the input of a position |
+|---|---|---|
+| "soft" (`SoftInputs`) | latents (μ, ξ, d), decoder (d, V) | softmax(latents[i, j] @ decoder / τ) |
+| "tokens" (`TokenInputs`) | input_ids (μ, ξ) | an id, which is not learnt |
+
+| labels | tensors | the label of position j |
+|---|---|---|
+| "shared" (`SharedLabels`) | none | the input of position j + 1, as in the paper |
+| "own" (`OwnLabels`) | label_latents (μ, ξ, e), label_decoder (e, V) | softmax(label_latents[i, j] @ label_decoder) |
+
+Functions take the tensors of a summary by name, as `FarziData.tensors` gives them; the names tell the form.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from farzi_hf.summary.soft_tokens import soft_tokens
+
+Tensors = Mapping[str, Tensor]
+"""The tensors of a summary, by name."""
+
+
+class Form(ABC):
+    """One form of the inputs or of the labels.
+
+    Attributes:
+        learnt: the names of its tensors that are parameters.
+        given: the names of its tensors that stay as they are.
+    """
+
+    learnt: ClassVar[tuple[str, ...]] = ()
+    given: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    @abstractmethod
+    def shapes(cls, config: Any) -> dict[str, tuple[int, ...]]:
+        """The shapes of its tensors in a summary with that `FarziDataConfig`."""
+
+
+class SoftInputs(Form):
+    """Learnt distributions over the vocabulary."""
+
+    learnt = ("latents", "decoder")
+
+    @classmethod
+    def shapes(cls, config: Any) -> dict[str, tuple[int, ...]]:
+        latents = (config.num_sequences, config.sequence_length, config.latent_dim)
+        return {"latents": latents, "decoder": (config.latent_dim, config.vocab_size)}
+
+    @staticmethod
+    def batch(tensors: Tensors, rows: Tensor | slice, tau: float) -> Tensor:
+        """Soft tokens (b, ξ, V)."""
+        return soft_tokens(tensors["latents"][rows], tensors["decoder"], tau)
+
+
+class TokenInputs(Form):
+    """Ids of the vocabulary, which any model reads without soft inputs."""
+
+    given = ("input_ids",)
+
+    @classmethod
+    def shapes(cls, config: Any) -> dict[str, tuple[int, ...]]:
+        return {"input_ids": (config.num_sequences, config.sequence_length)}
+
+    @staticmethod
+    def batch(tensors: Tensors, rows: Tensor | slice, tau: float) -> Tensor:
+        """Ids (b, ξ)."""
+        return tensors["input_ids"][rows].long()
+
+
+class SharedLabels(Form):
+    """The inputs themselves: a position predicts the next one."""
+
+    @classmethod
+    def shapes(cls, config: Any) -> dict[str, tuple[int, ...]]:
+        return {}
+
+    @staticmethod
+    def batch(tensors: Tensors, rows: Tensor | slice, inputs: Tensor) -> Tensor:
+        """(b, ξ, V): `labels[:, j + 1]` is what a student predicts after position j."""
+        return inputs
+
+
+class OwnLabels(Form):
+    """Learnt distributions of their own, one for each position."""
+
+    learnt = ("label_latents", "label_decoder")
+
+    @classmethod
+    def shapes(cls, config: Any) -> dict[str, tuple[int, ...]]:
+        latents = (config.num_sequences, config.sequence_length, config.label_dim)
+        return {"label_latents": latents, "label_decoder": (config.label_dim, config.vocab_size)}
+
+    @staticmethod
+    def batch(tensors: Tensors, rows: Tensor | slice, inputs: Tensor) -> Tensor:
+        """(b, ξ + 1, V): `labels[:, j + 1]` is what a student predicts after position j; nothing reads `labels[:, 0]`."""
+        return shifted_labels(tensors["label_latents"][rows], tensors["label_decoder"])
+
+
+def shifted_labels(label_latents: Tensor, label_decoder: Tensor) -> Tensor:
+    """(b, ξ, e) and (e, V) to (b, ξ + 1, V): one position is put in front, so that labels stand where shared labels do."""
+    return soft_tokens(F.pad(label_latents, (0, 0, 1, 0)), label_decoder, 1.0)
+
+
+INPUTS: dict[str, type[SoftInputs] | type[TokenInputs]] = {"soft": SoftInputs, "tokens": TokenInputs}
+LABELS: dict[str, type[SharedLabels] | type[OwnLabels]] = {"shared": SharedLabels, "own": OwnLabels}
+"""By the name that `FarziDataConfig.inputs` and `FarziDataConfig.labels` give them."""
+
+
+def batch_of(tensors: Tensors, rows: Tensor | slice, tau: float) -> tuple[Tensor, Tensor]:
+    """Inputs and labels of the sequences `rows`.
+
+    Args:
+        tensors: of a summary.
+        rows: (b,) numbers of sequences, or a slice.
+        tau: τ of soft inputs.
+
+    Returns:
+        Soft tokens (b, ξ, V) or ids (b, ξ); and labels (b, ξ, V), or (b, ξ + 1, V) where they are own.
+    """
+    inputs = _form_of(tensors, INPUTS.values()).batch(tensors, rows, tau)
+    return inputs, _form_of(tensors, LABELS.values()).batch(tensors, rows, inputs)
+
+
+def _form_of(tensors: Tensors, forms: Collection[type[Form]]) -> Any:
+    """The form whose tensors are there. One without tensors is what is left."""
+    return max(forms, key=lambda form: len({*form.learnt, *form.given} & tensors.keys()))
+
+
+@torch.no_grad()
+def label_probabilities(tensors: Tensors, positions: slice) -> Tensor | None:
+    """Own labels (n, V) of `positions` of all μ·ξ; None where labels are shared."""
+    if "label_latents" not in tensors:
+        return None
+    return soft_tokens(tensors["label_latents"].flatten(0, 1)[positions], tensors["label_decoder"], 1.0)

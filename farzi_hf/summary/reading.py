@@ -1,0 +1,91 @@
+"""Reading a summary: what its positions say, how often entries occur, and whether its numbers can be used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from farzi_hf.data import Vocabulary
+from farzi_hf.summary.config import FarziDataConfig
+from farzi_hf.summary.hard_tokens import CHUNK
+
+Tensors = Mapping[str, Tensor]
+
+
+@torch.no_grad()
+def decode(tensors: Tensors, config: FarziDataConfig, vocabulary: Vocabulary, top_k: int) -> list[list[dict[str, Any]]]:
+    """See `FarziData.decode`."""
+    k = min(top_k, config.vocab_size)
+    names = vocabulary.names(config.vocab_size) if vocabulary.named else range(config.vocab_size)
+    if "input_ids" in tensors:
+        ids = tensors["input_ids"].flatten().tolist()
+        positions = [{"tokens": [names[i]], "probabilities": [1.0], "entropy": 0.0} for i in ids]
+    else:
+        positions = _likeliest(tensors["latents"], tensors["decoder"] / config.tau, k, names)
+    if "label_latents" in tensors:
+        labels = _likeliest(tensors["label_latents"], tensors["label_decoder"], k, names)
+        for position, label in zip(positions, labels, strict=True):
+            position |= {f"label_{name}": value for name, value in label.items()}
+    length = config.sequence_length
+    return [positions[start : start + length] for start in range(0, len(positions), length)]
+
+
+def _likeliest(latents: Tensor, decoder: Tensor, k: int, names: Any) -> list[dict[str, Any]]:
+    """The k likeliest entries of each position."""
+    positions = []
+    for log_p in _log_probabilities(latents, decoder):
+        top = log_p.topk(k)
+        entropy = torch.special.entr(log_p.exp()).sum(-1)
+        for ids, probabilities, nats in zip(
+            top.indices.tolist(), top.values.exp().tolist(), entropy.tolist(), strict=True
+        ):
+            positions.append({"tokens": [names[i] for i in ids], "probabilities": probabilities, "entropy": nats})
+    return positions
+
+
+def _log_probabilities(latents: Tensor, decoder: Tensor) -> Iterator[Tensor]:
+    """(n, V) of a few positions at a time."""
+    for chunk in latents.flatten(0, 1).split(CHUNK):
+        yield torch.log_softmax((chunk @ decoder).float(), dim=-1)
+
+
+@torch.no_grad()
+def frequencies(tensors: Tensors, config: FarziDataConfig) -> Tensor:
+    """See `FarziData.frequencies`."""
+    if "input_ids" in tensors:
+        counts = torch.bincount(tensors["input_ids"].flatten().long(), minlength=config.vocab_size)
+        return counts.float() / counts.sum()
+    total = torch.zeros(config.vocab_size, device=tensors["latents"].device)
+    for log_p in _log_probabilities(tensors["latents"], tensors["decoder"] / config.tau):
+        total += log_p.exp().sum(0)
+    return total / (config.num_sequences * config.sequence_length)
+
+
+@torch.no_grad()
+def check_numbers(tensors: Tensors, config: FarziDataConfig, remedy: str) -> None:
+    """Raises ValueError if soft tokens cannot be computed, or would not be finite, or an id is outside the vocabulary."""
+    learnt = {name: tensor for name, tensor in tensors.items() if name in config.learnt}
+    types = {name: tensor.dtype for name, tensor in learnt.items()}
+    if len(set(types.values())) > 1:
+        raise ValueError(
+            f"{', '.join(f'{name} is {dtype}' for name, dtype in types.items())}; make them of one type, with .to(dtype)"
+        )
+    for name, tensor in learnt.items():
+        if not torch.isfinite(tensor).all():
+            raise ValueError(f"{name} holds NaN or infinity; {remedy}")
+    for latents, decoder, tau in (("latents", "decoder", config.tau), ("label_latents", "label_decoder", 1.0)):
+        if latents in tensors:
+            # Cauchy-Schwarz: the product of a latent and a column of the decoder is at most the product of their lengths.
+            largest = tensors[latents].double().norm(dim=-1).max() * tensors[decoder].double().norm(dim=0).max() / tau
+            if largest > torch.finfo(torch.float32).max:
+                raise ValueError(
+                    f"{latents} and {decoder} are so large for tau={tau:g} that the softmax of their product overflows; {remedy}"
+                )
+    if "input_ids" in tensors:
+        ids = tensors["input_ids"]
+        outside = ids[(ids < 0) | (ids >= config.vocab_size)]
+        if len(outside):
+            raise ValueError(f"input_ids holds {int(outside[0])}, outside 0 … {config.vocab_size - 1}; {remedy}")
