@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from transformers import TrainingArguments
@@ -16,9 +16,12 @@ from farzi_hf.distillation import (
     SyntheticTraining,
     TrajectoryBank,
 )
+from farzi_hf.distillation.teacher import TeacherTraining
 from farzi_hf.engine import ADJOINTS, OPTIMIZERS, InnerOptimizer
 from farzi_hf.field_types import check_types, numbers_from_text
 from farzi_hf.summary import INITIALIZATIONS, FarziDataConfig, initialization
+from farzi_hf.summary.forms import INPUTS, LABELS
+from farzi_hf.summary.input_sequences import INPUT_SEQUENCES
 
 AUTO = "auto"
 """In place of an adjoint's name: the choice is left to `unroll`."""
@@ -56,6 +59,13 @@ class FarziConfig(TrainingArguments):
         num_sequences: μ, synthetic sequences.
         sequence_length: ξ, tokens of each.
         latent_dim: d, numbers per token.
+        inputs: "soft" (learnt distributions) or "tokens" (ids that are not learnt); see `farzi_hf.summary.forms`.
+        labels: "shared" (a position predicts the next input, as in the paper) or "own" (distributions of their own, which start from a teacher).
+        label_dim: e, numbers per label of its own; None takes as many as the head of the teacher has.
+        input_sequences: the ids of token inputs, a function of `farzi_hf.summary.input_sequences`.
+        teacher_steps: steps that the teacher of own labels trains on real data, before the first outer step.
+        teacher_learning_rate: of the teacher, for half of its steps; then it falls to 0. Its other settings are those of the inner optimizer.
+        teacher_batch_size: real sequences per step of the teacher.
         tau: τ, softmax temperature.
         latent_std: standard deviation of a random start.
         initialization: "spectral" or "random", the functions of `farzi_hf.summary.initialization`.
@@ -92,6 +102,15 @@ class FarziConfig(TrainingArguments):
     num_sequences: int = field(default=50, metadata={"help": "μ, synthetic sequences"})
     sequence_length: int = field(default=50, metadata={"help": "ξ, tokens per synthetic sequence"})
     latent_dim: int = field(default=16, metadata={"help": "d, numbers per synthetic token"})
+    inputs: str = field(default="soft", metadata={"help": " | ".join(INPUTS)})
+    labels: str = field(default="shared", metadata={"help": " | ".join(LABELS)})
+    label_dim: int | None = field(default=None, metadata={"help": "e, numbers per own label; by default the teacher's"})
+    input_sequences: str = field(default="made_up", metadata={"help": " | ".join(INPUT_SEQUENCES)})
+    teacher_steps: int = field(default=2000, metadata={"help": "training steps of the teacher of own labels"})
+    teacher_learning_rate: float = field(
+        default=0.01, metadata={"help": "of the teacher; it falls to 0 in the second half"}
+    )
+    teacher_batch_size: int = field(default=16, metadata={"help": "real sequences per step of the teacher"})
     tau: float = field(default=1.0, metadata={"help": "τ, softmax temperature"})
     latent_std: float = field(default=0.1, metadata={"help": "standard deviation of a random start"})
     initialization: str = field(default="spectral", metadata={"help": " | ".join(INITIALIZATIONS)})
@@ -166,6 +185,9 @@ class FarziConfig(TrainingArguments):
             )
         for name, table in (
             ("initialization", INITIALIZATIONS),
+            ("inputs", INPUTS),
+            ("labels", LABELS),
+            ("input_sequences", INPUT_SEQUENCES),
             ("inner_optimizer", OPTIMIZERS),
             ("objective", OBJECTIVES),
             ("adjoint", (AUTO, *ADJOINTS)),
@@ -185,8 +207,13 @@ class FarziConfig(TrainingArguments):
         except (TypeError, ValueError) as error:
             raise ValueError(f"settings of the inner optimizer, inner_…: {error}") from None
 
-    def summary_config(self, vocab_size: int) -> FarziDataConfig:
-        """The config of the summary to be distilled; it carries the inner loop's settings along."""
+    def summary_config(self, vocab_size: int, label_dim: int | None = None) -> FarziDataConfig:
+        """The config of the summary to be distilled, with the settings of the inner loop.
+
+        Args:
+            vocab_size: V, of the learner.
+            label_dim: e, where this config says none.
+        """
         return FarziDataConfig(
             num_sequences=self.num_sequences,
             sequence_length=self.sequence_length,
@@ -195,6 +222,9 @@ class FarziConfig(TrainingArguments):
             tau=self.tau,
             latent_std=self.latent_std,
             inner=self.inner_settings(),
+            inputs=self.inputs,
+            labels=self.labels,
+            label_dim=(self.label_dim or label_dim) if self.labels == "own" else None,
         )
 
     def optimizer_settings(self) -> dict[str, Any]:
@@ -220,6 +250,17 @@ class FarziConfig(TrainingArguments):
 
     def make_inner_optimizer(self) -> InnerOptimizer:
         return OPTIMIZERS[self.inner_optimizer](**self.optimizer_settings())
+
+    @property
+    def start_is_open(self) -> bool:
+        """Whether `FarziTrainer.tune_initialization` has something to add to the start of a summary."""
+        spectral = INITIALIZATIONS[self.initialization] is initialization.spectral
+        return self.labels == "own" or (spectral and self.concentration is None)
+
+    def make_teacher_training(self) -> TeacherTraining:
+        """How a teacher of labels is trained."""
+        optimizer = replace(self.make_inner_optimizer(), lr=self.teacher_learning_rate)
+        return TeacherTraining(optimizer, self.teacher_steps, self.teacher_batch_size)
 
     def make_training(self) -> SyntheticTraining:
         """The inner loop."""
@@ -258,6 +299,8 @@ _COUNTS = {
     "sequence_length": 2,
     "latent_dim": 1,
     "inner_steps": 1,
+    "teacher_steps": 1,
+    "teacher_batch_size": 1,
     "learners_per_step": 1,
     "expert_steps": 1,
     "eval_students": 1,
@@ -265,6 +308,7 @@ _COUNTS = {
 }
 _OPTIONAL_COUNTS = {
     "inner_steps_min": 1,
+    "label_dim": 1,
     "synthetic_batch_size": 1,
     "window": 0,
     "num_trajectories": 1,

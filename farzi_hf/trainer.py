@@ -28,20 +28,20 @@ from farzi_hf.callbacks import (
     without_prediction_bar,
 )
 from farzi_hf.config import FarziConfig
-from farzi_hf.data import random_sequences, sequences_fingerprint
+from farzi_hf.data import sequences_fingerprint
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.distillation import Learner, Objective, Parameters
 from farzi_hf.distillation.row_checks import check_rows, check_sequence_length, run_check
-from farzi_hf.distillation.start_trial import try_starts
+from farzi_hf.distillation.start_trial import trial_batches, try_starts
+from farzi_hf.distillation.teacher import head_width, label
 from farzi_hf.evaluation.metrics.resampling import mean_and_spread
 from farzi_hf.evaluation.tasks import LanguageModeling, Task
 from farzi_hf.resumable_trainer import ResumableTrainer
-from farzi_hf.summary import INITIALIZATIONS, FarziData, initialization
+from farzi_hf.summary import FarziData, initialization
+from farzi_hf.summary.initialization import start_inputs
 from farzi_hf.summary.soft_tokens import shifted_cross_entropy
 
 logger = logging.getLogger(__name__)
-
-_TRIAL_BATCHES = 4
 
 
 class FarziTrainer(ResumableTrainer):
@@ -69,6 +69,8 @@ class FarziTrainer(ResumableTrainer):
         task: `LanguageModeling(tokenizer)` or `Recommendation(vocabulary)`: what is predicted and how it is measured. It sets collator,
             label names and metrics, and cuts windows where histories are longer than a synthetic sequence. Data sets are then whole
             sentences or histories.
+        teacher: a trained model over the same vocabulary, which labels the inputs of a summary with `labels="own"`. By default a
+            learner is trained for it, as `args.teacher_…` say.
         kwargs: of `Trainer`: callbacks, optimizers; `compute_metrics` and `preprocess_logits_for_metrics` in place of the task's.
 
     Raises:
@@ -86,6 +88,7 @@ class FarziTrainer(ResumableTrainer):
         farzi_data: FarziData | None = None,
         objective: Objective | None = None,
         task: Task | None = None,
+        teacher: PreTrainedModel | None = None,
         **kwargs: Any,
     ) -> None:
         if not isinstance(args, FarziConfig):
@@ -96,7 +99,7 @@ class FarziTrainer(ResumableTrainer):
                 "task and processing_class are both given; the task brings its own, leave processing_class out"
             )
         self.task = task or LanguageModeling(processing_class)
-        self.learner = Learner(learner_init)
+        self.learner, self._teacher = Learner(learner_init), teacher
         check_sequence_length(args.sequence_length, self.learner)
         collator = data_collator or self.task.collator
         if train_dataset is not None:
@@ -134,7 +137,9 @@ class FarziTrainer(ResumableTrainer):
 
     def _summary(self, args: FarziConfig, farzi_data: FarziData | None, train_dataset: Dataset | None) -> FarziData:
         """The summary to train: the one that is given, or a new one at its start."""
-        config = args.summary_config(self.learner.vocab_size)
+        config = args.summary_config(
+            self.learner.vocab_size, head_width(self.learner) if args.labels == "own" else None
+        )
         self._concentration: float | None = None
         self._open_start: str | None = None
         if farzi_data is not None:
@@ -145,10 +150,9 @@ class FarziTrainer(ResumableTrainer):
             summary.adopt_vocabulary("processing_class")
             summary.config.adopt_special_tokens(summary.processing_class)
         if farzi_data is None and train_dataset is not None:
-            start = INITIALIZATIONS[args.initialization]
             with phase("Start of the summary", disable=args.disable_tqdm or args.process_index > 0):
-                start(summary, train_dataset, args.seed, args.concentration or initialization.CONCENTRATION)
-            if start is initialization.spectral and args.concentration is None:
+                start_inputs(summary, train_dataset, args)
+            if args.start_is_open:
                 self._open_start = summary.fingerprint()
         return summary
 
@@ -174,30 +178,46 @@ class FarziTrainer(ResumableTrainer):
         if checkpoint is None:
             self.tune_initialization()
         self._micro_step, self._non_finite_steps, self._finite_losses = (-1, 0), 0, 0
-        self.model.config.inner = self.args.summary_config(self.learner.vocab_size).inner
+        self.model.config.inner = self.args.inner_settings()
 
     def tune_initialization(self) -> None:
-        """Chooses κ of a new spectral start, unless `args.concentration` gives it.
+        """Completes the start of a new summary: it chooses κ, unless `args.concentration` gives it; or it labels the inputs by a teacher.
 
-        `train()` calls this first. Call it yourself to look at the start before the training. On each candidate two learners train from
-        scratch, and their loss on training data decides. All candidates together take as long as two or three outer steps.
+        `train()` calls this first. Call it yourself to look at the start before the training. For κ, two learners train from
+        scratch on each candidate, and their loss on training data decides: as long as two or three outer steps. A
+        teacher trains on the real data, unless one was given.
         """
-        if self._open_start is None or self._open_start != self.model.fingerprint():  # chosen, or changed by someone
+        if self._open_start is None or self._open_start != self.model.fingerprint():  # complete, or changed by someone
             return
-        size = self.args.per_device_train_batch_size
+        if self.args.labels == "own":
+            self._label()
+        else:
+            self._choose_concentration()
+        self._open_start = None
+
+    def _label(self) -> None:
+        args = self.args
+        learner, params = self.learner, None
+        if self._teacher is not None:
+            learner = Learner(self._teacher).to(args.device)
+            params = {name: x.detach().to(args.device) for name, x in self._teacher.named_parameters()}
+        else:
+            params = args.make_teacher_training()(
+                learner, self.train_dataset, self.data_collator, args.seed, args.device, self._quiet
+            )
+        lost = label(self.model, learner, params)
+        logger.info("Labels from the teacher, %.3g nats from its predictions.", lost)
+
+    def _choose_concentration(self) -> None:
         seed = derive(self.args.seed, Purpose.START_TRIAL_ROWS)
-        rows = random_sequences(self.train_dataset, min(_TRIAL_BATCHES * size, len(self.train_dataset)), seed)
-        loader = DataLoader(
-            self._remove_unused_columns(rows), size, collate_fn=self.data_collator, generator=torch.Generator()
-        )
-        batches = [self._prepare_inputs(batch) for batch in loader]
+        size = self.args.per_device_train_batch_size
+        batches = [self._prepare_inputs(b) for b in trial_batches(self.train_dataset, self.data_collator, size, seed)]
 
         def train(index: int) -> Parameters:
             return self._trained(Purpose.START_TRIAL, index)
 
         start_at = initialization.spectral_starts(self.model, self.train_dataset, self.args.seed)
         self._concentration, losses = try_starts(start_at, self.learner, train, batches, quiet=self._quiet)
-        self._open_start = None
         tried = ", ".join(f"{concentration:g}: {loss:.3f}" for concentration, loss in losses.items())
         logger.info("Start of the summary: loss on training data by κ: %s.", tried)
 

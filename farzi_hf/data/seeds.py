@@ -45,6 +45,9 @@ class Purpose(IntEnum):
     SPLIT = 18  # of the users, in training, validation and test
     HARD_TOKENS = 19  # ids drawn from a summary
     BOOTSTRAP = 20  # the resamples of an interval
+    TEACHER = 21  # the initialisation of a teacher
+    TEACHER_MINIBATCHES = 22  # its minibatches of real sequences
+    INPUT_SEQUENCES = 23  # the ids that a summary with token inputs has
 
 
 def stream(seed: int, purpose: Purpose, *numbers: int) -> np.random.Generator:

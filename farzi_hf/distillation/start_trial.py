@@ -6,14 +6,25 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
+from datasets import Dataset
 from torch import Tensor
+from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 
+from farzi_hf.data import random_sequences
 from farzi_hf.distillation.learner import Learner, Parameters
 from farzi_hf.summary.initialization import CANDIDATES, choose_concentration
 
 LEARNERS = 2
 """Learners that train on each candidate."""
+BATCHES = 4
+"""Real batches on which their loss is taken."""
+
+
+def trial_batches(dataset: Dataset, collator: Callable, size: int, seed: int) -> DataLoader:
+    """A few random real batches, on which the learners are measured."""
+    rows = random_sequences(dataset, min(BATCHES * size, len(dataset)), seed).select_columns("input_ids")
+    return DataLoader(rows, size, collate_fn=collator, generator=torch.Generator())
 
 
 def try_starts(

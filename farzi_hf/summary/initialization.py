@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor
 from farzi_hf.data import flatten_sequences
 from farzi_hf.data.seeds import Purpose, derive, stream
 from farzi_hf.summary.farzi_data import FarziData
+from farzi_hf.summary.input_sequences import INPUT_SEQUENCES, real_windows
 
 Initialization = Callable[[FarziData, Dataset, int, float], None]
 CONCENTRATION = 8.0
@@ -29,7 +31,7 @@ CANDIDATES = (2.0, 4.0, 8.0, 16.0)
 def random(farzi: FarziData, dataset: Dataset, seed: int, concentration: float = CONCENTRATION) -> None:
     """Normal latents and decoder with standard deviation `config.latent_std`: soft tokens close to uniform. κ is not used."""
     generator = torch.Generator().manual_seed(derive(seed, Purpose.SUMMARY_NORMAL))
-    for parameter in farzi.parameters():
+    for parameter in (farzi.latents, farzi.decoder):
         draw = torch.randn(parameter.shape, generator=generator) * farzi.config.latent_std
         parameter.data.copy_(draw)
 
@@ -55,7 +57,7 @@ def spectral_starts(farzi: FarziData, dataset: Dataset, seed: int) -> Callable[[
     """A function of κ that sets `farzi` to its `spectral` start at κ. Windows and token vectors are computed once, here."""
     config, generator = farzi.config, stream(seed, Purpose.SUMMARY_WINDOWS)
     tokens, lengths = flatten_sequences(dataset)
-    windows = torch.from_numpy(_windows(tokens, lengths, (config.num_sequences, config.sequence_length), generator))
+    windows = torch.from_numpy(real_windows(tokens, lengths, (config.num_sequences, config.sequence_length), generator))
     frequency = np.bincount(tokens, minlength=config.vocab_size) + 0.1  # no token is impossible
     log_frequency = torch.from_numpy(np.log(frequency)).float()
     log_frequency = (log_frequency - log_frequency.mean())[None]
@@ -141,18 +143,26 @@ def _sparse(indices: Tensor, values: Tensor, shape: tuple[int, ...]) -> Tensor:
     return torch.sparse_coo_tensor(indices, values, shape, check_invariants=True)  # torch warns unless it is given
 
 
-def _windows(
-    tokens: np.ndarray, lengths: np.ndarray, shape: tuple[int, int], generator: np.random.Generator
-) -> np.ndarray:
-    """(μ, ξ) consecutive tokens of the sequences in random order, repeated if there are too few."""
-    starts = np.cumsum(lengths) - lengths
-    needed, stream = shape[0] * shape[1], []
-    for i in generator.permutation(len(lengths)):
-        if needed <= 0:
-            break
-        stream.append(tokens[starts[i] : starts[i] + lengths[i]])
-        needed -= lengths[i]
-    return np.resize(np.concatenate(stream), shape).astype(np.int64)
+def start_inputs(farzi: FarziData, dataset: Dataset, settings: Any) -> None:
+    """Sets the inputs of a new summary.
+
+    Args:
+        dataset: real sequences, in the column `input_ids`.
+        settings: a `FarziConfig`: `initialization`, `concentration` and `seed`, or `input_sequences` where inputs are ids.
+    """
+    if "latents" in farzi.tensors:
+        start = INITIALIZATIONS[settings.initialization]
+        start(farzi, dataset, settings.seed, settings.concentration or CONCENTRATION)
+    else:
+        set_ids(farzi, dataset, settings.seed, settings.input_sequences)
+
+
+def set_ids(farzi: FarziData, dataset: Dataset, seed: int, name: str) -> None:
+    """Gives a summary with token inputs its ids, by a function of `INPUT_SEQUENCES`."""
+    tokens, lengths = flatten_sequences(dataset)
+    generator = stream(seed, Purpose.INPUT_SEQUENCES)
+    ids = INPUT_SEQUENCES[name](tokens, lengths, tuple(farzi.input_ids.shape), generator)
+    farzi.input_ids.copy_(torch.from_numpy(ids))
 
 
 INITIALIZATIONS: dict[str, Initialization] = {"spectral": spectral, "random": random}

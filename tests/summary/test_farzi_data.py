@@ -13,7 +13,7 @@ from tokenizers.models import WordLevel
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedTokenizerFast
 
-from farzi_hf.summary import FarziData, FarziDataConfig, farzi_data, hard_tokens, soft_tokens
+from farzi_hf.summary import FarziData, FarziDataConfig, hard_tokens, reading, soft_tokens
 
 WORDS = ["<pad>", "<unk>", "<s>", "</s>", "the", "cat", "sat"]
 INNER = {"optimizer": "adam", "lr": 0.01, "eps": 1e-4, "betas": (0.9, 0.999), "steps": 300}

@@ -66,7 +66,9 @@ def test_each_objective_improves_its_own_criterion(make, sequences, tokenizer, o
         summary = {name: tensor.detach() for name, tensor in trainer.model.tensors.items()}
         losses = []
         for seed in range(1000, 1006):
-            loss = trainer.objective(trainer.learner, *[x.requires_grad_() for x in summary], batch, seed)
+            loss = trainer.objective(
+                trainer.learner, {name: x.requires_grad_() for name, x in summary.items()}, batch, seed
+            )
             losses.append(loss.item())
         return float(np.mean(losses))
 

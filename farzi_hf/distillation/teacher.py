@@ -1,0 +1,171 @@
+"""A start for labels of their own: what a teacher, trained on the real data, would predict after each input.
+
+The last hidden states of a teacher (μ, ξ, h) times its head (h, V) are label latents times a label decoder: a summary has room for
+a teacher's labels exactly where `label_dim` is at least h, or h + 1 where the head has a bias.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from datasets import Dataset
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+
+from farzi_hf.data import minibatches
+from farzi_hf.data.seeds import Purpose, derive
+from farzi_hf.distillation.learner import Learner, Parameters, whole
+from farzi_hf.engine import InnerOptimizer
+from farzi_hf.engine.inner_loop import InnerLoop, Layout, autocast_settings, weights
+from farzi_hf.summary import FarziData
+from farzi_hf.summary.forms import batch_of
+
+_CHUNK = 64  # sequences that a teacher reads at once
+_STEPS_SHOWN = 20
+_SAMPLE = 2048  # positions on which the loss of a smaller label_dim is measured
+
+
+@dataclass(frozen=True)
+class TeacherTraining:
+    """Training on real data with a learning rate that stays for half of the steps, and then falls to 0 on a straight line.
+
+    Args:
+        optimizer: its learning rate is that of the first half.
+        steps: of the whole training.
+        batch_size: real sequences per step.
+    """
+
+    optimizer: InnerOptimizer
+    steps: int
+    batch_size: int
+
+    def __call__(
+        self,
+        learner: Learner,
+        dataset: Dataset,
+        collator: Callable[[list[dict[str, Any]]], Mapping[str, Tensor]],
+        seed: int,
+        device: torch.device | str | None = None,
+        quiet: bool = False,
+    ) -> Parameters:
+        """The parameters of a teacher. Its initialisation and its minibatches depend on `seed`.
+
+        Raises:
+            FloatingPointError: the training diverged.
+        """
+        rows = minibatches(len(dataset), self.batch_size, self.steps, derive(seed, Purpose.TEACHER_MINIBATCHES))
+
+        def loss(params: Parameters, inputs: tuple, step: int) -> Tensor:
+            columns = dataset[:] if rows is None else dataset[rows[step - 1]]
+            batch = collator([{"input_ids": ids} for ids in columns["input_ids"]])
+            return learner.hard_loss(params, {name: tensor.to(device) for name, tensor in batch.items()})
+
+        optimizer = replace(self.optimizer, lr_schedule=lambda step: min(1.0, 2 * (1 - (step - 1) / self.steps)))
+        params = learner.initial_parameters(derive(seed, Purpose.TEACHER), device)
+        layout = Layout.of(params)
+        w = layout.flatten(params)
+        with (
+            torch.no_grad(),
+            tqdm(total=self.steps, desc="Teacher", disable=quiet, leave=False, dynamic_ncols=True) as bar,
+        ):
+            loop = InnerLoop(loss, optimizer, layout, self.steps, self.steps, 1, autocast_settings(w))
+            states = loop.start(w)
+            for first in range(0, self.steps, _STEPS_SHOWN):
+                steps = loop.all[first : first + _STEPS_SHOWN]
+                states = loop.advance(states, (), steps)
+                bar.update(len(steps))
+        params = layout.unflatten(weights(states))
+        if not all(torch.isfinite(x).all() for x in params.values()):
+            raise FloatingPointError(
+                f"the teacher's training diverged; give a smaller learning rate than that of optimizer={self.optimizer}"
+            )
+        return params
+
+
+def head_width(learner: Learner) -> int:
+    """The `label_dim` with which labels hold all that such a teacher predicts.
+
+    Raises:
+        ValueError: the model has no linear head.
+    """
+    head = _head(learner)
+    return head.in_features + (head.bias is not None)
+
+
+@torch.no_grad()
+def label(farzi: FarziData, learner: Learner, params: Parameters) -> float:
+    """Sets the labels of a summary to what a teacher predicts after each of its inputs.
+
+    Args:
+        farzi: with labels of its own; changed in place.
+        learner: the teacher's architecture.
+        params: the teacher's parameters.
+
+    Returns:
+        What is lost because `label_dim` is smaller than the head: the mean KL divergence in nats from the teacher's predictions to the labels.
+
+    Raises:
+        ValueError: the teacher's logits are not a linear function of its last hidden states.
+    """
+    states, weight = _factors(farzi, learner, params)
+    weight = weight - weight.mean(dim=1, keepdim=True)  # the softmax does not see what all entries have in common
+    latents, decoder = states, weight
+    if farzi.config.label_dim < len(weight):
+        latents, decoder = _truncated(states, weight, farzi.config.label_dim)
+    missing = farzi.config.label_dim - len(decoder)
+    farzi.label_latents.copy_(nn.functional.pad(latents, (0, missing)).view_as(farzi.label_latents))
+    # Dimensions to spare: their latents are 0, so labels stay; their decoder is not, so that latents have a gradient.
+    spare = torch.randn(missing, decoder.shape[1], generator=torch.Generator().manual_seed(0)).to(decoder)
+    farzi.label_decoder.copy_(torch.cat([decoder, spare * farzi.config.latent_std]))
+    if latents is states:
+        return 0.0
+    sample = slice(None, None, max(1, len(states) // _SAMPLE))
+    p, q = (states[sample] @ weight).log_softmax(-1), (latents[sample] @ decoder).log_softmax(-1)
+    return float((p.exp() * (p - q)).sum(-1).mean())
+
+
+def _factors(farzi: FarziData, learner: Learner, params: Parameters) -> tuple[Tensor, Tensor]:
+    """(μ·ξ, k) and (k, V), whose product is the teacher's logits."""
+    found: dict[str, Tensor] = {}
+
+    def keep(head: nn.Linear, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        bias = [] if head.bias is None else [head.bias[None]]
+        ones = [torch.ones_like(inputs[0][..., :1])] * len(bias)
+        found["states"] = torch.cat([inputs[0], *ones], dim=-1)
+        found["weight"] = torch.cat([head.weight.T, *bias])
+
+    states, handle = [], _head(learner).register_forward_hook(keep)
+    try:
+        for first in range(0, farzi.config.num_sequences, _CHUNK):
+            inputs, _ = batch_of(farzi.tensors, slice(first, first + _CHUNK), farzi.config.tau)
+            logits = learner.logits(params, whole(inputs))
+            states.append(found["states"])
+            if not torch.allclose(found["states"] @ found["weight"], logits, rtol=1e-3, atol=1e-3):
+                raise ValueError(
+                    f"teacher: the logits of a {type(learner.model).__name__} are not its last hidden states times its head; "
+                    "give a teacher with a linear head"
+                )
+    finally:
+        handle.remove()
+    return torch.cat(states).flatten(0, 1), found["weight"]
+
+
+def _head(learner: Learner) -> nn.Linear:
+    head = learner.model.get_output_embeddings()
+    if not isinstance(head, nn.Linear):
+        raise ValueError(
+            f"teacher: a {type(learner.model).__name__} has no linear head (get_output_embeddings); give another model, or labels='shared'"
+        )
+    return head
+
+
+def _truncated(states: Tensor, weight: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """The best factors of rank `dim` of states @ weight, by the singular values; both get their roots."""
+    left, r = torch.linalg.qr(states.double())
+    right, s = torch.linalg.qr(weight.T.double())
+    u, values, v = torch.linalg.svd(r @ s.T, full_matrices=False)
+    roots = values[:dim].sqrt()
+    return (left @ u[:, :dim] * roots).to(states.dtype), (right @ v[:dim].T * roots).T.to(weight.dtype)
