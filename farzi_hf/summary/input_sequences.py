@@ -37,7 +37,7 @@ def covering_windows(
     heapq.heapify(queue)
     chosen: list[int] = []
     while queue and len(chosen) < shape[0]:
-        gain, i, ids = heapq.heappop(queue)
+        _, i, ids = heapq.heappop(queue)
         left = ids & missing
         if queue and -len(left) > queue[0][0]:  # the gain has shrunk since it was computed
             heapq.heappush(queue, (-len(left), i, left))

@@ -101,7 +101,7 @@ def test_card_shows_everything_it_is_given(tmp_path, plot):
     ]  # fmt: skip
     for line in (
         "# 4 synthetic sequences that stand in for the corpus",
-        f"| latents and decoder | {farzi.nbytes} bytes |",
+        f"| all of its numbers | {farzi.nbytes} bytes |",
         "| the data | 1,000 bytes, 50 sequences |",
         f"| size of the data | {farzi.nbytes / 10:.3g} % of the bytes, 8 % of the sequences |",
         "| teacher | gpt2, 1,234 parameters (n_embd 16) |",

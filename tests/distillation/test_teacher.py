@@ -1,0 +1,157 @@
+"""Labels from a teacher, the ids of token inputs, and distillations that start there."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from tiny_trainer import tensors, tiny_learner, tiny_trainer
+from transformers import AutoModelForCausalLM
+
+from farzi_hf import FarziData, FarziDataConfig, SASRecConfig
+from farzi_hf.data import SequenceCollator, flatten_sequences
+from farzi_hf.distillation import Learner, MetaMatching, SyntheticTraining
+from farzi_hf.distillation.learner import whole
+from farzi_hf.distillation.teacher import TeacherTraining, head_width, label
+from farzi_hf.engine import Direct, InnerAdam, Reversible, Tape
+from farzi_hf.summary.input_sequences import INPUT_SEQUENCES, covering_windows, made_up, real_windows
+
+V = 54
+OWN = {"labels": "own", "inputs": "tokens", "teacher_steps": 30, "teacher_batch_size": 20}
+
+
+def summary(learner: Learner, label_dim: int | None = None, **changes) -> FarziData:
+    torch.manual_seed(0)
+    config = FarziDataConfig(
+        6, 8, 4, learner.vocab_size, labels="own", label_dim=label_dim or head_width(learner), **changes
+    )
+    return FarziData(config)
+
+
+@pytest.mark.parametrize("inputs", ["tokens", "soft"])
+@pytest.mark.parametrize("kind", ["gpt2", "sasrec"])
+def test_labels_are_what_the_teacher_predicts(kind, inputs):
+    config = tiny_learner(V) if kind == "gpt2" else SASRecConfig(num_items=V - 1, hidden_size=8, max_length=10)
+    learner = Learner(config)
+    params = learner.initial_parameters(1)
+    params = {name: x + 0.3 * torch.randn_like(x) for name, x in params.items()}  # the bias of a head starts at 0
+    farzi = summary(learner, inputs=inputs)
+    assert label(farzi, learner, params) == 0.0
+    given = farzi.input_ids.long() if inputs == "tokens" else farzi(torch.arange(6)).detach()
+    expected = learner.logits(params, whole(given)).softmax(-1)
+    found = torch.softmax(farzi.label_latents @ farzi.label_decoder, -1)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
+
+
+def test_fewer_dimensions_lose_a_little_and_more_lose_nothing():
+    learner = Learner(tiny_learner(V))
+    params = learner.initial_parameters(1)
+    params = {name: x + 0.3 * torch.randn_like(x) for name, x in params.items()}
+    lost = {dim: label(summary(learner, dim), learner, params) for dim in (1, 4, 12, 16, 20)}
+    assert lost[1] > lost[4] > lost[12] > lost[16] == lost[20] == 0.0
+
+
+def test_a_teacher_learns_and_is_a_function_of_its_seed(sequences):
+    learner = Learner(tiny_learner(V))
+    train = TeacherTraining(InnerAdam(0.01, (0.5, 0.999), 1e-4), steps=40, batch_size=20)
+    collator = SequenceCollator()
+    first, again, other = (train(learner, sequences["train"], collator, seed, quiet=True) for seed in (1, 1, 2))
+    batch = collator([{"input_ids": ids} for ids in sequences["validation"]["input_ids"]])
+    assert learner.hard_loss(first, batch) < 0.8 * learner.hard_loss(learner.initial_parameters(1), batch)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not all(torch.equal(first[name], other[name]) for name in first)
+    with pytest.raises(FloatingPointError, match="smaller learning rate"):
+        replace(train, optimizer=InnerAdam(1e30))(learner, sequences["train"], collator, 1, quiet=True)
+
+
+# -- ids -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", INPUT_SEQUENCES)
+def test_ids_are_of_the_data_and_a_function_of_the_generator(sequences, name):
+    tokens, lengths = flatten_sequences(sequences["train"])
+    first, again, other = (
+        INPUT_SEQUENCES[name](tokens, lengths, (6, 20), np.random.default_rng(seed)) for seed in (0, 0, 1)
+    )
+    assert first.shape == (6, 20)
+    assert set(first.flatten()) <= set(tokens)
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, other)
+
+
+def test_made_up_sequences_show_every_id_and_no_sentence(sequences):
+    tokens, lengths = flatten_sequences(sequences["train"])
+    ids = made_up(tokens, lengths, (10, 20), np.random.default_rng(0))
+    assert set(ids.flatten()) == set(tokens)
+    few = made_up(tokens, lengths, (2, 5), np.random.default_rng(0))
+    assert len(set(few.flatten())) == 10  # different ones, where there is no room for all
+
+
+def test_covering_windows_are_real_and_show_more(sequences):
+    tokens, lengths = flatten_sequences(sequences["train"])
+    shape = (4, 10)
+    covering = covering_windows(tokens, lengths, shape, np.random.default_rng(0))
+    assert len(set(covering.flatten())) > len(
+        set(real_windows(tokens, lengths, shape, np.random.default_rng(0)).flatten())
+    )
+    pairs = set(itertools.pairwise(tokens)) | {(3, 2)}  # the end of a sentence, the beginning of another
+    assert {(a, b) for row in covering for a, b in itertools.pairwise(row)} <= pairs
+
+
+# -- distillation ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("inputs", ["tokens", "soft"])
+@pytest.mark.parametrize("adjoint", [Tape(), Reversible()], ids=["tape", "reversible"])
+def test_the_meta_gradient_is_exact(sequences, adjoint, inputs):
+    learner = Learner(lambda: AutoModelForCausalLM.from_config(tiny_learner(V)).double())
+    batch = SequenceCollator()([{"input_ids": ids} for ids in sequences["validation"]["input_ids"]])
+
+    def gradients(kind):
+        farzi = summary(learner, 3, inputs=inputs).double()
+        inner = SyntheticTraining(InnerAdam(0.02, (0.5, 0.99), 1e-3), 1.0, batch_size=2, adjoint=kind)
+        MetaMatching(inner, steps=5, steps_min=5)(learner, farzi.tensors, batch, 3).backward()
+        return {name: p.grad for name, p in farzi.named_parameters()}
+
+    found, expected = gradients(adjoint), gradients(Direct())
+    assert len(found) == (2 if inputs == "tokens" else 4)
+    for name, gradient in expected.items():
+        assert gradient.norm() > 0
+        torch.testing.assert_close(found[name], gradient, rtol=1e-7, atol=1e-12)
+
+
+@pytest.mark.parametrize("inputs", ["tokens", "soft"])
+def test_a_distillation_of_labels_makes_students_better(tmp_path, sequences, tokenizer, inputs):
+    trainer = tiny_trainer(tmp_path, sequences, tokenizer, **{**OWN, "inputs": inputs}, max_steps=8, learning_rate=0.01)
+    trainer.tune_initialization()
+    ids = trainer.model.tensors.get("input_ids", torch.empty(0)).clone()
+    before = trainer.evaluate()["eval_perplexity"]
+    trainer.train()
+    assert trainer.evaluate()["eval_perplexity"] < before
+    assert torch.equal(ids, trainer.model.tensors.get("input_ids", torch.empty(0)))
+    trainer.save_model(str(tmp_path / "s"))
+    assert FarziData.from_pretrained(tmp_path / "s").fingerprint() == trainer.model.fingerprint()
+
+
+def test_a_resumed_run_is_the_run_that_was_not_interrupted(tmp_path, sequences, tokenizer):
+    settings = {**OWN, "max_steps": 4, "save_strategy": "steps", "save_steps": 2}
+    whole_run = tiny_trainer(tmp_path / "a", sequences, tokenizer, **settings)
+    whole_run.train()
+    resumed = tiny_trainer(tmp_path / "b", sequences, tokenizer, **settings)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-2"))
+    for a, b in zip(tensors(whole_run), tensors(resumed), strict=True):
+        assert torch.equal(a, b)
+    assert torch.equal(whole_run.model.input_ids, resumed.model.input_ids)
+
+
+def test_a_given_teacher_labels(tmp_path, sequences, tokenizer):
+    torch.manual_seed(0)
+    teacher = AutoModelForCausalLM.from_config(tiny_learner(V))
+    trainer = tiny_trainer(tmp_path, sequences, tokenizer, trainer={"teacher": teacher}, **OWN)
+    trainer.tune_initialization()
+    ids = trainer.model.input_ids.long()
+    expected = teacher.eval()(ids, attention_mask=torch.ones_like(ids)).logits.softmax(-1)
+    torch.testing.assert_close(trainer.model(torch.arange(len(ids))), expected, rtol=1e-3, atol=1e-5)

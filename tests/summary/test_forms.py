@@ -1,0 +1,172 @@
+"""The forms of a summary: soft inputs or ids, shared labels or their own; from config to artefact, loss and stock Trainer."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+import pytest
+import torch
+from datasets import get_dataset_config_names
+from tiny_artefacts import WORDS, tiny, word_tokenizer
+from tiny_models import LENGTH, V, tiny_model
+from torch import Tensor
+from transformers import Trainer
+
+from farzi_hf import FarziData, FarziDataConfig, attach_soft_inputs, soft_cross_entropy
+from farzi_hf.artefact.hub import PLACEHOLDER
+from farzi_hf.distillation import Learner, SyntheticTraining
+from farzi_hf.engine import InnerAdam
+from farzi_hf.summary.forms import batch_of
+from farzi_hf.summary.soft_tokens import shifted_cross_entropy
+
+FORMS = {
+    "paper": {},
+    "own": {"labels": "own", "label_dim": 2},
+    "tokens": {"inputs": "tokens", "labels": "own", "label_dim": 2},
+}
+each_form = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+INNER = {"optimizer": "adam", "lr": 0.02, "betas": [0.5, 0.99], "eps": 1e-3, "steps": 7, "synthetic_batch_size": 8}
+
+
+def summary(form: dict, **changes) -> FarziData:
+    torch.manual_seed(0)
+    sizes = {"num_sequences": 8, "sequence_length": LENGTH, "latent_dim": 4, "vocab_size": V, "latent_std": 1.0}
+    return FarziData(FarziDataConfig(**{**sizes, **form, **changes}))
+
+
+# -- inputs and labels -----------------------------------------------------------------------------------------------
+
+
+def test_own_labels_are_what_a_position_predicts():
+    farzi = tiny(**FORMS["own"])
+    rows = torch.tensor([2, 0])
+    inputs, labels = batch_of(farzi.tensors, rows, farzi.config.tau)
+    torch.testing.assert_close(inputs, torch.softmax(farzi.latents[rows] @ farzi.decoder, -1))
+    torch.testing.assert_close(labels[:, 1:], torch.softmax(farzi.label_latents[rows] @ farzi.label_decoder, -1))
+    logits = torch.randn(2, 5, 7)
+    loss, count = shifted_cross_entropy(logits, labels)
+    torch.testing.assert_close(loss, -(labels[:, 1:] * logits.log_softmax(-1)).sum())
+    assert count == 2 * 5
+
+
+def test_shared_labels_are_the_next_inputs():
+    farzi = tiny()
+    inputs, labels = batch_of(farzi.tensors, slice(1, 3), 1.0)
+    assert labels is inputs
+
+
+def test_ids_are_read_as_they_are():
+    farzi = tiny(**FORMS["tokens"])
+    inputs, labels = batch_of(farzi.tensors, torch.tensor([1]), 1.0)
+    assert torch.equal(inputs, farzi.input_ids[1:2].long())
+    assert labels.shape == (1, 6, 7)
+    assert {name for name, _ in farzi.named_parameters()} == {"label_latents", "label_decoder"}
+    torch.testing.assert_close(farzi(torch.tensor([1])), labels[:, 1:])
+
+
+def test_the_loss_on_own_labels_has_both_derivatives():
+    def loss(z: Tensor, q: Tensor) -> Tensor:
+        return shifted_cross_entropy(z, q)[0]
+
+    z = torch.randn(2, 3, 5, dtype=torch.float64, requires_grad=True)
+    q = torch.randn(2, 4, 5, dtype=torch.float64).softmax(-1).requires_grad_()
+    assert torch.autograd.gradcheck(loss, (z, q))
+    assert torch.autograd.gradgradcheck(loss, (z, q))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"inputs": "tokens"}, 'inputs="tokens" with labels="shared" leaves nothing to learn'),
+        ({"inputs": "hard"}, "inputs must be one of 'soft', 'tokens', got 'hard'"),
+        ({"labels": 3}, "labels must be one of 'shared', 'own', got 3"),
+        ({"labels": "own", "label_dim": -1}, "label_dim must be an integer of at least 1, got -1"),
+    ],
+)
+def test_a_config_refuses_what_is_no_form(settings, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        FarziDataConfig(2, 3, 4, 5, **settings)
+
+
+# -- the artefact ----------------------------------------------------------------------------------------------------
+
+
+@each_form
+@pytest.mark.parametrize("vocabulary", [None, WORDS], ids=["no names", "items"])
+def test_an_artefact_has_all_of_it(tmp_path, form, vocabulary):
+    farzi = tiny(inner=INNER, **form)
+    farzi.save_pretrained(tmp_path / "s", vocabulary)
+    loaded = FarziData.from_pretrained(tmp_path / "s")
+    assert loaded.tensors.keys() == farzi.tensors.keys()
+    assert all(torch.equal(loaded.tensors[name], tensor) for name, tensor in farzi.tensors.items())
+    assert loaded.fingerprint() == farzi.fingerprint()
+    assert loaded.decode(3) == farzi.decode(3)
+    expected = {
+        "paper": ["latents", "decoder"],
+        "own": ["latents", "decoder", "labels", "label_decoder"],
+        "tokens": ["labels", "label_decoder"],
+    }
+    name = next(name for name, value in FORMS.items() if value == form)
+    assert get_dataset_config_names(str(tmp_path / "s")) == [*expected[name], "tokens"]
+
+
+@each_form
+def test_the_code_of_its_card_runs(tmp_path, form):
+    farzi = tiny(inner=INNER, **form)
+    farzi.save_pretrained(tmp_path / "artefact", word_tokenizer())
+    card = (tmp_path / "artefact" / "README.md").read_text()
+    *blocks, train = re.findall(r"```python\n(.*?)```", card, flags=re.S)
+    names: dict = {}
+    for block in blocks:
+        block = block.replace('split="train"', f"split='train', cache_dir={str(tmp_path / 'cache')!r}")
+        exec(block.replace(PLACEHOLDER, str(tmp_path / "artefact")), names)
+    _, labels = batch_of(farzi.tensors, slice(0, 1), farzi.config.tau)
+    if form:
+        torch.testing.assert_close(names["targets"], labels[:, 1:].detach())
+    ast.parse(train)
+
+
+def test_ids_outside_the_vocabulary_are_refused(tmp_path):
+    farzi = tiny(**FORMS["tokens"])
+    farzi.input_ids[0, 0] = 7
+    with pytest.raises(ValueError, match=r"input_ids holds 7, outside 0 … 6"):
+        farzi.save_pretrained(tmp_path)
+
+
+def test_hard_rows_have_labels_of_their_own():
+    farzi = tiny(**FORMS["tokens"])
+    rows = farzi.as_hard_dataset()[:]
+    assert torch.equal(rows["input_ids"], farzi.input_ids.long())
+    likeliest = (farzi.label_latents @ farzi.label_decoder).argmax(-1)
+    assert torch.equal(rows["labels"][:, 1:], likeliest[:, :-1])
+    assert farzi.as_hard_dataset(3)[:]["input_ids"].shape == (12, 5)
+
+
+# -- training --------------------------------------------------------------------------------------------------------
+
+
+@each_form
+def test_a_student_of_the_stock_trainer_is_the_learner_of_the_inner_loop(tmp_path, form):
+    farzi = summary(form, inner=INNER)
+    model = tiny_model("gpt2")
+    start = {name: p.detach().clone() for name, p in model.named_parameters()}
+    training = SyntheticTraining(InnerAdam(0.02, (0.5, 0.99), 1e-3), farzi.config.tau)
+    expected = training(Learner(model), farzi.tensors, start=start, steps=7, seed=0)
+    trainer = Trainer(
+        model=attach_soft_inputs(model), train_dataset=farzi.as_dataset(), data_collator=farzi.collator(),
+        compute_loss_func=soft_cross_entropy, args=farzi.training_arguments(tmp_path, use_cpu=True, disable_tqdm=True),
+    )  # fmt: skip
+    trainer.train()
+    found = dict(trainer.model.named_parameters())
+    assert max((found[name] - start[name]).abs().max() for name in start) > 0.05
+    for name, parameter in expected.items():
+        torch.testing.assert_close(found[name], parameter, rtol=1e-4, atol=1e-5)
+
+
+def test_the_collator_takes_rows_of_ids_to_evaluate_on():
+    collator = tiny(**FORMS["tokens"]).collator()
+    batch = collator([{"input_ids": [1, 2, 3]}, {"input_ids": [4, 5]}])
+    assert batch["labels"].tolist() == [[1, 2, 3], [4, 5, -100]]
+    with pytest.raises(ValueError, match="holds id 7, outside 0 … 6"):
+        collator([{"input_ids": [7]}])
