@@ -169,7 +169,7 @@ def test_a_folder_recorded_otherwise_is_refused_and_left_alone(record, tmp_path,
 def test_trajectories_of_unknown_origin_are_refused(record, tmp_path):
     record(num=1)
     (tmp_path / "omega" / MANIFEST).unlink()
-    with pytest.raises(ValueError, match=r"has trajectories but no manifest\.json: how they were made is unknown"):
+    with pytest.raises(ValueError, match=r"has trajectories but no manifest\.json, so their settings are unknown"):
         record()
 
 
