@@ -1,8 +1,8 @@
-"""Ω: trainings of the learner on the real data, recorded once, as starts and as targets of a distillation.
+"""Ω: trainings of the learner on the real data. They are recorded once and serve as starts and as targets of a distillation.
 
-A folder of trajectories holds `manifest.json`, which says how they were made, and `trajectory-NNNNN.safetensors` for each:
-every parameter with an axis of checkpoints in front, the first one being the random initialisation. Recording goes on where
-it was interrupted, and reading touches no more of a file than the checkpoint that is asked for.
+A folder of trajectories holds `manifest.json`, with the settings of the recording, and one file `trajectory-NNNNN.safetensors`
+per trajectory. Such a file holds every parameter with an axis of checkpoints in front; the first checkpoint is the random
+initialisation. A recording that was interrupted can go on. A reader loads only the checkpoint that it needs.
 """
 
 from __future__ import annotations

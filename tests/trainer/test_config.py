@@ -134,7 +134,10 @@ def test_counts_out_of_range_are_refused(name, value, minimum):
 
 
 def test_the_least_number_of_steps_must_not_exceed_the_most():
-    with pytest.raises(ValueError, match="inner_steps_min=11 is more than inner_steps=10; lower it"):
+    with pytest.raises(
+        ValueError,
+        match="inner_steps_min=11 is more than inner_steps=10, but T is drawn between the two; lower inner_steps_min",
+    ):
         config(inner_steps=10, inner_steps_min=11)
     assert config(inner_steps=10, inner_steps_min=10).make_objective().steps_min == 10
 
