@@ -314,7 +314,7 @@ def test_the_table_lists_exactly_the_inherited_defaults_that_differ():
     ours = {field.name: default(field) for field in fields(FarziConfig) if field.name in stock}
     rows = re.findall(r"^ *\| `(\w+)` \| (.+?) \|", FarziConfig.__doc__, flags=re.MULTILINE)
     listed = {name: yaml.safe_load(text) for name, text in rows}
-    assert listed.pop("greater_is_better") == "False of a perplexity"  # depends on another field
+    assert listed.pop("greater_is_better") == "False for a perplexity"  # depends on another field
     assert listed.pop("dataloader_pin_memory") == "False on a CPU"  # on the machine
     assert listed == {name: value for name, value in ours.items() if value != stock[name]}
 
