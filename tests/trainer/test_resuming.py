@@ -301,7 +301,7 @@ def test_later_checkpoints_do_not_mix_with_those_of_a_changed_run(make):
     make(**SAVED).train()
     folder = make().args.output_dir
     changed = make(**SAVED, learning_rate=0.001)
-    message = r"checkpoint-2' with other settings \(learning_rate 0\.05 → 0\.001\), but .* later checkpoints of the old settings .*checkpoint-3, checkpoint-4"
+    message = r"checkpoint-2' with other settings \(learning_rate 0\.05 → 0\.001\), but .* later checkpoints .*checkpoint-3, checkpoint-4"
     with pytest.raises(ValueError, match=message):
         changed.train(resume_from_checkpoint=f"{folder}/checkpoint-2")
     changed.args.output_dir = f"{folder}-2"
