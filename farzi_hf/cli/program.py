@@ -67,5 +67,5 @@ def run(main: Callable[[], None], name: str | None = None) -> None:
     except DiskFullError as error:
         sys.exit(f"{script}: {error}")
     except KeyboardInterrupt:
-        print(f"{script}: interrupted; started again, it goes on from what is saved", file=sys.stderr)
+        print(f"{script}: interrupted; start it again to go on from the last saved state", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)

@@ -59,7 +59,7 @@ def check_causal(model: PreTrainedModel, logits: Callable[[Parameters, Tensor], 
         if (moved[:-1][~later[:-1]] > _TOLERANCE * own).any():
             raise ValueError(
                 f"learner_init returned a {describe(model)}, which sees the future: its logits depend on later tokens; give a "
-                "causal language model (of BERT and its relatives: is_decoder=True in the config)"
+                "causal language model (for BERT and similar models: is_decoder=True in the config)"
             )
         if (moved[-1, 1:] > _TOLERANCE * own).any():
             return
@@ -144,7 +144,7 @@ def _run(model: PreTrainedModel, logits: Callable, params: Parameters, ids: Tens
     if changed := [name for name, weight in params.items() if weight._version != versions[name]]:
         raise ValueError(
             f"learner_init returned a {describe(model)}, which changes its {changed[0]} when it runs, so that its training has no "
-            "derivative; turn that off in its config (of RWKV: rescale_every=0) or give another model"
+            "derivative; turn that off in its config (for RWKV: rescale_every=0) or give another model"
         )
     return found
 

@@ -165,11 +165,11 @@ class Comparison:
         return self.splits["train"]
 
     def longest_sequences(self, seed: int) -> Dataset:
-        """The μ longest, whatever the seed."""
+        """The μ longest training sequences, for every seed."""
         return head_sequences(self.splits["train"], self.farzi.config.num_sequences)
 
     def draw_sequences(self, seed: int) -> Dataset:
-        """μ random sequences."""
+        """μ random training sequences."""
         return random_sequences(self.splits["train"], self.farzi.config.num_sequences, seed)
 
     def draw_tokens(self, tokens: int, seed: int) -> Dataset:
