@@ -2,9 +2,9 @@
 
     from farzi_hf import FarziConfig, FarziTrainer                           # distil
     from farzi_hf import FarziData, attach_soft_inputs, soft_cross_entropy   # train on a summary with the stock Trainer
-    from farzi_hf import unroll, InnerAdam, Reversible                             # the meta-gradient engine alone
+    from farzi_hf import unroll, InnerAdam, Reversible                       # the meta-gradient engine alone
 
-Names are imported when first used, so that `import farzi_hf` itself costs nothing.
+A name is imported when it is first used, so that `import farzi_hf` itself is fast.
 """
 
 from importlib import import_module

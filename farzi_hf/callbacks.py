@@ -1,4 +1,4 @@
-"""What `FarziTrainer` says, measures and tidies up beside the training itself."""
+"""Callbacks of `FarziTrainer`: figures for its log, warnings, deletion of old checkpoints, and progress bars."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LAST_LOGS = 5
 
 
 class StepFigures(TrainerCallback):
-    """`seconds_per_step`, of outer steps alone, and `peak_memory_gib`; the trainer puts them into its log."""
+    """Measures `seconds_per_step`, for outer steps only, and `peak_memory_gib`. The trainer adds both to its log."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -49,16 +49,16 @@ class StepFigures(TrainerCallback):
         self._steps += 1
 
     def since_last_log(self) -> dict[str, float]:
-        """The figures; counting starts anew."""
+        """The figures since the last call. The counters are then reset."""
         seconds = self._seconds / max(1, self._steps)
         self._seconds, self._steps = 0.0, 0
         return {"seconds_per_step": seconds, "peak_memory_gib": peak_memory(self._device) / 2**30}
 
 
 def peak_memory(device: torch.device) -> int:
-    """Bytes: of a CUDA device what tensors held at most; else what this process had in memory at most since it began.
+    """The peak memory in bytes: of all tensors on a CUDA device; else of this process, since its start.
 
-    The latter is what the system keeps count of: the peak working set on Windows, the peak resident set on Linux and macOS.
+    For a process, the system counts the peak: the working set on Windows, the resident set on Linux and macOS.
     """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
@@ -73,10 +73,10 @@ def peak_memory(device: torch.device) -> int:
 
 
 class ChaosWarning(TrainerCallback):
-    """Says once that the meta-gradient is far too large. Clipping hides it: the norm before it tells."""
+    """Warns once if the meta-gradient is far too large. It looks at the norm before clipping, because clipping hides the problem."""
 
     def __init__(self) -> None:
-        self._said = False
+        self._warned = False
 
     def on_log(
         self,
@@ -87,21 +87,21 @@ class ChaosWarning(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         norm = (logs or {}).get("grad_norm", 0.0)
-        if norm > CHAOTIC and not self._said:
-            self._said = True
+        if norm > CHAOTIC and not self._warned:
+            self._warned = True
             logger.warning(
-                "Step %d: the norm of the meta-gradient is %.3g where about 0.1 is usual: the learner's training is chaotic, and its exact "
-                "gradient of no use. Set a window (a fifth of inner_steps is a good first try), or raise inner_epsilon.",
+                "Step %d: the norm of the meta-gradient is %.3g, but about 0.1 is usual. The learner's training is chaotic, and its exact "
+                "gradient is useless. Set a window (a fifth of inner_steps is a good first try), or raise inner_epsilon.",
                 state.global_step,
                 norm,
             )
 
 
 class DivergenceWarning(TrainerCallback):
-    """Says once that the outer loss has stayed well above its start."""
+    """Warns once if the outer loss has stayed well above its first value."""
 
     def __init__(self) -> None:
-        self._said = False
+        self._warned = False
 
     def on_log(
         self,
@@ -112,13 +112,13 @@ class DivergenceWarning(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         entries = [entry for entry in state.log_history if "loss" in entry]
-        if self._said or "loss" not in (logs or {}) or not diverged([entry["loss"] for entry in entries]):
+        if self._warned or "loss" not in (logs or {}) or not diverged([entry["loss"] for entry in entries]):
             return
-        self._said, last = True, entries[-_LAST_LOGS:]
+        self._warned, last = True, entries[-_LAST_LOGS:]
         logger.warning(
-            "Step %d: the outer loss has been above its start since step %d, %.3g on average where it began at %.3g: the distillation diverges. "
-            "Go on from an earlier checkpoint, or start anew, with a smaller learning_rate or inner_learning_rate, a window, or a larger "
-            "inner_epsilon.",
+            "Step %d: the outer loss has been above its start since step %d: its mean is %.3g, and it began at %.3g. The distillation diverges. "
+            "Go on from an earlier checkpoint, or start a new run, with a smaller learning_rate or inner_learning_rate, a window, or a "
+            "larger inner_epsilon.",
             state.global_step,
             last[0]["step"],
             np.mean([entry["loss"] for entry in last]),
@@ -127,7 +127,7 @@ class DivergenceWarning(TrainerCallback):
 
 
 def diverged(losses: Sequence[float]) -> bool:
-    """Whether each of the last five losses that were logged is well above the first one."""
+    """Whether each of the last five logged losses is well above the first logged loss."""
     return len(losses) > _LAST_LOGS and all(loss > DIVERGED * losses[0] for loss in losses[-_LAST_LOGS:])
 
 
@@ -135,7 +135,7 @@ def diverged(losses: Sequence[float]) -> bool:
 
 
 class KeepLastCheckpoints(TrainerCallback):
-    """Keeps the `limit` latest checkpoints and the best one, all of them where `limit` is None or 0; touches none that is not ours."""
+    """Keeps the `limit` latest checkpoints and the best one. If `limit` is None or 0, it keeps all. It never touches folders of others."""
 
     def __init__(self, limit: int | None) -> None:
         self._limit = limit
@@ -146,7 +146,7 @@ class KeepLastCheckpoints(TrainerCallback):
 
 
 class CurrentIntervals(TrainerCallback):
-    """Lets `logging_steps`, `eval_steps` and `save_steps` hold as they are now, where Trainer takes those of the checkpoint."""
+    """Applies the present `logging_steps`, `eval_steps` and `save_steps` at a resume. Trainer would take those of the checkpoint."""
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -158,14 +158,14 @@ class CurrentIntervals(TrainerCallback):
 
 
 class StudentProgress(TrainerCallback):
-    """One bar over all students of an evaluation, each with its training and its batches."""
+    """One progress bar for all students of an evaluation. A student counts its training as one unit, and each batch as one."""
 
     def __init__(self) -> None:
         self._bar: tqdm | None = None
 
     @contextmanager
     def shown(self, students: int, batches: int, disable: bool) -> Iterator[None]:
-        """Shows the bar, from before the first training on."""
+        """Shows the bar. Enter this context before the first training."""
         title = f"{students} student{'s' * (students > 1)}"
         total = students * (batches + 1)
         with tqdm(total=total, desc=title, disable=disable, leave=False, dynamic_ncols=True) as self._bar:
@@ -173,7 +173,7 @@ class StudentProgress(TrainerCallback):
         self._bar = None
 
     def trained(self) -> None:
-        """A student's training is the first part of it."""
+        """Call this when a student is trained."""
         self._bar.update()
 
     def on_prediction_step(self, *args: Any, **kwargs: Any) -> None:
@@ -182,12 +182,12 @@ class StudentProgress(TrainerCallback):
 
 
 def without_prediction_bar(progress: type[TrainerCallback]) -> type[TrainerCallback]:
-    """A class of Trainer's progress bars less the bar of an evaluation, which starts late and knows of one student only."""
+    """A class of Trainer's progress bars without the bar of an evaluation. That bar starts late and shows only one student."""
     return type(progress.__name__, (progress,), {"on_prediction_step": TrainerCallback.on_prediction_step})
 
 
 @contextmanager
 def phase(text: str, disable: bool = False) -> Iterator[None]:
-    """Shows what is under way, from its first moment to its end."""
+    """Shows `text` on the terminal while the context is open."""
     with tqdm(desc=text, bar_format="{desc} …", disable=disable, leave=False, dynamic_ncols=True):
         yield

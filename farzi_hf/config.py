@@ -1,4 +1,4 @@
-"""FarziConfig: every setting of a distillation, as `TrainingArguments` for the outer loop with the summary and inner loop added."""
+"""FarziConfig: all settings of a distillation. It adds the summary and the inner loop to `TrainingArguments`, the outer loop."""
 
 from __future__ import annotations
 
@@ -24,40 +24,41 @@ from farzi_hf.summary.forms import INPUTS, LABELS
 from farzi_hf.summary.input_sequences import INPUT_SEQUENCES
 
 AUTO = "auto"
-"""In place of an adjoint's name: the choice is left to `unroll`."""
+"""The adjoint's name that leaves the choice to `unroll`."""
 _OPTIMIZER_FIELDS = {
     "lr": "inner_learning_rate", "weight_decay": "inner_weight_decay", "betas": "inner_betas", "eps": "inner_epsilon",
     "eps_root": "inner_epsilon_root", "momentum": "inner_momentum",
 }  # fmt: skip
-"""Field of this config by the argument of an inner optimizer; each takes those that it has."""
+"""Arguments of inner optimizers, and the field of this config for each. An optimizer takes only its own arguments."""
 
 
-@dataclass(repr=False)  # TrainingArguments' own hides tokens
+@dataclass(repr=False)  # the inherited repr hides tokens
 class FarziConfig(TrainingArguments):
-    """Settings of `FarziTrainer`. What is not listed is inherited from `transformers.TrainingArguments` and means the outer loop.
+    """Settings of `FarziTrainer`. Fields that are not listed here are inherited from `transformers.TrainingArguments`.
 
-    `torch_compile` compiles the inner loop (see `unroll`), not the summary. Inherited defaults that differ, with the reason:
+    The inherited fields set the outer loop, except that `torch_compile` compiles the inner loop (see `unroll`).
+    Some inherited defaults are different here:
 
     | field | here | because |
     |---|---|---|
-    | `learning_rate` | 0.03 | of Adam on latents and decoder; the meta-gradient is smooth enough |
+    | `learning_rate` | 0.03 | the rate of Adam on latents and decoder; the meta-gradient is smooth enough |
     | `max_grad_norm` | 0.1 | about the usual norm of the meta-gradient: a chaotic learner cannot outweigh the others |
-    | `lr_scheduler_type` | cosine | the summary settles: the last outer steps average over θ0 |
+    | `lr_scheduler_type` | cosine | with small last steps, the summary becomes an average over many θ0 |
     | `max_steps` | 400 | an outer step trains a whole learner; epochs of real data mean little |
-    | `num_train_epochs` | 0 | `max_steps` counts; with `max_steps=-1`, epochs of the real data do |
+    | `num_train_epochs` | 0 | `max_steps` sets the length; set it to -1 to count epochs of the real data |
     | `per_device_train_batch_size` | 64 | b, real sequences in the outer loss |
     | `per_device_eval_batch_size` | 128 | learners are small |
     | `logging_steps` | 10 | an outer step takes seconds |
-    | `save_steps` | 20 | a checkpoint is some megabytes, written in far less time than a step takes |
-    | `save_total_limit` | 3 | of those that this library wrote: see `farzi_hf.artefact.checkpoints` |
-    | `optim` | adamw_torch | the fused one is not exact across devices |
+    | `save_steps` | 20 | a checkpoint has some megabytes; writing it is much faster than a step |
+    | `save_total_limit` | 3 | counts only checkpoints of this library: see `farzi_hf.artefact.checkpoints` |
+    | `optim` | adamw_torch | the fused version is not exact across devices |
     | `ddp_find_unused_parameters` | False | latents and decoder are used in every step |
-    | `dataloader_pin_memory` | False on a CPU | there is nothing to pin for, and torch warns of it |
-    | `greater_is_better` | False of a perplexity | Trainer takes any metric but a loss for a score |
+    | `dataloader_pin_memory` | False on a CPU | without a GPU, pinned memory is useless and torch warns about it |
+    | `greater_is_better` | False for a perplexity | Trainer assumes that a higher metric is better, unless it is a loss |
 
     Args:
         num_sequences: μ, synthetic sequences.
-        sequence_length: ξ, tokens of each.
+        sequence_length: ξ, tokens per synthetic sequence.
         latent_dim: d, numbers per token.
         inputs: "soft" (learnt distributions) or "tokens" (ids that are not learnt); see `farzi_hf.summary.forms`.
         labels: "shared" (a position predicts the next input, as in the paper) or "own" (distributions of their own, which start from a teacher).
@@ -69,34 +70,36 @@ class FarziConfig(TrainingArguments):
         tau: τ, softmax temperature.
         latent_std: standard deviation of a random start.
         initialization: "spectral" or "random", the functions of `farzi_hf.summary.initialization`.
-        concentration: κ of a spectral start; None tries a few when training starts and takes the one whose students do best on training data.
+        concentration: κ of a spectral start. None tries a few values when training starts, and takes the value whose students are
+            best on training data.
         inner_optimizer: "adam" (`InnerAdam`) or "sgd" (`InnerSGD`).
         inner_learning_rate: α of the inner optimizer.
-        inner_betas: β1, β2 of the inner Adam. Over a hundred steps a β1 of 0.9 overshoots: 0.5 learns sooner and more smoothly.
-        inner_epsilon: ε of the inner Adam. Far above torch's 1e-8: it is what keeps the meta-gradient smooth.
+        inner_betas: β1, β2 of the inner Adam. In a hundred steps, β1 = 0.9 overshoots; β1 = 0.5 learns sooner and more smoothly.
+        inner_epsilon: ε of the inner Adam. It is far above torch's 1e-8, because a large ε keeps the meta-gradient smooth.
         inner_epsilon_root: ε_root of the inner Adam.
-        inner_momentum: of the inner SGD.
+        inner_momentum: momentum of the inner SGD.
         inner_weight_decay: λ of the inner optimizer.
-        inner_steps: T, the number of inner steps; a student that is to reproduce the figures takes as many.
-        inner_steps_min: T is drawn from inner_steps_min … inner_steps in each outer step; None means always inner_steps.
-        window: differentiate the last `window` inner steps only; None or 0 differentiates all T.
+        inner_steps: T, the number of inner steps. A student must take the same number of steps to reproduce the figures.
+        inner_steps_min: in each outer step, T is drawn from inner_steps_min … inner_steps. None means T = inner_steps always.
+        window: only the last `window` inner steps are differentiated; None or 0 differentiates all T.
         synthetic_batch_size: b_syn, synthetic sequences per inner step; None takes all μ.
-        learners_per_step: K, learners trained at once from different θ0 in an outer step, whose losses are averaged.
+        learners_per_step: K, the number of learners that train at once in an outer step, from different θ0. Their losses are averaged.
         objective: "meta_matching" (`MetaMatching`), "gradient_matching" (`GradientMatching`) or "trajectory_matching"
             (`TrajectoryMatching`).
         trajectories: Ω, a folder that `record_trajectories` has filled; None starts every inner loop from a fresh initialisation.
-        num_trajectories: |Ω|, of those in the folder the first ones; None takes all.
+        num_trajectories: |Ω|, the number of trajectories to use, the first ones of the folder; None uses all.
         fresh_start_fraction: share of the inner loops that start from a fresh initialisation and not from Ω.
-        last_start: the latest step of a trajectory from which an inner loop starts; None takes all.
+        last_start: no inner loop starts after this step of a trajectory; None allows all steps.
         synthetic_steps: N of trajectory matching, steps on the summary; None takes inner_steps.
-        expert_steps: M of trajectory matching, the steps of real training that these should amount to.
-        adjoint: "auto" (the fastest that there is room for), "direct" (`Direct`), "tape" (`Tape`), "checkpoint" (`Checkpoint`) or
-            "reversible" (`Reversible`).
-        eval_students: students trained from scratch by `evaluate()`, each from its own θ0.
-        max_non_finite: outer steps with a NaN or infinite meta-gradient that are skipped before the run stops.
+        expert_steps: M of trajectory matching. N steps on the summary should do the same as M steps of real training.
+        adjoint: "auto" (the fastest adjoint for which there is memory), "direct" (`Direct`), "tape" (`Tape`), "checkpoint"
+            (`Checkpoint`) or "reversible" (`Reversible`).
+        eval_students: number of students that `evaluate()` trains from scratch, each from its own θ0.
+        max_non_finite: the run stops after more than this number of outer steps with a NaN or infinite meta-gradient. Such
+            steps are skipped.
 
     Raises:
-        ValueError: a setting that is out of range or unknown.
+        ValueError: a setting is out of range or unknown.
     """
 
     num_sequences: int = field(default=50, metadata={"help": "μ, synthetic sequences"})
@@ -115,7 +118,7 @@ class FarziConfig(TrainingArguments):
     latent_std: float = field(default=0.1, metadata={"help": "standard deviation of a random start"})
     initialization: str = field(default="spectral", metadata={"help": " | ".join(INITIALIZATIONS)})
     concentration: float | None = field(
-        default=None, metadata={"help": "κ of a spectral start; by default the best of a few"}
+        default=None, metadata={"help": "κ of a spectral start; by default a few values are tried"}
     )
 
     inner_optimizer: str = field(default="adam", metadata={"help": " | ".join(OPTIMIZERS)})
@@ -123,24 +126,26 @@ class FarziConfig(TrainingArguments):
     inner_betas: list[float] = field(default_factory=lambda: [0.5, 0.999], metadata={"help": "β1 β2 of the inner Adam"})
     inner_epsilon: float = field(default=1e-4, metadata={"help": "ε of the inner Adam"})
     inner_epsilon_root: float = field(default=0.0, metadata={"help": "ε_root of the inner Adam"})
-    inner_momentum: float = field(default=0.0, metadata={"help": "of the inner SGD"})
+    inner_momentum: float = field(default=0.0, metadata={"help": "momentum of the inner SGD"})
     inner_weight_decay: float = field(default=0.0, metadata={"help": "λ of the inner optimizer"})
     inner_steps: int = field(default=100, metadata={"help": "T, inner steps"})
-    inner_steps_min: int | None = field(default=None, metadata={"help": "T is drawn from here to inner_steps"})
-    window: int | None = field(default=None, metadata={"help": "differentiate the last inner steps only; 0: all"})
+    inner_steps_min: int | None = field(
+        default=None, metadata={"help": "least T; T is drawn between this and inner_steps"}
+    )
+    window: int | None = field(default=None, metadata={"help": "number of last inner steps to differentiate; 0: all"})
     synthetic_batch_size: int | None = field(default=None, metadata={"help": "b_syn, sequences per inner step"})
 
     learners_per_step: int = field(default=1, metadata={"help": "K, learners trained at once from different starts"})
     objective: str = field(default="meta_matching", metadata={"help": " | ".join(OBJECTIVES)})
     trajectories: str | None = field(default=None, metadata={"help": "Ω, a folder of recorded trajectories"})
-    num_trajectories: int | None = field(default=None, metadata={"help": "|Ω|, the first ones of the folder"})
+    num_trajectories: int | None = field(default=None, metadata={"help": "|Ω|, number of trajectories to use"})
     fresh_start_fraction: float = field(default=0.5, metadata={"help": "share of inner loops that do not start from Ω"})
     last_start: int | None = field(default=None, metadata={"help": "latest step of Ω from which an inner loop starts"})
-    synthetic_steps: int | None = field(default=None, metadata={"help": "N of trajectory matching"})
-    expert_steps: int = field(default=50, metadata={"help": "M of trajectory matching"})
+    synthetic_steps: int | None = field(default=None, metadata={"help": "N of trajectory matching, synthetic steps"})
+    expert_steps: int = field(default=50, metadata={"help": "M of trajectory matching, steps of real training"})
     adjoint: str = field(default="auto", metadata={"help": " | ".join((AUTO, *ADJOINTS))})
     eval_students: int = field(default=3, metadata={"help": "students trained from scratch by evaluate()"})
-    max_non_finite: int = field(default=20, metadata={"help": "skipped outer steps before the run stops"})
+    max_non_finite: int = field(default=20, metadata={"help": "most skipped outer steps of a run"})
 
     learning_rate: float = 0.03
     max_grad_norm: float = 0.1
@@ -157,7 +162,7 @@ class FarziConfig(TrainingArguments):
 
     def __post_init__(self) -> None:
         numbers_from_text(self)
-        check_seed(self.seed, bits=32)  # transformers seeds NumPy's old generator with it, which takes no more
+        check_seed(self.seed, bits=32)  # transformers seeds NumPy's old generator with this number; it takes 32 bits
         if self.greater_is_better is None and (self.metric_for_best_model or "").endswith("perplexity"):
             self.greater_is_better = False
         for name, remedy in _UNSUPPORTED.items():
@@ -165,10 +170,11 @@ class FarziConfig(TrainingArguments):
                 raise ValueError(f"{name}={getattr(self, name)!r} is not supported: {remedy}")
         if (self.num_train_epochs > 0) == (self.max_steps > 0):
             raise ValueError(
-                f"num_train_epochs={self.num_train_epochs} and max_steps={self.max_steps}: exactly one of them says how long to train; "
+                f"num_train_epochs={self.num_train_epochs} and max_steps={self.max_steps}: exactly one of them must set the length; "
                 "give max_steps, the number of outer steps, or num_train_epochs together with max_steps=-1"
             )
-        compiled, self.torch_compile = self.torch_compile, False  # of the inner loop; Trainer would compile the summary
+        # torch_compile means the inner loop here. Trainer must not see it: it would compile the summary.
+        compiled, self.torch_compile = self.torch_compile, False
         super().__post_init__()
         self.torch_compile = compiled
         self.dataloader_pin_memory &= self.device.type != "cpu"
@@ -180,8 +186,8 @@ class FarziConfig(TrainingArguments):
         check_types(self, [f.name for f in fields(self) if f.name not in _STOCK])
         if self.inner_steps_min is not None and self.inner_steps_min > self.inner_steps:
             raise ValueError(
-                f"inner_steps_min={self.inner_steps_min} is more than inner_steps={self.inner_steps}; lower it, "
-                "T is drawn between the two"
+                f"inner_steps_min={self.inner_steps_min} is more than inner_steps={self.inner_steps}, but T is drawn between "
+                "the two; lower inner_steps_min"
             )
         for name, table in (
             ("initialization", INITIALIZATIONS),
@@ -235,7 +241,7 @@ class FarziConfig(TrainingArguments):
         return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
     def inner_settings(self) -> dict[str, Any]:
-        """What a student needs to know to train as the learners of the distillation did."""
+        """The settings with which a student trains like the learners of the distillation."""
         return {
             "optimizer": self.inner_optimizer,
             **self.optimizer_settings(),
@@ -244,7 +250,7 @@ class FarziConfig(TrainingArguments):
         }
 
     def to_recipe(self) -> dict[str, Any]:
-        """The settings that another run needs to make the same summary: all of ours, and those of the outer loop that matter."""
+        """The settings that another run needs to make the same summary: all fields of ours, and some of the outer loop."""
         settings = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _STOCK or f.name in _OUTER}
         return json.loads(json.dumps(settings))  # plain types: enums become strings, tuples lists
 
@@ -274,11 +280,11 @@ class FarziConfig(TrainingArguments):
         )
 
     def make_objective(self, learner: Learner | None = None, training: SyntheticTraining | None = None) -> Objective:
-        """The outer loss.
+        """Makes the outer loss.
 
         Args:
-            learner: where it is given, trajectories have to be of such a model.
-            training: the inner loop; by default one of its own.
+            learner: if given, the trajectories must belong to this model.
+            training: the inner loop; by default a new one.
         """
         bank = None if self.trajectories is None else TrajectoryBank(self.trajectories, self.num_trajectories)
         if bank is not None and learner is not None:
@@ -315,12 +321,12 @@ _OPTIONAL_COUNTS = {
     "last_start": 0,
     "synthetic_steps": 1,
 }
-"""The least that each field may be."""
+"""The least value of each field."""
 
 _UNSUPPORTED = {
     "fp16": "gradients of the inner loop have no loss scaling and underflow; use bf16",
-    "fp16_full_eval": "it would round the summary itself, which is what the Trainer trains; leave it out",
-    "bf16_full_eval": "it would round the summary itself, which is what the Trainer trains; leave it out, or set bf16",
+    "fp16_full_eval": "it would round the summary itself, because this is the Trainer's model; leave it out",
+    "bf16_full_eval": "it would round the summary itself, because this is the Trainer's model; leave it out, or set bf16",
     "label_smoothing_factor": "the objective is the outer loss, and it has no smoothing; leave it out",
     "neftune_noise_alpha": "a summary has no embedding to add noise to; leave it out",
     "gradient_checkpointing": "the adjoint decides what is kept; set adjoint='checkpoint' or 'reversible' to save memory",
@@ -328,7 +334,7 @@ _UNSUPPORTED = {
     "deepspeed": "a summary is small and needs no sharding; use several processes with plain data parallelism",
     "fsdp": "a summary is small and needs no sharding; use several processes with plain data parallelism",
 }
-"""Fields of `TrainingArguments` that a distillation has no use for, and what to do instead."""
+"""Fields of `TrainingArguments` that a distillation cannot use, each with the reason and the remedy."""
 
 
 def _check_count(name: str, value: Any, minimum: int) -> None:

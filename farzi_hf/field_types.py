@@ -1,4 +1,4 @@
-"""Whether the fields of a dataclass hold what their annotations say; Python does not ask."""
+"""Checks that the fields of a dataclass have the types of their annotations. Python itself does not check this."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 
 def numbers_from_text(settings: Any) -> None:
-    """Makes floats of texts such as 1e-2, which YAML does not take for a number, in the fields that hold numbers.
+    """Converts texts such as 1e-2 to floats, in the fields that hold numbers. YAML reads such a number as text.
 
     Raises:
-        ValueError: a text that is no number.
+        ValueError: a text is not a number.
     """
     for name, hint in get_type_hints(type(settings)).items():
         kinds, value = get_args(hint) or (hint,), getattr(settings, name, None)
@@ -21,7 +21,7 @@ def numbers_from_text(settings: Any) -> None:
 
 
 def check_types(settings: Any, names: Iterable[str]) -> None:
-    """Raises ValueError where one of the fields `names` holds something of another type than it says."""
+    """Raises ValueError if one of the fields `names` has a value of another type than its annotation."""
     hints = get_type_hints(type(settings))
     for name in names:
         value, hint = getattr(settings, name), hints[name]
@@ -41,7 +41,7 @@ def _number(name: str, value: Any) -> Any:
 
 
 def _is_a(value: Any, kind: Any) -> bool:
-    """Whether `value` is of the type that an annotation says; integers are also floats, and True is no number."""
+    """Whether `value` has the type of an annotation. Integers count as floats, and True does not count as a number."""
     if get_origin(kind) is list:
         return isinstance(value, list | tuple)
     if kind in (int, float) and isinstance(value, bool):

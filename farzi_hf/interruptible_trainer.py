@@ -17,18 +17,19 @@ logger = logging.getLogger(__name__)
 
 
 class InterruptibleTrainer(Trainer):
-    """A Trainer that SIGINT, SIGTERM and SIGHUP end after a checkpoint: at the end of the step, whatever `save_strategy` says.
+    """A Trainer that stops after SIGINT, SIGTERM or SIGHUP: at the end of the step, it saves a checkpoint and ends.
 
-    `train()` then raises `Interrupted`, a `SystemExit`. Of several processes all stop at the same step. A callback would not do:
-    Trainer overrides what one asks for where `save_strategy="best"`, and what it does after the last step of a training that
-    is asked to stop (`load_best_model_at_end`, `save_total_limit=1`) would remove the checkpoint.
+    It saves with every `save_strategy`. `train()` then raises `Interrupted`, a `SystemExit`. If there are several processes, all
+    stop at the same step. A callback could not do this. With `save_strategy="best"`, Trainer ignores a callback that wants to
+    save. And after a callback has stopped the training, `load_best_model_at_end` and `save_total_limit=1` can make Trainer
+    remove the checkpoint.
     """
 
     def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
         """As in `Trainer`.
 
         Raises:
-            Interrupted: a signal came; the checkpoint is written.
+            Interrupted: a signal came, and the checkpoint is written.
         """
         with noted_signals() as self._noted:
             self._saved_step = -1
@@ -42,7 +43,7 @@ class InterruptibleTrainer(Trainer):
     def _maybe_log_save_evaluate(
         self, tr_loss: Any, grad_norm: Any, model: Any, trial: Any, *args: Any, **kwargs: Any
     ) -> None:
-        """Trainer calls it at the end of each step: after what is due then, the signal."""
+        """Trainer calls this at the end of each step. A noted signal is handled after Trainer's own work."""
         super()._maybe_log_save_evaluate(tr_loss, grad_norm, model, trial, *args, **kwargs)
         number = self._agreed_signal()
         if not number:
@@ -57,7 +58,7 @@ class InterruptibleTrainer(Trainer):
         raise Interrupted(number)
 
     def _agreed_signal(self) -> int:
-        """The number of a signal that any of the processes has noted, 0 if none has."""
+        """The number of a signal that any process has noted, or 0."""
         number = self._noted.number
         if self.args.world_size > 1:
             number = self.accelerator.gather(torch.tensor([number], device=self.args.device)).max().item()

@@ -1,4 +1,4 @@
-"""What a Trainer of a summary saves and pushes: the artefact, to a *dataset* repository. `FarziTrainer` builds on it."""
+"""A Trainer that saves its model as an artefact, and pushes it to a *dataset* repository. `FarziTrainer` builds on it."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _STRATEGIES = (HubStrategy.END, HubStrategy.EVERY_SAVE)
 class PublishingTrainer(InterruptibleTrainer):
     """A Trainer whose model is a `FarziData`; `push_to_hub=True` and `hub_strategy` push dataset repositories.
 
-    With `hub_strategy="end"`, `save_model()` pushes as well; with "every_save" (Trainer's default), every checkpoint
-    pushes the summary too, in the background. Each push is one commit of the artefact: optimizer states and
-    checkpoints stay here, so the strategies that upload them are refused.
+    With `hub_strategy="end"`, `save_model()` also pushes. With "every_save" (Trainer's default), every checkpoint pushes the
+    summary too, in the background. Each push is one commit of the artefact. Optimizer states and checkpoints stay on this
+    machine, and the strategies that upload them are refused.
     """
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
-        """Makes the dataset repository `args.hub_model_id` (by default, the output folder's name) where there is none.
+        """Creates the dataset repository `args.hub_model_id`, if it does not exist. By default it has the output folder's name.
 
-        Trainer calls it at the start where `args.push_to_hub`, so that a wrong name or token shows before the training.
+        If `args.push_to_hub` is set, Trainer calls this at the start. A wrong name or token then fails before the training.
 
         Raises:
-            ValueError: a `hub_strategy` that uploads checkpoints.
+            ValueError: `hub_strategy` would upload checkpoints.
         """
         if self.args.hub_strategy not in _STRATEGIES:
             raise ValueError(
@@ -49,9 +49,9 @@ class PublishingTrainer(InterruptibleTrainer):
             )
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Writes the artefact (`FarziData.save_pretrained`); inside a checkpoint, the tensors that training resumes from.
+        """Writes the artefact (`FarziData.save_pretrained`). Inside a checkpoint, it writes the tensors for a resume instead.
 
-        The table and plots that this very summary was saved with before stay. Pushes where `args.push_to_hub`.
+        If the same summary was saved with a table and plots before, these stay. If `args.push_to_hub` is set, it also pushes.
         """
         if _internal_call:
             super().save_model(output_dir, _internal_call)
@@ -61,14 +61,14 @@ class PublishingTrainer(InterruptibleTrainer):
                 self.push_to_hub(commit_message="Save summary")
 
     def push_to_hub(self, repo_id: str | None = None, private: bool | None = None, **kwargs: Any) -> str | None:
-        """Uploads the summary to the *dataset* repository `repo_id` and returns the address (in the first process).
+        """Uploads the summary to the *dataset* repository `repo_id`. The first process returns the address, all others None.
 
         Defaults: `args.hub_model_id`, `hub_private_repo`, `hub_token`, `hub_revision`. See `FarziData.push_to_hub`.
         """
         repo_id = repo_id or self.hub_model_id or self.args.hub_model_id
         if repo_id is None:
             raise ValueError(
-                "repo_id is None and args.hub_model_id too; give the dataset repository's name, 'user/farzi-…'"
+                "repo_id and args.hub_model_id are both None; give the dataset repository's name, 'user/farzi-…'"
             )
         if not self.is_world_process_zero():
             return None
@@ -78,9 +78,9 @@ class PublishingTrainer(InterruptibleTrainer):
         return self.model.push_to_hub(repo_id, **{**self._artefact(), **settings})
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Pushes the summary as it is now, in the background; skipped while the last push is under way.
+        """Pushes the present summary in the background. While an earlier push is running, this does nothing.
 
-        Overrides Trainer's, which uploads what a *model* repository holds. A push that fails does not end the training.
+        It overrides Trainer's method, which uploads the files of a *model* repository. A push that fails does not end the training.
         """
         if not self.is_world_process_zero() or self.args.hub_strategy != HubStrategy.EVERY_SAVE:
             return
@@ -89,7 +89,9 @@ class PublishingTrainer(InterruptibleTrainer):
                 return
             self._finish_current_push()
         folder = tempfile.TemporaryDirectory()
-        self.model.save_pretrained(folder.name, **self._artefact())  # now: training goes on while it is uploaded
+        self.model.save_pretrained(
+            folder.name, **self._artefact()
+        )  # a copy, because training goes on during the upload
         message = f"Training in progress, step {self.state.global_step}"
         self.push_in_progress = PushInProgress([HfApi().run_as_future(self._push_in_background, folder, message)])
 
@@ -101,9 +103,11 @@ class PublishingTrainer(InterruptibleTrainer):
                     folder.name, self.hub_model_id, private=args.hub_private_repo, revision=args.hub_revision,
                     token=args.hub_token, commit_message=message,
                 )  # fmt: skip
-            except Exception as error:  # whatever it is, the summary is also here, and the next push may succeed
+            except (
+                Exception
+            ) as error:  # no error should end the training: the summary is on disk, the next push may work
                 logger.warning("%s: not pushed: %s", message, error)
 
     def _artefact(self) -> dict[str, Any]:
-        """Arguments of `FarziData.save_pretrained`: what is known of these very tensors."""
+        """Arguments of `FarziData.save_pretrained`: metrics and recipe of exactly the present tensors."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""A Trainer whose checkpoints are told from other folders, and whose settings may change at a resume. `FarziTrainer` builds on it."""
+"""A Trainer that knows its own checkpoints from other folders, and lets a resume change settings. `FarziTrainer` builds on it."""
 
 from __future__ import annotations
 
@@ -35,39 +35,40 @@ _OF_THE_OPTIMIZER = (
     "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "max_steps", "weight_decay", "adam_beta1",
     "adam_beta2", "adam_epsilon",
 )  # fmt: skip
-"""Settings that a checkpoint's optimizer and scheduler hold as well."""
+"""Settings that a checkpoint also stores in its optimizer and scheduler."""
 _WITHOUT_EFFECT = ("eval_students", "max_non_finite", "adjoint")
-"""Settings on which the summary of a finished run does not depend."""
+"""Settings that do not influence the summary of a finished run."""
 
 
 class ResumableTrainer(PublishingTrainer):
-    """Refuses, before any step, to mix the checkpoints of two runs or to touch what others wrote; lets a resume change settings.
+    """A Trainer whose runs can resume with other settings.
 
-    A subclass says in `_settings` what its run depends on. Each checkpoint records that, with the history of what was
-    changed at resumes.
+    Before the first step, it raises an error if checkpoints of two runs would mix, or if files of others would be changed.
+    A subclass gives in `_settings` everything on which its run depends. Each checkpoint records these settings, and the
+    history of their changes at resumes.
     """
 
     changed: Mapping[str, Sequence[Any]] = {}
-    """What this resume has changed, `{field: [old, new]}`."""
+    """The settings that this resume has changed, `{field: [old, new]}`."""
     _record = RunRecord({})
 
     @property
     def history(self) -> list[Mapping[str, Any]]:
-        """What was changed at resumes: one entry `{"step": …, "changed": {field: [old, new]}}` for each that changed something."""
+        """The changes at resumes: one entry `{"step": …, "changed": {field: [old, new]}}` for each resume with changes."""
         return list(self._record.history)
 
     def _settings(self) -> dict[str, Any]:
-        """Plain JSON by name: what this run depends on."""
+        """Everything on which this run depends, as plain JSON by name."""
         raise NotImplementedError
 
     # -- before the first step ---------------------------------------------------------------------------------------
 
     def check_run(self, resume_from_checkpoint: str | bool | None = None) -> None:
-        """What `train(resume_from_checkpoint)` checks before its first step; worth calling before other work.
+        """The checks that `train(resume_from_checkpoint)` makes before its first step. Call this before other long work.
 
         Raises:
-            ValueError: there is no checkpoint to go on from; or it was made with settings that cannot be changed; or the
-                output folder holds checkpoints of another run, or something else that has the name of a checkpoint.
+            ValueError: there is no checkpoint to go on from; or a setting differs from the checkpoint's and cannot change; or the
+                output folder holds checkpoints of another run, or something else with the name of a checkpoint.
         """
         self._prepare_run(self._checkpoint(resume_from_checkpoint))
 
@@ -78,13 +79,13 @@ class ResumableTrainer(PublishingTrainer):
         if found is None:
             raise ValueError(
                 f"resume_from_checkpoint=True, but output_dir={self.args.output_dir!r} holds no complete checkpoint; "
-                "call train() without it to start anew"
+                "call train() without it to start a new run"
             )
         return found
 
     def _prepare_run(self, checkpoint: str | None) -> TrainerState | None:
-        """The record of the run to come; returns the state to go on from."""
-        check_no_foreign(self.args.output_dir)  # whatever save_strategy is: a signal makes every run save
+        """Sets the record of the new run. Returns the state to go on from."""
+        check_no_foreign(self.args.output_dir)  # for every save_strategy, because a signal makes every run save
         if checkpoint is None:
             check_new_run(self.args.output_dir)
             self._record, self.changed = RunRecord(self._settings()), {}
@@ -102,7 +103,7 @@ class ResumableTrainer(PublishingTrainer):
         return state
 
     def _check_later_checkpoints(self, checkpoint: str, step: int) -> None:
-        """Of the run that was, they would mix with those of the run that is to come, and be taken for the last one of it."""
+        """Refuses later checkpoints of the old run: they would mix with the new run's, and look like its last ones."""
         folder = Path(self.args.output_dir)
         if Path(checkpoint).resolve().parent != folder.resolve():
             check_new_run(folder)
@@ -111,8 +112,8 @@ class ResumableTrainer(PublishingTrainer):
             if later:
                 raise ValueError(
                     f"resume_from_checkpoint={checkpoint!r} with other settings ({described(self.changed)}), but "
-                    f"output_dir={str(folder)!r} holds later ones of the run as it was, {', '.join(later)}; choose another output_dir, "
-                    "or go on from the last one"
+                    f"output_dir={str(folder)!r} holds later checkpoints of the old settings, {', '.join(later)}; choose another output_dir, "
+                    "or go on from the last checkpoint"
                 )
 
     def _is_finished(self, state: TrainerState) -> bool:
@@ -122,7 +123,7 @@ class ResumableTrainer(PublishingTrainer):
         late = {name: pair for name, pair in self.changed.items() if name not in _WITHOUT_EFFECT}
         if late:
             raise ValueError(
-                f"{described(late)}: this comes too late, as {checkpoint} has taken {steps} steps and max_steps={self.args.max_steps}; "
+                f"{described(late)}: this change is too late, because {checkpoint} has taken {steps} steps and max_steps={self.args.max_steps}; "
                 "raise max_steps, or go on from an earlier checkpoint into another output_dir"
             )
 
@@ -131,7 +132,7 @@ class ResumableTrainer(PublishingTrainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> TrainOutput:
         """As in `Trainer`; `resume_from_checkpoint=True` goes on from `last_checkpoint(args.output_dir)`.
 
-        Settings that have changed since that checkpoint take effect, and stand in `history` and in the recipe.
+        Settings that have changed since that checkpoint take effect. `history` and the recipe record them.
 
         Raises:
             ValueError: see `check_run`; another run writes to the output folder.
@@ -146,10 +147,10 @@ class ResumableTrainer(PublishingTrainer):
                 return super().train(checkpoint, **kwargs)
 
     def _begin(self, checkpoint: str | None) -> None:
-        """What a subclass does before the first step."""
+        """A subclass can override this to work before the first step."""
 
     def _as_finished(self, state: TrainerState, checkpoint: str) -> TrainOutput:
-        """The outcome of a run that had taken all its steps: `Trainer` would take one more."""
+        """The result of a run that has taken all its steps already. `Trainer` would take one more step."""
         best = state.best_model_checkpoint if self.args.load_best_model_at_end else None
         self._load_from_checkpoint(best or checkpoint)
         self.state = state
@@ -160,7 +161,7 @@ class ResumableTrainer(PublishingTrainer):
 
     @contextmanager
     def _own_rotation(self) -> Iterator[None]:
-        """Hides `save_total_limit` from Trainer, which would remove any folder that is called `checkpoint-…`."""
+        """Hides `save_total_limit` from Trainer. Trainer would remove every folder with a name like `checkpoint-…`."""
         limit, self.args.save_total_limit = self.args.save_total_limit, None
         rotation = KeepLastCheckpoints(limit)
         self.add_callback(rotation)
@@ -171,15 +172,16 @@ class ResumableTrainer(PublishingTrainer):
             self.remove_callback(rotation)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """As `PublishingTrainer` does; a checkpoint begins with its record."""
+        """As in `PublishingTrainer`, but a checkpoint begins with its record."""
         if _internal_call:
             if self.args.should_save:
                 begin_checkpoint(Path(output_dir), self._record)
-            self.accelerator.wait_for_everyone()  # each process writes its random state into the folder, and would make it
+            # The other processes write their random states into the folder, and would create it too early.
+            self.accelerator.wait_for_everyone()
         super().save_model(output_dir, _internal_call)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """As Trainer does, which brings back the settings of the checkpoint; where some were changed, the new ones hold."""
+        """As in Trainer, which restores the settings of the checkpoint. Settings that were changed keep their new values here."""
         if not self.changed.keys() & set(_OF_THE_OPTIMIZER) or not self._created_lr_scheduler:
             super()._load_optimizer_and_scheduler(checkpoint)
             return
@@ -193,14 +195,14 @@ class ResumableTrainer(PublishingTrainer):
 
 
 class _Unloaded:
-    """Stands in for a schedule that is not to become what it was."""
+    """Stands in for a schedule whose old state must not be loaded."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Leaves it out."""
+        """Ignores the state."""
 
 
 def _advance(schedule: LRScheduler, step: int) -> None:
-    """Sets a new schedule to `step`. One that follows what the loss does, and not the steps, begins anew."""
+    """Sets a new schedule to `step`. A schedule that depends on the loss, and not on the step, begins from its start."""
     if isinstance(schedule, LambdaLR):
         schedule.last_epoch, schedule._step_count = step - 1, step + 1
         schedule.step()

@@ -1,4 +1,4 @@
-"""FarziTrainer: distillation as a `transformers.Trainer` whose trained model is the summary. Wiring only."""
+"""FarziTrainer: a `transformers.Trainer` whose trained model is the summary. It only connects the parts of the other modules."""
 
 from __future__ import annotations
 
@@ -45,36 +45,37 @@ logger = logging.getLogger(__name__)
 
 
 class FarziTrainer(ResumableTrainer):
-    """Distils `train_dataset` into a `FarziData`, which is the `model` that the Trainer trains.
+    """Distils `train_dataset` into a `FarziData`, which is the Trainer's `model`.
 
-    Each outer step trains a fresh learner for T steps on the summary, takes its loss on a batch of real sequences, and
-    updates latents and decoder by the exact gradient of that loss through the training (equation 2 of the paper).
-    Everything random in a step is a function of (seed, global step, process): a run that resumes from a checkpoint is
-    bit for bit the run that was not interrupted, and n processes equal one that accumulates n batches per step. Settings
-    that are changed at a resume take effect, and stand in `history` and in the recipe; those in `checkpoints.KEPT` cannot change.
+    Each outer step trains a fresh learner for T steps on the summary and computes its loss on a batch of real sequences. The
+    exact gradient of this loss through the training updates latents and decoder (equation 2 of the paper). All random numbers of
+    a step are functions of (seed, global step, process). A run that resumes from a checkpoint therefore equals an uninterrupted
+    run, bit for bit. n processes equal one process that accumulates n batches per step. Settings that are changed at a resume
+    take effect, and `history` and the recipe record them; the settings in `checkpoints.KEPT` cannot change.
 
-    Logged beside the Trainer's own figures: `loss` is the outer loss, `grad_norm` the norm of the meta-gradient before
-    clipping; `non_finite_steps`, `seconds_per_step`, `peak_memory_gib`; first of all `concentration`, where it was chosen. In the
-    mean of `loss`, one that is not finite is replaced by the one before it; where there was no finite one, it is NaN.
+    The log has the Trainer's own figures and these: `loss`, the outer loss; `grad_norm`, the norm of the meta-gradient before
+    clipping; `non_finite_steps`; `seconds_per_step`; `peak_memory_gib`. The first entry also has `concentration`, if the trainer
+    has chosen it. In the mean of `loss`, a value that is not finite is replaced by the last finite value. If no value was finite,
+    the mean is NaN.
 
     Args:
-        learner_init: the learner: a function that returns a freshly initialised model, a config, or a model (its class
-            and config; the weights are drawn anew). See `farzi_hf.Learner`.
+        learner_init: the learner: a function that returns a freshly initialised model, a config, or a model (only its class
+            and config are used, not its weights). See `farzi_hf.Learner`.
         args: a `FarziConfig`.
         train_dataset, eval_dataset: `datasets.Dataset`s with `input_ids`: lists of token ids with BOS and EOS, or of items.
-        processing_class: the tokenizer; it travels with the summary. Short for `task=LanguageModeling(tokenizer)`.
-        data_collator: pads real sequences and makes `labels`; by default the task's.
-        farzi_data: a summary to go on with, of the shape and τ that `args` says; by default a new one.
-        objective: the outer loss, as in `farzi_hf.distillation.objectives`; by default the one that `args` names.
-        task: `LanguageModeling(tokenizer)` or `Recommendation(vocabulary)`: what is predicted and how it is measured. It sets collator,
-            label names and metrics, and cuts windows where histories are longer than a synthetic sequence. Data sets are then whole
-            sentences or histories.
+        processing_class: the tokenizer; it is saved with the summary. This is short for `task=LanguageModeling(tokenizer)`.
+        data_collator: pads real sequences and makes `labels`; by default the task's collator.
+        farzi_data: a summary to go on with; its shape and τ must agree with `args`. By default, a new summary is made.
+        objective: the outer loss, as in `farzi_hf.distillation.objectives`; by default the objective that `args` names.
+        task: `LanguageModeling(tokenizer)` or `Recommendation(vocabulary)`. The task sets collator, label names and metrics. Data
+            sets are then whole sentences or histories; the task cuts histories that are longer than a synthetic sequence.
         teacher: a trained model over the same vocabulary, which labels the inputs of a summary with `labels="own"`. By default a
             learner is trained for it, as `args.teacher_…` say.
-        kwargs: of `Trainer`: callbacks, optimizers; `compute_metrics` and `preprocess_logits_for_metrics` in place of the task's.
+        kwargs: arguments of `Trainer`, such as callbacks and optimizers. `compute_metrics` and `preprocess_logits_for_metrics`
+            replace those of the task.
 
     Raises:
-        ValueError, TypeError: unusable data or settings; the message names the argument and the remedy.
+        ValueError, TypeError: data or settings are unusable; the message names the argument and the remedy.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class FarziTrainer(ResumableTrainer):
         run_check("output_dir", check_destination, Path(args.output_dir))
         if task is not None and processing_class is not None:
             raise ValueError(
-                "task and processing_class are both given; the task brings its own, leave processing_class out"
+                "task and processing_class are both given, but the task has a processing_class of its own; leave processing_class out"
             )
         self.task = task or LanguageModeling(processing_class)
         self.learner, self._teacher = Learner(learner_init), teacher
@@ -111,7 +112,7 @@ class FarziTrainer(ResumableTrainer):
             args=args,
             train_dataset=train_dataset,
             eval_dataset=self._evaluation_rows(eval_dataset, args, collator),
-            # A list of item names goes with the summary; a checkpoint could not save it.
+            # A list of item names is saved with the summary. A checkpoint could not save it.
             processing_class=summary.processing_class if hasattr(summary.processing_class, "save_pretrained") else None,
             data_collator=collator,
             **{
@@ -124,9 +125,9 @@ class FarziTrainer(ResumableTrainer):
         self.learner.to(self.args.device)
         self.training = args.make_training()
         self.objective = objective or args.make_objective(self.learner, self.training)
-        # An object has no name in a recipe: its class stands there, which FarziConfig refuses.
+        # A recipe cannot hold an object, so it holds the name of the class. FarziConfig refuses such a recipe.
         self._given = {"objective": type(objective).__name__} if objective is not None else {}
-        # A micro-batch's loss is a mean of its own: each has a learner of its own.
+        # Each micro-batch has its own learner, and its loss is a mean over that micro-batch alone.
         self.model_accepts_loss_kwargs = False
         self._micro_step = (-1, 0)
         self._student: Parameters | None = None
@@ -145,7 +146,7 @@ class FarziTrainer(ResumableTrainer):
         if farzi_data is not None:
             farzi_data.config.check_equal(config)
         summary = farzi_data or FarziData(config)
-        if self.task.processing_class is not None:  # checked now rather than when the summary is saved
+        if self.task.processing_class is not None:  # an error should come now, not when the summary is saved
             summary.processing_class = self.task.processing_class
             summary.adopt_vocabulary("processing_class")
             summary.config.adopt_special_tokens(summary.processing_class)
@@ -157,7 +158,7 @@ class FarziTrainer(ResumableTrainer):
         return summary
 
     def _evaluation_rows(self, dataset: Dataset | None, args: FarziConfig, collator: Callable) -> Dataset | None:
-        """Sequences as the task evaluates them; checked."""
+        """The rows on which the task evaluates. They are checked."""
         if dataset is None:
             return None
         rows = run_check("eval_dataset", self.task.evaluation_rows, dataset, args.sequence_length)
@@ -224,24 +225,24 @@ class FarziTrainer(ResumableTrainer):
     def compute_loss(
         self, model: nn.Module, inputs: Mapping[str, Tensor], return_outputs: bool = False, **kwargs: Any
     ) -> Tensor:
-        """The outer loss, whose gradient in latents and decoder is the meta-gradient."""
+        """The outer loss. Its gradient in latents and decoder is the meta-gradient."""
         seed = self._learner_seed()
         # Through the model's forward, so that DistributedDataParallel and accelerate see an ordinary training step.
         return model(functional=lambda tensors: self.objective(self.learner, tensors, inputs, seed))
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
-        """One micro-batch; a meta-gradient that is not finite, or whose norm is not, is dropped before it reaches the summary."""
+        """One micro-batch. A meta-gradient without a finite norm is dropped and does not change the summary."""
         loss = super().training_step(*args, **kwargs)
-        # Summed over micro-batches and processes: all see the same.
+        # The gradient is now summed over micro-batches and processes, so that all processes decide alike.
         if self.accelerator.sync_gradients and not torch.isfinite(self._gradient_norm()):
             self._drop_gradients()
         if torch.isfinite(loss):
             self._last_loss = loss
             self._finite_losses += 1
-        return self._last_loss  # a NaN would stay in Trainer's running sum for good
+        return self._last_loss  # a NaN would never leave Trainer's running sum
 
     def _gradient_norm(self) -> Tensor:
-        """As clipping computes it: of large finite entries it may be infinite, and clipping would make zeros of them all."""
+        """The norm as clipping computes it. Large finite entries can have an infinite norm; clipping would then set all to zero."""
         norms = [torch.linalg.vector_norm(p.grad) for p in self.model.parameters() if p.grad is not None]
         return torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())
 
@@ -256,14 +257,14 @@ class FarziTrainer(ResumableTrainer):
         )
         if self._non_finite_steps > self.args.max_non_finite:
             saved = last_checkpoint(self.args.output_dir)
-            where = f"go on from the last checkpoint in {self.args.output_dir}" if saved else "start anew"
+            where = f"go on from the last checkpoint in {self.args.output_dir}" if saved else "start a new run"
             raise FloatingPointError(
                 f"{self._non_finite_steps} meta-gradients were not finite, more than max_non_finite={self.args.max_non_finite}; {where} "
                 "with a smaller inner_learning_rate, learning_rate or window, or a larger inner_epsilon"
             )
 
     def _learner_seed(self) -> int:
-        """Of this micro-batch's learner: a function of seed, global step and which micro-batch this is over all processes."""
+        """The seed of this micro-batch's learner: a function of seed, global step and the micro-batch's number over all processes."""
         step, micro = self._micro_step
         micro = micro + 1 if step == self.state.global_step else 0
         self._micro_step = (self.state.global_step, micro)
@@ -275,7 +276,7 @@ class FarziTrainer(ResumableTrainer):
             logs["loss"] = logs["loss"] if self._finite_losses else math.nan
             self._finite_losses = 0
             logs |= {"non_finite_steps": self._non_finite_steps, **self._figures.since_last_log()}
-            if self._concentration is not None:  # once: it stays in the log's history
+            if self._concentration is not None:  # logged once; the log's history keeps it
                 logs["concentration"], self._concentration = self._concentration, None
         super().log(logs, start_time)
 
@@ -287,7 +288,7 @@ class FarziTrainer(ResumableTrainer):
     # -- students ----------------------------------------------------------------------------------------------------
 
     def train_student(self, index: int = 0) -> Parameters:
-        """θ_T of evaluation student `index`: fresh weights, trained on the summary with the inner loop's settings."""
+        """θ_T of evaluation student `index`: it starts from fresh weights and trains on the summary with the inner loop's settings."""
         return self._trained(Purpose.EVALUATION_STUDENT, index)
 
     def _trained(self, purpose: Purpose, index: int) -> Parameters:
@@ -308,7 +309,7 @@ class FarziTrainer(ResumableTrainer):
         if eval_dataset is None and self.eval_dataset is None:
             raise ValueError("eval_dataset is None; give one to evaluate() or to FarziTrainer")
         students = range(self.args.eval_students)
-        with torch.random.fork_rng(devices=[]):  # a data loader draws a number that it does not use here
+        with torch.random.fork_rng(devices=[]):  # a data loader draws a random number; training must not depend on it
             loader = self.get_eval_dataloader(eval_dataset)
             with self._students_bar.shown(len(students), len(loader), self._quiet):
                 results = [self._evaluate_student(i, loader, metric_key_prefix) for i in students]
@@ -334,7 +335,7 @@ class FarziTrainer(ResumableTrainer):
         prediction_loss_only: bool,
         ignore_keys: list[str] | None = None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """The student's loss, logits and labels on a real batch; labels are a tuple where `args.label_names` names several."""
+        """The student's loss, logits and labels on a real batch. If `args.label_names` has several names, labels are a tuple."""
         if self._student is None:
             raise RuntimeError("a summary has no predictions of its own; call evaluate(), which trains students on it")
         inputs = self._prepare_inputs(inputs)
@@ -348,19 +349,19 @@ class FarziTrainer(ResumableTrainer):
     # -- data and artefact -------------------------------------------------------------------------------------------
 
     def _set_signature_columns_if_needed(self) -> None:
-        if self._signature_columns is None:  # real sequences go to the learner, not to FarziData.forward
+        if self._signature_columns is None:  # the columns of the learner, not of FarziData.forward
             self._signature_columns = ["input_ids", "attention_mask", *self.label_names]
 
     def _settings(self) -> dict[str, Any]:
         config = json.loads(self.learner.model.config.to_json_string(use_diff=False))
         learner = {k: v for k, v in config.items() if not k.startswith("_") and k != "transformers_version"}
         data, rows = None, self.train_dataset
-        if rows is not None:  # else Trainer says that there is nothing to train on
+        if rows is not None:  # else Trainer raises an error of its own
             data = {"sequences": len(rows), "fingerprint": sequences_fingerprint(rows)}
         return {**self.args.to_recipe(), **self._given, "learner": learner, "train_dataset": data}
 
     def _artefact(self) -> dict[str, Any]:
-        # Of these very tensors: after load_best_model_at_end, the last evaluation is of others.
+        # Only metrics of exactly these tensors count. After load_best_model_at_end, the last evaluation belongs to other tensors.
         known, evaluation = self.model.results, self._evaluations.get(self.model.fingerprint(), {})
         recipe = {"learner": self.learner.model.config.to_diff_dict(), **self.args.to_recipe(), **self._given}
         recipe |= self._record.recipe_entry

@@ -1,12 +1,12 @@
-"""Trains a model on a published summary with the stock Trainer, and on the real data that it stands for, and compares.
+"""Trains a model on a published summary and on the real data behind it, both with the stock Trainer, and compares the results.
 
     python recipes/finetune.py --summary outputs/ptb_quick/summary --data_dir FOLDER       # a folder, or user/farzi-… of the Hub
     python recipes/finetune.py --summary user/farzi-ptb --learner '{"model_type": "llama", "hidden_size": 16, …}'
     python recipes/finetune.py --summary user/farzi-ptb --model NAME                       # pretrained weights, a folder or of the Hub
 
-The model is any causal language model or recommender of transformers over the vocabulary of the summary; by default the learner
-of the summary, untrained. The real data are those that the summary's `recipe.yaml` names. Every model trains with the settings that
-the summary carries, on about as many tokens per step. `output_dir` gets `table.md`, `table.csv` and `comparison.png`.
+The model can be any causal language model or recommender of transformers with the vocabulary of the summary. By default it is the
+untrained learner of the summary. The summary's `recipe.yaml` names the real data. Every model trains with the summary's settings, on
+about as many tokens per step. `output_dir` gets `table.md`, `table.csv` and `comparison.png`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from farzi_hf.plots import plot_comparison
 
 @dataclass
 class FinetuneArguments:
-    """What is trained, on which summary, and where the real data are."""
+    """The summary, the real data, and the models to train."""
 
     summary: str = field(metadata={"help": "folder or dataset repository of the summary"})
     revision: str | None = field(default=None, metadata={"help": "branch, tag or commit of the repository"})
@@ -41,11 +41,11 @@ class FinetuneArguments:
     model: str | None = field(
         default=None, metadata={"help": "pretrained weights to start from, in place of a learner"}
     )
-    steps: int | None = field(default=None, metadata={"help": "training steps; by default those of the summary"})
+    steps: int | None = field(default=None, metadata={"help": "training steps; by default the summary's number"})
     long_steps: int = field(default=2000, metadata={"help": "training steps of the row 'full data, long'"})
-    num_students: int = field(default=3, metadata={"help": "models per row, each with a seed of its own"})
-    output_dir: str = field(default="outputs/finetune", metadata={"help": "where the results go"})
-    use_cpu: bool = field(default=False, metadata={"help": "even where there is a GPU"})
+    num_students: int = field(default=3, metadata={"help": "models per row, each with its own seed"})
+    output_dir: str = field(default="outputs/finetune", metadata={"help": "folder of the results"})
+    use_cpu: bool = field(default=False, metadata={"help": "use the CPU even if there is a GPU"})
 
     def __post_init__(self) -> None:
         if self.learner is not None and self.model is not None:
@@ -75,8 +75,8 @@ def comparison_of(args: FinetuneArguments, farzi: FarziData) -> Comparison:
     recipe = farzi.results.recipe
     if "dataset" not in recipe:
         raise ValueError(
-            f"summary={args.summary!r} has no recipe.yaml that names its dataset: take one that `farzi distil` wrote, or train on "
-            "yours as its card says"
+            f"summary={args.summary!r} has no recipe.yaml that names its dataset: give a summary that `farzi distil` wrote, or train "
+            "on this one as its card says"
         )
     known = {name: recipe[name] for name in (f.name for f in fields(RunSettings)) if name in recipe}
     given = {} if args.learner is None else {"learner": args.learner}
@@ -120,7 +120,7 @@ def trained(
 
 
 def on_summary(c: Comparison, args: FinetuneArguments) -> list[Measured]:
-    """Soft tokens, ids drawn anew for each time that a sequence comes up, and the likeliest ids."""
+    """Three rows on the summary: soft tokens; ids, drawn anew each time that a sequence is read; and the likeliest ids."""
     farzi, inner = c.farzi, c.farzi.config.inner
     visits = math.ceil(c.steps * inner["synthetic_batch_size"] / farzi.config.num_sequences)
     token_bytes = farzi.config.num_sequences * farzi.config.sequence_length * c.token_bytes
@@ -133,7 +133,7 @@ def on_summary(c: Comparison, args: FinetuneArguments) -> list[Measured]:
 
 
 def on_real(c: Comparison, args: FinetuneArguments) -> list[Measured]:
-    """All real data, for as many steps and for long; and as many random sequences, or bytes, as the summary has."""
+    """Rows on real data: all data, for as many steps and for long; and as many random sequences or bytes as the summary has."""
     draws: dict[str, tuple[Callable[[int], Dataset], dict[str, int]]] = {
         "full data": (c.all_sequences, {}),
         "full data, long": (c.all_sequences, {"max_steps": args.long_steps}),
@@ -150,7 +150,7 @@ def on_real(c: Comparison, args: FinetuneArguments) -> list[Measured]:
 
 
 def report(task: Task, rows: Sequence[dict[str, Any]], args: FinetuneArguments) -> None:
-    """Table and figure, on disk and on the terminal."""
+    """Writes the table and the figure, and prints the table."""
     folder = Path(args.output_dir)
     table = markdown([task.readable(row) for row in rows])
     save_text(table + "\n", folder / "table.md")

@@ -1,11 +1,12 @@
-"""Distils a text data set, compares the summary with real data, and leaves an artefact that anyone can load.
+"""Distils a text data set, compares the summary with real data, and saves an artefact that anyone can load.
 
     accelerate launch recipes/ptb.py                                        # Penn Treebank, configs/ptb_quick.yaml
     accelerate launch recipes/ptb.py --config recipes/configs/demo.yaml     # the embedded corpus, a few minutes
     accelerate launch recipes/ptb.py --data_dir FOLDER --inner_steps 100    # any field of the YAML can be overridden
 
-Started again, it goes on from the last checkpoint in `output_dir`. There it writes `table.md`, `table.csv`, `plots/` and the
-artefact, `summary/`, whose `recipe.yaml` is a config for this script. `farzi distil CONFIG` does the same.
+If you start the script again, it goes on from the last checkpoint in `output_dir`. It writes `table.md`, `table.csv`, `plots/` and
+the artefact, `summary/`, into this folder. The artefact's `recipe.yaml` is a config for this script. `farzi distil CONFIG` does the
+same as this script.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         settings, args = parse_arguments((RunSettings, FarziConfig), CONFIG, argv)
         data = settings.load()  # tokenizer and splits; read when they are first needed
 
-        # The folder is checked before any work. Then the trainer: learner, summary at its start, real sentences.
+        # The folder is checked before any work. Then the trainer is made: learner, summary at its start, real sentences.
         this = Run(data, args, args.seed)
         trainer = this.begin()
 
@@ -41,9 +42,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     trainer.train(resume_from_checkpoint=this.checkpoint)
 
     if this.is_first:
-        this.save()  # at once: what follows takes a while
-        measured = [*this.students(before), *this.real()]  # on the summary; on real data, and counted
-        this.finish(measured)  # the artefact again, with its results, figures and cost
+        this.save()  # now, because the measurements take long
+        measured = [*this.students(before), *this.real()]  # rows on the summary; rows on real data and count models
+        this.finish(measured)  # saves the artefact again, with its results, figures and cost
         done = {"measured": [to_json(row) for row in measured], "facts": this.facts}
         report(data, args, [done])  # table.md, table.csv, and the table on the terminal
 

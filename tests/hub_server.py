@@ -181,13 +181,13 @@ class Handler(BaseHTTPRequestHandler):
         return 404, {"error": f"no such route: {self.command} {path}"}, {}
 
     def create(self, body: bytes) -> tuple:
-        asked = json.loads(body)
-        if asked["type"] != "dataset":
-            return 400, {"error": f"a repository of type {asked['type']}"}
-        name = f"{asked.get('organization') or 'user'}/{asked['name']}"
+        request = json.loads(body)
+        if request["type"] != "dataset":
+            return 400, {"error": f"a repository of type {request['type']}"}
+        name = f"{request.get('organization') or 'user'}/{request['name']}"
         status = 409 if name in self.hub.repositories else 200
         if status == 200:
-            private = asked.get("private") or asked.get("visibility") == "private"
+            private = request.get("private") or request.get("visibility") == "private"
             self.hub.repositories[name] = Repository(private=bool(private))
         return status, {"url": f"{self.hub.url}/datasets/{name}", "name": name, "error": "exists already"}
 
@@ -208,11 +208,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def preupload(self, body: bytes, repository: Repository, revision: str) -> tuple:
         files = repository.commits[revision]
-        asked = [file["path"] for file in json.loads(body)["files"]]
+        paths = [file["path"] for file in json.loads(body)["files"]]
         modes = [
             {"path": path, "uploadMode": "lfs" if path.endswith(LARGE) else "regular", "shouldIgnore": False,
              "oid": oid(path, files[path]) if path in files else None}
-            for path in asked
+            for path in paths
         ]  # fmt: skip
         return 200, {"files": modes}
 
@@ -263,11 +263,11 @@ class Handler(BaseHTTPRequestHandler):
     def paths_info(self, body: bytes, repository: Repository, revision: str) -> tuple:
         files = repository.commits[revision]
         if self.headers.get("Content-Type", "").startswith("application/json"):
-            asked = json.loads(body)["paths"]
+            paths = json.loads(body)["paths"]
         else:
-            asked = [unquote(part.split("=", 1)[1]) for part in body.decode().split("&") if part.startswith("paths=")]
-        found = [entry(path, files[path]) for path in asked if path in files]
-        return 200, found + [directory(path) for path in asked if any(name.startswith(f"{path}/") for name in files)]
+            paths = [unquote(part.split("=", 1)[1]) for part in body.decode().split("&") if part.startswith("paths=")]
+        found = [entry(path, files[path]) for path in paths if path in files]
+        return 200, found + [directory(path) for path in paths if any(name.startswith(f"{path}/") for name in files)]
 
     def resolve(self, body: bytes, repository: Repository, revision: str, file: str) -> tuple:
         files = repository.commits[revision]

@@ -65,12 +65,14 @@ def test_blocks_run_as_printed(tmp_path):
     run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-3000:]
     assert not re.findall(r".*(?:[Ww]arn|loss_type|pin_memory).*", run.stderr)  # a first minute without them
-    said = dict(part.split("\n", 1) for part in run.stdout.split("== ")[1:])
-    assert set(said) == {page.stem for page in pages}
-    assert re.search(r"^\{'loss': .*'epoch'", said["README"], re.M)  # on the way
-    assert said["README"].count("'eval_perplexity'") == 2  # of the distillation's students, and of the stock Trainer's
-    assert said["recommendation"].count("'eval_hr@10'") == 2
-    gradients = re.findall(r"^(?:Direct|Tape|Checkpoint)\(.*(tensor\(.*\))$", said["engine"], re.M)
+    outputs = dict(part.split("\n", 1) for part in run.stdout.split("== ")[1:])
+    assert set(outputs) == {page.stem for page in pages}
+    assert re.search(r"^\{'loss': .*'epoch'", outputs["README"], re.M)  # on the way
+    assert (
+        outputs["README"].count("'eval_perplexity'") == 2
+    )  # of the distillation's students, and of the stock Trainer's
+    assert outputs["recommendation"].count("'eval_hr@10'") == 2
+    gradients = re.findall(r"^(?:Direct|Tape|Checkpoint)\(.*(tensor\(.*\))$", outputs["engine"], re.M)
     assert len(gradients) == 3
     assert len(set(gradients)) == 1  # as the page says
     for name in ("farzi.safetensors", "viewer.html"):

@@ -1,7 +1,7 @@
 """The command line: `farzi distil CONFIG`, `farzi show SUMMARY`, `farzi train SUMMARY`, `farzi push SUMMARY REPO`.
 
-What recipes share with it is here too: settings from YAML (`arguments`), what a run may write into its folder (`run_folder`), and
-the run itself (`distil`). Commands are imported when they are called, so that `farzi --help` answers at once.
+Recipes use these modules too: settings from YAML (`arguments`), the folder of a run (`run_folder`), and the run itself (`distil`).
+A command's module is imported when the command is called, so that `farzi --help` answers at once.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from importlib import import_module
 
 COMMANDS = {
     "distil": "distil the data set that a config names; compare the summary with real data",
-    "show": "what a summary is, what its positions say, and how well it does",
+    "show": "print the facts of a summary, the likeliest entries of its positions, and its results",
     "train": "train a model on a summary, with the settings that it carries",
     "push": "upload a summary to a dataset repository of the Hugging Face Hub",
 }
-"""What each command does; the module of that name has its `command(argv)`."""
+"""A description of each command. The module of the same name has the function `command(argv)`."""
 
 _USAGE = """usage: farzi COMMAND …
 

@@ -23,13 +23,13 @@ from farzi_hf.artefact.checkpoints import HISTORY, with_new_names
 def parse_arguments(
     types: Sequence[type], default_config: Path, argv: Sequence[str] | None = None, usage: str | None = None
 ) -> tuple[Any, ...]:
-    """One instance per dataclass: its defaults, overridden by the YAML file that `--config` names, then by the command line.
+    """One instance of each dataclass. The YAML file that `--config` names overrides defaults; the command line overrides both.
 
-    The file's values become the parser's defaults, so that text such as 1e-2, which YAML does not take for a number, is
-    converted like a command-line argument. Outputs go to outputs/NAME for a file NAME.yaml unless told otherwise.
+    YAML reads some numbers, such as 1e-2, as text. The file's values therefore become the parser's defaults, and the parser
+    converts them like command-line arguments. By default, the outputs of a file NAME.yaml go to outputs/NAME.
 
     Args:
-        usage: how the program is called, for `--help`.
+        usage: the usage line for `--help`.
 
     Raises:
         ValueError: the file cannot be read, or has keys that no dataclass has.
@@ -45,22 +45,22 @@ def parse_arguments(
     values = read_yaml(config, known | {HISTORY})
     if values.pop(HISTORY, None) and os.environ.get("RANK", "0") == "0":
         print(
-            f"{config}: some settings were changed on the way; a new run has the last ones from its first step on.",
+            f"{config}: some settings were changed during the run; a new run has the last ones from its first step on.",
             file=sys.stderr,
         )
     parser.set_defaults(**{"config": str(config), "output_dir": f"outputs/{config.stem}", **values})
     parsed = parser.parse_args_into_dataclasses(argv, look_for_args_file=False)
     if any(getattr(part, "disable_tqdm", False) for part in parsed):
-        disable_progress_bars()  # those of `datasets` too
+        disable_progress_bars()  # `datasets` has progress bars of its own
     return parsed
 
 
 def help_screen(types: Sequence[type], default_config: Path, usage: str | None = None) -> str:
-    """The fields of our own that a program takes, a line each; those of `TrainingArguments` are far more, and named by example."""
+    """A program's own fields, a line each. `TrainingArguments` has far more fields; the screen names only a few of these."""
     stock = {field.name for field in fields(TrainingArguments)}
     lines = [
         f"usage: {usage or f'{Path(sys.argv[0]).name} [--config FILE.yaml] [--FIELD VALUE …]'}",
-        f"\nFields stand in the YAML file (by default {default_config.name}) or on the command line, which wins.",
+        f"\nGive fields in the YAML file (by default {default_config.name}) or on the command line, which overrides the file.",
     ]
     for kind in types:
         lines.append("")
@@ -69,15 +69,15 @@ def help_screen(types: Sequence[type], default_config: Path, usage: str | None =
             lines.append(f"  {'--' + field.name:<24}{field.metadata.get('help', '')}"[:118])
     examples = "--output_dir, --max_steps, --learning_rate, --per_device_train_batch_size, --seed, --eval_steps, --save_steps, --use_cpu"
     return "\n".join(
-        [*lines, "", "And every field of transformers.TrainingArguments, for the outer loop:", f"  {examples}, …"]
+        [*lines, "", "All fields of transformers.TrainingArguments work too, for the outer loop:", f"  {examples}, …"]
     )
 
 
 def find_config(name: str) -> Path:
-    """The YAML file of that name: a path, or one of the example configs, which are installed with the package.
+    """The YAML file of that name: a path, or an example config. Example configs are installed with the package.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no such file.
     """
     if Path(name).is_file():
         return Path(name)
@@ -90,7 +90,7 @@ def find_config(name: str) -> Path:
 
 
 def example_configs() -> dict[str, Path]:
-    """Example configs by name: those of the installed distribution, or of the checkout that this package is imported from."""
+    """Example configs by name, from the installed distribution. If the package is not installed, from its checkout."""
     with suppress(PackageNotFoundError):
         installed = [file.locate() for file in files("farzi-hf") or [] if file.match("share/farzi_hf/configs/*.yaml")]
         if installed:

@@ -1,7 +1,7 @@
-"""Distils the data set that a config names, compares the summary with real data, and leaves an artefact that anyone can load.
+"""Distils the data set that a config names, compares the summary with real data, and saves an artefact that anyone can load.
 
-Started again, a run goes on from its last checkpoint. Each seed has a folder with `summary/` and `plots/`; the run's folder gets
-`table.md` and `table.csv`.
+A run that is started again goes on from its last checkpoint. Each seed has a folder with `summary/` and `plots/`. The run's folder
+gets `table.md` and `table.csv`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _USAGE = "farzi distil CONFIG [--FIELD VALUE …]    CONFIG: a YAML file, or the
 
 
 def trainer_of(data: TaskData, args: FarziConfig, seed: int, learner: Mapping[str, Any] | None = None) -> FarziTrainer:
-    """The trainer of one seed; its learner is that of the settings, unless `learner` says otherwise."""
+    """The trainer of one seed. It uses the learner of the settings, unless `learner` gives another one."""
     if args.trajectories is not None:
         args = copy.copy(args)
         args.trajectories = data.trajectory_folder(args.trajectories, seed)
@@ -80,7 +80,7 @@ def trainer_of(data: TaskData, args: FarziConfig, seed: int, learner: Mapping[st
 def comparison_of(
     trainer: FarziTrainer, data: TaskData, seed: int, learner: Mapping[str, Any] | None = None
 ) -> Comparison:
-    """What the summary of a trainer is compared with; arguments as of `trainer_of`."""
+    """The comparison of a trainer's summary with real data. The arguments are as in `trainer_of`."""
     args, settings = trainer.args, data.settings
     return Comparison(
         task=data.task,
@@ -103,15 +103,15 @@ def comparison_of(
 
 
 class Run:
-    """One distillation in its folder: what is there from before, then what it leaves.
+    """One distillation in its folder: its earlier checkpoints, and the files that it writes.
 
     Args:
         data: the data set and its task.
-        args: of the distillation; `output_dir` is the folder.
-        seed: of the splits.
+        args: settings of the distillation; `output_dir` is the folder.
+        seed: seed of the splits.
 
     Raises:
-        ValueError: the folder holds what no run of this package has written, or checkpoints of other settings.
+        ValueError: the folder holds files that no run of this package has written, or checkpoints with other settings.
     """
 
     def __init__(self, data: TaskData, args: FarziConfig, seed: int) -> None:
@@ -122,7 +122,7 @@ class Run:
 
     @property
     def title(self) -> str:
-        """The summary's row."""
+        """The name of the summary's row."""
         return f"Farzi [{self.size}]"
 
     @property
@@ -132,11 +132,11 @@ class Run:
 
     @property
     def summary_folder(self) -> Path:
-        """Of the artefact."""
+        """The folder of the artefact."""
         return self.folder / "summary"
 
     def begin(self) -> FarziTrainer:
-        """The trainer; from here on the folder is this run's."""
+        """Makes the trainer. From now on, the folder belongs to this run."""
         with phase(f"Data set {self.data.settings.dataset}", disable=self.args.disable_tqdm or not self.is_first):
             self.data.splits(self.seed)
         self.trainer = trainer_of(self.data, self.args, self.seed)
@@ -148,17 +148,17 @@ class Run:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process compares, prints and writes; all of them distil."""
+        """Whether this is the first process. All processes distil, but only the first one compares, prints and writes."""
         return self.args.process_index == 0
 
     @cached_property
     def comparison(self) -> Comparison:
-        """The summary beside real data."""
+        """The comparison of the summary with real data."""
         return comparison_of(self.trainer, self.data, self.seed)
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """How the summary came about."""
+        """Facts about the distillation."""
         trainer, args = self.trainer, self.args
         return {
             "dataset": self.data.settings.dataset,
@@ -174,7 +174,7 @@ class Run:
         }
 
     def save(self) -> None:
-        """The artefact, as soon as the training is over: what follows takes a while."""
+        """Saves the artefact as soon as the training is over, because the measurements that follow take long."""
         source = provenance(self.comparison, self.data, self.seed)
         self.trainer.model.save_pretrained(
             self.summary_folder, self.data.task.processing_class, metrics={**self.facts, **source}, recipe=self.recipe
@@ -190,12 +190,12 @@ class Run:
         return measured
 
     def real(self) -> list[Measured]:
-        """Rows of students on real data, and of models that are counted."""
+        """Rows of students on real data, and rows of count models."""
         baselines = [BASELINES[name](self.comparison) for name in self.data.settings.baselines]
         return [*baselines, *self.comparison.counted()]
 
     def finish(self, measured: Sequence[Measured]) -> None:
-        """The artefact again, with its results and figures."""
+        """Saves the artefact again, with its results and figures."""
         c = self.comparison
         rows = [c.row(part) for part in measured]
         plots = draw(self, rows)
@@ -217,7 +217,7 @@ def draw(run: Run, rows: Sequence[Row]) -> list[Path]:
     if any(entry.keys() & {"loss", f"eval_{task.metric}"} for entry in run.trainer.state.log_history):
         draw_distillation(run, paths["distillation"])
     else:
-        del paths["distillation"]  # so short a run that nothing was logged
+        del paths["distillation"]  # the run was so short that nothing was logged
     plot_comparison(rows, paths["comparison"], task.metric, metric_label=task.metric_label)
     farzi, size = c.farzi, c.learner.vocab_size
     decoded, counts = farzi.decode(5), popularity(c.splits["train"], size)
@@ -229,7 +229,7 @@ def draw(run: Run, rows: Sequence[Row]) -> list[Path]:
 
 
 def draw_distillation(run: Run, path: Path) -> None:
-    """The curve of the outer loop, beside lines of the validation split."""
+    """The curve of the outer loop, with horizontal lines to compare with, all on the validation split."""
     c, task = run.comparison, run.data.task
     student = c.real_student(c.splits["train"], c.steps, c.seeds[0])
     full_data = task.metrics(c.statistics(student, c.splits["validation"]))
@@ -244,7 +244,7 @@ def draw_distillation(run: Run, path: Path) -> None:
 
 
 def distil(settings: RunSettings, args: FarziConfig) -> None:
-    """The whole of a config: every seed distilled and compared, or found as it was left before, and one table."""
+    """Runs a whole config: distils and compares every seed, and makes one table. Finished seeds are not run again."""
     data = settings.load()
     seeds = data.seeds(args.seed)
     folders = [data.run_folder(args.output_dir, seed) for seed in seeds]
@@ -260,7 +260,7 @@ def distil(settings: RunSettings, args: FarziConfig) -> None:
 
 
 def distil_once(run: Run) -> dict[str, Any]:
-    """One seed: its measurements and facts, from `results.json` where they were made before."""
+    """Measurements and facts of one seed. If `results.json` has them already, they are read from there."""
     settings, path = run.data.settings, run.folder / RESULTS
     needed = json.loads(json.dumps({**vars(settings), **run.recipe}))
     with run.args.main_process_first(desc="results"):
@@ -289,7 +289,7 @@ def distil_once(run: Run) -> dict[str, Any]:
 
 
 def report(data: TaskData, args: FarziConfig, done: Sequence[Mapping[str, Any]]) -> None:
-    """One table of all seeds, with the paper's figures where it has some."""
+    """One table of all seeds, with the paper's figures if it has any for this data set."""
     output, settings, task = Path(args.output_dir), data.settings, data.task
     seeds = data.seeds(args.seed)
     rows = pooled_rows(task, [part["measured"] for part in done])
@@ -302,7 +302,7 @@ def report(data: TaskData, args: FarziConfig, done: Sequence[Mapping[str, Any]])
     table = markdown([task.readable(row) for row in rows]) + "\n\n" + listed(facts)
     save_text(table + "\n", output / "table.md")
     save_csv(rows, output / "table.csv")
-    if Path(data.run_folder(args.output_dir, seeds[0])) != output:  # else these stand among the figures of its one seed
+    if Path(data.run_folder(args.output_dir, seeds[0])) != output:  # a single seed has these figures already
         for metric in task.compared:
             plot_comparison(rows, output / comparison_name(metric), metric, metric_label=f"Test {metric}")
     print(f"\n{table}\n\nTable: {output / 'table.md'}")
@@ -328,12 +328,12 @@ def with_folder(args: FarziConfig, folder: str) -> FarziConfig:
 
 
 def to_json(measured: Measured) -> dict[str, Any]:
-    """Plain numbers."""
+    """The measurements as JSON values."""
     return {**asdict(measured), "students": [values.tolist() for values in measured.students]}
 
 
 def from_json(values: Mapping[str, Any]) -> Measured:
-    """What `to_json` made."""
+    """The inverse of `to_json`."""
     return Measured(**{**values, "students": [np.asarray(student) for student in values["students"]]})
 
 

@@ -1,4 +1,4 @@
-"""What every program of this package needs: memory that is kept, and errors of the user's that end it with one line."""
+"""Help for all programs of this package: malloc settings, and errors that end a program with one line instead of a traceback."""
 
 from __future__ import annotations
 
@@ -18,24 +18,28 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of <malloc.h>
 
 
 def keep_freed_memory() -> None:
-    """Tells glibc's malloc to keep what is freed instead of handing it back to the system.
+    """Tells glibc's malloc to keep freed memory instead of returning it to the system.
 
-    An inner loop allocates and frees the same large tensors at every step; by default each of them is a new mapping, whose
-    pages the system has to clear and map again: a tenth of the time of a PTB run on one core. Other C libraries are left alone.
+    An inner loop allocates and frees the same large tensors at every step. By default, each tensor gets a new mapping, and the
+    system must clear and map its pages again. This costs a tenth of the time of a PTB run on one core. Other C libraries are
+    not changed.
     """
     _malloc_options(1 << 30, -1)  # the heap never shrinks
 
 
 def return_freed_memory() -> None:
-    """The opposite: every large tensor is a mapping of its own, which goes back when it is freed.
+    """The opposite of `keep_freed_memory`: every large tensor has its own mapping, and freed memory goes back to the system.
 
-    Slower, but the memory in use is then that of the tensors there are, without the holes of a heap.
+    This is slower, but the memory in use then equals the memory of the present tensors, without holes in the heap.
     """
     _malloc_options(1 << 20, 1 << 20)
 
 
 def _malloc_options(mmap_threshold: int, trim_threshold: int) -> None:
-    """Bytes from which an allocation becomes a mapping of its own, and bytes free at the heap's end from which it shrinks."""
+    """Sets two thresholds of glibc's malloc, in bytes; see mallopt(3).
+
+    From `mmap_threshold` on, an allocation gets its own mapping. If `trim_threshold` bytes are free at its end, the heap shrinks.
+    """
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
         libc.mallopt(M_MMAP_THRESHOLD, mmap_threshold)
@@ -44,9 +48,9 @@ def _malloc_options(mmap_threshold: int, trim_threshold: int) -> None:
 
 @contextmanager
 def ends_in_one_line(script: str, *more: type[Exception]) -> Iterator[None]:
-    """Within it, what a user can get wrong ends the program with one line: ValueError, missing data, and `more`.
+    """A context in which errors of the user end the program with one line: ValueError, missing data, and the types in `more`.
 
-    Of several processes the first one says it.
+    If there are several processes, only the first one prints the line.
     """
     try:
         yield
@@ -56,12 +60,12 @@ def ends_in_one_line(script: str, *more: type[Exception]) -> Iterator[None]:
 
 
 def run(main: Callable[[], None], name: str | None = None) -> None:
-    """`main()` as a program: a full disk, and Ctrl-C where there is nothing to save, end it with one line."""
+    """Runs `main()` as a program. A full disk, or Ctrl-C outside of a training, ends it with one line."""
     script = name or Path(sys.argv[0]).name
     try:
         main()
     except DiskFullError as error:
         sys.exit(f"{script}: {error}")
     except KeyboardInterrupt:
-        print(f"{script}: interrupted; started again, it goes on from what is saved", file=sys.stderr)
+        print(f"{script}: interrupted; start it again to go on from the last saved state", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)

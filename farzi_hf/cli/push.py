@@ -1,4 +1,4 @@
-"""`farzi push SUMMARY REPO`: a saved summary to the Hub."""
+"""`farzi push SUMMARY REPO`: uploads a saved summary to the Hub."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ def command(argv: Sequence[str]) -> None:
     """Uploads the artefact as one commit, and prints its address."""
     parser = ArgumentParser("farzi push", description="Uploads a summary to a dataset repository, as one commit.")
     parser.add_argument("summary", help="folder of the summary")
-    parser.add_argument("repo", help="the dataset repository, user/farzi-…; made where there is none")
-    parser.add_argument("--private", action="store_true", default=None, help="of a repository that is made")
-    parser.add_argument("--revision", help="branch to commit to, made if need be (default: main)")
-    parser.add_argument("--message", default="Upload Farzi data", help="of the commit")
+    parser.add_argument("repo", help="the dataset repository, user/farzi-…; created if it does not exist")
+    parser.add_argument("--private", action="store_true", default=None, help="make a new repository private")
+    parser.add_argument("--revision", help="branch to commit to; created if it does not exist (default: main)")
+    parser.add_argument("--message", default="Upload Farzi data", help="message of the commit")
     args = parser.parse_args(argv)
     from huggingface_hub.errors import HfHubHTTPError
 

@@ -1,4 +1,4 @@
-"""What a run finds in its folder, and may write there: its last checkpoint, its recipe, results of its own."""
+"""The folder of a run: its last checkpoint, its recipe and its results, and checks that a run overwrites no other files."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from farzi_hf.evaluation.tables import save_text
 from farzi_hf.trainer import FarziTrainer
 
 HEADER = "# Written by a recipe of farzi_hf: here it goes on, and replaces results of its own.\n"
-_SIGNATURES = {"table.json": ("findings",), "cell.json": ("settings", "asked")}  # keys of which each has one
+_SIGNATURES = {"table.json": ("findings",), "cell.json": ("settings", "asked")}  # our files have one of these keys
 PLOTS = ("distillation", "comparison", "tokens", "entropy", "popularity")
 
 
 def check_outputs(folder: Path, names: Iterable[str]) -> None:
-    """Refuses a folder in which a recipe would overwrite what no recipe has written: worth calling before any work.
+    """Refuses a folder in which a recipe would overwrite files that no recipe has written. Call this before any long work.
 
     Args:
-        folder: need not be there.
-        names: files that will be written, as paths below it.
+        folder: the folder; it need not exist.
+        names: the files that will be written, as paths inside the folder.
 
     Raises:
-        ValueError: one of them is there and the folder has no file that a recipe left, or a file is where a folder has to be.
+        ValueError: one of the files exists and no recipe has written to the folder, or a file has the name of a needed folder.
     """
     ours = written_by_a_recipe(folder)
     for path in (folder / name for name in names):
@@ -50,12 +50,12 @@ def check_outputs(folder: Path, names: Iterable[str]) -> None:
                 raise ValueError(f"{str(place)!r} is a file, where a folder has to be: choose another folder")
         if not ours and os.path.lexists(path):
             raise ValueError(
-                f"{str(path)!r} is there, which no recipe has written, and would be overwritten: choose another folder, or move it away"
+                f"{str(path)!r} exists already, no recipe has written it, and it would be overwritten: choose another folder, or move it away"
             )
 
 
 def written_by_a_recipe(folder: Path) -> bool:
-    """Whether a file in the folder says so."""
+    """Whether a recipe has written to this folder. Some of its files show it."""
     with suppress(OSError, UnicodeDecodeError):
         if (folder / "recipe.yaml").read_text(encoding="utf-8").startswith(HEADER):
             return True
@@ -70,16 +70,16 @@ def written_by_a_recipe(folder: Path) -> bool:
 def find_checkpoint(
     args: FarziConfig, recipe: Mapping[str, Any], resume: bool, outputs: Iterable[str] = (), exactly: bool = False
 ) -> str | None:
-    """The checkpoint to go on from, None for a new run. Writes nothing; `begin_run` follows, once the trainer is there.
+    """The checkpoint to go on from, or None for a new run. This writes nothing. Call `begin_run` when the trainer exists.
 
     Args:
-        recipe: all settings, those of `args` among them.
+        recipe: all settings, including the settings in `args`.
         resume: whether to go on from the last checkpoint in `args.output_dir`.
-        outputs: files that the run will write there, beside `recipe.yaml` and `summary/`.
-        exactly: whether no setting at all may have changed since the checkpoint.
+        outputs: the files that the run will write there, beside `recipe.yaml` and `summary/`.
+        exactly: whether any change of settings since the checkpoint is an error.
 
     Raises:
-        ValueError: the run would overwrite what no recipe has written, or go on with settings that cannot be changed.
+        ValueError: the run would overwrite files that no recipe has written, or would change settings that cannot change.
     """
     folder = Path(args.output_dir)
     check_outputs(folder, ["recipe.yaml", *outputs])
@@ -105,7 +105,7 @@ def _check_recipe(args: FarziConfig, recipe: Mapping[str, Any], checkpoint: str,
 
 
 def begin_run(trainer: FarziTrainer, recipe: Mapping[str, Any], checkpoint: str | None) -> None:
-    """Discards checkpoints of ours where the run is a new one, and writes its `recipe.yaml`, with what this resume changes.
+    """Writes `recipe.yaml`, with the changes of this resume. If the run is new, our old checkpoints in its folder are discarded.
 
     Raises:
         ValueError: see `FarziTrainer.check_run`; another run writes to the folder.
@@ -113,7 +113,7 @@ def begin_run(trainer: FarziTrainer, recipe: Mapping[str, Any], checkpoint: str 
     args = trainer.args
     with args.main_process_first(desc="checkpoints"):
         if checkpoint is None and args.process_index == 0:
-            with exclusive(args.output_dir):  # not those of a run that is under way
+            with exclusive(args.output_dir):  # fails while another run writes there, so its checkpoints stay
                 discard_checkpoints(args.output_dir)
         trainer.check_run(checkpoint)
         if args.process_index == 0:
@@ -121,17 +121,17 @@ def begin_run(trainer: FarziTrainer, recipe: Mapping[str, Any], checkpoint: str 
 
 
 def with_history(recipe: Mapping[str, Any], trainer: FarziTrainer) -> dict[str, Any]:
-    """The recipe of a run, with what was changed on the way."""
+    """The recipe of a run, with the changes that resumes have made."""
     return {**recipe, HISTORY: trainer.history} if trainer.history else dict(recipe)
 
 
 def write_recipe(folder: Path, recipe: Mapping[str, Any]) -> None:
-    """`recipe.yaml`, by which a recipe knows the folder again."""
+    """Writes `recipe.yaml`. Its first line marks the folder as written by a recipe."""
     save_text(HEADER + yaml_text(recipe), folder / "recipe.yaml")
 
 
 def print_start(trainer: FarziTrainer, checkpoint: str | None) -> None:
-    """Where a run begins, in one line."""
+    """Prints one line: whether the run is new or goes on from a checkpoint."""
     args, start = (
         trainer.args,
         f"going on from {checkpoint}" if checkpoint else "a new run, no checkpoint to go on from",

@@ -1,4 +1,4 @@
-"""`farzi show SUMMARY`: a summary in the terminal."""
+"""`farzi show SUMMARY`: prints a summary in the terminal."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from farzi_hf.summary import FarziData
 
 
 def command(argv: Sequence[str]) -> None:
-    """Prints what the summary is, what its positions say, and the table of results that it carries."""
+    """Prints the facts of the summary, the likeliest entries of its positions, and its table of results."""
     parser = ArgumentParser(
-        "farzi show", description="What a summary is, what its positions say, and how well it does."
+        "farzi show",
+        description="Prints the facts of a summary, the likeliest entries of its positions, and its results.",
     )
     parser.add_argument("summary", help="folder, or dataset repository of the Hub, user/farzi-…")
     parser.add_argument("--revision", help="branch, tag or commit of the repository")
-    parser.add_argument("--sequences", type=int, default=2, help="how many synthetic sequences (default: 2)")
-    parser.add_argument("--positions", type=int, default=12, help="how many positions of each (default: 12)")
-    parser.add_argument("--top_k", type=int, default=4, help="likeliest entries of each position (default: 4)")
+    parser.add_argument("--sequences", type=int, default=2, help="number of synthetic sequences to print (default: 2)")
+    parser.add_argument("--positions", type=int, default=12, help="number of positions per sequence (default: 12)")
+    parser.add_argument("--top_k", type=int, default=4, help="number of likeliest entries per position (default: 4)")
     args = parser.parse_args(argv)
     with ends_in_one_line("farzi show", FileNotFoundError):
         for name in ("sequences", "positions", "top_k"):
@@ -35,7 +36,7 @@ def command(argv: Sequence[str]) -> None:
 
 
 def facts(farzi: FarziData) -> dict[str, str]:
-    """What the summary is, of what, and how it is trained on."""
+    """The facts of a summary: its source, its size, and the settings to train on it."""
     config, metrics, recipe = farzi.config, farzi.results.metrics, farzi.results.recipe
     inner = config.inner or {}
     learner = recipe.get("learner")
@@ -66,7 +67,7 @@ def positions(decoded: Sequence[Sequence[dict[str, Any]]], sequences: int, count
 
 
 def results(rows: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
-    """The rows that the artefact carries, without spreads and intervals."""
+    """The rows in the artefact's table, without spreads and intervals."""
     columns = [name for name in rows[0] if not name.endswith(("_std", "_interval", "seconds"))]
     return [{name: _cell(row.get(name)) for name in columns} for row in rows]
 

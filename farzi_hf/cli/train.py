@@ -1,4 +1,4 @@
-"""`farzi train SUMMARY`: a model from a summary, under the stock Trainer."""
+"""`farzi train SUMMARY`: trains a model on a summary, with the stock Trainer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, Trainer
 
-import farzi_hf.models  # noqa: F401  registers the architectures that transformers does not have
+import farzi_hf.models  # noqa: F401  registers the architectures that transformers lacks
 from farzi_hf.artefact.card_learner import learner_settings
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory
 from farzi_hf.cli.run_folder import check_outputs
@@ -21,7 +21,7 @@ from farzi_hf.summary import FarziData, attach_soft_inputs, soft_cross_entropy
 
 
 def command(argv: Sequence[str]) -> None:
-    """Trains, saves the model and its tokenizer, and says how it does on the real test split, where the data are at hand."""
+    """Trains, and saves the model and its tokenizer. With `--evaluate`, it also prints metrics on the real test split."""
     parser = ArgumentParser("farzi train", description="Trains a model on a summary with the settings that it carries.")
     parser.add_argument("summary", help="folder, or dataset repository of the Hub, user/farzi-…")
     parser.add_argument("--revision", help="branch, tag or commit of the repository")
@@ -29,10 +29,12 @@ def command(argv: Sequence[str]) -> None:
         "--learner",
         help="arguments of AutoConfig.for_model as JSON, or pretrained weights; default: the summary's own learner",
     )
-    parser.add_argument("--output_dir", default="outputs/student", help="of the model (default: outputs/student)")
-    parser.add_argument("--steps", type=int, help="training steps (default: those that the summary was distilled for)")
-    parser.add_argument("--seed", type=int, default=0, help="of the weights and the order (default: 0)")
-    parser.add_argument("--evaluate", action="store_true", help="on the test split of the data that the summary names")
+    parser.add_argument(
+        "--output_dir", default="outputs/student", help="folder of the model (default: outputs/student)"
+    )
+    parser.add_argument("--steps", type=int, help="training steps (default: the summary's own number)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of weights and order of the data (default: 0)")
+    parser.add_argument("--evaluate", action="store_true", help="evaluate on the test split of the summary's source")
     parser.add_argument("--data_dir", help="folder with the real data, for --evaluate")
     args = parser.parse_args(argv)
     keep_freed_memory()
@@ -56,7 +58,7 @@ def model_of(farzi: FarziData, args: Namespace) -> PreTrainedModel:
     """A fresh model over the summary's vocabulary, or pretrained weights.
 
     Raises:
-        ValueError: `--learner` is neither JSON nor a model of that vocabulary.
+        ValueError: `--learner` is neither JSON nor a model with that vocabulary.
     """
     torch.manual_seed(args.seed)
     if args.learner and not args.learner.lstrip().startswith("{"):
@@ -88,7 +90,7 @@ def data_of(farzi: FarziData, args: Namespace) -> TaskData:
     """The real data that the summary's recipe names.
 
     Raises:
-        ValueError: it names none, or they have another vocabulary.
+        ValueError: the recipe names no data set, or the data have another vocabulary.
     """
     recipe = farzi.results.recipe
     if "dataset" not in recipe:
@@ -101,7 +103,7 @@ def data_of(farzi: FarziData, args: Namespace) -> TaskData:
 
 
 def report(trainer: Trainer, farzi: FarziData, data: TaskData) -> None:
-    """The metrics of the student on the test split."""
+    """Prints the metrics of the student on the test split."""
     task, length = data.task, farzi.config.sequence_length
     test = data.splits(data.seeds(42)[0])["test"]
     judge = Trainer(

@@ -1,6 +1,6 @@
-"""Distillation: the learner as a pure function, its training on a summary, where that training starts, and what the outer loop minimises.
+"""Distillation: the learner as a pure function, its training on a summary, the start of that training, and the outer losses.
 
-It imports engine, data, models, artefact and summary. The outer loop itself is `farzi_hf.trainer`.
+This room imports engine, data, models, artefact and summary. `farzi_hf.trainer` has the outer loop itself.
 Exports `Learner`, `SyntheticTraining`, the objectives, the starts, and the recording and reading of trajectories.
 """
 

@@ -21,10 +21,10 @@ class SyntheticTraining:
     Args:
         optimizer: updates θ; its states start at zero.
         tau: τ of the soft tokens.
-        batch_size: b_syn, synthetic sequences per inner step; None takes all μ every time.
-        window: differentiate only the last `window` steps of the T; None differentiates all.
-        adjoint: how; None leaves the choice to `unroll`.
-        torch_compile: compile the steps, as in `unroll`.
+        batch_size: b_syn, synthetic sequences per inner step; None takes all μ in every step.
+        window: only the last `window` of the T steps are differentiated; None differentiates all.
+        adjoint: the method of differentiation; None leaves the choice to `unroll`.
+        torch_compile: whether the steps are compiled, as in `unroll`.
     """
 
     optimizer: InnerOptimizer
@@ -36,10 +36,10 @@ class SyntheticTraining:
 
     @classmethod
     def of_summary(cls, config: FarziDataConfig) -> SyntheticTraining:
-        """The inner loop that a summary was distilled with, as its config says.
+        """The inner loop that a summary was distilled with. The summary's config holds its settings.
 
         Raises:
-            ValueError: the config has no settings of an inner loop, or some that no optimizer has.
+            ValueError: the config has no settings of an inner loop, or its optimizer is unknown.
         """
         inner = dict(config.inner or {})
         kind = OPTIMIZERS.get(inner.get("optimizer"))
@@ -71,7 +71,7 @@ class SyntheticTraining:
     def from_scratch(
         self, learner: Learner, farzi: FarziData, *, steps: int, seed: int, device: torch.device | str | None = None
     ) -> Parameters:
-        """θ_T of a student of the summary as it is now. Its fresh weights and its minibatches depend on `seed`."""
+        """θ_T of a student, trained on the summary as it is now. The student's fresh weights and minibatches depend on `seed`."""
         start = learner.initial_parameters(seed, device)
         return self(learner, farzi.tensors, start=start, steps=steps, seed=seed)
 

@@ -1,6 +1,6 @@
 """A model as a pure function of its parameters: the soft loss on synthetic tokens and the hard loss on real ones.
 
-Both losses go through `shifted_cross_entropy`, which is written once and also serves the stock `Trainer` (soft_training.py).
+Both losses call `shifted_cross_entropy`. The stock `Trainer` uses the same function (soft_training.py).
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ class Learner:
     """Pure functions of a causal language model's parameters: the learner Φ_θ of the paper.
 
     Args:
-        learner_init: what makes fresh models. A factory without arguments is called each time; a config stands for
-            `AutoModelForCausalLM.from_config(config)`; of a model only the class and config are used, its weights are not
-            (for a pretrained start give `lambda: Model.from_pretrained(…)`).
+        learner_init: makes fresh models. It is one of three things. A function without arguments is called for each model. A config
+            stands for `AutoModelForCausalLM.from_config(config)`. A model gives its class and config, but not its weights; for a
+            pretrained start, give `lambda: Model.from_pretrained(…)`.
 
-    The model runs in evaluation mode (an inner loop that is replayed needs a loss without hidden randomness), with "eager"
-    attention: fused attention kernels have no second derivative.
+    The model runs in evaluation mode: an adjoint may run an inner step twice, and both runs must give the same loss.
+    The model uses "eager" attention, because fused attention kernels have no second derivative.
 
     Raises:
-        TypeError: what makes no `PreTrainedModel`.
-        ValueError: the model is no causal one (tried on a few tokens), starts with NaN or infinity, changes its own weights when
+        TypeError: `learner_init` makes no `PreTrainedModel`.
+        ValueError: the model is not causal (tried on a few tokens), starts with NaN or infinity, changes its own weights when
             it runs, or has no second derivative.
     """
 
@@ -54,7 +54,7 @@ class Learner:
         check_twice_differentiable(self.model, self.soft_loss)
 
     def initial_parameters(self, seed: int, device: torch.device | str | None = None) -> Parameters:
-        """θ_0, a function of `seed` alone: what the factory draws under that seed."""
+        """θ_0: the weights that the factory draws under `seed`. They depend on nothing else."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(check_seed(seed))
             model = self._new_model()
@@ -64,7 +64,7 @@ class Learner:
         """`size` learners at once."""
         return LearnerBatch(self, size)
 
-    # A learner alone and several at once are started in the same way: a draw for each seed, stacked.
+    # One learner and several learners have the same interface: a start is drawn for each seed, and the starts are stacked.
 
     size = 1
 
@@ -73,12 +73,12 @@ class Learner:
         return [seed]
 
     def stack(self, parameters: Sequence[Parameters]) -> Parameters:
-        """The parameters of the learners that train together, given each one's."""
+        """The parameters of all learners that train together, from the parameters of each."""
         (single,) = parameters
         return single
 
     def to(self, device: torch.device | str) -> Learner:
-        """Moves the model's buffers, which all parameter sets share."""
+        """Moves the model's buffers. All parameter sets share these."""
         self.model.to(device)
         return self
 
@@ -101,7 +101,7 @@ class Learner:
         return torch.func.functional_call(self.model, params, kwargs=inputs).logits
 
     def readable(self, length: int) -> int:
-        """How many of `length` positions the model reads: all, unless its table of positions ends before. Tried where in doubt."""
+        """How many of `length` positions the model can read: all, unless its table of positions is shorter. In doubt, the model is run."""
         if length > self._readable:
             self._readable = readable_positions(self.model, length)
         return min(length, self._readable)
@@ -121,15 +121,15 @@ class Learner:
                 "for instance AutoModelForCausalLM.from_config(config)"
             )
         model.set_attn_implementation("eager")
-        model.config.use_cache = False  # keys and values of past tokens are for generation only
+        model.config.use_cache = False  # only generation needs the keys and values of past tokens
         return model.eval()
 
 
 class LearnerBatch:
     """K learners that train at once on the same tokens: a `Learner` whose parameters have an axis K in front.
 
-    Through `torch.vmap`, except that learners with recurrent layers run one after the other. An inner optimizer that works
-    elementwise trains each as if it were alone.
+    `torch.vmap` runs the learners together; learners with recurrent layers run one after the other. Under an inner optimizer
+    that works elementwise, each learner trains as if it were alone.
     """
 
     def __init__(self, learner: Learner, size: int):
@@ -137,15 +137,15 @@ class LearnerBatch:
         self._recurrent = any(isinstance(module, nn.RNNBase) for module in learner.model.modules())
 
     def initial_parameters(self, seed: int, device: torch.device | str | None = None) -> Parameters:
-        """(K, …) of K different θ_0, functions of `seed` alone; the first is that of a single learner."""
+        """K different θ_0, stacked (K, …). They depend on `seed` alone. The first equals the θ_0 of a single learner."""
         return self.stack([self.learner.initial_parameters(seed, device) for seed in self.seeds(seed)])
 
     def seeds(self, seed: int) -> list[int]:
-        """K seeds that are functions of `seed`, which is the first of them."""
+        """K seeds: `seed` itself, and K − 1 seeds derived from it."""
         return [seed, *(derive(seed, Purpose.LEARNER, k) for k in range(1, self.size))]
 
     def stack(self, parameters: Sequence[Parameters]) -> Parameters:
-        """(K, …) of K learners' parameters."""
+        """The parameters of K learners, stacked (K, …)."""
         return {name: torch.stack([params[name] for params in parameters]) for name in parameters[0]}
 
     def soft_loss(self, params: Parameters, inputs: Tensor, labels: Tensor | None = None) -> Tensor:
@@ -185,11 +185,11 @@ def whole(inputs: Tensor) -> dict[str, Tensor]:
 
 def _from_config(config: PreTrainedConfig) -> PreTrainedModel:
     try:
-        return AutoModelForCausalLM.from_config(copy.deepcopy(config))  # it writes into the config that it is given
+        return AutoModelForCausalLM.from_config(copy.deepcopy(config))  # from_config writes into its argument
     except ValueError as error:
         if "Unrecognized configuration class" not in str(error):
             raise
-        raise ValueError(  # the original lists two hundred classes
+        raise ValueError(  # transformers' own message lists two hundred classes
             f"learner_init is a {type(config).__name__}, and transformers has no causal language model of model_type "
             f"{config.model_type!r}; give the config of one, for instance a GPT2Config"
         ) from None

@@ -1,4 +1,4 @@
-"""What a model has to be, to be a learner: tried on a few tokens when it is made, so that no run ends with a bare error or a false figure."""
+"""Checks that a model can be a learner. They run it on a few tokens, so that no run ends later with an unclear error or a wrong figure."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from transformers import PreTrainedModel
 Parameters = dict[str, Tensor]
 
 _TOKENS = 4
-# Of causal models, earlier logits stay as they are to the last bit; where tokens are routed to experts, up to rounding (1e-7 of
-# what the changed token's own logits move by). Models that see the future move them by 1e-3 of it, with weights as they start.
+# The check changes a token and looks at the logits before it. The unit here is the change of the logits at that token.
+# In a causal model, the earlier logits do not change at all; where tokens are routed to experts, rounding changes them by 1e-7.
+# In a model that sees the future, with its initial weights, they change by 1e-3.
 _TOLERANCE = 1e-5
-_RESERVED = 8  # RoBERTa keeps its first positions, up to that of the padding's id, to itself
+_RESERVED = 8  # RoBERTa does not use its first positions: they end at the number of the padding id
 
 
 def describe(model: PreTrainedModel) -> str:
-    """The model for an error: its class and model_type."""
+    """The model's class and model_type, for an error message."""
     return f"{type(model).__name__} (model_type {model.config.model_type!r})"
 
 
 def check_model(model: PreTrainedModel) -> None:
-    """Raise one clear ValueError unless the model is a decoder alone and all its parameters are finite."""
+    """Raise one clear ValueError unless the model is a decoder without an encoder and all its parameters are finite."""
     if model.config.is_encoder_decoder:
         raise ValueError(
             f"learner_init returned a {describe(model)}, an encoder with a decoder; give a causal language model"
@@ -38,10 +39,10 @@ def check_model(model: PreTrainedModel) -> None:
 
 
 def check_causal(model: PreTrainedModel, logits: Callable[[Parameters, Tensor], Tensor]) -> None:
-    """Raise one clear ValueError if the logits at some position depend on a later token, or running the model changes it.
+    """Raise one clear ValueError if the logits at some position depend on a later token, or if the model changes when it runs.
 
     Args:
-        logits: of parameters and ids (b, L), (b, L, V).
+        logits: a function of parameters and ids (b, L) that returns logits (b, L, V).
     """
     size, length = model.get_input_embeddings().weight.shape[0], _length(model)
     generator = torch.Generator().manual_seed(0)
@@ -51,14 +52,14 @@ def check_causal(model: PreTrainedModel, logits: Callable[[Parameters, Tensor], 
     later = torch.ones(length, length, dtype=torch.bool).triu(1)
     changed = torch.where(later, others, same)
     changed[-1, 0] = others[-1, 0]
-    # Where weights start at zero, tokens may not reach one another yet: random ones decide.
+    # While weights are zero, as they start in some models, one token may not influence another. Random weights then decide.
     for params in (_weights(model), _random_weights(model, generator)):
         moved = (_run(model, logits, params, changed) - _run(model, logits, params, same)).abs().amax(-1).cpu()
         own = moved[later].amax() if length > 1 else 0.0
         if (moved[:-1][~later[:-1]] > _TOLERANCE * own).any():
             raise ValueError(
                 f"learner_init returned a {describe(model)}, which sees the future: its logits depend on later tokens; give a "
-                "causal language model (of BERT and its relatives: is_decoder=True in the config)"
+                "causal language model (for BERT and similar models: is_decoder=True in the config)"
             )
         if (moved[-1, 1:] > _TOLERANCE * own).any():
             return
@@ -67,16 +68,17 @@ def check_causal(model: PreTrainedModel, logits: Callable[[Parameters, Tensor], 
 def check_twice_differentiable(model: PreTrainedModel, loss: Callable[[Parameters, Tensor], Tensor]) -> None:
     """Raise one clear ValueError unless the loss of soft tokens has second derivatives.
 
-    Only those in the tokens, which pass through every operation of the model: those in all weights are as large as the model.
+    The check takes derivatives in the tokens only. These pass through every operation of the model, and derivatives in all
+    weights would need as much memory as the model.
 
     Args:
-        loss: of parameters and soft tokens (b, L, V).
+        loss: a function of parameters and soft tokens (b, L, V).
     """
     embedding = model.get_input_embeddings().weight
     tokens = embedding.new_full((1, _length(model), len(embedding)), 1 / len(embedding)).requires_grad_()
     try:
         (first,) = torch.autograd.grad(loss(_weights(model), tokens), tokens, create_graph=True)
-        first.square().sum().backward()  # grad(…, tokens) would pass by what has no derivative, and be wrong in silence
+        first.square().sum().backward()  # grad(…, tokens) would ignore operations without a derivative and raise no error
     except Exception as error:  # each model fails in its own way
         raise ValueError(
             f"learner_init returned a {describe(model)}, whose loss of soft tokens has no second derivative "
@@ -85,11 +87,11 @@ def check_twice_differentiable(model: PreTrainedModel, loss: Callable[[Parameter
 
 
 def readable_positions(model: PreTrainedModel, length: int) -> int:
-    """How many of `length` positions the model reads. What its config speaks of is believed with some to spare, and the rest tried."""
+    """How many of `length` positions the model reads. If the length is near the config's limit or above it, the model is run."""
     limit = _position_limit(model)
     if limit is not None and length <= limit - _RESERVED:
         return length
-    if model.device.type != "cpu":  # an index beyond a table would stop a GPU for good
+    if model.device.type != "cpu":  # after an index beyond a table, the process could not use its GPU again
         model = copy.deepcopy(model).cpu()
     token = int(model.config.pad_token_id == 0)  # padding may have no position of its own
 
@@ -106,7 +108,7 @@ def readable_positions(model: PreTrainedModel, length: int) -> int:
 
 
 def _position_limit(model: PreTrainedModel) -> int | None:
-    """How many positions the config speaks of, None where it speaks of none. Models may read a few less, or more."""
+    """The number of positions that the config names, or None. A model may read a few more or a few less."""
     names = ("max_position_embeddings", "max_length", "max_seq_len")
     limits = (getattr(model.config, name, None) for name in names)
     return next((limit for limit in limits if isinstance(limit, int) and limit > 0), None)  # XLNet says −1
@@ -132,7 +134,7 @@ def _run(model: PreTrainedModel, logits: Callable, params: Parameters, ids: Tens
     versions = {name: weight._version for name, weight in params.items()}
     try:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)  # a model that draws numbers draws the same ones again
+            torch.manual_seed(0)  # a model with random numbers must draw the same ones in each run
             found = logits(params, ids.to(model.device))
     except Exception as error:  # each model fails in its own way
         raise ValueError(
@@ -142,7 +144,7 @@ def _run(model: PreTrainedModel, logits: Callable, params: Parameters, ids: Tens
     if changed := [name for name, weight in params.items() if weight._version != versions[name]]:
         raise ValueError(
             f"learner_init returned a {describe(model)}, which changes its {changed[0]} when it runs, so that its training has no "
-            "derivative; turn that off in its config (of RWKV: rescale_every=0) or give another model"
+            "derivative; turn that off in its config (for RWKV: rescale_every=0) or give another model"
         )
     return found
 

@@ -1,4 +1,4 @@
-"""What a learner is given to read: every row and every sequence of a summary has to fit it, and to hold something to predict."""
+"""Checks of the learner's input: every row and every sequence of a summary must fit the learner and hold something to predict."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def check_rows(dataset: Dataset, learner: Learner, data_collator: Callable) -> N
     """Raise one clear ValueError unless the learner can read every row and has something to predict in it.
 
     Args:
-        dataset: rows with `input_ids`, and with `attention_mask` and `labels` of the same lengths where it has them.
+        dataset: rows with `input_ids`. The columns `attention_mask` and `labels` may follow, with the same lengths.
     """
     check_sequences(dataset, learner.vocab_size)
     ids, lengths = flatten_sequences(dataset)
@@ -40,7 +40,7 @@ def check_rows(dataset: Dataset, learner: Learner, data_collator: Callable) -> N
     if "attention_mask" in dataset.column_names:
         predicted &= _beside(dataset, "attention_mask", lengths) != 0
     starts = np.cumsum(lengths) - lengths
-    predicted[starts] = False  # the first of a row has nothing before it
+    predicted[starts] = False  # nothing stands before the first id of a row, so it is not predicted
     if len(empty := np.flatnonzero(~np.logical_or.reduceat(predicted, starts))):
         raise ValueError(
             f"dataset[{int(empty[0])}] has nothing to predict after its first id ({len(empty)} rows are like it): all is padding, or "
@@ -67,7 +67,7 @@ def check_sequence_length(length: int, learner: Learner) -> None:
 
 
 def run_check(name: str, check: Callable[..., T], *args: Any) -> T:
-    """`check(*args)`; its ValueError then names the argument of ours."""
+    """Returns `check(*args)`. A ValueError of the check is raised again, with the name of our argument in front."""
     try:
         return check(*args)
     except ValueError as error:

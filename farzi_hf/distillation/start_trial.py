@@ -1,4 +1,4 @@
-"""Which κ a spectral start should have: learners that train on each candidate decide."""
+"""The choice of κ for a spectral start: learners train on each candidate, and the losses decide."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def try_starts(
     batches: Sequence[Mapping[str, Tensor]],
     quiet: bool = False,
 ) -> tuple[float, dict[float, float]]:
-    """Leaves the summary at the candidate κ whose learners have the least loss on real batches.
+    """Sets the summary to its start at the best candidate κ: its learners have the least mean loss on real batches.
 
     Args:
-        start_at: sets the summary to its start at a κ.
+        start_at: a function that sets the summary to its start at a given κ.
         learner: computes the losses.
-        train: the parameters of learner `index`, trained on the summary as it is.
-        batches: real ones.
-        quiet: without a progress bar.
+        train: `train(index)` trains learner `index` on the present summary and returns its parameters.
+        batches: batches of real data.
+        quiet: whether the progress bar is hidden.
 
     Returns:
         κ, and the mean loss at each candidate.

@@ -1,4 +1,4 @@
-"""Where inner loops start: fresh initialisations, or checkpoints of real training (Omega)."""
+"""The starts of inner loops: fresh initialisations, or checkpoints of real training (Ω)."""
 
 from __future__ import annotations
 
@@ -22,21 +22,22 @@ def random_starts(learner: Learner, seed: int, device: torch.device) -> Paramete
 
 
 def starts_of(config: Any, bank: TrajectoryBank | None) -> Starts:
-    """The starts that a `FarziConfig` asks for: from Ω and fresh ones, or fresh ones alone where there is no Ω."""
+    """The starts that a `FarziConfig` names. Without Ω, all starts are fresh; with Ω, some come from it."""
     return random_starts if bank is None else PretrainedStarts(bank, config.fresh_start_fraction, config.last_start)
 
 
 @dataclass(frozen=True)
 class PretrainedStarts:
-    """Where inner loops start in equation (3), θ_0 ~ Ω, with fresh initialisations in the mix.
+    """The starts of equation (3), θ_0 ~ Ω, mixed with fresh initialisations.
 
-    From checkpoints of real training alone the summary learns to finish trainings, and a student that starts from scratch
-    learns nothing from it. The initialisations in Ω are few: fresh ones keep the summary from learning them by heart.
+    If all starts came from checkpoints of real training, the summary would only learn to finish a training. A student that
+    starts from scratch would learn nothing from it. Ω also holds only a few initialisations, and the summary would overfit
+    to them. Fresh initialisations prevent both.
 
     Args:
         bank: Ω.
-        fresh: share of the starts that are initialised anew.
-        last_step: the latest step of real training that is a start; None takes all.
+        fresh: share of the starts that are fresh initialisations.
+        last_step: no start is later than this step of real training; None takes all steps.
     """
 
     bank: TrajectoryBank

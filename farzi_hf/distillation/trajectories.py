@@ -1,8 +1,8 @@
-"""Ω: trainings of the learner on the real data, recorded once, as starts and as targets of a distillation.
+"""Ω: trainings of the learner on the real data. They are recorded once and serve as starts and as targets of a distillation.
 
-A folder of trajectories holds `manifest.json`, which says how they were made, and `trajectory-NNNNN.safetensors` for each:
-every parameter with an axis of checkpoints in front, the first one being the random initialisation. Recording goes on where
-it was interrupted, and reading touches no more of a file than the checkpoint that is asked for.
+A folder of trajectories holds `manifest.json`, with the settings of the recording, and one file `trajectory-NNNNN.safetensors`
+per trajectory. Such a file holds every parameter with an axis of checkpoints in front; the first checkpoint is the random
+initialisation. A recording that was interrupted can go on. A reader loads only the checkpoint that it needs.
 """
 
 from __future__ import annotations
@@ -59,32 +59,32 @@ def record_trajectories(
     together: int = 1,
     device: torch.device | str | None = None,
 ) -> TrajectoryBank:
-    """Trains `num` learners on real data, each from its own initialisation, and stores checkpoints of them all.
+    """Trains `num` learners on real data, each from its own initialisation, and stores checkpoints of all of them.
 
-    Everything is a function of the arguments: a recording that was interrupted goes on with the trajectories that are missing,
-    and a larger `num` later adds to those that are there.
+    The result depends on the arguments alone. A recording that was interrupted can go on: only the missing trajectories are
+    trained. A later call with a larger `num` adds new trajectories to the old ones.
 
     Args:
         optimizer: as in the inner loop; its accumulators start at zero and are not stored.
         train_dataset: real sequences in the column `input_ids`.
-        data_collator: makes of rows a batch: `input_ids`, `labels` and, where padded, `attention_mask`.
-        folder: is made if need be. Takes 4 · num · (steps / save_every + 1) · P bytes for P float32 parameters.
-        num: |Ω|, trajectories.
-        steps: of each training.
-        save_every: steps from one checkpoint to the next; `steps` is a multiple of it.
+        data_collator: turns rows into a batch of `input_ids`, `labels` and, if there is padding, `attention_mask`.
+        folder: is created if it does not exist. It needs 4 · num · (steps / save_every + 1) · P bytes for P float32 parameters.
+        num: |Ω|, the number of trajectories.
+        steps: training steps of each trajectory.
+        save_every: steps between two checkpoints; `steps` must be a multiple of this number.
         batch_size: real sequences per step.
-        seed: of initialisations and minibatches.
-        together: learners that train at once through `torch.vmap`, on the same minibatches. They and all their checkpoints are
-            in memory together.
-        device: to train on; the learner's buffers have to be there.
+        seed: determines initialisations and minibatches.
+        together: number of learners that train at once through `torch.vmap`, on the same minibatches. These learners and all
+            their checkpoints are in memory at the same time.
+        device: the device to train on; the learner's buffers must be there.
 
     Returns:
         All trajectories in the folder.
 
     Raises:
-        ValueError: an argument is out of range, or the folder holds trajectories that were recorded otherwise.
+        ValueError: an argument is out of range, or the folder holds trajectories that were recorded with other settings.
         FloatingPointError: a training diverged.
-        Interrupted: SIGINT, SIGTERM or SIGHUP came; what is recorded stays.
+        Interrupted: SIGINT, SIGTERM or SIGHUP came; the trajectories recorded so far stay.
     """
     folder = Path(folder)
     for name, value in {"num": num, "steps": steps, "save_every": save_every, "together": together}.items():
@@ -107,7 +107,7 @@ def record_trajectories(
         manifest = {
             "version": VERSION, **settings, "optimizer": _optimizer_facts(optimizer), "data": sequences_fingerprint(train_dataset),
             **_model_facts(learner),
-            "streams": 2,  # how seeds become random numbers: what was recorded otherwise cannot be gone on with
+            "streams": 2,  # the version of the rule that turns seeds into random numbers; recordings with another rule cannot go on
         }  # fmt: skip
         _adopt_manifest(folder, manifest)
         for first in range(0, num, together):
@@ -159,12 +159,12 @@ def _train(
     save_every: int,
     noted: NotedSignal,
 ) -> Parameters | None:
-    """(checkpoints, K, …) of K learners on the same minibatches; None once a signal is noted."""
+    """Checkpoints (checkpoints, K, …) of K learners that train on the same minibatches. Returns None after a signal."""
     several = learner if len(starts) == 1 else learner.batch(len(starts))
     params = several.stack(starts)
 
     def loss(params: Parameters, inputs: tuple, step: int) -> Tensor:
-        return several.hard_loss(params, batches(step)) * several.size  # the sum, so that each has its own gradient
+        return several.hard_loss(params, batches(step)) * several.size  # a sum: each learner has its own gradient
 
     layout = Layout.of(params)
     w = layout.flatten(params)
@@ -187,12 +187,12 @@ def _train(
 
 
 def _adopt_manifest(folder: Path, manifest: dict[str, Any]) -> None:
-    """Writes the manifest of a new folder; of an old one it has to be the same."""
+    """Writes the manifest into a new folder. An old folder must have the same manifest already."""
     path = folder / MANIFEST
     if not path.exists():
         if folder.exists() and any(folder.glob("trajectory-*.safetensors")):
             raise ValueError(
-                f"folder={str(folder)!r} has trajectories but no {MANIFEST}: how they were made is unknown; choose another folder"
+                f"folder={str(folder)!r} has trajectories but no {MANIFEST}, so their settings are unknown; choose another folder"
             )
         text = json.dumps(manifest, indent=1, ensure_ascii=False)
         replace_file(path, lambda new: new.write_text(text, encoding="utf-8"))
@@ -203,7 +203,7 @@ def _adopt_manifest(folder: Path, manifest: dict[str, Any]) -> None:
             details = f" ({before.get(name)}, now {value})" if name not in ("parameters", "model", "data") else ""
             raise ValueError(
                 f"folder={str(folder)!r} holds trajectories recorded with other {name}{details}: choose another folder, or "
-                "remove this one to record anew"
+                "remove this one and record again"
             )
 
 

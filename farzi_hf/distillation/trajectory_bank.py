@@ -16,7 +16,7 @@ MANIFEST, VERSION = "manifest.json", 1
 
 
 def _model_facts(learner: Learner) -> dict[str, Any]:
-    """Shape and dtype of each parameter, and the model's config: equal shapes may still be another model."""
+    """Shape and dtype of each parameter, and the model's config: two different models may have the same shapes."""
     parameters = {name: [*x.shape, str(x.dtype)] for name, x in learner.model.named_parameters()}
     config = json.loads(learner.model.config.to_json_string())
     return {"parameters": parameters, "model": {k: v for k, v in config.items() if k != "transformers_version"}}
@@ -46,8 +46,8 @@ class TrajectoryBank:
     """Ω: the trajectories in a folder.
 
     Args:
-        folder: what `record_trajectories` has filled.
-        num: how many of them to use, the first ones; None takes all.
+        folder: a folder that `record_trajectories` has filled.
+        num: use only the first `num` trajectories; None uses all.
 
     Raises:
         ValueError: the folder holds no trajectories, or fewer than `num`.
@@ -69,7 +69,7 @@ class TrajectoryBank:
         return len(self._shards)
 
     def check(self, learner: Learner) -> None:
-        """Raises ValueError unless the trajectories are of this learner, naming what differs."""
+        """Raises ValueError unless the trajectories belong to this learner. The message names the difference."""
         ours = json.loads(json.dumps(_model_facts(learner)))
         for kind, what in (("parameters", "parameter"), ("model", "config's")):
             recorded = self.manifest[kind]
@@ -82,21 +82,21 @@ class TrajectoryBank:
                     )
 
     def checkpoint(self, trajectory: int, step: int, device: torch.device | str | None = None) -> Parameters:
-        """θ of one trajectory after `step` steps; nothing else of the file is read."""
+        """θ of one trajectory after `step` steps. Only this part of the file is read."""
         with safe_open(self._shards[trajectory], framework="pt") as file:
             return {name: file.get_slice(name)[step // self.save_every].to(device) for name in file.keys()}  # noqa: SIM118
 
     def sample(self, seed: int, last_step: int | None = None, device: torch.device | str | None = None) -> Parameters:
-        """θ ~ Ω, a function of `seed`: a trajectory, then one of its checkpoints up to `last_step`, both uniformly.
+        """θ ~ Ω, a function of `seed`. A trajectory is drawn uniformly, then one of its checkpoints up to `last_step`.
 
-        The initialisation is one of the checkpoints. `last_step=None` takes all of them.
+        The initialisation is one of the checkpoints. `last_step=None` allows all checkpoints.
         """
         return self.checkpoint(*self._draw(seed, self.steps, last_step), device)
 
     def segment(
         self, seed: int, steps: int, last_step: int | None = None, device: torch.device | str | None = None
     ) -> tuple[Parameters, Parameters]:
-        """A start as in `sample`, and the same training `steps` steps later.
+        """Two checkpoints of one trajectory: a start as in `sample`, and the checkpoint `steps` steps later.
 
         Raises:
             ValueError: `steps` is no multiple of `save_every`, or longer than the trajectories.
@@ -104,13 +104,13 @@ class TrajectoryBank:
         if steps % self.save_every or not 1 <= steps <= self.steps:
             raise ValueError(
                 f"steps={steps}: folder={str(self.folder)!r} has checkpoints every {self.save_every} steps up to {self.steps}; "
-                "give a multiple of the one, at most the other"
+                f"give a multiple of {self.save_every} that is at most {self.steps}"
             )
         trajectory, start = self._draw(seed, self.steps - steps, last_step)
         return self.checkpoint(trajectory, start, device), self.checkpoint(trajectory, start + steps, device)
 
     def _draw(self, seed: int, latest: int, last_step: int | None) -> tuple[int, int]:
-        """A trajectory and a step of it."""
+        """A trajectory and one of its steps, drawn from `seed`."""
         generator = stream(seed, Purpose.TRAJECTORY)
         latest = latest if last_step is None else min(latest, last_step)
         trajectory = int(generator.integers(len(self)))

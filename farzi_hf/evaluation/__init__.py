@@ -1,6 +1,6 @@
 """Evaluation: tasks, metrics with intervals, baselines, students on summaries and on real data, and the tables made of them.
 
-It imports all rooms before it. The trainer, recipes, tables and the command line use it.
+This room imports all rooms before it. The trainer, recipes, tables and the command line use this room.
 Exports the tasks, `Comparison` with its rows, `Evidence`, the data sets by name and the baselines.
 """
 

@@ -1,6 +1,7 @@
-"""What a summary has to beat: subsets of the real data, and count models that need no training.
+"""Count models, which need no training. A good summary trains students that are better than these models.
 
-The count models predict every token but the first (BOS), EOS included, as the language models do, and report the same metrics.
+The count models predict every token but the first (BOS), EOS included. The language models do the same, and both report the same
+metrics.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from farzi_hf.evaluation.metrics.language_modeling import token_metrics
 
 @dataclass(frozen=True)
 class Transitions:
-    """Every (previous, next) pair of a data set end to end, (P,) each, and the place of each pair in its sequence."""
+    """All (previous, next) pairs of a data set in one long list, and the place of each pair in its sequence. Each array is (P,)."""
 
     previous: np.ndarray
     following: np.ndarray
@@ -38,13 +39,13 @@ class Transitions:
 
 
 def popularity(dataset: Dataset, vocab_size: int) -> np.ndarray:
-    """(V,): how often each item occurs in ``input_ids``. As scores, the recommender that gives everyone the same list."""
+    """(V,): how often each item occurs in ``input_ids``. Used as scores, these counts recommend the same items to every user."""
     check_sequences(dataset, vocab_size)
     return np.bincount(flatten_sequences(dataset)[0], minlength=vocab_size).astype(np.float64)
 
 
 class CountModel:
-    """A model whose prediction depends on the previous token at most: scores whole data sets at once, in numpy."""
+    """A model whose prediction depends on the previous token at most. It scores whole data sets at once, in numpy."""
 
     vocab_size: int
 
@@ -53,7 +54,7 @@ class CountModel:
         raise NotImplementedError
 
     def predictions(self, previous: np.ndarray) -> np.ndarray:
-        """The most likely next id after each of ``previous`` (P,), the lowest id among equals."""
+        """The most likely next id after each of ``previous`` (P,). Among equally likely ids, the lowest one."""
         raise NotImplementedError
 
     def token_statistics(self, sequences: Dataset) -> np.ndarray:
@@ -83,7 +84,7 @@ class Unigram(CountModel):
 
     @classmethod
     def fit(cls, sequences: Dataset, vocab_size: int) -> Unigram:
-        """Count the predicted tokens of ``sequences`` (so not BOS)."""
+        """Counts the predicted tokens of ``sequences``. BOS is never predicted and not counted."""
         counts = np.bincount(Transitions.of(sequences, vocab_size).following, minlength=vocab_size) + 1
         return cls(counts / counts.sum())
 
@@ -95,16 +96,16 @@ class Unigram(CountModel):
 
 
 class InterpolatedBigram(CountModel):
-    """w(h) · p(next | h) + (1 − w(h)) · p(next): relative frequencies, backed by `Unigram`.
+    """w(h) · p(next | h) + (1 − w(h)) · p(next): relative frequencies, mixed with a `Unigram`.
 
-    w(h) = count(h) / (count(h) + scale · followers(h)), Witten & Bell (1991) for scale = 1: a history is trusted the more, the
-    oftener it was seen and the fewer different tokens followed it; an unseen one not at all. Pairs are kept sorted and sparse,
-    there is no V × V table.
+    w(h) = count(h) / (count(h) + scale · followers(h)); with scale = 1 this is Witten & Bell (1991). The weight w(h) grows with the
+    count of the history h. It shrinks with the number of different tokens that followed h, and is 0 if h was never seen.
+    The pairs are stored sorted and sparse; there is no V × V table.
 
     Args:
         unigram: the model of lower order.
         pairs: (K,) distinct sorted keys ``previous · V + next``.
-        counts: (K,) how often each was seen.
+        counts: (K,) how often each pair was seen.
         scale: positive; `fit` chooses it.
     """
 
@@ -118,7 +119,7 @@ class InterpolatedBigram(CountModel):
 
     @classmethod
     def fit(cls, sequences: Dataset, vocab_size: int, validation: Dataset) -> InterpolatedBigram:
-        """Count on ``sequences``; of 28 scales from 1/32 to 16 keep the one with the lowest perplexity on ``validation``."""
+        """Counts on ``sequences`` and tries 28 scales from 1/32 to 16. It keeps the scale with the lowest perplexity on ``validation``."""
         seen, held_out = Transitions.of(sequences, vocab_size), Transitions.of(validation, vocab_size)
         pairs, counts = np.unique(seen.previous * vocab_size + seen.following, return_counts=True)
         unigram = Unigram.fit(sequences, vocab_size)
@@ -134,7 +135,7 @@ class InterpolatedBigram(CountModel):
         return weight * bigram + (1 - weight) * self.unigram.probabilities(previous, following)
 
     def predictions(self, previous: np.ndarray) -> np.ndarray:
-        # The best token is the best seen pair or, where no seen pair beats it, the most frequent token of all.
+        # The best token comes from the best seen pair. If that pair is less likely than the most frequent token, the latter is best.
         histories, following = np.divmod(self.pairs, self.vocab_size)
         best = np.full(self.vocab_size, self.unigram.distribution.argmax())
         score = self.probabilities(np.arange(self.vocab_size), best)
@@ -150,10 +151,10 @@ class InterpolatedBigram(CountModel):
 def ranks_of_scores(
     scores: Callable[[Sequence[int]], np.ndarray], histories: Sequence[Sequence[int]], batch_size: int = 256
 ) -> np.ndarray:
-    """(N, 2): rank and AUC of the last item of each history, of a recommender that is no neural model.
+    """(N, 2): rank and AUC of the last item of each history, for a recommender that is not a neural model.
 
     Args:
-        scores: of the items before it, (V,) scores. Item 0 is the padding and no candidate.
+        scores: a function of the items before the last one; it returns (V,) scores. Item 0 is the padding and never a candidate.
     """
     statistics = []
     for start in range(0, len(histories), batch_size):

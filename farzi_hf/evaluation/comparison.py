@@ -1,7 +1,7 @@
-"""Students on a summary and students on real data, trained alike and measured alike.
+"""Students on a summary and students on real data, trained and measured in the same way.
 
-A student on real data has what a student on the summary has: the same kind of start, the same inner optimizer, the same number of
-steps, and about as many tokens per step.
+Both kinds of students have the same kind of start, the same inner optimizer, the same number of steps, and about as many tokens
+per step.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from farzi_hf.evaluation.tasks import Row, Task
 from farzi_hf.summary import FarziData
 
 Student = Callable[[Mapping[str, Tensor]], Tensor]
-"""A trained model: a batch → logits (b, L, V)."""
+"""A trained model: a function from a batch to logits (b, L, V)."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a table keeps of the students of one method and one seed.
+    """The measurements of one method and one seed, from which a table is made.
 
     Attributes:
         method: the name of the row.
         students: `Task.statistics` of each student on the test split.
-        nbytes: of what they were trained on.
-        steps: training steps of each; None where nothing was trained.
-        seconds: of a training, on average.
+        nbytes: bytes of the training data.
+        steps: training steps of each student; None if nothing was trained.
+        seconds: mean time of one training.
     """
 
     method: str
@@ -55,22 +55,22 @@ class Comparison:
     """Trains and measures students of one summary and one seed.
 
     Args:
-        task: how they are measured.
+        task: measures the students.
         splits: train, validation and test as sequences in `input_ids`.
-        config: the learner's, for students of the stock Trainer.
-        learner: as pure functions.
+        config: the learner's config, for students of the stock Trainer.
+        learner: the learner as pure functions.
         farzi: the summary.
-        training: the inner loop, whose optimizer also trains the students on real data.
+        training: the inner loop. Its optimizer also trains the students on real data.
         steps: T.
-        length: entries that the learner reads.
-        seed: of the distillation.
-        num_students: per row. Each has its own start and, where a subset is drawn, its own subset.
+        length: the number of entries that the learner reads.
+        seed: seed of the distillation.
+        num_students: students per row. Each has its own start and, if the row draws a subset, its own subset.
         long_steps: training steps of the row "full data, long".
-        long_training: `TrainingArguments` of that row, which the stock Trainer then trains, with dropout; empty: the inner optimizer.
-        long_learner: what the config of that row's learner has other than `config`.
-        batch_size: of the evaluation.
-        device: of all tensors.
-        quiet: shows no progress bars.
+        long_training: `TrainingArguments` of that row. The stock Trainer then trains it, with dropout. If empty, the inner optimizer does.
+        long_learner: the fields in which the learner's config of that row differs from `config`.
+        batch_size: batch size of the evaluation.
+        device: the device of all tensors.
+        quiet: whether progress bars are hidden.
     """
 
     task: Task
@@ -92,13 +92,13 @@ class Comparison:
 
     @property
     def tokens_per_step(self) -> int:
-        """b_syn · ξ."""
+        """Tokens of an inner step, b_syn · ξ."""
         config = self.farzi.config
         return (self.training.batch_size or config.num_sequences) * config.sequence_length
 
     @property
     def seeds(self) -> list[int]:
-        """Of the students on real data: no two seeds of a distillation share one."""
+        """The seeds of the students on real data. Distillations with different seeds never share one of these."""
         return [derive(self.seed, Purpose.REAL_STUDENT, i) for i in range(self.num_students)]
 
     @property
@@ -123,7 +123,7 @@ class Comparison:
         return self.student(theta)
 
     def real_student(self, sequences: Dataset, steps: int, seed: int) -> Student:
-        """A student after `steps` steps of the inner optimizer, each on about as many tokens as an inner step has."""
+        """A student after `steps` steps of the inner optimizer. Each step reads about as many tokens as an inner step."""
         learner, sequences = self.learner, self.training_rows(sequences)
         rows = minibatches(len(sequences), self.real_batch_size(sequences), steps, seed)
 
@@ -135,7 +135,7 @@ class Comparison:
             return self.student(unroll(loss, start, (), optimizer=self.training.optimizer, steps=steps))
 
     def long_student(self, seed: int) -> Student:
-        """One trained on all real data for `long_steps` steps."""
+        """A student trained on all real data for `long_steps` steps."""
         if not self.long_training:
             return self.real_student(self.splits["train"], self.long_steps, seed)
         torch.manual_seed(seed)
@@ -153,27 +153,27 @@ class Comparison:
     # -- real data ---------------------------------------------------------------------------------------------------
 
     def training_rows(self, sequences: Dataset) -> Dataset:
-        """What a student is trained on."""
+        """The rows on which a student trains."""
         return self.task.training_rows(sequences, self.length)
 
     def real_batch_size(self, sequences: Dataset) -> int:
-        """How many of them have about as many tokens as an inner step."""
+        """The number of sequences that together have about as many tokens as an inner step."""
         return max(1, round(self.tokens_per_step / flatten_sequences(sequences)[1].mean()))
 
     def all_sequences(self, seed: int) -> Dataset:
-        """All of them, whatever the seed."""
+        """All training sequences, for every seed."""
         return self.splits["train"]
 
     def longest_sequences(self, seed: int) -> Dataset:
-        """The μ longest, whatever the seed."""
+        """The μ longest training sequences, for every seed."""
         return head_sequences(self.splits["train"], self.farzi.config.num_sequences)
 
     def draw_sequences(self, seed: int) -> Dataset:
-        """μ random sequences."""
+        """μ random training sequences."""
         return random_sequences(self.splits["train"], self.farzi.config.num_sequences, seed)
 
     def draw_tokens(self, tokens: int, seed: int) -> Dataset:
-        """Random sequences of `tokens` tokens together, or a few more."""
+        """Random sequences that together have `tokens` tokens, or a few more."""
         shuffled = random_sequences(self.splits["train"], len(self.splits["train"]), seed)
         ends = np.cumsum(flatten_sequences(shuffled)[1])
         return shuffled.select(range(min(len(ends), int(np.searchsorted(ends, tokens)) + 1)))
@@ -181,7 +181,7 @@ class Comparison:
     def real_students(
         self, draw: Callable[[int], Dataset], steps: int, seeds: Iterable[int]
     ) -> tuple[list[Student], int]:
-        """One per seed, each on `draw(seed)`, and the bytes that these have on average."""
+        """One student per seed, each trained on the subset `draw(seed)`, and the mean bytes of these subsets."""
         students, sizes = [], []
         for seed in seeds:
             subset = draw(seed)
@@ -192,7 +192,7 @@ class Comparison:
     # -- measurements ------------------------------------------------------------------------------------------------
 
     def batch(self, columns: Mapping[str, list]) -> Mapping[str, Tensor]:
-        """Rows, by column, as a batch on the device."""
+        """A batch on the device, made of the columns of some rows."""
         rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
         return {name: tensor.to(self.device) for name, tensor in self.task.collator(rows).items()}
 
@@ -212,13 +212,13 @@ class Comparison:
         return self.task.statistics(partial(self.outputs, student), sequences, self.length)
 
     def validation_error(self, student: Student) -> float:
-        """What early stopping minimises."""
+        """The number that early stopping minimises."""
         return self.task.error(self.statistics(student, self.splits["validation"]))
 
     def measured(
         self, method: str, students: Sequence[Student], nbytes: int, steps: int, seconds: float | None = None
     ) -> Measured:
-        """Students on the test split, with one line that says how they do."""
+        """Measures students on the test split, and prints one line with their result."""
         statistics = [self.statistics(student, self.splits["test"]) for student in students]
         mean = None if seconds is None else round(seconds / len(students), 2)
         found = Measured(method, statistics, nbytes, steps, mean)
@@ -228,19 +228,19 @@ class Comparison:
     def trained(
         self, method: str, train: Callable[[int], Student], numbers: Sequence[int], nbytes: int, steps: int
     ) -> Measured:
-        """The students `train(number)`; `seconds` are of a training."""
+        """Trains the students `train(number)` and measures them."""
         start = time.perf_counter()
         students = [train(number) for number in self.shown(numbers, method)]
         return self.measured(method, students, nbytes, steps, time.perf_counter() - start)
 
     def trained_on_real(self, method: str, draw: Callable[[int], Dataset], steps: int) -> Measured:
-        """Students on real data, each on `draw(seed)`."""
+        """Trains students on real data, each on the subset `draw(seed)`, and measures them."""
         start = time.perf_counter()
         students, nbytes = self.real_students(draw, steps, self.shown(self.seeds, method))
         return self.measured(method, students, nbytes, steps, time.perf_counter() - start)
 
     def counted(self) -> list[Measured]:
-        """Models that are counted and not trained: their bytes are those of the training split."""
+        """Count models, which are not trained. Their `nbytes` are the bytes of the training split."""
         splits, nbytes = self.splits, self.nbytes(self.splits["train"])
         found = self.task.counted(splits["train"], splits["validation"], splits["test"], self.learner.vocab_size)
         return [Measured(method, [statistics], nbytes) for method, statistics in found.items()]
@@ -250,12 +250,15 @@ class Comparison:
         return pooled_row(self.task, [measured])
 
     def shown(self, numbers: Sequence[int], title: str) -> Iterable[int]:
-        """The numbers of a row's students, with a bar."""
+        """The numbers of a row's students, with a progress bar."""
         return tqdm(numbers, title, disable=self.quiet, leave=False, dynamic_ncols=True)
 
 
 def pooled_row(task: Task, seeds: Sequence[Measured]) -> Row:
-    """The row of one method over all seeds: metrics with spread and intervals, bytes, steps, students, seconds of the first seed."""
+    """The row of one method over all seeds: metrics with spread and intervals, and mean bytes.
+
+    Steps, the number of students and seconds are those of the first seed.
+    """
     first = seeds[0]
     row = task.row(first.method, [part.students for part in seeds], round(np.mean([part.nbytes for part in seeds])))
     counts = {"steps": first.steps, "students": len(first.students), "seconds": first.seconds}

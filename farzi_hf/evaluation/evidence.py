@@ -1,4 +1,4 @@
-"""What results say: how one row does beside another, and whether that is what the paper found."""
+"""Conclusions from results: how good one row is beside another, and whether this agrees with the paper."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ AGREES, DIFFERS, OPEN = "agrees", "does not agree", "not decided"
 
 
 def counted(verdicts: Sequence[str]) -> str:
-    """How many of them are which."""
+    """A sentence that says how often each verdict occurs."""
     return (
         f"Of {len(verdicts)} statements of the paper that this table can decide, it **agrees with {verdicts.count(AGREES)}**, does **not agree "
         f"with {verdicts.count(DIFFERS)}**, and leaves **{verdicts.count(OPEN)} not decided**."
@@ -21,13 +21,13 @@ def counted(verdicts: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement of the paper that two rows decide.
+    """A statement of the paper that can be tested by comparing two rows.
 
     Args:
         text: the statement, as a sentence without its full stop.
-        ours: a row.
-        other: the row that it is compared with.
-        at_least: the share of the other's quality from which on the statement holds.
+        ours: the name of a row.
+        other: the name of the row to compare with.
+        at_least: the statement holds if our quality is at least this share of the other row's quality.
     """
 
     text: str
@@ -38,12 +38,12 @@ class Claim:
 
 @dataclass(frozen=True)
 class Evidence:
-    """All rows of a table, and what they are computed from.
+    """All rows of a table, and the statistics from which they are computed.
 
     Args:
-        task: how students are measured.
-        rows: by name, in the order of the table.
-        students: by row, the statistics of its students, one entry per seed.
+        task: measures the students.
+        rows: the rows by name, in the order of the table.
+        students: for each row, the statistics of its students, one entry per seed.
     """
 
     task: Task
@@ -51,7 +51,7 @@ class Evidence:
     students: Mapping[str, Statistics]
 
     def finding(self, ours: str, other: str) -> str:
-        """How much of the quality of one row another one has, and how sure that is."""
+        """A sentence with the quality of `ours` as a share of the quality of `other`, and the interval of this share."""
         share, (low, high) = self.ratio(ours, other)
         metric, label = self.task.metric, self.task.metric_label
         edges = {name: self.rows[name][f"{metric}_interval"] for name in (ours, other)}
@@ -66,7 +66,7 @@ class Evidence:
         )
 
     def verdicts(self, claims: Sequence[Claim]) -> list[str]:
-        """A line with the counts, then one per claim; nothing where there is none."""
+        """A line with the counts of the verdicts, then one line per claim. Without claims, an empty list."""
         if not claims:
             return []
         found = [self.verdict(claim) for claim in claims]
@@ -74,10 +74,11 @@ class Evidence:
         for verdict, claim in zip(found, claims, strict=True):
             needs = f"; the statement needs {100 * claim.at_least:.0f} %" if claim.at_least != 1 else ""
             lines.append(f"- {verdict}: {claim.text}{needs}. {self.finding(claim.ours, claim.other)}")
-        return [f"{counted(found)} Decided is what the 95 % interval (of test sequences) and every seed say.", *lines]
+        rule = "A statement is decided if the 95 % interval (over test sequences) and every seed agree."
+        return [f"{counted(found)} {rule}", *lines]
 
     def verdict(self, claim: Claim) -> str:
-        """Whether the interval of the ratio is on one side of what the claim needs, and all seeds are."""
+        """AGREES or DIFFERS if the ratio's interval and all seeds lie on the same side of what the claim needs; else OPEN."""
         _, (low, high) = self.ratio(claim.ours, claim.other)
         seeds, above = self._seeds(claim.ours, claim.other, claim.at_least)
         if low >= claim.at_least and above == seeds:
@@ -86,16 +87,16 @@ class Evidence:
 
     @cached_property
     def _ratios(self) -> dict[tuple[str, str], tuple[float, tuple[float, float]]]:
-        return {}  # filled by `ratio`: each takes a thousand resamples
+        return {}  # `ratio` fills this cache, because each ratio needs a thousand resamples
 
     def ratio(self, ours: str, other: str) -> tuple[float, tuple[float, float]]:
-        """What `ours` has of the quality of `other`, and its interval."""
+        """The quality of `ours` divided by the quality of `other`, and the interval of this ratio."""
         if (ours, other) not in self._ratios:
             self._ratios[ours, other] = self.task.ratio(self.students[ours], self.students[other])
         return self._ratios[ours, other]
 
     def _seeds(self, ours: str, other: str, at_least: float) -> tuple[int, int]:
-        """How many seeds there are, and in how many the ratio reaches `at_least`."""
+        """The number of seeds, and the number of seeds whose ratio reaches `at_least`."""
         pairs = list(zip(self.students[ours], self.students[other], strict=True))
         shares = [self.task.share([mine], [theirs]) for mine, theirs in pairs]
         return len(shares), sum(share >= at_least for share in shares)

@@ -1,4 +1,4 @@
-"""Figures that the paper reports, to stand beside ours. One run each, no intervals."""
+"""Figures that the paper reports, for comparison with ours. Each figure is from one run and has no interval."""
 
 PAPER = {
     "magazine": {
@@ -17,4 +17,4 @@ PAPER = {
 PAPER_TEXT = {
     "10×50": (238.5, 20.48), "200×50": (124.0, 24.0), "400×50": (91.9, 25.16), "2000×50": (91.0, 25.4), "full data": (72.10, 26.03),
 }  # fmt: skip
-"""Of Penn Treebank by size: perplexity, and accuracy in per cent."""
+"""Penn Treebank, by size "μ×ξ": perplexity, and accuracy in per cent."""

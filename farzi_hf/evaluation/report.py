@@ -1,4 +1,4 @@
-"""What a run says of itself: how its summary came about, from what, and at what cost."""
+"""Facts about a run, for its table and its card: versions, the source data and its licence, and the cost of training."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from farzi_hf.evaluation.tasks import Recommendation, Row
 
 
 def environment(args: TrainingArguments) -> dict[str, Any]:
-    """What a result depends on beside its recipe and seeds."""
+    """The facts on which a result depends beside its recipe and seeds: versions and hardware."""
     facts = {
         "world_size": args.world_size,
         "device": args.device.type,
@@ -39,7 +39,7 @@ def environment(args: TrainingArguments) -> dict[str, Any]:
 
 
 def distillation_seconds(log_history: Sequence[Mapping[str, Any]]) -> float:
-    """The time of the outer steps, over all resumed runs, without evaluations."""
+    """Seconds of all outer steps, without evaluations. The steps before each resume are counted too."""
     previous, seconds = 0, 0.0
     for entry in log_history:
         if "seconds_per_step" in entry:
@@ -50,23 +50,23 @@ def distillation_seconds(log_history: Sequence[Mapping[str, Any]]) -> float:
 
 @dataclass(frozen=True)
 class Provenance:
-    """A data set as a card names it, its licence as the Hub names it, and that in a sentence."""
+    """A data set's name on a card, its licence as the Hub names it, and a sentence about the licence."""
 
     title: str
     licence: str
     text: str
 
 
-_MOVIELENS = "The source, MovieLens, may be used for research; GroupLens forbids to redistribute it."
+_MOVIELENS = "The source, MovieLens, may be used for research; GroupLens forbids its redistribution."
 _OURS = Provenance(
     "the sample data of farzi_hf", "apache-2.0",
-    "The source is made up by farzi_hf itself, whose licence is Apache-2.0; it speaks of no real people.",
+    "The source was invented for farzi_hf, whose licence is Apache-2.0. It does not describe real people.",
 )  # fmt: skip
 PROVENANCES = {
     "ptb": Provenance(
         "Penn Treebank", "other",
-        "The source, Penn Treebank, is licensed by the Linguistic Data Consortium (LDC99T42): ask there before publishing what "
-        "is distilled from it.",
+        "The source, Penn Treebank, is licensed by the Linguistic Data Consortium (LDC99T42). Ask the consortium before you publish "
+        "a summary of it.",
     ),
     "ml-100k": Provenance("MovieLens-100k", "other", _MOVIELENS),
     "ml-1m": Provenance("MovieLens-1M", "other", _MOVIELENS),
@@ -75,7 +75,7 @@ PROVENANCES = {
         "The source, Amazon reviews of magazine subscriptions, was collected for research and states no licence.",
     ),
     "netflix": Provenance(
-        "the Netflix Prize data", "other", "The source was for the contest and for research, and may not be redistributed."
+        "the Netflix Prize data", "other", "The source was published for a contest and for research. It may not be redistributed."
     ),
     "sample": _OURS,
     "sample_interactions": _OURS,
@@ -83,7 +83,7 @@ PROVENANCES = {
 
 
 def provenance(c: Comparison, data: TaskData, seed: int) -> dict[str, Any]:
-    """What the card says of the source: see `farzi_hf.artefact.render_card`."""
+    """Facts about the source data, for the card: see `farzi_hf.artefact.render_card`."""
     name = data.settings.dataset
     facts = {
         "dataset": name,
@@ -98,9 +98,9 @@ def provenance(c: Comparison, data: TaskData, seed: int) -> dict[str, Any]:
 
 
 def cost(c: Comparison) -> dict[str, float]:
-    """Seconds of a training on the summary, and of one on the full data that does as well on the validation split.
+    """Seconds of two trainings: one on the summary, and one on the full data that is as good on the validation split.
 
-    The latter takes T, 2 T, 4 T, … steps, up to `long_steps`; where none of them does as well, nothing is said of it.
+    The second training takes T, 2 T, 4 T, … steps, up to `long_steps`. If none of these is as good, its facts are left out.
     """
     start = time.perf_counter()
     student = c.summary_student(0)
@@ -117,14 +117,14 @@ def cost(c: Comparison) -> dict[str, float]:
 
 
 def paper_rows(dataset: str, size: str) -> list[Row]:
-    """What the paper reports of a recommender for this size, "μ×ξ", if anything, and for the whole data."""
+    """The paper's figures for a recommender: for this size "μ×ξ" if the paper has it, and for the whole data."""
     known = {name: values for name, values in PAPER.get(dataset, {}).items() if name in (size, "full data")}
     names = tuple(Recommendation.shown)
     return [{"method": f"the paper, {name}", **dict(zip(names, values, strict=True))} for name, values in known.items()]
 
 
 def ratios(rows: Sequence[Row], ours: str, full: str = "full data, long") -> dict[str, str]:
-    """A recommender's metrics on the summary over those on full data, in per cent; the paper's beside it where it has some."""
+    """A recommender's metrics on the summary divided by its metrics on full data, in per cent; with the paper's ratios, if it has them."""
     by_method = {row["method"]: row for row in rows}
     facts = {}
     if ours in by_method and full in by_method:
@@ -140,14 +140,14 @@ def _ratio(row: Row, full: Row) -> str:
 
 
 def check_loadable(folder: Path) -> None:
-    """The proof that anyone can load it, past the cache of earlier runs."""
+    """Loads the artefact's tables with an empty cache, to prove that anyone can load them."""
     with tempfile.TemporaryDirectory() as cache:
         for name in get_dataset_config_names(str(folder)):
             load_dataset(str(folder), name, split="train", cache_dir=cache)
 
 
 def how_to_load(folder: Path) -> str:
-    """What a user types."""
+    """The lines of Python that load the summary."""
     return (
         "Load the summary:\n\n    from datasets import get_dataset_config_names, load_dataset\n    from farzi_hf import FarziData\n"
         f"    rows, farzi = load_dataset({str(folder)!r}), FarziData.from_pretrained({str(folder)!r})\n"

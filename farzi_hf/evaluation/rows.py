@@ -1,4 +1,4 @@
-"""The rows of a table of results: students on the summary, and what they are compared with."""
+"""The rows of a table of results: students on the summary, and students on real data to compare with."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def on_summary(c: Comparison, method: str) -> Measured:
 
 
 def under_stock_trainer(c: Comparison, folder: str | os.PathLike) -> Measured:
-    """As a user would train: a student of the saved artefact under the stock Trainer, with the settings that the artefact carries."""
+    """A student that trains as a user would: on the saved artefact, under the stock Trainer, with the artefact's settings."""
     farzi = FarziData.from_pretrained(folder)
 
     def train(seed: int) -> Student:
@@ -37,19 +37,19 @@ def under_stock_trainer(c: Comparison, folder: str | os.PathLike) -> Measured:
 
 
 def stock_arguments(c: Comparison, output_dir: str, seed: int, **changes: Any) -> TrainingArguments:
-    """Of the stock Trainer, with the settings that the summary carries, without a word to the terminal."""
+    """Arguments of the stock Trainer: the settings of the summary, and no output to the terminal."""
     quiet = {"logging_strategy": "no", "disable_tqdm": True, "use_cpu": torch.device(c.device).type == "cpu"}
-    seed %= 2**32  # transformers seeds NumPy's old generator with it, which takes no more
+    seed %= 2**32  # transformers seeds NumPy's old generator with this number; the generator takes 32 bits
     return c.farzi.training_arguments(output_dir, **{**quiet, "seed": seed, **changes})
 
 
 def train_stock(model: PreTrainedModel, rows: Dataset, collator: Callable, args: TrainingArguments) -> Student:
-    """`model` after the stock Trainer, on soft tokens or ids, as `collator` gives them."""
+    """Trains `model` with the stock Trainer, on the soft tokens or ids that `collator` makes, and returns it as a student."""
     trainer = Trainer(
         model=attach_soft_inputs(model), args=args, train_dataset=rows, data_collator=collator,
         compute_loss_func=soft_cross_entropy,
     )  # fmt: skip
-    trainer.remove_callback(PrinterCallback)  # the table says how it went
+    trainer.remove_callback(PrinterCallback)  # the table has the results
     trainer.train()
     return model_student(model)
 
@@ -58,22 +58,22 @@ def train_stock(model: PreTrainedModel, rows: Dataset, collator: Callable, args:
 
 
 def full(c: Comparison) -> Measured:
-    """All real data, for as many steps as on the summary."""
+    """Students on all real data, with as many steps as on the summary."""
     return c.trained_on_real("full data", c.all_sequences, c.steps)
 
 
 def full_long(c: Comparison) -> Measured:
-    """All real data, for `long_steps` steps."""
+    """Students on all real data, with `long_steps` steps."""
     return c.trained("full data, long", c.long_student, c.seeds, c.nbytes(c.splits["train"]), c.long_steps)
 
 
 def random(c: Comparison) -> Measured:
-    """μ random sequences."""
+    """Students on μ random sequences."""
     return c.trained_on_real("random, same sequences", c.draw_sequences, c.steps)
 
 
 def random_early_stop(c: Comparison) -> Measured:
-    """The same, stopped where the first student's validation is best: after T steps so little data is learnt by heart."""
+    """As `random`, but stopped early: T steps on so little data would overfit. The first student's validation chooses the steps."""
     subset = c.draw_sequences(c.seeds[0])
 
     def error(steps: int) -> float:
@@ -84,19 +84,19 @@ def random_early_stop(c: Comparison) -> Measured:
 
 
 def random_tokens(c: Comparison) -> Measured:
-    """As many tokens as the summary has positions, μ · ξ."""
+    """Students on μ · ξ tokens: as many as the summary has positions."""
     tokens = c.farzi.config.num_sequences * c.farzi.config.sequence_length
     return c.trained_on_real("random, same tokens", lambda seed: c.draw_tokens(tokens, seed), c.steps)
 
 
 def random_bytes(c: Comparison) -> Measured:
-    """As many bytes as latents and decoder have: floats are not free."""
+    """Students on as many bytes of real data as the summary needs for latents and decoder."""
     tokens = c.farzi.nbytes // c.token_bytes
     return c.trained_on_real("random, same bytes", lambda seed: c.draw_tokens(tokens, seed), c.steps)
 
 
 def head(c: Comparison) -> Measured:
-    """The μ longest sequences."""
+    """Students on the μ longest sequences."""
     return c.trained_on_real("head (longest)", c.longest_sequences, c.steps)
 
 
@@ -104,4 +104,4 @@ BASELINES: dict[str, Callable[[Comparison], Measured]] = {
     function.__name__: function
     for function in (full, full_long, random, random_early_stop, random_tokens, random_bytes, head)
 }
-"""Rows on real data, by the name that `baselines` of a config gives them."""
+"""Rows on real data. The keys are the names that the setting `baselines` takes."""

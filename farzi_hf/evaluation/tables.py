@@ -14,9 +14,9 @@ from farzi_hf.artefact.disk import names_the_disk
 
 
 def markdown(rows: Sequence[Mapping[str, str]], texts: Sequence[str] = ()) -> str:
-    """A Markdown table whose columns also line up on a terminal; every row has the keys of the first.
+    """A Markdown table whose columns also line up on a terminal. All rows must have the same keys.
 
-    The first column, and those that `texts` names, hold text and begin on the left; numbers end on the right.
+    The first column and the columns named in `texts` are aligned left. All other columns hold numbers and are aligned right.
     """
     lines = [list(rows[0]), *(list(row.values()) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -36,7 +36,7 @@ def listed(facts: Mapping[str, Any]) -> str:
 
 
 def save_csv(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Rows as they are; a column that a row lacks stays empty, an interval is written as JSON."""
+    """Writes rows as CSV. If a row lacks a column, the cell stays empty; an interval is written as JSON."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, columns)
@@ -46,6 +46,6 @@ def save_csv(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 
 def save_text(text: str, path: Path) -> None:
-    """Replaces the file: a program that is killed, or a full disk, leaves the old one."""
+    """Replaces the file in one step. If the program is killed or the disk is full, the old file stays."""
     with names_the_disk(path.parent):
         replace_file(path, lambda new: new.write_bytes(text.encode()))

@@ -1,4 +1,4 @@
-"""A data set together with its task, as a config names it: splits by seed, and the learner over its vocabulary."""
+"""A data set that a config names, together with its task: splits by seed, and a learner for the data's vocabulary."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from datasets import DatasetDict
 from transformers import AutoConfig, PreTrainedConfig
 
-import farzi_hf.models  # noqa: F401  registers the architectures that transformers does not have
+import farzi_hf.models  # noqa: F401  registers the architectures that transformers lacks
 from farzi_hf.data import TEXTS, Interactions, load_interactions, load_sample_interactions, tokenize, word_tokenizer
 from farzi_hf.evaluation.rows import BASELINES
 from farzi_hf.evaluation.tasks import LanguageModeling, Recommendation, Task
@@ -22,28 +22,28 @@ SAMPLE_INTERACTIONS = "sample_interactions"
 
 @dataclass
 class RunSettings:
-    """What a run needs beside a `FarziConfig`: the data, the learner, and what the summary is compared with."""
+    """The settings of a run that are not in `FarziConfig`: the data, the learner, and the rows to compare the summary with."""
 
     config: str = field(default="", metadata={"help": "YAML file with any of these fields"})
     dataset: str = field(
-        default="ptb", metadata={"help": f"{', '.join(TEXTS)}, {SAMPLE_INTERACTIONS}, or as in load_interactions"}
+        default="ptb", metadata={"help": f"{', '.join(TEXTS)}, {SAMPLE_INTERACTIONS}, or a name for load_interactions"}
     )
     data_dir: str | None = field(default=None, metadata={"help": "folder with the files of the data set"})
     vocab_size: int = field(default=2000, metadata={"help": "text: words kept, special tokens not counted"})
-    max_length: int | None = field(default=None, metadata={"help": "text: cut training sequences to so many ids"})
-    min_interactions: int = field(default=3, metadata={"help": "interactions: users with fewer are left out"})
+    max_length: int | None = field(default=None, metadata={"help": "text: cut training sequences to this many ids"})
+    min_interactions: int = field(default=3, metadata={"help": "interactions: leave out users with fewer"})
     splits: list[int] = field(
         default_factory=lambda: [0], metadata={"help": "interactions: seeds of the splits of the users"}
     )
     learner: dict | str | None = field(default=None, metadata={"help": "arguments of AutoConfig.for_model, as JSON"})
-    distil: bool = field(default=True, metadata={"help": "False: only the rows on real data"})
+    distil: bool = field(default=True, metadata={"help": "False: make only the rows on real data"})
     num_students: int = field(default=3, metadata={"help": "students per row, each from its own start"})
     baselines: list[str] = field(
         default_factory=lambda: list(BASELINES), metadata={"help": f"rows on real data: {', '.join(BASELINES)}"}
     )
     long_steps: int | None = field(default=None, metadata={"help": "training steps of the row 'full data, long'"})
     long_learner: dict | str | None = field(
-        default_factory=dict, metadata={"help": "what the learner of that row has other than `learner`, as JSON"}
+        default_factory=dict, metadata={"help": "what that row changes in `learner`, as JSON"}
     )
     long_training: dict | str | None = field(
         default=None, metadata={"help": "TrainingArguments of that row, as JSON; by default the data set's"}
@@ -67,7 +67,7 @@ class RunSettings:
                 raise ValueError(f"baselines: {name!r} is unknown; choose from {', '.join(BASELINES)}")
 
     def load(self) -> TaskData:
-        """The data set. It is read when something of it is first asked for."""
+        """The data set. Its files are read at the first use."""
         return data_class(self.dataset)(self)
 
 
@@ -75,16 +75,16 @@ class TaskData(ABC):
     """A data set and its task.
 
     Args:
-        settings: name the data set.
+        settings: the settings that name the data set.
     """
 
     learner: ClassVar[Mapping[str, Any]]
-    """The learner where the settings name none."""
+    """The default learner."""
     long_steps: ClassVar[int]
     long_training: ClassVar[Mapping[str, Any]] = {}
-    """Of the row "full data, long", where the settings say nothing."""
+    """The defaults of the row "full data, long"."""
     recipe_fields: ClassVar[tuple[str, ...]]
-    """The settings that make the data and the learner what they are."""
+    """The settings that determine the data and the learner."""
 
     def __init__(self, settings: RunSettings) -> None:
         self.settings = settings
@@ -94,19 +94,19 @@ class TaskData(ABC):
     @property
     @abstractmethod
     def task(self) -> Task:
-        """What is predicted; of `task_class`."""
+        """The task, an object of `task_class`."""
 
     def recipe(self, seeds: Sequence[int]) -> dict[str, Any]:
-        """The settings that make the data of these seeds, and the learner, what they are."""
+        """The settings that determine the learner and the data of these seeds."""
         return {name: getattr(self.settings, name) for name in self.recipe_fields}
 
     @abstractmethod
     def run_folder(self, output_dir: str, seed: int) -> str:
-        """Where a run of several seeds leaves what belongs to one of them."""
+        """The folder for the results of one seed, in a run of several seeds."""
 
     @abstractmethod
     def seeds(self, seed: int) -> list[int]:
-        """Of the distillations that a run makes, given the seed of its config."""
+        """The seeds of a run's distillations. `seed` is the seed of its config."""
 
     @abstractmethod
     def splits(self, seed: int) -> DatasetDict:
@@ -114,26 +114,26 @@ class TaskData(ABC):
 
     @abstractmethod
     def distinct_splits(self, seeds: Sequence[int]) -> list[int]:
-        """Of these seeds, those whose splits differ: what is counted and not trained is the same for all others."""
+        """A subset of these seeds, one for each different split. Count models depend on the split alone."""
 
     @abstractmethod
     def split_label(self, seed: int) -> str:
-        """How the splits came about, in words."""
+        """A description of the splits, in words."""
 
     @abstractmethod
     def learner_config(self, learner: Mapping[str, Any], length: int) -> PreTrainedConfig:
-        """An architecture over the vocabulary of the data, which reads `length` entries."""
+        """The config of an architecture that has the data's vocabulary and reads `length` entries."""
 
     @abstractmethod
     def trajectory_folder(self, folder: str, seed: int) -> str:
-        """Where the recorded trainings of one seed are, of those in `folder`."""
+        """The folder inside `folder` with the recorded trainings of one seed."""
 
 
 class TextData(TaskData):
-    """Text. Seeds differ in the start of the summary, in the learners and in the students; they share the splits."""
+    """Text. Each seed has its own start of the summary, its own learners and its own students. All seeds share the splits."""
 
-    # Two things matter (recipes/LOG.md): untied embeddings, or the learner stays on the unigram plateau for hundreds of steps;
-    # and embeddings that start large, or training is so chaotic that its gradient is useless.
+    # Two settings matter (recipes/LOG.md). With tied embeddings, the learner stays on the unigram plateau for hundreds of steps.
+    # With embeddings that start small, training is so chaotic that its gradient is useless.
     learner: ClassVar = {
         "model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 1, "n_positions": 128, "tie_word_embeddings": False,
         "initializer_range": 0.1, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0,
@@ -147,7 +147,7 @@ class TextData(TaskData):
         text = TEXTS[self.settings.dataset](self.settings.data_dir)
         tokenizer = word_tokenizer(text["train"]["text"], self.settings.vocab_size)
         splits = tokenize(text, tokenizer)
-        if self.settings.max_length is not None:  # evaluation is on whole sequences
+        if self.settings.max_length is not None:  # only training sequences are cut; evaluation reads whole ones
             train = DatasetDict(train=text["train"])
             splits["train"] = tokenize(train, tokenizer, self.settings.max_length)["train"]
         return LanguageModeling(tokenizer), splits
@@ -181,7 +181,7 @@ class TextData(TaskData):
 
 
 class InteractionData(TaskData):
-    """Interactions. Seeds differ in the split of the users as well: a test of a tenth of them is noisy."""
+    """Interactions. Each seed also has its own split of the users, because a test on a tenth of the users is noisy."""
 
     learner: ClassVar = {"model_type": "sasrec", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
     task_class = Recommendation
@@ -228,12 +228,12 @@ class InteractionData(TaskData):
         return f"{output_dir}/split-{seed}"
 
     def trajectory_folder(self, folder: str, seed: int) -> str:
-        """Each split has its own: trainings of another one have seen this one's test users."""
+        """Each split has its own folder, because the trainings of another split have seen the test users of this split."""
         return f"{folder}/split-{seed}"
 
 
 def data_class(dataset: str) -> type[TaskData]:
-    """The kind of data that a name stands for: text by the names in `TEXTS`, else interactions."""
+    """The class for a data set's name: text if the name is in `TEXTS`, else interactions."""
     return TextData if dataset in TEXTS else InteractionData
 
 

@@ -1,4 +1,4 @@
-"""Models of the paper that transformers does not have; importing one registers it with transformers' Auto classes."""
+"""Models of the paper that transformers lacks. Importing this package registers them with transformers' Auto classes."""
 
 from farzi_hf.models.fmlp import FMLPConfig, FMLPForNextItem
 from farzi_hf.models.gru4rec import GRU4RecConfig, GRU4RecForNextItem

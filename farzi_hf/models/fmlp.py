@@ -1,8 +1,8 @@
 """FMLP-Rec (Zhou et al., 2022): learnable filters over time and pointwise networks, no attention.
 
-The paper multiplies the spectrum of the whole sequence, a circular convolution in which every position sees all others: its
-training target leaks. Here the filter is causal, as in the paper that this project reproduces, whose models all predict
-left to right.
+The FMLP paper multiplies the spectrum of the whole sequence. This is a circular convolution: every position sees all others, and
+so the training target leaks into the input. Here the filter is causal, because all models of the Farzi paper predict from left
+to right.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from farzi_hf.models.next_item import NextItemConfig, NextItemModel, register
 
 
 class FMLPConfig(NextItemConfig):
-    """Size of an `FMLPForNextItem`: that of `NextItemConfig`."""
+    """Size of an `FMLPForNextItem`; the arguments are those of `NextItemConfig`."""
 
     model_type = "fmlp"
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:  # or transformers writes one that checks nothing
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # without it, transformers writes an __init__ without checks
         super().__init__(*args, **kwargs)
 
 
@@ -76,8 +76,8 @@ class _Layer(nn.Module):
 class _CausalFilter(nn.Module):
     """One filter per channel: y_t = Σ_{s ≤ t} taps_{t−s} x_s.
 
-    The same linear map as a product of spectra over 2 L zero-padded positions. As a triangular Toeplitz matrix it is causal
-    to the last bit, runs in half precision, and at the lengths of histories costs no more than the transforms.
+    A product of spectra over 2 L zero-padded positions would be the same linear map. Here the map is a triangular Toeplitz
+    matrix: it is causal to the last bit, works in half precision, and is as fast at the lengths of histories.
     """
 
     def __init__(self, config: FMLPConfig) -> None:

@@ -11,11 +11,11 @@ from farzi_hf.models.next_item import NextItemConfig, NextItemModel, register
 
 
 class GRU4RecConfig(NextItemConfig):
-    """Size of a `GRU4RecForNextItem`: that of `NextItemConfig`."""
+    """Size of a `GRU4RecForNextItem`; the arguments are those of `NextItemConfig`."""
 
     model_type = "gru4rec"
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:  # or transformers writes one that checks nothing
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # without it, transformers writes an __init__ without checks
         super().__init__(*args, **kwargs)
 
 

@@ -1,8 +1,8 @@
-"""What the three recommendation models share: items in, scores of the next item out, and recommendations from histories.
+"""The base of the three recommendation models: they read items, score the next item, and make recommendations from histories.
 
-Item 0 is the padding, items 1 … num_items are real, so the vocabulary has V = num_items + 1 entries. Sequences are padded on
-the *right*: a strictly causal model then cannot see the padding from any real position, and position 1 is the oldest item
-that it is given, in training as in `recommend`.
+Item 0 is the padding, and items 1 … num_items are real, so the vocabulary has V = num_items + 1 entries. Sequences are padded
+on the *right*. A strictly causal model then cannot see the padding from any real position. Position 1 holds the oldest item of
+the input, in training and in `recommend`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class NextItemConfig(PreTrainedConfig):
     """Size of a next-item model.
 
     Args:
-        num_items: items, the padding not counted; ids are 1 … num_items.
+        num_items: number of items without the padding; ids are 1 … num_items.
         hidden_size: h, width of item embeddings and layers.
         num_hidden_layers: layers on top of each other.
-        max_length: positions that the model reads at once; of a longer history, the last ones.
+        max_length: positions that the model reads at once; a longer history is cut to its last items.
         dropout: probability with which embeddings and outputs of layers are dropped in training.
         initializer_range: standard deviation of initial embeddings and weights.
-        tie_word_embeddings: whether an item is scored by the embedding that it is read with.
+        tie_word_embeddings: whether input and output share one embedding per item.
 
     Raises:
         ValueError: a size below 1, or a dropout outside [0, 1).
@@ -77,7 +77,7 @@ class NextItemConfig(PreTrainedConfig):
 class NextItemModel(SequenceModel):
     """Base of the models: `logits (b, L, V)` at position j score the item at j + 1. A subclass sets `encoder`.
 
-    `encoder` maps embeddings (b, L, h) to states (b, L, h), those of position j from embeddings up to j alone.
+    `encoder` maps embeddings (b, L, h) to states (b, L, h). The state at position j depends only on embeddings up to j.
     """
 
     base_model_prefix = "encoder"
@@ -85,7 +85,7 @@ class NextItemModel(SequenceModel):
 
     def __init__(self, config: NextItemConfig, encoder: nn.Module) -> None:
         super().__init__(config)
-        self.loss_type = "ForCausalLM"  # transformers tells it by the class's name, and does not know this one
+        self.loss_type = "ForCausalLM"  # transformers finds the loss by the class's name, but does not know this name
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
         self.encoder = encoder
         self.output = nn.Linear(config.hidden_size, config.vocab_size)
@@ -99,16 +99,17 @@ class NextItemModel(SequenceModel):
         labels: Tensor | None = None,
         **kwargs: Any,
     ) -> CausalLMOutput:
-        """Scores of every item at every position, and the mean loss per predicted item where there are labels.
+        """Scores of every item at every position and, if labels are given, the mean loss per predicted item.
 
         Args:
             input_ids: (b, L) items, padded on the right.
-            attention_mask: (b, L), 0 at padding. It changes nothing (see the module's docstring) and is checked only.
+            attention_mask: (b, L), 0 at padding. The mask is checked, but changes nothing (see the module's docstring).
             inputs_embeds: (b, L, h) in place of ids.
-            labels: items (b, L), where −100 is ignored, or soft items (b, L, V); shifted in here.
+            labels: items (b, L), where −100 is ignored, or soft items (b, L, V). This function shifts them.
 
         Raises:
-            ValueError: both or neither of ids and embeddings, more than max_length positions, padding on the left.
+            ValueError: ids and embeddings are both given or both missing, there are more than max_length positions, or the
+                padding is on the left.
         """
         states = self._states(input_ids, inputs_embeds, attention_mask)
         logits = self.output(states)
@@ -121,16 +122,16 @@ class NextItemModel(SequenceModel):
 
     @torch.no_grad()
     def recommend(self, histories: Sequence[Sequence[int]], k: int = 10, exclude_seen: bool = True) -> Tensor:
-        """The k items (n, k) that are likeliest to come next, best first; of equal scores the lower id.
+        """The k likeliest next items (n, k), best first. Among equal scores, the lower id comes first.
 
         Args:
-            histories: n lists of items, oldest first. The model reads the last max_length − 1 items of each: what comes
-                last in a training sequence is only predicted, so the last position has learnt nothing.
-            k: how many.
-            exclude_seen: leave out the items of the whole history.
+            histories: n lists of items, oldest first. The model reads the last max_length − 1 items of each list. In training,
+                the last item of a sequence is only a target, so the last position has learnt nothing.
+            k: number of items to recommend.
+            exclude_seen: whether to leave out all items of the user's whole history.
 
         Raises:
-            ValueError: an empty history, an unknown item, or a k for which too few items are left.
+            ValueError: a history is empty, an item is unknown, or fewer than k items are left.
         """
         _check_histories(histories, k, self.config.num_items, exclude_seen)
         recent_items = max(1, self.config.max_length - 1)
@@ -173,7 +174,7 @@ def register(model: Model) -> Model:
 
 
 def check_size(name: str, value: int) -> int:
-    """The value, which has to be a positive integer."""
+    """Returns the value. Raises ValueError unless it is a positive integer."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
     return value

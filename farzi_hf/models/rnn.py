@@ -1,7 +1,7 @@
-"""A recurrent language model: embedding, GRU layers, output layer. The second architecture beside transformers' own.
+"""A recurrent language model: embedding, GRU layers, output layer. transformers has no such model.
 
-Usable wherever a causal language model is (`AutoModelForCausalLM`, `Trainer`, a learner of the inner loop), and
-twice differentiable on CPU and CUDA alike.
+It works wherever a causal language model works: `AutoModelForCausalLM`, `Trainer`, or as a learner of the inner loop. It is twice
+differentiable on CPU and on CUDA.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class RNNConfig(PreTrainedConfig):
         vocab_size: V, entries of the vocabulary.
         hidden_size: h, width of embeddings and of every GRU layer.
         num_hidden_layers: GRU layers on top of each other.
-        dropout: probability with which outputs of the embedding and of each layer are dropped in training.
+        dropout: probability of dropping an output of the embedding or of a layer in training.
         initializer_range: standard deviation of initial embeddings and output weights.
         tie_word_embeddings: whether the output layer is the transposed embedding.
 
@@ -89,17 +89,17 @@ class RNNForCausalLM(SequenceModel):
         labels: Tensor | None = None,
         **kwargs: Any,
     ) -> CausalLMOutput:
-        """Logits, and the mean loss per predicted token where there are labels.
+        """Logits and, if labels are given, the mean loss per predicted token.
 
         Args:
             input_ids: (b, L) ids.
-            attention_mask: accepted for the interface's sake. Padding on the right cannot reach earlier positions, and
+            attention_mask: not used; the interface requires it. Padding on the right cannot influence earlier positions, and
                 its labels are −100.
             inputs_embeds: (b, L, h) in place of ids.
-            labels: (b, L) ids, shifted in here; −100 is ignored.
+            labels: (b, L) ids, where −100 is ignored. This function shifts them.
 
         Raises:
-            ValueError: both or neither of ids and embeddings.
+            ValueError: ids and embeddings are both given or both missing.
         """
         inputs_embeds = self._embedded(input_ids, inputs_embeds)
         # cuDNN's recurrent kernels have no second derivative.

@@ -11,10 +11,10 @@ from farzi_hf.models.next_item import NextItemConfig, NextItemModel, check_size,
 
 
 class SASRecConfig(NextItemConfig):
-    """Size of a `SASRecForNextItem`: that of `NextItemConfig`, and
+    """Size of a `SASRecForNextItem`. It has the arguments of `NextItemConfig` and one more.
 
     Args:
-        num_attention_heads: heads of every layer; they share the hidden_size.
+        num_attention_heads: heads of every layer; each has hidden_size / num_attention_heads channels.
 
     Raises:
         ValueError: hidden_size is no multiple of num_attention_heads.
@@ -37,8 +37,8 @@ class SASRecConfig(NextItemConfig):
 class SASRecForNextItem(NextItemModel):
     """Item and position embeddings, layers of causal attention and a pointwise network, layer norm, item scores.
 
-    Layer norm comes before each sublayer, and the pointwise network has GELU for the paper's ReLU: training is smoother, and
-    so is the gradient through it.
+    Two details differ from the paper: layer norm comes before each sublayer, and the pointwise network uses GELU in place of
+    ReLU. Both make the training smoother, and so the gradient through the training.
     """
 
     config_class = SASRecConfig
@@ -78,7 +78,7 @@ class _Layer(nn.Module):
         return x + self.dropout(self.pointwise(self.pointwise_norm(x)))
 
     def _attention(self, x: Tensor) -> Tensor:
-        """Written out, since fused attention has no second derivative."""
+        """Attention, written out in single operations, because fused attention has no second derivative."""
         b, length, size = x.shape
         # (b, L, 3h) → three times (b, heads, L, h / heads)
         q, k, v = self.query_key_value(x).view(b, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)

@@ -1,4 +1,4 @@
-"""What all models here share: an embedding at the input, an output layer that may be tied to it, and GRUs that start as torch's do."""
+"""The base of all models here: an input embedding, an output layer that may be tied to it, and torch's initialisation of GRUs."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class SequenceModel(PreTrainedModel):
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        if isinstance(module, nn.GRU):  # torch's own bounds; transformers knows of the LSTM only
+        if isinstance(module, nn.GRU):  # torch's own bounds; transformers initialises only the LSTM
             for parameter in module.parameters():
                 initialization.uniform_(parameter, -(module.hidden_size**-0.5), module.hidden_size**-0.5)
 
     def _embedded(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
-        """(b, L, h) of ids (b, L), or the embeddings themselves; exactly one of them is given."""
+        """Embeddings (b, L, h): those of the ids (b, L), or the given ones. Exactly one of the two arguments must be given."""
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
         return self.embedding(input_ids) if inputs_embeds is None else inputs_embeds

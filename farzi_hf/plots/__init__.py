@@ -1,6 +1,6 @@
-"""The figures that recipes and cards show, a file each.
+"""The figures of recipes and cards, a file each.
 
-Figures are built without pyplot: no global state, no display, safe in threads and notebooks alike.
+Figures are built without pyplot, so there is no global state and no display. They are safe in threads and in notebooks.
 """
 
 from farzi_hf.plots.benchmark import plot_benchmark

@@ -16,10 +16,11 @@ _PEER_MARKERS = "sD^vP*"
 
 
 def plot_benchmark(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike) -> None:
-    """Time per inner step, from zero, and peak memory, logarithmic, of a meta-gradient over T: ours solid in colours, peers dashed in grey.
+    """Time and peak memory of a meta-gradient, against T: our methods as solid coloured lines, peers as dashed grey lines.
 
-    A compiled method has the colour of its eager twin and hollow markers. A cross says that methods ran out of
-    memory there, at the limit that they were given.
+    The left panel shows time per inner step, on an axis that starts at 0. The right panel shows peak memory on a logarithmic
+    axis. A compiled method has the colour of its eager twin and hollow markers. A cross at the memory limit means that methods
+    ran out of memory at this T.
 
     Args:
         rows: one per method and T: `method` (compiled ones end in ", compiled"), `kind` ("ours" or "peer"), `steps`,
@@ -49,7 +50,7 @@ def plot_benchmark(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike) -
 
 
 def _benchmark_styles(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """How each method is drawn, in the order in which they appear."""
+    """Line style, colour and marker of each method."""
     kinds = {row["method"]: row["kind"] for row in rows}
     peers = [method for method, kind in kinds.items() if kind == "peer"]
     families = list(dict.fromkeys(m.removesuffix(", compiled") for m, kind in kinds.items() if kind == "ours"))

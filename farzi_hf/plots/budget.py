@@ -20,12 +20,14 @@ def plot_budget(
     metric_label: str | None = None,
     **lines: float,
 ) -> None:
-    """A metric against the budget: synthetic sequences below (log), bytes above; a curve and a band per method.
+    """A metric against the budget, with a curve and a band per method.
+
+    The lower axis shows the number of synthetic sequences, logarithmic. The upper axis shows the bytes.
 
     Args:
-        rows: one per method and budget: `method`, `num_sequences`, `bytes`, the metric, and optionally
-            `{metric}_interval`, a (low, high) pair, the band. Rows whose metric is missing or not finite are left out.
-        lines: what does not depend on the budget, by name: `full_data=82.3, unigram=196.5`.
+        rows: one per method and budget: `method`, `num_sequences`, `bytes` and the metric. `{metric}_interval`, a (low, high)
+            pair, is optional and becomes the band. Rows whose metric is missing or not finite are left out.
+        lines: values that do not depend on the budget, by name: `full_data=82.3, unigram=196.5`.
 
     Raises:
         ValueError: no row has the metric.
@@ -55,7 +57,7 @@ def plot_budget(
 
 
 def _label_budgets(axes: Axes, sizes: Mapping[int, float]) -> None:
-    """Ticks at the budgets alone: sequences below, their bytes above."""
+    """Sets ticks at the budgets only: sequences on the lower axis, their bytes on the upper axis."""
     axes.set_xticks(list(sizes), [f"{budget:,}" for budget in sizes])
     axes.set_xticks([], minor=True)
     above = axes.secondary_xaxis("top")

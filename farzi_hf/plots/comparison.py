@@ -19,12 +19,12 @@ def plot_comparison(
     metric_label: str | None = None,
     highlight: str = "Farzi",
 ) -> None:
-    """Methods side by side as bars, with intervals as whiskers where there are any; one colour for ours, one for the rest.
+    """Methods as bars, in one colour for ours and another for the rest. Intervals are drawn as whiskers.
 
     Args:
         rows: the results' table: `method`, the metric, and optionally `{metric}_interval`, a (low, high) pair. Rows
             whose metric is missing or not finite are left out.
-        highlight: methods whose name starts so are ours.
+        highlight: a method is ours if its name starts with this text.
 
     Raises:
         ValueError: no row has the metric.

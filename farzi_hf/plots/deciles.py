@@ -13,11 +13,12 @@ from farzi_hf.plots.style import OURS, clean, plain_numbers, save
 
 
 def plot_deciles(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike, *, metric_label: str) -> None:
-    """HR@100 in tenths by popularity: a panel for items and one for users, a line per method, intervals as bars.
+    """HR@100 in each tenth: a panel for items and a panel for users, with a line per method. Intervals are drawn as bars.
 
     Args:
-        rows: one per method, `by` ("items" or "users") and `tenth` from 1, the most popular or longest histories: `n`, the number of test users in
-            it, and where there are any `hr@100` and `hr@100_interval`.
+        rows: one per `method`, `by` ("items" or "users") and `tenth`. Tenth 1 has the most popular items or the longest
+            histories. Each row has `n`, the number of test users in the tenth. If `n` is above 0, it also has `hr@100` and
+            `hr@100_interval`.
     """
     figure = Figure(figsize=(10.5, 4.2), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)

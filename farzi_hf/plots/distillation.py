@@ -1,4 +1,4 @@
-"""How a distillation went."""
+"""The curves of a distillation."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def plot_distillation(
     norm: str = "grad_norm",
     **baselines: float,
 ) -> None:
-    """How a distillation went, against outer steps: student metric, outer loss, norm of the meta-gradient.
+    """The curves of a distillation against outer steps: student metric, outer loss, norm of the meta-gradient.
 
-    A quantity that was never logged gets no panel; values that are not finite are left out.
+    A quantity that was never logged has no panel. Values that are not finite are left out.
 
     Args:
         log_history: `trainer.state.log_history`: rows with `step` and any of the quantities.
-        metric, loss, norm: their names there. Where rows have `{metric}_std`, it is drawn as a band.
+        metric, loss, norm: the names of the quantities in these rows. `{metric}_std` is drawn as a band, if rows have it.
         baselines: horizontal lines in the metric's panel, by name: `full_data=82.0, unigram=196.6`.
 
     Raises:
@@ -65,7 +65,7 @@ def _series(log_history: Sequence[Mapping[str, Any]], name: str) -> np.ndarray:
 
 
 def _draw_noisy(axes: Axes, points: np.ndarray) -> None:
-    """Every value in the background and their running median, which outliers do not move, in front."""
+    """Draws every value in the background, and in front the running median, which outliers do not move."""
     steps, values = points.T
     half = len(values) // 40
     median = [np.median(values[max(0, i - half) : i + half + 1]) for i in range(len(values))]

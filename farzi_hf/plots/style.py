@@ -1,4 +1,4 @@
-"""How all figures look."""
+"""The common style of all figures."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from farzi_hf.artefact.atomic_folder import replace_file
 
 INK, ACCENT, MUTED = "#333333", "#1f6fb4", "#9aa5b1"
 LINES = ("#c0392b", "#27834a", "#8e5ea2", "#b8860b")
-"""Colours of lines to compare with."""
+"""Colours of horizontal lines to compare with."""
 OURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
-"""Colours of our methods, apart for the colour-blind (Okabe & Ito, 2008)."""
+"""Colours of our methods. Colour-blind readers can tell them apart (Okabe & Ito, 2008)."""
 DPI = 150
 
 
 def finite(value: Any) -> bool:
-    """Whether there is a value, and it is neither infinite nor NaN."""
+    """Whether the value exists and is neither infinite nor NaN."""
     return value is not None and math.isfinite(value)
 
 
 def number(value: float, digits: int = 4) -> str:
-    """So many digits, or all those before the point. Never a power of ten: 0.00052, 520, 1,200."""
+    """The value with `digits` significant digits, but with all digits before the point. Never a power of ten: 0.00052, 520, 1,200."""
     if abs(value) >= 10 ** (digits - 1):
         return f"{value:,.0f}"
     return np.format_float_positional(value, precision=digits, unique=False, fractional=False, trim="-")
@@ -52,7 +52,7 @@ def plain_numbers(axis: Axis) -> None:
 
 
 class _PlainTicks(LogLocator):
-    """Ticks at 1, 2 and 5 times the powers of ten; where the axis spans more than four powers, at the powers alone."""
+    """Ticks at 1, 2 and 5 times the powers of ten. If the axis spans more than four powers, ticks only at the powers."""
 
     def tick_values(self, vmin: float, vmax: float) -> np.ndarray:
         self.set_params(subs=(1.0,) if vmax > 1e4 * vmin else (1.0, 2.0, 5.0))
@@ -77,14 +77,14 @@ def clean(axes: Axes) -> Axes:
 
 
 def save(figure: Figure, path: str | os.PathLike) -> None:
-    """Replaces the file `path`, whose suffix says the format, once the new one is complete."""
+    """Writes the figure and then replaces the file `path` in one step. The suffix of `path` sets the format."""
     path = Path(path)
     kind = path.suffix.removeprefix(".") or "png"
     replace_file(path, lambda new: figure.savefig(new, dpi=DPI, format=kind))
 
 
 def draw_metric(axes: Axes, points: np.ndarray, spread: np.ndarray, baselines: Mapping[str, float]) -> None:
-    """A curve of (step, value) pairs (n, 2), its spread (n, 2) as a band where there is one, and lines to compare with."""
+    """Draws a curve of (step, value) pairs (n, 2), with horizontal lines to compare with. The spread (n, 2), if any, is a band."""
     steps, values = points.T
     axes.plot(steps, values, color=ACCENT, marker="o", markersize=4, label="student on the summary")
     if len(spread) == len(points):
@@ -94,7 +94,7 @@ def draw_metric(axes: Axes, points: np.ndarray, spread: np.ndarray, baselines: M
 
 
 def draw_lines(axes: Axes, lines: Mapping[str, float]) -> None:
-    """Dashed horizontal lines by name."""
+    """Draws dashed horizontal lines, with their names in the legend."""
     for i, (name, value) in enumerate(lines.items()):
         label = f"{name.replace('_', ' ')} ({number(value)})"
         axes.axhline(value, color=LINES[i % len(LINES)], linestyle="--", linewidth=1.3, label=label)

@@ -1,4 +1,4 @@
-"""Figures of a summary itself: what it says, how surely, and of which entries it speaks."""
+"""Figures of a summary itself: its likeliest tokens, the entropy of its positions, and the popularity of its entries."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def plot_tokens(
     sequence: int = 0,
     columns: int = 10,
 ) -> None:
-    """One synthetic sequence as it decodes: per position its likeliest tokens with their probabilities, and its entropy.
+    """One decoded synthetic sequence. Each position shows its likeliest tokens with their probabilities, and its entropy.
 
     Args:
         decoded: `farzi.decode(top_k)`.
-        sequence: which of its sequences.
-        columns: positions side by side before a new strip begins.
+        sequence: the index of the sequence.
+        columns: the number of positions in one strip.
     """
     positions = decoded[sequence]
     strips = [positions[start : start + columns] for start in range(0, len(positions), columns)]
@@ -46,7 +46,7 @@ def plot_tokens(
 
 
 def plot_entropy(decoded: Sequence[Sequence[Mapping[str, Any]]], path: str | os.PathLike, *, vocab_size: int) -> None:
-    """Entropy at each position over all sequences: the middle one, and the bands that hold half and nine tenths of them.
+    """Entropy at each position: the median over all sequences, and bands with half and with nine tenths of the sequences.
 
     Args:
         decoded: `farzi.decode(…)`.
@@ -70,12 +70,12 @@ def plot_entropy(decoded: Sequence[Sequence[Mapping[str, Any]]], path: str | os.
 def plot_popularity(
     shares: Mapping[str, np.ndarray], counts: np.ndarray, path: str | os.PathLike, *, entries: str = "tokens"
 ) -> None:
-    """How much is said of the popular and of the rare: share of each tenth of the vocabulary, most popular first.
+    """The share of popular and of rare entries: a bar for each tenth of the vocabulary, most popular first.
 
     Args:
-        shares: by name, (V,) what falls to each entry; the first is ours: `{"summary": …, "real data": counts}`. Each is
+        shares: by name, a weight (V,) for each entry: `{"summary": …, "real data": counts}`. The first one is ours. Each is
             scaled to a sum of 1.
-        counts: (V,), how often each entry occurs in the real data, which orders them.
+        counts: (V,), how often each entry occurs in the real data. These counts order the entries.
     """
     deciles = np.array_split(np.argsort(-counts, kind="stable"), 10)
     figure = Figure(figsize=(7.5, 3.8), layout="constrained")
@@ -96,7 +96,11 @@ def plot_popularity(
 
 
 def _draw_strip(axes: Axes, strip: Sequence[Mapping[str, Any]], first: int, columns: int):
-    """Up to `columns` positions from number `first` on, likeliest tokens at the top; returns the image for a colorbar."""
+    """Draws one strip of up to `columns` positions, from number `first` on, with the likeliest tokens at the top.
+
+    Returns:
+        The image, for a colorbar.
+    """
     top_k = len(strip[0]["tokens"])
     shades = np.full((top_k, columns), np.nan)
     shades[:, : len(strip)] = np.array([position["probabilities"] for position in strip]).T

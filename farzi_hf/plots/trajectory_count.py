@@ -15,7 +15,7 @@ from farzi_hf.plots.style import clean, draw_metric, plain_numbers, save
 def plot_trajectory_count(
     rows: Sequence[Mapping[str, Any]], path: str | os.PathLike, metric: str, *, metric_label: str, **baselines: float
 ) -> None:
-    """A metric against |Ω|, one tick per count, with the standard deviation over students as a band.
+    """A metric against |Ω|, with one tick per count. The band is the standard deviation over students.
 
     Args:
         rows: `trajectories`, the metric and `{metric}_std`, in the order in which they are drawn.

@@ -1,12 +1,12 @@
-"""Time and memory of one meta-gradient over the number of inner steps T: ours, and those of other libraries.
+"""Measures time and memory of one meta-gradient against the number of inner steps T, with our methods and with other libraries.
 
     make bench                                        # all cells, about two hours; goes on where it was stopped
     python recipes/benchmark/benchmark.py --scale quick         # minutes, small sizes
     python recipes/benchmark/benchmark.py --methods Tape autograd --steps 50 100
 
-A cell is a method at one T, and gets a process of its own: fresh interpreter, same threads, same settings of malloc, a
-warm-up at T = 2, a meta-gradient whose peak memory is taken, then up to three that are timed. Its gradient is compared with
-one in float64.
+A cell is one method at one T. Each cell has its own process: a fresh interpreter, with the same threads and the same settings of
+malloc. The process warms up at T = 2, measures the peak memory of one meta-gradient, and then times up to three. Its gradient is
+compared with a reference in float64.
 """
 
 from __future__ import annotations
@@ -75,17 +75,17 @@ SCALES: dict[str, dict[str, Any]] = {
 
 @dataclass
 class BenchmarkArguments:
-    """What to measure, and how."""
+    """The cells to measure, and the limits of their processes."""
 
     scale: str = field(default="full", metadata={"help": f"{' | '.join(SCALES)}: defaults of the other arguments"})
     methods: list[str] = field(default_factory=lambda: list(METHODS), metadata={"help": "rows of the table"})
     steps: list[int] = field(default_factory=lambda: [10, 50, 100, 200, 400], metadata={"help": "values of T"})
     device: str = field(default="cpu", metadata={"help": "cpu | cuda"})
     threads: int = field(default=1, metadata={"help": "threads of each process"})
-    memory_limit: float = field(default=20.0, metadata={"help": "GiB of a process; beyond, it is out of memory"})
-    time_limit: float = field(default=1800.0, metadata={"help": "seconds of a process; beyond, it is too slow"})
+    memory_limit: float = field(default=20.0, metadata={"help": "GiB of a process; with more it is 'out of memory'"})
+    time_limit: float = field(default=1800.0, metadata={"help": "seconds of a process; after these it is 'too slow'"})
     output_dir: str = field(default="model_cards/benchmark", metadata={"help": "folder of table and plot"})
-    anew: bool = field(default=False, metadata={"help": "forget the results in output_dir"})
+    anew: bool = field(default=False, metadata={"help": "discard the results in output_dir"})
 
     def __post_init__(self) -> None:
         for name in self.methods:
@@ -98,12 +98,12 @@ class BenchmarkArguments:
                     "pip install farzi-hf[bench]"
                 )
         if self.device not in ("cpu", "cuda") or (self.device == "cuda" and not torch.cuda.is_available()):
-            raise ValueError(f"device={self.device!r} is not here: use cpu, or cuda on a machine that has it")
+            raise ValueError(f"device={self.device!r} does not exist here: use cpu, or cuda on a machine with a GPU")
         if min(self.steps) < 1 or self.threads < 1:
             raise ValueError(f"steps={self.steps} and threads={self.threads} must be at least 1")
 
     def settings(self, size: Size) -> dict[str, Any]:
-        """What has to be equal for results to stand in one table."""
+        """The settings that all results in one table must share."""
         gpu = torch.cuda.get_device_name() if self.device == "cuda" else ""
         machine = {"device": self.device, "gpu": gpu, "processor": processor(), "threads": self.threads}
         limits = {"memory_limit_gib": self.memory_limit, "time_limit_s": self.time_limit}
@@ -149,10 +149,10 @@ def parse(argv: Sequence[str]) -> tuple[BenchmarkArguments, Size]:
 
 
 def previous_rows(args: BenchmarkArguments, size: Size) -> dict[tuple[str, int], Row]:
-    """The rows of earlier runs in the output folder by method and T; none with `--anew`.
+    """The rows of earlier runs in the output folder, by method and T. With `--anew`, an empty dict.
 
     Raises:
-        ValueError: they were measured with other settings.
+        ValueError: the rows were measured with other settings.
     """
     rows = [] if args.anew else read_rows(Path(args.output_dir) / "results.csv")
     for row in rows:
@@ -166,18 +166,18 @@ def previous_rows(args: BenchmarkArguments, size: Size) -> dict[tuple[str, int],
 
 
 def unfinished(row: Row) -> bool:
-    """Failed without a reason that measuring again would confirm."""
+    """Whether the cell failed for a reason that may not occur again."""
     return row["status"] == "failed"
 
 
 def order(args: BenchmarkArguments) -> list[tuple[str, int]]:
-    """All cells, small T first; the methods in an order of its own at each T, so that a drift of the machine favours none."""
+    """All cells, small T first. The order of the methods differs at each T, so that a drift of the machine favours none of them."""
     shuffled = random.Random(0)
     return [(name, steps) for steps in sorted(args.steps) for name in shuffled.sample(args.methods, len(args.methods))]
 
 
 def in_order(rows: Iterable[Row]) -> list[Row]:
-    """As in METHODS, then by T."""
+    """The rows in the order of METHODS, and for each method by T."""
     return sorted(rows, key=lambda row: (list(METHODS).index(row["method"]), row["steps"]))
 
 
@@ -187,7 +187,7 @@ def in_order(rows: Iterable[Row]) -> list[Row]:
 def run_cell(
     args: BenchmarkArguments, size: Size, method: str, steps: int, reference: Path, dtype: str = "float32"
 ) -> Facts:
-    """One cell in a process of its own. In float64 it saves its gradient as the reference, in float32 it is measured."""
+    """Runs one cell in its own process. In float64, it saves its gradient as the reference; in float32, it is measured."""
     cell = {"method": method, "steps": steps, "dtype": dtype, "device": args.device, "threads": args.threads}
     cell.update(size=asdict(size), reference=str(reference))
     variables = {
@@ -199,7 +199,7 @@ def run_cell(
 
 
 def reference_gradient(args: BenchmarkArguments, size: Size, steps: int, folder: Path) -> Path:
-    """The file of the float64 gradient, which is made where there is none."""
+    """The file of the float64 gradient. If it does not exist, this computes it."""
     problem = hashlib.sha256(f"{size} {args.device} {code_hash()}".encode()).hexdigest()[:12]
     path = folder / f"{problem}-{steps}.safetensors"
     if not path.exists():
@@ -232,7 +232,7 @@ def measure_cell(cell: Facts, report: Path) -> None:
 
 
 def environment() -> dict[str, str]:
-    """What is worth knowing of a result beside its settings."""
+    """Facts about the machine and the software, for the table."""
     facts = {"malloc": "timed with freed memory kept" if platform.libc_ver()[0] == "glibc" else "default"}
     facts |= {"python": platform.python_version()}
     for package in ("transformers", *PACKAGES.values()):
@@ -253,7 +253,7 @@ def processor() -> str:
 
 
 def code_hash() -> str:
-    """Of the code that is measured: unlike the commit, it knows of changes not committed, and nothing of other files."""
+    """A hash of the measured code. In contrast to the commit, it sees uncommitted changes and ignores all other files."""
     package = REPOSITORY / "farzi_hf"
     files = {*package.rglob("*.py"), *(ROOT / f"{name}.py" for name in ("benchmark", "methods", "process"))}
     files -= {*(package / "plots").rglob("*.py")}

@@ -1,7 +1,7 @@
-"""The benchmark's problem, and the ways to its meta-gradient: peers written as their users would, and `unroll`.
+"""The benchmark's problem, and its methods: other libraries, used as their users would write it, and `unroll`.
 
-A method is a function `(problem, steps) → θ_T`, differentiable in the problem's latents and decoder. All of them start from
-the same θ_0 and train on the same soft tokens with Adam; the peers' loss is the textbook one, ours is `Learner.soft_loss`.
+A method is a function `(problem, steps) → θ_T`, differentiable in the problem's latents and decoder. All methods start from the
+same θ_0 and train on the same soft tokens with Adam. The other libraries use the textbook loss; ours is `Learner.soft_loss`.
 """
 
 from __future__ import annotations
@@ -22,15 +22,17 @@ from farzi_hf.engine import Adjoint, InnerAdam, Tape, unroll
 from farzi_hf.summary import FarziData, FarziDataConfig, soft_tokens
 
 ADAM = {"lr": 0.01, "betas": (0.9, 0.999), "eps": 1e-4}
-EPS_ROOT = 1e-30  # lets autograd through √v of a parameter that never had a gradient, and changes no other number
+EPS_ROOT = (
+    1e-30  # without it, autograd gives NaN for √v of a parameter that never had a gradient; it changes no other number
+)
 
 
 @dataclass(frozen=True)
 class Size:
-    """Numbers that make the problem.
+    """The sizes of the problem.
 
     Args:
-        num_sequences, sequence_length, latent_dim, vocab_size: μ, ξ, d, V of the summary; all μ sequences in every inner step.
+        num_sequences, sequence_length, latent_dim, vocab_size: μ, ξ, d, V of the summary. Every inner step uses all μ sequences.
         hidden_size: h of the learner, a GPT-2 of one layer.
         batch_size: real sequences of the outer loss.
     """
@@ -45,7 +47,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Problem:
-    """A learner with its start θ_0, the summary to differentiate in (leaves), and the real batch of the outer loss."""
+    """A learner with its start θ_0, the summary (leaves of the graph), and the real batch of the outer loss."""
 
     learner: Learner
     start: Parameters
@@ -55,11 +57,11 @@ class Problem:
 
     @classmethod
     def of(cls, size: Size, dtype: torch.dtype, device: str) -> Problem:
-        """Drawn in float32 from fixed seeds and then converted, so that every method and dtype has the same numbers.
+        """Draws all numbers in float32 from fixed seeds and then converts them: every method and dtype has the same numbers.
 
-        The summary has the usual small start, for which the gradient's norm is 1e-3 at T = 100 and 400, and float32 right to
-        six digits. With ten times its standard deviation the inner loop is chaotic: norm 88 at T = 50, 14,000 at T = 100, and
-        there no digit is right.
+        The summary has the usual small start. The norm of its gradient is then 1e-3 at T = 100 and 400, and float32 is right to
+        six digits. With ten times this standard deviation, the inner loop is chaotic: the norm is 88 at T = 50 and 14,000 at
+        T = 100, where no digit is right.
         """
         learner = Learner(learner_config(size)).to(device)
         start = {name: x.to(dtype) for name, x in learner.initial_parameters(0, device).items()}
@@ -70,11 +72,11 @@ class Problem:
 
     @property
     def leaves(self) -> dict[str, Tensor]:
-        """θ_0 in tensors of their own, each of which trains."""
+        """θ_0 in new tensors that require gradients."""
         return {name: x.clone().requires_grad_() for name, x in self.start.items()}
 
     def tokens(self) -> Tensor:
-        """Soft tokens q (μ, ξ, V): made once per meta-gradient, by every method, as all of them are in every inner step."""
+        """Soft tokens q (μ, ξ, V). Every method computes them once per meta-gradient, because every inner step uses all of them."""
         return soft_tokens(self.latents, self.decoder, tau=1.0)
 
     def module(self) -> torch.nn.Module:
@@ -85,11 +87,11 @@ class Problem:
         return model
 
     def fused_loss(self, params: Parameters, inputs: tuple[Tensor, ...], step: int) -> Tensor:
-        """The inner loss as `unroll` wants it, with our fused cross-entropy."""
+        """The inner loss in the form that `unroll` takes, with our fused cross-entropy."""
         return self.learner.soft_loss(params, *inputs)
 
     def meta_gradient(self, method: Method, steps: int) -> list[Tensor]:
-        """Derivatives of the outer loss, that of θ_T on the real batch, in latents and decoder."""
+        """Derivatives of the outer loss in latents and decoder. The outer loss is the loss of θ_T on the real batch."""
         self.latents.grad = self.decoder.grad = None
         self.learner.hard_loss(method(self, steps), self.batch).backward()
         return [self.latents.grad, self.decoder.grad]
@@ -120,7 +122,7 @@ def real_batch(size: Size) -> dict[str, Tensor]:
 
 
 def plain_loss(problem: Problem, params: Parameters, q: Tensor) -> Tensor:
-    """Cross-entropy of soft tokens q under the model's logits, as one writes it down."""
+    """Cross-entropy of soft tokens q under the model's logits, in its textbook form."""
     embeds = q @ params["transformer.wte.weight"]
     z = functional_call(problem.learner.model, params, kwargs={"inputs_embeds": embeds}).logits
     return cross_entropy(q, z)
@@ -131,7 +133,7 @@ def cross_entropy(q: Tensor, z: Tensor) -> Tensor:
 
 
 def our_loss(problem: Problem, params: Parameters, q: Tensor) -> Tensor:
-    """`Learner.soft_loss`: what the same loop gains by the fused cross-entropy alone."""
+    """`Learner.soft_loss`. It shows how much the same loop gains by the fused cross-entropy alone."""
     return problem.learner.soft_loss(params, q)
 
 
@@ -163,8 +165,8 @@ def autograd(loss: Loss) -> Method:
 def step_checkpoint(problem: Problem, steps: int) -> Parameters:
     """`torch.utils.checkpoint` around each step, in its reentrant form.
 
-    The other form evaluates the network a third time per step, because `autograd.grad` inside of it already asks for what it
-    has thrown away, and then keeps that: at T = 10, 3.3 CPU seconds and 780 MB against 2.7 and 380.
+    The other form evaluates the network a third time per step: `autograd.grad` inside the step already needs the tensors that the
+    checkpoint has thrown away, and then keeps them. At T = 10, this takes 3.3 CPU seconds and 780 MB, against 2.7 and 380.
     """
     names, w = zip(*problem.leaves.items(), strict=True)
     m = v = [torch.zeros_like(x) for x in w]
@@ -202,7 +204,7 @@ def higher_adam(problem: Problem, steps: int) -> Parameters:
 
 
 def torchopt_adam(problem: Problem, steps: int) -> Parameters:
-    """TorchOpt's MetaAdam, which replaces the parameters of the module by tensors with a history."""
+    """TorchOpt's MetaAdam. It replaces the parameters of the module by tensors with a history."""
     import torchopt
 
     model, q = problem.module(), problem.tokens()
@@ -217,11 +219,11 @@ def torchopt_adam(problem: Problem, steps: int) -> Parameters:
 
 @dataclass(frozen=True)
 class Ours:
-    """`unroll` with an adjoint, made when the method runs.
+    """`unroll` with an adjoint. The adjoint is made when the method runs.
 
     Args:
-        adjoint: returns the adjoint.
-        torch_compile: of `unroll`.
+        adjoint: a function that returns the adjoint.
+        torch_compile: an argument of `unroll`.
     """
 
     adjoint: Callable[[], Adjoint]
@@ -244,7 +246,7 @@ class Ours:
     def step_seconds(self, problem: Problem, timer: Callable[[Callable], tuple[float, float]]) -> tuple[float, float]:
         """Seconds of G, one inner gradient, and of R, one reverse step, each with Adam's elementwise part.
 
-        G is from a loop without a record, R from the backward pass of `Tape`: none of them evaluates anything twice.
+        G is measured in a loop without a record, and R in the backward pass of `Tape`. Neither of them computes anything twice.
         """
         steps, q = 4, problem.tokens()
 

@@ -1,4 +1,4 @@
-"""Measuring one cell of the benchmark: inside its process, and from outside, where memory and time are limited."""
+"""Measures one cell of the benchmark. One part runs inside the cell's process; the other starts it and limits memory and time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
 _WARM_UP_STEPS = 2
 _POLL = 0.05  # seconds between two looks at a process
 _RESERVE = 1 << 30  # bytes that the machine keeps free
-_OTHERS = 3 << 30  # bytes that a system and this program may hold; with more, it is not the method that is large
+_OTHERS = (
+    3 << 30
+)  # usual bytes of the system and this program; if they hold more, the lack of memory is not the method's fault
 
 Facts = dict[str, Any]
 
@@ -38,7 +40,7 @@ Facts = dict[str, Any]
 
 
 def end_with_parent() -> None:
-    """Lets Linux end this process when the one that started it is gone, however that ended, and where memory runs out."""
+    """Asks Linux to end this process when its parent process has ended, and to end it first when memory runs out."""
     if platform.system() == "Linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
     with suppress(OSError):
@@ -46,9 +48,10 @@ def end_with_parent() -> None:
 
 
 def measure(problem: Problem, method: Method, steps: int, reference: Path, report: Callable[[Facts], None]) -> None:
-    """Reports what one meta-gradient costs, as soon as it is known: memory, relative error, time and, of ours, G and R.
+    """Reports the cost of one meta-gradient: memory, relative error, time and, for our methods, G and R. Each is reported at once.
 
-    The first run tells the memory, under a malloc that returns what is freed; those that are timed have one that keeps it.
+    The first run measures memory, and its malloc returns freed memory to the system. The next runs measure time, and their malloc
+    keeps freed memory.
     """
     timer = Timer(problem.latents.device)
     return_freed_memory()
@@ -72,7 +75,7 @@ def measure(problem: Problem, method: Method, steps: int, reference: Path, repor
 
 
 def summarised(times: Sequence[tuple[float, float]], step_times: Sequence[tuple[float, float]], steps: int) -> Facts:
-    """The columns of the (wall, CPU) seconds of all repetitions, and of the seconds of G and R."""
+    """The columns of a cell, from the (wall, CPU) seconds of all repetitions and from the seconds of G and R."""
     wall, cpu = zip(*times, strict=True)
     facts = {
         "repetitions": len(times),
@@ -87,7 +90,7 @@ def summarised(times: Sequence[tuple[float, float]], step_times: Sequence[tuple[
 
 
 class Timer:
-    """Wall and CPU seconds of a call; waits for the GPU where there is one."""
+    """Wall and CPU seconds of a call. On a GPU, it waits until the GPU has finished."""
 
     def __init__(self, device: torch.device):
         self._wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
@@ -104,10 +107,10 @@ class Timer:
 
 
 class PeakMemory:
-    """Bytes in use at most since its making, above those in use then.
+    """The peak of the bytes in use since this object was made, minus the bytes in use at that time.
 
-    On a CPU these are pages of the process, for which the heap is first made to hand back what is free in it: what a
-    warm-up left there would otherwise hide that much of the peak. Only Linux can tell; elsewhere `read` returns None.
+    On a CPU, these are pages of the process. The heap must first return its free memory to the system: free memory that a warm-up
+    has left would hide a part of the peak. This works on Linux only; elsewhere `read` returns None.
     """
 
     def __init__(self, device: torch.device):
@@ -157,16 +160,16 @@ def load(path: Path) -> list[torch.Tensor]:
 
 
 def run_limited(command: Sequence[str], environment: dict[str, str], memory_limit: int, time_limit: float) -> Facts:
-    """What a process reported, and how it ended.
+    """Runs a process under limits, and returns its reports and the way it ended.
 
-    The process gets the name of a file as its last argument, and adds to it a line of JSON whenever it knows something.
+    The process gets the name of a file as its last argument. Each report is a line of JSON that it appends to this file.
 
     Args:
         memory_limit: bytes of resident memory. A process is also stopped before the machine runs out of memory.
         time_limit: seconds.
 
     Returns:
-        All that it reported, `status` ("ok", "out of memory", "too slow" or "failed") and a `note` for all but the first.
+        All reports, `status` ("ok", "out of memory", "too slow" or "failed"), and a `note` if the status is not "ok".
     """
     with tempfile.TemporaryDirectory() as folder:
         reported, errors = Path(folder, "report"), Path(folder, "errors")
@@ -182,7 +185,7 @@ def run_limited(command: Sequence[str], environment: dict[str, str], memory_limi
             try:
                 status, note = _watch(process, memory_limit, time_limit)
             finally:
-                with suppress(ProcessLookupError):  # it, and what it started
+                with suppress(ProcessLookupError):  # ends the process and its children
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
         lines = [line for line in errors.read_text(errors="replace").splitlines() if line.strip()]
@@ -197,8 +200,8 @@ def run_limited(command: Sequence[str], environment: dict[str, str], memory_limi
 
 
 def _watch(process: subprocess.Popen, memory_limit: int, time_limit: float) -> tuple[str, str]:
-    """Waits for the process, and ends it when it goes past a limit; its status, and a note where it was ended."""
-    import psutil  # of the extra "bench": its absence is reported by whoever started this
+    """Waits for the process, and ends it if it exceeds a limit. Returns its status, and a note if it was ended."""
+    import psutil  # part of the extra "bench"; the caller reports its absence
 
     watched, start, largest = psutil.Process(process.pid), time.monotonic(), 0
     while process.poll() is None:

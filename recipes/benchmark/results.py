@@ -1,4 +1,4 @@
-"""What the benchmark leaves: results.csv with every number, table.md for readers, benchmark.png."""
+"""The benchmark's files: results.csv with every number, table.md for readers, benchmark.png."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FIRST = ("method", "kind", "steps", "status", "note", *NUMBERS)
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of results.csv, none where there is no file: numbers as numbers, None where there is none; settings as text."""
+    """The rows of results.csv, or an empty list without the file. Numbers are numbers, empty cells None, settings text."""
     if not path.exists():
         return []
     with path.open(encoding="utf-8", newline="") as file:
@@ -34,7 +34,7 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def write_results(rows: Sequence[Row], folder: Path) -> None:
-    """Replaces the three files; each is whole at any time."""
+    """Replaces the three files. Each of them is complete at any time."""
     rows = [{**dict.fromkeys(FIRST), **row} for row in rows]
     folder.mkdir(parents=True, exist_ok=True)
     save_csv(rows, folder / "results.csv")
@@ -44,7 +44,7 @@ def write_results(rows: Sequence[Row], folder: Path) -> None:
 
 
 def tables(rows: Sequence[Row]) -> str:
-    """Markdown: what was measured where, then time, memory and error over T, and the engine's own ratios."""
+    """Markdown: first machine and problem, then time, memory and error against T, and the engine's own ratios."""
     ours = [row for row in rows if row["kind"] == "ours"]
     parts = [
         ("", "\n".join(f"- {line}" for line in circumstances(rows))),
@@ -64,7 +64,7 @@ def seconds(value: float) -> str:
 
 
 def circumstances(rows: Sequence[Row]) -> list[str]:
-    """What the figures were measured on: machine, versions, problem, and what is the same for all methods."""
+    """The circumstances of the measurement: machine, versions, problem, and settings that all methods share."""
     last, commits = rows[-1], sorted({str(row["commit"]) for row in rows if row.get("commit")})
     return [
         f"{last['date']}, commit {', '.join(commits) or 'unknown'}, {last.get('gpu') or last['processor']}, "
@@ -73,12 +73,12 @@ def circumstances(rows: Sequence[Row]) -> list[str]:
         f"{last['sequence_length']}, d = {last['latent_dim']}, whole in every inner step; Adam; gradient in latents and decoder",
         f"a process per cell, limited to {last['memory_limit_gib']} GiB and {last['time_limit_s']} s; median of up to three; "
         f"malloc for all methods: {last['malloc']}",
-        "higher's Adam adds ε at another place, so it trains, and differentiates, something else: its error is not rounding",
+        "higher's Adam adds ε at another place, so it computes another gradient: its error is not a rounding error",
     ]
 
 
 def by_steps(rows: Sequence[Row], column: str, shown: Callable[[float], str]) -> str:
-    """Methods down, T across; a cell without the number says why."""
+    """A table with a row per method and a column per T. A cell without a number holds the reason."""
     cells = {(row["method"], row["steps"]): row for row in rows}
     steps = sorted({row["steps"] for row in rows})
 
@@ -92,7 +92,7 @@ def by_steps(rows: Sequence[Row], column: str, shown: Callable[[float], str]) ->
 
 
 def engine_table(ours: Sequence[Row]) -> str:
-    """Methods down; G, R, their ratio, and the warm-up, which holds the compilation."""
+    """A table with a row per method: G, R, their ratio, and the time of the warm-up, which includes the compilation."""
 
     def median(method: str, column: str, digits: int) -> str:
         values = [row[column] for row in ours if row["method"] == method and row[column] is not None]

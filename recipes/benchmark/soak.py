@@ -25,17 +25,17 @@ from farzi_hf.plots import plot_memory
 
 MIB = 2**20
 BLOCKS = 20
-"""The line goes through the medians of so many stretches of equal length: evaluations and checkpoints are peaks that pass."""
+"""The run is cut into this number of equal parts, and the line is fitted to their medians. Evaluations and checkpoints are short peaks."""
 SETTLING = 0.1
-"""Share of the steps at the start that the line leaves out: libraries load, and the heap grows to its size."""
+"""Share of the first steps that the line leaves out. In these steps, libraries are loaded and the heap grows to its size."""
 
 
 class Watch(TrainerCallback):
-    """Measures this process after every outer step, and ends the training after so many minutes.
+    """Measures this process every few outer steps, and ends the training after some minutes.
 
     Args:
-        minutes: how long, from the first outer step on.
-        every: outer steps from one measurement to the next.
+        minutes: duration, from the first outer step on.
+        every: outer steps between two measurements.
     """
 
     def __init__(self, minutes: float, every: int) -> None:
@@ -75,14 +75,14 @@ def straight_line(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float, floa
     middles, medians = zip(*((part.mean(), np.median(values)) for part, values in blocks if len(part)), strict=True)
     if len(middles) < 4:
         raise ValueError(
-            f"minutes left time for {len(rows)} measurements, too few for a line: give more minutes, or a smaller every"
+            f"minutes is too short: it left time for {len(rows)} measurements, too few for a line; give more minutes, or a smaller every"
         )
     (slope, origin), covariance = np.polyfit(middles, medians, deg=1, cov=True)
     return float(slope), float(origin), float(np.sqrt(covariance[0, 0]))
 
 
 def report(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any], folder: Path) -> str:
-    """Writes memory.csv, memory.png and table.md, and returns the last."""
+    """Writes memory.csv, memory.png and table.md, and returns the text of table.md."""
     folder.mkdir(parents=True, exist_ok=True)
     slope, origin, error = straight_line(rows)
     values = {
@@ -104,10 +104,10 @@ def report(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any], folder: 
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Distils the embedded corpus with the default adjoint until the time is over, then reports."""
+    """Distils the embedded corpus with the default adjoint until the time is over, and then writes the report."""
     parser = ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=60.0, help="how long")
-    parser.add_argument("--every", type=int, default=5, help="outer steps from one measurement to the next")
+    parser.add_argument("--every", type=int, default=5, help="outer steps between two measurements")
     parser.add_argument("--output_dir", default="model_cards/soak", help="folder of table, figure and CSV")
     settings = parser.parse_args(argv)
     keep_freed_memory()

@@ -1,4 +1,4 @@
-"""Tables whose rows are distillations: each (method, seed) is a cell, which is run once, kept, and found again."""
+"""Tables whose rows are distillations. Each (method, seed) is a cell: it is run once and stored, and later runs find it again."""
 
 from __future__ import annotations
 
@@ -25,17 +25,20 @@ from farzi_hf.evaluation import Comparison, Evidence, Row, Student, Task, save_t
 from farzi_hf.evaluation.metrics import mean_and_spread
 
 FULL, LONG = "full data", "full data, long"
-CELL, SUMMARY = "cell.json", "summary.safetensors"  # the latter: latents and decoder of a cell that distils
+CELL, SUMMARY = (
+    "cell.json",
+    "summary.safetensors",
+)  # files of a cell; the second holds latents and decoder, if the cell distils
 
 Done = dict[str, Any]
-"""What a cell of one seed leaves: `students`, the statistics of each one, `bytes`, `steps`, `seconds`, `facts`, …"""
+"""The results of a cell for one seed: `students` (the statistics of each student), `bytes`, `steps`, `seconds`, `facts`, …"""
 
 # -- students --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Trained:
-    """Students, the bytes that they were trained on, and the training steps of each."""
+    """Students, the bytes of their training data, and the training steps of each student."""
 
     students: Sequence[Student]
     nbytes: int
@@ -46,7 +49,7 @@ Students = Callable[[FarziTrainer, Comparison], Trained]
 
 
 def on_summary(trainer: FarziTrainer, c: Comparison) -> Trained:
-    """Students on the summary as it is now."""
+    """Students on the present summary."""
     return Trained([c.summary_student(i) for i in range(c.num_students)], c.farzi.nbytes, c.steps)
 
 
@@ -57,22 +60,22 @@ def on_start(trainer: FarziTrainer, c: Comparison) -> Trained:
 
 
 def on_random(trainer: FarziTrainer, c: Comparison) -> Trained:
-    """Each on μ random real sequences."""
+    """Students on μ random real sequences. Each student has its own sequences."""
     return Trained(*c.real_students(c.draw_sequences, c.steps, c.seeds), c.steps)
 
 
 def on_head(trainer: FarziTrainer, c: Comparison) -> Trained:
-    """On the μ longest real sequences."""
+    """Students on the μ longest real sequences."""
     return Trained(*c.real_students(c.longest_sequences, c.steps, c.seeds), c.steps)
 
 
 def on_everything(trainer: FarziTrainer, c: Comparison) -> Trained:
-    """On all real data, for as many steps as the others."""
+    """Students on all real data, with as many steps as the others."""
     return Trained(*c.real_students(c.all_sequences, c.steps, c.seeds), c.steps)
 
 
 def on_everything_long(trainer: FarziTrainer, c: Comparison) -> Trained:
-    """For `long_steps` steps."""
+    """Students on all real data, with `long_steps` steps."""
     return Trained([c.long_student(seed) for seed in c.seeds], c.nbytes(c.splits["train"]), c.long_steps)
 
 
@@ -84,14 +87,14 @@ class Cell:
     """One row.
 
     Args:
-        method: its name.
-        settings: of `FarziConfig`, over those that all rows share.
-        students: what is measured in the end.
-        distils: whether there is a distillation before.
-        learner: of the students and of the distillation; None is that of the run's settings.
-        source: the cell on whose summary the students are trained; it is run first. None: this one.
-        prepare: changes the trainer before it trains.
-        facts: numbers to be measured beside the students' metrics.
+        method: the row's name.
+        settings: settings of `FarziConfig` that override the settings of all rows.
+        students: makes the students to measure.
+        distils: whether the cell distils first.
+        learner: the learner of the students and of the distillation; None takes the learner of the run's settings.
+        source: the cell whose summary the students train on; that cell is run first. None means this cell.
+        prepare: a function that changes the trainer before it trains.
+        facts: a function that measures more numbers beside the students' metrics.
     """
 
     method: str
@@ -105,30 +108,30 @@ class Cell:
 
     @property
     def slug(self) -> str:
-        """The name as a folder."""
+        """The cell's name as the name of a folder."""
         return re.sub(r"[^a-z0-9]+", "-", self.method.lower()).strip("-")
 
 
 def full_cells(learner: Mapping[str, Any] | None = None, suffix: str = "") -> list[Cell]:
-    """All real data: for as many steps as the others, and for `long_steps`, with the settings of that row."""
+    """Cells on all real data: one with as many steps as the others, and one with `long_steps` steps and settings of its own."""
     rows = ((FULL, on_everything), (LONG, on_everything_long))
     return [Cell(f"{name}{suffix}", students=students, distils=False, learner=learner) for name, students in rows]
 
 
 def evidence_of(e: Experiment, cells: Sequence[Cell]) -> Evidence:
-    """The rows of all cells. Cells in `output_dir` that were run with the same settings are not run again."""
+    """The rows of all cells. A cell in `output_dir` that was run with the same settings is not run again."""
     for cell, seed in product(cells, e.seeds):  # before any work
         check_outputs(_folder(e, cell, seed), (CELL, SUMMARY))
     found: dict[str, list[Done]] = {cell.method: [] for cell in cells}
     for cell, seed in product(cells, e.seeds):
         found[cell.method].append(_run(e, cell, seed))
-        gc.collect()  # a Trainer refers to itself, and its summary and learner would stay for a while
+        gc.collect()  # a Trainer refers to itself, so its summary and learner would stay in memory for a while
     rows = {method: cell_row(e.task, method, done) for method, done in found.items()}
     return Evidence(e.task, rows, {method: [part["students"] for part in done] for method, done in found.items()})
 
 
 def cell_row(task: Task, method: str, done: Sequence[Done]) -> Row:
-    """The row of a cell's seeds. Of its facts it has mean and spread over the seeds."""
+    """The row of a cell over all its seeds, with mean and spread of its facts."""
     row = task.row(method, [part["students"] for part in done], round(np.mean([part["bytes"] for part in done])))
     row |= {"steps": done[0]["steps"], "students": sum(len(part["students"]) for part in done)}
     row |= mean_and_spread([part["facts"] for part in done]) if "facts" in done[0] else {}
@@ -171,7 +174,7 @@ def _kept(path: Path, settings: Mapping[str, Any]) -> Done | None:
 
 
 def _trained(e: Experiment, cell: Cell, seed: int) -> FarziTrainer:
-    """The trainer of a cell, whose summary is the one that the students are to be trained on."""
+    """The trainer of a cell. Its summary is the one on which the students will train."""
     folder, args, settings = _folder(e, cell, seed), _arguments(e, cell, seed), _settings(e, cell, seed)
     checkpoint = None
     if cell.distils:
@@ -199,7 +202,7 @@ def _arguments(e: Experiment, cell: Cell, seed: int) -> FarziConfig:
 
 
 def _settings(e: Experiment, cell: Cell, seed: int) -> dict[str, Any]:
-    """All settings on which a cell depends: only with these is it the same cell."""
+    """All settings on which a cell depends. Two cells are the same only if these are equal."""
     args, run = _arguments(e, cell, seed), e.data.settings
     settings = {name: getattr(run, name) for name in e.data.recipe_fields}
     settings |= {**args.to_recipe(), "num_students": run.num_students}

@@ -1,14 +1,14 @@
-"""Whether a summary serves rare items and users with short histories worse: performance in tenths by popularity.
+"""Tests whether a summary is worse for rare items and for users with short histories: performance in tenths by popularity.
 
     python recipes/paper/cold_start.py --dataset ml-100k --data_dir FOLDER
     python recipes/paper/cold_start.py --dataset magazine --data_dir FOLDER
     python recipes/paper/cold_start.py --dataset sample_interactions                   # embedded
 
-The paper's figure of cold users and items. Items are in ten equal groups by their count in the training users' histories, and a group's
-figure is that of the test users whose last item is in it; test users are in ten equal groups by the length of what is known of them. Ties go
-by number, so groups are equal in size. The test users of all splits stand together. Each (method, seed) is kept in `output_dir`: started again,
-what is done stays done; where `sample_efficiency.py` has distilled the same, it is found again. The settings are in
-`configs/paper_DATASET_SCALE.yaml`; the card goes to `model_cards/cold_start_DATASET/`.
+This makes the paper's figure of cold users and items. Items are in ten equal groups by their count in the training users' histories. The
+figure of a group is computed over the test users whose last item is in the group. Test users are in ten equal groups by the length of their
+known history. Ties are broken by number, so all groups have the same size. The test users of all splits are taken together.
+Each (method, seed) is stored in `output_dir`, and a later start does not repeat it. Cells that `sample_efficiency.py` has distilled with the
+same settings are used again. The settings are in `configs/paper_DATASET_SCALE.yaml`; the card goes to `model_cards/cold_start_DATASET/`.
 """
 
 from __future__ import annotations
@@ -42,14 +42,17 @@ POPULARITY = "popularity"
 
 @dataclass(frozen=True)
 class Strata:
-    """Of each test user of all splits the tenth, 0 … 9, of the target item and of the user's history; 0 has the most popular, the longest."""
+    """For each test user of all splits, the tenth (0 … 9) of the target item and of the user's history.
+
+    Tenth 0 has the most popular items and the longest histories.
+    """
 
     items: np.ndarray
     users: np.ndarray
 
     @classmethod
     def of(cls, e: Experiment) -> tuple[Strata, np.ndarray]:
-        """And the ranks (N,) that popularity gives the targets."""
+        """The strata, and the ranks (N,) that popularity gives the targets."""
         items, lengths, ranks = [], [], []
         vocab_size = len(e.task.processing_class)
         for seed in e.seeds:
@@ -68,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with ends_in_one_line("cold_start.py"):
         e = Experiment.parse("cold_start", "Cold start", argv, ("strata.csv", "strata.json", "cold_start.png"))
         if e.data.task_class is not Recommendation:
-            raise ValueError(f"--dataset {e.dataset} has no users and items: choose one of interactions")
+            raise ValueError(f"--dataset {e.dataset} has no users and items: choose a data set of interactions")
         ours = sized_cell(e, "Farzi", e.args.num_sequences)
         evidence = evidence_of(e, [ours, *full_cells()])
     strata, popular = Strata.of(e)
@@ -82,9 +85,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for row in tenths_rows(hits[name], getattr(strata, by))
     ]
     judged = [v for by in ("items", "users") for v in regions(ours.method, LONG, by, hits, getattr(strata, by))]
-    findings = [
-        f"{counted([verdict for verdict, _ in judged])} Decided is what the 95 % interval (of test users) says."
-    ]
+    findings = [f"{counted([verdict for verdict, _ in judged])} The 95 % interval (over test users) decides."]
     findings += [f"- {verdict}: {text}" for verdict, text in judged]
     findings += [evidence.finding(ours.method, name) for name in (LONG, FULL)]
     rows = [*evidence.rows.values(), *e.counted()]
@@ -96,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def tenths(values: np.ndarray) -> np.ndarray:
-    """(N,): the tenth in which each value is, 0 being that of the largest; of equal values the earlier one is in front."""
+    """(N,): the tenth of each value; tenth 0 has the largest values. Among equal values, the earlier one comes first."""
     order = np.argsort(-np.asarray(values), kind="stable")
     places = np.empty(len(order), dtype=int)
     for tenth, members in enumerate(np.array_split(order, TENTHS)):
@@ -105,12 +106,12 @@ def tenths(values: np.ndarray) -> np.ndarray:
 
 
 def hits_of(students: Statistics) -> np.ndarray:
-    """(N,) of all splits' test users: share of the students that rank the target among the first hundred."""
+    """(N,), for the test users of all splits: the share of the students that rank the target among the first hundred."""
     return np.concatenate([(np.asarray(seed)[:, :, 0] <= 100).mean(axis=0) for seed in students])
 
 
 def tenths_rows(hits: np.ndarray, tenth: np.ndarray) -> list[dict[str, Any]]:
-    """HR@100 of each tenth with its interval, and how many test users it is of; where there are none, no figure."""
+    """HR@100 of each tenth with its interval, and the number of its test users. A tenth without users has no figure."""
     rows = []
     for number in range(TENTHS):
         inside = hits[tenth == number]
@@ -122,7 +123,11 @@ def tenths_rows(hits: np.ndarray, tenth: np.ndarray) -> list[dict[str, Any]]:
 
 
 def regions(ours: str, full: str, by: str, hits: Mapping[str, np.ndarray], tenth: np.ndarray) -> list[tuple[str, str]]:
-    """Whether ours is worse than full data where much is known, and better elsewhere, as the paper has it: verdicts and why."""
+    """Tests the paper's statement: ours is worse than full data for popular items or long histories, and better for the others.
+
+    Returns:
+        Verdicts with their reasons.
+    """
     difference, judged = 100 * (hits[ours] - hits[full]), []
     for which, inside, side in ((0, tenth < 3, -1), (1, tenth >= 3, 1)):
         claim = f"{REGIONS[by][which]}, a summary is {'better' if side > 0 else 'worse'} than full data."
@@ -139,7 +144,7 @@ def regions(ours: str, full: str, by: str, hits: Mapping[str, np.ndarray], tenth
 
 
 def strata_table(rows: Sequence[Mapping[str, Any]], by: str) -> str:
-    """Tenths down, methods across."""
+    """A table with a row per tenth and a column per method."""
 
     def cell(row: Mapping[str, Any]) -> str:
         low, high = row.get("hr@100_interval", (0, 0))

@@ -1,12 +1,12 @@
-"""Whether a summary serves other architectures than the one it was distilled with: teachers × students.
+"""Tests whether a summary also works for architectures that it was not distilled with: teachers × students.
 
     python recipes/paper/cross_architecture.py --dataset ml-100k --data_dir FOLDER     # SASRec, GRU4Rec, FMLP
     python recipes/paper/cross_architecture.py --dataset ptb --data_dir FOLDER         # Transformer (GPT-2), RNN
     python recipes/paper/cross_architecture.py --dataset sample                        # embedded: text, or sample_interactions
 
-The paper's table of cross-architecture generalization, with FMLP as a teacher as well. All architectures have the size of the recipe's
-learner, and students the inner loop's settings. Each (teacher, student, seed) is kept in `output_dir`: started again, what is done stays
-done. The settings are in `configs/paper_DATASET_SCALE.yaml`; the card goes to `model_cards/cross_architecture_DATASET/`.
+This makes the paper's table of cross-architecture generalization; here FMLP is a teacher too. All architectures have the size of the
+recipe's learner. Students train with the settings of the inner loop. Each (teacher, student, seed) is stored in `output_dir`, and a later
+start does not repeat it. The settings are in `configs/paper_DATASET_SCALE.yaml`; the card goes to `model_cards/cross_architecture_DATASET/`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from farzi_hf.evaluation import Claim, LanguageModeling, Recommendation, Row, Ta
 from farzi_hf.plots import plot_comparison
 
 Learners = dict[str, Mapping[str, Any]]
-# The paper's table, ML-100k [50×150]: HR@10 / HR@100 in per cent, one run each. FMLP was no teacher.
+# The paper's table, ML-100k [50×150]: HR@10 / HR@100 in per cent, one run each. FMLP is not a teacher in the paper.
 PAPER = {
     "SASRec": {"SASRec": (19.61, 61.50), "GRU4Rec": (19.93, 64.47), "FMLP": (17.81, 58.21)},
     "GRU4Rec": {"SASRec": (18.23, 61.08), "GRU4Rec": (22.16, 66.70), "FMLP": (20.14, 60.23)},
@@ -50,8 +50,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     )  # fmt: skip
 
 
-# All architectures are as wide as the run's own learner, which is the first, and have one layer. Recurrent networks see their
-# embeddings unnormalised: with a standard deviation of 0.02 they would stay at the level of popularity for a hundred steps.
+# All architectures are as wide as the run's own learner, which is the first, and have one layer. Recurrent networks do not normalise
+# their embeddings. With a standard deviation of 0.02, they would stay at the level of popularity for a hundred steps.
 
 
 def text_architectures(own: Mapping[str, Any]) -> Learners:
@@ -82,7 +82,7 @@ def pair(teacher: str, student: str) -> str:
 
 
 def cells(learners: Mapping[str, Mapping[str, Any]]) -> list[Cell]:
-    """A teacher's own students come with its distillation; others are trained on the summary that this leaves."""
+    """One cell per pair. The cell of a teacher with itself distils; the other students train on that cell's summary."""
     rows = []
     for teacher, learner in learners.items():
         own = Cell(pair(teacher, teacher), learner=learner)
@@ -98,7 +98,7 @@ def cells(learners: Mapping[str, Mapping[str, Any]]) -> list[Cell]:
 
 
 def claims(learners: Sequence[str]) -> list[Claim]:
-    """The paper's: wherever a summary was distilled, students do as well on it as on full data, and best on that of their own kind."""
+    """The paper's claims: students are as good on every summary as on full data, and best on a summary of their own kind."""
     reached = [
         Claim(
             f"{student} does at least 98 % as well on a summary distilled with {teacher} as on full data",
@@ -122,7 +122,7 @@ def claims(learners: Sequence[str]) -> list[Claim]:
 
 
 def matrix(task: Task, rows: Sequence[Row], teachers: Sequence[str], students: Sequence[str]) -> str:
-    """Teachers down, students across: the task's main figure."""
+    """A table of the task's main figure, with a row per teacher and a column per student."""
     by_name, scale = {row["method"]: row for row in rows}, 100 if task.percent else 1
     label = task.metric_label + (", %" if task.percent else "")
     return markdown(
@@ -134,7 +134,7 @@ def matrix(task: Task, rows: Sequence[Row], teachers: Sequence[str], students: S
 
 
 def paper_table(dataset: str) -> str:
-    """What the paper reports."""
+    """The figures of the paper."""
     if dataset != "ml-100k":
         return ""
     table = [

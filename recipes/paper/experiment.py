@@ -1,4 +1,4 @@
-"""What the scripts of the paper's tables and figures share: their settings, the recording of Ω, and where their cards go."""
+"""Shared code of the scripts for the paper's tables and figures: settings, the recording of Ω, and the folders of the cards."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ SCALES = ("quick", "paper")
 
 @dataclass
 class PaperArguments:
-    """What the tables need beside a run's settings. Each table takes what concerns it, so that one file serves all."""
+    """Settings of the tables beside a run's settings. Each table uses only some of them, so that all tables can share one file."""
 
     seeds: list[int] = field(default_factory=lambda: [0, 1, 2], metadata={"help": "of each row"})
     budgets: list[int] = field(default_factory=lambda: [10, 25, 50], metadata={"help": "μ of sample_efficiency.py"})
     latent_dims: list[int] = field(default_factory=lambda: [4, 8, 16], metadata={"help": "d of regularization.py"})
-    sgd_learning_rate: float = field(default=1.0, metadata={"help": "of the inner SGD of inner_optimizers.py"})
-    momentum_learning_rate: float = field(default=0.3, metadata={"help": "of its inner SGD with momentum"})
+    sgd_learning_rate: float = field(default=1.0, metadata={"help": "rate of inner_optimizers.py's inner SGD"})
+    momentum_learning_rate: float = field(default=0.3, metadata={"help": "rate of its inner SGD with momentum"})
     sgd_momentum: float = field(default=0.9, metadata={"help": "of the same"})
     cost_steps: list[int] = field(
         default_factory=lambda: [10, 20, 40, 80], metadata={"help": "T at which inner_optimizers.py measures time"}
@@ -65,11 +65,11 @@ class PaperArguments:
 
 @dataclass
 class TrajectoryArguments:
-    """How Ω is recorded."""
+    """Settings of the recording of Ω."""
 
     num_recorded: int = field(default=10, metadata={"help": "|Ω|, trajectories to record"})
     trajectory_steps: int = field(default=100, metadata={"help": "of each"})
-    save_every: int = field(default=10, metadata={"help": "steps from one checkpoint to the next"})
+    save_every: int = field(default=10, metadata={"help": "steps between two checkpoints"})
     trajectory_batch_size: int | None = field(
         default=None, metadata={"help": "real sequences per step; by default as many tokens as an inner step has"}
     )
@@ -77,7 +77,7 @@ class TrajectoryArguments:
 
 
 def choose(argv: Sequence[str] | None) -> tuple[str, str, list[str]]:
-    """The data set, the scale, and the arguments that are left."""
+    """The data set, the scale, and the other arguments."""
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--dataset", choices=DATASETS, default="sample")
     parser.add_argument("--scale", choices=SCALES, default="quick")
@@ -86,12 +86,12 @@ def choose(argv: Sequence[str] | None) -> tuple[str, str, list[str]]:
 
 
 def card_folder(name: str, dataset: str, scale: str, chosen: str | None, files: Sequence[str] = ()) -> Path:
-    """Where a table and `files` go unless the user has chosen a folder.
+    """The folder of a table and its `files`: the one that the user has chosen, or the default.
 
-    Each scale has a folder of its own, so that a long run does not replace the card of the quick one.
+    Each scale has its own folder, so that a long run does not replace the card of a quick run.
 
     Raises:
-        ValueError: one of them is there already, and no recipe wrote it.
+        ValueError: one of the files exists already, and no recipe wrote it.
     """
     suffix = "" if scale == "quick" else f"_{scale}"
     folder = Path(chosen or CARDS / f"{name}_{dataset}{suffix}")
@@ -100,7 +100,7 @@ def card_folder(name: str, dataset: str, scale: str, chosen: str | None, files: 
 
 
 def changed(args: FarziConfig, **settings: Any) -> FarziConfig:
-    """A copy with other settings."""
+    """A copy of `args` with other settings."""
     args = copy.copy(args)
     for name, value in settings.items():
         setattr(args, name, value)
@@ -117,7 +117,7 @@ def described(settings: Mapping[str, Any]) -> str:
 
 def record(data: TaskData, args: FarziConfig, seed: int, recording: TrajectoryArguments) -> TrajectoryBank:
     """Records the trajectories of one seed below the folder `args.trajectories`, with the inner optimizer of `args`."""
-    plain = changed(args, trajectories=None, objective="meta_matching", seed=seed)  # Ω is not there yet
+    plain = changed(args, trajectories=None, objective="meta_matching", seed=seed)  # Ω does not exist yet
     trainer = trainer_of(data, plain, seed)
     c = comparison_of(trainer, data, seed)
     rows = c.training_rows(c.splits["train"])
@@ -137,13 +137,13 @@ class Experiment:
     """One table of the paper on one data set.
 
     Attributes:
-        title: of the card.
-        dataset, scale: they name the config and the card's folder.
+        title: title of the card.
+        dataset, scale: parts of the names of the config and of the card's folder.
         data: the data set and its task.
-        args: of the distillations; each row has settings of its own over these.
-        recording: how Ω is recorded, for rows that start from it.
-        settings: of the table.
-        folder: of the card.
+        args: settings of the distillations; a row can override them.
+        recording: settings of the recording of Ω, for rows that start from it.
+        settings: settings of the table.
+        folder: folder of the card.
     """
 
     title: str
@@ -160,11 +160,11 @@ class Experiment:
         cls, name: str, title: str, argv: Sequence[str] | None, files: Sequence[str] = (),
         settings: type = PaperArguments, configs: str = "paper",
     ) -> Experiment:  # fmt: skip
-        """From `--dataset`, `--scale`, the YAML file `CONFIGS_DATASET_SCALE.yaml` and the command line.
+        """Makes it from `--dataset`, `--scale`, the YAML file `CONFIGS_DATASET_SCALE.yaml` and the command line.
 
         Args:
-            name: of the card's folder.
-            files: what the script writes into the card's folder beside the table.
+            name: name of the card's folder.
+            files: the files that the script writes into the card's folder, beside the table.
             settings: the dataclass of the table's settings, with `seeds` and `card_dir`.
 
         Raises:
@@ -178,7 +178,7 @@ class Experiment:
 
     @property
     def task(self) -> Task:
-        """What is predicted."""
+        """The task of the data set."""
         return self.data.task
 
     @property
@@ -187,13 +187,13 @@ class Experiment:
         return self.settings.seeds
 
     def counted(self) -> list[Row]:
-        """The rows of models that are counted and not trained."""
+        """The rows of count models, which are not trained."""
         seeds = self.data.distinct_splits(self.seeds)
         splits = [comparison_of(trainer_of(self.data, self.args, seed), self.data, seed).counted() for seed in seeds]
         return [pooled_row(self.task, parts) for parts in zip(*splits, strict=True)]
 
     def omega(self) -> dict[str, str]:
-        """How Ω came about, as a fact of the card."""
+        """The settings of Ω, as a fact for the card."""
         r = self.recording
         return {
             "Ω": f"{r.num_recorded} trainings of {r.trajectory_steps} steps, a checkpoint every {r.save_every}; share of fresh "
@@ -208,13 +208,13 @@ class Experiment:
         columns: Mapping[str, str] | None = None,
         facts: Mapping[str, Any] | None = None,
     ) -> None:
-        """The card, `table.json`, `table.csv` and `table.md`, which it prints as well.
+        """Writes the card: `table.json`, `table.csv` and `table.md`. It also prints `table.md`.
 
         Args:
             findings: sentences that come first.
             more: Markdown after the table.
-            columns: numbers of the rows that the task does not show: title by name.
-            facts: what is to be said beside what all tables say; by default of the inner optimizer.
+            columns: more columns, which the task does not show: title by name.
+            facts: facts of this table, beside the facts of all tables; by default those of the inner optimizer.
         """
         facts = {
             **shared_facts(self),
@@ -235,7 +235,7 @@ class Experiment:
 
 
 def shared_facts(e: Experiment) -> dict[str, Any]:
-    """What all rows have in common."""
+    """The settings that all rows share."""
     args = e.args
     kappa = {"κ": "chosen by trial" if args.concentration is None else args.concentration}
     return {
@@ -254,11 +254,11 @@ def shared_facts(e: Experiment) -> dict[str, Any]:
     }
 
 
-# -- what the paper says of summaries and full data ------------------------------------------------------------------
+# -- the paper's statements about summaries and full data -------------------------------------------------------------
 
 
 def full_data_claim(task: Task, subject: str, ours: str, full: str) -> Claim:
-    """That a summary reaches full data, in recommendation, or stays behind it, in text.
+    """The paper's claim: in recommendation, a summary is as good as full data; in text, it is worse.
 
     Args:
         subject: the summary, in words.

@@ -1,13 +1,13 @@
-"""SGD, SGD with momentum and Adam inside, and Adam differentiated by us, by plain autograd and by `higher`.
+"""Compares inner optimizers: SGD, SGD with momentum, and Adam. Adam is differentiated by us, by plain autograd and by `higher`.
 
     python recipes/paper/inner_optimizers.py --dataset ml-100k --data_dir FOLDER
     python recipes/paper/inner_optimizers.py --dataset ptb --data_dir FOLDER
     python recipes/paper/inner_optimizers.py --dataset sample                          # embedded: text, or sample_interactions
 
-The paper's figure of inner-loop optimizers. Quality: one distillation per row, of as many outer steps. Time and memory of an outer step's
-meta-gradient over T: by `recipes/benchmark/`, at this summary's size, a process for each cell; it needs `pip install farzi-hf[bench]`. Each
-(method, seed) is kept in `output_dir`, and each cost in `cost/` of the card's folder: started again, what is done stays done. The settings are in
-`configs/paper_DATASET_SCALE.yaml`; the card goes to `model_cards/inner_optimizers_DATASET/`.
+This makes the paper's figure of inner-loop optimizers. For quality, each row has one distillation, all with the same number of outer steps. For
+time and memory of a meta-gradient against T, `recipes/benchmark/` measures each cell in its own process, at this summary's size; this needs
+`pip install farzi-hf[bench]`. Each (method, seed) is stored in `output_dir`, and each cost in `cost/` of the card's folder; a later start does not
+repeat them. The settings are in `configs/paper_DATASET_SCALE.yaml`; the card goes to `model_cards/inner_optimizers_DATASET/`.
 """
 
 from __future__ import annotations
@@ -54,10 +54,11 @@ COSTS = ("autograd", "higher", "Tape", "Checkpoint", "Reversible")
 class HigherMatching:
     """`MetaMatching` with `higher` in place of `unroll`: it keeps the graph of every step.
 
-    Its Adam adds ε before the bias correction, so it is not quite torch's; all T steps are differentiated, without a window.
+    The Adam of `higher` adds ε before the bias correction, so it differs slightly from torch's. All T steps are differentiated,
+    without a window.
 
     Args:
-        training: the inner loop, of which the loss and Adam's settings are used.
+        training: the inner loop. Only its loss and Adam's settings are used.
         steps: T.
     """
 
@@ -99,8 +100,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def cells(e: Experiment) -> list[Cell]:
-    """Of as many outer steps, with the same kind of start. Adam's settings are the recipe's; those of both SGD had the least
-    validation error after T steps on full data (`inner_sgd.py`).
+    """The cells. All have the same number of outer steps and the same kind of start.
+
+    Adam has the recipe's settings. Both SGD have the settings with the least validation error after T steps on full data
+    (`inner_sgd.py`).
     """
     return [
         Cell(SGD, sgd(e.settings.sgd_learning_rate, 0.0), facts=seconds_per_step),
@@ -117,23 +120,23 @@ def differentiate_by_higher(trainer: FarziTrainer) -> None:
 
 
 def seconds_per_step(trainer: FarziTrainer, c: Comparison, students: Sequence[Student]) -> Mapping[str, float]:
-    """The middle one of the logged means; none where nothing was logged."""
+    """The median of the logged means. If nothing was logged, an empty dict."""
     logged = [entry["seconds_per_step"] for entry in trainer.state.log_history if "seconds_per_step" in entry]
     return {"seconds_per_step": statistics.median(logged)} if logged else {}
 
 
 def windows(e: Experiment) -> str:
-    """That one row has none, where the others have one."""
+    """A note about the window: the row of `higher` has none, but the others may have one."""
     if not e.args.window:
         return ""
     return (
-        f"{HIGHER} differentiates all T = {e.args.inner_steps} steps, the other rows the last {e.args.window}: what they gain or lose against it "
-        "may come of that.\n\n"
+        f"{HIGHER} differentiates all T = {e.args.inner_steps} steps, but the other rows only the last {e.args.window}. This may explain a part "
+        "of the difference.\n\n"
     )
 
 
 def cost_arguments(e: Experiment) -> list[str]:
-    """Of `benchmark.py`: sequences as many as an inner step has, the same ξ, d, V and b, and a learner as wide."""
+    """Arguments of `benchmark.py`: as many sequences as an inner step has, the same ξ, d, V and b, and a learner of the same width."""
     args, learner = e.args, e.data.settings.learner
     sizes = {
         "num_sequences": args.synthetic_batch_size or args.num_sequences, "sequence_length": args.sequence_length,
@@ -146,7 +149,7 @@ def cost_arguments(e: Experiment) -> list[str]:
 
 
 def cost_findings(costs: Sequence[CostRow]) -> list[str]:
-    """Time and memory of ours over those of plain autograd at the largest T that both reached, and their growth with T."""
+    """Our time and memory divided by those of plain autograd, at the largest T that both reached, and the growth with T."""
     measured = {(row["method"], row["steps"]): row for row in costs if row["seconds"] and row["memory_bytes"]}
     sentences = []
     for method in COSTS[1:]:

@@ -1,9 +1,9 @@
-"""The learning rate and momentum of an inner SGD, by validation: what the configs of `objectives.py` were set from.
+"""Chooses learning rate and momentum of an inner SGD by validation. The configs of `objectives.py` have the best values.
 
     python recipes/paper/inner_sgd.py --dataset ptb --data_dir FOLDER
 
-For each setting a student takes T steps on full data, and another one on the summary before any outer step; both are measured
-on the validation split. Adam, with the config's settings, stands beside them.
+For each setting, one student takes T steps on full data, and another one on the summary before any outer step. Both are measured
+on the validation split. A last row has Adam with the config's settings.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class GridArguments(ObjectiveArguments):
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Prints the grid as it is measured, then as a table."""
+    """Measures the grid and prints it as a table."""
     keep_freed_memory()
     with ends_in_one_line("inner_sgd.py"):
         e = Experiment.parse("inner_sgd", "Inner SGD", argv, settings=GridArguments, configs="objectives")
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def measured(e: Experiment, name: str, **settings) -> dict[str, str]:
-    """Validation errors (`Comparison.validation_error`: the least is best) of each seed's two students."""
+    """Validation errors of each seed's two students (`Comparison.validation_error`; a smaller error is better)."""
     comparisons = []
     for seed in e.seeds:
         trainer = trainer_of(e.data, changed(e.args, seed=seed, **settings), seed)

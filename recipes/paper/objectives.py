@@ -1,13 +1,13 @@
-"""Compares what the outer loop may minimise: DC, MM, MTT and Farzi, each with SGD and Adam inside.
+"""Compares objectives of the outer loop: DC, MM, MTT and Farzi, each with SGD and with Adam in the inner loop.
 
     python recipes/paper/objectives.py --dataset ml-100k --data_dir FOLDER
     python recipes/paper/objectives.py --dataset ptb --data_dir FOLDER
     python recipes/paper/objectives.py --dataset sample                    # embedded: text, or sample_interactions
     python recipes/paper/objectives.py --dataset ptb --scale paper         # for a GPU
 
-All rows have the same start of the summary, the same number of outer steps and students of the same number of steps. Each
-(method, seed) is kept in `output_dir`: started again, what is done stays done. The table goes to
-`model_cards/objectives_DATASET/`, `--card_dir` says otherwise. The settings are in `configs/objectives_DATASET_SCALE.yaml`.
+All rows have the same start of the summary and the same number of outer steps, and all students take the same number of steps.
+Each (method, seed) is stored in `output_dir`, and a later start does not repeat it. The table goes to
+`model_cards/objectives_DATASET/` or to `--card_dir`. The settings are in `configs/objectives_DATASET_SCALE.yaml`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ UNDISTILLED: dict[str, Students] = {
 }
 DISTILLED, START = [f"{name}, Adam" for name in OBJECTIVES], "no outer step, Adam"
 METHODS = (*OBJECTIVES, *UNDISTILLED, LONG)
-# The paper's comparison of objectives: one run each, no intervals. Random sampling and full data are not said to be of SGD or Adam.
+# The paper's comparison of objectives: one run each, no intervals. For random sampling and full data, the paper names no optimizer.
 PAPER = {
     "ml-100k": ("ML-100k [50×150]", ("HR@10", "HR@100", "nDCG@10", "nDCG@100"), {
         "random sampling": (7.74, 39.13, 3.83, 9.61), "DC, SGD": (7.95, 41.88, 3.44, 9.84), "DC, Adam": (11.77, 49.52, 5.6, 12.51),
@@ -54,12 +54,12 @@ PAPER = {
 
 @dataclass
 class ObjectiveArguments:
-    """What the comparison needs beside a run's settings."""
+    """Settings of the comparison, beside a run's settings."""
 
     seeds: list[int] = field(default_factory=lambda: [0, 1, 2], metadata={"help": "of each row"})
     methods: list[str] = field(default_factory=lambda: list(METHODS), metadata={"help": "rows"})
-    sgd_learning_rate: float = field(default=1.0, metadata={"help": "of the inner SGD"})
-    sgd_momentum: float = field(default=0.9, metadata={"help": "of the inner SGD"})
+    sgd_learning_rate: float = field(default=1.0, metadata={"help": "learning rate of the inner SGD"})
+    sgd_momentum: float = field(default=0.9, metadata={"help": "momentum of the inner SGD"})
     card_dir: str | None = field(default=None, metadata={"help": "folder of the table"})
 
     def __post_init__(self) -> None:
@@ -86,14 +86,14 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def cells(e: Experiment) -> list[Cell]:
-    """In the order of the table. Ω is recorded once per optimizer and seed, with that optimizer."""
+    """The cells in the order of the table. Ω is recorded once per optimizer and seed, with that optimizer."""
     inner = {
         "SGD": sgd(e.settings.sgd_learning_rate, e.settings.sgd_momentum),
         "Adam": {"inner_optimizer": "adam"},
     }
     rows = []
     for method in e.settings.methods:
-        if method == LONG:  # as well as this learner gets, with settings of its own
+        if method == LONG:  # the best that this learner can reach; the row has its own settings
             rows.append(Cell(LONG, students=on_everything_long, distils=False))
             continue
         for optimizer, settings in inner.items():
@@ -107,12 +107,12 @@ def cells(e: Experiment) -> list[Cell]:
 
 
 def sgd(learning_rate: float, momentum: float) -> dict[str, Any]:
-    """Settings of an inner loop."""
+    """Settings of an inner loop with SGD."""
     return {"inner_optimizer": "sgd", "inner_learning_rate": learning_rate, "inner_momentum": momentum}
 
 
 def claims(task: Task) -> list[Claim]:
-    """The paper's: Adam inside whatever the objective, Ω rather than none, and that only recommendation reaches full data."""
+    """The paper's claims: Adam in the inner loop is better for every objective, Ω helps, and only recommendation reaches full data."""
     return [
         *(
             Claim(f"{name} is better with Adam inside than with SGD", f"{name}, Adam", f"{name}, SGD")
@@ -136,7 +136,7 @@ def inner_optimizers(e: Experiment) -> dict[str, str]:
 
 
 def paper_table(dataset: str) -> str:
-    """What the paper reports, to compare the order of the rows: its sizes and numbers of steps are other ones."""
+    """The paper's figures. Only the order of the rows can be compared, because sizes and numbers of steps are different."""
     if dataset not in PAPER:
         return ""
     size, metrics, rows = PAPER[dataset]

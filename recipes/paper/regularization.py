@@ -1,12 +1,12 @@
-"""What the factorisation of a summary does: ranks, generalisation and quality over d, beside an unfactorised one.
+"""Measures the effect of factorising a summary: ranks, generalisation and quality against d, and for an unfactorised summary.
 
     python recipes/paper/regularization.py --dataset ml-100k --data_dir FOLDER
     python recipes/paper/regularization.py --dataset ptb --data_dir FOLDER --latent_dims 4 16
     python recipes/paper/regularization.py --dataset sample                            # embedded: text, or sample_interactions
 
-In place of the paper's Theorem 3.1, which compares two upper bounds and does not know of the softmax: these are measurements and no proof.
-An unfactorised summary has d = V and the identity as its decoder, so each probability has a parameter of its own; it starts at the soft tokens
-of a factorised one with the recipe's d. Each (d, seed) is kept in `output_dir`: started again, what is done stays done. The settings are in
+This stands in place of the paper's Theorem 3.1, which compares two upper bounds and ignores the softmax. The results here are measurements, not
+a proof. An unfactorised summary has d = V and the identity as its decoder, so each probability has its own parameter. It starts at the soft tokens
+of a factorised summary with the recipe's d. Each (d, seed) is stored in `output_dir`, and a later start does not repeat it. The settings are in
 `configs/paper_DATASET_SCALE.yaml`; the card goes to `model_cards/regularization_DATASET/`.
 """
 
@@ -33,14 +33,14 @@ from farzi_hf.plots import plot_comparison
 from farzi_hf.summary.forms import Tensors
 
 NAIVE = "Farzi, unfactorised"
-NEGLIGIBLE = 1e-4  # of the largest singular value: below, float32 rounding decides
+NEGLIGIBLE = 1e-4  # share of the largest singular value; smaller values are float32 rounding errors
 COLUMNS = {
     "rank": "rank", "effective_rank": "effective rank", "train_loss": "train loss", "validation_loss": "validation loss", "gap": "gap",
 }  # fmt: skip
 
 
 class UnfactorisedTraining(SyntheticTraining):
-    """`SyntheticTraining` on latents (μ, ξ, V) that are the soft tokens' logits: with the identity as decoder, without the product."""
+    """`SyntheticTraining` on latents (μ, ξ, V) that are the logits of the soft tokens. The decoder would be the identity and is not used."""
 
     def inner_loss(self, learner: Learner | LearnerBatch, summary: Tensors, steps: int, seed: int) -> InnerLoss:
         """As of `SyntheticTraining`; of the inputs (latents, decoder) it takes the first."""
@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def unfactorise(trainer: FarziTrainer) -> None:
-    """Makes logits of the latents, and leaves the decoder out of the training."""
+    """Turns the latents into logits, and excludes the decoder from the training."""
     farzi = trainer.model
     trainer.tune_initialization()
     with torch.no_grad():
@@ -94,12 +94,12 @@ def unfactorise(trainer: FarziTrainer) -> None:
 
 
 def on_unfactorised(trainer: FarziTrainer, c: Comparison) -> Trained:
-    """Students, and the bytes without those of the decoder."""
+    """Students on the summary. The bytes do not include the decoder."""
     latents = c.farzi.latents
     return replace(on_summary(trainer, c), nbytes=latents.numel() * latents.element_size())
 
 
-# -- what is measured ------------------------------------------------------------------------------------------------
+# -- measurements ----------------------------------------------------------------------------------------------------
 
 
 def measured(trainer: FarziTrainer, c: Comparison, students: Sequence[Student]) -> Mapping[str, float]:
@@ -108,7 +108,7 @@ def measured(trainer: FarziTrainer, c: Comparison, students: Sequence[Student]) 
 
 
 def measured_unfactorised(trainer: FarziTrainer, c: Comparison, students: Sequence[Student]) -> Mapping[str, float]:
-    """The same, of latents that are logits."""
+    """As `measured`, for latents that are logits."""
     farzi = c.farzi
 
     def soft(rows: Tensor) -> Tensor:
@@ -119,12 +119,13 @@ def measured_unfactorised(trainer: FarziTrainer, c: Comparison, students: Sequen
 
 @torch.no_grad()
 def ranks(soft: Callable[[Tensor], Tensor], count: int) -> dict[str, float]:
-    """Of the matrix of soft tokens, μ ξ × V: how many singular values matter, and exp of the entropy of their shares.
+    """Two ranks of the matrix of soft tokens, μ ξ × V: the number of singular values that matter, and the effective rank.
 
-    The latter is the effective rank (Roy & Vetterli, 2007). Through the (V, V) matrix of products in float64, a sequence at a time.
+    The effective rank is exp of the entropy of the singular values' shares (Roy & Vetterli, 2007). Both are computed from the (V, V)
+    matrix of products in float64, one sequence at a time.
 
     Args:
-        soft: (b,) numbers of sequences → (b, ξ, V).
+        soft: a function from indices (b,) of sequences to soft tokens (b, ξ, V).
         count: μ.
     """
     gram: Tensor | float = 0.0
@@ -140,7 +141,7 @@ def ranks(soft: Callable[[Tensor], Tensor], count: int) -> dict[str, float]:
 
 
 def losses(c: Comparison, students: Sequence[Student]) -> dict[str, float]:
-    """Mean next-token losses in nats on real data: training sequences, as many as there are to validate on, and those; their gap."""
+    """Mean next-token losses in nats on training and on validation sequences, as many of each, and the gap between them."""
     validation = c.splits["validation"]
     train = random_sequences(c.splits["train"], min(len(validation), len(c.splits["train"])), c.seed)
     means = {
@@ -151,14 +152,14 @@ def losses(c: Comparison, students: Sequence[Student]) -> dict[str, float]:
 
 
 def mean_loss(c: Comparison, student: Student, sequences: Dataset) -> float:
-    """Over all predicted tokens."""
+    """The mean loss over all predicted tokens."""
     rows = c.outputs(student, c.training_rows(sequences), lambda z, batch: token_statistics(z, batch["labels"]))
     loss, _, count = np.sum([row.sum(axis=0, dtype=np.float64) for row in rows], axis=0)
     return float(loss / count)
 
 
 def compared(row: Row, naive: Row, seeds: int) -> str:
-    """Ranks and gaps of a factorised summary beside those without factors."""
+    """A sentence with ranks and gaps of a factorised summary and of the unfactorised one."""
 
     def value(of: Row, name: str) -> str:
         return f"{of[name]:.3g} ± {of[f'{name}_std']:.2g}"
@@ -171,7 +172,7 @@ def compared(row: Row, naive: Row, seeds: int) -> str:
 
 
 def explanation() -> str:
-    """Below the table."""
+    """The text below the table."""
     return (
         "\nRank: singular values of the matrix of soft tokens, μ ξ × V, above 1e-4 of the largest; effective rank: exp of the entropy of "
         "their shares. The softmax is not linear, so the rank is not bounded by d. Losses are of students on real sequences, in nats per "

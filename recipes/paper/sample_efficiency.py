@@ -1,13 +1,13 @@
-"""How much data is enough: performance against μ of a summary and of as many real sequences, beside full data.
+"""Shows how much data is enough: performance against μ, for a summary, for as many real sequences, and for full data.
 
     python recipes/paper/sample_efficiency.py --dataset ml-100k --data_dir FOLDER
     python recipes/paper/sample_efficiency.py --dataset ptb --data_dir FOLDER --budgets 10 50
     python recipes/paper/sample_efficiency.py --dataset sample                        # embedded: text, or sample_interactions
     python recipes/paper/sample_efficiency.py --dataset ptb --scale paper             # for a GPU
 
-The paper's figures of sample efficiency and its table of sizes. All students take the same number of steps, those of the row
-"full data, long" apart. Each (method, μ, seed) is kept in `output_dir`: started again, what is done stays done. The settings are
-in `configs/paper_DATASET_SCALE.yaml`; the card goes to `model_cards/sample_efficiency_DATASET/`, `--card_dir` says otherwise.
+This makes the paper's figures of sample efficiency and its table of sizes. All students take the same number of steps, except in
+the row "full data, long". Each (method, μ, seed) is stored in `output_dir`, and a later start does not repeat it. The settings are
+in `configs/paper_DATASET_SCALE.yaml`; the card goes to `model_cards/sample_efficiency_DATASET/` or to `--card_dir`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FAMILIES: dict[str, tuple[Students, bool]] = {
     "head (longest)": (on_head, False),
 }
 Share = tuple[float, tuple[float, float]]
-"""And its interval."""
+"""A share of full data's quality, and its interval."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -45,7 +45,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     findings = [*evidence.verdicts(claims(e, sized, budgets)), evidence.finding(largest, FULL), *behind(shares, theirs)]
     more = f"\n{share_table(e.task.ratio_label, shares, theirs)}\n{paper_table(e.dataset)}"
     e.write([*rows.values(), *e.counted()], findings, more)
-    sizes = {size: rows[sized["Farzi", size].method]["bytes"] for size in budgets}  # the second axis is of summaries
+    sizes = {
+        size: rows[sized["Farzi", size].method]["bytes"] for size in budgets
+    }  # the upper axis shows the bytes of summaries
     curves = [
         {**rows[cell.method], "method": family, "num_sequences": size, "bytes": sizes[size]}
         for (family, size), cell in sized.items()
@@ -58,14 +60,14 @@ def sized_cell(e: Experiment, family: str, size: int) -> Cell:
     """One point of a curve."""
     students, distils = FAMILIES[family]
     settings = {"num_sequences": size}
-    if e.args.synthetic_batch_size is not None:  # no more than there are
+    if e.args.synthetic_batch_size is not None:  # at most the number of sequences
         settings["synthetic_batch_size"] = min(size, e.args.synthetic_batch_size)
     name = f"{family} [{size}×{e.args.sequence_length}]" if distils else f"{family}, {size} sequences"
     return Cell(name, settings, students, distils=distils)
 
 
 def claims(e: Experiment, sized: Mapping[tuple[str, int], Cell], budgets: Sequence[int]) -> list[Claim]:
-    """The paper's, by this data set's kind: its summaries reach full data in recommendation, and stay behind it in text."""
+    """The paper's claims for this task: summaries are as good as full data in recommendation, and worse in text."""
     smallest, largest = (sized["Farzi", size].method for size in (budgets[0], budgets[-1]))
     found = [full_data_claim(e.task, "a summary", largest, LONG)]
     for family in ("random", "head (longest)"):
@@ -81,7 +83,7 @@ def claims(e: Experiment, sized: Mapping[tuple[str, int], Cell], budgets: Sequen
 
 
 def paper_shares(dataset: str) -> dict[str, float]:
-    """What the paper's summaries have of its full data's HR@100, or full data's perplexity over theirs, by size."""
+    """The quality of the paper's summaries as a share of its full data, by size: a ratio of HR@100 or of perplexities."""
     if dataset == "ptb":
         return {size: PAPER_TEXT[FULL][0] / values[0] for size, values in PAPER_TEXT.items() if size != FULL}
     known = PAPER.get(dataset, {})
@@ -89,7 +91,7 @@ def paper_shares(dataset: str) -> dict[str, float]:
 
 
 def behind(ours: Mapping[str, Share], theirs: Mapping[str, float]) -> list[str]:
-    """A sentence for each size that the paper has too."""
+    """A sentence for each size that the paper also has."""
     sentences = []
     for size in [size for size in ours if size in theirs]:
         points = 100 * (ours[size][0] - theirs[size])
@@ -101,7 +103,7 @@ def behind(ours: Mapping[str, Share], theirs: Mapping[str, float]) -> list[str]:
 
 
 def share_table(label: str, ours: Mapping[str, Share], theirs: Mapping[str, float]) -> str:
-    """Ours and the paper's, by size: in one line where both have it."""
+    """A table of our shares and the paper's, by size. Sizes that both have share a row."""
     title = f"share of full data's quality, % ({label})"
     sizes = sorted({*ours, *theirs}, key=lambda size: [int(number) for number in size.split("×")])
     return markdown(
@@ -117,13 +119,13 @@ def share_table(label: str, ours: Mapping[str, Share], theirs: Mapping[str, floa
 
 
 def percent(share: Share) -> str:
-    """With its interval."""
+    """The share in per cent, with its interval."""
     value, (low, high) = share
     return f"{100 * value:.1f} ({100 * low:.1f}–{100 * high:.1f})"
 
 
 def paper_table(dataset: str) -> str:
-    """What the paper reports, to compare the shape of the curve: its numbers of steps are other ones."""
+    """The paper's figures. Only the shape of the curve can be compared, because the numbers of steps are different."""
     if dataset == "ptb":
         names, known, scale = ("perplexity", "accuracy, %"), PAPER_TEXT, 1
     elif dataset in PAPER:

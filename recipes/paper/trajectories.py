@@ -1,10 +1,10 @@
-"""Records Ω, trainings of the learner on the real data, for the config of a run.
+"""Records Ω for the config of a run. Ω is a set of trainings of the learner on the real data.
 
     python recipes/paper/trajectories.py --config recipes/configs/ptb_quick.yaml --trajectories outputs/omega/ptb
     python recipes/paper/trajectories.py --config recipes/configs/ml-100k_50x50.yaml --trajectories outputs/omega/ml-100k --num_recorded 20
 
-Started again, it records what is missing; with a larger `--num_recorded` it adds. A distillation uses Ω when it is given the same
-folder: `recipes/ptb.py --trajectories …`, `recipes/recsys.py --trajectories …`. There each seed, or each split, has a folder of its own.
+If you start the script again, it records only missing trajectories; a larger `--num_recorded` adds new ones. A distillation uses Ω if
+it gets the same folder: `recipes/ptb.py --trajectories …`, `recipes/recsys.py --trajectories …`. Each seed or split has a subfolder.
 """
 
 from __future__ import annotations

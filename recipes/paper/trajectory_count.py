@@ -1,10 +1,10 @@
-"""How many pretrained trajectories are worth having: |Ω| against the summary's quality at equal numbers of outer steps.
+"""Shows how many pretrained trajectories are useful: the summary's quality against |Ω|, at equal numbers of outer steps.
 
     python recipes/paper/trajectory_count.py --dataset ml-100k --data_dir FOLDER --counts 0 1 2 5 10 20
     python recipes/paper/trajectory_count.py --dataset sample
 
-|Ω| = 0 starts every inner loop from a fresh random initialisation. With Ω a share `--fresh_start_fraction` of them still does: 0 is the
-paper's way. All else is as in `objectives.py`, whose configs it takes; tables go to `model_cards/trajectory_count_DATASET/`.
+With |Ω| = 0, every inner loop starts from a fresh random initialisation. With Ω, the share `--fresh_start_fraction` of the loops still does;
+the paper has 0 here. Everything else, configs included, is as in `objectives.py`. Tables go to `model_cards/trajectory_count_DATASET/`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.evaluation import Claim
 from farzi_hf.plots import plot_trajectory_count
 
-FEW = 5  # from so many on, the paper sees its curve level off
+FEW = 5  # the paper's curve is flat from this number on
 
 
 @dataclass
 class CountArguments(ObjectiveArguments):
-    """The curve's points."""
+    """Settings of the curve."""
 
     counts: list[int] = field(default_factory=lambda: [0, 1, 2, 5, 10, 20], metadata={"help": "|Ω| of each point"})
 
@@ -64,7 +64,7 @@ def name_of(count: int) -> str:
 
 
 def claims(counts: Sequence[int]) -> list[Claim]:
-    """The paper's: a few trajectories are much better than none, and many hardly better than a few."""
+    """The paper's claims: a few trajectories are much better than none, and many are hardly better than a few."""
     some = sorted(count for count in counts if count)
     found = [
         Claim(f"{count} trajectories are better than none, at equal numbers of outer steps", name_of(count), name_of(0))

@@ -335,7 +335,7 @@ def test_only_the_first_process_pushes(hub, make, monkeypatch):
 
 def test_pushing_needs_a_name(make):
     with pytest.raises(
-        ValueError, match=r"repo_id is None and args\.hub_model_id too; give the dataset repository's name"
+        ValueError, match=r"repo_id and args\.hub_model_id are both None; give the dataset repository's name"
     ):
         make().push_to_hub()
 

@@ -19,7 +19,7 @@ def test_ctrl_c_ends_a_program_with_one_line(monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
         run(main)
     assert ended.value.code == 130
-    assert capsys.readouterr().err == "ptb.py: interrupted; started again, it goes on from what is saved\n"
+    assert capsys.readouterr().err == "ptb.py: interrupted; start it again to go on from the last saved state\n"
 
 
 def test_a_full_disk_ends_a_program_with_one_line(monkeypatch):

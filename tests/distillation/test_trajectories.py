@@ -169,7 +169,7 @@ def test_a_folder_recorded_otherwise_is_refused_and_left_alone(record, tmp_path,
 def test_trajectories_of_unknown_origin_are_refused(record, tmp_path):
     record(num=1)
     (tmp_path / "omega" / MANIFEST).unlink()
-    with pytest.raises(ValueError, match=r"has trajectories but no manifest\.json: how they were made is unknown"):
+    with pytest.raises(ValueError, match=r"has trajectories but no manifest\.json, so their settings are unknown"):
         record()
 
 
@@ -199,14 +199,14 @@ def test_a_training_that_diverges_is_no_trajectory(record, tmp_path):
 
 
 def test_only_the_checkpoint_that_is_asked_for_is_read(record, monkeypatch):
-    bank, asked, real = record(), [], trajectory_bank.safe_open
+    bank, indices, real = record(), [], trajectory_bank.safe_open
 
     class Slice:
         def __init__(self, tensor):
             self.tensor = tensor
 
         def __getitem__(self, index):
-            asked.append(index)
+            indices.append(index)
             return self.tensor[index]
 
     class File:
@@ -230,8 +230,8 @@ def test_only_the_checkpoint_that_is_asked_for_is_read(record, monkeypatch):
 
     monkeypatch.setattr(trajectory_bank, "safe_open", File)
     bank.checkpoint(1, 4)
-    assert set(asked) == {2}
-    assert len(asked) == len(bank.manifest["parameters"])
+    assert set(indices) == {2}
+    assert len(indices) == len(bank.manifest["parameters"])
 
 
 def test_another_model_is_refused_by_what_differs(record, learner):

@@ -244,7 +244,7 @@ def test_without_a_reference_nothing_is_measured(tmp_path, monkeypatch):
         (("--methods", "tape"), "methods: 'tape' is unknown; choose from 'autograd', "),
         (("--scale", "huge"), "scale='huge' is unknown; choose from full, quick"),
         (("--steps", "0"), "steps=[0] and threads=1 must be at least 1"),
-        (("--device", "tpu"), "device='tpu' is not here: use cpu"),
+        (("--device", "tpu"), "device='tpu' does not exist here: use cpu"),
     ],
 )
 def test_arguments_that_are_wrong_end_in_one_line(tmp_path, arguments, message):

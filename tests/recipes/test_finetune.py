@@ -65,9 +65,9 @@ def test_text_from_the_hub_on_another_architecture(hub, text, tmp_path, capsys):
         *FAST,
     ]
     finetune.main(arguments)
-    said = capsys.readouterr().out
-    assert "llama, 4 steps" in said
-    assert (output / "table.md").read_text() in said
+    terminal = capsys.readouterr().out
+    assert "llama, 4 steps" in terminal
+    assert (output / "table.md").read_text() in terminal
     assert methods(output) == [*METHODS, "unigram", "interpolated bigram"]
     assert (output / "comparison.png").stat().st_size > 1000
 

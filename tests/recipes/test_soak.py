@@ -34,7 +34,7 @@ def test_a_distillation_is_measured_and_ends_when_its_time_is_over(sequences, to
     assert [row["step"] for row in watch.rows] == [1] == [trainer.state.global_step]
     assert watch.rows[0]["resident_mib"] > 50
     assert watch.rows[0]["open_files"] > 0
-    with pytest.raises(ValueError, match="minutes left time for 1 measurements"):
+    with pytest.raises(ValueError, match="it left time for 1 measurements"):
         report(watch.rows, {}, tmp_path / "report")
 
 

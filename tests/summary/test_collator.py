@@ -30,18 +30,18 @@ def test_rows_of_ids_are_padded_on_the_right():
     assert batch["shift_labels"].tolist() == [[4, 5, 6, 7, -100], [9, *[-100] * 4], [11, 12, -100, -100, -100]]
 
 
-@pytest.mark.parametrize("made", [list, torch.tensor], ids=["lists", "tensors"])
-def test_columns_of_the_rows_are_kept(made):
+@pytest.mark.parametrize("kind", [list, torch.tensor], ids=["lists", "tensors"])
+def test_columns_of_the_rows_are_kept(kind):
     rows = [
-        {"input_ids": made([3, 4, 5, 0]), "attention_mask": made([1, 1, 1, 0]), "seen": made([3]), "text": "left out"},
-        {"input_ids": made([6, 7]), "attention_mask": made([1, 1]), "seen": made([6, 8, 9]), "text": "left out"},
+        {"input_ids": kind([3, 4, 5, 0]), "attention_mask": kind([1, 1, 1, 0]), "seen": kind([3]), "text": "left out"},
+        {"input_ids": kind([6, 7]), "attention_mask": kind([1, 1]), "seen": kind([6, 8, 9]), "text": "left out"},
     ]
     batch = collator()(rows)
     assert batch["attention_mask"].tolist() == [[1, 1, 1, 0], [1, 1, 0, 0]]
     assert batch["labels"].tolist() == [[3, 4, 5, -100], [6, 7, -100, -100]]
     assert batch["seen"].tolist() == [[3, 0, 0], [6, 8, 9]]
     assert "text" not in batch
-    labelled = collator()([{**row, "labels": made([-100, -100, 5, 0][: len(row["input_ids"])])} for row in rows])
+    labelled = collator()([{**row, "labels": kind([-100, -100, 5, 0][: len(row["input_ids"])])} for row in rows])
     assert labelled["labels"].tolist() == [[-100, -100, 5, -100], [-100] * 4]
 
 

@@ -86,13 +86,13 @@ def test_a_loss_that_stays_well_above_the_first_one_diverges(losses, expected):
 def test_divergence_is_said_once_with_the_figures_and_the_remedy(make, caplog):
     trainer = make(max_steps=14, learning_rate=5.0, lr_scheduler_type="constant")
     trainer.train()
-    (said,) = [record for record in caplog.records if "diverges" in record.getMessage()]
+    (warning,) = [record for record in caplog.records if "diverges" in record.getMessage()]
     first = trainer.state.log_history[0]["loss"]
-    assert said.levelno == logging.WARNING
-    assert f"where it began at {first:.3g}" in said.getMessage()
-    assert "\n" not in said.getMessage()
+    assert warning.levelno == logging.WARNING
+    assert f"and it began at {first:.3g}" in warning.getMessage()
+    assert "\n" not in warning.getMessage()
     for remedy in ("earlier checkpoint", "smaller learning_rate or inner_learning_rate", "window", "inner_epsilon"):
-        assert remedy in said.getMessage()
+        assert remedy in warning.getMessage()
 
 
 # -- progress --------------------------------------------------------------------------------------------------------
@@ -111,9 +111,11 @@ def test_an_evaluation_has_one_bar_that_ends_at_its_total(make, capfd, monkeypat
     settings = {"eval_students": 3, "per_device_eval_batch_size": 10, "eval_strategy": "steps", "eval_steps": 1}
     make(disable_tqdm=False, max_steps=1, **settings).train()
     assert ("3 students", 9, 9) in ends  # each a training and two batches
-    said = capfd.readouterr().err
-    assert "0/9" in next(line for line in shown(said) if line.startswith("3 students"))  # before the first is trained
-    assert not re.search(r"\d+it \[", said)
+    terminal = capfd.readouterr().err
+    assert "0/9" in next(
+        line for line in shown(terminal) if line.startswith("3 students")
+    )  # before the first is trained
+    assert not re.search(r"\d+it \[", terminal)
 
 
 def test_the_choice_of_a_start_shows_its_trials_and_their_losses(make, capfd):

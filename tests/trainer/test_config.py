@@ -134,7 +134,10 @@ def test_counts_out_of_range_are_refused(name, value, minimum):
 
 
 def test_the_least_number_of_steps_must_not_exceed_the_most():
-    with pytest.raises(ValueError, match="inner_steps_min=11 is more than inner_steps=10; lower it"):
+    with pytest.raises(
+        ValueError,
+        match="inner_steps_min=11 is more than inner_steps=10, but T is drawn between the two; lower inner_steps_min",
+    ):
         config(inner_steps=10, inner_steps_min=11)
     assert config(inner_steps=10, inner_steps_min=10).make_objective().steps_min == 10
 
@@ -311,7 +314,7 @@ def test_the_table_lists_exactly_the_inherited_defaults_that_differ():
     ours = {field.name: default(field) for field in fields(FarziConfig) if field.name in stock}
     rows = re.findall(r"^ *\| `(\w+)` \| (.+?) \|", FarziConfig.__doc__, flags=re.MULTILINE)
     listed = {name: yaml.safe_load(text) for name, text in rows}
-    assert listed.pop("greater_is_better") == "False of a perplexity"  # depends on another field
+    assert listed.pop("greater_is_better") == "False for a perplexity"  # depends on another field
     assert listed.pop("dataloader_pin_memory") == "False on a CPU"  # on the machine
     assert listed == {name: value for name, value in ours.items() if value != stock[name]}
 

@@ -202,10 +202,10 @@ def test_a_change_after_the_last_step_is_refused_rather_than_published(make):
     make(**SAVED).train()
     late = make(**SAVED, learning_rate=0.001)
     with pytest.raises(
-        ValueError, match=r"learning_rate 0\.05 → 0\.001: this comes too late, as .*-4 has taken 4 steps"
+        ValueError, match=r"learning_rate 0\.05 → 0\.001: this change is too late, because .*-4 has taken 4 steps"
     ):
         late.train(resume_from_checkpoint=True)
-    with pytest.raises(ValueError, match="max_steps 4 → 3: this comes too late"):
+    with pytest.raises(ValueError, match="max_steps 4 → 3: this change is too late"):
         make(**{**SAVED, "max_steps": 3}).train(resume_from_checkpoint=True)
     more_students = make(**SAVED, eval_students=1)
     assert more_students.train(resume_from_checkpoint=True).global_step == 4
@@ -301,7 +301,7 @@ def test_later_checkpoints_do_not_mix_with_those_of_a_changed_run(make):
     make(**SAVED).train()
     folder = make().args.output_dir
     changed = make(**SAVED, learning_rate=0.001)
-    message = r"checkpoint-2' with other settings \(learning_rate 0\.05 → 0\.001\), but .* later ones .*checkpoint-3, checkpoint-4"
+    message = r"checkpoint-2' with other settings \(learning_rate 0\.05 → 0\.001\), but .* later checkpoints .*checkpoint-3, checkpoint-4"
     with pytest.raises(ValueError, match=message):
         changed.train(resume_from_checkpoint=f"{folder}/checkpoint-2")
     changed.args.output_dir = f"{folder}-2"

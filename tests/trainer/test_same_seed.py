@@ -33,7 +33,7 @@ def reference(tmp_path_factory, sequences, tokenizer):
 
 
 @pytest.mark.parametrize(
-    "how",
+    "variant",
     [
         "once more",
         "resumed",
@@ -49,17 +49,17 @@ def reference(tmp_path_factory, sequences, tokenizer):
         ),
     ],
 )
-def test_the_same_seed_gives_the_same_summary(reference, tmp_path, sequences, tokenizer, how):
-    if how == "two processes":
+def test_the_same_seed_gives_the_same_summary(reference, tmp_path, sequences, tokenizer, variant):
+    if variant == "two processes":
         assert run(tmp_path, {**SETTINGS, "save_strategy": "no"}, processes=2) == [0, 0]
         found = torch.load(tmp_path / "process-0.pt")["tensors"]
     else:
-        changes = {"torch_compile": True} if how == "compiled" else {}
+        changes = {"torch_compile": True} if variant == "compiled" else {}
         trainer = tiny_trainer(tmp_path, sequences, tokenizer, **SETTINGS, **BOTH, **changes)
-        halfway = f"{reference.args.output_dir}/checkpoint-2" if how == "resumed" else None
+        halfway = f"{reference.args.output_dir}/checkpoint-2" if variant == "resumed" else None
         assert last_checkpoint(tmp_path) is None
         trainer.train(resume_from_checkpoint=halfway)
         found = tensors(trainer)
-    tolerance = TOLERANCES[how]
+    tolerance = TOLERANCES[variant]
     for ours, theirs in zip(found, tensors(reference), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)

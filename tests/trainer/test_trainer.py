@@ -99,7 +99,7 @@ def test_a_start_is_chosen_by_what_students_learn_from_it(make):
         losses[concentration] = fixed.evaluate(fixed.train_dataset)["eval_loss"]  # other learners, the same answer
         before = fixed.model.fingerprint()
         fixed.tune_initialization()
-        assert fixed.model.fingerprint() == before  # it was said
+        assert fixed.model.fingerprint() == before  # κ was given
     chosen.tune_initialization()
     best = min(losses, key=losses.get)
     assert sorted(losses.values())[1] > losses[best] + 0.02  # no matter of luck
@@ -134,10 +134,10 @@ def test_a_chaotic_training_is_said_once_with_the_remedy(make, caplog):
     objective = trainer.objective
     trainer.objective = lambda *args: 1e5 * objective(*args)
     trainer.train()
-    (said,) = [record for record in caplog.records if "chaotic" in record.getMessage()]
-    assert said.levelname == "WARNING"
-    assert said.getMessage().startswith("Step 1: the norm of the meta-gradient is ")
-    assert "Set a window" in said.getMessage()
+    (warning,) = [record for record in caplog.records if "chaotic" in record.getMessage()]
+    assert warning.levelname == "WARNING"
+    assert warning.getMessage().startswith("Step 1: the norm of the meta-gradient is ")
+    assert "Set a window" in warning.getMessage()
 
 
 def test_seconds_per_step_are_those_of_outer_steps_alone(make, monkeypatch):

@@ -1,8 +1,8 @@
-"""What the outer loop minimises over the summary, one file each; `OBJECTIVES` names them for `FarziConfig`.
+"""Objectives: the losses that the outer loop can minimise, one file each. `OBJECTIVES` names them for `FarziConfig`.
 
 An objective is a function of the learner, the latents (μ, ξ, d), the decoder (d, V), a batch of real sequences and a seed.
-It returns a scalar that is differentiable in latents and decoder; everything random in it depends on the seed alone. With K learners
-at once it returns the mean of their K scalars.
+It returns a scalar that is differentiable in latents and decoder. All its random numbers depend on the seed alone.
+With K learners at once, it returns the mean of their K scalars.
 """
 
 from farzi_hf.distillation.objectives.base import Batch, ConfigurableObjective, Objective

@@ -1,4 +1,4 @@
-"""What all objectives share."""
+"""The base class of the objectives."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Objective = Callable[[Learner, Tensors, Batch, int], Tensor]
 
 
 class ConfigurableObjective(ABC):
-    """An objective that `FarziConfig.objective` can name: it takes what it needs from a `FarziConfig`."""
+    """An objective that `FarziConfig.objective` can name. It takes its settings from a `FarziConfig`."""
 
-    @classmethod  # noqa: B027  most need nothing
+    @classmethod  # noqa: B027  most objectives need nothing special
     def check(cls, config: Any) -> None:
-        """Raises ValueError where a `FarziConfig` lacks something that this objective cannot do without."""
+        """Raises ValueError if a `FarziConfig` lacks a setting that this objective needs."""
 
     @classmethod
     @abstractmethod
@@ -47,7 +47,7 @@ class ConfigurableObjective(ABC):
 
 
 def together(learner: Learner, size: int) -> Learner | LearnerBatch:
-    """K learners as one; one learner is itself."""
+    """A `LearnerBatch` of `size` learners; for size 1, the learner itself."""
     return learner if size == 1 else learner.batch(size)
 
 

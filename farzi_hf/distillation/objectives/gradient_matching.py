@@ -22,17 +22,17 @@ from farzi_hf.summary.forms import Tensors
 
 @dataclass(frozen=True)
 class GradientMatching(ConfigurableObjective):
-    """DC (Zhao et al., 2021): the summary's gradient in θ should point where the real data's does.
+    """DC (Zhao et al., 2021): the gradient in θ on the summary should point in the same direction as the gradient on real data.
 
-    Σ over parameter tensors of 1 − cos(∇L_syn(θ_t), ∇L_D(θ_t)), at a learner after t steps on the summary. Of the sum over t
-    an outer step takes one term, t drawn uniformly from 0 … T − 1. θ_t is detached, so nothing is differentiated through
-    the training, and the adjoint does not matter.
+    The loss is Σ over parameter tensors of 1 − cos(∇L_syn(θ_t), ∇L_D(θ_t)), for a learner after t steps on the summary. The
+    paper sums over t; here each outer step takes one term of the sum, with t drawn uniformly from 0 … T − 1. θ_t is detached:
+    no gradient passes through the training, and the adjoint does not matter.
 
     Args:
-        training: the inner loop that leads to θ_t; step t + 1 of it has the synthetic minibatch whose gradient is matched.
+        training: the inner loop that leads to θ_t. The gradient is matched on the synthetic minibatch of step t + 1.
         steps: T.
         learners: K, the number of θ_t over which the expectation is averaged.
-        starts: what draws θ0.
+        starts: draws θ0.
     """
 
     training: SyntheticTraining
@@ -60,7 +60,7 @@ class GradientMatching(ConfigurableObjective):
 
 
 NEGLIGIBLE = 1e-6
-"""Of the norm of a gradient, the share below which that of one tensor is nothing but rounding: it has no direction to match."""
+"""Share of the whole gradient's norm. A tensor whose gradient is smaller has only rounding errors there, and no direction to match."""
 
 
 def _gradients(loss: Tensor, theta: Parameters, create_graph: bool = False) -> list[Tensor]:
@@ -70,7 +70,7 @@ def _gradients(loss: Tensor, theta: Parameters, create_graph: bool = False) -> l
 
 
 def _cosine_distances(found: Sequence[Tensor], wanted: Sequence[Tensor], learners: int) -> Tensor:
-    """(K,): Σ over tensors of 1 − cos, without those tensors whose wanted gradient is negligible (key biases have none)."""
+    """(K,): Σ over tensors of 1 − cos. Tensors whose wanted gradient is negligible are left out; an attention key's bias is one."""
     found, wanted = ([x.reshape(learners, -1) for x in gradients] for gradients in (found, wanted))
     norms = torch.stack([x.norm(dim=1) for x in wanted])  # (tensors, K)
     matters = norms > NEGLIGIBLE * norms.norm(dim=0)

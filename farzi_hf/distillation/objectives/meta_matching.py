@@ -18,14 +18,14 @@ from farzi_hf.summary.forms import Tensors
 
 @dataclass(frozen=True)
 class MetaMatching(ConfigurableObjective):
-    """E_{θ0} L_D(θ_T(θ0, summary)): the loss on real data of a learner trained on the summary (equation 2; with Ω, 3).
+    """E_{θ0} L_D(θ_T(θ0, summary)): a learner trains on the summary, and this is its loss on real data (equation 2; with Ω, 3).
 
     Args:
         training: the inner loop.
         steps: T.
         steps_min: T is drawn uniformly from steps_min … steps; with a window this is RaT-BPTT (arXiv 2311.07025).
         learners: K, the number of θ0 over which the expectation is averaged, trained at once.
-        starts: what draws θ0. The paper's Farzi starts from Ω (`PretrainedStarts`), its MM from `random_starts`.
+        starts: draws θ0. The paper's Farzi starts from Ω (`PretrainedStarts`); the paper's MM starts from `random_starts`.
     """
 
     training: SyntheticTraining

@@ -17,11 +17,11 @@ from farzi_hf.summary.forms import Tensors
 
 @dataclass(frozen=True)
 class TrajectoryMatching(ConfigurableObjective):
-    """MTT (Cazenavette et al., 2022): N steps on the summary should lead where M ≫ N steps on the real data lead.
+    """MTT (Cazenavette et al., 2022): N steps on the summary should lead to the same θ as M ≫ N steps on the real data.
 
-    ‖θ_N − θ*_M‖² / ‖θ*_0 − θ*_M‖² with θ_0 = θ*_0, a checkpoint of real training, and θ*_M the same training M steps later.
-    In the third line of its definition the paper trains the expert on the summary; it has to be the real data. The batch
-    of real sequences is not used: they are in the trajectories.
+    The loss is ‖θ_N − θ*_M‖² / ‖θ*_0 − θ*_M‖². Here θ_0 = θ*_0 is a checkpoint of real training, and θ*_M is the same training
+    M steps later. The third line of the paper's definition trains the expert on the summary; this is an error, and we train
+    it on the real data. The batch of real sequences is not used, because the trajectories already stand for the real data.
 
     Args:
         training: the inner loop.
@@ -29,7 +29,7 @@ class TrajectoryMatching(ConfigurableObjective):
         synthetic_steps: N.
         expert_steps: M, a multiple of the bank's `save_every`.
         learners: K, the number of segments over which the expectation is averaged.
-        last_step: the latest step of real training that is a start; None takes all that leave M steps.
+        last_step: no start is later than this step of real training; None allows every start with M steps after it.
     """
 
     training: SyntheticTraining

@@ -255,11 +255,11 @@ class FixedPointState:
         return (self.checksum(), *(int(limb.sum()) for total in self.sums for limb in total.limbs))
 
     def _accumulate(
-        self, rows: slice, g: Tensor, t: int, how: Callable[[DecayingSum, slice, Tensor, int], None]
+        self, rows: slice, g: Tensor, t: int, rule: Callable[[DecayingSum, slice, Tensor, int], None]
     ) -> None:
         increments = self.optimizer.increments(self.weights[rows], g[rows].double())
         for total, c in zip(self.sums, increments, strict=True):
-            how(total, rows, c, t - self.before)
+            rule(total, rows, c, t - self.before)
 
     def _move(self, rows: slice, u: Tensor) -> None:
         """Add u (float64, overwritten) to the parameters."""

@@ -25,7 +25,7 @@ from farzi_hf.engine.optimizers.base import (
 
 @dataclass(frozen=True)
 class InnerAdam(InvertibleOptimizer):
-    r"""Adam (Kingma & Ba, 2015) in the form of `torch.optim.Adam`, which it equals step for step.
+    r"""Adam (Kingma & Ba, 2015). Every step equals a step of `torch.optim.Adam`.
 
     With $a = \alpha\sqrt{1-\beta_2^t}/(1-\beta_1^t)$, $e = \epsilon\sqrt{1-\beta_2^t}$ and
     $r = \epsilon_{root}(1-\beta_2^t)$, one step is
@@ -35,28 +35,28 @@ class InnerAdam(InvertibleOptimizer):
     3. $v_t = \beta_2 v_{t-1} + (1-\beta_2) g^2$
     4. $w_t = w_{t-1} - a\, m_t / (s + e)$ with $s = \sqrt{v_t + r}$
 
-    and its exact reverse (Farzi's Algorithm 2 with the path through $v$, the root and the signs put right) is
+    The exact reverse of this step is Farzi's Algorithm 2, with corrections of the path through $v$, the root and the signs:
 
     5. $dm \mathrel{-}= a\, dw / (s+e)$
-    6. $dv \mathrel{+}= a\, m_t\, dw / (2 s (s+e)^2)$, and $0$ where $s = 0$: there all gradients so far were zero
+    6. $dv \mathrel{+}= a\, m_t\, dw / (2 s (s+e)^2)$; the summand is $0$ where $s = 0$, because all gradients so far were zero
     7. $dg = (1-\beta_1)\, dm + 2 (1-\beta_2)\, g\, dv$
     8. $dm \leftarrow \beta_1 dm$, $dv \leftarrow \beta_2 dv$, $dw \leftarrow dw + \lambda\, dg$
 
     Args:
         lr: $\alpha$, the learning rate.
         betas: $(\beta_1, \beta_2)$, the decays of the two moments.
-        eps: $\epsilon$, added to the root of the corrected second moment. The larger, the smoother the meta-gradient.
-        eps_root: $\epsilon_{root}$, added to the corrected second moment under the root (optax's name; torch has none).
-        weight_decay: $\lambda$, added to the gradient as in `torch.optim.Adam` (coupled, not AdamW).
-        lr_schedule: maps the global step to a multiplier of `lr`, as the function of a `LambdaLR` does, but steps count
-            from `unroll`'s `first_step` and not from 0.
+        eps: $\epsilon$, added to the root of the corrected second moment. A larger value makes the meta-gradient smoother.
+        eps_root: $\epsilon_{root}$, added to the corrected second moment under the root. The name is optax's; torch lacks it.
+        weight_decay: $\lambda$; $\lambda w$ is added to the gradient as in `torch.optim.Adam` (coupled, not AdamW).
+        lr_schedule: maps the global step to a multiplier of `lr`, like the function of a `LambdaLR`. Steps count from
+            `unroll`'s `first_step` and not from 0.
 
     Raises:
         ValueError: a hyper-parameter is out of its range.
     """
 
     fields: ClassVar[int] = 3
-    without_stock_twin: ClassVar[tuple[str, ...]] = ("weight_decay", "eps_root")  # there it is AdamW
+    without_stock_twin: ClassVar[tuple[str, ...]] = ("weight_decay", "eps_root")  # the Trainer's Adam is AdamW
 
     lr: float
     betas: tuple[float, float] = (0.9, 0.999)

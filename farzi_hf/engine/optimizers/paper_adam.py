@@ -14,18 +14,18 @@ from farzi_hf.engine.optimizers.base import State, decayed, ratio
 
 @dataclass(frozen=True)
 class PaperAdam(InnerAdam):
-    r"""`InnerAdam` with the reverse rule of Farzi's Algorithm 2, for comparison only: *not* the exact derivative.
+    r"""`InnerAdam` with the reverse rule of Farzi's Algorithm 2. It is *not* the exact derivative and serves for comparison only.
 
-    The paper keeps one cotangent for both moments (line 13 of the algorithm). Mended here are the signs of its
-    Hessian-vector products and the missing root over $\hat v$. With $\beta' = (1-\beta_2)/(1-\beta_1)$ it says
+    The paper keeps one cotangent for both moments (line 13 of the algorithm). Two errors of the paper are corrected here: the
+    signs of its Hessian-vector products, and the missing root over $\hat v$. With $\beta' = (1-\beta_2)/(1-\beta_1)$ the rule is
 
     1. $dm \mathrel{+}= a\, (\beta' m_t g / (s (s+e)^2) - 1/(s+e))\, dw$
     2. $dg = (1-\beta_1)\, dm$
     3. $dm \leftarrow \beta_1 dm$
 
-    so that the path through $v_t$ decays with $\beta_1$ in place of $\beta_2$ and keeps the factor $g_t$ where step j
-    should put in $g_j$: exact at T = 1, ever further from the meta-gradient as T grows. Only adjoints that call
-    `pullback` can use it (not `Direct`). Same arguments and same forward steps as `InnerAdam`.
+    In this rule, the path through $v_t$ decays with $\beta_1$ in place of $\beta_2$. It also keeps the factor $g_t$, where step j
+    should use $g_j$. The rule is exact at T = 1, and its error grows with T. Only adjoints that call `pullback` can use this
+    optimizer, so `Direct` cannot. Arguments and forward steps are those of `InnerAdam`.
     """
 
     exact: ClassVar[bool] = False

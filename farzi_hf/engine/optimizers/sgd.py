@@ -15,7 +15,7 @@ from farzi_hf.engine.optimizers.base import FLOAT32_BITS, InvertibleOptimizer, S
 
 @dataclass(frozen=True)
 class InnerSGD(InvertibleOptimizer):
-    r"""Stochastic gradient descent with momentum in the form of `torch.optim.SGD`, which it equals step for step.
+    r"""Stochastic gradient descent with momentum. Every step equals a step of `torch.optim.SGD`.
 
     One step and its exact reverse are
 
@@ -29,7 +29,7 @@ class InnerSGD(InvertibleOptimizer):
     Args:
         lr: $\alpha$, the learning rate.
         momentum: $\mu$, in [0, 1).
-        weight_decay: $\lambda$, added to the gradient.
+        weight_decay: $\lambda$; $\lambda w$ is added to the gradient.
         lr_schedule: maps the global step to a multiplier of `lr`.
 
     Raises:

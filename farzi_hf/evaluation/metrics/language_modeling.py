@@ -1,4 +1,4 @@
-"""Perplexity and accuracy from three numbers per predicted token, so that evaluation never gathers logits of size batch × length × V.
+"""Perplexity and accuracy from three numbers per predicted token. Evaluation therefore never stores the logits of a whole data set.
 
 `token_statistics` is a Trainer's ``preprocess_logits_for_metrics`` and `language_modeling_metrics` its ``compute_metrics``. Between
 them travels one array of shape (sequences, length − 1, 3): negative log-likelihood, correct, valid.

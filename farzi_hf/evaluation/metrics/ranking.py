@@ -1,7 +1,7 @@
-"""Hit rate, nDCG and AUC from two numbers per user, so that evaluation never gathers scores of size users × V.
+"""Hit rate, nDCG and AUC from two numbers per user. Evaluation therefore never stores scores of size users × V.
 
-`target_ranks` is a Trainer's ``preprocess_logits_for_metrics`` and `recommendation_metrics` its ``compute_metrics``. Between them
-travels one array of shape (users, 2): rank, AUC.
+`target_ranks` is a Trainer's ``preprocess_logits_for_metrics`` and `recommendation_metrics` its ``compute_metrics``. The first
+passes one array of shape (users, 2) to the second: rank, AUC.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 def rank_statistics(
     scores: torch.Tensor, targets: torch.Tensor, seen: torch.Tensor | Sequence[Sequence[int]] | None = None
 ) -> torch.Tensor:
-    """Of each user the rank of the target among all items, from 1, and the AUC: the share of other items that score lower.
+    """For each user, the rank of the target among all items, from 1, and the AUC: the share of other items that score lower.
 
-    Of equal scores the lower id ranks first, and in the AUC an equal score counts one half. A score that is not a number
-    counts as better than the target's, and a target's as worse than all: a diverged model is not a good one.
+    Among equal scores, the lower id ranks first; in the AUC, an equal score counts one half. A diverged model must not look
+    good: a NaN score of another item counts as better than the target, and a NaN score of the target counts as worst.
 
     Args:
-        scores: (B, V). An item with −∞ is no candidate and counts nowhere.
+        scores: (B, V). An item with score −∞ is not a candidate and is ignored.
         targets: (B,) ids.
-        seen: items that are no candidates: per user a list of ids, or (B, S) ids with negative ones as padding. The target
-            stays one, also where the user has had it before.
+        seen: items that are not candidates: for each user a list of ids, or (B, S) ids in which negative ids are padding. The
+            target stays a candidate, even if the user has had it before.
 
     Returns:
         float64 (B, 2).
@@ -123,7 +123,7 @@ def ranking_intervals(
     """Bootstrap interval of each metric of `rank_metrics`, resampling users.
 
     Args:
-        statistics: (N, 2), or (students, N, 2) of several models on the same users: then of their mean.
+        statistics: (N, 2), or (students, N, 2) for several models on the same users; the interval is then that of their mean.
     """
     statistics = np.asarray(statistics, dtype=np.float64)
     per_student = [_per_user(values, ks) for values in statistics.reshape(-1, *statistics.shape[-2:])]
@@ -134,13 +134,14 @@ def ranking_intervals(
 def target_ranks(
     logits: torch.Tensor | tuple[torch.Tensor, ...], labels: torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 ) -> torch.Tensor:
-    """Of each user (rank, AUC) of the last item, among the items that the user has not had: (B, 2).
+    """(rank, AUC) of each user's last item, among the items that the user has not had: (B, 2).
 
     Args:
-        logits: (B, L, V), or a tuple that starts with them. The logits at position j score the item at j + 1; item 0 is the
-            padding and no candidate.
-        labels: (B, L) ids, −100 at padding, the last one being the target; or these and all ids that the user has had before,
-            (B, S) padded with 0: what ``label_names=["labels", "seen"]`` gives for `farzi_hf.data.evaluation_windows`.
+        logits: (B, L, V), or a tuple that starts with them. The logits at position j score the item at j + 1. Item 0 is the
+            padding and never a candidate.
+        labels: (B, L) ids, −100 at padding; the last id is the target. Or a pair: these labels, and all ids that the user has
+            had before, (B, S), padded with 0. ``label_names=["labels", "seen"]`` gives the pair for
+            `farzi_hf.data.evaluation_windows`.
     """
     scores = logits[0] if isinstance(logits, tuple) else logits
     labels, seen = labels if isinstance(labels, tuple | list) else (labels, labels[:, :-1])

@@ -10,7 +10,7 @@ from farzi_hf.data.seeds import Purpose, stream
 
 
 def mean_and_spread(results: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Each metric's mean over the results and its standard deviation as `…_std`, which is 0 of a single result."""
+    """Each metric's mean over the results, and its standard deviation as `…_std`. With a single result, the deviation is 0."""
     row: dict[str, float] = {}
     for name in results[0]:
         values = [result[name] for result in results]
@@ -32,7 +32,7 @@ def bootstrap_interval(
     Args:
         values: (N,) or (N, k): one row per independent unit (a user, a sentence).
         statistic: maps such an array to a number.
-        confidence: share of the resampled statistics inside the interval, between 0 and 1.
+        confidence: the share, between 0 and 1, of the resampled statistics that lie inside the interval.
     """
     values = np.asarray(values)
     if len(values) == 0:

@@ -1,4 +1,4 @@
-"""The metrics as modules of `evaluate`, which gather statistics batch by batch. Tables compute their metrics with them."""
+"""The metrics as modules of `evaluate`, which gather statistics batch by batch. Tables use these modules."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ __all__ = ["MODULES", "LanguageModeling", "Ranking", "evaluate_module"]
 
 @cache
 def evaluate_module(name: str) -> evaluate.Metric:
-    """The metric of that name, in memory alone: it writes nothing to the cache of `evaluate`."""
+    """The metric of that name. It works in memory and writes nothing to the cache of `evaluate`."""
     return MODULES[name](keep_in_memory=True)

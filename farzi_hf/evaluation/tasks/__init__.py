@@ -1,6 +1,6 @@
-"""Tasks: what differs between language modelling and recommendation, from the collator to how a row of a table reads.
+"""Tasks: the differences between language modelling and recommendation, from the collator to the cells of a table.
 
-`FarziTrainer(task=…)`, recipes, tables and the command line take one of these objects, and ask it.
+`FarziTrainer(task=…)`, recipes, tables and the command line take one of these objects.
 """
 
 from farzi_hf.evaluation.tasks.base import Row, Statistics, Task

@@ -1,4 +1,4 @@
-"""What every task answers."""
+"""The base class of the tasks."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from farzi_hf.evaluation.metrics import (
 
 Row = dict[str, Any]
 Statistics = Sequence[Sequence[Any]]
-"""For each seed, what `Task.statistics` gave of each of its students."""
+"""For each seed a list with the `Task.statistics` of each student."""
 Outputs = Callable[[Dataset, Callable[[Tensor, Mapping[str, Tensor]], Tensor]], list[np.ndarray]]
-"""`outputs(rows, statistic)`: `statistic(logits, batch)` of each row, of a trained student."""
+"""`outputs(rows, statistic)` runs a trained student and returns `statistic(logits, batch)` for each row."""
 
 
 class Task(ABC):
-    """What a model predicts, and how well it does so.
+    """A prediction task and its metrics.
 
     Args:
         processing_class: the tokenizer, or the list of item names.
@@ -35,16 +35,17 @@ class Task(ABC):
     label_names: ClassVar[Sequence[str]]
     """Columns of a batch that the metrics need, as in `TrainingArguments.label_names`."""
     metric: ClassVar[str]
-    """The main metric of a row, by its name there, and by its name in a table or figure."""
+    """The name of the main metric in a row."""
     metric_label: ClassVar[str]
+    """The name of the main metric in a table or figure."""
     percent: ClassVar[bool]
-    """Whether the main metric is a share, which tables show in per cent."""
+    """Whether the main metric is a share. Tables show shares in per cent."""
     ratio_label: ClassVar[str]
-    """What stands for quality where one row is compared with another."""
+    """The quotient that measures quality when two rows are compared, in words."""
     compared: ClassVar[Sequence[str]]
     """The metrics that figures of a whole run show, one figure each."""
     entries: ClassVar[str]
-    """What a vocabulary holds."""
+    """The name of a vocabulary's entries, in the plural."""
 
     def __init__(self, processing_class: Any) -> None:
         self.processing_class = processing_class
@@ -54,15 +55,15 @@ class Task(ABC):
     @property
     @abstractmethod
     def collator(self) -> SequenceCollator:
-        """Makes a batch of rows."""
+        """Makes a batch from rows."""
 
     @abstractmethod
     def training_rows(self, sequences: Dataset, length: int) -> Dataset:
-        """What a model that reads `length` entries is trained on."""
+        """The rows for training a model that reads `length` entries."""
 
     @abstractmethod
     def evaluation_rows(self, sequences: Dataset, length: int) -> Dataset:
-        """What such a model is evaluated on."""
+        """The rows for evaluating such a model."""
 
     @abstractmethod
     def preprocess_logits_for_metrics(self, logits: Tensor, labels: Any) -> Tensor:
@@ -76,11 +77,11 @@ class Task(ABC):
 
     @abstractmethod
     def statistics(self, outputs: Outputs, sequences: Dataset, length: int) -> np.ndarray:
-        """The numbers of one student from which its metrics follow, (N, …): one row for each of the sequences."""
+        """The numbers from which one student's metrics are computed, (N, …): one row for each sequence."""
 
     @abstractmethod
     def metrics(self, statistics: np.ndarray) -> dict[str, float]:
-        """Of one student."""
+        """The metrics of one student."""
 
     @abstractmethod
     def row(self, method: str, students: Statistics, nbytes: int) -> Row:
@@ -88,19 +89,19 @@ class Task(ABC):
 
     @abstractmethod
     def error(self, statistics: np.ndarray) -> float:
-        """What early stopping minimises."""
+        """The number that early stopping minimises."""
 
     @abstractmethod
     def counted(self, train: Dataset, validation: Dataset, test: Dataset, vocab_size: int) -> dict[str, np.ndarray]:
-        """The statistics of models that are counted and not trained: by name, on the test sequences."""
+        """The statistics of count models on the test sequences, by name. Count models are not trained."""
 
     def reference_lines(self, splits: Mapping[str, Dataset], vocab_size: int) -> dict[str, float]:
-        """Lines of the figure of a distillation: the main metric, on the validation split, of what is counted and not trained."""
+        """Lines for the figure of a distillation: the main metric of count models on the validation split."""
         return {}
 
     @abstractmethod
     def headline(self, row: Row) -> str:
-        """The row's main figure."""
+        """The row's main figure, as text."""
 
     @abstractmethod
     def readable(self, row: Row) -> dict[str, str]:
@@ -108,14 +109,14 @@ class Task(ABC):
 
     @abstractmethod
     def paired(self, ours: Statistics, theirs: Statistics) -> tuple[np.ndarray, Callable[[np.ndarray], float]]:
-        """Two rows side by side, for one interval of how they compare.
+        """Pairs two rows, for the interval of our quality divided by theirs.
 
         Args:
             ours, theirs: the students of two rows, of the same seeds.
 
         Returns:
-            An array (N, …) with what all students achieve on each test sequence; and a function that computes, from such an
-            array, our quality divided by theirs. It is 1 where both are equally good.
+            First, an array (N, …) with the results of all students on each test sequence. Second, a function that takes such an
+            array and returns our quality divided by theirs. The quotient is 1 if both are equally good.
         """
 
     def share(self, ours: Statistics, theirs: Statistics) -> float:
@@ -124,7 +125,7 @@ class Task(ABC):
         return quotient(rows)
 
     def ratio(self, ours: Statistics, theirs: Statistics) -> tuple[float, tuple[float, float]]:
-        """The share, and its paired bootstrap interval: test sequences are resampled."""
+        """The share, and its paired bootstrap interval. The bootstrap resamples test sequences."""
         rows, quotient = self.paired(ours, theirs)
         return quotient(rows), bootstrap_interval(rows, quotient)
 

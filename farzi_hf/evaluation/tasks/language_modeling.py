@@ -53,7 +53,7 @@ class LanguageModeling(Task):
 
     @cached_property
     def collator(self) -> SequenceCollator:
-        """Predicts a token that the tokenizer only uses for padding too, as EOS often is.
+        """Pads with the tokenizer's padding token. If the token has another role too, such as EOS, it is predicted as well.
 
         Raises:
             ValueError: there is no tokenizer.
@@ -84,7 +84,7 @@ class LanguageModeling(Task):
         return language_modeling_metrics(eval_prediction)
 
     def statistics(self, outputs: Outputs, sequences: Dataset, length: int) -> np.ndarray:
-        """(N, 1, 3): each sentence's sums of `token_statistics`. Sentences are sorted by length, so that little is padded."""
+        """(N, 1, 3): the sums of `token_statistics` for each sentence. Sentences are sorted by length, so that little is padded."""
         by_length = sequences.select(np.argsort(flatten_sequences(sequences)[1], kind="stable"))
         tokens = outputs(by_length, lambda logits, batch: token_statistics(logits, batch["labels"]))
         return sentence_totals(pad_statistics(tokens))[:, None]
@@ -141,7 +141,7 @@ class LanguageModeling(Task):
         }
 
     def paired(self, ours: Statistics, theirs: Statistics) -> tuple[np.ndarray, Callable[[np.ndarray], float]]:
-        """Of perplexities, theirs over ours."""
+        """The quotient is their perplexity divided by ours."""
         both = [np.concatenate([np.asarray(seed) for seed in group]) for group in (ours, theirs)]
         totals, count = np.concatenate(both)[:, :, 0], len(both[0])  # (students, N, 3)
 

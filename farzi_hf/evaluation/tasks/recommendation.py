@@ -33,7 +33,7 @@ from farzi_hf.evaluation.tasks.base import Outputs, Row, Statistics, Task, count
 
 
 class Recommendation(Task):
-    """Users' histories: the last item of each. Data sets are whole histories; each seed has a split of the users of its own.
+    """Users' histories: the last item of each. Data sets are whole histories. Each seed has its own split of the users.
 
     ```python
     histories = interactions.strong_generalization_split(seed=0)
@@ -45,7 +45,7 @@ class Recommendation(Task):
         processing_class: the names of padding and items, `Interactions.vocabulary`.
     """
 
-    label_names = ("labels", "seen")  # the ranking leaves out what a user has had
+    label_names = ("labels", "seen")  # the ranking leaves out items that the user has had
     metric = "hr@100"
     metric_label = "Test HR@100"
     percent = True
@@ -66,7 +66,7 @@ class Recommendation(Task):
         return training_windows(sequences, length)
 
     def evaluation_rows(self, sequences: Dataset, length: int) -> Dataset:
-        """The last items of each history, and all that the user has had: see `evaluation_windows`."""
+        """The last items of each history, and all items that the user has had: see `evaluation_windows`."""
         return evaluation_windows(sequences, length)
 
     def preprocess_logits_for_metrics(self, logits: Tensor, labels: Any) -> Tensor:
@@ -84,7 +84,7 @@ class Recommendation(Task):
         return evaluate_module("ranking").compute(predictions=statistics)
 
     def row(self, method: str, students: Statistics, nbytes: int) -> Row:
-        """Intervals are over the users of all splits, spread over splits and students."""
+        """Intervals are computed over the users of all splits, and the spread over splits and students."""
         seeds = [np.asarray(seed) for seed in students]  # (students, N, 2) each
         users = np.concatenate(seeds, axis=1)
         results = [self.metrics(values) for seed in seeds for values in seed]
@@ -96,7 +96,7 @@ class Recommendation(Task):
         return -self.metrics(statistics)["hr@100"]
 
     def counted(self, train: Dataset, validation: Dataset, test: Dataset, vocab_size: int) -> dict[str, np.ndarray]:
-        """Popularity, and an interpolated bigram of items."""
+        """Popularity and an interpolated bigram of items."""
         counts, items = popularity(train, vocab_size), np.arange(vocab_size)
         bigram = InterpolatedBigram.fit(train, vocab_size, validation)
         models = {
@@ -121,7 +121,7 @@ class Recommendation(Task):
         return {"trained on": row["method"], **shown, **count_cells(row)}
 
     def paired(self, ours: Statistics, theirs: Statistics) -> tuple[np.ndarray, Callable[[np.ndarray], float]]:
-        """Of HR@100, ours over theirs; of all seeds' users."""
+        """The quotient is our HR@100 divided by theirs, over the users of all seeds."""
         hits = [
             np.concatenate([(np.asarray(seed)[:, :, 0] <= 100).mean(axis=0) for seed in group])
             for group in (ours, theirs)
