@@ -6,6 +6,7 @@ import json
 import logging
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.distillation import Learner, Objective, Parameters
 from farzi_hf.distillation.row_checks import check_rows, check_sequence_length, run_check
 from farzi_hf.distillation.start_trial import trial_batches, try_starts
-from farzi_hf.distillation.teacher import head_width, label
+from farzi_hf.distillation.teacher import head_width, label_by
 from farzi_hf.evaluation.metrics.resampling import mean_and_spread
 from farzi_hf.evaluation.tasks import LanguageModeling, Task
 from farzi_hf.resumable_trainer import ResumableTrainer
@@ -190,37 +191,19 @@ class FarziTrainer(ResumableTrainer):
         """
         if self._open_start is None or self._open_start != self.model.fingerprint():  # complete, or changed by someone
             return
-        if self.args.labels == "own":
-            self._label()
-        else:
-            self._choose_concentration()
-        self._open_start = None
-
-    def _label(self) -> None:
-        args = self.args
-        learner, params = self.learner, None
-        if self._teacher is not None:
-            learner = Learner(self._teacher).to(args.device)
-            params = {name: x.detach().to(args.device) for name, x in self._teacher.named_parameters()}
-        else:
-            params = args.make_teacher_training()(
-                learner, self.train_dataset, self.data_collator, args.seed, args.device, self._quiet
+        args, collator = self.args, self.data_collator
+        if args.labels == "own":
+            teacher = self._teacher or args.make_teacher_training()
+            label_by(
+                teacher, self.model, self.learner, self.train_dataset, collator, args.seed, args.device, self._quiet
             )
-        lost = label(self.model, learner, params)
-        logger.info("Labels from the teacher, %.3g nats from its predictions.", lost)
-
-    def _choose_concentration(self) -> None:
-        seed = derive(self.args.seed, Purpose.START_TRIAL_ROWS)
-        size = self.args.per_device_train_batch_size
-        batches = [self._prepare_inputs(b) for b in trial_batches(self.train_dataset, self.data_collator, size, seed)]
-
-        def train(index: int) -> Parameters:
-            return self._trained(Purpose.START_TRIAL, index)
-
-        start_at = initialization.spectral_starts(self.model, self.train_dataset, self.args.seed)
-        self._concentration, losses = try_starts(start_at, self.learner, train, batches, quiet=self._quiet)
-        tried = ", ".join(f"{concentration:g}: {loss:.3f}" for concentration, loss in losses.items())
-        logger.info("Start of the summary: loss on training data by κ: %s.", tried)
+        else:
+            seed, size = derive(args.seed, Purpose.START_TRIAL_ROWS), args.per_device_train_batch_size
+            batches = [self._prepare_inputs(b) for b in trial_batches(self.train_dataset, collator, size, seed)]
+            start_at = initialization.spectral_starts(self.model, self.train_dataset, args.seed)
+            train = partial(self._trained, Purpose.START_TRIAL)
+            self._concentration = try_starts(start_at, self.learner, train, batches, quiet=self._quiet)
+        self._open_start = None
 
     def compute_loss(
         self, model: nn.Module, inputs: Mapping[str, Tensor], return_outputs: bool = False, **kwargs: Any
@@ -356,7 +339,7 @@ class FarziTrainer(ResumableTrainer):
         config = json.loads(self.learner.model.config.to_json_string(use_diff=False))
         learner = {k: v for k, v in config.items() if not k.startswith("_") and k != "transformers_version"}
         data, rows = None, self.train_dataset
-        if rows is not None:  # else Trainer raises an error of its own
+        if rows is not None:  # else Trainer raises its own error
             data = {"sequences": len(rows), "fingerprint": sequences_fingerprint(rows)}
         return {**self.args.to_recipe(), **self._given, "learner": learner, "train_dataset": data}
 

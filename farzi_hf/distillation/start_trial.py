@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -14,6 +15,8 @@ from tqdm.auto import tqdm
 from farzi_hf.data import random_sequences
 from farzi_hf.distillation.learner import Learner, Parameters
 from farzi_hf.summary.initialization import CANDIDATES, choose_concentration
+
+logger = logging.getLogger(__name__)
 
 LEARNERS = 2
 """Learners that train on each candidate."""
@@ -33,7 +36,7 @@ def try_starts(
     train: Callable[[int], Parameters],
     batches: Sequence[Mapping[str, Tensor]],
     quiet: bool = False,
-) -> tuple[float, dict[float, float]]:
+) -> float:
     """Sets the summary to its start at the best candidate κ: its learners have the least mean loss on real batches.
 
     Args:
@@ -44,7 +47,7 @@ def try_starts(
         quiet: whether the progress bar is hidden.
 
     Returns:
-        κ, and the mean loss at each candidate.
+        κ.
     """
     found: list[str] = []
     with tqdm(
@@ -62,4 +65,7 @@ def try_starts(
             bar.set_postfix_str(f"loss by κ: {', '.join(found)}")
             return np.mean(losses)
 
-        return choose_concentration(start_at, loss)
+        concentration, losses = choose_concentration(start_at, loss)
+    tried = ", ".join(f"{candidate:g}: {value:.3f}" for candidate, value in losses.items())
+    logger.info("Start of the summary: loss on training data by κ: %s.", tried)
+    return concentration

@@ -6,6 +6,7 @@ a teacher's labels exactly where `label_dim` is at least h, or h + 1 where the h
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from datasets import Dataset
 from torch import Tensor, nn
 from tqdm.auto import tqdm
+from transformers import PreTrainedModel
 
 from farzi_hf.data import minibatches
 from farzi_hf.data.seeds import Purpose, derive
@@ -22,6 +24,8 @@ from farzi_hf.engine import InnerOptimizer
 from farzi_hf.engine.inner_loop import InnerLoop, Layout, autocast_settings, weights
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.forms import batch_of
+
+logger = logging.getLogger(__name__)
 
 _CHUNK = 64  # sequences that a teacher reads at once
 _STEPS_SHOWN = 20
@@ -93,6 +97,30 @@ def head_width(learner: Learner) -> int:
     """
     head = _head(learner)
     return head.in_features + (head.bias is not None)
+
+
+def label_by(
+    teacher: TeacherTraining | PreTrainedModel,
+    farzi: FarziData,
+    learner: Learner,
+    dataset: Dataset,
+    collator: Callable[[list[dict[str, Any]]], Mapping[str, Tensor]],
+    seed: int,
+    device: torch.device | str | None = None,
+    quiet: bool = False,
+) -> None:
+    """Sets the labels of a summary, by a teacher that is given or trained here.
+
+    Args:
+        teacher: a trained model over the vocabulary of the summary, or how a `learner` is trained on `dataset`.
+        farzi: with labels of its own; changed in place.
+    """
+    if isinstance(teacher, TeacherTraining):
+        params = teacher(learner, dataset, collator, seed, device, quiet)
+    else:
+        learner = Learner(teacher).to(device)
+        params = {name: x.detach().to(device) for name, x in teacher.named_parameters()}
+    logger.info("Labels from the teacher, %.3g nats from its predictions.", label(farzi, learner, params))
 
 
 @torch.no_grad()

@@ -120,12 +120,14 @@ def test_the_meta_gradient_is_exact(sequences, adjoint, inputs):
     assert len(found) == (2 if inputs == "tokens" else 4)
     for name, gradient in expected.items():
         assert gradient.norm() > 0
-        torch.testing.assert_close(found[name], gradient, rtol=1e-7, atol=1e-12)
+        # Reversible computes in integers, and rounds the trajectory itself.
+        tolerance = 1e-4 if isinstance(adjoint, Reversible) else 1e-9
+        assert (found[name] - gradient).norm() < tolerance * gradient.norm()
 
 
 @pytest.mark.parametrize("inputs", ["tokens", "soft"])
 def test_a_distillation_of_labels_makes_students_better(tmp_path, sequences, tokenizer, inputs):
-    trainer = tiny_trainer(tmp_path, sequences, tokenizer, **{**OWN, "inputs": inputs}, max_steps=8, learning_rate=0.01)
+    trainer = tiny_trainer(tmp_path, sequences, tokenizer, **{**OWN, "inputs": inputs}, max_steps=15, learning_rate=0.003)
     trainer.tune_initialization()
     ids = trainer.model.tensors.get("input_ids", torch.empty(0)).clone()
     before = trainer.evaluate()["eval_perplexity"]
