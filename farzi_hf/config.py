@@ -189,17 +189,7 @@ class FarziConfig(TrainingArguments):
                 f"inner_steps_min={self.inner_steps_min} is more than inner_steps={self.inner_steps}, but T is drawn between "
                 "the two; lower inner_steps_min"
             )
-        for name, table in (
-            ("initialization", INITIALIZATIONS),
-            ("inputs", INPUTS),
-            ("labels", LABELS),
-            ("input_sequences", INPUT_SEQUENCES),
-            ("inner_optimizer", OPTIMIZERS),
-            ("objective", OBJECTIVES),
-            ("adjoint", (AUTO, *ADJOINTS)),
-        ):
-            if getattr(self, name) not in table:
-                raise ValueError(f"{name}={getattr(self, name)!r} is unknown; choose one of {', '.join(table)}")
+        self._check_choices()
         if self.concentration is not None and not self.concentration > 0:
             raise ValueError(
                 f"concentration={self.concentration} is not usable; give a number above 0, for instance {initialization.CONCENTRATION}, "
@@ -212,6 +202,20 @@ class FarziConfig(TrainingArguments):
             self.make_inner_optimizer()
         except (TypeError, ValueError) as error:
             raise ValueError(f"settings of the inner optimizer, inner_…: {error}") from None
+
+    def _check_choices(self) -> None:
+        """Raises ValueError if a setting names no entry of its table."""
+        for name, table in (
+            ("initialization", INITIALIZATIONS),
+            ("inputs", INPUTS),
+            ("labels", LABELS),
+            ("input_sequences", INPUT_SEQUENCES),
+            ("inner_optimizer", OPTIMIZERS),
+            ("objective", OBJECTIVES),
+            ("adjoint", (AUTO, *ADJOINTS)),
+        ):
+            if getattr(self, name) not in table:
+                raise ValueError(f"{name}={getattr(self, name)!r} is unknown; choose one of {', '.join(table)}")
 
     def summary_config(self, vocab_size: int, label_dim: int | None = None) -> FarziDataConfig:
         """The config of the summary to be distilled, with the settings of the inner loop.
