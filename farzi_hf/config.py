@@ -216,6 +216,8 @@ class FarziConfig(TrainingArguments):
         ):
             if getattr(self, name) not in table:
                 raise ValueError(f"{name}={getattr(self, name)!r} is unknown; choose one of {', '.join(table)}")
+        if (self.inputs, self.labels) == ("tokens", "shared"):
+            raise ValueError("inputs='tokens' with labels='shared' leaves nothing to learn; set labels='own'")
 
     def summary_config(self, vocab_size: int, label_dim: int | None = None) -> FarziDataConfig:
         """The config of the summary to be distilled, with the settings of the inner loop.

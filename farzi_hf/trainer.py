@@ -185,13 +185,12 @@ class FarziTrainer(ResumableTrainer):
     def tune_initialization(self) -> None:
         """Completes the start of a new summary: it chooses κ, unless `args.concentration` gives it; or it labels the inputs by a teacher.
 
-        `train()` calls this first. Call it yourself to look at the start before the training. For κ, two learners train from
-        scratch on each candidate, and their loss on training data decides: as long as two or three outer steps. A
-        teacher trains on the real data, unless one was given.
+        `train()` calls this first. Call it yourself to look at the start before the training. For κ, two learners train from scratch on
+        each candidate, as long as two or three outer steps take. A teacher trains on the real data, unless one was given.
         """
+        args, collator = self.args, self.data_collator
         if self._open_start is None or self._open_start != self.model.fingerprint():  # complete, or changed by someone
             return
-        args, collator = self.args, self.data_collator
         if args.labels == "own":
             teacher = self._teacher or args.make_teacher_training()
             label_by(
