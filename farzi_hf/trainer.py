@@ -180,7 +180,7 @@ class FarziTrainer(ResumableTrainer):
         if checkpoint is None:
             self.tune_initialization()
         self._micro_step, self._non_finite_steps, self._finite_losses = (-1, 0), 0, 0
-        self.model.config.inner = self.args.inner_settings()
+        self.model.config.inner = self.args.summary_config(self.learner.vocab_size, self.model.config.label_dim).inner
 
     def tune_initialization(self) -> None:
         """Completes the start of a new summary: it chooses κ, unless `args.concentration` gives it; or it labels the inputs by a teacher.

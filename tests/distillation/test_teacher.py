@@ -127,7 +127,9 @@ def test_the_meta_gradient_is_exact(sequences, adjoint, inputs):
 
 @pytest.mark.parametrize("inputs", ["tokens", "soft"])
 def test_a_distillation_of_labels_makes_students_better(tmp_path, sequences, tokenizer, inputs):
-    trainer = tiny_trainer(tmp_path, sequences, tokenizer, **{**OWN, "inputs": inputs}, max_steps=15, learning_rate=0.003)
+    trainer = tiny_trainer(
+        tmp_path, sequences, tokenizer, **{**OWN, "inputs": inputs}, max_steps=15, learning_rate=0.003
+    )
     trainer.tune_initialization()
     ids = trainer.model.tensors.get("input_ids", torch.empty(0)).clone()
     before = trainer.evaluate()["eval_perplexity"]

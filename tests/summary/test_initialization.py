@@ -21,7 +21,7 @@ from farzi_hf.summary.initialization import (
     CANDIDATES,
     _mutual_information,
     _neighbours,
-    _windows,
+    real_windows,
     choose_concentration,
     random,
     spectral,
@@ -60,7 +60,7 @@ def frequencies(sentences: Sequence[Sequence[int]], vocab_size: int = V) -> Tens
 
 
 def test_windows_are_consecutive_whole_sentences_in_random_order():
-    cut = _windows(*flat(SENTENCES), (3, 6), np.random.default_rng(0))
+    cut = real_windows(*flat(SENTENCES), (3, 6), np.random.default_rng(0))
     assert cut.shape == (3, 6)
     assert cut.dtype == np.int64
     text, order = cut.reshape(-1).tolist(), []
@@ -69,11 +69,11 @@ def test_windows_are_consecutive_whole_sentences_in_random_order():
         order.append(found)
         del text[: len(SENTENCES[found])]
     assert sorted(order) == [0, 1, 2, 3]
-    assert not np.array_equal(cut, _windows(*flat(SENTENCES), (3, 6), np.random.default_rng(1)))
+    assert not np.array_equal(cut, real_windows(*flat(SENTENCES), (3, 6), np.random.default_rng(1)))
 
 
 def test_windows_repeat_the_text_where_it_is_too_short():
-    cut = _windows(*flat([[2, 4, 3]]), (2, 4), np.random.default_rng(0))
+    cut = real_windows(*flat([[2, 4, 3]]), (2, 4), np.random.default_rng(0))
     assert cut.tolist() == [[2, 4, 3, 2], [4, 3, 2, 4]]
 
 
@@ -144,7 +144,7 @@ def test_tokens_with_the_same_neighbours_point_the_same_way():
 def test_a_spectral_start_is_its_formula(tau):
     farzi = summary(tau=tau)
     spectral(farzi, dataset_of(SENTENCES), seed=3, concentration=2.0)
-    windows = _windows(*flat(SENTENCES), (6, 7), np.random.default_rng(3))
+    windows = real_windows(*flat(SENTENCES), (6, 7), np.random.default_rng(3))
     vectors = token_vectors(*flat(SENTENCES), V, 3, seed=3)
     expected = frequencies(SENTENCES) * (2.0 * vectors[torch.from_numpy(windows)] @ vectors.T).exp()
     torch.testing.assert_close(soft_tokens(farzi), expected / expected.sum(-1, keepdim=True))
@@ -180,7 +180,7 @@ def test_a_spectral_start_knows_which_token_stood_where(sequences, tokenizer):
     """Far better than no information, and than the token frequencies at every position; yet soft."""
     dataset, vocab_size = sequences["train"], len(tokenizer)
     farzi = summary(10, 12, 8, vocab_size)
-    windows = torch.from_numpy(_windows(*flatten_sequences(dataset), (10, 12), stream(0, Purpose.SUMMARY_WINDOWS)))
+    windows = torch.from_numpy(real_windows(*flatten_sequences(dataset), (10, 12), stream(0, Purpose.SUMMARY_WINDOWS)))
 
     def nats() -> float:
         return -soft_tokens(farzi).gather(-1, windows[..., None]).log().mean().item()
