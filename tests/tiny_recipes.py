@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pytest
+from datasets import DatasetDict
 
-from farzi_hf.data import TEXTS, load_sample_interactions, load_sample_text
+from farzi_hf.data import TEXTS, Interactions, load_sample_interactions, load_sample_text
 from farzi_hf.evaluation import task_data
 
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 CONFIGS = RECIPES / "configs"
-USERS = 200
+USERS = 100
 TINY = (
     "--num_sequences", "4", "--sequence_length", "8", "--latent_dim", "4", "--inner_steps", "4", "--synthetic_batch_size", "2",
     "--max_steps", "2", "--num_students", "2", "--use_cpu", "true", "--disable_tqdm", "true", "--report_to", "none",
 )  # fmt: skip
 COMPARED = (*TINY, "--long_steps", "3", "--seeds", "0", "1", "--window", "0")
 """Of a table whose rows are distillations of two seeds each."""
+START = ("--concentration", "4")
+"""A start that is not tried out: trials take as long as such a distillation."""
 GPT2 = '{"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 1}'
 GRU4REC = '{"model_type": "gru4rec", "hidden_size": 8}'
 SASREC = '{"model_type": "sasrec", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}'
@@ -40,6 +44,15 @@ def places(folder: Path) -> list[str]:
 
 def use_small_data(patch: pytest.MonkeyPatch) -> None:
     """Fewer of the embedded sentences and users: `sample` and `sample_interactions` are these."""
-    interactions = load_sample_interactions(USERS)
-    patch.setitem(TEXTS, "sample", lambda data_dir: load_sample_text(200))
-    patch.setattr(task_data, "load_sample_interactions", lambda: interactions)
+    patch.setitem(TEXTS, "sample", lambda data_dir: small_text())
+    patch.setattr(task_data, "load_sample_interactions", small_interactions)
+
+
+@cache
+def small_text() -> DatasetDict:
+    return load_sample_text(200)
+
+
+@cache
+def small_interactions() -> Interactions:
+    return load_sample_interactions(USERS)

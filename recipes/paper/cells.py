@@ -158,7 +158,7 @@ def _run(e: Experiment, cell: Cell, seed: int) -> Done:
         "history": trainer.state.log_history,
         "seconds": time.perf_counter() - begin,
     }
-    headline = e.task.headline(e.task.row(cell.method, [statistics], trained.nbytes))
+    headline = e.task.headline(mean_and_spread([e.task.metrics(values) for values in statistics]))
     print(f"{cell.method}, seed {seed}: test {headline}, {done['seconds']:.0f} s", flush=True)
     save_text(json.dumps(done), folder / CELL)
     return done

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from safetensors import safe_open
-from tiny_recipes import COMPARED, CONFIGS, GPT2, GRU4REC, TINY, places
+from tiny_recipes import COMPARED, CONFIGS, GPT2, GRU4REC, START, TINY, places
 
 pytest.importorskip("matplotlib")
 import inner_sgd
@@ -29,7 +29,7 @@ OMEGA = (
 
 
 def tiny(dataset: str, folder: Path) -> list[str]:
-    return ["--dataset", dataset, *COMPARED, *OMEGA, *places(folder), "--learner", LEARNERS[dataset]]
+    return ["--dataset", dataset, *COMPARED, *START, *OMEGA, *places(folder), "--learner", LEARNERS[dataset]]
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:

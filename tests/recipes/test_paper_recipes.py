@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tiny_recipes import COMPARED, CONFIGS, GPT2, RECIPES, SASREC, USERS, places
+from tiny_recipes import COMPARED, CONFIGS, GPT2, RECIPES, SASREC, START, USERS, places
 
 pytest.importorskip("matplotlib")
 import cold_start
@@ -35,9 +35,9 @@ LEARNERS = {"sample": GPT2, "sample_interactions": SASREC}
 higher_warns = pytest.mark.filterwarnings("ignore:.*is. with .*literal:SyntaxWarning")
 
 
-def tiny(dataset: str, folder: Path) -> list[str]:
+def tiny(dataset: str, folder: Path, start: tuple[str, ...] = START) -> list[str]:
     learner = ["--learner", LEARNERS[dataset]]
-    return ["--dataset", dataset, *COMPARED, "--save_strategy", "no", *places(folder), *learner]
+    return ["--dataset", dataset, *COMPARED, *start, "--save_strategy", "no", *places(folder), *learner]
 
 
 def card(folder: Path) -> dict:
@@ -145,7 +145,8 @@ def test_sample_efficiency(tmp_path, capsys, dataset, metric, counted):
     ],
 )
 def test_cross_architecture(tmp_path, dataset, names):
-    cross_architecture.main(tiny(dataset, tmp_path))
+    argv = [*tiny(dataset, tmp_path), "--num_students", "1"]
+    cross_architecture.main(argv)
     table = card(tmp_path)
     pairs = [f"{teacher} → {student}" for teacher in names for student in sorted(names, key=lambda s: s != teacher)]
     assert sorted(methods(table)[: len(pairs)]) == sorted(pairs)
@@ -160,7 +161,7 @@ def test_cross_architecture(tmp_path, dataset, names):
     assert len(times) == 2 * len(names) * (len(names) + 2)
     changed = tmp_path / "runs" / f"{names[0]}-{names[0]}".lower() / "seed-1" / "cell.json"
     changed.unlink()
-    cross_architecture.main(tiny(dataset, tmp_path))
+    cross_architecture.main(argv)
     assert {path for path in times if os.stat(path).st_mtime_ns != times[path]} == {changed}
     assert card(tmp_path)["rows"][1:] == table["rows"][1:]
 
@@ -218,7 +219,7 @@ def test_regions_are_paired_and_judged_by_what_the_paper_says():
 
 
 def test_cold_start(tmp_path):
-    argv = tiny("sample_interactions", tmp_path)
+    argv = [*tiny("sample_interactions", tmp_path), "--num_students", "1"]
     cold_start.main(argv)
     table = card(tmp_path)
     assert methods(table) == ["Farzi [4×8]", "full data", "full data, long", "popularity", "item bigram"]
@@ -242,7 +243,7 @@ def test_cold_start(tmp_path):
 def test_text_has_no_cold_users(tmp_path):
     with pytest.raises(SystemExit) as stop:
         cold_start.main(tiny("sample", tmp_path))
-    assert stop.value.code == "cold_start.py: --dataset sample has no users and items: choose one of interactions"
+    assert stop.value.code == "cold_start.py: --dataset sample has no users and items: choose a data set of interactions"
 
 
 @higher_warns
@@ -301,7 +302,7 @@ def test_higher_differentiates_the_same_training(tmp_path):
 
 @pytest.mark.parametrize("dataset", ["sample", pytest.param("sample_interactions", marks=pytest.mark.slow)])
 def test_regularization(tmp_path, dataset):
-    regularization.main([*tiny(dataset, tmp_path), "--latent_dims", "2", "5"])
+    regularization.main([*tiny(dataset, tmp_path), "--seeds", "0", "--num_students", "1", "--latent_dims", "2", "5"])
     table = card(tmp_path)
     two, five, unfactorised = table["rows"][:3]
     assert [row["method"] for row in (two, five, unfactorised)] == [
@@ -329,7 +330,7 @@ def test_ranks_are_those_of_the_matrix_of_soft_tokens():
 
 
 def test_an_unfactorised_summary_starts_where_a_factorised_one_does_and_learns(tmp_path):
-    e = Experiment.parse("any", "Any", tiny("sample", tmp_path))
+    e = Experiment.parse("any", "Any", tiny("sample", tmp_path, start=()))
     factorised, trainer = (trainer_of(e.data, e.args, 0) for _ in range(2))
     factorised.tune_initialization()
     regularization.unfactorise(trainer)  # of the same start

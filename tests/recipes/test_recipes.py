@@ -43,7 +43,16 @@ def read_csv(path: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
 
 
-def test_without_data_it_names_the_sample_in_one_line(tmp_path):
+def test_without_data_it_names_the_sample_in_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="--dataset sample") as stop:
+        ptb.main(["--disable_tqdm", "true"])
+    assert "\n" not in stop.value.code
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_without_data_a_script_writes_one_line(tmp_path):
     run = script(tmp_path, (), "--disable_tqdm", "true")
     assert run.returncode == 1
     assert run.stderr.count("\n") == 1

@@ -64,10 +64,10 @@ def pad_statistics(statistics: Sequence[ArrayLike], dtype: type = np.float32) ->
     return padded
 
 
-def corpus_perplexity(totals: np.ndarray) -> float:
-    """exp(mean negative log-likelihood over all tokens), from `sentence_totals` (N, 3)."""
-    nll, _, tokens = totals.sum(axis=0)
-    return _exp(nll / tokens)
+def corpus_perplexity(totals: np.ndarray) -> np.ndarray | float:
+    """exp(mean negative log-likelihood over all tokens), from `sentence_totals`: (N, 3), or (N, …, 3) with one perplexity for each …."""
+    sums = totals.sum(axis=0)
+    return _exp(sums[..., 0] / sums[..., 2])
 
 
 def _exp(nll: np.ndarray | float) -> np.ndarray | float:

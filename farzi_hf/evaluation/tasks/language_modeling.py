@@ -97,7 +97,7 @@ class LanguageModeling(Task):
         totals = np.stack([sentence_totals(values) for values in flat], axis=1)
 
         def mean_perplexity(rows: np.ndarray) -> float:
-            return float(np.mean([corpus_perplexity(rows[:, student]) for student in range(rows.shape[1])]))
+            return float(np.mean(corpus_perplexity(rows)))
 
         results = [self.metrics(values) for values in flat]
         return {
@@ -146,7 +146,7 @@ class LanguageModeling(Task):
         totals, count = np.concatenate(both)[:, :, 0], len(both[0])  # (students, N, 3)
 
         def quotient(rows: np.ndarray) -> float:
-            perplexities = [corpus_perplexity(rows[:, student]) for student in range(rows.shape[1])]
+            perplexities = corpus_perplexity(rows)
             return float(np.mean(perplexities[count:]) / np.mean(perplexities[:count]))
 
         return totals.transpose(1, 0, 2), quotient
