@@ -243,7 +243,9 @@ def test_cold_start(tmp_path):
 def test_text_has_no_cold_users(tmp_path):
     with pytest.raises(SystemExit) as stop:
         cold_start.main(tiny("sample", tmp_path))
-    assert stop.value.code == "cold_start.py: --dataset sample has no users and items: choose a data set of interactions"
+    assert (
+        stop.value.code == "cold_start.py: --dataset sample has no users and items: choose a data set of interactions"
+    )
 
 
 @higher_warns
