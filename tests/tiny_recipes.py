@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from functools import cache
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from datasets import DatasetDict
 
 from farzi_hf.data import TEXTS, Interactions, load_sample_interactions, load_sample_text
 from farzi_hf.evaluation import task_data
+from farzi_hf.evaluation.metrics import bootstrap_interval, ranking_intervals
 
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 CONFIGS = RECIPES / "configs"
@@ -32,7 +34,7 @@ DEMO = (
 """Of `ptb.py`."""
 DEMO_RECSYS = (
     *TINY, "--config", str(CONFIGS / "demo_recsys.yaml"), "--logging_steps", "1", "--eval_steps", "2", "--eval_students", "1",
-    "--long_steps", "6", "--learner", GRU4REC,
+    "--long_steps", "6", "--learner", GRU4REC, *START,
 )  # fmt: skip
 """Of `recsys.py`."""
 
@@ -43,7 +45,11 @@ def places(folder: Path) -> list[str]:
 
 
 def use_small_data(patch: pytest.MonkeyPatch) -> None:
-    """Fewer of the embedded sentences and users: `sample` and `sample_interactions` are these."""
+    """Fewer of the embedded sentences and users, which `sample` and `sample_interactions` then are, and fewer resamples of them."""
+    for function in (bootstrap_interval, ranking_intervals):
+        given = {p.name: p.default for p in inspect.signature(function).parameters.values() if p.default is not p.empty}
+        assert given["resamples"] == 1000
+        patch.setattr(function, "__defaults__", tuple({**given, "resamples": 100}.values()))
     patch.setitem(TEXTS, "sample", lambda data_dir: small_text())
     patch.setattr(task_data, "load_sample_interactions", small_interactions)
 

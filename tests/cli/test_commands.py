@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tiny_recipes import use_small_data
 from transformers import AutoModelForCausalLM
 
 pytest.importorskip("matplotlib")
 from farzi_hf import FarziConfig, FarziData
 from farzi_hf.cli import COMMANDS, main
 from farzi_hf.cli.arguments import example_configs, parse_arguments
-from farzi_hf.data import TEXTS, load_sample_text
 from farzi_hf.evaluation import RunSettings
 
 # huggingface_hub uploads large files in a way that its HTTP client calls deprecated
@@ -38,7 +38,7 @@ def distilled(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("cli")
     (folder / "tiny.yaml").write_text(yaml.safe_dump(SIZES), encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(TEXTS, "sample", lambda data_dir: load_sample_text(200))
+        use_small_data(patch)
         main(["distil", str(folder / "tiny.yaml"), "--output_dir", str(folder / "run")])
     return folder / "run"
 
@@ -78,7 +78,7 @@ def test_show_prints_positions_and_results(distilled, capsys):
 
 @pytest.mark.parametrize("learner", [None, LLAMA])
 def test_train_saves_a_model_that_loads_and_says_how_it_does(distilled, tmp_path, capsys, monkeypatch, learner):
-    monkeypatch.setitem(TEXTS, "sample", lambda data_dir: load_sample_text(200))
+    use_small_data(monkeypatch)
     chosen = ["--learner", json.dumps(learner)] if learner else []
     main(["train", str(distilled / "summary"), *chosen, "--output_dir", str(tmp_path / "student"), "--evaluate"])
     assert "test_perplexity" in capsys.readouterr().out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 
 import meta_problems as mp
 import pytest
@@ -10,15 +11,19 @@ import torch
 from adjoint_checks import assert_exact, meta_gradient, reference
 from meta_problems import ADAM, OPTIMIZERS, PROBLEMS
 from torch import Tensor
+from torch._inductor import config as inductor
 
 from farzi_hf.engine import Adjoint, Checkpoint, Direct, Reversible, Tape, unroll
 
 
 @pytest.fixture
-def compiler() -> None:
+def compiler() -> Iterator[None]:
     if shutil.which("g++") is None:
         pytest.skip("torch.compile needs a C++ compiler")
+    # By default one process for each core imports torch first, which takes longer than compiling these.
     torch.compiler.reset()
+    with inductor.patch(compile_threads=1):
+        yield
 
 
 @pytest.mark.usefixtures("compiler")

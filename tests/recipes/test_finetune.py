@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_recipes import small_interactions, use_small_data
 from transformers import AutoModelForCausalLM
 
 pytest.importorskip("matplotlib")
 import finetune
 
 from farzi_hf import FarziData, FarziDataConfig
-from farzi_hf.data import TEXTS, load_sample_interactions, load_sample_text
-from farzi_hf.evaluation import RunSettings, TextData, task_data
+from farzi_hf.data import TEXTS, load_sample_text
+from farzi_hf.evaluation import RunSettings, TextData
 
 INNER = {
     "optimizer": "adam", "lr": 0.01, "weight_decay": 0.0, "betas": [0.5, 0.999], "eps": 1e-4, "eps_root": 0.0, "steps": 4,
@@ -41,7 +42,7 @@ def summary(folder: Path, vocabulary, recipe: dict) -> Path:
 
 @pytest.fixture
 def text(tmp_path, monkeypatch) -> Path:
-    monkeypatch.setitem(TEXTS, "sample", lambda data_dir: load_sample_text(200))
+    use_small_data(monkeypatch)
     data = RunSettings(dataset="sample", vocab_size=50, learner=GPT2).load()
     return summary(tmp_path / "summary", data.task.processing_class, data.recipe([42]))
 
@@ -94,11 +95,10 @@ def test_pretrained_weights_are_where_training_starts(text, tmp_path):
 
 
 def test_items(tmp_path, monkeypatch):
-    interactions = load_sample_interactions(100)
-    monkeypatch.setattr(task_data, "load_sample_interactions", lambda: interactions)
+    use_small_data(monkeypatch)
     learner = {"model_type": "gru4rec", "hidden_size": 8}
     recipe = {"dataset": "sample_interactions", "min_interactions": 3, "learner": learner, "splits": [0]}
-    folder = summary(tmp_path / "summary", interactions.vocabulary, recipe)
+    folder = summary(tmp_path / "summary", small_interactions().vocabulary, recipe)
     finetune.main(["--summary", str(folder), "--output_dir", str(tmp_path / "out"), *FAST])
     assert methods(tmp_path / "out") == [*METHODS, "popularity", "item bigram"]
 
