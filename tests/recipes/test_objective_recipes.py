@@ -90,7 +90,7 @@ def test_wrong_settings_end_in_one_line(argv, message):
     ("dataset", "methods", "metric"),
     [
         ("sample", ["Farzi", "random sampling"], "perplexity"),
-        ("sample_interactions", ["MTT", "full data, long"], "hr@100"),
+        pytest.param("sample_interactions", ["MTT", "full data, long"], "hr@100", marks=pytest.mark.slow),
     ],
 )
 def test_a_table_over_seeds_whose_cells_are_run_once(tmp_path, capsys, dataset, methods, metric):
