@@ -149,6 +149,7 @@ def test_keeps_the_bits_that_a_decay_forgets(beta: float, expected: float) -> No
     assert bits / size / steps <= 1.02 * expected + 32 / steps
 
 
+@pytest.mark.slow
 def test_two_thousand_steps_of_adam_come_back_and_keep_less_than_a_fifth_of_a_bit() -> None:
     optimizer, gradients = InnerAdam(lr=0.01), changing(2000, 200)
     state = FixedPointState(optimizer, optimizer.init(normal(len(gradients[0]), seed=1).float()), 0)

@@ -173,6 +173,7 @@ def test_a_run_leaves_its_numbers_a_table_and_a_plot(tmp_path, cells, capsys):
     assert not list(tmp_path.glob(".new*"))
 
 
+@pytest.mark.slow
 def test_a_cell_is_measured_once_until_the_code_changes_or_it_is_asked_for_anew(tmp_path, cells, no_plot, monkeypatch):
     run(tmp_path, "--steps", "3")
     before = read_rows(tmp_path / "results.csv")

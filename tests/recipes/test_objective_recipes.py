@@ -135,6 +135,7 @@ def test_each_split_has_trajectories_of_its_own(tmp_path):
         assert all(len(shard.get_tensor(name)) == 3 for name in manifests[1]["parameters"])
 
 
+@pytest.mark.slow
 def test_the_curve_over_the_number_of_trajectories(tmp_path):
     argv = [*tiny("sample_interactions", tmp_path), "--fresh_start_fraction", "0"]
     trajectory_count.main([*argv, "--counts", "0", "1", "2"])
