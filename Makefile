@@ -22,7 +22,7 @@ demo: $(VENV)/.installed ## distil the embedded corpus and interactions: tables,
 	$(LAUNCH) recipes/recsys.py --config recipes/configs/demo_recsys.yaml
 
 test: $(VENV)/.installed ## the test suite, without the tests marked slow or gpu
-	$(BIN)/python -m pytest -n logical --dist worksteal -m "not slow and not gpu"
+	$(BIN)/python -m pytest -n logical -m "not slow and not gpu"
 
 # What every range of versions in pyproject.toml has to hold for: reading, training, saving, pushing, plotting.
 CORE := tests/test_imports.py $(addprefix tests/,engine data models summary evaluation plots artefact/test_publishing.py \
