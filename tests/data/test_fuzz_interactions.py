@@ -72,8 +72,10 @@ def of_header(rows: list[list[str]]) -> Rows:
 
 def parse_csv(delimiter: str) -> Parse:
     def parse(text: bytes) -> Rows:
-        stream = io.StringIO(text.decode("utf-8-sig"), newline="")
-        return of_header([row for row in csv.reader(stream, delimiter=delimiter) if row])
+        # A byte that is no UTF-8 matters in the three columns that are read, and not in the others.
+        stream = io.StringIO(text.decode("utf-8-sig", errors="surrogateescape"), newline="")
+        rows = of_header([row for row in csv.reader(stream, delimiter=delimiter) if row])
+        return [tuple(value.encode().decode() for value in row) for row in rows]
 
     return parse
 
