@@ -7,9 +7,8 @@ a teacher's labels exactly where `label_dim` is at least h, or h + 1 where the h
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections import deque
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from datasets import Dataset
@@ -17,18 +16,16 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
-from farzi_hf.data import minibatches
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.distillation.learner import Learner, Parameters, whole
+from farzi_hf.distillation.real_training import Collator, RealBatches, train_on_real
 from farzi_hf.engine import InnerOptimizer
-from farzi_hf.engine.inner_loop import InnerLoop, Layout, autocast_settings, weights
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.forms import batch_of
 
 logger = logging.getLogger(__name__)
 
 _CHUNK = 64  # sequences that a teacher reads at once
-_STEPS_SHOWN = 20
 _SAMPLE = 2048  # positions on which the loss of a smaller label_dim is measured
 
 
@@ -50,7 +47,7 @@ class TeacherTraining:
         self,
         learner: Learner,
         dataset: Dataset,
-        collator: Callable[[list[dict[str, Any]]], Mapping[str, Tensor]],
+        collator: Collator,
         seed: int,
         device: torch.device | str | None = None,
         quiet: bool = False,
@@ -60,33 +57,14 @@ class TeacherTraining:
         Raises:
             FloatingPointError: the training diverged.
         """
-        rows = minibatches(len(dataset), self.batch_size, self.steps, derive(seed, Purpose.TEACHER_MINIBATCHES))
-
-        def loss(params: Parameters, inputs: tuple, step: int) -> Tensor:
-            columns = dataset[:] if rows is None else dataset[rows[step - 1]]
-            batch = collator([{"input_ids": ids} for ids in columns["input_ids"]])
-            return learner.hard_loss(params, {name: tensor.to(device) for name, tensor in batch.items()})
-
+        batches = RealBatches.of(
+            dataset, collator, self.batch_size, self.steps, derive(seed, Purpose.TEACHER_MINIBATCHES), device
+        )
         optimizer = replace(self.optimizer, lr_schedule=lambda step: min(1.0, 2 * (1 - (step - 1) / self.steps)))
-        params = learner.initial_parameters(derive(seed, Purpose.TEACHER), device)
-        layout = Layout.of(params)
-        w = layout.flatten(params)
-        with (
-            torch.no_grad(),
-            tqdm(total=self.steps, desc="Teacher", disable=quiet, leave=False, dynamic_ncols=True) as bar,
-        ):
-            loop = InnerLoop(loss, optimizer, layout, self.steps, self.steps, 1, autocast_settings(w))
-            states = loop.start(w)
-            for first in range(0, self.steps, _STEPS_SHOWN):
-                steps = loop.all[first : first + _STEPS_SHOWN]
-                states = loop.advance(states, (), steps)
-                bar.update(len(steps))
-        params = layout.unflatten(weights(states))
-        if not all(torch.isfinite(x).all() for x in params.values()):
-            raise FloatingPointError(
-                f"the teacher's training diverged; give a smaller learning rate than that of optimizer={self.optimizer}"
-            )
-        return params
+        start = learner.initial_parameters(derive(seed, Purpose.TEACHER), device)
+        steps = train_on_real(learner, optimizer, start, batches, steps=self.steps, every=1)
+        bar = tqdm(steps, "Teacher", self.steps, disable=quiet, leave=False, dynamic_ncols=True)
+        return deque(bar, maxlen=1).pop()
 
 
 def head_width(learner: Learner) -> int:
@@ -104,7 +82,7 @@ def label_by(
     farzi: FarziData,
     learner: Learner,
     dataset: Dataset,
-    collator: Callable[[list[dict[str, Any]]], Mapping[str, Tensor]],
+    collator: Collator,
     seed: int,
     device: torch.device | str | None = None,
     quiet: bool = False,

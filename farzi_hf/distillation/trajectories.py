@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,10 @@ from torch import Tensor
 from farzi_hf.artefact.atomic_folder import replace_file
 from farzi_hf.artefact.disk import names_the_disk
 from farzi_hf.artefact.signals import NotedSignal, end, noted_signals
-from farzi_hf.data import minibatches, sequences_fingerprint
+from farzi_hf.data import sequences_fingerprint
 from farzi_hf.data.seeds import Purpose, check_seed, derive
 from farzi_hf.distillation.learner import Learner, Parameters
+from farzi_hf.distillation.real_training import RealBatches, train_on_real
 from farzi_hf.distillation.row_checks import check_rows
 from farzi_hf.distillation.trajectory_bank import (
     MANIFEST,
@@ -35,8 +36,7 @@ from farzi_hf.distillation.trajectory_bank import (
     _read_manifest,
     _shard,
 )
-from farzi_hf.engine import InnerOptimizer, autocast_settings
-from farzi_hf.engine.inner_loop import InnerLoop, Layout, weights
+from farzi_hf.engine import InnerOptimizer
 
 logger = logging.getLogger(__name__)
 
@@ -115,7 +115,7 @@ def record_trajectories(
             missing = [i for i in group if not _shard(folder, i).exists()]
             if missing:
                 minibatch_seed = derive(seed, Purpose.RECORDED_MINIBATCHES, first)
-                batches = _Batches.of(train_dataset, data_collator, batch_size, steps, minibatch_seed, device)
+                batches = RealBatches.of(train_dataset, data_collator, batch_size, steps, minibatch_seed, device)
                 starts = [learner.initial_parameters(derive(seed, Purpose.RECORDED_START, i), device) for i in group]
                 trajectories = _train(learner, optimizer, starts, batches, steps, save_every, noted)
                 if trajectories is None:
@@ -130,59 +130,26 @@ def record_trajectories(
     return TrajectoryBank(folder)
 
 
-@dataclass(frozen=True)
-class _Batches:
-    """The real minibatch of every step."""
-
-    dataset: Dataset
-    collator: Callable[[list[dict[str, Any]]], Mapping[str, Tensor]]
-    rows: Tensor | None
-    device: torch.device | str | None
-
-    @classmethod
-    def of(cls, dataset: Dataset, collator: Callable, batch_size: int, steps: int, seed: int, device: Any) -> _Batches:
-        dataset = dataset.select_columns("input_ids")
-        return cls(dataset, collator, minibatches(len(dataset), batch_size, steps, seed), device)
-
-    def __call__(self, step: int) -> Mapping[str, Tensor]:
-        columns = self.dataset[:] if self.rows is None else self.dataset[self.rows[step - 1]]
-        batch = self.collator([{"input_ids": ids} for ids in columns["input_ids"]])
-        return {name: tensor.to(self.device) for name, tensor in batch.items()}
-
-
 def _train(
     learner: Learner,
     optimizer: InnerOptimizer,
     starts: list[Parameters],
-    batches: _Batches,
+    batches: RealBatches,
     steps: int,
     save_every: int,
     noted: NotedSignal,
 ) -> Parameters | None:
     """Checkpoints (checkpoints, K, …) of K learners that train on the same minibatches. Returns None after a signal."""
     several = learner if len(starts) == 1 else learner.batch(len(starts))
-    params = several.stack(starts)
-
-    def loss(params: Parameters, inputs: tuple, step: int) -> Tensor:
-        return several.hard_loss(params, batches(step)) * several.size  # a sum: each learner has its own gradient
-
-    layout = Layout.of(params)
-    w = layout.flatten(params)
-    loop = InnerLoop(loss, optimizer, layout, steps, steps, 1, autocast_settings(w))
-    states, checkpoints = loop.start(w), [params]
-    for first in range(0, steps, save_every):
+    start = several.stack(starts)
+    checkpoints = [start]
+    for params in train_on_real(several, optimizer, start, batches, steps=steps, every=save_every):
         if noted.number:
             return None
-        states = loop.advance(states, (), loop.all[first : first + save_every])
-        if not all(torch.isfinite(flat).all() for flat in weights(states)):
-            raise FloatingPointError(
-                f"training on real data diverged within {first + save_every} steps; record with a smaller learning rate "
-                f"than that of optimizer={optimizer}"
-            )
-        checkpoints.append({name: x.cpu().clone() for name, x in layout.unflatten(weights(states)).items()})
+        checkpoints.append({name: x.cpu().clone() for name, x in params.items()})
     shape = (steps // save_every + 1, len(starts))
     return {
-        name: torch.stack([x[name].cpu() for x in checkpoints]).view(*shape, *starts[0][name].shape) for name in params
+        name: torch.stack([x[name].cpu() for x in checkpoints]).view(*shape, *starts[0][name].shape) for name in start
     }
 
 

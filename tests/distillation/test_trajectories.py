@@ -190,7 +190,7 @@ def test_what_cannot_be_recorded_leaves_nothing(record, tmp_path, change, messag
 
 
 def test_a_training_that_diverges_is_no_trajectory(record, tmp_path):
-    with pytest.raises(FloatingPointError, match="diverged within 2 steps; record with a smaller learning rate"):
+    with pytest.raises(FloatingPointError, match="diverged within 2 steps; give a smaller learning rate"):
         record(optimizer=InnerSGD(lr=1e300))
     assert not list((tmp_path / "omega").glob("*.safetensors"))
 
