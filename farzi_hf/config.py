@@ -16,6 +16,7 @@ from farzi_hf.distillation import (
     SyntheticTraining,
     TrajectoryBank,
 )
+from farzi_hf.distillation.lr_schedules import LR_SCHEDULES
 from farzi_hf.distillation.teacher import TeacherTraining
 from farzi_hf.engine import ADJOINTS, OPTIMIZERS, InnerOptimizer
 from farzi_hf.field_types import check_types, numbers_from_text
@@ -79,6 +80,7 @@ class FarziConfig(TrainingArguments):
         inner_epsilon_root: ε_root of the inner Adam.
         inner_momentum: momentum of the inner SGD.
         inner_weight_decay: λ of the inner optimizer.
+        inner_lr_scheduler_type: "constant", "linear" or "cosine": how the inner learning rate falls over the T steps.
         inner_steps: T, the number of inner steps. A student must take the same number of steps to reproduce the figures.
         inner_steps_min: in each outer step, T is drawn from inner_steps_min … inner_steps. None means T = inner_steps always.
         window: only the last `window` inner steps are differentiated; None or 0 differentiates all T.
@@ -128,6 +130,7 @@ class FarziConfig(TrainingArguments):
     inner_epsilon_root: float = field(default=0.0, metadata={"help": "ε_root of the inner Adam"})
     inner_momentum: float = field(default=0.0, metadata={"help": "momentum of the inner SGD"})
     inner_weight_decay: float = field(default=0.0, metadata={"help": "λ of the inner optimizer"})
+    inner_lr_scheduler_type: str = field(default="constant", metadata={"help": " | ".join(LR_SCHEDULES)})
     inner_steps: int = field(default=100, metadata={"help": "T, inner steps"})
     inner_steps_min: int | None = field(
         default=None, metadata={"help": "least T; T is drawn between this and inner_steps"}
@@ -211,6 +214,7 @@ class FarziConfig(TrainingArguments):
             ("labels", LABELS),
             ("input_sequences", INPUT_SEQUENCES),
             ("inner_optimizer", OPTIMIZERS),
+            ("inner_lr_scheduler_type", LR_SCHEDULES),
             ("objective", OBJECTIVES),
             ("adjoint", (AUTO, *ADJOINTS)),
         ):
@@ -252,6 +256,7 @@ class FarziConfig(TrainingArguments):
             "optimizer": self.inner_optimizer,
             **self.optimizer_settings(),
             "steps": self.inner_steps,
+            "lr_scheduler_type": self.inner_lr_scheduler_type,
             "synthetic_batch_size": self.synthetic_batch_size or self.num_sequences,
         }
 
@@ -283,6 +288,7 @@ class FarziConfig(TrainingArguments):
             window=self.window or None,
             adjoint=None if self.adjoint == AUTO else ADJOINTS[self.adjoint](),
             torch_compile=self.torch_compile,
+            lr_scheduler_type=self.inner_lr_scheduler_type,
         )
 
     def make_objective(self, learner: Learner | None = None, training: SyntheticTraining | None = None) -> Objective:

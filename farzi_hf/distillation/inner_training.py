@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from farzi_hf.data import minibatches
 from farzi_hf.distillation.learner import Learner, LearnerBatch, Parameters
-from farzi_hf.engine import OPTIMIZERS, Adjoint, InnerLoss, InnerOptimizer, unroll
+from farzi_hf.distillation.lr_schedules import lr_schedule
+from farzi_hf.engine import Adjoint, InnerLoss, InnerOptimizer, unroll
 from farzi_hf.summary import FarziData, FarziDataConfig
 from farzi_hf.summary.forms import Tensors, batch_of
+from farzi_hf.summary.stock_settings import inner_optimizer
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class SyntheticTraining:
         window: only the last `window` of the T steps are differentiated; None differentiates all.
         adjoint: the method of differentiation; None leaves the choice to `unroll`.
         torch_compile: whether the steps are compiled, as in `unroll`.
+        lr_scheduler_type: the learning rate over the steps of a training, one of `LR_SCHEDULES`.
     """
 
     optimizer: InnerOptimizer
@@ -33,34 +36,44 @@ class SyntheticTraining:
     window: int | None = None
     adjoint: Adjoint | None = None
     torch_compile: bool = False
+    lr_scheduler_type: str = "constant"
 
     @classmethod
     def of_summary(cls, config: FarziDataConfig) -> SyntheticTraining:
         """The inner loop that a summary was distilled with. The summary's config holds its settings.
 
         Raises:
-            ValueError: the config has no settings of an inner loop, or its optimizer is unknown.
+            ValueError: the config describes no optimizer.
         """
-        inner = dict(config.inner or {})
-        kind = OPTIMIZERS.get(inner.get("optimizer"))
-        if kind is None:
-            raise ValueError(
-                f"the summary's config has inner={config.inner!r}, without an optimizer of {', '.join(OPTIMIZERS)}; take a summary that "
-                "FarziTrainer has distilled, or set config.inner"
-            )
-        names = [argument.name for argument in fields(kind) if argument.name in inner]
-        settings = {name: tuple(value) if isinstance(value := inner[name], list) else value for name in names}
-        return cls(kind(**settings), config.tau, inner.get("synthetic_batch_size"))
+        inner = config.inner or {}
+        return cls(
+            inner_optimizer(inner), config.tau, inner.get("synthetic_batch_size"),
+            lr_scheduler_type=inner.get("lr_scheduler_type", "constant"),
+        )  # fmt: skip
+
+    def optimizer_for(self, steps: int) -> InnerOptimizer:
+        """The optimizer of a training of `steps` steps: its learning rate follows the schedule."""
+        return replace(self.optimizer, lr_schedule=lr_schedule(self.lr_scheduler_type, steps))
 
     def __call__(
-        self, learner: Learner | LearnerBatch, summary: Tensors, *, start: Parameters, steps: int, seed: int
+        self,
+        learner: Learner | LearnerBatch,
+        summary: Tensors,
+        *,
+        start: Parameters,
+        steps: int,
+        seed: int,
+        of_steps: int | None = None,
     ) -> Parameters:
-        """θ_T from `start`, differentiable in the tensors of the summary. The minibatches depend on `seed`."""
+        """θ after `steps` steps from `start`, differentiable in the tensors of the summary. The minibatches depend on `seed`.
+
+        These are the first steps of a training of `of_steps` steps, by default the whole of it: the learning rate depends on that.
+        """
         return unroll(
             self.inner_loss(learner, summary, steps, seed),
             start,
             tuple(summary.values()),
-            optimizer=self.optimizer,
+            optimizer=self.optimizer_for(of_steps or steps),
             steps=steps,
             adjoint=self.adjoint,
             window=None if self.window is None else min(self.window, steps),

@@ -132,7 +132,7 @@ class Comparison:
 
         start = learner.initial_parameters(seed, self.device)
         with torch.no_grad():
-            return self.student(unroll(loss, start, (), optimizer=self.training.optimizer, steps=steps))
+            return self.student(unroll(loss, start, (), optimizer=self.training.optimizer_for(steps), steps=steps))
 
     def long_student(self, seed: int) -> Student:
         """A student trained on all real data for `long_steps` steps."""

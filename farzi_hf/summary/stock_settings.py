@@ -14,13 +14,16 @@ from farzi_hf.engine import OPTIMIZERS, InnerOptimizer
 logger = logging.getLogger(__name__)
 
 _OF_THE_INNER_LOOP = {
-    "lr_scheduler_type": "constant",  # the inner loop has no schedule; Trainer's default is linear
+    "lr_scheduler_type": "constant",  # summaries that do not name a schedule have none; Trainer's default is linear
     "max_grad_norm": 0.0,  # the inner loop does not clip; Trainer's default clips at 1
     "save_strategy": "no",  # a training takes seconds
     "logging_steps": 10,  # with Trainer's default of 500, a hundred steps would log nothing
     "report_to": "none",
 }
-_SIZES = {"steps": "max_steps", "synthetic_batch_size": "per_device_train_batch_size"}
+_SAME = {
+    "steps": "max_steps", "synthetic_batch_size": "per_device_train_batch_size", "lr_scheduler_type": "lr_scheduler_type",
+}  # fmt: skip
+"""Names of `config.inner`, and those of `TrainingArguments` for the same."""
 
 
 def stock_arguments(inner: Mapping[str, Any] | None, output_dir: str, changes: Mapping[str, Any]) -> TrainingArguments:
@@ -28,10 +31,10 @@ def stock_arguments(inner: Mapping[str, Any] | None, output_dir: str, changes: M
     inner = inner or {}
     settings = {
         **_OF_THE_INNER_LOOP,
-        **{name: inner[key] for key, name in _SIZES.items() if inner.get(key) is not None},
+        **{name: inner[key] for key, name in _SAME.items() if inner.get(key) is not None},
     }
     if "lr" in inner:
-        optimizer = _optimizer(inner)
+        optimizer = inner_optimizer(inner)
         settings |= optimizer.stock_settings()
         _warn_of_differences(optimizer, changes)
     settings |= changes
@@ -46,7 +49,16 @@ def stock_arguments(inner: Mapping[str, Any] | None, output_dir: str, changes: M
     return arguments
 
 
-def _optimizer(inner: Mapping[str, Any]) -> InnerOptimizer:
+def inner_optimizer(inner: Mapping[str, Any] | None) -> InnerOptimizer:
+    """The optimizer that `config.inner` of a summary describes.
+
+    Raises:
+        ValueError: it describes none.
+    """
+    if not inner or "lr" not in inner:
+        raise ValueError(
+            f"config.inner={inner!r} describes no optimizer; take a summary that FarziTrainer has distilled, or set config.inner"
+        )
     name = inner.get("optimizer", "adam")  # the oldest summaries do not name theirs
     if name not in OPTIMIZERS:
         raise ValueError(
@@ -55,7 +67,8 @@ def _optimizer(inner: Mapping[str, Any]) -> InnerOptimizer:
         )
     kind = OPTIMIZERS[name]
     try:
-        return kind(**{field.name: inner[field.name] for field in fields(kind) if field.name in inner})
+        values = {field.name: inner[field.name] for field in fields(kind) if field.name in inner}
+        return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
     except (TypeError, ValueError) as error:
         raise ValueError(f"config.inner={dict(inner)!r} is no {name}: {error}") from None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from tiny_models import LENGTH, V, soft_trainer, tiny_model
 from transformers import TrainingArguments
 
 from farzi_hf.distillation import Learner, SyntheticTraining
+from farzi_hf.distillation.lr_schedules import LR_SCHEDULES
 from farzi_hf.engine import InnerAdam, InnerSGD
 from farzi_hf.summary import FarziData, FarziDataConfig
 
@@ -42,17 +44,19 @@ def test_a_student_is_that_of_the_arguments_written_out(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("schedule", LR_SCHEDULES)
 @pytest.mark.parametrize(
     ("inner", "optimizer"),
     [(ADAM, InnerAdam(0.02, (0.5, 0.99), 1e-3)), (SGD, InnerSGD(0.3, 0.5))],
     ids=["adam", "sgd"],
 )
-def test_a_student_is_the_learner_of_the_inner_loop(tmp_path, inner, optimizer):
+def test_a_student_is_the_learner_of_the_inner_loop(tmp_path, inner, optimizer, schedule):
     """From the same start, on the same batches: all sequences in each step."""
-    farzi = summary({**inner, **SIZES})
+    farzi = summary({**inner, **SIZES, "lr_scheduler_type": schedule})
     model = tiny_model("gpt2")
     start = {name: p.detach().clone() for name, p in model.named_parameters()}
-    training = SyntheticTraining(optimizer, farzi.config.tau)
+    training = SyntheticTraining(optimizer, farzi.config.tau, lr_scheduler_type=schedule)
+    assert replace(SyntheticTraining.of_summary(farzi.config), batch_size=None) == training
     expected = training(Learner(model), farzi.tensors, start=start, steps=7, seed=0)
     found = student(farzi, farzi.training_arguments(tmp_path, use_cpu=True, disable_tqdm=True))
     assert max((found[name] - start[name]).abs().max() for name in start) > 0.05

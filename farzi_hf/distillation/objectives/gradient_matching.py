@@ -51,7 +51,7 @@ class GradientMatching(ConfigurableObjective):
         theta = several.stack([self.starts(learner, each, device_of(summary)) for each in several.seeds(seed)])
         if taken:
             with torch.no_grad():
-                theta = self.training(several, summary, start=theta, steps=taken, seed=seed)
+                theta = self.training(several, summary, start=theta, steps=taken, seed=seed, of_steps=self.steps)
         theta = {name: x.detach().requires_grad_() for name, x in theta.items()}
         loss = self.training.inner_loss(several, summary, taken + 1, seed)
         synthetic = _gradients(loss(theta, tuple(summary.values()), taken + 1), theta, create_graph=True)

@@ -44,5 +44,5 @@ class MetaMatching(ConfigurableObjective):
         steps = int(stream(seed, Purpose.INNER_STEPS).integers(self.steps_min, self.steps + 1))
         several = together(learner, self.learners)
         start = several.stack([self.starts(learner, each, device_of(summary)) for each in several.seeds(seed)])
-        theta = self.training(several, summary, start=start, steps=steps, seed=seed)
+        theta = self.training(several, summary, start=start, steps=steps, seed=seed, of_steps=self.steps)
         return several.hard_loss(theta, batch)
