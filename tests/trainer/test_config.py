@@ -18,7 +18,8 @@ from farzi_hf.engine import ADJOINTS, OPTIMIZERS, Checkpoint, Direct, InnerAdam,
 UNUSUAL = {
     "num_sequences": 7, "sequence_length": 9, "latent_dim": 3, "tau": 0.5, "latent_std": 0.2, "initialization": "random", "concentration": 3.0,
     "inner_optimizer": "adam", "inner_learning_rate": 0.02, "inner_betas": [0.7, 0.98], "inner_epsilon": 1e-5,
-    "inner_epsilon_root": 1e-9, "inner_momentum": 0.3, "inner_weight_decay": 0.01, "inner_steps": 12, "inner_steps_min": 4, "inner_lr_scheduler_type": "linear",
+    "inner_epsilon_root": 1e-9, "inner_momentum": 0.3, "inner_weight_decay": 0.01, "inner_steps": 12, "inner_steps_min": 4,
+    "inner_lr_scheduler_type": "linear",
     "window": 5, "synthetic_batch_size": 2, "learners_per_step": 2, "objective": "meta_matching", "adjoint": "tape", "eval_students": 2,
     "trajectories": "omega", "num_trajectories": 4, "fresh_start_fraction": 0.25, "last_start": 30, "synthetic_steps": 6, "expert_steps": 20,
     "max_non_finite": 3, "learning_rate": 0.2, "lr_scheduler_type": "linear", "max_steps": 11, "max_grad_norm": 0.7,
@@ -230,7 +231,7 @@ def test_sgd_gets_its_settings_and_none_of_adams():
     assert sgd.make_inner_optimizer() == InnerSGD(lr=0.02, momentum=0.3, weight_decay=0.01)
     assert sgd.inner_settings() == {
         "optimizer": "sgd", "lr": 0.02, "weight_decay": 0.01, "momentum": 0.3, "steps": 12, "synthetic_batch_size": 2,
-        "lr_scheduler_type": "constant",
+        "lr_scheduler_type": "linear",
     }  # fmt: skip
 
 
