@@ -85,6 +85,8 @@ class FarziConfig(TrainingArguments):
         inner_steps_min: in each outer step, T is drawn from inner_steps_min … inner_steps. None means T = inner_steps always.
         window: only the last `window` inner steps are differentiated; None or 0 differentiates all T.
         synthetic_batch_size: b_syn, synthetic sequences per inner step; None takes all μ.
+        learner_pool: the number of learners that go on from outer step to outer step, at ages of inner_steps_min … inner_steps (see
+            `LearnerPool`). None trains a fresh learner in each outer step.
         learners_per_step: K, the number of learners that train at once in an outer step, from different θ0. Their losses are averaged.
         objective: "meta_matching" (`MetaMatching`), "gradient_matching" (`GradientMatching`) or "trajectory_matching"
             (`TrajectoryMatching`).
@@ -138,6 +140,10 @@ class FarziConfig(TrainingArguments):
     window: int | None = field(default=None, metadata={"help": "number of last inner steps to differentiate; 0: all"})
     synthetic_batch_size: int | None = field(default=None, metadata={"help": "b_syn, sequences per inner step"})
 
+    learner_pool: int | None = field(
+        default=None,
+        metadata={"help": "learners that go on from outer step to outer step; by default each step has a fresh one"},
+    )
     learners_per_step: int = field(default=1, metadata={"help": "K, learners trained at once from different starts"})
     objective: str = field(default="meta_matching", metadata={"help": " | ".join(OBJECTIVES)})
     trajectories: str | None = field(default=None, metadata={"help": "Ω, a folder of recorded trajectories"})
@@ -327,6 +333,7 @@ _COUNTS = {
 _OPTIONAL_COUNTS = {
     "inner_steps_min": 1,
     "label_dim": 1,
+    "learner_pool": 1,
     "synthetic_batch_size": 1,
     "window": 0,
     "num_trajectories": 1,

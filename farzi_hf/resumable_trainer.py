@@ -6,15 +6,18 @@ import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import TrainOutput
 
-from farzi_hf.artefact.atomic_folder import exclusive
+from farzi_hf.artefact.atomic_folder import exclusive, replace_file
 from farzi_hf.artefact.checkpoints import (
     RunRecord,
     begin_checkpoint,
@@ -36,6 +39,7 @@ _OF_THE_OPTIMIZER = (
     "adam_beta2", "adam_epsilon",
 )  # fmt: skip
 """Settings that a checkpoint also stores in its optimizer and scheduler."""
+_PROCESS_STATE = "state_of_process_{}.safetensors"
 _WITHOUT_EFFECT = ("eval_students", "max_non_finite", "adjoint")
 """Settings that do not influence the summary of a finished run."""
 
@@ -143,6 +147,9 @@ class ResumableTrainer(PublishingTrainer):
             if state is not None and self._is_finished(state):
                 return self._as_finished(state, checkpoint)
             self._begin(checkpoint)
+            path = Path(checkpoint or "", _PROCESS_STATE.format(self.args.process_index))
+            if checkpoint is not None and path.exists():  # a process that the earlier run did not have begins anew
+                self._load_process_state(load_file(path))
             with self._own_rotation():
                 return super().train(checkpoint, **kwargs)
 
@@ -179,6 +186,20 @@ class ResumableTrainer(PublishingTrainer):
             # The other processes write their random states into the folder, and would create it too early.
             self.accelerator.wait_for_everyone()
         super().save_model(output_dir, _internal_call)
+
+    def _process_state(self) -> dict[str, Tensor]:
+        """Tensors that this process needs for a resume, beside the random states. A subclass may have some."""
+        return {}
+
+    def _load_process_state(self, tensors: dict[str, Tensor]) -> None:
+        """Goes on from the tensors of `_process_state`."""
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        """As in Trainer, and saves `_process_state` as well."""
+        super()._save_rng_state(output_dir)
+        if tensors := self._process_state():
+            path = Path(output_dir, _PROCESS_STATE.format(self.args.process_index))
+            replace_file(path, partial(save_file, tensors))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """As in Trainer, which restores the settings of the checkpoint. Settings that were changed keep their new values here."""

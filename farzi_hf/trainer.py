@@ -32,6 +32,7 @@ from farzi_hf.config import FarziConfig
 from farzi_hf.data import sequences_fingerprint
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.distillation import Learner, Objective, Parameters
+from farzi_hf.distillation.objectives import ConfigurableObjective
 from farzi_hf.distillation.row_checks import check_rows, check_sequence_length, run_check
 from farzi_hf.distillation.start_trial import trial_batches, try_starts
 from farzi_hf.distillation.teacher import head_width, label_by
@@ -341,6 +342,12 @@ class FarziTrainer(ResumableTrainer):
         if rows is not None:  # else Trainer raises its own error
             data = {"sequences": len(rows), "fingerprint": sequences_fingerprint(rows)}
         return {**self.args.to_recipe(), **self._given, "learner": learner, "train_dataset": data}
+
+    def _process_state(self) -> dict[str, Tensor]:
+        return self.objective.state_dict() if isinstance(self.objective, ConfigurableObjective) else {}
+
+    def _load_process_state(self, tensors: dict[str, Tensor]) -> None:
+        self.objective.load_state_dict(tensors, self.learner, self.args.device)
 
     def _artefact(self) -> dict[str, Any]:
         # Only metrics of exactly these tensors count. After load_best_model_at_end, the last evaluation belongs to other tensors.

@@ -48,6 +48,8 @@ class Purpose(IntEnum):
     TEACHER = 21  # the initialisation of a teacher
     TEACHER_MINIBATCHES = 22  # its minibatches of real sequences
     INPUT_SEQUENCES = 23  # the ids that a summary with token inputs has
+    POOL = 24  # (process): a pool of learners that go on from outer step to outer step
+    POOL_LEARNER = 25  # (place, generation): the start of one of them, and its minibatches
 
 
 def stream(seed: int, purpose: Purpose, *numbers: int) -> np.random.Generator:

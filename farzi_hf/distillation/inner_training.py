@@ -10,7 +10,7 @@ from torch import Tensor
 from farzi_hf.data import minibatches
 from farzi_hf.distillation.learner import Learner, LearnerBatch, Parameters
 from farzi_hf.distillation.lr_schedules import lr_schedule
-from farzi_hf.engine import Adjoint, InnerLoss, InnerOptimizer, unroll
+from farzi_hf.engine import Adjoint, InnerLoss, InnerOptimizer, TrainingState, train, unroll
 from farzi_hf.summary import FarziData, FarziDataConfig
 from farzi_hf.summary.forms import Tensors, batch_of
 from farzi_hf.summary.stock_settings import inner_optimizer
@@ -60,23 +60,43 @@ class SyntheticTraining:
         learner: Learner | LearnerBatch,
         summary: Tensors,
         *,
-        start: Parameters,
+        start: Parameters | TrainingState,
         steps: int,
         seed: int,
         of_steps: int | None = None,
     ) -> Parameters:
         """θ after `steps` steps from `start`, differentiable in the tensors of the summary. The minibatches depend on `seed`.
 
-        These are the first steps of a training of `of_steps` steps, by default the whole of it: the learning rate depends on that.
+        They are steps of a training of `of_steps` steps, by default the whole of it: the learning rate depends on that.
         """
         return unroll(
-            self.inner_loss(learner, summary, steps, seed),
+            self.inner_loss(learner, summary, of_steps or steps, seed),
             start,
             tuple(summary.values()),
             optimizer=self.optimizer_for(of_steps or steps),
             steps=steps,
             adjoint=self.adjoint,
             window=None if self.window is None else min(self.window, steps),
+            torch_compile=self.torch_compile,
+        )
+
+    def advance(
+        self,
+        learner: Learner | LearnerBatch,
+        summary: Tensors,
+        *,
+        start: Parameters | TrainingState,
+        steps: int,
+        seed: int,
+        of_steps: int,
+    ) -> TrainingState:
+        """The same training, without derivatives. It can go on: give the result as `start`, with the same `seed` and `of_steps`."""
+        return train(
+            self.inner_loss(learner, summary, of_steps, seed),
+            start,
+            tuple(summary.values()),
+            optimizer=self.optimizer_for(of_steps),
+            steps=steps,
             torch_compile=self.torch_compile,
         )
 

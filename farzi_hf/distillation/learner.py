@@ -68,6 +68,11 @@ class Learner:
 
     size = 1
 
+    @property
+    def single(self) -> Learner:
+        """One of the learners that train together: this one."""
+        return self
+
     def seeds(self, seed: int) -> list[int]:
         """The seeds of the learners that train together: one."""
         return [seed]
@@ -133,12 +138,12 @@ class LearnerBatch:
     """
 
     def __init__(self, learner: Learner, size: int):
-        self.learner, self.size = learner, size
+        self.single, self.size = learner, size
         self._recurrent = any(isinstance(module, nn.RNNBase) for module in learner.model.modules())
 
     def initial_parameters(self, seed: int, device: torch.device | str | None = None) -> Parameters:
         """K different θ_0, stacked (K, …). They depend on `seed` alone. The first equals the θ_0 of a single learner."""
-        return self.stack([self.learner.initial_parameters(seed, device) for seed in self.seeds(seed)])
+        return self.stack([self.single.initial_parameters(seed, device) for seed in self.seeds(seed)])
 
     def seeds(self, seed: int) -> list[int]:
         """K seeds: `seed` itself, and K − 1 seeds derived from it."""
@@ -160,14 +165,14 @@ class LearnerBatch:
         """(K, b, L, V)."""
         if self._recurrent:  # vmap has no rule for these layers
             one_by_one = [dict(zip(params, values, strict=True)) for values in zip(*params.values(), strict=True)]
-            return torch.stack([self.learner.logits(theta, batch) for theta in one_by_one])
+            return torch.stack([self.single.logits(theta, batch) for theta in one_by_one])
         try:
-            return torch.vmap(self.learner.logits, in_dims=(0, None))(params, dict(batch))
+            return torch.vmap(self.single.logits, in_dims=(0, None))(params, dict(batch))
         except RuntimeError as error:
             if "vmap" not in str(error):
                 raise
             raise RuntimeError(
-                f"learners_per_step={self.size}: {type(self.learner.model).__name__} does not run under torch.vmap ({error}); "
+                f"learners_per_step={self.size}: {type(self.single.model).__name__} does not run under torch.vmap ({error}); "
                 f"use learners_per_step=1 and gradient_accumulation_steps={self.size}"
             ) from error
 

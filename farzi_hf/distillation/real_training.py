@@ -12,8 +12,7 @@ from torch import Tensor
 
 from farzi_hf.data import minibatches
 from farzi_hf.distillation.learner import Learner, LearnerBatch, Parameters
-from farzi_hf.engine import InnerOptimizer, autocast_settings
-from farzi_hf.engine.inner_loop import InnerLoop, Layout, weights
+from farzi_hf.engine import InnerOptimizer, TrainingState, train
 
 Collator = Callable[[list[dict[str, Any]]], Mapping[str, Tensor]]
 
@@ -52,8 +51,6 @@ def train_on_real(
 ) -> Iterator[Parameters]:
     """Trains one learner, or several on the same minibatches, and yields θ after every `every` steps and at the end.
 
-    The tensors of what it yields change with the next steps: clone what you keep.
-
     Raises:
         FloatingPointError: the training diverged.
     """
@@ -61,15 +58,11 @@ def train_on_real(
     def loss(params: Parameters, inputs: tuple, step: int) -> Tensor:
         return learner.hard_loss(params, batches(step)) * learner.size  # a sum: each learner has its own gradient
 
-    layout = Layout.of(start)
-    w = layout.flatten(start)
-    loop = InnerLoop(loss, optimizer, layout, steps, steps, 1, autocast_settings(w))
-    states = loop.start(w)
+    state: Parameters | TrainingState = start
     for first in range(0, steps, every):
-        states = loop.advance(states, (), loop.all[first : first + every])
-        if not all(torch.isfinite(flat).all() for flat in weights(states)):
+        state = train(loss, state, (), optimizer=optimizer, steps=min(every, steps - first))
+        if not all(torch.isfinite(x).all() for x in state.params.values()):
             raise FloatingPointError(
-                f"training on real data diverged within {min(first + every, steps)} steps; give a smaller learning rate than that of "
-                f"optimizer={optimizer}"
+                f"training on real data diverged within {state.step} steps; give a smaller learning rate than that of optimizer={optimizer}"
             )
-        yield layout.unflatten(weights(states))
+        yield state.params

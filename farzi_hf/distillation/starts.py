@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from farzi_hf.data.seeds import Purpose, stream
-from farzi_hf.distillation.learner import Learner, Parameters
+from farzi_hf.distillation.learner import Learner, LearnerBatch, Parameters
 from farzi_hf.distillation.trajectory_bank import TrajectoryBank
 
 Starts = Callable[[Learner, int, torch.device], Parameters]
@@ -19,6 +19,11 @@ Starts = Callable[[Learner, int, torch.device], Parameters]
 def random_starts(learner: Learner, seed: int, device: torch.device) -> Parameters:
     """θ_0 as the learner initialises it."""
     return learner.initial_parameters(seed, device)
+
+
+def start_of(starts: Starts, learner: Learner | LearnerBatch, seed: int, device: torch.device) -> Parameters:
+    """θ_0 of one learner, or of several that train together, each with a seed of its own."""
+    return learner.stack([starts(learner.single, each, device) for each in learner.seeds(seed)])
 
 
 def starts_of(config: Any, bank: TrajectoryBank | None) -> Starts:

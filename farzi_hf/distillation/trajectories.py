@@ -146,7 +146,7 @@ def _train(
     for params in train_on_real(several, optimizer, start, batches, steps=steps, every=save_every):
         if noted.number:
             return None
-        checkpoints.append({name: x.cpu().clone() for name, x in params.items()})
+        checkpoints.append({name: x.cpu() for name, x in params.items()})
     shape = (steps // save_every + 1, len(starts))
     return {
         name: torch.stack([x[name].cpu() for x in checkpoints]).view(*shape, *starts[0][name].shape) for name in start

@@ -4,7 +4,7 @@ It imports nothing else of farzi_hf. Exports `unroll`, the inner optimizers and 
 """
 
 from farzi_hf.engine.adjoints import ADJOINTS, Adjoint, Checkpoint, Direct, Reversible, Tape
-from farzi_hf.engine.inner_loop import InnerLoss, autocast_settings, no_autocast
+from farzi_hf.engine.inner_loop import InnerLoss, TrainingState, autocast_settings, no_autocast
 from farzi_hf.engine.optimizers import (
     OPTIMIZERS,
     InnerAdam,
@@ -14,9 +14,9 @@ from farzi_hf.engine.optimizers import (
     PaperAdam,
     State,
 )
-from farzi_hf.engine.unroll import unroll
+from farzi_hf.engine.unroll import train, unroll
 
 __all__ = [
     "ADJOINTS", "OPTIMIZERS", "Adjoint", "Checkpoint", "Direct", "InnerAdam", "InnerLoss", "InnerOptimizer", "InnerSGD",
-    "InvertibleOptimizer", "PaperAdam", "Reversible", "State", "Tape", "autocast_settings", "no_autocast", "unroll",
+    "InvertibleOptimizer", "PaperAdam", "Reversible", "State", "Tape", "TrainingState", "autocast_settings", "no_autocast", "train", "unroll",
 ]  # fmt: skip

@@ -73,10 +73,31 @@ class Layout:
 
 
 @dataclass(frozen=True)
+class TrainingState:
+    """A training that has stopped and can go on: `unroll` and `train` take it in place of `params`.
+
+    Attributes:
+        layout: the place of each parameter in the buffers.
+        states: the optimizer's states, in flat buffers. Never change them.
+        step: the number of steps taken.
+    """
+
+    layout: Layout
+    states: States
+    step: int
+
+    @property
+    def params(self) -> dict[str, Tensor]:
+        """The parameters by name. They share memory with `states`."""
+        return self.layout.unflatten(weights(self.states))
+
+
+@dataclass(frozen=True)
 class InnerLoop:
     """What an adjoint works with: it can run every step of the inner loop forward, and every step in reverse.
 
-    Steps are counted t = 1 … `steps` here. The last `window` of them are differentiated.
+    Steps are counted t = 1 … `steps` here. The last `window` of them are differentiated. The first `taken` of them have been taken by an
+    earlier training, which ended with the states `reached`.
     """
 
     inner_loss: InnerLoss
@@ -86,26 +107,40 @@ class InnerLoop:
     window: int
     first_step: int
     autocast: AutocastSettings
+    taken: int = 0
+    reached: States | None = None
 
     keeps_graphs: ClassVar[bool] = True
 
     @property
     def all(self) -> range:
-        return range(1, self.steps + 1)
+        """The steps to take."""
+        return range(self.taken + 1, self.steps + 1)
 
     @property
     def undifferentiated(self) -> range:
         """The steps before the window."""
-        return self.all[: self.steps - self.window]
+        return range(self.taken + 1, self.steps - self.window + 1)
 
     @property
     def differentiated(self) -> range:
         """The steps of the window."""
-        return self.all[self.steps - self.window :]
+        return range(self.steps - self.window + 1, self.steps + 1)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether there are steps before the window, so that no gradient comes to the start."""
+        return self.window < self.steps
 
     def start(self, w: Buffers) -> States:
-        """The states before the first step, in new buffers. Given `dw`, these are the cotangents after the last step."""
+        """The states before the first step to take, in new buffers."""
+        if self.reached is not None:
+            return tuple(tuple(x.detach().clone() for x in state) for state in self.reached)
         return tuple(self.optimizer.init(flat.detach().clone()) for flat in w)
+
+    def cotangents(self, dw: Buffers) -> States:
+        """The cotangents after the last step, in new buffers: no loss depends on the last accumulators."""
+        return tuple(self.optimizer.init(flat.detach().clone()) for flat in dw)
 
     def gradient(self, w: Buffers, inputs: Buffers, t: int, *, create_graph: bool = False) -> Buffers:
         """g_t at `w`, which must require grad."""

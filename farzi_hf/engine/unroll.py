@@ -16,13 +16,22 @@ from torch import Tensor
 from farzi_hf.engine.adjoints import Adjoint
 from farzi_hf.engine.choice import choose_adjoint
 from farzi_hf.engine.compiled_loop import CompiledLoop
-from farzi_hf.engine.inner_loop import InnerLoop, InnerLoss, Layout, autocast_settings, no_autocast, weights
+from farzi_hf.engine.inner_loop import (
+    Buffers,
+    InnerLoop,
+    InnerLoss,
+    Layout,
+    TrainingState,
+    autocast_settings,
+    no_autocast,
+    weights,
+)
 from farzi_hf.engine.optimizers import InnerOptimizer
 
 
 def unroll(
     inner_loss: InnerLoss,
-    params: dict[str, Tensor],
+    params: dict[str, Tensor] | TrainingState,
     inputs: tuple[Tensor, ...],
     *,
     optimizer: InnerOptimizer,
@@ -45,16 +54,15 @@ def unroll(
             backward pass evaluates it again (under the autocast settings of the forward pass): choose minibatches
             and dropout by `step`. It must have second derivatives: no flash attention, no cuDNN RNN. Only `params`
             and `inputs` get gradients; tensors that the function captures get none.
-        params: the start θ_0, by name.
+        params: the start θ_0, by name; or a training that goes on, as `train` has returned it. It takes `steps` more steps then.
         inputs: tensors for `inner_loss`, with the meta-variables among them.
-        optimizer: `InnerAdam`, `InnerSGD` or another `InnerOptimizer`; its accumulators start at zero.
-        steps: T, the number of inner steps.
+        optimizer: `InnerAdam`, `InnerSGD` or another `InnerOptimizer`; its accumulators start at zero, or as the training left them.
+        steps: T, the number of inner steps to take.
         adjoint: how to differentiate; None takes the fastest one that fits into memory, see `choose_adjoint`.
         window: differentiate only the last `window` steps (truncated backpropagation, biased); None means all of
             them. If smaller than `steps`, the gradient in `params` is zero.
-        first_step: number of the first step: `inner_loss` and the optimizer's `lr_schedule` see
-            first_step, …, first_step + steps − 1. Adam's bias corrections count from 1 in any case, as its moments
-            start at zero.
+        first_step: number of the first step of the whole training: `inner_loss` and the optimizer's `lr_schedule` see
+            first_step, first_step + 1, …. Adam's bias corrections count from 1 in any case, as its moments start at zero.
         torch_compile: compile the gradient and the reverse step (`farzi_hf.engine.compiled_loop`). The first call takes a minute or
             two longer, then steps are faster. `inner_loss` must be traceable as a whole. `Direct` cannot be compiled.
 
@@ -68,15 +76,11 @@ def unroll(
     """
     _check_types(params, inputs, optimizer, adjoint)
     _check_counts(steps, window, first_step)
-    layout = Layout.of(params)
-    w = layout.flatten(params)
-    settings = autocast_settings((*w, *inputs))
-    kind = CompiledLoop if torch_compile else InnerLoop
-    loop = kind(inner_loss, optimizer, layout, steps, window or steps, first_step, settings)
+    loop, w = _loop(inner_loss, params, inputs, optimizer, steps, window, first_step, torch_compile)
     differentiable = torch.is_grad_enabled() and any(x.requires_grad for x in (*w, *inputs))
     with (
         torch.inference_mode(False),
-        no_autocast(settings),
+        no_autocast(loop.autocast),
     ):  # training needs gradients even if the caller has turned them off
         if differentiable:
             adjoint = adjoint or choose_adjoint(loop, w, inputs)
@@ -85,12 +89,60 @@ def unroll(
             w = adjoint.run(loop, w, inputs)
         else:
             w = weights(loop.advance(loop.start(w), inputs, loop.all))
-    trained = layout.unflatten(w)
-    return {name: trained[name] for name in params}
+    trained = loop.layout.unflatten(w)
+    return trained if isinstance(params, TrainingState) else {name: trained[name] for name in params}
+
+
+def train(
+    inner_loss: InnerLoss,
+    params: dict[str, Tensor] | TrainingState,
+    inputs: tuple[Tensor, ...],
+    *,
+    optimizer: InnerOptimizer,
+    steps: int,
+    first_step: int = 1,
+    torch_compile: bool = False,
+) -> TrainingState:
+    """The same training as `unroll`, without derivatives. It can go on: `unroll` and `train` take the result in place of `params`.
+
+    A training in several calls equals one in a single call, bit for bit. Give each call the same `inner_loss`, `optimizer` and
+    `first_step`; steps are counted on.
+    """
+    _check_types(params, inputs, optimizer, None)
+    _check_counts(steps, None, first_step)
+    loop, w = _loop(inner_loss, params, inputs, optimizer, steps, None, first_step, torch_compile)
+    with torch.inference_mode(False), no_autocast(loop.autocast):
+        states = loop.advance(loop.start(w), tuple(x.detach() for x in inputs), loop.all)
+    return TrainingState(loop.layout, states, loop.steps)
+
+
+def _loop(
+    inner_loss: InnerLoss,
+    start: dict[str, Tensor] | TrainingState,
+    inputs: tuple[Tensor, ...],
+    optimizer: InnerOptimizer,
+    steps: int,
+    window: int | None,
+    first_step: int,
+    torch_compile: bool,
+) -> tuple[InnerLoop, Buffers]:
+    """The loop, and the parameters at its start."""
+    kind = CompiledLoop if torch_compile else InnerLoop
+    if isinstance(start, TrainingState):
+        layout, w, taken, reached = start.layout, weights(start.states), start.step, start.states
+    else:
+        layout, taken, reached = Layout.of(start), 0, None
+        w = layout.flatten(start)
+    settings = autocast_settings((*w, *inputs))
+    loop = kind(inner_loss, optimizer, layout, taken + steps, window or steps, first_step, settings, taken, reached)
+    return loop, w
 
 
 def _check_types(params: Any, inputs: Any, optimizer: Any, adjoint: Any) -> None:
-    if not isinstance(params, dict) or not params or not all(isinstance(x, Tensor) for x in params.values()):
+    if isinstance(params, TrainingState):
+        if any(len(state) != optimizer.fields for state in params.states):
+            raise ValueError(f"params is a training with another optimizer than {optimizer!r}; go on with the same one")
+    elif not isinstance(params, dict) or not params or not all(isinstance(x, Tensor) for x in params.values()):
         raise TypeError(
             f"params must be a dict of tensors with at least one entry, got {_described(params)}; "
             "for a module pass dict(module.named_parameters())"

@@ -77,9 +77,14 @@ def test_each_objective_improves_its_own_criterion(make, sequences, tokenizer, o
     assert criterion() < 0.95 * before
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
-def test_a_run_with_trajectories_resumes_bit_identically(make, tmp_path, objective):
-    settings = {"objective": objective, "max_steps": 6, "save_strategy": "steps", "save_steps": 2}
+POOL = {"learner_pool": 3, "inner_steps_min": 4, "inner_steps": 8}
+
+
+@pytest.mark.parametrize(
+    "changes", [*({"objective": name} for name in OBJECTIVES), POOL, {**POOL, "learners_per_step": 2}]
+)
+def test_a_run_with_trajectories_resumes_bit_identically(make, tmp_path, changes):
+    settings = {"max_steps": 6, "save_strategy": "steps", "save_steps": 2, **changes}
     whole = make(**settings)
     whole.args.output_dir = str(tmp_path / "whole")
     whole.train()
@@ -132,6 +137,33 @@ def test_an_objective_takes_what_it_needs_from_the_config(make, objective):
         assert (found.starts.fresh, found.starts.last_step) == (0.25, 6)
     bank = settings.get("bank") or found.starts.bank
     assert bank.folder == Path(trainer.args.trajectories)
+
+
+def test_a_pool_of_learners_takes_the_place_of_fresh_ones(make):
+    trainer = make(**POOL, max_steps=8)
+    trainer.train()
+    assert trainer.objective.pool.state_dict()["members"][:, 1].min() > 0
+    assert all(entry["grad_norm"] > 0 for entry in trainer.state.log_history if "grad_norm" in entry)
+    assert make().objective.pool is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"window": None}, r"learner_pool=3 needs ages .* window=None, inner_steps_min=4, inner_steps=8"),
+        ({"inner_steps_min": None}, r"inner_steps_min=None"),
+        ({"inner_steps_min": 8}, r"inner_steps_min=8"),
+        ({"window": 4}, r"window=4"),
+        (
+            {"objective": "gradient_matching"},
+            r"is of no use to objective='gradient_matching'.*set objective='meta_matching'",
+        ),
+        ({"objective": "trajectory_matching"}, r"is of no use to objective='trajectory_matching'"),
+    ],
+)
+def test_a_pool_that_cannot_be_is_refused(make, changes, match):
+    with pytest.raises(ValueError, match=match):
+        make(**{**POOL, **changes})
 
 
 def test_trajectories_of_another_model_are_refused_at_once(make):

@@ -24,9 +24,14 @@ Objective = Callable[[Learner, Tensors, Batch, int], Tensor]
 class ConfigurableObjective(ABC):
     """An objective that `FarziConfig.objective` can name. It takes its settings from a `FarziConfig`."""
 
-    @classmethod  # noqa: B027  most objectives need nothing special
+    @classmethod
     def check(cls, config: Any) -> None:
-        """Raises ValueError if a `FarziConfig` lacks a setting that this objective needs."""
+        """Raises ValueError if a `FarziConfig` lacks a setting that this objective needs, or has one that it cannot use."""
+        if config.learner_pool is not None:
+            raise ValueError(
+                f"learner_pool={config.learner_pool} is of no use to objective={config.objective!r}, which does not measure a training at its "
+                "end; leave it out, or set objective='meta_matching'"
+            )
 
     @classmethod
     @abstractmethod
@@ -40,6 +45,13 @@ class ConfigurableObjective(ABC):
             training: the inner loop.
             bank: Ω, None where `config.trajectories` is None.
         """
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What changes from call to call, for a checkpoint. Most objectives have nothing of the kind."""
+        return {}
+
+    def load_state_dict(self, tensors: Mapping[str, Tensor], learner: Learner, device: Any) -> None:  # noqa: B027
+        """Goes on from what `state_dict` has returned."""
 
     @abstractmethod
     def __call__(self, learner: Learner, summary: Tensors, batch: Batch, seed: int) -> Tensor:

@@ -14,7 +14,7 @@ from farzi_hf.data.seeds import Purpose, stream
 from farzi_hf.distillation.inner_training import SyntheticTraining
 from farzi_hf.distillation.learner import Learner, Parameters
 from farzi_hf.distillation.objectives.base import Batch, ConfigurableObjective, device_of, together
-from farzi_hf.distillation.starts import Starts, random_starts, starts_of
+from farzi_hf.distillation.starts import Starts, random_starts, start_of, starts_of
 from farzi_hf.distillation.trajectory_bank import TrajectoryBank
 from farzi_hf.engine import autocast_settings, no_autocast
 from farzi_hf.summary.forms import Tensors
@@ -48,7 +48,7 @@ class GradientMatching(ConfigurableObjective):
         """The distance, between 0 and twice the number of tensors, differentiable in the summary's tensors."""
         taken = int(stream(seed, Purpose.MATCHED_STEP).integers(self.steps))
         several = together(learner, self.learners)
-        theta = several.stack([self.starts(learner, each, device_of(summary)) for each in several.seeds(seed)])
+        theta = start_of(self.starts, several, seed, device_of(summary))
         if taken:
             with torch.no_grad():
                 theta = self.training(several, summary, start=theta, steps=taken, seed=seed, of_steps=self.steps)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from farzi_hf.data.seeds import Purpose, stream
+from farzi_hf.data.seeds import Purpose, derive, stream
 from farzi_hf.distillation.inner_training import SyntheticTraining
-from farzi_hf.distillation.learner import Learner
+from farzi_hf.distillation.learner import Learner, LearnerBatch, Parameters
+from farzi_hf.distillation.learner_pool import LearnerPool
 from farzi_hf.distillation.objectives.base import Batch, ConfigurableObjective, device_of, together
-from farzi_hf.distillation.starts import Starts, random_starts, starts_of
+from farzi_hf.distillation.starts import Starts, random_starts, start_of, starts_of
 from farzi_hf.distillation.trajectory_bank import TrajectoryBank
 from farzi_hf.summary.forms import Tensors
 
@@ -26,6 +28,7 @@ class MetaMatching(ConfigurableObjective):
         steps_min: T is drawn uniformly from steps_min … steps; with a window this is RaT-BPTT (arXiv 2311.07025).
         learners: K, the number of θ0 over which the expectation is averaged, trained at once.
         starts: draws θ0. The paper's Farzi starts from Ω (`PretrainedStarts`); the paper's MM starts from `random_starts`.
+        pool: learners that go on from call to call, in place of fresh ones; T is then the age of each.
     """
 
     training: SyntheticTraining
@@ -33,16 +36,46 @@ class MetaMatching(ConfigurableObjective):
     steps_min: int
     learners: int = 1
     starts: Starts = random_starts
+    pool: LearnerPool | None = None
+
+    @classmethod
+    def check(cls, config: Any) -> None:
+        """A pool needs a window, and a range of ages after its first window."""
+        if config.learner_pool is None:
+            return
+        if not config.window or not config.window < (config.inner_steps_min or 0) < config.inner_steps:
+            raise ValueError(
+                f"learner_pool={config.learner_pool} needs ages for its learners, with window < inner_steps_min < inner_steps; here they are "
+                f"window={config.window}, inner_steps_min={config.inner_steps_min}, inner_steps={config.inner_steps}"
+            )
 
     @classmethod
     def from_config(cls, config: Any, training: SyntheticTraining, bank: TrajectoryBank | None) -> MetaMatching:
-        least = config.inner_steps_min or config.inner_steps
-        return cls(training, config.inner_steps, least, config.learners_per_step, starts_of(config, bank))
+        steps, least = config.inner_steps, config.inner_steps_min or config.inner_steps
+        starts, pool = starts_of(config, bank), None
+        if config.learner_pool is not None:
+            seed = derive(config.seed, Purpose.POOL, config.process_index)
+            pool = LearnerPool(training, config.learner_pool, least, steps, starts, seed)
+        return cls(training, steps, least, config.learners_per_step, starts, pool)
 
     def __call__(self, learner: Learner, summary: Tensors, batch: Batch, seed: int) -> Tensor:
-        """The outer loss in nats per token, differentiable in the summary's tensors. θ0, T and minibatches depend on `seed`."""
-        steps = int(stream(seed, Purpose.INNER_STEPS).integers(self.steps_min, self.steps + 1))
+        """The outer loss in nats per token, differentiable in the summary's tensors. θ0, T and minibatches depend on `seed`, or on the pool."""
         several = together(learner, self.learners)
-        start = several.stack([self.starts(learner, each, device_of(summary)) for each in several.seeds(seed)])
-        theta = self.training(several, summary, start=start, steps=steps, seed=seed, of_steps=self.steps)
+        theta = self._fresh(several, summary, seed) if self.pool is None else self.pool(several, summary)
         return several.hard_loss(theta, batch)
+
+    def _fresh(self, several: Learner | LearnerBatch, summary: Tensors, seed: int) -> Parameters:
+        steps = int(stream(seed, Purpose.INNER_STEPS).integers(self.steps_min, self.steps + 1))
+        start = start_of(self.starts, several, seed, device_of(summary))
+        return self.training(several, summary, start=start, steps=steps, seed=seed, of_steps=self.steps)
+
+    # -- checkpoints -------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The pool's learners."""
+        return {} if self.pool is None else self.pool.state_dict()
+
+    def load_state_dict(self, tensors: Mapping[str, Tensor], learner: Learner, device: Any) -> None:
+        """Goes on with the learners of `state_dict`."""
+        if self.pool is not None:
+            self.pool.load_state_dict(tensors, together(learner, self.learners), device)

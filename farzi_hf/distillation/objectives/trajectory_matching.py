@@ -41,6 +41,7 @@ class TrajectoryMatching(ConfigurableObjective):
 
     @classmethod
     def check(cls, config: Any) -> None:
+        super().check(config)
         if config.trajectories is None:
             raise ValueError(
                 f"objective={config.objective!r} matches trajectories of real training, but trajectories is None; record them "

@@ -117,14 +117,14 @@ class _Unrolled(torch.autograd.Function):
         needed = ctx.needs_input_grad[2 + len(dw) :]
         inputs = tuple(x.detach().requires_grad_(need) for x, need in zip(saved, needed, strict=False))
         dx = iter(totals := tuple(torch.zeros_like(x) for x in inputs if x.requires_grad))
-        cotangents = loop.start(dw)
+        cotangents = loop.cotangents(dw)
 
         def reverse(t: int, before: States, after: Accumulators | None) -> Buffers:
             return loop.reverse(t, before, after, inputs, cotangents, totals)
 
         with no_autocast(loop.autocast):
             adjoint.retrace(loop, ctx.record, inputs, reverse)
-        dw = tuple(torch.zeros_like(flat) if loop.undifferentiated else flat for flat in weights(cotangents))
+        dw = tuple(torch.zeros_like(flat) if loop.is_cut else flat for flat in weights(cotangents))
         return None, None, *dw, *(next(dx) if need else None for need in needed)
 
 

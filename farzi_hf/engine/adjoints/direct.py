@@ -34,7 +34,7 @@ class Direct(Adjoint):
 
     def run(self, loop: InnerLoop, w: Buffers, inputs: Buffers) -> Buffers:
         states = tuple(loop.optimizer.init(flat) for flat in w)
-        if loop.undifferentiated:
+        if loop.is_cut:
             late = loop.advance(loop.start(w), inputs, loop.undifferentiated)
             states = tuple((_cut(flat, state[0]), *state[1:]) for flat, state in zip(w, late, strict=True))
         for t in loop.differentiated:

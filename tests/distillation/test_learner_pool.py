@@ -1,0 +1,104 @@
+"""A pool of learners: its ages, its exactness, and its state."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny_models import LENGTH, V, tiny_model
+from torch import Tensor
+
+from farzi_hf.data.seeds import Purpose, derive
+from farzi_hf.distillation import Learner, SyntheticTraining, random_starts
+from farzi_hf.distillation.learner_pool import LearnerPool
+from farzi_hf.engine import InnerAdam
+from farzi_hf.summary import FarziData, FarziDataConfig
+
+WINDOW, YOUNGEST, OLDEST = 2, 5, 11
+
+
+@pytest.fixture(scope="module")
+def learner() -> Learner:
+    return Learner(lambda: tiny_model("gpt2").double())
+
+
+@pytest.fixture
+def farzi() -> FarziData:
+    torch.manual_seed(1)
+    return FarziData(FarziDataConfig(8, LENGTH, 4, V, latent_std=1.0)).double()
+
+
+def training() -> SyntheticTraining:
+    optimizer = InnerAdam(0.02, (0.5, 0.99), 1e-3)
+    return SyntheticTraining(optimizer, 1.0, batch_size=4, window=WINDOW, lr_scheduler_type="linear")
+
+
+def pool(size: int = 3) -> LearnerPool:
+    return LearnerPool(training(), size, YOUNGEST, OLDEST, random_starts, seed=7)
+
+
+def gradient(theta: dict[str, Tensor], farzi: FarziData) -> list[Tensor]:
+    loss = sum(x.square().sum() for x in theta.values())
+    return list(torch.autograd.grad(loss, [farzi.latents, farzi.decoder]))
+
+
+def test_on_a_summary_that_does_not_change_a_turn_is_a_window_of_a_fresh_training(learner, farzi):
+    """Values and gradients, at each turn of each learner until the first is replaced."""
+    learners = pool()
+    for turn, age in enumerate([5, 7, 9, 7, 9, 11, 9, 11]):
+        found = learners(learner, farzi.tensors)
+        seed = derive(7, Purpose.POOL_LEARNER, turn % 3, 0)
+        start = learner.initial_parameters(seed)
+        expected = training()(learner, farzi.tensors, start=start, steps=age, seed=seed, of_steps=OLDEST)
+        assert all(torch.equal(found[name], x) for name, x in expected.items())
+        assert all(map(torch.equal, gradient(found, farzi), gradient(expected, farzi)))
+
+
+def test_ages_stay_in_their_range_and_old_learners_are_replaced(learner, farzi):
+    learners, ages = pool(), []
+    for _ in range(15):
+        place = learners._turn
+        learners(learner, farzi.tensors)
+        ages.append((place, learners._members[place].generation, learners._members[place].state.step + WINDOW))
+    assert [age for place, _, age in ages if place == 0] == [5, 7, 9, 11, 5]
+    assert [age for place, _, age in ages if place == 1] == [7, 9, 11, 5, 7]
+    assert [generation for place, generation, _ in ages if place == 2] == [0, 0, 1, 1, 1]
+
+
+def test_the_steps_of_a_window_are_taken_again_on_the_changed_summary(learner, farzi):
+    learners = pool(1)
+    learners(learner, farzi.tensors)
+    with torch.no_grad():
+        farzi.latents.add_(1.0)
+    theta = learners(learner, farzi.tensors)
+    seed = derive(7, Purpose.POOL_LEARNER, 0, 0)
+    settings = {"seed": seed, "of_steps": OLDEST}
+    with torch.no_grad():
+        farzi.latents.sub_(1.0)
+    state = training().advance(
+        learner, farzi.tensors, start=learner.initial_parameters(seed), steps=YOUNGEST - WINDOW, **settings
+    )
+    with torch.no_grad():
+        farzi.latents.add_(1.0)
+    state = training().advance(learner, farzi.tensors, start=state, steps=WINDOW, **settings)
+    expected = training()(learner, farzi.tensors, start=state, steps=WINDOW, **settings)
+    for name, x in expected.items():
+        torch.testing.assert_close(theta[name], x, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("together", [1, 2])
+@pytest.mark.parametrize("turns", [0, 2, 7])
+def test_a_pool_goes_on_from_its_state(learner, farzi, turns, together):
+    several = learner if together == 1 else learner.batch(together)
+    first = pool()
+    for _ in range(turns):
+        first(several, farzi.tensors)
+    second = pool()
+    second.load_state_dict(first.state_dict(), several, "cpu")
+    for _ in range(4):
+        ours, theirs = second(several, farzi.tensors), first(several, farzi.tensors)
+        assert all(torch.equal(ours[name], x) for name, x in theirs.items())
+
+
+def test_a_pool_of_another_size_is_refused(learner):
+    with pytest.raises(ValueError, match=r"learner_pool=2, but the checkpoint has a pool of 3 learners"):
+        pool(2).load_state_dict(pool(3).state_dict(), learner, "cpu")

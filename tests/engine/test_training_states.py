@@ -1,0 +1,78 @@
+"""A training that stops and goes on: `train`, and `unroll` from where it has come to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import meta_problems as mp
+import pytest
+import torch
+from adjoint_checks import OPTIMIZERS, every_adjoint, skip_irreversible
+from meta_problems import ADAM, outer_loss
+
+from farzi_hf.engine import Adjoint, InnerOptimizer, InnerSGD, train, unroll
+
+FALLING = replace(ADAM, lr_schedule=lambda step: 1 / step)
+
+
+def parts(problem: mp.MetaProblem, optimizer: InnerOptimizer, *lengths: int):
+    state = problem.params
+    for steps in lengths:
+        state = train(problem.inner_loss, state, problem.inputs, optimizer=optimizer, steps=steps, first_step=3)
+    return state
+
+
+@pytest.mark.parametrize("optimizer", [*OPTIMIZERS.values(), FALLING])
+def test_a_training_in_parts_equals_a_whole_one(optimizer):
+    problem = mp.mlp()
+    whole, pieces = parts(problem, optimizer, 9), parts(problem, optimizer, 2, 1, 6)
+    assert pieces.step == whole.step == 9
+    for ours, theirs in zip(pieces.states, whole.states, strict=True):
+        assert all(map(torch.equal, ours, theirs))
+    expected = unroll(*problem.arguments, optimizer=optimizer, steps=9, first_step=3)
+    assert all(torch.equal(whole.params[name], x) for name, x in expected.items())
+
+
+@every_adjoint
+@pytest.mark.parametrize("optimizer", [*OPTIMIZERS, "falling"])
+def test_to_go_on_gives_the_gradient_of_a_window(optimizer, adjoint: Adjoint):
+    optimizer = {**OPTIMIZERS, "falling": FALLING}[optimizer]
+    skip_irreversible(optimizer, adjoint)
+    problem = mp.mlp()
+    state = parts(problem, optimizer, 5)
+    settings = {"optimizer": optimizer, "adjoint": adjoint, "first_step": 3}
+    found = unroll(problem.inner_loss, state, problem.inputs, steps=4, **settings)
+    expected = unroll(*problem.arguments, steps=9, window=4, **settings)
+    inputs = [x for x in problem.inputs if x.requires_grad]
+    for ours, theirs in zip(
+        torch.autograd.grad(outer_loss(found), inputs), torch.autograd.grad(outer_loss(expected), inputs), strict=True
+    ):
+        assert torch.equal(ours, theirs)
+        assert theirs.any()
+
+
+@every_adjoint
+def test_a_window_at_the_end_of_the_further_steps(adjoint: Adjoint):
+    problem = mp.mlp()
+    found = unroll(
+        problem.inner_loss, parts(problem, ADAM, 5), problem.inputs, optimizer=ADAM, steps=4, window=2, adjoint=adjoint,
+        first_step=3,
+    )  # fmt: skip
+    expected = unroll(*problem.arguments, optimizer=ADAM, steps=9, window=2, adjoint=adjoint, first_step=3)
+    x = problem.inputs[0]
+    assert torch.equal(*(torch.autograd.grad(outer_loss(theta), x)[0] for theta in (found, expected)))
+
+
+def test_to_go_on_leaves_the_state_as_it_was():
+    problem = mp.mlp()
+    state = parts(problem, ADAM, 3)
+    before = [x.clone() for buffers in state.states for x in buffers]
+    outer_loss(unroll(problem.inner_loss, state, problem.inputs, optimizer=ADAM, steps=2)).backward()
+    parts(replace(problem, params=state), ADAM, 2)
+    assert all(map(torch.equal, before, [x for buffers in state.states for x in buffers]))
+
+
+def test_another_optimizer_cannot_go_on():
+    problem = mp.mlp()
+    with pytest.raises(ValueError, match=r"params is a training with another optimizer than InnerSGD\("):
+        unroll(problem.inner_loss, parts(problem, ADAM, 3), problem.inputs, optimizer=InnerSGD(0.1), steps=2)
