@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from transformers import TrainingArguments
@@ -16,13 +16,13 @@ from farzi_hf.distillation import (
     SyntheticTraining,
     TrajectoryBank,
 )
-from farzi_hf.distillation.lr_schedules import LR_SCHEDULES
 from farzi_hf.distillation.teacher import TeacherTraining
-from farzi_hf.engine import ADJOINTS, OPTIMIZERS, InnerOptimizer
+from farzi_hf.engine import ADJOINTS, OPTIMIZERS, InnerAdam, InnerOptimizer
 from farzi_hf.field_types import check_types, numbers_from_text
 from farzi_hf.summary import INITIALIZATIONS, FarziDataConfig, initialization
 from farzi_hf.summary.forms import INPUTS, LABELS
 from farzi_hf.summary.input_sequences import INPUT_SEQUENCES
+from farzi_hf.summary.lr_schedules import LR_SCHEDULES
 
 AUTO = "auto"
 """The adjoint's name that leaves the choice to `unroll`."""
@@ -63,11 +63,13 @@ class FarziConfig(TrainingArguments):
         latent_dim: d, numbers per token.
         inputs: "soft" (learnt distributions) or "tokens" (ids that are not learnt); see `farzi_hf.summary.forms`.
         labels: "shared" (a position predicts the next input, as in the paper) or "own" (distributions of their own, which start from a teacher).
-        label_dim: e, numbers per label of its own; None takes as many as the head of the teacher has.
+        label_dim: e, numbers per label of its own; None takes as many as the head of one teacher has.
         input_sequences: the ids of token inputs, a function of `farzi_hf.summary.input_sequences`.
         teacher_steps: steps that the teacher of own labels trains on real data, before the first outer step.
-        teacher_learning_rate: of the teacher, for half of its steps; then it falls to 0. Its other settings are those of the inner optimizer.
+        teacher_learning_rate: of the teacher's Adam, for half of its steps; then it falls to 0.
         teacher_batch_size: real sequences per step of the teacher.
+        teacher_weight_decay: λ of the teacher. Where the learner overfits the data, as recommenders do, its labels are better with it.
+        num_teachers: the number of teachers. The labels are those of the mean of their logits.
         tau: τ, softmax temperature.
         latent_std: standard deviation of a random start.
         initialization: "spectral" or "random", the functions of `farzi_hf.summary.initialization`.
@@ -80,7 +82,8 @@ class FarziConfig(TrainingArguments):
         inner_epsilon_root: ε_root of the inner Adam.
         inner_momentum: momentum of the inner SGD.
         inner_weight_decay: λ of the inner optimizer.
-        inner_lr_scheduler_type: "constant", "linear" or "cosine": how the inner learning rate falls over the T steps.
+        inner_lr_scheduler_type: how the inner learning rate falls over the T steps, as in transformers: "constant", "linear", "cosine" or
+            "warmup_stable_decay" (constant for half of the steps, then linear).
         inner_steps: T, the number of inner steps. A student must take the same number of steps to reproduce the figures.
         inner_steps_min: in each outer step, T is drawn from inner_steps_min … inner_steps. None means T = inner_steps always.
         window: only the last `window` inner steps are differentiated; None or 0 differentiates all T.
@@ -118,6 +121,8 @@ class FarziConfig(TrainingArguments):
         default=0.01, metadata={"help": "of the teacher; it falls to 0 in the second half"}
     )
     teacher_batch_size: int = field(default=16, metadata={"help": "real sequences per step of the teacher"})
+    teacher_weight_decay: float = field(default=0.0, metadata={"help": "λ of the teacher"})
+    num_teachers: int = field(default=1, metadata={"help": "teachers, whose logits are averaged"})
     tau: float = field(default=1.0, metadata={"help": "τ, softmax temperature"})
     latent_std: float = field(default=0.1, metadata={"help": "standard deviation of a random start"})
     initialization: str = field(default="spectral", metadata={"help": " | ".join(INITIALIZATIONS)})
@@ -207,10 +212,14 @@ class FarziConfig(TrainingArguments):
         if not 0 <= self.fresh_start_fraction <= 1:
             raise ValueError(f"fresh_start_fraction={self.fresh_start_fraction} is no share; give a number from 0 to 1")
         OBJECTIVES[self.objective].check(self)
-        try:
-            self.make_inner_optimizer()
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"settings of the inner optimizer, inner_…: {error}") from None
+        for make, what in (
+            (self.make_inner_optimizer, "inner optimizer, inner_…"),
+            (self.make_teacher_training, "teacher, teacher_…"),
+        ):
+            try:
+                make()
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"settings of the {what}: {error}") from None
 
     def _check_choices(self) -> None:
         """Raises ValueError if a setting names no entry of its table."""
@@ -282,8 +291,8 @@ class FarziConfig(TrainingArguments):
 
     def make_teacher_training(self) -> TeacherTraining:
         """How a teacher of labels is trained."""
-        optimizer = replace(self.make_inner_optimizer(), lr=self.teacher_learning_rate)
-        return TeacherTraining(optimizer, self.teacher_steps, self.teacher_batch_size)
+        optimizer = InnerAdam(self.teacher_learning_rate, (0.5, 0.999), 1e-4, weight_decay=self.teacher_weight_decay)
+        return TeacherTraining(optimizer, self.teacher_steps, self.teacher_batch_size, self.num_teachers)
 
     def make_training(self) -> SyntheticTraining:
         """The inner loop."""
@@ -325,6 +334,7 @@ _COUNTS = {
     "inner_steps": 1,
     "teacher_steps": 1,
     "teacher_batch_size": 1,
+    "num_teachers": 1,
     "learners_per_step": 1,
     "expert_steps": 1,
     "eval_students": 1,

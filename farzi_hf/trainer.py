@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -33,17 +34,20 @@ from farzi_hf.data import sequences_fingerprint
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.distillation import Learner, Objective, Parameters
 from farzi_hf.distillation.objectives import ConfigurableObjective
+from farzi_hf.distillation.real_training import RealData
 from farzi_hf.distillation.row_checks import check_rows, check_sequence_length, run_check
-from farzi_hf.distillation.start_trial import trial_batches, try_starts
-from farzi_hf.distillation.teacher import head_width, label_by
+from farzi_hf.distillation.start_trial import choose_start
+from farzi_hf.distillation.teacher import GivenTeachers, head_width, label_by
 from farzi_hf.evaluation.metrics.resampling import mean_and_spread
 from farzi_hf.evaluation.tasks import LanguageModeling, Task
 from farzi_hf.resumable_trainer import ResumableTrainer
-from farzi_hf.summary import FarziData, initialization
+from farzi_hf.summary import FarziData
 from farzi_hf.summary.initialization import start_inputs
 from farzi_hf.summary.soft_tokens import shifted_cross_entropy
 
 logger = logging.getLogger(__name__)
+
+_SPEED = ("_runtime", "_samples_per_second", "_steps_per_second", "_model_preparation_time")
 
 
 class FarziTrainer(ResumableTrainer):
@@ -55,10 +59,10 @@ class FarziTrainer(ResumableTrainer):
     run, bit for bit. n processes equal one process that accumulates n batches per step. Settings that are changed at a resume
     take effect, and `history` and the recipe record them; the settings in `checkpoints.KEPT` cannot change.
 
-    The log has the Trainer's own figures and these: `loss`, the outer loss; `grad_norm`, the norm of the meta-gradient before
-    clipping; `non_finite_steps`; `seconds_per_step`; `peak_memory_gib`. The first entry also has `concentration`, if the trainer
-    has chosen it. In the mean of `loss`, a value that is not finite is replaced by the last finite value. If no value was finite,
-    the mean is NaN.
+    The log has the Trainer's own figures and these: `loss`, the outer loss, where a value that is not finite is replaced by the last
+    finite one (NaN if there was none); `grad_norm`, the norm of the meta-gradient before clipping; `non_finite_steps`;
+    `seconds_per_step`; `peak_memory_gib`. The first entry also has `start_seconds`, the time of teachers or of the choice of κ, and
+    `concentration`, if κ was chosen.
 
     Args:
         learner_init: the learner: a function that returns a freshly initialised model, a config, or a model (only its class
@@ -71,8 +75,8 @@ class FarziTrainer(ResumableTrainer):
         objective: the outer loss, as in `farzi_hf.distillation.objectives`; by default the objective that `args` names.
         task: `LanguageModeling(tokenizer)` or `Recommendation(vocabulary)`. The task sets collator, label names and metrics. Data
             sets are then whole sentences or histories; the task cuts histories that are longer than a synthetic sequence.
-        teacher: a trained model over the same vocabulary, which labels the inputs of a summary with `labels="own"`. By default a
-            learner is trained for it, as `args.teacher_…` say.
+        teacher: labels the inputs of a summary with `labels="own"`: a trained model over the same vocabulary, several models, or a
+            `TrajectoryBank`. By default learners are trained for it, as `args.teacher_…` say.
         kwargs: arguments of `Trainer`, such as callbacks and optimizers. `compute_metrics` and `preprocess_logits_for_metrics`
             replace those of the task.
 
@@ -91,7 +95,7 @@ class FarziTrainer(ResumableTrainer):
         farzi_data: FarziData | None = None,
         objective: Objective | None = None,
         task: Task | None = None,
-        teacher: PreTrainedModel | None = None,
+        teacher: GivenTeachers | None = None,
         **kwargs: Any,
     ) -> None:
         if not isinstance(args, FarziConfig):
@@ -143,7 +147,7 @@ class FarziTrainer(ResumableTrainer):
         config = args.summary_config(
             self.learner.vocab_size, head_width(self.learner) if args.labels == "own" else None
         )
-        self._concentration: float | None = None
+        self._start_facts: dict[str, float] = {}
         self._open_start: str | None = None
         if farzi_data is not None:
             farzi_data.config.check_equal(config)
@@ -192,17 +196,14 @@ class FarziTrainer(ResumableTrainer):
         args, collator = self.args, self.data_collator
         if self._open_start is None or self._open_start != self.model.fingerprint():  # complete, or changed by someone
             return
+        started, real = time.perf_counter(), RealData(self.train_dataset, collator, args.device, self._quiet)
         if args.labels == "own":
-            teacher = self._teacher or args.make_teacher_training()
-            label_by(
-                teacher, self.model, self.learner, self.train_dataset, collator, args.seed, args.device, self._quiet
-            )
+            teacher = args.make_teacher_training() if self._teacher is None else self._teacher
+            label_by(teacher, self.model, self.learner, real, args.seed)
         else:
-            seed, size = derive(args.seed, Purpose.START_TRIAL_ROWS), args.per_device_train_batch_size
-            batches = [self._prepare_inputs(b) for b in trial_batches(self.train_dataset, collator, size, seed)]
-            start_at = initialization.spectral_starts(self.model, self.train_dataset, args.seed)
-            train = partial(self._trained, Purpose.START_TRIAL)
-            self._concentration = try_starts(start_at, self.learner, train, batches, quiet=self._quiet)
+            train, size = partial(self._trained, Purpose.START_TRIAL), args.per_device_train_batch_size
+            self._start_facts["concentration"] = choose_start(self.model, self.learner, train, real, size, args.seed)
+        self._start_facts["start_seconds"] = round(time.perf_counter() - started, 2)
         self._open_start = None
 
     def compute_loss(
@@ -225,7 +226,7 @@ class FarziTrainer(ResumableTrainer):
         return self._last_loss  # a NaN would never leave Trainer's running sum
 
     def _gradient_norm(self) -> Tensor:
-        """The norm as clipping computes it. Large finite entries can have an infinite norm; clipping would then set all to zero."""
+        """The norm as clipping computes it: infinite for entries that are large but finite, which clipping would set to zero."""
         norms = [torch.linalg.vector_norm(p.grad) for p in self.model.parameters() if p.grad is not None]
         return torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())
 
@@ -239,8 +240,8 @@ class FarziTrainer(ResumableTrainer):
             self._non_finite_steps,
         )
         if self._non_finite_steps > self.args.max_non_finite:
-            saved = last_checkpoint(self.args.output_dir)
-            where = f"go on from the last checkpoint in {self.args.output_dir}" if saved else "start a new run"
+            folder = self.args.output_dir
+            where = f"go on from the last checkpoint in {folder}" if last_checkpoint(folder) else "start a new run"
             raise FloatingPointError(
                 f"{self._non_finite_steps} meta-gradients were not finite, more than max_non_finite={self.args.max_non_finite}; {where} "
                 "with a smaller inner_learning_rate, learning_rate or window, or a larger inner_epsilon"
@@ -257,10 +258,8 @@ class FarziTrainer(ResumableTrainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
             logs["loss"] = logs["loss"] if self._finite_losses else math.nan
-            self._finite_losses = 0
-            logs |= {"non_finite_steps": self._non_finite_steps, **self._figures.since_last_log()}
-            if self._concentration is not None:  # logged once; the log's history keeps it
-                logs["concentration"], self._concentration = self._concentration, None
+            logs |= {"non_finite_steps": self._non_finite_steps, **self._figures.since_last_log(), **self._start_facts}
+            self._finite_losses, self._start_facts = 0, {}  # the start is logged once; the log's history keeps it
         super().log(logs, start_time)
 
     @property
@@ -308,8 +307,7 @@ class FarziTrainer(ResumableTrainer):
         only_loss = True if self.compute_metrics is None else None
         output = self.evaluation_loop(loader, f"Student {index + 1}", only_loss, metric_key_prefix=prefix)
         self._student = None
-        speed = ("_runtime", "_samples_per_second", "_steps_per_second", "_model_preparation_time")
-        return {k: float(v) for k, v in output.metrics.items() if not k.endswith(speed)}
+        return {k: float(v) for k, v in output.metrics.items() if not k.endswith(_SPEED)}
 
     def prediction_step(
         self,
@@ -353,5 +351,7 @@ class FarziTrainer(ResumableTrainer):
         # Only metrics of exactly these tensors count. After load_best_model_at_end, the last evaluation belongs to other tensors.
         known, evaluation = self.model.results, self._evaluations.get(self.model.fingerprint(), {})
         recipe = {"learner": self.learner.model.config.to_diff_dict(), **self.args.to_recipe(), **self._given}
-        recipe |= self._record.recipe_entry
-        return {"metrics": {**known.metrics, **evaluation}, "recipe": known.recipe or recipe}
+        return {
+            "metrics": {**known.metrics, **evaluation},
+            "recipe": known.recipe or {**recipe, **self._record.recipe_entry},
+        }

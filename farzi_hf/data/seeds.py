@@ -50,6 +50,7 @@ class Purpose(IntEnum):
     INPUT_SEQUENCES = 23  # the ids that a summary with token inputs has
     POOL = 24  # (process): a pool of learners that go on from outer step to outer step
     POOL_LEARNER = 25  # (place, generation): the start of one of them, and its minibatches
+    TEACHER_NUMBER = 26  # (teacher): all that one of several teachers draws
 
 
 def stream(seed: int, purpose: Purpose, *numbers: int) -> np.random.Generator:

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from farzi_hf.data import minibatches
 from farzi_hf.distillation.learner import Learner, LearnerBatch, Parameters
-from farzi_hf.distillation.lr_schedules import lr_schedule
 from farzi_hf.engine import Adjoint, InnerLoss, InnerOptimizer, TrainingState, train, unroll
 from farzi_hf.summary import FarziData, FarziDataConfig
 from farzi_hf.summary.forms import Tensors, batch_of
+from farzi_hf.summary.lr_schedules import lr_schedule
 from farzi_hf.summary.stock_settings import inner_optimizer
 
 

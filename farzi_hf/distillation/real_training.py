@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -18,26 +19,47 @@ Collator = Callable[[list[dict[str, Any]]], Mapping[str, Tensor]]
 
 
 @dataclass(frozen=True)
-class RealBatches:
-    """The real minibatch of every step: `batches(step)`, steps count from 1."""
+class RealData:
+    """The real data, and what is needed to train on them.
+
+    Args:
+        dataset: real sequences, in the column `input_ids`.
+        collator: makes a batch of rows.
+        device: of the learner.
+        quiet: whether no progress is shown.
+    """
 
     dataset: Dataset
     collator: Collator
+    device: torch.device | str | None = None
+    quiet: bool = False
+
+    @cached_property
+    def sequences(self) -> Dataset:
+        """The column `input_ids` alone."""
+        return self.dataset.select_columns("input_ids")
+
+    def batch(self, ids: list[list[int]]) -> Mapping[str, Tensor]:
+        """A batch on the device."""
+        return {name: x.to(self.device) for name, x in self.collator([{"input_ids": row} for row in ids]).items()}
+
+
+@dataclass(frozen=True)
+class RealBatches:
+    """The real minibatch of every step: `batches(step)`, steps count from 1."""
+
+    data: RealData
     rows: Tensor | None
-    device: torch.device | str | None
 
     @classmethod
-    def of(
-        cls, dataset: Dataset, collator: Collator, batch_size: int, steps: int, seed: int, device: Any = None
-    ) -> RealBatches:
+    def of(cls, data: RealData, batch_size: int, steps: int, seed: int) -> RealBatches:
         """The minibatches of `steps` steps. They depend on `seed`. A batch larger than the data set takes all rows."""
-        dataset = dataset.select_columns("input_ids")
-        return cls(dataset, collator, minibatches(len(dataset), batch_size, steps, seed), device)
+        return cls(data, minibatches(len(data.dataset), batch_size, steps, seed))
 
     def __call__(self, step: int) -> Mapping[str, Tensor]:
-        columns = self.dataset[:] if self.rows is None else self.dataset[self.rows[step - 1]]
-        batch = self.collator([{"input_ids": ids} for ids in columns["input_ids"]])
-        return {name: tensor.to(self.device) for name, tensor in batch.items()}
+        data = self.data
+        ids = data.sequences[:] if self.rows is None else data.sequences[self.rows[step - 1]]
+        return data.batch(ids["input_ids"])
 
 
 def train_on_real(

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import torch
-from datasets import Dataset
-from torch import Tensor
-from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 
 from farzi_hf.data import random_sequences
+from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.distillation.learner import Learner, Parameters
-from farzi_hf.summary.initialization import CANDIDATES, choose_concentration
+from farzi_hf.distillation.real_training import RealData
+from farzi_hf.summary import FarziData
+from farzi_hf.summary.initialization import CANDIDATES, choose_concentration, spectral_starts
 
 logger = logging.getLogger(__name__)
 
@@ -24,34 +24,29 @@ BATCHES = 4
 """Real batches on which their loss is taken."""
 
 
-def trial_batches(dataset: Dataset, collator: Callable, size: int, seed: int) -> DataLoader:
-    """A few random real batches, on which the learners are measured."""
-    rows = random_sequences(dataset, min(BATCHES * size, len(dataset)), seed).select_columns("input_ids")
-    return DataLoader(rows, size, collate_fn=collator, generator=torch.Generator())
-
-
-def try_starts(
-    start_at: Callable[[float], None],
-    learner: Learner,
-    train: Callable[[int], Parameters],
-    batches: Sequence[Mapping[str, Tensor]],
-    quiet: bool = False,
+def choose_start(
+    farzi: FarziData, learner: Learner, train: Callable[[int], Parameters], data: RealData, size: int, seed: int
 ) -> float:
-    """Sets the summary to its start at the best candidate κ: its learners have the least mean loss on real batches.
+    """Sets a summary to its spectral start at the best candidate κ: its learners have the least mean loss on a few real batches.
 
     Args:
-        start_at: a function that sets the summary to its start at a given κ.
+        farzi: changed in place.
         learner: computes the losses.
         train: `train(index)` trains learner `index` on the present summary and returns its parameters.
-        batches: batches of real data.
-        quiet: whether the progress bar is hidden.
+        data: the real data.
+        size: real sequences per batch.
+        seed: of the start, and of the batches.
 
     Returns:
         κ.
     """
+    count = min(BATCHES * size, len(data.dataset))
+    ids = random_sequences(data.sequences, count, derive(seed, Purpose.START_TRIAL_ROWS))["input_ids"]
+    batches = [data.batch(ids[first : first + size]) for first in range(0, count, size)]
+    start_at = spectral_starts(farzi, data.dataset, seed)
     found: list[str] = []
     with tqdm(
-        total=len(CANDIDATES) * LEARNERS, desc="Choosing κ of the start", disable=quiet, dynamic_ncols=True
+        total=len(CANDIDATES) * LEARNERS, desc="Choosing κ of the start", disable=data.quiet, dynamic_ncols=True
     ) as bar:
 
         @torch.no_grad()

@@ -1,24 +1,26 @@
-"""A start for labels of their own: what a teacher, trained on the real data, would predict after each input.
+"""A start for labels of their own: what teachers, trained on the real data, would predict after each input.
 
 The last hidden states of a teacher (μ, ξ, h) times its head (h, V) are label latents times a label decoder: a summary has room for
-a teacher's labels exactly where `label_dim` is at least h, or h + 1 where the head has a bias.
+a teacher's labels exactly where `label_dim` is at least h, or h + 1 where the head has a bias. The mean of the logits of K teachers has
+the same form, with K h numbers; where `label_dim` is less, the closest labels of that rank are taken.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from datasets import Dataset
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.distillation.learner import Learner, Parameters, whole
-from farzi_hf.distillation.real_training import Collator, RealBatches, train_on_real
+from farzi_hf.distillation.real_training import RealBatches, RealData, train_on_real
+from farzi_hf.distillation.trajectory_bank import TrajectoryBank
 from farzi_hf.engine import InnerOptimizer
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.forms import batch_of
@@ -30,6 +32,18 @@ _SAMPLE = 2048  # positions on which the loss of a smaller label_dim is measured
 
 
 @dataclass(frozen=True)
+class Teacher:
+    """A trained model, as a pure function and its parameters."""
+
+    learner: Learner
+    params: Parameters
+
+
+GivenTeachers = PreTrainedModel | Sequence[PreTrainedModel] | TrajectoryBank
+"""Models over the summary's vocabulary, or the last checkpoints of Ω."""
+
+
+@dataclass(frozen=True)
 class TeacherTraining:
     """Training on real data with a learning rate that stays for half of the steps, and then falls to 0 on a straight line.
 
@@ -37,34 +51,49 @@ class TeacherTraining:
         optimizer: its learning rate is that of the first half.
         steps: of the whole training.
         batch_size: real sequences per step.
+        count: the number of teachers.
     """
 
     optimizer: InnerOptimizer
     steps: int
     batch_size: int
+    count: int = 1
 
-    def __call__(
-        self,
-        learner: Learner,
-        dataset: Dataset,
-        collator: Collator,
-        seed: int,
-        device: torch.device | str | None = None,
-        quiet: bool = False,
-    ) -> Parameters:
-        """The parameters of a teacher. Its initialisation and its minibatches depend on `seed`.
+    def train(self, learner: Learner, data: RealData, seed: int) -> Parameters:
+        """The parameters of one teacher. Its initialisation and its minibatches depend on `seed`.
 
         Raises:
             FloatingPointError: the training diverged.
         """
-        batches = RealBatches.of(
-            dataset, collator, self.batch_size, self.steps, derive(seed, Purpose.TEACHER_MINIBATCHES), device
-        )
+        batches = RealBatches.of(data, self.batch_size, self.steps, derive(seed, Purpose.TEACHER_MINIBATCHES))
         optimizer = replace(self.optimizer, lr_schedule=lambda step: min(1.0, 2 * (1 - (step - 1) / self.steps)))
-        start = learner.initial_parameters(derive(seed, Purpose.TEACHER), device)
+        start = learner.initial_parameters(derive(seed, Purpose.TEACHER), data.device)
         steps = train_on_real(learner, optimizer, start, batches, steps=self.steps, every=1)
-        bar = tqdm(steps, "Teacher", self.steps, disable=quiet, leave=False, dynamic_ncols=True)
+        bar = tqdm(steps, "Teacher", self.steps, disable=data.quiet, leave=False, dynamic_ncols=True)
         return deque(bar, maxlen=1).pop()
+
+    def teachers(self, learner: Learner, data: RealData, seed: int) -> list[Teacher]:
+        """All of them, each with a seed of its own."""
+        seeds = [derive(seed, Purpose.TEACHER_NUMBER, i) for i in range(self.count)]
+        return [Teacher(learner, self.train(learner, data, each)) for each in seeds]
+
+
+def given_teachers(given: GivenTeachers, learner: Learner, device: torch.device | str | None = None) -> list[Teacher]:
+    """The teachers that a caller has given.
+
+    Args:
+        learner: the model of the trajectories, where Ω is given.
+    """
+    if isinstance(given, TrajectoryBank):
+        given.check(learner)
+        return [Teacher(learner, given.checkpoint(i, given.steps, device)) for i in range(len(given))]
+    models = [given] if isinstance(given, PreTrainedModel) else given
+    if not models:
+        raise ValueError("teacher is empty; give at least one model")
+    return [
+        Teacher(Learner(model).to(device), {name: x.detach().to(device) for name, x in model.named_parameters()})
+        for model in models
+    ]
 
 
 def head_width(learner: Learner) -> int:
@@ -78,45 +107,36 @@ def head_width(learner: Learner) -> int:
 
 
 def label_by(
-    teacher: TeacherTraining | PreTrainedModel,
-    farzi: FarziData,
-    learner: Learner,
-    dataset: Dataset,
-    collator: Collator,
-    seed: int,
-    device: torch.device | str | None = None,
-    quiet: bool = False,
+    teacher: TeacherTraining | GivenTeachers, farzi: FarziData, learner: Learner, data: RealData, seed: int
 ) -> None:
-    """Sets the labels of a summary, by a teacher that is given or trained here.
+    """Sets the labels of a summary, by teachers that are given or trained here.
 
     Args:
-        teacher: a trained model over the vocabulary of the summary, or how a `learner` is trained on `dataset`.
+        teacher: trained models, or how learners are trained on `data`.
         farzi: with labels of its own; changed in place.
     """
-    if isinstance(teacher, TeacherTraining):
-        params = teacher(learner, dataset, collator, seed, device, quiet)
-    else:
-        learner = Learner(teacher).to(device)
-        params = {name: x.detach().to(device) for name, x in teacher.named_parameters()}
-    logger.info("Labels from the teacher, %.3g nats from its predictions.", label(farzi, learner, params))
+    is_trained = not isinstance(teacher, TeacherTraining)
+    teachers = given_teachers(teacher, learner, data.device) if is_trained else teacher.teachers(learner, data, seed)
+    logger.info("Labels from teachers, %.3g nats from their predictions.", label(farzi, teachers))
 
 
 @torch.no_grad()
-def label(farzi: FarziData, learner: Learner, params: Parameters) -> float:
-    """Sets the labels of a summary to what a teacher predicts after each of its inputs.
+def label(farzi: FarziData, teachers: Sequence[Teacher]) -> float:
+    """Sets the labels of a summary to what teachers predict after each of its inputs: the softmax of the mean of their logits.
 
     Args:
         farzi: with labels of its own; changed in place.
-        learner: the teacher's architecture.
-        params: the teacher's parameters.
+        teachers: over the vocabulary of the summary.
 
     Returns:
-        What is lost because `label_dim` is smaller than the head: the mean KL divergence in nats from the teacher's predictions to the labels.
+        What is lost because `label_dim` is too small: the mean KL divergence in nats from the teachers' predictions to the labels.
 
     Raises:
-        ValueError: the teacher's logits are not a linear function of its last hidden states.
+        ValueError: the logits of a teacher are not a linear function of its last hidden states, or it has another vocabulary.
     """
-    states, weight = _factors(farzi, learner, params)
+    factors = [_factors(farzi, teacher) for teacher in teachers]
+    states = torch.cat([states / len(teachers) for states, _ in factors], dim=1)
+    weight = torch.cat([weight for _, weight in factors])
     weight = weight - weight.mean(dim=1, keepdim=True)  # the softmax does not see what all entries have in common
     latents, decoder = states, weight
     if farzi.config.label_dim < len(weight):
@@ -133,9 +153,14 @@ def label(farzi: FarziData, learner: Learner, params: Parameters) -> float:
     return float((p.exp() * (p - q)).sum(-1).mean())
 
 
-def _factors(farzi: FarziData, learner: Learner, params: Parameters) -> tuple[Tensor, Tensor]:
+def _factors(farzi: FarziData, teacher: Teacher) -> tuple[Tensor, Tensor]:
     """(μ·ξ, k) and (k, V), whose product is the teacher's logits."""
-    found: dict[str, Tensor] = {}
+    learner, found = teacher.learner, {}
+    if learner.vocab_size != farzi.config.vocab_size:
+        raise ValueError(
+            f"teacher: it has a vocabulary of {learner.vocab_size} entries, the summary one of {farzi.config.vocab_size}; give a "
+            "teacher that was trained with the summary's tokenizer or items"
+        )
 
     def keep(head: nn.Linear, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         bias = [] if head.bias is None else [head.bias[None]]
@@ -147,7 +172,7 @@ def _factors(farzi: FarziData, learner: Learner, params: Parameters) -> tuple[Te
     try:
         for first in range(0, farzi.config.num_sequences, _CHUNK):
             inputs, _ = batch_of(farzi.tensors, slice(first, first + _CHUNK), farzi.config.tau)
-            logits = learner.logits(params, whole(inputs))
+            logits = learner.logits(teacher.params, whole(inputs))
             states.append(found["states"])
             if not torch.allclose(found["states"] @ found["weight"], logits, rtol=1e-3, atol=1e-3):
                 raise ValueError(

@@ -26,7 +26,7 @@ from farzi_hf.artefact.signals import NotedSignal, end, noted_signals
 from farzi_hf.data import sequences_fingerprint
 from farzi_hf.data.seeds import Purpose, check_seed, derive
 from farzi_hf.distillation.learner import Learner, Parameters
-from farzi_hf.distillation.real_training import RealBatches, train_on_real
+from farzi_hf.distillation.real_training import RealBatches, RealData, train_on_real
 from farzi_hf.distillation.row_checks import check_rows
 from farzi_hf.distillation.trajectory_bank import (
     MANIFEST,
@@ -110,12 +110,13 @@ def record_trajectories(
             "streams": 2,  # the version of the rule that turns seeds into random numbers; recordings with another rule cannot go on
         }  # fmt: skip
         _adopt_manifest(folder, manifest)
+        data = RealData(train_dataset, data_collator, device)
         for first in range(0, num, together):
             group = range(first, min(first + together, num))
             missing = [i for i in group if not _shard(folder, i).exists()]
             if missing:
                 minibatch_seed = derive(seed, Purpose.RECORDED_MINIBATCHES, first)
-                batches = RealBatches.of(train_dataset, data_collator, batch_size, steps, minibatch_seed, device)
+                batches = RealBatches.of(data, batch_size, steps, minibatch_seed)
                 starts = [learner.initial_parameters(derive(seed, Purpose.RECORDED_START, i), device) for i in group]
                 trajectories = _train(learner, optimizer, starts, batches, steps, save_every, noted)
                 if trajectories is None:

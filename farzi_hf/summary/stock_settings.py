@@ -10,6 +10,7 @@ from typing import Any
 from transformers import TrainingArguments
 
 from farzi_hf.engine import OPTIMIZERS, InnerOptimizer
+from farzi_hf.summary.lr_schedules import LR_SCHEDULES
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +39,9 @@ def stock_arguments(inner: Mapping[str, Any] | None, output_dir: str, changes: M
         settings |= optimizer.stock_settings()
         _warn_of_differences(optimizer, changes)
     settings |= changes
+    name, steps = settings["lr_scheduler_type"], settings.get("max_steps", 0)
+    if steps > 0 and LR_SCHEDULES.get(name):
+        settings.setdefault("lr_scheduler_kwargs", LR_SCHEDULES[name](steps))
     if "learning_rate" not in settings or not {"max_steps", "num_train_epochs"} & settings.keys():
         raise ValueError(
             f"config.inner={dict(inner)!r} lacks the learning rate or the number of steps that a student needs; "

@@ -13,9 +13,10 @@ from transformers import AutoModelForCausalLM
 
 from farzi_hf import FarziData, FarziDataConfig, SASRecConfig
 from farzi_hf.data import SequenceCollator, flatten_sequences
-from farzi_hf.distillation import Learner, MetaMatching, SyntheticTraining
+from farzi_hf.distillation import Learner, MetaMatching, SyntheticTraining, record_trajectories
 from farzi_hf.distillation.learner import whole
-from farzi_hf.distillation.teacher import TeacherTraining, head_width, label
+from farzi_hf.distillation.real_training import RealData
+from farzi_hf.distillation.teacher import Teacher, TeacherTraining, given_teachers, head_width, label
 from farzi_hf.engine import Direct, InnerAdam, Reversible, Tape
 from farzi_hf.summary.input_sequences import INPUT_SEQUENCES, covering_windows, made_up, real_windows
 
@@ -39,7 +40,7 @@ def test_labels_are_what_the_teacher_predicts(kind, inputs):
     params = learner.initial_parameters(1)
     params = {name: x + 0.3 * torch.randn_like(x) for name, x in params.items()}  # the bias of a head starts at 0
     farzi = summary(learner, inputs=inputs)
-    assert label(farzi, learner, params) == 0.0
+    assert label(farzi, [Teacher(learner, params)]) == 0.0
     given = farzi.input_ids.long() if inputs == "tokens" else farzi(torch.arange(6)).detach()
     expected = learner.logits(params, whole(given)).softmax(-1)
     found = torch.softmax(farzi.label_latents @ farzi.label_decoder, -1)
@@ -50,7 +51,7 @@ def test_fewer_dimensions_lose_a_little_and_more_lose_nothing():
     learner = Learner(tiny_learner(V))
     params = learner.initial_parameters(1)
     params = {name: x + 0.3 * torch.randn_like(x) for name, x in params.items()}
-    lost = {dim: label(summary(learner, dim), learner, params) for dim in (1, 4, 12, 16, 20)}
+    lost = {dim: label(summary(learner, dim), [Teacher(learner, params)]) for dim in (1, 4, 12, 16, 20)}
     assert lost[1] > lost[4] > lost[12] > lost[16] == lost[20] == 0.0
 
 
@@ -58,13 +59,64 @@ def test_a_teacher_learns_and_is_a_function_of_its_seed(sequences):
     learner = Learner(tiny_learner(V))
     train = TeacherTraining(InnerAdam(0.01, (0.5, 0.999), 1e-4), steps=40, batch_size=20)
     collator = SequenceCollator()
-    first, again, other = (train(learner, sequences["train"], collator, seed, quiet=True) for seed in (1, 1, 2))
+    data = RealData(sequences["train"], collator, quiet=True)
+    first, again, other = (train.train(learner, data, seed) for seed in (1, 1, 2))
     batch = collator([{"input_ids": ids} for ids in sequences["validation"]["input_ids"]])
     assert learner.hard_loss(first, batch) < 0.8 * learner.hard_loss(learner.initial_parameters(1), batch)
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not all(torch.equal(first[name], other[name]) for name in first)
     with pytest.raises(FloatingPointError, match="smaller learning rate"):
-        replace(train, optimizer=InnerAdam(1e30))(learner, sequences["train"], collator, 1, quiet=True)
+        replace(train, optimizer=InnerAdam(1e30)).train(learner, data, 1)
+
+
+def some_parameters(learner: Learner, seed: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    start = learner.initial_parameters(seed)
+    return {name: x + 0.3 * torch.randn(x.shape, generator=generator) for name, x in start.items()}
+
+
+def test_several_teachers_label_by_the_mean_of_their_logits():
+    """They may be of different kinds and widths."""
+    learners = [Learner(tiny_learner(V)), Learner(SASRecConfig(num_items=V - 1, hidden_size=8, max_length=10))]
+    teachers = [Teacher(learner, some_parameters(learner, i)) for i, learner in enumerate(learners)]
+    farzi = summary(learners[0], 16 + 9, inputs="tokens")
+    assert label(farzi, teachers) == 0.0
+    logits = [t.learner.logits(t.params, whole(farzi.input_ids.long())) for t in teachers]
+    expected = ((logits[0] + logits[1]) / 2).softmax(-1)
+    found = torch.softmax(farzi.label_latents @ farzi.label_decoder, -1)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
+    assert (
+        0
+        < label(summary(learners[0], 20, inputs="tokens"), teachers)
+        < label(summary(learners[0], 8, inputs="tokens"), teachers)
+    )
+
+
+def test_trained_teachers_differ(sequences):
+    learner = Learner(tiny_learner(V))
+    training = TeacherTraining(InnerAdam(0.01, (0.5, 0.999), 1e-4), steps=2, batch_size=20, count=2)
+    first, second = training.teachers(learner, RealData(sequences["train"], SequenceCollator(), quiet=True), 0)
+    assert not all(torch.equal(first.params[name], x) for name, x in second.params.items())
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_head_may_be_tied_to_the_embedding(tied):
+    config = tiny_learner(V)
+    config.tie_word_embeddings = tied
+    learner = Learner(config)
+    params = some_parameters(learner, 0)
+    farzi = summary(learner, inputs="tokens")
+    assert label(farzi, [Teacher(learner, params)]) == 0.0
+    expected = learner.logits(params, whole(farzi.input_ids.long())).softmax(-1)
+    torch.testing.assert_close(
+        torch.softmax(farzi.label_latents @ farzi.label_decoder, -1), expected, rtol=1e-3, atol=1e-5
+    )
+
+
+def test_a_teacher_of_another_vocabulary_is_refused():
+    learner, other = Learner(tiny_learner(V)), Learner(tiny_learner(V + 1))
+    with pytest.raises(ValueError, match=f"a vocabulary of {V + 1} entries, the summary one of {V}; give a teacher"):
+        label(summary(learner, inputs="tokens"), [Teacher(other, some_parameters(other, 0))])
 
 
 # -- ids -------------------------------------------------------------------------------------------------------------
@@ -149,6 +201,35 @@ def test_a_resumed_run_is_the_run_that_was_not_interrupted(tmp_path, sequences, 
     for a, b in zip(tensors(whole_run), tensors(resumed), strict=True):
         assert torch.equal(a, b)
     assert torch.equal(whole_run.model.input_ids, resumed.model.input_ids)
+
+
+def test_several_given_teachers_label(tmp_path, sequences, tokenizer):
+    models = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        models.append(AutoModelForCausalLM.from_config(tiny_learner(V)).eval())
+    trainer = tiny_trainer(tmp_path, sequences, tokenizer, trainer={"teacher": models}, **OWN, label_dim=32)
+    trainer.tune_initialization()
+    ids = trainer.model.input_ids.long()
+    logits = [model(ids, attention_mask=torch.ones_like(ids)).logits for model in models]
+    expected = ((logits[0] + logits[1]) / 2).softmax(-1)
+    torch.testing.assert_close(trainer.model(torch.arange(len(ids))), expected, rtol=1e-3, atol=1e-5)
+    with pytest.raises(ValueError, match="teacher is empty"):
+        given_teachers([], trainer.learner)
+
+
+def test_the_last_checkpoints_of_recorded_trainings_label(tmp_path, sequences, tokenizer):
+    learner = Learner(tiny_learner(V))
+    bank = record_trajectories(
+        learner, InnerAdam(0.01), sequences["train"], SequenceCollator(), tmp_path / "omega", num=2, steps=4, save_every=2,
+        batch_size=20, seed=0,
+    )  # fmt: skip
+    trainer = tiny_trainer(tmp_path, sequences, tokenizer, trainer={"teacher": bank}, **OWN, label_dim=32)
+    trainer.tune_initialization()
+    inputs = whole(trainer.model.input_ids.long())
+    logits = [learner.logits(bank.checkpoint(i, 4), inputs) for i in range(2)]
+    expected = ((logits[0] + logits[1]) / 2).softmax(-1)
+    torch.testing.assert_close(trainer.model(torch.arange(len(expected))), expected, rtol=1e-3, atol=1e-5)
 
 
 def test_a_given_teacher_labels(tmp_path, sequences, tokenizer):

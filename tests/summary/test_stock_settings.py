@@ -11,9 +11,9 @@ from tiny_models import LENGTH, V, soft_trainer, tiny_model
 from transformers import TrainingArguments
 
 from farzi_hf.distillation import Learner, SyntheticTraining
-from farzi_hf.distillation.lr_schedules import LR_SCHEDULES
 from farzi_hf.engine import InnerAdam, InnerSGD
 from farzi_hf.summary import FarziData, FarziDataConfig
+from farzi_hf.summary.lr_schedules import LR_SCHEDULES
 
 ADAM = {"optimizer": "adam", "lr": 0.02, "betas": [0.5, 0.99], "eps": 1e-3, "eps_root": 0.0, "weight_decay": 0.0}
 SGD = {"optimizer": "sgd", "lr": 0.3, "momentum": 0.5, "weight_decay": 0.0}

@@ -7,14 +7,20 @@ import torch
 from tiny_models import LENGTH, V, tiny_model
 
 from farzi_hf.distillation import Learner, SyntheticTraining
-from farzi_hf.distillation.lr_schedules import lr_schedule
 from farzi_hf.engine import Direct, InnerSGD
 from farzi_hf.summary import FarziData, FarziDataConfig
+from farzi_hf.summary.lr_schedules import lr_schedule
 
 
 def test_a_linear_rate_falls_from_one_towards_zero():
     rate = lr_schedule("linear", 4)
     assert [rate(step) for step in (1, 2, 3, 4)] == [1.0, 0.75, 0.5, 0.25]
+
+
+def test_a_rate_may_stay_for_half_of_the_steps():
+    rate = lr_schedule("warmup_stable_decay", 6)
+    assert [rate(step) for step in range(1, 7)] == pytest.approx([1.0, 1.0, 1.0, 1.0, 2 / 3, 1 / 3])
+    assert lr_schedule("warmup_stable_decay", 1)(1) == 1.0
 
 
 def test_a_constant_rate_needs_no_schedule():
@@ -23,7 +29,8 @@ def test_a_constant_rate_needs_no_schedule():
 
 def test_an_unknown_schedule_is_refused():
     with pytest.raises(
-        ValueError, match="lr_scheduler_type='steep' is unknown; choose one of constant, linear, cosine"
+        ValueError,
+        match="lr_scheduler_type='steep' is unknown; choose one of constant, linear, cosine, warmup_stable_decay",
     ):
         lr_schedule("steep", 4)
 
