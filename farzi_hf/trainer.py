@@ -135,32 +135,26 @@ class FarziTrainer(ResumableTrainer):
         self._given = {"objective": type(objective).__name__} if objective is not None else {}
         # Each micro-batch has its own learner, and its loss is a mean over that micro-batch alone.
         self.model_accepts_loss_kwargs = False
-        self._micro_step = (-1, 0)
         self._student: Parameters | None = None
-        self._non_finite_steps, self._finite_losses = 0, 0
+        self._micro_step, self._non_finite_steps, self._finite_losses = (-1, 0), 0, 0
         self._last_loss = torch.zeros((), device=self.args.device)
         self._evaluations: dict[str, dict[str, float]] = {}
         self._add_callbacks()
 
     def _summary(self, args: FarziConfig, farzi_data: FarziData | None, train_dataset: Dataset | None) -> FarziData:
         """The summary to train: the one that is given, or a new one at its start."""
-        config = args.summary_config(
-            self.learner.vocab_size, head_width(self.learner) if args.labels == "own" else None
-        )
-        self._start_facts: dict[str, float] = {}
-        self._open_start: str | None = None
+        label_dim = head_width(self.learner) if args.labels == "own" else None
+        config = args.summary_config(self.learner.vocab_size, label_dim)
+        self._start_facts, self._open_start = {}, None
         if farzi_data is not None:
             farzi_data.config.check_equal(config)
         summary = farzi_data or FarziData(config)
         if self.task.processing_class is not None:  # an error should come now, not when the summary is saved
-            summary.processing_class = self.task.processing_class
-            summary.adopt_vocabulary("processing_class")
-            summary.config.adopt_special_tokens(summary.processing_class)
+            summary.adopt_processing_class(self.task.processing_class, "processing_class")
         if farzi_data is None and train_dataset is not None:
             with phase("Start of the summary", disable=args.disable_tqdm or args.process_index > 0):
                 start_inputs(summary, train_dataset, args)
-            if args.start_is_open:
-                self._open_start = summary.fingerprint()
+            self._open_start = summary.fingerprint() if args.start_is_open else None
         return summary
 
     def _evaluation_rows(self, dataset: Dataset | None, args: FarziConfig, collator: Callable) -> Dataset | None:
@@ -185,7 +179,7 @@ class FarziTrainer(ResumableTrainer):
         if checkpoint is None:
             self.tune_initialization()
         self._micro_step, self._non_finite_steps, self._finite_losses = (-1, 0), 0, 0
-        self.model.config.inner = self.args.summary_config(self.learner.vocab_size, self.model.config.label_dim).inner
+        self.model.config.inner = self.args.inner_settings()
 
     def tune_initialization(self) -> None:
         """Completes the start of a new summary: it chooses κ, unless `args.concentration` gives it; or it labels the inputs by a teacher.
@@ -193,10 +187,10 @@ class FarziTrainer(ResumableTrainer):
         `train()` calls this first. Call it yourself to look at the start before the training. For κ, two learners train from scratch on
         each candidate, as long as two or three outer steps take. A teacher trains on the real data, unless one was given.
         """
-        args, collator = self.args, self.data_collator
         if self._open_start is None or self._open_start != self.model.fingerprint():  # complete, or changed by someone
             return
-        started, real = time.perf_counter(), RealData(self.train_dataset, collator, args.device, self._quiet)
+        args, started = self.args, time.perf_counter()
+        real = RealData(self.train_dataset, self.data_collator, args.device, self._quiet)
         if args.labels == "own":
             teacher = args.make_teacher_training() if self._teacher is None else self._teacher
             label_by(teacher, self.model, self.learner, real, args.seed)
@@ -210,8 +204,7 @@ class FarziTrainer(ResumableTrainer):
         self, model: nn.Module, inputs: Mapping[str, Tensor], return_outputs: bool = False, **kwargs: Any
     ) -> Tensor:
         """The outer loss. Its gradient in latents and decoder is the meta-gradient."""
-        seed = self._learner_seed()
-        # Through the model's forward, so that DistributedDataParallel and accelerate see an ordinary training step.
+        seed = self._learner_seed()  # the model's forward makes this an ordinary step for DistributedDataParallel
         return model(functional=lambda tensors: self.objective(self.learner, tensors, inputs, seed))
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -259,7 +252,7 @@ class FarziTrainer(ResumableTrainer):
         if "loss" in logs:
             logs["loss"] = logs["loss"] if self._finite_losses else math.nan
             logs |= {"non_finite_steps": self._non_finite_steps, **self._figures.since_last_log(), **self._start_facts}
-            self._finite_losses, self._start_facts = 0, {}  # the start is logged once; the log's history keeps it
+            self._finite_losses, self._start_facts = 0, {}  # the start is logged once
         super().log(logs, start_time)
 
     @property

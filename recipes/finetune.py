@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,8 @@ from farzi_hf import FarziData, Learner
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.cli.run_folder import check_outputs, write_recipe
 from farzi_hf.distillation import SyntheticTraining
-from farzi_hf.evaluation import Comparison, Measured, RunSettings, Student, Task, markdown, save_csv, save_text
+from farzi_hf.distillation.teacher import TeacherTraining
+from farzi_hf.evaluation import Comparison, Measured, Student, Task, TaskData, markdown, save_csv, save_text
 from farzi_hf.evaluation.rows import stock_arguments, train_stock
 from farzi_hf.plots import plot_comparison
 
@@ -72,28 +73,20 @@ def comparison_of(args: FinetuneArguments, farzi: FarziData) -> Comparison:
     Raises:
         ValueError: the summary has no recipe or inner settings, or the real data have another vocabulary.
     """
-    recipe = farzi.results.recipe
-    if "dataset" not in recipe:
-        raise ValueError(
-            f"summary={args.summary!r} has no recipe.yaml that names its dataset: give a summary that `farzi distil` wrote, or train "
-            "on this one as its card says"
-        )
-    known = {name: recipe[name] for name in (f.name for f in fields(RunSettings)) if name in recipe}
-    given = {} if args.learner is None else {"learner": args.learner}
-    data = RunSettings(**{**known, **given, "data_dir": args.data_dir}).load()
-    farzi.processing_class = data.task.processing_class
-    farzi.adopt_vocabulary(f"data_dir={args.data_dir!r}")
-    length, seed = farzi.config.sequence_length, data.seeds(recipe.get("seed", 42))[0]
+    changes = {} if args.learner is None else {"learner": args.learner}
+    data = TaskData.of_summary(farzi, args.data_dir, **changes)
+    length, seed = farzi.config.sequence_length, data.seeds(farzi.results.recipe.get("seed", 42))[0]
     config = data.learner_config(data.settings.learner, length)
     if args.model:
         config = AutoConfig.from_pretrained(args.model)
     learner = Learner(config)
+    training = SyntheticTraining.of_summary(farzi.config)
     device = "cuda" if torch.cuda.is_available() and not args.use_cpu else "cpu"
     return Comparison(
         task=data.task, splits=data.splits(seed), config=config, learner=learner, farzi=farzi,
-        training=SyntheticTraining.of_summary(farzi.config), steps=args.steps or farzi.config.inner["steps"],
-        length=getattr(config, "max_length", length), seed=42, num_students=args.num_students, long_steps=args.long_steps,
-        device=device, quiet=True,
+        training=training, long_training=TeacherTraining(training.optimizer, args.long_steps, 16),
+        steps=args.steps or farzi.config.inner["steps"], length=getattr(config, "max_length", length), seed=42,
+        num_students=args.num_students, device=device, quiet=True,
     )  # fmt: skip
 
 
@@ -134,9 +127,9 @@ def on_summary(c: Comparison, args: FinetuneArguments) -> list[Measured]:
 
 def on_real(c: Comparison, args: FinetuneArguments) -> list[Measured]:
     """Rows on real data: all data, for as many steps and for long; and as many random sequences or bytes as the summary has."""
-    draws: dict[str, tuple[Callable[[int], Dataset], dict[str, int]]] = {
+    draws: dict[str, tuple[Callable[[int], Dataset], dict[str, Any]]] = {
         "full data": (c.all_sequences, {}),
-        "full data, long": (c.all_sequences, {"max_steps": args.long_steps}),
+        "full data, long": (c.all_sequences, {"max_steps": args.long_steps, "lr_scheduler_type": "linear"}),
         "random, same sequences": (c.draw_sequences, {}),
         "random, same bytes": (lambda seed: c.draw_tokens(c.farzi.nbytes // c.token_bytes, seed), {}),
     }

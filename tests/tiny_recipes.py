@@ -20,7 +20,7 @@ TINY = (
     "--num_sequences", "4", "--sequence_length", "8", "--latent_dim", "4", "--inner_steps", "4", "--synthetic_batch_size", "2",
     "--max_steps", "2", "--num_students", "2", "--use_cpu", "true", "--disable_tqdm", "true", "--report_to", "none",
 )  # fmt: skip
-COMPARED = (*TINY, "--long_steps", "3", "--seeds", "0", "1", "--window", "0")
+COMPARED = (*TINY, "--teacher_steps", "3", "--seeds", "0", "1", "--window", "0")
 """Of a table whose rows are distillations of two seeds each."""
 START = ("--concentration", "4")
 """A start that is not tried out: trials take as long as such a distillation."""
@@ -29,12 +29,12 @@ GRU4REC = '{"model_type": "gru4rec", "hidden_size": 8}'
 SASREC = '{"model_type": "sasrec", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}'
 DEMO = (
     *TINY, "--config", str(CONFIGS / "demo.yaml"), "--vocab_size", "60", "--window", "2", "--logging_steps", "1",
-    "--eval_steps", "2", "--eval_students", "1", "--long_steps", "6",
+    "--eval_steps", "2", "--eval_students", "1", "--teacher_steps", "6",
 )  # fmt: skip
 """Of `ptb.py`."""
 DEMO_RECSYS = (
     *TINY, "--config", str(CONFIGS / "demo_recsys.yaml"), "--logging_steps", "1", "--eval_steps", "2", "--eval_students", "1",
-    "--long_steps", "6", "--learner", GRU4REC, *START,
+    "--teacher_steps", "6", "--learner", GRU4REC, *START,
 )  # fmt: skip
 """Of `recsys.py`."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 
 import torch
@@ -16,7 +15,7 @@ from farzi_hf.artefact.card_learner import learner_settings
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory
 from farzi_hf.cli.run_folder import check_outputs
 from farzi_hf.data import vocabulary_of
-from farzi_hf.evaluation import RunSettings, TaskData
+from farzi_hf.evaluation import TaskData
 from farzi_hf.summary import FarziData, attach_soft_inputs, soft_cross_entropy
 
 
@@ -44,7 +43,7 @@ def command(argv: Sequence[str]) -> None:
         output = Path(args.output_dir)
         check_outputs(output, ("config.json", "model.safetensors"))
         farzi = FarziData.from_pretrained(args.summary, args.revision)
-        data = data_of(farzi, args) if args.evaluate else None
+        data = TaskData.of_summary(farzi, args.data_dir) if args.evaluate else None
         trainer = trainer_of(farzi, model_of(farzi, args), args)
     trainer.train()
     trainer.model.save_pretrained(output)
@@ -86,26 +85,10 @@ def trainer_of(farzi: FarziData, model: PreTrainedModel, args: Namespace) -> Tra
     )  # fmt: skip
 
 
-def data_of(farzi: FarziData, args: Namespace) -> TaskData:
-    """The real data that the summary's recipe names.
-
-    Raises:
-        ValueError: the recipe names no data set, or the data have another vocabulary.
-    """
-    recipe = farzi.results.recipe
-    if "dataset" not in recipe:
-        raise ValueError(f"summary={args.summary!r} has no recipe that names its data set; leave --evaluate out")
-    names = {field.name for field in fields(RunSettings)} & recipe.keys()
-    data = RunSettings(**{name: recipe[name] for name in names}, data_dir=args.data_dir).load()
-    farzi.processing_class = data.task.processing_class
-    farzi.adopt_vocabulary(f"data_dir={args.data_dir!r}")
-    return data
-
-
 def report(trainer: Trainer, farzi: FarziData, data: TaskData) -> None:
     """Prints the metrics of the student on the test split."""
     task, length = data.task, farzi.config.sequence_length
-    test = data.splits(data.seeds(42)[0])["test"]
+    test = data.splits(data.seeds(farzi.results.recipe.get("seed", 42))[0])["test"]
     judge = Trainer(
         model=trainer.model, args=trainer.args, data_collator=task.collator, compute_metrics=task.compute_metrics,
         preprocess_logits_for_metrics=task.preprocess_logits_for_metrics, compute_loss_func=soft_cross_entropy,

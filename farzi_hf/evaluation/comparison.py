@@ -6,23 +6,23 @@ per step.
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 from datasets import Dataset, DatasetDict
 from torch import Tensor, nn
 from tqdm.auto import tqdm
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Trainer, TrainingArguments
+from transformers import PreTrainedConfig
 
 from farzi_hf.data import flatten_sequences, head_sequences, minibatches, random_sequences
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.distillation import Learner, Parameters, SyntheticTraining
+from farzi_hf.distillation.real_training import RealData
+from farzi_hf.distillation.teacher import TeacherTraining
 from farzi_hf.engine import unroll
 from farzi_hf.evaluation.tasks import Row, Task
 from farzi_hf.summary import FarziData
@@ -65,9 +65,7 @@ class Comparison:
         length: the number of entries that the learner reads.
         seed: seed of the distillation.
         num_students: students per row. Each has its own start and, if the row draws a subset, its own subset.
-        long_steps: training steps of the row "full data, long".
-        long_training: `TrainingArguments` of that row. The stock Trainer then trains it, with dropout. If empty, the inner optimizer does.
-        long_learner: the fields in which the learner's config of that row differs from `config`.
+        long_training: how students train on real data for as long as helps, as the teachers of labels do.
         batch_size: batch size of the evaluation.
         device: the device of all tensors.
         quiet: whether progress bars are hidden.
@@ -79,13 +77,11 @@ class Comparison:
     learner: Learner
     farzi: FarziData
     training: SyntheticTraining
+    long_training: TeacherTraining
     steps: int
     length: int
     seed: int
     num_students: int = 3
-    long_steps: int = 2000
-    long_training: Mapping[str, Any] = field(default_factory=dict)
-    long_learner: Mapping[str, Any] = field(default_factory=dict)
     batch_size: int = 128
     device: torch.device | str = "cpu"
     quiet: bool = False
@@ -134,21 +130,13 @@ class Comparison:
         with torch.no_grad():
             return self.student(unroll(loss, start, (), optimizer=self.training.optimizer_for(steps), steps=steps))
 
-    def long_student(self, seed: int) -> Student:
-        """A student trained on all real data for `long_steps` steps."""
-        if not self.long_training:
-            return self.real_student(self.splits["train"], self.long_steps, seed)
-        torch.manual_seed(seed)
-        config = AutoConfig.for_model(**{**self.config.to_diff_dict(), **self.long_learner})
-        model = AutoModelForCausalLM.from_config(config)
+    def long_student(self, seed: int, steps: int | None = None) -> Student:
+        """A student trained on all real data with `long_training`, or with `steps` steps of that kind."""
+        training = self.long_training if steps is None else replace(self.long_training, steps=steps)
         rows = self.training_rows(self.splits["train"])
-        with tempfile.TemporaryDirectory() as scratch:
-            args = TrainingArguments(
-                scratch, max_steps=self.long_steps, seed=seed % 2**32, save_strategy="no", logging_strategy="no", report_to="none",
-                disable_tqdm=True, use_cpu=torch.device(self.device).type == "cpu", dataloader_pin_memory=False, **self.long_training,
-            )  # fmt: skip
-            Trainer(model=model, args=args, train_dataset=rows, data_collator=self.task.collator).train()
-        return model_student(model)
+        return self.student(
+            training.train(self.learner, RealData(rows, self.task.collator, self.device, self.quiet), seed)
+        )
 
     # -- real data ---------------------------------------------------------------------------------------------------
 

@@ -63,8 +63,9 @@ def full(c: Comparison) -> Measured:
 
 
 def full_long(c: Comparison) -> Measured:
-    """Students on all real data, with `long_steps` steps."""
-    return c.trained("full data, long", c.long_student, c.seeds, c.nbytes(c.splits["train"]), c.long_steps)
+    """Students on all real data, trained for as long as helps, as a teacher is."""
+    nbytes, steps = c.nbytes(c.splits["train"]), c.long_training.steps
+    return c.trained("full data, long", c.long_student, c.seeds, nbytes, steps)
 
 
 def random(c: Comparison) -> Measured:

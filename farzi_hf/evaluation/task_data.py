@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -16,6 +16,7 @@ import farzi_hf.models  # noqa: F401  registers the architectures that transform
 from farzi_hf.data import TEXTS, Interactions, load_interactions, load_sample_interactions, tokenize, word_tokenizer
 from farzi_hf.evaluation.rows import BASELINES
 from farzi_hf.evaluation.tasks import LanguageModeling, Recommendation, Task
+from farzi_hf.summary import FarziData
 
 SAMPLE_INTERACTIONS = "sample_interactions"
 
@@ -41,21 +42,11 @@ class RunSettings:
     baselines: list[str] = field(
         default_factory=lambda: list(BASELINES), metadata={"help": f"rows on real data: {', '.join(BASELINES)}"}
     )
-    long_steps: int | None = field(default=None, metadata={"help": "training steps of the row 'full data, long'"})
-    long_learner: dict | str | None = field(
-        default_factory=dict, metadata={"help": "what that row changes in `learner`, as JSON"}
-    )
-    long_training: dict | str | None = field(
-        default=None, metadata={"help": "TrainingArguments of that row, as JSON; by default the data set's"}
-    )
     resume: bool = field(default=True, metadata={"help": "go on from the last checkpoint in output_dir"})
 
     def __post_init__(self) -> None:
         kind = data_class(self.dataset)
-        for name, default in (("learner", kind.learner), ("long_learner", {}), ("long_training", kind.long_training)):
-            value = getattr(self, name)
-            setattr(self, name, dict(default) if value is None else _mapping(name, value))
-        self.long_steps = kind.long_steps if self.long_steps is None else self.long_steps
+        self.learner = dict(kind.learner) if self.learner is None else _mapping("learner", self.learner)
         if "model_type" not in self.learner:
             raise ValueError(f"learner={self.learner} has no model_type: name an architecture, for instance gpt2")
         if self.num_students < 1:
@@ -65,6 +56,25 @@ class RunSettings:
         for name in self.baselines:
             if name not in BASELINES:
                 raise ValueError(f"baselines: {name!r} is unknown; choose from {', '.join(BASELINES)}")
+
+    @classmethod
+    def of_summary(cls, farzi: FarziData, data_dir: str | None = None, **changes: Any) -> RunSettings:
+        """The settings in the recipe of a summary.
+
+        Args:
+            data_dir: the folder with the real data; a recipe does not name it.
+            changes: other settings, in place of those of the recipe.
+
+        Raises:
+            ValueError: the recipe names no data set.
+        """
+        recipe = farzi.results.recipe
+        if "dataset" not in recipe:
+            raise ValueError(
+                "summary: it has no recipe.yaml that names its dataset; give a summary that `farzi distil` wrote, or leave the real data out"
+            )
+        known = {f.name: recipe[f.name] for f in fields(cls) if f.name in recipe}
+        return cls(**{**known, **changes, "data_dir": data_dir})
 
     def load(self) -> TaskData:
         """The data set. Its files are read at the first use."""
@@ -80,9 +90,6 @@ class TaskData(ABC):
 
     learner: ClassVar[Mapping[str, Any]]
     """The default learner."""
-    long_steps: ClassVar[int]
-    long_training: ClassVar[Mapping[str, Any]] = {}
-    """The defaults of the row "full data, long"."""
     recipe_fields: ClassVar[tuple[str, ...]]
     """The settings that determine the data and the learner."""
 
@@ -90,6 +97,17 @@ class TaskData(ABC):
         self.settings = settings
 
     task_class: ClassVar[type[Task]]
+
+    @classmethod
+    def of_summary(cls, farzi: FarziData, data_dir: str | None = None, **changes: Any) -> TaskData:
+        """The real data of a summary, whose vocabulary the summary then has. The arguments are as in `RunSettings.of_summary`.
+
+        Raises:
+            ValueError: the recipe names no data set, or the data have another vocabulary.
+        """
+        data = RunSettings.of_summary(farzi, data_dir, **changes).load()
+        farzi.adopt_processing_class(data.task.processing_class, f"data_dir={data_dir!r}")
+        return data
 
     @property
     @abstractmethod
@@ -139,7 +157,6 @@ class TextData(TaskData):
         "initializer_range": 0.1, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0,
     }  # fmt: skip
     task_class = LanguageModeling
-    long_steps = 2000
     recipe_fields = ("dataset", "vocab_size", "max_length", "learner")
 
     @cached_property
@@ -185,12 +202,6 @@ class InteractionData(TaskData):
 
     learner: ClassVar = {"model_type": "sasrec", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
     task_class = Recommendation
-    long_steps = 300
-    long_training: ClassVar = {
-        "learning_rate": 0.01,
-        "per_device_train_batch_size": 64,
-        "lr_scheduler_type": "constant",
-    }
     recipe_fields = ("dataset", "min_interactions", "learner")
 
     @cached_property

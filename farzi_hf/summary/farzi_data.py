@@ -326,6 +326,19 @@ class FarziData(nn.Module):
         """A hash of all tensors: two summaries with equal fingerprints teach a student the same."""
         return " ".join(map(checksum, self.tensors.values()))
 
+    def adopt_processing_class(self, processing_class: Any, argument: str) -> None:
+        """Takes over a tokenizer or a list of item names, and the ids of its special tokens.
+
+        Args:
+            argument: names it in an error.
+
+        Raises:
+            ValueError: the summary has another vocabulary.
+        """
+        self.processing_class = processing_class
+        self.adopt_vocabulary(argument)
+        self.config.adopt_special_tokens(processing_class)
+
     def adopt_vocabulary(self, argument: str) -> None:
         """Checks the vocabulary against the config. A config without a vocabulary's hash gets this one's."""
         vocabulary = self.vocabulary

@@ -75,8 +75,8 @@ def on_everything(trainer: FarziTrainer, c: Comparison) -> Trained:
 
 
 def on_everything_long(trainer: FarziTrainer, c: Comparison) -> Trained:
-    """Students on all real data, with `long_steps` steps."""
-    return Trained([c.long_student(seed) for seed in c.seeds], c.nbytes(c.splits["train"]), c.long_steps)
+    """Students on all real data, trained for as long as helps."""
+    return Trained([c.long_student(seed) for seed in c.seeds], c.nbytes(c.splits["train"]), c.long_training.steps)
 
 
 # -- cells -----------------------------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ class Cell:
 
 
 def full_cells(learner: Mapping[str, Any] | None = None, suffix: str = "") -> list[Cell]:
-    """Cells on all real data: one with as many steps as the others, and one with `long_steps` steps and settings of its own."""
+    """Cells on all real data: one with as many steps as the others, and one trained for as long as helps."""
     rows = ((FULL, on_everything), (LONG, on_everything_long))
     return [Cell(f"{name}{suffix}", students=students, distils=False, learner=learner) for name, students in rows]
 

@@ -68,7 +68,6 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_defaults(tmp_path
         ("baselines: [none]", f"'none' is unknown; choose from {', '.join(BASELINES)}"),
         ("learner: {n_embd: 8}", "has no model_type"),
         ("learner: gpt2", "learner='gpt2' is not JSON"),
-        ("long_training: 5", "long_training=5 is no mapping"),
         ("num_students: 0", "give at least 1"),
         ("splits: []", "splits is empty"),
         ("inner_steps: 0", "inner_steps=0 is not usable"),

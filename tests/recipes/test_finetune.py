@@ -105,7 +105,7 @@ def test_items(tmp_path, monkeypatch):
 
 def test_a_summary_that_says_nothing_of_its_data_is_refused(tmp_path):
     folder = summary(tmp_path / "summary", ["a", "b"], {})
-    with pytest.raises(SystemExit, match=r"finetune.py: summary='.*' has no recipe.yaml that names its dataset"):
+    with pytest.raises(SystemExit, match=r"finetune.py: summary: it has no recipe.yaml that names its dataset"):
         finetune.main(["--summary", str(folder)])
 
 
