@@ -45,7 +45,7 @@ class FarziConfig(TrainingArguments):
     | `learning_rate` | 0.03 | the rate of Adam on latents and decoder; the meta-gradient is smooth enough |
     | `max_grad_norm` | 0.1 | about the usual norm of the meta-gradient: a chaotic learner cannot outweigh the others |
     | `lr_scheduler_type` | cosine | with small last steps, the summary becomes an average over many θ0 |
-    | `max_steps` | 400 | an outer step trains a whole learner; epochs of real data mean little |
+    | `max_steps` | 400 | an outer step trains a whole learner; epochs of real data mean little. 0 leaves the summary at its start |
     | `num_train_epochs` | 0 | `max_steps` sets the length; set it to -1 to count epochs of the real data |
     | `per_device_train_batch_size` | 64 | b, real sequences in the outer loss |
     | `per_device_eval_batch_size` | 128 | learners are small |
@@ -182,7 +182,7 @@ class FarziConfig(TrainingArguments):
         for name, remedy in _UNSUPPORTED.items():
             if getattr(self, name):
                 raise ValueError(f"{name}={getattr(self, name)!r} is not supported: {remedy}")
-        if (self.num_train_epochs > 0) == (self.max_steps > 0):
+        if (self.num_train_epochs > 0) == (self.max_steps >= 0):
             raise ValueError(
                 f"num_train_epochs={self.num_train_epochs} and max_steps={self.max_steps}: exactly one of them must set the length; "
                 "give max_steps, the number of outer steps, or num_train_epochs together with max_steps=-1"

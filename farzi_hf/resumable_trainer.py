@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -147,6 +148,8 @@ class ResumableTrainer(PublishingTrainer):
             if state is not None and self._is_finished(state):
                 return self._as_finished(state, checkpoint)
             self._begin(checkpoint)
+            if self.args.max_steps == 0:  # the summary stays at its start; Trainer would take one step
+                return TrainOutput(0, math.nan, {})
             path = Path(checkpoint or "", _PROCESS_STATE.format(self.args.process_index))
             if checkpoint is not None and path.exists():  # a process that the earlier run did not have begins anew
                 self._load_process_state(load_file(path))
@@ -164,7 +167,7 @@ class ResumableTrainer(PublishingTrainer):
         if self.args.push_to_hub:  # the run may have been killed before its last push
             self._push_from_checkpoint(checkpoint)
             self._finish_current_push()
-        return TrainOutput(state.global_step, float("nan"), {})
+        return TrainOutput(state.global_step, math.nan, {})
 
     @contextmanager
     def _own_rotation(self) -> Iterator[None]:

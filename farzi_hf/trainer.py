@@ -180,12 +180,14 @@ class FarziTrainer(ResumableTrainer):
             self.tune_initialization()
         self._micro_step, self._non_finite_steps, self._finite_losses = (-1, 0), 0, 0
         self.model.config.inner = self.args.inner_settings()
+        if not self.args.max_steps:
+            self.log(self._start_facts)
 
     def tune_initialization(self) -> None:
         """Completes the start of a new summary: it chooses κ, unless `args.concentration` gives it; or it labels the inputs by a teacher.
 
-        `train()` calls this first. Call it yourself to look at the start before the training. For κ, two learners train from scratch on
-        each candidate, as long as two or three outer steps take. A teacher trains on the real data, unless one was given.
+        `train()` calls this first. Call it to look at the start before the training. For κ, two learners train from scratch on each
+        candidate, as long as two or three outer steps take. A teacher trains on the real data, unless one was given.
         """
         if self._open_start is None or self._open_start != self.model.fingerprint():  # complete, or changed by someone
             return
@@ -227,11 +229,8 @@ class FarziTrainer(ResumableTrainer):
         for parameter in self.model.parameters():
             parameter.grad = None  # the optimizer then leaves latents and decoder as they are
         self._non_finite_steps += 1
-        logger.warning(
-            "Step %d: the meta-gradient is not finite; skipped (%d so far).",
-            self.state.global_step,
-            self._non_finite_steps,
-        )
+        step, skipped = self.state.global_step, self._non_finite_steps
+        logger.warning("Step %d: the meta-gradient is not finite; skipped (%d so far).", step, skipped)
         if self._non_finite_steps > self.args.max_non_finite:
             folder = self.args.output_dir
             where = f"go on from the last checkpoint in {folder}" if last_checkpoint(folder) else "start a new run"
@@ -281,9 +280,9 @@ class FarziTrainer(ResumableTrainer):
             For each metric its mean over the students and, as `…_std`, their standard deviation.
         """
         eval_dataset = self._evaluation_rows(eval_dataset, self.args, self.data_collator)
+        students = range(self.args.eval_students)
         if eval_dataset is None and self.eval_dataset is None:
             raise ValueError("eval_dataset is None; give one to evaluate() or to FarziTrainer")
-        students = range(self.args.eval_students)
         with torch.random.fork_rng(devices=[]):  # a data loader draws a random number; training must not depend on it
             loader = self.get_eval_dataloader(eval_dataset)
             with self._students_bar.shown(len(students), len(loader), self._quiet):

@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     if this.is_first:
         trainer.tune_initialization()
-        before = on_summary(this.comparison, "Farzi, 0 outer steps")
+        before = on_summary(this.comparison, this.title_of_start)
 
     trainer.train(resume_from_checkpoint=this.checkpoint)
 

@@ -28,6 +28,21 @@ _TABLES = {"latents": "latents", "decoder": "decoder", "labels": "label_latents"
 
 _NEEDED = {"lr": ("learning_rate", 0.01), "steps": ("max_steps", 100)}
 """Settings of the inner loop that a student needs: their names in TrainingArguments, and values to begin with where a summary has none."""
+_MADE_UP = (
+    "The inputs are made up: their ids were drawn by frequency, each on its own, so that they hold no sequence of the data. The labels are what "
+    "models predict that were trained on the data. They may give away what the data hold, rare entries and pairs of entries above all, and "
+    "the inputs show which entries occur. No differential privacy was used."
+)
+_REAL = (
+    "The inputs are sequences of the data, as they are: whoever publishes this summary publishes them. The labels are what models predict that "
+    "were trained on the data."
+)
+_PRIVACY = {"made_up": _MADE_UP, "made_up_by_root": _MADE_UP, "real_windows": _REAL, "covering_windows": _REAL}
+"""What inputs that are ids protect, by the function that made them: `input_sequences` of the recipe."""
+_NOT_ANONYMOUS = (
+    "This is not an anonymised dataset. No differential privacy was used; what sequences say, taken together, may give away what single people "
+    "wrote or bought, all the more as they may have been started from real ones."
+)
 _SAID_ELSEWHERE = ("table", "dataset", "data_bytes", "data_sequences", "split", "licence", "licence_text", "command")
 """Entries of metrics that have a place of their own on the card."""
 
@@ -81,6 +96,9 @@ def render_card(
         results=markdown_table(_with_spread(metrics.get("table", []))),
         figures=markdown_table([{"figure": k, "value": v} for k, v in figures.items()]),
         cost=_cost(metrics),
+        privacy=_NOT_ANONYMOUS
+        if config.inputs == "soft"
+        else _PRIVACY.get(recipe.get("input_sequences"), _NOT_ANONYMOUS),
         licence=markdown_text(metrics.get("licence_text") or ""),
         command=markdown_fence(str(metrics["command"]), "bash") if metrics.get("command") else "",
         examples=_examples(vocabulary, contents.decoded[:3]),

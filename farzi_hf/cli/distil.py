@@ -55,6 +55,7 @@ from farzi_hf.evaluation.report import (
 )
 from farzi_hf.evaluation.rows import on_summary, under_stock_trainer
 from farzi_hf.plots import plot_comparison, plot_distillation, plot_entropy, plot_popularity, plot_tokens
+from farzi_hf.summary.forms import LABELS
 from farzi_hf.trainer import FarziTrainer
 
 FIGURES = ("distillation", "comparison", "tokens", "entropy", "popularity")
@@ -124,6 +125,11 @@ class Run:
         return f"Farzi [{self.size}]"
 
     @property
+    def title_of_start(self) -> str:
+        """The name of the row of its start."""
+        return LABELS[self.args.labels].start
+
+    @property
     def size(self) -> str:
         """μ×ξ."""
         return f"{self.args.num_sequences}×{self.args.sequence_length}"
@@ -180,7 +186,7 @@ class Run:
 
     def students(self, before: Measured) -> list[Measured]:
         """Rows of students on the summary: distilled, at the start, and under the stock Trainer."""
-        measured = [on_summary(self.comparison, self.title), before]
+        measured = [on_summary(self.comparison, self.title), before] if self.args.max_steps else [before]
         if (
             self.args.inner_optimizer == "adam" and self.args.world_size == 1
         ):  # one Trainer of several would wait for the others
@@ -269,7 +275,7 @@ def distil_once(run: Run) -> dict[str, Any]:
     before = None
     if run.is_first and settings.distil:
         trainer.tune_initialization()
-        before = on_summary(run.comparison, "Farzi, 0 outer steps")
+        before = on_summary(run.comparison, run.title_of_start)
     if settings.distil:
         trainer.train(resume_from_checkpoint=run.checkpoint)
     if not run.is_first:

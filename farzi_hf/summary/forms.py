@@ -82,6 +82,9 @@ class TokenInputs(Form):
 class SharedLabels(Form):
     """The inputs themselves: a position predicts the next one."""
 
+    start = "Farzi, 0 outer steps"
+    """The row of a table that has students on the start of a summary."""
+
     @classmethod
     def shapes(cls, config: Any) -> dict[str, tuple[int, ...]]:
         return {}
@@ -95,6 +98,7 @@ class SharedLabels(Form):
 class OwnLabels(Form):
     """Learnt distributions of their own, one for each position."""
 
+    start = "same inputs, teacher's labels"
     learnt = ("label_latents", "label_decoder")
 
     @classmethod

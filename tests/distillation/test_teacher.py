@@ -240,3 +240,15 @@ def test_a_given_teacher_labels(tmp_path, sequences, tokenizer):
     ids = trainer.model.input_ids.long()
     expected = teacher.eval()(ids, attention_mask=torch.ones_like(ids)).logits.softmax(-1)
     torch.testing.assert_close(trainer.model(torch.arange(len(ids))), expected, rtol=1e-3, atol=1e-5)
+
+
+def test_no_outer_step_leaves_the_summary_at_its_start(tmp_path, sequences, tokenizer):
+    trainer = tiny_trainer(tmp_path / "a", sequences, tokenizer, **OWN, max_steps=0)
+    assert trainer.train().global_step == 0
+    (entry,) = [entry for entry in trainer.state.log_history if "start_seconds" in entry]
+    assert entry["start_seconds"] > 0
+    started = tiny_trainer(tmp_path / "b", sequences, tokenizer, **OWN)
+    started.tune_initialization()
+    assert all(map(torch.equal, trainer.model.tensors.values(), started.model.tensors.values()))
+    trainer.save_model(str(tmp_path / "s"))
+    assert FarziData.from_pretrained(tmp_path / "s").fingerprint() == trainer.model.fingerprint()
