@@ -42,7 +42,7 @@ class FarziConfig(TrainingArguments):
 
     | field | here | because |
     |---|---|---|
-    | `learning_rate` | 0.03 | the rate of Adam on latents and decoder; the meta-gradient is smooth enough |
+    | `learning_rate` | 0.01 | the rate of Adam on the summary. Soft inputs with shared labels stand 0.03 |
     | `max_grad_norm` | 0.1 | about the usual norm of the meta-gradient: a chaotic learner cannot outweigh the others |
     | `lr_scheduler_type` | cosine | with small last steps, the summary becomes an average over many θ0 |
     | `max_steps` | 400 | an outer step trains a whole learner; epochs of real data mean little. 0 leaves the summary at its start |
@@ -61,8 +61,8 @@ class FarziConfig(TrainingArguments):
         num_sequences: μ, synthetic sequences.
         sequence_length: ξ, tokens per synthetic sequence.
         latent_dim: d, numbers per token.
-        inputs: "soft" (learnt distributions) or "tokens" (ids that are not learnt); see `farzi_hf.summary.forms`.
-        labels: "shared" (a position predicts the next input, as in the paper) or "own" (distributions of their own, which start from a teacher).
+        inputs: "tokens" (ids that are not learnt) or "soft" (learnt distributions, as in the paper); see `farzi_hf.summary.forms`.
+        labels: "own" (distributions of their own, which start from a teacher) or "shared" (a position predicts the next input, as in the paper).
         label_dim: e, numbers per label of its own; None takes as many as the head of one teacher has.
         input_sequences: the ids of token inputs, a function of `farzi_hf.summary.input_sequences`.
         teacher_steps: steps that the teacher of own labels trains on real data, before the first outer step.
@@ -77,8 +77,8 @@ class FarziConfig(TrainingArguments):
             best on training data.
         inner_optimizer: "adam" (`InnerAdam`) or "sgd" (`InnerSGD`).
         inner_learning_rate: α of the inner optimizer.
-        inner_betas: β1, β2 of the inner Adam. In a hundred steps, β1 = 0.9 overshoots; β1 = 0.5 learns sooner and more smoothly.
-        inner_epsilon: ε of the inner Adam. It is far above torch's 1e-8, because a large ε keeps the meta-gradient smooth.
+        inner_betas: β1, β2 of the inner Adam. In a few hundred steps, β1 = 0.9 overshoots.
+        inner_epsilon: ε of the inner Adam. Students learn most with 1e-6; a larger ε, such as 1e-4, keeps the meta-gradient of a long unroll smooth.
         inner_epsilon_root: ε_root of the inner Adam.
         inner_momentum: momentum of the inner SGD.
         inner_weight_decay: λ of the inner optimizer.
@@ -112,8 +112,8 @@ class FarziConfig(TrainingArguments):
     num_sequences: int = field(default=50, metadata={"help": "μ, synthetic sequences"})
     sequence_length: int = field(default=50, metadata={"help": "ξ, tokens per synthetic sequence"})
     latent_dim: int = field(default=16, metadata={"help": "d, numbers per synthetic token"})
-    inputs: str = field(default="soft", metadata={"help": " | ".join(INPUTS)})
-    labels: str = field(default="shared", metadata={"help": " | ".join(LABELS)})
+    inputs: str = field(default="tokens", metadata={"help": " | ".join(INPUTS)})
+    labels: str = field(default="own", metadata={"help": " | ".join(LABELS)})
     label_dim: int | None = field(default=None, metadata={"help": "e, numbers per own label; by default the teacher's"})
     input_sequences: str = field(default="made_up", metadata={"help": " | ".join(INPUT_SEQUENCES)})
     teacher_steps: int = field(default=2000, metadata={"help": "training steps of the teacher of own labels"})
@@ -131,9 +131,9 @@ class FarziConfig(TrainingArguments):
     )
 
     inner_optimizer: str = field(default="adam", metadata={"help": " | ".join(OPTIMIZERS)})
-    inner_learning_rate: float = field(default=0.01, metadata={"help": "α of the inner optimizer"})
-    inner_betas: list[float] = field(default_factory=lambda: [0.5, 0.999], metadata={"help": "β1 β2 of the inner Adam"})
-    inner_epsilon: float = field(default=1e-4, metadata={"help": "ε of the inner Adam"})
+    inner_learning_rate: float = field(default=0.02, metadata={"help": "α of the inner optimizer"})
+    inner_betas: list[float] = field(default_factory=lambda: [0.7, 0.999], metadata={"help": "β1 β2 of the inner Adam"})
+    inner_epsilon: float = field(default=1e-6, metadata={"help": "ε of the inner Adam"})
     inner_epsilon_root: float = field(default=0.0, metadata={"help": "ε_root of the inner Adam"})
     inner_momentum: float = field(default=0.0, metadata={"help": "momentum of the inner SGD"})
     inner_weight_decay: float = field(default=0.0, metadata={"help": "λ of the inner optimizer"})
@@ -161,7 +161,7 @@ class FarziConfig(TrainingArguments):
     eval_students: int = field(default=3, metadata={"help": "students trained from scratch by evaluate()"})
     max_non_finite: int = field(default=20, metadata={"help": "most skipped outer steps of a run"})
 
-    learning_rate: float = 0.03
+    learning_rate: float = 0.01
     max_grad_norm: float = 0.1
     lr_scheduler_type: str = "cosine"
     max_steps: int = 400

@@ -1,6 +1,6 @@
 """Trains a model on a published summary and on the real data behind it, both with the stock Trainer, and compares the results.
 
-    python recipes/finetune.py --summary outputs/ptb_quick/summary --data_dir FOLDER       # a folder, or user/farzi-… of the Hub
+    python recipes/finetune.py --summary outputs/ptb_50x50/summary --data_dir FOLDER       # a folder, or user/farzi-… of the Hub
     python recipes/finetune.py --summary user/farzi-ptb --learner '{"model_type": "llama", "hidden_size": 16, …}'
     python recipes/finetune.py --summary user/farzi-ptb --model NAME                       # pretrained weights, a folder or of the Hub
 

@@ -1,6 +1,6 @@
 """Distils a text data set, compares the summary with real data, and saves an artefact that anyone can load.
 
-    accelerate launch recipes/ptb.py                                        # Penn Treebank, configs/ptb_quick.yaml
+    accelerate launch recipes/ptb.py                                        # Penn Treebank, configs/ptb_50x50.yaml
     accelerate launch recipes/ptb.py --config recipes/configs/demo.yaml     # the embedded corpus, a few minutes
     accelerate launch recipes/ptb.py --data_dir FOLDER --inner_steps 100    # any field of the YAML can be overridden
 
@@ -21,7 +21,7 @@ from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.evaluation import RunSettings
 from farzi_hf.evaluation.rows import on_summary
 
-CONFIG = Path(__file__).resolve().parent / "configs" / "ptb_quick.yaml"
+CONFIG = Path(__file__).resolve().parent / "configs" / "ptb_50x50.yaml"
 
 
 def main(argv: Sequence[str] | None = None) -> None:

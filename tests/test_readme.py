@@ -23,7 +23,7 @@ COMMANDS = ("distil", "show", "train", "push")
 
 
 def _parse_config(argv: list[str]) -> None:
-    parse_arguments((RunSettings, FarziConfig), ROOT / "recipes" / "configs" / "ptb_quick.yaml", argv)
+    parse_arguments((RunSettings, FarziConfig), ROOT / "recipes" / "configs" / "ptb_50x50.yaml", argv)
 
 
 def _parse_finetune(argv: list[str]) -> None:

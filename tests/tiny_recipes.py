@@ -17,6 +17,8 @@ RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 CONFIGS = RECIPES / "configs"
 USERS = 100
 TINY = (
+    "--inputs", "soft", "--labels", "shared", "--inner_learning_rate", "0.01", "--inner_betas", "0.5", "0.999", "--inner_epsilon", "1e-4",
+    "--learning_rate", "0.03",
     "--num_sequences", "4", "--sequence_length", "8", "--latent_dim", "4", "--inner_steps", "4", "--synthetic_batch_size", "2",
     "--max_steps", "2", "--num_students", "2", "--use_cpu", "true", "--disable_tqdm", "true", "--report_to", "none",
 )  # fmt: skip

@@ -20,6 +20,7 @@ from farzi_hf.artefact.signals import Interrupted
 from farzi_hf.data import load_sample_text, tokenize, word_tokenizer
 
 SETTINGS = {
+    "inputs": "soft", "labels": "shared", "inner_betas": [0.5, 0.999],
     "num_sequences": 4, "sequence_length": 8, "latent_dim": 4, "inner_steps": 4, "inner_steps_min": 2, "window": 3,
     "synthetic_batch_size": 2, "inner_learning_rate": 0.05, "inner_epsilon": 1e-3, "learning_rate": 0.05, "max_steps": 4,
     "per_device_train_batch_size": 40, "eval_students": 2, "logging_steps": 1, "save_strategy": "no", "use_cpu": True,

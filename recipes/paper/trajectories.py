@@ -1,6 +1,6 @@
 """Records Ω for the config of a run. Ω is a set of trainings of the learner on the real data.
 
-    python recipes/paper/trajectories.py --config recipes/configs/ptb_quick.yaml --trajectories outputs/omega/ptb
+    python recipes/paper/trajectories.py --config recipes/configs/ptb_50x50_shared.yaml --trajectories outputs/omega/ptb
     python recipes/paper/trajectories.py --config recipes/configs/ml-100k_50x50.yaml --trajectories outputs/omega/ml-100k --num_recorded 20
 
 If you start the script again, it records only missing trajectories; a larger `--num_recorded` adds new ones. A distillation uses Ω if
@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     keep_freed_memory()
     with ends_in_one_line("trajectories.py"):
         kinds = (RunSettings, FarziConfig, TrajectoryArguments)
-        settings, args, recording = parse_arguments(kinds, CONFIGS / "ptb_quick.yaml", argv)
+        settings, args, recording = parse_arguments(kinds, CONFIGS / "ptb_50x50_shared.yaml", argv)
         data, folder = settings.load(), args.trajectories or f"{args.output_dir}/trajectories"
         for seed in data.seeds(args.seed):
             bank = record(data, changed(args, trajectories=folder), seed, recording)

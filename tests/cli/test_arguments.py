@@ -14,12 +14,11 @@ from farzi_hf.cli.program import ends_in_one_line
 from farzi_hf.evaluation import BASELINES, RunSettings
 
 TYPES = (RunSettings, FarziConfig)
-DEFAULT = CONFIGS / "ptb_quick.yaml"
+DEFAULT = CONFIGS / "ptb_50x50.yaml"
 TABLES = ("objectives_", "paper_")  # configs of recipes/paper, which have more fields
 SIZES = {
-    "demo", "ptb_quick", "ptb_10x50", "ptb_200x50", "ptb_400x50", "ptb_400x50_short", "demo_recsys", "magazine_10x10", "magazine_25x20",
-    "magazine_50x20", "magazine_full", "ml-100k_10x150", "ml-100k_25x150", "ml-100k_50x50", "ml-100k_100x100", "ml-100k_full",
-    "ml-1m_200x50", "netflix_500x200",
+    "demo", "demo_recsys", "ptb_50x50", "ptb_400x50", "ptb_10x50_shared", "ptb_50x50_shared", "ptb_400x50_shared", "magazine_50x20",
+    "magazine_50x20_shared", "ml-100k_50x50", "ml-100k_50x50_shared", "ml-1m_200x50", "netflix_500x200",
 }  # fmt: skip
 
 

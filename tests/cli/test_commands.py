@@ -22,7 +22,8 @@ from farzi_hf.evaluation import RunSettings
 # huggingface_hub uploads large files in a way that its HTTP client calls deprecated
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload:DeprecationWarning")
 SIZES = {
-    "dataset": "sample", "vocab_size": 50, "num_sequences": 4, "sequence_length": 8, "latent_dim": 4, "concentration": 4.0, "inner_steps": 4,
+    "dataset": "sample", "vocab_size": 50, "inputs": "soft", "labels": "shared", "num_sequences": 4, "sequence_length": 8, "latent_dim": 4,
+    "concentration": 4.0, "inner_steps": 4,
     "synthetic_batch_size": 2, "max_steps": 2, "num_students": 1, "eval_students": 1, "teacher_steps": 6, "baselines": ["full"],
     "learner": {"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 1}, "use_cpu": True, "disable_tqdm": True, "report_to": "none",
 }  # fmt: skip
