@@ -212,9 +212,10 @@ class FarziConfig(TrainingArguments):
         if not 0 <= self.fresh_start_fraction <= 1:
             raise ValueError(f"fresh_start_fraction={self.fresh_start_fraction} is no share; give a number from 0 to 1")
         OBJECTIVES[self.objective].check(self)
+        teacher = f"teacher, teacher_learning_rate={self.teacher_learning_rate}, teacher_weight_decay={self.teacher_weight_decay}"
         for make, what in (
             (self.make_inner_optimizer, "inner optimizer, inner_…"),
-            (self.make_teacher_training, "teacher, teacher_…"),
+            (self.make_teacher_training, teacher),
         ):
             try:
                 make()
@@ -267,9 +268,10 @@ class FarziConfig(TrainingArguments):
 
     def inner_settings(self) -> dict[str, Any]:
         """The settings with which a student trains like the learners of the distillation."""
+        settings = self.optimizer_settings()
         return {
             "optimizer": self.inner_optimizer,
-            **self.optimizer_settings(),
+            **{name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()},
             "steps": self.inner_steps,
             "lr_scheduler_type": self.inner_lr_scheduler_type,
             "synthetic_batch_size": self.synthetic_batch_size or self.num_sequences,

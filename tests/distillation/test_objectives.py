@@ -322,7 +322,8 @@ def test_steps_are_drawn_from_the_whole_range_and_by_the_seed(batch):
     drawn = []
 
     class Recorder:
-        def __call__(self, learner, summary, *, start, steps, seed):
+        def __call__(self, learner, summary, *, start, steps, seed, of_steps):
+            assert of_steps == 7
             drawn.append((seed, steps))
             return start
 
