@@ -72,7 +72,8 @@ class FarziConfig(TrainingArguments):
         num_teachers: the number of teachers. The labels are those of the mean of their logits.
         tau: τ, softmax temperature.
         latent_std: standard deviation of a random start.
-        initialization: "spectral" or "random", the functions of `farzi_hf.summary.initialization`.
+        initialization: of soft inputs: "spectral", "clusters" (for own labels) or "random", the functions of
+            `farzi_hf.summary.initialization`.
         concentration: κ of a spectral start. None tries a few values when training starts, and takes the value whose students are
             best on training data.
         inner_optimizer: "adam" (`InnerAdam`) or "sgd" (`InnerSGD`).

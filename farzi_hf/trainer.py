@@ -195,7 +195,7 @@ class FarziTrainer(ResumableTrainer):
         real = RealData(self.train_dataset, self.data_collator, args.device, self._quiet)
         if args.labels == "own":
             teacher = args.make_teacher_training() if self._teacher is None else self._teacher
-            label_by(teacher, self.model, self.learner, real, args.seed)
+            label_by(teacher, self.model, self.learner, real, args)
         else:
             train, size = partial(self._trained, Purpose.START_TRIAL), args.per_device_train_batch_size
             self._start_facts["concentration"] = choose_start(self.model, self.learner, train, real, size, args.seed)

@@ -19,7 +19,6 @@ from farzi_hf.cli.arguments import parse_arguments
 from farzi_hf.cli.distil import Run, report, to_json
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.evaluation import RunSettings
-from farzi_hf.evaluation.rows import on_summary
 
 CONFIG = Path(__file__).resolve().parent / "configs" / "ptb_50x50.yaml"
 
@@ -36,8 +35,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         trainer = this.begin()
 
     if this.is_first:
-        trainer.tune_initialization()
-        before = on_summary(this.comparison, this.title_of_start)
+        before = this.at_start()  # students on the start of the summary
 
     trainer.train(resume_from_checkpoint=this.checkpoint)
 

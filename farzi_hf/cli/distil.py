@@ -125,11 +125,6 @@ class Run:
         return f"Farzi [{self.size}]"
 
     @property
-    def title_of_start(self) -> str:
-        """The name of the row of its start."""
-        return LABELS[self.args.labels].start
-
-    @property
     def size(self) -> str:
         """μ×ξ."""
         return f"{self.args.num_sequences}×{self.args.sequence_length}"
@@ -184,9 +179,14 @@ class Run:
             self.summary_folder, self.data.task.processing_class, metrics={**self.facts, **source}, recipe=self.recipe
         )
 
-    def students(self, before: Measured) -> list[Measured]:
+    def at_start(self) -> list[Measured]:
+        """The row of students on the start of the summary. Without outer steps it would be that of the summary itself, and is left out."""
+        self.trainer.tune_initialization()
+        return [on_summary(self.comparison, LABELS[self.args.labels].start)] if self.args.max_steps else []
+
+    def students(self, before: Sequence[Measured]) -> list[Measured]:
         """Rows of students on the summary: distilled, at the start, and under the stock Trainer."""
-        measured = [on_summary(self.comparison, self.title), before] if self.args.max_steps else [before]
+        measured = [on_summary(self.comparison, self.title), *before]
         if (
             self.args.inner_optimizer == "adam" and self.args.world_size == 1
         ):  # one Trainer of several would wait for the others
@@ -272,10 +272,7 @@ def distil_once(run: Run) -> dict[str, Any]:
     if done.get("settings") == needed:
         return done
     trainer = run.begin()
-    before = None
-    if run.is_first and settings.distil:
-        trainer.tune_initialization()
-        before = on_summary(run.comparison, run.title_of_start)
+    before = run.at_start() if run.is_first and settings.distil else []
     if settings.distil:
         trainer.train(resume_from_checkpoint=run.checkpoint)
     if not run.is_first:

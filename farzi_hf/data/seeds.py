@@ -51,6 +51,7 @@ class Purpose(IntEnum):
     POOL = 24  # (process): a pool of learners that go on from outer step to outer step
     POOL_LEARNER = 25  # (place, generation): the start of one of them, and its minibatches
     TEACHER_NUMBER = 26  # (teacher): all that one of several teachers draws
+    SUMMARY_CLUSTERS = 27  # the groups of tokens of a start, and their order
 
 
 def stream(seed: int, purpose: Purpose, *numbers: int) -> np.random.Generator:

@@ -11,6 +11,7 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +23,9 @@ from farzi_hf.distillation.learner import Learner, Parameters, whole
 from farzi_hf.distillation.real_training import RealBatches, RealData, train_on_real
 from farzi_hf.distillation.trajectory_bank import TrajectoryBank
 from farzi_hf.engine import InnerOptimizer
-from farzi_hf.summary import FarziData
+from farzi_hf.summary import INITIALIZATIONS, FarziData
 from farzi_hf.summary.forms import batch_of
+from farzi_hf.summary.initialization import clusters, start_inputs
 
 logger = logging.getLogger(__name__)
 
@@ -107,16 +109,20 @@ def head_width(learner: Learner) -> int:
 
 
 def label_by(
-    teacher: TeacherTraining | GivenTeachers, farzi: FarziData, learner: Learner, data: RealData, seed: int
+    teacher: TeacherTraining | GivenTeachers, farzi: FarziData, learner: Learner, data: RealData, settings: Any
 ) -> None:
-    """Sets the labels of a summary, by teachers that are given or trained here.
+    """Sets the labels of a summary, by teachers that are given or trained here. Groups of tokens are those that the first teacher sees alike.
 
     Args:
         teacher: trained models, or how learners are trained on `data`.
         farzi: with labels of its own; changed in place.
+        settings: a `FarziConfig`.
     """
+    seed = settings.seed
     is_trained = not isinstance(teacher, TeacherTraining)
     teachers = given_teachers(teacher, learner, data.device) if is_trained else teacher.teachers(learner, data, seed)
+    if "latents" in farzi.tensors and INITIALIZATIONS[settings.initialization] is clusters:
+        start_inputs(farzi, data.dataset, settings, vectors=_embedding(teachers[0]))
     logger.info("Labels from teachers, %.3g nats from their predictions.", label(farzi, teachers))
 
 
@@ -182,6 +188,14 @@ def _factors(farzi: FarziData, teacher: Teacher) -> tuple[Tensor, Tensor]:
     finally:
         handle.remove()
     return torch.cat(states).flatten(0, 1), found["weight"]
+
+
+def _embedding(teacher: Teacher) -> Tensor:
+    """(V, h), the input embeddings."""
+    model = teacher.learner.model
+    weight = model.get_input_embeddings().weight
+    name = next(name for name, parameter in model.named_parameters() if parameter is weight)
+    return teacher.params[name][: teacher.learner.vocab_size]
 
 
 def _head(learner: Learner) -> nn.Linear:

@@ -1,4 +1,4 @@
-"""The start of a summary: `random` and `spectral` are functions that set the latents and the decoder of a `FarziData`.
+"""The start of a summary: `random`, `spectral` and `clusters` are functions that set the latents and the decoder of a `FarziData`.
 
 After a random start every soft token is near uniform. On text the meta-gradient then moves all positions to the same token
 frequencies, and the distillation stays there: a summary without order has no gradient towards order (a saddle). `spectral` starts beyond
@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from datasets import Dataset
 from torch import Tensor
 
@@ -22,8 +23,10 @@ from farzi_hf.data.seeds import Purpose, derive, stream
 from farzi_hf.summary.farzi_data import FarziData
 from farzi_hf.summary.input_sequences import INPUT_SEQUENCES, real_windows
 
-Initialization = Callable[[FarziData, Dataset, int, float], None]
+Initialization = Callable[..., None]
+"""`initialization(farzi, dataset, seed, concentration)` sets the soft inputs of a summary; κ has a default."""
 CONCENTRATION = 8.0
+CLUSTER_CONCENTRATION = 0.5
 CANDIDATES = (2.0, 4.0, 8.0, 16.0)
 """κ that `choose_concentration` tries."""
 
@@ -69,6 +72,80 @@ def spectral_starts(farzi: FarziData, dataset: Dataset, seed: int) -> Callable[[
         farzi.decoder.data.copy_(torch.cat([log_frequency, vectors.T]) * config.tau)
 
     return start_at
+
+
+def clusters(
+    farzi: FarziData,
+    dataset: Dataset,
+    seed: int,
+    concentration: float = CLUSTER_CONCENTRATION,
+    vectors: Tensor | None = None,
+) -> None:
+    """Groups of tokens that are alike, in random order: p(v) ∝ f(v) exp(−κ |x_v − c|²) at a position with the centre c.
+
+    With few positions, a student sees all tokens so, each among those like it; ids would show it a few of them. There are as many centres as
+    positions, but not more than half of the tokens. Each stands once; the other positions draw centres by the frequency of their groups. These
+    distributions factorise exactly: the latents of a position are (2 κ c, 1, 1), and the decoder's columns are
+    τ (x_v, −κ |x_v|², log f(v)).
+
+    Args:
+        farzi: changed in place; with labels of its own, because the order says nothing.
+        dataset: as in `spectral`.
+        seed: of the centres and of their order.
+        concentration: κ, where the entries of the x_v have a standard deviation of 1.
+        vectors: (V, n) one for each token, such as a teacher's embedding; by default those of `token_vectors`. Their d − 2 principal
+            components are taken.
+
+    Raises:
+        ValueError: d is less than 3, or the labels are shared.
+    """
+    config = farzi.config
+    if config.latent_dim < 3 or config.labels != "own":
+        raise ValueError(
+            f"initialization='clusters' needs labels='own' and latent_dim of at least 3, got labels={config.labels!r} and "
+            f"latent_dim={config.latent_dim}; set them, or choose initialization='spectral'"
+        )
+    tokens, lengths = flatten_sequences(dataset)
+    counts = torch.from_numpy(np.bincount(tokens, minlength=config.vocab_size)).float()
+    if vectors is None:
+        vectors = token_vectors(tokens, lengths, config.vocab_size, config.latent_dim - 2, seed)
+    points = _components(vectors.detach().float().cpu(), config.latent_dim - 2)
+    positions = config.num_sequences * config.sequence_length
+    generator = torch.Generator().manual_seed(derive(seed, Purpose.SUMMARY_CLUSTERS))
+    centres, group = _centres(points, counts.sqrt(), min(positions, max(1, int((counts > 0).sum()) // 2)), generator)
+    share = torch.zeros(len(centres)).index_add_(0, group, counts) + 1e-9
+    rest = torch.multinomial(share, max(1, positions - len(centres)), replacement=True, generator=generator)
+    chosen = torch.cat([torch.arange(len(centres)), rest])[:positions]
+    chosen = chosen[torch.randperm(positions, generator=generator)].view(config.num_sequences, config.sequence_length)
+    ones = torch.ones(*chosen.shape, 2)
+    farzi.latents.data.copy_(torch.cat([2 * concentration * centres[chosen], ones], dim=-1))
+    log_frequency = torch.log(counts + 0.1)[None]
+    columns = [points.T, -concentration * points.square().sum(1)[None], log_frequency - log_frequency.mean()]
+    farzi.decoder.data.copy_(torch.cat(columns) * config.tau)
+
+
+_ROUNDS = 30
+"""Of Lloyd's algorithm."""
+
+
+def _components(vectors: Tensor, count: int) -> Tensor:
+    """(V, n) to (V, count): the principal components, with zeros where there are fewer, scaled to a standard deviation of 1."""
+    centred = vectors - vectors.mean(dim=0)
+    found = (
+        centred if centred.shape[1] <= count else centred @ torch.linalg.svd(centred, full_matrices=False)[2][:count].T
+    )
+    return F.pad(found / found.std().clamp_min(1e-12), (0, count - found.shape[1]))
+
+
+def _centres(points: Tensor, weights: Tensor, number: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Centres (number, n) of groups of weighted tokens, by Lloyd's algorithm from random tokens, and the group of each token (V,)."""
+    centres = points[torch.multinomial(weights, number, generator=generator)]
+    for _ in range(_ROUNDS):
+        group = torch.cdist(points, centres).argmin(dim=1)
+        weight = torch.zeros(number).index_add_(0, group, weights)[:, None]
+        total = torch.zeros_like(centres).index_add_(0, group, points * weights[:, None])
+        centres = torch.where(weight > 0, total / weight.clamp_min(1e-9), centres)
+    return centres, torch.cdist(points, centres).argmin(dim=1)
 
 
 def choose_concentration(
@@ -143,16 +220,17 @@ def _sparse(indices: Tensor, values: Tensor, shape: tuple[int, ...]) -> Tensor:
     return torch.sparse_coo_tensor(indices, values, shape, check_invariants=True)  # torch warns unless it is given
 
 
-def start_inputs(farzi: FarziData, dataset: Dataset, settings: Any) -> None:
+def start_inputs(farzi: FarziData, dataset: Dataset, settings: Any, **facts: Any) -> None:
     """Sets the inputs of a new summary.
 
     Args:
         dataset: real sequences, in the column `input_ids`.
         settings: a `FarziConfig`: `initialization`, `concentration` and `seed`, or `input_sequences` where inputs are ids.
+        facts: further arguments of the initialization.
     """
     if "latents" in farzi.tensors:
-        start = INITIALIZATIONS[settings.initialization]
-        start(farzi, dataset, settings.seed, settings.concentration or CONCENTRATION)
+        given = {} if settings.concentration is None else {"concentration": settings.concentration}
+        INITIALIZATIONS[settings.initialization](farzi, dataset, settings.seed, **given, **facts)
     else:
         set_ids(farzi, dataset, settings.seed, settings.input_sequences)
 
@@ -165,5 +243,5 @@ def set_ids(farzi: FarziData, dataset: Dataset, seed: int, name: str) -> None:
     farzi.input_ids.copy_(torch.from_numpy(ids))
 
 
-INITIALIZATIONS: dict[str, Initialization] = {"spectral": spectral, "random": random}
+INITIALIZATIONS: dict[str, Initialization] = {"spectral": spectral, "clusters": clusters, "random": random}
 """By name."""
