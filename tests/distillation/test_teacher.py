@@ -252,3 +252,22 @@ def test_no_outer_step_leaves_the_summary_at_its_start(tmp_path, sequences, toke
     assert all(map(torch.equal, trainer.model.tensors.values(), started.model.tensors.values()))
     trainer.save_model(str(tmp_path / "s"))
     assert FarziData.from_pretrained(tmp_path / "s").fingerprint() == trainer.model.fingerprint()
+
+
+def test_groups_of_tokens_are_those_that_the_teacher_sees_alike(tmp_path, sequences, tokenizer):
+    torch.manual_seed(0)
+    teacher = AutoModelForCausalLM.from_config(tiny_learner(V))
+    settings = {**OWN, "inputs": "soft", "initialization": "clusters", "latent_dim": 18, "concentration": None}
+    trainer = tiny_trainer(tmp_path, sequences, tokenizer, trainer={"teacher": teacher}, **settings)
+    trainer.tune_initialization()
+    ours, theirs = (
+        x - x.mean(0) for x in (trainer.model.decoder[:16].T.detach(), teacher.transformer.wte.weight.detach())
+    )
+    torch.testing.assert_close(
+        torch.cdist(ours, ours), torch.cdist(theirs, theirs) / theirs.std(), rtol=1e-2, atol=1e-2
+    )
+    expected = teacher.eval()(
+        inputs_embeds=trainer.model(torch.arange(4)).detach() @ teacher.transformer.wte.weight
+    ).logits
+    found = torch.softmax(trainer.model.label_latents @ trainer.model.label_decoder, -1)
+    torch.testing.assert_close(found, expected.softmax(-1), rtol=1e-3, atol=1e-5)

@@ -22,6 +22,7 @@ from farzi_hf.summary.initialization import (
     _mutual_information,
     _neighbours,
     choose_concentration,
+    clusters,
     random,
     real_windows,
     spectral,
@@ -270,3 +271,54 @@ def test_nothing_has_the_size_of_all_soft_tokens():
         tracemalloc.stop()
     assert mu * xi * d <= largest.elements < mu * xi * vocab_size / 20
     assert peak < mu * xi * vocab_size * 4 / 5
+
+
+# -- groups of tokens ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tau", [1.0, 0.5])
+def test_a_position_is_a_group_of_tokens_around_a_centre(tau):
+    """By the formula, with the centre read from the latents: p(v) ∝ f(v) exp(−κ |x_v − c|²)."""
+    farzi, kappa = summary(d=5, labels="own", tau=tau), 0.7
+    vectors = torch.randn(V, 3, generator=torch.Generator().manual_seed(0))
+    clusters(farzi, dataset_of(SENTENCES), 3, kappa, vectors)
+    assert farzi.latents[..., 3:].eq(1).all()
+    points, centres = farzi.decoder[:3].T.detach() / tau, farzi.latents[..., :3].detach() / (2 * kappa)
+    assert points.std().item() == pytest.approx(1.0)
+    torch.testing.assert_close(  # the same distances between tokens, up to one factor
+        torch.cdist(points, points) / torch.cdist(points, points).mean(),
+        torch.cdist(vectors, vectors) / torch.cdist(vectors, vectors).mean(), rtol=1e-3, atol=1e-3,
+    )  # fmt: skip
+    distance = torch.cdist(points[None, None], centres[:, :, None])[..., 0].square()
+    expected = frequencies(SENTENCES) * (-kappa * distance).exp()
+    torch.testing.assert_close(soft_tokens(farzi), expected / expected.sum(-1, keepdim=True), rtol=1e-4, atol=1e-5)
+
+
+def test_tokens_that_are_alike_share_a_centre_and_every_centre_stands_somewhere():
+    vectors = torch.zeros(V, 2)
+    vectors[[2, 3]], vectors[[4, 5, 6]] = torch.tensor([0.0, 5.0]), torch.tensor([5.0, 0.0])
+    farzi = summary(d=4, labels="own")
+    clusters(farzi, dataset_of(SENTENCES), 1, 50.0, vectors)
+    likeliest = soft_tokens(farzi).topk(3).indices.sort(-1).values.flatten(0, 1)
+    found = {tuple(row) for row in likeliest.tolist()}
+    assert (4, 5, 6) in found
+    assert all({2, 3} <= set(row) or row == (4, 5, 6) for row in found)
+
+
+def test_groups_are_a_function_of_the_seed_and_need_no_vectors(sequences, tokenizer):
+    first, again, other = (summary(10, 5, 6, len(tokenizer), labels="own") for _ in range(3))
+    for farzi, seed in ((first, 0), (again, 0), (other, 1)):
+        clusters(farzi, sequences["train"], seed)
+    assert torch.equal(first.latents, again.latents)
+    assert not torch.equal(first.latents, other.latents)
+    narrow = summary(10, 5, 40, len(tokenizer), labels="own")
+    clusters(narrow, sequences["train"], 0, vectors=torch.randn(len(tokenizer), 4))
+    assert torch.isfinite(soft_tokens(narrow)).all()
+
+
+@pytest.mark.parametrize("settings", [{"d": 2, "labels": "own"}, {"d": 4}])
+def test_groups_need_labels_of_their_own_and_room(settings):
+    with pytest.raises(
+        ValueError, match=r"initialization='clusters' needs labels='own' and latent_dim of at least 3, got"
+    ):
+        clusters(summary(**settings), dataset_of(SENTENCES), 0)
