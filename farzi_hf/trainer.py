@@ -241,17 +241,18 @@ class FarziTrainer(ResumableTrainer):
 
     def _learner_seed(self) -> int:
         """The seed of this micro-batch's learner: a function of seed, global step and the micro-batch's number over all processes."""
-        step, micro = self._micro_step
-        micro = micro + 1 if step == self.state.global_step else 0
-        self._micro_step = (self.state.global_step, micro)
+        last, micro = self._micro_step
+        self._micro_step = step, micro = self.state.global_step, micro + 1 if last == self.state.global_step else 0
         position = micro * self.args.world_size + self.args.process_index
-        return derive(self.args.seed, Purpose.OUTER_STEP, self.state.global_step, position)
+        return derive(self.args.seed, Purpose.OUTER_STEP, step, position)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
             logs["loss"] = logs["loss"] if self._finite_losses else math.nan
-            logs |= {"non_finite_steps": self._non_finite_steps, **self._figures.since_last_log(), **self._start_facts}
-            self._finite_losses, self._start_facts = 0, {}  # the start is logged once
+            logs |= {"non_finite_steps": self._non_finite_steps, **self._figures.since_last_log()}
+            self._finite_losses = 0
+        if {"loss", "train_loss"} & logs.keys():
+            logs, self._start_facts = {**logs, **self._start_facts}, {}  # logged once
         super().log(logs, start_time)
 
     @property

@@ -55,6 +55,34 @@ def test_distil_leaves_a_table_figures_and_a_loadable_summary(distilled):
     assert farzi.results.metrics["command"] == "farzi distil recipe.yaml"
 
 
+@pytest.mark.parametrize(
+    ("changes", "rows"),
+    [
+        ({"max_steps": 0}, ["Farzi [4×8]", "Farzi, stock Trainer"]),
+        ({"input_sequences": "real_windows"}, ["Farzi [4×8]", "same inputs, teacher's labels", "Farzi, stock Trainer"]),
+    ],
+)
+def test_labels_of_their_own_go_through_the_whole_house(tmp_path, monkeypatch, changes, rows):
+    """Without outer steps the start is the summary. The card says what its inputs are, and teachers count as time of the distillation."""
+    use_small_data(monkeypatch)
+    own = {name: value for name, value in SIZES.items() if name not in ("inputs", "labels", "concentration")} | changes
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(own), encoding="utf-8")
+    main(["distil", str(tmp_path / "own.yaml"), "--output_dir", str(tmp_path / "run")])
+    table = (tmp_path / "run" / "table.md").read_text(encoding="utf-8")
+    assert [line.split("|")[1].strip() for line in table.split("\n\n")[0].splitlines()[2:]] == [
+        *rows, "full data", "unigram", "interpolated bigram",
+    ]  # fmt: skip
+    card = (tmp_path / "run" / "summary" / "README.md").read_text(encoding="utf-8")
+    assert ("The inputs are made up" in card) == ("input_sequences" not in changes)
+    assert ("The inputs are sequences of the data" in card) == ("input_sequences" in changes)
+    farzi = FarziData.from_pretrained(tmp_path / "run" / "summary")
+    assert farzi.results.metrics["distillation_seconds"] > 0
+    assert farzi.results.metrics["outer_steps"] == own["max_steps"]
+    if not own["max_steps"]:
+        main(["train", str(tmp_path / "run" / "summary"), "--evaluate", "--output_dir", str(tmp_path / "student")])
+        assert AutoModelForCausalLM.from_pretrained(tmp_path / "student").config.model_type == "gpt2"
+
+
 def test_a_run_that_is_done_is_not_made_again(distilled, capsys, monkeypatch):
     monkeypatch.setattr("farzi_hf.cli.distil.Run.begin", lambda self: pytest.fail("distils again"))
     main(["distil", str(distilled.parent / "tiny.yaml"), "--output_dir", str(distilled)])
