@@ -40,7 +40,7 @@ class LearnerPool:
 
     The age of a learner is the number of steps that it has taken, with those of the window: from `youngest` to `oldest`. The first
     learners have ages spread over this range. The steps of a window are taken again at the learner's next turn, on the summary as it is
-    then; so its state has no part of an old summary.
+    then. Its earlier steps were on earlier states of the summary.
 
     Args:
         training: the inner loop, with a window.

@@ -139,6 +139,10 @@ def _loop(
 
 
 def _check_types(params: Any, inputs: Any, optimizer: Any, adjoint: Any) -> None:
+    if not isinstance(optimizer, InnerOptimizer):
+        raise TypeError(
+            f"optimizer must be an InnerOptimizer, got {_described(optimizer)}; pass for example InnerAdam(lr=0.01)"
+        )
     if isinstance(params, TrainingState):
         if any(len(state) != optimizer.fields for state in params.states):
             raise ValueError(f"params is a training with another optimizer than {optimizer!r}; go on with the same one")
@@ -149,10 +153,6 @@ def _check_types(params: Any, inputs: Any, optimizer: Any, adjoint: Any) -> None
         )
     if not isinstance(inputs, tuple) or not all(isinstance(x, Tensor) for x in inputs):
         raise TypeError(f"inputs must be a tuple of tensors, got {_described(inputs)}; for one tensor pass (x,)")
-    if not isinstance(optimizer, InnerOptimizer):
-        raise TypeError(
-            f"optimizer must be an InnerOptimizer, got {_described(optimizer)}; pass for example InnerAdam(lr=0.01)"
-        )
     if adjoint is not None and not isinstance(adjoint, Adjoint):
         raise TypeError(f"adjoint must be an Adjoint or None, got {_described(adjoint)}; pass for example Tape()")
 

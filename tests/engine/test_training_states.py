@@ -76,3 +76,5 @@ def test_another_optimizer_cannot_go_on():
     problem = mp.mlp()
     with pytest.raises(ValueError, match=r"params is a training with another optimizer than InnerSGD\("):
         unroll(problem.inner_loss, parts(problem, ADAM, 3), problem.inputs, optimizer=InnerSGD(0.1), steps=2)
+    with pytest.raises(TypeError, match="optimizer must be an InnerOptimizer"):
+        unroll(problem.inner_loss, parts(problem, ADAM, 3), problem.inputs, optimizer=None, steps=2)
