@@ -25,6 +25,8 @@ def plot_tokens(
 ) -> None:
     """One decoded synthetic sequence. Each position shows its likeliest tokens with their probabilities, and its entropy.
 
+    Where positions have labels of their own, these are the tokens of the label, and the likeliest input stands below.
+
     Args:
         decoded: `farzi.decode(top_k)`.
         sequence: the index of the sequence.
@@ -32,8 +34,8 @@ def plot_tokens(
     """
     positions = decoded[sequence]
     strips = [positions[start : start + columns] for start in range(0, len(positions), columns)]
-    top_k = len(positions[0]["tokens"])
-    labels = [str(token) for position in positions for token in position["tokens"]]
+    top_k = len(_told(positions[0])["tokens"])
+    labels = [str(token) for position in positions for token in _told(position)["tokens"]]
     cell = 0.3 + 0.08 * min(max(map(len, labels)), _LONGEST_TOKEN)
     width = max(6.0, 1.5 + cell * min(columns, len(positions)))
     figure = Figure(figsize=(width, 0.5 + len(strips) * (0.36 * top_k + 0.5)), layout="constrained")
@@ -41,18 +43,22 @@ def plot_tokens(
     for i, (axes, strip) in enumerate(zip(panels, strips, strict=True)):
         image = _draw_strip(axes, strip, i * columns, min(columns, len(positions)))
     figure.colorbar(image, ax=list(panels), label="Probability", aspect=30, pad=0.01)
-    figure.suptitle(f"Synthetic sequence {sequence}: likeliest tokens per position", fontsize=11)
+    own = "label_tokens" in positions[0]
+    what = "likeliest tokens after each position, whose input stands below" if own else "likeliest tokens per position"
+    figure.suptitle(f"Synthetic sequence {sequence}: {what}", fontsize=11)
     save(figure, path)
 
 
 def plot_entropy(decoded: Sequence[Sequence[Mapping[str, Any]]], path: str | os.PathLike, *, vocab_size: int) -> None:
     """Entropy at each position: the median over all sequences, and bands with half and with nine tenths of the sequences.
 
+    It is that of the labels, where positions have labels of their own.
+
     Args:
         decoded: `farzi.decode(…)`.
         vocab_size: V; the entropy of a uniform choice, log V, is the line at the top.
     """
-    entropy = np.array([[position["entropy"] for position in sequence] for sequence in decoded])
+    entropy = np.array([[_told(position)["entropy"] for position in sequence] for sequence in decoded])
     positions = np.arange(entropy.shape[1])
     figure = Figure(figsize=(7.5, 3.6), layout="constrained")
     axes = clean(figure.subplots())
@@ -95,26 +101,39 @@ def plot_popularity(
     save(figure, path)
 
 
+def _told(position: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a decoded position tells a student: its label if it has one of its own, otherwise the position itself."""
+    if "label_tokens" not in position:
+        return position
+    return {name: position[f"label_{name}"] for name in ("tokens", "probabilities", "entropy")}
+
+
 def _draw_strip(axes: Axes, strip: Sequence[Mapping[str, Any]], first: int, columns: int):
     """Draws one strip of up to `columns` positions, from number `first` on, with the likeliest tokens at the top.
 
     Returns:
         The image, for a colorbar.
     """
-    top_k = len(strip[0]["tokens"])
+    told = [_told(position) for position in strip]
+    top_k = len(told[0]["tokens"])
     shades = np.full((top_k, columns), np.nan)
-    shades[:, : len(strip)] = np.array([position["probabilities"] for position in strip]).T
+    shades[:, : len(strip)] = np.array([position["probabilities"] for position in told]).T
     image = axes.imshow(shades, cmap="Blues", vmin=0, vmax=1, aspect="auto")
-    for x, position in enumerate(strip):
+    for x, position in enumerate(told):
         for y, (token, probability) in enumerate(zip(position["tokens"], position["probabilities"], strict=True)):
-            text = str(token) if len(str(token)) <= _LONGEST_TOKEN else str(token)[: _LONGEST_TOKEN - 1] + "…"
             color = "white" if probability > 0.55 else INK
             # Tokens may hold dollar signs, which would start a formula.
-            axes.text(x, y - 0.14, text, ha="center", va="center", fontsize=8.5, color=color, parse_math=False)
+            axes.text(x, y - 0.14, _short(token), ha="center", va="center", fontsize=8.5, color=color, parse_math=False)
             axes.text(x, y + 0.25, f"{probability:.2f}", ha="center", va="center", fontsize=6.5, color=color)
-    names = [f"{first + x}\n{position['entropy']:.1f} nats" for x, position in enumerate(strip)]
-    axes.set_xticks(range(len(strip)), names, fontsize=7.5)
+    inputs = [f"{_short(position['tokens'][0])}\n" if "label_tokens" in position else "" for position in strip]
+    names = [f"{inputs[x]}{first + x}\n{position['entropy']:.1f} nats" for x, position in enumerate(told)]
+    for label in axes.set_xticks(range(len(strip)), names, fontsize=7.5):
+        label.label1.set_parse_math(False)
     axes.set_yticks(range(top_k), [str(rank + 1) for rank in range(top_k)], fontsize=7.5)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     return image
+
+
+def _short(token: Any) -> str:
+    return str(token) if len(str(token)) <= _LONGEST_TOKEN else str(token)[: _LONGEST_TOKEN - 1] + "…"

@@ -72,6 +72,23 @@ def test_tokens_wrap_into_strips_and_are_shown_as_they_are(tmp_path):
     assert size_of(tmp_path / "words.png")[1] > size_of(tmp_path / "ids.png")[1]
 
 
+def test_labels_of_their_own_are_shown_in_place_of_inputs(tmp_path):
+    """The input stands below its column: the picture depends on both."""
+
+    def picture(given: str, label: str) -> list[bytes]:
+        told = {f"label_{name}": value for name, value in position(label, "z").items()}
+        decoded = [[{**position("$x", given), **told}] * 4] * 2
+        plot_tokens(decoded, tmp_path / "tokens.png")
+        plot_entropy(decoded, tmp_path / "entropy.png", vocab_size=4)
+        return [(tmp_path / name).read_bytes() for name in ("tokens.png", "entropy.png")]
+
+    plain = [[position("$x", "z")] * 4] * 2
+    plot_tokens(plain, tmp_path / "plain.png")
+    assert picture("z", "b")[0] != picture("z", "c")[0]
+    assert picture("z", "b")[1] == picture("y", "b")[1]
+    assert picture("z", "$x")[0] != (tmp_path / "plain.png").read_bytes()
+
+
 def test_comparison_leaves_out_what_has_no_value(tmp_path):
     plot_comparison(ROWS, tmp_path / "two.png", "perplexity")
     plot_comparison(ROWS[:1], tmp_path / "one.png", "perplexity", metric_label="Corpus perplexity")
