@@ -30,7 +30,7 @@ GPT2 = '{"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 1}'
 GRU4REC = '{"model_type": "gru4rec", "hidden_size": 8}'
 SASREC = '{"model_type": "sasrec", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}'
 DEMO = (
-    *TINY, "--config", str(CONFIGS / "demo.yaml"), "--vocab_size", "60", "--window", "2", "--logging_steps", "1",
+    *TINY, "--config", str(CONFIGS / "demo.yaml"), "--vocab_size", "60", "--window", "2", "--inner_steps_min", "3", "--logging_steps", "1",
     "--eval_steps", "2", "--eval_students", "1", "--teacher_steps", "6",
 )  # fmt: skip
 """Of `ptb.py`."""
