@@ -19,7 +19,7 @@ from farzi_hf.distillation.learner import Learner, LearnerBatch, Parameters
 from farzi_hf.distillation.starts import Starts, start_of
 from farzi_hf.engine import TrainingState
 from farzi_hf.engine.inner_loop import Layout
-from farzi_hf.summary.forms import Tensors
+from farzi_hf.summary.forms import Tensors, device_of
 
 
 @dataclass
@@ -72,7 +72,7 @@ class LearnerPool:
         seed = derive(self.seed, Purpose.POOL_LEARNER, place, member.generation)
         if member.state is None:
             steps = self._first_age(place, member.generation) - self.window
-            start = start_of(self.starts, learner, seed, next(iter(summary.values())).device)
+            start = start_of(self.starts, learner, seed, device_of(summary))
         else:
             steps, start = self.window, member.state
         training = {"seed": seed, "of_steps": self.oldest}

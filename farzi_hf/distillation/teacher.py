@@ -26,6 +26,7 @@ from farzi_hf.engine import InnerOptimizer
 from farzi_hf.summary import INITIALIZATIONS, FarziData
 from farzi_hf.summary.forms import batch_of
 from farzi_hf.summary.initialization import clusters, start_inputs
+from farzi_hf.summary.lr_schedules import lr_schedule
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ class TeacherTraining:
             FloatingPointError: the training diverged.
         """
         batches = RealBatches.of(data, self.batch_size, self.steps, derive(seed, Purpose.TEACHER_MINIBATCHES))
-        optimizer = replace(self.optimizer, lr_schedule=lambda step: min(1.0, 2 * (1 - (step - 1) / self.steps)))
+        optimizer = replace(self.optimizer, lr_schedule=lr_schedule("warmup_stable_decay", self.steps))
         start = learner.initial_parameters(derive(seed, Purpose.TEACHER), data.device)
         steps = train_on_real(learner, optimizer, start, batches, steps=self.steps, every=1)
         bar = tqdm(steps, "Teacher", self.steps, disable=data.quiet, leave=False, dynamic_ncols=True)

@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 from transformers import PreTrainedConfig
 
-from farzi_hf.data import flatten_sequences, head_sequences, minibatches, random_sequences
+from farzi_hf.data import flatten_sequences, head_sequences, random_sequences
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.distillation import Learner, Parameters, SyntheticTraining
-from farzi_hf.distillation.real_training import RealData
+from farzi_hf.distillation.real_training import RealBatches, RealData
 from farzi_hf.distillation.teacher import TeacherTraining
-from farzi_hf.engine import unroll
+from farzi_hf.engine import train
 from farzi_hf.evaluation.tasks import Row, Task
 from farzi_hf.summary import FarziData
 
@@ -120,29 +120,29 @@ class Comparison:
 
     def real_student(self, sequences: Dataset, steps: int, seed: int) -> Student:
         """A student after `steps` steps of the inner optimizer. Each step reads about as many tokens as an inner step."""
-        learner, sequences = self.learner, self.training_rows(sequences)
-        rows = minibatches(len(sequences), self.real_batch_size(sequences), steps, seed)
+        data, learner = self.real_data(sequences), self.learner
+        batches = RealBatches.of(data, self.real_batch_size(data.dataset), steps, seed)
 
         def loss(params: Parameters, inputs: tuple, step: int) -> Tensor:
-            return learner.hard_loss(params, self.batch(sequences[:] if rows is None else sequences[rows[step - 1]]))
+            return learner.hard_loss(params, batches(step))
 
         start = learner.initial_parameters(seed, self.device)
-        with torch.no_grad():
-            return self.student(unroll(loss, start, (), optimizer=self.training.optimizer_for(steps), steps=steps))
+        return self.student(train(loss, start, (), optimizer=self.training.optimizer_for(steps), steps=steps).params)
 
     def long_student(self, seed: int, steps: int | None = None) -> Student:
         """A student trained on all real data with `long_training`, or with `steps` steps of that kind."""
         training = self.long_training if steps is None else replace(self.long_training, steps=steps)
-        rows = self.training_rows(self.splits["train"])
-        return self.student(
-            training.train(self.learner, RealData(rows, self.task.collator, self.device, self.quiet), seed)
-        )
+        return self.student(training.train(self.learner, self.real_data(self.splits["train"]), seed))
 
     # -- real data ---------------------------------------------------------------------------------------------------
 
     def training_rows(self, sequences: Dataset) -> Dataset:
         """The rows on which a student trains."""
         return self.task.training_rows(sequences, self.length)
+
+    def real_data(self, sequences: Dataset) -> RealData:
+        """Sequences as a student trains on them."""
+        return RealData(self.training_rows(sequences), self.task.collator, self.device, self.quiet)
 
     def real_batch_size(self, sequences: Dataset) -> int:
         """The number of sequences that together have about as many tokens as an inner step."""

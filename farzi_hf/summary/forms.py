@@ -122,6 +122,11 @@ LABELS: dict[str, type[SharedLabels] | type[OwnLabels]] = {"shared": SharedLabel
 """By the name that `FarziDataConfig.inputs` and `FarziDataConfig.labels` give them."""
 
 
+def device_of(tensors: Tensors) -> torch.device:
+    """The device of a summary's tensors."""
+    return next(iter(tensors.values())).device
+
+
 def batch_of(tensors: Tensors, rows: Tensor | slice, tau: float) -> tuple[Tensor, Tensor]:
     """Inputs and labels of the sequences `rows`.
 

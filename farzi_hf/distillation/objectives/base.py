@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from farzi_hf.distillation.inner_training import SyntheticTraining
@@ -61,8 +60,3 @@ class ConfigurableObjective(ABC):
 def together(learner: Learner, size: int) -> Learner | LearnerBatch:
     """A `LearnerBatch` of `size` learners; for size 1, the learner itself."""
     return learner if size == 1 else learner.batch(size)
-
-
-def device_of(summary: Tensors) -> torch.device:
-    """The device of a summary's tensors."""
-    return next(iter(summary.values())).device

@@ -12,10 +12,10 @@ from farzi_hf.data.seeds import Purpose, derive, stream
 from farzi_hf.distillation.inner_training import SyntheticTraining
 from farzi_hf.distillation.learner import Learner, LearnerBatch, Parameters
 from farzi_hf.distillation.learner_pool import LearnerPool
-from farzi_hf.distillation.objectives.base import Batch, ConfigurableObjective, device_of, together
+from farzi_hf.distillation.objectives.base import Batch, ConfigurableObjective, together
 from farzi_hf.distillation.starts import Starts, random_starts, start_of, starts_of
 from farzi_hf.distillation.trajectory_bank import TrajectoryBank
-from farzi_hf.summary.forms import Tensors
+from farzi_hf.summary.forms import Tensors, device_of
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from farzi_hf.distillation.inner_training import SyntheticTraining
 from farzi_hf.distillation.learner import Learner, Parameters
-from farzi_hf.distillation.objectives.base import Batch, ConfigurableObjective, device_of, together
+from farzi_hf.distillation.objectives.base import Batch, ConfigurableObjective, together
 from farzi_hf.distillation.trajectory_bank import TrajectoryBank
-from farzi_hf.summary.forms import Tensors
+from farzi_hf.summary.forms import Tensors, device_of
 
 
 @dataclass(frozen=True)
