@@ -37,7 +37,7 @@ from farzi_hf.distillation.objectives import ConfigurableObjective
 from farzi_hf.distillation.real_training import RealData
 from farzi_hf.distillation.row_checks import check_rows, check_sequence_length, run_check
 from farzi_hf.distillation.start_trial import choose_start
-from farzi_hf.distillation.teacher import GivenTeachers, head_width, label_by
+from farzi_hf.distillation.teacher import GivenTeachers, Labelling, head_width
 from farzi_hf.evaluation.metrics.resampling import mean_and_spread
 from farzi_hf.evaluation.tasks import LanguageModeling, Task
 from farzi_hf.resumable_trainer import ResumableTrainer
@@ -76,7 +76,7 @@ class FarziTrainer(ResumableTrainer):
         task: `LanguageModeling(tokenizer)` or `Recommendation(vocabulary)`. The task sets collator, label names and metrics. Data
             sets are then whole sentences or histories; the task cuts histories that are longer than a synthetic sequence.
         teacher: labels the inputs of a summary with `labels="own"`: a trained model over the same vocabulary, several models, or a
-            `TrajectoryBank`. By default learners are trained for it, as `args.teacher_…` say.
+            `TrajectoryBank`; or the config of a model, which is trained for it as `args.teacher_…` say. By default, the learner is.
         kwargs: arguments of `Trainer`, such as callbacks and optimizers. `compute_metrics` and `preprocess_logits_for_metrics`
             replace those of the task.
 
@@ -95,7 +95,7 @@ class FarziTrainer(ResumableTrainer):
         farzi_data: FarziData | None = None,
         objective: Objective | None = None,
         task: Task | None = None,
-        teacher: GivenTeachers | None = None,
+        teacher: GivenTeachers | PreTrainedConfig | None = None,
         **kwargs: Any,
     ) -> None:
         if not isinstance(args, FarziConfig):
@@ -106,7 +106,8 @@ class FarziTrainer(ResumableTrainer):
                 "task and processing_class are both given, but the task has a processing_class of its own; leave processing_class out"
             )
         self.task = task or LanguageModeling(processing_class)
-        self.learner, self._teacher = Learner(learner_init), teacher
+        self.learner = Learner(learner_init)
+        self._labelling = Labelling.by(teacher, self.learner)
         check_sequence_length(args.sequence_length, self.learner)
         collator = data_collator or self.task.collator
         if train_dataset is not None:
@@ -143,7 +144,7 @@ class FarziTrainer(ResumableTrainer):
 
     def _summary(self, args: FarziConfig, farzi_data: FarziData | None, train_dataset: Dataset | None) -> FarziData:
         """The summary to train: the one that is given, or a new one at its start."""
-        label_dim = head_width(self.learner) if args.labels == "own" else None
+        label_dim = head_width(self._labelling.learner) if args.labels == "own" else None
         config = args.summary_config(self.learner.vocab_size, label_dim)
         self._start_facts, self._open_start = {}, None
         if farzi_data is not None:
@@ -194,8 +195,7 @@ class FarziTrainer(ResumableTrainer):
         args, started = self.args, time.perf_counter()
         real = RealData(self.train_dataset, self.data_collator, args.device, self._quiet)
         if args.labels == "own":
-            teacher = args.make_teacher_training() if self._teacher is None else self._teacher
-            label_by(teacher, self.model, self.learner, real, args)
+            self._labelling(self.model, real, args)
         else:
             train, size = partial(self._trained, Purpose.START_TRIAL), args.per_device_train_batch_size
             self._start_facts["concentration"] = choose_start(self.model, self.learner, train, real, size, args.seed)

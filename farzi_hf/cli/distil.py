@@ -68,10 +68,11 @@ def trainer_of(data: TaskData, args: FarziConfig, seed: int, learner: Mapping[st
     if args.trajectories is not None:
         args = copy.copy(args)
         args.trajectories = data.trajectory_folder(args.trajectories, seed)
-    splits = data.splits(seed)
+    splits, teacher = data.splits(seed), data.settings.teacher
     return FarziTrainer(
         learner_init=data.learner_config(learner or data.settings.learner, args.sequence_length),
         args=args,
+        teacher=None if teacher is None else data.learner_config(teacher, args.sequence_length),
         task=data.task,
         train_dataset=splits["train"],
         eval_dataset=splits["validation"],

@@ -1,17 +1,19 @@
 """A model as a pure function of its parameters: the soft loss on synthetic tokens and the hard loss on real ones.
 
-Both losses call `shifted_cross_entropy`. The stock `Trainer` uses the same function (soft_training.py).
+Both losses go from the model's last hidden states to a number without logits in between (`farzi_hf.summary.vocabulary_sums`).
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from farzi_hf.data import IGNORED
 from farzi_hf.data.seeds import Purpose, check_seed, derive
 from farzi_hf.distillation.learner_checks import (
     check_causal,
@@ -19,7 +21,9 @@ from farzi_hf.distillation.learner_checks import (
     check_twice_differentiable,
     readable_positions,
 )
-from farzi_hf.summary.soft_tokens import feed_soft_tokens, shifted_cross_entropy, train_padding_row, vocabulary_size
+from farzi_hf.distillation.linear_head import LinearHead
+from farzi_hf.summary.soft_tokens import feed_soft_tokens, train_padding_row, vocabulary_size
+from farzi_hf.summary.vocabulary_sums import HardTargets, SoftTokens, Targets, linear_cross_entropy, mean_embedding
 
 Parameters = dict[str, Tensor]
 LearnerInit = Callable[[], PreTrainedModel] | PreTrainedConfig | PreTrainedModel
@@ -49,9 +53,12 @@ class Learner:
         self.model.register_forward_pre_hook(feed_soft_tokens, with_kwargs=True)
         train_padding_row(self.model)
         self.vocab_size = vocabulary_size(self.model)
+        self._embedding_names = _parameter_names(self.model, self.model.get_input_embeddings())
         self._readable = 0
         check_causal(self.model, self._logits_of)
-        check_twice_differentiable(self.model, self.soft_loss)
+        self.head = LinearHead.of(self.model)
+        """None if the logits are another function of the last hidden states than a linear one."""
+        check_twice_differentiable(self.model, self._loss_of_embedded)
 
     def initial_parameters(self, seed: int, device: torch.device | str | None = None) -> Parameters:
         """θ_0: the weights that the factory draws under `seed`. They depend on nothing else."""
@@ -87,23 +94,59 @@ class Learner:
         self.model.to(device)
         return self
 
-    def soft_loss(self, params: Parameters, inputs: Tensor, labels: Tensor | None = None) -> Tensor:
+    def soft_loss(self, params: Parameters, inputs: Tensor | SoftTokens, targets: SoftTokens | None = None) -> Tensor:
         """L_syn(θ): mean cross-entropy in nats.
 
         Args:
             inputs: soft tokens (b, ξ, V) or ids (b, ξ).
-            labels: (b, ξ, V) or (b, ξ + 1, V); `labels[:, j + 1]` is what position j predicts. By default the inputs.
+            targets: (b, n, V), what the first n positions predict, n ≤ ξ. By default the inputs, each predicted by the position before.
         """
-        return self._loss(params, whole(inputs), inputs if labels is None else labels)
+        targets = following(inputs) if targets is None else targets
+        positions = targets.shape[1]
+        states = self.states(params, self.arguments(params, inputs))[:, :positions]
+        return self.loss_of_states(params, states.flatten(0, 1), targets.flat())
 
     def hard_loss(self, params: Parameters, batch: Mapping[str, Tensor]) -> Tensor:
         """L_D(θ): mean cross-entropy in nats of a real batch: `input_ids`, `labels` and, where padded, `attention_mask`, (b, L)."""
-        return self._loss(params, batch, batch["labels"])
+        states, predicted = self.states(params, _arguments(batch)), batch["labels"][:, 1:]
+        counted = predicted != IGNORED  # the head runs at these positions only
+        return self.loss_of_states(params, states[:, :-1][counted], HardTargets(predicted[counted]))
+
+    def loss_of_states(self, params: Parameters, states: Tensor, targets: Targets) -> Tensor:
+        """The mean cross-entropy in nats of n positions, from their last hidden states (n, k)."""
+        weight, bias = (None, None) if self.head is None else self.head.arguments(params)
+        if (entries := (states if weight is None else weight.T).shape[-1]) != self.vocab_size:
+            raise ValueError(
+                f"learner_init: its model has {self.vocab_size} embeddings, but {entries} logits; give one with as many of both"
+            )
+        states = states.to(torch.promote_types(states.dtype, torch.float32))
+        return linear_cross_entropy(states, weight, bias, targets) / len(targets)
+
+    def states(self, params: Parameters, arguments: Mapping[str, Tensor]) -> Tensor:
+        """(b, L, k), the inputs of the head; the logits (b, L, V) where there is no linear one. The arguments are those of the model."""
+        with nullcontext() if self.head is None else self.head.left_out():
+            return torch.func.functional_call(self.model, params, kwargs=dict(arguments)).logits
+
+    def arguments(self, params: Parameters, inputs: Tensor | SoftTokens) -> dict[str, Tensor]:
+        """What the model takes in place of ids (b, L) or soft tokens (b, L, V)."""
+        if not isinstance(inputs, SoftTokens):
+            return whole(inputs)
+        return {"inputs_embeds": mean_embedding(inputs, self.embeddings(params, inputs.shape[-1]))}
+
+    def embeddings(self, params: Parameters, entries: int) -> Tensor:
+        """(V, h): what the input embedding makes of all ids. The module itself runs, because some modules scale their output."""
+        if entries != self.vocab_size:
+            raise ValueError(
+                f"input_ids holds soft tokens over {entries} entries, but the model's vocabulary has {self.vocab_size}; "
+                "build the model with vocab_size=farzi.config.vocab_size"
+            )
+        module, own = self.model.get_input_embeddings(), self._embedding_names.items()
+        ids = torch.arange(entries, device=module.weight.device)
+        return torch.func.functional_call(module, {name: params[full] for name, full in own}, (ids,))
 
     def logits(self, params: Parameters, batch: Mapping[str, Tensor]) -> Tensor:
         """(b, L, V) logits of `input_ids`, ids (b, L) or soft tokens (b, L, V)."""
-        inputs = {key: batch[key] for key in ("input_ids", "attention_mask") if key in batch}
-        return torch.func.functional_call(self.model, params, kwargs=inputs).logits
+        return torch.func.functional_call(self.model, params, kwargs=_arguments(batch)).logits
 
     def readable(self, length: int) -> int:
         """How many of `length` positions the model can read: all, unless its table of positions is shorter. In doubt, the model is run."""
@@ -111,12 +154,12 @@ class Learner:
             self._readable = readable_positions(self.model, length)
         return min(length, self._readable)
 
+    def _loss_of_embedded(self, params: Parameters, embedded: Tensor) -> Tensor:
+        states = self.states(params, {"inputs_embeds": embedded}).flatten(0, 1)
+        return self.loss_of_states(params, states, HardTargets(states.new_zeros(len(states), dtype=torch.long)))
+
     def _logits_of(self, params: Parameters, ids: Tensor) -> Tensor:
         return self.logits(params, whole(ids))
-
-    def _loss(self, params: Parameters, batch: Mapping[str, Tensor], labels: Tensor) -> Tensor:
-        loss, count = shifted_cross_entropy(self.logits(params, batch), labels)
-        return loss / count
 
     def _new_model(self) -> PreTrainedModel:
         model = self._factory()
@@ -153,21 +196,45 @@ class LearnerBatch:
         """The parameters of K learners, stacked (K, …)."""
         return {name: torch.stack([params[name] for params in parameters]) for name in parameters[0]}
 
-    def soft_loss(self, params: Parameters, inputs: Tensor, labels: Tensor | None = None) -> Tensor:
+    def soft_loss(self, params: Parameters, inputs: Tensor | SoftTokens, targets: SoftTokens | None = None) -> Tensor:
         """Σ_k L_syn(θ_k): the sum, so that the gradient in θ_k is that of its own loss."""
-        return self._losses(params, whole(inputs), inputs if labels is None else labels).sum()
+        targets = following(inputs) if targets is None else targets
+        each, positions, flat = self._each(params), targets.shape[1], targets.flat()
+        if isinstance(inputs, SoftTokens):
+            embeds = [self.single.arguments(theta, inputs)["inputs_embeds"] for theta in each]
+            states = self._mapped(self.single.states, params, {"inputs_embeds": torch.stack(embeds)}, 0)
+        else:
+            states = self._mapped(self.single.states, params, whole(inputs))
+        states = states[:, :, :positions].flatten(1, 2)
+        losses = [self.single.loss_of_states(theta, x, flat) for theta, x in zip(each, states, strict=True)]
+        return torch.stack(losses).sum()
 
     def hard_loss(self, params: Parameters, batch: Mapping[str, Tensor]) -> Tensor:
         """Mean of the L_D(θ_k)."""
-        return self._losses(params, batch, batch["labels"]).mean()
+        states, predicted = self._mapped(self.single.states, params, _arguments(batch)), batch["labels"][:, 1:]
+        counted = predicted != IGNORED
+        targets = HardTargets(predicted[counted])
+        each = zip(self._each(params), states, strict=True)
+        return torch.stack([self.single.loss_of_states(theta, x[:, :-1][counted], targets) for theta, x in each]).mean()
 
     def logits(self, params: Parameters, batch: Mapping[str, Tensor]) -> Tensor:
         """(K, b, L, V)."""
+        return self._mapped(self.single.logits, params, batch)
+
+    def _each(self, params: Parameters) -> list[Parameters]:
+        """The parameters of each learner."""
+        return [dict(zip(params, values, strict=True)) for values in zip(*params.values(), strict=True)]
+
+    def _mapped(
+        self, function: Callable, params: Parameters, arguments: Mapping[str, Tensor], axis: int | None = None
+    ) -> Tensor:
+        """`function(θ_k, arguments)` of all learners, stacked. With `axis`, each learner has its own arguments."""
+        arguments = dict(arguments)
         if self._recurrent:  # vmap has no rule for these layers
-            one_by_one = [dict(zip(params, values, strict=True)) for values in zip(*params.values(), strict=True)]
-            return torch.stack([self.single.logits(theta, batch) for theta in one_by_one])
+            own = self._each(arguments) if axis == 0 else [arguments] * self.size
+            return torch.stack([function(*pair) for pair in zip(self._each(params), own, strict=True)])
         try:
-            return torch.vmap(self.single.logits, in_dims=(0, None))(params, dict(batch))
+            return torch.vmap(function, in_dims=(0, axis))(params, arguments)
         except RuntimeError as error:
             if "vmap" not in str(error):
                 raise
@@ -176,9 +243,22 @@ class LearnerBatch:
                 f"use learners_per_step=1 and gradient_accumulation_steps={self.size}"
             ) from error
 
-    def _losses(self, params: Parameters, batch: Mapping[str, Tensor], labels: Tensor) -> Tensor:
-        losses = [shifted_cross_entropy(logits, labels) for logits in self.logits(params, batch).unbind()]
-        return torch.stack([loss / count for loss, count in losses])
+
+def following(inputs: Tensor | SoftTokens) -> SoftTokens:
+    """The targets of a position where they are the inputs themselves: the soft token that comes next."""
+    if not isinstance(inputs, SoftTokens):
+        raise ValueError("targets is None, but the inputs are ids, which are not learnt; give targets")
+    return SoftTokens(inputs.latents[:, 1:], inputs.decoder, inputs.tau)
+
+
+def _arguments(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {key: batch[key] for key in ("input_ids", "attention_mask") if key in batch}
+
+
+def _parameter_names(model: PreTrainedModel, module: nn.Module) -> dict[str, str]:
+    """The name in the model of each parameter of a module. Modules may share parameters, and then only one has its own name."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return {name: names[id(parameter)] for name, parameter in module.named_parameters()}
 
 
 def whole(inputs: Tensor) -> dict[str, Tensor]:

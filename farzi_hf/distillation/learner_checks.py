@@ -44,7 +44,7 @@ def check_causal(model: PreTrainedModel, logits: Callable[[Parameters, Tensor], 
     Args:
         logits: a function of parameters and ids (b, L) that returns logits (b, L, V).
     """
-    size, length = model.get_input_embeddings().weight.shape[0], _length(model)
+    size, length = model.get_input_embeddings().weight.shape[0], few_positions(model)
     generator = torch.Generator().manual_seed(0)
     same = torch.randint(size, (length,), generator=generator).expand(length, length)
     others = (same + torch.randint(1, max(size, 2), same.shape, generator=generator)) % size
@@ -66,19 +66,19 @@ def check_causal(model: PreTrainedModel, logits: Callable[[Parameters, Tensor], 
 
 
 def check_twice_differentiable(model: PreTrainedModel, loss: Callable[[Parameters, Tensor], Tensor]) -> None:
-    """Raise one clear ValueError unless the loss of soft tokens has second derivatives.
+    """Raise one clear ValueError unless the loss has second derivatives.
 
-    The check takes derivatives in the tokens only. These pass through every operation of the model, and derivatives in all
+    The check takes derivatives in the embedded tokens only. These pass through every operation of the model, and derivatives in all
     weights would need as much memory as the model.
 
     Args:
-        loss: a function of parameters and soft tokens (b, L, V).
+        loss: a function of parameters and embedded tokens (b, L, h).
     """
     embedding = model.get_input_embeddings().weight
-    tokens = embedding.new_full((1, _length(model), len(embedding)), 1 / len(embedding)).requires_grad_()
+    embedded = embedding.detach()[:1].expand(few_positions(model), -1)[None].clone().requires_grad_()
     try:
-        (first,) = torch.autograd.grad(loss(_weights(model), tokens), tokens, create_graph=True)
-        first.square().sum().backward()  # grad(…, tokens) would ignore operations without a derivative and raise no error
+        (first,) = torch.autograd.grad(loss(_weights(model), embedded), embedded, create_graph=True)
+        first.square().sum().backward()  # grad(…, embedded) would ignore operations without a derivative and raise no error
     except Exception as error:  # each model fails in its own way
         raise ValueError(
             f"learner_init returned a {describe(model)}, whose loss of soft tokens has no second derivative "
@@ -114,7 +114,8 @@ def _position_limit(model: PreTrainedModel) -> int | None:
     return next((limit for limit in limits if isinstance(limit, int) and limit > 0), None)  # XLNet says −1
 
 
-def _length(model: PreTrainedModel) -> int:
+def few_positions(model: PreTrainedModel) -> int:
+    """The number of tokens for a short run of the model."""
     return min(_TOKENS, _position_limit(model) or _TOKENS)
 
 

@@ -16,10 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from farzi_hf.data.seeds import Purpose, derive
-from farzi_hf.distillation.learner import Learner, Parameters, whole
+from farzi_hf.distillation.learner import Learner, Parameters
+from farzi_hf.distillation.linear_head import LinearHead
 from farzi_hf.distillation.real_training import RealBatches, RealData, train_on_real
 from farzi_hf.distillation.trajectory_bank import TrajectoryBank
 from farzi_hf.engine import InnerOptimizer
@@ -43,7 +44,7 @@ class Teacher:
 
 
 GivenTeachers = PreTrainedModel | Sequence[PreTrainedModel] | TrajectoryBank
-"""Models over the summary's vocabulary, or the last checkpoints of Ω."""
+"""Trained models over the summary's vocabulary, or the last checkpoints of Ω."""
 
 
 @dataclass(frozen=True)
@@ -105,26 +106,42 @@ def head_width(learner: Learner) -> int:
     Raises:
         ValueError: the model has no linear head.
     """
-    head = _head(learner)
-    return head.in_features + (head.bias is not None)
+    return _head(learner).width
 
 
-def label_by(
-    teacher: TeacherTraining | GivenTeachers, farzi: FarziData, learner: Learner, data: RealData, settings: Any
-) -> None:
-    """Sets the labels of a summary, by teachers that are given or trained here. Groups of tokens are those that the first teacher sees alike.
+@dataclass(frozen=True)
+class Labelling:
+    """Where the labels of a summary come from.
 
     Args:
-        teacher: trained models, or how learners are trained on `data`.
-        farzi: with labels of its own; changed in place.
-        settings: a `FarziConfig`.
+        learner: the kind of model that teaches, or whose trajectories are given.
+        given: trained teachers; None if learners are to be trained for it.
     """
-    seed = settings.seed
-    is_trained = not isinstance(teacher, TeacherTraining)
-    teachers = given_teachers(teacher, learner, data.device) if is_trained else teacher.teachers(learner, data, seed)
-    if "latents" in farzi.tensors and INITIALIZATIONS[settings.initialization] is clusters:
-        start_inputs(farzi, data.dataset, settings, vectors=_embedding(teachers[0]))
-    logger.info("Labels from teachers, %.3g nats from their predictions.", label(farzi, teachers))
+
+    learner: Learner
+    given: GivenTeachers | None = None
+
+    @classmethod
+    def by(cls, teacher: GivenTeachers | PreTrainedConfig | None, learner: Learner) -> Labelling:
+        """By trained teachers, by a model of another config that is to be trained, or (None) by learners."""
+        return cls(Learner(teacher)) if isinstance(teacher, PreTrainedConfig) else cls(learner, teacher)
+
+    def __call__(self, farzi: FarziData, data: RealData, settings: Any) -> None:
+        """Sets the labels of a summary. Groups of tokens are those that the first teacher sees alike.
+
+        Args:
+            farzi: with labels of its own; changed in place.
+            data: on which teachers train.
+            settings: a `FarziConfig`.
+        """
+        learner = self.learner.to(data.device)
+        if self.given is None:
+            teachers = settings.make_teacher_training().teachers(learner, data, settings.seed)
+        else:
+            teachers = given_teachers(self.given, learner, data.device)
+        if "latents" in farzi.tensors and INITIALIZATIONS[settings.initialization] is clusters:
+            start_inputs(farzi, data.dataset, settings, vectors=_embedding(teachers[0]))
+        logger.info("Labels from teachers, %.3g nats from their predictions.", label(farzi, teachers))
 
 
 @torch.no_grad()
@@ -162,50 +179,35 @@ def label(farzi: FarziData, teachers: Sequence[Teacher]) -> float:
 
 def _factors(farzi: FarziData, teacher: Teacher) -> tuple[Tensor, Tensor]:
     """(μ·ξ, k) and (k, V), whose product is the teacher's logits."""
-    learner, found = teacher.learner, {}
+    learner, params = teacher.learner, teacher.params
     if learner.vocab_size != farzi.config.vocab_size:
         raise ValueError(
             f"teacher: it has a vocabulary of {learner.vocab_size} entries, the summary one of {farzi.config.vocab_size}; give a "
             "teacher that was trained with the summary's tokenizer or items"
         )
-
-    def keep(head: nn.Linear, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        bias = [] if head.bias is None else [head.bias[None]]
-        ones = [torch.ones_like(inputs[0][..., :1])] * len(bias)
-        found["states"] = torch.cat([inputs[0], *ones], dim=-1)
-        found["weight"] = torch.cat([head.weight.T, *bias])
-
-    states, handle = [], _head(learner).register_forward_hook(keep)
-    try:
-        for first in range(0, farzi.config.num_sequences, _CHUNK):
-            inputs, _ = batch_of(farzi.tensors, slice(first, first + _CHUNK), farzi.config.tau)
-            logits = learner.logits(teacher.params, whole(inputs))
-            states.append(found["states"])
-            if not torch.allclose(found["states"] @ found["weight"], logits, rtol=1e-3, atol=1e-3):
-                raise ValueError(
-                    f"teacher: the logits of a {type(learner.model).__name__} are not its last hidden states times its head; "
-                    "give a teacher with a linear head"
-                )
-    finally:
-        handle.remove()
-    return torch.cat(states).flatten(0, 1), found["weight"]
+    weight, bias = _head(learner).arguments(params)
+    states = []
+    for first in range(0, farzi.config.num_sequences, _CHUNK):
+        inputs, _ = batch_of(farzi.tensors, slice(first, first + _CHUNK), farzi.config.tau)
+        states.append(learner.states(params, learner.arguments(params, inputs)).flatten(0, 1))
+    states = torch.cat(states)
+    if bias is None:
+        return states, weight.T
+    return torch.cat([states, torch.ones_like(states[:, :1])], dim=1), torch.cat([weight.T, bias[None]])
 
 
 def _embedding(teacher: Teacher) -> Tensor:
     """(V, h), the input embeddings."""
-    model = teacher.learner.model
-    weight = model.get_input_embeddings().weight
-    name = next(name for name, parameter in model.named_parameters() if parameter is weight)
-    return teacher.params[name][: teacher.learner.vocab_size]
+    return teacher.learner.embeddings(teacher.params, teacher.learner.vocab_size)
 
 
-def _head(learner: Learner) -> nn.Linear:
-    head = learner.model.get_output_embeddings()
-    if not isinstance(head, nn.Linear):
+def _head(learner: Learner) -> LinearHead:
+    if learner.head is None:
         raise ValueError(
-            f"teacher: a {type(learner.model).__name__} has no linear head (get_output_embeddings); give another model, or labels='shared'"
+            f"teacher: the logits of a {type(learner.model).__name__} are not its last hidden states times a linear head; "
+            "give another model, or labels='shared'"
         )
-    return head
+    return learner.head
 
 
 def _truncated(states: Tensor, weight: Tensor, dim: int) -> tuple[Tensor, Tensor]:

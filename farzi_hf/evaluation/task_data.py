@@ -37,6 +37,9 @@ class RunSettings:
         default_factory=lambda: [0], metadata={"help": "interactions: seeds of the splits of the users"}
     )
     learner: dict | str | None = field(default=None, metadata={"help": "arguments of AutoConfig.for_model, as JSON"})
+    teacher: dict | str | None = field(
+        default=None, metadata={"help": "the same of the model that labels the inputs; by default the learner's"}
+    )
     distil: bool = field(default=True, metadata={"help": "False: make only the rows on real data"})
     num_students: int = field(default=3, metadata={"help": "students per row, each from its own start"})
     baselines: list[str] = field(
@@ -47,8 +50,12 @@ class RunSettings:
     def __post_init__(self) -> None:
         kind = data_class(self.dataset)
         self.learner = dict(kind.learner) if self.learner is None else _mapping("learner", self.learner)
-        if "model_type" not in self.learner:
-            raise ValueError(f"learner={self.learner} has no model_type: name an architecture, for instance gpt2")
+        self.teacher = None if self.teacher is None else _mapping("teacher", self.teacher)
+        for name in ("learner", "teacher"):
+            if "model_type" not in (getattr(self, name) or self.learner):
+                raise ValueError(
+                    f"{name}={getattr(self, name)} has no model_type: name an architecture, for instance gpt2"
+                )
         if self.num_students < 1:
             raise ValueError(f"num_students={self.num_students} trains nothing: give at least 1")
         if not self.splits:
@@ -157,7 +164,7 @@ class TextData(TaskData):
         "initializer_range": 0.1, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0,
     }  # fmt: skip
     task_class = LanguageModeling
-    recipe_fields = ("dataset", "vocab_size", "max_length", "learner")
+    recipe_fields = ("dataset", "vocab_size", "max_length", "learner", "teacher")
 
     @cached_property
     def _tokenized(self) -> tuple[LanguageModeling, DatasetDict]:
@@ -202,7 +209,7 @@ class InteractionData(TaskData):
 
     learner: ClassVar = {"model_type": "sasrec", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
     task_class = Recommendation
-    recipe_fields = ("dataset", "min_interactions", "learner")
+    recipe_fields = ("dataset", "min_interactions", "learner", "teacher")
 
     @cached_property
     def interactions(self) -> Interactions:

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from farzi_hf.data import IGNORED, SequenceCollator
-from farzi_hf.summary.forms import shifted_labels
 from farzi_hf.summary.soft_tokens import soft_tokens
 
 
@@ -81,7 +80,9 @@ class SoftTokenCollator:
 
     def _own(self, inputs: Sequence[Tensor], rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         latents = torch.stack([torch.as_tensor(row["labels"]) for row in rows]).to(self.label_decoder.dtype)
-        labels, given = shifted_labels(latents, self.label_decoder), torch.stack(list(inputs))
+        # Labels of their own stand where shared ones do: `labels[:, 0]` is read by nobody.
+        labels = soft_tokens(F.pad(latents, (0, 0, 1, 0)), self.label_decoder, 1.0)
+        given = torch.stack(list(inputs))
         batch = {"labels": labels, "shift_labels": labels[:, 1:].argmax(-1)}
         if given.is_floating_point():
             return {"input_ids": soft_tokens(given, self.decoder, self.tau), **batch}

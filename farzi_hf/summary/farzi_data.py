@@ -33,6 +33,7 @@ from farzi_hf.summary.forms import batch_of
 from farzi_hf.summary.hard_tokens import hard_tokens
 from farzi_hf.summary.reading import check_numbers, decode, frequencies
 from farzi_hf.summary.stock_settings import stock_arguments
+from farzi_hf.summary.vocabulary_sums import SoftTokens
 
 _SHOWN_TOKENS = 5  # likeliest tokens of each position, in the artefact's tables
 
@@ -106,7 +107,7 @@ class FarziData(nn.Module):
                 f"indices must be an integer tensor of shape (b,), got {got}; pass torch.tensor([0, 1, …])"
             )
         inputs, labels = batch_of(self.tensors, indices, self.config.tau)
-        return inputs if inputs.is_floating_point() else labels[:, 1:]
+        return (inputs if isinstance(inputs, SoftTokens) else labels).probabilities()
 
     def as_dataset(self) -> Dataset:
         """The sequences as a `datasets.Dataset` of μ rows for the stock Trainer. Use it with `collator()`.

@@ -22,10 +22,10 @@ from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from farzi_hf.summary.soft_tokens import soft_tokens
+from farzi_hf.summary.vocabulary_sums import SoftTokens
 
 Tensors = Mapping[str, Tensor]
 """The tensors of a summary, by name."""
@@ -59,9 +59,9 @@ class SoftInputs(Form):
         return {"latents": latents, "decoder": (config.latent_dim, config.vocab_size)}
 
     @staticmethod
-    def batch(tensors: Tensors, rows: Tensor | slice, tau: float) -> Tensor:
+    def batch(tensors: Tensors, rows: Tensor | slice, tau: float) -> SoftTokens:
         """Soft tokens (b, ξ, V)."""
-        return soft_tokens(tensors["latents"][rows], tensors["decoder"], tau)
+        return SoftTokens(tensors["latents"][rows], tensors["decoder"], tau)
 
 
 class TokenInputs(Form):
@@ -90,9 +90,9 @@ class SharedLabels(Form):
         return {}
 
     @staticmethod
-    def batch(tensors: Tensors, rows: Tensor | slice, inputs: Tensor) -> Tensor:
-        """(b, ξ, V): `labels[:, j + 1]` is what a student predicts after position j."""
-        return inputs
+    def batch(tensors: Tensors, rows: Tensor | slice, inputs: SoftTokens) -> SoftTokens:
+        """(b, ξ − 1, V): the input of position j + 1 is what a student predicts at position j."""
+        return SoftTokens(inputs.latents[:, 1:], inputs.decoder, inputs.tau)
 
 
 class OwnLabels(Form):
@@ -107,14 +107,9 @@ class OwnLabels(Form):
         return {"label_latents": latents, "label_decoder": (config.label_dim, config.vocab_size)}
 
     @staticmethod
-    def batch(tensors: Tensors, rows: Tensor | slice, inputs: Tensor) -> Tensor:
-        """(b, ξ + 1, V): `labels[:, j + 1]` is what a student predicts after position j; nothing reads `labels[:, 0]`."""
-        return shifted_labels(tensors["label_latents"][rows], tensors["label_decoder"])
-
-
-def shifted_labels(label_latents: Tensor, label_decoder: Tensor) -> Tensor:
-    """(b, ξ, e) and (e, V) to (b, ξ + 1, V): one position is put in front, so that labels stand where shared labels do."""
-    return soft_tokens(F.pad(label_latents, (0, 0, 1, 0)), label_decoder, 1.0)
+    def batch(tensors: Tensors, rows: Tensor | slice, inputs: Tensor | SoftTokens) -> SoftTokens:
+        """(b, ξ, V): what a student predicts at each position."""
+        return SoftTokens(tensors["label_latents"][rows], tensors["label_decoder"])
 
 
 INPUTS: dict[str, type[SoftInputs] | type[TokenInputs]] = {"soft": SoftInputs, "tokens": TokenInputs}
@@ -127,8 +122,8 @@ def device_of(tensors: Tensors) -> torch.device:
     return next(iter(tensors.values())).device
 
 
-def batch_of(tensors: Tensors, rows: Tensor | slice, tau: float) -> tuple[Tensor, Tensor]:
-    """Inputs and labels of the sequences `rows`.
+def batch_of(tensors: Tensors, rows: Tensor | slice, tau: float) -> tuple[Tensor | SoftTokens, SoftTokens]:
+    """Inputs and targets of the sequences `rows`.
 
     Args:
         tensors: of a summary.
@@ -136,7 +131,7 @@ def batch_of(tensors: Tensors, rows: Tensor | slice, tau: float) -> tuple[Tensor
         tau: τ of soft inputs.
 
     Returns:
-        Soft tokens (b, ξ, V) or ids (b, ξ); and labels (b, ξ, V), or (b, ξ + 1, V) where they are own.
+        Soft tokens (b, ξ, V) or ids (b, ξ); and what the first n positions predict, (b, n, V), where n is ξ − 1 for shared labels and ξ for own ones.
     """
     inputs = _form_of(tensors, INPUTS.values()).batch(tensors, rows, tau)
     return inputs, _form_of(tensors, LABELS.values()).batch(tensors, rows, inputs)

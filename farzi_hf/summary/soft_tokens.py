@@ -33,79 +33,12 @@ def shifted_cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tenso
                 f"labels: soft tokens of shape {found}, but the logits are {tuple(logits.shape)}; "
                 "give the model the summary's vocabulary size (config.vocab_size) and batches of its sequence length"
             )
-        labels = labels.to(logits.dtype)
-        # The compiler fuses the plain formula, and it cannot differentiate an autograd.Function twice.
-        cross_entropy = _plain_soft_cross_entropy if torch.compiler.is_compiling() else _SoftCrossEntropy.apply
-        return cross_entropy(logits, labels), logits.new_tensor(labels[:, 1:, 0].numel())
+        predicted = labels[:, 1:].to(logits.dtype)
+        log_p = logits[:, : predicted.shape[1]].log_softmax(-1)
+        return -(predicted * log_p).sum(), logits.new_tensor(predicted[..., 0].numel())
     targets = labels[:, 1:]
     loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), targets.flatten(), ignore_index=-100, reduction="sum")
     return loss, (targets != -100).sum()
-
-
-def _plain_soft_cross_entropy(z: Tensor, q: Tensor) -> Tensor:
-    return -(q[:, 1:] * z[:, : q.shape[1] - 1].log_softmax(-1)).sum()
-
-
-class _SoftCrossEntropy(torch.autograd.Function):
-    """Σ_j [logsumexp(z_j) - q_{j+1}·z_j] of logits z (b, L, V) and soft tokens q (b, n + 1, V), twice differentiable.
-
-    The first n = L − 1 or n = L positions of z predict something.
-
-    It keeps the probabilities p = softmax(z) and no other tensor of that size. It takes one sequence at a time, so that
-    (L, V) numbers stay in the processor's cache, and shifts by indexing, so that autograd never pads a slice with zeros.
-    With s = dloss: dz_j = s (p_j - q_{j+1}), dq_{j+1} = -s z_j; the derivative of dz is `_SoftCrossEntropyGradient.backward`.
-    """
-
-    @staticmethod
-    def forward(ctx, z: Tensor, q: Tensor) -> Tensor:
-        p = torch.empty_like(z)
-        loss = z.new_zeros(())
-        n = q.shape[1] - 1
-        for z_i, q_i, p_i in zip(z[:, :n], q[:, 1:], p[:, :n], strict=True):
-            torch.softmax(z_i, -1, out=p_i)
-            logsumexp = z_i.amax(-1) - p_i.amax(-1).log()
-            loss += (logsumexp - torch.linalg.vecdot(q_i, z_i)).sum()
-        ctx.save_for_backward(z, q, p)
-        return loss
-
-    @staticmethod
-    def backward(ctx, dloss: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        z, q, p = ctx.saved_tensors
-        dz = _SoftCrossEntropyGradient.apply(z, q, p, dloss) if ctx.needs_input_grad[0] else None
-        dq = -dloss * F.pad(z[:, : q.shape[1] - 1], (0, 0, 1, 0)) if ctx.needs_input_grad[1] else None
-        return dz, dq
-
-
-class _SoftCrossEntropyGradient(torch.autograd.Function):
-    """dz = dloss (p - q) as a function of z, q and dloss. p = softmax(z) is passed to be reused, and is not differentiated."""
-
-    @staticmethod
-    def forward(ctx, z: Tensor, q: Tensor, p: Tensor, dloss: Tensor) -> Tensor:
-        dz = torch.empty_like(p)
-        n = q.shape[1] - 1
-        dz[:, n:] = 0.0
-        for dz_i, q_i, p_i in zip(dz[:, :n], q[:, 1:], p[:, :n], strict=True):
-            torch.sub(p_i, q_i, out=dz_i).mul_(dloss)
-        ctx.save_for_backward(q, p, dloss)
-        return dz
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, u: Tensor) -> tuple[Tensor, Tensor | None, None, Tensor]:
-        q, p, dloss = ctx.saved_tensors
-        z_grad, ddloss = torch.empty_like(u), torch.zeros_like(dloss)
-        q_grad = torch.empty_like(q) if ctx.needs_input_grad[1] else None
-        n = q.shape[1] - 1
-        z_grad[:, n:] = 0.0
-        for i in range(len(u)):
-            u_i, p_i = u[i, :n], p[i, :n]
-            pu = torch.linalg.vecdot(p_i, u_i)
-            torch.sub(u_i, pu[:, None], out=z_grad[i, :n]).mul_(p_i).mul_(dloss)
-            ddloss += pu.sum() - torch.linalg.vecdot(q[i, 1:], u_i).sum()
-            if q_grad is not None:
-                q_grad[i, 0] = 0.0
-                torch.mul(u_i, -dloss, out=q_grad[i, 1:])
-        return z_grad, q_grad, None, ddloss
 
 
 def embed_soft_tokens(model: PreTrainedModel, tokens: Tensor) -> Tensor:

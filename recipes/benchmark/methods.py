@@ -20,6 +20,7 @@ from farzi_hf.data import load_sample_text, tokenize, word_tokenizer
 from farzi_hf.distillation import Learner, Parameters
 from farzi_hf.engine import Adjoint, InnerAdam, Tape, unroll
 from farzi_hf.summary import FarziData, FarziDataConfig, soft_tokens
+from farzi_hf.summary.vocabulary_sums import SoftTokens
 
 ADAM = {"lr": 0.01, "betas": (0.9, 0.999), "eps": 1e-4}
 EPS_ROOT = (
@@ -75,8 +76,13 @@ class Problem:
         """θ_0 in new tensors that require gradients."""
         return {name: x.clone().requires_grad_() for name, x in self.start.items()}
 
+    @property
+    def summary(self) -> tuple[Tensor, Tensor]:
+        """Latents and decoder, in which the methods differentiate."""
+        return self.latents, self.decoder
+
     def tokens(self) -> Tensor:
-        """Soft tokens q (μ, ξ, V). Every method computes them once per meta-gradient, because every inner step uses all of them."""
+        """Soft tokens q (μ, ξ, V). Other libraries compute them once per meta-gradient, because every inner step uses all of them."""
         return soft_tokens(self.latents, self.decoder, tau=1.0)
 
     def module(self) -> torch.nn.Module:
@@ -87,8 +93,8 @@ class Problem:
         return model
 
     def fused_loss(self, params: Parameters, inputs: tuple[Tensor, ...], step: int) -> Tensor:
-        """The inner loss in the form that `unroll` takes, with our fused cross-entropy."""
-        return self.learner.soft_loss(params, *inputs)
+        """The inner loss in the form that `unroll` takes. It computes the soft tokens anew in each step, chunk by chunk, and keeps none."""
+        return self.learner.soft_loss(params, SoftTokens(*inputs))
 
     def meta_gradient(self, method: Method, steps: int) -> list[Tensor]:
         """Derivatives of the outer loss in latents and decoder. The outer loss is the loss of θ_T on the real batch."""
@@ -133,8 +139,8 @@ def cross_entropy(q: Tensor, z: Tensor) -> Tensor:
 
 
 def our_loss(problem: Problem, params: Parameters, q: Tensor) -> Tensor:
-    """`Learner.soft_loss`. It shows how much the same loop gains by the fused cross-entropy alone."""
-    return problem.learner.soft_loss(params, q)
+    """`Learner.soft_loss`. It shows how much the same loop gains by this loss alone."""
+    return problem.fused_loss(params, problem.summary, 0)
 
 
 def adam_step(w: list[Tensor], m: list[Tensor], v: list[Tensor], g: list[Tensor], t: int) -> tuple[list[Tensor], ...]:
@@ -230,13 +236,13 @@ class Ours:
     torch_compile: bool = False
 
     def __call__(self, problem: Problem, steps: int) -> Parameters:
-        return self.train(problem, problem.tokens(), steps, self.adjoint())
+        return self.train(problem, steps, self.adjoint())
 
-    def train(self, problem: Problem, q: Tensor, steps: int, adjoint: Adjoint) -> Parameters:
+    def train(self, problem: Problem, steps: int, adjoint: Adjoint) -> Parameters:
         return unroll(
             problem.fused_loss,
             problem.start,
-            (q,),
+            problem.summary,
             optimizer=InnerAdam(**ADAM),
             steps=steps,
             adjoint=adjoint,
@@ -248,13 +254,13 @@ class Ours:
 
         G is measured in a loop without a record, and R in the backward pass of `Tape`. Neither of them computes anything twice.
         """
-        steps, q = 4, problem.tokens()
+        steps = 4
 
         def forward() -> Parameters:
             with torch.no_grad():
-                return self.train(problem, q, steps, Tape())
+                return self.train(problem, steps, Tape())
 
-        theta = list(self.train(problem, q, steps, Tape()).values())
+        theta = list(self.train(problem, steps, Tape()).values())
         ones = [torch.ones_like(x) for x in theta]
-        reverse = timer(lambda: torch.autograd.grad(theta, q, ones))
+        reverse = timer(lambda: torch.autograd.grad(theta, problem.summary, ones))
         return timer(forward)[0] / steps, reverse[0] / steps

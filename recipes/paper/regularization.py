@@ -31,6 +31,7 @@ from farzi_hf.evaluation import Claim, Comparison, Row, Student
 from farzi_hf.evaluation.metrics import token_statistics
 from farzi_hf.plots import plot_comparison
 from farzi_hf.summary.forms import Tensors
+from farzi_hf.summary.vocabulary_sums import SoftTokens
 
 NAIVE = "Farzi, unfactorised"
 NEGLIGIBLE = 1e-4  # share of the largest singular value; smaller values are float32 rounding errors
@@ -50,7 +51,7 @@ class UnfactorisedTraining(SyntheticTraining):
 
         def loss(params: Parameters, inputs: tuple[Tensor, ...], step: int) -> Tensor:
             selected = inputs[0] if rows is None else inputs[0][rows[step - 1]]
-            return learner.soft_loss(params, torch.softmax(selected / self.tau, dim=-1))
+            return learner.soft_loss(params, SoftTokens(selected, None, self.tau))
 
         return loss
 

@@ -23,6 +23,7 @@ from transformers.models.gpt2.modeling_gpt2 import GPT2LMHeadModel
 
 from farzi_hf.distillation import Learner
 from farzi_hf.models import fmlp
+from farzi_hf.summary.vocabulary_sums import SoftTokens
 
 BIDIRECTIONAL = {
     "bert": {"num_hidden_layers": 2}, "roberta": {"num_hidden_layers": 1}, "electra": {"num_hidden_layers": 1},
@@ -163,7 +164,7 @@ def test_a_model_that_changes_its_weights_is_refused():
     )
     learner = Learner(RwkvConfig(**size, rescale_every=0))
     theta = {name: weight.requires_grad_() for name, weight in learner.initial_parameters(0).items()}
-    loss = learner.soft_loss(theta, torch.full((2, 5, V), 1 / V))
+    loss = learner.soft_loss(theta, SoftTokens(torch.zeros(2, 5, V), None))
     (first,) = torch.autograd.grad(loss, theta["head.weight"], create_graph=True)
     assert torch.autograd.grad(first.square().sum(), theta["rwkv.blocks.0.attention.time_decay"])[0].isfinite().all()
 

@@ -254,6 +254,23 @@ def test_no_outer_step_leaves_the_summary_at_its_start(tmp_path, sequences, toke
     assert FarziData.from_pretrained(tmp_path / "s").fingerprint() == trainer.model.fingerprint()
 
 
+def test_a_teacher_of_another_config_is_trained_and_labels(tmp_path, sequences, tokenizer):
+    """It is wider than the learner, and so are the labels, unless `label_dim` says less."""
+    wide = tiny_learner(V)
+    wide.n_embd = 24
+    widths = []
+    for settings in ({}, {"label_dim": 10}):
+        trainer = tiny_trainer(
+            tmp_path / str(len(widths)), sequences, tokenizer, trainer={"teacher": wide}, **OWN, **settings
+        )
+        before = trainer.model.label_latents.clone()
+        trainer.tune_initialization()
+        assert not torch.equal(trainer.model.label_latents, before)
+        assert trainer.learner.model.config.n_embd == 16
+        widths.append(trainer.model.config.label_dim)
+    assert widths == [24, 10]
+
+
 def test_groups_of_tokens_are_those_that_the_teacher_sees_alike(tmp_path, sequences, tokenizer):
     torch.manual_seed(0)
     teacher = AutoModelForCausalLM.from_config(tiny_learner(V))

@@ -80,7 +80,7 @@ def test_higher_differentiates_another_adam():
 
     def other(problem, steps):
         optimizer = OtherAdam(**ADAM)
-        return unroll(problem.fused_loss, problem.start, (problem.tokens(),), optimizer=optimizer, steps=steps)
+        return unroll(problem.fused_loss, problem.start, problem.summary, optimizer=optimizer, steps=steps)
 
     assert error_of("higher", torch.float64) > 0.1
     found, expected = (problem(torch.float64).meta_gradient(m, STEPS) for m in (METHODS["higher"], other))

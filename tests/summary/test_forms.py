@@ -10,7 +10,6 @@ import torch
 from datasets import get_dataset_config_names
 from tiny_artefacts import WORDS, tiny, word_tokenizer
 from tiny_models import LENGTH, V, tiny_model
-from torch import Tensor
 from transformers import Trainer
 
 from farzi_hf import FarziData, FarziDataConfig, attach_soft_inputs, soft_cross_entropy
@@ -18,7 +17,6 @@ from farzi_hf.artefact.hub import PLACEHOLDER
 from farzi_hf.distillation import Learner, SyntheticTraining
 from farzi_hf.engine import InnerAdam
 from farzi_hf.summary.forms import batch_of
-from farzi_hf.summary.soft_tokens import shifted_cross_entropy
 
 FORMS = {
     "paper": {},
@@ -41,38 +39,25 @@ def summary(form: dict, **changes) -> FarziData:
 def test_own_labels_are_what_a_position_predicts():
     farzi = tiny(**FORMS["own"])
     rows = torch.tensor([2, 0])
-    inputs, labels = batch_of(farzi.tensors, rows, farzi.config.tau)
-    torch.testing.assert_close(inputs, torch.softmax(farzi.latents[rows] @ farzi.decoder, -1))
-    torch.testing.assert_close(labels[:, 1:], torch.softmax(farzi.label_latents[rows] @ farzi.label_decoder, -1))
-    logits = torch.randn(2, 5, 7)
-    loss, count = shifted_cross_entropy(logits, labels)
-    torch.testing.assert_close(loss, -(labels[:, 1:] * logits.log_softmax(-1)).sum())
-    assert count == 2 * 5
+    inputs, targets = batch_of(farzi.tensors, rows, farzi.config.tau)
+    torch.testing.assert_close(inputs.probabilities(), torch.softmax(farzi.latents[rows] @ farzi.decoder, -1))
+    expected = torch.softmax(farzi.label_latents[rows] @ farzi.label_decoder, -1)
+    torch.testing.assert_close(targets.probabilities(), expected)
 
 
 def test_shared_labels_are_the_next_inputs():
     farzi = tiny()
-    inputs, labels = batch_of(farzi.tensors, slice(1, 3), 1.0)
-    assert labels is inputs
+    inputs, targets = batch_of(farzi.tensors, slice(1, 3), 0.5)
+    assert torch.equal(targets.probabilities(), inputs.probabilities()[:, 1:])
 
 
 def test_ids_are_read_as_they_are():
     farzi = tiny(**FORMS["tokens"])
-    inputs, labels = batch_of(farzi.tensors, torch.tensor([1]), 1.0)
+    inputs, targets = batch_of(farzi.tensors, torch.tensor([1]), 1.0)
     assert torch.equal(inputs, farzi.input_ids[1:2].long())
-    assert labels.shape == (1, 6, 7)
+    assert targets.shape == (1, 5, 7)
     assert {name for name, _ in farzi.named_parameters()} == {"label_latents", "label_decoder"}
-    torch.testing.assert_close(farzi(torch.tensor([1])), labels[:, 1:])
-
-
-def test_the_loss_on_own_labels_has_both_derivatives():
-    def loss(z: Tensor, q: Tensor) -> Tensor:
-        return shifted_cross_entropy(z, q)[0]
-
-    z = torch.randn(2, 3, 5, dtype=torch.float64, requires_grad=True)
-    q = torch.randn(2, 4, 5, dtype=torch.float64).softmax(-1).requires_grad_()
-    assert torch.autograd.gradcheck(loss, (z, q))
-    assert torch.autograd.gradgradcheck(loss, (z, q))
+    torch.testing.assert_close(farzi(torch.tensor([1])), targets.probabilities())
 
 
 @pytest.mark.parametrize(
@@ -121,9 +106,9 @@ def test_the_code_of_its_card_runs(tmp_path, form):
     for block in blocks:
         block = block.replace('split="train"', f"split='train', cache_dir={str(tmp_path / 'cache')!r}")
         exec(block.replace(PLACEHOLDER, str(tmp_path / "artefact")), names)
-    _, labels = batch_of(farzi.tensors, slice(0, 1), farzi.config.tau)
+    _, targets = batch_of(farzi.tensors, slice(0, 1), farzi.config.tau)
     if form:
-        torch.testing.assert_close(names["targets"], labels[:, 1:].detach())
+        torch.testing.assert_close(names["targets"], targets.probabilities().detach())
     ast.parse(train)
 
 

@@ -15,6 +15,7 @@ from transformers.modeling_outputs import CausalLMOutput
 from farzi_hf.distillation import Learner
 from farzi_hf.models import RNNConfig
 from farzi_hf.summary import attach_soft_inputs, soft_cross_entropy
+from farzi_hf.summary.vocabulary_sums import SoftTokens
 
 
 @pytest.fixture(params=CONFIGS)
@@ -168,7 +169,9 @@ def test_the_stock_trainer_sees_the_gradient_of_the_inner_loop(kind):
     model, soft = tiny_model(kind), tiny_summary()(torch.arange(3)).detach()
     learner = Learner(model)
     theta = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
-    expected = torch.autograd.grad(learner.soft_loss(theta, soft), list(theta.values()), materialize_grads=True)
+    expected = torch.autograd.grad(
+        learner.soft_loss(theta, SoftTokens(soft.log(), None)), list(theta.values()), materialize_grads=True
+    )
     model = attach_soft_inputs(model).eval()
     soft_cross_entropy(model(input_ids=soft), soft).backward()
     for (name, p), gradient in zip(model.named_parameters(), expected, strict=True):

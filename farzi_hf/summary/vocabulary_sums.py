@@ -1,0 +1,390 @@
+"""Sums over a large vocabulary: the cross-entropy of a linear head, and the mean embedding of soft tokens. Both are twice differentiable.
+
+Logits z = h M and soft tokens q = softmax(u D / τ) are numbers for each position and each of the V entries. Nothing of that size is
+kept: a chunk of positions is computed, used and forgotten, and computed again for the derivatives. Time is linear in the number of
+positions and in V, and memory is the chunk, and the arguments with their gradients.
+
+An inner step needs three things of each function: its value, its gradient in the weights, and the product of a vector with the derivative of
+that gradient. The gradient of the cross-entropy comes at once with its value.
+
+In the docstrings, j is a position, v an entry of the vocabulary, p_j = softmax(z_j), and ⟨a, b⟩ is a sum over the vocabulary.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+CHUNK = {"cpu": 1 << 18, "cuda": 1 << 26}
+"""The numbers of a chunk, by the kind of device. A processor's cache should hold a few chunks; a GPU should be busy with one."""
+KEPT = 1 << 23
+"""Soft tokens with no more numbers than this (32 MiB) are computed once and kept."""
+
+
+class Targets(ABC):
+    """What n positions should predict: a distribution over the vocabulary each."""
+
+    tensors: tuple[Tensor, ...] = ()
+    """Those that the distributions depend on."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """n."""
+
+    @abstractmethod
+    def cross_entropy(self, logits: Tensor) -> Tensor:
+        """Σ_j [logsumexp(z_j) − ⟨q_j, z_j⟩] of logits (n, V), by torch's own functions."""
+
+    @abstractmethod
+    def at(self, rows: slice, buffer: Tensor) -> Tensor:
+        """The targets of some positions, in the form that `dot` and `subtract` take. They may be written into `buffer` (r, V)."""
+
+    @abstractmethod
+    def dot(self, q: Tensor, z: Tensor, buffer: Tensor) -> Tensor:
+        """Σ_j ⟨q_j, z_j⟩. Overwrites `buffer`."""
+
+    @abstractmethod
+    def subtract(self, q: Tensor, p: Tensor) -> Tensor:
+        """p − q, written into p."""
+
+    def pull_back(  # noqa: B027  ids have no derivative
+        self, rows: slice, q: Tensor, dq: Tensor, totals: Sequence[Tensor | None]
+    ) -> None:
+        """Adds the derivatives in `tensors` to `totals`, if `dq` (r, V) is that in q. Overwrites `dq`."""
+
+
+@dataclass(frozen=True, eq=False)
+class HardTargets(Targets):
+    """Ids (n,)."""
+
+    ids: Tensor
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def cross_entropy(self, logits: Tensor) -> Tensor:
+        return F.cross_entropy(logits, self.ids, reduction="sum")
+
+    def at(self, rows: slice, buffer: Tensor) -> Tensor:
+        return self.ids[rows, None]
+
+    def dot(self, q: Tensor, z: Tensor, buffer: Tensor) -> Tensor:
+        return z.gather(1, q).sum()
+
+    def subtract(self, q: Tensor, p: Tensor) -> Tensor:
+        return p.scatter_add_(1, q, torch.full_like(q, -1, dtype=p.dtype))
+
+
+@dataclass(frozen=True, eq=False)
+class SoftTokens(Targets):
+    """`softmax(latents @ decoder / τ)`: distributions over the vocabulary, as the factors that they are made of.
+
+    Args:
+        latents: (…, d).
+        decoder: (d, V); None if the latents have V numbers themselves.
+        tau: τ.
+    """
+
+    latents: Tensor
+    decoder: Tensor | None
+    tau: float = 1.0
+
+    @property
+    def shape(self) -> torch.Size:
+        """(…, V)."""
+        entries = (self.latents if self.decoder is None else self.decoder).shape[-1]
+        return torch.Size((*self.latents.shape[:-1], entries))
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.latents,) if self.decoder is None else (self.latents, self.decoder)
+
+    def probabilities(self) -> Tensor:
+        """All of them at once, (…, V)."""
+        z = self.latents if self.decoder is None else self.latents @ self.decoder
+        return torch.softmax(z / self.tau, dim=-1)
+
+    def flat(self) -> SoftTokens:
+        """The same with one axis of positions."""
+        return SoftTokens(self.latents.flatten(0, -2), self.decoder, self.tau)
+
+    def __len__(self) -> int:
+        return len(self.latents)
+
+    @cached_property
+    def _kept(self) -> Tensor | None:
+        return self.probabilities().detach() if self.shape.numel() <= KEPT else None
+
+    def cross_entropy(self, logits: Tensor) -> Tensor:
+        return -(self.probabilities() * logits.log_softmax(-1)).sum()
+
+    def at(self, rows: slice, buffer: Tensor) -> Tensor:
+        if self._kept is not None:
+            return self._kept[rows]
+        z = self.latents[rows].detach() / self.tau
+        if self.decoder is not None:
+            z = torch.mm(z, self.decoder.detach(), out=buffer)
+        return torch.softmax(z, -1, out=buffer)
+
+    def dot(self, q: Tensor, z: Tensor, buffer: Tensor) -> Tensor:
+        return torch.mul(q, z, out=buffer).sum()
+
+    def subtract(self, q: Tensor, p: Tensor) -> Tensor:
+        return p.sub_(q)
+
+    def pull_back(self, rows: slice, q: Tensor, dq: Tensor, totals: Sequence[Tensor | None]) -> None:
+        dz = _through_softmax(q, dq)
+        if self.decoder is None:
+            totals[0][rows].add_(dz, alpha=1 / self.tau)
+            return
+        dlatents, ddecoder = totals
+        if dlatents is not None:
+            dlatents[rows].addmm_(dz, self.decoder.T, alpha=1 / self.tau)
+        if ddecoder is not None:
+            ddecoder.addmm_(self.latents[rows].T, dz, alpha=1 / self.tau)
+
+
+def _through_softmax(p: Tensor, dp: Tensor) -> Tensor:
+    """p ∘ (dp − ⟨p, dp⟩), written into dp: from the derivative in the value p of a softmax to that in its argument."""
+    return torch._softmax_backward_data(dp, p, -1, p.dtype, grad_input=dp)
+
+
+class _Chunks:
+    """Slices that cover n positions, and buffers (r, V) that each of them uses anew.
+
+    Args:
+        head: (k, V); the chunks go with its size.
+    """
+
+    def __init__(self, n: int, head: Tensor, buffers: int) -> None:
+        width, entries = head.shape  # with fewer rows than its width, products would read the head for little work
+        self.n, self.rows = n, min(n, max(width, CHUNK.get(head.device.type, CHUNK["cpu"]) // entries))
+        self.buffers = [head.new_empty(self.rows, entries) for _ in range(buffers)]
+
+    def __iter__(self) -> Iterator[tuple[slice, list[Tensor]]]:
+        for first in range(0, self.n, max(1, self.rows)):
+            rows = slice(first, min(first + self.rows, self.n))
+            yield rows, [buffer[: rows.stop - first] for buffer in self.buffers]
+
+
+def _zeros(tensors: Sequence[Tensor], needed: Sequence[bool]) -> list[Tensor | None]:
+    return [torch.zeros_like(x) if need else None for x, need in zip(tensors, needed, strict=True)]
+
+
+def _check_once(name: str) -> None:
+    """Raises RuntimeError where a derivative is asked for that can be differentiated again."""
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            f"the derivative in the {name} cannot be differentiated again, but create_graph is True; take this derivative without "
+            "it, or compute the loss from SoftTokens.probabilities()"
+        )
+
+
+# -- cross-entropy ---------------------------------------------------------------------------------------------------
+
+
+def linear_cross_entropy(states: Tensor, weight: Tensor | None, bias: Tensor | None, targets: Targets) -> Tensor:
+    """Σ_j [logsumexp(z_j) − ⟨q_j, z_j⟩] in nats, a scalar.
+
+    The first derivatives in states, weight and bias can be differentiated again, in everything. Those in the targets cannot:
+    with create_graph=True they raise an error.
+
+    Args:
+        states: (n, k).
+        weight: (V, k) of the head; None if the states are the logits, which are then kept.
+        bias: (V,), or None.
+        targets: q, n of them.
+    """
+    with torch.autocast(states.device.type, enabled=False):
+        if weight is None:
+            return targets.cross_entropy(states)
+        if torch.compiler.is_compiling():  # it fuses the plain formula, and cannot differentiate a Function twice
+            return targets.cross_entropy(F.linear(states, weight, bias))
+        # Transposed, so that sums over V run along the memory. A bias is one more row, where states have a 1.
+        head = weight.T if bias is None else torch.cat([weight.T, bias[None]])
+        h = states if bias is None else torch.cat([states, torch.ones_like(states[:, :1])], dim=1)
+        value = _CrossEntropy.apply(targets, h, head.contiguous())
+        if any(x.requires_grad for x in targets.tensors):
+            value = value + _TargetDerivative.apply(targets, h.detach(), head.detach(), *targets.tensors)
+    return value
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """The value, and with s its derivative: dh_j = s Σ_v (p − q)_jv M_v and dM_v = s Σ_j (p − q)_jv h_j."""
+
+    @staticmethod
+    def forward(ctx: Any, targets: Targets, h: Tensor, head: Tensor) -> Tensor:
+        value, (dh, dhead) = h.new_zeros(()), _zeros((h, head), ctx.needs_input_grad[1:])
+        for rows, (z, p, other) in _Chunks(len(h), head, 3):
+            torch.mm(h[rows], head, out=z)
+            q = targets.at(rows, other)
+            torch.softmax(z, -1, out=p)
+            value += (z.amax(1) - p.amax(1).log()).sum() - targets.dot(q, z, z)
+            difference = targets.subtract(q, p)
+            if dh is not None:
+                torch.mm(difference, head.T, out=dh[rows])
+            if dhead is not None:
+                dhead.addmm_(h[rows].T, difference)
+        ctx.targets = targets
+        ctx.save_for_backward(h, head, dh, dhead)
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, s: Tensor) -> tuple[Any, ...]:
+        h, head, dh, dhead = ctx.saved_tensors
+        return None, *_Gradient.apply(ctx.targets, dh, dhead, s, h, head, *ctx.targets.tensors)
+
+
+class _Gradient(torch.autograd.Function):
+    """s times (dh, dM), which `_CrossEntropy` has found for s = 1. Its derivatives along the cotangents (a, A):
+
+    with y = a M + h A and r_j = p_j ∘ (y_j − ⟨p_j, y_j⟩), they are s Σ_v r_jv M_v + (p − q)_jv A_v in h_j,
+    s Σ_j r_jv h_j + (p − q)_jv a_j in M_v, −s y_j in q_j, and ⟨a, dh⟩ + ⟨A, dM⟩ in s.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, targets: Targets, dh: Any, dhead: Any, s: Tensor, h: Tensor, head: Tensor, *tensors: Tensor
+    ) -> tuple:
+        ctx.targets = targets
+        ctx.save_for_backward(dh, dhead, s, h, head)
+        ctx.set_materialize_grads(False)
+        return tuple(None if x is None else x * s for x in (dh, dhead))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, a: Tensor | None, big_a: Tensor | None) -> tuple[Any, ...]:
+        dh, dhead, s, h, head = ctx.saved_tensors
+        targets, needed = ctx.targets, ctx.needs_input_grad[4:]
+        ds = sum((x * y).sum() for x, y in ((dh, a), (dhead, big_a)) if y is not None)
+        totals = h_bar, head_bar, *_ = _zeros((h, head, *targets.tensors), needed)
+        for rows, (p, y, other) in _Chunks(len(h), head, 3):
+            torch.softmax(torch.mm(h[rows], head, out=y), -1, out=p)
+            q = targets.at(rows, other)
+            y.zero_()
+            if a is not None:
+                y.addmm_(a[rows], head)
+            if big_a is not None:
+                y.addmm_(h[rows], big_a)
+            if any(needed[2:]):
+                targets.pull_back(rows, q, -y, totals[2:])
+            r = _through_softmax(p, y)
+            difference = targets.subtract(q, p)
+            if h_bar is not None:
+                h_bar[rows].addmm_(r, head.T)
+                if big_a is not None:
+                    h_bar[rows].addmm_(difference, big_a.T)
+            if head_bar is not None:
+                head_bar.addmm_(h[rows].T, r)
+                if a is not None:
+                    head_bar.addmm_(a[rows].T, difference)
+        return None, None, None, ds, *(None if total is None else total.mul_(s) for total in totals)
+
+
+class _TargetDerivative(torch.autograd.Function):
+    """Zero, with the derivatives of −Σ_j ⟨q_j, z_j⟩ in the targets' tensors.
+
+    It is a node of its own, so that autograd computes them only where somebody asks for them. An inner step does not.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, targets: Targets, h: Tensor, head: Tensor, *tensors: Tensor) -> Tensor:
+        ctx.targets = targets
+        ctx.save_for_backward(h, head)
+        return h.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, s: Tensor) -> tuple[Any, ...]:
+        _check_once("targets")
+        targets, (h, head) = ctx.targets, ctx.saved_tensors
+        totals = _zeros(targets.tensors, ctx.needs_input_grad[3:])
+        for rows, (z, other) in _Chunks(len(h), head, 2):
+            torch.mm(h[rows], head, out=z).mul_(-s)
+            targets.pull_back(rows, targets.at(rows, other), z, totals)
+        return None, None, None, *totals
+
+
+# -- embedding -------------------------------------------------------------------------------------------------------
+
+
+def mean_embedding(tokens: SoftTokens, table: Tensor) -> Tensor:
+    """Σ_v q_v E_v: soft tokens (…, V) and the embeddings E (V, h) of all entries give (…, h).
+
+    The first derivatives in E can be differentiated again, in everything. Those in the tokens cannot: with
+    create_graph=True they raise an error.
+    """
+    with torch.autocast(table.device.type, enabled=False):
+        if torch.compiler.is_compiling():
+            return tokens.probabilities() @ table
+        flat = tokens.flat()
+        x = _MeanEmbedding.apply(flat, table)
+        if any(y.requires_grad for y in flat.tensors):
+            x = x + _TokenDerivative.apply(flat, table.detach(), *flat.tensors)
+    return x.view(*tokens.shape[:-1], -1)
+
+
+class _MeanEmbedding(torch.autograd.Function):
+    """x_j = Σ_v q_jv E_v, (n, h); dE_v = Σ_j q_jv dx_j."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: SoftTokens, table: Tensor) -> Tensor:
+        ctx.tokens, ctx.entries = tokens, table.T.detach()
+        x = table.new_empty(len(tokens), table.shape[1])
+        for rows, (other,) in _Chunks(len(x), ctx.entries, 1):
+            torch.mm(tokens.at(rows, other), table, out=x[rows])
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, dx: Tensor) -> tuple[None, Tensor]:
+        return None, _TableGradient.apply(ctx.tokens, ctx.entries, dx, *ctx.tokens.tensors).T
+
+
+class _TableGradient(torch.autograd.Function):
+    """dE (h, V), transposed; with A the cotangent of it, its derivatives are Σ_v q_jv A_v in dx_j, and ⟨A_v, dx_j⟩ in q_jv."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: SoftTokens, entries: Tensor, dx: Tensor, *tensors: Tensor) -> Tensor:
+        ctx.tokens = tokens
+        ctx.save_for_backward(dx)
+        total = torch.zeros_like(entries, memory_format=torch.contiguous_format)
+        for rows, (other,) in _Chunks(len(dx), entries, 1):
+            total.addmm_(dx[rows].T, tokens.at(rows, other))
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, big_a: Tensor) -> tuple[Any, ...]:
+        tokens, (dx,), needed = ctx.tokens, ctx.saved_tensors, ctx.needs_input_grad[3:]
+        totals, dx_bar, big_a = _zeros(tokens.tensors, needed), torch.empty_like(dx), big_a.contiguous()
+        for rows, (dq, other) in _Chunks(len(dx), big_a, 2):
+            q = tokens.at(rows, other)
+            torch.mm(q, big_a.T, out=dx_bar[rows])
+            if any(needed):
+                tokens.pull_back(rows, q, torch.mm(dx[rows], big_a, out=dq), totals)
+        return None, None, dx_bar, *totals
+
+
+class _TokenDerivative(torch.autograd.Function):
+    """Zeros (n, h), with the derivatives of x_j = Σ_v q_jv E_v in the tensors of q. It is a node of its own, as `_TargetDerivative` is."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: SoftTokens, table: Tensor, *tensors: Tensor) -> Tensor:
+        ctx.tokens, ctx.entries = tokens, table.T.contiguous()
+        return table.new_zeros(len(tokens), table.shape[1])
+
+    @staticmethod
+    def backward(ctx: Any, dx: Tensor) -> tuple[Any, ...]:
+        _check_once("tokens")
+        tokens, entries = ctx.tokens, ctx.entries
+        totals = _zeros(tokens.tensors, ctx.needs_input_grad[2:])
+        for rows, (dq, other) in _Chunks(len(dx), entries, 2):
+            tokens.pull_back(rows, tokens.at(rows, other), torch.mm(dx[rows], entries, out=dq), totals)
+        return None, None, *totals

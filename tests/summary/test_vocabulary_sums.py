@@ -1,0 +1,153 @@
+"""Sums over the vocabulary: equal to the plain formulas up to second derivatives, whatever the chunks, and without a tensor of that size."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from farzi_hf.summary import vocabulary_sums
+from farzi_hf.summary.vocabulary_sums import HardTargets, SoftTokens, linear_cross_entropy, mean_embedding
+
+N, K, V, D, TAU = 7, 3, 11, 2, 0.7
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64).requires_grad_()
+
+
+@pytest.fixture(params=["one chunk", "many chunks"])
+def chunks(request, monkeypatch):
+    if request.param == "many chunks":
+        monkeypatch.setitem(vocabulary_sums.CHUNK, "cpu", 2 * V)
+        monkeypatch.setattr(vocabulary_sums, "KEPT", 0)
+
+
+def derivatives(value: Tensor, weights: list[Tensor], everything: list[Tensor]) -> list[Tensor]:
+    """The value, all first derivatives, and the derivatives in everything of those in the weights, along a random direction."""
+    first = torch.autograd.grad(value, everything, retain_graph=True)
+    again = torch.autograd.grad(value, weights, create_graph=True)
+    along = sum((g * normal(*g.shape, seed=9).detach()).sum() for g in again)
+    return [value, *first, *torch.autograd.grad(along, everything, materialize_grads=True)]
+
+
+def assert_equal(found: list[Tensor], expected: list[Tensor]) -> None:
+    for ours, theirs in zip(found, expected, strict=True):
+        assert theirs.abs().max() > 1e-3
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+
+
+def plain_cross_entropy(h: Tensor, w: Tensor, c: Tensor | None, q: Tensor) -> Tensor:
+    z = F.linear(h, w, c)
+    return (z.logsumexp(-1) - (q * z).sum(-1)).sum()
+
+
+@pytest.mark.parametrize("factored", [True, False])
+@pytest.mark.parametrize("biased", [True, False])
+def test_cross_entropy_of_soft_tokens_is_the_plain_formula(chunks, biased, factored):
+    weights = [normal(N, K), normal(V, K, seed=1), *([normal(V, seed=2)] if biased else [])]
+    tokens = [normal(N, D, seed=3), normal(D, V, seed=4)] if factored else [normal(N, V, seed=3)]
+    latents, decoder = tokens if factored else (*tokens, None)
+    h, w, c = weights if biased else (*weights, None)
+    q = torch.softmax((latents @ decoder if factored else latents) / TAU, -1)
+    everything = [*weights, *tokens]
+    expected = derivatives(0.3 * plain_cross_entropy(h, w, c, q), weights, everything)
+    found = 0.3 * linear_cross_entropy(h, w, c, SoftTokens(latents, decoder, TAU))
+    assert_equal(derivatives(found, weights, everything), expected)
+
+
+def test_cross_entropy_of_ids_is_torchs(chunks):
+    weights = [normal(N, K), normal(V, K, seed=1), normal(V, seed=2)]
+    ids = torch.randint(V, (N,), generator=torch.Generator().manual_seed(0))
+    expected = derivatives(F.cross_entropy(F.linear(*weights), ids, reduction="sum"), weights, weights)
+    assert_equal(derivatives(linear_cross_entropy(*weights, HardTargets(ids)), weights, weights), expected)
+
+
+def test_cross_entropy_of_logits_is_torchs():
+    z, ids = normal(N, V), torch.arange(N)
+    q = SoftTokens(normal(N, V, seed=1), None)
+    torch.testing.assert_close(linear_cross_entropy(z, None, None, HardTargets(ids)), F.cross_entropy(z, ids) * N)
+    expected = -(q.probabilities() * z.log_softmax(-1)).sum()
+    torch.testing.assert_close(linear_cross_entropy(z, None, None, q), expected)
+
+
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_a_frozen_argument_changes_nothing_for_the_other(chunks, frozen):
+    weights, tokens = [normal(N, K), normal(V, K, seed=1)], [normal(N, D, seed=3), normal(D, V, seed=4)]
+    weights[frozen] = weights[frozen].detach()
+    trained = [weights[1 - frozen]]
+    q = torch.softmax(tokens[0] @ tokens[1] / TAU, -1)
+    expected = derivatives(plain_cross_entropy(*weights, None, q), trained, [*trained, *tokens])
+    found = linear_cross_entropy(*weights, None, SoftTokens(*tokens, TAU))
+    assert_equal(derivatives(found, trained, [*trained, *tokens]), expected)
+
+
+def test_mean_embedding_is_the_plain_product(chunks):
+    """In a loss that is not linear in the embeddings, as a network is not."""
+    tokens, table, mixing = [normal(N, D), normal(D, V, seed=1)], normal(V, 4, seed=2), normal(4, 4, seed=3).detach()
+
+    def loss(x: Tensor) -> Tensor:
+        return torch.tanh(x @ mixing).square().sum()
+
+    everything = [*tokens, table]
+    expected = derivatives(loss(torch.softmax(tokens[0] @ tokens[1] / TAU, -1) @ table), [table], everything)
+    found = derivatives(loss(mean_embedding(SoftTokens(*tokens, TAU), table)), [table], everything)
+    assert_equal(found, expected)
+
+
+def test_one_hot_tokens_have_the_embedding_of_their_ids():
+    table, ids = normal(V, 4), torch.tensor([[3, 0], [10, 3]])
+    found = mean_embedding(SoftTokens(F.one_hot(ids, V).double().log(), None), table)
+    assert torch.equal(found, table[ids])
+
+
+def test_large_logits_do_not_overflow():
+    h = torch.tensor([[1e4], [0.0]], requires_grad=True)
+    w = torch.tensor([[1.0], [-1.0], [0.0]])
+    loss = linear_cross_entropy(h, w, None, HardTargets(torch.tensor([2, 1])))
+    assert loss.item() == pytest.approx(1e4 + math.log(3))
+    assert torch.autograd.grad(loss, h)[0].flatten().tolist() == pytest.approx([1.0, 1.0])
+
+
+def test_a_second_derivative_that_is_not_there_raises():
+    h, w, latents = normal(N, K), normal(V, K, seed=1), normal(N, V, seed=2)
+    value = linear_cross_entropy(h, w, None, SoftTokens(latents, None))
+    with pytest.raises(RuntimeError, match="derivative in the targets cannot be differentiated again"):
+        torch.autograd.grad(value, latents, create_graph=True)
+    with pytest.raises(RuntimeError, match="derivative in the tokens cannot be differentiated again"):
+        torch.autograd.grad(mean_embedding(SoftTokens(latents, None), w).sum(), latents, create_graph=True)
+
+
+def test_autocast_does_not_round():
+    h, w = torch.randn(N, 8), torch.randn(V, 8)
+    ids = torch.arange(N)
+    expected = linear_cross_entropy(h, w, None, HardTargets(ids))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert linear_cross_entropy(h, w, None, HardTargets(ids)) == expected
+
+
+def test_no_tensor_has_the_size_of_positions_times_vocabulary(monkeypatch):
+    """Value, gradient and second derivatives; a chunk has a thousandth of the positions."""
+    monkeypatch.setitem(vocabulary_sums.CHUNK, "cpu", 1 << 12)
+    monkeypatch.setattr(vocabulary_sums, "KEPT", 0)
+    n, v = 2000, 1000
+    h, w, u, d = (torch.randn(*s).requires_grad_() for s in ((n, 4), (v, 4), (n, 3), (3, v)))
+    sizes = []
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            sizes.extend(x.numel() for x in torch.utils._pytree.tree_leaves(out) if isinstance(x, Tensor))
+            return out
+
+    with Watch():
+        tokens = SoftTokens(u, d)
+        loss = linear_cross_entropy(h + mean_embedding(tokens, w), w, None, tokens)
+        g = torch.autograd.grad(loss, (h, w), create_graph=True)
+        sum(x.square().sum() for x in g).backward()
+    assert u.grad.abs().sum() > 0
+    assert max(sizes) <= 4 * max(n, v) < n * v / 100
