@@ -17,6 +17,7 @@ from torch import Tensor
 
 from farzi_hf.engine.adjoints import ADJOINTS, Adjoint
 from farzi_hf.engine.inner_loop import Buffers, InnerLoop
+from farzi_hf.engine.step_memory import StepMemory
 
 logger = logging.getLogger(__name__)
 
@@ -24,12 +25,12 @@ logger = logging.getLogger(__name__)
 def choose_adjoint(loop: InnerLoop, w: Buffers, inputs: Buffers) -> Adjoint:
     """The fastest adjoint that supports the loop and needs no more than its `share` of the device's memory.
 
-    The memory of each adjoint is estimated from the graph of one step, which is measured once per loss and shapes. The choice
+    The memory of each adjoint is estimated from that of one step, which is measured once per loss and shapes. The choice
     and its reason are logged (level INFO). If no adjoint fits, the one with the least memory is taken, with a warning.
     """
-    graph, total = _graph_bytes(loop, w, inputs), _total_memory(w[0].device)
+    step, total = _step_memory(loop, w, inputs), _total_memory(w[0].device)
     candidates = [adjoint for adjoint in (kind() for kind in ADJOINTS.values()) if adjoint.supports(loop)]
-    needs = {adjoint: adjoint.memory(loop, w, graph) for adjoint in candidates}
+    needs = {adjoint: adjoint.memory(loop, w, inputs, step) for adjoint in candidates}
     fitting = [adjoint for adjoint in candidates if needs[adjoint] <= adjoint.share * total]
     chosen = fitting[0] if fitting else min(candidates, key=needs.__getitem__)
     listed = ", ".join(
@@ -41,23 +42,23 @@ def choose_adjoint(loop: InnerLoop, w: Buffers, inputs: Buffers) -> Adjoint:
     return chosen
 
 
-_MEASURED: dict[Hashable, int] = {}
+_MEASURED: dict[Hashable, StepMemory] = {}
 _MEASUREMENTS = 64  # at most; the oldest is removed first
 
 
-def _graph_bytes(loop: InnerLoop, w: Buffers, inputs: Buffers) -> int:
-    """`loop.graph_bytes`, measured again only if the graph may have changed."""
+def _step_memory(loop: InnerLoop, w: Buffers, inputs: Buffers) -> StepMemory:
+    """`loop.step_memory`, measured again only if the step may have changed."""
     given = (loop.inner_loss, loop.optimizer, *loop.layout.constants.values(), *w, *inputs)
     key = (type(loop), loop.layout.groups, loop.layout.shapes, repr(loop.autocast), *map(_kind, given))
     if key not in _MEASURED:
         if len(_MEASURED) == _MEASUREMENTS:
             del _MEASURED[next(iter(_MEASURED))]
-        _MEASURED[key] = loop.graph_bytes(w, inputs)
+        _MEASURED[key] = loop.step_memory(w, inputs)
     return _MEASURED[key]
 
 
 def _kind(value: Any, within: tuple[FunctionType, ...] = ()) -> Hashable:
-    """A key for everything that the size of a graph can depend on: a tensor's shape and type, a function's code and captured values.
+    """A key for everything that the memory of a step can depend on: a tensor's shape and type, a function's code and captured values.
 
     A training makes a new loss function at every call, so functions with equal code and captured values have equal keys. The key keeps
     no object alive. `within` are the functions that capture `value`; a function that captures itself is not followed again.

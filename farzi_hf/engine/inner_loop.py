@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from farzi_hf.engine.optimizers import InnerOptimizer, State
+from farzi_hf.engine.step_memory import LiveBytes, StepMemory
 
 InnerLoss = Callable[[dict[str, Tensor], tuple[Tensor, ...], int], Tensor]
 Buffers = tuple[Tensor, ...]
@@ -175,21 +176,19 @@ class InnerLoop:
         states = tuple((_requiring_grad(state[0]), *state[1:]) for state in states)
         return self.update(states, self.gradient(weights(states), inputs, t, create_graph=True), t)
 
-    def graph_bytes(self, w: Buffers, inputs: Buffers) -> int:
-        """The bytes that autograd keeps for one differentiable step, without `w` and `inputs` themselves."""
-        given = {x.untyped_storage().data_ptr() for x in (*w, *inputs)}
-        kept: dict[int, int] = {}
-
-        def keep(x: Tensor) -> Tensor:
-            storage = x.untyped_storage()
-            if storage.data_ptr() not in given:
-                kept[storage.data_ptr()] = storage.nbytes()
-            return x.detach()  # x may be the node's own output: keeping it would keep the graph alive
-
-        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-            states = tuple(self.optimizer.init(flat) for flat in w)
-            self.differentiable_step(states, inputs, self.differentiated[0])
-        return sum(kept.values())
+    def step_memory(self, w: Buffers, inputs: Buffers) -> StepMemory:
+        """The memory of one differentiable step. It is taken twice for this."""
+        t, states = self.differentiated[0], tuple(self.optimizer.init(flat) for flat in w)
+        with torch.enable_grad(), LiveBytes() as forward:
+            after = self.differentiable_step(states, inputs, t)
+            graph = forward.now
+            del after
+        inputs = tuple(x.detach().requires_grad_(x.requires_grad) for x in inputs)
+        totals = tuple(torch.zeros_like(x) for x in inputs if x.requires_grad)
+        cotangents = self.cotangents(w)
+        with LiveBytes() as backward:
+            self.reverse(t, states, None, inputs, cotangents, totals)
+        return StepMemory(graph, max(forward.peak, backward.peak))
 
     def advance(self, states: States, inputs: Buffers, ts: range, tape: list[Tensor] | None = None) -> States:
         """Take the steps `ts` without a graph, in the buffers of `states`; append each g_t to `tape` if given."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from farzi_hf.engine.inner_loop import Accumulators, Buffers, InnerLoop, States, no_autocast, weights
+from farzi_hf.engine.step_memory import StepMemory
 
 Reverse = Callable[[int, States, Accumulators | None], Buffers]
 """`reverse(t, before, after)`: `InnerLoop.reverse` of one backward pass. Returns g_t."""
@@ -36,8 +37,8 @@ class Adjoint(ABC):
         """The parameters after the last step, differentiable in `w`, the parameters before the first step, and in `inputs`."""
 
     @abstractmethod
-    def memory(self, loop: InnerLoop, w: Buffers, graph: int) -> int:
-        """An estimate of the peak memory in bytes, if the graph of one differentiable step has `graph` bytes."""
+    def memory(self, loop: InnerLoop, w: Buffers, inputs: Buffers, step: StepMemory) -> int:
+        """The peak memory in bytes beside the parameters and inputs themselves: at most a fifth more or less than what is measured."""
 
 
 class RecordingAdjoint(Adjoint):
@@ -48,6 +49,14 @@ class RecordingAdjoint(Adjoint):
 
     def run(self, loop: InnerLoop, w: Buffers, inputs: Buffers) -> Buffers:
         return _Unrolled.apply(self, loop, *w, *inputs)
+
+    def memory(self, loop: InnerLoop, w: Buffers, inputs: Buffers, step: StepMemory) -> int:
+        cotangents = loop.optimizer.fields * nbytes(w) + nbytes(tuple(x for x in inputs if x.requires_grad))
+        return step.peak + self.record_bytes(loop, w) + nbytes(w) + cotangents  # and θ_T, which the caller has
+
+    @abstractmethod
+    def record_bytes(self, loop: InnerLoop, w: Buffers) -> int:
+        """Bytes of the record and of the states that `retrace` makes of it, where there are most."""
 
     @abstractmethod
     def record(self, loop: InnerLoop, states: States, inputs: Buffers) -> tuple[States, Any]:

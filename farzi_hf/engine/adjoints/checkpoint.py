@@ -56,8 +56,8 @@ class Checkpoint(RecordingAdjoint):
         for ts, slots in reversed(self._first_descent(loop.differentiated)):
             descend(record.pop_states(), ts, slots)
 
-    def memory(self, loop: InnerLoop, w: Buffers, graph: int) -> int:
-        return graph + nbytes(w) * loop.optimizer.fields * (self._slots(len(loop.differentiated)) + 3)
+    def record_bytes(self, loop: InnerLoop, w: Buffers) -> int:
+        return nbytes(w) * loop.optimizer.fields * (self._slots(len(loop.differentiated)) + 1)
 
     def _slots(self, steps: int) -> int:
         if self.slots is not None:

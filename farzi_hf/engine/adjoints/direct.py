@@ -10,6 +10,7 @@ from torch import Tensor
 
 from farzi_hf.engine.adjoints.base import Adjoint
 from farzi_hf.engine.inner_loop import Buffers, InnerLoop, weights
+from farzi_hf.engine.step_memory import StepMemory
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,8 @@ class Direct(Adjoint):
             states = loop.differentiable_step(states, inputs, t)
         return weights(states)
 
-    def memory(self, loop: InnerLoop, w: Buffers, graph: int) -> int:
-        return len(loop.differentiated) * graph
+    def memory(self, loop: InnerLoop, w: Buffers, inputs: Buffers, step: StepMemory) -> int:
+        return len(loop.differentiated) * step.graph + step.peak - step.graph
 
 
 def _cut(start: Tensor, value: Tensor) -> Tensor:

@@ -123,6 +123,11 @@ class DecayingSum:
         """X, the most significant limb first."""
         return [self.top, *self.lower]
 
+    def itemsize(self, steps: int) -> float:
+        """Bytes per element after `steps` steps."""
+        forgotten = -steps * math.log2(self.decay) / 8  # they fill the remainders first, and words after that
+        return sum(limb.element_size() for limb in self.limbs) + max(4.0, forgotten)
+
     def _starts_period(self, t: int) -> bool:
         return t > 1 and (t - 1) % self.period == 0
 
@@ -245,6 +250,10 @@ class FixedPointState:
             self._accumulate(rows, g, t, DecayingSum.subtract)
         for total in self.sums:
             total.grow(t - self.before)
+
+    def itemsize(self, steps: int) -> float:
+        """Bytes per parameter after `steps` steps."""
+        return self.weights.element_size() + self.w.element_size() + sum(x.itemsize(steps) for x in self.sums)
 
     def checksum(self) -> int:
         """A checksum of the parameters."""

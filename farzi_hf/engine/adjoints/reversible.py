@@ -9,10 +9,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from farzi_hf.engine.adjoints.base import RecordingAdjoint, Reverse
+from farzi_hf.engine.adjoints.base import RecordingAdjoint, Reverse, nbytes
 from farzi_hf.engine.adjoints.fixed_point import FixedPointState
-from farzi_hf.engine.inner_loop import Buffers, InnerLoop, States, weights
+from farzi_hf.engine.inner_loop import CHUNK, Buffers, InnerLoop, States, weights
 from farzi_hf.engine.optimizers import InvertibleOptimizer
+
+_TEMPORARIES = 5
+"""Tensors of 64 bits per element that a step of the integers has at once."""
 
 
 @dataclass(frozen=True)
@@ -54,12 +57,12 @@ class Reversible(RecordingAdjoint):
     def retrace(self, loop: InnerLoop, record: Reversal, inputs: Buffers, reverse: Reverse) -> None:
         record.backward(inputs, reverse)
 
-    def memory(self, loop: InnerLoop, w: Buffers, graph: int) -> int:
-        steps = len(loop.differentiated)
-        decays = loop.optimizer.decays
-        # Two words of 64 bits for the parameters (integer, and as the network sees them) and for each accumulator.
-        bits = 128 * (1 + len(decays)) - steps * sum(map(math.log2, decays))
-        return graph + int(sum(flat.numel() for flat in w) * bits / 8)
+    def record_bytes(self, loop: InnerLoop, w: Buffers) -> int:
+        steps, total = len(loop.differentiated), 0.0
+        for flat in w:
+            single = FixedPointState(loop.optimizer, loop.optimizer.init(flat.new_zeros(1)), 0)
+            total += flat.numel() * single.itemsize(steps) + 8 * _TEMPORARIES * min(flat.numel(), CHUNK)
+        return int(total) + nbytes(w)  # and θ_T, which is not the parameters that the way back starts from
 
 
 class Reversal:

@@ -38,9 +38,10 @@ class Tape(RecordingAdjoint):
                 after = trail.pop()
                 reverse(t, trail[-1], lambda group, rows, after=after: [x[rows] for x in after[group][1:]])
 
-    def memory(self, loop: InnerLoop, w: Buffers, graph: int) -> int:
-        steps = len(loop.differentiated)
-        return graph + nbytes(w) * (steps + 2 * (math.isqrt(steps) + 1) * loop.optimizer.fields)
+    def record_bytes(self, loop: InnerLoop, w: Buffers) -> int:
+        segments = _segments(loop.differentiated)  # the last one is opened first, when all others are still closed
+        states = len(segments) + 1 + len(segments[-1])
+        return nbytes(w) * (sum(map(len, segments[:-1])) + states * loop.optimizer.fields)
 
 
 def _segments(ts: range) -> list[range]:
