@@ -5,6 +5,7 @@ Exports the readers (`load_ptb`, `load_interactions`, …), `tokenize`, the wind
 """
 
 from farzi_hf.data.collators import IGNORED, SequenceCollator
+from farzi_hf.data.docstrings import bpe_tokenizer, load_docstrings
 from farzi_hf.data.errors import DataUnavailableError
 from farzi_hf.data.interactions import (
     SPLITS,
@@ -23,13 +24,14 @@ from farzi_hf.data.sequences import (
     sequences_fingerprint,
     training_windows,
 )
-from farzi_hf.data.text import SPECIAL_TOKENS, TEXTS, load_ptb, load_sample_text, tokenize, word_tokenizer
+from farzi_hf.data.text import SPECIAL_TOKENS, load_ptb, load_sample_text, tokenize, word_tokenizer
+from farzi_hf.data.texts import TEXTS, tokenizer_of
 from farzi_hf.data.vocabulary import Vocabulary, vocabulary_of
 
 __all__ = [
     "IGNORED", "SPECIAL_TOKENS", "SPLITS", "TEXTS", "DataUnavailableError", "InteractionCollator", "Interactions", "SequenceCollator",
-    "Vocabulary",
-    "check_sequences", "evaluation_windows", "flatten_sequences", "head_sequences", "load_interactions", "load_ptb",
+    "Vocabulary", "bpe_tokenizer",
+    "check_sequences", "evaluation_windows", "flatten_sequences", "head_sequences", "load_docstrings", "load_interactions", "load_ptb",
     "load_sample_interactions", "load_sample_text", "minibatches", "random_sequences", "sequences_fingerprint", "tokenize",
-    "training_windows", "vocabulary_of", "word_tokenizer",
+    "tokenizer_of", "training_windows", "vocabulary_of", "word_tokenizer",
 ]  # fmt: skip

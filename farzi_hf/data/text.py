@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 import pyarrow as pa
@@ -192,10 +192,3 @@ def _tokenize_split(name: str, split: Dataset, tokenizer: PreTrainedTokenizerBas
         return encoded
     logger.warning("%s: %d of %d sequences are cut to max_length=%d ids.", name, too_long, len(encoded), max_length)
     return encoded.map(lambda batch: {"input_ids": [ids[:max_length] for ids in batch["input_ids"]]}, batched=True)
-
-
-TEXTS: dict[str, Callable[[str | Path | None], DatasetDict]] = {
-    "ptb": load_ptb,
-    "sample": lambda data_dir: load_sample_text(),
-}
-"""Readers by the names that configs use. Each takes a folder or None and returns all splits with a column ``text``."""

@@ -13,7 +13,7 @@ from datasets import DatasetDict
 from transformers import AutoConfig, PreTrainedConfig
 
 import farzi_hf.models  # noqa: F401  registers the architectures that transformers lacks
-from farzi_hf.data import TEXTS, Interactions, load_interactions, load_sample_interactions, tokenize, word_tokenizer
+from farzi_hf.data import TEXTS, Interactions, load_interactions, load_sample_interactions, tokenize, tokenizer_of
 from farzi_hf.evaluation.rows import BASELINES
 from farzi_hf.evaluation.tasks import LanguageModeling, Recommendation, Task
 from farzi_hf.summary import FarziData
@@ -30,7 +30,9 @@ class RunSettings:
         default="ptb", metadata={"help": f"{', '.join(TEXTS)}, {SAMPLE_INTERACTIONS}, or a name for load_interactions"}
     )
     data_dir: str | None = field(default=None, metadata={"help": "folder with the files of the data set"})
-    vocab_size: int = field(default=2000, metadata={"help": "text: words kept, special tokens not counted"})
+    vocab_size: int = field(
+        default=2000, metadata={"help": "text: entries of the tokenizer, special tokens not counted"}
+    )
     max_length: int | None = field(default=None, metadata={"help": "text: cut training sequences to this many ids"})
     min_interactions: int = field(default=3, metadata={"help": "interactions: leave out users with fewer"})
     splits: list[int] = field(
@@ -169,7 +171,7 @@ class TextData(TaskData):
     @cached_property
     def _tokenized(self) -> tuple[LanguageModeling, DatasetDict]:
         text = TEXTS[self.settings.dataset](self.settings.data_dir)
-        tokenizer = word_tokenizer(text["train"]["text"], self.settings.vocab_size)
+        tokenizer = tokenizer_of(self.settings.dataset, text["train"]["text"], self.settings.vocab_size)
         splits = tokenize(text, tokenizer)
         if self.settings.max_length is not None:  # only training sequences are cut; evaluation reads whole ones
             train = DatasetDict(train=text["train"])
