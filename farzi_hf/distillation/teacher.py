@@ -94,7 +94,8 @@ def given_teachers(given: GivenTeachers, learner: Learner, device: torch.device 
     """
     if isinstance(given, TrajectoryBank):
         given.check(learner)
-        return [Teacher(learner, given.checkpoint(i, given.steps, device)) for i in range(len(given))]
+        ends = (given.checkpoint(i, given.steps, device) for i in range(len(given)))
+        return [Teacher(learner, learner.with_shared(params)) for params in ends]
     models = [given] if isinstance(given, PreTrainedModel) else given
     if not models:
         raise ValueError("teacher is empty; give at least one model")

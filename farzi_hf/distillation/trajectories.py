@@ -1,8 +1,8 @@
 """Ω: trainings of the learner on the real data. They are recorded once and serve as starts and as targets of a distillation.
 
 A folder of trajectories holds `manifest.json`, with the settings of the recording, and one file `trajectory-NNNNN.safetensors`
-per trajectory. Such a file holds every parameter with an axis of checkpoints in front; the first checkpoint is the random
-initialisation. A recording that was interrupted can go on. A reader loads only the checkpoint that it needs.
+per trajectory. Such a file holds every parameter, but no constants that all learners share, with an axis of checkpoints in front; the
+first checkpoint is the random initialisation. A recording that was interrupted can go on. A reader loads only the checkpoint that it needs.
 """
 
 from __future__ import annotations
@@ -157,14 +157,17 @@ def _train(
     """Checkpoints (checkpoints, K, …) of K learners that train on the same minibatches. Returns None after a signal."""
     several = learner if len(starts) == 1 else learner.batch(len(starts))
     start = several.stack(starts)
+    names = {name for each in starts for name in learner.without_shared(each)}
     checkpoints = [start]
     for params in train_on_real(several, optimizer, start, batches, steps=steps, every=save_every):
         if noted.number:
             return None
-        checkpoints.append({name: x.cpu() for name, x in params.items()})
+        checkpoints.append({name: x.cpu() for name, x in params.items() if name in names})
     shape = (steps // save_every + 1, len(starts))
     return {
-        name: torch.stack([x[name].cpu() for x in checkpoints]).view(*shape, *starts[0][name].shape) for name in start
+        name: torch.stack([x[name].cpu() for x in checkpoints]).view(*shape, *x0.shape)
+        for name, x0 in starts[0].items()
+        if name in names
     }
 
 
