@@ -21,8 +21,13 @@ _TWO_ON_CPU = "accelerate launch --config_file recipes/accelerate/two_cpu_proces
 _SAME = "ACCELERATE_USE_CPU=true accelerate launch --multi_gpu --num_processes 2"
 
 
-def check_sharding() -> None:
-    """Raise ValueError if the launcher asked for a model in pieces: DeepSpeed, FSDP and the like."""
+def check_supported() -> None:
+    """Raise ValueError if the launcher asked for a model in pieces (DeepSpeed, FSDP and the like), or for a precision with loss scaling."""
+    if (precision := os.environ.get("ACCELERATE_MIXED_PRECISION", "no")) in ("fp16", "fp8"):
+        raise ValueError(
+            f"ACCELERATE_MIXED_PRECISION={precision} is not supported: gradients of the inner loop have no loss scaling and underflow; launch "
+            "with --mixed_precision no, or bf16"
+        )
     for variable, name in SHARDING.items():
         if _is_true(variable):
             raise ValueError(

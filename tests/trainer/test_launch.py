@@ -19,7 +19,16 @@ SAID = "accelerate launch was asked for several processes, but it has started ON
 @pytest.fixture(autouse=True)
 def plain(monkeypatch):
     """No launcher."""
-    for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "ACCELERATE_USE_CPU", *SHARDING):
+    for name in (
+        "WORLD_SIZE",
+        "RANK",
+        "LOCAL_RANK",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "ACCELERATE_USE_CPU",
+        "ACCELERATE_MIXED_PRECISION",
+        *SHARDING,
+    ):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -32,6 +41,14 @@ def test_sharding_by_the_launcher_is_refused_in_one_line(monkeypatch, variable):
         FarziConfig("out", use_cpu=True)
     assert "\n" not in str(found.value)
     monkeypatch.setenv(variable, "false")
+    FarziConfig("out", use_cpu=True)
+
+
+def test_fp16_of_the_launcher_is_refused(monkeypatch):
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")
+    with pytest.raises(ValueError, match=r"^ACCELERATE_MIXED_PRECISION=fp16 is not supported: .*or bf16$"):
+        FarziConfig("out", use_cpu=True)
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
     FarziConfig("out", use_cpu=True)
 
 
