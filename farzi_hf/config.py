@@ -19,6 +19,7 @@ from farzi_hf.distillation import (
 from farzi_hf.distillation.teacher import TeacherTraining
 from farzi_hf.engine import ADJOINTS, OPTIMIZERS, InnerAdam, InnerOptimizer
 from farzi_hf.field_types import check_types, numbers_from_text
+from farzi_hf.launch import check_supported, check_world_size, processes_without_gpu
 from farzi_hf.summary import INITIALIZATIONS, FarziDataConfig, initialization
 from farzi_hf.summary.forms import INPUTS, LABELS
 from farzi_hf.summary.input_sequences import INPUT_SEQUENCES
@@ -188,10 +189,13 @@ class FarziConfig(TrainingArguments):
                 f"num_train_epochs={self.num_train_epochs} and max_steps={self.max_steps}: exactly one of them must set the length; "
                 "give max_steps, the number of outer steps, or num_train_epochs together with max_steps=-1"
             )
+        check_supported()
+        self.use_cpu |= processes_without_gpu()
         # torch_compile means the inner loop here. Trainer must not see it: it would compile the summary.
         compiled, self.torch_compile = self.torch_compile, False
         super().__post_init__()
         self.torch_compile = compiled
+        check_world_size(self.world_size)
         self.dataloader_pin_memory &= self.device.type != "cpu"
         for name, minimum in _COUNTS.items():
             _check_count(name, getattr(self, name), minimum)

@@ -34,6 +34,7 @@ from farzi_hf.data import sequences_fingerprint
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.distillation import Learner, Objective, Parameters
 from farzi_hf.distillation.objectives import ConfigurableObjective
+from farzi_hf.distillation.processes import shared
 from farzi_hf.distillation.real_training import RealData
 from farzi_hf.distillation.row_checks import check_rows, check_sequence_length, run_check
 from farzi_hf.distillation.start_trial import choose_start
@@ -267,35 +268,34 @@ class FarziTrainer(ResumableTrainer):
         return self._trained(Purpose.EVALUATION_STUDENT, index)
 
     def _trained(self, purpose: Purpose, index: int) -> Parameters:
-        seed, device = derive(self.args.seed, purpose, index), self.args.device
-        return self.training.from_scratch(
-            self.learner, self.model, steps=self.args.inner_steps, seed=seed, device=device
-        )
+        seed, where = derive(self.args.seed, purpose, index), {"device": self.args.device}
+        return self.training.from_scratch(self.learner, self.model, steps=self.args.inner_steps, seed=seed, **where)
 
     def evaluate(
         self, eval_dataset: Dataset | None = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Trains `args.eval_students` students from scratch on the summary and evaluates each on real data.
+        """Trains `args.eval_students` students from scratch on the summary and evaluates each on real data. Processes share the work.
 
         Returns:
             For each metric its mean over the students and, as `…_std`, their standard deviation.
         """
         eval_dataset = self._evaluation_rows(eval_dataset, self.args, self.data_collator)
-        students = range(self.args.eval_students)
+        count, fresh = self.args.eval_students, partial(self.learner.initial_parameters, 0, self.args.device)
         if eval_dataset is None and self.eval_dataset is None:
             raise ValueError("eval_dataset is None; give one to evaluate() or to FarziTrainer")
         with torch.random.fork_rng(devices=[]):  # a data loader draws a random number; training must not depend on it
             loader = self.get_eval_dataloader(eval_dataset)
-            with self._students_bar.shown(len(students), len(loader), self._quiet):
-                results = [self._evaluate_student(i, loader, metric_key_prefix) for i in students]
+            with self._students_bar.shown(count, len(loader), self._quiet):
+                students = enumerate(shared(count, self.train_student, fresh))
+                results = [self._evaluate_student(i, theta, loader, metric_key_prefix) for i, theta in students]
         metrics = {**mean_and_spread(results), f"{metric_key_prefix}_students": len(results)}
         self.log(metrics)
         self._evaluations[self.model.fingerprint()] = {**metrics, "step": self.state.global_step}
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
-    def _evaluate_student(self, index: int, loader: DataLoader, prefix: str) -> dict[str, float]:
-        self._student = self.train_student(index)
+    def _evaluate_student(self, index: int, student: Parameters, loader: DataLoader, prefix: str) -> dict[str, float]:
+        self._student = student
         self._students_bar.trained()
         only_loss = True if self.compute_metrics is None else None
         output = self.evaluation_loop(loader, f"Student {index + 1}", only_loss, metric_key_prefix=prefix)

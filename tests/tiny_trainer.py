@@ -118,10 +118,7 @@ def run(settings: dict[str, Any], environment: dict[str, str], log: Path, dying:
 
     `environment` is what torchrun would set, `log` gets what the process says, `dying` is the step that it does not survive.
     """
-    os.environ.update(environment)
-    torch.set_num_threads(1)
-    say_into(log)
-    warnings.simplefilter("error")
+    begin_process(environment, log)
     trainer = tiny_trainer(settings.pop("output_dir"), *tiny_data(), **settings)
     if dying is not None:
         die_while_saving(trainer, dying)
@@ -132,6 +129,14 @@ def run(settings: dict[str, Any], environment: dict[str, str], log: Path, dying:
         result |= {"world_size": trainer.args.world_size, "poisoned": poisoned(trainer, rank)}
         result["interrupted"] = interrupted(trainer, rank)
     torch.save(result, f"{trainer.args.output_dir}/process-{rank}.pt")
+
+
+def begin_process(environment: dict[str, str], log: Path) -> None:
+    """What each process does first."""
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    say_into(log)
+    warnings.simplefilter("error")
 
 
 def say_into(log: Path) -> None:

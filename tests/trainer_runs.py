@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import socket
+from collections.abc import Callable
 from functools import cache
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
@@ -30,8 +31,17 @@ def forked() -> ForkServerContext:
     return context
 
 
-def run(folder: Path, settings: dict[str, Any], processes: int = 1, die_while_saving: int | None = None) -> list[int]:
-    """Distils into `folder`, in so many processes that share the work; their exit codes. What went wrong is in `folder`.RANK.log."""
+def run(
+    folder: Path,
+    settings: dict[str, Any],
+    processes: int = 1,
+    die_while_saving: int | None = None,
+    target: Callable = tiny_trainer.run,
+) -> list[int]:
+    """Distils into `folder`, in so many processes that share the work; their exit codes. What went wrong is in `folder`.RANK.log.
+
+    `target` is what each process does, a function with the arguments of `tiny_trainer.run`.
+    """
     with socket.socket() as free:
         free.bind(("localhost", 0))
         shared = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(processes)}
@@ -40,7 +50,7 @@ def run(folder: Path, settings: dict[str, Any], processes: int = 1, die_while_sa
         environment = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} if processes > 1 else {}
         log = folder.with_suffix(f".{rank}.log")
         arguments = ({"output_dir": str(folder), **settings}, environment, log, die_while_saving)
-        started.append(forked().Process(target=tiny_trainer.run, args=arguments))
+        started.append(forked().Process(target=target, args=arguments))
         started[-1].start()
     try:
         for process in started:

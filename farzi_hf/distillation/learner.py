@@ -20,6 +20,7 @@ from farzi_hf.distillation.learner_checks import (
     check_model,
     check_twice_differentiable,
     readable_positions,
+    without_peft,
 )
 from farzi_hf.distillation.linear_head import LinearHead
 from farzi_hf.summary.soft_tokens import feed_soft_tokens, train_padding_row, vocabulary_size
@@ -37,13 +38,23 @@ class Learner:
             stands for `AutoModelForCausalLM.from_config(config)`. A model gives its class and config, but not its weights; for a
             pretrained start, give `lambda: Model.from_pretrained(…)`.
 
+    Only parameters with `requires_grad` train, in the inner loop as in teachers and students. The others are constants, which all
+    learners share in memory where they start equal. So a large model can train a few of its parameters, or adapters (LoRA):
+
+        def learner_init():
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)     # all of it
+            return get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", r=8))          # or only adapters of it
+
+    A folder may hold weights in half precision, so give `dtype`: what trains must be float32 or float64, also under bf16 autocast. The
+    function reads the folder again for each learner.
+
     The model runs in evaluation mode: an adjoint may run an inner step twice, and both runs must give the same loss.
     The model uses "eager" attention, because fused attention kernels have no second derivative.
 
     Raises:
         TypeError: `learner_init` makes no `PreTrainedModel`.
         ValueError: the model is not causal (tried on a few tokens), starts with NaN or infinity, changes its own weights when
-            it runs, or has no second derivative.
+            it runs, has no second derivative, has nothing to train, or would train in half precision.
     """
 
     def __init__(self, learner_init: LearnerInit):
@@ -61,11 +72,33 @@ class Learner:
         check_twice_differentiable(self.model, self._loss_of_embedded)
 
     def initial_parameters(self, seed: int, device: torch.device | str | None = None) -> Parameters:
-        """θ_0: the weights that the factory draws under `seed`. They depend on nothing else."""
+        """θ_0: the weights that the factory draws under `seed`. They depend on nothing else.
+
+        Parameters that do not train are `nn.Parameter`s without `requires_grad`: `unroll` takes these as constants.
+        """
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(check_seed(seed))
             model = self._new_model()
-        return {name: parameter.detach().to(device) for name, parameter in model.named_parameters()}
+        drawn = {name: (x.requires_grad, x.detach().to(device)) for name, x in model.named_parameters()}
+        return {name: x if trains else self._constant(name, x) for name, (trains, x) in drawn.items()}
+
+    def _constant(self, name: str, drawn: Tensor) -> Tensor:
+        """A parameter that does not train: that of this object's model where it is equal, so that learners share its memory."""
+        own = self.model.get_parameter(name)
+        return own if own.device == drawn.device and torch.equal(own, drawn) else nn.Parameter(drawn, False)
+
+    def without_shared(self, params: Parameters) -> Parameters:
+        """The parameters without the constants that all learners share: what a file has to hold."""
+        own = dict(self.model.named_parameters())
+        return {name: x for name, x in params.items() if x is not own[name]}
+
+    def with_shared(self, params: Parameters) -> Parameters:
+        """The inverse of `without_shared`, for parameters that were read from a file."""
+        own = dict(self.model.named_parameters())
+        return {
+            name: x if name not in params else params[name] if x.requires_grad else nn.Parameter(params[name], False)
+            for name, x in own.items()
+        }
 
     def batch(self, size: int) -> LearnerBatch:
         """`size` learners at once."""
@@ -162,7 +195,7 @@ class Learner:
         return self.logits(params, whole(ids))
 
     def _new_model(self) -> PreTrainedModel:
-        model = self._factory()
+        model = without_peft(self._factory())
         if not isinstance(model, PreTrainedModel):
             raise TypeError(
                 f"learner_init returned {type(model).__name__}; return a transformers PreTrainedModel, "
@@ -194,7 +227,7 @@ class LearnerBatch:
 
     def stack(self, parameters: Sequence[Parameters]) -> Parameters:
         """The parameters of K learners, stacked (K, …)."""
-        return {name: torch.stack([params[name] for params in parameters]) for name in parameters[0]}
+        return {name: _stacked([params[name] for params in parameters]) for name in parameters[0]}
 
     def soft_loss(self, params: Parameters, inputs: Tensor | SoftTokens, targets: SoftTokens | None = None) -> Tensor:
         """Σ_k L_syn(θ_k): the sum, so that the gradient in θ_k is that of its own loss."""
@@ -244,6 +277,20 @@ class LearnerBatch:
             ) from error
 
 
+def is_constant(parameter: Tensor) -> bool:
+    """Whether a parameter does not train."""
+    return isinstance(parameter, nn.Parameter) and not parameter.requires_grad
+
+
+def _stacked(parameters: Sequence[Tensor]) -> Tensor:
+    """One parameter of K learners (K, …). A constant that they share stays one in memory."""
+    first = parameters[0]
+    if not is_constant(first):
+        return torch.stack(list(parameters))
+    shared = all(x is first for x in parameters)
+    return nn.Parameter(first.expand(len(parameters), *first.shape) if shared else torch.stack(list(parameters)), False)
+
+
 def following(inputs: Tensor | SoftTokens) -> SoftTokens:
     """The targets of a position where they are the inputs themselves: the soft token that comes next."""
     if not isinstance(inputs, SoftTokens):
@@ -285,7 +332,7 @@ def _factory(learner_init: LearnerInit) -> Callable[[], PreTrainedModel]:
         return lambda: _from_config(learner_init)
     if isinstance(learner_init, PreTrainedModel):
         return lambda: type(learner_init)(copy.deepcopy(learner_init.config))
-    if callable(learner_init):
+    if callable(learner_init) and not isinstance(learner_init, nn.Module):
         return learner_init
     raise TypeError(
         f"learner_init is {type(learner_init).__name__}; give a function that returns a new model, a model config, or a model"

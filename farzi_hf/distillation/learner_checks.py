@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import sys
 from bisect import bisect_left
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,6 +38,32 @@ def check_model(model: PreTrainedModel) -> None:
             raise ValueError(
                 f"learner_init returned a model whose {name} holds NaN or infinity; give one that starts finite"
             )
+        if parameter.requires_grad and parameter.dtype in (torch.bfloat16, torch.float16):
+            raise ValueError(
+                f"learner_init returned a model whose {name} trains in {parameter.dtype}, which rounds small updates away; load it with "
+                "dtype=torch.float32 (bf16=True of FarziConfig then runs it in bfloat16), or set requires_grad=False on it"
+            )
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ValueError(
+            f"learner_init returned a {describe(model)} with nothing to train; set requires_grad=True on the parameters that should train"
+        )
+
+
+def without_peft(model: Any) -> Any:
+    """The model with its adapters, without PEFT's class around it. Other models are returned as they are.
+
+    Raises:
+        ValueError: PEFT has put tokens before the text, and not adapters into the layers.
+    """
+    peft = sys.modules.get("peft")  # a model of PEFT cannot exist before its import
+    if peft is None or not isinstance(model, peft.PeftModel):
+        return model
+    if model.active_peft_config.is_prompt_learning:
+        raise ValueError(
+            f"learner_init returned a model with {type(model.active_peft_config).__name__}, which puts learnt tokens before the text; give "
+            "one with adapters in its layers, for instance LoraConfig"
+        )
+    return model.get_base_model()
 
 
 def check_causal(model: PreTrainedModel, logits: Callable[[Parameters, Tensor], Tensor]) -> None:

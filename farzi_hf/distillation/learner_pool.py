@@ -107,8 +107,9 @@ class LearnerPool:
                 f"learner_pool={len(self._members)}, but the checkpoint has a pool of {len(counts)} learners; give that number"
             )
         self._turn = int(tensors["turn"])
-        layout = Layout.of(learner.initial_parameters(0, device))
         for place, (generation, step) in enumerate(counts):
+            seed = derive(self.seed, Purpose.POOL_LEARNER, place, generation)
+            layout = Layout.of(start_of(self.starts, learner, seed, device))  # with the constants of this learner
             states = tuple(
                 tuple(tensors[f"{place}.{group}.{i}"].to(device) for i in range(self.training.optimizer.fields))
                 for group in range(len(layout.groups) if step >= 0 else 0)

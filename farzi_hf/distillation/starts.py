@@ -53,4 +53,4 @@ class PretrainedStarts:
         """θ_0, a function of `seed`."""
         if stream(seed, Purpose.FRESH_START).random() < self.fresh:
             return learner.initial_parameters(seed, device)
-        return self.bank.sample(seed, self.last_step, device)
+        return learner.with_shared(self.bank.sample(seed, self.last_step, device))

@@ -11,6 +11,7 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.distillation.learner import Learner, Parameters
 from farzi_hf.distillation.linear_head import LinearHead
+from farzi_hf.distillation.processes import broadcast, shared
 from farzi_hf.distillation.real_training import RealBatches, RealData, train_on_real
 from farzi_hf.distillation.trajectory_bank import TrajectoryBank
 from farzi_hf.engine import InnerOptimizer
@@ -77,9 +79,11 @@ class TeacherTraining:
         return deque(bar, maxlen=1).pop()
 
     def teachers(self, learner: Learner, data: RealData, seed: int) -> list[Teacher]:
-        """All of them, each with a seed of its own."""
+        """All of them, each with a seed of its own. Several processes share the work."""
         seeds = [derive(seed, Purpose.TEACHER_NUMBER, i) for i in range(self.count)]
-        return [Teacher(learner, self.train(learner, data, each)) for each in seeds]
+        like = partial(learner.initial_parameters, seeds[0], data.device)
+        found = shared(self.count, lambda i: self.train(learner, data, seeds[i]), like)
+        return [Teacher(learner, params) for params in found]
 
 
 def given_teachers(given: GivenTeachers, learner: Learner, device: torch.device | str | None = None) -> list[Teacher]:
@@ -90,7 +94,8 @@ def given_teachers(given: GivenTeachers, learner: Learner, device: torch.device 
     """
     if isinstance(given, TrajectoryBank):
         given.check(learner)
-        return [Teacher(learner, given.checkpoint(i, given.steps, device)) for i in range(len(given))]
+        ends = (given.checkpoint(i, given.steps, device) for i in range(len(given)))
+        return [Teacher(learner, learner.with_shared(params)) for params in ends]
     models = [given] if isinstance(given, PreTrainedModel) else given
     if not models:
         raise ValueError("teacher is empty; give at least one model")
@@ -142,6 +147,7 @@ class Labelling:
         if "latents" in farzi.tensors and INITIALIZATIONS[settings.initialization] is clusters:
             start_inputs(farzi, data.dataset, settings, vectors=_embedding(teachers[0]))
         logger.info("Labels from teachers, %.3g nats from their predictions.", label(farzi, teachers))
+        broadcast(farzi.tensors)  # processors that differ would make labels that differ in the last bits
 
 
 @torch.no_grad()

@@ -1,8 +1,8 @@
 """Ω: trainings of the learner on the real data. They are recorded once and serve as starts and as targets of a distillation.
 
 A folder of trajectories holds `manifest.json`, with the settings of the recording, and one file `trajectory-NNNNN.safetensors`
-per trajectory. Such a file holds every parameter with an axis of checkpoints in front; the first checkpoint is the random
-initialisation. A recording that was interrupted can go on. A reader loads only the checkpoint that it needs.
+per trajectory. Such a file holds every parameter, but no constants that all learners share, with an axis of checkpoints in front; the
+first checkpoint is the random initialisation. A recording that was interrupted can go on. A reader loads only the checkpoint that it needs.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from farzi_hf.artefact.signals import NotedSignal, end, noted_signals
 from farzi_hf.data import sequences_fingerprint
 from farzi_hf.data.seeds import Purpose, check_seed, derive
 from farzi_hf.distillation.learner import Learner, Parameters
+from farzi_hf.distillation.processes import agreed, first_process_first, largest, world
 from farzi_hf.distillation.real_training import RealBatches, RealData, train_on_real
 from farzi_hf.distillation.row_checks import check_rows
 from farzi_hf.distillation.trajectory_bank import (
@@ -61,7 +62,8 @@ def record_trajectories(
 ) -> TrajectoryBank:
     """Trains `num` learners on real data, each from its own initialisation, and stores checkpoints of all of them.
 
-    The result depends on the arguments alone. A recording that was interrupted can go on: only the missing trajectories are
+    The result depends on the arguments alone. Several processes (of `accelerate launch`) share the work; they need a disk that all of
+    them see, and all must call this function. A recording that was interrupted can go on: only the missing trajectories are
     trained. A later call with a larger `num` adds new trajectories to the old ones.
 
     Args:
@@ -109,25 +111,37 @@ def record_trajectories(
             **_model_facts(learner),
             "streams": 2,  # the version of the rule that turns seeds into random numbers; recordings with another rule cannot go on
         }  # fmt: skip
-        _adopt_manifest(folder, manifest)
+        first_process_first(lambda: _adopt_manifest(folder, manifest))
         data = RealData(train_dataset, data_collator, device)
-        for first in range(0, num, together):
+
+        def record(first: int) -> bool:
+            """Records one group. Returns False after a signal."""
             group = range(first, min(first + together, num))
             missing = [i for i in group if not _shard(folder, i).exists()]
-            if missing:
-                minibatch_seed = derive(seed, Purpose.RECORDED_MINIBATCHES, first)
-                batches = RealBatches.of(data, batch_size, steps, minibatch_seed)
-                starts = [learner.initial_parameters(derive(seed, Purpose.RECORDED_START, i), device) for i in group]
-                trajectories = _train(learner, optimizer, starts, batches, steps, save_every, noted)
-                if trajectories is None:
-                    break
-                for i in missing:
-                    shard = {name: x[:, i - first].contiguous() for name, x in trajectories.items()}
-                    replace_file(_shard(folder, i), partial(save_file, shard))
-                logger.info("%s: %d of %d trajectories.", folder, group[-1] + 1, num)
-        if noted.number:
-            there = sum(_shard(folder, i).exists() for i in range(num))
-            end(noted.number, f"{folder} has {there} of {num} trajectories, recording can go on from there")
+            if not missing:
+                return True
+            minibatch_seed = derive(seed, Purpose.RECORDED_MINIBATCHES, first)
+            batches = RealBatches.of(data, batch_size, steps, minibatch_seed)
+            starts = [learner.initial_parameters(derive(seed, Purpose.RECORDED_START, i), device) for i in group]
+            trajectories = _train(learner, optimizer, starts, batches, steps, save_every, noted)
+            if trajectories is None:
+                return False
+            for i in missing:
+                shard = {name: x[:, i - first].contiguous() for name, x in trajectories.items()}
+                replace_file(_shard(folder, i), partial(save_file, shard))
+            logger.info("%s: trajectories %d to %d of %d.", folder, first, group[-1], num)
+            return True
+
+        rank, processes = world()
+        agreed(lambda: all(map(record, range(rank * together, num, processes * together))))
+        there = sum(_shard(folder, i).exists() for i in range(num))
+        if number := largest(noted.number):
+            end(number, f"{folder} has {there} of {num} trajectories, recording can go on from there")
+    if there < num:
+        raise ValueError(
+            f"folder={str(folder)!r} holds {there} of {num} trajectories, because {processes} processes recorded into folders that not all "
+            "of them see; give a folder on a disk that all machines share"
+        )
     return TrajectoryBank(folder)
 
 
@@ -143,14 +157,17 @@ def _train(
     """Checkpoints (checkpoints, K, …) of K learners that train on the same minibatches. Returns None after a signal."""
     several = learner if len(starts) == 1 else learner.batch(len(starts))
     start = several.stack(starts)
+    names = {name for each in starts for name in learner.without_shared(each)}
     checkpoints = [start]
     for params in train_on_real(several, optimizer, start, batches, steps=steps, every=save_every):
         if noted.number:
             return None
-        checkpoints.append({name: x.cpu() for name, x in params.items()})
+        checkpoints.append({name: x.cpu() for name, x in params.items() if name in names})
     shape = (steps // save_every + 1, len(starts))
     return {
-        name: torch.stack([x[name].cpu() for x in checkpoints]).view(*shape, *starts[0][name].shape) for name in start
+        name: torch.stack([x[name].cpu() for x in checkpoints]).view(*shape, *x0.shape)
+        for name, x0 in starts[0].items()
+        if name in names
     }
 
 

@@ -17,7 +17,8 @@ MANIFEST, VERSION = "manifest.json", 1
 
 def _model_facts(learner: Learner) -> dict[str, Any]:
     """Shape and dtype of each parameter, and the model's config: two different models may have the same shapes."""
-    parameters = {name: [*x.shape, str(x.dtype)] for name, x in learner.model.named_parameters()}
+    named = learner.model.named_parameters()
+    parameters = {name: [*x.shape, str(x.dtype), *["constant"] * (not x.requires_grad)] for name, x in named}
     config = json.loads(learner.model.config.to_json_string())
     return {"parameters": parameters, "model": {k: v for k, v in config.items() if k != "transformers_version"}}
 

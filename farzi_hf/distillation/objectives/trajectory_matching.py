@@ -62,7 +62,7 @@ class TrajectoryMatching(ConfigurableObjective):
             self.bank.segment(each, self.expert_steps, self.last_step, device_of(summary))
             for each in several.seeds(seed)
         ]
-        start, target = map(several.stack, zip(*segments, strict=True))
+        start, target = (several.stack([*map(learner.with_shared, ends)]) for ends in zip(*segments, strict=True))
         theta = self.training(several, summary, start=start, steps=self.synthetic_steps, seed=seed)
         left, way = (_squared_distance(x, target, several.size) for x in (theta, start))
         return (left / way).mean()

@@ -1,0 +1,77 @@
+"""Measures what bf16 autocast does to the meta-gradient: its relative error and its cosine, against float64, beside those of float32.
+
+    python recipes/benchmark/bf16.py
+
+The problem is a summary [20×20] of the embedded corpus with soft inputs, and a GPT-2 of one layer and width 16. The inner optimizer is that
+of FarziConfig. In bf16, weights and the optimizer's states are float32; matrix products run in bfloat16.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from statistics import median
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from farzi_hf import FarziConfig
+from farzi_hf.data import SequenceCollator
+from farzi_hf.distillation import Learner, MetaMatching
+from farzi_hf.evaluation import RunSettings
+from farzi_hf.summary import FarziData
+
+LEARNER = {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "tie_word_embeddings": False}
+
+
+def gradient(learner: Learner, farzi: FarziData, objective: MetaMatching, batch: dict, seed: int, bf16: bool) -> Tensor:
+    """The meta-gradient of latents and decoder, flat."""
+    with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        loss = objective(learner, farzi.tensors, batch, seed)
+    found = torch.autograd.grad(loss, list(farzi.parameters()))
+    return torch.cat([x.flatten().double() for x in found])
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """One line per T and window: medians over the seeds."""
+    parser = ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, nargs="+", default=[10, 100])
+    parser.add_argument("--windows", type=int, nargs="+", default=[0, 20], help="0: all steps are differentiated")
+    parser.add_argument("--epsilons", type=float, nargs="+", default=[1e-6, 1e-3], help="ε of the inner Adam")
+    parser.add_argument("--seeds", type=int, default=3)
+    given = parser.parse_args(argv)
+    data = RunSettings(dataset="sample", learner=LEARNER).load()
+    config = data.learner_config(LEARNER, 20)
+    batch = SequenceCollator()([{"input_ids": ids} for ids in data.splits(0)["train"][:64]["input_ids"]])
+    double = Learner(lambda: AutoModelForCausalLM.from_config(config).double())
+    single = Learner(lambda: AutoModelForCausalLM.from_config(config).double().float())
+    for epsilon in given.epsilons:
+        for steps in given.steps:
+            for window in given.windows:
+                if window >= steps:
+                    continue
+                args = FarziConfig(
+                    "unused", num_sequences=20, sequence_length=20, latent_dim=8, inputs="soft", labels="shared", inner_steps=steps,
+                    window=window, synthetic_batch_size=10, inner_epsilon=epsilon, adjoint="tape", use_cpu=True,
+                )  # fmt: skip
+                objective = args.make_objective()
+                rows = {"float32": [], "bf16": []}
+                for seed in range(given.seeds):
+                    torch.manual_seed(seed)
+                    farzi = FarziData(args.summary_config(double.vocab_size))
+                    rounded = gradient(single, farzi, objective, batch, seed, bf16=False)
+                    half = gradient(single, farzi, objective, batch, seed, bf16=True)
+                    exact = gradient(double, farzi.double(), objective, batch, seed, bf16=False)
+                    for name, found in {"float32": rounded, "bf16": half}.items():
+                        error = float((found - exact).norm() / exact.norm())
+                        rows[name].append((error, float(torch.cosine_similarity(found, exact, dim=0))))
+                said = [
+                    f"{name}: relative error {median(e for e, _ in r):.2g}, cosine {median(c for _, c in r):.4f}"
+                    for name, r in rows.items()
+                ]
+                print(f"T = {steps}, window {window or steps}, ε {epsilon:g}: {'; '.join(said)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""What the processes of trainer/test_processes.py do. Each leaves what it found in `output_dir/process-RANK.pt`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_trainer import begin_process, tensors, tiny_data, tiny_trainer
+
+from farzi_hf import FarziTrainer, record_trajectories
+from farzi_hf.distillation.processes import agreed
+from farzi_hf.distillation.teacher import TeacherTraining
+from farzi_hf.engine import InnerAdam
+
+
+def leave(trainer: FarziTrainer, **found: Any) -> None:
+    rank = trainer.args.process_index
+    found |= {"rank": rank, "world_size": trainer.args.world_size}
+    torch.save(found, Path(trainer.args.output_dir, f"process-{rank}.pt"))
+
+
+def resumed_pool(settings: dict[str, Any], environment: dict[str, str], log: Path, dying: None) -> None:
+    """A distillation with a pool, from its beginning or from a checkpoint."""
+    begin_process(environment, log)
+    trainer = tiny_trainer(settings.pop("output_dir"), *tiny_data(), **settings)
+    pool, turns = trainer.objective.pool, []
+    advance = pool.training.advance
+    object.__setattr__(pool.training, "advance", lambda *args, **kwargs: turns.append(1) or advance(*args, **kwargs))
+    trainer.train(resume_from_checkpoint=trainer.args.resume_from_checkpoint)
+    losses = [x["loss"] for x in trainer.state.log_history if "loss" in x]
+    leave(trainer, tensors=tensors(trainer), pool=pool.state_dict(), losses=losses, turns=len(turns))
+
+
+OMEGA = {"num": 5, "steps": 4, "save_every": 2, "batch_size": 20, "seed": 1, "together": 2}
+
+
+def shared_work(settings: dict[str, Any], environment: dict[str, str], log: Path, dying: None) -> None:
+    """Teachers, students and a recording; and an error in one process alone."""
+    begin_process(environment, log)
+    found = all_work(tiny_trainer(settings.pop("output_dir"), *tiny_data(), **settings))
+    trainer = found.pop("trainer")
+
+    def work() -> None:
+        if trainer.args.process_index == 1:
+            raise FloatingPointError("this one diverged")
+
+    try:
+        agreed(work)
+    except (FloatingPointError, RuntimeError) as error:
+        found["error"] = f"{type(error).__name__}: {error}"
+    leave(trainer, **found)
+
+
+def all_work(trainer: FarziTrainer) -> dict[str, Any]:
+    """What processes share, and how much of it this one did."""
+    taught, studied = [], []
+    train_teacher, train_student = TeacherTraining.train, trainer.train_student
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TeacherTraining, "train", lambda *args: taught.append(1) or train_teacher(*args))
+        trainer.tune_initialization()
+    trainer.train_student = lambda i: studied.append(i) or train_student(i)
+    before = torch.get_rng_state()
+    metrics = trainer.evaluate()
+    folder = Path(trainer.args.output_dir, "omega")
+    bank = record_trajectories(
+        trainer.learner, InnerAdam(0.01), trainer.train_dataset, trainer.data_collator, folder, **OMEGA
+    )
+    return {
+        "trainer": trainer, "summary": dict(trainer.model.tensors), "metrics": metrics, "taught": len(taught), "studied": studied,
+        "omega": [bank.checkpoint(i, step) for i in range(len(bank)) for step in (0, 2, 4)],
+        "random": torch.equal(before, torch.get_rng_state()),
+    }  # fmt: skip
