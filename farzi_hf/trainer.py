@@ -35,11 +35,12 @@ from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.distillation import Learner, Objective, Parameters
 from farzi_hf.distillation.objectives import ConfigurableObjective
 from farzi_hf.distillation.real_training import RealData
-from farzi_hf.distillation.row_checks import check_rows, check_sequence_length, run_check
+from farzi_hf.distillation.row_checks import check_sequence_length, run_check
 from farzi_hf.distillation.start_trial import choose_start
 from farzi_hf.distillation.teacher import GivenTeachers, Labelling, head_width
 from farzi_hf.evaluation.metrics.resampling import mean_and_spread
 from farzi_hf.evaluation.tasks import LanguageModeling, Task
+from farzi_hf.real_rows import RealRows
 from farzi_hf.resumable_trainer import ResumableTrainer
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.initialization import start_inputs
@@ -89,7 +90,7 @@ class FarziTrainer(ResumableTrainer):
         learner_init: Callable[[], PreTrainedModel] | PreTrainedConfig | PreTrainedModel,
         args: FarziConfig,
         train_dataset: Dataset | None = None,
-        eval_dataset: Dataset | None = None,
+        eval_dataset: Dataset | Mapping[str, Dataset] | None = None,
         processing_class: Any = None,
         data_collator: Callable | None = None,
         farzi_data: FarziData | None = None,
@@ -110,15 +111,14 @@ class FarziTrainer(ResumableTrainer):
         self._labelling = Labelling.by(teacher, self.learner)
         check_sequence_length(args.sequence_length, self.learner)
         collator = data_collator or self.task.collator
-        if train_dataset is not None:
-            train_dataset = run_check("train_dataset", self.task.training_rows, train_dataset, args.sequence_length)
-            run_check("train_dataset", check_rows, train_dataset, self.learner, collator)
+        self._real_rows = RealRows(self.task, self.learner, collator, args.sequence_length)
+        train_dataset = self._real_rows.training(train_dataset)
         summary = self._summary(args, farzi_data, train_dataset)
         super().__init__(
             model=summary,
             args=args,
             train_dataset=train_dataset,
-            eval_dataset=self._evaluation_rows(eval_dataset, args, collator),
+            eval_dataset=self._real_rows.evaluation(eval_dataset),
             # A list of item names is saved with the summary. A checkpoint could not save it.
             processing_class=summary.processing_class if hasattr(summary.processing_class, "save_pretrained") else None,
             data_collator=collator,
@@ -157,14 +157,6 @@ class FarziTrainer(ResumableTrainer):
                 start_inputs(summary, train_dataset, args)
             self._open_start = summary.fingerprint() if args.start_is_open else None
         return summary
-
-    def _evaluation_rows(self, dataset: Dataset | None, args: FarziConfig, collator: Callable) -> Dataset | None:
-        """The rows on which the task evaluates. They are checked."""
-        if dataset is None:
-            return None
-        rows = run_check("eval_dataset", self.task.evaluation_rows, dataset, args.sequence_length)
-        run_check("eval_dataset", check_rows, rows, self.learner, collator)
-        return rows
 
     def _add_callbacks(self) -> None:
         self._figures, self._students_bar = StepFigures(self.args.device), StudentProgress()
@@ -273,34 +265,41 @@ class FarziTrainer(ResumableTrainer):
         )
 
     def evaluate(
-        self, eval_dataset: Dataset | None = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
+        self,
+        eval_dataset: str | Dataset | Mapping[str, Dataset] | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
         """Trains `args.eval_students` students from scratch on the summary and evaluates each on real data.
 
+        Args:
+            eval_dataset: another evaluation set, several by name, or the name of one of the trainer's. All sets see the same students.
+
         Returns:
-            For each metric its mean over the students and, as `…_std`, their standard deviation.
+            For each metric its mean over the students and, as `…_std`, their standard deviation. If there are several sets, a set's
+            metrics are called `eval_NAME_…`.
         """
-        eval_dataset = self._evaluation_rows(eval_dataset, self.args, self.data_collator)
         students = range(self.args.eval_students)
-        if eval_dataset is None and self.eval_dataset is None:
-            raise ValueError("eval_dataset is None; give one to evaluate() or to FarziTrainer")
         with torch.random.fork_rng(devices=[]):  # a data loader draws a random number; training must not depend on it
-            loader = self.get_eval_dataloader(eval_dataset)
-            with self._students_bar.shown(len(students), len(loader), self._quiet):
-                results = [self._evaluate_student(i, loader, metric_key_prefix) for i in students]
+            rows = self._real_rows.evaluated(eval_dataset, self.eval_dataset)
+            # Trainer keeps loaders with persistent workers, but it keeps one for all data sets given here; not those for tests.
+            loaders = {f"{metric_key_prefix}{name}": self.get_test_dataloader(x) for name, x in rows.items()}
+            with self._students_bar.shown(len(students), sum(map(len, loaders.values())), self._quiet):
+                results = [self._evaluate_student(i, loaders) for i in students]
         metrics = {**mean_and_spread(results), f"{metric_key_prefix}_students": len(results)}
         self.log(metrics)
         self._evaluations[self.model.fingerprint()] = {**metrics, "step": self.state.global_step}
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
-    def _evaluate_student(self, index: int, loader: DataLoader, prefix: str) -> dict[str, float]:
-        self._student = self.train_student(index)
+    def _evaluate_student(self, index: int, loaders: Mapping[str, DataLoader]) -> dict[str, float]:
+        self._student, metrics = self.train_student(index), {}
         self._students_bar.trained()
         only_loss = True if self.compute_metrics is None else None
-        output = self.evaluation_loop(loader, f"Student {index + 1}", only_loss, metric_key_prefix=prefix)
+        for prefix, loader in loaders.items():
+            metrics |= self.evaluation_loop(loader, f"Student {index + 1}", only_loss, metric_key_prefix=prefix).metrics
         self._student = None
-        return {k: float(v) for k, v in output.metrics.items() if not k.endswith(_SPEED)}
+        return {k: float(v) for k, v in metrics.items() if not k.endswith(_SPEED)}
 
     def prediction_step(
         self,
