@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from datasets import Dataset
+from datasets import Dataset, IterableDataset
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -30,8 +30,8 @@ from farzi_hf.callbacks import (
     without_prediction_bar,
 )
 from farzi_hf.config import FarziConfig
-from farzi_hf.data import sequences_fingerprint
 from farzi_hf.data.seeds import Purpose, derive
+from farzi_hf.data.streams import RowStream, described
 from farzi_hf.distillation import Learner, Objective, Parameters
 from farzi_hf.distillation.objectives import ConfigurableObjective
 from farzi_hf.distillation.real_training import RealData
@@ -69,7 +69,9 @@ class FarziTrainer(ResumableTrainer):
         learner_init: the learner: a function that returns a freshly initialised model, a config, or a model (only its class
             and config are used, not its weights). See `farzi_hf.Learner`.
         args: a `FarziConfig`.
-        train_dataset, eval_dataset: `datasets.Dataset`s with `input_ids`: lists of token ids with BOS and EOS, or of items.
+        train_dataset: a `datasets.Dataset` with `input_ids`: lists of token ids with BOS and EOS, or of items. Or an `IterableDataset`,
+            which is read in its order again and again (see `RowStream`); teachers shuffle it. Its first 4 million ids make the start.
+        eval_dataset: one `Dataset` of such rows, or several by name, whose metrics are called `eval_NAME_…`.
         processing_class: the tokenizer; it is saved with the summary. This is short for `task=LanguageModeling(tokenizer)`.
         data_collator: pads real sequences and makes `labels`; by default the task's collator.
         farzi_data: a summary to go on with; its shape and τ must agree with `args`. By default, a new summary is made.
@@ -89,7 +91,7 @@ class FarziTrainer(ResumableTrainer):
         self,
         learner_init: Callable[[], PreTrainedModel] | PreTrainedConfig | PreTrainedModel,
         args: FarziConfig,
-        train_dataset: Dataset | None = None,
+        train_dataset: Dataset | IterableDataset | None = None,
         eval_dataset: Dataset | Mapping[str, Dataset] | None = None,
         processing_class: Any = None,
         data_collator: Callable | None = None,
@@ -112,7 +114,7 @@ class FarziTrainer(ResumableTrainer):
         check_sequence_length(args.sequence_length, self.learner)
         collator = data_collator or self.task.collator
         self._real_rows = RealRows(self.task, self.learner, collator, args.sequence_length)
-        train_dataset = self._real_rows.training(train_dataset)
+        train_dataset = self._real_rows.training(train_dataset, args)
         summary = self._summary(args, farzi_data, train_dataset)
         super().__init__(
             model=summary,
@@ -142,7 +144,9 @@ class FarziTrainer(ResumableTrainer):
         self._evaluations: dict[str, dict[str, float]] = {}
         self._add_callbacks()
 
-    def _summary(self, args: FarziConfig, farzi_data: FarziData | None, train_dataset: Dataset | None) -> FarziData:
+    def _summary(
+        self, args: FarziConfig, farzi_data: FarziData | None, train_dataset: Dataset | RowStream | None
+    ) -> FarziData:
         """The summary to train: the one that is given, or a new one at its start."""
         label_dim = head_width(self._labelling.learner) if args.labels == "own" else None
         config = args.summary_config(self.learner.vocab_size, label_dim)
@@ -328,9 +332,9 @@ class FarziTrainer(ResumableTrainer):
     def _settings(self) -> dict[str, Any]:
         config = json.loads(self.learner.model.config.to_json_string(use_diff=False))
         learner = {k: v for k, v in config.items() if not k.startswith("_") and k != "transformers_version"}
-        data, rows = None, self.train_dataset
-        if rows is not None:  # else Trainer raises its own error
-            data = {"sequences": len(rows), "fingerprint": sequences_fingerprint(rows)}
+        data = (
+            None if self.train_dataset is None else described(self.train_dataset)
+        )  # without data, Trainer raises its own error
         return {**self.args.to_recipe(), **self._given, "learner": learner, "train_dataset": data}
 
     def _process_state(self) -> dict[str, Tensor]:
