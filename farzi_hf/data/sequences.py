@@ -121,6 +121,21 @@ def training_windows(dataset: Dataset, max_length: int) -> Dataset:
     return in_memory(input_ids=_slices(ids, starts, ends))
 
 
+def packed_windows(dataset: Dataset, max_length: int) -> Dataset:
+    """All rows end to end, cut into windows of ``max_length`` ids; the first one may be shorter. Neighbours are in one window, as above.
+
+    Raises:
+        ValueError: the rows have ``labels`` or an ``attention_mask``, which are not packed.
+    """
+    ids, _ = _histories(dataset, max_length)
+    if beside := sorted({"labels", "attention_mask"} & set(dataset.column_names)):
+        raise ValueError(
+            f"dataset has the columns {', '.join(beside)}, which packing would lose: drop them, or do not pack."
+        )
+    whole = pa.LargeListArray.from_arrays(np.array([0, len(ids)]), ids)
+    return training_windows(in_memory(input_ids=whole), max_length)
+
+
 def evaluation_windows(dataset: Dataset, max_length: int) -> Dataset:
     """The last ``max_length`` items of each history as ``input_ids``; the last item is to be predicted. All before it are ``seen``."""
     ids, lengths = _histories(dataset, max_length)
