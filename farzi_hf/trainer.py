@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from datasets import Dataset
+from datasets import Dataset, IterableDataset
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -30,17 +30,18 @@ from farzi_hf.callbacks import (
     without_prediction_bar,
 )
 from farzi_hf.config import FarziConfig
-from farzi_hf.data import sequences_fingerprint
 from farzi_hf.data.seeds import Purpose, derive
+from farzi_hf.data.streams import RowStream, described
 from farzi_hf.distillation import Learner, Objective, Parameters
 from farzi_hf.distillation.objectives import ConfigurableObjective
 from farzi_hf.distillation.processes import shared
 from farzi_hf.distillation.real_training import RealData
-from farzi_hf.distillation.row_checks import check_rows, check_sequence_length, run_check
+from farzi_hf.distillation.row_checks import check_sequence_length, run_check
 from farzi_hf.distillation.start_trial import choose_start
 from farzi_hf.distillation.teacher import GivenTeachers, Labelling, head_width
 from farzi_hf.evaluation.metrics.resampling import mean_and_spread
 from farzi_hf.evaluation.tasks import LanguageModeling, Task
+from farzi_hf.real_rows import RealRows
 from farzi_hf.resumable_trainer import ResumableTrainer
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.initialization import start_inputs
@@ -69,7 +70,9 @@ class FarziTrainer(ResumableTrainer):
         learner_init: the learner: a function that returns a freshly initialised model, a config, or a model (only its class
             and config are used, not its weights). See `farzi_hf.Learner`.
         args: a `FarziConfig`.
-        train_dataset, eval_dataset: `datasets.Dataset`s with `input_ids`: lists of token ids with BOS and EOS, or of items.
+        train_dataset: a `datasets.Dataset` with `input_ids`: lists of token ids with BOS and EOS, or of items. Or an `IterableDataset`,
+            which is read in its order again and again (see `RowStream`); teachers shuffle it. Its first 4 million ids make the start.
+        eval_dataset: one `Dataset` of such rows, or several by name, whose metrics are called `eval_NAME_…`.
         processing_class: the tokenizer; it is saved with the summary. This is short for `task=LanguageModeling(tokenizer)`.
         data_collator: pads real sequences and makes `labels`; by default the task's collator.
         farzi_data: a summary to go on with; its shape and τ must agree with `args`. By default, a new summary is made.
@@ -89,8 +92,8 @@ class FarziTrainer(ResumableTrainer):
         self,
         learner_init: Callable[[], PreTrainedModel] | PreTrainedConfig | PreTrainedModel,
         args: FarziConfig,
-        train_dataset: Dataset | None = None,
-        eval_dataset: Dataset | None = None,
+        train_dataset: Dataset | IterableDataset | None = None,
+        eval_dataset: Dataset | Mapping[str, Dataset] | None = None,
         processing_class: Any = None,
         data_collator: Callable | None = None,
         farzi_data: FarziData | None = None,
@@ -111,15 +114,14 @@ class FarziTrainer(ResumableTrainer):
         self._labelling = Labelling.by(teacher, self.learner)
         check_sequence_length(args.sequence_length, self.learner)
         collator = data_collator or self.task.collator
-        if train_dataset is not None:
-            train_dataset = run_check("train_dataset", self.task.training_rows, train_dataset, args.sequence_length)
-            run_check("train_dataset", check_rows, train_dataset, self.learner, collator)
+        self._real_rows = RealRows(self.task, self.learner, collator, args.sequence_length)
+        train_dataset = self._real_rows.training(train_dataset, args)
         summary = self._summary(args, farzi_data, train_dataset)
         super().__init__(
             model=summary,
             args=args,
             train_dataset=train_dataset,
-            eval_dataset=self._evaluation_rows(eval_dataset, args, collator),
+            eval_dataset=self._real_rows.evaluation(eval_dataset),
             # A list of item names is saved with the summary. A checkpoint could not save it.
             processing_class=summary.processing_class if hasattr(summary.processing_class, "save_pretrained") else None,
             data_collator=collator,
@@ -143,7 +145,9 @@ class FarziTrainer(ResumableTrainer):
         self._evaluations: dict[str, dict[str, float]] = {}
         self._add_callbacks()
 
-    def _summary(self, args: FarziConfig, farzi_data: FarziData | None, train_dataset: Dataset | None) -> FarziData:
+    def _summary(
+        self, args: FarziConfig, farzi_data: FarziData | None, train_dataset: Dataset | RowStream | None
+    ) -> FarziData:
         """The summary to train: the one that is given, or a new one at its start."""
         label_dim = head_width(self._labelling.learner) if args.labels == "own" else None
         config = args.summary_config(self.learner.vocab_size, label_dim)
@@ -158,14 +162,6 @@ class FarziTrainer(ResumableTrainer):
                 start_inputs(summary, train_dataset, args)
             self._open_start = summary.fingerprint() if args.start_is_open else None
         return summary
-
-    def _evaluation_rows(self, dataset: Dataset | None, args: FarziConfig, collator: Callable) -> Dataset | None:
-        """The rows on which the task evaluates. They are checked."""
-        if dataset is None:
-            return None
-        rows = run_check("eval_dataset", self.task.evaluation_rows, dataset, args.sequence_length)
-        run_check("eval_dataset", check_rows, rows, self.learner, collator)
-        return rows
 
     def _add_callbacks(self) -> None:
         self._figures, self._students_bar = StepFigures(self.args.device), StudentProgress()
@@ -272,35 +268,42 @@ class FarziTrainer(ResumableTrainer):
         return self.training.from_scratch(self.learner, self.model, steps=self.args.inner_steps, seed=seed, **where)
 
     def evaluate(
-        self, eval_dataset: Dataset | None = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
+        self,
+        eval_dataset: str | Dataset | Mapping[str, Dataset] | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
         """Trains `args.eval_students` students from scratch on the summary and evaluates each on real data. Processes share the work.
 
+        Args:
+            eval_dataset: another evaluation set, several by name, or the name of one of the trainer's. All sets see the same students.
+
         Returns:
-            For each metric its mean over the students and, as `…_std`, their standard deviation.
+            For each metric its mean over the students and, as `…_std`, their standard deviation. If there are several sets, a set's
+            metrics are called `eval_NAME_…`.
         """
-        eval_dataset = self._evaluation_rows(eval_dataset, self.args, self.data_collator)
         count, fresh = self.args.eval_students, partial(self.learner.initial_parameters, 0, self.args.device)
-        if eval_dataset is None and self.eval_dataset is None:
-            raise ValueError("eval_dataset is None; give one to evaluate() or to FarziTrainer")
         with torch.random.fork_rng(devices=[]):  # a data loader draws a random number; training must not depend on it
-            loader = self.get_eval_dataloader(eval_dataset)
-            with self._students_bar.shown(count, len(loader), self._quiet):
+            rows = self._real_rows.evaluated(eval_dataset, self.eval_dataset)
+            # Trainer keeps loaders with persistent workers, but it keeps one for all data sets given here; not those for tests.
+            loaders = {f"{metric_key_prefix}{name}": self.get_test_dataloader(x) for name, x in rows.items()}
+            with self._students_bar.shown(count, sum(map(len, loaders.values())), self._quiet):
                 students = enumerate(shared(count, self.train_student, fresh))
-                results = [self._evaluate_student(i, theta, loader, metric_key_prefix) for i, theta in students]
+                results = [self._evaluate_student(i, theta, loaders) for i, theta in students]
         metrics = {**mean_and_spread(results), f"{metric_key_prefix}_students": len(results)}
         self.log(metrics)
         self._evaluations[self.model.fingerprint()] = {**metrics, "step": self.state.global_step}
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
-    def _evaluate_student(self, index: int, student: Parameters, loader: DataLoader, prefix: str) -> dict[str, float]:
-        self._student = student
+    def _evaluate_student(self, index: int, student: Parameters, loaders: Mapping[str, DataLoader]) -> dict[str, float]:
+        self._student, metrics = student, {}
         self._students_bar.trained()
         only_loss = True if self.compute_metrics is None else None
-        output = self.evaluation_loop(loader, f"Student {index + 1}", only_loss, metric_key_prefix=prefix)
+        for prefix, loader in loaders.items():
+            metrics |= self.evaluation_loop(loader, f"Student {index + 1}", only_loss, metric_key_prefix=prefix).metrics
         self._student = None
-        return {k: float(v) for k, v in output.metrics.items() if not k.endswith(_SPEED)}
+        return {k: float(v) for k, v in metrics.items() if not k.endswith(_SPEED)}
 
     def prediction_step(
         self,
@@ -329,9 +332,9 @@ class FarziTrainer(ResumableTrainer):
     def _settings(self) -> dict[str, Any]:
         config = json.loads(self.learner.model.config.to_json_string(use_diff=False))
         learner = {k: v for k, v in config.items() if not k.startswith("_") and k != "transformers_version"}
-        data, rows = None, self.train_dataset
-        if rows is not None:  # else Trainer raises its own error
-            data = {"sequences": len(rows), "fingerprint": sequences_fingerprint(rows)}
+        data = (
+            None if self.train_dataset is None else described(self.train_dataset)
+        )  # without data, Trainer raises its own error
         return {**self.args.to_recipe(), **self._given, "learner": learner, "train_dataset": data}
 
     def _process_state(self) -> dict[str, Tensor]:

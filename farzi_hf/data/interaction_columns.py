@@ -76,10 +76,17 @@ def columns(table: pa.Table, source: Any, ids: Ids = as_given) -> Columns:
         raise ValueError(f"{source} has columns {names}, {', '.join(twice)} more than once: leave one of them")
     if len(table) == 0:
         raise ValueError(f"{source} holds no interactions: it is empty or cut short")
-    user, item = (ids(_ids(table[name], name, source), name, source).to_numpy() for name in ("user", "item"))
-    _, users = np.unique(user, return_inverse=True)
-    item_ids, items = np.unique(item, return_inverse=True)
-    return Columns(users, items, _times(_plain(table["timestamp"]), source), item_ids.tolist())
+    (users, _), (items, item_ids) = (
+        _numbers(ids(_ids(table[name], name, source), name, source)) for name in ("user", "item")
+    )
+    return Columns(users, items, _times(_plain(table["timestamp"]), source), item_ids)
+
+
+def _numbers(ids: pa.ChunkedArray) -> tuple[np.ndarray, list[Any]]:
+    """Small integers in the order of the ids (n,), and the different ids. There are no wide integers of n rows and no sort of them."""
+    encoded = ids.dictionary_encode().combine_chunks()
+    different, rank = np.unique(encoded.dictionary.to_numpy(zero_copy_only=False), return_inverse=True)
+    return rank.astype(np.min_scalar_type(len(rank)))[encoded.indices.to_numpy()], different.tolist()
 
 
 def _is_integer_text(column: pa.ChunkedArray) -> bool:

@@ -21,6 +21,7 @@ from farzi_hf.data.interaction_columns import Columns
 from farzi_hf.data.interaction_files import SOURCES
 from farzi_hf.data.own_interactions import columns_of
 from farzi_hf.data.seeds import Purpose, stream
+from farzi_hf.data.sequences import in_memory
 
 SPLITS = ("train", "validation", "test")
 PADDING_TITLE = "<pad>"
@@ -63,8 +64,8 @@ class Interactions:
 
     def _rows(self, users: np.ndarray) -> Dataset:
         chosen = [self.sequences[user] for user in users]
-        offsets = np.cumsum([0, *map(len, chosen)])
-        return Dataset(pa.table({"input_ids": pa.LargeListArray.from_arrays(offsets, np.concatenate(chosen))}))
+        ends = np.cumsum([len(sequence) for sequence in chosen])
+        return in_memory(input_ids=pa.LargeListArray.from_arrays(np.r_[0, ends], np.concatenate(chosen)))
 
 
 @dataclass(frozen=True)
@@ -126,11 +127,11 @@ def _sequences(columns: Columns, min_interactions: int, titles: dict[Any, str] |
             f"min_interactions={min_interactions} leaves no user: the most active one has {counts.max(initial=0)}"
         )
     rows = np.lexsort((columns.times, columns.users))  # stable: equal timestamps keep the order of the rows
-    rows = rows[np.repeat(kept, counts)]
     items = columns.items[rows]
     del rows
+    items = items[np.repeat(kept, counts)]
     used = np.bincount(items, minlength=len(columns.item_ids)) > 0
-    number = np.cumsum(used, dtype=items.dtype if items.dtype.itemsize > 2 else np.int32)
+    number = np.cumsum(used, dtype=np.int32)
     flat = number[items]
     ids = [columns.item_ids[i] for i in np.flatnonzero(used)]
     names = [PADDING_TITLE, *(titles.get(item, str(item)) for item in ids)] if titles else None

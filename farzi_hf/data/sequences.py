@@ -9,12 +9,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 from datasets import Dataset
+from datasets.fingerprint import generate_random_fingerprint
 
 from farzi_hf.data.seeds import Purpose, stream
 
+_BLOCK = 1 << 22  # integers that are copied at once
+
 
 def flatten_sequences(dataset: Dataset, column: str = "input_ids") -> tuple[np.ndarray, np.ndarray]:
-    """All integers of a column of lists in one array (tokens,), and the length of each sequence (rows,)."""
+    """All integers of a column of lists in one array (tokens,), and the length of each sequence (rows,); both int64."""
+    ids, lengths = stored_sequences(dataset, column)
+    return ids.astype(np.int64), lengths
+
+
+def stored_sequences(dataset: Dataset, column: str = "input_ids") -> tuple[np.ndarray, np.ndarray]:
+    """As `flatten_sequences`, but the integers have the type that the data set stores; no copy is made of data in one piece.
+
+    Arithmetic on them can overflow.
+    """
     if not isinstance(dataset, Dataset):
         raise ValueError(
             f"dataset is a {type(dataset).__name__}: pass a datasets.Dataset (one split) with a column {column!r}."
@@ -32,12 +44,12 @@ def flatten_sequences(dataset: Dataset, column: str = "input_ids") -> tuple[np.n
     ids, lengths = pc.list_flatten(lists), pc.list_value_length(lists)
     if ids.null_count or lengths.null_count:
         raise ValueError(f"dataset[{column!r}] holds null values: drop those rows.")
-    return ids.to_numpy().astype(np.int64), lengths.to_numpy().astype(np.int64)
+    return ids.to_numpy(), lengths.to_numpy().astype(np.int64)
 
 
 def check_sequences(dataset: Dataset, vocab_size: int) -> None:
     """Raises ValueError unless every row holds at least 2 ids, all of them in 0 … ``vocab_size`` − 1."""
-    ids, lengths = flatten_sequences(dataset)
+    ids, lengths = stored_sequences(dataset)
     if len(lengths) == 0:
         raise ValueError("dataset is empty: pass at least one sequence.")
     if lengths.min() < 2:
@@ -55,11 +67,28 @@ def check_sequences(dataset: Dataset, vocab_size: int) -> None:
         )
 
 
+SAMPLED_IDS = 4_000_000
+"""Ids from which statistics such as frequencies are computed at most."""
+
+
+def sampled_sequences(dataset: Dataset, seed: int, limit: int = SAMPLED_IDS) -> tuple[np.ndarray, np.ndarray]:
+    """As `flatten_sequences`, but of random rows that hold about `limit` ids together, in their order, if the data set holds more."""
+    ids, lengths = stored_sequences(dataset)
+    if len(ids) > limit:
+        order = stream(seed, Purpose.SUBSET).permutation(len(lengths))
+        rows = np.sort(order[: 1 + np.searchsorted(np.cumsum(lengths[order]), limit)])
+        ends = np.cumsum(lengths)[rows]
+        lengths = lengths[rows]
+        ids = _slices(ids, ends - lengths, ends).values.to_numpy()
+    return ids.astype(np.int64), lengths
+
+
 def sequences_fingerprint(dataset: Dataset) -> str:
     """A hash of all ids of the column ``input_ids`` and of the lengths of the sequences."""
     digest = hashlib.sha256()
-    for part in flatten_sequences(dataset):
-        digest.update(np.ascontiguousarray(part).tobytes())
+    for part in stored_sequences(dataset):
+        for first in range(0, len(part), _BLOCK):
+            digest.update(part[first : first + _BLOCK].astype(np.int64).tobytes())
     return digest.hexdigest()[:16]
 
 
@@ -89,7 +118,22 @@ def training_windows(dataset: Dataset, max_length: int) -> Dataset:
     later = np.cumsum(windows)[row] - 1 - np.arange(len(row))  # the number of later windows of the same history
     ends = stops[row] - later * (max_length - 1)
     starts = np.maximum(ends - max_length, (stops - lengths)[row])
-    return Dataset(pa.table({"input_ids": _slices(ids, starts, ends)}))
+    return in_memory(input_ids=_slices(ids, starts, ends))
+
+
+def packed_windows(dataset: Dataset, max_length: int) -> Dataset:
+    """All rows end to end, cut into windows of ``max_length`` ids; the first one may be shorter. Neighbours are in one window, as above.
+
+    Raises:
+        ValueError: the rows have ``labels`` or an ``attention_mask``, which are not packed.
+    """
+    ids, _ = _histories(dataset, max_length)
+    if beside := sorted({"labels", "attention_mask"} & set(dataset.column_names)):
+        raise ValueError(
+            f"dataset has the columns {', '.join(beside)}, which packing would lose: drop them, or do not pack."
+        )
+    whole = pa.LargeListArray.from_arrays(np.array([0, len(ids)]), ids)
+    return training_windows(in_memory(input_ids=whole), max_length)
 
 
 def evaluation_windows(dataset: Dataset, max_length: int) -> Dataset:
@@ -98,20 +142,32 @@ def evaluation_windows(dataset: Dataset, max_length: int) -> Dataset:
     ends = np.cumsum(lengths)
     starts = ends - lengths
     recent = _slices(ids, np.maximum(starts, ends - max_length), ends)
-    return Dataset(pa.table({"input_ids": recent, "seen": _slices(ids, starts, ends - 1)}))
+    return in_memory(input_ids=recent, seen=_slices(ids, starts, ends - 1))
 
 
 def _histories(dataset: Dataset, max_length: int) -> tuple[np.ndarray, np.ndarray]:
     if max_length < 2:
         raise ValueError(f"max_length={max_length} leaves nothing to predict: pass 2 or more.")
-    return flatten_sequences(dataset)
+    return stored_sequences(dataset)
+
+
+def in_memory(**columns: pa.Array) -> Dataset:
+    """A data set of these columns, without a copy of them."""
+    # By default datasets hashes a pickled copy of the whole table.
+    return Dataset(pa.table(columns), fingerprint=generate_random_fingerprint())
 
 
 def _slices(ids: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> pa.Array:
-    """The lists ids[start:end] of all pairs, without a Python object per id."""
+    """The lists ids[start:end] of all pairs, without a Python object per id. Beside the result, there are only indices of some lists."""
     offsets = np.concatenate([[0], np.cumsum(ends - starts)])
-    index = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], ends - starts)
-    return pa.LargeListArray.from_arrays(offsets, ids[index])
+    values = np.empty(offsets[-1], ids.dtype)
+    some = max(1, len(starts) * _BLOCK // max(1, len(values)))
+    for first in range(0, len(starts), some):
+        part = slice(first, first + some)
+        begin, stop = offsets[first], offsets[min(first + some, len(starts))]
+        shift = np.repeat(starts[part] - offsets[:-1][part], (ends - starts)[part])
+        values[begin:stop] = ids[np.arange(begin, stop) + shift]
+    return pa.LargeListArray.from_arrays(offsets, values)
 
 
 def random_sequences(dataset: Dataset, count: int, seed: int) -> Dataset:

@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 import numpy as np
 from datasets import Dataset
 
-from farzi_hf.data import IGNORED, check_sequences, flatten_sequences
+from farzi_hf.data import IGNORED, check_sequences
+from farzi_hf.data.sequences import stored_sequences
 from farzi_hf.distillation.learner import Learner
 
 T = TypeVar("T")
@@ -21,7 +22,7 @@ def check_rows(dataset: Dataset, learner: Learner, data_collator: Callable) -> N
         dataset: rows with `input_ids`. The columns `attention_mask` and `labels` may follow, with the same lengths.
     """
     check_sequences(dataset, learner.vocab_size)
-    ids, lengths = flatten_sequences(dataset)
+    ids, lengths = stored_sequences(dataset)
     longest = int(lengths.argmax())
     if (limit := learner.readable(int(lengths[longest]))) < lengths[longest]:
         raise ValueError(
@@ -49,7 +50,7 @@ def check_rows(dataset: Dataset, learner: Learner, data_collator: Callable) -> N
 
 
 def _beside(dataset: Dataset, column: str, lengths: np.ndarray) -> np.ndarray:
-    values, sizes = flatten_sequences(dataset, column)
+    values, sizes = stored_sequences(dataset, column)
     if (other := sizes != lengths).any():
         row = int(other.argmax())
         raise ValueError(

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm
 
-from farzi_hf.data import random_sequences
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.distillation.learner import Learner, Parameters
 from farzi_hf.distillation.real_training import RealData
@@ -40,9 +39,8 @@ def choose_start(
     Returns:
         κ.
     """
-    count = min(BATCHES * size, len(data.dataset))
-    ids = random_sequences(data.sequences, count, derive(seed, Purpose.START_TRIAL_ROWS))["input_ids"]
-    batches = [data.batch(ids[first : first + size]) for first in range(0, count, size)]
+    ids = data.some(BATCHES * size, derive(seed, Purpose.START_TRIAL_ROWS))
+    batches = [data.batch(ids[first : first + size]) for first in range(0, len(ids), size)]
     start_at = spectral_starts(farzi, data.dataset, seed)
     found: list[str] = []
     with tqdm(

@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from datasets import Dataset
+from datasets import Dataset, IterableDataset
 from safetensors.torch import save_file
 from torch import Tensor
 
 from farzi_hf.artefact.atomic_folder import replace_file
 from farzi_hf.artefact.disk import names_the_disk
 from farzi_hf.artefact.signals import NotedSignal, end, noted_signals
-from farzi_hf.data import sequences_fingerprint
 from farzi_hf.data.seeds import Purpose, check_seed, derive
+from farzi_hf.data.streams import RowStream, described
 from farzi_hf.distillation.learner import Learner, Parameters
 from farzi_hf.distillation.processes import agreed, first_process_first, largest, world
 from farzi_hf.distillation.real_training import RealBatches, RealData, train_on_real
@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 def record_trajectories(
     learner: Learner,
     optimizer: InnerOptimizer,
-    train_dataset: Dataset,
+    train_dataset: Dataset | IterableDataset,
     data_collator: Callable[[list[dict[str, Any]]], Mapping[str, Tensor]],
     folder: str | Path,
     *,
@@ -68,7 +68,7 @@ def record_trajectories(
 
     Args:
         optimizer: as in the inner loop; its accumulators start at zero and are not stored.
-        train_dataset: real sequences in the column `input_ids`.
+        train_dataset: real sequences in the column `input_ids`, or a stream of them, which is shuffled: see `RowStream.shuffled`.
         data_collator: turns rows into a batch of `input_ids`, `labels` and, if there is padding, `attention_mask`.
         folder: is created if it does not exist. It needs 4 · num · (steps / save_every + 1) · P bytes for P float32 parameters.
         num: |Ω|, the number of trajectories.
@@ -98,7 +98,10 @@ def record_trajectories(
         )
     check_seed(seed)
     with noted_signals() as noted, names_the_disk(folder):
-        check_rows(train_dataset, learner, data_collator)
+        if isinstance(train_dataset, IterableDataset):
+            train_dataset = RowStream(train_dataset, partial(_checked, learner=learner, data_collator=data_collator))
+        else:
+            check_rows(train_dataset, learner, data_collator)
         settings = {
             "steps": steps,
             "save_every": save_every,
@@ -107,7 +110,7 @@ def record_trajectories(
             "together": together,
         }
         manifest = {
-            "version": VERSION, **settings, "optimizer": _optimizer_facts(optimizer), "data": sequences_fingerprint(train_dataset),
+            "version": VERSION, **settings, "optimizer": _optimizer_facts(optimizer), "data": described(train_dataset)["fingerprint"],
             **_model_facts(learner),
             "streams": 2,  # the version of the rule that turns seeds into random numbers; recordings with another rule cannot go on
         }  # fmt: skip
@@ -143,6 +146,11 @@ def record_trajectories(
             "of them see; give a folder on a disk that all machines share"
         )
     return TrajectoryBank(folder)
+
+
+def _checked(some: Dataset, learner: Learner, data_collator: Callable) -> Dataset:
+    check_rows(some, learner, data_collator)
+    return some
 
 
 def _train(

@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from datasets import Dataset
 from torch import Tensor
 
-from farzi_hf.data import flatten_sequences
 from farzi_hf.data.seeds import Purpose, derive, stream
+from farzi_hf.data.streams import RowStream, start_sequences
 from farzi_hf.summary.farzi_data import FarziData
 from farzi_hf.summary.input_sequences import INPUT_SEQUENCES, real_windows
 
@@ -31,7 +31,7 @@ CANDIDATES = (2.0, 4.0, 8.0, 16.0)
 """κ that `choose_concentration` tries."""
 
 
-def random(farzi: FarziData, dataset: Dataset, seed: int, concentration: float = CONCENTRATION) -> None:
+def random(farzi: FarziData, dataset: Dataset | RowStream, seed: int, concentration: float = CONCENTRATION) -> None:
     """Normal latents and decoder with standard deviation `config.latent_std`: soft tokens close to uniform. κ is not used."""
     generator = torch.Generator().manual_seed(derive(seed, Purpose.SUMMARY_NORMAL))
     for parameter in (farzi.latents, farzi.decoder):
@@ -39,7 +39,7 @@ def random(farzi: FarziData, dataset: Dataset, seed: int, concentration: float =
         parameter.data.copy_(draw)
 
 
-def spectral(farzi: FarziData, dataset: Dataset, seed: int, concentration: float = CONCENTRATION) -> None:
+def spectral(farzi: FarziData, dataset: Dataset | RowStream, seed: int, concentration: float = CONCENTRATION) -> None:
     """Real sequences with softened tokens: a position with token w has p(v) ∝ f(v) exp(κ u_w·u_v).
 
     f is the frequency of a token, u_v ∈ R^{d−1} its unit vector from `token_vectors`, κ the concentration. These
@@ -56,10 +56,10 @@ def spectral(farzi: FarziData, dataset: Dataset, seed: int, concentration: float
     spectral_starts(farzi, dataset, seed)(concentration)
 
 
-def spectral_starts(farzi: FarziData, dataset: Dataset, seed: int) -> Callable[[float], None]:
+def spectral_starts(farzi: FarziData, dataset: Dataset | RowStream, seed: int) -> Callable[[float], None]:
     """A function of κ that sets `farzi` to its `spectral` start at κ. Windows and token vectors are computed once, here."""
     config, generator = farzi.config, stream(seed, Purpose.SUMMARY_WINDOWS)
-    tokens, lengths = flatten_sequences(dataset)
+    tokens, lengths = start_sequences(dataset, seed)
     windows = torch.from_numpy(real_windows(tokens, lengths, (config.num_sequences, config.sequence_length), generator))
     frequency = np.bincount(tokens, minlength=config.vocab_size) + 0.1  # no token is impossible
     log_frequency = torch.from_numpy(np.log(frequency)).float()
@@ -76,7 +76,7 @@ def spectral_starts(farzi: FarziData, dataset: Dataset, seed: int) -> Callable[[
 
 def clusters(
     farzi: FarziData,
-    dataset: Dataset,
+    dataset: Dataset | RowStream,
     seed: int,
     concentration: float = CLUSTER_CONCENTRATION,
     vectors: Tensor | None = None,
@@ -105,7 +105,7 @@ def clusters(
             f"initialization='clusters' needs labels='own' and latent_dim of at least 3, got labels={config.labels!r} and "
             f"latent_dim={config.latent_dim}; set them, or choose initialization='spectral'"
         )
-    tokens, lengths = flatten_sequences(dataset)
+    tokens, lengths = start_sequences(dataset, seed)
     counts = torch.from_numpy(np.bincount(tokens, minlength=config.vocab_size)).float()
     if vectors is None:
         vectors = token_vectors(tokens, lengths, config.vocab_size, config.latent_dim - 2, seed)
@@ -220,7 +220,7 @@ def _sparse(indices: Tensor, values: Tensor, shape: tuple[int, ...]) -> Tensor:
     return torch.sparse_coo_tensor(indices, values, shape, check_invariants=True)  # torch warns unless it is given
 
 
-def start_inputs(farzi: FarziData, dataset: Dataset, settings: Any, **facts: Any) -> None:
+def start_inputs(farzi: FarziData, dataset: Dataset | RowStream, settings: Any, **facts: Any) -> None:
     """Sets the inputs of a new summary.
 
     Args:
@@ -235,9 +235,9 @@ def start_inputs(farzi: FarziData, dataset: Dataset, settings: Any, **facts: Any
         set_ids(farzi, dataset, settings.seed, settings.input_sequences)
 
 
-def set_ids(farzi: FarziData, dataset: Dataset, seed: int, name: str) -> None:
+def set_ids(farzi: FarziData, dataset: Dataset | RowStream, seed: int, name: str) -> None:
     """Gives a summary with token inputs its ids, by a function of `INPUT_SEQUENCES`."""
-    tokens, lengths = flatten_sequences(dataset)
+    tokens, lengths = start_sequences(dataset, seed)
     generator = stream(seed, Purpose.INPUT_SEQUENCES)
     ids = INPUT_SEQUENCES[name](tokens, lengths, tuple(farzi.input_ids.shape), generator)
     farzi.input_ids.copy_(torch.from_numpy(ids))

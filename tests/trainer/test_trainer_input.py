@@ -34,14 +34,18 @@ def rows(*sequences: list[int]) -> Dataset:
         (rows([2, 3], [2]), r"\[1\] has 1 ids .*: next-token prediction needs at least 2"),
         (rows([2, V, 3]), f"holds id {V}, outside 0 … {V - 1}"),
         (rows([2, -1, 3]), "holds id -1, outside"),
-        ({"a": rows([2, 3])}, r"is a dict: pass a datasets\.Dataset \(one split\)"),
         ([[2, 3]], r"is a list: pass a datasets\.Dataset"),
     ],
-    ids=["no column", "empty", "short", "large id", "negative id", "dict", "list"],
+    ids=["no column", "empty", "short", "large id", "negative id", "list"],
 )
 def test_unusable_data_are_refused_by_name(make, name, dataset, message):
     with pytest.raises(ValueError, match=f"^{name}: dataset.*({message})"):
         make({name: dataset})
+
+
+def test_training_takes_one_split(make):
+    with pytest.raises(ValueError, match=r"^train_dataset: dataset is a dict: pass a datasets\.Dataset \(one split\)"):
+        make({"train_dataset": {"a": rows([2, 3])}})
 
 
 def test_unusable_data_are_refused_by_evaluate(make):

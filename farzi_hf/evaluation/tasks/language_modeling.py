@@ -15,6 +15,7 @@ from farzi_hf.data import (
     SequenceCollator,
     flatten_sequences,
 )
+from farzi_hf.data.sequences import packed_windows
 from farzi_hf.evaluation.baselines import (
     InterpolatedBigram,
     Unigram,
@@ -41,6 +42,8 @@ class LanguageModeling(Task):
 
     Args:
         processing_class: the tokenizer.
+        pack: whether training rows are all sentences end to end, cut to the length of a synthetic sequence; by default they are the
+            sentences. A stream is packed 256 rows at a time. Evaluation rows are sentences always.
     """
 
     label_names = ("labels",)
@@ -50,6 +53,10 @@ class LanguageModeling(Task):
     ratio_label = "its perplexity over ours"
     compared = ("perplexity",)
     entries = "tokens"
+
+    def __init__(self, processing_class: Any, pack: bool = False) -> None:
+        super().__init__(processing_class)
+        self.pack = pack
 
     @cached_property
     def collator(self) -> SequenceCollator:
@@ -70,8 +77,8 @@ class LanguageModeling(Task):
         return SequenceCollator(None if padding in others else padding)
 
     def training_rows(self, sequences: Dataset, length: int) -> Dataset:
-        """The sentences themselves."""
-        return sequences
+        """The sentences themselves, or windows of all sentences end to end: see `packed_windows`."""
+        return packed_windows(sequences, length) if self.pack else sequences
 
     def evaluation_rows(self, sequences: Dataset, length: int) -> Dataset:
         """The sentences themselves."""

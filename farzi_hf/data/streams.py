@@ -1,0 +1,110 @@
+"""Rows of a `datasets.IterableDataset`: they are read one after the other, checked as they come, and never all in memory."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from datasets import Dataset, IterableDataset, concatenate_datasets
+
+from farzi_hf.data.sequences import (
+    SAMPLED_IDS,
+    flatten_sequences,
+    in_memory,
+    sampled_sequences,
+    sequences_fingerprint,
+    stored_sequences,
+)
+
+Row = dict[str, Any]
+
+_READ = 256  # rows that are read and prepared at once
+SHUFFLE_BUFFER = 10_000
+"""Prepared rows among which `RowStream.shuffled` draws."""
+_EMPTY = "dataset is a stream without rows: pass at least one sequence of 2 ids or more."
+_DESCRIBED = 1000  # first rows of the fingerprint
+
+
+class RowStream(torch.utils.data.IterableDataset):
+    """The rows of a stream, again and again: an iteration does not end.
+
+    Each epoch has the order that the stream has after `set_epoch`. Every iteration begins with the first row, so it gives the same rows as the
+    one before. Each worker of a `DataLoader` reads the whole stream, and makes every n-th batch: the batches do not depend on n.
+
+    Args:
+        rows: the stream.
+        prepare: turns some rows that were read into rows to train on, and raises ValueError where it cannot.
+        batch_size: rows per batch of a `DataLoader`, of all processes together.
+
+    Raises:
+        ValueError: the first rows cannot be used, or there are none. An iteration raises it for later rows.
+    """
+
+    def __init__(self, rows: IterableDataset, prepare: Callable[[Dataset], Dataset], batch_size: int = 1) -> None:
+        self._prepare, self._batch_size = prepare, batch_size
+        # A function of tables sets all columns by itself.
+        self._rows = rows.with_format("arrow").map(self._prepared, with_indices=True, batched=True, batch_size=_READ)
+        self.head(rows=1)
+
+    def _prepared(self, table: pa.Table, indices: list[int]) -> pa.Table:
+        try:
+            return self._prepare(in_memory(**dict(zip(table.column_names, table.columns, strict=True)))).with_format(
+                "arrow"
+            )[:]
+        except ValueError as error:
+            raise ValueError(
+                f"rows {indices[0]} … {indices[-1]} of the stream, counted from their first: {error}"
+            ) from None
+
+    def __iter__(self) -> Iterator[Row]:
+        rows, worker = _again_and_again(self._rows), torch.utils.data.get_worker_info()
+        if worker is None:
+            return rows
+        places = itertools.cycle(range(worker.num_workers * self._batch_size))
+        return (row for place, row in zip(places, rows, strict=False) if place // self._batch_size == worker.id)
+
+    def shuffled(self, seed: int) -> Iterator[Row]:
+        """The rows again and again; each is drawn from the next `SHUFFLE_BUFFER` rows, in another order in each epoch."""
+        return _again_and_again(self._rows.shuffle(seed, buffer_size=SHUFFLE_BUFFER))
+
+    def head(self, ids: int = SAMPLED_IDS, rows: int | None = None) -> Dataset:
+        """The first rows: `rows` of them, or those that hold about so many ids together; all, if there are fewer."""
+        parts, read = [], 0
+        for table in self._rows.with_format("arrow").iter(_READ):
+            parts.append(in_memory(**dict(zip(table.column_names, table.columns, strict=True))))
+            read += len(table) if rows else len(stored_sequences(parts[-1])[0])
+            if read >= (rows or ids):
+                break
+        if not parts:
+            raise ValueError(_EMPTY)
+        head = concatenate_datasets(parts)
+        return head.select(range(min(rows, len(head)))) if rows else head
+
+
+def described(dataset: Dataset | RowStream) -> dict[str, Any]:
+    """What tells this data set from another one: the number of its rows and a hash of their ids; of a stream, of the first 1,000 rows."""
+    if isinstance(dataset, RowStream):
+        return {"stream": True, "fingerprint": sequences_fingerprint(dataset.head(rows=_DESCRIBED))}
+    return {"sequences": len(dataset), "fingerprint": sequences_fingerprint(dataset)}
+
+
+def start_sequences(dataset: Dataset | RowStream, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """The ids (tokens,) and lengths (rows,) from which a summary's start is computed: `sampled_sequences`, or the head of a stream."""
+    return flatten_sequences(dataset.head()) if isinstance(dataset, RowStream) else sampled_sequences(dataset, seed)
+
+
+def _again_and_again(rows: IterableDataset) -> Iterator[Row]:
+    rows = rows.with_format(None)  # with an epoch of its own, which no other process or iteration changes
+    for epoch in itertools.count():
+        rows.set_epoch(epoch)
+        columns = None
+        for columns in rows.iter(_READ):  # iter() does not divide a stream among the workers of a DataLoader
+            names = list(columns)
+            for values in zip(*columns.values(), strict=True):
+                yield dict(zip(names, values, strict=True))
+        if columns is None:
+            raise ValueError(_EMPTY)
