@@ -16,6 +16,7 @@ from farzi_hf.distillation import (
     SyntheticTraining,
     TrajectoryBank,
 )
+from farzi_hf.distillation.sparse_adam import SparseAdamW
 from farzi_hf.distillation.teacher import TeacherTraining
 from farzi_hf.engine import ADJOINTS, OPTIMIZERS, InnerAdam, InnerOptimizer
 from farzi_hf.field_types import check_types, numbers_from_text
@@ -103,6 +104,8 @@ class FarziConfig(TrainingArguments):
         adjoint: "auto" (the fastest adjoint for which there is memory), "direct" (`Direct`), "tape" (`Tape`), "checkpoint"
             (`Checkpoint`) or "reversible" (`Reversible`).
         eval_students: number of students that `evaluate()` trains from scratch, each from its own θ0.
+        sparse_updates: whether an outer step changes only the sequences that it saw, with their Adam moments (`SparseAdamW`). The others
+            stay as they are. For many sequences, of which a step sees a few.
         max_non_finite: the run stops after more than this number of outer steps with a NaN or infinite meta-gradient. Such
             steps are skipped.
 
@@ -160,6 +163,7 @@ class FarziConfig(TrainingArguments):
     expert_steps: int = field(default=50, metadata={"help": "M of trajectory matching, steps of real training"})
     adjoint: str = field(default="auto", metadata={"help": " | ".join((AUTO, *ADJOINTS))})
     eval_students: int = field(default=3, metadata={"help": "students trained from scratch by evaluate()"})
+    sparse_updates: bool = field(default=False, metadata={"help": "update only the sequences that a step has seen"})
     max_non_finite: int = field(default=20, metadata={"help": "most skipped outer steps of a run"})
 
     learning_rate: float = 0.01
@@ -213,6 +217,7 @@ class FarziConfig(TrainingArguments):
         if not 0 <= self.fresh_start_fraction <= 1:
             raise ValueError(f"fresh_start_fraction={self.fresh_start_fraction} is no share; give a number from 0 to 1")
         OBJECTIVES[self.objective].check(self)
+        SparseAdamW.check(self)
         teacher = f"teacher, teacher_learning_rate={self.teacher_learning_rate}, teacher_weight_decay={self.teacher_weight_decay}"
         for make, what in (
             (self.make_inner_optimizer, "inner optimizer, inner_…"),
