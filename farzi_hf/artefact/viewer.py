@@ -33,10 +33,9 @@ def render_viewer(contents: Contents) -> str:
         tensors[name] for name in (("latents", "decoder") if soft else ("label_latents", "label_decoder"))
     )
     latents = latents[:SHOWN]
-    shown = {
+    sizes = {
         "num_sequences": len(latents),
         "all_sequences": config.num_sequences,
-        "tau": config.tau if soft else 1.0,
         "latent_dim": latents.shape[-1],
     }
     entropies = np.array(
