@@ -16,8 +16,8 @@ Why this is differentially private:
    else. So, if the start does not depend on the data, each summary is a function of the earlier releases G and of seeds (post-processing), and
    the releases are an adaptive composition. Each micro-batch and each process makes a release of its own, and all are counted.
 
-Sample and noise come from a secret key and not from `seed`, which the recipe publishes: with a known seed, anybody could take the noise away. The key is
-drawn by the system, and is kept in checkpoints only. Do not publish checkpoints.
+Sample and noise come from a secret key and not from `seed`, which the recipe publishes: with a known seed, anybody could take the noise away.
+The key is drawn by the system, and is kept in checkpoints only. Do not publish checkpoints.
 
 What ε does not cover:
 
@@ -145,7 +145,7 @@ class PrivateMatching(ConfigurableObjective):
         return np.flatnonzero(draws < self.sampling_rate)
 
     def _examples(self, seed: int) -> Iterable[Mapping[str, Tensor]]:
-        rows = self.real.sequences[self.sample(seed)]["input_ids"]
+        rows = self.real.sequences[self.sample(seed).tolist()]["input_ids"]
         return [self.real.batch([ids]) for ids in rows]
 
     def _noisy(self, total: Parameters, seed: int) -> Parameters:
