@@ -34,7 +34,7 @@ from farzi_hf.data import sequences_fingerprint
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.distillation import Learner, Objective, Parameters
 from farzi_hf.distillation.objectives import ConfigurableObjective
-from farzi_hf.distillation.objectives.private import check_private
+from farzi_hf.distillation.objectives.private import check_private, figures_of
 from farzi_hf.distillation.real_training import RealData
 from farzi_hf.distillation.row_checks import check_rows, check_sequence_length, run_check
 from farzi_hf.distillation.start_trial import choose_start
@@ -252,7 +252,11 @@ class FarziTrainer(ResumableTrainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
             logs["loss"] = logs["loss"] if self._finite_losses else math.nan
-            logs |= {"non_finite_steps": self._non_finite_steps, **self._figures.since_last_log(), **self._facts()}
+            logs |= {
+                "non_finite_steps": self._non_finite_steps,
+                **self._figures.since_last_log(),
+                **figures_of(self.objective),
+            }
             self._finite_losses = 0
         if {"loss", "train_loss"} & logs.keys():
             logs, self._start_facts = {**logs, **self._start_facts}, {}  # logged once
@@ -337,9 +341,6 @@ class FarziTrainer(ResumableTrainer):
             data = {"sequences": len(rows), "fingerprint": sequences_fingerprint(rows)}
         return {**self.args.to_recipe(), **self._given, "learner": learner, "train_dataset": data}
 
-    def _facts(self) -> dict[str, Any]:
-        return self.objective.figures() if isinstance(self.objective, ConfigurableObjective) else {}
-
     def _process_state(self) -> dict[str, Tensor]:
         return self.objective.state_dict() if isinstance(self.objective, ConfigurableObjective) else {}
 
@@ -351,6 +352,6 @@ class FarziTrainer(ResumableTrainer):
         known, evaluation = self.model.results, self._evaluations.get(self.model.fingerprint(), {})
         recipe = {"learner": self.learner.model.config.to_diff_dict(), **self.args.to_recipe(), **self._given}
         return {
-            "metrics": {**known.metrics, **evaluation, **self._facts()},
+            "metrics": {**known.metrics, **evaluation, **figures_of(self.objective)},
             "recipe": known.recipe or {**recipe, **self._record.recipe_entry},
         }

@@ -120,7 +120,7 @@ def test_without_noise_and_clipping_it_is_the_gradient_of_the_mean_loss(learner,
     several, theta = objective.matching.trained(learner, farzi.tensors, 5)
     losses = [several.hard_loss(theta, row) for row in rows]
     expected = torch.autograd.grad(sum(losses) / B, parameters)
-    assert len(rows) > 3
+    assert len(rows) > 1
     assert loss.item() == pytest.approx(sum(losses).item() / len(rows))
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b)

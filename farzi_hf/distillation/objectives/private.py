@@ -132,7 +132,7 @@ class PrivateMatching(ConfigurableObjective):
     def __call__(self, learner: Learner, summary: Tensors, batch: Batch, seed: int) -> Tensor:
         """The mean loss of the sample, whose gradient in the summary is private. The value itself is not."""
         several, theta = self.matching.trained(learner, summary, seed)
-        rows = [{name: x.to(self.real.device) for name, x in row.items()} for row in self._examples(seed)]
+        rows = [self.real.batch([ids]) for ids in self.real.sequences[self.sample(seed).tolist()]["input_ids"]]
         total, loss = clipped_sum(several, theta, rows, self.max_grad_norm)
         released = self._noisy(total, seed)
         self._count()
@@ -143,10 +143,6 @@ class PrivateMatching(ConfigurableObjective):
         """The numbers of the rows of a step: each with probability q, independent of the others."""
         draws = stream(self.key, Purpose.PRIVATE_SAMPLE, seed).random(len(self.real.dataset))
         return np.flatnonzero(draws < self.sampling_rate)
-
-    def _examples(self, seed: int) -> Iterable[Mapping[str, Tensor]]:
-        rows = self.real.sequences[self.sample(seed).tolist()]["input_ids"]
-        return [self.real.batch([ids]) for ids in rows]
 
     def _noisy(self, total: Parameters, seed: int) -> Parameters:
         """The release G."""
@@ -248,3 +244,8 @@ def check_private(config: Any, objective: Any, labelling: Labelling) -> None:
             f"{asked} with labels='own', and no teacher: one would be trained on the data, without privacy; give a teacher that is "
             "private or has not seen the data, or set labels='shared'"
         )
+
+
+def figures_of(objective: Any) -> dict[str, Any]:
+    """The figures of an objective; nothing where it is a plain function."""
+    return objective.figures() if isinstance(objective, ConfigurableObjective) else {}
