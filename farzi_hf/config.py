@@ -16,6 +16,9 @@ from farzi_hf.distillation import (
     SyntheticTraining,
     TrajectoryBank,
 )
+from farzi_hf.distillation.objectives import PrivateMatching
+from farzi_hf.distillation.real_training import RealData
+from farzi_hf.distillation.sparse_adam import SparseAdamW
 from farzi_hf.distillation.teacher import TeacherTraining
 from farzi_hf.engine import ADJOINTS, OPTIMIZERS, InnerAdam, InnerOptimizer
 from farzi_hf.field_types import check_types, numbers_from_text
@@ -104,6 +107,11 @@ class FarziConfig(TrainingArguments):
         adjoint: "auto" (the fastest adjoint for which there is memory), "direct" (`Direct`), "tape" (`Tape`), "checkpoint"
             (`Checkpoint`) or "reversible" (`Reversible`).
         eval_students: number of students that `evaluate()` trains from scratch, each from its own θ0.
+        sparse_updates: whether an outer step changes only the sequences that it saw, with their Adam moments (`SparseAdamW`). The others
+            stay as they are. For many sequences, of which a step sees a few.
+        privacy_noise_multiplier: σ of a differentially private distillation, see `farzi_hf.distillation.objectives.private`. None: not private.
+        privacy_max_grad_norm: C, to which the gradient of each real row in θ is clipped.
+        privacy_delta: δ, at which ε is computed; less than 1 over the number of rows.
         max_non_finite: the run stops after more than this number of outer steps with a NaN or infinite meta-gradient. Such
             steps are skipped.
 
@@ -161,6 +169,10 @@ class FarziConfig(TrainingArguments):
     expert_steps: int = field(default=50, metadata={"help": "M of trajectory matching, steps of real training"})
     adjoint: str = field(default="auto", metadata={"help": " | ".join((AUTO, *ADJOINTS))})
     eval_students: int = field(default=3, metadata={"help": "students trained from scratch by evaluate()"})
+    sparse_updates: bool = field(default=False, metadata={"help": "update only the sequences that a step has seen"})
+    privacy_noise_multiplier: float | None = field(default=None, metadata={"help": "σ of differential privacy"})
+    privacy_max_grad_norm: float = field(default=1.0, metadata={"help": "C, of a real row's gradient, with privacy"})
+    privacy_delta: float = field(default=1e-5, metadata={"help": "δ of differential privacy"})
     max_non_finite: int = field(default=20, metadata={"help": "most skipped outer steps of a run"})
 
     learning_rate: float = 0.01
@@ -217,6 +229,8 @@ class FarziConfig(TrainingArguments):
         if not 0 <= self.fresh_start_fraction <= 1:
             raise ValueError(f"fresh_start_fraction={self.fresh_start_fraction} is no share; give a number from 0 to 1")
         OBJECTIVES[self.objective].check(self)
+        SparseAdamW.check(self)
+        PrivateMatching.check(self)
         teacher = f"teacher, teacher_learning_rate={self.teacher_learning_rate}, teacher_weight_decay={self.teacher_weight_decay}"
         for make, what in (
             (self.make_inner_optimizer, "inner optimizer, inner_…"),
@@ -313,17 +327,26 @@ class FarziConfig(TrainingArguments):
             lr_scheduler_type=self.inner_lr_scheduler_type,
         )
 
-    def make_objective(self, learner: Learner | None = None, training: SyntheticTraining | None = None) -> Objective:
+    def make_objective(
+        self,
+        learner: Learner | None = None,
+        training: SyntheticTraining | None = None,
+        real: RealData | None = None,
+    ) -> Objective:
         """Makes the outer loss.
 
         Args:
             learner: if given, the trajectories must belong to this model.
             training: the inner loop; by default a new one.
+            real: the rows that a private distillation protects.
         """
         bank = None if self.trajectories is None else TrajectoryBank(self.trajectories, self.num_trajectories)
         if bank is not None and learner is not None:
             bank.check(learner)
-        return OBJECTIVES[self.objective].from_config(self, training or self.make_training(), bank)
+        objective = OBJECTIVES[self.objective].from_config(self, training or self.make_training(), bank)
+        if self.privacy_noise_multiplier is None:
+            return objective
+        return PrivateMatching.from_config(self, objective, real or RealData(None, None))
 
 
 _STOCK = {f.name for f in fields(TrainingArguments)}

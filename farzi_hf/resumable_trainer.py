@@ -31,6 +31,7 @@ from farzi_hf.artefact.checkpoints import (
     read_record,
 )
 from farzi_hf.callbacks import KeepLastCheckpoints
+from farzi_hf.distillation.sparse_adam import SparseAdamW
 from farzi_hf.publishing_trainer import PublishingTrainer
 
 logger = logging.getLogger(__name__)
@@ -203,6 +204,12 @@ class ResumableTrainer(PublishingTrainer):
         if tensors := self._process_state():
             path = Path(output_dir, _PROCESS_STATE.format(self.args.process_index))
             replace_file(path, partial(save_file, tensors))
+
+    @staticmethod
+    def get_optimizer_cls_and_kwargs(args: Any, model: Any = None) -> tuple[Any, Any]:
+        """As in Trainer, or `SparseAdamW` with the same settings."""
+        kind, settings = PublishingTrainer.get_optimizer_cls_and_kwargs(args, model)
+        return SparseAdamW if args.sparse_updates else kind, settings
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """As in Trainer, which restores the settings of the checkpoint. Settings that were changed keep their new values here."""

@@ -34,6 +34,7 @@ from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.data.streams import RowStream, described
 from farzi_hf.distillation import Learner, Objective, Parameters
 from farzi_hf.distillation.objectives import ConfigurableObjective
+from farzi_hf.distillation.objectives.private import check_private, figures_of
 from farzi_hf.distillation.processes import shared
 from farzi_hf.distillation.real_training import RealData
 from farzi_hf.distillation.row_checks import check_sequence_length, run_check
@@ -134,7 +135,9 @@ class FarziTrainer(ResumableTrainer):
         self.label_names = self.args.label_names or list(self.task.label_names)
         self.learner.to(self.args.device)
         self.training = args.make_training()
-        self.objective = objective or args.make_objective(self.learner, self.training)
+        check_private(args, objective, self._labelling)
+        real = RealData(self.train_dataset, self.data_collator, args.device)
+        self.objective = objective or args.make_objective(self.learner, self.training, real)
         # A recipe cannot hold an object, so it holds the name of the class. FarziConfig refuses such a recipe.
         self._given = {"objective": type(objective).__name__} if objective is not None else {}
         # Each micro-batch has its own learner, and its loss is a mean over that micro-batch alone.
@@ -246,7 +249,11 @@ class FarziTrainer(ResumableTrainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
             logs["loss"] = logs["loss"] if self._finite_losses else math.nan
-            logs |= {"non_finite_steps": self._non_finite_steps, **self._figures.since_last_log()}
+            logs |= {
+                "non_finite_steps": self._non_finite_steps,
+                **self._figures.since_last_log(),
+                **figures_of(self.objective),
+            }
             self._finite_losses = 0
         if {"loss", "train_loss"} & logs.keys():
             logs, self._start_facts = {**logs, **self._start_facts}, {}  # logged once
@@ -348,6 +355,6 @@ class FarziTrainer(ResumableTrainer):
         known, evaluation = self.model.results, self._evaluations.get(self.model.fingerprint(), {})
         recipe = {"learner": self.learner.model.config.to_diff_dict(), **self.args.to_recipe(), **self._given}
         return {
-            "metrics": {**known.metrics, **evaluation},
+            "metrics": {**known.metrics, **evaluation, **figures_of(self.objective)},
             "recipe": known.recipe or {**recipe, **self._record.recipe_entry},
         }

@@ -43,6 +43,10 @@ _NOT_ANONYMOUS = (
     "This is not an anonymised dataset. No differential privacy was used; what sequences say, taken together, may give away what single people "
     "wrote or bought, all the more as they may have been started from real ones."
 )
+_PRIVATE = (
+    "The distillation was differentially private: ε = {epsilon} at δ = {delta}, for one training row (a text, or a window of a history), added or "
+    "removed. This holds for the sequences; figures on this card, a start or a teacher that was given, and the choice of settings are not counted."
+)
 _SAID_ELSEWHERE = ("table", "dataset", "data_bytes", "data_sequences", "split", "licence", "licence_text", "command")
 """Entries of metrics that have a place of their own on the card."""
 
@@ -96,9 +100,7 @@ def render_card(
         results=markdown_table(_with_spread(metrics.get("table", []))),
         figures=markdown_table([{"figure": k, "value": v} for k, v in figures.items()]),
         cost=_cost(metrics),
-        privacy=_NOT_ANONYMOUS
-        if config.inputs == "soft"
-        else _PRIVACY.get(recipe.get("input_sequences"), _NOT_ANONYMOUS),
+        privacy=_privacy(config, metrics, recipe),
         licence=markdown_text(metrics.get("licence_text") or ""),
         command=markdown_fence(str(metrics["command"]), "bash") if metrics.get("command") else "",
         examples=_examples(vocabulary, contents.decoded[:3]),
@@ -150,6 +152,14 @@ def _metadata(contents: Contents, metrics: Mapping[str, Any]) -> DatasetCardData
             for i, name in enumerate(tables_of(contents.tensors))
         ],
     )
+
+
+def _privacy(config: Any, metrics: Mapping[str, Any], recipe: Mapping[str, Any]) -> str:
+    """What the summary protects."""
+    epsilon, delta = metrics.get("privacy_epsilon"), metrics.get("privacy_delta")
+    if all(isinstance(value, float) and math.isfinite(value) for value in (epsilon, delta)):
+        return _PRIVATE.format(epsilon=f"{epsilon:.4g}", delta=f"{delta:.4g}")
+    return _NOT_ANONYMOUS if config.inputs == "soft" else _PRIVACY.get(recipe.get("input_sequences"), _NOT_ANONYMOUS)
 
 
 def _licence(metrics: Mapping[str, Any]) -> str | None:

@@ -1,6 +1,7 @@
 """viewer.html: a page to browse the synthetic sequences. It needs a browser and no server.
 
-The page holds latents and decoder in float32, and computes the distributions that it shows.
+The page holds latents and decoder in float32, and computes the distributions that it shows. Of a large summary it holds the first
+sequences: a browser takes long to open a page of hundreds of megabytes.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from farzi_hf.artefact.contents import Contents
 from farzi_hf.artefact.escaping import script_json
 
 _SLOT = "__SUMMARY__"
+SHOWN = 2000
+"""The most sequences of a page."""
 
 
 def render_viewer(contents: Contents) -> str:
-    """The page of a summary. It has about 4/3 of the summary's bytes, plus the vocabulary.
+    """The page of a summary, of its first `SHOWN` sequences. It has about 4/3 of their bytes, plus the vocabulary.
 
     Args:
         contents: of the artefact.
@@ -29,13 +32,22 @@ def render_viewer(contents: Contents) -> str:
     latents, decoder = (
         tensors[name] for name in (("latents", "decoder") if soft else ("label_latents", "label_decoder"))
     )
-    shown = {"tau": config.tau if soft else 1.0, "latent_dim": latents.shape[-1]}
+    latents = latents[:SHOWN]
+    sizes = {
+        "num_sequences": len(latents),
+        "all_sequences": config.num_sequences,
+        "latent_dim": latents.shape[-1],
+    }
     entropies = np.array(
-        [[position["entropy" if soft else "label_entropy"] for position in sequence] for sequence in contents.decoded]
+        [
+            [position["entropy" if soft else "label_entropy"] for position in sequence]
+            for sequence in contents.decoded[:SHOWN]
+        ]
     )
     data = {
-        **{name: getattr(config, name) for name in ("num_sequences", "sequence_length", "vocab_size")},
-        **shown,
+        **{name: getattr(config, name) for name in ("sequence_length", "vocab_size")},
+        **sizes,
+        "tau": config.tau if soft else 1.0,
         "tokens": contents.vocabulary.names(config.vocab_size),
         "latents": _base64(latents),
         "decoder": _base64(decoder.T),  # transposed, so that the numbers of an entry are neighbours

@@ -37,6 +37,9 @@ from farzi_hf.artefact.layout import CARD, CONFIG, METRICS, PLOTS, RECIPE, VIEWE
 from farzi_hf.artefact.untrusted_text import as_mapping, parse_json, parse_yaml
 from farzi_hf.artefact.viewer import render_viewer
 
+_AT_ONCE = 1000
+"""Sequences that are decoded at the same time."""
+
 
 @dataclass(frozen=True)
 class Results:
@@ -150,14 +153,13 @@ def _ids(ids: Tensor) -> pa.Array:
 def _tables(contents: Contents) -> dict[str, pa.Table]:
     """The tables by name, in the order of `card.tables_of`."""
     tensors, vocabulary, decoded = contents.tensors, contents.vocabulary, contents.decoded
-    first = {"index": pa.array(range(len(decoded)))}
-    text = {"text": pa.array(greedy_texts(vocabulary, decoded))} if vocabulary.named else {}
-    rows = [
-        {"sequence": i, "position": j, **position}
-        for i, sequence in enumerate(decoded)
-        for j, position in enumerate(sequence)
-    ]
-    tables = {"tokens": pa.Table.from_pylist(rows)}
+    texts, parts = [], []
+    for start in range(0, len(decoded), _AT_ONCE):
+        sequences = decoded[start : start + _AT_ONCE]
+        parts.append(_tokens(sequences, start))
+        texts += greedy_texts(vocabulary, sequences) if vocabulary.named else []
+    first, text = {"index": pa.array(range(len(decoded)))}, {"text": pa.array(texts)} if vocabulary.named else {}
+    tables = {"tokens": pa.concat_tables(parts)}
     if "latents" in tensors:
         tables["latents"] = pa.table({**first, "latents": _latents(tensors["latents"]), **text})
         tables["decoder"] = _decoder(tensors["decoder"], contents)
@@ -166,6 +168,16 @@ def _tables(contents: Contents) -> dict[str, pa.Table]:
         tables["labels"] = pa.table({**first, "labels": _latents(tensors["label_latents"]), **ids})
         tables["label_decoder"] = _decoder(tensors["label_decoder"], contents)
     return {name: tables[name] for name in tables_of(tensors)}
+
+
+def _tokens(decoded: Sequence[Sequence[Mapping[str, Any]]], first: int) -> pa.Table:
+    """A row for each position of these sequences; `first` is the number of the first of them."""
+    rows = [
+        {"sequence": i, "position": j, **position}
+        for i, sequence in enumerate(decoded, first)
+        for j, position in enumerate(sequence)
+    ]
+    return pa.Table.from_pylist(rows)
 
 
 def _decoder(decoder: Tensor, contents: Contents) -> pa.Table:

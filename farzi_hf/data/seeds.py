@@ -52,6 +52,10 @@ class Purpose(IntEnum):
     POOL_LEARNER = 25  # (place, generation): the start of one of them, and its minibatches
     TEACHER_NUMBER = 26  # (teacher): all that one of several teachers draws
     SUMMARY_CLUSTERS = 27  # the groups of tokens of a start, and their order
+    PRIVATE_SAMPLE = (
+        28  # (seed of a micro-batch): the real rows of a private step; of a secret key in place of the seed
+    )
+    PRIVATE_NOISE = 29  # (seed of a micro-batch): the noise of a private step; of the same key
 
 
 def stream(seed: int, purpose: Purpose, *numbers: int) -> np.random.Generator:

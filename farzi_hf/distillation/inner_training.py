@@ -11,7 +11,7 @@ from farzi_hf.data import minibatches
 from farzi_hf.distillation.learner import Learner, LearnerBatch, Parameters
 from farzi_hf.engine import Adjoint, InnerLoss, InnerOptimizer, TrainingState, train, unroll
 from farzi_hf.summary import FarziData, FarziDataConfig
-from farzi_hf.summary.forms import Tensors, batch_of
+from farzi_hf.summary.forms import Tensors, batch_of, rows_of
 from farzi_hf.summary.lr_schedules import lr_schedule
 from farzi_hf.summary.stock_settings import inner_optimizer
 
@@ -69,11 +69,14 @@ class SyntheticTraining:
 
         They are steps of a training of `of_steps` steps, by default the whole of it: the learning rate depends on that.
         """
+        of_steps = of_steps or steps
+        rows = self._minibatches(summary, of_steps, seed)
+        summary, rows = self._compact(summary, rows, start, steps)
         return unroll(
-            self.inner_loss(learner, summary, of_steps or steps, seed),
+            self._loss(learner, summary, rows),
             start,
             tuple(summary.values()),
-            optimizer=self.optimizer_for(of_steps or steps),
+            optimizer=self.optimizer_for(of_steps),
             steps=steps,
             adjoint=self.adjoint,
             window=None if self.window is None else min(self.window, steps),
@@ -110,9 +113,37 @@ class SyntheticTraining:
 
     def inner_loss(self, learner: Learner | LearnerBatch, summary: Tensors, steps: int, seed: int) -> InnerLoss:
         """L_syn(θ) on the minibatch of each of the steps 1 … `steps`, as a function of the summary's tensors, in their order."""
-        names, first = tuple(summary), next(iter(summary.values()))
+        return self._loss(learner, summary, self._minibatches(summary, steps, seed))
+
+    def _minibatches(self, summary: Tensors, steps: int, seed: int) -> Tensor | None:
+        """The rows of each step's minibatch (steps, b_syn); None if every step takes all."""
+        first = next(iter(summary.values()))
         rows = minibatches(len(first), self.batch_size, steps, seed)
-        rows = None if rows is None else rows.to(first.device)
+        return None if rows is None else rows.to(first.device)
+
+    def _compact(
+        self, summary: Tensors, rows: Tensor | None, start: Parameters | TrainingState, steps: int
+    ) -> tuple[Tensors, Tensor | None]:
+        """The sequences that the next steps see, and the places of the minibatches' rows among them.
+
+        The derivative of an inner step in a tensor is as large as the tensor, and each step of the window adds one up. So the steps get
+        only what they see: their cost does not depend on μ then. Rows and gradients are the same, bit for bit.
+        """
+        if (
+            rows is None or self.torch_compile
+        ):  # compiled code is made for one shape, and the number of seen rows changes
+            return summary, rows
+        taken = start.step if isinstance(start, TrainingState) else 0
+        seen, places = rows[taken : taken + steps].unique(return_inverse=True)
+        if len(seen) == len(next(iter(summary.values()))):
+            return summary, rows
+        before = places.new_zeros(
+            taken, rows.shape[1]
+        )  # steps that are not taken again; the loss knows a step by its number
+        return rows_of(summary, seen), torch.cat([before, places])
+
+    def _loss(self, learner: Learner | LearnerBatch, summary: Tensors, rows: Tensor | None) -> InnerLoss:
+        names = tuple(summary)
 
         def loss(params: Parameters, inputs: tuple[Tensor, ...], step: int) -> Tensor:
             tensors = dict(zip(names, inputs, strict=True))

@@ -31,7 +31,7 @@ from farzi_hf.summary.collator import SoftTokenCollator
 from farzi_hf.summary.config import FarziDataConfig, check_size
 from farzi_hf.summary.forms import batch_of
 from farzi_hf.summary.hard_tokens import hard_tokens
-from farzi_hf.summary.reading import check_numbers, decode, frequencies
+from farzi_hf.summary.reading import Decoded, check_numbers, decode, frequencies
 from farzi_hf.summary.stock_settings import stock_arguments
 from farzi_hf.summary.vocabulary_sums import SoftTokens
 
@@ -206,7 +206,9 @@ class FarziData(nn.Module):
     def contents(self) -> Contents:
         """The parts that the artefact is written from."""
         tensors = {name: tensor.detach() for name, tensor in self.tensors.items()}
-        return Contents(tensors, self.config, self.vocabulary, self.decode(_SHOWN_TOKENS))
+        return Contents(
+            tensors, self.config, self.vocabulary, Decoded(tensors, self.config, self.vocabulary, _SHOWN_TOKENS)
+        )
 
     def save_pretrained(
         self,

@@ -117,6 +117,15 @@ LABELS: dict[str, type[SharedLabels] | type[OwnLabels]] = {"shared": SharedLabel
 """By the name that `FarziDataConfig.inputs` and `FarziDataConfig.labels` give them."""
 
 
+PER_SEQUENCE = ("latents", "input_ids", "label_latents")
+"""The tensors with a row for each sequence."""
+
+
+def rows_of(tensors: Tensors, rows: Tensor) -> dict[str, Tensor]:
+    """The summary of the sequences `rows (n,)` alone, differentiable in the whole one."""
+    return {name: x[rows] if name in PER_SEQUENCE else x for name, x in tensors.items()}
+
+
 def device_of(tensors: Tensors) -> torch.device:
     """The device of a summary's tensors."""
     return next(iter(tensors.values())).device

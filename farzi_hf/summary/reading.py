@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,9 +11,34 @@ from torch import Tensor
 
 from farzi_hf.data import Vocabulary
 from farzi_hf.summary.config import FarziDataConfig
+from farzi_hf.summary.forms import PER_SEQUENCE, Tensors
 from farzi_hf.summary.hard_tokens import CHUNK
 
-Tensors = Mapping[str, Tensor]
+_AT_ONCE = 256
+"""Sequences whose positions exist as Python objects at the same time."""
+
+
+@dataclass(frozen=True)
+class Decoded(Sequence):
+    """What `decode` returns, made when it is read, because 100,000 decoded sequences take gigabytes."""
+
+    tensors: Tensors
+    config: FarziDataConfig
+    vocabulary: Vocabulary
+    top_k: int
+
+    def __len__(self) -> int:
+        return self.config.num_sequences
+
+    def __getitem__(self, rows: int | slice) -> Any:
+        if not isinstance(rows, slice):
+            return self[rows:][0] if rows == -1 else self[rows : rows + 1][0]
+        part = {name: x[rows] if name in PER_SEQUENCE else x for name, x in self.tensors.items()}
+        return decode(part, self.config, self.vocabulary, self.top_k)
+
+    def __iter__(self) -> Iterator[list[dict[str, Any]]]:
+        for start in range(0, len(self), _AT_ONCE):
+            yield from self[start : start + _AT_ONCE]
 
 
 @torch.no_grad()

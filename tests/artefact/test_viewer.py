@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from fuzzing import fuzzed
@@ -17,6 +19,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tiny_artefacts import WORDS, tiny, word_tokenizer
 
+from farzi_hf.artefact import viewer
 from farzi_hf.artefact.viewer import render_viewer
 from farzi_hf.summary import FarziData
 
@@ -170,3 +173,14 @@ def test_it_works_in_a_browser_from_a_file(tmp_path):
     assert seen["clicked"] == f"Sequence {sorted(range(4), key=means.__getitem__)[1]}"
     assert seen["keyed"] == f"{seen['clicked']}, position 1"
     assert (tmp_path / "page.png").stat().st_size > 10_000
+
+
+def test_the_page_of_a_large_summary_holds_its_first_sequences(tmp_path, monkeypatch):
+    farzi, few = with_vocabulary(WORDS), 2
+    assert numbers(page(farzi, tmp_path))["num_sequences"] == farzi.config.num_sequences > few
+    monkeypatch.setattr(viewer, "SHOWN", few)
+    data = numbers(page(farzi, tmp_path))
+    assert (data["num_sequences"], data["all_sequences"]) == (few, farzi.config.num_sequences)
+    held = np.frombuffer(base64.b64decode(data["latents"]), dtype="<f4").reshape(few, *farzi.latents.shape[1:])
+    assert np.array_equal(held, farzi.latents[:few].detach().numpy())
+    assert len(base64.b64decode(data["entropy"])) == 4 * few * farzi.config.sequence_length

@@ -216,6 +216,26 @@ def test_decode_refuses_no_tokens_at_all():
         tiny().decode(0)
 
 
+@pytest.mark.parametrize("form", [{}, {"inputs": "tokens", "labels": "own", "label_dim": 2}])
+def test_the_contents_decode_a_few_sequences_at_a_time(form, monkeypatch):
+    farzi, read = tiny(**form), []
+    whole, decode = farzi.decode(5), reading.decode
+
+    def noted(tensors, *rest):
+        read.append(len(next(iter(tensors.values()))))
+        return decode(tensors, *rest)
+
+    monkeypatch.setattr(reading, "decode", noted)
+    monkeypatch.setattr(reading, "_AT_ONCE", 3)
+    decoded = farzi.contents().decoded
+    assert (len(decoded), read) == (4, [])
+    assert list(decoded) == whole
+    assert (decoded[0], decoded[-1], decoded[1:3]) == (whole[0], whole[-1], whole[1:3])
+    assert read == [3, 1, 1, 1, 2]
+    with pytest.raises(IndexError):
+        decoded[4]
+
+
 class LargestTensor(TorchDispatchMode):
     """Records the number of elements of the largest tensor that any operation makes."""
 

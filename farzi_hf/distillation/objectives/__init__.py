@@ -8,6 +8,7 @@ With K learners at once, it returns the mean of their K scalars.
 from farzi_hf.distillation.objectives.base import Batch, ConfigurableObjective, Objective
 from farzi_hf.distillation.objectives.gradient_matching import GradientMatching
 from farzi_hf.distillation.objectives.meta_matching import MetaMatching
+from farzi_hf.distillation.objectives.private import PrivateMatching
 from farzi_hf.distillation.objectives.trajectory_matching import TrajectoryMatching
 
 OBJECTIVES: dict[str, type[ConfigurableObjective]] = {
@@ -17,5 +18,5 @@ OBJECTIVES: dict[str, type[ConfigurableObjective]] = {
 }
 
 __all__ = [
-    "OBJECTIVES", "Batch", "ConfigurableObjective", "GradientMatching", "MetaMatching", "Objective", "TrajectoryMatching",
+    "OBJECTIVES", "Batch", "ConfigurableObjective", "GradientMatching", "MetaMatching", "Objective", "PrivateMatching", "TrajectoryMatching",
 ]  # fmt: skip

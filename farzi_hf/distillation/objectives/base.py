@@ -45,6 +45,10 @@ class ConfigurableObjective(ABC):
             bank: Ω, None where `config.trajectories` is None.
         """
 
+    def figures(self) -> dict[str, Any]:
+        """What this objective adds to the log and to the card. Most have nothing."""
+        return {}
+
     def state_dict(self) -> dict[str, Tensor]:
         """What changes from call to call, for a checkpoint. Most objectives have nothing of the kind."""
         return {}

@@ -60,9 +60,13 @@ class MetaMatching(ConfigurableObjective):
 
     def __call__(self, learner: Learner, summary: Tensors, batch: Batch, seed: int) -> Tensor:
         """The outer loss in nats per token, differentiable in the summary's tensors. θ0, T and minibatches depend on `seed`, or on the pool."""
-        several = together(learner, self.learners)
-        theta = self._fresh(several, summary, seed) if self.pool is None else self.pool(several, summary)
+        several, theta = self.trained(learner, summary, seed)
         return several.hard_loss(theta, batch)
+
+    def trained(self, learner: Learner, summary: Tensors, seed: int) -> tuple[Learner | LearnerBatch, Parameters]:
+        """The learners, and their θ after the training on the summary."""
+        several = together(learner, self.learners)
+        return several, self._fresh(several, summary, seed) if self.pool is None else self.pool(several, summary)
 
     def _fresh(self, several: Learner | LearnerBatch, summary: Tensors, seed: int) -> Parameters:
         steps = int(stream(seed, Purpose.INNER_STEPS).integers(self.steps_min, self.steps + 1))

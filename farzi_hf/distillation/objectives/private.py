@@ -1,0 +1,251 @@
+"""Meta-matching with differential privacy: per-example clipped gradients with Gaussian noise, accounted by Opacus.
+
+The outer loss depends on the real data only through θ = θ_T, the learner after its training on the summary. So noise is needed in one place:
+
+    G = Σ_i clip(∇ℓ_i(θ), C) + N(0, σ²C²),   i in a Poisson sample of the training rows, clip(g, C) = g · min(1, C / ‖g‖).
+
+The meta-gradient is Jᵀ G / b, with J the derivative of θ in the summary and b the expected size of the sample. It costs one ordinary backward
+pass through the training. Clipping per example in the summary would cost one for each example, and protect no more.
+
+Why this is differentially private:
+
+1. One row changes the sum of clipped gradients by at most C, and it is in the sample with probability q = b / N, independent of others. So G, for a
+   fixed θ, is one step of the Poisson-subsampled Gaussian mechanism, under adding or removing one row. Accountants are made for it.
+2. θ and J are functions of the summary, of its earlier states (in a pool) and of seeds. They do not look at the real data.
+3. The next summary is a function of the present one, of the optimizer's state and of G: clipping, Adam and a skipped step look at nothing
+   else. So, if the start does not depend on the data, each summary is a function of the earlier releases G and of seeds (post-processing), and
+   the releases are an adaptive composition. Each micro-batch and each process makes a release of its own, and all are counted.
+
+Sample and noise come from a secret key and not from `seed`, which the recipe publishes: with a known seed, anybody could take the noise away.
+The key is drawn by the system, and is kept in checkpoints only. Do not publish checkpoints.
+
+What ε does not cover:
+
+- the start. Frequencies, spectral vectors, windows, ids of the data and labels of teachers that saw the data are refused. A `farzi_data` or a
+  `teacher` that a caller gives is as private as the caller made it.
+- figures on the data: the training log with its loss, evaluations on held-out people, early stopping and the choice of the best checkpoint
+  by them, and the search for settings with several runs. The vocabulary and the number of rows N count as public.
+- more than one row. A person with several rows, such as a long history that is cut into windows, has less protection.
+- attacks on floating-point noise, as with Opacus without its secure mode.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from farzi_hf.data.seeds import Purpose, stream
+from farzi_hf.distillation.learner import Learner, LearnerBatch, Parameters
+from farzi_hf.distillation.objectives.base import Batch, ConfigurableObjective
+from farzi_hf.distillation.objectives.meta_matching import MetaMatching
+from farzi_hf.distillation.real_training import RealData
+from farzi_hf.distillation.teacher import Labelling
+from farzi_hf.summary.forms import Tensors
+
+_KEY, _HISTORY = "privacy.key", "privacy.history"
+
+
+@dataclass
+class PrivateMatching(ConfigurableObjective):
+    """`MetaMatching` with a private gradient. It draws its own real rows, and does not use the batch that it is given.
+
+    Args:
+        matching: gives θ.
+        real: the rows to protect, one example each. The loss of an example is the mean over its tokens.
+        batch_size: b, the expected size of a sample.
+        noise_multiplier: σ; 0 adds no noise, and then ε is infinite.
+        max_grad_norm: C, of an example's gradient in θ. With K learners, in the θ of all.
+        delta: δ, less than 1 / N.
+        processes: the number of processes, each of which makes releases.
+        key: secret, of samples and noise.
+        history: (σ, q, number of releases) of each setting, as Opacus' accountants have it.
+    """
+
+    matching: MetaMatching
+    real: RealData
+    batch_size: int
+    noise_multiplier: float
+    max_grad_norm: float
+    delta: float
+    processes: int = 1
+    key: int = field(default_factory=lambda: secrets.randbits(63))
+    history: list[tuple[float, float, int]] = field(default_factory=list)
+
+    @classmethod
+    def check(cls, config: Any) -> None:
+        """Raises ValueError if a `FarziConfig` that asks for privacy has a setting that would break it, or one out of range."""
+        sigma = config.privacy_noise_multiplier
+        if sigma is None:
+            return
+        for name, value, good, wanted in (
+            ("privacy_noise_multiplier", sigma, 0 <= sigma < math.inf, "σ of at least 0"),
+            ("privacy_max_grad_norm", config.privacy_max_grad_norm, 0 < config.privacy_max_grad_norm < math.inf, "C above 0"),
+            ("privacy_delta", config.privacy_delta, 0 < config.privacy_delta < 1, "δ between 0 and 1"),
+        ):  # fmt: skip
+            if not good:
+                raise ValueError(f"{name}={value!r} is not usable; give a number {wanted}")
+        for name, needed, reason in (
+            ("objective", "meta_matching", "only this objective has a private gradient"),
+            ("inputs", "soft", "ids would be drawn by their frequency in the data"),
+            ("initialization", "random", "other starts are computed from the data"),
+            ("trajectories", None, "they were trained on the data"),
+        ):
+            if getattr(config, name) != needed:
+                raise ValueError(
+                    f"privacy_noise_multiplier={sigma} with {name}={getattr(config, name)!r}: {reason}; set {name}={needed!r}"
+                )
+
+    @classmethod
+    def from_config(cls, config: Any, matching: MetaMatching, real: RealData) -> PrivateMatching:
+        """The private form of an objective.
+
+        Raises:
+            ValueError: δ or b does not fit the number of rows.
+            ImportError: Opacus is not installed.
+        """
+        number, size = 0 if real.dataset is None else len(real.dataset), config.per_device_train_batch_size
+        if number < size:
+            raise ValueError(
+                f"per_device_train_batch_size={size} is more than the {number} rows of train_dataset; a sample has to be a part of them"
+            )
+        if config.privacy_delta >= 1 / number:
+            raise ValueError(
+                f"privacy_delta={config.privacy_delta} is not less than 1 / {number}, so that a whole row could be given away; set a smaller one"
+            )
+        _accountant([])
+        return cls(
+            matching, real, size, config.privacy_noise_multiplier, config.privacy_max_grad_norm, config.privacy_delta, config.world_size
+        )  # fmt: skip
+
+    @property
+    def sampling_rate(self) -> float:
+        """q, the probability of each row to be in a sample."""
+        return self.batch_size / len(self.real.dataset)
+
+    def __call__(self, learner: Learner, summary: Tensors, batch: Batch, seed: int) -> Tensor:
+        """The mean loss of the sample, whose gradient in the summary is private. The value itself is not."""
+        several, theta = self.matching.trained(learner, summary, seed)
+        rows = [self.real.batch([ids]) for ids in self.real.sequences[self.sample(seed).tolist()]["input_ids"]]
+        total, loss = clipped_sum(several, theta, rows, self.max_grad_norm)
+        released = self._noisy(total, seed)
+        self._count()
+        linear = sum((theta[name] * (g / self.batch_size)).sum() for name, g in released.items())
+        return loss / max(1, len(rows)) + (linear - linear.detach())
+
+    def sample(self, seed: int) -> np.ndarray:
+        """The numbers of the rows of a step: each with probability q, independent of the others."""
+        draws = stream(self.key, Purpose.PRIVATE_SAMPLE, seed).random(len(self.real.dataset))
+        return np.flatnonzero(draws < self.sampling_rate)
+
+    def _noisy(self, total: Parameters, seed: int) -> Parameters:
+        """The release G."""
+        noise, scale = stream(self.key, Purpose.PRIVATE_NOISE, seed), self.noise_multiplier * self.max_grad_norm
+        return {name: x + torch.from_numpy(noise.normal(0, scale, x.shape)).to(x) for name, x in total.items()}
+
+    # -- accounting --------------------------------------------------------------------------------------------------
+
+    def _count(self) -> None:
+        settings = (self.noise_multiplier, self.sampling_rate)
+        earlier = self.history.pop()[2] if self.history and self.history[-1][:2] == settings else 0
+        self.history.append((*settings, earlier + self.processes))
+
+    @property
+    def epsilon(self) -> float:
+        """ε of all releases so far at δ, by Opacus' RDP accountant."""
+        if not self.history:
+            return 0.0
+        if any(sigma == 0 for sigma, *_ in self.history):
+            return math.inf
+        return float(_accountant(self.history).get_epsilon(self.delta))
+
+    def figures(self) -> dict[str, float | str]:
+        """For the metrics and the card."""
+        epsilon = self.epsilon
+        return {
+            "privacy_epsilon": epsilon if math.isfinite(epsilon) else "infinite", "privacy_delta": self.delta,
+            "privacy_noise_multiplier": self.noise_multiplier, "privacy_max_grad_norm": self.max_grad_norm,
+            "privacy_sampling_rate": self.sampling_rate, "privacy_releases": sum(steps for *_, steps in self.history),
+        }  # fmt: skip
+
+    # -- checkpoints -------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The key, the releases so far, and what the matching has."""
+        history = torch.tensor(self.history, dtype=torch.float64).reshape(-1, 3)
+        return {**self.matching.state_dict(), _KEY: torch.tensor(self.key), _HISTORY: history}
+
+    def load_state_dict(self, tensors: Mapping[str, Tensor], learner: Learner, device: Any) -> None:
+        """Goes on with the samples, the noise and the account of `state_dict`."""
+        self.key = int(tensors[_KEY])
+        self.history = [(sigma, q, int(steps)) for sigma, q, steps in tensors[_HISTORY].tolist()]
+        rest = {name: x for name, x in tensors.items() if name not in (_KEY, _HISTORY)}
+        self.matching.load_state_dict(rest, learner, device)
+
+
+def clipped_sum(
+    learner: Learner | LearnerBatch, theta: Parameters, rows: Iterable[Mapping[str, Tensor]], norm: float
+) -> tuple[Parameters, Tensor]:
+    """Σ_i clip(∇ℓ_i(θ), C), and Σ_i ℓ_i. One row after the other: any model can do it, with the memory of one gradient.
+
+    A row whose gradient is not finite adds nothing: it would give itself away.
+
+    Args:
+        rows: batches of one row.
+        norm: C.
+    """
+    leaves = {name: x.detach().requires_grad_(x.is_floating_point()) for name, x in theta.items()}
+    trained = {name: x for name, x in leaves.items() if x.requires_grad}
+    total = {name: torch.zeros_like(x) for name, x in trained.items()}
+    losses = torch.zeros((), device=next(iter(leaves.values())).device)
+    for row in rows:
+        with torch.enable_grad():
+            loss = learner.hard_loss(leaves, row)
+            gradient = torch.autograd.grad(loss, list(trained.values()), materialize_grads=True)
+        length = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g.double()) for g in gradient]))
+        losses += loss.detach().nan_to_num(0.0, 0.0, 0.0)
+        if torch.isfinite(length):
+            for x, g in zip(total.values(), gradient, strict=True):
+                x.add_(g * (norm / length).clamp(max=1.0).to(g.dtype))
+    return total, losses
+
+
+def _accountant(history: list[tuple[float, float, int]]) -> Any:
+    try:
+        from opacus.accountants import RDPAccountant  # seconds to import, and optional
+    except ImportError as error:
+        raise ImportError(
+            "privacy_noise_multiplier is set, and ε is computed by Opacus, which is not installed; pip install 'farzi-hf[privacy]'"
+        ) from error
+    accountant = RDPAccountant()
+    accountant.history = list(history)
+    return accountant
+
+
+def check_private(config: Any, objective: Any, labelling: Labelling) -> None:
+    """Refuses what a caller gives, or does not give, to a trainer whose `FarziConfig` asks for privacy.
+
+    Raises:
+        ValueError: the objective is another one, or labels would come from a teacher that is trained on the data.
+    """
+    if config.privacy_noise_multiplier is None:
+        return
+    asked = f"privacy_noise_multiplier={config.privacy_noise_multiplier}"
+    if objective is not None:
+        raise ValueError(f"{asked} with an objective of your own, whose gradient has no noise; leave the objective out")
+    if config.labels == "own" and labelling.given is None:
+        raise ValueError(
+            f"{asked} with labels='own', and no teacher: one would be trained on the data, without privacy; give a teacher that is "
+            "private or has not seen the data, or set labels='shared'"
+        )
+
+
+def figures_of(objective: Any) -> dict[str, Any]:
+    """The figures of an objective; nothing where it is a plain function."""
+    return objective.figures() if isinstance(objective, ConfigurableObjective) else {}

@@ -1,0 +1,219 @@
+"""Differential privacy: samples, clipping, noise, the account, and what would break it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from tiny_models import LENGTH, V, tiny_model
+from tiny_trainer import SETTINGS, tensors, tiny_trainer
+from torch import Tensor
+
+from farzi_hf import FarziConfig, FarziData
+from farzi_hf.data.collators import SequenceCollator
+from farzi_hf.distillation import Learner, MetaMatching, SyntheticTraining
+from farzi_hf.distillation.objectives.private import PrivateMatching, clipped_sum
+from farzi_hf.distillation.real_training import RealData
+from farzi_hf.engine import InnerAdam
+from farzi_hf.summary import FarziDataConfig
+
+N, B, C, SIGMA = 50, 10, 0.5, 1.7
+
+
+@pytest.fixture(scope="module")
+def learner() -> Learner:
+    return Learner(lambda: tiny_model("gpt2").double())
+
+
+@pytest.fixture
+def farzi() -> FarziData:
+    torch.manual_seed(1)
+    return FarziData(FarziDataConfig(4, LENGTH, 3, V, latent_std=1.0)).double()
+
+
+def private(noise: float = SIGMA, norm: float = C, key: int = 11) -> PrivateMatching:
+    rows = np.random.default_rng(0).integers(4, V, (N, LENGTH)).tolist()
+    real = RealData(Dataset.from_dict({"input_ids": rows}), SequenceCollator(), "cpu")
+    matching = MetaMatching(SyntheticTraining(InnerAdam(0.02, eps=1e-3), 1.0, 2), steps=3, steps_min=3)
+    return PrivateMatching(matching, real, B, noise, norm, delta=1e-3, key=key)
+
+
+def rows_of(objective: PrivateMatching, numbers: list[int]) -> list[dict[str, Tensor]]:
+    return [objective.real.batch([objective.real.dataset[i]["input_ids"]]) for i in numbers]
+
+
+def flat(gradients: dict[str, Tensor]) -> Tensor:
+    return torch.cat([x.flatten() for x in gradients.values()])
+
+
+def test_each_row_is_in_a_sample_with_probability_q_independent_of_others():
+    objective, steps = private(), 4000
+    drawn = np.zeros((steps, N))
+    for step in range(steps):
+        drawn[step, objective.sample(step)] = 1
+    q = B / N
+    assert abs(drawn.mean(axis=0) - q).max() < 5 * (q * (1 - q) / steps) ** 0.5
+    assert np.var(drawn.sum(axis=1)) == pytest.approx(N * q * (1 - q), rel=0.1)  # binomial: the size of a sample varies
+    assert abs(np.corrcoef(drawn.T) - np.eye(N)).max() < 5 / steps**0.5
+
+
+@pytest.mark.parametrize(("noise", "norm"), [(1.7, 0.5), (0.6, 3.0)])
+def test_the_noise_has_the_variance_of_sigma_and_c(noise, norm):
+    zero = {"a": torch.zeros(300, 200), "b": torch.zeros(40_000, dtype=torch.float64)}
+    found = flat(private(noise, norm)._noisy(zero, seed=1))
+    assert found.mean().abs() < 5 * noise * norm / len(found) ** 0.5
+    assert found.var().item() == pytest.approx((noise * norm) ** 2, rel=0.03)
+
+
+def test_noise_and_samples_depend_on_the_secret_key_and_on_the_step_alone():
+    zero, one = {"a": torch.zeros(9)}, private()
+    assert torch.equal(one._noisy(zero, 3)["a"], private()._noisy(zero, 3)["a"])
+    assert not torch.isclose(one._noisy(zero, 3)["a"], one._noisy(zero, 4)["a"]).any()
+    assert not torch.isclose(one._noisy(zero, 3)["a"], private(key=12)._noisy(zero, 3)["a"]).any()
+    assert not np.array_equal(one.sample(3), private(key=12).sample(3))
+    keys = {PrivateMatching(one.matching, one.real, B, SIGMA, C, 1e-3).key for _ in range(4)}
+    assert len(keys) == 4  # without a key, the system draws one
+
+
+@pytest.mark.parametrize("scale", [1.0, 300.0])
+def test_one_row_changes_the_sum_by_at_most_c(learner, scale):
+    """At 300 times the weights, where a wrong prediction has an enormous gradient."""
+    theta = {name: x * scale for name, x in learner.initial_parameters(0).items()}
+    objective, lengths = private(), []
+    without = flat(clipped_sum(learner, theta, rows_of(objective, [0, 1, 2]), C)[0])
+    for extra in range(3, 12):
+        whole = flat(clipped_sum(learner, theta, rows_of(objective, [0, 1, extra, 2]), C)[0])
+        lengths.append((whole - without).norm().item())
+        own = {name: x.requires_grad_() for name, x in theta.items()}
+        loss = learner.hard_loss(own, rows_of(objective, [extra])[0])
+        gradient = torch.cat(
+            [g.flatten() for g in torch.autograd.grad(loss, list(own.values()), materialize_grads=True)]
+        )
+        torch.testing.assert_close(whole - without, gradient * min(1, C / gradient.norm().item()))
+    assert max(lengths) <= C * (1 + 1e-9)
+    assert max(lengths) == pytest.approx(C)  # some row is clipped, so the bound is tried
+
+
+def test_a_row_without_a_finite_gradient_adds_nothing(learner, monkeypatch):
+    theta, objective = learner.initial_parameters(0), private()
+    rows, hard_loss = rows_of(objective, [0, 1, 2]), learner.hard_loss
+    bad = rows[1]["input_ids"]
+    monkeypatch.setattr(
+        learner, "hard_loss", lambda p, r: hard_loss(p, r) * (torch.nan if r["input_ids"] is bad else 1)
+    )
+    found, loss = clipped_sum(learner, theta, rows, C)
+    monkeypatch.undo()
+    expected, rest = clipped_sum(learner, theta, [rows[0], rows[2]], C)
+    assert torch.equal(flat(found), flat(expected))
+    assert loss == rest
+
+
+def test_without_noise_and_clipping_it_is_the_gradient_of_the_mean_loss(learner, farzi):
+    objective, parameters = private(noise=0.0, norm=1e9), list(farzi.parameters())
+    loss = objective(learner, farzi.tensors, {}, seed=5)
+    found = torch.autograd.grad(loss, parameters)
+    rows = rows_of(objective, objective.sample(5).tolist())
+    several, theta = objective.matching.trained(learner, farzi.tensors, 5)
+    losses = [several.hard_loss(theta, row) for row in rows]
+    expected = torch.autograd.grad(sum(losses) / B, parameters)
+    assert len(rows) > 1
+    assert loss.item() == pytest.approx(sum(losses).item() / len(rows))
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_a_clipped_noisy_release_is_all_that_the_summary_sees(learner, farzi):
+    """Two data sets with the same release give the same gradient: after it, nothing looks at the data."""
+    objective = private()
+    given = {name: torch.ones_like(x) for name, x in learner.initial_parameters(0).items()}
+    gradients = []
+    for numbers in (slice(0, 25), slice(25, 50)):
+        real = replace(objective.real, dataset=Dataset.from_dict(objective.real.dataset[numbers]))
+        other = replace(objective, real=real, history=[])
+        other._noisy = lambda total, seed: given
+        gradients.append(torch.autograd.grad(other(learner, farzi.tensors, {}, 5), list(farzi.parameters())))
+    assert all(map(torch.equal, *gradients))
+
+
+# -- trainer ---------------------------------------------------------------------------------------------------------
+
+PRIVATE = {
+    **SETTINGS,
+    "initialization": "random",
+    "privacy_noise_multiplier": 1.3,
+    "privacy_delta": 1e-3,
+    "concentration": None,
+}
+
+
+def test_epsilon_in_the_log_and_on_the_card_is_the_accountants(tmp_path, sequences, tokenizer):
+    accountants = pytest.importorskip("opacus.accountants")
+    trainer = tiny_trainer(tmp_path / "out", sequences, tokenizer, **PRIVATE, gradient_accumulation_steps=2)
+    trainer.train()
+    accountant, q = accountants.RDPAccountant(), 40 / len(trainer.train_dataset)
+    for _ in range(4 * 2):
+        accountant.step(noise_multiplier=1.3, sample_rate=q)
+    expected = accountant.get_epsilon(1e-3)
+    logged = [x["privacy_epsilon"] for x in trainer.state.log_history if "loss" in x]
+    assert logged == sorted(logged)
+    assert logged[-1] == pytest.approx(expected)
+    trainer.save_model(str(tmp_path / "artefact"))
+    metrics = json.loads((tmp_path / "artefact" / "metrics.json").read_text(encoding="utf-8"))
+    assert metrics["privacy_epsilon"] == pytest.approx(expected)
+    assert (metrics["privacy_releases"], metrics["privacy_sampling_rate"]) == (8, q)
+    card = (tmp_path / "artefact" / "README.md").read_text(encoding="utf-8")
+    assert f"ε = {expected:.4g} at δ = 0.001" in card
+    assert "No differential privacy" not in card
+    published = "".join(
+        p.read_text(encoding="utf-8")
+        for p in (tmp_path / "artefact").iterdir()
+        if p.suffix != ".safetensors" and p.is_file()
+    )
+    assert str(trainer.objective.key) not in published
+
+
+def test_a_resumed_run_has_the_same_noise_and_account(tmp_path, sequences, tokenizer):
+    pytest.importorskip("opacus.accountants")
+    saved = {**PRIVATE, "save_strategy": "steps", "save_steps": 2}
+    trainer = tiny_trainer(tmp_path / "whole", sequences, tokenizer, **saved)
+    trainer.train()
+    resumed = tiny_trainer(tmp_path / "other", sequences, tokenizer, **saved)
+    assert resumed.objective.key != trainer.objective.key
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
+    assert all(map(torch.equal, tensors(trainer), tensors(resumed)))
+    assert resumed.objective.figures() == trainer.objective.figures()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"initialization": "spectral"}, "initialization='spectral': other starts are computed from the data"),
+        ({"inputs": "tokens", "labels": "own"}, "inputs='tokens': ids would be drawn by their frequency"),
+        ({"objective": "gradient_matching"}, "only this objective has a private gradient"),
+        ({"trajectories": "omega"}, "trajectories='omega': they were trained on the data"),
+        ({"privacy_noise_multiplier": -1.0}, r"privacy_noise_multiplier=-1.0 is not usable"),
+        ({"privacy_max_grad_norm": 0.0}, r"privacy_max_grad_norm=0.0 is not usable"),
+        ({"privacy_delta": 1.0}, r"privacy_delta=1.0 is not usable"),
+    ],
+)
+def test_settings_that_break_privacy_are_refused(tmp_path, changes, message):
+    with pytest.raises(ValueError, match=message):
+        FarziConfig(str(tmp_path), **{**PRIVATE, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "arguments", "message"),
+    [
+        ({"labels": "own"}, {}, "labels='own', and no teacher"),
+        ({}, {"objective": lambda *_: None}, "with an objective of your own"),
+        ({"privacy_delta": 0.01}, {}, "privacy_delta=0.01 is not less than 1 / 160"),
+        ({"per_device_train_batch_size": 161}, {}, "per_device_train_batch_size=161 is more than the 160 rows"),
+    ],
+)
+def test_a_trainer_refuses_what_breaks_privacy(tmp_path, sequences, tokenizer, changes, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        tiny_trainer(tmp_path / "out", sequences, tokenizer, arguments, **{**PRIVATE, **changes})
