@@ -148,9 +148,7 @@ class FarziTrainer(ResumableTrainer):
         self._evaluations: dict[str, dict[str, float]] = {}
         self._add_callbacks()
 
-    def _summary(
-        self, args: FarziConfig, farzi_data: FarziData | None, train_dataset: Dataset | RowStream | None
-    ) -> FarziData:
+    def _summary(self, args: FarziConfig, farzi_data: FarziData | None, rows: Dataset | RowStream | None) -> FarziData:
         """The summary to train: the one that is given, or a new one at its start."""
         label_dim = head_width(self._labelling.learner) if args.labels == "own" else None
         config = args.summary_config(self.learner.vocab_size, label_dim)
@@ -160,9 +158,9 @@ class FarziTrainer(ResumableTrainer):
         summary = farzi_data or FarziData(config)
         if self.task.processing_class is not None:  # an error should come now, not when the summary is saved
             summary.adopt_processing_class(self.task.processing_class, "processing_class")
-        if farzi_data is None and train_dataset is not None:
+        if farzi_data is None and rows is not None:
             with phase("Start of the summary", disable=args.disable_tqdm or args.process_index > 0):
-                start_inputs(summary, train_dataset, args)
+                start_inputs(summary, rows, args)
             self._open_start = summary.fingerprint() if args.start_is_open else None
         return summary
 
@@ -339,10 +337,8 @@ class FarziTrainer(ResumableTrainer):
     def _settings(self) -> dict[str, Any]:
         config = json.loads(self.learner.model.config.to_json_string(use_diff=False))
         learner = {k: v for k, v in config.items() if not k.startswith("_") and k != "transformers_version"}
-        data = (
-            None if self.train_dataset is None else described(self.train_dataset)
-        )  # without data, Trainer raises its own error
-        return {**self.args.to_recipe(), **self._given, "learner": learner, "train_dataset": data}
+        data = {"train_dataset": described(self.train_dataset)}
+        return {**self.args.to_recipe(), **self._given, "learner": learner, **data}
 
     def _process_state(self) -> dict[str, Tensor]:
         return self.objective.state_dict() if isinstance(self.objective, ConfigurableObjective) else {}

@@ -85,8 +85,13 @@ class RowStream(torch.utils.data.IterableDataset):
         return head.select(range(min(rows, len(head)))) if rows else head
 
 
-def described(dataset: Dataset | RowStream) -> dict[str, Any]:
-    """What tells this data set from another one: the number of its rows and a hash of their ids; of a stream, of the first 1,000 rows."""
+def described(dataset: Dataset | RowStream | None) -> dict[str, Any] | None:
+    """What tells this data set from another one: the number of its rows and a hash of their ids; of a stream, of the first 1,000 rows.
+
+    None stays None.
+    """
+    if dataset is None:
+        return None
     if isinstance(dataset, RowStream):
         return {"stream": True, "fingerprint": sequences_fingerprint(dataset.head(rows=_DESCRIBED))}
     return {"sequences": len(dataset), "fingerprint": sequences_fingerprint(dataset)}

@@ -26,4 +26,7 @@ def test_each_stage_is_measured_up_to_the_first_outer_step(tmp_path) -> None:
     assert [row["stage"].split()[0].rstrip(":") for row in rows] == [
         "libraries", "arrays", "histories", "split", "trainer", "teacher",
     ]  # fmt: skip
-    assert all(0 < row["resident_mib"] <= row["peak_mib"] for row in rows)
+    peaks = [row["peak_mib"] for row in rows]
+    assert 0 < peaks[0] < peaks[-1] < 4096
+    assert peaks == sorted(peaks)
+    assert all(0 < row["resident_mib"] <= row["peak_mib"] + 16 for row in rows)  # Linux counts pages in batches
