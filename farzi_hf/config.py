@@ -22,7 +22,7 @@ from farzi_hf.distillation.sparse_adam import SparseAdamW
 from farzi_hf.distillation.teacher import TeacherTraining
 from farzi_hf.engine import ADJOINTS, OPTIMIZERS, InnerAdam, InnerOptimizer
 from farzi_hf.field_types import check_types, numbers_from_text
-from farzi_hf.launch import check_supported, check_world_size, processes_without_gpu
+from farzi_hf.launch import check_supported, check_world_size, processes_without_gpu, warn_of_bf16
 from farzi_hf.summary import INITIALIZATIONS, FarziDataConfig, initialization
 from farzi_hf.summary.forms import INPUTS, LABELS
 from farzi_hf.summary.input_sequences import INPUT_SEQUENCES
@@ -208,6 +208,8 @@ class FarziConfig(TrainingArguments):
         super().__post_init__()
         self.torch_compile = compiled
         check_world_size(self.world_size)
+        if self.mixed_precision == "bf16":  # of this config or of the launcher
+            warn_of_bf16()
         self.dataloader_pin_memory &= self.device.type != "cpu"
         for name, minimum in _COUNTS.items():
             _check_count(name, getattr(self, name), minimum)

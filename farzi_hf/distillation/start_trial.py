@@ -11,6 +11,7 @@ from tqdm.auto import tqdm
 
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.distillation.learner import Learner, Parameters
+from farzi_hf.distillation.processes import broadcast
 from farzi_hf.distillation.real_training import RealData
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.initialization import CANDIDATES, choose_concentration, spectral_starts
@@ -59,6 +60,7 @@ def choose_start(
             return np.mean(losses)
 
         concentration, losses = choose_concentration(start_at, loss)
+    broadcast(farzi.tensors)  # processes must not choose differently
     tried = ", ".join(f"{candidate:g}: {value:.3f}" for candidate, value in losses.items())
     logger.info("Start of the summary: loss on training data by κ: %s.", tried)
     return concentration

@@ -2,7 +2,7 @@
 
     python recipes/benchmark/bf16.py
 
-The problem is a summary [20×20] of the embedded corpus with soft inputs, and a GPT-2 of one layer and width 16. The inner optimizer is that
+The problem is a summary [10×20] of the embedded corpus with soft inputs, and a GPT-2 of one layer and width 16. The inner optimizer is that
 of FarziConfig. In bf16, weights and the optimizer's states are float32; matrix products run in bfloat16.
 """
 
@@ -14,15 +14,14 @@ from statistics import median
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GPT2Config
 
 from farzi_hf import FarziConfig
-from farzi_hf.data import SequenceCollator
+from farzi_hf.data import SequenceCollator, load_sample_text, tokenize, word_tokenizer
 from farzi_hf.distillation import Learner, MetaMatching
-from farzi_hf.evaluation import RunSettings
 from farzi_hf.summary import FarziData
 
-LEARNER = {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "tie_word_embeddings": False}
+NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 
 
 def gradient(learner: Learner, farzi: FarziData, objective: MetaMatching, batch: dict, seed: int, bf16: bool) -> Tensor:
@@ -41,9 +40,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--epsilons", type=float, nargs="+", default=[1e-6, 1e-3], help="ε of the inner Adam")
     parser.add_argument("--seeds", type=int, default=3)
     given = parser.parse_args(argv)
-    data = RunSettings(dataset="sample", learner=LEARNER).load()
-    config = data.learner_config(LEARNER, 20)
-    batch = SequenceCollator()([{"input_ids": ids} for ids in data.splits(0)["train"][:64]["input_ids"]])
+    text = load_sample_text(200)
+    tokenizer = word_tokenizer(text["train"]["text"], vocab_size=300)
+    ids = tokenize(text, tokenizer)["train"][:32]["input_ids"]
+    batch = SequenceCollator()([{"input_ids": row} for row in ids])
+    config = GPT2Config(
+        vocab_size=len(tokenizer),
+        n_positions=64,
+        n_embd=16,
+        n_layer=1,
+        n_head=2,
+        tie_word_embeddings=False,
+        **NO_DROPOUT,
+    )
     double = Learner(lambda: AutoModelForCausalLM.from_config(config).double())
     single = Learner(lambda: AutoModelForCausalLM.from_config(config).double().float())
     for epsilon in given.epsilons:
@@ -52,8 +61,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                 if window >= steps:
                     continue
                 args = FarziConfig(
-                    "unused", num_sequences=20, sequence_length=20, latent_dim=8, inputs="soft", labels="shared", inner_steps=steps,
-                    window=window, synthetic_batch_size=10, inner_epsilon=epsilon, adjoint="tape", use_cpu=True,
+                    "unused", num_sequences=10, sequence_length=20, latent_dim=8, inputs="soft", labels="shared", inner_steps=steps,
+                    window=window, synthetic_batch_size=5, inner_epsilon=epsilon, adjoint="tape", use_cpu=True,
                 )  # fmt: skip
                 objective = args.make_objective()
                 rows = {"float32": [], "bf16": []}

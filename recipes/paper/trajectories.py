@@ -3,6 +3,7 @@
     python recipes/paper/trajectories.py --config recipes/configs/ptb_50x50_shared.yaml --trajectories outputs/omega/ptb
     python recipes/paper/trajectories.py --config recipes/configs/ml-100k_50x50.yaml --trajectories outputs/omega/ml-100k --num_recorded 20
 
+Several processes (`accelerate launch --config_file recipes/accelerate/many_gpus.yaml recipes/paper/trajectories.py …`) share the trajectories.
 If you start the script again, it records only missing trajectories; a larger `--num_recorded` adds new ones. A distillation uses Ω if
 it gets the same folder: `recipes/ptb.py --trajectories …`, `recipes/recsys.py --trajectories …`. Each seed or split has a subfolder.
 """
@@ -31,10 +32,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         for seed in data.seeds(args.seed):
             bank = record(data, changed(args, trajectories=folder), seed, recording)
             gibibytes = sum(os.stat(path).st_size for path in bank.folder.iterdir()) / 2**30
-            print(
-                f"{bank.folder}: {len(bank)} trajectories ({described(asdict(recording))}), {gibibytes:.3f} GiB",
-                flush=True,
-            )
+            if args.process_index == 0:
+                print(
+                    f"{bank.folder}: {len(bank)} trajectories ({described(asdict(recording))}), {gibibytes:.3f} GiB",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from farzi_hf import FarziConfig
-from farzi_hf.launch import SHARDING, check_world_size, processes_without_gpu
+from farzi_hf.launch import BF16_ERROR, SHARDING, check_world_size, processes_without_gpu, warn_of_bf16
 
 SAID = "accelerate launch was asked for several processes, but it has started ONE"
 
@@ -50,6 +50,17 @@ def test_fp16_of_the_launcher_is_refused(monkeypatch):
         FarziConfig("out", use_cpu=True)
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
     FarziConfig("out", use_cpu=True)
+
+
+def test_bf16_is_said_once_with_what_it_costs(caplog):
+    warn_of_bf16.cache_clear()
+    FarziConfig("out", use_cpu=True)
+    assert not caplog.records
+    for _ in range(2):
+        FarziConfig("out", use_cpu=True, bf16=True)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert BF16_ERROR in said
+    assert "Leave bf16 out" in said
 
 
 @pytest.mark.parametrize(
