@@ -147,15 +147,19 @@ class ResumableTrainer(PublishingTrainer):
             checkpoint = self._checkpoint(resume_from_checkpoint)
             state = self._prepare_run(checkpoint)
             if state is not None and self._is_finished(state):
+                self._restore_process_state(checkpoint)
                 return self._as_finished(state, checkpoint)
             self._begin(checkpoint)
             if self.args.max_steps == 0:  # the summary stays at its start; Trainer would take one step
                 return TrainOutput(0, math.nan, {})
-            path = Path(checkpoint or "", _PROCESS_STATE.format(self.args.process_index))
-            if checkpoint is not None and path.exists():  # a process that the earlier run did not have begins anew
-                self._load_process_state(load_file(path))
+            self._restore_process_state(checkpoint)
             with self._own_rotation():
                 return super().train(checkpoint, **kwargs)
+
+    def _restore_process_state(self, checkpoint: str | None) -> None:
+        path = Path(checkpoint or "", _PROCESS_STATE.format(self.args.process_index))
+        if checkpoint is not None and path.exists():  # a process that the earlier run did not have begins anew
+            self._load_process_state(load_file(path))
 
     def _begin(self, checkpoint: str | None) -> None:
         """A subclass can override this to work before the first step."""

@@ -186,6 +186,10 @@ def test_a_resumed_run_has_the_same_noise_and_account(tmp_path, sequences, token
     resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
     assert all(map(torch.equal, tensors(trainer), tensors(resumed)))
     assert resumed.objective.figures() == trainer.objective.figures()
+    finished = tiny_trainer(tmp_path / "whole", sequences, tokenizer, **saved)
+    assert finished.objective.figures() == {}  # no release is known yet, so nothing is claimed
+    finished.train(resume_from_checkpoint=True)
+    assert finished.objective.figures() == trainer.objective.figures()
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,9 @@ class PrivateMatching(ConfigurableObjective):
         return float(_accountant(self.history).get_epsilon(self.delta))
 
     def figures(self) -> dict[str, float | str]:
-        """For the metrics and the card."""
+        """For the log, the metrics and the card; nothing before the first release."""
+        if not self.history:
+            return {}
         epsilon = self.epsilon
         return {
             "privacy_epsilon": epsilon if math.isfinite(epsilon) else "infinite", "privacy_delta": self.delta,
