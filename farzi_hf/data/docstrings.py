@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import re
 import sysconfig
 import warnings
 from collections.abc import Iterable, Iterator
@@ -21,11 +22,12 @@ from farzi_hf.data.interactions import SPLITS
 from farzi_hf.data.text import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
 
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+_BLANK_LINES = re.compile(r"\n\s*\n")
 _HELD_OUT = {0: "validation", 1: "test"}  # of ten parts
 
 
 def load_docstrings(folder: str | Path | None = None) -> DatasetDict:
-    """The docstrings of all modules, classes and functions, one per row of the column ``text``, without duplicates.
+    """The docstrings of all modules, classes and functions: a paragraph per row of the column ``text``, without duplicates.
 
     All docstrings of a file are in one split: about 80 / 10 / 10 % of the files, by a hash of their names. The texts depend on the version
     of Python. Nothing is imported or run.
@@ -62,8 +64,8 @@ def _docstrings(path: Path) -> Iterator[str]:
     except (SyntaxError, ValueError):  # a file that is broken on purpose, as an example
         return
     for node in ast.walk(tree):
-        if isinstance(node, _DOCUMENTED) and (text := (ast.get_docstring(node) or "").strip()):
-            yield text
+        if isinstance(node, _DOCUMENTED) and (text := ast.get_docstring(node)):
+            yield from filter(None, map(str.strip, _BLANK_LINES.split(text)))
 
 
 def bpe_tokenizer(sentences: Iterable[str], vocab_size: int = 8000) -> PreTrainedTokenizerFast:
