@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers import TrainingArguments
 
+from farzi_hf.config_checks import AUTO, check_choices, check_counts, check_ranges, check_trainer_fields
 from farzi_hf.data.seeds import check_seed
 from farzi_hf.distillation import (
     OBJECTIVES,
@@ -28,8 +29,6 @@ from farzi_hf.summary.forms import INPUTS, LABELS
 from farzi_hf.summary.input_sequences import INPUT_SEQUENCES
 from farzi_hf.summary.lr_schedules import LR_SCHEDULES
 
-AUTO = "auto"
-"""The adjoint's name that leaves the choice to `unroll`."""
 _OPTIMIZER_FIELDS = {
     "lr": "inner_learning_rate", "weight_decay": "inner_weight_decay", "betas": "inner_betas", "eps": "inner_epsilon",
     "eps_root": "inner_epsilon_root", "momentum": "inner_momentum",
@@ -193,9 +192,7 @@ class FarziConfig(TrainingArguments):
         check_seed(self.seed, bits=32)  # transformers seeds NumPy's old generator with this number; it takes 32 bits
         if self.greater_is_better is None and (self.metric_for_best_model or "").endswith("perplexity"):
             self.greater_is_better = False
-        for name, remedy in _UNSUPPORTED.items():
-            if getattr(self, name):
-                raise ValueError(f"{name}={getattr(self, name)!r} is not supported: {remedy}")
+        check_trainer_fields(self)
         if (self.num_train_epochs > 0) == (self.max_steps >= 0):
             raise ValueError(
                 f"num_train_epochs={self.num_train_epochs} and max_steps={self.max_steps}: exactly one of them must set the length; "
@@ -211,25 +208,10 @@ class FarziConfig(TrainingArguments):
         if self.mixed_precision == "bf16":  # of this config or of the launcher
             warn_of_bf16()
         self.dataloader_pin_memory &= self.device.type != "cpu"
-        for name, minimum in _COUNTS.items():
-            _check_count(name, getattr(self, name), minimum)
-        for name, minimum in _OPTIONAL_COUNTS.items():
-            if getattr(self, name) is not None:
-                _check_count(name, getattr(self, name), minimum)
+        check_counts(self)
         check_types(self, [f.name for f in fields(self) if f.name not in _STOCK])
-        if self.inner_steps_min is not None and self.inner_steps_min > self.inner_steps:
-            raise ValueError(
-                f"inner_steps_min={self.inner_steps_min} is more than inner_steps={self.inner_steps}, but T is drawn between "
-                "the two; lower inner_steps_min"
-            )
-        self._check_choices()
-        if self.concentration is not None and not self.concentration > 0:
-            raise ValueError(
-                f"concentration={self.concentration} is not usable; give a number above 0, for instance {initialization.CONCENTRATION}, "
-                "or None to have one chosen"
-            )
-        if not 0 <= self.fresh_start_fraction <= 1:
-            raise ValueError(f"fresh_start_fraction={self.fresh_start_fraction} is no share; give a number from 0 to 1")
+        check_choices(self)
+        check_ranges(self)
         OBJECTIVES[self.objective].check(self)
         SparseAdamW.check(self)
         PrivateMatching.check(self)
@@ -242,23 +224,6 @@ class FarziConfig(TrainingArguments):
                 make()
             except (TypeError, ValueError) as error:
                 raise ValueError(f"settings of the {what}: {error}") from None
-
-    def _check_choices(self) -> None:
-        """Raises ValueError if a setting names no entry of its table."""
-        for name, table in (
-            ("initialization", INITIALIZATIONS),
-            ("inputs", INPUTS),
-            ("labels", LABELS),
-            ("input_sequences", INPUT_SEQUENCES),
-            ("inner_optimizer", OPTIMIZERS),
-            ("inner_lr_scheduler_type", LR_SCHEDULES),
-            ("objective", OBJECTIVES),
-            ("adjoint", (AUTO, *ADJOINTS)),
-        ):
-            if getattr(self, name) not in table:
-                raise ValueError(f"{name}={getattr(self, name)!r} is unknown; choose one of {', '.join(table)}")
-        if (self.inputs, self.labels) == ("tokens", "shared"):
-            raise ValueError("inputs='tokens' with labels='shared' leaves nothing to learn; set labels='own'")
 
     def summary_config(self, vocab_size: int, label_dim: int | None = None) -> FarziDataConfig:
         """The config of the summary to be distilled, with the settings of the inner loop.
@@ -358,46 +323,3 @@ _OUTER = (
     "weight_decay", "warmup_steps", "bf16", "seed",
 )  # fmt: skip
 """Fields of `TrainingArguments` that belong to a recipe."""
-
-_COUNTS = {
-    "num_sequences": 1,
-    "sequence_length": 2,
-    "latent_dim": 1,
-    "inner_steps": 1,
-    "teacher_steps": 1,
-    "teacher_batch_size": 1,
-    "num_teachers": 1,
-    "learners_per_step": 1,
-    "expert_steps": 1,
-    "eval_students": 1,
-    "max_non_finite": 0,
-}
-_OPTIONAL_COUNTS = {
-    "inner_steps_min": 1,
-    "label_dim": 1,
-    "learner_pool": 1,
-    "synthetic_batch_size": 1,
-    "window": 0,
-    "num_trajectories": 1,
-    "last_start": 0,
-    "synthetic_steps": 1,
-}
-"""The least value of each field."""
-
-_UNSUPPORTED = {
-    "fp16": "gradients of the inner loop have no loss scaling and underflow; use bf16",
-    "fp16_full_eval": "it would round the summary itself, because this is the Trainer's model; leave it out",
-    "bf16_full_eval": "it would round the summary itself, because this is the Trainer's model; leave it out, or set bf16",
-    "label_smoothing_factor": "the objective is the outer loss, and it has no smoothing; leave it out",
-    "neftune_noise_alpha": "a summary has no embedding to add noise to; leave it out",
-    "gradient_checkpointing": "the adjoint decides what is kept; set adjoint='checkpoint' or 'reversible' to save memory",
-    "use_liger_kernel": "its kernels have no second derivatives; leave it out",
-    "deepspeed": "a summary is small and needs no sharding; use several processes with plain data parallelism",
-    "fsdp": "a summary is small and needs no sharding; use several processes with plain data parallelism",
-}
-"""Fields of `TrainingArguments` that a distillation cannot use, each with the reason and the remedy."""
-
-
-def _check_count(name: str, value: Any, minimum: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-        raise ValueError(f"{name}={value!r} is not usable; give an integer of at least {minimum}")

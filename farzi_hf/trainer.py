@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from datasets import Dataset, IterableDataset
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 
@@ -35,25 +34,20 @@ from farzi_hf.data.streams import RowStream, described
 from farzi_hf.distillation import Learner, Objective, Parameters
 from farzi_hf.distillation.objectives import ConfigurableObjective
 from farzi_hf.distillation.objectives.private import check_private, figures_of
-from farzi_hf.distillation.processes import shared
 from farzi_hf.distillation.real_training import RealData
 from farzi_hf.distillation.row_checks import check_sequence_length, run_check
 from farzi_hf.distillation.start_trial import choose_start
 from farzi_hf.distillation.teacher import GivenTeachers, Labelling, head_width
-from farzi_hf.evaluation.metrics.resampling import mean_and_spread
 from farzi_hf.evaluation.tasks import LanguageModeling, Task
 from farzi_hf.real_rows import RealRows
-from farzi_hf.resumable_trainer import ResumableTrainer
+from farzi_hf.student_trainer import StudentTrainer
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.initialization import start_inputs
-from farzi_hf.summary.soft_tokens import shifted_cross_entropy
 
 logger = logging.getLogger(__name__)
 
-_SPEED = ("_runtime", "_samples_per_second", "_steps_per_second", "_model_preparation_time")
 
-
-class FarziTrainer(ResumableTrainer):
+class FarziTrainer(StudentTrainer):
     """Distils `train_dataset` into a `FarziData`, which is the Trainer's `model`.
 
     Each outer step trains a fresh learner for T steps on the summary and computes its loss on a batch of real sequences. The
@@ -256,77 +250,6 @@ class FarziTrainer(ResumableTrainer):
         if {"loss", "train_loss"} & logs.keys():
             logs, self._start_facts = {**logs, **self._start_facts}, {}  # logged once
         super().log(logs, start_time)
-
-    @property
-    def _quiet(self) -> bool:
-        """Whether this process shows no progress."""
-        return self.args.disable_tqdm or not self.is_world_process_zero()
-
-    # -- students ----------------------------------------------------------------------------------------------------
-
-    def train_student(self, index: int = 0) -> Parameters:
-        """θ_T of evaluation student `index`: it starts from fresh weights and trains on the summary with the inner loop's settings."""
-        return self._trained(Purpose.EVALUATION_STUDENT, index)
-
-    def _trained(self, purpose: Purpose, index: int) -> Parameters:
-        seed, where = derive(self.args.seed, purpose, index), {"device": self.args.device}
-        return self.training.from_scratch(self.learner, self.model, steps=self.args.inner_steps, seed=seed, **where)
-
-    def evaluate(
-        self,
-        eval_dataset: str | Dataset | Mapping[str, Dataset] | None = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
-    ) -> dict[str, float]:
-        """Trains `args.eval_students` students from scratch on the summary and evaluates each on real data. Processes share the work.
-
-        Args:
-            eval_dataset: another evaluation set, several by name, or the name of one of the trainer's. All sets see the same students.
-
-        Returns:
-            For each metric its mean over the students and, as `…_std`, their standard deviation. If there are several sets, a set's
-            metrics are called `eval_NAME_…`.
-        """
-        count, fresh = self.args.eval_students, partial(self.learner.initial_parameters, 0, self.args.device)
-        with torch.random.fork_rng(devices=[]):  # a data loader draws a random number; training must not depend on it
-            rows = self._real_rows.evaluated(eval_dataset, self.eval_dataset)
-            # Trainer keeps loaders with persistent workers, but it keeps one for all data sets given here; not those for tests.
-            loaders = {f"{metric_key_prefix}{name}": self.get_test_dataloader(x) for name, x in rows.items()}
-            with self._students_bar.shown(count, sum(map(len, loaders.values())), self._quiet):
-                students = enumerate(shared(count, self.train_student, fresh))
-                results = [self._evaluate_student(i, theta, loaders) for i, theta in students]
-        metrics = {**mean_and_spread(results), f"{metric_key_prefix}_students": len(results)}
-        self.log(metrics)
-        self._evaluations[self.model.fingerprint()] = {**metrics, "step": self.state.global_step}
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        return metrics
-
-    def _evaluate_student(self, index: int, student: Parameters, loaders: Mapping[str, DataLoader]) -> dict[str, float]:
-        self._student, metrics = student, {}
-        self._students_bar.trained()
-        only_loss = True if self.compute_metrics is None else None
-        for prefix, loader in loaders.items():
-            metrics |= self.evaluation_loop(loader, f"Student {index + 1}", only_loss, metric_key_prefix=prefix).metrics
-        self._student = None
-        return {k: float(v) for k, v in metrics.items() if not k.endswith(_SPEED)}
-
-    def prediction_step(
-        self,
-        model: nn.Module,
-        inputs: dict[str, Tensor],
-        prediction_loss_only: bool,
-        ignore_keys: list[str] | None = None,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """The student's loss, logits and labels on a real batch. If `args.label_names` has several names, labels are a tuple."""
-        if self._student is None:
-            raise RuntimeError("a summary has no predictions of its own; call evaluate(), which trains students on it")
-        inputs = self._prepare_inputs(inputs)
-        with torch.no_grad():
-            logits, labels = self.learner.logits(self._student, inputs), inputs["labels"]
-            loss, count = shifted_cross_entropy(logits, labels)
-        references = tuple(inputs[name] for name in self.label_names)
-        references = references[0] if len(references) == 1 else references
-        return (loss / count, None, None) if prediction_loss_only else (loss / count, logits, references)
 
     # -- data and artefact -------------------------------------------------------------------------------------------
 

@@ -1,0 +1,107 @@
+"""What a `FarziConfig` refuses: settings of the Trainer that a distillation cannot use, numbers out of range, and unknown names."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from farzi_hf.distillation.objectives import OBJECTIVES
+from farzi_hf.engine import ADJOINTS, OPTIMIZERS
+from farzi_hf.summary import INITIALIZATIONS, initialization
+from farzi_hf.summary.forms import INPUTS, LABELS
+from farzi_hf.summary.input_sequences import INPUT_SEQUENCES
+from farzi_hf.summary.lr_schedules import LR_SCHEDULES
+
+AUTO = "auto"
+"""The adjoint's name that leaves the choice to `unroll`."""
+
+COUNTS = {
+    "num_sequences": 1,
+    "sequence_length": 2,
+    "latent_dim": 1,
+    "inner_steps": 1,
+    "teacher_steps": 1,
+    "teacher_batch_size": 1,
+    "num_teachers": 1,
+    "learners_per_step": 1,
+    "expert_steps": 1,
+    "eval_students": 1,
+    "max_non_finite": 0,
+}
+OPTIONAL_COUNTS = {
+    "inner_steps_min": 1,
+    "label_dim": 1,
+    "learner_pool": 1,
+    "synthetic_batch_size": 1,
+    "window": 0,
+    "num_trajectories": 1,
+    "last_start": 0,
+    "synthetic_steps": 1,
+}
+"""The least value of each field."""
+
+UNSUPPORTED = {
+    "fp16": "gradients of the inner loop have no loss scaling and underflow; use bf16",
+    "fp16_full_eval": "it would round the summary itself, because this is the Trainer's model; leave it out",
+    "bf16_full_eval": "it would round the summary itself, because this is the Trainer's model; leave it out, or set bf16",
+    "label_smoothing_factor": "the objective is the outer loss, and it has no smoothing; leave it out",
+    "neftune_noise_alpha": "a summary has no embedding to add noise to; leave it out",
+    "gradient_checkpointing": "the adjoint decides what is kept; set adjoint='checkpoint' or 'reversible' to save memory",
+    "use_liger_kernel": "its kernels have no second derivatives; leave it out",
+    "deepspeed": "a summary is small and needs no sharding; use several processes with plain data parallelism",
+    "fsdp": "a summary is small and needs no sharding; use several processes with plain data parallelism",
+}
+"""Fields of `TrainingArguments` that a distillation cannot use, each with the reason and the remedy."""
+
+CHOICES: dict[str, Collection[str]] = {
+    "initialization": INITIALIZATIONS,
+    "inputs": INPUTS,
+    "labels": LABELS,
+    "input_sequences": INPUT_SEQUENCES,
+    "inner_optimizer": OPTIMIZERS,
+    "inner_lr_scheduler_type": LR_SCHEDULES,
+    "objective": OBJECTIVES,
+    "adjoint": (AUTO, *ADJOINTS),
+}
+"""The table that each of these fields names an entry of."""
+
+
+def check_trainer_fields(config: Any) -> None:
+    """Raises ValueError if a field of `TrainingArguments` is set that a distillation cannot use."""
+    for name, remedy in UNSUPPORTED.items():
+        if getattr(config, name):
+            raise ValueError(f"{name}={getattr(config, name)!r} is not supported: {remedy}")
+
+
+def check_counts(config: Any) -> None:
+    """Raises ValueError if a number of things is no integer, or too small."""
+    given = {name: least for name, least in OPTIONAL_COUNTS.items() if getattr(config, name) is not None}
+    for name, least in {**COUNTS, **given}.items():
+        value = getattr(config, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError(f"{name}={value!r} is not usable; give an integer of at least {least}")
+
+
+def check_choices(config: Any) -> None:
+    """Raises ValueError if a setting names no entry of its table."""
+    for name, table in CHOICES.items():
+        if getattr(config, name) not in table:
+            raise ValueError(f"{name}={getattr(config, name)!r} is unknown; choose one of {', '.join(table)}")
+    if (config.inputs, config.labels) == ("tokens", "shared"):
+        raise ValueError("inputs='tokens' with labels='shared' leaves nothing to learn; set labels='own'")
+
+
+def check_ranges(config: Any) -> None:
+    """Raises ValueError if a number is outside of its range."""
+    if config.inner_steps_min is not None and config.inner_steps_min > config.inner_steps:
+        raise ValueError(
+            f"inner_steps_min={config.inner_steps_min} is more than inner_steps={config.inner_steps}, but T is drawn between "
+            "the two; lower inner_steps_min"
+        )
+    if config.concentration is not None and not config.concentration > 0:
+        raise ValueError(
+            f"concentration={config.concentration} is not usable; give a number above 0, for instance {initialization.CONCENTRATION}, "
+            "or None to have one chosen"
+        )
+    if not 0 <= config.fresh_start_fraction <= 1:
+        raise ValueError(f"fresh_start_fraction={config.fresh_start_fraction} is no share; give a number from 0 to 1")
