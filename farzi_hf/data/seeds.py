@@ -52,6 +52,10 @@ class Purpose(IntEnum):
     POOL_LEARNER = 25  # (place, generation): the start of one of them, and its minibatches
     TEACHER_NUMBER = 26  # (teacher): all that one of several teachers draws
     SUMMARY_CLUSTERS = 27  # the groups of tokens of a start, and their order
+    WEIGHT_DIRECTIONS = 28  # changes of the training sequences' weights, by which smoothness is measured
+    LEFT_OUT = 29  # the training sequences that each retraining leaves out
+    FAULTS = 30  # which training sequences are faults, and what is in them
+    RANDOM_SCORES = 31  # scores that know nothing, to compare with
 
 
 def stream(seed: int, purpose: Purpose, *numbers: int) -> np.random.Generator:

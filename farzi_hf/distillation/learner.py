@@ -216,13 +216,15 @@ class LearnerBatch:
         losses = [self.single.loss_of_states(theta, x, flat) for theta, x in zip(each, states, strict=True)]
         return torch.stack(losses).sum()
 
-    def hard_loss(self, params: Parameters, batch: Mapping[str, Tensor]) -> Tensor:
-        """Mean of the L_D(θ_k)."""
+    def hard_loss(self, params: Parameters, batch: Mapping[str, Tensor], weights: Tensor | None = None) -> Tensor:
+        """Mean of the L_D(θ_k); with weights (K, b), each learner has its own weights of the sequences."""
         states, predicted = self._mapped(self.single.states, params, _arguments(batch)), batch["labels"][:, 1:]
         counted = predicted != IGNORED
-        targets = HardTargets(predicted[counted])
-        each = zip(self._each(params), states, strict=True)
-        return torch.stack([self.single.loss_of_states(theta, x[:, :-1][counted], targets) for theta, x in each]).mean()
+        targets, losses = HardTargets(predicted[counted]), []
+        for k, (theta, x) in enumerate(zip(self._each(params), states, strict=True)):
+            counts = None if weights is None else weights[k, :, None].expand_as(predicted)[counted]
+            losses.append(self.single.loss_of_states(theta, x[:, :-1][counted], targets, counts))
+        return torch.stack(losses).mean()
 
     def logits(self, params: Parameters, batch: Mapping[str, Tensor]) -> Tensor:
         """(K, b, L, V)."""
