@@ -29,8 +29,8 @@ from farzi_hf.attribution import (
     gradient_cosines,
     gradient_products,
     influence,
-    linear_datamodeling_score,
     recall_at,
+    spearman,
 )
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.cli.run_folder import check_outputs
@@ -93,9 +93,8 @@ def samples(scores: Tensor, left_out: Tensor, losses: Tensor) -> np.ndarray:
     """(1 + resamples, 1 + m): the score of each test loss; the first row with all retrainings, the others with resampled ones."""
     generator = stream(0, Purpose.BOOTSTRAP)
     chosen = [np.arange(len(losses)), *(generator.integers(len(losses), size=len(losses)) for _ in range(RESAMPLES))]
-    return np.array(
-        [[linear_datamodeling_score(s, left_out[k], losses[k, j]) for j, s in enumerate(scores)] for k in chosen]
-    )
+    predicted, true = (scores.double() @ left_out.double().T).numpy(), losses.double().numpy().T
+    return np.array([[spearman(x[k], y[k]) for x, y in zip(predicted, true, strict=True)] for k in chosen])
 
 
 def interval(values: np.ndarray) -> list[float]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attribution_problem import AttributionProblem, parse
+from attribution_problem import WAYS, AttributionProblem, parse
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -63,21 +63,25 @@ def step_checkpoint(training: WeightedTraining, test: dict[str, Tensor]) -> Tens
     return w.grad.neg()
 
 
-METHODS = {
-    "training alone": plain_training,
-    "autograd": with_adjoint(Direct()),
-    "torch.utils.checkpoint": step_checkpoint,
-    "Tape": with_adjoint(Tape()),
-    "Checkpoint": with_adjoint(Checkpoint()),
-    "Reversible": with_adjoint(Reversible()),
-}
+METHODS = dict(
+    zip(
+        WAYS,
+        (
+            plain_training,
+            with_adjoint(Direct()),
+            step_checkpoint,
+            *map(with_adjoint, (Tape(), Checkpoint(), Reversible())),
+        ),
+        strict=True,
+    )
+)
 
 
 def measured(problem: AttributionProblem, argv: list[str], say: Callable[[str], None]) -> list[dict[str, Any]]:
     """A row per way and T: `status`, and where it is "ok" the CPU seconds per step and the peak of memory. Kept results are not measured again."""
     rows = []
     for steps in sorted(problem.args.cost_steps):
-        for method in METHODS:
+        for method in problem.args.ways:
             slug = method.replace(" ", "-").lower()
             facts = problem.kept(
                 f"cost/{slug}-T-{steps}", lambda method=method, steps=steps: _in_process(problem, argv, method, steps),

@@ -25,6 +25,7 @@ from farzi_hf.evaluation import LanguageModeling, Recommendation, RunSettings, T
 CONFIGS = Path(__file__).resolve().parent / "configs"
 CARDS = Path(__file__).resolve().parents[1] / "model_cards"
 DATASETS = ("ptb", "ml-100k", "sample", "sample_interactions")
+WAYS = ("training alone", "autograd", "torch.utils.checkpoint", "Tape", "Checkpoint", "Reversible")
 
 
 @dataclass
@@ -52,6 +53,10 @@ class AttributionArguments:
     together: int = field(default=20, metadata={"help": "retrainings that take their steps together"})
     faults: float = field(default=0.01, metadata={"help": "share of the training sequences that are planted faults"})
     cost_steps: list[int] = field(default_factory=lambda: [100, 1000, 5000], metadata={"help": "T of time and memory"})
+    ways: list[str] = field(
+        default_factory=lambda: list(WAYS),
+        metadata={"help": "that are measured: training alone, and ways to differentiate"},
+    )
     memory_limit: float = field(default=2.0, metadata={"help": "GiB of a process that is measured"})
     time_limit: float = field(default=900.0, metadata={"help": "seconds of a process that is measured"})
     output_dir: str = field(default="outputs/attribution", metadata={"help": "folder of what is kept"})
@@ -63,6 +68,9 @@ class AttributionArguments:
         for name in ("steps", "seeds", "cost_steps"):
             if not getattr(self, name):
                 raise ValueError(f"{name} is empty: give at least one number")
+        for name in self.ways:
+            if name not in WAYS:
+                raise ValueError(f"ways: {name!r} is unknown; choose from {', '.join(map(repr, WAYS))}")
         if self.retrainings < 3 or not 0 < self.left_out < 1:
             raise ValueError(
                 f"retrainings={self.retrainings} and left_out={self.left_out} give no correlation: at least 3, and a share between 0 and 1"

@@ -6,9 +6,9 @@ training, the training as a function of the sequences' weights, simpler scores t
 
 from farzi_hf.attribution.gradient_scores import gradient_cosines, gradient_products
 from farzi_hf.attribution.influence import influence
-from farzi_hf.attribution.measures import linear_datamodeling_score, metasmoothness, recall_at
+from farzi_hf.attribution.measures import linear_datamodeling_score, metasmoothness, recall_at, spearman
 from farzi_hf.attribution.weighted_training import WeightedTraining
 
 __all__ = [
-    "WeightedTraining", "gradient_cosines", "gradient_products", "influence", "linear_datamodeling_score", "metasmoothness", "recall_at",
+    "WeightedTraining", "gradient_cosines", "gradient_products", "influence", "linear_datamodeling_score", "metasmoothness", "recall_at", "spearman",
 ]  # fmt: skip

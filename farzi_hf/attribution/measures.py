@@ -30,8 +30,12 @@ def linear_datamodeling_score(scores: Tensor, left_out: Tensor, losses: Tensor) 
             "give (K, n) with K of at least 3"
         )
     predicted = left_out.double() @ scores.double()
-    ranks = np.stack([_ranks(x.double().numpy(force=True)) for x in (predicted, losses)])
-    return float(np.corrcoef(ranks)[0, 1])
+    return spearman(predicted.numpy(force=True), losses.double().numpy(force=True))
+
+
+def spearman(x: np.ndarray, y: np.ndarray) -> float:
+    """Spearman's correlation of two lists of numbers: that of their ranks, where equal numbers share the mean of theirs."""
+    return float(np.corrcoef(_ranks(x), _ranks(y))[0, 1])
 
 
 def recall_at(scores: Tensor, planted: Tensor, k: int | None = None) -> float:
