@@ -110,11 +110,14 @@ def scores_of(problem: AttributionProblem, seed: int, steps: int) -> dict[str, A
     trained = time.process_time()
     exact = influence(training, lambda theta: problem.test_losses(theta)[0], adjoint=Reversible())
     done = time.process_time()
-    single = influence(training, lambda theta: problem.test_losses(theta)[1:], adjoint=Reversible())
+    single = [
+        influence(training, lambda theta, j=j: problem.test_losses(theta)[j], adjoint=Reversible())
+        for j in range(1, 1 + problem.args.single_tests)
+    ]
     checkpoints = [training.train(steps=max(1, steps * k // 3)) for k in (1, 2)] + [theta]
     tests = [lambda theta, j=j: problem.test_losses(theta)[j] for j in range(len(single) + 1)]
     scores = {
-        EXACT: torch.cat([exact[None], single]),
+        EXACT: torch.stack([exact, *single]),
         TRACIN: torch.stack([gradient_products(training, test, checkpoints) for test in tests]),
         COSINE: torch.stack([gradient_cosines(training, test, theta) for test in tests]),
         RANDOM: torch.from_numpy(stream(seed, Purpose.RANDOM_SCORES).normal(size=(len(tests), training.num_rows))),
@@ -128,20 +131,27 @@ def scores_of(problem: AttributionProblem, seed: int, steps: int) -> dict[str, A
 
 
 def retrained(problem: AttributionProblem, seed: int, steps: int) -> list[list[float]]:
-    """(K, 1 + m): the test losses after each retraining. Each part of the retrainings is kept as soon as it is done."""
-    left_out, together = problem.left_out(seed), problem.args.together
+    """(K, 1 + m): the test losses after each retraining."""
+    return [
+        losses
+        for first in range(0, problem.args.retrainings, problem.args.together)
+        for losses in part_retrained(problem, seed, steps, first)
+    ]
 
-    def part(first: int) -> list[list[float]]:
+
+def part_retrained(problem: AttributionProblem, seed: int, steps: int, first: int) -> list[list[float]]:
+    """The same of those retrainings that take their steps together. They are kept as soon as they are done."""
+    left_out, together = problem.left_out(seed)[first:], problem.args.together
+
+    def part() -> list[list[float]]:
         training = problem.training(seed, steps)
-        weights = 1.0 - left_out[first : first + together].float()
+        weights = 1.0 - left_out[:together].float()
         with torch.no_grad():
             return [problem.test_losses(theta).tolist() for theta in training.train_each(weights, together)]
 
-    found = []
-    for first in range(0, len(left_out), together):
-        name = f"seed-{seed}/T-{steps}/retrainings-{first}-{min(first + together, len(left_out))}"
-        found += problem.kept(name, lambda first=first: part(first), "left_out")
-        say(f"T = {steps}, seed {seed}: {len(found)} retrainings")
+    last = first + len(left_out[:together])
+    found = problem.kept(f"seed-{seed}/T-{steps}/retrainings-{first}-{last}", part, "left_out")
+    say(f"T = {steps}, seed {seed}: retrainings {first + 1} to {last}")
     return found
 
 

@@ -34,7 +34,7 @@ class AttributionArguments:
 
     num_train: int = field(default=1000, metadata={"help": "training sequences; all, if there are fewer"})
     num_test: int = field(default=200, metadata={"help": "test sequences; their mean loss is explained"})
-    single_tests: int = field(default=2, metadata={"help": "test sequences that are also explained one by one"})
+    single_tests: int = field(default=0, metadata={"help": "test sequences that are also explained one by one"})
     shortest: int = field(default=5, metadata={"help": "leave out sequences with fewer ids"})
     longest: int = field(
         default=20, metadata={"help": "ids of a sequence: sentences lose their ends, histories their beginnings"}
