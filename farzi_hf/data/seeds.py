@@ -52,10 +52,12 @@ class Purpose(IntEnum):
     POOL_LEARNER = 25  # (place, generation): the start of one of them, and its minibatches
     TEACHER_NUMBER = 26  # (teacher): all that one of several teachers draws
     SUMMARY_CLUSTERS = 27  # the groups of tokens of a start, and their order
-    PRIVATE_SAMPLE = (
-        28  # (seed of a micro-batch): the real rows of a private step; of a secret key in place of the seed
-    )
-    PRIVATE_NOISE = 29  # (seed of a micro-batch): the noise of a private step; of the same key
+    WEIGHT_DIRECTIONS = 28  # changes of the training sequences' weights, by which smoothness is measured
+    LEFT_OUT = 29  # the training sequences that each retraining leaves out
+    FAULTS = 30  # which training sequences are faults, and what is in them
+    RANDOM_SCORES = 31  # scores that know nothing, to compare with
+    PRIVATE_SAMPLE = 32  # (seed of a micro-batch): the real rows of a private step; the seed is a secret key
+    PRIVATE_NOISE = 33  # (seed of a micro-batch): the noise of a private step; of the same key
 
 
 def stream(seed: int, purpose: Purpose, *numbers: int) -> np.random.Generator:

@@ -139,21 +139,28 @@ class Learner:
         states = self.states(params, self.arguments(params, inputs))[:, :positions]
         return self.loss_of_states(params, states.flatten(0, 1), targets.flat())
 
-    def hard_loss(self, params: Parameters, batch: Mapping[str, Tensor]) -> Tensor:
-        """L_D(θ): mean cross-entropy in nats of a real batch: `input_ids`, `labels` and, where padded, `attention_mask`, (b, L)."""
+    def hard_loss(self, params: Parameters, batch: Mapping[str, Tensor], weights: Tensor | None = None) -> Tensor:
+        """L_D(θ): mean cross-entropy in nats of a real batch: `input_ids`, `labels` and, where padded, `attention_mask`, (b, L).
+
+        Args:
+            weights: (b,), how much each sequence counts; the sum over positions is still divided by their number. None stands for 1.
+        """
         states, predicted = self.states(params, _arguments(batch)), batch["labels"][:, 1:]
         counted = predicted != IGNORED  # the head runs at these positions only
-        return self.loss_of_states(params, states[:, :-1][counted], HardTargets(predicted[counted]))
+        counts = None if weights is None else weights[:, None].expand_as(predicted)[counted]
+        return self.loss_of_states(params, states[:, :-1][counted], HardTargets(predicted[counted]), counts)
 
-    def loss_of_states(self, params: Parameters, states: Tensor, targets: Targets) -> Tensor:
-        """The mean cross-entropy in nats of n positions, from their last hidden states (n, k)."""
+    def loss_of_states(
+        self, params: Parameters, states: Tensor, targets: Targets, counts: Tensor | None = None
+    ) -> Tensor:
+        """The mean cross-entropy in nats of n positions, from their last hidden states (n, k); with counts (n,), of their products."""
         weight, bias = (None, None) if self.head is None else self.head.arguments(params)
         if (entries := (states if weight is None else weight.T).shape[-1]) != self.vocab_size:
             raise ValueError(
                 f"learner_init: its model has {self.vocab_size} embeddings, but {entries} logits; give one with as many of both"
             )
         states = states.to(torch.promote_types(states.dtype, torch.float32))
-        return linear_cross_entropy(states, weight, bias, targets) / len(targets)
+        return linear_cross_entropy(states, weight, bias, targets, counts) / len(targets)
 
     def states(self, params: Parameters, arguments: Mapping[str, Tensor]) -> Tensor:
         """(b, L, k), the inputs of the head; the logits (b, L, V) where there is no linear one. The arguments are those of the model."""
@@ -242,13 +249,15 @@ class LearnerBatch:
         losses = [self.single.loss_of_states(theta, x, flat) for theta, x in zip(each, states, strict=True)]
         return torch.stack(losses).sum()
 
-    def hard_loss(self, params: Parameters, batch: Mapping[str, Tensor]) -> Tensor:
-        """Mean of the L_D(θ_k)."""
+    def hard_loss(self, params: Parameters, batch: Mapping[str, Tensor], weights: Tensor | None = None) -> Tensor:
+        """Mean of the L_D(θ_k); with weights (K, b), each learner has its own weights of the sequences."""
         states, predicted = self._mapped(self.single.states, params, _arguments(batch)), batch["labels"][:, 1:]
         counted = predicted != IGNORED
-        targets = HardTargets(predicted[counted])
-        each = zip(self._each(params), states, strict=True)
-        return torch.stack([self.single.loss_of_states(theta, x[:, :-1][counted], targets) for theta, x in each]).mean()
+        targets, losses = HardTargets(predicted[counted]), []
+        for k, (theta, x) in enumerate(zip(self._each(params), states, strict=True)):
+            counts = None if weights is None else weights[k, :, None].expand_as(predicted)[counted]
+            losses.append(self.single.loss_of_states(theta, x[:, :-1][counted], targets, counts))
+        return torch.stack(losses).mean()
 
     def logits(self, params: Parameters, batch: Mapping[str, Tensor]) -> Tensor:
         """(K, b, L, V)."""

@@ -3,6 +3,7 @@
 Figures are built without pyplot, so there is no global state and no display. They are safe in threads and in notebooks.
 """
 
+from farzi_hf.plots.attribution import plot_attribution
 from farzi_hf.plots.benchmark import plot_benchmark
 from farzi_hf.plots.budget import plot_budget
 from farzi_hf.plots.comparison import plot_comparison
@@ -14,6 +15,6 @@ from farzi_hf.plots.summary import plot_entropy, plot_popularity, plot_tokens
 from farzi_hf.plots.trajectory_count import plot_trajectory_count
 
 __all__ = [
-    "plot_benchmark", "plot_budget", "plot_comparison", "plot_deciles", "plot_distillation", "plot_entropy", "plot_memory",
-    "plot_popularity", "plot_scaling", "plot_tokens", "plot_trajectory_count",
+    "plot_attribution", "plot_benchmark", "plot_budget", "plot_comparison", "plot_deciles", "plot_distillation", "plot_entropy",
+    "plot_memory", "plot_popularity", "plot_scaling", "plot_tokens", "plot_trajectory_count",
 ]  # fmt: skip

@@ -41,7 +41,7 @@ class Targets(ABC):
 
     @abstractmethod
     def cross_entropy(self, logits: Tensor) -> Tensor:
-        """Σ_j [logsumexp(z_j) − ⟨q_j, z_j⟩] of logits (n, V), by torch's own functions."""
+        """logsumexp(z_j) − ⟨q_j, z_j⟩ of logits (n, V), (n,), by torch's own functions."""
 
     @abstractmethod
     def at(self, rows: slice, buffer: Tensor) -> Tensor:
@@ -49,7 +49,7 @@ class Targets(ABC):
 
     @abstractmethod
     def dot(self, q: Tensor, z: Tensor, buffer: Tensor) -> Tensor:
-        """Σ_j ⟨q_j, z_j⟩. Overwrites `buffer`."""
+        """⟨q_j, z_j⟩ of each position, (r,). Overwrites `buffer`."""
 
     @abstractmethod
     def subtract(self, q: Tensor, p: Tensor) -> Tensor:
@@ -71,13 +71,13 @@ class HardTargets(Targets):
         return len(self.ids)
 
     def cross_entropy(self, logits: Tensor) -> Tensor:
-        return F.cross_entropy(logits, self.ids, reduction="sum")
+        return F.cross_entropy(logits, self.ids, reduction="none")
 
     def at(self, rows: slice, buffer: Tensor) -> Tensor:
         return self.ids[rows, None]
 
     def dot(self, q: Tensor, z: Tensor, buffer: Tensor) -> Tensor:
-        return z.gather(1, q).sum()
+        return z.gather(1, q)[:, 0]
 
     def subtract(self, q: Tensor, p: Tensor) -> Tensor:
         return p.scatter_add_(1, q, torch.full_like(q, -1, dtype=p.dtype))
@@ -124,7 +124,7 @@ class SoftTokens(Targets):
         return self.probabilities().detach() if self.shape.numel() <= KEPT else None
 
     def cross_entropy(self, logits: Tensor) -> Tensor:
-        return -(self.probabilities() * logits.log_softmax(-1)).sum()
+        return -(self.probabilities() * logits.log_softmax(-1)).sum(-1)
 
     def at(self, rows: slice, buffer: Tensor) -> Tensor:
         if self._kept is not None:
@@ -135,7 +135,7 @@ class SoftTokens(Targets):
         return torch.softmax(z, -1, out=buffer)
 
     def dot(self, q: Tensor, z: Tensor, buffer: Tensor) -> Tensor:
-        return torch.mul(q, z, out=buffer).sum()
+        return torch.mul(q, z, out=buffer).sum(1)
 
     def subtract(self, q: Tensor, p: Tensor) -> Tensor:
         return p.sub_(q)
@@ -191,10 +191,12 @@ def _check_once(name: str) -> None:
 # -- cross-entropy ---------------------------------------------------------------------------------------------------
 
 
-def linear_cross_entropy(states: Tensor, weight: Tensor | None, bias: Tensor | None, targets: Targets) -> Tensor:
-    """Σ_j [logsumexp(z_j) − ⟨q_j, z_j⟩] in nats, a scalar.
+def linear_cross_entropy(
+    states: Tensor, weight: Tensor | None, bias: Tensor | None, targets: Targets, counts: Tensor | None = None
+) -> Tensor:
+    """Σ_j c_j ℓ_j with ℓ_j = logsumexp(z_j) − ⟨q_j, z_j⟩ in nats, a scalar.
 
-    The first derivatives in states, weight and bias can be differentiated again, in everything. Those in the targets cannot:
+    The first derivatives in states, weight, bias and counts can be differentiated again, in everything. Those in the targets cannot:
     with create_graph=True they raise an error.
 
     Args:
@@ -202,70 +204,78 @@ def linear_cross_entropy(states: Tensor, weight: Tensor | None, bias: Tensor | N
         weight: (V, k) of the head; None if the states are the logits, which are then kept.
         bias: (V,), or None.
         targets: q, n of them.
+        counts: c (n,), how much each position counts; None stands for 1. Only for targets without derivatives, such as ids.
+
+    Raises:
+        ValueError: there are counts, and targets with derivatives.
     """
+    if counts is not None and targets.tensors:
+        raise ValueError(f"counts are given beside {type(targets).__name__}, which have derivatives; give HardTargets")
     with torch.autocast(states.device.type, enabled=False):
-        if weight is None:
-            return targets.cross_entropy(states)
-        if torch.compiler.is_compiling():  # it fuses the plain formula, and cannot differentiate a Function twice
-            return targets.cross_entropy(F.linear(states, weight, bias))
+        # torch.compile fuses the plain formula, and cannot differentiate a Function twice.
+        if weight is None or torch.compiler.is_compiling():
+            losses = targets.cross_entropy(states if weight is None else F.linear(states, weight, bias))
+            return (losses if counts is None else losses * counts).sum()
         # Transposed, so that sums over V run along the memory. A bias is one more row, where states have a 1.
         head = weight.T if bias is None else torch.cat([weight.T, bias[None]])
         h = states if bias is None else torch.cat([states, torch.ones_like(states[:, :1])], dim=1)
-        value = _CrossEntropy.apply(targets, h, head.contiguous())
+        value = _CrossEntropy.apply(targets, h, head.contiguous(), counts)
         if any(x.requires_grad for x in targets.tensors):
             value = value + _TargetDerivative.apply(targets, h.detach(), head.detach(), *targets.tensors)
     return value
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """The value, and with s its derivative: dh_j = s Σ_v (p − q)_jv M_v and dM_v = s Σ_j (p − q)_jv h_j."""
+    """The value, and with s its derivative: dh_j = s c_j Σ_v (p − q)_jv M_v, dM_v = s Σ_j c_j (p − q)_jv h_j and dc_j = s ℓ_j."""
 
     @staticmethod
-    def forward(ctx: Any, targets: Targets, h: Tensor, head: Tensor) -> Tensor:
-        value, (dh, dhead) = h.new_zeros(()), _zeros((h, head), ctx.needs_input_grad[1:])
+    def forward(ctx: Any, targets: Targets, h: Tensor, head: Tensor, counts: Tensor | None) -> Tensor:
+        losses, (dh, dhead) = h.new_empty(len(h)), _zeros((h, head), ctx.needs_input_grad[1:3])
         for rows, (z, p, other) in _Chunks(len(h), head, 3):
             torch.mm(h[rows], head, out=z)
             q = targets.at(rows, other)
             torch.softmax(z, -1, out=p)
-            value += (z.amax(1) - p.amax(1).log()).sum() - targets.dot(q, z, z)
+            losses[rows] = z.amax(1) - p.amax(1).log() - targets.dot(q, z, z)
             difference = targets.subtract(q, p)
+            if counts is not None:
+                difference.mul_(counts[rows, None])
             if dh is not None:
                 torch.mm(difference, head.T, out=dh[rows])
             if dhead is not None:
                 dhead.addmm_(h[rows].T, difference)
         ctx.targets = targets
-        ctx.save_for_backward(h, head, dh, dhead)
-        return value
+        ctx.save_for_backward(h, head, counts, dh, dhead, losses if ctx.needs_input_grad[3] else None)
+        return losses.sum() if counts is None else losses.dot(counts)
 
     @staticmethod
     def backward(ctx: Any, s: Tensor) -> tuple[Any, ...]:
-        h, head, dh, dhead = ctx.saved_tensors
-        return None, *_Gradient.apply(ctx.targets, dh, dhead, s, h, head, *ctx.targets.tensors)
+        h, head, counts, dh, dhead, losses = ctx.saved_tensors
+        return None, *_Gradient.apply(ctx.targets, (dh, dhead, losses), s, h, head, counts, *ctx.targets.tensors)
 
 
 class _Gradient(torch.autograd.Function):
-    """s times (dh, dM), which `_CrossEntropy` has found for s = 1. Its derivatives along the cotangents (a, A):
+    """s times (dh, dM, dc), which `_CrossEntropy` has found for s = 1. Its derivatives along the cotangents (a, A, b):
 
-    with y = a M + h A and r_j = p_j ∘ (y_j − ⟨p_j, y_j⟩), they are s Σ_v r_jv M_v + (p − q)_jv A_v in h_j,
-    s Σ_j r_jv h_j + (p − q)_jv a_j in M_v, −s y_j in q_j, and ⟨a, dh⟩ + ⟨A, dM⟩ in s.
+    with y = a M + h A, r_j = p_j ∘ (y_j − ⟨p_j, y_j⟩) and e_j = c_j r_j + b_j (p − q)_j, they are s Σ_v e_jv M_v + c_j (p − q)_jv A_v in
+    h_j, s Σ_j e_jv h_j + c_j (p − q)_jv a_j in M_v, s ⟨(p − q)_j, y_j⟩ in c_j, −s y_j in q_j, and ⟨a, dh⟩ + ⟨A, dM⟩ + ⟨b, dc⟩ in s.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, targets: Targets, dh: Any, dhead: Any, s: Tensor, h: Tensor, head: Tensor, *tensors: Tensor
+        ctx: Any, targets: Targets, found: tuple, s: Tensor, h: Tensor, head: Tensor, counts: Tensor | None, *_: Tensor
     ) -> tuple:
         ctx.targets = targets
-        ctx.save_for_backward(dh, dhead, s, h, head)
+        ctx.save_for_backward(*found, s, h, head, counts)
         ctx.set_materialize_grads(False)
-        return tuple(None if x is None else x * s for x in (dh, dhead))
+        return tuple(None if x is None else x * s for x in found)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, a: Tensor | None, big_a: Tensor | None) -> tuple[Any, ...]:
-        dh, dhead, s, h, head = ctx.saved_tensors
-        targets, needed = ctx.targets, ctx.needs_input_grad[4:]
-        ds = sum((x * y).sum() for x, y in ((dh, a), (dhead, big_a)) if y is not None)
-        totals = h_bar, head_bar, *_ = _zeros((h, head, *targets.tensors), needed)
+    def backward(ctx: Any, a: Tensor | None, big_a: Tensor | None, b: Tensor | None) -> tuple[Any, ...]:
+        *found, s, h, head, counts = ctx.saved_tensors
+        targets, needed = ctx.targets, ctx.needs_input_grad[3:]
+        ds = sum((x * y).sum() for x, y in zip(found, (a, big_a, b), strict=True) if y is not None)
+        totals = h_bar, head_bar, counts_bar, *_ = _zeros((h, head, counts, *targets.tensors), needed)
         for rows, (p, y, other) in _Chunks(len(h), head, 3):
             torch.softmax(torch.mm(h[rows], head, out=y), -1, out=p)
             q = targets.at(rows, other)
@@ -274,19 +284,27 @@ class _Gradient(torch.autograd.Function):
                 y.addmm_(a[rows], head)
             if big_a is not None:
                 y.addmm_(h[rows], big_a)
-            if any(needed[2:]):
-                targets.pull_back(rows, q, -y, totals[2:])
-            r = _through_softmax(p, y)
+            if any(needed[3:]):
+                targets.pull_back(rows, q, -y, totals[3:])
+            if counts_bar is not None:  # `other` is free: these targets are ids
+                counts_bar[rows] = torch.mul(p, y, out=other).sum(1) - targets.dot(q, y, other)
+            e = _through_softmax(p, y)
             difference = targets.subtract(q, p)
+            if counts is not None:
+                e.mul_(counts[rows, None])
+            if b is not None:
+                e.addcmul_(difference, b[rows, None])
+            if counts is not None:
+                difference.mul_(counts[rows, None])
             if h_bar is not None:
-                h_bar[rows].addmm_(r, head.T)
+                h_bar[rows].addmm_(e, head.T)
                 if big_a is not None:
                     h_bar[rows].addmm_(difference, big_a.T)
             if head_bar is not None:
-                head_bar.addmm_(h[rows].T, r)
+                head_bar.addmm_(h[rows].T, e)
                 if a is not None:
                     head_bar.addmm_(a[rows].T, difference)
-        return None, None, None, ds, *(None if total is None else total.mul_(s) for total in totals)
+        return None, None, ds, *(None if total is None else total.mul_(s) for total in totals)
 
 
 class _TargetDerivative(torch.autograd.Function):

@@ -67,6 +67,25 @@ def test_cross_entropy_of_ids_is_torchs(chunks):
     assert_equal(derivatives(linear_cross_entropy(*weights, HardTargets(ids)), weights, weights), expected)
 
 
+@pytest.mark.parametrize("biased", [True, False])
+def test_positions_count_as_much_as_they_should(chunks, biased):
+    """Also where the derivative in the counts is differentiated again."""
+    weights = [normal(N, K), normal(V, K, seed=1), *([normal(V, seed=2)] if biased else []), normal(N, seed=3)]
+    ids = torch.randint(V, (N,), generator=torch.Generator().manual_seed(0))
+    *arguments, counts = weights
+    losses = F.cross_entropy(F.linear(*arguments), ids, reduction="none")
+    h, w, c = arguments if biased else (*arguments, None)
+    found = 0.3 * linear_cross_entropy(h, w, c, HardTargets(ids), counts)
+    assert_equal(derivatives(found, weights, weights), derivatives(0.3 * (losses * counts).sum(), weights, weights))
+    z = F.linear(*arguments)
+    torch.testing.assert_close(linear_cross_entropy(z, None, None, HardTargets(ids), counts), (losses * counts).sum())
+
+
+def test_soft_tokens_take_no_counts():
+    with pytest.raises(ValueError, match="counts are given beside SoftTokens"):
+        linear_cross_entropy(normal(N, K), normal(V, K), None, SoftTokens(normal(N, V), None), torch.ones(N))
+
+
 def test_cross_entropy_of_logits_is_torchs():
     z, ids = normal(N, V), torch.arange(N)
     q = SoftTokens(normal(N, V, seed=1), None)

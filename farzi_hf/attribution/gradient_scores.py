@@ -1,0 +1,69 @@
+"""Scores of training sequences from single gradients, without the training between them. They are cheap, and not exact."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from farzi_hf.attribution.influence import Test, loss_function
+from farzi_hf.attribution.weighted_training import WeightedTraining
+from farzi_hf.data import IGNORED
+from farzi_hf.distillation import Parameters
+
+_CHUNK = 64  # sequences whose gradients are in memory at the same time
+
+
+def gradient_products(training: WeightedTraining, test: Test, checkpoints: Sequence[Parameters]) -> Tensor:
+    """TracIn with checkpoints (Pruthi et al., 2020): Σ_k ⟨∇ℓ_i(θ_k), ∇L_test(θ_k)⟩ for each training sequence i, (n,).
+
+    ℓ_i is the sum of the cross-entropy over the tokens of sequence i, in nats, as in `WeightedTraining`. The learning rate of all
+    checkpoints is taken to be the same. Positive: a step on this sequence lowers the test loss.
+
+    Args:
+        checkpoints: θ_k at some steps of the training.
+    """
+    return sum(_products(training, theta, _test_gradient(training, test, theta)) for theta in checkpoints)
+
+
+def gradient_cosines(training: WeightedTraining, test: Test, theta: Parameters) -> Tensor:
+    """The cosine of ∇ℓ_i(θ) and ∇L_test(θ) for each training sequence i, (n,). Costs one gradient per sequence."""
+    direction = _test_gradient(training, test, theta)
+    scale = torch.sqrt(sum(x.square().sum() for x in direction.values()))
+    norms = [_norm(training, theta, i) for i in range(training.num_rows)]
+    return _products(training, theta, direction) / (torch.stack(norms) * scale)
+
+
+def _test_gradient(training: WeightedTraining, test: Test, theta: Parameters) -> Parameters:
+    theta = {name: x.detach().requires_grad_() for name, x in theta.items()}
+    loss = loss_function(training.learner, test)(theta)
+    return dict(zip(theta, torch.autograd.grad(loss, list(theta.values()), materialize_grads=True), strict=True))
+
+
+def _products(training: WeightedTraining, theta: Parameters, direction: Parameters) -> Tensor:
+    """⟨∇ℓ_i(θ), direction⟩ of all i. With a weight per sequence it is the derivative of ⟨∇ Σ_i w_i ℓ_i, direction⟩ in w_i."""
+    found = []
+    for chosen in torch.arange(training.num_rows).split(_CHUNK):
+        w = training.ones[chosen].requires_grad_()
+        gradient = _gradient(training, theta, chosen, w, create_graph=True)
+        product = sum((g * direction[name]).sum() for name, g in gradient.items())
+        found.append(torch.autograd.grad(product, w)[0])
+    return torch.cat(found)
+
+
+def _norm(training: WeightedTraining, theta: Parameters, i: int) -> Tensor:
+    gradient = _gradient(training, theta, torch.tensor([i]), None)
+    return torch.sqrt(sum(g.square().sum() for g in gradient.values()))
+
+
+def _gradient(
+    training: WeightedTraining, theta: Parameters, chosen: Tensor, w: Tensor | None, create_graph: bool = False
+) -> Parameters:
+    """∇ Σ_i w_i ℓ_i of some rows: of the sum, so that the rows beside it do not change a sequence's part."""
+    theta = {name: x.detach().requires_grad_() for name, x in theta.items()}
+    batch = training.minibatch(chosen)
+    predicted = int((batch["labels"][:, 1:] != IGNORED).sum())
+    loss = training.learner.hard_loss(theta, batch, w) * predicted
+    found = torch.autograd.grad(loss, list(theta.values()), create_graph=create_graph, materialize_grads=True)
+    return dict(zip(theta, found, strict=True))

@@ -1,0 +1,88 @@
+"""How well scores of training sequences predict real retrainings, and how smooth a training is."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from farzi_hf.attribution.influence import Test, influence, loss_function
+from farzi_hf.attribution.weighted_training import WeightedTraining
+from farzi_hf.data.seeds import Purpose, stream
+
+
+def linear_datamodeling_score(scores: Tensor, left_out: Tensor, losses: Tensor) -> float:
+    """The linear datamodelling score (Park et al., 2023): Spearman's correlation of predicted and true test loss, from −1 to 1.
+
+    The prediction for a retraining is the sum of the scores of the sequences that it leaves out.
+
+    Args:
+        scores: (n,); a larger score means that the test loss rises more without the sequence. `influence` returns such scores.
+        left_out: (K, n), whether retraining k leaves out sequence i.
+        losses: (K,), the test loss after each retraining.
+
+    Raises:
+        ValueError: the shapes do not fit, or there are fewer than 3 retrainings.
+    """
+    if left_out.shape != (len(losses), len(scores)) or len(losses) < 3:
+        raise ValueError(
+            f"left_out has the shape {tuple(left_out.shape)} for {len(losses)} retrainings and {len(scores)} sequences; "
+            "give (K, n) with K of at least 3"
+        )
+    predicted = left_out.double() @ scores.double()
+    return spearman(predicted.numpy(force=True), losses.double().numpy(force=True))
+
+
+def spearman(x: np.ndarray, y: np.ndarray) -> float:
+    """Spearman's correlation of two lists of numbers: that of their ranks, where equal numbers share the mean of theirs."""
+    return float(np.corrcoef(_ranks(x), _ranks(y))[0, 1])
+
+
+def recall_at(scores: Tensor, planted: Tensor, k: int | None = None) -> float:
+    """The share of the planted faults among the k sequences with the lowest scores.
+
+    Args:
+        scores: (n,).
+        planted: (n,), whether a sequence is a fault.
+        k: None stands for the number of faults.
+    """
+    k = int(planted.sum()) if k is None else k
+    return float(planted[scores.argsort()[:k]].sum() / planted.sum())
+
+
+def metasmoothness(
+    training: WeightedTraining, test: Test, *, size: float = 0.05, directions: int = 8, seed: int = 0
+) -> dict[str, float]:
+    """How far the training is from linear in the weights of its sequences, where all weights are 1.
+
+    Each direction v is a random half of the sequences with +1 and the others with −1, and takes two trainings, with the weights 1 ± h v.
+    Engstrom et al. (2025, arXiv 2503.13751) call a training metasmooth where the derivative hardly changes over such a distance.
+
+    Args:
+        size: h.
+        directions: their number; each takes two trainings.
+
+    Returns:
+        `slope`: the slope of real changes of the test loss against the predicted ones; 1 if the prediction is right. `correlation` of the
+        two. `curvature`: the size of the even part of the change, relative to that of the odd part; 0 if the training is linear.
+    """
+    scores, loss = influence(training, test), loss_function(training.learner, test)
+    generator = stream(seed, Purpose.WEIGHT_DIRECTIONS)
+    half = np.arange(training.num_rows) % 2 * 2 - 1
+    v = torch.as_tensor(np.stack([generator.permutation(half) for _ in range(directions)])).to(scores)
+    weights = 1 + size * torch.cat([torch.zeros_like(v[:1]), v, -v])
+    with torch.no_grad():
+        middle, *changed = (float(loss(theta)) for theta in training.train_each(weights))
+    above, below = np.split(np.array(changed), 2)
+    predicted, odd, even = -size * (v @ scores).numpy(force=True), (above - below) / 2, (above + below) / 2 - middle
+    return {
+        "slope": float(predicted @ odd / (predicted @ predicted)),
+        "correlation": float(np.corrcoef(predicted, odd)[0, 1]),
+        "curvature": float(np.linalg.norm(even) / np.linalg.norm(odd)),
+    }
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    """Ranks from 0; equal values share the mean of theirs."""
+    _, group, sizes = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(sizes) - (sizes + 1) / 2)[group]

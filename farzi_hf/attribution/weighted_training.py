@@ -1,0 +1,140 @@
+"""An ordinary training on real sequences, as a function of how much each sequence counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from farzi_hf.distillation import Learner, Parameters
+from farzi_hf.engine import Adjoint, InnerOptimizer, train, unroll
+
+
+@dataclass(frozen=True, eq=False)
+class WeightedTraining:
+    """T steps on minibatches of n real sequences. Sequence i has the weight w_i, and ordinary training has w = 1.
+
+    The loss of a step is Σ_i w_i ℓ_i / Σ_i n_i over its minibatch, in nats per token: ℓ_i is the sum of the cross-entropy over the n_i
+    predicted tokens of sequence i. The denominator does not depend on w, so a weight of 0 leaves a sequence out, and all others count
+    as before.
+
+    Args:
+        learner: the model as a function of its parameters.
+        rows: all training sequences, as a collator makes them: `input_ids` and `labels`, (n, L), and `attention_mask` if there is padding.
+            The padding is on the right.
+        batches: (T, b), the rows of each step's minibatch. `farzi_hf.data.minibatches` makes it.
+        optimizer: of the training.
+        start: θ_0, by name.
+
+    Raises:
+        ValueError: `batches` is not a matrix of row numbers, or `rows` has no labels.
+    """
+
+    learner: Learner
+    rows: Mapping[str, Tensor]
+    batches: Tensor
+    optimizer: InnerOptimizer
+    start: Parameters
+
+    def __post_init__(self) -> None:
+        if not {"input_ids", "labels"} <= set(self.rows):
+            raise ValueError(
+                f"rows has {', '.join(self.rows) or 'nothing'}; give input_ids and labels, as collators do"
+            )
+        if self.batches.dim() != 2 or self.batches.is_floating_point() or not self.batches.numel():
+            raise ValueError(
+                f"batches is {self.batches.dtype} of shape {tuple(self.batches.shape)}; give the rows of each step, integers (T, b)"
+            )
+        low, high = map(int, torch.aminmax(self.batches))
+        if low < 0 or high >= self.num_rows:
+            raise ValueError(
+                f"batches names the rows {low} to {high}, but rows has {self.num_rows} sequences, 0 to {self.num_rows - 1}"
+            )
+
+    @property
+    def num_rows(self) -> int:
+        """The number n of training sequences."""
+        return len(self.rows["input_ids"])
+
+    @property
+    def steps(self) -> int:
+        """The number T of steps."""
+        return len(self.batches)
+
+    @property
+    def ones(self) -> Tensor:
+        """The weights (n,) of ordinary training."""
+        return next(iter(self.start.values())).new_ones(self.num_rows)
+
+    def minibatch(self, chosen: Tensor) -> dict[str, Tensor]:
+        """These rows, without the columns that are padding in all of them."""
+        length = int(self._lengths[chosen].max())
+        return {name: x[chosen, :length] for name, x in self.rows.items()}
+
+    def loss(self, params: Parameters, inputs: tuple[Tensor, ...], step: int) -> Tensor:
+        """The inner loss in the form that `unroll` takes; `inputs` is (w,). Steps count from 1."""
+        (weights,), chosen = inputs, self.batches[step - 1]
+        return self.learner.hard_loss(params, self.minibatch(chosen), weights[chosen])
+
+    def train(self, weights: Tensor | None = None, steps: int | None = None) -> Parameters:
+        """θ_T without derivatives.
+
+        Args:
+            weights: w (n,); None stands for ordinary training.
+            steps: stop after so many steps; None takes all T.
+        """
+        weights = self._checked(weights)
+        return train(
+            self.loss, self.start, (weights,), optimizer=self.optimizer, steps=self.steps if steps is None else steps
+        ).params
+
+    def train_each(self, weights: Tensor, at_once: int = 8) -> Iterator[Parameters]:
+        """θ_T of K trainings that differ in their weights alone, one after the other. Their graphs are not kept.
+
+        Args:
+            weights: (K, n).
+            at_once: so many trainings take their steps together, which is faster for small models.
+        """
+        for part in weights.split(at_once):
+            learners = self.learner.batch(len(part))
+
+            def loss(params: Parameters, inputs: tuple[Tensor, ...], step: int, learners=learners) -> Tensor:
+                chosen = self.batches[step - 1]
+                return learners.hard_loss(params, self.minibatch(chosen), inputs[0][:, chosen]) * learners.size
+
+            for w in part:
+                self._checked(w)
+            start = learners.stack([self.start] * len(part))
+            trained = train(loss, start, (part,), optimizer=self.optimizer, steps=self.steps).params
+            for k in range(len(part)):
+                yield {name: x[k] for name, x in trained.items()}
+
+    def unroll(self, weights: Tensor, adjoint: Adjoint | None = None) -> Parameters:
+        """θ_T, differentiable in the weights (n,)."""
+        return unroll(
+            self.loss,
+            self.start,
+            (self._checked(weights),),
+            optimizer=self.optimizer,
+            steps=self.steps,
+            adjoint=adjoint,
+        )
+
+    @cached_property
+    def _lengths(self) -> Tensor:
+        """(n,)"""
+        mask = self.rows.get("attention_mask")
+        ids = self.rows["input_ids"]
+        return torch.full((len(ids),), ids.shape[1]) if mask is None else mask.sum(1)
+
+    def _checked(self, weights: Tensor | None) -> Tensor:
+        if weights is None:
+            return self.ones
+        if weights.shape != (self.num_rows,):
+            raise ValueError(
+                f"weights has the shape {tuple(weights.shape)}; give a weight for each of the {self.num_rows} training sequences"
+            )
+        return weights

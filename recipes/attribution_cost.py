@@ -1,0 +1,124 @@
+"""Time and memory of the influence of all training sequences, for each way to differentiate: a process per way and T.
+
+`attribution.py` calls `measured`. A process that needs more memory or time than it may have is stopped, and its row says so.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from attribution_problem import WAYS, AttributionProblem, parse
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from farzi_hf.attribution import WeightedTraining, influence
+from farzi_hf.cli.program import return_freed_memory
+from farzi_hf.engine import Adjoint, Checkpoint, Direct, Reversible, Tape
+
+ROOT = Path(__file__).resolve().parent
+sys.path.append(str(ROOT / "benchmark"))
+from process import PeakMemory, end_with_parent, run_limited  # noqa: E402
+
+WARM_UP = 2
+
+
+def plain_training(training: WeightedTraining, test: dict[str, Tensor]) -> Tensor:
+    """No derivative: what the others are compared with."""
+    return training.learner.hard_loss(training.train(), test).detach()
+
+
+def with_adjoint(adjoint: Adjoint) -> Callable[[WeightedTraining, dict[str, Tensor]], Tensor]:
+    return lambda training, test: influence(training, test, adjoint=adjoint)
+
+
+def step_checkpoint(training: WeightedTraining, test: dict[str, Tensor]) -> Tensor:
+    """`torch.utils.checkpoint` around each step of the optimizer, as a user would write it."""
+    names, start = zip(*training.start.items(), strict=True)
+    optimizer, w = training.optimizer, training.ones.requires_grad_()
+    flat = torch.cat([x.reshape(-1) for x in start])
+
+    def params_of(x: Tensor) -> dict[str, Tensor]:
+        parts = x.split([p.numel() for p in start])
+        return {name: part.view(p.shape) for name, part, p in zip(names, parts, start, strict=True)}
+
+    def step(t: int, w: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+        recomputing = torch.is_grad_enabled()
+        with torch.enable_grad():
+            x = state[0] if recomputing and state[0].requires_grad else state[0].detach().requires_grad_()
+            g = torch.autograd.grad(training.loss(params_of(x), (w,), t), x, create_graph=recomputing)[0]
+        return optimizer.step((x, *state[1:]), g, t, optimizer.rate(t))
+
+    state = (flat.requires_grad_(), *(torch.zeros_like(flat) for _ in range(optimizer.fields - 1)))
+    for t in range(1, training.steps + 1):
+        state = checkpoint(step, t, w, *state, use_reentrant=True)
+    loss = training.learner.hard_loss(params_of(state[0]), test)
+    loss.backward()  # the reentrant form refuses torch.autograd.grad
+    return w.grad.neg()
+
+
+METHODS = dict(
+    zip(
+        WAYS,
+        (
+            plain_training,
+            with_adjoint(Direct()),
+            step_checkpoint,
+            *map(with_adjoint, (Tape(), Checkpoint(), Reversible())),
+        ),
+        strict=True,
+    )
+)
+
+
+def measured(problem: AttributionProblem, argv: list[str], say: Callable[[str], None]) -> list[dict[str, Any]]:
+    """A row per way and T: `status`, and where it is "ok" the CPU seconds per step and the peak of memory. Kept results are not measured again."""
+    rows = []
+    for steps in sorted(problem.args.cost_steps):
+        for method in problem.args.ways:
+            slug = method.replace(" ", "-").lower()
+            facts = problem.kept(
+                f"cost/{slug}-T-{steps}", lambda method=method, steps=steps: _in_process(problem, argv, method, steps),
+                "memory_limit", "time_limit",
+            )  # fmt: skip
+            rows.append({"method": method, "steps": steps, **facts})
+            say(f"{method}, T = {steps}: {facts}")
+    return rows
+
+
+def _in_process(problem: AttributionProblem, argv: list[str], method: str, steps: int) -> dict[str, Any]:
+    variables = {**os.environ, "PYTHONPATH": f"{ROOT.parent}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(Path(__file__).resolve()), json.dumps([argv, method, steps])]
+    args = problem.args
+    return run_limited(command, variables, int(args.memory_limit * 2**30), args.time_limit)
+
+
+def main() -> None:
+    """The process of one measurement."""
+    end_with_parent()
+    torch.set_num_threads(1)
+    (argv, method, steps), report = json.loads(sys.argv[1]), Path(sys.argv[2])
+    _, data, args, _ = parse(argv)
+    problem = AttributionProblem(data, args)
+    return_freed_memory()
+    METHODS[method](problem.training(0, WARM_UP), problem.test)
+    training, peak = problem.training(0, steps), PeakMemory(torch.device("cpu"))
+    cpu, wall = time.process_time(), time.perf_counter()
+    METHODS[method](training, problem.test)
+    facts = {
+        "memory_bytes": peak.read(),
+        "cpu_seconds": time.process_time() - cpu,
+        "seconds": time.perf_counter() - wall,
+    }
+    with report.open("a", encoding="utf-8") as file:
+        print(json.dumps(facts), file=file, flush=True)
+
+
+if __name__ == "__main__":
+    main()

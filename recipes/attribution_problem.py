@@ -1,0 +1,199 @@
+"""The trainings whose sequences `attribution.py` scores: settings, data, planted faults, and results that are kept."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from farzi_hf.attribution import WeightedTraining
+from farzi_hf.cli.arguments import parse_arguments
+from farzi_hf.data import minibatches
+from farzi_hf.data.seeds import Purpose, derive, stream
+from farzi_hf.distillation import Learner, Parameters
+from farzi_hf.engine import OPTIMIZERS, InnerOptimizer
+from farzi_hf.evaluation import LanguageModeling, Recommendation, RunSettings, TaskData, save_text
+
+CONFIGS = Path(__file__).resolve().parent / "configs"
+CARDS = Path(__file__).resolve().parents[1] / "model_cards"
+DATASETS = ("ptb", "ml-100k", "sample", "sample_interactions")
+WAYS = ("training alone", "autograd", "torch.utils.checkpoint", "Tape", "Checkpoint", "Reversible")
+
+
+@dataclass
+class AttributionArguments:
+    """The trainings, the retrainings, the faults and the measurements of cost."""
+
+    num_train: int = field(default=1000, metadata={"help": "training sequences; all, if there are fewer"})
+    num_test: int = field(default=200, metadata={"help": "test sequences; their mean loss is explained"})
+    single_tests: int = field(default=0, metadata={"help": "test sequences that are also explained one by one"})
+    shortest: int = field(default=5, metadata={"help": "leave out sequences with fewer ids"})
+    longest: int = field(
+        default=20, metadata={"help": "ids of a sequence: sentences lose their ends, histories their beginnings"}
+    )
+    batch_size: int = field(default=4, metadata={"help": "sequences per step"})
+    steps: list[int] = field(default_factory=lambda: [100, 300, 1000], metadata={"help": "values of T"})
+    inner_optimizer: str = field(default="adam", metadata={"help": " | ".join(("adam", "sgd"))})
+    learning_rate: float = field(default=0.01, metadata={"help": "at the start; it falls to 0 as a cosine"})
+    epsilon: float = field(default=0.01, metadata={"help": "of Adam; a large one makes training smooth"})
+    momentum: float = field(default=0.9, metadata={"help": "of SGD, and the first beta of Adam"})
+    seeds: list[int] = field(
+        default_factory=lambda: [0, 1, 2], metadata={"help": "of start, minibatches and retrainings"}
+    )
+    retrainings: int = field(default=100, metadata={"help": "per seed and T"})
+    left_out: float = field(default=0.05, metadata={"help": "share of the sequences that a retraining leaves out"})
+    together: int = field(default=20, metadata={"help": "retrainings that take their steps together"})
+    faults: float = field(default=0.01, metadata={"help": "share of the training sequences that are planted faults"})
+    cost_steps: list[int] = field(default_factory=lambda: [100, 1000, 5000], metadata={"help": "T of time and memory"})
+    ways: list[str] = field(
+        default_factory=lambda: list(WAYS),
+        metadata={"help": "that are measured: training alone, and ways to differentiate"},
+    )
+    memory_limit: float = field(default=2.0, metadata={"help": "GiB of a process that is measured"})
+    time_limit: float = field(default=900.0, metadata={"help": "seconds of a process that is measured"})
+    output_dir: str = field(default="outputs/attribution", metadata={"help": "folder of what is kept"})
+    card_dir: str | None = field(default=None, metadata={"help": "folder of table and figure"})
+
+    def __post_init__(self) -> None:
+        if self.inner_optimizer not in ("adam", "sgd"):
+            raise ValueError(f"inner_optimizer={self.inner_optimizer!r} is unknown; choose from adam, sgd")
+        for name in ("steps", "seeds", "cost_steps"):
+            if not getattr(self, name):
+                raise ValueError(f"{name} is empty: give at least one number")
+        for name in self.ways:
+            if name not in WAYS:
+                raise ValueError(f"ways: {name!r} is unknown; choose from {', '.join(map(repr, WAYS))}")
+        if self.retrainings < 3 or not 0 < self.left_out < 1:
+            raise ValueError(
+                f"retrainings={self.retrainings} and left_out={self.left_out} give no correlation: at least 3, and a share between 0 and 1"
+            )
+
+    def optimizer(self, steps: int) -> InnerOptimizer:
+        """The optimizer of a training of T steps, with a rate that falls to 0 as a cosine."""
+        kind, schedule = OPTIMIZERS[self.inner_optimizer], Cosine(steps)
+        if self.inner_optimizer == "sgd":
+            return kind(lr=self.learning_rate, momentum=self.momentum, lr_schedule=schedule)
+        return kind(lr=self.learning_rate, betas=(self.momentum, 0.999), eps=self.epsilon, lr_schedule=schedule)
+
+
+@dataclass(frozen=True)
+class Cosine:
+    """A multiplier of the learning rate: 1 at step 1, and almost 0 at step T."""
+
+    steps: int
+
+    def __call__(self, step: int) -> float:
+        return 0.5 * (1 + float(np.cos(np.pi * (step - 1) / self.steps)))
+
+
+def parse(argv: Sequence[str] | None) -> tuple[str, TaskData, AttributionArguments, Path]:
+    """The data set's name, its data, the settings and the card's folder."""
+    first = ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--dataset", choices=DATASETS, default="sample")
+    known, rest = first.parse_known_args(argv)
+    name = known.dataset
+    run, args = parse_arguments((RunSettings, AttributionArguments), CONFIGS / f"attribution_{name}_quick.yaml", rest)
+    return name, run.load(), args, Path(args.card_dir or CARDS / f"attribution_{name}")
+
+
+class AttributionProblem:
+    """Training and test sequences of one data set, and the learner's training on them."""
+
+    def __init__(self, data: TaskData, args: AttributionArguments) -> None:
+        self.data, self.args = data, args
+        self.task = data.task
+
+    @cached_property
+    def learner(self) -> Learner:
+        return Learner(self.data.learner_config(self.data.settings.learner, self.args.longest))
+
+    @cached_property
+    def train_ids(self) -> list[list[int]]:
+        return self._drawn("train", self.args.num_train)
+
+    @cached_property
+    def test(self) -> dict[str, Tensor]:
+        """The test sequences as a batch."""
+        return self.collated(self._drawn("test", self.args.num_test))
+
+    def collated(self, rows: Sequence[Sequence[int]]) -> dict[str, Tensor]:
+        return dict(self.task.collator([{"input_ids": list(row)} for row in rows]))
+
+    def training(self, seed: int, steps: int, rows: Sequence[Sequence[int]] | None = None) -> WeightedTraining:
+        """T steps on these sequences, by default on the training sequences."""
+        ids = self.train_ids if rows is None else rows
+        batches = minibatches(len(ids), self.args.batch_size, steps, seed)
+        if batches is None:
+            raise ValueError(f"batch_size={self.args.batch_size} takes all {len(ids)} sequences: give a smaller one")
+        return WeightedTraining(
+            self.learner, self.collated(ids), batches, self.args.optimizer(steps), self.learner.initial_parameters(seed)
+        )
+
+    def test_losses(self, theta: Parameters) -> Tensor:
+        """(1 + m,): the mean loss of the test sequences in nats per token, and that of each single one that is explained."""
+        one_by_one = [{name: x[i : i + 1] for name, x in self.test.items()} for i in range(self.args.single_tests)]
+        return torch.stack([self.learner.hard_loss(theta, batch) for batch in (self.test, *one_by_one)])
+
+    def left_out(self, seed: int) -> Tensor:
+        """(K, n): the training sequences that each retraining leaves out."""
+        n = len(self.train_ids)
+        found = torch.zeros(self.args.retrainings, n, dtype=torch.bool)
+        for k in range(len(found)):
+            chosen = stream(seed, Purpose.LEFT_OUT, k).permutation(n)[: max(1, round(self.args.left_out * n))]
+            found[k, torch.from_numpy(chosen)] = True
+        return found
+
+    def faulty(self, seed: int) -> tuple[list[list[int]], Tensor]:
+        """The training sequences with planted faults, and which of them are faults (n,)."""
+        rows = [list(row) for row in self.train_ids]
+        generator = stream(seed, Purpose.FAULTS)
+        chosen = generator.permutation(len(rows))[: max(1, round(self.args.faults * len(rows)))]
+        for i in chosen:
+            rows[i] = FAULTS[type(self.task)](rows[i], self.learner.vocab_size, generator)
+        return rows, torch.zeros(len(rows), dtype=torch.bool).index_fill(0, torch.from_numpy(chosen), True)
+
+    def kept(self, name: str, make: Callable[[], Any], *uses: str) -> Any:
+        """What `make` returns, from a file if an earlier run with the same settings has made it. `uses` are the settings that it depends on."""
+        path = Path(self.args.output_dir) / f"{name}.json"
+        own = {key: value for key, value in asdict(self.args).items() if key in (*_COMMON, *uses)}
+        recipe = {key: getattr(self.data.settings, key) for key in self.data.recipe_fields}
+        settings = json.loads(json.dumps({**own, **recipe}))
+        if path.exists() and (stored := json.loads(path.read_text(encoding="utf-8")))["settings"] == settings:
+            return stored["value"]
+        value = make()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_text(json.dumps({"settings": settings, "value": value}), path)
+        return value
+
+    def _drawn(self, split: str, count: int) -> list[list[int]]:
+        """Random sequences of a split, each cut to `longest` ids."""
+        ends = slice(-self.args.longest, None) if isinstance(self.task, Recommendation) else slice(self.args.longest)
+        rows = [row for row in self.data.splits(0)[split][:]["input_ids"] if len(row) >= self.args.shortest]
+        chosen = stream(derive(0, Purpose.SUBSET), Purpose.SUBSET, len(split)).permutation(len(rows))[:count]
+        return [rows[i][ends] for i in chosen]
+
+
+_COMMON = (
+    "num_train", "num_test", "single_tests", "shortest", "longest", "batch_size", "inner_optimizer", "learning_rate", "epsilon", "momentum",
+)  # fmt: skip
+
+
+def _shuffled_words(row: Sequence[int], vocab_size: int, generator: np.random.Generator) -> list[int]:
+    """The same words in a random order."""
+    return generator.permutation(row).tolist()
+
+
+def _random_items(row: Sequence[int], vocab_size: int, generator: np.random.Generator) -> list[int]:
+    """As many items, each drawn from all with equal probability. Item 0 is the padding."""
+    return generator.integers(1, vocab_size, len(row)).tolist()
+
+
+FAULTS = {LanguageModeling: _shuffled_words, Recommendation: _random_items}

@@ -1,0 +1,154 @@
+"""The influence of training sequences: exact, whatever the adjoint, and what real retrainings show."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tiny_models import V, config_of
+from torch import Tensor
+
+from farzi_hf.attribution import WeightedTraining, gradient_cosines, gradient_products, influence
+from farzi_hf.data import IGNORED, minibatches
+from farzi_hf.data.collators import SequenceCollator
+from farzi_hf.distillation import Learner
+from farzi_hf.engine import Checkpoint, Direct, InnerAdam, InnerSGD, Reversible, Tape
+
+N, BATCH, STEPS = 7, 3, 6  # three epochs of two minibatches; each epoch leaves one sequence out
+OPTIMIZERS = {
+    "Adam": InnerAdam(lr=0.05, betas=(0.9, 0.99), eps=1e-2, lr_schedule=lambda step: 1 / step),
+    "SGD": InnerSGD(lr=0.5, momentum=0.9),
+}
+
+
+def sentences(count: int, seed: int) -> dict[str, Tensor]:
+    """Of two to six ids."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(2, 7, (count,), generator=generator).tolist()
+    rows = [{"input_ids": torch.randint(1, V, (length,), generator=generator)} for length in lengths]
+    return SequenceCollator(0)(rows)
+
+
+@pytest.fixture(scope="module")
+def learner() -> Learner:
+    return Learner(config_of("gpt2", initializer_range=0.3))
+
+
+@pytest.fixture(params=OPTIMIZERS)
+def training(learner: Learner, request) -> WeightedTraining:
+    start = {name: x.double() for name, x in learner.initial_parameters(0).items()}
+    batches = minibatches(N, BATCH, STEPS, seed=1)
+    assert batches.unique(return_counts=True)[1].max() > 1  # weights of sequences that come again
+    return WeightedTraining(learner, sentences(N, seed=2), batches, OPTIMIZERS[request.param], start)
+
+
+TEST = sentences(5, seed=3)
+
+
+def weights(seed: int = 0) -> Tensor:
+    return 0.5 + torch.rand(N, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_the_loss_is_the_weighted_sum_over_the_unweighted_number_of_tokens(training: WeightedTraining) -> None:
+    w, chosen = weights(), training.batches[0]
+    rows = {name: x[chosen] for name, x in training.rows.items()}
+    logits = training.learner.logits(training.start, rows)[:, :-1]
+    labels = rows["labels"][:, 1:]
+    losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), labels, ignore_index=IGNORED, reduction="none")
+    expected = (w[chosen] * losses.sum(1)).sum() / (labels != IGNORED).sum()
+    torch.testing.assert_close(training.loss(training.start, (w,), 1), expected)
+    torch.testing.assert_close(
+        training.loss(training.start, (training.ones,), 1), training.learner.hard_loss(training.start, rows)
+    )
+
+
+@pytest.mark.parametrize("adjoint", [None, Reversible(), Checkpoint(slots=2), Tape()], ids=repr)
+def test_every_adjoint_gives_the_derivative_of_autograd(training: WeightedTraining, adjoint) -> None:
+    expected = influence(training, TEST, weights=weights(), adjoint=Direct())
+    assert expected.abs().min() > 1e-5
+    # `Reversible` holds the optimizer's accumulators in integers with the precision of float32.
+    rtol = 1e-11 if isinstance(adjoint, (Checkpoint, Tape)) else 1e-5
+    torch.testing.assert_close(
+        influence(training, TEST, weights=weights(), adjoint=adjoint), expected, rtol=rtol, atol=0
+    )
+
+
+def test_it_is_what_small_changes_of_the_weights_do(training: WeightedTraining) -> None:
+    w, h = weights(), 1e-5
+    found = influence(training, TEST, weights=w, adjoint=Tape())
+    for i in range(N):
+        change = h * torch.nn.functional.one_hot(torch.tensor(i), N)
+        above, below = (training.learner.hard_loss(training.train(w + s * change), TEST) for s in (1, -1))
+        torch.testing.assert_close(found[i], -(above - below) / (2 * h), rtol=1e-4, atol=1e-8)
+
+
+def test_several_losses_have_a_row_each(training: WeightedTraining) -> None:
+    one = {name: x[:1] for name, x in TEST.items()}
+    losses = lambda theta: torch.stack([training.learner.hard_loss(theta, batch) for batch in (TEST, one)])  # noqa: E731
+    expected = torch.stack([influence(training, test) for test in (TEST, one)])
+    torch.testing.assert_close(influence(training, losses), expected)
+
+
+def test_a_weight_of_zero_is_a_sequence_left_out_and_one_that_no_batch_has_does_nothing(learner: Learner) -> None:
+    start = {name: x.double() for name, x in learner.initial_parameters(0).items()}
+    batches = torch.tensor([[0, 1], [2, 0]])
+    training = WeightedTraining(learner, sentences(4, seed=2), batches, InnerSGD(lr=0.5), start)
+    assert influence(training, TEST)[3] == 0
+    changed = {
+        **training.rows,
+        "input_ids": training.rows["input_ids"].clone(),
+        "labels": training.rows["labels"].clone(),
+    }
+    changed["input_ids"][1, 1:2], changed["labels"][1, 1:2] = 5, 5
+    without = torch.tensor([1.0, 0.0, 1.0, 1.0], dtype=torch.float64)
+    other = replace(training, rows=changed)
+    for name, x in training.train(without).items():
+        torch.testing.assert_close(other.train(without)[name], x)
+
+
+def test_trainings_together_are_trainings_alone(training: WeightedTraining) -> None:
+    w = torch.stack([weights(seed) for seed in range(3)])
+    for found, own in zip(training.train_each(w, at_once=2), w, strict=True):
+        for name, x in training.train(own).items():
+            torch.testing.assert_close(found[name], x)
+
+
+def test_gradient_scores_are_those_of_single_gradients(training: WeightedTraining) -> None:
+    theta = training.start
+
+    def gradient(rows: dict[str, Tensor]) -> Tensor:
+        leaves = {name: x.clone().requires_grad_() for name, x in theta.items()}
+        training.learner.hard_loss(leaves, rows).backward()
+        return torch.cat([x.grad.flatten() for x in leaves.values() if x.grad is not None])
+
+    test, dots, cosines = gradient(TEST), [], []
+    for i in range(N):
+        row = {name: x[i : i + 1] for name, x in training.rows.items()}
+        g = gradient(row) * (row["labels"][:, 1:] != IGNORED).sum()
+        dots.append(g @ test)
+        cosines.append(torch.cosine_similarity(g, test, dim=0))
+    torch.testing.assert_close(gradient_products(training, TEST, [theta, theta]), 2 * torch.stack(dots))
+    torch.testing.assert_close(gradient_cosines(training, TEST, theta), torch.stack(cosines))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batches": torch.tensor([[0, 7]])}, "batches names the rows 0 to 7, but rows has 7 sequences"),
+        ({"batches": torch.tensor([0, 1])}, r"batches is torch.int64 of shape \(2,\)"),
+        ({"rows": {"input_ids": torch.ones(7, 3)}}, "rows has input_ids; give input_ids and labels"),
+    ],
+)
+def test_a_training_says_what_is_wrong(training: WeightedTraining, changes: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(training, **changes)
+
+
+def test_influence_says_what_is_wrong(training: WeightedTraining) -> None:
+    with pytest.raises(ValueError, match=r"weights has the shape \(3,\)"):
+        influence(training, TEST, weights=torch.ones(3))
+    with pytest.raises(ValueError, match=r"losses of shape \(1, 1\)"):
+        influence(training, lambda theta: training.learner.hard_loss(theta, TEST).view(1, 1))
+    with pytest.raises(FloatingPointError, match="the influence is not finite after 6 steps"):
+        influence(training, lambda theta: training.learner.hard_loss(theta, TEST) * torch.inf)

@@ -1,0 +1,61 @@
+"""The measures of scores: the datamodelling score, the recall of faults, and the smoothness of a training."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny_models import config_of
+
+from farzi_hf.attribution import WeightedTraining, linear_datamodeling_score, metasmoothness, recall_at
+from farzi_hf.data import minibatches
+from farzi_hf.distillation import Learner
+from farzi_hf.engine import InnerSGD
+
+
+def test_the_score_is_one_where_losses_grow_with_what_is_left_out() -> None:
+    scores = torch.tensor([0.3, -0.2, 0.05, 1.0])
+    left_out = torch.tensor([[1, 0, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1], [1, 1, 1, 1], [0, 0, 0, 0]]).bool()
+    losses = (left_out.float() @ scores).exp()
+    assert linear_datamodeling_score(scores, left_out, losses) == pytest.approx(1)
+    assert linear_datamodeling_score(-scores, left_out, losses) == pytest.approx(-1)
+
+
+def test_it_is_spearmans_correlation_with_shared_ranks() -> None:
+    """Predictions 0 0 1 2 and losses 1 2 0 3: the ranks are 0.5 0.5 2 3 and 1 2 0 3."""
+    left_out = torch.tensor([[0, 0], [0, 0], [1, 0], [0, 1]]).bool()
+    found = linear_datamodeling_score(torch.tensor([1.0, 2.0]), left_out, torch.tensor([1.0, 2.0, 0.0, 3.0]))
+    assert found == pytest.approx(1.5 / (4.5 * 5) ** 0.5)
+
+
+def test_the_score_refuses_shapes_that_do_not_fit() -> None:
+    with pytest.raises(ValueError, match=r"left_out has the shape \(4, 2\) for 4 retrainings and 3 sequences"):
+        linear_datamodeling_score(torch.ones(3), torch.ones(4, 2), torch.ones(4))
+
+
+def test_recall_counts_faults_among_the_lowest_scores() -> None:
+    scores, planted = torch.tensor([0.1, -3.0, -2.0, 5.0]), torch.tensor([True, True, False, False])
+    assert recall_at(scores, planted) == 0.5
+    assert recall_at(scores, planted, k=3) == 1.0
+
+
+@pytest.fixture(scope="module")
+def learner() -> Learner:
+    return Learner(config_of("gpt2", initializer_range=0.3))
+
+
+def test_a_slow_training_is_smooth_and_a_wild_one_is_not(learner: Learner) -> None:
+    generator = torch.Generator().manual_seed(0)
+    ids, test = (torch.randint(1, 13, (8, 6), generator=generator) for _ in range(2))
+    start = {name: x.double() for name, x in learner.initial_parameters(0).items()}
+
+    def measured(lr: float) -> dict[str, float]:
+        rows = {"input_ids": ids, "labels": ids}
+        training = WeightedTraining(learner, rows, minibatches(8, 4, 20, 0), InnerSGD(lr=lr, momentum=0.5), start)
+        return metasmoothness(training, {"input_ids": test, "labels": test}, size=0.2, directions=4)
+
+    slow, wild = measured(0.001), measured(1.0)
+    assert slow["slope"] == pytest.approx(1, abs=0.01)
+    assert slow["correlation"] > 0.999
+    assert slow["curvature"] < 0.05
+    assert abs(wild["slope"] - 1) > 0.1
+    assert wild["curvature"] > 0.3

@@ -1,0 +1,117 @@
+"""The attribution recipe on tiny data: it is kept, goes on, and writes its card; each way to differentiate gives the same influence."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("matplotlib")
+import attribution
+from attribution_cost import METHODS
+from attribution_problem import CONFIGS, AttributionArguments, AttributionProblem, parse
+from tiny_recipes import GPT2, SASREC
+
+from farzi_hf.attribution import WeightedTraining
+
+pytestmark = pytest.mark.usefixtures("small_data")
+LEARNERS = {"sample": GPT2, "sample_interactions": SASREC}
+TINY = (
+    "--num_train", "12", "--num_test", "4", "--single_tests", "1", "--longest", "8", "--steps", "2", "3", "--seeds", "0", "1", "--faults", "0.2",
+    "--retrainings", "8", "--together", "3", "--left_out", "0.2", "--cost_steps", "2", "--batch_size", "3", "--vocab_size", "60",
+)  # fmt: skip
+COSTS = [
+    {"method": "autograd", "steps": 2, "status": "ok", "cpu_seconds": 0.1, "memory_bytes": 2**20},
+    {"method": "autograd", "steps": 3, "status": "out of memory", "note": "stopped at 2.0 GiB"},
+]
+
+
+def problem(dataset: str, folder: Path, *more: str) -> AttributionProblem:
+    learner = ("--learner", LEARNERS[dataset])
+    _, data, args, _ = parse(["--dataset", dataset, *TINY, *learner, "--output_dir", str(folder), *more])
+    return AttributionProblem(data, args)
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("attribution_*.yaml")), ids=lambda path: path.stem)
+def test_every_config_can_be_read(path: Path) -> None:
+    name, data, args, _ = parse(["--dataset", path.stem.removeprefix("attribution_").removesuffix("_quick")])
+    assert data.settings.dataset == name
+    assert args.output_dir == f"outputs/{path.stem}"
+
+
+def test_a_run_writes_its_card_and_a_second_one_trains_nothing(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(attribution, "measured", lambda problem, argv, say: COSTS)
+    monkeypatch.setattr(attribution, "RESAMPLES", 10)
+    argv = [
+        "--dataset",
+        "sample",
+        *TINY,
+        "--learner",
+        GPT2,
+        "--output_dir",
+        str(tmp_path / "runs"),
+        "--card_dir",
+        str(tmp_path / "card"),
+    ]
+    attribution.main(argv)
+    printed = capsys.readouterr().out
+    assert {path.name for path in (tmp_path / "card").iterdir()} == set(attribution.FILES)
+    table = json.loads((tmp_path / "card" / "table.json").read_text(encoding="utf-8"))
+    assert [row["steps"] for row in table["scores"] if row["method"] == attribution.EXACT] == [2, 3]
+    assert all(-1 <= low <= high <= 1 for low, high in (row["lds_interval"] for row in table["scores"]))
+    assert all(len(row["lds_seeds"]) == 2 for row in table["scores"])
+    assert {row["recall"] for row in table["faults"]} <= set(np.linspace(0, 1, 5))  # of two faults, two seeds
+    with (tmp_path / "card" / "table.csv").open(encoding="utf-8") as file:
+        assert len(list(csv.DictReader(file))) == len(table["scores"]) + len(table["faults"])
+    assert "out of memory (2 GiB)" in printed
+
+    monkeypatch.setattr(WeightedTraining, "train", None)
+    monkeypatch.setattr(WeightedTraining, "train_each", None)
+    attribution.main(argv)
+
+
+@pytest.mark.parametrize("dataset", LEARNERS)
+def test_faults_are_other_sequences_of_the_same_length(dataset: str, tmp_path) -> None:
+    p = problem(dataset, tmp_path)
+    rows, planted = p.faulty(0)
+    assert planted.sum() == 2
+    assert [len(row) for row in rows] == [len(row) for row in p.train_ids]
+    assert [row != own for row, own in zip(rows, p.train_ids, strict=True)] == planted.tolist()
+    if dataset == "sample":
+        assert [sorted(row) for row in rows] == [sorted(row) for row in p.train_ids]
+
+
+def test_a_retraining_leaves_out_its_share_and_other_settings_are_not_found_again(tmp_path) -> None:
+    p = problem("sample", tmp_path)
+    assert p.left_out(0).sum(1).tolist() == [2] * 8
+    assert not torch.equal(p.left_out(0), p.left_out(1))
+    assert p.kept("x", lambda: 1, "left_out") == p.kept("x", lambda: 2, "left_out") == 1
+    assert problem("sample", tmp_path, "--left_out", "0.3").kept("x", lambda: 3, "left_out") == 3
+
+
+def test_every_way_to_differentiate_gives_the_same_influence(tmp_path) -> None:
+    p = problem("sample", tmp_path)
+    ways = {name: method for name, method in METHODS.items() if name != "training alone"}
+    found = {name: method(p.training(0, 4), p.test) for name, method in ways.items()}
+    for influence in found.values():
+        torch.testing.assert_close(influence, found["autograd"], rtol=1e-3, atol=1e-6)
+    loss = METHODS["training alone"](p.training(0, 4), p.test)
+    torch.testing.assert_close(loss, p.test_losses(p.training(0, 4).train())[0])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"inner_optimizer": "lion"}, "inner_optimizer='lion' is unknown"),
+        ({"ways": ["Tapes"]}, "ways: 'Tapes' is unknown"),
+        ({"retrainings": 2}, "retrainings=2 and left_out=0.05 give no correlation"),
+        ({"seeds": []}, "seeds is empty"),
+    ],
+)
+def test_unusable_settings_are_named(changes: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        AttributionArguments(**changes)
