@@ -24,7 +24,8 @@ from farzi_hf.distillation.learner_checks import (
 )
 from farzi_hf.distillation.linear_head import LinearHead
 from farzi_hf.summary.soft_tokens import feed_soft_tokens, train_padding_row, vocabulary_size
-from farzi_hf.summary.vocabulary_sums import HardTargets, SoftTokens, Targets, linear_cross_entropy, mean_embedding
+from farzi_hf.summary.targets import HardTargets, SoftTokens, Targets
+from farzi_hf.summary.vocabulary_sums import linear_cross_entropy, mean_embedding
 
 Parameters = dict[str, Tensor]
 LearnerInit = Callable[[], PreTrainedModel] | PreTrainedConfig | PreTrainedModel

@@ -33,7 +33,7 @@ from farzi_hf.summary.forms import batch_of
 from farzi_hf.summary.hard_tokens import hard_tokens
 from farzi_hf.summary.reading import Decoded, check_numbers, decode, frequencies
 from farzi_hf.summary.stock_settings import stock_arguments
-from farzi_hf.summary.vocabulary_sums import SoftTokens
+from farzi_hf.summary.targets import SoftTokens
 
 _SHOWN_TOKENS = 5  # likeliest tokens of each position, in the artefact's tables
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from farzi_hf.summary.soft_tokens import soft_tokens
-from farzi_hf.summary.vocabulary_sums import SoftTokens
+from farzi_hf.summary.targets import SoftTokens
 
 Tensors = Mapping[str, Tensor]
 """The tensors of a summary, by name."""

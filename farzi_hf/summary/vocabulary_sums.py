@@ -12,10 +12,7 @@ In the docstrings, j is a position, v an entry of the vocabulary, p_j = softmax(
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -23,138 +20,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from farzi_hf.summary.targets import SoftTokens, Targets, through_softmax
+
 CHUNK = {"cpu": 1 << 18, "cuda": 1 << 26}
 """The numbers of a chunk, by the kind of device. A processor's cache should hold a few chunks; a GPU should be busy with one."""
-KEPT = 1 << 23
-"""Soft tokens with no more numbers than this (32 MiB) are computed once and kept."""
-
-
-class Targets(ABC):
-    """What n positions should predict: a distribution over the vocabulary each."""
-
-    tensors: tuple[Tensor, ...] = ()
-    """Those that the distributions depend on."""
-
-    @abstractmethod
-    def __len__(self) -> int:
-        """n."""
-
-    @abstractmethod
-    def cross_entropy(self, logits: Tensor) -> Tensor:
-        """logsumexp(z_j) − ⟨q_j, z_j⟩ of logits (n, V), (n,), by torch's own functions."""
-
-    @abstractmethod
-    def at(self, rows: slice, buffer: Tensor) -> Tensor:
-        """The targets of some positions, in the form that `dot` and `subtract` take. They may be written into `buffer` (r, V)."""
-
-    @abstractmethod
-    def dot(self, q: Tensor, z: Tensor, buffer: Tensor) -> Tensor:
-        """⟨q_j, z_j⟩ of each position, (r,). Overwrites `buffer`."""
-
-    @abstractmethod
-    def subtract(self, q: Tensor, p: Tensor) -> Tensor:
-        """p − q, written into p."""
-
-    def pull_back(  # noqa: B027  ids have no derivative
-        self, rows: slice, q: Tensor, dq: Tensor, totals: Sequence[Tensor | None]
-    ) -> None:
-        """Adds the derivatives in `tensors` to `totals`, if `dq` (r, V) is that in q. Overwrites `dq`."""
-
-
-@dataclass(frozen=True, eq=False)
-class HardTargets(Targets):
-    """Ids (n,)."""
-
-    ids: Tensor
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def cross_entropy(self, logits: Tensor) -> Tensor:
-        return F.cross_entropy(logits, self.ids, reduction="none")
-
-    def at(self, rows: slice, buffer: Tensor) -> Tensor:
-        return self.ids[rows, None]
-
-    def dot(self, q: Tensor, z: Tensor, buffer: Tensor) -> Tensor:
-        return z.gather(1, q)[:, 0]
-
-    def subtract(self, q: Tensor, p: Tensor) -> Tensor:
-        return p.scatter_add_(1, q, torch.full_like(q, -1, dtype=p.dtype))
-
-
-@dataclass(frozen=True, eq=False)
-class SoftTokens(Targets):
-    """`softmax(latents @ decoder / τ)`: distributions over the vocabulary, as the factors that they are made of.
-
-    Args:
-        latents: (…, d).
-        decoder: (d, V); None if the latents have V numbers themselves.
-        tau: τ.
-    """
-
-    latents: Tensor
-    decoder: Tensor | None
-    tau: float = 1.0
-
-    @property
-    def shape(self) -> torch.Size:
-        """(…, V)."""
-        entries = (self.latents if self.decoder is None else self.decoder).shape[-1]
-        return torch.Size((*self.latents.shape[:-1], entries))
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return (self.latents,) if self.decoder is None else (self.latents, self.decoder)
-
-    def probabilities(self) -> Tensor:
-        """All of them at once, (…, V)."""
-        z = self.latents if self.decoder is None else self.latents @ self.decoder
-        return torch.softmax(z / self.tau, dim=-1)
-
-    def flat(self) -> SoftTokens:
-        """The same with one axis of positions."""
-        return SoftTokens(self.latents.flatten(0, -2), self.decoder, self.tau)
-
-    def __len__(self) -> int:
-        return len(self.latents)
-
-    @cached_property
-    def _kept(self) -> Tensor | None:
-        return self.probabilities().detach() if self.shape.numel() <= KEPT else None
-
-    def cross_entropy(self, logits: Tensor) -> Tensor:
-        return -(self.probabilities() * logits.log_softmax(-1)).sum(-1)
-
-    def at(self, rows: slice, buffer: Tensor) -> Tensor:
-        if self._kept is not None:
-            return self._kept[rows]
-        z = self.latents[rows].detach() / self.tau
-        if self.decoder is not None:
-            z = torch.mm(z, self.decoder.detach(), out=buffer)
-        return torch.softmax(z, -1, out=buffer)
-
-    def dot(self, q: Tensor, z: Tensor, buffer: Tensor) -> Tensor:
-        return torch.mul(q, z, out=buffer).sum(1)
-
-    def subtract(self, q: Tensor, p: Tensor) -> Tensor:
-        return p.sub_(q)
-
-    def pull_back(self, rows: slice, q: Tensor, dq: Tensor, totals: Sequence[Tensor | None]) -> None:
-        dz = _through_softmax(q, dq)
-        if self.decoder is None:
-            totals[0][rows].add_(dz, alpha=1 / self.tau)
-            return
-        dlatents, ddecoder = totals
-        if dlatents is not None:
-            dlatents[rows].addmm_(dz, self.decoder.T, alpha=1 / self.tau)
-        if ddecoder is not None:
-            ddecoder.addmm_(self.latents[rows].T, dz, alpha=1 / self.tau)
-
-
-def _through_softmax(p: Tensor, dp: Tensor) -> Tensor:
-    """p ∘ (dp − ⟨p, dp⟩), written into dp: from the derivative in the value p of a softmax to that in its argument."""
-    return torch._softmax_backward_data(dp, p, -1, p.dtype, grad_input=dp)
 
 
 class _Chunks:
@@ -288,7 +157,7 @@ class _Gradient(torch.autograd.Function):
                 targets.pull_back(rows, q, -y, totals[3:])
             if counts_bar is not None:  # `other` is free: these targets are ids
                 counts_bar[rows] = torch.mul(p, y, out=other).sum(1) - targets.dot(q, y, other)
-            e = _through_softmax(p, y)
+            e = through_softmax(p, y)
             difference = targets.subtract(q, p)
             if counts is not None:
                 e.mul_(counts[rows, None])

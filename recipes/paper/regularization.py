@@ -31,7 +31,7 @@ from farzi_hf.evaluation import Claim, Comparison, Row, Student
 from farzi_hf.evaluation.metrics import token_statistics
 from farzi_hf.plots import plot_comparison
 from farzi_hf.summary.forms import Tensors
-from farzi_hf.summary.vocabulary_sums import SoftTokens
+from farzi_hf.summary.targets import SoftTokens
 
 NAIVE = "Farzi, unfactorised"
 NEGLIGIBLE = 1e-4  # share of the largest singular value; smaller values are float32 rounding errors

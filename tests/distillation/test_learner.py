@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from farzi_hf.distillation import Learner
 from farzi_hf.engine import InnerAdam, unroll
 from farzi_hf.summary.soft_tokens import shifted_cross_entropy
-from farzi_hf.summary.vocabulary_sums import SoftTokens
+from farzi_hf.summary.targets import SoftTokens
 
 LENGTH = 5
 

@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from farzi_hf.summary import vocabulary_sums
-from farzi_hf.summary.vocabulary_sums import HardTargets, SoftTokens, linear_cross_entropy, mean_embedding
+from farzi_hf.summary import targets, vocabulary_sums
+from farzi_hf.summary.targets import HardTargets, SoftTokens
+from farzi_hf.summary.vocabulary_sums import linear_cross_entropy, mean_embedding
 
 N, K, V, D, TAU = 7, 3, 11, 2, 0.7
 
@@ -24,7 +25,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 def chunks(request, monkeypatch):
     if request.param == "many chunks":
         monkeypatch.setitem(vocabulary_sums.CHUNK, "cpu", 2 * V)
-        monkeypatch.setattr(vocabulary_sums, "KEPT", 0)
+        monkeypatch.setattr(targets, "KEPT", 0)
 
 
 def derivatives(value: Tensor, weights: list[Tensor], everything: list[Tensor]) -> list[Tensor]:
@@ -152,7 +153,7 @@ def test_autocast_does_not_round():
 def test_no_tensor_has_the_size_of_positions_times_vocabulary(monkeypatch):
     """Value, gradient and second derivatives; a chunk has a thousandth of the positions."""
     monkeypatch.setitem(vocabulary_sums.CHUNK, "cpu", 1 << 12)
-    monkeypatch.setattr(vocabulary_sums, "KEPT", 0)
+    monkeypatch.setattr(targets, "KEPT", 0)
     n, v = 2000, 1000
     h, w, u, d = (torch.randn(*s).requires_grad_() for s in ((n, 4), (v, 4), (n, 3), (3, v)))
     sizes = []
