@@ -29,7 +29,10 @@ from farzi_hf.evaluation.tables import save_text
 from farzi_hf.trainer import FarziTrainer
 
 HEADER = "# Written by a recipe of farzi_hf: here it goes on, and replaces results of its own.\n"
-_SIGNATURES = {"table.json": ("findings", "scores"), "cell.json": ("settings", "asked")}  # our files have one of these keys
+_SIGNATURES = {
+    "table.json": ("findings", "scores"),
+    "cell.json": ("settings", "asked"),
+}  # our files have one of these keys
 PLOTS = ("distillation", "comparison", "tokens", "entropy", "popularity")
 
 
