@@ -14,6 +14,7 @@ from farzi_hf.summary import FarziData, FarziDataConfig
 from farzi_hf.summary.forms import Tensors, batch_of, rows_of
 from farzi_hf.summary.lr_schedules import lr_schedule
 from farzi_hf.summary.stock_settings import inner_optimizer
+from farzi_hf.summary.targets import SoftTokens
 
 
 @dataclass(frozen=True)
@@ -147,8 +148,10 @@ class SyntheticTraining:
 
         def loss(params: Parameters, inputs: tuple[Tensor, ...], step: int) -> Tensor:
             tensors = dict(zip(names, inputs, strict=True))
-            return learner.soft_loss(
-                params, *batch_of(tensors, slice(None) if rows is None else rows[step - 1], self.tau)
-            )
+            return learner.soft_loss(params, *self.minibatch(tensors, slice(None) if rows is None else rows[step - 1]))
 
         return loss
+
+    def minibatch(self, tensors: Tensors, rows: Tensor | slice) -> tuple[Tensor | SoftTokens, SoftTokens]:
+        """Inputs and targets of the sequences `rows`, as `Learner.soft_loss` takes them."""
+        return batch_of(tensors, rows, self.tau)

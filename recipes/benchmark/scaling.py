@@ -119,7 +119,7 @@ def measure_cell(loss: str, vocabulary: int, length: int, report: Path) -> None:
     keep_freed_memory()
     meta_gradient(1)
     facts["seconds"] = min(timer(lambda: meta_gradient(STEPS))[0] for _ in range(2)) / STEPS
-    report.write_text(json.dumps(facts) + "\n", encoding="utf-8")
+    save_text(json.dumps(facts) + "\n", report)
 
 
 def estimated(inner_loss: InnerLoss, start: Parameters, inputs: tuple[Tensor, ...]) -> int:

@@ -24,9 +24,9 @@ from torch import Tensor, nn
 
 from farzi_hf import FarziTrainer
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
-from farzi_hf.data import minibatches, random_sequences
-from farzi_hf.distillation import Learner, LearnerBatch, Parameters, SyntheticTraining
-from farzi_hf.engine import InnerLoss
+from farzi_hf.data import random_sequences
+from farzi_hf.distillation import SyntheticTraining
+from farzi_hf.distillation.learner import following
 from farzi_hf.evaluation import Claim, Comparison, Row, Student
 from farzi_hf.evaluation.metrics import token_statistics
 from farzi_hf.plots import plot_comparison
@@ -43,17 +43,10 @@ COLUMNS = {
 class UnfactorisedTraining(SyntheticTraining):
     """`SyntheticTraining` on latents (μ, ξ, V) that are the logits of the soft tokens. The decoder would be the identity and is not used."""
 
-    def inner_loss(self, learner: Learner | LearnerBatch, summary: Tensors, steps: int, seed: int) -> InnerLoss:
-        """As of `SyntheticTraining`; of the inputs (latents, decoder) it takes the first."""
-        latents = summary["latents"]
-        rows = minibatches(len(latents), self.batch_size, steps, seed)
-        rows = None if rows is None else rows.to(latents.device)
-
-        def loss(params: Parameters, inputs: tuple[Tensor, ...], step: int) -> Tensor:
-            selected = inputs[0] if rows is None else inputs[0][rows[step - 1]]
-            return learner.soft_loss(params, SoftTokens(selected, None, self.tau))
-
-        return loss
+    def minibatch(self, tensors: Tensors, rows: Tensor | slice) -> tuple[SoftTokens, SoftTokens]:
+        """As of `SyntheticTraining`, but of the latents alone."""
+        inputs = SoftTokens(tensors["latents"][rows], None, self.tau)
+        return inputs, following(inputs)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
