@@ -22,7 +22,7 @@ from farzi_hf.distillation.learner_checks import (
     readable_positions,
     without_peft,
 )
-from farzi_hf.distillation.linear_head import LinearHead
+from farzi_hf.distillation.linear_head import LinearHead, parameter_names
 from farzi_hf.summary.soft_tokens import feed_soft_tokens, train_padding_row, vocabulary_size
 from farzi_hf.summary.targets import HardTargets, SoftTokens, Targets
 from farzi_hf.summary.vocabulary_sums import linear_cross_entropy, mean_embedding
@@ -65,7 +65,7 @@ class Learner:
         self.model.register_forward_pre_hook(feed_soft_tokens, with_kwargs=True)
         train_padding_row(self.model)
         self.vocab_size = vocabulary_size(self.model)
-        self._embedding_names = _parameter_names(self.model, self.model.get_input_embeddings())
+        self._embedding_names = parameter_names(self.model, self.model.get_input_embeddings())
         self._readable = 0
         check_causal(self.model, self._logits_of)
         self.head = LinearHead.of(self.model)
@@ -135,7 +135,7 @@ class Learner:
             inputs: soft tokens (b, ξ, V) or ids (b, ξ).
             targets: (b, n, V), what the first n positions predict, n ≤ ξ. By default the inputs, each predicted by the position before.
         """
-        targets = following(inputs) if targets is None else targets
+        targets = _following(inputs) if targets is None else targets
         positions = targets.shape[1]
         states = self.states(params, self.arguments(params, inputs))[:, :positions]
         return self.loss_of_states(params, states.flatten(0, 1), targets.flat())
@@ -146,10 +146,8 @@ class Learner:
         Args:
             weights: (b,), how much each sequence counts; the sum over positions is still divided by their number. None stands for 1.
         """
-        states, predicted = self.states(params, _arguments(batch)), batch["labels"][:, 1:]
-        counted = predicted != IGNORED  # the head runs at these positions only
-        counts = None if weights is None else weights[:, None].expand_as(predicted)[counted]
-        return self.loss_of_states(params, states[:, :-1][counted], HardTargets(predicted[counted]), counts)
+        states, (counted, targets) = self.states(params, _arguments(batch)), _counted(batch)
+        return self.loss_of_states(params, states[:, :-1][counted], targets, _counts(weights, counted))
 
     def loss_of_states(
         self, params: Parameters, states: Tensor, targets: Targets, counts: Tensor | None = None
@@ -239,7 +237,7 @@ class LearnerBatch:
 
     def soft_loss(self, params: Parameters, inputs: Tensor | SoftTokens, targets: SoftTokens | None = None) -> Tensor:
         """Σ_k L_syn(θ_k): the sum, so that the gradient in θ_k is that of its own loss."""
-        targets = following(inputs) if targets is None else targets
+        targets = _following(inputs) if targets is None else targets
         each, positions, flat = self._each(params), targets.shape[1], targets.flat()
         if isinstance(inputs, SoftTokens):
             embeds = [self.single.arguments(theta, inputs)["inputs_embeds"] for theta in each]
@@ -252,11 +250,10 @@ class LearnerBatch:
 
     def hard_loss(self, params: Parameters, batch: Mapping[str, Tensor], weights: Tensor | None = None) -> Tensor:
         """Mean of the L_D(θ_k); with weights (K, b), each learner has its own weights of the sequences."""
-        states, predicted = self._mapped(self.single.states, params, _arguments(batch)), batch["labels"][:, 1:]
-        counted = predicted != IGNORED
-        targets, losses = HardTargets(predicted[counted]), []
+        states, (counted, targets) = self._mapped(self.single.states, params, _arguments(batch)), _counted(batch)
+        losses = []
         for k, (theta, x) in enumerate(zip(self._each(params), states, strict=True)):
-            counts = None if weights is None else weights[k, :, None].expand_as(predicted)[counted]
+            counts = _counts(None if weights is None else weights[k], counted)
             losses.append(self.single.loss_of_states(theta, x[:, :-1][counted], targets, counts))
         return torch.stack(losses).mean()
 
@@ -301,21 +298,27 @@ def _stacked(parameters: Sequence[Tensor]) -> Tensor:
     return nn.Parameter(first.expand(len(parameters), *first.shape) if shared else torch.stack(list(parameters)), False)
 
 
-def following(inputs: Tensor | SoftTokens) -> SoftTokens:
+def _following(inputs: Tensor | SoftTokens) -> SoftTokens:
     """The targets of a position where they are the inputs themselves: the soft token that comes next."""
     if not isinstance(inputs, SoftTokens):
         raise ValueError("targets is None, but the inputs are ids, which are not learnt; give targets")
-    return SoftTokens(inputs.latents[:, 1:], inputs.decoder, inputs.tau)
+    return inputs.following()
+
+
+def _counted(batch: Mapping[str, Tensor]) -> tuple[Tensor, HardTargets]:
+    """Which of the positions 1 … L − 1 of a real batch predict something (b, L − 1), and what. The head runs at these only."""
+    predicted = batch["labels"][:, 1:]
+    counted = predicted != IGNORED
+    return counted, HardTargets(predicted[counted])
+
+
+def _counts(weights: Tensor | None, counted: Tensor) -> Tensor | None:
+    """The weight of each counted position, from those of the sequences (b,)."""
+    return None if weights is None else weights[:, None].expand_as(counted)[counted]
 
 
 def _arguments(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {key: batch[key] for key in ("input_ids", "attention_mask") if key in batch}
-
-
-def _parameter_names(model: PreTrainedModel, module: nn.Module) -> dict[str, str]:
-    """The name in the model of each parameter of a module. Modules may share parameters, and then only one has its own name."""
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    return {name: names[id(parameter)] for name, parameter in module.named_parameters()}
 
 
 def whole(inputs: Tensor) -> dict[str, Tensor]:

@@ -37,8 +37,8 @@ class LinearHead:
         module = model.get_output_embeddings()
         if type(module) is not nn.Linear:
             return None
-        names = {id(parameter): name for name, parameter in model.named_parameters()}
-        head = cls(module, names[id(module.weight)], None if module.bias is None else names[id(module.bias)])
+        names = parameter_names(model, module)
+        head = cls(module, names["weight"], names.get("bias"))
         return head if head._is_last(model) else None
 
     @property
@@ -81,3 +81,9 @@ class LinearHead:
 
 def _identity(states: Tensor) -> Tensor:
     return states
+
+
+def parameter_names(model: PreTrainedModel, module: nn.Module) -> dict[str, str]:
+    """The name in the model of each parameter of a module. Modules may share parameters, and then only one has its own name."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return {name: names[id(parameter)] for name, parameter in module.named_parameters()}

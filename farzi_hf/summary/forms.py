@@ -92,7 +92,7 @@ class SharedLabels(Form):
     @staticmethod
     def batch(tensors: Tensors, rows: Tensor | slice, inputs: SoftTokens) -> SoftTokens:
         """(b, ξ − 1, V): the input of position j + 1 is what a student predicts at position j."""
-        return SoftTokens(inputs.latents[:, 1:], inputs.decoder, inputs.tau)
+        return inputs.following()
 
 
 class OwnLabels(Form):

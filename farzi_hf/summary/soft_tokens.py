@@ -9,10 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from farzi_hf.summary.targets import SoftTokens
+
 
 def soft_tokens(latents: Tensor, decoder: Tensor, tau: float) -> Tensor:
     """`softmax(latents @ decoder / τ)`: latents (…, d) and decoder (d, V) give probabilities (…, V)."""
-    return torch.softmax(latents @ decoder / tau, dim=-1)
+    return SoftTokens(latents, decoder, tau).probabilities()
 
 
 def shifted_cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -102,6 +102,10 @@ class SoftTokens(Targets):
         """The same with one axis of positions."""
         return SoftTokens(self.latents.flatten(0, -2), self.decoder, self.tau)
 
+    def following(self) -> SoftTokens:
+        """Of sequences (b, ξ, V), what comes next: (b, ξ − 1, V)."""
+        return SoftTokens(self.latents[:, 1:], self.decoder, self.tau)
+
     def __len__(self) -> int:
         return len(self.latents)
 

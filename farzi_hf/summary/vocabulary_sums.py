@@ -264,13 +264,13 @@ class _TokenDerivative(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tokens: SoftTokens, table: Tensor, *tensors: Tensor) -> Tensor:
-        ctx.tokens, ctx.entries = tokens, table.T.contiguous()
+        ctx.tokens, ctx.table = tokens, table
         return table.new_zeros(len(tokens), table.shape[1])
 
     @staticmethod
     def backward(ctx: Any, dx: Tensor) -> tuple[Any, ...]:
         _check_once("tokens")
-        tokens, entries = ctx.tokens, ctx.entries
+        tokens, entries = ctx.tokens, ctx.table.T.contiguous()
         totals = _zeros(tokens.tensors, ctx.needs_input_grad[2:])
         for rows, (dq, other) in _Chunks(len(dx), entries, 2):
             tokens.pull_back(rows, tokens.at(rows, other), torch.mm(dx[rows], entries, out=dq), totals)

@@ -26,7 +26,6 @@ from farzi_hf import FarziTrainer
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.data import random_sequences
 from farzi_hf.distillation import SyntheticTraining
-from farzi_hf.distillation.learner import following
 from farzi_hf.evaluation import Claim, Comparison, Row, Student
 from farzi_hf.evaluation.metrics import token_statistics
 from farzi_hf.plots import plot_comparison
@@ -46,7 +45,7 @@ class UnfactorisedTraining(SyntheticTraining):
     def minibatch(self, tensors: Tensors, rows: Tensor | slice) -> tuple[SoftTokens, SoftTokens]:
         """As of `SyntheticTraining`, but of the latents alone."""
         inputs = SoftTokens(tensors["latents"][rows], None, self.tau)
-        return inputs, following(inputs)
+        return inputs, inputs.following()
 
 
 def main(argv: Sequence[str] | None = None) -> None:

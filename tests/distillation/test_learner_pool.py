@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny_models import LENGTH, V, tiny_model
+from tiny_models import tiny_model, tiny_summary
 from torch import Tensor
 
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.distillation import Learner, SyntheticTraining, random_starts
 from farzi_hf.distillation.learner_pool import LearnerPool
 from farzi_hf.engine import InnerAdam
-from farzi_hf.summary import FarziData, FarziDataConfig
+from farzi_hf.summary import FarziData
 
 WINDOW, YOUNGEST, OLDEST = 2, 5, 11
 
@@ -23,8 +23,7 @@ def learner() -> Learner:
 
 @pytest.fixture
 def farzi() -> FarziData:
-    torch.manual_seed(1)
-    return FarziData(FarziDataConfig(8, LENGTH, 4, V, latent_std=1.0)).double()
+    return tiny_summary().double()
 
 
 def training() -> SyntheticTraining:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from tiny_models import LENGTH, V, tiny_model
+from tiny_models import LENGTH, V, tiny_model, tiny_summary
 from tiny_trainer import SETTINGS, tensors, tiny_trainer
 from torch import Tensor
 
@@ -19,7 +19,6 @@ from farzi_hf.distillation import Learner, MetaMatching, SyntheticTraining
 from farzi_hf.distillation.objectives.private import PrivateMatching, clipped_sum
 from farzi_hf.distillation.real_training import RealData
 from farzi_hf.engine import InnerAdam
-from farzi_hf.summary import FarziDataConfig
 
 N, B, C, SIGMA = 50, 10, 0.5, 1.7
 
@@ -31,8 +30,7 @@ def learner() -> Learner:
 
 @pytest.fixture
 def farzi() -> FarziData:
-    torch.manual_seed(1)
-    return FarziData(FarziDataConfig(4, LENGTH, 3, V, latent_std=1.0)).double()
+    return tiny_summary(4).double()
 
 
 def private(noise: float = SIGMA, norm: float = C, key: int = 11) -> PrivateMatching:
