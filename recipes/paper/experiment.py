@@ -54,6 +54,10 @@ class PaperArguments:
     cost_steps: list[int] = field(
         default_factory=lambda: [10, 20, 40, 80], metadata={"help": "T at which inner_optimizers.py measures time"}
     )
+    teachers: list[str] = field(
+        default_factory=list,
+        metadata={"help": "architectures of cross_architecture.py that make summaries; by default all"},
+    )
     card_dir: str | None = field(default=None, metadata={"help": "folder of the table"})
 
     def __post_init__(self) -> None:
