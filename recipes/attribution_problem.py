@@ -160,6 +160,12 @@ class AttributionProblem:
             rows[i] = FAULTS[type(self.task)](rows[i], self.learner.vocab_size, generator)
         return rows, torch.zeros(len(rows), dtype=torch.bool).index_fill(0, torch.from_numpy(chosen), True)
 
+    def corrupted(self, rows: Sequence[Sequence[int]], seed: int) -> list[dict[str, Tensor]]:
+        """Four copies of the sequences as batches; all of them are faults."""
+        spoil, entries = FAULTS[type(self.task)], self.learner.vocab_size
+        generators = (stream(seed, Purpose.FAULTS, copy) for copy in range(1, 5))
+        return [self.collated([spoil(row, entries, generator) for row in rows]) for generator in generators]
+
     def kept(self, name: str, make: Callable[[], Any], *uses: str) -> Any:
         """What `make` returns, from a file if an earlier run with the same settings has made it. `uses` are the settings that it depends on."""
         path = Path(self.args.output_dir) / f"{name}.json"

@@ -85,6 +85,24 @@ def test_faults_are_other_sequences_of_the_same_length(dataset: str, tmp_path) -
         assert [sorted(row) for row in rows] == [sorted(row) for row in p.train_ids]
 
 
+@pytest.mark.parametrize("dataset", LEARNERS)
+def test_own_losses_are_those_of_each_sequence_alone(dataset: str, tmp_path) -> None:
+    p = problem(dataset, tmp_path)
+    training = p.training(0, 3)
+    theta = training.train()
+    alone = [p.learner.hard_loss(theta, training.minibatch(torch.tensor([i]))) for i in range(training.num_rows)]
+    torch.testing.assert_close(attribution.own_losses(training, theta), torch.stack(alone).detach())
+
+
+def test_corrupted_copies_are_other_sequences_each_time(tmp_path) -> None:
+    p = problem("sample_interactions", tmp_path)
+    first, second, *_ = p.corrupted(p.train_ids, 0)
+    real = p.collated(p.train_ids)
+    assert first["input_ids"].shape == real["input_ids"].shape
+    assert not torch.equal(first["input_ids"], second["input_ids"])
+    assert (first["input_ids"] != real["input_ids"]).any(1).all()
+
+
 def test_a_retraining_leaves_out_its_share_and_other_settings_are_not_found_again(tmp_path) -> None:
     p = problem("sample", tmp_path)
     assert p.left_out(0).sum(1).tolist() == [2] * 8
