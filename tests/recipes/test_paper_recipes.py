@@ -17,6 +17,7 @@ pytest.importorskip("matplotlib")
 import cold_start
 import cross_architecture
 import inner_optimizers
+import inputs
 import regularization
 import sample_efficiency
 from experiment import Experiment, card_folder
@@ -96,7 +97,7 @@ def test_make_runs_recipes_that_there_are_on_data_sets_that_they_know():
     assert recipes >= {"objectives", "trajectory_count"}
     for recipe, _, dataset in (run.partition(":") for run in runs):
         assert (RECIPES / "paper" / f"{recipe}.py").exists()
-        config = "objectives" if recipe in ("objectives", "trajectory_count") else "paper"
+        config = {"objectives": "objectives", "trajectory_count": "objectives", "inputs": "inputs"}.get(recipe, "paper")
         assert (CONFIGS / f"{config}_{dataset}_quick.yaml").exists()
         assert recipe != "cold_start" or data_class(dataset).task_class is Recommendation
 
@@ -165,6 +166,36 @@ def test_cross_architecture(tmp_path, dataset, teachers, names):
     cross_architecture.main(argv)
     assert {path for path in times if os.stat(path).st_mtime_ns != times[path]} == {changed}
     assert card(tmp_path)["rows"][1:] == table["rows"][1:]
+
+
+def test_inputs(tmp_path):
+    argv = [
+        *tiny("sample", tmp_path),
+        "--inputs",
+        "tokens",
+        "--labels",
+        "own",
+        "--max_steps",
+        "0",
+        "--num_students",
+        "1",
+    ]
+    inputs.main(argv)
+    table = card(tmp_path)
+    names = ["made up", "made up by root", "real windows", "covering windows"]
+    assert methods(table) == [*names, "full data", "full data, long"]
+    assert len({row["bytes"] for row in table["rows"][:4]}) == 1
+    assert len({row["perplexity"] for row in table["rows"][:4]}) == 4
+    assert table["findings"][0].startswith("**made up has ")
+    assert (tmp_path / "card" / "inputs.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("inputs_*.yaml")), ids=lambda path: path.stem)
+def test_every_config_of_inputs_can_run(path, tmp_path):
+    dataset = path.stem.removeprefix("inputs_").removesuffix("_quick")
+    e = Experiment.parse("any", "Any", ["--dataset", dataset, "--card_dir", str(tmp_path)], configs="inputs")
+    assert (e.args.inputs, e.args.labels, e.args.max_steps) == ("tokens", "own", 0)
+    assert e.data.settings.dataset == dataset
 
 
 def test_an_unknown_teacher_is_named(tmp_path):

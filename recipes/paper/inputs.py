@@ -1,0 +1,45 @@
+"""Compares the inputs that a teacher can label: made-up sequences, real windows, and windows that cover the vocabulary.
+
+    python recipes/paper/inputs.py --dataset ptb --data_dir FOLDER
+    python recipes/paper/inputs.py --dataset ml-100k --data_dir FOLDER
+    python recipes/paper/inputs.py --dataset sample                                    # embedded: text, or sample_interactions
+
+The paper does not have this table. All rows have the labels of the same teachers, the same bytes and, unless the settings say more, no outer
+step. Each (inputs, seed) is stored in `output_dir`, and a later start does not repeat it. The settings are in
+`configs/inputs_DATASET_SCALE.yaml`; the card goes to `model_cards/inputs_DATASET/`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cells import FULL, LONG, Cell, evidence_of, full_cells
+from experiment import Experiment
+
+from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
+from farzi_hf.plots import plot_comparison
+from farzi_hf.summary.input_sequences import INPUT_SEQUENCES, real_windows
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The table and figure of one data set."""
+    keep_freed_memory()
+    with ends_in_one_line("inputs.py"):
+        e = Experiment.parse("inputs", "Inputs with a teacher's labels", argv, ("inputs.png",), configs="inputs")
+        cells = [Cell(title(name), {"input_sequences": name}) for name in INPUT_SEQUENCES]
+        evidence = evidence_of(e, [*cells, *full_cells()])
+    made_up = [cell.method for cell in cells if cell.method.startswith("made up")]
+    findings = [evidence.finding(name, title(real_windows.__name__)) for name in made_up]
+    findings += [evidence.finding(cell.method, other) for cell in cells for other in (LONG, FULL)]
+    rows = list(evidence.rows.values())
+    e.write(rows, findings)
+    plot_comparison(rows, e.folder / "inputs.png", e.task.metric, metric_label=e.task.metric_label)
+
+
+def title(name: str) -> str:
+    """The name of a row."""
+    return name.replace("_", " ")
+
+
+if __name__ == "__main__":
+    run(main)
