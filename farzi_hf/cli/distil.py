@@ -225,7 +225,7 @@ def draw(run: Run, rows: Sequence[Row]) -> list[Path]:
         del paths["distillation"]  # the run was so short that nothing was logged
     plot_comparison(rows, paths["comparison"], task.metric, metric_label=task.metric_label)
     farzi, size = c.farzi, c.learner.vocab_size
-    decoded, counts = farzi.decode(5), popularity(c.splits["train"], size)
+    decoded, counts = farzi.contents().decoded, popularity(c.splits["train"], size)
     plot_tokens(decoded, paths["tokens"])
     plot_entropy(decoded, paths["entropy"], vocab_size=size)
     frequencies = {"summary": farzi.frequencies().cpu().numpy(), "real data": counts}

@@ -9,6 +9,7 @@ from typing import Any
 from farzi_hf.cli.program import ends_in_one_line
 from farzi_hf.evaluation.tables import markdown
 from farzi_hf.summary import FarziData
+from farzi_hf.summary.reading import Decoded
 
 
 def command(argv: Sequence[str]) -> None:
@@ -29,8 +30,8 @@ def command(argv: Sequence[str]) -> None:
                 raise ValueError(f"--{name} {getattr(args, name)} shows nothing: give at least 1")
         farzi = FarziData.from_pretrained(args.summary, args.revision)
         print(markdown([{"the summary": name, "": value} for name, value in facts(farzi).items()], texts=[""]))
-        decoded = farzi.decode(args.top_k)
-        print("\n" + markdown(positions(decoded, args.sequences, args.positions), texts=["likeliest entries"]))
+        decoded = Decoded(farzi.tensors, farzi.config, farzi.vocabulary, args.top_k)[: args.sequences]
+        print("\n" + markdown(positions(decoded, args.positions), texts=["likeliest entries"]))
         if rows := farzi.results.metrics.get("table"):
             print("\n" + markdown(results(rows)))
 
@@ -54,10 +55,10 @@ def facts(farzi: FarziData) -> dict[str, str]:
     return {name: str(value) for name, value in known.items() if value is not None}
 
 
-def positions(decoded: Sequence[Sequence[dict[str, Any]]], sequences: int, count: int) -> list[dict[str, str]]:
-    """The first positions of the first sequences, a row each."""
+def positions(decoded: Sequence[Sequence[dict[str, Any]]], count: int) -> list[dict[str, str]]:
+    """The first positions of these sequences, a row each."""
     rows = []
-    for i, sequence in enumerate(decoded[:sequences]):
+    for i, sequence in enumerate(decoded):
         for j, position in enumerate(sequence[:count]):
             shown = zip(position["tokens"], position["probabilities"], strict=True)
             entries = ", ".join(f"{token} {probability:.2f}" for token, probability in shown)
