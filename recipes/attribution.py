@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         check_outputs(folder, FILES)
         problem = AttributionProblem(data, args)
     scored = [row for steps in args.steps for row in lds_rows(problem, steps)]
-    faults = fault_rows(problem)
+    faults = fault_rows(problem.of_faults)
     costs = measured(problem, argv, say)
     write(name, problem, folder, scored, faults, costs)
 
@@ -161,8 +161,8 @@ def part_retrained(problem: AttributionProblem, seed: int, steps: int, first: in
 
 
 def fault_rows(problem: AttributionProblem) -> list[dict[str, Any]]:
-    """A row per method: the share of the planted faults that it finds among as many sequences, at the largest T."""
-    steps = max(problem.args.steps)
+    """A row per method: the share of the planted faults that it finds among as many sequences."""
+    (steps,) = problem.args.steps
     found = [
         problem.kept(f"seed-{seed}/T-{steps}/faults", lambda seed=seed: faults_found(problem, seed, steps), "faults")
         for seed in problem.args.seeds
@@ -226,6 +226,7 @@ def write(
     """The card: `table.json`, `table.md`, `table.csv`, `costs.csv` and the figure."""
     args, steps = problem.args, max(problem.args.steps)
     kept = [problem.kept(f"seed-{seed}/T-{steps}/scores", dict) for seed in args.seeds]
+    planted = problem.of_faults.faulty(args.seeds[0])[1]
     training, exact = (float(np.mean([x[f"{key}_seconds"] for x in kept])) for key in ("training", "influence"))
     facts = {
         "training sequences, tokens": f"{len(problem.train_ids)}, {sum(map(len, problem.train_ids))}",
@@ -237,7 +238,7 @@ def write(
         "mean test loss in nats per token, before and after": f"{kept[0]['test_before'][0]:.3f}, {kept[0]['test_after'][0]:.3f}",
         f"CPU ms per step at T = {steps}": f"training {1e3 * training / steps:.1f}, exact influence {1e3 * exact / steps:.1f} "
         f"({exact / training:.2f} times training)",
-        "planted faults": f"{args.faults:.1%} of the sequences: {problem.faulty(args.seeds[0])[1].sum()} of each seed, k of recall@k",
+        "planted faults": f"{planted.sum()} of {len(planted)} sequences for each seed, k of recall@k; T = {args.fault_steps:,}",
         "torch": torch.__version__,
     }
     tables = [lds_table(scored), fault_table(faults), cost_table(costs, args.memory_limit)]

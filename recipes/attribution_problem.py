@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,8 @@ class AttributionArguments:
     left_out: float = field(default=0.05, metadata={"help": "share of the sequences that a retraining leaves out"})
     together: int = field(default=20, metadata={"help": "retrainings that take their steps together"})
     faults: float = field(default=0.01, metadata={"help": "share of the training sequences that are planted faults"})
+    fault_train: int = field(default=1000, metadata={"help": "training sequences among which faults are planted"})
+    fault_steps: int = field(default=1000, metadata={"help": "T of the training in which they are to be found"})
     cost_steps: list[int] = field(default_factory=lambda: [100, 1000, 5000], metadata={"help": "T of time and memory"})
     ways: list[str] = field(
         default_factory=lambda: list(WAYS),
@@ -150,6 +152,12 @@ class AttributionProblem:
             chosen = stream(seed, Purpose.LEFT_OUT, k).permutation(n)[: max(1, round(self.args.left_out * n))]
             found[k, torch.from_numpy(chosen)] = True
         return found
+
+    @cached_property
+    def of_faults(self) -> AttributionProblem:
+        """The trainings in which faults are to be found. A model can only find them where it has learnt what is usual."""
+        changed = {"num_train": self.args.fault_train, "steps": [self.args.fault_steps]}
+        return AttributionProblem(self.data, replace(self.args, **changed))
 
     def faulty(self, seed: int) -> tuple[list[list[int]], Tensor]:
         """The training sequences with planted faults, and which of them are faults (n,)."""

@@ -6,7 +6,6 @@ import csv
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -23,6 +22,7 @@ LEARNERS = {"sample": GPT2, "sample_interactions": SASREC}
 TINY = (
     "--num_train", "12", "--num_test", "4", "--single_tests", "1", "--longest", "8", "--steps", "2", "3", "--seeds", "0", "1", "--faults", "0.2",
     "--retrainings", "8", "--together", "3", "--left_out", "0.2", "--cost_steps", "2", "--batch_size", "3", "--vocab_size", "60",
+    "--fault_train", "15", "--fault_steps", "3",
 )  # fmt: skip
 COSTS = [
     {"method": "autograd", "steps": 2, "status": "ok", "cpu_seconds": 0.1, "memory_bytes": 2**20},
@@ -64,7 +64,10 @@ def test_a_run_writes_its_card_and_a_second_one_trains_nothing(tmp_path, monkeyp
     assert [row["steps"] for row in table["scores"] if row["method"] == attribution.EXACT] == [2, 3]
     assert all(-1 <= low <= high <= 1 for low, high in (row["lds_interval"] for row in table["scores"]))
     assert all(len(row["lds_seeds"]) == 2 for row in table["scores"])
-    assert {row["recall"] for row in table["faults"]} <= set(np.linspace(0, 1, 5))  # of two faults, two seeds
+    assert {round(row["recall"], 6) for row in table["faults"]} <= {
+        round(k / 6, 6) for k in range(7)
+    }  # of three faults, two seeds
+    assert table["planted faults"].startswith("3 of 15 sequences")
     with (tmp_path / "card" / "table.csv").open(encoding="utf-8") as file:
         assert len(list(csv.DictReader(file))) == len(table["scores"]) + len(table["faults"])
     assert "out of memory (2 GiB)" in printed
