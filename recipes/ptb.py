@@ -16,7 +16,7 @@ from pathlib import Path
 
 from farzi_hf import FarziConfig
 from farzi_hf.cli.arguments import parse_arguments
-from farzi_hf.cli.distil import Run, report, to_json
+from farzi_hf.cli.distil import Run, report
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.evaluation import RunSettings
 
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         this.save()  # now, because the measurements take long
         measured = [*this.students(before), *this.real()]  # rows on the summary; rows on real data and count models
         this.finish(measured)  # saves the artefact again, with its results, figures and cost
-        done = {"measured": [to_json(row) for row in measured], "facts": this.facts}
+        done = {"measured": [row.to_json() for row in measured], "facts": this.facts}
         report(data, args, [done])  # table.md, table.csv, and the table on the terminal
 
 

@@ -9,12 +9,9 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from farzi_hf.callbacks import phase
 from farzi_hf.cli.arguments import example_configs, find_config, parse_arguments
@@ -285,7 +282,7 @@ def distil_once(run: Run) -> dict[str, Any]:
     measured += run.real()
     if settings.distil:
         run.finish(measured)
-    done = {"settings": needed, "measured": [to_json(part) for part in measured], "facts": run.facts}
+    done = {"settings": needed, "measured": [part.to_json() for part in measured], "facts": run.facts}
     save_text(json.dumps(done), path)
     return done
 
@@ -319,7 +316,7 @@ def comparison_name(metric: str) -> str:
 
 def pooled_rows(task: Task, seeds: Sequence[Sequence[Mapping[str, Any]]]) -> list[Row]:
     """A row for each method, over all seeds."""
-    return [pooled_row(task, [from_json(part) for part in parts]) for parts in zip(*seeds, strict=True)]
+    return [pooled_row(task, [Measured.from_json(part) for part in parts]) for parts in zip(*seeds, strict=True)]
 
 
 def with_folder(args: FarziConfig, folder: str) -> FarziConfig:
@@ -327,16 +324,6 @@ def with_folder(args: FarziConfig, folder: str) -> FarziConfig:
     args = copy.copy(args)
     args.output_dir = folder
     return args
-
-
-def to_json(measured: Measured) -> dict[str, Any]:
-    """The measurements as JSON values."""
-    return {**asdict(measured), "students": [values.tolist() for values in measured.students]}
-
-
-def from_json(values: Mapping[str, Any]) -> Measured:
-    """The inverse of `to_json`."""
-    return Measured(**{**values, "students": [np.asarray(student) for student in values["students"]]})
 
 
 def command(argv: Sequence[str]) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -48,6 +49,15 @@ class Measured:
     nbytes: int
     steps: int | None = None
     seconds: float | None = None
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Measured:
+        """The inverse of `to_json`."""
+        return cls(**{**values, "students": [np.asarray(student) for student in values["students"]]})
+
+    def to_json(self) -> dict[str, Any]:
+        """The measurements as JSON values."""
+        return {**asdict(self), "students": [values.tolist() for values in self.students]}
 
 
 @dataclass(frozen=True)

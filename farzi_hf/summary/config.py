@@ -13,6 +13,7 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from farzi_hf.artefact.untrusted_text import as_mapping, parse_json
+from farzi_hf.data import Vocabulary
 from farzi_hf.summary.forms import INPUTS, LABELS
 
 
@@ -98,6 +99,27 @@ class FarziDataConfig(PreTrainedConfig):
     def learnt(self) -> tuple[str, ...]:
         """The names of the tensors that are learnt."""
         return (*INPUTS[self.inputs].learnt, *LABELS[self.labels].learnt)
+
+    def adopt_vocabulary(self, vocabulary: Vocabulary, argument: str) -> None:
+        """Checks a vocabulary, and takes over its hash if there is none yet.
+
+        Args:
+            argument: names the vocabulary's origin in an error.
+        """
+        if not vocabulary.named:
+            return
+        size, found = len(vocabulary), vocabulary.hash()
+        if size > self.vocab_size:
+            raise ValueError(
+                f"{argument} brings a vocabulary of {size} entries, but the summary's vocab_size is "
+                f"{self.vocab_size}; use the one it was distilled with"
+            )
+        if self.vocabulary_hash not in (None, found):
+            raise ValueError(
+                f"{argument} brings a vocabulary with hash {found[:12]}…, but the summary was distilled with "
+                f"{self.vocabulary_hash[:12]}…; use that tokenizer or item list"
+            )
+        self.vocabulary_hash = found
 
     def adopt_special_tokens(self, processing_class: Any) -> None:
         """Takes over the ids of a tokenizer's special tokens. Trainer would do so too, with a warning."""

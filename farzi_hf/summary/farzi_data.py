@@ -344,18 +344,4 @@ class FarziData(nn.Module):
 
     def adopt_vocabulary(self, argument: str) -> None:
         """Checks the vocabulary against the config. A config without a vocabulary's hash gets this one's."""
-        vocabulary = self.vocabulary
-        if not vocabulary.named:
-            return
-        size, found = len(vocabulary), vocabulary.hash()
-        if size > self.config.vocab_size:
-            raise ValueError(
-                f"{argument} brings a vocabulary of {size} entries, but the summary's vocab_size is "
-                f"{self.config.vocab_size}; use the one it was distilled with"
-            )
-        if self.config.vocabulary_hash not in (None, found):
-            raise ValueError(
-                f"{argument} brings a vocabulary with hash {found[:12]}…, but the summary was distilled with "
-                f"{self.config.vocabulary_hash[:12]}…; use that tokenizer or item list"
-            )
-        self.config.vocabulary_hash = found
+        self.config.adopt_vocabulary(self.vocabulary, argument)
