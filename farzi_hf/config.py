@@ -8,7 +8,14 @@ from typing import Any
 
 from transformers import TrainingArguments
 
-from farzi_hf.config_checks import AUTO, check_choices, check_counts, check_ranges, check_trainer_fields
+from farzi_hf.config_checks import (
+    AUTO,
+    check_checkpointed_layers,
+    check_choices,
+    check_counts,
+    check_ranges,
+    check_trainer_fields,
+)
 from farzi_hf.data.seeds import check_seed
 from farzi_hf.distillation import (
     OBJECTIVES,
@@ -105,6 +112,8 @@ class FarziConfig(TrainingArguments):
         expert_steps: M of trajectory matching. N steps on the summary should do the same as M steps of real training.
         adjoint: "auto" (the fastest adjoint for which there is memory), "direct" (`Direct`), "tape" (`Tape`), "checkpoint"
             (`Checkpoint`) or "reversible" (`Reversible`).
+        checkpoint_layers: whether the learner keeps of each layer only the inputs, and computes it again for the derivatives. For deep
+            learners: less memory per inner step, more time.
         eval_students: number of students that `evaluate()` trains from scratch, each from its own θ0.
         sparse_updates: whether an outer step changes only the sequences that it saw, with their Adam moments (`SparseAdamW`). The others
             stay as they are. For many sequences, of which a step sees a few.
@@ -167,6 +176,7 @@ class FarziConfig(TrainingArguments):
     synthetic_steps: int | None = field(default=None, metadata={"help": "N of trajectory matching, synthetic steps"})
     expert_steps: int = field(default=50, metadata={"help": "M of trajectory matching, steps of real training"})
     adjoint: str = field(default="auto", metadata={"help": " | ".join((AUTO, *ADJOINTS))})
+    checkpoint_layers: bool = field(default=False, metadata={"help": "recompute the learner's layers, to save memory"})
     eval_students: int = field(default=3, metadata={"help": "students trained from scratch by evaluate()"})
     sparse_updates: bool = field(default=False, metadata={"help": "update only the sequences that a step has seen"})
     privacy_noise_multiplier: float | None = field(default=None, metadata={"help": "σ of differential privacy"})
@@ -212,6 +222,7 @@ class FarziConfig(TrainingArguments):
         check_types(self, [f.name for f in fields(self) if f.name not in _STOCK])
         check_choices(self)
         check_ranges(self)
+        check_checkpointed_layers(self)
         OBJECTIVES[self.objective].check(self)
         SparseAdamW.check(self)
         PrivateMatching.check(self)

@@ -46,7 +46,7 @@ UNSUPPORTED = {
     "bf16_full_eval": "it would round the summary itself, because this is the Trainer's model; leave it out, or set bf16",
     "label_smoothing_factor": "the objective is the outer loss, and it has no smoothing; leave it out",
     "neftune_noise_alpha": "a summary has no embedding to add noise to; leave it out",
-    "gradient_checkpointing": "the adjoint decides what is kept; set adjoint='checkpoint' or 'reversible' to save memory",
+    "gradient_checkpointing": "the adjoint decides what is kept: set adjoint='checkpoint' or 'reversible'; and checkpoint_layers, for a deep learner",
     "use_liger_kernel": "its kernels have no second derivatives; leave it out",
     "deepspeed": "a summary is small and needs no sharding; use several processes with plain data parallelism",
     "fsdp": "a summary is small and needs no sharding; use several processes with plain data parallelism",
@@ -105,3 +105,18 @@ def check_ranges(config: Any) -> None:
         )
     if not 0 <= config.fresh_start_fraction <= 1:
         raise ValueError(f"fresh_start_fraction={config.fresh_start_fraction} is no share; give a number from 0 to 1")
+
+
+def check_checkpointed_layers(config: Any) -> None:
+    """Raises ValueError if the learner's layers cannot be computed again: `torch.vmap` and `torch.compile` do not see through that."""
+    if not config.checkpoint_layers:
+        return
+    if config.learners_per_step > 1:
+        raise ValueError(
+            f"checkpoint_layers=True with learners_per_step={config.learners_per_step}: layers are computed again for one learner at a "
+            f"time; use learners_per_step=1 and gradient_accumulation_steps={config.learners_per_step}"
+        )
+    if config.torch_compile:
+        raise ValueError(
+            "checkpoint_layers=True with torch_compile=True: a compiled step decides itself what it keeps; leave one out"
+        )

@@ -105,7 +105,7 @@ class FarziTrainer(StudentTrainer):
                 "task and processing_class are both given, but the task has a processing_class of its own; leave processing_class out"
             )
         self.task = task or LanguageModeling(processing_class)
-        self.learner = Learner(learner_init)
+        self.learner = Learner(learner_init, checkpoint_layers=args.checkpoint_layers)
         self._labelling = Labelling.by(teacher, self.learner)
         check_sequence_length(args.sequence_length, self.learner)
         collator = data_collator or self.task.collator

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from farzi_hf.data import IGNORED
 from farzi_hf.data.seeds import Purpose, check_seed, derive
+from farzi_hf.distillation.layer_checkpoint import keep_inputs_of_layers
 from farzi_hf.distillation.learner_checks import (
     check_causal,
     check_model,
@@ -49,6 +50,9 @@ class Learner:
     A folder may hold weights in half precision, so give `dtype`: what trains must be float32 or float64, also under bf16 autocast. The
     function reads the folder again for each learner.
 
+    With `checkpoint_layers`, the model keeps of each layer only the inputs, and computes it again for the first and for the second
+    derivative (`farzi_hf.distillation.layer_checkpoint`): less memory for a deep learner, more time.
+
     The model runs in evaluation mode: an adjoint may run an inner step twice, and both runs must give the same loss.
     The model uses "eager" attention, because fused attention kernels have no second derivative.
 
@@ -58,10 +62,12 @@ class Learner:
             it runs, has no second derivative, has nothing to train, or would train in half precision.
     """
 
-    def __init__(self, learner_init: LearnerInit):
+    def __init__(self, learner_init: LearnerInit, *, checkpoint_layers: bool = False):
         self._factory = _factory(learner_init)
         self.model = self._new_model()
         check_model(self.model)
+        if checkpoint_layers:
+            keep_inputs_of_layers(self.model)
         self.model.register_forward_pre_hook(feed_soft_tokens, with_kwargs=True)
         train_padding_row(self.model)
         self.vocab_size = vocabulary_size(self.model)

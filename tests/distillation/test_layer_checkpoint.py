@@ -1,0 +1,71 @@
+"""Layers that keep their inputs only: the same derivatives, the first and the second, with less memory."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import GPT2Config, LlamaConfig
+
+from farzi_hf import FarziConfig, FarziData, FarziDataConfig, GRU4RecConfig, SASRecConfig
+from farzi_hf.distillation import Learner, SyntheticTraining
+from farzi_hf.engine import Checkpoint, InnerAdam, Reversible, Tape
+from farzi_hf.engine.step_memory import LiveBytes
+
+V = 11
+LLAMA = LlamaConfig(
+    vocab_size=V, hidden_size=8, intermediate_size=12, num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=8,
+    pad_token_id=0, bos_token_id=1, eos_token_id=2,
+)  # fmt: skip
+NO_DROPOUT = {"embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0, "bos_token_id": 1, "eos_token_id": 2}
+MODELS = {
+    "gpt2": GPT2Config(vocab_size=V, n_positions=8, n_embd=8, n_layer=2, n_head=2, **NO_DROPOUT),
+    "llama": LLAMA,
+    "sasrec": SASRecConfig(num_items=V - 1, hidden_size=8, num_hidden_layers=2, num_attention_heads=1, max_length=8),
+}
+
+
+def meta_gradient(config, adjoint, **options) -> list[torch.Tensor]:
+    learner = Learner(config, **options)
+    torch.manual_seed(0)
+    farzi = FarziData(FarziDataConfig(4, 6, 3, V, inputs="soft", labels="own", label_dim=3)).double()
+    start = {name: x.double() for name, x in learner.initial_parameters(0).items()}
+    training = SyntheticTraining(InnerAdam(0.05, eps=1e-3), 1.0, 2, adjoint=adjoint)
+    theta = training(learner, farzi.tensors, start=start, steps=4, seed=0)
+    batch = {"input_ids": torch.arange(12).view(2, 6) % V, "labels": torch.arange(12).view(2, 6) % V}
+    loss = learner.hard_loss(theta, batch)
+    return [loss, *torch.autograd.grad(loss, list(farzi.parameters()))]
+
+
+@pytest.mark.parametrize("adjoint", [Tape(), Checkpoint(2), Reversible()], ids=lambda x: type(x).__name__)
+@pytest.mark.parametrize("name", MODELS)
+def test_the_meta_gradient_is_the_same(name, adjoint):
+    plain = meta_gradient(MODELS[name], adjoint)
+    recomputed = meta_gradient(MODELS[name], adjoint, checkpoint_layers=True)
+    for x, y in zip(plain, recomputed, strict=True):
+        # Llama's norms run in float32
+        torch.testing.assert_close(y, x, rtol=1e-6, atol=1e-7 if name == "llama" else 1e-12)
+
+
+def test_a_deep_learner_needs_less_memory_for_its_second_derivative():
+    config = GPT2Config(vocab_size=V, n_positions=32, n_embd=32, n_layer=8, n_head=2, **NO_DROPOUT)
+
+    def peak(**options) -> int:
+        learner = Learner(config, **options)
+        theta = {name: x.requires_grad_() for name, x in learner.initial_parameters(0).items()}
+        ids = torch.arange(8 * 32).view(8, 32) % V
+        with LiveBytes() as live:
+            loss = learner.hard_loss(theta, {"input_ids": ids, "labels": ids})
+            gradient = torch.autograd.grad(loss, list(theta.values()), create_graph=True)
+            torch.autograd.grad(sum((g * g).sum() for g in gradient), list(theta.values()))
+        return live.peak
+
+    assert peak(checkpoint_layers=True) < 0.35 * peak()
+
+
+def test_what_cannot_be_recomputed_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"checkpoint_layers=True, but GRU4Rec.* has no nn.ModuleList"):
+        Learner(GRU4RecConfig(num_items=V - 1, hidden_size=8), checkpoint_layers=True)
+    with pytest.raises(ValueError, match="learners_per_step=1 and gradient_accumulation_steps=2"):
+        FarziConfig(str(tmp_path), checkpoint_layers=True, learners_per_step=2, use_cpu=True)
+    with pytest.raises(ValueError, match="checkpoint_layers=True with torch_compile=True"):
+        FarziConfig(str(tmp_path), checkpoint_layers=True, torch_compile=True, use_cpu=True)
