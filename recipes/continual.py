@@ -53,7 +53,8 @@ def all_results(problem: ContinualProblem) -> Results:
     """What is not kept is computed, and the time left is shown."""
     own = problem.own
     cells = [(m, b, seed) for seed in own.seeds for m in own.memories for b in range(own.blocks)]
-    missing = [cell for cell in cells if not problem.is_kept(cell[2], cell[0], cell[1])]
+    own_cells = [(m, b, seed) for m, b, seed in cells if b or m == own.memories[0]]  # all share the first block
+    missing = [(m, b, seed) for m, b, seed in own_cells if not problem.is_kept(seed, m, b)]
     for memory, block, seed in tqdm(missing, "Blocks", disable=problem.args.disable_tqdm, dynamic_ncols=True):
         problem.result(seed, memory, block)
     return {(memory, block, seed): problem.result(seed, memory, block) for memory, block, seed in cells}
@@ -191,7 +192,7 @@ def table(rows: Sequence[dict[str, Any]], group: str) -> str:
         [
             {
                 "memory": name,
-                **{f"{row['block']}, n = {row['n']}": cell(row) for row in chosen if row["memory"] == name},
+                **{f"block {row['block']}, n = {row['n']}": cell(row) for row in chosen if row["memory"] == name},
             }
             for name in dict.fromkeys(row["memory"] for row in chosen)
         ]
