@@ -27,7 +27,7 @@ from tqdm.auto import tqdm
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.cli.run_folder import check_outputs
 from farzi_hf.evaluation import listed, markdown, save_csv, save_text
-from farzi_hf.evaluation.metrics import bootstrap_interval
+from farzi_hf.evaluation.metrics import bootstrap_interval, mean_and_spread, rank_metrics, ranking_intervals
 from farzi_hf.plots import plot_continual
 
 FILES = ("table.json", "table.md", "table.csv", "continual.png")
@@ -73,9 +73,11 @@ def memory_rows(problem: ContinualProblem, results: Results, memory: str) -> lis
         }
         for group in groups(block):
             measured = np.array([x["measured"][group] for x in found])
-            row = problem.task.row(MEMORIES[memory].title, [measured], round(np.mean([x["bytes"] for x in found])))
-            facts = {"memory": row.pop("method"), "block": block + 1, "users": group, "n": measured.shape[1]}
-            rows.append({**facts, **row, **seconds})
+            facts = {"memory": MEMORIES[memory].title, "block": block + 1, "users": group, "n": measured.shape[1]}
+            metrics = mean_and_spread([rank_metrics(users) for users in measured])
+            intervals = {f"{name}_interval": list(edges) for name, edges in ranking_intervals(measured).items()}
+            nbytes = round(np.mean([x["bytes"] for x in found]))
+            rows.append({**facts, **metrics, **intervals, "bytes": nbytes, **seconds})
     return rows
 
 
