@@ -36,12 +36,14 @@ class Interactions:
         num_items: the number of items; they are 1 … num_items.
         item_titles: num_items + 1 names, the padding's first; None if the data set has no titles.
         item_ids: the num_items original ids; None if they are 1 … num_items.
+        times: the timestamp of each item of each user, (n,) as in `sequences`; None where they were not asked for, or do not exist.
     """
 
     sequences: list[np.ndarray]
     num_items: int
     item_titles: list[str] | None = None
     item_ids: list | None = None
+    times: list[np.ndarray] | None = None
 
     @property
     def vocabulary(self) -> list[str]:
@@ -90,7 +92,7 @@ def load_sample_interactions(num_users: int = 1000, seed: int = 0) -> Interactio
 
 
 def load_interactions(
-    name: str | Path | Dataset | Any, data_dir: str | Path | None = None, min_interactions: int = 3
+    name: str | Path | Dataset | Any, data_dir: str | Path | None = None, min_interactions: int = 3, times: bool = False
 ) -> Interactions:
     """A data set of interactions as one sequence per user. An ambiguous value is refused; nothing is guessed.
 
@@ -104,6 +106,7 @@ def load_interactions(
             or the name of a data set that `datasets.load_dataset` finds (its split "train").
         data_dir: folder with the files. Without it a named data set is downloaded once, if it has a public download.
         min_interactions: users with fewer rows are left out. The default gives the paper's counts.
+        times: whether the result has the timestamps too. They take memory that a distillation does not need.
 
     Raises:
         ValueError: files or columns are missing, a file exists twice, is cut short or has other columns, an id or timestamp cannot be
@@ -112,13 +115,15 @@ def load_interactions(
         DataUnavailableError: there is no `data_dir`, and the data cannot be downloaded.
     """
     if not isinstance(name, str) or name not in SOURCES:
-        return _sequences(columns_of(name, data_dir), min_interactions)
+        return _sequences(columns_of(name, data_dir), min_interactions, times=times)
     source = SOURCES[name]
     files = source.files(name, data_dir)
-    return _sequences(source.read(files), min_interactions, source.titles(files))
+    return _sequences(source.read(files), min_interactions, source.titles(files), times)
 
 
-def _sequences(columns: Columns, min_interactions: int, titles: dict[Any, str] | None = None) -> Interactions:
+def _sequences(
+    columns: Columns, min_interactions: int, titles: dict[Any, str] | None = None, times: bool = False
+) -> Interactions:
     """Sorts, filters and numbers the rows. 100 M rows need less than 4 GiB, because there is no Python object per row."""
     counts = np.bincount(columns.users)
     kept = counts >= max(min_interactions, 1)
@@ -127,7 +132,7 @@ def _sequences(columns: Columns, min_interactions: int, titles: dict[Any, str] |
             f"min_interactions={min_interactions} leaves no user: the most active one has {counts.max(initial=0)}"
         )
     rows = np.lexsort((columns.times, columns.users))  # stable: equal timestamps keep the order of the rows
-    items = columns.items[rows]
+    items, moments = columns.items[rows], columns.times[rows] if times else None
     del rows
     items = items[np.repeat(kept, counts)]
     used = np.bincount(items, minlength=len(columns.item_ids)) > 0
@@ -135,5 +140,7 @@ def _sequences(columns: Columns, min_interactions: int, titles: dict[Any, str] |
     flat = number[items]
     ids = [columns.item_ids[i] for i in np.flatnonzero(used)]
     names = [PADDING_TITLE, *(titles.get(item, str(item)) for item in ids)] if titles else None
-    sequences = np.split(flat, np.cumsum(counts[kept])[:-1])
-    return Interactions(sequences, len(ids), names, ids)
+    ends = np.cumsum(counts[kept])[:-1]
+    sequences = np.split(flat, ends)
+    moments = np.split(moments[np.repeat(kept, counts)], ends) if times else None
+    return Interactions(sequences, len(ids), names, ids, moments)

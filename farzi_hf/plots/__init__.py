@@ -7,6 +7,7 @@ from farzi_hf.plots.attribution import plot_attribution
 from farzi_hf.plots.benchmark import plot_benchmark
 from farzi_hf.plots.budget import plot_budget
 from farzi_hf.plots.comparison import plot_comparison
+from farzi_hf.plots.continual import plot_continual
 from farzi_hf.plots.deciles import plot_deciles
 from farzi_hf.plots.distillation import plot_distillation
 from farzi_hf.plots.memory import plot_memory
@@ -15,6 +16,6 @@ from farzi_hf.plots.summary import plot_entropy, plot_popularity, plot_tokens
 from farzi_hf.plots.trajectory_count import plot_trajectory_count
 
 __all__ = [
-    "plot_attribution", "plot_benchmark", "plot_budget", "plot_comparison", "plot_deciles", "plot_distillation", "plot_entropy",
+    "plot_attribution", "plot_benchmark", "plot_budget", "plot_comparison", "plot_continual", "plot_deciles", "plot_distillation", "plot_entropy",
     "plot_memory", "plot_popularity", "plot_scaling", "plot_tokens", "plot_trajectory_count",
 ]  # fmt: skip

@@ -69,6 +69,16 @@ def test_a_users_items_by_time_then_row_numbered_and_filtered(name, folder):
     assert load_interactions(name, folder, min_interactions=4).num_items == 3
 
 
+def test_timestamps_stand_beside_the_items_where_they_are_asked_for(tmp_path):
+    for file, text in FILES["ml-100k"].items():
+        (tmp_path / file).write_text(text)
+    interactions = load_interactions("ml-100k", tmp_path, times=True)
+    assert lists(interactions) == EXPECTED
+    kept = [user for user in dict.fromkeys(sorted(u for u, _, _ in ROWS)) if sum(u == user for u, _, _ in ROWS) >= 3]
+    assert [times.tolist() for times in interactions.times] == [sorted(t for u, _, t in ROWS if u == k) for k in kept]
+    assert load_interactions("ml-100k", tmp_path).times is None
+
+
 def test_titles_are_read_where_they_are(tmp_path):
     cases = {
         "ml-100k": ("u.item", "{i}|Caf\xe9 {i} (1995)|01-Jan-1995||http"),
