@@ -96,7 +96,7 @@ def example_configs() -> dict[str, Path]:
         if installed:
             return {Path(path).stem: Path(path) for path in sorted(installed)}
     folder = Path(__file__).resolve().parents[2] / "recipes" / "configs"
-    others = ("attribution_", "objectives_", "paper_")  # of other recipes than a distillation
+    others = ("attribution_", "model_selection_", "objectives_", "paper_")  # of other recipes than a distillation
     return {path.stem: path for path in sorted(folder.glob("*.yaml")) if not path.stem.startswith(others)}
 
 
