@@ -4,9 +4,9 @@
     python recipes/model_selection.py                                         # the embedded interactions, under a minute
 
 Each configuration (architecture, width, layers, learning rate, weight decay) is trained on summaries, on real windows with a teacher's
-labels, on random users, on all real data with as many steps, and on all real data for long. The last one is the truth: how well do the
-validation metrics of the others rank the configurations, and what does their choice lose on test users? Everything is kept in
-`output_dir`, so a run that was stopped goes on.
+labels, on random users, and on all real data: with as many steps, at the cost of the summary with its teachers, and for long. The last
+one is the truth: how well do the validation metrics of the others rank the configurations, and what does their choice lose on test
+users? Everything is kept in `output_dir`, so a run that was stopped goes on.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ def write(
 
 RULE = (
     "τ compares validation metrics with those of the truth, on the same users. Brackets hold the middle 95 % over resampled "
-    "configurations; splits of the users are averaged. Regret, in points of the metric on test users: the best truth less the truth of "
-    "the chosen configuration. The row of the truth is the ceiling: what it loses is the difference between validation and test users."
+    "configurations; splits of the users are averaged. Within architectures: the mean of each one's τ. Regret, in points of "
+    "the metric on test users: the best truth less the truth of the chosen configuration. The row of the truth is the ceiling: what it loses is the difference between validation and test users."
 )
 
 
@@ -102,7 +102,7 @@ def facts_of(problem: SelectionProblem, results: dict[str, Results]) -> dict[str
         f"{args.teacher_steps} steps of {args.teacher_batch_size} windows each",
         "bytes of the summary, and of all real data": f"{c.farzi.nbytes:,}, {c.nbytes(c.splits['train']):,}",
         "items of the random users": f"{args.num_sequences * args.sequence_length:,} of {len(flatten_sequences(c.splits['train'])[0]):,}",
-        "steps of every way but the truth": f"{args.inner_steps}, about {c.tokens_per_step} tokens each",
+        "steps": f"{args.inner_steps}, at the same cost {own.same_cost_steps}, about {c.tokens_per_step} tokens each",
         "truth": f"{own.long_steps} steps of {own.long_batch_size} windows, a learning rate that falls",
         "regret of a random choice, points": blind,
         **environment(args),
@@ -120,6 +120,7 @@ def ranking(rows: Sequence[dict[str, Any]], metric: str) -> str:
                 "trained on": row["chosen by"],
                 "Kendall's τ": cell(row, "kendall"),
                 "of each split": ", ".join(f"{x:.2f}" for x in row["kendall_splits"]),
+                "τ within architectures": cell(row, "kendall_within"),
                 "Spearman's ρ": cell(row, "spearman"),
                 "τ to test": cell(row, "kendall_test"),
                 "regret on test, points": cell(row, "regret", 100.0, 1),

@@ -31,9 +31,11 @@ CONFIGS = Path(__file__).resolve().parent / "configs"
 CARDS = Path(__file__).resolve().parents[1] / "model_cards"
 DATASETS = ("ml-100k", "sample_interactions")
 DISTILLED, START, WINDOWS = "the summary", "the summary before outer steps", "real windows, teacher's labels"
-RANDOM, SAME_STEPS, LONG = "random users", "all real data, same steps", "all real data, for long"
+RANDOM, SAME_STEPS = "random users", "all real data, same steps"
+SAME_COST, LONG = "all real data, same cost", "all real data, for long"
 PARTS = ("validation", "test")
-STEPS = ("inner_steps", "inner_lr_scheduler_type", "synthetic_batch_size", "num_sequences", "sequence_length")
+STEP = ("inner_lr_scheduler_type", "synthetic_batch_size", "num_sequences", "sequence_length")
+"""Settings of a step on real data."""
 
 
 @dataclass
@@ -50,6 +52,12 @@ class SelectionArguments:
     )
     weight_decays: list[float] = field(default_factory=lambda: [0.0, 1e-3], metadata={"help": "of Adam"})
     per_architecture: int = field(default=8, metadata={"help": "configurations of each, drawn from all combinations"})
+    same_cost_steps: int = field(
+        default=340,
+        metadata={
+            "help": "steps on all real data that cost as much as the summary in all, teachers and outer steps too"
+        },
+    )
     long_steps: int = field(default=600, metadata={"help": "training steps of the truth"})
     long_batch_size: int = field(default=32, metadata={"help": "real windows per step of the truth"})
     card_dir: str | None = field(default=None, metadata={"help": "folder of table and figure"})
@@ -66,10 +74,9 @@ class SelectionArguments:
                 f"per_architecture={self.per_architecture} and architectures={self.architectures} give {count} configurations, "
                 "which no correlation is made of: give at least 3"
             )
-        if min(self.long_steps, self.long_batch_size) < 1:
-            raise ValueError(
-                f"long_steps={self.long_steps}, long_batch_size={self.long_batch_size}: both have to be at least 1"
-            )
+        for name in ("same_cost_steps", "long_steps", "long_batch_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} trains nothing: give at least 1")
 
 
 @dataclass(frozen=True)
@@ -122,29 +129,38 @@ class Way:
     """
 
     name: str
-    student: Callable[[Comparison], Student]
+    student: Callable[[Comparison, SelectionArguments], Student]
     summary: str = START
     uses: tuple[str, ...] | None = None
 
 
-def same_steps(c: Comparison) -> Student:
-    return c.real_student(c.splits["train"], c.steps, c.seeds[0])
+def on_summary(c: Comparison, own: SelectionArguments) -> Student:
+    return c.summary_student()
 
 
-def random_users(c: Comparison) -> Student:
+def random_users(c: Comparison, own: SelectionArguments) -> Student:
     """A student on users who together have as many items as the summary has positions."""
     items = c.farzi.config.num_sequences * c.farzi.config.sequence_length
     return c.real_student(c.draw_tokens(items, c.seeds[0]), c.steps, c.seeds[0])
 
 
-def for_long(c: Comparison) -> Student:
+def same_steps(c: Comparison, own: SelectionArguments) -> Student:
+    return c.real_student(c.splits["train"], c.steps, c.seeds[0])
+
+
+def same_cost(c: Comparison, own: SelectionArguments) -> Student:
+    return c.real_student(c.splits["train"], own.same_cost_steps, c.seeds[0])
+
+
+def for_long(c: Comparison, own: SelectionArguments) -> Student:
     return c.long_student(c.seeds[0])
 
 
 WAYS = (
-    *(Way(name, Comparison.summary_student, name) for name in (DISTILLED, START, WINDOWS)),
-    Way(RANDOM, random_users, uses=STEPS),
-    Way(SAME_STEPS, same_steps, uses=STEPS),
+    *(Way(name, on_summary, name) for name in (DISTILLED, START, WINDOWS)),
+    Way(RANDOM, random_users, uses=("inner_steps", *STEP)),
+    Way(SAME_STEPS, same_steps, uses=("inner_steps", *STEP)),
+    Way(SAME_COST, same_cost, uses=("same_cost_steps", *STEP)),
     Way(LONG, for_long, uses=("long_steps", "long_batch_size")),
 )
 PROXIES = WAYS[:-1]
@@ -259,7 +275,7 @@ class SelectionProblem:
     def _train(self, split: int, configuration: Configuration, way: Way) -> dict[str, Any]:
         c = self.comparison(split, configuration, way.summary)
         begin = time.process_time()
-        student = way.student(c)
+        student = way.student(c, self.selection)
         seconds = round(time.process_time() - begin, 3)
         found = {part: c.task.metrics(c.statistics(student, c.splits[part])) for part in PARTS}
         return {"seconds": seconds, **found}

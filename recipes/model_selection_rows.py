@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from model_selection_problem import DISTILLED, LONG, PARTS, RANDOM, SAME_STEPS, START, WAYS, WINDOWS
+from model_selection_problem import DISTILLED, LONG, PARTS, RANDOM, SAME_COST, SAME_STEPS, START, WAYS, WINDOWS
 
 from farzi_hf.attribution import spearman
 from farzi_hf.evaluation.metrics import bootstrap_interval
@@ -41,9 +41,11 @@ class Results:
 
     Args:
         values: `values[way][part]` (splits, n), the metric of each configuration.
+        architectures: (n,), of each configuration.
     """
 
     values: dict[str, dict[str, np.ndarray]]
+    architectures: np.ndarray
 
     @property
     def truth(self) -> dict[str, np.ndarray]:
@@ -59,6 +61,11 @@ class Results:
         pairs = zip(self.values[way]["validation"][:, chosen], self.truth[part][:, chosen], strict=True)
         return [correlation(measure, x, y) for x, y in pairs]
 
+    def within(self, way: str, chosen: np.ndarray) -> list[float]:
+        """Of each split, Kendall's τ among configurations of one architecture, as a mean over the architectures."""
+        groups = [chosen[self.architectures[chosen] == name] for name in dict.fromkeys(self.architectures[chosen])]
+        return np.mean([self.correlations(way, kendall, "validation", group) for group in groups], axis=0).tolist()
+
     def regrets(self, way: str, chosen: np.ndarray) -> list[float]:
         """Of each split, on test users, where the validation metric of a way chooses."""
         pairs = zip(self.values[way]["validation"][:, chosen], self.truth["test"][:, chosen], strict=True)
@@ -69,6 +76,7 @@ class Results:
         row: dict[str, Any] = {"chosen by": way, "metric": metric}
         for name, measure in CORRELATIONS.items():
             row |= self._summed(name, lambda chosen, f=measure: self.correlations(way, f, "validation", chosen))
+        row |= self._summed("kendall_within", lambda chosen: self.within(way, chosen))
         row |= self._summed("kendall_test", lambda chosen: self.correlations(way, kendall, "test", chosen))
         return row | self._summed("regret", lambda chosen: self.regrets(way, chosen))
 
@@ -100,7 +108,9 @@ def results_of(trainings: Sequence[dict[str, Any]], metric: str) -> Results:
         rows = [row for row in trainings if row["way"] == way]
         return np.array([[row[part][metric] for row in rows if row["split"] == split] for split in splits])
 
-    return Results({way.name: {part: values(way.name, part) for part in PARTS} for way in WAYS})
+    architectures = [row["architecture"] for row in trainings if (row["way"], row["split"]) == (LONG, splits[0])]
+    found = {way.name: {part: values(way.name, part) for part in PARTS} for way in WAYS}
+    return Results(found, np.array(architectures))
 
 
 def cost_rows(trainings: Sequence[dict[str, Any]], before: Sequence[dict[str, float]]) -> list[dict[str, Any]]:
@@ -119,22 +129,25 @@ _WORDS = {1: "ranks better than", 0: "is not told apart from", -1: "ranks worse 
 
 
 def findings_of(results: dict[str, Results], costs: Sequence[dict[str, Any]]) -> list[str]:
-    """Sentences that come first: whether each summary is worth it, and the differences of τ that say so."""
+    """Sentences that come first: whether each summary is worth it, what its choices lose, and the differences of τ."""
     seconds = {row["trained on"]: row["all"] for row in costs}
     found = []
     for ours in (DISTILLED, START):
-        signs = [difference_of(results[metric], ours, SAME_STEPS)[1] for metric in METRICS]
-        found.append(f"**{verdict(ours, signs, seconds[ours] / seconds[LONG])}**")
+        signs = [difference_of(x, ours, SAME_COST)[1] for x in results.values()]
+        regrets = [f"{METRICS[metric]} {regret_text(x, ours)}" for metric, x in results.items()]
+        found.append(
+            f"**{verdict(ours, signs, seconds[ours] / seconds[LONG])}** Its choices lose, in points on test users: {'; '.join(regrets)}."
+        )
     return found + [
         f"{title}: {difference_of(results[metric], ours, theirs)[0]}"
         for metric, title in METRICS.items()
         for ours in (DISTILLED, START)
-        for theirs in (SAME_STEPS, RANDOM, WINDOWS)
+        for theirs in (SAME_COST, SAME_STEPS, RANDOM, WINDOWS)
     ]
 
 
 def verdict(ours: str, signs: Sequence[int], share: float) -> str:
-    """Worth it if it ranks better than real data do in as many steps, in one metric and worse in none, and is cheaper than the truth.
+    """Worth it if it ranks better than real data at the same cost, in one metric and worse in none, and is cheaper than the truth.
 
     Args:
         signs: of the difference of τ in each metric.
@@ -142,9 +155,15 @@ def verdict(ours: str, signs: Sequence[int], share: float) -> str:
     """
     better = max(signs) > 0 and min(signs) >= 0
     return (
-        f"To choose a configuration, {ours} is {'' if better and share < 1 else 'not '}worth it: it {'ranks' if better else 'does not rank'} "
-        f"better than {SAME_STEPS}. It takes {share:.0%} of the truth's CPU seconds."
+        f"To rank configurations, {ours} is {'' if better and share < 1 else 'not '}worth it: it {'ranks' if better else 'does not rank'} "
+        f"them better than {SAME_COST}. It takes {share:.0%} of the truth's CPU seconds."
     )
+
+
+def regret_text(results: Results, ours: str) -> str:
+    """The regret of a summary beside that of real data at the same cost, of the truth and of a random choice."""
+    mine, cost, truth = (100 * np.mean(results.regrets(way, results.places)) for way in (ours, SAME_COST, LONG))
+    return f"{mine:.1f} ({SAME_COST} {cost:.1f}, the truth {truth:.1f}, a random choice {100 * results.blind_regret():.1f})"
 
 
 def difference_of(results: Results, ours: str, theirs: str) -> tuple[str, int]:

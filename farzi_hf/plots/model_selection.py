@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 
 from farzi_hf.plots.style import MUTED, OURS, clean, plain_numbers, save
 
-_COLUMNS = 3
+_COLUMNS = 4
 _MARKERS = ("o", "^", "s", "D")
 
 
@@ -26,7 +26,7 @@ def plot_model_selection(
         titles: of the panels, by way, in their order.
     """
     lines = -(-(len(titles) + 1) // _COLUMNS)  # one place more, for the legend
-    figure = Figure(figsize=(3.6 * _COLUMNS, 3.3 * lines), layout="constrained")
+    figure = Figure(figsize=(3.3 * _COLUMNS, 3.2 * lines), layout="constrained")
     panels = figure.subplots(lines, _COLUMNS, squeeze=False, sharey=True).flat
     colors = _kinds(points, "architecture", OURS)
     markers = _kinds(points, "split", _MARKERS)

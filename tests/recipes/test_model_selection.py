@@ -15,6 +15,7 @@ from model_selection_problem import (
     CONFIGS,
     DISTILLED,
     LONG,
+    SAME_COST,
     SAME_STEPS,
     START,
     WAYS,
@@ -33,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("small_data")
 TINY = (
     "--num_sequences", "4", "--sequence_length", "8", "--inner_steps", "4", "--synthetic_batch_size", "2", "--window", "2", "--max_steps", "1",
     "--teacher_steps", "3", "--teacher_batch_size", "4", "--per_device_train_batch_size", "4", "--learner", SASREC, "--widths", "4",
-    "--layers", "1", "--learning_rates", "0.01", "--weight_decays", "0", "--per_architecture", "1", "--long_steps", "3",
+    "--layers", "1", "--learning_rates", "0.01", "--weight_decays", "0", "--per_architecture", "1", "--long_steps", "3", "--same_cost_steps", "5",
     "--long_batch_size", "4", "--use_cpu", "true", "--disable_tqdm", "true",
 )  # fmt: skip
 
@@ -137,7 +138,7 @@ def results(**proxies: np.ndarray) -> Results:
     """Results over two splits whose truth is in rising order. All other proxies rank as the truth does."""
     rising = np.stack([np.arange(24.0)] * 2)
     values = {way.name: {"validation": proxies.get(way.name, rising), "test": rising} for way in WAYS}
-    return Results(values)
+    return Results(values, np.repeat(["sasrec", "fmlp", "gru4rec"], 8))
 
 
 def test_a_row_tells_a_good_proxy_from_a_reversed_one() -> None:
@@ -146,22 +147,33 @@ def test_a_row_tells_a_good_proxy_from_a_reversed_one() -> None:
     good, bad = (found.row(way, "hr@100") for way in (DISTILLED, START))
     assert (good["kendall"], good["spearman"], good["regret"]) == (1, pytest.approx(1), 0)
     assert (bad["kendall"], bad["spearman"], bad["regret"]) == (-1, pytest.approx(-1), 23)
+    assert (good["kendall_within"], bad["kendall_within"]) == (1, -1)
     assert good["kendall_interval"] == pytest.approx([1, 1])
     assert found.blind_regret() == 11.5
 
 
 def test_the_findings_say_whether_the_summary_is_worth_it() -> None:
     noisy = np.stack([np.random.default_rng(seed).normal(size=24) for seed in (0, 1)])
-    found = {metric: results(**{SAME_STEPS: noisy}) for metric in ("hr@100", "ndcg@10")}
+    found = {metric: results(**{SAME_COST: noisy}) for metric in ("hr@100", "ndcg@10")}
     costs = cost_rows([{"way": way.name, "seconds": 2.0} for way in WAYS], [{DISTILLED: 5.0, START: 3.0}])
     expected = {way.name: 2.0 for way in WAYS} | {DISTILLED: 7.0, START: 5.0}
     assert {row["trained on"]: row["all"] for row in costs} == expected
     first, second, *differences = findings_of(found, costs)
-    assert "the summary is not worth it: it ranks better" in first  # but costs more than the truth
+    assert "the summary is not worth it: it ranks them better" in first  # but costs more than the truth
     assert "350% of the truth" in first
+    assert "HR@100 0.0 (all real data, same cost" in first
     assert "the summary before outer steps is not worth it" in second
-    assert "ranks better than all real data, same steps" in differences[0]
-    assert "is not told apart from random users" in differences[1]
+    assert "ranks better than all real data, same cost" in differences[0]
+    assert "is not told apart from all real data, same steps" in differences[1]
+
+
+def test_to_tell_architectures_apart_is_not_to_rank_within_them() -> None:
+    blocks = np.repeat([[0.0, 10.0, 20.0]], 8) - np.tile(
+        np.arange(8.0), 3
+    )  # the right order of architectures, reversed within each
+    row = results(**{START: np.stack([blocks] * 2)}).row(START, "hr@100")
+    assert row["kendall"] > 0.3
+    assert row["kendall_within"] == -1
 
 
 @pytest.mark.parametrize(
@@ -180,6 +192,7 @@ def test_worth_it_is_better_in_one_metric_worse_in_none_and_cheaper(
         ({"per_architecture": 100}, "per_architecture=100, but .* 36 combinations"),
         ({"architectures": ["fmlp"], "per_architecture": 2}, "2 configurations, which no correlation"),
         ({"long_steps": 0}, "long_steps=0"),
+        ({"same_cost_steps": 0}, "same_cost_steps=0"),
     ],
 )
 def test_unusable_settings_are_named(changes: dict, message: str) -> None:
