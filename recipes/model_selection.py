@@ -80,8 +80,9 @@ def write(
 
 RULE = (
     "τ compares validation metrics with those of the truth, on the same users. Brackets hold the middle 95 % over resampled "
-    "configurations; splits of the users are averaged. Within architectures: the mean of each one's τ. Regret, in points of "
-    "the metric on test users: the best truth less the truth of the chosen configuration. The row of the truth is the ceiling: what it loses is the difference between validation and test users."
+    "configurations; splits of the users are averaged. Within architectures: the mean of each one's τ. Regret, in points of the metric on "
+    "test users: the best truth less the truth of the chosen configuration. The row of the truth is the ceiling: what it loses is the "
+    "difference between validation and test users."
 )
 
 
