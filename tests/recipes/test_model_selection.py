@@ -25,7 +25,7 @@ from model_selection_problem import (
     configurations_of,
     parse,
 )
-from model_selection_rows import Results, correlation, cost_rows, findings_of, kendall, regret, verdict
+from model_selection_rows import Results, correlation, cost_rows, findings_of, kendall, ranks_better, regret, verdict
 from tiny_recipes import SASREC, places
 
 from farzi_hf.evaluation.metrics import bootstrap_interval
@@ -159,7 +159,9 @@ def test_the_findings_say_whether_the_summary_is_worth_it() -> None:
     expected = {way.name: 2.0 for way in WAYS} | {DISTILLED: 7.0, START: 5.0}
     assert {row["trained on"]: row["all"] for row in costs} == expected
     first, second, *differences = findings_of(found, costs)
-    assert "the summary is not worth it: it ranks them better" in first  # but costs more than the truth
+    assert (
+        "the summary is not worth it: beside all real data, same cost, it ranks configurations better" in first
+    )  # but costs more than the truth
     assert "350% of the truth" in first
     assert "HR@100 0.0 (all real data, same cost" in first
     assert "the summary before outer steps is not worth it" in second
@@ -176,14 +178,18 @@ def test_to_tell_architectures_apart_is_not_to_rank_within_them() -> None:
     assert row["kendall_within"] == -1
 
 
+def test_better_is_better_in_one_metric_and_worse_in_none() -> None:
+    assert [ranks_better(signs) for signs in ([1, 0], [0, 0], [1, -1], [1, 1])] == [True, False, False, True]
+
+
 @pytest.mark.parametrize(
-    ("signs", "share", "worth"),
-    [([1, 0], 0.5, True), ([0, 0], 0.5, False), ([1, -1], 0.5, False), ([1, 1], 1.5, False)],
+    ("better", "more", "share", "worth"),
+    [(True, False, 0.5, True), (False, False, 0.5, False), (True, True, 0.5, False), (True, False, 1.5, False)],
 )
-def test_worth_it_is_better_in_one_metric_worse_in_none_and_cheaper(
-    signs: list[int], share: float, worth: bool
+def test_worth_it_is_better_ranks_no_worse_choices_and_cheaper(
+    better: bool, more: bool, share: float, worth: bool
 ) -> None:
-    assert ("is worth it" in verdict(START, signs, share)) == worth
+    assert ("is worth it" in verdict(START, better, more, share)) == worth
 
 
 @pytest.mark.parametrize(
