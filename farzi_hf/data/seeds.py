@@ -58,6 +58,7 @@ class Purpose(IntEnum):
     RANDOM_SCORES = 31  # scores that know nothing, to compare with
     PRIVATE_SAMPLE = 32  # (seed of a micro-batch): the real rows of a private step; the seed is a secret key
     PRIVATE_NOISE = 33  # (seed of a micro-batch): the noise of a private step; of the same key
+    CONFIGURATIONS = 34  # (architecture): which combinations of settings are configurations to choose from
 
 
 def stream(seed: int, purpose: Purpose, *numbers: int) -> np.random.Generator:

@@ -11,11 +11,12 @@ from farzi_hf.plots.continual import plot_continual
 from farzi_hf.plots.deciles import plot_deciles
 from farzi_hf.plots.distillation import plot_distillation
 from farzi_hf.plots.memory import plot_memory
+from farzi_hf.plots.model_selection import plot_model_selection
 from farzi_hf.plots.scaling import plot_scaling
 from farzi_hf.plots.summary import plot_entropy, plot_popularity, plot_tokens
 from farzi_hf.plots.trajectory_count import plot_trajectory_count
 
 __all__ = [
     "plot_attribution", "plot_benchmark", "plot_budget", "plot_comparison", "plot_continual", "plot_deciles", "plot_distillation", "plot_entropy",
-    "plot_memory", "plot_popularity", "plot_scaling", "plot_tokens", "plot_trajectory_count",
+    "plot_memory", "plot_model_selection", "plot_popularity", "plot_scaling", "plot_tokens", "plot_trajectory_count",
 ]  # fmt: skip

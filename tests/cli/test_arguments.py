@@ -15,7 +15,8 @@ from farzi_hf.evaluation import BASELINES, RunSettings
 
 TYPES = (RunSettings, FarziConfig)
 DEFAULT = CONFIGS / "ptb_50x50.yaml"
-TABLES = ("attribution_", "continual_", "objectives_", "paper_")  # configs of other recipes, which have more fields
+# Configs of other recipes, which have more fields.
+TABLES = ("attribution_", "continual_", "inputs_", "model_selection_", "objectives_", "paper_")
 SIZES = {
     "demo", "demo_recsys", "ptb_10x50", "ptb_50x50", "ptb_400x50", "ptb_10x50_shared", "ptb_50x50_shared", "ptb_400x50_shared", "magazine_50x20",
     "magazine_50x20_shared", "ml-100k_50x50", "ml-100k_50x50_shared", "ml-1m_200x50", "netflix_500x200", "docstrings_60x64",
