@@ -1,7 +1,7 @@
 """Can a summary choose models and settings for you? Rank correlation of cheap trainings with long ones on all real data.
 
     python recipes/model_selection.py --dataset ml-100k --data_dir FOLDER     # about 20 minutes on one core
-    python recipes/model_selection.py                                         # the embedded interactions, under a minute
+    python recipes/model_selection.py                                         # the embedded interactions, about a minute
 
 Each configuration (architecture, width, layers, learning rate, weight decay) is trained on summaries, on real windows with a teacher's
 labels, on random users, and on all real data: with as many steps, at the cost of the summary with its teachers, and for long. The last
