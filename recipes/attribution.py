@@ -4,6 +4,8 @@
     python recipes/attribution.py --dataset ml-100k --data_dir FOLDER
     python recipes/attribution.py --dataset sample                      # the embedded corpus, under a minute
 
+With `pip install farzi-hf[bench]` there is a row of TRAK too.
+
 Each score is judged by the linear datamodelling score (Park et al., 2023): the rank correlation of predicted and true test loss over
 retrainings that leave out random sequences. Then a share of the sequences is spoilt, and the scores should find them. Last, time and
 memory of each way to differentiate are measured over T. Everything is kept in `output_dir`, so a run that was stopped goes on.
@@ -16,6 +18,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +39,7 @@ from farzi_hf.attribution import (
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.cli.run_folder import check_outputs
 from farzi_hf.data import IGNORED
-from farzi_hf.data.seeds import Purpose, stream
+from farzi_hf.data.seeds import Purpose, derive, stream
 from farzi_hf.distillation import Parameters
 from farzi_hf.engine import Reversible
 from farzi_hf.evaluation import listed, markdown, save_csv, save_text
@@ -45,6 +48,8 @@ from farzi_hf.plots import plot_attribution
 FILES = ("table.json", "table.md", "table.csv", "costs.csv", "attribution.png")
 RESAMPLES = 1000
 EXACT, TRACIN, COSINE, RANDOM = "exact influence", "TracIn, 3 checkpoints", "gradient cosine", "random"
+TRAK_MODELS = 3
+TRAK = f"TRAK, {TRAK_MODELS} models"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -72,12 +77,14 @@ def lds_rows(problem: AttributionProblem, steps: int) -> list[dict[str, Any]]:
     """A row per method: the datamodelling score of the mean test loss and of single test sequences, over all seeds."""
     found = []
     for seed in problem.args.seeds:
-        scores = problem.kept(f"seed-{seed}/T-{steps}/scores", lambda seed=seed: scores_of(problem, seed, steps))
+        scores = problem.kept(f"seed-{seed}/T-{steps}/scores", lambda seed=seed: scores_of(problem, seed, steps))[
+            "scores"
+        ]
+        if find_spec("trak"):
+            scores |= problem.kept(f"seed-{seed}/T-{steps}/trak", lambda seed=seed: trak_of(problem, seed, steps))
         losses = torch.tensor(retrained(problem, seed, steps))
         left_out = problem.left_out(seed)
-        found.append(
-            {method: samples(torch.tensor(rows), left_out, losses) for method, rows in scores["scores"].items()}
-        )
+        found.append({method: samples(torch.tensor(rows), left_out, losses) for method, rows in scores.items()})
         say(f"T = {steps}, seed {seed}: " + ", ".join(f"{method} {x[0, 0]:.3f}" for method, x in found[-1].items()))
     rows = []
     for method in found[0]:
@@ -130,6 +137,16 @@ def scores_of(problem: AttributionProblem, seed: int, steps: int) -> dict[str, A
         "scores": {method: x.tolist() for method, x in scores.items()},
         "training_seconds": trained - begin, "influence_seconds": done - trained, "test_before": before, "test_after": after,
     }  # fmt: skip
+
+
+def trak_of(problem: AttributionProblem, seed: int, steps: int) -> dict[str, Any]:
+    """The scores (1 + m, n) of TRAK, over models that differ in start and minibatches."""
+    from attribution_trak import trak_scores  # the library is not needed for the rest
+
+    seeds = [seed, *(derive(seed, Purpose.LEARNER, k) for k in range(1, TRAK_MODELS))]
+    models = [problem.training(s, steps).train() for s in seeds]
+    scores = trak_scores(problem.training(seed, steps), problem.test, models)
+    return {TRAK: torch.cat([scores.mean(0, keepdim=True), scores[: problem.args.single_tests]]).tolist()}
 
 
 def retrained(problem: AttributionProblem, seed: int, steps: int) -> list[list[float]]:
@@ -239,6 +256,9 @@ def write(
         f"CPU ms per step at T = {steps}": f"training {1e3 * training / steps:.1f}, exact influence {1e3 * exact / steps:.1f} "
         f"({exact / training:.2f} times training)",
         "planted faults": f"{planted.sum()} of {len(planted)} sequences for each seed, k of recall@k; T = {args.fault_steps:,}",
+        "TRAK": "its authors' library, the margin of each token"
+        if find_spec("trak")
+        else "not measured: pip install farzi-hf[bench]",
         "torch": torch.__version__,
     }
     tables = [lds_table(scored), fault_table(faults), cost_table(costs, args.memory_limit)]

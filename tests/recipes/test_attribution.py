@@ -17,7 +17,8 @@ from tiny_recipes import GPT2, SASREC
 
 from farzi_hf.attribution import WeightedTraining
 
-pytestmark = pytest.mark.usefixtures("small_data")
+# Python compiles the library `trak` at its first import, and finds escape sequences that it does not know.
+pytestmark = [pytest.mark.usefixtures("small_data"), pytest.mark.filterwarnings("ignore:invalid escape sequence")]
 LEARNERS = {"sample": GPT2, "sample_interactions": SASREC}
 TINY = (
     "--num_train", "12", "--num_test", "4", "--single_tests", "1", "--longest", "8", "--steps", "2", "3", "--seeds", "0", "1", "--faults", "0.2",
@@ -104,6 +105,32 @@ def test_corrupted_copies_are_other_sequences_each_time(tmp_path) -> None:
     assert first["input_ids"].shape == real["input_ids"].shape
     assert not torch.equal(first["input_ids"], second["input_ids"])
     assert (first["input_ids"] != real["input_ids"]).any(1).all()
+
+
+@pytest.mark.parametrize("dataset", LEARNERS)
+def test_trak_scores_each_test_sequence(dataset: str, tmp_path) -> None:
+    pytest.importorskip("trak")
+    scores = torch.tensor(attribution.trak_of(problem(dataset, tmp_path), 0, 3)[attribution.TRAK])
+    assert scores.shape == (2, 12)
+    assert scores.isfinite().all()
+    assert (scores.std(1) > 0).all()
+
+
+def test_the_margin_of_trak_is_the_log_odds_of_each_token(tmp_path) -> None:
+    trak = pytest.importorskip("attribution_trak")
+    p = problem("sample", tmp_path)
+    batch = [p.test[name] for name in ("input_ids", "labels", "attention_mask")]
+    model = p.learner.model
+    found, slope = (
+        trak.Margin().get_output(model, None, None, *batch),
+        trak.Margin().get_out_to_loss_grad(model, None, None, batch),
+    )
+    for i, row in enumerate(p.test["input_ids"]):
+        length = int(p.test["attention_mask"][i].sum())
+        probabilities = model(input_ids=row[None, :length]).logits[0].softmax(-1)
+        true = probabilities[torch.arange(length - 1), row[1:length]]
+        torch.testing.assert_close(found[i], torch.log(true / (1 - true)).sum(), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(slope[i, 0], (1 - true).mean())
 
 
 def test_a_retraining_leaves_out_its_share_and_other_settings_are_not_found_again(tmp_path) -> None:
