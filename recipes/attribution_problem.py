@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from kept import kept
 from torch import Tensor
 
 from farzi_hf.attribution import WeightedTraining
@@ -20,7 +20,7 @@ from farzi_hf.data import minibatches
 from farzi_hf.data.seeds import Purpose, derive, stream
 from farzi_hf.distillation import Learner, Parameters
 from farzi_hf.engine import OPTIMIZERS, InnerOptimizer
-from farzi_hf.evaluation import LanguageModeling, Recommendation, RunSettings, TaskData, save_text
+from farzi_hf.evaluation import LanguageModeling, Recommendation, RunSettings, TaskData
 
 CONFIGS = Path(__file__).resolve().parent / "configs"
 CARDS = Path(__file__).resolve().parents[1] / "model_cards"
@@ -179,13 +179,7 @@ class AttributionProblem:
         path = Path(self.args.output_dir) / f"{name}.json"
         own = {key: value for key, value in asdict(self.args).items() if key in (*_COMMON, *uses)}
         recipe = {key: getattr(self.data.settings, key) for key in self.data.recipe_fields}
-        settings = json.loads(json.dumps({**own, **recipe}))
-        if path.exists() and (stored := json.loads(path.read_text(encoding="utf-8")))["settings"] == settings:
-            return stored["value"]
-        value = make()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save_text(json.dumps({"settings": settings, "value": value}), path)
-        return value
+        return kept(path, {**own, **recipe}, make)
 
     def _drawn(self, split: str, count: int) -> list[list[int]]:
         """Random sequences of a split, each cut to `longest` ids."""

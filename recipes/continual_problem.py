@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from argparse import ArgumentParser
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +15,7 @@ import torch
 from continual_blocks import Blocks, groups, timed_interactions
 from continual_memory import MEMORIES, MemoryLoss, Moment, mixed
 from datasets import Dataset
+from kept import kept, stored
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -27,7 +27,7 @@ from farzi_hf.distillation import Learner, Parameters, SyntheticTraining
 from farzi_hf.distillation.real_training import RealBatches, RealData
 from farzi_hf.distillation.teacher import head_width
 from farzi_hf.engine import train
-from farzi_hf.evaluation import RunSettings, Task, TaskData, save_text
+from farzi_hf.evaluation import RunSettings, Task, TaskData
 from farzi_hf.summary import FarziDataConfig
 from farzi_hf.summary.lr_schedules import lr_schedule
 
@@ -162,20 +162,16 @@ class ContinualProblem:
     def result(self, seed: int, name: str, block: int) -> dict[str, Any]:
         """What a memory leads to in a block: `measured`, CPU seconds of training and renewal, and bytes. It is kept, and the model too."""
         path = self._path(seed, name, block)
-        if (kept := self._kept(path)) is not None:
-            return kept
-        value, state = self._block(seed, name, block)
-        replace_file(path.with_suffix(".safetensors"), lambda new: save_file(state, new))
-        save_text(json.dumps({"settings": self._settings, "value": value}), path)
-        return value
+
+        def make() -> dict[str, Any]:
+            value, state = self._block(seed, name, block)
+            replace_file(path.with_suffix(".safetensors"), lambda new: save_file(state, new))
+            return value
+
+        return kept(path, self._settings, make)
 
     def is_kept(self, seed: int, name: str, block: int) -> bool:
-        return self._kept(self._path(seed, name, block)) is not None
-
-    def _kept(self, path: Path) -> dict[str, Any] | None:
-        """The result of an earlier run with the same settings."""
-        stored = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        return stored["value"] if stored.get("settings") == self._settings else None
+        return stored(self._path(seed, name, block), self._settings) is not None
 
     def _path(self, seed: int, name: str, block: int) -> Path:
         """The first block has no memory yet: all share its result."""
@@ -185,7 +181,7 @@ class ContinualProblem:
     @cached_property
     def _settings(self) -> dict[str, Any]:
         recipe = {key: getattr(self.data.settings, key) for key in self.data.recipe_fields}
-        return json.loads(json.dumps({**self.args.to_recipe(), **recipe, "blocks": self.own.blocks}))
+        return {**self.args.to_recipe(), **recipe, "blocks": self.own.blocks}
 
     def _block(self, seed: int, name: str, block: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Renews the memory, trains and measures: the result, and model and memory by name."""

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import time
 from argparse import ArgumentParser
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+from kept import kept
 from safetensors.torch import load_file, save_file
 
 from farzi_hf import FarziConfig, FarziTrainer
@@ -23,7 +23,7 @@ from farzi_hf.distillation import Learner, SyntheticTraining
 from farzi_hf.distillation.real_training import RealData
 from farzi_hf.distillation.teacher import TeacherTraining, label
 from farzi_hf.engine import InnerAdam
-from farzi_hf.evaluation import Comparison, RunSettings, Student, TaskData, save_text
+from farzi_hf.evaluation import Comparison, RunSettings, Student, TaskData
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.initialization import set_ids
 
@@ -212,7 +212,9 @@ class SelectionProblem:
 
     def summary_seconds(self, split: int) -> dict[str, float]:
         """The CPU seconds that each summary took until it was ready. The first call makes them all."""
-        return self._kept(f"split-{split}/summaries", lambda: self._make_summaries(split), self._recipe(split))
+        return kept(
+            self.folder / f"split-{split}/summaries.json", self._recipe(split), lambda: self._make_summaries(split)
+        )
 
     @cache  # noqa: B019  one problem lives as long as the program
     def summary(self, split: int, name: str) -> FarziData:
@@ -256,7 +258,9 @@ class SelectionProblem:
     def trained(self, split: int, configuration: Configuration, way: Way) -> dict[str, Any]:
         """CPU seconds of one training, and the metrics on `PARTS`."""
         name = f"split-{split}/{file_name(way.name)}/{configuration.slug}"
-        return self._kept(name, lambda: self._train(split, configuration, way), self._settings(split, way))
+        return kept(
+            self.folder / f"{name}.json", self._settings(split, way), lambda: self._train(split, configuration, way)
+        )
 
     def comparison(self, split: int, configuration: Configuration, summary: str) -> Comparison:
         """A model of this configuration beside a summary and the real data of a split."""
@@ -292,16 +296,6 @@ class SelectionProblem:
             return self._recipe(split)
         settings = {**vars(self.data.settings), **vars(self.args), **vars(self.selection)}
         return {name: settings[name] for name in ("dataset", "min_interactions", *way.uses)}
-
-    def _kept(self, name: str, make: Callable[[], Any], settings: Mapping[str, Any]) -> Any:
-        """What `make` returns, from a file if an earlier run with the same settings has made it."""
-        path, settings = self.folder / f"{name}.json", json.loads(json.dumps(settings))
-        if path.exists() and (stored := json.loads(path.read_text(encoding="utf-8")))["settings"] == settings:
-            return stored["value"]
-        value = make()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save_text(json.dumps({"settings": settings, "value": value}), path)
-        return value
 
 
 def file_name(name: str) -> str:
