@@ -181,6 +181,11 @@ def _trained(e: Experiment, cell: Cell, seed: int) -> FarziTrainer:
         checkpoint = find_checkpoint(args, settings, e.data.settings.resume, (CELL, SUMMARY), exactly=True)
     if args.trajectories is not None:
         record(e.data, args, seed, e.recording)
+    summary = None if cell.source is None else load_file(_folder(e, cell.source, seed) / SUMMARY)
+    if (
+        summary and "label_decoder" in summary
+    ):  # its default is the width of the learner's head, and that was another learner
+        args = changed(args, label_dim=len(summary["label_decoder"]))
     trainer = trainer_of(e.data, args, seed, cell.learner)
     if cell.prepare is not None:
         cell.prepare(trainer)
@@ -188,8 +193,8 @@ def _trained(e: Experiment, cell: Cell, seed: int) -> FarziTrainer:
         begin_run(trainer, settings, checkpoint)
         trainer.train(resume_from_checkpoint=checkpoint)
         replace_file(folder / SUMMARY, lambda new: save_file(trainer.model.state_dict(), new))
-    elif cell.source is not None:
-        trainer.model.load_state_dict(load_file(_folder(e, cell.source, seed) / SUMMARY))
+    elif summary is not None:
+        trainer.model.load_state_dict(summary)
     return trainer
 
 

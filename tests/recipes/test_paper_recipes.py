@@ -198,6 +198,16 @@ def test_every_config_of_inputs_can_run(path, tmp_path):
     assert e.data.settings.dataset == dataset
 
 
+def test_a_summary_has_the_labels_of_its_teacher_whoever_learns_from_it(tmp_path):
+    own = ["--inputs", "tokens", "--labels", "own", "--max_steps", "0", "--seeds", "0", "--num_students", "1"]
+    cross_architecture.main(
+        [*tiny("sample", tmp_path), *own, "--teachers", "RNN"]
+    )  # its head has a bias, those of others have not
+    rows = card(tmp_path)["rows"]
+    assert [row["method"] for row in rows[:3]] == ["RNN → RNN", "RNN → Transformer", "RNN → Llama"]
+    assert len({row["bytes"] for row in rows[:3]}) == 1
+
+
 def test_an_unknown_teacher_is_named(tmp_path):
     with pytest.raises(SystemExit, match="teachers: 'LSTM' is unknown; choose from Transformer, RNN, Llama"):
         cross_architecture.main([*tiny("sample", tmp_path), "--teachers", "LSTM"])
