@@ -5,13 +5,12 @@ Both losses go from the model's last hidden states to a number without logits in
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from farzi_hf.data import IGNORED
 from farzi_hf.data.seeds import Purpose, check_seed, derive
@@ -23,13 +22,13 @@ from farzi_hf.distillation.learner_checks import (
     readable_positions,
     without_peft,
 )
+from farzi_hf.distillation.learner_init import LearnerInit, factory
 from farzi_hf.distillation.linear_head import LinearHead, parameter_names
 from farzi_hf.summary.soft_tokens import feed_soft_tokens, train_padding_row, vocabulary_size
 from farzi_hf.summary.targets import HardTargets, SoftTokens, Targets
 from farzi_hf.summary.vocabulary_sums import linear_cross_entropy, mean_embedding
 
 Parameters = dict[str, Tensor]
-LearnerInit = Callable[[], PreTrainedModel] | PreTrainedConfig | PreTrainedModel
 
 
 class Learner:
@@ -63,7 +62,7 @@ class Learner:
     """
 
     def __init__(self, learner_init: LearnerInit, *, checkpoint_layers: bool = False):
-        self._factory = _factory(learner_init)
+        self._factory = factory(learner_init)
         self.model = self._new_model()
         check_model(self.model)
         if checkpoint_layers:
@@ -332,27 +331,3 @@ def whole(inputs: Tensor) -> dict[str, Tensor]:
     if inputs.is_floating_point():
         return {"input_ids": inputs}
     return {"input_ids": inputs, "attention_mask": torch.ones_like(inputs)}
-
-
-def _from_config(config: PreTrainedConfig) -> PreTrainedModel:
-    try:
-        return AutoModelForCausalLM.from_config(copy.deepcopy(config))  # from_config writes into its argument
-    except ValueError as error:
-        if "Unrecognized configuration class" not in str(error):
-            raise
-        raise ValueError(  # transformers' own message lists two hundred classes
-            f"learner_init is a {type(config).__name__}, and transformers has no causal language model of model_type "
-            f"{config.model_type!r}; give the config of one, for instance a GPT2Config"
-        ) from None
-
-
-def _factory(learner_init: LearnerInit) -> Callable[[], PreTrainedModel]:
-    if isinstance(learner_init, PreTrainedConfig):
-        return lambda: _from_config(learner_init)
-    if isinstance(learner_init, PreTrainedModel):
-        return lambda: type(learner_init)(copy.deepcopy(learner_init.config))
-    if callable(learner_init) and not isinstance(learner_init, nn.Module):
-        return learner_init
-    raise TypeError(
-        f"learner_init is {type(learner_init).__name__}; give a function that returns a new model, a model config, or a model"
-    )
