@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -12,18 +11,16 @@ from typing import Any
 import numpy as np
 import torch
 from kept import kept
+from quick_scale import parse_settings
 from torch import Tensor
 
 from farzi_hf.attribution import WeightedTraining
-from farzi_hf.cli.arguments import parse_arguments
 from farzi_hf.data import minibatches
 from farzi_hf.data.seeds import Purpose, derive, stream
 from farzi_hf.distillation import Learner, Parameters
 from farzi_hf.engine import OPTIMIZERS, InnerOptimizer
 from farzi_hf.evaluation import LanguageModeling, Recommendation, RunSettings, TaskData
 
-CONFIGS = Path(__file__).resolve().parent / "configs"
-CARDS = Path(__file__).resolve().parents[1] / "model_cards"
 DATASETS = ("ptb", "ml-100k", "sample", "sample_interactions")
 WAYS = ("training alone", "autograd", "torch.utils.checkpoint", "Tape", "Checkpoint", "Reversible")
 
@@ -98,12 +95,9 @@ class Cosine:
 
 def parse(argv: Sequence[str] | None) -> tuple[str, TaskData, AttributionArguments, Path]:
     """The data set's name, its data, the settings and the card's folder."""
-    first = ArgumentParser(add_help=False, allow_abbrev=False)
-    first.add_argument("--dataset", choices=DATASETS, default="sample")
-    known, rest = first.parse_known_args(argv)
-    name = known.dataset
-    run, args = parse_arguments((RunSettings, AttributionArguments), CONFIGS / f"attribution_{name}_quick.yaml", rest)
-    return name, run.load(), args, Path(args.card_dir or CARDS / f"attribution_{name}")
+    kinds = (RunSettings, AttributionArguments)
+    name, (run, args), folder = parse_settings("attribution", argv, DATASETS, "sample", kinds)
+    return name, run.load(), args, folder
 
 
 class AttributionProblem:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from argparse import ArgumentParser
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -16,12 +15,12 @@ from continual_blocks import Blocks, groups, timed_interactions
 from continual_memory import MEMORIES, MemoryLoss, Moment, mixed
 from datasets import Dataset
 from kept import kept, stored
+from quick_scale import parse_settings
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from farzi_hf import FarziConfig, FarziData
 from farzi_hf.artefact.atomic_folder import replace_file
-from farzi_hf.cli.arguments import parse_arguments
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.distillation import Learner, Parameters, SyntheticTraining
 from farzi_hf.distillation.real_training import RealBatches, RealData
@@ -31,8 +30,6 @@ from farzi_hf.evaluation import RunSettings, Task, TaskData
 from farzi_hf.summary import FarziDataConfig
 from farzi_hf.summary.lr_schedules import lr_schedule
 
-CONFIGS = Path(__file__).resolve().parent / "configs"
-CARDS = Path(__file__).resolve().parents[1] / "model_cards"
 DATASETS = ("ml-100k", "sample_interactions")
 _BATCH = 128  # users that are measured at once
 
@@ -60,13 +57,9 @@ class ContinualArguments:
 
 def parse(argv: Sequence[str] | None) -> tuple[str, ContinualProblem, Path]:
     """The data set's name, the problem and the card's folder."""
-    first = ArgumentParser(add_help=False, allow_abbrev=False)
-    first.add_argument("--dataset", choices=DATASETS, default="sample_interactions")
-    known, rest = first.parse_known_args(argv)
-    name = known.dataset
     kinds = (RunSettings, FarziConfig, ContinualArguments)
-    run, args, own = parse_arguments(kinds, CONFIGS / f"continual_{name}_quick.yaml", rest)
-    return name, ContinualProblem(run.load(), args, own), Path(own.card_dir or CARDS / f"continual_{name}")
+    name, (run, args, own), folder = parse_settings("continual", argv, DATASETS, "sample_interactions", kinds)
+    return name, ContinualProblem(run.load(), args, own), folder
 
 
 class ContinualProblem:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -12,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from kept import kept
+from quick_scale import parse_settings
 from safetensors.torch import load_file, save_file
 
 from farzi_hf import FarziConfig, FarziTrainer
 from farzi_hf.artefact.atomic_folder import replace_file
-from farzi_hf.cli.arguments import parse_arguments
 from farzi_hf.cli.distil import trainer_of, with_folder
 from farzi_hf.data.seeds import Purpose, stream
 from farzi_hf.distillation import Learner, SyntheticTraining
@@ -27,8 +26,6 @@ from farzi_hf.evaluation import Comparison, RunSettings, Student, TaskData
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.initialization import set_ids
 
-CONFIGS = Path(__file__).resolve().parent / "configs"
-CARDS = Path(__file__).resolve().parents[1] / "model_cards"
 DATASETS = ("ml-100k", "sample_interactions")
 DISTILLED, START, WINDOWS = "the summary", "the summary before outer steps", "real windows, teacher's labels"
 RANDOM, SAME_STEPS = "random users", "all real data, same steps"
@@ -171,13 +168,11 @@ PROXIES = WAYS[:-1]
 
 def parse(argv: Sequence[str] | None) -> tuple[str, SelectionProblem, Path]:
     """The data set's name, the trainings, and the card's folder."""
-    first = ArgumentParser(add_help=False, allow_abbrev=False)
-    first.add_argument("--dataset", choices=DATASETS, default="sample_interactions")
-    known, rest = first.parse_known_args(argv)
-    config = CONFIGS / f"model_selection_{known.dataset}_quick.yaml"
-    run, args, selection = parse_arguments((RunSettings, FarziConfig, SelectionArguments), config, rest)
-    folder = Path(selection.card_dir or CARDS / f"model_selection_{known.dataset}")
-    return known.dataset, SelectionProblem(run.load(), args, selection), folder
+    kinds = (RunSettings, FarziConfig, SelectionArguments)
+    name, (run, args, selection), folder = parse_settings(
+        "model_selection", argv, DATASETS, "sample_interactions", kinds
+    )
+    return name, SelectionProblem(run.load(), args, selection), folder
 
 
 class SelectionProblem:

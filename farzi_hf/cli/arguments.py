@@ -96,14 +96,8 @@ def example_configs() -> dict[str, Path]:
         if installed:
             return {Path(path).stem: Path(path) for path in sorted(installed)}
     folder = Path(__file__).resolve().parents[2] / "recipes" / "configs"
-    others = (
-        "attribution_",
-        "continual_",
-        "inputs_",
-        "model_selection_",
-        "objectives_",
-        "paper_",
-    )  # of other recipes than a distillation
+    # Of other recipes than a distillation.
+    others = ("attribution_", "continual_", "inputs_", "model_selection_", "objectives_", "paper_")
     return {path.stem: path for path in sorted(folder.glob("*.yaml")) if not path.stem.startswith(others)}
 
 

@@ -12,7 +12,8 @@ import torch
 pytest.importorskip("matplotlib")
 import attribution
 from attribution_cost import METHODS
-from attribution_problem import CONFIGS, AttributionArguments, AttributionProblem, parse
+from attribution_problem import AttributionArguments, AttributionProblem, parse
+from quick_scale import CONFIGS
 from tiny_recipes import GPT2, SASREC
 
 from farzi_hf.attribution import WeightedTraining

@@ -15,7 +15,8 @@ import continual
 import continual_problem
 from continual_blocks import NEW, OLD, Blocks, groups
 from continual_memory import MEMORIES, Moment
-from continual_problem import CONFIGS, ContinualArguments, ContinualProblem, parse
+from continual_problem import ContinualArguments, ContinualProblem, parse
+from quick_scale import CONFIGS
 from tiny_recipes import SASREC
 
 from farzi_hf.data import Interactions

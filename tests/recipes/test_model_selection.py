@@ -12,7 +12,6 @@ import pytest
 pytest.importorskip("matplotlib")
 import model_selection
 from model_selection_problem import (
-    CONFIGS,
     DISTILLED,
     LONG,
     SAME_COST,
@@ -26,6 +25,7 @@ from model_selection_problem import (
     parse,
 )
 from model_selection_rows import Results, correlation, cost_rows, findings_of, kendall, ranks_better, regret, verdict
+from quick_scale import CONFIGS
 from tiny_recipes import SASREC, places
 
 from farzi_hf.evaluation.metrics import bootstrap_interval
