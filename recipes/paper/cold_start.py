@@ -8,7 +8,8 @@ This makes the paper's figure of cold users and items. Items are in ten equal gr
 figure of a group is computed over the test users whose last item is in the group. Test users are in ten equal groups by the length of their
 known history. Ties are broken by number, so all groups have the same size. The test users of all splits are taken together.
 Each (method, seed) is stored in `output_dir`, and a later start does not repeat it. Cells that `sample_efficiency.py` has distilled with the
-same settings are used again. The settings are in `configs/paper_DATASET_SCALE.yaml`; the card goes to `model_cards/cold_start_DATASET/`.
+same settings are used again. The settings are in `configs/own_DATASET_SCALE.yaml`, or with `--form paper` in `configs/paper_DATASET_SCALE.yaml`;
+the card goes to `model_cards/cold_start_DATASET_own/` or `…_DATASET/`.
 """
 
 from __future__ import annotations
@@ -69,7 +70,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The tables and the figure of one data set."""
     keep_freed_memory()
     with ends_in_one_line("cold_start.py"):
-        e = Experiment.parse("cold_start", "Cold start", argv, ("strata.csv", "strata.json", "cold_start.png"))
+        e = Experiment.parse(
+            "cold_start", "Cold start", argv, ("strata.csv", "strata.json", "cold_start.png"), forms=("own", "paper")
+        )
         if e.data.task_class is not Recommendation:
             raise ValueError(f"--dataset {e.dataset} has no users and items: choose a data set of interactions")
         ours = sized_cell(e, "Farzi", e.args.num_sequences)

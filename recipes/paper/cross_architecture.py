@@ -6,7 +6,8 @@
 
 This makes the paper's table of cross-architecture generalization; here FMLP is a teacher too. All architectures have the size of the
 recipe's learner. Students train with the settings of the inner loop. Each (teacher, student, seed) is stored in `output_dir`, and a later
-start does not repeat it. The settings are in `configs/paper_DATASET_SCALE.yaml`; the card goes to `model_cards/cross_architecture_DATASET/`.
+start does not repeat it. The settings are in `configs/own_DATASET_SCALE.yaml`, or with `--form paper` in `configs/paper_DATASET_SCALE.yaml`; the
+card goes to `model_cards/cross_architecture_DATASET_own/` or `…_DATASET/`.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The table of one data set."""
     keep_freed_memory()
     with ends_in_one_line("cross_architecture.py"):
-        e = Experiment.parse("cross_architecture", "Other architectures", argv, ("cross_architecture.png",))
+        e = Experiment.parse(
+            "cross_architecture", "Other architectures", argv, ("cross_architecture.png",), forms=("own", "paper")
+        )
         learners = ARCHITECTURES[e.data.task_class](e.data.settings.learner)
         teachers = chosen(e.settings.teachers, learners)
         evidence = evidence_of(e, cells(teachers, learners))

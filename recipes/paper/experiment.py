@@ -29,14 +29,13 @@ from farzi_hf.evaluation import (
     save_text,
 )
 from farzi_hf.evaluation.report import environment
-from farzi_hf.summary import INITIALIZATIONS
-from farzi_hf.summary.initialization import spectral
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 CARDS = Path(__file__).resolve().parents[2] / "model_cards"
 TABLE = ("table.json", "table.md", "table.csv")
 DATASETS = ("ptb", "ml-100k", "ml-1m", "magazine", "netflix", "sample", "sample_interactions")
 SCALES = ("quick", "paper")
+FORMS = ("paper", "own")  # of a summary: the paper's, whose positions are input and target, or labels of their own
 
 # -- settings --------------------------------------------------------------------------------------------------------
 
@@ -80,24 +79,36 @@ class TrajectoryArguments:
     together: int = field(default=1, metadata={"help": "learners that train at once, on the same minibatches"})
 
 
-def choose(argv: Sequence[str] | None) -> tuple[str, str, list[str]]:
-    """The data set, the scale, and the other arguments."""
+def choose(argv: Sequence[str] | None, forms: Sequence[str]) -> tuple[str, str, str, list[str]]:
+    """The data set, the scale, the prefix of the config, and the other arguments. The first of `forms` is the default.
+
+    Raises:
+        ValueError: there is no such config.
+    """
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--dataset", choices=DATASETS, default="sample")
     parser.add_argument("--scale", choices=SCALES, default="quick")
+    parser.add_argument("--form", choices=forms, default=forms[0])
     known, rest = parser.parse_known_args(argv)
-    return known.dataset, known.scale, rest
+    if not (CONFIGS / f"{known.form}_{known.dataset}_{known.scale}.yaml").exists():
+        raise ValueError(
+            f"form={known.form!r} has no settings for {known.dataset} at scale {known.scale}; choose another of {', '.join(forms)}, "
+            "or another --scale"
+        )
+    return known.dataset, known.scale, known.form, rest
 
 
-def card_folder(name: str, dataset: str, scale: str, chosen: str | None, files: Sequence[str] = ()) -> Path:
+def card_folder(
+    name: str, dataset: str, scale: str, chosen: str | None, files: Sequence[str] = (), form: str = FORMS[0]
+) -> Path:
     """The folder of a table and its `files`: the one that the user has chosen, or the default.
 
-    Each scale has its own folder, so that a long run does not replace the card of a quick run.
+    Each scale and each form has its own folder, so that a long run does not replace the card of a quick run.
 
     Raises:
         ValueError: one of the files exists already, and no recipe wrote it.
     """
-    suffix = "" if scale == "quick" else f"_{scale}"
+    suffix = ("" if scale == "quick" else f"_{scale}") + ("_own" if form == "own" else "")
     folder = Path(chosen or CARDS / f"{name}_{dataset}{suffix}")
     check_outputs(folder, (*TABLE, *files))
     return folder
@@ -162,22 +173,23 @@ class Experiment:
     @classmethod
     def parse(
         cls, name: str, title: str, argv: Sequence[str] | None, files: Sequence[str] = (),
-        settings: type = PaperArguments, configs: str = "paper",
+        settings: type = PaperArguments, forms: Sequence[str] = FORMS[:1],
     ) -> Experiment:  # fmt: skip
-        """Makes it from `--dataset`, `--scale`, the YAML file `CONFIGS_DATASET_SCALE.yaml` and the command line.
+        """Makes it from `--dataset`, `--scale`, `--form`, the YAML file `FORM_DATASET_SCALE.yaml` and the command line.
 
         Args:
             name: name of the card's folder.
             files: the files that the script writes into the card's folder, beside the table.
             settings: the dataclass of the table's settings, with `seeds` and `card_dir`.
+            forms: prefixes of configs that `--form` may name; the first is the default.
 
         Raises:
             ValueError: unknown or unusable settings, or a file in the card's folder that no recipe wrote.
         """
-        dataset, scale, rest = choose(argv)
+        dataset, scale, form, rest = choose(argv, forms)
         kinds = (RunSettings, FarziConfig, TrajectoryArguments, settings)
-        run, args, recording, own = parse_arguments(kinds, CONFIGS / f"{configs}_{dataset}_{scale}.yaml", rest)
-        folder = card_folder(name, dataset, scale, own.card_dir, files)
+        run, args, recording, own = parse_arguments(kinds, CONFIGS / f"{form}_{dataset}_{scale}.yaml", rest)
+        folder = card_folder(name, dataset, scale, own.card_dir, files, form)
         return cls(title, dataset, scale, run.load(), args, recording, own, folder)
 
     @property
@@ -241,12 +253,11 @@ class Experiment:
 def shared_facts(e: Experiment) -> dict[str, Any]:
     """The settings that all rows share."""
     args = e.args
-    kappa = {"κ": "chosen by trial" if args.concentration is None else args.concentration}
     return {
         "data set": e.data.settings.dataset,
-        "size": f"[{args.num_sequences}×{args.sequence_length}], d = {args.latent_dim}",
-        "start of the summary": args.initialization,
-        **(kappa if INITIALIZATIONS[args.initialization] is spectral else {}),
+        "size": f"[{args.num_sequences}×{args.sequence_length}]",
+        **INPUT_FACTS[args.inputs](args),
+        "labels": args.labels,
         "inner steps T": args.inner_steps,
         "differentiated": f"the last {args.window}" if args.window else "all",
         "synthetic sequences per inner step": args.synthetic_batch_size or args.num_sequences,
@@ -256,6 +267,19 @@ def shared_facts(e: Experiment) -> dict[str, Any]:
         "students per seed": e.data.settings.num_students,
         "scale": e.scale,
     }
+
+
+def _soft(args: FarziConfig) -> dict[str, Any]:
+    kappa = {"κ": "chosen by trial" if args.concentration is None else args.concentration}
+    start = {"start of the summary": args.initialization}
+    return {"inputs": f"soft, d = {args.latent_dim}", **start, **(kappa if args.initialization == "spectral" else {})}
+
+
+def _ids(args: FarziConfig) -> dict[str, Any]:
+    return {"inputs": f"ids, {args.input_sequences.replace('_', ' ')}"}
+
+
+INPUT_FACTS: dict[str, Callable[[FarziConfig], dict[str, Any]]] = {"soft": _soft, "tokens": _ids}
 
 
 # -- the paper's statements about summaries and full data -------------------------------------------------------------

@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Measures the grid and prints it as a table."""
     keep_freed_memory()
     with ends_in_one_line("inner_sgd.py"):
-        e = Experiment.parse("inner_sgd", "Inner SGD", argv, settings=GridArguments, configs="objectives")
+        e = Experiment.parse("inner_sgd", "Inner SGD", argv, settings=GridArguments, forms=("objectives",))
         rows = [measured(e, "Adam", inner_optimizer="adam")]
         for momentum in e.settings.momenta:
             for rate in e.settings.learning_rates:

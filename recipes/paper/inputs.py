@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The table and figure of one data set."""
     keep_freed_memory()
     with ends_in_one_line("inputs.py"):
-        e = Experiment.parse("inputs", "Inputs with a teacher's labels", argv, ("inputs.png",), configs="inputs")
+        e = Experiment.parse("inputs", "Inputs with a teacher's labels", argv, ("inputs.png",), forms=("inputs",))
         cells = [Cell(title(name), {"input_sequences": name}) for name in INPUT_SEQUENCES]
         evidence = evidence_of(e, [*cells, *full_cells()])
     made_up = [cell.method for cell in cells if cell.method.startswith("made up")]

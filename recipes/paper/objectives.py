@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The table of one data set."""
     keep_freed_memory()
     with ends_in_one_line("objectives.py"):
-        e = Experiment.parse("objectives", "Objectives", argv, ("comparison.png",), ObjectiveArguments, "objectives")
+        e = Experiment.parse("objectives", "Objectives", argv, ("comparison.png",), ObjectiveArguments, ("objectives",))
         evidence = evidence_of(e, cells(e))
     rows, names = list(evidence.rows.values()), set(evidence.rows)
     findings = evidence.verdicts([claim for claim in claims(e.task) if {claim.ours, claim.other} <= names])

@@ -3,18 +3,20 @@
     python recipes/paper/sample_efficiency.py --dataset ml-100k --data_dir FOLDER
     python recipes/paper/sample_efficiency.py --dataset ptb --data_dir FOLDER --budgets 10 50
     python recipes/paper/sample_efficiency.py --dataset sample                        # embedded: text, or sample_interactions
-    python recipes/paper/sample_efficiency.py --dataset ptb --scale paper             # for a GPU
+    python recipes/paper/sample_efficiency.py --dataset ptb --form paper              # the paper's form of a summary
+    python recipes/paper/sample_efficiency.py --dataset ptb --form paper --scale paper # for a GPU
 
 This makes the paper's figures of sample efficiency and its table of sizes. All students take the same number of steps, except in
 the row "full data, long". Each (method, μ, seed) is stored in `output_dir`, and a later start does not repeat it. The settings are
-in `configs/paper_DATASET_SCALE.yaml`; the card goes to `model_cards/sample_efficiency_DATASET/` or to `--card_dir`.
+in `configs/own_DATASET_SCALE.yaml`, or with `--form paper` in `configs/paper_DATASET_SCALE.yaml`; the card goes to
+`model_cards/sample_efficiency_DATASET_own/`, `…_DATASET/` or `--card_dir`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from cells import FULL, LONG, Cell, Students, evidence_of, full_cells, on_head, on_random, on_summary
+from cells import FULL, LONG, Cell, Students, evidence_of, full_cells, on_head, on_random, on_random_bytes, on_summary
 from experiment import Experiment, full_data_claim
 
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
@@ -22,10 +24,11 @@ from farzi_hf.evaluation import Claim, Recommendation, markdown
 from farzi_hf.evaluation.published import PAPER, PAPER_TEXT
 from farzi_hf.plots import plot_budget
 
-FAMILIES: dict[str, tuple[Students, bool]] = {
-    "Farzi": (on_summary, True),
-    "random": (on_random, False),
-    "head (longest)": (on_head, False),
+FAMILIES: dict[str, tuple[Students, bool, str]] = {  # students, whether they need a summary, title of a row
+    "Farzi": (on_summary, True, "Farzi [{size}×{length}]"),
+    "random": (on_random, False, "random, {size} sequences"),
+    "random, same bytes": (on_random_bytes, False, "random, bytes of [{size}×{length}]"),
+    "head (longest)": (on_head, False, "head (longest), {size} sequences"),
 }
 Share = tuple[float, tuple[float, float]]
 """A share of full data's quality, and its interval."""
@@ -35,7 +38,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The table and the figure of one data set."""
     keep_freed_memory()
     with ends_in_one_line("sample_efficiency.py"):
-        e = Experiment.parse("sample_efficiency", "Sample efficiency", argv, ("sample_efficiency.png",))
+        e = Experiment.parse(
+            "sample_efficiency", "Sample efficiency", argv, ("sample_efficiency.png",), forms=("own", "paper")
+        )
         budgets = sorted(e.settings.budgets)
         sized = {(family, size): sized_cell(e, family, size) for family in FAMILIES for size in budgets}
         evidence = evidence_of(e, [*sized.values(), *full_cells()])
@@ -58,12 +63,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def sized_cell(e: Experiment, family: str, size: int) -> Cell:
     """One point of a curve."""
-    students, distils = FAMILIES[family]
+    students, distils, title = FAMILIES[family]
     settings = {"num_sequences": size}
     if e.args.synthetic_batch_size is not None:  # at most the number of sequences
         settings["synthetic_batch_size"] = min(size, e.args.synthetic_batch_size)
-    name = f"{family} [{size}×{e.args.sequence_length}]" if distils else f"{family}, {size} sequences"
-    return Cell(name, settings, students, distils=distils)
+    return Cell(title.format(size=size, length=e.args.sequence_length), settings, students, distils=distils)
 
 
 def claims(e: Experiment, sized: Mapping[tuple[str, int], Cell], budgets: Sequence[int]) -> list[Claim]:

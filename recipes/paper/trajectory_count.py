@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with ends_in_one_line("trajectory_count.py"):
         figure = "trajectory_count.png"
         e = Experiment.parse(
-            "trajectory_count", "Number of trajectories", argv, (figure,), CountArguments, "objectives"
+            "trajectory_count", "Number of trajectories", argv, (figure,), CountArguments, ("objectives",)
         )
         counts = e.settings.counts
         e = replace(e, recording=replace(e.recording, num_recorded=max(counts)))

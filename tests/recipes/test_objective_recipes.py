@@ -58,7 +58,7 @@ def test_every_config_can_run(path, tmp_path):
 
 def experiment(*argv: str) -> Experiment:
     argv = [*argv, "--use_cpu", "true"]
-    return Experiment.parse("objectives", "Objectives", argv, settings=ObjectiveArguments, configs="objectives")
+    return Experiment.parse("objectives", "Objectives", argv, settings=ObjectiveArguments, forms=("objectives",))
 
 
 def test_the_papers_rows_have_the_names_of_ours(tmp_path):

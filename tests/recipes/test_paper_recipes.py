@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import json
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -64,11 +65,13 @@ def methods(table: dict) -> list[str]:
 # -- settings --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", sorted(CONFIGS.glob("paper_*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted([*CONFIGS.glob("paper_*.yaml"), *CONFIGS.glob("own_*.yaml")]), ids=lambda path: path.stem
+)
 def test_every_config_can_run(path, tmp_path):
-    dataset, scale = path.stem.removeprefix("paper_").rsplit("_", 1)
-    argv = ["--dataset", dataset, "--scale", scale, "--card_dir", str(tmp_path), "--use_cpu", "true"]
-    e = Experiment.parse("any", "Any", argv)
+    form, dataset, scale = re.fullmatch("(paper|own)_(.+)_(.+)", path.stem).groups()
+    argv = ["--dataset", dataset, "--scale", scale, "--form", form, "--card_dir", str(tmp_path), "--use_cpu", "true"]
+    e = Experiment.parse("any", "Any", argv, forms=("own", "paper"))
     assert e.args.output_dir == f"outputs/{path.stem}"
     assert e.data.settings.dataset == dataset
     assert e.args.num_sequences in e.settings.budgets  # a summary that other tables find again
@@ -118,7 +121,12 @@ def test_sample_efficiency(tmp_path, capsys, dataset, metric, counted):
     table = card(tmp_path)
     sized = [
         name
-        for pattern in ("Farzi [{}×8]", "random, {} sequences", "head (longest), {} sequences")
+        for pattern in (
+            "Farzi [{}×8]",
+            "random, {} sequences",
+            "random, bytes of [{}×8]",
+            "head (longest), {} sequences",
+        )
         for name in (pattern.format(2), pattern.format(5))
     ]
     assert methods(table) == [*sized, "full data", "full data, long", *counted]
@@ -132,7 +140,7 @@ def test_sample_efficiency(tmp_path, capsys, dataset, metric, counted):
     assert "| share of full data's quality, %" in text
     assert "\n| [5×8] " in text
     times = modified(tmp_path)
-    assert len(times) == 2 * 8
+    assert len(times) == 2 * 10
     sample_efficiency.main(argv)
     assert modified(tmp_path) == times
     assert card(tmp_path)["rows"] == table["rows"]
@@ -193,7 +201,7 @@ def test_inputs(tmp_path):
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("inputs_*.yaml")), ids=lambda path: path.stem)
 def test_every_config_of_inputs_can_run(path, tmp_path):
     dataset = path.stem.removeprefix("inputs_").removesuffix("_quick")
-    e = Experiment.parse("any", "Any", ["--dataset", dataset, "--card_dir", str(tmp_path)], configs="inputs")
+    e = Experiment.parse("any", "Any", ["--dataset", dataset, "--card_dir", str(tmp_path)], forms=("inputs",))
     assert (e.args.inputs, e.args.labels, e.args.max_steps) == ("tokens", "own", 0)
     assert e.data.settings.dataset == dataset
 
