@@ -58,7 +58,7 @@ bench: $(VENV)/.bench ## time and memory of the engine and of its peers
 # recipe:data set, each at quick scale; `make paper PAPER=cold_start:magazine` runs one of them
 PAPER := sample_efficiency:ml-100k sample_efficiency:magazine sample_efficiency:ptb cross_architecture:ml-100k cross_architecture:ptb \
 	cold_start:ml-100k cold_start:magazine inner_optimizers:ml-100k inner_optimizers:ptb regularization:ml-100k regularization:ptb \
-	objectives:ml-100k objectives:ptb trajectory_count:ml-100k trajectory_count:ptb inputs:ml-100k inputs:magazine inputs:ptb
+	objectives:ml-100k objectives:ptb trajectory_count:ml-100k trajectory_count:ptb inputs:ml-100k inputs:magazine inputs:ptb privacy:ptb
 
 paper: $(VENV)/.bench ## every table and figure of the paper at quick scale, hours; DATA=FOLDER has a folder per data set, else they are downloaded
 	set -e; for run in $(PAPER); do \

@@ -9,7 +9,7 @@ from typing import Any
 
 from farzi_hf.cli.arguments import parse_arguments
 
-CONFIGS = Path(__file__).resolve().parent / "configs"
+CONFIGS = Path(__file__).resolve().parent / "configs" / "tables"
 CARDS = Path(__file__).resolve().parents[1] / "model_cards"
 
 

@@ -96,9 +96,7 @@ def example_configs() -> dict[str, Path]:
         if installed:
             return {Path(path).stem: Path(path) for path in sorted(installed)}
     folder = Path(__file__).resolve().parents[2] / "recipes" / "configs"
-    # Of other recipes than a distillation.
-    others = ("attribution_", "continual_", "inputs_", "model_selection_", "objectives_", "paper_")
-    return {path.stem: path for path in sorted(folder.glob("*.yaml")) if not path.stem.startswith(others)}
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}  # those of other recipes are in folders
 
 
 def read_yaml(path: Path, known: set[str]) -> dict[str, Any]:

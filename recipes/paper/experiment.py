@@ -30,7 +30,7 @@ from farzi_hf.evaluation import (
 )
 from farzi_hf.evaluation.report import environment
 
-CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+CONFIGS = Path(__file__).resolve().parents[1] / "configs" / "tables"
 CARDS = Path(__file__).resolve().parents[2] / "model_cards"
 TABLE = ("table.json", "table.md", "table.csv")
 DATASETS = ("ptb", "ml-100k", "ml-1m", "magazine", "netflix", "sample", "sample_interactions")

@@ -7,7 +7,7 @@
 This makes the paper's figure of inner-loop optimizers. For quality, each row has one distillation, all with the same number of outer steps. For
 time and memory of a meta-gradient against T, `recipes/benchmark/` measures each cell in its own process, at this summary's size; this needs
 `pip install farzi-hf[bench]`. Each (method, seed) is stored in `output_dir`, and each cost in `cost/` of the card's folder; a later start does not
-repeat them. The settings are in `configs/paper_DATASET_SCALE.yaml`; the card goes to `model_cards/inner_optimizers_DATASET/`.
+repeat them. The settings are in `configs/tables/paper_DATASET_SCALE.yaml`; the card goes to `model_cards/inner_optimizers_DATASET/`.
 """
 
 from __future__ import annotations

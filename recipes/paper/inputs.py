@@ -6,7 +6,7 @@
 
 The paper does not have this table. All rows have the labels of the same teachers, the same bytes and, unless the settings say more, no outer
 step. Each (inputs, seed) is stored in `output_dir`, and a later start does not repeat it. The settings are in
-`configs/inputs_DATASET_SCALE.yaml`; the card goes to `model_cards/inputs_DATASET/`.
+`configs/tables/inputs_DATASET_SCALE.yaml`; the card goes to `model_cards/inputs_DATASET/`.
 """
 
 from __future__ import annotations

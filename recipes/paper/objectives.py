@@ -7,7 +7,7 @@
 
 All rows have the same start of the summary and the same number of outer steps, and all students take the same number of steps.
 Each (method, seed) is stored in `output_dir`, and a later start does not repeat it. The table goes to
-`model_cards/objectives_DATASET/` or to `--card_dir`. The settings are in `configs/objectives_DATASET_SCALE.yaml`.
+`model_cards/objectives_DATASET/` or to `--card_dir`. The settings are in `configs/tables/objectives_DATASET_SCALE.yaml`.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
 This stands in place of the paper's Theorem 3.1, which compares two upper bounds and ignores the softmax. The results here are measurements, not
 a proof. An unfactorised summary has d = V and the identity as its decoder, so each probability has its own parameter. It starts at the soft tokens
 of a factorised summary with the recipe's d. Each (d, seed) is stored in `output_dir`, and a later start does not repeat it. The settings are in
-`configs/paper_DATASET_SCALE.yaml`; the card goes to `model_cards/regularization_DATASET/`.
+`configs/tables/paper_DATASET_SCALE.yaml`; the card goes to `model_cards/regularization_DATASET/`.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ import cold_start
 import cross_architecture
 import inner_optimizers
 import inputs
+import privacy
 import regularization
 import sample_efficiency
 from experiment import Experiment, card_folder
@@ -66,7 +67,9 @@ def methods(table: dict) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "path", sorted([*CONFIGS.glob("paper_*.yaml"), *CONFIGS.glob("own_*.yaml")]), ids=lambda path: path.stem
+    "path",
+    sorted([*(CONFIGS / "tables").glob("paper_*.yaml"), *(CONFIGS / "tables").glob("own_*.yaml")]),
+    ids=lambda path: path.stem,
 )
 def test_every_config_can_run(path, tmp_path):
     form, dataset, scale = re.fullmatch("(paper|own)_(.+)_(.+)", path.stem).groups()
@@ -100,8 +103,11 @@ def test_make_runs_recipes_that_there_are_on_data_sets_that_they_know():
     assert recipes >= {"objectives", "trajectory_count"}
     for recipe, _, dataset in (run.partition(":") for run in runs):
         assert (RECIPES / "paper" / f"{recipe}.py").exists()
-        config = {"objectives": "objectives", "trajectory_count": "objectives", "inputs": "inputs"}.get(recipe, "paper")
-        assert (CONFIGS / f"{config}_{dataset}_quick.yaml").exists()
+        own = dict.fromkeys(("sample_efficiency", "cross_architecture", "cold_start"), "own")
+        config = {**own, "trajectory_count": "objectives", "inner_optimizers": "paper", "regularization": "paper"}.get(
+            recipe, recipe
+        )
+        assert (CONFIGS / "tables" / f"{config}_{dataset}_quick.yaml").exists()
         assert recipe != "cold_start" or data_class(dataset).task_class is Recommendation
 
 
@@ -198,12 +204,31 @@ def test_inputs(tmp_path):
     assert (tmp_path / "card" / "inputs.png").stat().st_size > 1000
 
 
-@pytest.mark.parametrize("path", sorted(CONFIGS.glob("inputs_*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted((CONFIGS / "tables").glob("inputs_*.yaml")), ids=lambda path: path.stem)
 def test_every_config_of_inputs_can_run(path, tmp_path):
     dataset = path.stem.removeprefix("inputs_").removesuffix("_quick")
     e = Experiment.parse("any", "Any", ["--dataset", dataset, "--card_dir", str(tmp_path)], forms=("inputs",))
     assert (e.args.inputs, e.args.labels, e.args.max_steps) == ("tokens", "own", 0)
     assert e.data.settings.dataset == dataset
+
+
+def test_privacy(tmp_path):
+    pytest.importorskip("opacus")
+    argv = [*tiny("sample", tmp_path, ()), "--initialization", "random", "--num_students", "1"]
+    privacy.main([*argv, "--noise_multipliers", "1", "2", "--per_device_train_batch_size", "16"])
+    rows = {row["method"]: row for row in card(tmp_path)["rows"]}
+    names = ["no outer step", "not private", "clipped, no noise", "private, σ = 1", "private, σ = 2"]
+    assert list(rows)[:5] == names
+    assert len({rows[name]["perplexity"] for name in names}) == 5
+    assert rows[names[3]]["epsilon"] > rows[names[4]]["epsilon"] > 0
+    assert [rows[name]["releases"] for name in names[3:]] == [2, 2]
+    assert "epsilon" not in rows["not private"]
+    assert " ε |" in (tmp_path / "card" / "table.md").read_text(encoding="utf-8")
+
+
+def test_sigma_of_a_private_row_is_checked(tmp_path):
+    with pytest.raises(SystemExit, match=r"noise_multipliers=\[0.0\] is not usable: give numbers above 0"):
+        privacy.main([*tiny("sample", tmp_path), "--noise_multipliers", "0"])
 
 
 def test_a_summary_has_the_labels_of_its_teacher_whoever_learns_from_it(tmp_path):
