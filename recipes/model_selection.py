@@ -104,7 +104,7 @@ def facts_of(problem: SelectionProblem, results: dict[str, Results]) -> dict[str
         "bytes of the summary, and of all real data": f"{c.farzi.nbytes:,}, {c.nbytes(c.splits['train']):,}",
         "items of the random users": f"{args.num_sequences * args.sequence_length:,} of {len(flatten_sequences(c.splits['train'])[0]):,}",
         "steps": f"{args.inner_steps}, at the same cost {own.same_cost_steps}, about {c.tokens_per_step} tokens each",
-        "truth": f"{own.long_steps} steps of {own.long_batch_size} windows, a learning rate that falls",
+        "truth": f"{own.truth_steps} steps of {own.truth_batch_size} windows, a learning rate that falls",
         "regret of a random choice, points": blind,
         **environment(args),
     }

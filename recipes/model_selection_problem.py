@@ -55,8 +55,8 @@ class SelectionArguments:
             "help": "steps on all real data that cost as much as the summary in all, teachers and outer steps too"
         },
     )
-    long_steps: int = field(default=600, metadata={"help": "training steps of the truth"})
-    long_batch_size: int = field(default=32, metadata={"help": "real windows per step of the truth"})
+    truth_steps: int = field(default=600, metadata={"help": "training steps of the truth"})
+    truth_batch_size: int = field(default=32, metadata={"help": "real windows per step of the truth"})
     card_dir: str | None = field(default=None, metadata={"help": "folder of table and figure"})
 
     def __post_init__(self) -> None:
@@ -71,7 +71,7 @@ class SelectionArguments:
                 f"per_architecture={self.per_architecture} and architectures={self.architectures} give {count} configurations, "
                 "which no correlation is made of: give at least 3"
             )
-        for name in ("same_cost_steps", "long_steps", "long_batch_size"):
+        for name in ("same_cost_steps", "truth_steps", "truth_batch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} trains nothing: give at least 1")
 
@@ -158,7 +158,7 @@ WAYS = (
     Way(RANDOM, random_users, uses=("inner_steps", *STEP)),
     Way(SAME_STEPS, same_steps, uses=("inner_steps", *STEP)),
     Way(SAME_COST, same_cost, uses=("same_cost_steps", *STEP)),
-    Way(LONG, for_long, uses=("long_steps", "long_batch_size")),
+    Way(LONG, for_long, uses=("truth_steps", "truth_batch_size")),
 )
 PROXIES = WAYS[:-1]
 """All but the truth."""
@@ -267,7 +267,7 @@ class SelectionProblem:
         return Comparison(
             task=self.data.task, splits=self.data.splits(split), config=config, learner=Learner(config).to(args.device),
             farzi=self.summary(split, summary), training=training, steps=args.inner_steps, length=args.sequence_length,
-            long_training=TeacherTraining(configuration.optimizer, own.long_steps, own.long_batch_size),
+            long_training=TeacherTraining(configuration.optimizer, own.truth_steps, own.truth_batch_size),
             seed=split, num_students=1, batch_size=args.per_device_eval_batch_size, device=args.device, quiet=True,
         )  # fmt: skip
 

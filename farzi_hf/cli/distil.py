@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,8 @@ def comparison_of(
 ) -> Comparison:
     """The comparison of a trainer's summary with real data. The arguments are as in `trainer_of`."""
     args, settings = trainer.args, data.settings
+    teacher = args.make_teacher_training()
+    steps, size = settings.long_steps or teacher.steps, settings.long_batch_size or teacher.batch_size
     return Comparison(
         task=data.task,
         splits=data.splits(seed),
@@ -92,7 +95,7 @@ def comparison_of(
         length=args.sequence_length,
         seed=args.seed,
         num_students=settings.num_students,
-        long_training=args.make_teacher_training(),
+        long_training=replace(teacher, steps=steps, batch_size=size),
         batch_size=args.per_device_eval_batch_size,
         device=args.device,
         quiet=args.disable_tqdm,

@@ -75,7 +75,7 @@ class Comparison:
         length: the number of entries that the learner reads.
         seed: seed of the distillation.
         num_students: students per row. Each has its own start and, if the row draws a subset, its own subset.
-        long_training: how students train on real data for as long as helps, as the teachers of labels do.
+        long_training: how students train on real data for as long as helps: as teachers of labels do, or longer.
         batch_size: batch size of the evaluation.
         device: the device of all tensors.
         quiet: whether progress bars are hidden.

@@ -63,7 +63,7 @@ def full(c: Comparison) -> Measured:
 
 
 def full_long(c: Comparison) -> Measured:
-    """Students on all real data, trained for as long as helps, as a teacher is."""
+    """Students on all real data, trained for as long as helps."""
     nbytes, steps = c.nbytes(c.splits["train"]), c.long_training.steps
     return c.trained("full data, long", c.long_student, c.seeds, nbytes, steps)
 

@@ -47,6 +47,12 @@ class RunSettings:
     baselines: list[str] = field(
         default_factory=lambda: list(BASELINES), metadata={"help": f"rows on real data: {', '.join(BASELINES)}"}
     )
+    long_steps: int | None = field(
+        default=None, metadata={"help": "steps of the row 'full data, long'; by default the teacher's"}
+    )
+    long_batch_size: int | None = field(
+        default=None, metadata={"help": "real sequences per step of that row; by default the teacher's"}
+    )
     resume: bool = field(default=True, metadata={"help": "go on from the last checkpoint in output_dir"})
 
     def __post_init__(self) -> None:
@@ -60,6 +66,9 @@ class RunSettings:
                 )
         if self.num_students < 1:
             raise ValueError(f"num_students={self.num_students} trains nothing: give at least 1")
+        for name in ("long_steps", "long_batch_size"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} trains nothing: give at least 1")
         if not self.splits:
             raise ValueError("splits is empty: give the seed of at least one split, for instance 0")
         for name in self.baselines:

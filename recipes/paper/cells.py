@@ -218,6 +218,8 @@ def _settings(e: Experiment, cell: Cell, seed: int) -> dict[str, Any]:
     args, run = _arguments(e, cell, seed), e.data.settings
     settings = {name: getattr(run, name) for name in e.data.recipe_fields}
     settings |= {**args.to_recipe(), "num_students": run.num_students}
+    long = {name: getattr(run, name) for name in ("long_steps", "long_batch_size")}
+    settings |= {name: value for name, value in long.items() if value is not None}
     if cell.learner is not None:
         settings["learner"] = cell.learner
     if args.trajectories is not None:

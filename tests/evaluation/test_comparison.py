@@ -118,3 +118,21 @@ def test_splits_are_put_together_by_their_users():
     assert row["hr@100_std"] == pytest.approx(np.std(means, ddof=1))
     assert row["hr@100_interval"][0] < np.mean(together) < row["hr@100_interval"][1]
     assert (row["bytes"], row["steps"], row["students"]) == (15, 5, 2)
+
+
+def test_full_data_for_long_may_be_longer_than_a_teacher_and_is_so_by_its_settings_alone(started):
+    teacher = ("--teacher_steps", "3", "--teacher_batch_size", "5")
+    c = started(*TEXT, *teacher)[1]
+    assert (c.long_training.steps, c.long_training.batch_size) == (3, 5)
+    longer = started(*TEXT, *teacher, "--long_steps", "40", "--long_batch_size", "8")
+    training = longer[1].long_training
+    assert (training.steps, training.batch_size) == (40, 8)
+    assert longer[0].args.make_teacher_training().steps == 3
+    errors = [x.validation_error(x.long_student(0)) for x in (c, longer[1])]
+    assert errors[1] < errors[0]
+
+
+@pytest.mark.parametrize("name", ["long_steps", "long_batch_size"])
+def test_a_long_row_without_steps_is_refused(name):
+    with pytest.raises(ValueError, match=f"{name}=0 trains nothing: give at least 1"):
+        RunSettings(dataset="sample", **{name: 0})

@@ -34,8 +34,8 @@ pytestmark = pytest.mark.usefixtures("small_data")
 TINY = (
     "--num_sequences", "4", "--sequence_length", "8", "--inner_steps", "4", "--synthetic_batch_size", "2", "--window", "2", "--max_steps", "1",
     "--teacher_steps", "3", "--teacher_batch_size", "4", "--per_device_train_batch_size", "4", "--learner", SASREC, "--widths", "4",
-    "--layers", "1", "--learning_rates", "0.01", "--weight_decays", "0", "--per_architecture", "1", "--long_steps", "3", "--same_cost_steps", "5",
-    "--long_batch_size", "4", "--use_cpu", "true", "--disable_tqdm", "true",
+    "--layers", "1", "--learning_rates", "0.01", "--weight_decays", "0", "--per_architecture", "1", "--truth_steps", "3", "--same_cost_steps", "5",
+    "--truth_batch_size", "4", "--use_cpu", "true", "--disable_tqdm", "true",
 )  # fmt: skip
 
 
@@ -92,7 +92,7 @@ def test_only_what_depends_on_a_setting_is_trained_again(tmp_path, monkeypatch) 
     again = []
     monkeypatch.setattr(SelectionProblem, "_train", lambda self, split, configuration, way: again.append(way.name))
     monkeypatch.setattr(SelectionProblem, "_make_summaries", lambda self, split: {})
-    for change in (("--long_steps", "4"), ("--max_steps", "2")):
+    for change in (("--truth_steps", "4"), ("--max_steps", "2")):
         p = problem(tmp_path, *change)
         for way in WAYS:
             p.trained(0, p.configurations[0], way)
@@ -197,7 +197,7 @@ def test_worth_it_is_better_ranks_no_worse_choices_and_cheaper(
     [
         ({"per_architecture": 100}, "per_architecture=100, but .* 36 combinations"),
         ({"architectures": ["fmlp"], "per_architecture": 2}, "2 configurations, which no correlation"),
-        ({"long_steps": 0}, "long_steps=0"),
+        ({"truth_steps": 0}, "truth_steps=0"),
         ({"same_cost_steps": 0}, "same_cost_steps=0"),
     ],
 )
