@@ -69,7 +69,7 @@ def test_recommenders_on_real_data_learn_from_whole_histories(started):
     assert flatten_sequences(few)[1].max() > c.length  # so they are cut into windows
     before, after = (rank_metrics(c.statistics(c.real_student(train, n, 0), train))["auc"] for n in (1, 60))
     assert after > before + 0.05
-    long = c.long_student(0)
+    long = c.long_student(0, 3)
     batch = {"input_ids": torch.ones(1, 3, dtype=torch.long), "attention_mask": torch.ones(1, 3)}
     assert long(batch).shape == (1, 3, 220)
 

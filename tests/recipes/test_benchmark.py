@@ -152,6 +152,7 @@ def run(folder: Path, *arguments: str) -> None:
 CELLS = [("Tape", 3, "float32"), ("Tape", 5, "float32"), ("autograd", 3, "float32"), ("autograd", 5, "float32")]
 
 
+@pytest.mark.slow
 def test_a_run_leaves_its_numbers_a_table_and_a_plot(tmp_path, cells, capsys):
     run(tmp_path)
     assert sorted(cells) == sorted([*CELLS, ("Tape", 3, "float64"), ("Tape", 5, "float64")])

@@ -86,11 +86,12 @@ def test_wrong_settings_end_in_one_line(argv, message):
 # -- whole runs ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dataset", "methods", "metric"),
     [
         ("sample", ["Farzi", "random sampling"], "perplexity"),
-        pytest.param("sample_interactions", ["MTT", "full data, long"], "hr@100", marks=pytest.mark.slow),
+        ("sample_interactions", ["MTT", "full data, long"], "hr@100"),
     ],
 )
 def test_a_table_over_seeds_whose_cells_are_run_once(tmp_path, capsys, dataset, methods, metric):

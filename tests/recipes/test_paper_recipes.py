@@ -152,11 +152,12 @@ def test_sample_efficiency(tmp_path, capsys, dataset, metric, counted):
     assert card(tmp_path)["rows"] == table["rows"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dataset", "teachers", "names"),
     [
         ("sample", ["Transformer", "Llama"], ["Transformer", "RNN", "Llama"]),
-        pytest.param("sample_interactions", [], ["SASRec", "GRU4Rec", "FMLP"], marks=pytest.mark.slow),
+        ("sample_interactions", [], ["SASRec", "GRU4Rec", "FMLP"]),
     ],
 )
 def test_cross_architecture(tmp_path, dataset, teachers, names):
@@ -214,14 +215,14 @@ def test_every_config_of_inputs_can_run(path, tmp_path):
 
 def test_privacy(tmp_path):
     pytest.importorskip("opacus")
-    argv = [*tiny("sample", tmp_path, ()), "--initialization", "random", "--num_students", "1"]
-    privacy.main([*argv, "--noise_multipliers", "1", "2", "--per_device_train_batch_size", "16"])
+    argv = [*tiny("sample", tmp_path, ()), "--initialization", "random", "--num_students", "1", "--seeds", "0"]
+    privacy.main([*argv, "--noise_multipliers", "1", "--per_device_train_batch_size", "16"])
     rows = {row["method"]: row for row in card(tmp_path)["rows"]}
-    names = ["no outer step", "not private", "clipped, no noise", "private, σ = 1", "private, σ = 2"]
-    assert list(rows)[:5] == names
-    assert len({rows[name]["perplexity"] for name in names}) == 5
-    assert rows[names[3]]["epsilon"] > rows[names[4]]["epsilon"] > 0
-    assert [rows[name]["releases"] for name in names[3:]] == [2, 2]
+    names = ["no outer step", "not private", "clipped, no noise", "private, σ = 1"]
+    assert list(rows)[:4] == names
+    assert len({rows[name]["perplexity"] for name in names}) == 4
+    assert rows[names[3]]["epsilon"] > 0
+    assert rows[names[3]]["releases"] == 2
     assert "epsilon" not in rows["not private"]
     assert " ε |" in (tmp_path / "card" / "table.md").read_text(encoding="utf-8")
 
@@ -298,6 +299,7 @@ def test_regions_are_paired_and_judged_by_what_the_paper_says():
     )
 
 
+@pytest.mark.slow
 def test_cold_start(tmp_path):
     argv = [*tiny("sample_interactions", tmp_path), "--num_students", "1"]
     cold_start.main(argv)
@@ -382,7 +384,8 @@ def test_higher_differentiates_the_same_training(tmp_path):
         assert (found - expected).norm() < 1e-4 * expected.norm() > 0
 
 
-@pytest.mark.parametrize("dataset", ["sample", pytest.param("sample_interactions", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("dataset", ["sample", "sample_interactions"])
 def test_regularization(tmp_path, dataset):
     regularization.main([*tiny(dataset, tmp_path), "--seeds", "0", "--num_students", "1", "--latent_dims", "2", "5"])
     table = card(tmp_path)
