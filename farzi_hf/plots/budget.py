@@ -63,7 +63,7 @@ def _label_budgets(axes: Axes, sizes: Mapping[int, float]) -> None:
     above = axes.secondary_xaxis("top")
     above.set_xticks(list(sizes), [_bytes(size) for size in sizes.values()])
     above.set_xticks([], minor=True)
-    above.set_xlabel("Latents and decoder")
+    above.set_xlabel("Bytes of a summary")
 
 
 def _bytes(size: float) -> str:
