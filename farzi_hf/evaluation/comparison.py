@@ -176,6 +176,10 @@ class Comparison:
         ends = np.cumsum(flatten_sequences(shuffled)[1])
         return shuffled.select(range(min(len(ends), int(np.searchsorted(ends, tokens)) + 1)))
 
+    def draw_bytes(self, seed: int) -> Dataset:
+        """Random sequences with as many bytes as the summary has, or a few more; all, if they have fewer."""
+        return self.draw_tokens(self.farzi.nbytes // self.token_bytes, seed)
+
     def real_students(
         self, draw: Callable[[int], Dataset], steps: int, seeds: Iterable[int]
     ) -> tuple[list[Student], int]:

@@ -92,8 +92,7 @@ def random_tokens(c: Comparison) -> Measured:
 
 def random_bytes(c: Comparison) -> Measured:
     """Students on as many bytes of real data as the summary needs for latents and decoder."""
-    tokens = c.farzi.nbytes // c.token_bytes
-    return c.trained_on_real("random, same bytes", lambda seed: c.draw_tokens(tokens, seed), c.steps)
+    return c.trained_on_real("random, same bytes", c.draw_bytes, c.steps)
 
 
 def head(c: Comparison) -> Measured:

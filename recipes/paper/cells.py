@@ -8,7 +8,6 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -66,9 +65,8 @@ def on_random(trainer: FarziTrainer, c: Comparison) -> Trained:
 
 
 def on_random_bytes(trainer: FarziTrainer, c: Comparison) -> Trained:
-    """Students on random real sequences with as many bytes as the summary, but at most all. Each student has its own sequences."""
-    tokens = c.farzi.nbytes // c.token_bytes
-    return Trained(*c.real_students(partial(c.draw_tokens, tokens), c.steps, c.seeds), c.steps)
+    """Students on random real sequences with as many bytes as the summary. Each student has its own sequences."""
+    return Trained(*c.real_students(c.draw_bytes, c.steps, c.seeds), c.steps)
 
 
 def on_head(trainer: FarziTrainer, c: Comparison) -> Trained:
