@@ -90,7 +90,8 @@ def choose(argv: Sequence[str] | None, forms: Sequence[str]) -> tuple[str, str, 
     parser.add_argument("--scale", choices=SCALES, default="quick")
     parser.add_argument("--form", choices=forms, default=forms[0])
     known, rest = parser.parse_known_args(argv)
-    if not (CONFIGS / f"{known.form}_{known.dataset}_{known.scale}.yaml").exists():
+    given = any(word.partition("=")[0] == "--config" for word in rest)
+    if not given and not (CONFIGS / f"{known.form}_{known.dataset}_{known.scale}.yaml").exists():
         raise ValueError(
             f"form={known.form!r} has no settings for {known.dataset} at scale {known.scale}; choose another of {', '.join(forms)}, "
             "or another --scale"

@@ -86,6 +86,11 @@ def test_every_config_can_run(path, tmp_path):
         (["--budgets", "5", "5"], "budgets=[5, 5] is not usable: give different numbers of at least 1"),
         (["--dataset", "ml-100k", "--data_dir", "nowhere"], "data_dir='nowhere' lacks u.data"),
         (["--config", "nowhere.yaml"], "config='nowhere.yaml' cannot be read"),
+        (
+            ["--dataset", "netflix"],
+            "form='own' has no settings for netflix at scale quick; choose another of own, paper",
+        ),
+        (["--dataset", "netflix", "--config", "nowhere.yaml"], "config='nowhere.yaml' cannot be read"),
     ],
 )
 def test_wrong_settings_end_in_one_line(argv, message):
