@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 KEPT = 1 << 23
-"""Soft tokens with no more numbers than this (32 MiB) are computed once and kept."""
+"""Distributions with no more numbers than this (32 MiB) are computed once and kept."""
 
 
 class Targets(ABC):
@@ -38,13 +39,13 @@ class Targets(ABC):
         """⟨q_j, z_j⟩ of each position, (r,). Overwrites `buffer`."""
 
     @abstractmethod
-    def subtract(self, q: Tensor, p: Tensor) -> Tensor:
-        """p − q, written into p."""
+    def subtract(self, q: Tensor, p: Tensor, out: Tensor) -> Tensor:
+        """p − q, written into `out` (r, V), which may be p."""
 
     def pull_back(  # noqa: B027  ids have no derivative
-        self, rows: slice, q: Tensor, dq: Tensor, totals: Sequence[Tensor | None]
+        self, rows: slice, q: Tensor, dq: Tensor, s: float, totals: Sequence[Tensor | None], buffer: Tensor
     ) -> None:
-        """Adds the derivatives in `tensors` to `totals`, if `dq` (r, V) is that in q. Overwrites `dq`."""
+        """Adds the derivatives in `tensors` to `totals`, if s `dq` (r, V) is that in q. Overwrites `buffer`, which may be dq."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,8 +66,8 @@ class HardTargets(Targets):
     def dot(self, q: Tensor, z: Tensor, buffer: Tensor) -> Tensor:
         return z.gather(1, q)[:, 0]
 
-    def subtract(self, q: Tensor, p: Tensor) -> Tensor:
-        return p.scatter_add_(1, q, torch.full_like(q, -1, dtype=p.dtype))
+    def subtract(self, q: Tensor, p: Tensor, out: Tensor) -> Tensor:
+        return torch.scatter_add(p, 1, q, torch.full_like(q, -1, dtype=p.dtype), out=out)
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,8 +96,8 @@ class SoftTokens(Targets):
 
     def probabilities(self) -> Tensor:
         """All of them at once, (…, V)."""
-        z = self.latents if self.decoder is None else self.latents @ self.decoder
-        return torch.softmax(z / self.tau, dim=-1)
+        latents = self.latents / self.tau  # the smaller of the two factors
+        return torch.softmax(latents if self.decoder is None else latents @ self.decoder, dim=-1)
 
     def flat(self) -> SoftTokens:
         """The same with one axis of positions."""
@@ -111,7 +112,7 @@ class SoftTokens(Targets):
 
     @cached_property
     def _kept(self) -> Tensor | None:
-        return self.probabilities().detach() if self.shape.numel() <= KEPT else None
+        return self.probabilities().detach() if may_keep(self.shape) else None
 
     def cross_entropy(self, logits: Tensor) -> Tensor:
         return -(self.probabilities() * logits.log_softmax(-1)).sum(-1)
@@ -127,21 +128,28 @@ class SoftTokens(Targets):
     def dot(self, q: Tensor, z: Tensor, buffer: Tensor) -> Tensor:
         return torch.mul(q, z, out=buffer).sum(1)
 
-    def subtract(self, q: Tensor, p: Tensor) -> Tensor:
-        return p.sub_(q)
+    def subtract(self, q: Tensor, p: Tensor, out: Tensor) -> Tensor:
+        return torch.sub(p, q, out=out)
 
-    def pull_back(self, rows: slice, q: Tensor, dq: Tensor, totals: Sequence[Tensor | None]) -> None:
-        dz = through_softmax(q, dq)
+    def pull_back(
+        self, rows: slice, q: Tensor, dq: Tensor, s: float, totals: Sequence[Tensor | None], buffer: Tensor
+    ) -> None:
+        dz, scale = through_softmax(q, dq, buffer), s / self.tau
         if self.decoder is None:
-            totals[0][rows].add_(dz, alpha=1 / self.tau)
+            totals[0][rows].add_(dz, alpha=scale)
             return
         dlatents, ddecoder = totals
         if dlatents is not None:
-            dlatents[rows].addmm_(dz, self.decoder.T, alpha=1 / self.tau)
+            dlatents[rows].addmm_(dz, self.decoder.T, alpha=scale)
         if ddecoder is not None:
-            ddecoder.addmm_(self.latents[rows].T, dz, alpha=1 / self.tau)
+            ddecoder.addmm_(self.latents[rows].T, dz, alpha=scale)
 
 
-def through_softmax(p: Tensor, dp: Tensor) -> Tensor:
-    """p ∘ (dp − ⟨p, dp⟩), written into dp: from the derivative in the value p of a softmax to that in its argument."""
-    return torch._softmax_backward_data(dp, p, -1, p.dtype, grad_input=dp)
+def may_keep(shape: Sequence[int]) -> bool:
+    """Whether numbers of that shape may stay in memory between the passes of a step."""
+    return math.prod(shape) <= KEPT
+
+
+def through_softmax(p: Tensor, dp: Tensor, out: Tensor) -> Tensor:
+    """p ∘ (dp − ⟨p, dp⟩), written into `out`, which may be dp: from the derivative in the value p of a softmax to that in its argument."""
+    return torch._softmax_backward_data(dp, p, -1, p.dtype, grad_input=out)

@@ -1,8 +1,8 @@
 """Sums over a large vocabulary: the cross-entropy of a linear head, and the mean embedding of soft tokens. Both are twice differentiable.
 
 Logits z = h M and soft tokens q = softmax(u D / τ) are numbers for each position and each of the V entries. Nothing of that size is
-kept: a chunk of positions is computed, used and forgotten, and computed again for the derivatives. Time is linear in the number of
-positions and in V, and memory is the chunk, and the arguments with their gradients.
+kept, unless it is small (`targets.KEPT`): a chunk of positions is computed, used and forgotten, and computed again for the derivatives.
+Time is linear in the number of positions and in V, and memory is the chunk, and the arguments with their gradients.
 
 An inner step needs three things of each function: its value, its gradient in the weights, and the product of a vector with the derivative of
 that gradient. The gradient of the cross-entropy comes at once with its value.
@@ -20,10 +20,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from farzi_hf.summary.targets import SoftTokens, Targets, through_softmax
+from farzi_hf.summary.targets import SoftTokens, Targets, may_keep, through_softmax
 
-CHUNK = {"cpu": 1 << 18, "cuda": 1 << 26}
-"""The numbers of a chunk, by the kind of device. A processor's cache should hold a few chunks; a GPU should be busy with one."""
+CHUNK = {"cpu": 1 << 22, "cuda": 1 << 26}
+"""The numbers of a chunk, by the kind of device. Each chunk reads the head and adds to its gradient once, so small chunks cost time."""
 
 
 class _Chunks:
@@ -100,26 +100,29 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, targets: Targets, h: Tensor, head: Tensor, counts: Tensor | None) -> Tensor:
         losses, (dh, dhead) = h.new_empty(len(h)), _zeros((h, head), ctx.needs_input_grad[1:3])
-        for rows, (z, p, other) in _Chunks(len(h), head, 3):
+        shape = (len(h), head.shape[1])
+        all_p = h.new_empty(shape) if may_keep(shape) else None
+        for rows, (z, other, free) in _Chunks(len(h), head, 3):
             torch.mm(h[rows], head, out=z)
             q = targets.at(rows, other)
-            torch.softmax(z, -1, out=p)
+            p = torch.softmax(z, -1, out=free if all_p is None else all_p[rows])
             losses[rows] = z.amax(1) - p.amax(1).log() - targets.dot(q, z, z)
-            difference = targets.subtract(q, p)
+            difference = targets.subtract(q, p, z)
             if counts is not None:
                 difference.mul_(counts[rows, None])
             if dh is not None:
                 torch.mm(difference, head.T, out=dh[rows])
             if dhead is not None:
                 dhead.addmm_(h[rows].T, difference)
-        ctx.targets = targets
+        ctx.targets, ctx.all_p = targets, all_p
         ctx.save_for_backward(h, head, counts, dh, dhead, losses if ctx.needs_input_grad[3] else None)
         return losses.sum() if counts is None else losses.dot(counts)
 
     @staticmethod
     def backward(ctx: Any, s: Tensor) -> tuple[Any, ...]:
         h, head, counts, dh, dhead, losses = ctx.saved_tensors
-        return None, *_Gradient.apply(ctx.targets, (dh, dhead, losses), s, h, head, counts, *ctx.targets.tensors)
+        found = (dh, dhead, losses)
+        return None, *_Gradient.apply(ctx.targets, ctx.all_p, found, s, h, head, counts, *ctx.targets.tensors)
 
 
 class _Gradient(torch.autograd.Function):
@@ -131,9 +134,17 @@ class _Gradient(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, targets: Targets, found: tuple, s: Tensor, h: Tensor, head: Tensor, counts: Tensor | None, *_: Tensor
+        ctx: Any,
+        targets: Targets,
+        all_p: Tensor | None,
+        found: tuple,
+        s: Tensor,
+        h: Tensor,
+        head: Tensor,
+        counts: Tensor | None,
+        *_: Tensor,
     ) -> tuple:
-        ctx.targets = targets
+        ctx.targets, ctx.all_p = targets, all_p
         ctx.save_for_backward(*found, s, h, head, counts)
         ctx.set_materialize_grads(False)
         return tuple(None if x is None else x * s for x in found)
@@ -142,23 +153,23 @@ class _Gradient(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, a: Tensor | None, big_a: Tensor | None, b: Tensor | None) -> tuple[Any, ...]:
         *found, s, h, head, counts = ctx.saved_tensors
-        targets, needed = ctx.targets, ctx.needs_input_grad[3:]
+        targets, all_p, needed = ctx.targets, ctx.all_p, ctx.needs_input_grad[4:]
         ds = sum((x * y).sum() for x, y in zip(found, (a, big_a, b), strict=True) if y is not None)
         totals = h_bar, head_bar, counts_bar, *_ = _zeros((h, head, counts, *targets.tensors), needed)
-        for rows, (p, y, other) in _Chunks(len(h), head, 3):
-            torch.softmax(torch.mm(h[rows], head, out=y), -1, out=p)
+        # y = left right: one product is faster than two.
+        there = [(x, m) for x, m in ((a, head), (h, big_a)) if x is not None and m is not None]
+        left = torch.cat([h[:, :0], *(x for x, _ in there)], dim=1)
+        right = torch.cat([head[:0], *(m for _, m in there)])
+        for rows, (y, other, free, *more) in _Chunks(len(h), head, 4 if any(needed[3:]) else 3):
+            p = torch.softmax(torch.mm(h[rows], head, out=y), -1, out=free) if all_p is None else all_p[rows]
             q = targets.at(rows, other)
-            y.zero_()
-            if a is not None:
-                y.addmm_(a[rows], head)
-            if big_a is not None:
-                y.addmm_(h[rows], big_a)
+            torch.mm(left[rows], right, out=y)
             if any(needed[3:]):
-                targets.pull_back(rows, q, -y, totals[3:])
+                targets.pull_back(rows, q, y, -1.0, totals[3:], more[0])
             if counts_bar is not None:  # `other` is free: these targets are ids
                 counts_bar[rows] = torch.mul(p, y, out=other).sum(1) - targets.dot(q, y, other)
-            e = through_softmax(p, y)
-            difference = targets.subtract(q, p)
+            e = through_softmax(p, y, y)
+            difference = targets.subtract(q, p, free)
             if counts is not None:
                 e.mul_(counts[rows, None])
             if b is not None:
@@ -173,7 +184,7 @@ class _Gradient(torch.autograd.Function):
                 head_bar.addmm_(h[rows].T, e)
                 if a is not None:
                     head_bar.addmm_(a[rows].T, difference)
-        return None, None, ds, *(None if total is None else total.mul_(s) for total in totals)
+        return None, None, None, ds, *(None if total is None else total.mul_(s) for total in totals)
 
 
 class _TargetDerivative(torch.autograd.Function):
@@ -195,7 +206,7 @@ class _TargetDerivative(torch.autograd.Function):
         totals = _zeros(targets.tensors, ctx.needs_input_grad[3:])
         for rows, (z, other) in _Chunks(len(h), head, 2):
             torch.mm(h[rows], head, out=z).mul_(-s)
-            targets.pull_back(rows, targets.at(rows, other), z, totals)
+            targets.pull_back(rows, targets.at(rows, other), z, 1.0, totals, z)
         return None, None, None, *totals
 
 
@@ -255,7 +266,7 @@ class _TableGradient(torch.autograd.Function):
             q = tokens.at(rows, other)
             torch.mm(q, big_a.T, out=dx_bar[rows])
             if any(needed):
-                tokens.pull_back(rows, q, torch.mm(dx[rows], big_a, out=dq), totals)
+                tokens.pull_back(rows, q, torch.mm(dx[rows], big_a, out=dq), 1.0, totals, dq)
         return None, None, dx_bar, *totals
 
 
@@ -273,5 +284,5 @@ class _TokenDerivative(torch.autograd.Function):
         tokens, entries = ctx.tokens, ctx.table.T.contiguous()
         totals = _zeros(tokens.tensors, ctx.needs_input_grad[2:])
         for rows, (dq, other) in _Chunks(len(dx), entries, 2):
-            tokens.pull_back(rows, tokens.at(rows, other), torch.mm(dx[rows], entries, out=dq), totals)
+            tokens.pull_back(rows, tokens.at(rows, other), torch.mm(dx[rows], entries, out=dq), 1.0, totals, dq)
         return None, None, *totals

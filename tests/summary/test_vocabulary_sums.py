@@ -170,4 +170,4 @@ def test_no_tensor_has_the_size_of_positions_times_vocabulary(monkeypatch):
         g = torch.autograd.grad(loss, (h, w), create_graph=True)
         sum(x.square().sum() for x in g).backward()
     assert u.grad.abs().sum() > 0
-    assert max(sizes) <= 4 * max(n, v) < n * v / 100
+    assert max(sizes) <= 8 * max(n, v) < n * v / 100  # both factors of a product, side by side
