@@ -37,7 +37,7 @@ from farzi_hf.distillation.objectives.private import check_private, figures_of
 from farzi_hf.distillation.real_training import RealData
 from farzi_hf.distillation.row_checks import check_sequence_length, run_check
 from farzi_hf.distillation.start_trial import choose_start
-from farzi_hf.distillation.teacher import GivenTeachers, Labelling, head_width
+from farzi_hf.distillation.teacher import GivenTeachers, Labelling, UntrainedTeachers
 from farzi_hf.evaluation.tasks import LanguageModeling, Task
 from farzi_hf.real_rows import RealRows
 from farzi_hf.student_trainer import StudentTrainer
@@ -75,7 +75,7 @@ class FarziTrainer(StudentTrainer):
         task: `LanguageModeling(tokenizer)` or `Recommendation(vocabulary)`. The task sets collator, label names and metrics. Data
             sets are then whole sentences or histories; the task cuts histories that are longer than a synthetic sequence.
         teacher: labels the inputs of a summary with `labels="own"`: a trained model over the same vocabulary, several models, or a
-            `TrajectoryBank`; or the config of a model, which is trained for it as `args.teacher_…` say. By default, the learner is.
+            `TrajectoryBank`; or configs of one or several models, which are trained for it as `args.teacher_…` say. By default, the learner is.
         kwargs: arguments of `Trainer`, such as callbacks and optimizers. `compute_metrics` and `preprocess_logits_for_metrics`
             replace those of the task.
 
@@ -94,7 +94,7 @@ class FarziTrainer(StudentTrainer):
         farzi_data: FarziData | None = None,
         objective: Objective | None = None,
         task: Task | None = None,
-        teacher: GivenTeachers | PreTrainedConfig | None = None,
+        teacher: GivenTeachers | UntrainedTeachers | None = None,
         **kwargs: Any,
     ) -> None:
         if not isinstance(args, FarziConfig):
@@ -144,7 +144,7 @@ class FarziTrainer(StudentTrainer):
 
     def _summary(self, args: FarziConfig, farzi_data: FarziData | None, rows: Dataset | RowStream | None) -> FarziData:
         """The summary to train: the one that is given, or a new one at its start."""
-        label_dim = head_width(self._labelling.learner) if args.labels == "own" else None
+        label_dim = self._labelling.label_dim if args.labels == "own" else None
         config = args.summary_config(self.learner.vocab_size, label_dim)
         self._start_facts, self._open_start = {}, None
         if farzi_data is not None:

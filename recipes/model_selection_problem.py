@@ -20,7 +20,7 @@ from farzi_hf.cli.distil import trainer_of, with_folder
 from farzi_hf.data.seeds import Purpose, stream
 from farzi_hf.distillation import Learner, SyntheticTraining
 from farzi_hf.distillation.real_training import RealData
-from farzi_hf.distillation.teacher import TeacherTraining, label
+from farzi_hf.distillation.teacher import Labelling, TeacherTraining, label
 from farzi_hf.engine import InnerAdam
 from farzi_hf.evaluation import Comparison, RunSettings, Student, TaskData
 from farzi_hf.summary import FarziData
@@ -220,11 +220,10 @@ class SelectionProblem:
 
     def _make_summaries(self, split: int) -> dict[str, float]:
         trainer, args = self._trainer(split), self.args
-        settings = self.data.settings
-        learner = Learner(self.data.learner_config(settings.teacher or settings.learner, args.sequence_length))
         real = RealData(trainer.train_dataset, trainer.data_collator, args.device, args.disable_tqdm)
         begin = time.process_time()
-        teachers = args.make_teacher_training().teachers(learner.to(args.device), real, split)
+        kinds = [self.data.learner_config(one, args.sequence_length) for one in self.data.settings.teachers]
+        teachers = Labelling.by(kinds, trainer.learner).teachers(real, args.make_teacher_training(), split)
         for name, inputs in ((WINDOWS, "real_windows"), (START, args.input_sequences)):
             set_ids(trainer.model, trainer.train_dataset, split, inputs)
             label(trainer.model, teachers)

@@ -66,11 +66,12 @@ def trainer_of(data: TaskData, args: FarziConfig, seed: int, learner: Mapping[st
     if args.trajectories is not None:
         args = copy.copy(args)
         args.trajectories = data.trajectory_folder(args.trajectories, seed)
-    splits, teacher = data.splits(seed), data.settings.teacher
+    splits, settings = data.splits(seed), data.settings
+    teachers = [data.learner_config(teacher, args.sequence_length) for teacher in settings.teachers]
     return FarziTrainer(
-        learner_init=data.learner_config(learner or data.settings.learner, args.sequence_length),
+        learner_init=data.learner_config(learner or settings.learner, args.sequence_length),
         args=args,
-        teacher=None if teacher is None else data.learner_config(teacher, args.sequence_length),
+        teacher=None if settings.teacher is None else teachers,
         task=data.task,
         train_dataset=splits["train"],
         eval_dataset=splits["validation"],

@@ -47,6 +47,8 @@ class Teacher:
 
 GivenTeachers = PreTrainedModel | Sequence[PreTrainedModel] | TrajectoryBank
 """Trained models over the summary's vocabulary, or the last checkpoints of Ω."""
+UntrainedTeachers = PreTrainedConfig | Sequence[PreTrainedConfig]
+"""Configs of models that are trained for it, one kind or several."""
 
 
 @dataclass(frozen=True)
@@ -97,8 +99,6 @@ def given_teachers(given: GivenTeachers, learner: Learner, device: torch.device 
         ends = (given.checkpoint(i, given.steps, device) for i in range(len(given)))
         return [Teacher(learner, learner.with_shared(params)) for params in ends]
     models = [given] if isinstance(given, PreTrainedModel) else given
-    if not models:
-        raise ValueError("teacher is empty; give at least one model")
     return [
         Teacher(Learner(model).to(device), {name: x.detach().to(device) for name, x in model.named_parameters()})
         for model in models
@@ -119,17 +119,42 @@ class Labelling:
     """Where the labels of a summary come from.
 
     Args:
-        learner: the kind of model that teaches, or whose trajectories are given.
-        given: trained teachers; None if learners are to be trained for it.
+        kinds: the models that are to be trained for it, or the one whose trajectories are given.
+        given: trained teachers; None if they are to be trained.
     """
 
-    learner: Learner
+    kinds: tuple[Learner, ...]
     given: GivenTeachers | None = None
 
     @classmethod
-    def by(cls, teacher: GivenTeachers | PreTrainedConfig | None, learner: Learner) -> Labelling:
-        """By trained teachers, by a model of another config that is to be trained, or (None) by learners."""
-        return cls(Learner(teacher)) if isinstance(teacher, PreTrainedConfig) else cls(learner, teacher)
+    def by(cls, teacher: GivenTeachers | UntrainedTeachers | None, learner: Learner) -> Labelling:
+        """By trained teachers, by models of other configs that are to be trained, or (None) by learners.
+
+        Raises:
+            ValueError: the teachers are none, or some of them are models and others configs.
+        """
+        if teacher is None or isinstance(teacher, PreTrainedModel | TrajectoryBank):
+            return cls((learner,), teacher)
+        several = (teacher,) if isinstance(teacher, PreTrainedConfig) else tuple(teacher)
+        if not several:
+            raise ValueError("teacher is empty; give at least one model or config")
+        configs = [isinstance(one, PreTrainedConfig) for one in several]
+        if any(configs) and not all(configs):
+            names = ", ".join(type(one).__name__ for one in several)
+            raise ValueError(f"teacher has models and configs: {names}; give trained models only, or configs only")
+        return cls(tuple(map(Learner, several))) if all(configs) else cls((learner,), several)
+
+    @property
+    def label_dim(self) -> int:
+        """The `label_dim` with which labels hold all that a teacher of the first kind predicts."""
+        return head_width(self.kinds[0])
+
+    def teachers(self, data: RealData, training: TeacherTraining, seed: int) -> list[Teacher]:
+        """The teachers, trained if they were not given: of each kind as many as `training` says."""
+        kinds = [kind.to(data.device) for kind in self.kinds]
+        if self.given is not None:
+            return given_teachers(self.given, kinds[0], data.device)
+        return [teacher for kind in kinds for teacher in training.teachers(kind, data, seed)]
 
     def __call__(self, farzi: FarziData, data: RealData, settings: Any) -> None:
         """Sets the labels of a summary. Groups of tokens are those that the first teacher sees alike.
@@ -139,11 +164,7 @@ class Labelling:
             data: on which teachers train.
             settings: a `FarziConfig`.
         """
-        learner = self.learner.to(data.device)
-        if self.given is None:
-            teachers = settings.make_teacher_training().teachers(learner, data, settings.seed)
-        else:
-            teachers = given_teachers(self.given, learner, data.device)
+        teachers = self.teachers(data, settings.make_teacher_training(), settings.seed)
         if "latents" in farzi.tensors and INITIALIZATIONS[settings.initialization] is clusters:
             start_inputs(farzi, data.dataset, settings, vectors=_embedding(teachers[0]))
         logger.info("Labels from teachers, %.3g nats from their predictions.", label(farzi, teachers))

@@ -39,8 +39,11 @@ class RunSettings:
         default_factory=lambda: [0], metadata={"help": "interactions: seeds of the splits of the users"}
     )
     learner: dict | str | None = field(default=None, metadata={"help": "arguments of AutoConfig.for_model, as JSON"})
-    teacher: dict | str | None = field(
-        default=None, metadata={"help": "the same of the model that labels the inputs; by default the learner's"}
+    teacher: dict | str | None = field(  # or a list of dicts, a type that HfArgumentParser does not know
+        default=None,
+        metadata={
+            "help": "the same of the model that labels the inputs, or a list of several; by default the learner's"
+        },
     )
     distil: bool = field(default=True, metadata={"help": "False: make only the rows on real data"})
     num_students: int = field(default=3, metadata={"help": "students per row, each from its own start"})
@@ -57,13 +60,10 @@ class RunSettings:
 
     def __post_init__(self) -> None:
         kind = data_class(self.dataset)
-        self.learner = dict(kind.learner) if self.learner is None else _mapping("learner", self.learner)
-        self.teacher = None if self.teacher is None else _mapping("teacher", self.teacher)
-        for name in ("learner", "teacher"):
-            if "model_type" not in (getattr(self, name) or self.learner):
-                raise ValueError(
-                    f"{name}={getattr(self, name)} has no model_type: name an architecture, for instance gpt2"
-                )
+        self.learner = _model("learner", kind.learner if self.learner is None else self.learner)
+        if self.teacher is not None:
+            self.teacher = _from_json("teacher", self.teacher)
+            _ = self.teachers
         if self.num_students < 1:
             raise ValueError(f"num_students={self.num_students} trains nothing: give at least 1")
         for name in ("long_steps", "long_batch_size"):
@@ -74,6 +74,12 @@ class RunSettings:
         for name in self.baselines:
             if name not in BASELINES:
                 raise ValueError(f"baselines: {name!r} is unknown; choose from {', '.join(BASELINES)}")
+
+    @property
+    def teachers(self) -> list[dict[str, Any]]:
+        """The architectures of the models that label the inputs."""
+        given = self.learner if self.teacher is None else self.teacher
+        return [_model("teacher", one) for one in (given if isinstance(given, list) else [given])]
 
     @classmethod
     def of_summary(cls, farzi: FarziData, data_dir: str | None = None, **changes: Any) -> RunSettings:
@@ -266,12 +272,21 @@ def data_class(dataset: str) -> type[TaskData]:
     return TextData if dataset in TEXTS else InteractionData
 
 
-def _mapping(name: str, value: Any) -> dict[str, Any]:
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except ValueError as error:
-            raise ValueError(f"{name}={value!r} is not JSON: {error}") from None
-    if not isinstance(value, dict):
+def _from_json(name: str, value: Any) -> Any:
+    """The value, which a command line gives as JSON."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise ValueError(f"{name}={value!r} is not JSON: {error}") from None
+
+
+def _model(name: str, value: Any) -> dict[str, Any]:
+    """The arguments of `AutoConfig.for_model`."""
+    value = _from_json(name, value)
+    if not isinstance(value, Mapping):
         raise ValueError(f"{name}={value!r} is no mapping: write fields with their values")
-    return value
+    if "model_type" not in value:
+        raise ValueError(f"{name}={dict(value)} has no model_type: name an architecture, for instance gpt2")
+    return dict(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import get_type_hints
 
 import pytest
@@ -55,6 +56,10 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_defaults(tmp_path
     settings, args = parse("--config", str(path), "--inner_epsilon", "1e-3", "--learner", '{"model_type": "farzi_rnn"}')
     assert (args.learning_rate, args.inner_epsilon, args.inner_betas) == (0.02, 0.001, [0.8, 0.9])
     assert (settings.resume, settings.learner) == (False, {"model_type": "farzi_rnn"})
+    assert settings.teachers == [settings.learner]
+    kinds = [{"model_type": "gpt2"}, {"model_type": "farzi_rnn"}]
+    settings, _ = parse("--config", str(path), "--teacher", json.dumps(kinds))
+    assert settings.teachers == settings.teacher == kinds
 
 
 @pytest.mark.parametrize(
@@ -66,6 +71,8 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_defaults(tmp_path
         ("baselines: [none]", f"'none' is unknown; choose from {', '.join(BASELINES)}"),
         ("learner: {n_embd: 8}", "has no model_type"),
         ("learner: gpt2", "learner='gpt2' is not JSON"),
+        ("teacher: [{model_type: gpt2}, {n_embd: 8}]", "teacher={'n_embd': 8} has no model_type"),
+        ("teacher: [gpt2]", "teacher='gpt2' is not JSON"),
         ("num_students: 0", "give at least 1"),
         ("splits: []", "splits is empty"),
         ("inner_steps: 0", "inner_steps=0 is not usable"),

@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 import torch
 from tiny_trainer import tensors, tiny_learner, tiny_trainer
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GPT2Config
 
 from farzi_hf import FarziData, FarziDataConfig, SASRecConfig
 from farzi_hf.data import SequenceCollator, flatten_sequences
 from farzi_hf.distillation import Learner, MetaMatching, SyntheticTraining, record_trajectories
 from farzi_hf.distillation.learner import whole
 from farzi_hf.distillation.real_training import RealData
-from farzi_hf.distillation.teacher import Teacher, TeacherTraining, given_teachers, head_width, label
+from farzi_hf.distillation.teacher import Labelling, Teacher, TeacherTraining, head_width, label
 from farzi_hf.engine import Direct, InnerAdam, Reversible, Tape
+from farzi_hf.models.rnn import RNNConfig
 from farzi_hf.summary.input_sequences import INPUT_SEQUENCES, covering_windows, made_up, real_windows
 
 V = 54
@@ -214,8 +215,18 @@ def test_several_given_teachers_label(tmp_path, sequences, tokenizer):
     logits = [model(ids, attention_mask=torch.ones_like(ids)).logits for model in models]
     expected = ((logits[0] + logits[1]) / 2).softmax(-1)
     torch.testing.assert_close(trainer.model(torch.arange(len(ids))), expected, rtol=1e-3, atol=1e-5)
-    with pytest.raises(ValueError, match="teacher is empty"):
-        given_teachers([], trainer.learner)
+
+
+@pytest.mark.parametrize(
+    ("teacher", "message"),
+    [
+        ([], "teacher is empty"),
+        ([GPT2Config(), AutoModelForCausalLM.from_config(tiny_learner(V))], "GPT2Config, GPT2LMHeadModel"),
+    ],
+)
+def test_teachers_are_models_or_configs(teacher, message):
+    with pytest.raises(ValueError, match=message):
+        Labelling.by(teacher, Learner(tiny_learner(V)))
 
 
 def test_the_last_checkpoints_of_recorded_trainings_label(tmp_path, sequences, tokenizer):
@@ -269,6 +280,23 @@ def test_a_teacher_of_another_config_is_trained_and_labels(tmp_path, sequences, 
         assert trainer.learner.model.config.n_embd == 16
         widths.append(trainer.model.config.label_dim)
     assert widths == [24, 10]
+
+
+def test_teachers_of_several_kinds_are_trained_and_label_together(tmp_path, sequences, tokenizer):
+    kinds = [tiny_learner(V), RNNConfig(vocab_size=V, hidden_size=8)]
+    trainer = tiny_trainer(
+        tmp_path, sequences, tokenizer, trainer={"teacher": kinds}, **OWN, label_dim=24, num_teachers=2
+    )
+    trainer.tune_initialization()
+    data = RealData(trainer.train_dataset, trainer.data_collator, quiet=True)
+    training = trainer.args.make_teacher_training()
+    teachers = [t for kind in kinds for t in training.teachers(Learner(kind), data, trainer.args.seed)]
+    inputs = whole(trainer.model.input_ids.long())
+    logits = sum(t.learner.logits(t.params, inputs) for t in teachers) / 4
+    alone = sum(t.learner.logits(t.params, inputs) for t in teachers[:2]) / 2
+    found = trainer.model(torch.arange(len(inputs["input_ids"])))
+    error, other = ((found - x.softmax(-1)).abs().mean() for x in (logits, alone))
+    assert error < other / 2  # 48 numbers do not fit into 24
 
 
 def test_groups_of_tokens_are_those_that_the_teacher_sees_alike(tmp_path, sequences, tokenizer):
