@@ -4,6 +4,9 @@
     python recipes/paper/cross_architecture.py --dataset ptb --data_dir FOLDER         # Transformer (GPT-2), RNN, Llama
     python recipes/paper/cross_architecture.py --dataset sample                        # embedded: text, or sample_interactions
 
+By default each architecture is the teacher of a summary; `--teachers` chooses some of them. `--teacher '[{"model_type": "gpt2", …}, …]'` makes
+one summary, with the labels of these models together.
+
 This makes the paper's table of cross-architecture generalization; here FMLP is a teacher too. All architectures have the size of the
 recipe's learner. Students train with the settings of the inner loop. Each (teacher, student, seed) is stored in `output_dir`, and a later
 start does not repeat it. The settings are in `configs/tables/own_DATASET_SCALE.yaml`, or with `--form paper` in `…/paper_DATASET_SCALE.yaml`; the
@@ -19,7 +22,7 @@ from cells import FULL, LONG, Cell, evidence_of, full_cells
 from experiment import Experiment
 
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
-from farzi_hf.evaluation import Claim, LanguageModeling, Recommendation, Row, Task, markdown
+from farzi_hf.evaluation import Claim, LanguageModeling, Recommendation, Row, RunSettings, Task, markdown
 from farzi_hf.plots import plot_comparison
 
 Learners = dict[str, Mapping[str, Any]]
@@ -39,11 +42,11 @@ def main(argv: Sequence[str] | None = None) -> None:
             "cross_architecture", "Other architectures", argv, ("cross_architecture.png",), forms=("own", "paper")
         )
         learners = ARCHITECTURES[e.data.task_class](e.data.settings.learner)
-        teachers = chosen(e.settings.teachers, learners)
+        teachers = sources(e.settings.teachers, e.data.settings, learners)
         evidence = evidence_of(e, cells(teachers, learners))
     rows = list(evidence.rows.values())
     findings = [
-        *evidence.verdicts(claims(teachers, list(learners))),
+        *evidence.verdicts(claims(list(teachers), list(learners))),
         *(evidence.finding(pair(LONG, n), pair(FULL, n)) for n in learners),
     ]
     more = f"\n{matrix(e.task, rows, [*teachers, FULL, LONG], list(learners))}\n{paper_table(e.dataset)}"
@@ -90,27 +93,33 @@ def pair(teacher: str, student: str) -> str:
     return f"{teacher} → {student}"
 
 
-def chosen(teachers: Sequence[str], learners: Learners) -> list[str]:
-    """The names of the architectures that make summaries.
+def sources(teachers: Sequence[str], settings: RunSettings, learners: Learners) -> dict[str, str]:
+    """The architecture that each summary is distilled with, by the name of the summary's teacher.
+
+    It is its own teacher, unless the setting `teacher` names others: then there is one summary, which has their labels.
 
     Raises:
-        ValueError: a name is unknown.
+        ValueError: a name is unknown, or teachers are given in both ways.
     """
     for name in teachers:
         if name not in learners:
             raise ValueError(f"teachers: {name!r} is unknown; choose from {', '.join(learners)}")
-    return list(teachers or learners)
+    if settings.teacher is None:
+        return {name: name for name in teachers or learners}
+    if teachers:
+        raise ValueError(f"teachers={list(teachers)} beside teacher={settings.teacher}; give one of the two")
+    return {" + ".join(one["model_type"] for one in settings.teachers): next(iter(learners))}
 
 
-def cells(teachers: Sequence[str], learners: Learners) -> list[Cell]:
-    """One cell per pair. The cell of a teacher with itself distils; the other students train on that cell's summary."""
+def cells(teachers: Mapping[str, str], learners: Learners) -> list[Cell]:
+    """One cell per pair. The cell of the architecture of a summary distils; the other students train on that cell's summary."""
     rows = []
-    for teacher in teachers:
-        own = Cell(pair(teacher, teacher), learner=learners[teacher])
+    for teacher, architecture in teachers.items():
+        own = Cell(pair(teacher, architecture), learner=learners[architecture])
         others = [
             Cell(pair(teacher, name), learner=other, distils=False, source=own)
             for name, other in learners.items()
-            if name != teacher
+            if name != architecture
         ]
         rows += [own, *others]
     for name, learner in learners.items():

@@ -259,6 +259,7 @@ def shared_facts(e: Experiment) -> dict[str, Any]:
         "size": f"[{args.num_sequences}×{args.sequence_length}]",
         **INPUT_FACTS[args.inputs](args),
         "labels": args.labels,
+        **({"teachers": e.data.settings.teachers} if e.data.settings.teacher is not None else {}),
         "inner steps T": args.inner_steps,
         "differentiated": f"the last {args.window}" if args.window else "all",
         "synthetic sequences per inner step": args.synthetic_batch_size or args.num_sequences,

@@ -247,6 +247,19 @@ def test_a_summary_has_the_labels_of_its_teacher_whoever_learns_from_it(tmp_path
     assert len({row["bytes"] for row in rows[:3]}) == 1
 
 
+def test_students_of_several_teachers_together(tmp_path):
+    own = ["--inputs", "tokens", "--labels", "own", "--max_steps", "0", "--seeds", "0", "--num_students", "1"]
+    kinds = [{"model_type": "farzi_rnn", "hidden_size": 8}, {"model_type": "farzi_rnn", "hidden_size": 4}]
+    argv = [*tiny("sample", tmp_path), *own, "--label_dim", "12", "--teacher", json.dumps(kinds)]
+    cross_architecture.main(argv)
+    table = card(tmp_path)
+    names = [f"farzi_rnn + farzi_rnn → {student}" for student in ("Transformer", "RNN", "Llama")]
+    assert methods(table)[:3] == names
+    assert table["teachers"] == kinds
+    with pytest.raises(SystemExit, match="give one of the two"):
+        cross_architecture.main([*argv, "--teachers", "RNN"])
+
+
 def test_an_unknown_teacher_is_named(tmp_path):
     with pytest.raises(SystemExit, match="teachers: 'LSTM' is unknown; choose from Transformer, RNN, Llama"):
         cross_architecture.main([*tiny("sample", tmp_path), "--teachers", "LSTM"])
