@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers import TrainingArguments
 
+from farzi_hf.artefact.storage import STORAGES
 from farzi_hf.config_checks import (
     AUTO,
     check_checkpointed_layers,
@@ -73,6 +74,7 @@ class FarziConfig(TrainingArguments):
         latent_dim: d, numbers per token.
         inputs: "tokens" (ids that are not learnt) or "soft" (learnt distributions, as in the paper); see `farzi_hf.summary.forms`.
         labels: "own" (distributions of their own, which start from a teacher) or "shared" (a position predicts the next input, as in the paper).
+        storage: how the finished summary is stored: "exact", or "int8", which rounds each number to a byte; see `farzi_hf.artefact.storage`.
         label_dim: e, numbers per label of its own; None takes as many as the head of one teacher has.
         input_sequences: the ids of token inputs, a function of `farzi_hf.summary.input_sequences`.
         teacher_steps: steps that the teacher of own labels trains on real data, before the first outer step.
@@ -132,6 +134,7 @@ class FarziConfig(TrainingArguments):
     latent_dim: int = field(default=16, metadata={"help": "d, numbers per synthetic token"})
     inputs: str = field(default="tokens", metadata={"help": " | ".join(INPUTS)})
     labels: str = field(default="own", metadata={"help": " | ".join(LABELS)})
+    storage: str = field(default="exact", metadata={"help": f"of the finished summary: {' | '.join(STORAGES)}"})
     label_dim: int | None = field(default=None, metadata={"help": "e, numbers per own label; by default the teacher's"})
     input_sequences: str = field(default="made_up", metadata={"help": " | ".join(INPUT_SEQUENCES)})
     teacher_steps: int = field(default=2000, metadata={"help": "training steps of the teacher of own labels"})
@@ -254,6 +257,7 @@ class FarziConfig(TrainingArguments):
             inputs=self.inputs,
             labels=self.labels,
             label_dim=(self.label_dim or label_dim) if self.labels == "own" else None,
+            storage=self.storage,
         )
 
     def optimizer_settings(self) -> dict[str, Any]:

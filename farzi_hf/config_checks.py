@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+from farzi_hf.artefact.storage import STORAGES
 from farzi_hf.distillation.objectives import OBJECTIVES
 from farzi_hf.engine import ADJOINTS, OPTIMIZERS
 from farzi_hf.summary import INITIALIZATIONS, initialization
@@ -57,6 +58,7 @@ CHOICES: dict[str, Collection[str]] = {
     "initialization": INITIALIZATIONS,
     "inputs": INPUTS,
     "labels": LABELS,
+    "storage": STORAGES,
     "input_sequences": INPUT_SEQUENCES,
     "inner_optimizer": OPTIMIZERS,
     "inner_lr_scheduler_type": LR_SCHEDULES,

@@ -16,6 +16,7 @@ from datasets import Dataset, IterableDataset
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
+from transformers.trainer_utils import TrainOutput
 
 from farzi_hf.artefact.atomic_folder import check_destination
 from farzi_hf.artefact.checkpoints import last_checkpoint
@@ -166,6 +167,12 @@ class FarziTrainer(StudentTrainer):
             self.remove_callback(DEFAULT_PROGRESS_CALLBACK)
             self.add_callback(without_prediction_bar(DEFAULT_PROGRESS_CALLBACK))
 
+    def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
+        """As in `Trainer`. The finished summary is rounded as `args.storage` says; checkpoints hold exact numbers."""
+        output = super().train(*args, **kwargs)
+        self.model.store_as(self.args.storage)
+        return output
+
     # -- outer step --------------------------------------------------------------------------------------------------
 
     def _begin(self, checkpoint: str | None) -> None:
@@ -173,6 +180,7 @@ class FarziTrainer(StudentTrainer):
             self.tune_initialization()
         self._micro_step, self._non_finite_steps, self._finite_losses = (-1, 0), 0, 0
         self.model.config.inner = self.args.inner_settings()
+        self.model.config.storage = self.args.storage
         if not self.args.max_steps:
             self.log(self._start_facts)
 

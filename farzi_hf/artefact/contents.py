@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedConfig
 
+from farzi_hf.artefact.storage import STORAGES, Storage
 from farzi_hf.data import Vocabulary
 
 
@@ -32,4 +33,9 @@ class Contents:
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors: the size of the summary as it is stored."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
+        return self.storage.nbytes(self.tensors)
+
+    @property
+    def storage(self) -> Storage:
+        """How the tensors are stored."""
+        return STORAGES[self.config.storage]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +18,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from farzi_hf.artefact.storage import FLOATS, Stored
 from farzi_hf.artefact.untrusted_text import as_mapping, parse_json
 
 _ENTRY, _OLD_ENTRY = "farzi", "files"  # the old entry is a list of names, without checksums
-_DTYPES, _IDS = {"F64", "F32", "F16", "BF16"}, "I32"
 
 
 @dataclass(frozen=True)
@@ -71,35 +71,33 @@ def read_header(path: Path) -> Header:
     return Header(None if files is None else tuple(files), checksums, shapes, dtypes)
 
 
-def load_tensors(path: Path, shapes: Mapping[str, tuple[int, ...]], learnt: Collection[str]) -> dict[str, Tensor]:
-    """The tensors in the file `path`, which have to be those of `shapes`. Those that are not learnt are integers.
+def load_tensors(path: Path, layout: Mapping[str, Stored]) -> dict[str, Tensor]:
+    """The tensors in the file `path`, which have to be those of `layout`. All floating-point tensors have the same type.
 
     Raises:
         ValueError: the file is damaged, has other tensors, shapes or types than a summary, or its numbers do not match the checksum.
     """
     header = read_header(path)
-    for name, shape in shapes.items():
+    for name, expected in layout.items():
         found = header.shapes.get(name, "missing")
-        if found != tuple(shape):
+        if found != expected.shape:
             raise ValueError(
-                f"{name} in {path} is {found}, but config.json says {tuple(shape)}; the two files belong to different "
+                f"{name} in {path} is {found}, but config.json says {expected.shape}; the two files belong to different "
                 "summaries, fetch it again"
             )
-    if extra := sorted(set(header.shapes) - set(shapes)):
+    if extra := sorted(set(header.shapes) - set(layout)):
         raise ValueError(
-            f"{path} holds {', '.join(map(repr, extra))} beside {', '.join(shapes)}, which config.json does not mention; "
+            f"{path} holds {', '.join(map(repr, extra))} beside {', '.join(layout)}, which config.json does not mention; "
             "fetch it again, or load it with the version of farzi_hf that wrote it"
         )
-    floats = {header.dtypes[name] for name in learnt}
-    integers = {dtype for name, dtype in header.dtypes.items() if name not in learnt}
-    if len(floats) > 1 or not _DTYPES.issuperset(floats) or not integers <= {_IDS}:
+    wrong = [name for name, expected in layout.items() if header.dtypes[name] not in expected.dtypes]
+    if wrong or len(FLOATS.intersection(header.dtypes.values())) > 1:
         types = ", ".join(f"{name} {dtype}" for name, dtype in sorted(header.dtypes.items()))
-        raise ValueError(
-            f"{path} holds {types}; what is learnt has to be of one of the types {', '.join(sorted(_DTYPES))}, ids {_IDS}"
-        )
+        allowed = ", ".join(f"{name} {' or '.join(sorted(expected.dtypes))}" for name, expected in layout.items())
+        raise ValueError(f"{path} holds {types}; a summary has {allowed}, and one type of floats; fetch it again")
     with _opened(path) as file:
         tensors = {
-            name: file.get_tensor(name).clone() for name in shapes
+            name: file.get_tensor(name).clone() for name in layout
         }  # copied, because the file may be replaced or truncated
     for name, tensor in tensors.items():
         if header.checksums.get(name, expected := checksum(tensor)) != expected:

@@ -7,7 +7,7 @@ decoder/train-*.parquet        id, token where known, decoder (d,)
 labels/train-*.parquet         where labels are own: index, labels (ξ, e); with ids for inputs also input_ids and text, the default config then
 label_decoder/train-*.parquet  the same as decoder, of labels: id, token, decoder (e,)
 tokens/train-*.parquet         sequence, position, top-k tokens with probabilities, entropy in nats; of own labels too
-farzi.safetensors              the summary's tensors: the source of truth; its metadata hold their checksums and list the artefact's files
+farzi.safetensors              the tensors as `config.storage` stores them: the source of truth; metadata: checksums, and the artefact's files
 config.json                    FarziDataConfig
 viewer.html                    a page to browse the sequences, which also works from file://
 tokenizer files or vocabulary.json, recipe.yaml, metrics.json, plots/*: where there are any
@@ -79,8 +79,9 @@ def write_artefact(contents: Contents, folder: Path, results: Results) -> None:
         _write_text(staging / CARD, render_card(contents, results.metrics, results.recipe, shown))
         _write_text(staging / VIEWER, render_viewer(contents))
 
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in contents.tensors.items()}
-    replace_files(folder, write, tensors)
+    tensors = {name: tensor.detach().cpu() for name, tensor in contents.tensors.items()}
+    stored = {name: tensor.contiguous() for name, tensor in contents.storage.stored(tensors).items()}
+    replace_files(folder, write, stored)
 
 
 def load_results(artefact: ArtefactFolder | Path) -> Results:

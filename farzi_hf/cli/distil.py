@@ -184,7 +184,11 @@ class Run:
     def at_start(self) -> list[Measured]:
         """The row of students on the start of the summary. Without outer steps it would be that of the summary itself, and is left out."""
         self.trainer.tune_initialization()
-        return [on_summary(self.comparison, LABELS[self.args.labels].start)] if self.args.max_steps else []
+        if not self.args.max_steps:
+            return []
+        start = copy.deepcopy(self.trainer.model)
+        start.store_as(self.args.storage)
+        return [on_summary(replace(self.comparison, farzi=start), LABELS[self.args.labels].start)]
 
     def students(self, before: Sequence[Measured]) -> list[Measured]:
         """Rows of students on the summary: distilled, at the start, and under the stock Trainer."""

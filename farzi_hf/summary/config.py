@@ -12,6 +12,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
+from farzi_hf.artefact.storage import STORAGES
 from farzi_hf.artefact.untrusted_text import as_mapping, parse_json
 from farzi_hf.data import Vocabulary
 from farzi_hf.summary.forms import INPUTS, LABELS
@@ -34,6 +35,7 @@ class FarziDataConfig(PreTrainedConfig):
         inputs: "soft" or "tokens", what a student reads; see `summary.forms`.
         labels: "shared" or "own", what it should predict; see `summary.forms`. Shared labels need soft inputs.
         label_dim: e, numbers stored per position for labels of its own; by default `latent_dim`.
+        storage: "exact" or "int8", how the tensors are stored; see `artefact.storage` and `FarziData.store_as`.
         vocabulary_hash: the hash of the tokenizer or item list, see `data.vocabulary`, `None` while there is none.
 
     Raises:
@@ -53,6 +55,7 @@ class FarziDataConfig(PreTrainedConfig):
     inputs: str = "soft"
     labels: str = "shared"
     label_dim: int | None = None
+    storage: str = "exact"
     vocabulary_hash: str | None = None
 
     def __init__(
@@ -68,6 +71,7 @@ class FarziDataConfig(PreTrainedConfig):
         inputs: str = "soft",
         labels: str = "shared",
         label_dim: int | None = None,
+        storage: str = "exact",
         vocabulary_hash: str | None = None,
         **kwargs: Any,
     ) -> None:
@@ -85,6 +89,7 @@ class FarziDataConfig(PreTrainedConfig):
             )
         own = labels == "own"
         self.label_dim = check_size("label_dim", label_dim or latent_dim, 1) if own else None
+        self.storage = check_storage(storage)
         if not isinstance(vocabulary_hash, str | None):
             raise ValueError(f"vocabulary_hash must be a text or None, got {vocabulary_hash!r}")
         self.vocabulary_hash = vocabulary_hash
@@ -171,6 +176,11 @@ def check_size(name: str, value: Any, minimum: int) -> int:
     if value >= 2**31:
         raise ValueError(f"{name} must be an integer below 2**31, got {value!r}")
     return int(value)
+
+
+def check_storage(name: Any) -> str:
+    """`name`. Raises ValueError unless it is one of `STORAGES`."""
+    return _choice("storage", name, STORAGES)
 
 
 def _choice(name: str, value: Any, table: Mapping[str, Any]) -> str:

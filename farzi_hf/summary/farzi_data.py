@@ -23,12 +23,13 @@ from farzi_hf.artefact import ArtefactFolder, Results, fetch_artefact, push_fold
 from farzi_hf.artefact.contents import Contents
 from farzi_hf.artefact.layout import CONFIG, TENSORS
 from farzi_hf.artefact.local_paths import without_local_paths
+from farzi_hf.artefact.storage import STORAGES
 from farzi_hf.artefact.tensor_file import checksum, load_tensors
 from farzi_hf.artefact.vocabulary_files import load_vocabulary
 from farzi_hf.artefact.writing import load_results, read_plots, rows_table, write_artefact
 from farzi_hf.data import Vocabulary, vocabulary_of
 from farzi_hf.summary.collator import SoftTokenCollator
-from farzi_hf.summary.config import FarziDataConfig, check_size
+from farzi_hf.summary.config import FarziDataConfig, check_size, check_storage
 from farzi_hf.summary.forms import batch_of
 from farzi_hf.summary.hard_tokens import hard_tokens
 from farzi_hf.summary.reading import Decoded, check_numbers, decode, frequencies
@@ -82,7 +83,7 @@ class FarziData(nn.Module):
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors: the size of the summary as it is stored."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
+        return STORAGES[self.config.storage].nbytes(self.tensors)
 
     def forward(
         self, indices: Tensor | None = None, functional: Callable[[dict[str, Tensor]], Tensor] | None = None
@@ -203,6 +204,23 @@ class FarziData(nn.Module):
         """
         return decode(self.tensors, self.config, self.vocabulary, check_size("top_k", top_k, 1))
 
+    @torch.no_grad()
+    def store_as(self, storage: str) -> None:
+        """Rounds the tensors, in place, to what a way of storing keeps of them. They are saved that way from now on.
+
+        Do this once, when the summary is complete: it changes what students learn, by little, and `nbytes`.
+
+        Args:
+            storage: "int8", a byte for each number; or "exact", which rounds nothing.
+
+        Raises:
+            ValueError: there is no such way.
+        """
+        self.config.storage = check_storage(storage)
+        kept = STORAGES[storage].loaded(STORAGES[storage].stored(self.tensors))
+        for name, tensor in self.tensors.items():
+            tensor.copy_(kept[name])
+
     def contents(self) -> Contents:
         """The parts that the artefact is written from."""
         tensors = {name: tensor.detach() for name, tensor in self.tensors.items()}
@@ -276,9 +294,9 @@ class FarziData(nn.Module):
     @classmethod
     def _load(cls, artefact: ArtefactFolder) -> FarziData:
         config = FarziDataConfig.from_json(artefact.read(CONFIG), artefact.path(CONFIG))
-        farzi = cls(
-            config, load_vocabulary(artefact), load_tensors(artefact.path(TENSORS), config.shapes, config.learnt)
-        )
+        storage = STORAGES[config.storage]
+        stored = load_tensors(artefact.path(TENSORS), storage.layout(config.shapes, config.learnt))
+        farzi = cls(config, load_vocabulary(artefact), storage.loaded(stored))
         farzi._check_numbers(f"{artefact.path(TENSORS)} is of no use, fetch another one")
         farzi.adopt_vocabulary("folder_or_repo")
         farzi._results = (load_results(artefact), farzi.fingerprint())

@@ -56,6 +56,7 @@ def on_summary(trainer: FarziTrainer, c: Comparison) -> Trained:
 def on_start(trainer: FarziTrainer, c: Comparison) -> Trained:
     """Students on the summary before any outer step."""
     trainer.tune_initialization()
+    trainer.model.store_as(trainer.args.storage)
     return on_summary(trainer, c)
 
 
@@ -200,6 +201,7 @@ def _trained(e: Experiment, cell: Cell, seed: int) -> FarziTrainer:
         replace_file(folder / SUMMARY, lambda new: save_file(trainer.model.state_dict(), new))
     elif summary is not None:
         trainer.model.load_state_dict(summary)
+        trainer.model.store_as(args.storage)
     return trainer
 
 

@@ -1,0 +1,131 @@
+"""How the tensors of a summary are stored."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from tiny_trainer import tiny_trainer
+from torch import Tensor
+
+from farzi_hf import FarziData, FarziDataConfig
+from farzi_hf.artefact.layout import CARD, TENSORS
+from farzi_hf.artefact.storage import STORAGES
+
+OWN = {"labels": "own", "inputs": "tokens"}
+
+
+def summary(vocab_size: int = 40, **changes) -> FarziData:
+    torch.manual_seed(0)
+    return FarziData(FarziDataConfig(6, 5, 3, vocab_size, **{"label_dim": 4, "latent_std": 1.0, **OWN, **changes}))
+
+
+@given(
+    values=st.lists(st.floats(-(2.0**90), 2.0**90, width=32), min_size=12, max_size=12),
+    name=st.sampled_from(["latents", "label_decoder"]),
+)
+def test_a_byte_is_off_by_half_a_scale_at_most_and_is_stored_the_same_again(values, name):
+    x = torch.tensor(values).view(2, 2, 3) if name == "latents" else torch.tensor(values).view(3, 4)
+    int8 = STORAGES["int8"]
+    stored = int8.stored({name: x})
+    loaded = int8.loaded(stored)
+    scale = stored[f"{name}.scale"]
+    assert stored[name].dtype == torch.int8
+    assert scale.shape == (3,)
+    along = scale if name == "latents" else scale[:, None]
+    largest = x.abs().amax((0, 1)) if name == "latents" else x.abs().amax(1)
+    assert ((loaded[name] - x).abs() <= along * (0.5 + 1e-5)).all()
+    assert (scale <= (largest / 127 * (1 + 2**-10)).clamp(min=2.0**-100)).all()
+    again = int8.stored(loaded)
+    assert all(torch.equal(again[key], stored[key]) for key in stored)
+
+
+@pytest.mark.parametrize(("largest", "dtype"), [(32_767, torch.int16), (32_768, torch.int32)])
+def test_ids_take_two_bytes_where_they_fit(largest, dtype):
+    ids = torch.tensor([[0, largest]], dtype=torch.int32)
+    stored = STORAGES["int8"].stored({"input_ids": ids})
+    assert stored["input_ids"].dtype == dtype
+    assert torch.equal(STORAGES["int8"].loaded(stored)["input_ids"], ids)
+
+
+@pytest.mark.parametrize("form", [OWN, {"inputs": "soft", "labels": "own"}, {"inputs": "soft", "labels": "shared"}])
+def test_a_summary_in_bytes_is_saved_and_loaded(tmp_path, form):
+    farzi = summary(**form)
+    before = {name: x.detach().clone() for name, x in farzi.tensors.items()}
+    exact = farzi.nbytes
+    farzi.store_as("int8")
+    assert farzi.nbytes < exact / 2
+    for name, x in farzi.tensors.items():
+        assert x.dtype == before[name].dtype
+        torch.testing.assert_close(x.detach(), before[name], atol=0.02, rtol=0)
+    farzi.save_pretrained(tmp_path)
+    loaded = FarziData.from_pretrained(tmp_path)
+    assert loaded.config.storage == "int8"
+    assert (loaded.fingerprint(), loaded.nbytes) == (farzi.fingerprint(), farzi.nbytes)
+    stored = load_file(tmp_path / TENSORS)
+    assert farzi.nbytes == sum(x.numel() * x.element_size() for x in stored.values())
+    assert "| stored | a byte each, and a scale for each dimension |" in (tmp_path / CARD).read_text(encoding="utf-8")
+    loaded.save_pretrained(tmp_path / "again")
+    assert all(torch.equal(x, stored[name]) for name, x in load_file(tmp_path / "again" / TENSORS).items())
+
+
+def test_exact_rounds_nothing(tmp_path):
+    farzi = summary()
+    before = farzi.fingerprint()
+    farzi.store_as("exact")
+    assert farzi.fingerprint() == before
+    with pytest.raises(ValueError, match="storage must be one of 'exact', 'int8', got 'int4'"):
+        farzi.store_as("int4")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda x: {**x, "label_decoder": x["label_decoder"].float()}, "label_decoder F32"),
+        (
+            lambda x: {name: y for name, y in x.items() if name != "label_decoder.scale"},
+            "label_decoder.scale in .* is missing",
+        ),
+        (lambda x: {**x, "label_decoder.scale": x["label_decoder.scale"] * torch.inf}, "NaN or infinity"),
+    ],
+)
+def test_a_damaged_file_is_refused(tmp_path, change, message):
+    farzi = summary()
+    farzi.store_as("int8")
+    farzi.save_pretrained(tmp_path)
+    save_file(change(load_file(tmp_path / TENSORS)), tmp_path / TENSORS)
+    with pytest.raises(ValueError, match=message):
+        FarziData.from_pretrained(tmp_path)
+
+
+def test_a_distillation_rounds_its_finished_summary_and_no_checkpoint(tmp_path, sequences, tokenizer):
+    settings = {"storage": "int8", "save_strategy": "steps", "save_steps": 1, "max_steps": 2}
+    trainer = tiny_trainer(tmp_path / "a", sequences, tokenizer, **settings)
+    trainer.train()
+    exact = tiny_trainer(tmp_path / "b", sequences, tokenizer, **{**settings, "storage": "exact"})
+    exact.train()
+    last = load_file(tmp_path / "a" / "checkpoint-2" / "model.safetensors")
+    assert all(torch.equal(last[name], x) for name, x in exact.model.tensors.items())
+    assert trainer.model.fingerprint() != exact.model.fingerprint()
+    assert trainer.model.nbytes < exact.model.nbytes / 3
+    resumed = tiny_trainer(tmp_path / "a", sequences, tokenizer, **settings)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-1"))
+    assert resumed.model.fingerprint() == trainer.model.fingerprint()
+    going_on = {**settings, "storage": "exact"}
+    on = tiny_trainer(tmp_path / "c", sequences, tokenizer, trainer={"farzi_data": trainer.model}, **going_on)
+    on.train()
+    assert on.model.config.storage == "exact"
+
+
+def test_students_hardly_see_the_difference():
+    """The mean KL divergence between the labels and the rounded labels, in nats."""
+    farzi = summary(vocab_size=300, label_dim=16)
+
+    def labels() -> Tensor:
+        return (farzi.label_latents @ farzi.label_decoder).detach().log_softmax(-1)
+
+    before = labels()
+    farzi.store_as("int8")
+    assert (before.exp() * (before - labels())).sum(-1).mean() < 2e-3
