@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from farzi_hf.cli.run_folder import same_settings
 from farzi_hf.evaluation import save_text
 
 
@@ -19,7 +20,7 @@ def kept(path: Path, settings: Mapping[str, Any], make: Callable[[], Any]) -> An
 def stored(path: Path, settings: Mapping[str, Any]) -> Any | None:
     """What a file holds, if it was made with the same settings."""
     found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return found["value"] if found.get("settings") == _plain(settings) else None
+    return found["value"] if found and same_settings(found["settings"], _plain(settings)) else None
 
 
 def keep(path: Path, settings: Mapping[str, Any], value: Any) -> Any:

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,20 @@ def _check_recipe(args: FarziConfig, recipe: Mapping[str, Any], checkpoint: str,
     changed = changes({name: before.get(name) for name in names}, {name: recipe.get(name) for name in names})
     may_change = set() if exactly else args.to_recipe().keys()
     check_kept(changed, checkpoint, [name for name in names if name not in may_change])
+
+
+def same_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether a result that was made with the settings `before` is one of `now`.
+
+    Settings of `FarziConfig` that an older version did not have count as their defaults.
+    """
+    defaults = {f.name: f.default for f in fields(FarziConfig)}
+
+    def same(old: Any, new: Any) -> bool:
+        both = isinstance(old, Mapping) and isinstance(new, Mapping)
+        return same_settings(old, new) if both else old == new
+
+    return set(before) <= set(now) and all(same(before.get(name, defaults.get(name)), now[name]) for name in now)
 
 
 def begin_run(trainer: FarziTrainer, recipe: Mapping[str, Any], checkpoint: str | None) -> None:

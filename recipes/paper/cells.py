@@ -20,7 +20,7 @@ from farzi_hf import FarziConfig, FarziTrainer
 from farzi_hf.artefact.atomic_folder import replace_file
 from farzi_hf.artefact.checkpoints import with_new_names
 from farzi_hf.cli.distil import comparison_of, trainer_of
-from farzi_hf.cli.run_folder import begin_run, check_outputs, find_checkpoint
+from farzi_hf.cli.run_folder import begin_run, check_outputs, find_checkpoint, same_settings
 from farzi_hf.evaluation import Comparison, Evidence, Row, Student, Task, save_text
 from farzi_hf.evaluation.metrics import mean_and_spread
 
@@ -176,7 +176,7 @@ def _kept(path: Path, settings: Mapping[str, Any]) -> Done | None:
         return None
     done = json.loads(path.read_text(encoding="utf-8"))
     before = done["settings"] if "settings" in done else done["asked"]  # as older versions called them
-    return done if with_new_names(before) == settings else None
+    return done if same_settings(with_new_names(before), settings) else None
 
 
 def _trained(e: Experiment, cell: Cell, seed: int) -> FarziTrainer:

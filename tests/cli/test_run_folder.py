@@ -6,7 +6,7 @@ import pytest
 import yaml
 from tiny_trainer import tiny_trainer
 
-from farzi_hf.cli.run_folder import begin_run, find_checkpoint
+from farzi_hf.cli.run_folder import begin_run, find_checkpoint, same_settings
 
 
 @pytest.fixture
@@ -71,3 +71,19 @@ def test_a_new_run_discards_checkpoints_of_ours_alone(started, tmp_path):
     ):
         started(resume=False)
     assert foreign.read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "same"),
+    [
+        ({"seed": 1}, {"seed": 1, "storage": "exact"}, True),
+        ({"seed": 1}, {"seed": 1, "storage": "int8"}, False),
+        ({"seed": 1}, {"seed": 2, "storage": "exact"}, False),
+        ({"seed": 1, "gone": 2}, {"seed": 1}, False),
+        ({"seed": 1}, {"seed": 1, "num_students": 2}, False),
+        ({"source": {"seed": 1}}, {"source": {"seed": 1, "storage": "exact"}}, True),
+        ({"source": {"seed": 1}}, {"source": {"seed": 1, "storage": "int8"}}, False),
+    ],
+)
+def test_settings_that_a_result_of_an_older_version_lacks_count_as_defaults(before, now, same):
+    assert same_settings(before, now) == same
