@@ -63,7 +63,7 @@ class RunSettings:
         self.learner = _model("learner", kind.learner if self.learner is None else self.learner)
         if self.teacher is not None:
             self.teacher = _from_json("teacher", self.teacher)
-            _ = self.teachers
+            _ = self.teachers  # raises where one of them is no model
         if self.num_students < 1:
             raise ValueError(f"num_students={self.num_students} trains nothing: give at least 1")
         for name in ("long_steps", "long_batch_size"):
