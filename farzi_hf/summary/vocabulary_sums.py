@@ -102,10 +102,10 @@ class _CrossEntropy(torch.autograd.Function):
         losses, (dh, dhead) = h.new_empty(len(h)), _zeros((h, head), ctx.needs_input_grad[1:3])
         shape = (len(h), head.shape[1])
         all_p = h.new_empty(shape) if may_keep(shape) else None
-        for rows, (z, other, free) in _Chunks(len(h), head, 3):
+        for rows, (z, other, *free) in _Chunks(len(h), head, 3 if all_p is None else 2):
             torch.mm(h[rows], head, out=z)
             q = targets.at(rows, other)
-            p = torch.softmax(z, -1, out=free if all_p is None else all_p[rows])
+            p = torch.softmax(z, -1, out=free[0] if all_p is None else all_p[rows])
             losses[rows] = z.amax(1) - p.amax(1).log() - targets.dot(q, z, z)
             difference = targets.subtract(q, p, z)
             if counts is not None:
