@@ -187,7 +187,8 @@ def _facts(contents: Contents, metrics: Mapping[str, Any], recipe: Mapping[str, 
         "stored": contents.storage.description,
         "the data": f"{size:,} bytes" + (f", {rows:,} sequences" if rows else "") if size else None,
         "size of the data": f"{_plain(100 * contents.nbytes / size, 3)} % of the bytes" if size else None,
-        "teacher": _teacher(metrics, recipe),
+        "learner": _model(recipe.get("learner"), _number(metrics, "learner_parameters")),
+        "teachers, whose labels it has": _teachers(recipe.get("teacher")),
         "split": metrics.get("split"),
         "vocabulary hash (SHA-256)": markdown_code(config.vocabulary_hash) if config.vocabulary_hash else None,
     }
@@ -196,15 +197,20 @@ def _facts(contents: Contents, metrics: Mapping[str, Any], recipe: Mapping[str, 
     return {name: value for name, value in facts.items() if value is not None}
 
 
-def _teacher(metrics: Mapping[str, Any], recipe: Mapping[str, Any]) -> str | None:
-    """The learner that the summary was distilled with."""
-    learner, count = recipe.get("learner"), _number(metrics, "learner_parameters")
-    if not isinstance(learner, Mapping) or "model_type" not in learner:
+def _model(model: Any, parameters: float | None = None) -> str | None:
+    """A model of the recipe, in words."""
+    if not isinstance(model, Mapping) or "model_type" not in model:
         return None
-    size = f", {count:,} parameters" if count else ""
+    size = f", {parameters:,} parameters" if parameters else ""
     # Sizes only: the recipe lists the other settings.
-    settings = ", ".join(f"{k} {v}" for k, v in learner.items() if type(v) is int and not k.endswith("_token_id"))
-    return f"{learner['model_type']}{size}" + (f" ({settings})" if settings else "")
+    settings = ", ".join(f"{k} {v}" for k, v in model.items() if type(v) is int and not k.endswith("_token_id"))
+    return f"{model['model_type']}{size}" + (f" ({settings})" if settings else "")
+
+
+def _teachers(given: Any) -> str | None:
+    """The models of the recipe that label the inputs, where they are not the learner."""
+    names = [_model(one) for one in (given if isinstance(given, list) else [given])]
+    return ", ".join(name for name in names if name) or None
 
 
 def _cost(metrics: Mapping[str, Any]) -> str:

@@ -85,6 +85,21 @@ def sections(card: str) -> list[str]:
     return re.findall(r"^## (.*)$", re.sub(r"```.*?```", "", card, flags=re.S), flags=re.M)
 
 
+@pytest.mark.parametrize(
+    ("teacher", "shown"),
+    [
+        ({"model_type": "gpt2", "n_embd": 32}, "gpt2 (n_embd 32)"),
+        ([{"model_type": "gpt2", "n_embd": 32}, {"model_type": "farzi_rnn"}], "gpt2 (n_embd 32), farzi_rnn"),
+        (None, None),
+    ],
+)
+def test_card_names_teachers_that_are_not_the_learner(tmp_path, teacher, shown):
+    tiny(inner=INNER).save_pretrained(tmp_path, recipe={**RECIPE, "teacher": teacher})
+    card = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert ("| teachers, whose labels it has |" in card) == (shown is not None)
+    assert shown is None or f"| teachers, whose labels it has | {shown} |" in card
+
+
 def test_card_shows_everything_it_is_given(tmp_path, plot):
     farzi = tiny(inner=INNER)
     farzi.save_pretrained(tmp_path, word_tokenizer(), METRICS, RECIPE, [plot])
@@ -104,7 +119,7 @@ def test_card_shows_everything_it_is_given(tmp_path, plot):
         f"| all of its numbers | {farzi.nbytes} bytes |",
         "| the data | 1,000 bytes, 50 sequences |",
         f"| size of the data | {farzi.nbytes / 10:.3g} % of the bytes, 8 % of the sequences |",
-        "| teacher | gpt2, 1,234 parameters (n_embd 16) |",
+        "| learner | gpt2, 1,234 parameters (n_embd 16) |",
         "| split | official |",
         f"| vocabulary hash (SHA-256) | `{farzi.config.vocabulary_hash}` |",
         "| method | perplexity | bytes |",
