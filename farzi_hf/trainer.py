@@ -168,7 +168,11 @@ class FarziTrainer(StudentTrainer):
             self.add_callback(without_prediction_bar(DEFAULT_PROGRESS_CALLBACK))
 
     def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
-        """As in `Trainer`. The finished summary is rounded as `args.storage` says; checkpoints hold exact numbers."""
+        """As in `Trainer`. The finished summary is rounded as `args.storage` says; checkpoints and what is pushed meanwhile are exact.
+
+        Evaluations during the training are of exact numbers, and are not saved with rounded ones: call `evaluate()` afterwards.
+        """
+        self.model.config.storage = "exact"
         output = super().train(*args, **kwargs)
         self.model.store_as(self.args.storage)
         return output
@@ -180,7 +184,6 @@ class FarziTrainer(StudentTrainer):
             self.tune_initialization()
         self._micro_step, self._non_finite_steps, self._finite_losses = (-1, 0), 0, 0
         self.model.config.inner = self.args.inner_settings()
-        self.model.config.storage = self.args.storage
         if not self.args.max_steps:
             self.log(self._start_facts)
 

@@ -73,7 +73,7 @@ def render_card(
               of trainings after which the distillation has saved time.
             - `licence`, `licence_text`: of the source, the first as the Hub names it.
             - `command`: distils the summary again from `recipe.yaml`.
-        recipe: shown unchanged. Its `learner`, a config as a mapping, is the teacher and the model of "Train on it".
+        recipe: shown unchanged. Its `learner`, a config as a mapping, is the model of "Train on it".
         plots: paths relative to the artefact.
 
     Strings are escaped: none of them is read as Markdown, HTML, YAML or Python.
@@ -188,7 +188,7 @@ def _facts(contents: Contents, metrics: Mapping[str, Any], recipe: Mapping[str, 
         "the data": f"{size:,} bytes" + (f", {rows:,} sequences" if rows else "") if size else None,
         "size of the data": f"{_plain(100 * contents.nbytes / size, 3)} % of the bytes" if size else None,
         "learner": _model(recipe.get("learner"), _number(metrics, "learner_parameters")),
-        "teachers, whose labels it has": _teachers(recipe.get("teacher")),
+        "teachers, whose labels it has": _teachers(recipe.get("teacher")) if config.labels == "own" else None,
         "split": metrics.get("split"),
         "vocabulary hash (SHA-256)": markdown_code(config.vocabulary_hash) if config.vocabulary_hash else None,
     }

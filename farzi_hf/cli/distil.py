@@ -22,6 +22,7 @@ from farzi_hf.cli.run_folder import (
     check_outputs,
     find_checkpoint,
     print_start,
+    same_settings,
     with_history,
     write_recipe,
 )
@@ -275,7 +276,7 @@ def distil_once(run: Run) -> dict[str, Any]:
     needed = json.loads(json.dumps({**vars(settings), **run.recipe}))
     with run.args.main_process_first(desc="results"):
         done = json.loads(path.read_text(encoding="utf-8")) if path.exists() and settings.resume else {}
-    if done.get("settings") == needed:
+    if "settings" in done and same_settings(done["settings"], needed):
         return done
     trainer = run.begin()
     before = run.at_start() if run.is_first and settings.distil else []

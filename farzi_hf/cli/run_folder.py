@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +103,8 @@ def _check_recipe(args: FarziConfig, recipe: Mapping[str, Any], checkpoint: str,
     path = Path(checkpoint).parent / "recipe.yaml"
     before = with_new_names(yaml.safe_load(path.read_text(encoding="utf-8"))) if path.exists() else {}
     names = [name for name in {**before, **recipe} if name != HISTORY] if before else []
-    changed = changes({name: before.get(name) for name in names}, {name: recipe.get(name) for name in names})
+    earlier = {**_defaults(), **before}
+    changed = changes({name: earlier.get(name) for name in names}, {name: recipe.get(name) for name in names})
     may_change = set() if exactly else args.to_recipe().keys()
     check_kept(changed, checkpoint, [name for name in names if name not in may_change])
 
@@ -111,15 +112,23 @@ def _check_recipe(args: FarziConfig, recipe: Mapping[str, Any], checkpoint: str,
 def same_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Whether a result that was made with the settings `before` is one of `now`.
 
-    Settings of `FarziConfig` that an older version did not have count as their defaults.
+    Settings of `FarziConfig` that an older version did not have count as their defaults, so the default of a new setting has to be
+    what was done before. The settings of a `source`, on whose result this one depends, are compared alike.
     """
-    defaults = {f.name: f.default for f in fields(FarziConfig)}
+    before, now = dict(before), dict(now)
+    if "source" in before and "source" in now and not same_settings(before.pop("source"), now.pop("source")):
+        return False
+    defaults = _defaults()
+    return set(before) <= set(now) and all(before.get(name, defaults.get(name)) == now[name] for name in now)
 
-    def same(old: Any, new: Any) -> bool:
-        both = isinstance(old, Mapping) and isinstance(new, Mapping)
-        return same_settings(old, new) if both else old == new
 
-    return set(before) <= set(now) and all(same(before.get(name, defaults.get(name)), now[name]) for name in now)
+def _defaults() -> dict[str, Any]:
+    """The defaults of `FarziConfig`, as a recipe has them."""
+    return {
+        f.name: f.default if f.default_factory is MISSING else f.default_factory()
+        for f in fields(FarziConfig)
+        if f.default is not MISSING or f.default_factory is not MISSING
+    }
 
 
 def begin_run(trainer: FarziTrainer, recipe: Mapping[str, Any], checkpoint: str | None) -> None:

@@ -59,6 +59,7 @@ class Purpose(IntEnum):
     PRIVATE_SAMPLE = 32  # (seed of a micro-batch): the real rows of a private step; the seed is a secret key
     PRIVATE_NOISE = 33  # (seed of a micro-batch): the noise of a private step; of the same key
     CONFIGURATIONS = 34  # (architecture): which combinations of settings are configurations to choose from
+    TEACHER_KIND = 35  # (kind): all that teachers of the second and later kinds draw
 
 
 def stream(seed: int, purpose: Purpose, *numbers: int) -> np.random.Generator:

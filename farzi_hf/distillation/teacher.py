@@ -154,7 +154,10 @@ class Labelling:
         kinds = [kind.to(data.device) for kind in self.kinds]
         if self.given is not None:
             return given_teachers(self.given, kinds[0], data.device)
-        return [teacher for kind in kinds for teacher in training.teachers(kind, data, seed)]
+        seeds = [seed, *(derive(seed, Purpose.TEACHER_KIND, i) for i in range(1, len(kinds)))]
+        return [
+            teacher for kind, own in zip(kinds, seeds, strict=True) for teacher in training.teachers(kind, data, own)
+        ]
 
     def __call__(self, farzi: FarziData, data: RealData, settings: Any) -> None:
         """Sets the labels of a summary. Groups of tokens are those that the first teacher sees alike.

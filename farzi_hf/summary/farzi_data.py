@@ -208,18 +208,25 @@ class FarziData(nn.Module):
     def store_as(self, storage: str) -> None:
         """Rounds the tensors, in place, to what a way of storing keeps of them. They are saved that way from now on.
 
-        Do this once, when the summary is complete: it changes what students learn, by little, and `nbytes`.
+        Do this once, when the summary is complete: it changes what students learn, by little, and `nbytes`. Recipe, metrics and
+        plots of an earlier save stay; the metrics are those of the exact numbers until you measure again.
 
         Args:
-            storage: "int8", a byte for each number; or "exact", which rounds nothing.
+            storage: "int8", a byte for each number of a float32 summary; or "exact", which rounds nothing.
 
         Raises:
-            ValueError: there is no such way.
+            ValueError: there is no such way, or numbers that are not float32 are to be rounded.
         """
-        self.config.storage = check_storage(storage)
-        kept = STORAGES[storage].loaded(STORAGES[storage].stored(self.tensors))
+        known, kept = self.results, STORAGES[check_storage(storage)].loaded(STORAGES[storage].stored(self.tensors))
+        for name, tensor in self.tensors.items():
+            if kept[name].dtype != tensor.dtype:
+                raise ValueError(
+                    f"storage={storage!r} is for float32, but {name} is {tensor.dtype}; call float() first"
+                )
         for name, tensor in self.tensors.items():
             tensor.copy_(kept[name])
+        self.config.storage = storage
+        self._results = (known, self.fingerprint())
 
     def contents(self) -> Contents:
         """The parts that the artefact is written from."""

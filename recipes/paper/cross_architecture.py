@@ -42,6 +42,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             "cross_architecture", "Other architectures", argv, ("cross_architecture.png",), forms=("own", "paper")
         )
         learners = ARCHITECTURES[e.data.task_class](e.data.settings.learner)
+        if e.data.settings.teacher is not None and e.args.labels != "own":
+            raise ValueError(
+                f"teacher is given, but labels={e.args.labels!r} has none; leave it out, or take --labels own"
+            )
         teachers = sources(e.settings.teachers, e.data.settings, learners)
         evidence = evidence_of(e, cells(teachers, learners))
     rows = list(evidence.rows.values())

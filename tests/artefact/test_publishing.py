@@ -86,15 +86,16 @@ def sections(card: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("teacher", "shown"),
+    ("labels", "teacher", "shown"),
     [
-        ({"model_type": "gpt2", "n_embd": 32}, "gpt2 (n_embd 32)"),
-        ([{"model_type": "gpt2", "n_embd": 32}, {"model_type": "farzi_rnn"}], "gpt2 (n_embd 32), farzi_rnn"),
-        (None, None),
+        ("own", {"model_type": "gpt2", "n_embd": 32}, "gpt2 (n_embd 32)"),
+        ("own", [{"model_type": "gpt2", "n_embd": 32}, {"model_type": "farzi_rnn"}], "gpt2 (n_embd 32), farzi_rnn"),
+        ("own", None, None),
+        ("shared", {"model_type": "gpt2", "n_embd": 32}, None),
     ],
 )
-def test_card_names_teachers_that_are_not_the_learner(tmp_path, teacher, shown):
-    tiny(inner=INNER).save_pretrained(tmp_path, recipe={**RECIPE, "teacher": teacher})
+def test_card_names_teachers_that_are_not_the_learner(tmp_path, labels, teacher, shown):
+    tiny(inner=INNER, labels=labels).save_pretrained(tmp_path, recipe={**RECIPE, "teacher": teacher})
     card = (tmp_path / "README.md").read_text(encoding="utf-8")
     assert ("| teachers, whose labels it has |" in card) == (shown is not None)
     assert shown is None or f"| teachers, whose labels it has | {shown} |" in card

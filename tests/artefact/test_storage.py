@@ -71,6 +71,22 @@ def test_a_summary_in_bytes_is_saved_and_loaded(tmp_path, form):
     assert all(torch.equal(x, stored[name]) for name, x in load_file(tmp_path / "again" / TENSORS).items())
 
 
+def test_recipe_and_metrics_stay_with_a_summary_that_is_rounded(tmp_path):
+    summary().save_pretrained(tmp_path, metrics={"licence": "mit"}, recipe={"dataset": "sample"})
+    farzi = FarziData.from_pretrained(tmp_path)
+    farzi.store_as("int8")
+    farzi.save_pretrained(tmp_path)
+    again = FarziData.from_pretrained(tmp_path)
+    assert again.results.recipe == {"dataset": "sample"}
+    assert again.results.metrics == {"licence": "mit"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_only_float32_is_rounded(dtype):
+    with pytest.raises(ValueError, match="call float"):
+        summary().to(dtype).store_as("int8")
+
+
 def test_exact_rounds_nothing(tmp_path):
     farzi = summary()
     before = farzi.fingerprint()
@@ -110,6 +126,11 @@ def test_a_distillation_rounds_its_finished_summary_and_no_checkpoint(tmp_path, 
     assert all(torch.equal(last[name], x) for name, x in exact.model.tensors.items())
     assert trainer.model.fingerprint() != exact.model.fingerprint()
     assert trainer.model.nbytes < exact.model.nbytes / 3
+    assert trainer.evaluate()["eval_loss"] > 0
+    trainer.save_model(str(tmp_path / "saved"))
+    saved = FarziData.from_pretrained(tmp_path / "saved")
+    assert saved.fingerprint() == trainer.model.fingerprint()
+    assert "eval_loss" in saved.results.metrics
     resumed = tiny_trainer(tmp_path / "a", sequences, tokenizer, **settings)
     resumed.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-1"))
     assert resumed.model.fingerprint() == trainer.model.fingerprint()

@@ -83,6 +83,8 @@ def test_a_new_run_discards_checkpoints_of_ours_alone(started, tmp_path):
         ({"seed": 1}, {"seed": 1, "num_students": 2}, False),
         ({"source": {"seed": 1}}, {"source": {"seed": 1, "storage": "exact"}}, True),
         ({"source": {"seed": 1}}, {"source": {"seed": 1, "storage": "int8"}}, False),
+        ({"seed": 1}, {"seed": 1, "inner_betas": [0.7, 0.999]}, True),
+        ({"learner": {}}, {"learner": {"storage": "exact"}}, False),
     ],
 )
 def test_settings_that_a_result_of_an_older_version_lacks_count_as_defaults(before, now, same):

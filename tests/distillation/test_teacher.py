@@ -290,7 +290,7 @@ def test_teachers_of_several_kinds_are_trained_and_label_together(tmp_path, sequ
     trainer.tune_initialization()
     data = RealData(trainer.train_dataset, trainer.data_collator, quiet=True)
     training = trainer.args.make_teacher_training()
-    teachers = [t for kind in kinds for t in training.teachers(Learner(kind), data, trainer.args.seed)]
+    teachers = Labelling.by(kinds, trainer.learner).teachers(data, training, trainer.args.seed)
     inputs = whole(trainer.model.input_ids.long())
     logits = sum(t.learner.logits(t.params, inputs) for t in teachers) / 4
     alone = sum(t.learner.logits(t.params, inputs) for t in teachers[:2]) / 2

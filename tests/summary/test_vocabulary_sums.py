@@ -21,10 +21,11 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=generator, dtype=torch.float64).requires_grad_()
 
 
-@pytest.fixture(params=["one chunk", "many chunks"])
+@pytest.fixture(params=["one chunk", "many chunks, kept", "many chunks"])
 def chunks(request, monkeypatch):
-    if request.param == "many chunks":
+    if request.param != "one chunk":
         monkeypatch.setitem(vocabulary_sums.CHUNK, "cpu", 2 * V)
+    if request.param == "many chunks":
         monkeypatch.setattr(targets, "KEPT", 0)
 
 
