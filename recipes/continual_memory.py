@@ -141,6 +141,7 @@ class Summary(Memory):
         label(farzi, [Teacher(problem.learner, moment.params)])
         if self.distilled:
             self._distil(problem, farzi, tensors, moment)
+        farzi.store_as(problem.args.storage)
         return {name: x.detach().clone() for name, x in farzi.tensors.items()}
 
     def _inputs(self, problem: ContinualProblem, tensors: Tensors, moment: Moment) -> Tensor:

@@ -131,7 +131,7 @@ def on_real(c: Comparison, args: FinetuneArguments) -> list[Measured]:
         "full data": (c.all_sequences, {}),
         "full data, long": (c.all_sequences, {"max_steps": args.long_steps, "lr_scheduler_type": "linear"}),
         "random, same sequences": (c.draw_sequences, {}),
-        "random, same bytes": (lambda seed: c.draw_tokens(c.farzi.nbytes // c.token_bytes, seed), {}),
+        "random, same bytes": (c.draw_bytes, {}),
     }
     measured = []
     for method, (draw, settings) in draws.items():

@@ -216,6 +216,7 @@ class SelectionProblem:
         self.summary_seconds(split)
         farzi = self._trainer(split).model
         farzi.load_state_dict(load_file(self._tensors(split, name)))
+        farzi.store_as(self.args.storage)
         return farzi
 
     def _make_summaries(self, split: int) -> dict[str, float]:

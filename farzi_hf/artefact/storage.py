@@ -55,6 +55,18 @@ class Storage(ABC):
     def loaded(self, stored: Tensors) -> dict[str, Tensor]:
         """The summary's tensors. What is stored of them again is `stored`, bit for bit."""
 
+    def rounded(self, tensors: Tensors) -> dict[str, Tensor]:
+        """What is left of a summary's tensors after they were stored and loaded.
+
+        Raises:
+            ValueError: they have a type that comes back as another one.
+        """
+        kept = self.loaded(self.stored(tensors))
+        for name, tensor in tensors.items():
+            if kept[name].dtype != tensor.dtype:
+                raise ValueError(f"this storage is for float32, but {name} is {tensor.dtype}; call float() first")
+        return kept
+
     def nbytes(self, tensors: Tensors) -> int:
         """Bytes of all tensors in the file."""
         return sum(x.numel() * x.element_size() for x in self.stored(tensors).values())

@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from farzi_hf.data import IGNORED, SequenceCollator
+from farzi_hf.summary.config import FarziDataConfig
+from farzi_hf.summary.forms import Tensors
 from farzi_hf.summary.soft_tokens import soft_tokens
 
 
@@ -37,6 +39,14 @@ class SoftTokenCollator:
     tau: float
     label_decoder: Tensor | None = None
     vocab_size: int | None = None
+
+    @classmethod
+    def of(cls, tensors: Tensors, config: FarziDataConfig) -> SoftTokenCollator:
+        """The collator of a summary."""
+        decoder, label_decoder = (
+            tensors[name].detach().cpu().clone() if name in tensors else None for name in ("decoder", "label_decoder")
+        )
+        return cls(decoder, config.tau, label_decoder, config.vocab_size)
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         inputs = [self._input(i, row) for i, row in enumerate(rows)]

@@ -31,7 +31,7 @@ from farzi_hf.data import Vocabulary, vocabulary_of
 from farzi_hf.summary.collator import SoftTokenCollator
 from farzi_hf.summary.config import FarziDataConfig, check_size, check_storage
 from farzi_hf.summary.forms import batch_of
-from farzi_hf.summary.hard_tokens import hard_tokens
+from farzi_hf.summary.hard_tokens import hard_ids, hard_labels
 from farzi_hf.summary.reading import Decoded, check_numbers, decode, frequencies
 from farzi_hf.summary.stock_settings import stock_arguments
 from farzi_hf.summary.targets import SoftTokens
@@ -124,14 +124,7 @@ class FarziData(nn.Module):
 
         It can be pickled, and holds copies of the decoders on the CPU.
         """
-        decoders = {
-            name: getattr(self, name).detach().cpu().clone()
-            for name in ("decoder", "label_decoder")
-            if name in self.tensors
-        }
-        return SoftTokenCollator(
-            decoders.get("decoder"), self.config.tau, decoders.get("label_decoder"), self.config.vocab_size
-        )
+        return SoftTokenCollator.of(self.tensors, self.config)
 
     def training_arguments(self, output_dir: str | os.PathLike, **changes: Any) -> TrainingArguments:
         """The stock Trainer's arguments for a student that trains as the learners of the distillation did.
@@ -167,11 +160,8 @@ class FarziData(nn.Module):
             Labels equal the inputs, or are drawn from the summary's own labels; a student predicts `labels[j + 1]` after position j,
             so the last own label, which has no place in such a row, is left out.
         """
-        ids = self._hard_tokens(samples_per_sequence, seed)
-        labels = ids
-        if "label_latents" in self.tensors:
-            drawn = hard_tokens(self.label_latents, self.label_decoder, 1.0, samples_per_sequence, seed)
-            labels = torch.cat([ids[:, :1], drawn[:, :-1].to(ids)], dim=1)
+        ids = hard_ids(self.tensors, self.config.tau, samples_per_sequence, seed)
+        labels = hard_labels(self.tensors, ids, samples_per_sequence, seed)
         return Dataset.from_dict({"input_ids": ids.tolist(), "labels": labels.tolist()}).with_format("torch")
 
     def sample_text(self, samples_per_sequence: int = 1, seed: int = 0) -> list[str]:
@@ -182,16 +172,8 @@ class FarziData(nn.Module):
         """
         vocabulary = self.vocabulary
         names = vocabulary.names(self.config.vocab_size)
-        rows = self._hard_tokens(samples_per_sequence, seed).tolist()
+        rows = hard_ids(self.tensors, self.config.tau, samples_per_sequence, seed).tolist()
         return [vocabulary.text([names[i] for i in row]) for row in rows]
-
-    def _hard_tokens(self, samples_per_sequence: int | None, seed: int) -> Tensor:
-        """Ids (μ·n, ξ)."""
-        if samples_per_sequence is not None:
-            check_size("samples_per_sequence", samples_per_sequence, 1)
-        if "input_ids" in self.tensors:
-            return self.input_ids.long().repeat_interleave(samples_per_sequence or 1, dim=0)
-        return hard_tokens(self.latents, self.decoder, self.config.tau, samples_per_sequence, seed)
 
     def decode(self, top_k: int = 5) -> list[list[dict[str, Any]]]:
         """The likeliest tokens of each position, their probabilities, and the entropy.
@@ -217,12 +199,7 @@ class FarziData(nn.Module):
         Raises:
             ValueError: there is no such way, or numbers that are not float32 are to be rounded.
         """
-        known, kept = self.results, STORAGES[check_storage(storage)].loaded(STORAGES[storage].stored(self.tensors))
-        for name, tensor in self.tensors.items():
-            if kept[name].dtype != tensor.dtype:
-                raise ValueError(
-                    f"storage={storage!r} is for float32, but {name} is {tensor.dtype}; call float() first"
-                )
+        known, kept = self.results, STORAGES[check_storage(storage)].rounded(self.tensors)
         for name, tensor in self.tensors.items():
             tensor.copy_(kept[name])
         self.config.storage = storage

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 from farzi_hf.data.seeds import Purpose, derive
+from farzi_hf.summary.config import check_size
+from farzi_hf.summary.forms import Tensors
 from farzi_hf.summary.soft_tokens import soft_tokens
 
 CHUNK = 512
@@ -33,3 +35,24 @@ def hard_tokens(latents: Tensor, decoder: Tensor, tau: float, samples: int | Non
             drawn.append(torch.multinomial(p, samples, replacement=True, generator=generator))
     by_position = torch.cat(drawn).view(*latents.shape[:2], samples or 1)
     return by_position.transpose(1, 2).flatten(0, 1)
+
+
+def hard_ids(tensors: Tensors, tau: float, samples: int | None, seed: int) -> Tensor:
+    """The inputs of a summary as ids, (μ·n, ξ). Inputs that are ids come n times.
+
+    Raises:
+        ValueError: n is below 1.
+    """
+    if samples is not None:
+        check_size("samples_per_sequence", samples, 1)
+    if "input_ids" in tensors:
+        return tensors["input_ids"].long().repeat_interleave(samples or 1, dim=0)
+    return hard_tokens(tensors["latents"], tensors["decoder"], tau, samples, seed)
+
+
+def hard_labels(tensors: Tensors, ids: Tensor, samples: int | None, seed: int) -> Tensor:
+    """The labels that belong to `hard_ids`, (μ·n, ξ): a student predicts `labels[:, j + 1]` after position j."""
+    if "label_latents" not in tensors:
+        return ids
+    drawn = hard_tokens(tensors["label_latents"], tensors["label_decoder"], 1.0, samples, seed)
+    return torch.cat([ids[:, :1], drawn[:, :-1].to(ids)], dim=1)
