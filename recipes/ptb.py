@@ -34,9 +34,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         this = Run(data, args, args.seed)
         trainer = this.begin()
 
-    if this.is_first:
-        before = this.at_start()  # students on the start of the summary
-
+    before = this.at_start()  # students on the start of the summary, which all processes make together
     trainer.train(resume_from_checkpoint=this.checkpoint)
 
     if this.is_first:

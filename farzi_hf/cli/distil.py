@@ -16,6 +16,7 @@ from typing import Any
 
 from farzi_hf.callbacks import phase
 from farzi_hf.cli.arguments import example_configs, find_config, parse_arguments
+from farzi_hf.cli.figures import FIGURES, draw
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory
 from farzi_hf.cli.run_folder import (
     begin_run,
@@ -38,7 +39,6 @@ from farzi_hf.evaluation import (
     listed,
     markdown,
     pooled_row,
-    popularity,
     save_csv,
     save_text,
 )
@@ -53,12 +53,11 @@ from farzi_hf.evaluation.report import (
     ratios,
 )
 from farzi_hf.evaluation.rows import on_summary, under_stock_trainer
-from farzi_hf.plots import plot_comparison, plot_distillation, plot_entropy, plot_popularity, plot_tokens
+from farzi_hf.plots import plot_comparison
 from farzi_hf.summary.forms import LABELS
 from farzi_hf.trainer import FarziTrainer
 
-FIGURES = ("distillation", "comparison", "tokens", "entropy", "popularity")
-RESULTS = "results.json"
+RESULTS, START = "results.json", "start.json"
 _USAGE = "farzi distil CONFIG [--FIELD VALUE …]    CONFIG: a YAML file, or the name of an example such as demo"
 
 
@@ -120,7 +119,9 @@ class Run:
         self.data, self.args, self.seed = data, args, seed
         self.folder = Path(args.output_dir)
         self.recipe = {**data.recipe([seed]), **args.to_recipe()}
+        self.settings = json.loads(json.dumps({**vars(data.settings), **self.recipe}))
         self.checkpoint = find_checkpoint(args, self.recipe, data.settings.resume, outputs())
+        self._start = {} if self.checkpoint is None else self.kept(START)
 
     @property
     def title(self) -> str:
@@ -182,14 +183,35 @@ class Run:
             self.summary_folder, self.data.task.processing_class, metrics={**self.facts, **source}, recipe=self.recipe
         )
 
+    def kept(self, name: str) -> dict[str, Any]:
+        """What an earlier start of this run has written into a file of its folder, or {}."""
+        path = self.folder / name
+        found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        return found if "settings" in found and same_settings(found["settings"], self.settings) else {}
+
+    def keep(self, name: str, measured: Sequence[Measured], **facts: Any) -> dict[str, Any]:
+        """Writes measurements for `kept`."""
+        done = {"settings": self.settings, "measured": [part.to_json() for part in measured], **facts}
+        save_text(json.dumps(done), self.folder / name)
+        return done
+
     def at_start(self) -> list[Measured]:
-        """The row of students on the start of the summary. Without outer steps it would be that of the summary itself, and is left out."""
-        self.trainer.tune_initialization()
+        """The row of students on the start of the summary. Without outer steps it would be that of the summary itself, and is left out.
+
+        All processes call this, because they share the work of the start. A run that goes on has the row from before.
+        """
         if not self.args.max_steps:
+            return []
+        if self._start:
+            return [Measured.from_json(part) for part in self._start["measured"]]
+        self.trainer.tune_initialization()
+        if not self.is_first:
             return []
         start = copy.deepcopy(self.trainer.model)
         start.store_as(self.args.storage)
-        return [on_summary(replace(self.comparison, farzi=start), LABELS[self.args.labels].start)]
+        measured = [on_summary(replace(self.comparison, farzi=start), LABELS[self.args.labels].start)]
+        self.keep(START, measured)
+        return measured
 
     def students(self, before: Sequence[Measured]) -> list[Measured]:
         """Rows of students on the summary: distilled, at the start, and under the stock Trainer."""
@@ -209,7 +231,7 @@ class Run:
         """Saves the artefact again, with its results and figures."""
         c = self.comparison
         rows = [c.row(part) for part in measured]
-        plots = draw(self, rows)
+        plots = draw(self.comparison, self.trainer.state.log_history, rows, self.folder / "plots")
         metrics = {"table": rows, **self.facts, **provenance(c, self.data, self.seed), **cost(c)}
         self.trainer.model.save_pretrained(self.summary_folder, metrics=metrics, recipe=self.recipe, plots=plots)
         check_loadable(self.summary_folder)
@@ -217,38 +239,7 @@ class Run:
 
 def outputs() -> list[str]:
     """The files that a run writes into its folder, beside `recipe.yaml` and `summary/`."""
-    return [RESULTS, "table.md", "table.csv", *(f"plots/{name}.png" for name in FIGURES)]
-
-
-def draw(run: Run, rows: Sequence[Row]) -> list[Path]:
-    """The figures of one distillation."""
-    c, task, folder = run.comparison, run.data.task, run.folder / "plots"
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = {name: folder / f"{name}.png" for name in FIGURES}
-    if any(entry.keys() & {"loss", f"eval_{task.metric}"} for entry in run.trainer.state.log_history):
-        draw_distillation(run, paths["distillation"])
-    else:
-        del paths["distillation"]  # the run was so short that nothing was logged
-    plot_comparison(rows, paths["comparison"], task.metric, metric_label=task.metric_label)
-    farzi, size = c.farzi, c.learner.vocab_size
-    decoded, counts = farzi.contents().decoded, popularity(c.splits["train"], size)
-    plot_tokens(decoded, paths["tokens"])
-    plot_entropy(decoded, paths["entropy"], vocab_size=size)
-    frequencies = {"summary": farzi.frequencies().cpu().numpy(), "real data": counts}
-    plot_popularity(frequencies, counts, paths["popularity"], entries=task.entries)
-    return list(paths.values())
-
-
-def draw_distillation(run: Run, path: Path) -> None:
-    """The curve of the outer loop, with horizontal lines to compare with, all on the validation split."""
-    c, task = run.comparison, run.data.task
-    student = c.real_student(c.splits["train"], c.steps, c.seeds[0])
-    full_data = task.metrics(c.statistics(student, c.splits["validation"]))
-    plot_distillation(
-        run.trainer.state.log_history, path, metric=f"eval_{task.metric}", norm="grad_norm",
-        metric_label=f"Validation {task.metric_label.removeprefix('Test ')} of fresh students",
-        full_data_same_steps=full_data[task.metric], **task.reference_lines(c.splits, c.learner.vocab_size),
-    )  # fmt: skip
+    return [RESULTS, START, "table.md", "table.csv", *(f"plots/{name}.png" for name in FIGURES)]
 
 
 # -- several seeds ---------------------------------------------------------------------------------------------------
@@ -272,14 +263,13 @@ def distil(settings: RunSettings, args: FarziConfig) -> None:
 
 def distil_once(run: Run) -> dict[str, Any]:
     """Measurements and facts of one seed. If `results.json` has them already, they are read from there."""
-    settings, path = run.data.settings, run.folder / RESULTS
-    needed = json.loads(json.dumps({**vars(settings), **run.recipe}))
+    settings = run.data.settings
     with run.args.main_process_first(desc="results"):
-        done = json.loads(path.read_text(encoding="utf-8")) if path.exists() and settings.resume else {}
-    if "settings" in done and same_settings(done["settings"], needed):
+        done = run.kept(RESULTS) if settings.resume else {}
+    if done:
         return done
     trainer = run.begin()
-    before = run.at_start() if run.is_first and settings.distil else []
+    before = run.at_start() if settings.distil else []
     if settings.distil:
         trainer.train(resume_from_checkpoint=run.checkpoint)
     if not run.is_first:
@@ -291,9 +281,7 @@ def distil_once(run: Run) -> dict[str, Any]:
     measured += run.real()
     if settings.distil:
         run.finish(measured)
-    done = {"settings": needed, "measured": [part.to_json() for part in measured], "facts": run.facts}
-    save_text(json.dumps(done), path)
-    return done
+    return run.keep(RESULTS, measured, facts=run.facts)
 
 
 def report(data: TaskData, args: FarziConfig, done: Sequence[Mapping[str, Any]]) -> None:

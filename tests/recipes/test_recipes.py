@@ -24,7 +24,7 @@ import ptb
 import recsys
 import sample_efficiency
 
-from farzi_hf import FarziConfig, FarziData
+from farzi_hf import FarziConfig, FarziData, FarziTrainer
 from farzi_hf.cli.arguments import parse_arguments
 from farzi_hf.evaluation import InteractionData, RunSettings, TextData
 
@@ -41,6 +41,10 @@ def script(folder: Path, launcher: tuple[str, ...], *argv: str) -> subprocess.Co
 
 def read_csv(path: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
+
+
+def start_row(output: Path) -> dict[str, str]:
+    return next(row for row in read_csv(output / "table.csv") if row["method"] == "Farzi, 0 outer steps")
 
 
 def test_without_data_it_names_the_sample_in_one_line(tmp_path, monkeypatch, capsys):
@@ -163,6 +167,15 @@ def test_a_run_goes_on_when_started_again(finished_text, tmp_path, small_data, c
     assert f"going on from {output / 'checkpoint-2'}" in capsys.readouterr().out
 
 
+def test_a_run_that_goes_on_does_not_make_its_start_again(finished_text, tmp_path, small_data, monkeypatch):
+    output = shutil.copytree(finished_text.output, tmp_path / "run")
+    before = start_row(output)
+    (output / "table.csv").unlink()
+    monkeypatch.setattr(FarziTrainer, "tune_initialization", None)
+    ptb.main([*DEMO, "--disable_tqdm", "false", "--output_dir", str(output)])
+    assert start_row(output) == before
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "launcher",
@@ -181,3 +194,9 @@ def test_two_processes_are_two_and_one_of_them_speaks(tmp_path, launcher, monkey
     metrics = json.loads((tmp_path / "run" / "summary" / "metrics.json").read_text())
     assert metrics["world_size"] == 2
     assert [row["method"] for row in metrics["table"]][:3] == ["Farzi [4×8]", "Farzi, 0 outer steps", "head (longest)"]
+    before = start_row(tmp_path / "run")
+    (tmp_path / "run" / "start.json").unlink()  # an older version has none; then both make the start again
+    more = script(tmp_path, launcher, *DEMO, "--output_dir", "run", "--baselines", "head", "--max_steps", "3")
+    assert more.returncode == 0, more.stderr[-3000:]
+    assert "going on from" in more.stdout
+    assert start_row(tmp_path / "run") == before
