@@ -1,6 +1,6 @@
 """Measures time and memory of an inner step against the size of the vocabulary and the length of the sequences.
 
-    python recipes/benchmark/scaling.py                      # all cells, about half an hour; goes on where it was stopped
+    python recipes/benchmark/scaling.py                      # all cells, about an hour; goes on where it was stopped
     python recipes/benchmark/scaling.py --vocabularies 2000 --lengths 20 50 --output_dir outputs/scaling
 
 A cell is one meta-gradient through T = 4 steps of a GPT-2 of one layer, on a summary of ten sequences with ids as inputs and labels of
@@ -148,7 +148,7 @@ def readable(row: Mapping[str, Any]) -> dict[str, str]:
     """One line of the table."""
     shown = {"loss": row["loss"], "V": f"{row['vocabulary']:,}", "ξ": f"{row['length']:,}"}
     if row["status"] != "ok":
-        return {**shown, "seconds per step": row["status"]}
+        return {**shown, "seconds per step": row["status"], "peak, MB": "", "estimate / peak": ""}
     peak, estimate = (row[name] / 1e6 for name in ("memory_bytes", "estimated_bytes"))
     ratio = f"{estimate / peak:.2f}"
     return {**shown, "seconds per step": f"{row['seconds']:.3f}", "peak, MB": f"{peak:,.0f}", "estimate / peak": ratio}

@@ -18,6 +18,7 @@ psutil = pytest.importorskip("psutil")
 import benchmark
 import process
 import results
+import scaling
 from benchmark import METHODS, PACKAGES
 from methods import ADAM, Ours, Problem, Size
 from process import relative_error
@@ -281,3 +282,20 @@ def test_cells_are_processes_of_their_own(tmp_path):
     rows = read_rows(tmp_path / "results.csv")
     assert [(row["method"], row["status"]) for row in rows] == [("autograd", "ok"), ("Tape", "ok")]
     assert all(row["repetitions"] == 3 and row["memory_bytes"] > 0 for row in rows)
+
+
+def test_a_cell_that_ran_out_of_memory_has_a_row_in_the_table_of_scaling(tmp_path):
+    facts = {"vocabulary": 2000, "note": "", "commit": "abc"}
+    good = {"status": "ok", "seconds": 0.5, "memory_bytes": 2e6, "estimated_bytes": 1e6}
+    rows = [
+        {**facts, "loss": "ours", "length": 20, **good},
+        {**facts, "loss": "textbook", "length": 1024, "status": "out of memory"},
+    ]
+    scaling.write(rows, tmp_path)
+    lines = (tmp_path / "table.md").read_text(encoding="utf-8").splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
+    assert cells[1:] == [
+        ["ours", "2,000", "20", "0.500", "2", "0.50"],
+        ["textbook", "2,000", "1,024", "out of memory", "", ""],
+    ]
+    assert (tmp_path / "scaling.png").stat().st_size > 1000
