@@ -2,7 +2,7 @@
 
     python recipes/attribution.py --dataset ptb --data_dir FOLDER
     python recipes/attribution.py --dataset ml-100k --data_dir FOLDER
-    python recipes/attribution.py --dataset sample                      # the embedded corpus, two minutes
+    python recipes/attribution.py --dataset sample                      # the embedded corpus, a minute
 
 With `pip install farzi-hf[bench]` there is a row of TRAK too.
 
