@@ -231,7 +231,7 @@ class Run:
         """Saves the artefact again, with its results and figures."""
         c = self.comparison
         rows = [c.row(part) for part in measured]
-        plots = draw(self.comparison, self.trainer.state.log_history, rows, self.folder / "plots")
+        plots = draw(c, self.trainer.state.log_history, rows, self.folder / "plots")
         metrics = {"table": rows, **self.facts, **provenance(c, self.data, self.seed), **cost(c)}
         self.trainer.model.save_pretrained(self.summary_folder, metrics=metrics, recipe=self.recipe, plots=plots)
         check_loadable(self.summary_folder)
