@@ -199,4 +199,4 @@ def test_two_processes_are_two_and_one_of_them_speaks(tmp_path, launcher, monkey
     more = script(tmp_path, launcher, *DEMO, "--output_dir", "run", "--baselines", "head", "--max_steps", "3")
     assert more.returncode == 0, more.stderr[-3000:]
     assert "going on from" in more.stdout
-    assert start_row(tmp_path / "run") == before
+    assert {**start_row(tmp_path / "run"), "seconds": ""} == {**before, "seconds": ""}
