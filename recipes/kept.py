@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from farzi_hf.cli.run_folder import same_settings
+from farzi_hf.cli.run_folder import made_with
 from farzi_hf.evaluation import save_text
 
 
@@ -19,17 +19,11 @@ def kept(path: Path, settings: Mapping[str, Any], make: Callable[[], Any]) -> An
 
 def stored(path: Path, settings: Mapping[str, Any]) -> Any | None:
     """What a file holds, if it was made with the same settings."""
-    found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return found["value"] if found and same_settings(found["settings"], _plain(settings)) else None
+    return made_with(settings, path).get("value")
 
 
 def keep(path: Path, settings: Mapping[str, Any], value: Any) -> Any:
     """Writes a value to its file, and returns it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_text(json.dumps({"settings": _plain(settings), "value": value}), path)
+    save_text(json.dumps({"settings": settings, "value": value}), path)
     return value
-
-
-def _plain(settings: Mapping[str, Any]) -> Any:
-    """The settings as they are after a file: tuples are lists."""
-    return json.loads(json.dumps(settings))

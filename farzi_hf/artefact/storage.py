@@ -64,7 +64,8 @@ class Storage(ABC):
         kept = self.loaded(self.stored(tensors))
         for name, tensor in tensors.items():
             if kept[name].dtype != tensor.dtype:
-                raise ValueError(f"this storage is for float32, but {name} is {tensor.dtype}; call float() first")
+                way = type(self).__name__.lower()
+                raise ValueError(f"storage={way!r} is for float32, but {name} is {tensor.dtype}; call float() first")
         return kept
 
     def nbytes(self, tensors: Tensors) -> int:

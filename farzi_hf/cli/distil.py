@@ -22,8 +22,8 @@ from farzi_hf.cli.run_folder import (
     begin_run,
     check_outputs,
     find_checkpoint,
+    made_with,
     print_start,
-    same_settings,
     with_history,
     write_recipe,
 )
@@ -119,8 +119,9 @@ class Run:
         self.data, self.args, self.seed = data, args, seed
         self.folder = Path(args.output_dir)
         self.recipe = {**data.recipe([seed]), **args.to_recipe()}
-        self.settings = json.loads(json.dumps({**vars(data.settings), **self.recipe}))
+        self.settings = {**vars(data.settings), **self.recipe}
         self.checkpoint = find_checkpoint(args, self.recipe, data.settings.resume, outputs())
+        # Read now: later, another process may have written it, and all have to decide alike.
         self._start = {} if self.checkpoint is None else self.kept(START)
 
     @property
@@ -185,9 +186,7 @@ class Run:
 
     def kept(self, name: str) -> dict[str, Any]:
         """What an earlier start of this run has written into a file of its folder, or {}."""
-        path = self.folder / name
-        found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        return found if "settings" in found and same_settings(found["settings"], self.settings) else {}
+        return made_with(self.settings, self.folder / name)
 
     def keep(self, name: str, measured: Sequence[Measured], **facts: Any) -> dict[str, Any]:
         """Writes measurements for `kept`."""

@@ -109,6 +109,12 @@ def _check_recipe(args: FarziConfig, recipe: Mapping[str, Any], checkpoint: str,
     check_kept(changed, checkpoint, [name for name in names if name not in may_change])
 
 
+def made_with(settings: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """The content of a JSON file that was made with these settings, which it has as `settings`; or {} if there is no such file."""
+    found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return found if "settings" in found and same_settings(found["settings"], json.loads(json.dumps(settings))) else {}
+
+
 def same_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Whether a result that was made with the settings `before` is one of `now`.
 
