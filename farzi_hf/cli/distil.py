@@ -172,7 +172,7 @@ class Run:
             "tokens_per_inner_step": self.comparison.tokens_per_step,
             "inner_steps": args.inner_steps,
             "outer_steps": trainer.state.global_step,
-            "distillation_seconds": round(distillation_seconds(trainer.state.log_history), 1),
+            "distillation_seconds": round(distillation_seconds(trainer.state.log_history), 2),
             "seed": args.seed,
             **environment(args),
         }
@@ -291,7 +291,7 @@ def report(data: TaskData, args: FarziConfig, done: Sequence[Mapping[str, Any]])
     size = f"{args.num_sequences}×{args.sequence_length}"
     rows += paper_rows(settings.dataset, size if settings.distil else "")
     seconds = sum(part["facts"]["distillation_seconds"] for part in done)
-    facts = {**done[0]["facts"], "distillation_seconds": round(seconds, 1)}
+    facts = {**done[0]["facts"], "distillation_seconds": round(seconds, 2)}
     facts |= {"splits": seeds} if len(seeds) > 1 else {}
     facts |= ratios(rows, f"Farzi [{size}]") if task.percent else {}
     table = markdown([task.readable(row) for row in rows]) + "\n\n" + listed(facts)
