@@ -171,6 +171,10 @@ class InnerLoop:
                 self.optimizer.step(_part(state, rows), flat[rows], t, lr, out=_part(target, rows))
         return out
 
+    def updated(self, states: States, g: Buffers, t: int) -> States:
+        """The states after step t, in new buffers and without a graph."""
+        return self.update(states, g, t, out=tuple(tuple(map(torch.empty_like, state)) for state in states))
+
     def differentiable_step(self, states: States, inputs: Buffers, t: int) -> States:
         """The states after step t, differentiable in the states before it and in `inputs`."""
         states = tuple((_requiring_grad(state[0]), *state[1:]) for state in states)

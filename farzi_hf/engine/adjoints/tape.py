@@ -33,7 +33,7 @@ class Tape(RecordingAdjoint):
             g = {t: record.pop(len(loop.layout.groups)) for t in reversed(ts)}
             trail = [record.pop_states()]
             for t in ts:
-                trail.append(loop.update(trail[-1], g.pop(t), t))
+                trail.append(loop.updated(trail[-1], g.pop(t), t))
             for t in reversed(ts):
                 after = trail.pop()
                 reverse(t, trail[-1], lambda group, rows, after=after: [x[rows] for x in after[group][1:]])
