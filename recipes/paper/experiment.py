@@ -109,7 +109,7 @@ def card_folder(
     Raises:
         ValueError: one of the files exists already, and no recipe wrote it.
     """
-    suffix = ("" if scale == "quick" else f"_{scale}") + ("_own" if form == "own" else "")
+    suffix = ("" if scale == "quick" else f"_{scale}") + ("_own" if form.endswith("own") else "")
     folder = Path(chosen or CARDS / f"{name}_{dataset}{suffix}")
     check_outputs(folder, (*TABLE, *files))
     return folder

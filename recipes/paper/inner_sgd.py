@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from experiment import Experiment, changed
-from objectives import ObjectiveArguments, sgd
+from objectives import FORMS, ObjectiveArguments, sgd
 
 from farzi_hf.cli.distil import comparison_of, trainer_of
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Measures the grid and prints it as a table."""
     keep_freed_memory()
     with ends_in_one_line("inner_sgd.py"):
-        e = Experiment.parse("inner_sgd", "Inner SGD", argv, settings=GridArguments, forms=("objectives",))
+        e = Experiment.parse("inner_sgd", "Inner SGD", argv, settings=GridArguments, forms=FORMS)
         rows = [measured(e, "Adam", inner_optimizer="adam")]
         for momentum in e.settings.momenta:
             for rate in e.settings.learning_rates:
@@ -44,6 +44,7 @@ def measured(e: Experiment, name: str, **settings) -> dict[str, str]:
     comparisons = []
     for seed in e.seeds:
         trainer = trainer_of(e.data, changed(e.args, seed=seed, **settings), seed)
+        trainer.tune_initialization()
         comparisons.append(comparison_of(trainer, e.data, seed))
     row = {
         "inner optimizer": name,

@@ -2,12 +2,14 @@
 
     python recipes/paper/objectives.py --dataset ml-100k --data_dir FOLDER
     python recipes/paper/objectives.py --dataset ptb --data_dir FOLDER
+    python recipes/paper/objectives.py --dataset ptb --form objectives_own          # labels of their own, from a teacher
     python recipes/paper/objectives.py --dataset sample                    # embedded: text, or sample_interactions
     python recipes/paper/objectives.py --dataset ptb --scale paper         # for a GPU
 
 All rows have the same start of the summary and the same number of outer steps, and all students take the same number of steps.
 Each (method, seed) is stored in `output_dir`, and a later start does not repeat it. The table goes to
-`model_cards/objectives_DATASET/` or to `--card_dir`. The settings are in `configs/tables/objectives_DATASET_SCALE.yaml`.
+`model_cards/objectives_DATASET/` or to `--card_dir`. The settings are in `configs/tables/objectives_DATASET_SCALE.yaml`. With
+`--form objectives_own` they are in `…/objectives_own_DATASET_SCALE.yaml`, and the card goes to `model_cards/objectives_DATASET_own/`.
 """
 
 from __future__ import annotations
@@ -23,10 +25,11 @@ from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.evaluation import Claim, Task, markdown
 from farzi_hf.plots import plot_comparison
 
-OBJECTIVES = {
-    "DC": {"objective": "gradient_matching"},
+FORMS = ("objectives", "objectives_own")  # of a summary: the paper's, or labels of their own
+OBJECTIVES: dict[str, dict[str, Any]] = {  # only meta-matching can use a pool of learners
+    "DC": {"objective": "gradient_matching", "learner_pool": None},
     "MM": {"objective": "meta_matching"},
-    "MTT": {"objective": "trajectory_matching"},
+    "MTT": {"objective": "trajectory_matching", "learner_pool": None},
     "Farzi": {"objective": "meta_matching"},
 }
 FROM_TRAJECTORIES = ("MTT", "Farzi")
@@ -74,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The table of one data set."""
     keep_freed_memory()
     with ends_in_one_line("objectives.py"):
-        e = Experiment.parse("objectives", "Objectives", argv, ("comparison.png",), ObjectiveArguments, ("objectives",))
+        e = Experiment.parse("objectives", "Objectives", argv, ("comparison.png",), ObjectiveArguments, FORMS)
         evidence = evidence_of(e, cells(e))
     rows, names = list(evidence.rows.values()), set(evidence.rows)
     findings = evidence.verdicts([claim for claim in claims(e.task) if {claim.ours, claim.other} <= names])

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from cells import Cell, evidence_of
 from experiment import Experiment
-from objectives import ObjectiveArguments
+from objectives import FORMS, ObjectiveArguments
 
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.evaluation import Claim
@@ -40,9 +40,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     keep_freed_memory()
     with ends_in_one_line("trajectory_count.py"):
         figure = "trajectory_count.png"
-        e = Experiment.parse(
-            "trajectory_count", "Number of trajectories", argv, (figure,), CountArguments, ("objectives",)
-        )
+        e = Experiment.parse("trajectory_count", "Number of trajectories", argv, (figure,), CountArguments, FORMS)
         counts = e.settings.counts
         e = replace(e, recording=replace(e.recording, num_recorded=max(counts)))
         evidence = evidence_of(e, cells(e))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,9 @@ import trajectories
 import trajectory_count
 from cells import LONG
 from experiment import Experiment
-from objectives import METHODS, PAPER, ObjectiveArguments
+from objectives import FORMS, METHODS, PAPER, ObjectiveArguments
+
+from farzi_hf import FarziTrainer
 
 pytestmark = pytest.mark.usefixtures("small_data")
 LEARNERS = {"sample": GPT2, "sample_interactions": GRU4REC}
@@ -42,8 +45,9 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 @pytest.mark.parametrize("path", sorted((CONFIGS / "tables").glob("objectives_*.yaml")), ids=lambda path: path.stem)
 def test_every_config_can_run(path, tmp_path):
     """MTT finds checkpoints where it looks for them."""
-    _, dataset, scale = path.stem.rsplit("_", 2) if path.stem.count("_") == 2 else ("", "sample_interactions", "quick")
-    e = experiment("--dataset", dataset, "--scale", scale, "--card_dir", str(tmp_path))
+    form = next(form for form in reversed(FORMS) if path.stem.startswith(form))
+    dataset, scale = path.stem.removeprefix(f"{form}_").rsplit("_", 1)
+    e = experiment("--form", form, "--dataset", dataset, "--scale", scale, "--card_dir", str(tmp_path))
     args, recording = e.args, e.recording
     assert args.output_dir == f"outputs/{path.stem}"
     assert e.data.settings.dataset == dataset
@@ -54,11 +58,13 @@ def test_every_config_can_run(path, tmp_path):
     names = [cell.method for cell in cells]
     assert names[:4] == ["DC, SGD", "DC, Adam", "MM, SGD", "MM, Adam"]
     assert len({cell.slug for cell in cells}) == len(names) == 15
+    for cell in cells:
+        replace(args, **cell.settings)  # every row is one that can be distilled
 
 
 def experiment(*argv: str) -> Experiment:
     argv = [*argv, "--use_cpu", "true"]
-    return Experiment.parse("objectives", "Objectives", argv, settings=ObjectiveArguments, forms=("objectives",))
+    return Experiment.parse("objectives", "Objectives", argv, settings=ObjectiveArguments, forms=FORMS)
 
 
 def test_the_papers_rows_have_the_names_of_ours(tmp_path):
@@ -150,9 +156,44 @@ def test_the_curve_over_the_number_of_trajectories(tmp_path):
     assert {path: os.stat(path).st_mtime_ns for path in times} == times  # more of Ω in the folder change nothing
 
 
-def test_the_grid_of_the_inner_sgd(tmp_path, capsys):
+def test_objectives_with_labels_of_their_own(tmp_path):
+    """Only the rows that can use a pool of learners have one, and students learn the labels."""
+    own = (
+        "--form",
+        "objectives_own",
+        "--labels",
+        "own",
+        "--inputs",
+        "tokens",
+        "--learner_pool",
+        "2",
+        "--inner_steps_min",
+        "3",
+        "--window",
+        "1",
+    )
+    argv = [*tiny("sample", tmp_path), *own, "--seeds", "0", "--num_students", "1"]
+    objectives.main([*argv, "--methods", "DC", "MM", "MTT", "Farzi", "no outer step"])
+    table = json.loads((tmp_path / "card" / "table.json").read_text(encoding="utf-8"))
+    assert (table["labels"], len(table["rows"])) == ("own", 10)
+    perplexity = {row["method"]: row["perplexity"] for row in table["rows"]}
+    assert len(set(perplexity.values())) == 10  # each objective changes the summary in its own way
+    assert all(
+        (tmp_path / "runs" / f"{name}-adam" / "seed-0" / "cell.json").exists() for name in ("dc", "mtt", "farzi")
+    )
+
+
+def test_the_grid_of_the_inner_sgd(tmp_path, capsys, monkeypatch):
+    started, complete = [], FarziTrainer.tune_initialization
+
+    def completed(trainer: FarziTrainer) -> None:
+        started.append(trainer.args.inner_optimizer)
+        complete(trainer)
+
+    monkeypatch.setattr(FarziTrainer, "tune_initialization", completed)
     inner_sgd.main([*tiny("sample", tmp_path), "--learning_rates", "0.1", "--momenta", "0", "0.5"])
     printed = capsys.readouterr().out
     assert [line.split("|")[1].strip() for line in printed.splitlines() if line.startswith("|")][2:] == [
         "Adam", "SGD 0.1, momentum 0", "SGD 0.1, momentum 0.5",
     ]  # fmt: skip
+    assert started == 2 * ["adam"] + 4 * ["sgd"]  # two seeds each: students learn from a start that is complete
