@@ -2,7 +2,6 @@
 
     accelerate launch recipes/recsys.py --dataset ml-100k --data_dir FOLDER             # configs/ml-100k_50x50.yaml
     accelerate launch recipes/recsys.py --config recipes/configs/magazine_50x20.yaml    # another data set or size
-    accelerate launch recipes/recsys.py --config recipes/configs/ml-100k_full.yaml      # real data alone, no distillation
     accelerate launch recipes/recsys.py --splits 0 1 2                                  # several splits, one table
 
 Each split of the users has its own distillation in `output_dir/split-N`, with the artefact in `summary/`. If you start the script
