@@ -72,7 +72,8 @@ def made_up_by_root(
     return generator.choice(ids, shape, p=shares)
 
 
-INPUT_SEQUENCES: dict[str, InputSequences] = {
-    function.__name__: function for function in (made_up, made_up_by_root, real_windows, covering_windows)
-}
+MADE_UP, REAL = (made_up, made_up_by_root), (real_windows, covering_windows)
+"""Those that hold no sequence of the data, and those whose sequences are the data's."""
+
+INPUT_SEQUENCES: dict[str, InputSequences] = {function.__name__: function for function in (*MADE_UP, *REAL)}
 """By the name that `FarziConfig.input_sequences` gives them."""

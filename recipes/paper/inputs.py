@@ -18,7 +18,7 @@ from experiment import Experiment
 
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.plots import plot_comparison
-from farzi_hf.summary.input_sequences import INPUT_SEQUENCES, real_windows
+from farzi_hf.summary.input_sequences import INPUT_SEQUENCES, MADE_UP, real_windows
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -28,8 +28,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         e = Experiment.parse("inputs", "Inputs with a teacher's labels", argv, ("inputs.png",), forms=("inputs",))
         cells = [Cell(title(name), {"input_sequences": name}) for name in INPUT_SEQUENCES]
         evidence = evidence_of(e, [*cells, *full_cells()])
-    made_up = [cell.method for cell in cells if cell.method.startswith("made up")]
-    findings = [evidence.finding(name, title(real_windows.__name__)) for name in made_up]
+    findings = [evidence.finding(title(x.__name__), title(real_windows.__name__)) for x in MADE_UP]
     findings += [evidence.finding(cell.method, other) for cell in cells for other in (LONG, FULL)]
     rows = list(evidence.rows.values())
     e.write(rows, findings)
