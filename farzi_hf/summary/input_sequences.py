@@ -72,8 +72,10 @@ def made_up_by_root(
     return generator.choice(ids, shape, p=shares)
 
 
-MADE_UP, REAL = (made_up, made_up_by_root), (real_windows, covering_windows)
-"""Those that hold no sequence of the data, and those whose sequences are the data's."""
+MADE_UP: tuple[InputSequences, ...] = (made_up, made_up_by_root)
+"""Those that hold no sequence of the data."""
 
-INPUT_SEQUENCES: dict[str, InputSequences] = {function.__name__: function for function in (*MADE_UP, *REAL)}
+INPUT_SEQUENCES: dict[str, InputSequences] = {
+    function.__name__: function for function in (*MADE_UP, real_windows, covering_windows)
+}
 """By the name that `FarziConfig.input_sequences` gives them."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from farzi_hf import Direct, InnerAdam, engine, unroll
 from farzi_hf.engine import Adjoint
-from farzi_hf.engine.inner_loop import InnerLoop, Layout
+from farzi_hf.engine.inner_loop import CHUNK, InnerLoop, Layout
 from farzi_hf.engine.step_memory import LiveBytes
 
 ROWS, WIDTH = 32, 256
@@ -77,6 +77,16 @@ def test_the_estimated_memory_is_right_within_a_fifth(adjoint: Adjoint, rows: in
         theta = unroll(_loss, w, (x,), optimizer=optimizer, steps=steps, adjoint=adjoint)
         theta["w"].sum().backward()
     assert 0.8 <= estimate / used.peak <= 1.25
+
+
+def test_updates_that_a_tape_repeats_need_no_temporaries_as_large_as_the_parameters() -> None:
+    n, optimizer = 8 * CHUNK, InnerAdam(lr=0.01)
+    loop = InnerLoop(_loss, optimizer, Layout.of({"w": torch.zeros(1)}), 1, 1, 1, {})
+    states, g = (optimizer.init(torch.randn(n)),), (torch.randn(n),)
+    with LiveBytes() as used:
+        after = loop.updated(states, g, 1)
+    assert used.peak <= 4 * (optimizer.fields * n + 6 * CHUNK)
+    assert all(map(torch.equal, after[0], loop.update(states, g, 1)[0]))
 
 
 def _counted(rows: int) -> tuple[Callable, list[int]]:

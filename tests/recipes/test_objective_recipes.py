@@ -157,30 +157,16 @@ def test_the_curve_over_the_number_of_trajectories(tmp_path):
 
 
 def test_objectives_with_labels_of_their_own(tmp_path):
-    """Only the rows that can use a pool of learners have one, and students learn the labels."""
+    """Each objective changes the labels in its own way; a pool of learners is only for those that can use one."""
     own = (
-        "--form",
-        "objectives_own",
-        "--labels",
-        "own",
-        "--inputs",
-        "tokens",
-        "--learner_pool",
-        "2",
-        "--inner_steps_min",
-        "3",
-        "--window",
-        "1",
-    )
+        "--form", "objectives_own", "--labels", "own", "--inputs", "tokens", "--learner_pool", "2", "--inner_steps_min", "3", "--window", "1",
+    )  # fmt: skip
     argv = [*tiny("sample", tmp_path), *own, "--seeds", "0", "--num_students", "1"]
     objectives.main([*argv, "--methods", "DC", "MM", "MTT", "Farzi", "no outer step"])
     table = json.loads((tmp_path / "card" / "table.json").read_text(encoding="utf-8"))
     assert (table["labels"], len(table["rows"])) == ("own", 10)
     perplexity = {row["method"]: row["perplexity"] for row in table["rows"]}
-    assert len(set(perplexity.values())) == 10  # each objective changes the summary in its own way
-    assert all(
-        (tmp_path / "runs" / f"{name}-adam" / "seed-0" / "cell.json").exists() for name in ("dc", "mtt", "farzi")
-    )
+    assert len(set(perplexity.values())) == 10
 
 
 def test_the_grid_of_the_inner_sgd(tmp_path, capsys, monkeypatch):
