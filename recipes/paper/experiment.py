@@ -46,7 +46,9 @@ class PaperArguments:
 
     seeds: list[int] = field(default_factory=lambda: [0, 1, 2], metadata={"help": "of each row"})
     budgets: list[int] = field(default_factory=lambda: [10, 25, 50], metadata={"help": "μ of sample_efficiency.py"})
-    latent_dims: list[int] = field(default_factory=lambda: [4, 8, 16], metadata={"help": "d of regularization.py"})
+    latent_dims: list[int] = field(
+        default_factory=lambda: [4, 8, 16], metadata={"help": "d of regularization.py, or e of own labels"}
+    )
     sgd_learning_rate: float = field(default=1.0, metadata={"help": "rate of inner_optimizers.py's inner SGD"})
     momentum_learning_rate: float = field(default=0.3, metadata={"help": "rate of its inner SGD with momentum"})
     sgd_momentum: float = field(default=0.9, metadata={"help": "of the same"})

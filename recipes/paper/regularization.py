@@ -2,37 +2,42 @@
 
     python recipes/paper/regularization.py --dataset ml-100k --data_dir FOLDER
     python recipes/paper/regularization.py --dataset ptb --data_dir FOLDER --latent_dims 4 16
+    python recipes/paper/regularization.py --dataset ml-100k --form own                # labels of their own: e in place of d
     python recipes/paper/regularization.py --dataset sample                            # embedded: text, or sample_interactions
 
 This stands in place of the paper's Theorem 3.1, which compares two upper bounds and ignores the softmax. The results here are measurements, not
 a proof. An unfactorised summary has d = V and the identity as its decoder, so each probability has its own parameter. It starts at the soft tokens
-of a factorised summary with the recipe's d. Each (d, seed) is stored in `output_dir`, and a later start does not repeat it. The settings are in
-`configs/tables/paper_DATASET_SCALE.yaml`; the card goes to `model_cards/regularization_DATASET/`.
+of a factorised summary with the recipe's d. Of labels of their own, the last row is that of the largest e: all that the teachers predict, if e
+is the width of all their heads together. Each (d, seed) is stored in `output_dir`, and a later start does not repeat it. The settings are in
+`configs/tables/paper_DATASET_SCALE.yaml`, or with `--form own` in `…/own_DATASET_SCALE.yaml`; the card goes to
+`model_cards/regularization_DATASET/` or `…_DATASET_own/`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
 from cells import LONG, Cell, Trained, evidence_of, full_cells, on_summary
 from datasets import Dataset
-from experiment import Experiment
+from experiment import FORMS, Experiment
 from torch import Tensor, nn
 
-from farzi_hf import FarziTrainer
+from farzi_hf import FarziData, FarziTrainer
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.data import random_sequences
 from farzi_hf.distillation import SyntheticTraining
 from farzi_hf.evaluation import Claim, Comparison, Row, Student
 from farzi_hf.evaluation.metrics import token_statistics
 from farzi_hf.plots import plot_comparison
-from farzi_hf.summary.forms import Tensors
+from farzi_hf.summary.forms import Tensors, batch_of
 from farzi_hf.summary.targets import SoftTokens
 
 NAIVE = "Farzi, unfactorised"
+FIGURES = ("quality.png", "rank.png", "gap.png")
+Soft = Callable[[Tensor], Tensor]
 NEGLIGIBLE = 1e-4  # share of the largest singular value; smaller values are float32 rounding errors
 COLUMNS = {
     "rank": "rank", "effective_rank": "effective rank", "train_loss": "train loss", "validation_loss": "validation loss", "gap": "gap",
@@ -52,19 +57,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The table and figures of one data set."""
     keep_freed_memory()
     with ends_in_one_line("regularization.py"):
-        e = Experiment.parse("regularization", "Factorisation", argv, ("quality.png", "rank.png", "gap.png"))
-        dims = sorted(e.settings.latent_dims)
-        factorised = [Cell(f"Farzi, d = {d}", {"latent_dim": d}, facts=measured) for d in dims]
-        naive = Cell(NAIVE, students=on_unfactorised, prepare=unfactorise, facts=measured_unfactorised)
-        evidence = evidence_of(e, [*factorised, naive, *full_cells()])
+        e = Experiment.parse("regularization", "Factorisation", argv, FIGURES, forms=FORMS)
+        *factorised, whole = cells(e)
+        evidence = evidence_of(e, [*factorised, whole, *full_cells()])
     by_d = [cell.method for cell in factorised]
     rows = list(evidence.rows.values())
-    claims = [Claim("A factorised summary generalises better than an unfactorised one", name, NAIVE) for name in by_d]
+    claims = [Claim(FACTORS[e.args.labels].claim, name, whole.method) for name in by_d]
     findings = [
         *evidence.verdicts(claims),
         *(evidence.finding(by_d[-1], name) for name in dict.fromkeys((LONG, by_d[0]))),
     ]
-    findings += [compared(evidence.rows[name], evidence.rows[NAIVE], len(e.seeds)) for name in by_d]
+    findings += [compared(evidence.rows[name], evidence.rows[whole.method], len(e.seeds)) for name in by_d]
     e.write(rows, findings, explanation(), COLUMNS)
     plot_comparison(rows, e.folder / "quality.png", e.task.metric, metric_label=e.task.metric_label)
     plot_comparison(rows, e.folder / "rank.png", "effective_rank", metric_label="Effective rank of the soft tokens")
@@ -95,13 +98,8 @@ def on_unfactorised(trainer: FarziTrainer, c: Comparison) -> Trained:
 # -- measurements ----------------------------------------------------------------------------------------------------
 
 
-def measured(trainer: FarziTrainer, c: Comparison, students: Sequence[Student]) -> Mapping[str, float]:
-    """Ranks of the summary and losses of its students."""
-    return {**ranks(c.farzi, c.farzi.config.num_sequences), **losses(c, students)}
-
-
 def measured_unfactorised(trainer: FarziTrainer, c: Comparison, students: Sequence[Student]) -> Mapping[str, float]:
-    """As `measured`, for latents that are logits."""
+    """Ranks of latents that are logits, and losses of their students."""
     farzi = c.farzi
 
     def soft(rows: Tensor) -> Tensor:
@@ -111,7 +109,7 @@ def measured_unfactorised(trainer: FarziTrainer, c: Comparison, students: Sequen
 
 
 @torch.no_grad()
-def ranks(soft: Callable[[Tensor], Tensor], count: int) -> dict[str, float]:
+def ranks(soft: Soft, count: int) -> dict[str, float]:
     """Two ranks of the matrix of soft tokens, μ ξ × V: the number of singular values that matter, and the effective rank.
 
     The effective rank is exp of the entropy of the singular values' shares (Roy & Vetterli, 2007). Both are computed from the (V, V)
@@ -171,6 +169,55 @@ def explanation() -> str:
         "their shares. The softmax is not linear, so the rank is not bounded by d. Losses are of students on real sequences, in nats per "
         "token; gap: validation less training. Theorem 3.1 of the paper compares two upper bounds: nothing here proves it or depends on it.\n"
     )
+
+
+# -- rows ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Factors:
+    """What of a summary is factorised.
+
+    Args:
+        setting: the number of factors, a setting of `FarziConfig`.
+        symbol: its symbol.
+        soft: makes a function from indices (b,) of sequences to soft tokens (b, n, V).
+        whole: the row without factors; none if it is that of the largest number.
+        claim: what the paper would say of a smaller number.
+    """
+
+    setting: str
+    symbol: str
+    soft: Callable[[FarziData], Soft]
+    whole: tuple[Cell, ...]
+    claim: str
+
+
+def labels_of(farzi: FarziData) -> Soft:
+    """The labels that a summary has of its own."""
+    return lambda rows: batch_of(farzi.tensors, rows, farzi.config.tau)[1].probabilities()
+
+
+FACTORS = {
+    "shared": Factors(
+        "latent_dim", "d", lambda farzi: farzi,
+        (Cell(NAIVE, students=on_unfactorised, prepare=unfactorise, facts=measured_unfactorised),),
+        "A factorised summary generalises better than an unfactorised one",
+    ),
+    "own": Factors("label_dim", "e", labels_of, (), "Labels of fewer numbers generalise better than those of the most"),
+}  # fmt: skip
+"""By the labels of the summary."""
+
+
+def cells(e: Experiment) -> list[Cell]:
+    """A row for each number of factors. The others are compared with the last one."""
+    factors = FACTORS[e.args.labels]
+
+    def measured(trainer: FarziTrainer, c: Comparison, students: Sequence[Student]) -> Mapping[str, float]:
+        return {**ranks(factors.soft(c.farzi), c.farzi.config.num_sequences), **losses(c, students)}
+
+    names = {f"Farzi, {factors.symbol} = {n}": n for n in sorted(e.settings.latent_dims)}
+    return [*(Cell(name, {factors.setting: n}, facts=measured) for name, n in names.items()), *factors.whole]
 
 
 if __name__ == "__main__":

@@ -422,6 +422,31 @@ def test_regularization(tmp_path, dataset):
         assert (tmp_path / "card" / f"{name}.png").stat().st_size > 1000
 
 
+def test_regularization_of_own_labels(tmp_path):
+    """e in place of d. There is no row without factors: the largest e is compared with."""
+    own = [
+        "--form",
+        "own",
+        "--inputs",
+        "tokens",
+        "--labels",
+        "own",
+        "--max_steps",
+        "0",
+        "--seeds",
+        "0",
+        "--num_students",
+        "1",
+    ]
+    regularization.main([*tiny("sample", tmp_path), *own, "--latent_dims", "2", "8"])
+    table = card(tmp_path)
+    two, eight = table["rows"][:2]
+    assert [row["method"] for row in table["rows"]] == ["Farzi, e = 2", "Farzi, e = 8", "full data", "full data, long"]
+    assert two["bytes"] < eight["bytes"]
+    assert two["effective_rank"] < eight["effective_rank"]
+    assert "Farzi, e = 2 against Farzi, e = 8" in "".join(table["findings"])
+
+
 def test_ranks_are_those_of_the_matrix_of_soft_tokens():
     farzi = FarziData(FarziDataConfig(num_sequences=3, sequence_length=5, latent_dim=2, vocab_size=7, latent_std=1.0))
     matrix = farzi(torch.arange(3)).detach().reshape(15, 7).double()
