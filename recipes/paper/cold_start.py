@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 from cells import FULL, LONG, evidence_of, full_cells
-from experiment import Experiment
+from experiment import OWN_FORM, PAPER_FORM, Experiment
 from sample_efficiency import sized_cell
 
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
@@ -71,7 +71,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     keep_freed_memory()
     with ends_in_one_line("cold_start.py"):
         e = Experiment.parse(
-            "cold_start", "Cold start", argv, ("strata.csv", "strata.json", "cold_start.png"), forms=("own", "paper")
+            "cold_start",
+            "Cold start",
+            argv,
+            ("strata.csv", "strata.json", "cold_start.png"),
+            forms=OWN_FORM | PAPER_FORM,
         )
         if e.data.task_class is not Recommendation:
             raise ValueError(f"--dataset {e.dataset} has no users and items: choose a data set of interactions")

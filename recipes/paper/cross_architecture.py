@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cells import FULL, LONG, Cell, evidence_of, full_cells
-from experiment import Experiment
+from experiment import OWN_FORM, PAPER_FORM, Experiment
 
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.evaluation import Claim, LanguageModeling, Recommendation, Row, RunSettings, Task, markdown
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     keep_freed_memory()
     with ends_in_one_line("cross_architecture.py"):
         e = Experiment.parse(
-            "cross_architecture", "Other architectures", argv, ("cross_architecture.png",), forms=("own", "paper")
+            "cross_architecture", "Other architectures", argv, ("cross_architecture.png",), forms=OWN_FORM | PAPER_FORM
         )
         learners = ARCHITECTURES[e.data.task_class](e.data.settings.learner)
         if e.data.settings.teacher is not None and e.args.labels != "own":

@@ -35,7 +35,10 @@ CARDS = Path(__file__).resolve().parents[2] / "model_cards"
 TABLE = ("table.json", "table.md", "table.csv")
 DATASETS = ("ptb", "ml-100k", "ml-1m", "magazine", "netflix", "sample", "sample_interactions")
 SCALES = ("quick", "paper")
-FORMS = ("paper", "own")  # of a summary: the paper's, whose positions are input and target, or labels of their own
+Forms = Mapping[str, str]
+"""The values of `--form`, the default first, and how the names of their configs begin."""
+PAPER_FORM: Forms = {"paper": "paper"}  # a position of a summary is input and target
+OWN_FORM: Forms = {"own": "own"}  # labels of their own
 
 # -- settings --------------------------------------------------------------------------------------------------------
 
@@ -81,8 +84,8 @@ class TrajectoryArguments:
     together: int = field(default=1, metadata={"help": "learners that train at once, on the same minibatches"})
 
 
-def choose(argv: Sequence[str] | None, forms: Sequence[str]) -> tuple[str, str, str, list[str]]:
-    """The data set, the scale, the prefix of the config, and the other arguments. The first of `forms` is the default.
+def choose(argv: Sequence[str] | None, forms: Forms) -> tuple[str, str, str, list[str]]:
+    """The data set, the scale, the form, and the other arguments.
 
     Raises:
         ValueError: there is no such config.
@@ -90,10 +93,10 @@ def choose(argv: Sequence[str] | None, forms: Sequence[str]) -> tuple[str, str, 
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--dataset", choices=DATASETS, default="sample")
     parser.add_argument("--scale", choices=SCALES, default="quick")
-    parser.add_argument("--form", choices=forms, default=forms[0])
+    parser.add_argument("--form", choices=forms, default=next(iter(forms)))
     known, rest = parser.parse_known_args(argv)
     given = any(word.partition("=")[0] == "--config" for word in rest)
-    if not given and not (CONFIGS / f"{known.form}_{known.dataset}_{known.scale}.yaml").exists():
+    if not given and not _config(forms[known.form], known.dataset, known.scale).exists():
         raise ValueError(
             f"form={known.form!r} has no settings for {known.dataset} at scale {known.scale}; choose another of {', '.join(forms)}, "
             "or another --scale"
@@ -101,8 +104,12 @@ def choose(argv: Sequence[str] | None, forms: Sequence[str]) -> tuple[str, str, 
     return known.dataset, known.scale, known.form, rest
 
 
+def _config(prefix: str, dataset: str, scale: str) -> Path:
+    return CONFIGS / f"{prefix}_{dataset}_{scale}.yaml"
+
+
 def card_folder(
-    name: str, dataset: str, scale: str, chosen: str | None, files: Sequence[str] = (), form: str = FORMS[0]
+    name: str, dataset: str, scale: str, chosen: str | None, files: Sequence[str] = (), form: str = "paper"
 ) -> Path:
     """The folder of a table and its `files`: the one that the user has chosen, or the default.
 
@@ -111,7 +118,7 @@ def card_folder(
     Raises:
         ValueError: one of the files exists already, and no recipe wrote it.
     """
-    suffix = ("" if scale == "quick" else f"_{scale}") + ("_own" if form.endswith("own") else "")
+    suffix = ("" if scale == "quick" else f"_{scale}") + ("_own" if form in OWN_FORM else "")
     folder = Path(chosen or CARDS / f"{name}_{dataset}{suffix}")
     check_outputs(folder, (*TABLE, *files))
     return folder
@@ -176,22 +183,22 @@ class Experiment:
     @classmethod
     def parse(
         cls, name: str, title: str, argv: Sequence[str] | None, files: Sequence[str] = (),
-        settings: type = PaperArguments, forms: Sequence[str] = FORMS[:1],
+        settings: type = PaperArguments, forms: Forms = PAPER_FORM,
     ) -> Experiment:  # fmt: skip
-        """Makes it from `--dataset`, `--scale`, `--form`, the YAML file `FORM_DATASET_SCALE.yaml` and the command line.
+        """Makes it from `--dataset`, `--scale`, `--form`, its YAML file in `configs/tables/` and the command line.
 
         Args:
             name: name of the card's folder.
             files: the files that the script writes into the card's folder, beside the table.
             settings: the dataclass of the table's settings, with `seeds` and `card_dir`.
-            forms: prefixes of configs that `--form` may name; the first is the default.
+            forms: what `--form` may name.
 
         Raises:
             ValueError: unknown or unusable settings, or a file in the card's folder that no recipe wrote.
         """
         dataset, scale, form, rest = choose(argv, forms)
         kinds = (RunSettings, FarziConfig, TrajectoryArguments, settings)
-        run, args, recording, own = parse_arguments(kinds, CONFIGS / f"{form}_{dataset}_{scale}.yaml", rest)
+        run, args, recording, own = parse_arguments(kinds, _config(forms[form], dataset, scale), rest)
         folder = card_folder(name, dataset, scale, own.card_dir, files, form)
         return cls(title, dataset, scale, run.load(), args, recording, own, folder)
 

@@ -25,7 +25,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The table and figure of one data set."""
     keep_freed_memory()
     with ends_in_one_line("inputs.py"):
-        e = Experiment.parse("inputs", "Inputs with a teacher's labels", argv, ("inputs.png",), forms=("inputs",))
+        e = Experiment.parse(
+            "inputs", "Inputs with a teacher's labels", argv, ("inputs.png",), forms={"inputs": "inputs"}
+        )
         cells = [Cell(title(name), {"input_sequences": name}) for name in INPUT_SEQUENCES]
         evidence = evidence_of(e, [*cells, *full_cells()])
     findings = [evidence.finding(title(x.__name__), title(real_windows.__name__)) for x in MADE_UP]

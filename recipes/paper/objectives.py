@@ -2,14 +2,14 @@
 
     python recipes/paper/objectives.py --dataset ml-100k --data_dir FOLDER
     python recipes/paper/objectives.py --dataset ptb --data_dir FOLDER
-    python recipes/paper/objectives.py --dataset ptb --form objectives_own          # labels of their own, from a teacher
+    python recipes/paper/objectives.py --dataset ptb --form own            # labels of their own, from a teacher
     python recipes/paper/objectives.py --dataset sample                    # embedded: text, or sample_interactions
     python recipes/paper/objectives.py --dataset ptb --scale paper         # for a GPU
 
 All rows have the same start of the summary and the same number of outer steps, and all students take the same number of steps.
 Each (method, seed) is stored in `output_dir`, and a later start does not repeat it. The table goes to
 `model_cards/objectives_DATASET/` or to `--card_dir`. The settings are in `configs/tables/objectives_DATASET_SCALE.yaml`. With
-`--form objectives_own` they are in `…/objectives_own_DATASET_SCALE.yaml`, and the card goes to `model_cards/objectives_DATASET_own/`.
+`--form own` they are in `…/objectives_own_DATASET_SCALE.yaml`, and the card goes to `model_cards/objectives_DATASET_own/`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cells import LONG, Cell, Students, evidence_of, on_everything, on_everything_long, on_random, on_start
-from experiment import Experiment, described, full_data_claim
+from experiment import Experiment, Forms, described, full_data_claim
 
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.evaluation import Claim, Task, markdown
 from farzi_hf.plots import plot_comparison
 
-FORMS = ("objectives", "objectives_own")  # of a summary: the paper's, or labels of their own
+FORMS: Forms = {"paper": "objectives", "own": "objectives_own"}
 OBJECTIVES: dict[str, dict[str, Any]] = {  # only meta-matching can use a pool of learners
     "DC": {"objective": "gradient_matching", "learner_pool": None},
     "MM": {"objective": "meta_matching"},

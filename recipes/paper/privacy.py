@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     keep_freed_memory()
     with ends_in_one_line("privacy.py"):
         e = Experiment.parse(
-            "privacy", "Differential privacy", argv, ("privacy.png",), PrivacyArguments, forms=("privacy",)
+            "privacy", "Differential privacy", argv, ("privacy.png",), PrivacyArguments, forms={"paper": "privacy"}
         )
         evidence = evidence_of(e, cells(e.settings.noise_multipliers))
     private = [private_row(sigma) for sigma in e.settings.noise_multipliers]

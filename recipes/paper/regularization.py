@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from cells import LONG, Cell, Trained, evidence_of, full_cells, on_summary
 from datasets import Dataset
-from experiment import FORMS, Experiment
+from experiment import OWN_FORM, PAPER_FORM, Experiment
 from torch import Tensor, nn
 
 from farzi_hf import FarziData, FarziTrainer
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The table and figures of one data set."""
     keep_freed_memory()
     with ends_in_one_line("regularization.py"):
-        e = Experiment.parse("regularization", "Factorisation", argv, FIGURES, forms=FORMS)
+        e = Experiment.parse("regularization", "Factorisation", argv, FIGURES, forms=PAPER_FORM | OWN_FORM)
         *factorised, whole = cells(e)
         evidence = evidence_of(e, [*factorised, whole, *full_cells()])
     by_d = [cell.method for cell in factorised]
@@ -217,7 +217,12 @@ def cells(e: Experiment) -> list[Cell]:
         return {**ranks(factors.soft(c.farzi), c.farzi.config.num_sequences), **losses(c, students)}
 
     names = {f"Farzi, {factors.symbol} = {n}": n for n in sorted(e.settings.latent_dims)}
-    return [*(Cell(name, {factors.setting: n}, facts=measured) for name, n in names.items()), *factors.whole]
+    rows = [*(Cell(name, {factors.setting: n}, facts=measured) for name, n in names.items()), *factors.whole]
+    if len(rows) < 2:
+        raise ValueError(
+            f"latent_dims={e.settings.latent_dims} leaves nothing to compare with; give at least two numbers"
+        )
+    return rows
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from cells import FULL, LONG, Cell, Students, evidence_of, full_cells, on_head, on_random, on_random_bytes, on_summary
-from experiment import Experiment, full_data_claim
+from experiment import OWN_FORM, PAPER_FORM, Experiment, full_data_claim
 
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.evaluation import Claim, Recommendation, markdown
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     keep_freed_memory()
     with ends_in_one_line("sample_efficiency.py"):
         e = Experiment.parse(
-            "sample_efficiency", "Sample efficiency", argv, ("sample_efficiency.png",), forms=("own", "paper")
+            "sample_efficiency", "Sample efficiency", argv, ("sample_efficiency.png",), forms=OWN_FORM | PAPER_FORM
         )
         budgets = sorted(e.settings.budgets)
         sized = {(family, size): sized_cell(e, family, size) for family in FAMILIES for size in budgets}

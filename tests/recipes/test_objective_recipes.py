@@ -45,8 +45,8 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 @pytest.mark.parametrize("path", sorted((CONFIGS / "tables").glob("objectives_*.yaml")), ids=lambda path: path.stem)
 def test_every_config_can_run(path, tmp_path):
     """MTT finds checkpoints where it looks for them."""
-    form = next(form for form in reversed(FORMS) if path.stem.startswith(form))
-    dataset, scale = path.stem.removeprefix(f"{form}_").rsplit("_", 1)
+    form = "own" if path.stem.startswith(FORMS["own"]) else "paper"
+    dataset, scale = path.stem.removeprefix(f"{FORMS[form]}_").rsplit("_", 1)
     e = experiment("--form", form, "--dataset", dataset, "--scale", scale, "--card_dir", str(tmp_path))
     args, recording = e.args, e.recording
     assert args.output_dir == f"outputs/{path.stem}"
@@ -159,7 +159,7 @@ def test_the_curve_over_the_number_of_trajectories(tmp_path):
 def test_objectives_with_labels_of_their_own(tmp_path):
     """Each objective changes the labels in its own way; a pool of learners is only for those that can use one."""
     own = (
-        "--form", "objectives_own", "--labels", "own", "--inputs", "tokens", "--learner_pool", "2", "--inner_steps_min", "3", "--window", "1",
+        "--form", "own", "--labels", "own", "--inputs", "tokens", "--learner_pool", "2", "--inner_steps_min", "3", "--window", "1",
     )  # fmt: skip
     argv = [*tiny("sample", tmp_path), *own, "--seeds", "0", "--num_students", "1"]
     objectives.main([*argv, "--methods", "DC", "MM", "MTT", "Farzi", "no outer step"])

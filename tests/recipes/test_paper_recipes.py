@@ -74,7 +74,7 @@ def methods(table: dict) -> list[str]:
 def test_every_config_can_run(path, tmp_path):
     form, dataset, scale = re.fullmatch("(paper|own)_(.+)_(.+)", path.stem).groups()
     argv = ["--dataset", dataset, "--scale", scale, "--form", form, "--card_dir", str(tmp_path), "--use_cpu", "true"]
-    e = Experiment.parse("any", "Any", argv, forms=("own", "paper"))
+    e = Experiment.parse("any", "Any", argv, forms={"own": "own", "paper": "paper"})
     assert e.args.output_dir == f"outputs/{path.stem}"
     assert e.data.settings.dataset == dataset
     assert e.args.num_sequences in e.settings.budgets  # a summary that other tables find again
@@ -213,7 +213,7 @@ def test_inputs(tmp_path):
 @pytest.mark.parametrize("path", sorted((CONFIGS / "tables").glob("inputs_*.yaml")), ids=lambda path: path.stem)
 def test_every_config_of_inputs_can_run(path, tmp_path):
     dataset = path.stem.removeprefix("inputs_").removesuffix("_quick")
-    e = Experiment.parse("any", "Any", ["--dataset", dataset, "--card_dir", str(tmp_path)], forms=("inputs",))
+    e = Experiment.parse("any", "Any", ["--dataset", dataset, "--card_dir", str(tmp_path)], forms={"inputs": "inputs"})
     assert (e.args.inputs, e.args.labels, e.args.max_steps) == ("tokens", "own", 0)
     assert e.data.settings.dataset == dataset
 
@@ -445,6 +445,8 @@ def test_regularization_of_own_labels(tmp_path):
     assert two["bytes"] < eight["bytes"]
     assert two["effective_rank"] < eight["effective_rank"]
     assert "Farzi, e = 2 against Farzi, e = 8" in "".join(table["findings"])
+    with pytest.raises(SystemExit, match=r"latent_dims=\[8\] leaves nothing to compare with"):
+        regularization.main([*tiny("sample", tmp_path), *own, "--latent_dims", "8"])
 
 
 def test_ranks_are_those_of_the_matrix_of_soft_tokens():
