@@ -60,11 +60,17 @@ def pytest_unconfigure() -> None:
     _CACHE.cleanup()
 
 
-@pytest.fixture
-def hub() -> HubServer:
-    """A Hub without repositories."""
-    _HUB.forget()
+@pytest.fixture(scope="session")
+def hub_server() -> HubServer:
+    """The Hub of all tests, with what they have pushed."""
     return _HUB
+
+
+@pytest.fixture
+def hub(hub_server: HubServer) -> HubServer:
+    """A Hub without repositories."""
+    hub_server.forget()
+    return hub_server
 
 
 @pytest.fixture(scope="session")

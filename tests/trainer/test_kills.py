@@ -109,10 +109,8 @@ class Jobs:
 
 
 @pytest.fixture(scope="module")
-def jobs(tmp_path_factory):
-    from conftest import _HUB
-
-    return Jobs(tmp_path_factory.mktemp("undisturbed"), _HUB)
+def jobs(tmp_path_factory, hub_server):
+    return Jobs(tmp_path_factory.mktemp("undisturbed"), hub_server)
 
 
 @pytest.mark.parametrize(("job", "phase", "share"), moments())
