@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -56,8 +57,8 @@ class LinearHead:
         self.module.forward = _identity  # an attribute of the object comes before the method of its class
         try:
             yield
-        finally:
-            del self.module.forward
+        finally:  # torch.compile cannot trace the removal of an attribute that it has set
+            self.module.forward = partial(nn.Linear.forward, self.module)
 
     @torch.no_grad()
     def _is_last(self, model: PreTrainedModel) -> bool:

@@ -147,8 +147,12 @@ def batch_of(tensors: Tensors, rows: Tensor | slice, tau: float) -> tuple[Tensor
 
 
 def _form_of(tensors: Tensors, forms: Collection[type[Form]]) -> Any:
-    """The form whose tensors are there. One without tensors is what is left."""
-    return max(forms, key=lambda form: len({*form.learnt, *form.given} & tensors.keys()))
+    """The form whose tensors are there. One without tensors is what is left. In words that torch.compile can trace."""
+    for form in forms:
+        for name in (*form.learnt, *form.given):
+            if name in tensors:
+                return form
+    return next(form for form in forms if not (*form.learnt, *form.given))
 
 
 @torch.no_grad()
