@@ -57,8 +57,11 @@ class LinearHead:
         self.module.forward = _identity  # an attribute of the object comes before the method of its class
         try:
             yield
-        finally:  # torch.compile cannot trace the removal of an attribute that it has set
-            self.module.forward = partial(nn.Linear.forward, self.module)
+        finally:
+            if torch.compiler.is_compiling():  # it cannot trace the removal of an attribute that it has set
+                self.module.forward = partial(nn.Linear.forward, self.module)
+            else:
+                del self.module.forward
 
     @torch.no_grad()
     def _is_last(self, model: PreTrainedModel) -> bool:
