@@ -38,6 +38,8 @@ from farzi_hf.summary.targets import SoftTokens
 NAIVE = "Farzi, unfactorised"
 FIGURES = ("quality.png", "rank.png", "gap.png")
 Soft = Callable[[Tensor], Tensor]
+"""A function from indices (b,) of sequences to soft tokens (b, n, V)."""
+Facts = Callable[[FarziTrainer, Comparison, Sequence[Student]], Mapping[str, float]]
 NEGLIGIBLE = 1e-4  # share of the largest singular value; smaller values are float32 rounding errors
 COLUMNS = {
     "rank": "rank", "effective_rank": "effective rank", "train_loss": "train loss", "validation_loss": "validation loss", "gap": "gap",
@@ -98,14 +100,23 @@ def on_unfactorised(trainer: FarziTrainer, c: Comparison) -> Trained:
 # -- measurements ----------------------------------------------------------------------------------------------------
 
 
-def measured_unfactorised(trainer: FarziTrainer, c: Comparison, students: Sequence[Student]) -> Mapping[str, float]:
-    """Ranks of latents that are logits, and losses of their students."""
-    farzi = c.farzi
+def measuring(soft: Callable[[FarziData], Soft]) -> Facts:
+    """Measures the ranks of a summary's soft tokens, and the losses of its students."""
 
-    def soft(rows: Tensor) -> Tensor:
-        return torch.softmax(farzi.latents[rows] / farzi.config.tau, dim=-1)
+    def measured(trainer: FarziTrainer, c: Comparison, students: Sequence[Student]) -> Mapping[str, float]:
+        return {**ranks(soft(c.farzi), c.farzi.config.num_sequences), **losses(c, students)}
 
-    return {**ranks(soft, farzi.config.num_sequences), **losses(c, students)}
+    return measured
+
+
+def labels_of(farzi: FarziData) -> Soft:
+    """The labels that a summary has of its own."""
+    return lambda rows: batch_of(farzi.tensors, rows, farzi.config.tau)[1].probabilities()
+
+
+def unfactorised(farzi: FarziData) -> Soft:
+    """The soft tokens of latents that are logits."""
+    return lambda rows: torch.softmax(farzi.latents[rows] / farzi.config.tau, dim=-1)
 
 
 @torch.no_grad()
@@ -193,15 +204,10 @@ class Factors:
     claim: str
 
 
-def labels_of(farzi: FarziData) -> Soft:
-    """The labels that a summary has of its own."""
-    return lambda rows: batch_of(farzi.tensors, rows, farzi.config.tau)[1].probabilities()
-
-
 FACTORS = {
     "shared": Factors(
         "latent_dim", "d", lambda farzi: farzi,
-        (Cell(NAIVE, students=on_unfactorised, prepare=unfactorise, facts=measured_unfactorised),),
+        (Cell(NAIVE, students=on_unfactorised, prepare=unfactorise, facts=measuring(unfactorised)),),
         "A factorised summary generalises better than an unfactorised one",
     ),
     "own": Factors("label_dim", "e", labels_of, (), "Labels of fewer numbers generalise better than those of the most"),
@@ -212,12 +218,9 @@ FACTORS = {
 def cells(e: Experiment) -> list[Cell]:
     """A row for each number of factors. The others are compared with the last one."""
     factors = FACTORS[e.args.labels]
-
-    def measured(trainer: FarziTrainer, c: Comparison, students: Sequence[Student]) -> Mapping[str, float]:
-        return {**ranks(factors.soft(c.farzi), c.farzi.config.num_sequences), **losses(c, students)}
-
+    facts = measuring(factors.soft)
     names = {f"Farzi, {factors.symbol} = {n}": n for n in sorted(e.settings.latent_dims)}
-    rows = [*(Cell(name, {factors.setting: n}, facts=measured) for name, n in names.items()), *factors.whole]
+    rows = [*(Cell(name, {factors.setting: n}, facts=facts) for name, n in names.items()), *factors.whole]
     if len(rows) < 2:
         raise ValueError(
             f"latent_dims={e.settings.latent_dims} leaves nothing to compare with; give at least two numbers"

@@ -22,7 +22,7 @@ import inputs
 import privacy
 import regularization
 import sample_efficiency
-from experiment import Experiment, card_folder
+from experiment import OWN_FORM, PAPER_FORM, Experiment, card_folder
 from inner_optimizers import benchmark
 from results import write_results
 
@@ -33,6 +33,8 @@ from farzi_hf.evaluation.task_data import data_class
 
 pytestmark = pytest.mark.usefixtures("small_data")
 LEARNERS = {"sample": GPT2, "sample_interactions": SASREC}
+OWN = ("--inputs", "tokens", "--labels", "own", "--max_steps", "0", "--num_students", "1")
+"""Of summaries with the labels of a teacher."""
 
 # Compiling higher's bytecode, at its first import only, finds an `is` with a literal.
 higher_warns = pytest.mark.filterwarnings("ignore:.*is. with .*literal:SyntaxWarning")
@@ -74,7 +76,7 @@ def methods(table: dict) -> list[str]:
 def test_every_config_can_run(path, tmp_path):
     form, dataset, scale = re.fullmatch("(paper|own)_(.+)_(.+)", path.stem).groups()
     argv = ["--dataset", dataset, "--scale", scale, "--form", form, "--card_dir", str(tmp_path), "--use_cpu", "true"]
-    e = Experiment.parse("any", "Any", argv, forms={"own": "own", "paper": "paper"})
+    e = Experiment.parse("any", "Any", argv, forms=OWN_FORM | PAPER_FORM)
     assert e.args.output_dir == f"outputs/{path.stem}"
     assert e.data.settings.dataset == dataset
     assert e.args.num_sequences in e.settings.budgets  # a summary that other tables find again
@@ -189,18 +191,7 @@ def test_cross_architecture(tmp_path, dataset, teachers, names):
 
 
 def test_inputs(tmp_path):
-    argv = [
-        *tiny("sample", tmp_path),
-        "--inputs",
-        "tokens",
-        "--labels",
-        "own",
-        "--max_steps",
-        "0",
-        "--num_students",
-        "1",
-    ]
-    inputs.main(argv)
+    inputs.main([*tiny("sample", tmp_path), *OWN])
     table = card(tmp_path)
     names = ["made up", "made up by root", "real windows", "covering windows"]
     assert methods(table) == [*names, "full data", "full data, long"]
@@ -238,9 +229,8 @@ def test_sigma_of_a_private_row_is_checked(tmp_path):
 
 
 def test_a_summary_has_the_labels_of_its_teacher_whoever_learns_from_it(tmp_path):
-    own = ["--inputs", "tokens", "--labels", "own", "--max_steps", "0", "--seeds", "0", "--num_students", "1"]
     cross_architecture.main(
-        [*tiny("sample", tmp_path), *own, "--teachers", "RNN"]
+        [*tiny("sample", tmp_path), *OWN, "--seeds", "0", "--teachers", "RNN"]
     )  # its head has a bias, those of others have not
     rows = card(tmp_path)["rows"]
     assert [row["method"] for row in rows[:3]] == ["RNN → RNN", "RNN → Transformer", "RNN → Llama"]
@@ -248,9 +238,8 @@ def test_a_summary_has_the_labels_of_its_teacher_whoever_learns_from_it(tmp_path
 
 
 def test_students_of_several_teachers_together(tmp_path):
-    own = ["--inputs", "tokens", "--labels", "own", "--max_steps", "0", "--seeds", "0", "--num_students", "1"]
     kinds = [{"model_type": "farzi_rnn", "hidden_size": 8}, {"model_type": "farzi_rnn", "hidden_size": 4}]
-    argv = [*tiny("sample", tmp_path), *own, "--label_dim", "12", "--teacher", json.dumps(kinds)]
+    argv = [*tiny("sample", tmp_path), *OWN, "--seeds", "0", "--label_dim", "12", "--teacher", json.dumps(kinds)]
     cross_architecture.main(argv)
     table = card(tmp_path)
     names = [f"farzi_rnn + farzi_rnn → {student}" for student in ("Transformer", "RNN", "Llama")]
@@ -424,21 +413,8 @@ def test_regularization(tmp_path, dataset):
 
 def test_regularization_of_own_labels(tmp_path):
     """e in place of d. There is no row without factors: the largest e is compared with."""
-    own = [
-        "--form",
-        "own",
-        "--inputs",
-        "tokens",
-        "--labels",
-        "own",
-        "--max_steps",
-        "0",
-        "--seeds",
-        "0",
-        "--num_students",
-        "1",
-    ]
-    regularization.main([*tiny("sample", tmp_path), *own, "--latent_dims", "2", "8"])
+    argv = [*tiny("sample", tmp_path), *OWN, "--form", "own", "--seeds", "0"]
+    regularization.main([*argv, "--latent_dims", "2", "8"])
     table = card(tmp_path)
     two, eight = table["rows"][:2]
     assert [row["method"] for row in table["rows"]] == ["Farzi, e = 2", "Farzi, e = 8", "full data", "full data, long"]
@@ -446,7 +422,7 @@ def test_regularization_of_own_labels(tmp_path):
     assert two["effective_rank"] < eight["effective_rank"]
     assert "Farzi, e = 2 against Farzi, e = 8" in "".join(table["findings"])
     with pytest.raises(SystemExit, match=r"latent_dims=\[8\] leaves nothing to compare with"):
-        regularization.main([*tiny("sample", tmp_path), *own, "--latent_dims", "8"])
+        regularization.main([*argv, "--latent_dims", "8"])
 
 
 def test_ranks_are_those_of_the_matrix_of_soft_tokens():
