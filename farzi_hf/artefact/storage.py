@@ -1,16 +1,18 @@
 """How the tensors of a summary are stored: as they are, or rounded to fewer bytes.
 
 A summary with labels of its own can have more bytes than its data: each position has e numbers, where an id of the data has two bytes.
-Students hardly notice it when those numbers are rounded to a byte each (recipes/LOG.md).
+Students hardly notice it when those numbers are rounded to a byte or to six bits each. Four bits are enough for
+recommenders (recipes/LOG.md).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,10 +35,12 @@ class Storage(ABC):
     """One way to store the tensors of a summary.
 
     Attributes:
+        name: that of `FarziDataConfig.storage`.
         description: what a card says about it; None for the way that needs no words.
     """
 
-    description: ClassVar[str | None] = None
+    name: str
+    description: str | None = None
 
     @abstractmethod
     def layout(self, shapes: Shapes, learnt: Collection[str]) -> dict[str, Stored]:
@@ -64,8 +68,9 @@ class Storage(ABC):
         kept = self.loaded(self.stored(tensors))
         for name, tensor in tensors.items():
             if kept[name].dtype != tensor.dtype:
-                way = type(self).__name__.lower()
-                raise ValueError(f"storage={way!r} is for float32, but {name} is {tensor.dtype}; call float() first")
+                raise ValueError(
+                    f"storage={self.name!r} is for float32, but {name} is {tensor.dtype}; call float() first"
+                )
         return kept
 
     def nbytes(self, tensors: Tensors) -> int:
@@ -75,6 +80,8 @@ class Storage(ABC):
 
 class Exact(Storage):
     """All numbers as they are, usually float32; ids in four bytes."""
+
+    name = "exact"
 
     def layout(self, shapes: Shapes, learnt: Collection[str]) -> dict[str, Stored]:
         ids = frozenset({"I32"})
@@ -87,21 +94,31 @@ class Exact(Storage):
         return dict(stored)
 
 
-class Int8(Storage):
-    """A byte for each number x, and a scale s for each of the d or e dimensions: x = s n with |n| ≤ 127. Ids in two bytes where they fit.
+class Whole(Storage):
+    """A whole number n for each number x, and a scale s for each of the d or e dimensions: x = s n. Ids in two bytes where they fit.
 
-    s is the largest |x| / 127, rounded up to 12 bits, so that s n is exact in float32. The error is s / 2 at most.
+    n has b bits, |n| < 2^(b−1). s is the largest |x| / (2^(b−1) − 1), rounded up to 12 bits, so that s n is exact in float32. The
+    error is s / 2 at most. Here each n has a byte.
+
+    Args:
+        bits: b, at most 8.
     """
 
-    description = "a byte each, and a scale for each dimension"
-    _SCALE, _LARGEST, _SMALLEST = ".scale", 127, 2.0**-100
+    types: ClassVar[frozenset[str]] = frozenset({"I8"})
+    _SCALE, _SMALLEST = ".scale", 2.0**-100
+
+    def __init__(self, bits: int) -> None:
+        self.bits, self._largest = bits, 2 ** (bits - 1) - 1
+        self.name, self.description = f"int{bits}", f"{bits} bits a number, and a scale for each dimension"
 
     def layout(self, shapes: Shapes, learnt: Collection[str]) -> dict[str, Stored]:
         found = {}
         for name, shape in shapes.items():
-            found[name] = Stored(tuple(shape), frozenset({"I8"} if name in learnt else {"I16", "I32"}))
-            if name in learnt:
-                found[name + self._SCALE] = Stored((shape[_dimensions(name)],), frozenset({"F32"}))
+            if name not in learnt:
+                found[name] = Stored(tuple(shape), frozenset({"I16", "I32"}))
+                continue
+            found[name] = Stored(self._shape(name, shape), self.types)
+            found[name + self._SCALE] = Stored((shape[_dimensions(name)],), frozenset({"F32"}))
         return found
 
     def stored(self, tensors: Tensors) -> dict[str, Tensor]:
@@ -113,14 +130,16 @@ class Int8(Storage):
                 continue
             scale = self._scale(name, x.detach().float())
             whole = (x.detach().float() / _along(name, scale, x)).round()
-            found[name], found[name + self._SCALE] = whole.to(torch.int8), scale
+            found[name], found[name + self._SCALE] = self._packed(name, whole.to(torch.int8)), scale
         return found
 
     def loaded(self, stored: Tensors) -> dict[str, Tensor]:
         found = {}
         for name, x in stored.items():
             if name + self._SCALE in stored:
-                found[name] = x.float() * _along(name, stored[name + self._SCALE], x)
+                scale = stored[name + self._SCALE]
+                whole = self._unpacked(name, x, len(scale))
+                found[name] = whole.float() * _along(name, scale, whole)
             elif not name.endswith(self._SCALE):
                 found[name] = x.to(torch.int32)
         return found
@@ -128,8 +147,46 @@ class Int8(Storage):
     def _scale(self, name: str, x: Tensor) -> Tensor:
         """(e,), above 0."""
         others = [i for i in range(x.dim()) if i != _dimensions(name) % x.dim()]
-        mantissa, exponent = torch.frexp(x.abs().amax(others) / self._LARGEST)
+        mantissa, exponent = torch.frexp(x.abs().amax(others) / self._largest)
         return torch.ldexp((mantissa * 2**12).ceil() / 2**12, exponent).clamp(min=self._SMALLEST)
+
+    def _shape(self, name: str, shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape of the file's tensor, of a summary's tensor with `shape`."""
+        return tuple(shape)
+
+    def _packed(self, name: str, whole: Tensor) -> Tensor:
+        """The file's tensor, of whole numbers (int8)."""
+        return whole
+
+    def _unpacked(self, name: str, packed: Tensor, dimensions: int) -> Tensor:
+        """The inverse of `_packed`; int8."""
+        return packed
+
+
+class Packed(Whole):
+    """As `Whole`, without the bits that no number needs: those of the e dimensions of a position or of an entry follow each other.
+
+    The file holds n + 2^(b−1), the highest bit first, in ⌈e b / 8⌉ bytes, which are the last axis: latents (μ, ξ, ·), decoder (V, ·).
+    """
+
+    types = frozenset({"U8"})
+
+    def _shape(self, name: str, shape: Sequence[int]) -> tuple[int, ...]:
+        axis = _dimensions(name)
+        others = shape[1:] if axis == 0 else shape[:-1]
+        return (*others, -(-shape[axis] * self.bits // 8))
+
+    def _packed(self, name: str, whole: Tensor) -> Tensor:
+        rows = (whole.cpu().movedim(_dimensions(name), -1) + 2 ** (self.bits - 1)).to(torch.uint8).numpy()
+        bits = np.unpackbits(rows[..., None], axis=-1)[..., 8 - self.bits :]
+        return torch.from_numpy(np.packbits(bits.reshape(*rows.shape[:-1], -1), axis=-1)).to(whole.device)
+
+    def _unpacked(self, name: str, packed: Tensor, dimensions: int) -> Tensor:
+        bits = np.unpackbits(packed.cpu().numpy(), axis=-1, count=dimensions * self.bits)
+        bits = bits.reshape(*packed.shape[:-1], dimensions, self.bits)
+        rows = np.packbits(bits, axis=-1)[..., 0] >> (8 - self.bits)
+        whole = torch.from_numpy(rows).to(packed.device, torch.int8) - 2 ** (self.bits - 1)
+        return whole.movedim(-1, _dimensions(name))
 
 
 def _dimensions(name: str) -> int:
@@ -142,5 +199,5 @@ def _along(name: str, scale: Tensor, x: Tensor) -> Tensor:
     return scale.view(-1, *[1] * (x.dim() - 1)) if _dimensions(name) == 0 else scale
 
 
-STORAGES: dict[str, Storage] = {"exact": Exact(), "int8": Int8()}
+STORAGES: dict[str, Storage] = {way.name: way for way in (Exact(), Whole(8), Packed(6), Packed(5), Packed(4))}
 """By the name that `FarziDataConfig.storage` gives them."""

@@ -74,14 +74,8 @@ def random(c: Comparison) -> Measured:
 
 
 def random_early_stop(c: Comparison) -> Measured:
-    """As `random`, but stopped early: T steps on so little data would overfit. The first student's validation chooses the steps."""
-    subset = c.draw_sequences(c.seeds[0])
-
-    def error(steps: int) -> float:
-        return c.validation_error(c.real_student(subset, steps, c.seeds[0]))
-
-    candidates = {max(1, c.steps // 2**halvings) for halvings in range(6)}
-    return c.trained_on_real("random, stopped early", c.draw_sequences, min(sorted(candidates), key=error))
+    """As `random`, but stopped early: T steps on so little data would overfit."""
+    return stopped_early(c, "random, stopped early", c.draw_sequences)
 
 
 def random_tokens(c: Comparison) -> Measured:
@@ -95,13 +89,38 @@ def random_bytes(c: Comparison) -> Measured:
     return c.trained_on_real("random, same bytes", c.draw_bytes, c.steps)
 
 
+def random_bytes_early_stop(c: Comparison) -> Measured:
+    """As `random_bytes`, but stopped early."""
+    return stopped_early(c, "random, same bytes, stopped early", c.draw_bytes)
+
+
 def head(c: Comparison) -> Measured:
     """Students on the μ longest sequences."""
     return c.trained_on_real("head (longest)", c.longest_sequences, c.steps)
 
 
+def stopped_early(c: Comparison, method: str, draw: Callable[[int], Dataset]) -> Measured:
+    """Students on the subset `draw(seed)`, trained for T, T/2, … or T/32 steps, which the first student's validation chooses."""
+    subset = draw(c.seeds[0])
+
+    def error(steps: int) -> float:
+        return c.validation_error(c.real_student(subset, steps, c.seeds[0]))
+
+    candidates = {max(1, c.steps // 2**halvings) for halvings in range(6)}
+    return c.trained_on_real(method, draw, min(sorted(candidates), key=error))
+
+
 BASELINES: dict[str, Callable[[Comparison], Measured]] = {
     function.__name__: function
-    for function in (full, full_long, random, random_early_stop, random_tokens, random_bytes, head)
+    for function in (
+        full,
+        full_long,
+        random,
+        random_early_stop,
+        random_tokens,
+        random_bytes,
+        random_bytes_early_stop,
+        head,
+    )
 }
 """Rows on real data. The keys are the names that the setting `baselines` takes."""

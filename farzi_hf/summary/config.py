@@ -35,7 +35,7 @@ class FarziDataConfig(PreTrainedConfig):
         inputs: "soft" or "tokens", what a student reads; see `summary.forms`.
         labels: "shared" or "own", what it should predict; see `summary.forms`. Shared labels need soft inputs.
         label_dim: e, numbers stored per position for labels of its own; by default `latent_dim`.
-        storage: "exact" or "int8", how the tensors are stored; see `artefact.storage` and `FarziData.store_as`.
+        storage: "exact", "int8", "int6", "int5" or "int4", how the tensors are stored; see `artefact.storage` and `FarziData.store_as`.
         vocabulary_hash: the hash of the tokenizer or item list, see `data.vocabulary`, `None` while there is none.
 
     Raises:

@@ -194,7 +194,7 @@ class FarziData(nn.Module):
         plots of an earlier save stay; the metrics are those of the exact numbers until you measure again.
 
         Args:
-            storage: "int8", a byte for each number of a float32 summary; or "exact", which rounds nothing.
+            storage: "int8", "int6", "int5" or "int4", so many bits for each number of a float32 summary; or "exact", which rounds nothing.
 
         Raises:
             ValueError: there is no such way, or numbers that are not float32 are to be rounded.
