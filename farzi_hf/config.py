@@ -74,7 +74,7 @@ class FarziConfig(TrainingArguments):
         latent_dim: d, numbers per token.
         inputs: "tokens" (ids that are not learnt) or "soft" (learnt distributions, as in the paper); see `farzi_hf.summary.forms`.
         labels: "own" (distributions of their own, which start from a teacher) or "shared" (a position predicts the next input, as in the paper).
-        storage: how the finished summary is stored: "exact", or rounded to the bits in "int8", "int6", "int5" or "int4"; see `farzi_hf.artefact.storage`.
+        storage: how the finished summary is stored: "exact", or rounded to bits: "int8", "int6", "int5", "int4"; see `farzi_hf.artefact.storage`.
         label_dim: e, numbers per label of its own; None takes as many as the head of one teacher has.
         input_sequences: the ids of token inputs, a function of `farzi_hf.summary.input_sequences`.
         teacher_steps: steps that the teacher of own labels trains on real data, before the first outer step.
