@@ -1,8 +1,8 @@
 """How the tensors of a summary are stored: as they are, or rounded to fewer bytes.
 
 A summary with labels of its own can have more bytes than its data: each position has e numbers, where an id of the data has two bytes.
-Students hardly notice it when those numbers are rounded to a byte or to six bits each. Four bits are enough for
-recommenders (recipes/LOG.md).
+Students hardly notice it when those numbers are rounded to a byte each, or, where inputs are ids, to five or six bits
+(recipes/LOG.md).
 """
 
 from __future__ import annotations
