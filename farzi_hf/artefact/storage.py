@@ -186,7 +186,7 @@ class Packed(Whole):
         bits = bits.reshape(*packed.shape[:-1], dimensions, self.bits)
         rows = np.packbits(bits, axis=-1)[..., 0] >> (8 - self.bits)
         whole = torch.from_numpy(rows).to(packed.device, torch.int8) - 2 ** (self.bits - 1)
-        return whole.movedim(-1, _dimensions(name))
+        return whole.movedim(-1, _dimensions(name)).contiguous()
 
 
 def _dimensions(name: str) -> int:
