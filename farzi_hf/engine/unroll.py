@@ -64,7 +64,8 @@ def unroll(
         first_step: number of the first step of the whole training: `inner_loss` and the optimizer's `lr_schedule` see
             first_step, first_step + 1, …. Adam's bias corrections count from 1 in any case, as its moments start at zero.
         torch_compile: compile the gradient and the reverse step (`farzi_hf.engine.compiled_loop`). The first call takes a minute or
-            two longer, then steps are faster. `inner_loss` must be traceable as a whole. `Direct` cannot be compiled.
+            two longer, then steps are faster. `inner_loss` must be traceable as a whole, which `torch.nn.GRU`, `LSTM` and
+            `RNN` are not. `Direct` cannot be compiled.
 
     Returns:
         θ_T, with the keys, order and shapes of `params`. Trained tensors are views of one buffer per dtype and device.
