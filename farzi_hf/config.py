@@ -335,6 +335,6 @@ _STOCK = {f.name for f in fields(TrainingArguments)}
 _OUTER = (
     "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "max_steps", "per_device_train_batch_size",
     "gradient_accumulation_steps", "max_grad_norm", "optim", "adam_beta1", "adam_beta2", "adam_epsilon",
-    "weight_decay", "warmup_steps", "bf16", "seed",
+    "weight_decay", "warmup_steps", "bf16", "seed", "num_train_epochs", "data_seed", "dataloader_drop_last",
 )  # fmt: skip
 """Fields of `TrainingArguments` that belong to a recipe."""

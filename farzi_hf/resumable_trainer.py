@@ -37,13 +37,13 @@ from farzi_hf.publishing_trainer import PublishingTrainer
 logger = logging.getLogger(__name__)
 
 _OF_THE_OPTIMIZER = (
-    "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "max_steps", "weight_decay", "adam_beta1",
+    "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "max_steps", "num_train_epochs", "weight_decay", "adam_beta1",
     "adam_beta2", "adam_epsilon",
 )  # fmt: skip
 """Settings that a checkpoint also stores in its optimizer and scheduler."""
 _PROCESS_STATE = "state_of_process_{}.safetensors"
-_WITHOUT_EFFECT = ("eval_students", "max_non_finite", "adjoint")
-"""Settings that do not influence the summary of a finished run."""
+_WITHOUT_EFFECT = ("eval_students", "max_non_finite", "adjoint", "storage")
+"""Settings that do not influence the outer steps of a finished run."""
 
 
 class ResumableTrainer(PublishingTrainer):

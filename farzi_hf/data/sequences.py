@@ -83,10 +83,26 @@ def sampled_sequences(dataset: Dataset, seed: int, limit: int = SAMPLED_IDS) -> 
     return ids.astype(np.int64), lengths
 
 
+SEQUENCE_COLUMNS = ("input_ids", "attention_mask", "labels")
+"""The columns of a row that a loss depends on. The last two may be missing."""
+
+
+def attended(dataset: Dataset) -> Dataset:
+    """``input_ids`` without the positions whose ``attention_mask`` is 0."""
+    if "attention_mask" not in dataset.column_names:
+        return dataset
+    ids, lengths = stored_sequences(dataset)
+    kept = stored_sequences(dataset, "attention_mask")[0] != 0
+    ends = np.cumsum(kept)[np.cumsum(lengths) - 1]
+    starts = np.concatenate([[0], ends[:-1]])
+    return in_memory(input_ids=_slices(ids[kept], starts, ends))
+
+
 def sequences_fingerprint(dataset: Dataset) -> str:
-    """A hash of all ids of the column ``input_ids`` and of the lengths of the sequences."""
+    """A hash of all ids of the column ``input_ids`` and of the lengths of the sequences, with mask and labels where there are any."""
     digest = hashlib.sha256()
-    for part in stored_sequences(dataset):
+    columns = [name for name in SEQUENCE_COLUMNS if name in dataset.column_names]
+    for part in (part for name in columns for part in stored_sequences(dataset, name)):
         for first in range(0, len(part), _BLOCK):
             digest.update(part[first : first + _BLOCK].astype(np.int64).tobytes())
     return digest.hexdigest()[:16]

@@ -13,6 +13,7 @@ from datasets import Dataset, IterableDataset, concatenate_datasets
 
 from farzi_hf.data.sequences import (
     SAMPLED_IDS,
+    attended,
     flatten_sequences,
     in_memory,
     sampled_sequences,
@@ -98,8 +99,13 @@ def described(dataset: Dataset | RowStream | None) -> dict[str, Any] | None:
 
 
 def start_sequences(dataset: Dataset | RowStream, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """The ids (tokens,) and lengths (rows,) from which a summary's start is computed: `sampled_sequences`, or the head of a stream."""
-    return flatten_sequences(dataset.head()) if isinstance(dataset, RowStream) else sampled_sequences(dataset, seed)
+    """The ids (tokens,) and lengths (rows,) from which a summary's start is computed, without masked positions.
+
+    They are `sampled_sequences`, or the head of a stream.
+    """
+    if isinstance(dataset, RowStream):
+        return flatten_sequences(attended(dataset.head()))
+    return sampled_sequences(attended(dataset), seed)
 
 
 def _again_and_again(rows: IterableDataset) -> Iterator[Row]:

@@ -13,6 +13,7 @@ from datasets import Dataset
 from torch import Tensor
 
 from farzi_hf.data import minibatches, random_sequences
+from farzi_hf.data.sequences import SEQUENCE_COLUMNS
 from farzi_hf.data.streams import RowStream
 from farzi_hf.distillation.learner import Learner, LearnerBatch, Parameters
 from farzi_hf.engine import InnerOptimizer, TrainingState, train
@@ -25,7 +26,7 @@ class RealData:
     """The real data, and what is needed to train on them.
 
     Args:
-        dataset: real sequences, in the column `input_ids`, or a stream of them.
+        dataset: real sequences, in the column `input_ids`, with `attention_mask` and `labels` where there are any; or a stream of them.
         collator: makes a batch of rows.
         device: of the learner.
         quiet: whether no progress is shown.
@@ -37,19 +38,24 @@ class RealData:
     quiet: bool = False
 
     @cached_property
-    def sequences(self) -> Dataset:
-        """The column `input_ids` alone."""
-        return self.dataset.select_columns("input_ids")
+    def _columns(self) -> Dataset:
+        """What a loss depends on, without the user's other columns."""
+        return self.dataset.select_columns([name for name in SEQUENCE_COLUMNS if name in self.dataset.column_names])
 
-    def some(self, count: int, seed: int) -> list[list[int]]:
+    def rows(self, numbers: Any = slice(None)) -> list[dict[str, Any]]:
+        """The rows with these numbers; all by default."""
+        columns = self._columns[numbers]
+        return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+    def some(self, count: int, seed: int) -> list[dict[str, Any]]:
         """`count` random rows; all rows, if there are not so many."""
         if isinstance(self.dataset, RowStream):
-            return [row["input_ids"] for row in islice(self.dataset.shuffled(seed), count)]
-        return random_sequences(self.sequences, min(count, len(self.dataset)), seed)["input_ids"]
+            return list(islice(self.dataset.shuffled(seed), count))
+        return list(random_sequences(self._columns, min(count, len(self.dataset)), seed))
 
-    def batch(self, ids: list[list[int]]) -> Mapping[str, Tensor]:
+    def batch(self, rows: list[dict[str, Any]]) -> Mapping[str, Tensor]:
         """A batch on the device."""
-        return {name: x.to(self.device) for name, x in self.collator([{"input_ids": row} for row in ids]).items()}
+        return {name: x.to(self.device) for name, x in self.collator(rows).items()}
 
 
 @dataclass(frozen=True)
@@ -68,8 +74,7 @@ class RealBatches:
 
     def __call__(self, step: int) -> Mapping[str, Tensor]:
         data = self.data
-        ids = data.sequences[:] if self.rows is None else data.sequences[self.rows[step - 1]]
-        return data.batch(ids["input_ids"])
+        return data.batch(data.rows() if self.rows is None else data.rows(self.rows[step - 1]))
 
 
 class StreamBatches:
@@ -81,8 +86,7 @@ class StreamBatches:
 
     def __call__(self, step: int) -> Mapping[str, Tensor]:
         if step == self._step + 1:
-            ids = [row["input_ids"] for row in islice(self._rows, self._size)]
-            self._step, self._batch = step, self._data.batch(ids)
+            self._step, self._batch = step, self._data.batch(list(islice(self._rows, self._size)))
         if step != self._step:
             raise RuntimeError(f"step={step} after step {self._step}: a stream is read forward; make new StreamBatches")
         return self._batch

@@ -40,8 +40,8 @@ def choose_start(
     Returns:
         κ.
     """
-    ids = data.some(BATCHES * size, derive(seed, Purpose.START_TRIAL_ROWS))
-    batches = [data.batch(ids[first : first + size]) for first in range(0, len(ids), size)]
+    rows = data.some(BATCHES * size, derive(seed, Purpose.START_TRIAL_ROWS))
+    batches = [data.batch(rows[first : first + size]) for first in range(0, len(rows), size)]
     start_at = spectral_starts(farzi, data.dataset, seed)
     found: list[str] = []
     with tqdm(

@@ -100,7 +100,7 @@ class Comparison:
     def tokens_per_step(self) -> int:
         """Tokens of an inner step, b_syn · ξ."""
         config = self.farzi.config
-        return (self.training.batch_size or config.num_sequences) * config.sequence_length
+        return min(self.training.batch_size or config.num_sequences, config.num_sequences) * config.sequence_length
 
     @property
     def seeds(self) -> list[int]:
@@ -163,12 +163,16 @@ class Comparison:
         return self.splits["train"]
 
     def longest_sequences(self, seed: int) -> Dataset:
-        """The μ longest training sequences, for every seed."""
-        return head_sequences(self.splits["train"], self.farzi.config.num_sequences)
+        """The μ longest training sequences, for every seed; all, if there are fewer."""
+        return head_sequences(self.splits["train"], self._as_many)
 
     def draw_sequences(self, seed: int) -> Dataset:
-        """μ random training sequences."""
-        return random_sequences(self.splits["train"], self.farzi.config.num_sequences, seed)
+        """μ random training sequences; all, if there are fewer."""
+        return random_sequences(self.splits["train"], self._as_many, seed)
+
+    @property
+    def _as_many(self) -> int:
+        return min(self.farzi.config.num_sequences, len(self.splits["train"]))
 
     def draw_tokens(self, tokens: int, seed: int) -> Dataset:
         """Random sequences that together have `tokens` tokens, or a few more."""

@@ -133,7 +133,8 @@ class FarziData(nn.Module):
         the batch size. The learning rate stays constant and gradients are not clipped, as in the inner loop. Nothing is
         saved or reported, every tenth step is logged, and memory is not pinned on a CPU.
 
-        Trainer's AdamW decays weights in another way than the inner Adam. If the summary was distilled with weight decay, a warning says so.
+        Trainer's AdamW decays weights in another way than the inner Adam, and Trainer takes a last incomplete batch as a step, which the
+        inner loop leaves out. A warning says so where it matters.
 
         Args:
             output_dir: Trainer's folder. It stays empty unless `changes` asks for files.
@@ -143,7 +144,7 @@ class FarziData(nn.Module):
             ValueError: the learning rate or the number of steps is neither in `config.inner` nor in `changes`, or `config.inner` holds
                 settings that no inner optimizer accepts.
         """
-        return stock_arguments(self.config.inner, str(output_dir), changes)
+        return stock_arguments(self.config.inner, self.config.num_sequences, str(output_dir), changes)
 
     def as_hard_dataset(self, samples_per_sequence: int | None = None, seed: int = 0) -> Dataset:
         """Token ids in place of soft tokens, for models and trainers that take only ids.

@@ -27,7 +27,9 @@ _SAME = {
 """Names of `config.inner`, and those of `TrainingArguments` for the same."""
 
 
-def stock_arguments(inner: Mapping[str, Any] | None, output_dir: str, changes: Mapping[str, Any]) -> TrainingArguments:
+def stock_arguments(
+    inner: Mapping[str, Any] | None, num_sequences: int, output_dir: str, changes: Mapping[str, Any]
+) -> TrainingArguments:
     """See `FarziData.training_arguments`."""
     inner = inner or {}
     settings = {
@@ -39,6 +41,13 @@ def stock_arguments(inner: Mapping[str, Any] | None, output_dir: str, changes: M
         settings |= optimizer.stock_settings()
         _warn_of_differences(optimizer, changes)
     settings |= changes
+    size = settings.get("per_device_train_batch_size", num_sequences)
+    if size < num_sequences and num_sequences % size and not settings.get("dataloader_drop_last"):
+        logger.warning(
+            "per_device_train_batch_size=%d does not divide the %d sequences: Trainer takes the last %d of an epoch as a step, which the "
+            "inner loop leaves out. dataloader_drop_last=True leaves them out too, but also the last incomplete batch of an evaluation.",
+            size, num_sequences, num_sequences % size,
+        )  # fmt: skip
     name, steps = settings["lr_scheduler_type"], settings.get("max_steps", 0)
     if steps > 0 and LR_SCHEDULES.get(name):
         settings.setdefault("lr_scheduler_kwargs", LR_SCHEDULES[name](steps))

@@ -129,3 +129,22 @@ def test_statistics_of_large_data_are_of_a_sample():
     assert np.array_equal(sampled_sequences(dataset, seed=0, limit=90)[0], tokens)
     assert not np.array_equal(sampled_sequences(dataset, seed=1, limit=90)[0], tokens)
     assert sampled_sequences(dataset, seed=0)[0].tolist() == np.concatenate(ROWS).tolist()
+
+
+def test_masked_positions_are_not_in_the_start_of_a_summary():
+    rows = {
+        "input_ids": [[5, 6, 3, 3], [7, 3, 3, 3], [8, 9, 10, 11]],
+        "attention_mask": [[1, 1, 0, 0], [1, 0, 0, 0], [1] * 4],
+    }
+    for rows in (Dataset.from_dict(rows), RowStream(Dataset.from_dict(rows).to_iterable_dataset(), lambda rows: rows)):
+        tokens, lengths = start_sequences(rows, seed=0)
+        assert tokens.tolist() == [5, 6, 7, 8, 9, 10, 11]
+        assert lengths.tolist() == [2, 1, 4]
+
+
+def test_the_description_of_rows_depends_on_their_mask_and_labels():
+    ids = {"input_ids": [[5, 6, 7], [8, 9, 10]]}
+    masked = {**ids, "attention_mask": [[1, 1, 0], [1, 1, 1]]}
+    labelled = {**ids, "labels": [[-100, 6, 7], [8, 9, 10]]}
+    found = [described(Dataset.from_dict(rows))["fingerprint"] for rows in (ids, masked, labelled)]
+    assert len(set(found)) == 3

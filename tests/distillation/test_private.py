@@ -41,7 +41,7 @@ def private(noise: float = SIGMA, norm: float = C, key: int = 11) -> PrivateMatc
 
 
 def rows_of(objective: PrivateMatching, numbers: list[int]) -> list[dict[str, Tensor]]:
-    return [objective.real.batch([objective.real.dataset[i]["input_ids"]]) for i in numbers]
+    return [objective.real.batch(objective.real.rows([number])) for number in numbers]
 
 
 def flat(gradients: dict[str, Tensor]) -> Tensor:

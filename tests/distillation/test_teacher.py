@@ -8,14 +8,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset
 from tiny_trainer import tensors, tiny_learner, tiny_trainer
 from transformers import AutoModelForCausalLM, GPT2Config
 
 from farzi_hf import FarziData, FarziDataConfig, SASRecConfig
 from farzi_hf.data import SequenceCollator, flatten_sequences
+from farzi_hf.data.streams import RowStream
 from farzi_hf.distillation import Learner, MetaMatching, SyntheticTraining, record_trajectories
 from farzi_hf.distillation.learner import whole
-from farzi_hf.distillation.real_training import RealData
+from farzi_hf.distillation.real_training import RealBatches, RealData
 from farzi_hf.distillation.teacher import Labelling, Teacher, TeacherTraining, head_width, label
 from farzi_hf.engine import Direct, InnerAdam, Reversible, Tape
 from farzi_hf.models.rnn import RNNConfig
@@ -316,3 +318,17 @@ def test_groups_of_tokens_are_those_that_the_teacher_sees_alike(tmp_path, sequen
     ).logits
     found = torch.softmax(trainer.model.label_latents @ trainer.model.label_decoder, -1)
     torch.testing.assert_close(found, expected.softmax(-1), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_teachers_predict_only_what_labels_and_mask_leave(stream):
+    columns = {
+        "input_ids": [[4, 5, 6, 7]] * 3,
+        "labels": [[-100, -100, 6, 7]] * 3,
+        "attention_mask": [[1, 1, 1, 0]] * 3,
+    }
+    rows = Dataset.from_dict({**columns, "text": ["other"] * 3})
+    data = RealData(RowStream(rows.to_iterable_dataset(), lambda rows: rows) if stream else rows, SequenceCollator())
+    batch = RealBatches.of(data, 2, 3, seed=0)(1)
+    assert batch["labels"].tolist() == [[-100, -100, 6, -100]] * 2
+    assert data.batch(data.some(1, seed=0))["labels"].tolist() == [[-100, -100, 6, -100]]

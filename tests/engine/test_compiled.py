@@ -51,7 +51,9 @@ def test_a_compiled_network(adjoint: Adjoint) -> None:
 
 @pytest.mark.usefixtures("compiler")
 def test_recurrent_layers_of_torch_cannot_be_compiled() -> None:
-    with pytest.raises(RuntimeError, match=r"torch_compile=True needs an inner_loss that torch.compile can trace whole"):
+    with pytest.raises(
+        RuntimeError, match=r"torch_compile=True needs an inner_loss that torch.compile can trace whole"
+    ):
         meta_gradient(PROBLEMS["gru"](), ADAM, 2, adjoint=Tape(), torch_compile=True)
 
 

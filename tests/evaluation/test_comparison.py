@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,7 @@ from farzi_hf import FarziConfig
 from farzi_hf.cli.arguments import parse_arguments
 from farzi_hf.cli.distil import comparison_of, trainer_of
 from farzi_hf.data import flatten_sequences
-from farzi_hf.evaluation import LanguageModeling, Measured, Recommendation, RunSettings, pooled_row
+from farzi_hf.evaluation import InterpolatedBigram, LanguageModeling, Measured, Recommendation, RunSettings, pooled_row
 from farzi_hf.evaluation.metrics.language_modeling import token_metrics
 from farzi_hf.evaluation.metrics.ranking import rank_metrics
 
@@ -51,6 +53,28 @@ def test_text_students_are_measured_as_the_trainer_does_and_subsets_have_their_s
     before, after, another = (c.task.error(c.statistics(student, c.splits["test"])) for student in students)
     assert after < 0.8 * before
     assert after != another
+
+
+def test_rows_of_students_and_of_count_models_are_the_same_sentences(started):
+    _, c = started(*TEXT)
+    counted = c.counted()[0]
+    probabilities = InterpolatedBigram.fit(c.splits["train"], c.learner.vocab_size, c.splits["validation"]).unigram
+    scores = torch.from_numpy(np.log(probabilities.distribution))
+    student = lambda batch: scores.expand(*batch["input_ids"].shape, -1)  # noqa: E731
+    found = c.statistics(student, c.splits["test"])
+    assert counted.method == "unigram"
+    np.testing.assert_allclose(found[..., 0], counted.students[0][..., 0], rtol=1e-4)
+
+
+def test_a_summary_with_more_sequences_than_the_data_is_compared_with_all_of_them(started):
+    _, c = started(*TEXT)
+    c = replace(c, splits={**c.splits, "train": c.splits["train"].select(range(3))})
+    assert len(c.draw_sequences(0)) == len(c.longest_sequences(0)) == 3
+
+
+def test_a_batch_larger_than_the_summary_has_no_more_tokens_than_it(started):
+    _, c = started(*TEXT, "--synthetic_batch_size", "40")
+    assert c.tokens_per_step == 4 * 8
 
 
 def test_recommenders_are_measured_as_the_trainer_does(started):

@@ -167,3 +167,9 @@ def test_bad_input(scores, targets, seen, message):
 def test_statistics_of_another_kind_are_refused():
     with pytest.raises(ValueError, match=r"shape \(2, 3, 7\).*preprocess_logits_for_metrics=target_ranks"):
         recommendation_metrics(EvalPrediction(predictions=np.zeros((2, 3, 7)), label_ids=None))
+
+
+def test_a_history_of_a_single_item_is_refused():
+    labels = torch.tensor([[3, 4, 5], [2, -100, -100]])
+    with pytest.raises(ValueError, match=r"labels\[1\] has no item before the target: give histories of at least two"):
+        target_ranks(torch.randn(2, 3, 9), labels)

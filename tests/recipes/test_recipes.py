@@ -131,7 +131,8 @@ def test_a_run_leaves_a_table_and_plots(finished_text):
     output = finished_text.output
     methods = [
         "Farzi [4×8]", "Farzi, 0 outer steps", "Farzi, stock Trainer", "full data", "full data, long", "random, same sequences",
-        "random, stopped early", "random, same tokens", "random, same bytes", "head (longest)", "unigram", "interpolated bigram",
+        "random, stopped early", "random, same tokens", "random, same bytes", "random, same bytes, stopped early", "head (longest)", "unigram",
+        "interpolated bigram",
     ]  # fmt: skip
     metrics = json.loads((output / "summary" / "metrics.json").read_text())
     assert [row["method"] for row in metrics["table"]] == methods

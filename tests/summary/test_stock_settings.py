@@ -111,3 +111,13 @@ def test_what_trainer_does_otherwise_is_said(tmp_path, caplog):
 def test_the_oldest_summaries_do_not_name_their_optimizer(tmp_path):
     args = summary({"lr": 0.02, **SIZES}).training_arguments(tmp_path)
     assert (args.optim, args.learning_rate) == ("adamw_torch", 0.02)
+
+
+def test_a_last_incomplete_batch_is_said(tmp_path, caplog):
+    with caplog.at_level(logging.WARNING):
+        summary({**ADAM, **SIZES}).training_arguments(tmp_path, per_device_train_batch_size=1)
+        summary({**ADAM, **SIZES}).training_arguments(tmp_path, per_device_train_batch_size=10_000)
+        assert not caplog.records
+        farzi = summary({**ADAM, **SIZES})
+        farzi.training_arguments(tmp_path, per_device_train_batch_size=farzi.config.num_sequences - 1)
+    assert "does not divide" in caplog.text

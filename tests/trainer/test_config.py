@@ -338,3 +338,8 @@ def test_a_field_of_another_type_is_named(settings):
     (name,) = settings
     with pytest.raises(ValueError, match=rf"^{name}=.* is a \w+; give a value of type "):
         config(**settings)
+
+
+def test_a_recipe_holds_the_length_of_a_run_in_epochs():
+    recipe = config(num_train_epochs=2.0, max_steps=-1, data_seed=3).to_recipe()
+    assert (recipe["num_train_epochs"], recipe["max_steps"], recipe["data_seed"]) == (2.0, -1, 3)

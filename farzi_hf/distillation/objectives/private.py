@@ -132,7 +132,7 @@ class PrivateMatching(ConfigurableObjective):
     def __call__(self, learner: Learner, summary: Tensors, batch: Batch, seed: int) -> Tensor:
         """The mean loss of the sample, whose gradient in the summary is private. The value itself is not."""
         several, theta = self.matching.trained(learner, summary, seed)
-        rows = [self.real.batch([ids]) for ids in self.real.sequences[self.sample(seed).tolist()]["input_ids"]]
+        rows = [self.real.batch([row]) for row in self.real.rows(self.sample(seed).tolist())]
         total, loss = clipped_sum(several, theta, rows, self.max_grad_norm)
         released = self._noisy(total, seed)
         self._count()

@@ -146,6 +146,9 @@ def target_ranks(
     scores = logits[0] if isinstance(logits, tuple) else logits
     labels, seen = labels if isinstance(labels, tuple | list) else (labels, labels[:, :-1])
     rows, last = torch.arange(len(labels), device=labels.device), (labels != IGNORED).sum(1) - 1
+    if (last < 1).any():
+        row = int((last < 1).nonzero()[0])
+        raise ValueError(f"labels[{row}] has no item before the target: give histories of at least two items")
     targets = labels[rows, last]
     scores = scores[rows, last - 1].float()
     scores[:, 0] = -torch.inf

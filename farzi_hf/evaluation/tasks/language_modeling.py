@@ -91,10 +91,11 @@ class LanguageModeling(Task):
         return language_modeling_metrics(eval_prediction)
 
     def statistics(self, outputs: Outputs, sequences: Dataset, length: int) -> np.ndarray:
-        """(N, 1, 3): the sums of `token_statistics` for each sentence. Sentences are sorted by length, so that little is padded."""
-        by_length = sequences.select(np.argsort(flatten_sequences(sequences)[1], kind="stable"))
-        tokens = outputs(by_length, lambda logits, batch: token_statistics(logits, batch["labels"]))
-        return sentence_totals(pad_statistics(tokens))[:, None]
+        """(N, 1, 3): the sums of `token_statistics` for each sentence. The model reads them by length, so that little is padded."""
+        order = np.argsort(flatten_sequences(sequences)[1], kind="stable")
+        tokens = outputs(sequences.select(order), lambda logits, batch: token_statistics(logits, batch["labels"]))
+        totals = sentence_totals(pad_statistics(tokens))
+        return totals[np.argsort(order)][:, None]
 
     def metrics(self, statistics: np.ndarray) -> dict[str, float]:
         return evaluate_module("language_modeling").compute(predictions=statistics)
