@@ -283,7 +283,13 @@ class FarziTrainer(StudentTrainer):
     def _artefact(self) -> dict[str, Any]:
         # Only metrics of exactly these tensors count. After load_best_model_at_end, the last evaluation belongs to other tensors.
         known, evaluation = self.model.results, self._evaluations.get(self.model.fingerprint(), {})
-        recipe = {"learner": self.learner.model.config.to_diff_dict(), **self.args.to_recipe(), **self._given}
+        # The trainer knows the rows, but not where they come from. Run adds the name.
+        recipe = {
+            "dataset": None,
+            "learner": self.learner.model.config.to_diff_dict(),
+            **self.args.to_recipe(),
+            **self._given,
+        }
         return {
             "metrics": {**known.metrics, **evaluation, **figures_of(self.objective)},
             "recipe": known.recipe or {**recipe, **self._record.recipe_entry},

@@ -9,6 +9,7 @@ from typing import Any
 from farzi_hf.cli.program import ends_in_one_line
 from farzi_hf.evaluation.tables import markdown
 from farzi_hf.summary import FarziData
+from farzi_hf.summary.forms import PER_SEQUENCE
 from farzi_hf.summary.reading import Decoded
 
 
@@ -45,7 +46,7 @@ def facts(farzi: FarziData) -> dict[str, str]:
         "distilled from": metrics.get("dataset") or recipe.get("dataset"),
         "with a learner": learner.get("model_type") if isinstance(learner, dict) else None,
         "sequences × positions": f"{config.num_sequences:,} × {config.sequence_length:,}",
-        "numbers per position": f"{config.latent_dim:,}",
+        "numbers per position": f"{sum(config.shapes[name][-1] for name in config.learnt if name in PER_SEQUENCE):,}",
         "vocabulary": f"{config.vocab_size:,} entries"
         + ("" if farzi.processing_class is not None else ", without names"),
         "bytes": f"{farzi.nbytes:,}",
@@ -60,11 +61,18 @@ def positions(decoded: Sequence[Sequence[dict[str, Any]]], count: int) -> list[d
     rows = []
     for i, sequence in enumerate(decoded):
         for j, position in enumerate(sequence[:count]):
-            shown = zip(position["tokens"], position["probabilities"], strict=True)
-            entries = ", ".join(f"{token} {probability:.2f}" for token, probability in shown)
             row = {"sequence, position": f"{i}, {j}", "entropy (nats)": f"{position['entropy']:.2f}"}
-            rows.append({**row, "likeliest entries": entries.replace("|", "¦")})
+            row["likeliest entries"] = _likeliest(position["tokens"], position["probabilities"])
+            if "label_tokens" in position:
+                row["entropy of the label"] = f"{position['label_entropy']:.2f}"
+                row["its label"] = _likeliest(position["label_tokens"], position["label_probabilities"])
+            rows.append(row)
     return rows
+
+
+def _likeliest(tokens: Sequence[str], probabilities: Sequence[float]) -> str:
+    shown = zip(tokens, probabilities, strict=True)
+    return ", ".join(f"{token} {probability:.2f}" for token, probability in shown).replace("|", "¦")
 
 
 def results(rows: Sequence[dict[str, Any]]) -> list[dict[str, str]]:

@@ -59,6 +59,11 @@ class RunSettings:
     resume: bool = field(default=True, metadata={"help": "go on from the last checkpoint in output_dir"})
 
     def __post_init__(self) -> None:
+        if self.dataset is None:
+            raise ValueError(
+                "dataset=None: this recipe is of a summary that FarziTrainer distilled from rows given in Python; give --dataset, or train in "
+                "Python again"
+            )
         kind = data_class(self.dataset)
         self.learner = _model("learner", kind.learner if self.learner is None else self.learner)
         if self.teacher is not None:
@@ -93,7 +98,7 @@ class RunSettings:
             ValueError: the recipe names no data set.
         """
         recipe = farzi.results.recipe
-        if "dataset" not in recipe:
+        if recipe.get("dataset") is None:
             raise ValueError(
                 "summary: it has no recipe.yaml that names its dataset; give a summary that `farzi distil` wrote, or leave the real data out"
             )

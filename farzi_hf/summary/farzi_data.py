@@ -207,8 +207,10 @@ class FarziData(nn.Module):
         self._results = (known, self.fingerprint())
 
     def contents(self) -> Contents:
-        """The parts that the artefact is written from."""
-        tensors = {name: tensor.detach() for name, tensor in self.tensors.items()}
+        """The parts that the artefact is written from, with numbers as whoever loads it will find them."""
+        tensors = STORAGES[self.config.storage].rounded(
+            {name: tensor.detach() for name, tensor in self.tensors.items()}
+        )
         return Contents(
             tensors, self.config, self.vocabulary, Decoded(tensors, self.config, self.vocabulary, _SHOWN_TOKENS)
         )

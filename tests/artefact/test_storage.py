@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from datasets import load_dataset
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -97,6 +98,15 @@ def test_a_rounded_summary_is_saved_and_loaded(tmp_path, form, way):
     )
     loaded.save_pretrained(tmp_path / "again")
     assert all(torch.equal(x, stored[name]) for name, x in load_file(tmp_path / "again" / TENSORS).items())
+
+
+def test_the_tables_hold_the_numbers_of_the_file(tmp_path):
+    farzi = summary(storage="int4")  # its tensors were never rounded
+    farzi.save_pretrained(tmp_path)
+    table = load_dataset(str(tmp_path), "labels", split="train").with_format("torch")
+    loaded = FarziData.from_pretrained(tmp_path)
+    assert torch.equal(torch.stack(list(table["labels"])), loaded.label_latents.detach())
+    assert not torch.equal(loaded.label_latents, farzi.label_latents)
 
 
 def test_recipe_and_metrics_stay_with_a_summary_that_is_rounded(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from contextlib import suppress
@@ -14,7 +15,7 @@ from tiny_recipes import use_small_data
 from transformers import AutoModelForCausalLM
 
 pytest.importorskip("matplotlib")
-from farzi_hf import FarziConfig, FarziData
+from farzi_hf import FarziConfig, FarziData, FarziDataConfig
 from farzi_hf.cli import COMMANDS, main
 from farzi_hf.cli.arguments import example_configs, parse_arguments
 from farzi_hf.evaluation import RunSettings
@@ -103,6 +104,15 @@ def test_show_prints_positions_and_results(distilled, capsys):
     assert "4 × 8" in shown
     assert [f"0, {j}" in shown for j in range(4)] == [True, True, True, False]
     assert "interpolated bigram" in shown
+
+
+def test_show_prints_labels_of_their_own(tmp_path, capsys):
+    config = FarziDataConfig(2, 3, 16, 9, inputs="tokens", labels="own", label_dim=5)
+    FarziData(config).save_pretrained(tmp_path / "own")
+    main(["show", str(tmp_path / "own")])
+    shown = capsys.readouterr().out
+    assert re.search(r"numbers per position \W*5\b", shown)
+    assert "its label" in shown
 
 
 @pytest.mark.parametrize("learner", [None, LLAMA])

@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, DataCollatorForLangua
 from transformers.trainer_callback import TrainerCallback
 
 from farzi_hf import FarziTrainer, callbacks
+from farzi_hf.evaluation import RunSettings
 from farzi_hf.evaluation.metrics.language_modeling import token_metrics, token_statistics
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.initialization import CANDIDATES
@@ -333,6 +334,9 @@ def test_the_artefact_loads_everywhere(make, tmp_path, tokenizer):
     recipe = yaml.safe_load(Path(folder, "recipe.yaml").read_text(encoding="utf-8"))
     learner = AutoConfig.for_model(**{**recipe.pop("learner"), "use_cache": True})  # which the inner loop turns off
     assert learner.to_dict() == tiny_learner(V).to_dict()
+    assert recipe.pop("dataset") is None  # the rows were given in Python
+    with pytest.raises(ValueError, match="dataset=None: this recipe is of a summary that FarziTrainer distilled"):
+        RunSettings(dataset=None)
     assert recipe == trainer.args.to_recipe()
     saved = yaml.safe_load(Path(folder, "metrics.json").read_text(encoding="utf-8"))
     assert saved["eval_perplexity"] == metrics["eval_perplexity"]
