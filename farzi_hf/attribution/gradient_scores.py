@@ -11,6 +11,7 @@ from farzi_hf.attribution.influence import Test, loss_function
 from farzi_hf.attribution.weighted_training import WeightedTraining
 from farzi_hf.data import IGNORED
 from farzi_hf.distillation import Parameters
+from farzi_hf.distillation.learner import is_constant
 
 _CHUNK = 64  # sequences whose gradients are in memory at the same time
 
@@ -36,9 +37,15 @@ def gradient_cosines(training: WeightedTraining, test: Test, theta: Parameters) 
 
 
 def _test_gradient(training: WeightedTraining, test: Test, theta: Parameters) -> Parameters:
-    theta = {name: x.detach().requires_grad_() for name, x in theta.items()}
+    theta, trained = _leaves(theta)
     loss = loss_function(training.learner, test)(theta)
-    return dict(zip(theta, torch.autograd.grad(loss, list(theta.values()), materialize_grads=True), strict=True))
+    return dict(zip(trained, torch.autograd.grad(loss, list(trained.values()), materialize_grads=True), strict=True))
+
+
+def _leaves(theta: Parameters) -> tuple[Parameters, Parameters]:
+    """θ to differentiate in, and of it what a training changes: frozen parameters have no part in a score."""
+    theta = {name: x if is_constant(x) else x.detach().requires_grad_() for name, x in theta.items()}
+    return theta, {name: x for name, x in theta.items() if x.requires_grad}
 
 
 def _products(training: WeightedTraining, theta: Parameters, direction: Parameters) -> Tensor:
@@ -61,9 +68,9 @@ def _gradient(
     training: WeightedTraining, theta: Parameters, chosen: Tensor, w: Tensor | None, create_graph: bool = False
 ) -> Parameters:
     """∇ Σ_i w_i ℓ_i of some rows: of the sum, so that the rows beside it do not change a sequence's part."""
-    theta = {name: x.detach().requires_grad_() for name, x in theta.items()}
+    theta, trained = _leaves(theta)
     batch = training.minibatch(chosen)
     predicted = int((batch["labels"][:, 1:] != IGNORED).sum())
     loss = training.learner.hard_loss(theta, batch, w) * predicted
-    found = torch.autograd.grad(loss, list(theta.values()), create_graph=create_graph, materialize_grads=True)
-    return dict(zip(theta, found, strict=True))
+    found = torch.autograd.grad(loss, list(trained.values()), create_graph=create_graph, materialize_grads=True)
+    return dict(zip(trained, found, strict=True))

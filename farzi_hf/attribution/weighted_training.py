@@ -53,6 +53,11 @@ class WeightedTraining:
             raise ValueError(
                 f"batches names the rows {low} to {high}, but rows has {self.num_rows} sequences, 0 to {self.num_rows - 1}"
             )
+        mask = self.rows.get("attention_mask")
+        if mask is not None and (rising := (mask[:, 1:] > mask[:, :-1]).any(1)).any():
+            raise ValueError(
+                f"rows['attention_mask'][{int(rising.nonzero()[0])}] has padding before an id; pad on the right, as SequenceCollator does"
+            )
 
     @property
     def num_rows(self) -> int:

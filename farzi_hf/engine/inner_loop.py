@@ -178,6 +178,8 @@ class InnerLoop:
     def differentiable_step(self, states: States, inputs: Buffers, t: int) -> States:
         """The states after step t, differentiable in the states before it and in `inputs`."""
         states = tuple((_requiring_grad(state[0]), *state[1:]) for state in states)
+        # Each step has inputs of its own, so that a loss which differentiates in them does not go back through earlier steps.
+        inputs = tuple(x.view_as(x) if x.requires_grad else x for x in inputs)
         return self.update(states, self.gradient(weights(states), inputs, t, create_graph=True), t)
 
     def step_memory(self, w: Buffers, inputs: Buffers) -> StepMemory:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from tiny_models import V, config_of
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from farzi_hf.attribution import WeightedTraining, gradient_cosines, gradient_products, influence
 from farzi_hf.data import IGNORED, minibatches
@@ -138,6 +139,15 @@ def test_gradient_scores_are_those_of_single_gradients(training: WeightedTrainin
         ({"batches": torch.tensor([[0, 7]])}, "batches names the rows 0 to 7, but rows has 7 sequences"),
         ({"batches": torch.tensor([0, 1])}, r"batches is torch.int64 of shape \(2,\)"),
         ({"rows": {"input_ids": torch.ones(7, 3)}}, "rows has input_ids; give input_ids and labels"),
+        (
+            {
+                "rows": {
+                    **sentences(N, seed=2),
+                    "attention_mask": torch.tensor([[1, 1, 1, 1, 1, 0]] * 3 + [[0, 1, 1, 1, 1, 1]] * 4),
+                }
+            },
+            r"rows\['attention_mask'\]\[3\] has padding before an id; pad on the right",
+        ),
     ],
 )
 def test_a_training_says_what_is_wrong(training: WeightedTraining, changes: dict, message: str) -> None:
@@ -152,3 +162,25 @@ def test_influence_says_what_is_wrong(training: WeightedTraining) -> None:
         influence(training, lambda theta: training.learner.hard_loss(theta, TEST).view(1, 1))
     with pytest.raises(FloatingPointError, match="the influence is not finite after 6 steps"):
         influence(training, lambda theta: training.learner.hard_loss(theta, TEST) * torch.inf)
+
+
+def test_frozen_parameters_have_no_part_in_gradient_scores() -> None:
+    def scores(trained: tuple[str, ...]) -> tuple[Tensor, Tensor]:
+        def model() -> torch.nn.Module:
+            torch.manual_seed(0)
+            made = AutoModelForCausalLM.from_config(config_of("gpt2", initializer_range=0.3))
+            for name, x in made.named_parameters():
+                x.requires_grad_(any(part in name for part in trained))
+            return made
+
+        learner = Learner(model)
+        batches = minibatches(N, BATCH, STEPS, seed=1)
+        training = WeightedTraining(
+            learner, sentences(N, seed=2), batches, InnerSGD(0.1), learner.initial_parameters(0)
+        )
+        return gradient_products(training, TEST, [training.start]), gradient_cosines(training, TEST, training.start)
+
+    # Products add up over groups of parameters, and cosines are at most 1 in each.
+    embeddings, others, both = scores(("wte",)), scores(("ln_",)), scores(("wte", "ln_"))
+    torch.testing.assert_close(embeddings[0] + others[0], both[0], rtol=1e-3, atol=1e-5)
+    assert embeddings[1].abs().max() <= 1 + 1e-5

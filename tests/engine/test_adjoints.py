@@ -188,3 +188,23 @@ def test_training_that_diverges_gives_nan_everywhere(adjoint: Adjoint) -> None:
     assert theta["in"].isnan().all()
     assert found[0].isnan().all()
     assert found[-1].isnan().any()
+
+
+@pytest.mark.parametrize("adjoint", [Direct(), Checkpoint(slots=2), Reversible()])
+def test_a_loss_that_differentiates_in_its_input_sees_only_its_own_step(adjoint: Adjoint) -> None:
+    """A gradient penalty: the derivative inside the loss is that at fixed parameters."""
+    torch.manual_seed(0)
+    x, start = torch.randn(5, 3, dtype=torch.float64, requires_grad=True), torch.randn(3, dtype=torch.float64)
+
+    def loss(params: dict[str, Tensor], inputs: tuple[Tensor, ...], step: int) -> Tensor:
+        x = inputs[0].requires_grad_()
+        (g,) = torch.autograd.grad((x @ params["w"]).tanh().sum(), x, create_graph=True)
+        return (g.norm(dim=1) - 1).square().mean()
+
+    def trained(adjoint: Adjoint) -> tuple[Tensor, Tensor]:
+        params = {"w": start.clone().requires_grad_()}
+        w = unroll(loss, params, (x,), optimizer=InnerAdam(lr=0.1), steps=6, adjoint=adjoint)["w"]
+        return w.detach(), torch.autograd.grad(w.square().sum(), x)[0]
+
+    for found, expected in zip(trained(adjoint), trained(Tape()), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections import Counter
 from functools import cache
 
@@ -54,3 +56,22 @@ def test_default_checkpoints_take_no_step_more_than_twice() -> None:
 def test_bad_slots(slots: object) -> None:
     with pytest.raises(ValueError, match=r"slots must be None or an integer >= 1, got"):
         Checkpoint(slots=slots)
+
+
+def test_nothing_is_left_for_the_collection_of_cycles() -> None:
+    problem = mp.mlp()
+    kept = problem.inner_loss
+
+    def inner_loss(*args) -> Tensor:
+        return kept(*args)
+
+    seen = weakref.ref(inner_loss)
+    _, params, inputs = problem.arguments
+    gc.collect()
+    gc.disable()
+    try:
+        outer_loss(unroll(inner_loss, params, inputs, optimizer=ADAM, steps=7, adjoint=Checkpoint(slots=3))).backward()
+        del inner_loss
+        assert seen() is None
+    finally:
+        gc.enable()

@@ -44,17 +44,9 @@ class Checkpoint(RecordingAdjoint):
         return states, record
 
     def retrace(self, loop: InnerLoop, record: Recording, inputs: Buffers, reverse: Reverse) -> None:
-        def descend(start: States, ts: range, slots: int) -> None:
-            """Reverse the steps `ts`, given the states before them, with `slots` places, of which `start` has one."""
-            while len(ts) > 1:
-                length = split(len(ts), slots)
-                descend(loop.advance(clone(start), inputs, ts[:length]), ts[length:], slots - 1)
-                ts = ts[:length]
-            reverse(ts[0], start, None)
-
         record = record.renewed(self, loop, inputs)
         for ts, slots in reversed(self._first_descent(loop.differentiated)):
-            descend(record.pop_states(), ts, slots)
+            _descend(loop, inputs, reverse, record.pop_states(), ts, slots)
 
     def record_bytes(self, loop: InnerLoop, w: Buffers) -> int:
         return nbytes(w) * loop.optimizer.fields * (self._slots(len(loop.differentiated)) + 1)
@@ -72,6 +64,18 @@ class Checkpoint(RecordingAdjoint):
             pieces.append((ts[:length], slots))
             ts, slots = ts[length:], slots - 1
         return [*pieces, (ts, slots)]
+
+
+def _descend(loop: InnerLoop, inputs: Buffers, reverse: Reverse, start: States, ts: range, slots: int) -> None:
+    """Reverse the steps `ts`, given the states before them, with `slots` places, of which `start` has one.
+
+    A function of the module: one that is defined in another and calls itself would keep all tensors until Python collects cycles.
+    """
+    while len(ts) > 1:
+        length = split(len(ts), slots)
+        _descend(loop, inputs, reverse, loop.advance(clone(start), inputs, ts[:length]), ts[length:], slots - 1)
+        ts = ts[:length]
+    reverse(ts[0], start, None)
 
 
 def split(steps: int, slots: int) -> int:
