@@ -133,8 +133,7 @@ class FarziData(nn.Module):
         the batch size. The learning rate stays constant and gradients are not clipped, as in the inner loop. Nothing is
         saved or reported, every tenth step is logged, and memory is not pinned on a CPU.
 
-        Trainer's AdamW decays weights in another way than the inner Adam, and Trainer takes a last incomplete batch as a step, which the
-        inner loop leaves out. A warning says so where it matters.
+        A warning says where Trainer differs: AdamW's weight decay, and a last incomplete batch, which the inner loop leaves out.
 
         Args:
             output_dir: Trainer's folder. It stays empty unless `changes` asks for files.
@@ -208,9 +207,8 @@ class FarziData(nn.Module):
 
     def contents(self) -> Contents:
         """The parts that the artefact is written from, with numbers as whoever loads it will find them."""
-        tensors = STORAGES[self.config.storage].rounded(
-            {name: tensor.detach() for name, tensor in self.tensors.items()}
-        )
+        exact = {name: tensor.detach() for name, tensor in self.tensors.items()}
+        tensors = STORAGES[self.config.storage].rounded(exact)
         return Contents(
             tensors, self.config, self.vocabulary, Decoded(tensors, self.config, self.vocabulary, _SHOWN_TOKENS)
         )
