@@ -11,7 +11,7 @@ from farzi_hf.attribution.influence import Test, loss_function
 from farzi_hf.attribution.weighted_training import WeightedTraining
 from farzi_hf.data import IGNORED
 from farzi_hf.distillation import Parameters
-from farzi_hf.distillation.learner import is_constant
+from farzi_hf.distillation.learner import leaves
 
 _CHUNK = 64  # sequences whose gradients are in memory at the same time
 
@@ -37,15 +37,15 @@ def gradient_cosines(training: WeightedTraining, test: Test, theta: Parameters) 
 
 
 def _test_gradient(training: WeightedTraining, test: Test, theta: Parameters) -> Parameters:
-    theta, trained = _leaves(theta)
-    loss = loss_function(training.learner, test)(theta)
-    return dict(zip(trained, torch.autograd.grad(loss, list(trained.values()), materialize_grads=True), strict=True))
+    theta = leaves(theta)
+    return _by_name(loss_function(training.learner, test)(theta), theta)
 
 
-def _leaves(theta: Parameters) -> tuple[Parameters, Parameters]:
-    """θ to differentiate in, and of it what a training changes: frozen parameters have no part in a score."""
-    theta = {name: x if is_constant(x) else x.detach().requires_grad_() for name, x in theta.items()}
-    return theta, {name: x for name, x in theta.items() if x.requires_grad}
+def _by_name(loss: Tensor, theta: Parameters, create_graph: bool = False) -> Parameters:
+    """The gradient in the parameters that train: frozen ones have no part in a score."""
+    trained = {name: x for name, x in theta.items() if x.requires_grad}
+    found = torch.autograd.grad(loss, list(trained.values()), create_graph=create_graph, materialize_grads=True)
+    return dict(zip(trained, found, strict=True))
 
 
 def _products(training: WeightedTraining, theta: Parameters, direction: Parameters) -> Tensor:
@@ -68,9 +68,8 @@ def _gradient(
     training: WeightedTraining, theta: Parameters, chosen: Tensor, w: Tensor | None, create_graph: bool = False
 ) -> Parameters:
     """∇ Σ_i w_i ℓ_i of some rows: of the sum, so that the rows beside it do not change a sequence's part."""
-    theta, trained = _leaves(theta)
+    theta = leaves(theta)
     batch = training.minibatch(chosen)
     predicted = int((batch["labels"][:, 1:] != IGNORED).sum())
     loss = training.learner.hard_loss(theta, batch, w) * predicted
-    found = torch.autograd.grad(loss, list(trained.values()), create_graph=create_graph, materialize_grads=True)
-    return dict(zip(trained, found, strict=True))
+    return _by_name(loss, theta, create_graph)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -85,6 +87,11 @@ def sampled_sequences(dataset: Dataset, seed: int, limit: int = SAMPLED_IDS) -> 
 
 SEQUENCE_COLUMNS = ("input_ids", "attention_mask", "labels")
 """The columns of a row that a loss depends on. The last two may be missing."""
+
+
+def as_rows(columns: Mapping[str, Sequence]) -> list[dict[str, Any]]:
+    """The rows of a table that is given by columns."""
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
 def attended(dataset: Dataset) -> Dataset:

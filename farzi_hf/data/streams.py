@@ -13,6 +13,7 @@ from datasets import Dataset, IterableDataset, concatenate_datasets
 
 from farzi_hf.data.sequences import (
     SAMPLED_IDS,
+    as_rows,
     attended,
     flatten_sequences,
     in_memory,
@@ -114,8 +115,6 @@ def _again_and_again(rows: IterableDataset) -> Iterator[Row]:
         rows.set_epoch(epoch)
         columns = None
         for columns in rows.iter(_READ):  # iter() does not divide a stream among the workers of a DataLoader
-            names = list(columns)
-            for values in zip(*columns.values(), strict=True):
-                yield dict(zip(names, values, strict=True))
+            yield from as_rows(columns)
         if columns is None:
             raise ValueError(_EMPTY)

@@ -294,6 +294,11 @@ def is_constant(parameter: Tensor) -> bool:
     return isinstance(parameter, nn.Parameter) and not parameter.requires_grad
 
 
+def leaves(params: Parameters) -> Parameters:
+    """The same parameters to differentiate in: those that train are leaves of a new graph."""
+    return {name: x if is_constant(x) else x.detach().requires_grad_() for name, x in params.items()}
+
+
 def _stacked(parameters: Sequence[Tensor]) -> Tensor:
     """One parameter of K learners (K, …). A constant that they share stays one in memory."""
     first = parameters[0]

@@ -13,7 +13,7 @@ from datasets import Dataset
 from torch import Tensor
 
 from farzi_hf.data import minibatches, random_sequences
-from farzi_hf.data.sequences import SEQUENCE_COLUMNS
+from farzi_hf.data.sequences import SEQUENCE_COLUMNS, as_rows
 from farzi_hf.data.streams import RowStream
 from farzi_hf.distillation.learner import Learner, LearnerBatch, Parameters
 from farzi_hf.engine import InnerOptimizer, TrainingState, train
@@ -44,8 +44,7 @@ class RealData:
 
     def rows(self, numbers: Any = slice(None)) -> list[dict[str, Any]]:
         """The rows with these numbers; all by default."""
-        columns = self._columns[numbers]
-        return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+        return as_rows(self._columns[numbers])
 
     def some(self, count: int, seed: int) -> list[dict[str, Any]]:
         """`count` random rows; all rows, if there are not so many."""

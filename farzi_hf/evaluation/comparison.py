@@ -21,6 +21,7 @@ from transformers import PreTrainedConfig
 
 from farzi_hf.data import flatten_sequences, head_sequences, random_sequences
 from farzi_hf.data.seeds import Purpose, derive
+from farzi_hf.data.sequences import as_rows
 from farzi_hf.distillation import Learner, Parameters, SyntheticTraining
 from farzi_hf.distillation.real_training import RealBatches, RealData
 from farzi_hf.distillation.teacher import TeacherTraining
@@ -199,8 +200,7 @@ class Comparison:
 
     def batch(self, columns: Mapping[str, list]) -> Mapping[str, Tensor]:
         """A batch on the device, made of the columns of some rows."""
-        rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-        return {name: tensor.to(self.device) for name, tensor in self.task.collator(rows).items()}
+        return {name: tensor.to(self.device) for name, tensor in self.task.collator(as_rows(columns)).items()}
 
     def outputs(
         self, student: Student, rows: Dataset, statistic: Callable[[Tensor, Mapping[str, Tensor]], Tensor]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from farzi_hf.data.seeds import Purpose, stream
 from farzi_hf.distillation.inner_training import SyntheticTraining
-from farzi_hf.distillation.learner import Learner, Parameters, is_constant
+from farzi_hf.distillation.learner import Learner, Parameters, leaves
 from farzi_hf.distillation.objectives.base import Batch, ConfigurableObjective, together
 from farzi_hf.distillation.starts import Starts, random_starts, start_of, starts_of
 from farzi_hf.distillation.trajectory_bank import TrajectoryBank
@@ -52,7 +52,7 @@ class GradientMatching(ConfigurableObjective):
         if taken:
             with torch.no_grad():
                 theta = self.training(several, summary, start=theta, steps=taken, seed=seed, of_steps=self.steps)
-        theta = {name: x if is_constant(x) else x.detach().requires_grad_() for name, x in theta.items()}
+        theta = leaves(theta)
         loss = self.training.inner_loss(several, summary, taken + 1, seed)
         synthetic = _gradients(loss(theta, tuple(summary.values()), taken + 1), theta, create_graph=True)
         real = _gradients(several.hard_loss(theta, batch), theta)
@@ -64,9 +64,9 @@ NEGLIGIBLE = 1e-6
 
 
 def _gradients(loss: Tensor, theta: Parameters, create_graph: bool = False) -> list[Tensor]:
-    leaves = [x for x in theta.values() if x.requires_grad]
-    with no_autocast(autocast_settings(tuple(leaves))):  # only the loss is under autocast
-        return list(torch.autograd.grad(loss, leaves, create_graph=create_graph, materialize_grads=True))
+    trained = [x for x in theta.values() if x.requires_grad]
+    with no_autocast(autocast_settings(tuple(trained))):  # only the loss is under autocast
+        return list(torch.autograd.grad(loss, trained, create_graph=create_graph, materialize_grads=True))
 
 
 def _cosine_distances(found: Sequence[Tensor], wanted: Sequence[Tensor], learners: int) -> Tensor:
