@@ -43,6 +43,7 @@ from farzi_hf.evaluation.tasks import LanguageModeling, Task
 from farzi_hf.real_rows import RealRows
 from farzi_hf.student_trainer import StudentTrainer
 from farzi_hf.summary import FarziData
+from farzi_hf.summary.forms import Tensors
 from farzi_hf.summary.initialization import start_inputs
 
 logger = logging.getLogger(__name__)
@@ -209,8 +210,15 @@ class FarziTrainer(StudentTrainer):
         self, model: nn.Module, inputs: Mapping[str, Tensor], return_outputs: bool = False, **kwargs: Any
     ) -> Tensor:
         """The outer loss. Its gradient in latents and decoder is the meta-gradient."""
-        seed = self._learner_seed()  # the model's forward makes this an ordinary step for DistributedDataParallel
-        return model(functional=lambda tensors: self.objective(self.learner, tensors, inputs, seed))
+        # The model's forward makes this an ordinary step for DistributedDataParallel.
+        return model(functional=partial(self._outer_loss, inputs, self._learner_seed()))
+
+    def _outer_loss(self, inputs: Mapping[str, Tensor], seed: int, tensors: Tensors) -> Tensor:
+        try:
+            return self.objective(self.learner, tensors, inputs, seed)
+        except OverflowError as error:  # a learner diverged so far that the adjoint has no room for it
+            logger.warning("Step %d: the learner diverged: %s.", self.state.global_step, error)
+            return math.nan * sum(x.sum() for x in tensors.values())
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         """One micro-batch. A meta-gradient without a finite norm is dropped and does not change the summary."""

@@ -44,7 +44,7 @@ def influence(
         ValueError: `weights` has another shape, the test loss is neither a number nor a vector, or the adjoint cannot do this training.
         FloatingPointError: the training diverged, or its derivative did: a result is not finite.
     """
-    w = (training.ones if weights is None else weights.detach()).clone().requires_grad_()
+    w = training.checked(weights).detach().clone().requires_grad_()
     theta = training.unroll(w, adjoint)
     losses = loss_function(training.learner, test)(theta)
     if losses.dim() > 1:

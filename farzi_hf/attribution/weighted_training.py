@@ -9,6 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from farzi_hf.data import IGNORED
 from farzi_hf.distillation import Learner, Parameters
 from farzi_hf.engine import Adjoint, InnerOptimizer, train, unroll
 
@@ -30,7 +31,8 @@ class WeightedTraining:
         start: θ_0, by name.
 
     Raises:
-        ValueError: `batches` is not a matrix of row numbers, or `rows` has no labels.
+        ValueError: `batches` is not a matrix of row numbers, `rows` has no labels, its padding is on the left, or a minibatch has
+            nothing to predict.
     """
 
     learner: Learner
@@ -52,6 +54,11 @@ class WeightedTraining:
         if low < 0 or high >= self.num_rows:
             raise ValueError(
                 f"batches names the rows {low} to {high}, but rows has {self.num_rows} sequences, 0 to {self.num_rows - 1}"
+            )
+        predicted = (self.rows["labels"][:, 1:] != IGNORED).sum(1)
+        if (empty := (predicted[self.batches] == 0).all(1)).any():
+            raise ValueError(
+                f"batches[{int(empty.nonzero()[0])}] has only rows without a label to predict; leave out rows whose labels are all {IGNORED}"
             )
         mask = self.rows.get("attention_mask")
         if mask is not None and (rising := (mask[:, 1:] > mask[:, :-1]).any(1)).any():
@@ -91,7 +98,7 @@ class WeightedTraining:
             weights: w (n,); None stands for ordinary training.
             steps: stop after so many steps; None takes all T.
         """
-        weights = self._checked(weights)
+        weights = self.checked(weights)
         return train(
             self.loss, self.start, (weights,), optimizer=self.optimizer, steps=self.steps if steps is None else steps
         ).params
@@ -111,7 +118,7 @@ class WeightedTraining:
                 return learners.hard_loss(params, self.minibatch(chosen), inputs[0][:, chosen]) * learners.size
 
             for w in part:
-                self._checked(w)
+                self.checked(w)
             start = learners.stack([self.start] * len(part))
             trained = train(loss, start, (part,), optimizer=self.optimizer, steps=self.steps).params
             for k in range(len(part)):
@@ -122,7 +129,7 @@ class WeightedTraining:
         return unroll(
             self.loss,
             self.start,
-            (self._checked(weights),),
+            (self.checked(weights),),
             optimizer=self.optimizer,
             steps=self.steps,
             adjoint=adjoint,
@@ -135,11 +142,16 @@ class WeightedTraining:
         ids = self.rows["input_ids"]
         return torch.full((len(ids),), ids.shape[1]) if mask is None else mask.sum(1)
 
-    def _checked(self, weights: Tensor | None) -> Tensor:
+    def checked(self, weights: Tensor | None) -> Tensor:
+        """The weights (n,); None stands for ordinary training. Raises ValueError if they are others."""
         if weights is None:
             return self.ones
         if weights.shape != (self.num_rows,):
             raise ValueError(
                 f"weights has the shape {tuple(weights.shape)}; give a weight for each of the {self.num_rows} training sequences"
+            )
+        if not weights.is_floating_point():
+            raise ValueError(
+                f"weights is {weights.dtype}, in which nothing can be differentiated; give weights.float()"
             )
         return weights

@@ -163,7 +163,6 @@ class Learner:
             raise ValueError(
                 f"learner_init: its model has {self.vocab_size} embeddings, but {entries} logits; give one with as many of both"
             )
-        states = states.to(torch.promote_types(states.dtype, torch.float32))
         return linear_cross_entropy(states, weight, bias, targets, counts) / len(targets)
 
     def states(self, params: Parameters, arguments: Mapping[str, Tensor]) -> Tensor:

@@ -34,13 +34,17 @@ class _Member:
     generation: int = 0
     state: TrainingState | None = None
 
+    def retire(self) -> None:
+        """Make way for a fresh learner."""
+        self.generation, self.state = self.generation + 1, None
+
 
 class LearnerPool:
     """Learners of different ages. Each call takes the next one, and differentiates its next `window` steps.
 
     The age of a learner is the number of steps that it has taken, with those of the window: from `youngest` to `oldest`. The first
     learners have ages spread over this range. The steps of a window are taken again at the learner's next turn, on the summary as it is
-    then. Its earlier steps were on earlier states of the summary.
+    then. Its earlier steps were on earlier states of the summary. A learner that diverges makes way for a fresh one.
 
     Args:
         training: the inner loop, with a window.
@@ -68,7 +72,7 @@ class LearnerPool:
         place, member = self._turn, self._members[self._turn]
         self._turn = (place + 1) % len(self._members)
         if member.state is not None and member.state.step + 2 * self.window > self.oldest:
-            member.generation, member.state = member.generation + 1, None
+            member.retire()
         seed = derive(self.seed, Purpose.POOL_LEARNER, place, member.generation)
         if member.state is None:
             steps = self._first_age(place, member.generation) - self.window
@@ -77,7 +81,14 @@ class LearnerPool:
             steps, start = self.window, member.state
         training = {"seed": seed, "of_steps": self.oldest}
         member.state = self.training.advance(learner, summary, start=start, steps=steps, **training)
-        return self.training(learner, summary, start=member.state, steps=self.window, **training)
+        try:
+            theta = self.training(learner, summary, start=member.state, steps=self.window, **training)
+        except OverflowError:  # it has diverged, and is too large for the adjoint
+            member.retire()
+            raise
+        if not torch.stack([x.isfinite().all() for x in theta.values()]).all():
+            member.retire()
+        return theta
 
     def _first_age(self, place: int, generation: int) -> int:
         if generation:
@@ -99,7 +110,7 @@ class LearnerPool:
         """The inverse of `state_dict`.
 
         Raises:
-            ValueError: the pool had another size.
+            ValueError: the pool had another size, or its learners another optimizer or other parameters.
         """
         counts = tensors["members"].tolist()
         if len(counts) != len(self._members):
@@ -109,9 +120,22 @@ class LearnerPool:
         self._turn = int(tensors["turn"])
         for place, (generation, step) in enumerate(counts):
             seed = derive(self.seed, Purpose.POOL_LEARNER, place, generation)
-            layout = Layout.of(start_of(self.starts, learner, seed, device))  # with the constants of this learner
-            states = tuple(
-                tuple(tensors[f"{place}.{group}.{i}"].to(device) for i in range(self.training.optimizer.fields))
-                for group in range(len(layout.groups) if step >= 0 else 0)
+            self._members[place] = _Member(generation)
+            if step >= 0:
+                start = start_of(self.starts, learner, seed, device)
+                layout = Layout.of(start)  # with the constants of this learner
+                states = tuple(
+                    tuple(x.to(device) for x in self._buffers(tensors, f"{place}.{group}.", len(flat)))
+                    for group, flat in enumerate(layout.flatten(start))
+                )
+                self._members[place].state = TrainingState(layout, states, step)
+
+    def _buffers(self, tensors: Mapping[str, Tensor], prefix: str, size: int) -> list[Tensor]:
+        """A saved state of the optimizer, for `size` parameters."""
+        found = [tensors[name] for name in sorted(tensors) if name.startswith(prefix)]
+        if [len(x) for x in found] != [size] * self.training.optimizer.fields:
+            raise ValueError(
+                f"the checkpoint's pool has learners with {len(found)} buffers of {len(found[0]) if found else 0} numbers, but "
+                f"inner_optimizer and learners_per_step make {self.training.optimizer.fields} of {size}; give the values of the checkpoint's run"
             )
-            self._members[place] = _Member(generation, TrainingState(layout, states, step) if step >= 0 else None)
+        return found

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Hashable, Sized
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from functools import cache
-from types import FunctionType, MethodType
+from types import CellType, FunctionType, MethodType
 from typing import Any
 
 import psutil
@@ -44,6 +44,7 @@ def choose_adjoint(loop: InnerLoop, w: Buffers, inputs: Buffers) -> Adjoint:
 
 _MEASURED: dict[Hashable, StepMemory] = {}
 _MEASUREMENTS = 64  # at most; the oldest is removed first
+_FOLLOWED = 256  # parts of a value at most, so that the key of a long list is no work
 
 
 def _step_memory(loop: InnerLoop, w: Buffers, inputs: Buffers) -> StepMemory:
@@ -57,29 +58,52 @@ def _step_memory(loop: InnerLoop, w: Buffers, inputs: Buffers) -> StepMemory:
     return _MEASURED[key]
 
 
-def _kind(value: Any, within: tuple[FunctionType, ...] = ()) -> Hashable:
-    """A key for everything that the memory of a step can depend on: a tensor's shape and type, a function's code and captured values.
+def _kind(value: Any, within: tuple[int, ...] = ()) -> Hashable:
+    """A key for everything that the memory of a step can depend on: a tensor's shape and type, a function's code and what it captures.
 
-    A training makes a new loss function at every call, so functions with equal code and captured values have equal keys. The key keeps
-    no object alive. `within` are the functions that capture `value`; a function that captures itself is not followed again.
+    A training makes a new loss function at every call, so functions with equal code and captured values have equal keys. Containers and
+    dataclasses are followed, and global names of a function that are no functions themselves. Other objects stand for themselves: a change
+    of their attributes is not seen. The key keeps no object alive. `within` are the ids of what holds `value`; a value that holds itself is
+    not followed again.
     """
     if isinstance(value, Tensor):
         return value.shape, value.dtype, value.device, value.requires_grad
-    if isinstance(value, MethodType):
-        return _kind(value.__func__, within), _kind(value.__self__, within)
-    if isinstance(value, FunctionType):
-        if value in within:
-            return value.__code__
-        captured = (*(value.__defaults__ or ()), *(cell.cell_contents for cell in value.__closure__ or ()))
-        return value.__code__, *(_kind(part, (*within, value)) for part in captured)
-    if is_dataclass(value) and not isinstance(value, type):
-        return type(value), *(_kind(getattr(value, field.name), within) for field in fields(value))
-    if isinstance(value, (str, int, float)):
+    if value is None or isinstance(value, (str, int, float, torch.dtype, torch.device)):
         return value
+    if (parts := _parts(value)) is not None:
+        kind = value.__code__ if isinstance(value, FunctionType) else type(value)
+        if id(value) in within:
+            return kind
+        return kind, len(parts), *(_kind(part, (*within, id(value))) for part in parts[:_FOLLOWED])
     if type(value).__eq__ is object.__eq__:
         with suppress(TypeError):  # a class may have no weak references
             return weakref.ref(value)
-    return type(value), len(value) if isinstance(value, Sized) else None
+    return type(value), getattr(value, "shape", None)
+
+
+def _parts(value: Any) -> Sequence[Any] | None:
+    """What a value is made of; None if that cannot be told."""
+    if isinstance(value, MethodType):
+        return value.__func__, value.__self__
+    if isinstance(value, FunctionType):
+        known = [cell.cell_contents for cell in value.__closure__ or () if _is_set(cell)]
+        names = (value.__globals__.get(name) for name in value.__code__.co_names)
+        return *(value.__defaults__ or ()), *known, *(x for x in names if isinstance(x, (Tensor, Mapping, list, tuple)))
+    if isinstance(value, Mapping):
+        return *value.keys(), *value.values()
+    if isinstance(value, (list, tuple)):
+        return value
+    if is_dataclass(value) and not isinstance(value, type):
+        return [getattr(value, field.name, None) for field in fields(value)]  # a field may not be set yet
+    return None
+
+
+def _is_set(cell: CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018, it raises
+    except ValueError:
+        return False
+    return True
 
 
 @cache

@@ -36,6 +36,7 @@ CHUNK = 1 << 18
 class Layout:
     """The place of each trained tensor in the flat buffers, and the tensors that do not train (`constants`)."""
 
+    names: tuple[str, ...]
     groups: tuple[tuple[str, ...], ...]
     shapes: tuple[tuple[torch.Size, ...], ...]
     constants: dict[str, Tensor]
@@ -48,6 +49,10 @@ class Layout:
         constants: dict[str, Tensor] = {}
         for name, x in params.items():
             trains = x.requires_grad or (plain_tensors_train and not isinstance(x, nn.Parameter))
+            if trains and x.is_complex():
+                raise ValueError(
+                    f"params[{name!r}] is {x.dtype}, which does not train; give its real and imaginary part"
+                )
             if trains and x.is_floating_point():
                 groups.setdefault((x.dtype, x.device), []).append(name)
             else:
@@ -58,19 +63,20 @@ class Layout:
                 "set requires_grad=True on those that should train"
             )
         shapes = tuple(tuple(params[name].shape for name in names) for names in groups.values())
-        return cls(tuple(map(tuple, groups.values())), shapes, constants)
+        return cls(tuple(params), tuple(map(tuple, groups.values())), shapes, constants)
 
     def flatten(self, params: dict[str, Tensor]) -> Buffers:
         """Copy the trained tensors into new flat buffers."""
         return tuple(torch.cat([params[name].reshape(-1) for name in names]) for names in self.groups)
 
     def unflatten(self, w: Buffers) -> dict[str, Tensor]:
-        """All tensors by name; the trained ones are views of the buffers. They are split at once: its backward is one concatenation."""
+        """All tensors by name, in their order; the trained ones are views of the buffers. They are split at once: its backward is one
+        concatenation."""
         params = dict(self.constants)
         for flat, names, shapes in zip(w, self.groups, self.shapes, strict=True):
             parts = flat.split([shape.numel() for shape in shapes])
             params.update((name, part.view(shape)) for name, part, shape in zip(names, parts, shapes, strict=True))
-        return params
+        return {name: params[name] for name in self.names}
 
 
 @dataclass(frozen=True)
@@ -191,8 +197,8 @@ class InnerLoop:
             del after
         inputs = tuple(x.detach().requires_grad_(x.requires_grad) for x in inputs)
         totals = tuple(torch.zeros_like(x) for x in inputs if x.requires_grad)
-        cotangents = self.cotangents(w)
-        with LiveBytes() as backward:
+        states, cotangents = tuple(self.optimizer.init(flat.detach()) for flat in w), self.cotangents(w)
+        with torch.no_grad(), LiveBytes() as backward:
             self.reverse(t, states, None, inputs, cotangents, totals)
         return StepMemory(graph, max(forward.peak, backward.peak))
 

@@ -66,4 +66,6 @@ class LiveBytes(TorchDispatchMode):
 
 
 def _tensors(tree: Any) -> list[Tensor]:
-    return [x for x in tree_leaves(tree) if isinstance(x, Tensor)]
+    return [
+        x for x in tree_leaves(tree) if isinstance(x, Tensor) and x.layout == torch.strided
+    ]  # others have no storage

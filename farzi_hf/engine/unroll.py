@@ -8,6 +8,7 @@ takes the fastest one that fits into memory.
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -53,7 +54,8 @@ def unroll(
         inner_loss: `inner_loss(params, inputs, step)` returns a scalar. It must be a pure function, because the
             backward pass evaluates it again (under the autocast settings of the forward pass): choose minibatches
             and dropout by `step`. It must have second derivatives: no flash attention, no cuDNN RNN. Only `params`
-            and `inputs` get gradients; tensors that the function captures get none.
+            and `inputs` get gradients. Pass a tensor that needs one in `inputs`: if the function captures it, it gets one
+            under `Direct` alone.
         params: the start θ_0, by name; or a training that goes on, as `train` has returned it. It takes `steps` more steps then.
         inputs: tensors for `inner_loss`, with the meta-variables among them.
         optimizer: `InnerAdam`, `InnerSGD` or another `InnerOptimizer`; its accumulators start at zero, or as the training left them.
@@ -90,8 +92,7 @@ def unroll(
             w = adjoint.run(loop, w, inputs)
         else:
             w = weights(loop.advance(loop.start(w), inputs, loop.all))
-    trained = loop.layout.unflatten(w)
-    return trained if isinstance(params, TrainingState) else {name: trained[name] for name in params}
+    return loop.layout.unflatten(w)
 
 
 def train(
@@ -170,7 +171,7 @@ def _check_counts(steps: Any, window: Any, first_step: Any) -> None:
 
 
 def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _described(value: Any) -> str:

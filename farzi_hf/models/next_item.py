@@ -70,8 +70,12 @@ class NextItemConfig(PreTrainedConfig):
 
     @property
     def vocab_size(self) -> int:
-        """V: the items and the padding."""
+        """V: the items and the padding. `resize_token_embeddings` sets it."""
         return self.num_items + 1
+
+    @vocab_size.setter
+    def vocab_size(self, entries: int) -> None:
+        self.num_items = check_size("vocab_size", entries) - 1
 
 
 class NextItemModel(SequenceModel):

@@ -26,6 +26,10 @@ class SequenceModel(PreTrainedModel):
         """The layer that turns states into logits."""
         return self.output
 
+    def set_output_embeddings(self, value: nn.Linear) -> None:
+        """Replaces the output layer."""
+        self.output = value
+
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
         if isinstance(module, nn.GRU):  # torch's own bounds; transformers initialises only the LSTM

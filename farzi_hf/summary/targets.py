@@ -26,6 +26,10 @@ class Targets(ABC):
     def __len__(self) -> int:
         """n."""
 
+    def to(self, dtype: torch.dtype) -> Targets:
+        """The same with numbers of this type. Ids stay what they are."""
+        return self
+
     @abstractmethod
     def cross_entropy(self, logits: Tensor) -> Tensor:
         """logsumexp(z_j) − ⟨q_j, z_j⟩ of logits (n, V), (n,), by torch's own functions."""
@@ -98,6 +102,11 @@ class SoftTokens(Targets):
         """All of them at once, (…, V)."""
         latents = self.latents / self.tau  # the smaller of the two factors
         return torch.softmax(latents if self.decoder is None else latents @ self.decoder, dim=-1)
+
+    def to(self, dtype: torch.dtype) -> SoftTokens:
+        if all(x.dtype == dtype for x in self.tensors):
+            return self
+        return SoftTokens(self.latents.to(dtype), None if self.decoder is None else self.decoder.to(dtype), self.tau)
 
     def flat(self) -> SoftTokens:
         """The same with one axis of positions."""

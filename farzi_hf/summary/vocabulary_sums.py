@@ -69,7 +69,7 @@ def linear_cross_entropy(
     with create_graph=True they raise an error.
 
     Args:
-        states: (n, k).
+        states: (n, k). The sum is computed in their type, or in float32 if that has more bits.
         weight: (V, k) of the head; None if the states are the logits, which are then kept.
         bias: (V,), or None.
         targets: q, n of them.
@@ -80,6 +80,9 @@ def linear_cross_entropy(
     """
     if counts is not None and targets.tensors:
         raise ValueError(f"counts are given beside {type(targets).__name__}, which have derivatives; give HardTargets")
+    dtype = torch.promote_types(states.dtype, torch.float32)
+    states, targets = states.to(dtype), targets.to(dtype)
+    weight, bias = (None if x is None else x.to(dtype) for x in (weight, bias))
     with torch.autocast(states.device.type, enabled=False):
         # torch.compile fuses the plain formula, and cannot differentiate a Function twice.
         if weight is None or torch.compiler.is_compiling():
@@ -214,19 +217,21 @@ class _TargetDerivative(torch.autograd.Function):
 
 
 def mean_embedding(tokens: SoftTokens, table: Tensor) -> Tensor:
-    """Σ_v q_v E_v: soft tokens (…, V) and the embeddings E (V, h) of all entries give (…, h).
+    """Σ_v q_v E_v: soft tokens (…, V) and the embeddings E (V, h) of all entries give (…, h), of the type of E.
 
     The first derivatives in E can be differentiated again, in everything. Those in the tokens cannot: with
     create_graph=True they raise an error.
     """
     with torch.autocast(table.device.type, enabled=False):
+        dtype = torch.promote_types(tokens.latents.dtype, table.dtype)
+        flat, entries = tokens.to(dtype).flat(), table.to(dtype)
         if torch.compiler.is_compiling():
-            return tokens.probabilities() @ table
-        flat = tokens.flat()
-        x = _MeanEmbedding.apply(flat, table)
-        if any(y.requires_grad for y in flat.tensors):
-            x = x + _TokenDerivative.apply(flat, table.detach(), *flat.tensors)
-    return x.view(*tokens.shape[:-1], -1)
+            x = flat.probabilities() @ entries
+        else:
+            x = _MeanEmbedding.apply(flat, entries)
+            if any(y.requires_grad for y in flat.tensors):
+                x = x + _TokenDerivative.apply(flat, entries.detach(), *flat.tensors)
+    return x.to(table.dtype).view(*tokens.shape[:-1], -1)
 
 
 class _MeanEmbedding(torch.autograd.Function):

@@ -148,6 +148,10 @@ def test_gradient_scores_are_those_of_single_gradients(training: WeightedTrainin
             },
             r"rows\['attention_mask'\]\[3\] has padding before an id; pad on the right",
         ),
+        (
+            {"rows": {**sentences(N, seed=2), "labels": torch.full((N, 6), IGNORED)}},
+            r"batches\[0\] has only rows without a label to predict",
+        ),
     ],
 )
 def test_a_training_says_what_is_wrong(training: WeightedTraining, changes: dict, message: str) -> None:
@@ -158,6 +162,8 @@ def test_a_training_says_what_is_wrong(training: WeightedTraining, changes: dict
 def test_influence_says_what_is_wrong(training: WeightedTraining) -> None:
     with pytest.raises(ValueError, match=r"weights has the shape \(3,\)"):
         influence(training, TEST, weights=torch.ones(3))
+    with pytest.raises(ValueError, match=r"weights is torch.int64, in which nothing can be differentiated"):
+        influence(training, TEST, weights=torch.ones(N, dtype=torch.long))
     with pytest.raises(ValueError, match=r"losses of shape \(1, 1\)"):
         influence(training, lambda theta: training.learner.hard_loss(theta, TEST).view(1, 1))
     with pytest.raises(FloatingPointError, match="the influence is not finite after 6 steps"):

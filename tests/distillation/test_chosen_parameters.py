@@ -126,6 +126,27 @@ def test_the_inner_loop_of_adapters_is_that_of_the_merged_weights(adjoint):
         assert (a - b).norm() < tolerance * b.norm()
 
 
+def test_adapters_of_a_base_in_bfloat16():
+    """The base and its head are bfloat16 and constant, the adapters and the summary are float32."""
+    base = {"load": lambda: tiny_model("gpt2").to(torch.bfloat16)}
+
+    def half() -> nn.Module:
+        adapters = peft.LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["c_attn"], fan_in_fan_out=True)
+        return peft.get_peft_model(base["load"](), adapters)  # in float32, as PEFT does it
+
+    learner, farzi = Learner(half), summary()
+    start = learner.initial_parameters(0)
+    training = SyntheticTraining(OPTIMIZER, 1.0, adjoint=Tape())
+    loss = learner.hard_loss(training(learner, farzi.tensors, start=start, steps=STEPS, seed=0), BATCH)
+    ours = torch.autograd.grad(loss, [farzi.latents, farzi.decoder])
+    base["load"] = lambda: tiny_model("gpt2").to(torch.bfloat16).float()
+    learner = Learner(half)
+    start = learner.initial_parameters(0)
+    loss = learner.hard_loss(training(learner, farzi.tensors, start=start, steps=STEPS, seed=0), BATCH)
+    for a, b in zip(ours, torch.autograd.grad(loss, [farzi.latents, farzi.decoder]), strict=True):
+        assert torch.cosine_similarity(a.flatten(), b.flatten(), dim=0) > 0.98
+
+
 def test_constants_that_start_equal_are_one_in_memory():
     learner = Learner(lora_on_tiny_model)
     first, second = learner.initial_parameters(1), learner.initial_parameters(2)

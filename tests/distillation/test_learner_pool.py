@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from dataclasses import replace
+
 import pytest
 import torch
 from tiny_models import tiny_model, tiny_summary
@@ -10,7 +13,7 @@ from torch import Tensor
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.distillation import Learner, SyntheticTraining, random_starts
 from farzi_hf.distillation.learner_pool import LearnerPool
-from farzi_hf.engine import InnerAdam
+from farzi_hf.engine import InnerAdam, InnerSGD, Reversible, Tape
 from farzi_hf.summary import FarziData
 
 WINDOW, YOUNGEST, OLDEST = 2, 5, 11
@@ -101,3 +104,28 @@ def test_a_pool_goes_on_from_its_state(learner, farzi, turns, together):
 def test_a_pool_of_another_size_is_refused(learner):
     with pytest.raises(ValueError, match=r"learner_pool=2, but the checkpoint has a pool of 3 learners"):
         pool(2).load_state_dict(pool(3).state_dict(), learner, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("other", "together"),
+    [(InnerSGD(0.02, momentum=0.9), 1), (training().optimizer, 2)],
+    ids=["another optimizer", "several learners"],
+)
+def test_learners_of_another_kind_are_refused(learner, farzi, other, together):
+    first = pool()
+    first(learner, farzi.tensors)
+    second = LearnerPool(replace(training(), optimizer=other), 3, YOUNGEST, OLDEST, random_starts, seed=7)
+    several = learner if together == 1 else learner.batch(together)
+    with pytest.raises(
+        ValueError, match=r"pool has learners with 3 buffers of .* inner_optimizer and learners_per_step make"
+    ):
+        second.load_state_dict(first.state_dict(), several, "cpu")
+
+
+@pytest.mark.parametrize("adjoint", [Tape(), Reversible()], ids=["NaN", "no room"])
+def test_a_learner_that_diverges_makes_way_for_a_fresh_one(learner, farzi, adjoint):
+    wild = replace(training(), optimizer=InnerAdam(1e300 if isinstance(adjoint, Tape) else 1e9), adjoint=adjoint)
+    learners = LearnerPool(wild, 1, YOUNGEST, OLDEST, random_starts, seed=7)
+    with pytest.raises(OverflowError) if isinstance(adjoint, Reversible) else nullcontext():
+        learners(learner, farzi.tensors)
+    assert (learners._members[0].generation, learners._members[0].state) == (1, None)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 from collections import Counter
 from functools import cache
 
 import meta_problems as mp
 import pytest
+import torch
 from meta_problems import ADAM, outer_loss
 from torch import Tensor
 
-from farzi_hf.engine import Checkpoint, unroll
+from farzi_hf.engine import Checkpoint, InnerSGD, unroll
 
 
 @cache
@@ -75,3 +77,12 @@ def test_nothing_is_left_for_the_collection_of_cycles() -> None:
         assert seen() is None
     finally:
         gc.enable()
+
+
+def test_there_may_be_more_slots_than_python_allows_calls_in_calls() -> None:
+    x, limit = torch.ones(2, requires_grad=True), sys.getrecursionlimit()
+    theta = unroll(
+        lambda p, i, s: (p["w"] * i[0]).square().sum(), {"w": torch.ones(2)}, (x,), optimizer=InnerSGD(lr=1e-4),
+        steps=3 * limit, adjoint=Checkpoint(slots=limit + 200),
+    )  # fmt: skip
+    assert torch.autograd.grad(theta["w"].sum(), x)[0].all()

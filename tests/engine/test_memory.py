@@ -5,14 +5,16 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
+import numpy as np
 import psutil
 import pytest
 import torch
 from torch import Tensor
 
 from farzi_hf import Direct, InnerAdam, engine, unroll
-from farzi_hf.engine import Adjoint
+from farzi_hf.engine import Adjoint, Tape, choice
 from farzi_hf.engine.inner_loop import CHUNK, InnerLoop, Layout
 from farzi_hf.engine.step_memory import LiveBytes
 
@@ -136,3 +138,65 @@ def test_what_was_measured_keeps_nothing_alive() -> None:
     del model, loss
     gc.collect()
     assert gone() is None
+
+
+def _of_mapping(n: int):
+    data = {"x": torch.ones(n, 64)}
+    return lambda params, inputs, step: _loss(params, inputs, step) + (data["x"] @ params["w"]).square().sum()
+
+
+def _of_list(n: int):
+    data = [torch.ones(n, 64)]
+    return lambda params, inputs, step: _loss(params, inputs, step) + (data[0] @ params["w"]).square().sum()
+
+
+_GLOBAL = torch.ones(1, 64)
+
+
+def _of_global(n: int):
+    global _GLOBAL
+    _GLOBAL = torch.ones(n, 64)
+    return lambda params, inputs, step: _loss(params, inputs, step) + (_GLOBAL @ params["w"]).square().sum()
+
+
+@pytest.mark.parametrize("make", [_of_mapping, _of_list, _of_global])
+def test_a_loss_with_other_data_in_it_is_measured_anew(make: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "_MEASURED", {})
+    for n in (1, 10_000):
+        _call(make(n), None, torch.randn(ROWS, 64, requires_grad=True))
+    small, large = (step.peak for step in choice._MEASURED.values())
+    assert large > 10 * small
+
+
+@pytest.mark.parametrize("value", [torch.eye(3).to_sparse(), np.array(3.0), "unset cell", "unset field"])
+def test_whatever_a_loss_captures_can_be_measured(value) -> None:
+    @dataclass
+    class Holder:
+        held: object = field(init=False)
+        itself: object = None
+
+    holder = Holder()
+    holder.itself = holder
+    if not isinstance(value, str):
+        holder.held = value
+
+    def loss(params: dict[str, Tensor], inputs: tuple[Tensor, ...], step: int) -> Tensor:
+        if step < 0:
+            return later
+        extra = torch.sparse.mm(value, params["w"][:3]).sum() if isinstance(value, Tensor) else 0
+        return _loss(params, inputs, step) + extra + (0 if holder.itself is holder else 1)
+
+    _call(loss, None, torch.randn(ROWS, 64, requires_grad=True))
+    later = None
+
+
+def test_the_estimate_is_right_with_weight_decay() -> None:
+    """The optimizer's own reverse step makes no graph in a backward pass, so none may be counted."""
+    x, w = torch.randn(2, 64, requires_grad=True), {"w": torch.randn(64, 2048, requires_grad=True)}
+    optimizer, layout = InnerAdam(lr=0.01, weight_decay=0.1), Layout.of(w)
+    loop = InnerLoop(_loss, optimizer, layout, 4, 4, 1, {})
+    flat = layout.flatten(w)
+    estimate = Tape().memory(loop, flat, (x,), loop.step_memory(flat, (x,)))
+    with LiveBytes() as used:
+        unroll(_loss, w, (x,), optimizer=optimizer, steps=4, adjoint=Tape())["w"].sum().backward()
+    assert 0.8 <= estimate / used.peak <= 1.25

@@ -48,16 +48,19 @@ def test_a_gradient_that_cannot_be_reproduced_is_an_error() -> None:
         loss.backward()
 
 
-@pytest.mark.parametrize("optimizer", [InnerSGD(lr=0.1), InnerAdam(lr=0.1, betas=(0.0, 0.9))])
+@pytest.mark.parametrize(
+    "optimizer", [InnerSGD(lr=0.1), InnerAdam(lr=0.1, betas=(0.0, 0.9)), InnerAdam(lr=0.1, betas=(0.9, 1e-10))]
+)
 def test_an_optimizer_without_memory_cannot_run_backwards(optimizer: InnerOptimizer) -> None:
     with pytest.raises(ValueError, match=r"adjoint=Reversible\(\) cannot run Inner.* backwards.*use adjoint=Tape\(\)"):
         unroll(*mp.mlp().arguments, optimizer=optimizer, steps=2, adjoint=Reversible())
+    assert unroll(*mp.mlp().arguments, optimizer=optimizer, steps=2)  # it is not chosen
 
 
 @pytest.mark.parametrize(("scale", "what"), [(1e12, "gradient"), (1e6, "parameter")])
 def test_numbers_beyond_the_integers_are_an_error(scale: float, what: str) -> None:
     w, x = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
-    with pytest.raises(OverflowError, match=rf"room for a {what} of up to .* but step 1 has one of"):
+    with pytest.raises(OverflowError, match=rf"room for {what}s of up to .* but after step 1 there is one of"):
         unroll(lambda p, i, t: (p["w"] * i[0] * scale).sum(), {"w": w}, (x,), optimizer=InnerSGD(1.0, momentum=0.5),
                steps=2, adjoint=Reversible())  # fmt: skip
 
@@ -88,3 +91,53 @@ def test_an_optimizer_needs_no_inverse_unless_it_is_to_run_backwards() -> None:
     assert relative_error(*pairs) < 1e-12
     with pytest.raises(ValueError, match=r"adjoint=Reversible\(\) cannot run .*PlainDescent.* no inverse in integers"):
         unroll(*problem.arguments, optimizer=PlainDescent(), steps=5, adjoint=Reversible())
+
+
+def test_gradients_before_the_window_without_room_are_an_error() -> None:
+    def loss(params: dict, inputs: tuple, step: int) -> Tensor:
+        return (params["w"] * inputs[0]).square().sum() * (1e12 if step <= 2 else 1.0)
+
+    w, x = torch.ones(2), torch.ones(2, requires_grad=True)
+    options = {"optimizer": InnerAdam(lr=0.01), "steps": 8, "window": 4}
+    assert unroll(loss, {"w": w}, (x,), **options, adjoint=Tape())
+    with pytest.raises(OverflowError, match=r"room for accumulators of up to .* but after step 4 there is one of"):
+        unroll(loss, {"w": w}, (x,), **options, adjoint=Reversible())
+
+
+@pytest.mark.parametrize("lost_at", [0, 2, 4, 6])
+@pytest.mark.parametrize("window", [None, 3])
+def test_a_training_that_leaves_the_finite_numbers_is_nan_as_with_other_adjoints(
+    lost_at: int, window: int | None
+) -> None:
+    """Where the input has no part in the last step, too."""
+
+    def loss(params: dict, inputs: tuple, step: int) -> Tensor:
+        value = (params["w"] @ inputs[0]).square() if step < 6 else params["w"].sum().square()
+        return value * (torch.nan if step == lost_at else 1.0)
+
+    found = []
+    for adjoint in (Tape(), Reversible()):
+        w, x = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+        start = torch.where(torch.tensor([lost_at == 0, False]), torch.nan, w)
+        theta = unroll(loss, {"w": start}, (x,), optimizer=InnerAdam(lr=0.01), steps=6, window=window, adjoint=adjoint)
+        found.append(
+            [theta["w"].isnan().any(), *(g.isnan().any() for g in torch.autograd.grad(theta["w"].sum(), (w, x)))]
+        )
+    assert found[0] == found[1]
+
+
+def test_a_backward_pass_that_stopped_on_the_way_is_named_by_the_next() -> None:
+    problem, calls = mp.mlp(), 0
+
+    def interrupted(params: dict, inputs: tuple, step: int) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 9:
+            raise KeyboardInterrupt
+        return problem.inner_loss(params, inputs, step)
+
+    loss = outer_loss(unroll(interrupted, *problem.arguments[1:], optimizer=ADAM, steps=6, adjoint=Reversible()))
+    with pytest.raises(KeyboardInterrupt):
+        loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match=r"stopped with an error in an earlier backward pass .*; call unroll again"):
+        loss.backward()

@@ -78,3 +78,16 @@ def test_another_optimizer_cannot_go_on():
         unroll(problem.inner_loss, parts(problem, ADAM, 3), problem.inputs, optimizer=InnerSGD(0.1), steps=2)
     with pytest.raises(TypeError, match="optimizer must be an InnerOptimizer"):
         unroll(problem.inner_loss, parts(problem, ADAM, 3), problem.inputs, optimizer=None, steps=2)
+
+
+def test_parameters_keep_their_order():
+    """Also where constants are between those that train."""
+    params = {"a": torch.ones(2), "n": torch.arange(2), "b": torch.ones(2)}
+    x = torch.ones(2, requires_grad=True)
+
+    def loss(p: dict, inputs: tuple, step: int) -> torch.Tensor:
+        return ((p["a"] + p["b"]) * inputs[0]).square().sum()
+
+    state = train(loss, params, (x,), optimizer=InnerSGD(lr=0.1), steps=2)
+    assert list(state.params) == list(params)
+    assert list(unroll(loss, state, (x,), optimizer=InnerSGD(lr=0.1), steps=2)) == list(params)

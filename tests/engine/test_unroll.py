@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 
 import meta_problems as mp
+import numpy as np
 import pytest
 import torch
 from adjoint_checks import every_adjoint, reference
@@ -171,6 +172,8 @@ BAD_INPUT = {
     "empty params": ({"params": {}}, TypeError, r"params must be a dict of tensors with at least.*named_parameters"),
     "module": ({"params": nn.Linear(1, 1)}, TypeError, r"params must be a dict .* got Linear"),
     "nothing trains": ({"params": _frozen()}, ValueError, r"params has no tensor to train.*requires_grad=True"),
+    "complex": ({"params": {"w": torch.ones(2), "c": torch.ones(1, dtype=torch.cfloat, requires_grad=True)}}, ValueError,
+                r"params\['c'\] is torch.complex64, which does not train"),
     "bare input": ({"inputs": torch.ones(2)}, TypeError, r"inputs must be a tuple of tensors, got Tensor.*pass \(x,\)"),
     "list input": ({"inputs": ([1.0],)}, TypeError, r"inputs must be a tuple of tensors, got tuple"),
     "torch optimizer": ({"optimizer": torch.optim.Adam}, TypeError, r"optimizer must .* got the class Adam.*InnerAdam"),
@@ -193,3 +196,14 @@ def test_bad_input_is_one_clear_error(case: str) -> None:
     assert unroll(**good)["w"].requires_grad
     with pytest.raises(error, match=message):
         unroll(**(good | change))
+
+
+@pytest.mark.parametrize("adjoint", [Direct(), Tape(), Checkpoint(), Reversible(), None])
+def test_tensors_without_elements_and_counts_of_numpy_are_fine(adjoint: Adjoint | None) -> None:
+    params = {"w": torch.ones(2, requires_grad=True), "none": torch.zeros(0, dtype=torch.float64, requires_grad=True)}
+    x = torch.ones(2, requires_grad=True)
+    theta = unroll(
+        lambda p, i, s: (p["w"] * i[0]).square().sum(), params, (x,), optimizer=ADAM, steps=np.int64(3), adjoint=adjoint
+    )
+    assert theta["none"].shape == (0,)
+    assert torch.autograd.grad(theta["w"].sum(), x)[0].all()

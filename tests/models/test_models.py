@@ -32,6 +32,15 @@ def test_save_and_load(tmp_path, tied):
     assert (loaded.output.weight is loaded.embedding.weight) == tied
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_words_can_be_added(tied):
+    model, ids = tiny(tie_word_embeddings=tied).eval(), torch.randint(V, (2, 5))
+    before = model(ids).logits
+    model.resize_token_embeddings(V + 3, mean_resizing=False)
+    torch.testing.assert_close(model(ids).logits[..., :V], before)
+    assert (model.output.weight is model.embedding.weight) == tied
+
+
 def test_embeddings_in_place_of_ids_and_causality():
     model = tiny().eval()
     ids = torch.randint(V, (2, 5))

@@ -51,6 +51,20 @@ def test_auto_classes_build_it_and_it_survives_a_folder(kind, tmp_path):
         assert loaded.output.weight is loaded.embedding.weight
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_items_can_be_added(kind, tied, tmp_path):
+    model = tiny(kind, tie_word_embeddings=tied)
+    before = model(items()).logits
+    model.resize_token_embeddings(NUM_ITEMS + 4, mean_resizing=False)
+    assert model.config.num_items == NUM_ITEMS + 3
+    torch.testing.assert_close(model(items()).logits[..., : NUM_ITEMS + 1], before)
+    assert (model.output.weight is model.embedding.weight) == tied
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    assert torch.equal(loaded(items()).logits, model(items()).logits)
+    assert loaded.recommend([[NUM_ITEMS + 3]], k=3).shape == (1, 3)
+
+
 def test_embeddings_may_be_untied(kind):
     model = tiny(kind, tie_word_embeddings=False)
     assert model.output.weight is not model.embedding.weight

@@ -126,6 +126,32 @@ def test_one_hot_tokens_have_the_embedding_of_their_ids():
     assert torch.equal(found, table[ids])
 
 
+@pytest.mark.parametrize(
+    ("states", "model", "summary", "computed"),
+    [
+        ("float32", "bfloat16", "float32", "float32"),  # adapters on a constant base in bfloat16
+        ("float64", "float64", "float32", "float64"),
+        ("bfloat16", "bfloat16", "bfloat16", "float32"),
+    ],
+)
+def test_types_may_differ_and_derivatives_have_those_of_their_tensors(chunks, states, model, summary, computed):
+    states, model, summary, computed = (getattr(torch, name) for name in (states, model, summary, computed))
+    h, w, c, table = (
+        normal(*shape, seed=i).detach().to(dtype).requires_grad_()
+        for i, (shape, dtype) in enumerate([((N, K), states), ((V, K), model), ((V,), model), ((V, 4), model)])
+    )
+    tokens = [normal(*shape, seed=4).detach().to(summary).requires_grad_() for shape in ((N, D), (D, V))]
+    loss, x = linear_cross_entropy(h, w, c, SoftTokens(*tokens, TAU)), mean_embedding(SoftTokens(*tokens, TAU), table)
+    assert (loss.dtype, x.dtype) == (computed, model)
+    found = torch.autograd.grad(loss + x.sum(), [h, w, c, table, *tokens])
+    doubles = [x.detach().double().requires_grad_() for x in (h, w, c, table, *tokens)]
+    q = torch.softmax(doubles[4] @ doubles[5] / TAU, -1)
+    expected = torch.autograd.grad(plain_cross_entropy(*doubles[:3], q) + (q @ doubles[3]).sum(), doubles)
+    for ours, theirs, like in zip(found, expected, (h, w, c, table, *tokens), strict=True):
+        assert ours.dtype == like.dtype
+        torch.testing.assert_close(ours.double(), theirs, rtol=0.02, atol=0.02 * float(theirs.abs().max()))
+
+
 def test_large_logits_do_not_overflow():
     h = torch.tensor([[1e4], [0.0]], requires_grad=True)
     w = torch.tensor([[1.0], [-1.0], [0.0]])

@@ -279,3 +279,12 @@ def test_two_processes_are_one_that_accumulates_two_batches(make, tmp_path):
     for a, b, expected in zip(*(x["poisoned"]["tensors"] for x in (first, second)), tensors(one), strict=True):
         assert torch.equal(a, b)
         torch.testing.assert_close(a, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_a_learner_without_room_in_the_adjoint_is_a_skipped_step(make, caplog):
+    trainer = make(max_steps=2, inner_learning_rate=1e9, adjoint="reversible")
+    start = [x.clone() for x in tensors(trainer)]
+    trainer.train()
+    assert logged(trainer, "non_finite_steps") == [1, 2]
+    assert all(map(torch.equal, tensors(trainer), start))
+    assert "the learner diverged: adjoint=Reversible() holds its states in integers with room for" in caplog.text

@@ -67,15 +67,17 @@ class Checkpoint(RecordingAdjoint):
 
 
 def _descend(loop: InnerLoop, inputs: Buffers, reverse: Reverse, start: States, ts: range, slots: int) -> None:
-    """Reverse the steps `ts`, given the states before them, with `slots` places, of which `start` has one.
-
-    A function of the module: one that is defined in another and calls itself would keep all tensors until Python collects cycles.
-    """
-    while len(ts) > 1:
-        length = split(len(ts), slots)
-        _descend(loop, inputs, reverse, loop.advance(clone(start), inputs, ts[:length]), ts[length:], slots - 1)
-        ts = ts[:length]
-    reverse(ts[0], start, None)
+    """Reverse the steps `ts`, given the states before them, with `slots` places, of which `start` has one."""
+    parts = [
+        (start, ts, slots)
+    ]  # a stack, and no recursion: there may be more places than Python allows calls in calls
+    while parts:
+        start, ts, slots = parts.pop()
+        while len(ts) > 1:
+            length = split(len(ts), slots)
+            parts.append((start, ts[:length], slots))
+            start, ts, slots = loop.advance(clone(start), inputs, ts[:length]), ts[length:], slots - 1
+        reverse(ts[0], start, None)
 
 
 def split(steps: int, slots: int) -> int:

@@ -23,10 +23,12 @@ from torch import Tensor
 from farzi_hf.engine.inner_loop import chunks
 from farzi_hf.engine.optimizers import InvertibleOptimizer, State
 
-LARGEST_GRADIENT = 2.0**31
-"""The largest element of a gradient that the integers have room for: 2.1e9."""
+LARGEST_GRADIENT = 1e9
+"""The largest element of a gradient that the integers have room for, at every step."""
 LARGEST_WEIGHT = 2.0**18
 """The largest parameter that the integers have room for: 262,144."""
+SMALLEST_DECAY = 2.0**-30
+"""With a smaller β the integers would have to keep everything that the accumulator forgets."""
 
 _WEIGHT_BITS = 44  # below the binary point: 6e-14, finer than a float32 from 1e-6 up
 _LIMB, _HALF = 62, 31  # bits used of a limb, and of the digits it is divided and multiplied by
@@ -41,24 +43,19 @@ class DecayingSum:
     Memory per number: the limbs, and after the first division 4 bytes of remainders and log2(1/β) bits per step.
 
     Args:
-        start: x_0 (P,).
-        decay: β in (0, 1).
+        start: x_0 (P,), up to `largest`.
+        decay: β, from `SMALLEST_DECAY` up to 1, exclusive.
         resolution: S, bits below the binary point.
-        magnitude: log2 of the largest |x| that must fit.
+        largest: the largest |x| that must fit.
     """
 
-    def __init__(self, start: Tensor, decay: float, resolution: int, magnitude: float):
+    def __init__(self, start: Tensor, decay: float, resolution: int, largest: float):
         self.decay, self.resolution = decay, resolution
         self.period = max(1, math.floor(_GROWTH / math.log2(1 / decay)))
         growth = math.ceil(self.period * math.log2(1 / decay))
-        bits = resolution + magnitude + growth + 1
+        bits = resolution + math.log2(largest) + growth + 1
         self.lower_limbs = max(0, math.ceil(bits / _LIMB) - 1)
         self.factor = Fraction(decay**self.period).limit_denominator(_LARGEST_DENOMINATOR)
-        if not self.factor:
-            raise ValueError(
-                f"decay={decay} is too close to 0 for adjoint=Reversible(): it would have to keep everything that the "
-                "accumulator forgets; use adjoint=Tape() or Checkpoint()"
-            )
         top = torch.int32 if bits - _LIMB * self.lower_limbs <= 31 else torch.int64
         self.top = torch.zeros_like(start, dtype=top)
         self.lower = [torch.zeros_like(start, dtype=torch.int64) for _ in range(self.lower_limbs)]
@@ -214,12 +211,18 @@ class FixedPointState:
         self.optimizer, self.before = optimizer, before
         start, *accumulators = state
         self.weights, self.w = torch.empty_like(start), torch.zeros_like(start, dtype=torch.int64)
+        _check_range("parameter", start, LARGEST_WEIGHT, before)
         for rows in chunks(start):
             self._move(rows, start[rows].double())
-        self.sums = [
-            DecayingSum(x, decay, *optimizer.accumulator_range(i, math.log2(LARGEST_GRADIENT)))
-            for i, (x, decay) in enumerate(zip(accumulators, optimizer.decays, strict=True))
-        ]
+        # An increment is largest for the largest gradient and parameter, and an accumulator after many of these.
+        ends = (torch.tensor([x], dtype=torch.float64) for x in (LARGEST_WEIGHT, LARGEST_GRADIENT))
+        self.sums = []
+        for i, (x, decay, c) in enumerate(
+            zip(accumulators, optimizer.decays, optimizer.increments(*ends), strict=True)
+        ):
+            largest = float(c) / (1 - decay)
+            _check_range("accumulator", x, largest, before)
+            self.sums.append(DecayingSum(x, decay, optimizer.resolution(i), largest))
 
     def step(self, g: Tensor, t: int, lr: float) -> None:
         """Step `t` with the gradient `g` (P,).
@@ -277,9 +280,9 @@ class FixedPointState:
 
 
 def _check_range(name: str, x: Tensor, largest: float, t: int) -> None:
-    found = max(map(abs, map(float, torch.aminmax(x))))
+    found = max(map(abs, map(float, torch.aminmax(x)))) if len(x) else 0.0
     if found > largest:
         raise OverflowError(
-            f"adjoint=Reversible() holds its states in integers with room for a {name} of up to {largest:.3g}, but step {t} "
-            f"has one of {found:.3g}; scale the problem, lower lr, or use adjoint=Checkpoint() or Tape()"
+            f"adjoint=Reversible() holds its states in integers with room for {name}s of up to {largest:.3g}, but after step {t} "
+            f"there is one of {found:.3g}; scale the problem, lower lr, or use adjoint=Checkpoint() or Tape()"
         )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from farzi_hf.engine.adjoints.base import RecordingAdjoint, Reverse, nbytes
-from farzi_hf.engine.adjoints.fixed_point import FixedPointState
+from farzi_hf.engine.adjoints.fixed_point import SMALLEST_DECAY, FixedPointState
 from farzi_hf.engine.inner_loop import CHUNK, Buffers, InnerLoop, States, weights
 from farzi_hf.engine.optimizers import InvertibleOptimizer
 
@@ -25,14 +25,14 @@ class Reversible(RecordingAdjoint):
     States are integers that lose no bit (`farzi_hf.engine.adjoints.fixed_point`). The way back ends at the start bit for bit; if it does
     not, that is an error. Up to rounding, the steps are those of the same optimizer in floating point.
 
-    Time 4 T·G: G forward, 3 G in reverse. Memory: with Adam 36 to 56 bytes per parameter, with SGD 24; log2(1/β) bits
+    Time 4 T·G: G forward, 3 G in reverse. Memory: with Adam 36 to 60 bytes per parameter, with SGD 24; log2(1/β) bits
     per parameter and step for each accumulator (0.15 bits for β = 0.9, 0.0014 for 0.999, 1 bit for 0.5); the graph of
     one step.
 
     Raises (from `unroll` or in the backward pass):
         ValueError: the optimizer has an accumulator without memory (SGD without momentum, Adam with a β of 0).
-        OverflowError: a gradient or a parameter is too large for the integers.
-        RuntimeError: the inner loss did not give the same gradient twice.
+        OverflowError: a gradient or a parameter is finite, but too large for the integers.
+        RuntimeError: the inner loss did not give the same gradient twice, or an earlier backward pass stopped with an error.
     """
 
     def refusal(self, loop: InnerLoop) -> str | None:
@@ -42,19 +42,22 @@ class Reversible(RecordingAdjoint):
                 f"adjoint=Reversible() cannot run {optimizer} backwards: its step has no inverse in integers; "
                 "derive it from InvertibleOptimizer, or use adjoint=Tape() or Checkpoint()"
             )
-        if not all(optimizer.decays):
+        if min(optimizer.decays) < SMALLEST_DECAY:
             return (
-                f"adjoint=Reversible() cannot run {optimizer} backwards: a decay of 0 forgets everything; "
-                "give it momentum (betas above 0), or use adjoint=Tape() or Checkpoint()"
+                f"adjoint=Reversible() cannot run {optimizer} backwards: a decay of {min(optimizer.decays):g} forgets everything; "
+                f"give it momentum (betas) of at least {SMALLEST_DECAY:.1g}, or use adjoint=Tape() or Checkpoint()"
             )
         return None
 
-    def record(self, loop: InnerLoop, states: States, inputs: Buffers) -> tuple[States, Reversal]:
-        reversal = Reversal(loop, states)
-        reversal.forward(inputs)
-        return reversal.release(), reversal
+    def record(self, loop: InnerLoop, states: States, inputs: Buffers) -> tuple[States, Reversal | Diverged]:
+        if all(bool(x.isfinite().all()) for state in states for x in state):
+            reversal = Reversal(loop, states)
+            if reversal.forward(inputs):
+                return reversal.release(), reversal
+        lost = tuple(tuple(torch.full_like(x, math.nan) for x in state) for state in states)
+        return lost, Diverged(loop, lost)
 
-    def retrace(self, loop: InnerLoop, record: Reversal, inputs: Buffers, reverse: Reverse) -> None:
+    def retrace(self, loop: InnerLoop, record: Reversal | Diverged, inputs: Buffers, reverse: Reverse) -> None:
         record.backward(inputs, reverse)
 
     def record_bytes(self, loop: InnerLoop, w: Buffers) -> int:
@@ -63,6 +66,19 @@ class Reversible(RecordingAdjoint):
             single = FixedPointState(loop.optimizer, loop.optimizer.init(flat.new_zeros(1)), 0)
             total += flat.numel() * single.itemsize(steps) + 8 * _TEMPORARIES * min(flat.numel(), CHUNK)
         return int(total) + nbytes(w)  # and θ_T, which is not the parameters that the way back starts from
+
+
+@dataclass(frozen=True)
+class Diverged:
+    """A training that left the finite numbers. The meta-gradient is then NaN, as with every adjoint."""
+
+    loop: InnerLoop
+    states: States
+
+    def backward(self, inputs: Buffers, reverse: Reverse) -> None:
+        """From the end to the start: each step makes the derivatives in what it uses NaN."""
+        for t in reversed(self.loop.differentiated):
+            reverse(t, self.states, None)
 
 
 class Reversal:
@@ -74,27 +90,27 @@ class Reversal:
         self.groups = [FixedPointState(loop.optimizer, state, before) for state in states]
         self.start = [group.full_checksum() for group in self.groups]
         self.checksums: list[list[int]] = []  # of the parameters before each step taken
-        self.finite = True
+        self.under_way = False  # while the integers are neither at the start nor at the end
 
-    def forward(self, inputs: Buffers) -> None:
-        """From the start to the end. A training with a gradient that is not finite stops there."""
+    def forward(self, inputs: Buffers) -> bool:
+        """From the start to the end; False if a gradient is not finite. The integers then stay on the way."""
+        self._set_out()
         for t in self.loop.differentiated:
             g = self.loop.replayed_gradient(weights(self.states()), inputs, t)
-            self.finite = all(bool(flat.isfinite().all()) for flat in g)
-            if not self.finite:
-                break
+            if not all(bool(flat.isfinite().all()) for flat in g):
+                return False
             self.checksums.append([group.checksum() for group in self.groups])
             for group, flat in zip(self.groups, g, strict=True):
                 group.step(flat, t, self.loop.rate(t))
+        self.under_way = False
+        return True
 
     def backward(self, inputs: Buffers, reverse: Reverse) -> None:
         """From the end to the start."""
-        if not self.finite:  # the meta-gradient is then NaN, as with every adjoint
-            lost = tuple(state * self.loop.optimizer.fields for state in self.states())
-            reverse(self.loop.differentiated[-1], lost, None)
-            return
+        before = self.loop.differentiated[0] - 1
         if not self.checksums:  # a second backward pass over a retained graph
-            self.forward(inputs)
+            self._check(before, self.forward(inputs))
+        self._set_out()
         for t in reversed(self.loop.differentiated):
             for group in self.groups:
                 group.unstep(t, self.loop.rate(t))
@@ -102,7 +118,8 @@ class Reversal:
             g = reverse(t, self.states(), partial(self._accumulators, t))
             for group, flat in zip(self.groups, g, strict=True):
                 group.restore(flat, t)
-        self._check(self.loop.differentiated[0] - 1, self.start == [group.full_checksum() for group in self.groups])
+        self._check(before, self.start == [group.full_checksum() for group in self.groups])
+        self.under_way = False
 
     def release(self) -> States:
         """The present parameters for the caller to keep. Later steps write into other memory."""
@@ -112,10 +129,16 @@ class Reversal:
         return states
 
     def states(self) -> States:
-        """States with the present parameters only; NaN if the training left the finite numbers."""
-        if self.finite:
-            return tuple((group.weights,) for group in self.groups)
-        return tuple((torch.full_like(group.weights, math.nan),) for group in self.groups)
+        """States with the present parameters only."""
+        return tuple((group.weights,) for group in self.groups)
+
+    def _set_out(self) -> None:
+        if self.under_way:
+            raise RuntimeError(
+                "adjoint=Reversible() stopped with an error in an earlier backward pass and is on the way between end and start; "
+                "call unroll again, or use adjoint=Checkpoint() or Tape(), which can start over"
+            )
+        self.under_way = True
 
     def _accumulators(self, t: int, group: int, rows: slice) -> list[Tensor]:
         dtype = self.groups[group].weights.dtype

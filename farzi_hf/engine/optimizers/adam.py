@@ -136,9 +136,9 @@ class InnerAdam(InvertibleOptimizer):
         (m, v), (a, e, r) = accumulators, self._corrected(t, lr)
         return (m * a).div_((v + r).sqrt_().add_(e))  # (4)
 
-    def accumulator_range(self, index: int, largest: float) -> tuple[int, float]:
+    def resolution(self, index: int) -> int:
         # The least denominator is that of v = 0 in the first step. With q bits below it in m and 2q in v, both change
         # m / (s + e) by about 2^-q, as |m| is of the order of s.
         least = -math.log2((self.eps + math.sqrt(self.eps_root)) * math.sqrt(1 - self.betas[1]))
         q = max(0, math.ceil(least)) + FLOAT32_BITS + 1
-        return (q, largest) if index == 0 else (2 * q - FLOAT32_BITS, 2 * largest + math.log2(1 - self.betas[1]))
+        return q if index == 0 else 2 * q - FLOAT32_BITS

@@ -85,18 +85,16 @@ class InvertibleOptimizer(InnerOptimizer):
 
     @abstractmethod
     def increments(self, w: Tensor, g: Tensor) -> tuple[Tensor, ...]:
-        """c_t of each accumulator; `w` are the parameters before the step."""
+        """c_t of each accumulator; `w` are the parameters before the step. |c_t| may not fall where |w| and |g| rise together."""
 
     @abstractmethod
     def displacement(self, accumulators: Sequence[Tensor], t: int, lr: float) -> Tensor:
         """w_{t-1} − w_t, from the accumulators after step `t`. A new tensor."""
 
     @abstractmethod
-    def accumulator_range(self, index: int, largest: float) -> tuple[int, float]:
-        """For gradients up to 2^largest: the bits that an accumulator needs below the binary point, and log2 of its size.
-
-        There must be so many bits that the rest changes the displacement by less than float32's rounding.
-        """
+    def resolution(self, index: int) -> int:
+        """The bits that an accumulator needs below the binary point: so many that the rest changes the displacement by less than float32's
+        rounding."""
 
 
 def decayed(g: Tensor, w: Tensor, weight_decay: float) -> Tensor:

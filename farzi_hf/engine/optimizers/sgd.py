@@ -83,6 +83,6 @@ class InnerSGD(InvertibleOptimizer):
     def displacement(self, accumulators: Sequence[Tensor], t: int, lr: float) -> Tensor:
         return accumulators[0] * lr  # (3)
 
-    def accumulator_range(self, index: int, largest: float) -> tuple[int, float]:
+    def resolution(self, index: int) -> int:
         # In multiples of α m, the move itself.
-        return 2 * FLOAT32_BITS + max(0, math.ceil(math.log2(self.lr))), largest - math.log2(1 - self.momentum)
+        return 2 * FLOAT32_BITS + max(0, math.ceil(math.log2(self.lr)))
