@@ -16,6 +16,7 @@ from farzi_hf.config_checks import (
     check_counts,
     check_ranges,
     check_trainer_fields,
+    warn_of_idle_settings,
 )
 from farzi_hf.data.seeds import check_seed
 from farzi_hf.distillation import (
@@ -224,6 +225,7 @@ class FarziConfig(TrainingArguments):
         check_counts(self)
         check_types(self, [f.name for f in fields(self) if f.name not in _STOCK])
         check_choices(self)
+        warn_of_idle_settings(self)
         check_ranges(self)
         check_checkpointed_layers(self)
         OBJECTIVES[self.objective].check(self)

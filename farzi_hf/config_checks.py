@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
+from dataclasses import fields
+from functools import cache
 from typing import Any
 
 from farzi_hf.artefact.storage import STORAGES
@@ -12,6 +15,8 @@ from farzi_hf.summary import INITIALIZATIONS, initialization
 from farzi_hf.summary.forms import INPUTS, LABELS
 from farzi_hf.summary.input_sequences import INPUT_SEQUENCES
 from farzi_hf.summary.lr_schedules import LR_SCHEDULES
+
+logger = logging.getLogger(__name__)
 
 AUTO = "auto"
 """The adjoint's name that leaves the choice to `unroll`."""
@@ -91,6 +96,21 @@ def check_choices(config: Any) -> None:
             raise ValueError(f"{name}={getattr(config, name)!r} is unknown; choose one of {', '.join(table)}")
     if (config.inputs, config.labels) == ("tokens", "shared"):
         raise ValueError("inputs='tokens' with labels='shared' leaves nothing to learn; set labels='own'")
+
+
+def warn_of_idle_settings(config: Any) -> None:
+    """Warns, once, of a setting that concerns another form of the inputs or of the labels."""
+    defaults = {field.name: field.default for field in fields(config)}
+    for argument, table in (("inputs", INPUTS), ("labels", LABELS)):
+        chosen = getattr(config, argument)
+        for name in (name for form in table.values() if form is not table[chosen] for name in form.settings):
+            if (value := getattr(config, name)) != defaults[name]:
+                _warn_once(f"{name}={value!r} has no effect with {argument}={chosen!r}.")
+
+
+@cache
+def _warn_once(message: str) -> None:
+    logger.warning(message)
 
 
 def check_ranges(config: Any) -> None:

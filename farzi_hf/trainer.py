@@ -20,6 +20,7 @@ from transformers.trainer_utils import TrainOutput
 
 from farzi_hf.artefact.atomic_folder import check_destination
 from farzi_hf.artefact.checkpoints import last_checkpoint
+from farzi_hf.artefact.tensor_file import fingerprint
 from farzi_hf.callbacks import (
     ChaosWarning,
     CurrentIntervals,
@@ -289,8 +290,8 @@ class FarziTrainer(StudentTrainer):
         self.objective.load_state_dict(tensors, self.learner, self.args.device)
 
     def _artefact(self) -> dict[str, Any]:
-        # Only metrics of exactly these tensors count. After load_best_model_at_end, the last evaluation belongs to other tensors.
-        known, evaluation = self.model.results, self._evaluations.get(self.model.fingerprint(), {})
+        # Only metrics of exactly the numbers in the file count. After load_best_model_at_end, the last evaluation belongs to other tensors.
+        known, evaluation = self.model.results, self._evaluations.get(fingerprint(self.model.contents().tensors), {})
         # The trainer knows the rows, but not where they come from. Run adds the name.
         recipe = {
             "dataset": None,

@@ -49,6 +49,13 @@ settings.register_profile("farzi", deadline=None)  # on a busy machine any examp
 settings.load_profile("farzi")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Slow tests have ten minutes."""
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(600))
+
+
 def pytest_collection_finish() -> None:
     """A full collection walks through all that torch and transformers have imported, a third of a second. Frozen, it is left out."""
     gc.collect()

@@ -115,6 +115,11 @@ def checksum(tensor: Tensor) -> str:
     return digest.hexdigest()
 
 
+def fingerprint(tensors: Mapping[str, Tensor]) -> str:
+    """A hash of all tensors, in their order."""
+    return " ".join(map(checksum, tensors.values()))
+
+
 def _leads_out(name: str) -> bool:
     parts = name.replace("\\", "/").split("/")
     return ".." in parts or name.startswith(("/", "\\")) or ":" in parts[0]

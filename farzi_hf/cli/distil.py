@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -28,6 +29,7 @@ from farzi_hf.cli.run_folder import (
     write_recipe,
 )
 from farzi_hf.config import FarziConfig
+from farzi_hf.distillation.row_checks import check_rows, run_check
 from farzi_hf.evaluation import (
     BASELINES,
     Comparison,
@@ -68,7 +70,7 @@ def trainer_of(data: TaskData, args: FarziConfig, seed: int, learner: Mapping[st
         args.trajectories = data.trajectory_folder(args.trajectories, seed)
     splits, settings = data.splits(seed), data.settings
     teachers = [data.learner_config(teacher, args.sequence_length) for teacher in settings.teachers]
-    return FarziTrainer(
+    trainer = FarziTrainer(
         learner_init=data.learner_config(learner or settings.learner, args.sequence_length),
         args=args,
         teacher=None if settings.teacher is None else teachers,
@@ -76,6 +78,10 @@ def trainer_of(data: TaskData, args: FarziConfig, seed: int, learner: Mapping[st
         train_dataset=splits["train"],
         eval_dataset=splits["validation"],
     )
+    # Its students are measured on this split after hours, so an error in it should come now.
+    test = run_check("test split", data.task.evaluation_rows, splits["test"], args.sequence_length)
+    run_check("test split", check_rows, test, trainer.learner, trainer.data_collator)
+    return trainer
 
 
 def comparison_of(
@@ -119,7 +125,8 @@ class Run:
         self.data, self.args, self.seed = data, args, seed
         self.folder = Path(args.output_dir)
         self.recipe = {**data.recipe([seed]), **args.to_recipe()}
-        self.settings = {**vars(data.settings), **self.recipe}
+        place = {} if data.settings.data_dir is None else {"data_dir": os.path.abspath(data.settings.data_dir)}
+        self.settings = {**vars(data.settings), **place, **self.recipe}
         self.checkpoint = find_checkpoint(args, self.recipe, data.settings.resume, outputs())
         # Read now: later, another process may have written it, and all have to decide alike.
         self._start = {} if self.checkpoint is None else self.kept(START)
@@ -253,8 +260,6 @@ def distil(settings: RunSettings, args: FarziConfig) -> None:
         figures = map(comparison_name, data.task_class.compared)
         check_outputs(Path(args.output_dir), ["recipe.yaml", "table.md", "table.csv", *figures])
         runs = [Run(data, with_folder(args, folder), seed) for folder, seed in zip(folders, seeds, strict=True)]
-        if args.process_index == 0:
-            write_recipe(Path(args.output_dir), {**data.recipe(seeds), **args.to_recipe()})
     done = [distil_once(run) for run in runs]
     if args.process_index == 0:
         report(data, args, done)
@@ -287,6 +292,11 @@ def report(data: TaskData, args: FarziConfig, done: Sequence[Mapping[str, Any]])
     """One table of all seeds, with the paper's figures if it has any for this data set."""
     output, settings, task = Path(args.output_dir), data.settings, data.task
     seeds = data.seeds(args.seed)
+    alone = (
+        Path(data.run_folder(args.output_dir, seeds[0])) == output
+    )  # then the folder has the run's own recipe and figures
+    if not alone:
+        write_recipe(output, {**data.recipe(seeds), **args.to_recipe()})
     rows = pooled_rows(task, [part["measured"] for part in done])
     size = f"{args.num_sequences}×{args.sequence_length}"
     rows += paper_rows(settings.dataset, size if settings.distil else "")
@@ -297,7 +307,7 @@ def report(data: TaskData, args: FarziConfig, done: Sequence[Mapping[str, Any]])
     table = markdown([task.readable(row) for row in rows]) + "\n\n" + listed(facts)
     save_text(table + "\n", output / "table.md")
     save_csv(rows, output / "table.csv")
-    if Path(data.run_folder(args.output_dir, seeds[0])) != output:  # a single seed has these figures already
+    if not alone:
         for metric in task.compared:
             plot_comparison(rows, output / comparison_name(metric), metric, metric_label=f"Test {metric}")
     print(f"\n{table}\n\nTable: {output / 'table.md'}")
@@ -327,6 +337,8 @@ def command(argv: Sequence[str]) -> None:
     keep_freed_memory()
     with ends_in_one_line("farzi distil"):
         named = [] if not argv or argv[0].startswith("-") else [argv[0]]
+        if named and any(word.split("=")[0] == "--config" for word in argv):
+            raise ValueError(f"CONFIG is given twice, as {named[0]!r} and by --config: give one of them")
         if not named and not {"-h", "--help"} & set(argv):
             raise ValueError(f"CONFIG is missing: give a YAML file, or one of {', '.join(example_configs())}")
         config = find_config(named[0] if named else "demo")

@@ -54,7 +54,7 @@ def check_outputs(folder: Path, names: Iterable[str]) -> None:
                 raise ValueError(f"{str(place)!r} is a file, where a folder has to be: choose another folder")
         if not ours and os.path.lexists(path):
             raise ValueError(
-                f"{str(path)!r} exists already, no recipe has written it, and it would be overwritten: choose another folder, or move it away"
+                f"{str(path)!r} exists already and would be overwritten; only a run that goes on may do that: choose another folder, or move it away"
             )
 
 
@@ -119,13 +119,21 @@ def same_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Whether a result that was made with the settings `before` is one of `now`.
 
     Settings of `FarziConfig` that an older version did not have count as their defaults, so the default of a new setting has to be
-    what was done before. The settings of a `source`, on whose result this one depends, are compared alike.
+    what was done before. The settings of a `source`, on whose result this one depends, are compared alike. How the run was started makes no
+    difference: the path of its config, and the spelling of that of its data.
     """
-    before, now = dict(before), dict(now)
+    before, now = _independent_of_place(before), _independent_of_place(now)
     if "source" in before and "source" in now and not same_settings(before.pop("source"), now.pop("source")):
         return False
     defaults = _defaults()
     return set(before) <= set(now) and all(before.get(name, defaults.get(name)) == now[name] for name in now)
+
+
+def _independent_of_place(settings: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {name: value for name, value in settings.items() if name not in ("config", "resume")}
+    if kept.get("data_dir") is not None:
+        kept["data_dir"] = os.path.abspath(kept["data_dir"])
+    return kept
 
 
 def _defaults() -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -41,8 +42,8 @@ def command(argv: Sequence[str]) -> None:
         if args.steps is not None and args.steps < 1:
             raise ValueError(f"--steps {args.steps} trains nothing: give at least 1")
         output = Path(args.output_dir)
-        check_outputs(output, ("config.json", "model.safetensors"))
         farzi = FarziData.from_pretrained(args.summary, args.revision)
+        check_outputs(output, outputs(farzi))
         data = TaskData.of_summary(farzi, args.data_dir) if args.evaluate else None
         trainer = trainer_of(farzi, model_of(farzi, args), args)
     trainer.train()
@@ -51,6 +52,14 @@ def command(argv: Sequence[str]) -> None:
     print(f"{trainer.state.global_step} steps on {args.summary}; the model is in {output}")
     if data is not None:
         report(trainer, farzi, data)
+
+
+def outputs(farzi: FarziData) -> list[str]:
+    """The files that the command writes: of the model, and of the vocabulary."""
+    with tempfile.TemporaryDirectory() as folder:  # only a tokenizer itself knows its files
+        vocabulary_of(farzi.processing_class).save(Path(folder))
+        names = sorted(path.name for path in Path(folder).iterdir())
+    return ["config.json", "generation_config.json", "model.safetensors", *names]
 
 
 def model_of(farzi: FarziData, args: Namespace) -> PreTrainedModel:

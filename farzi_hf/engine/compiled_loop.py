@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from farzi_hf.engine.inner_loop import Accumulators, Buffers, InnerLoop, InnerLo
 from farzi_hf.engine.optimizers import InnerOptimizer
 from farzi_hf.engine.step_memory import StepMemory
 
-_VARIANTS = 64  # of one function that a process may compile, for different losses, shapes and dtypes
+_VARIANTS = 64  # of one function that are in memory at the same time, for different losses, shapes and dtypes
 
 
 class CompiledLoop(InnerLoop):
@@ -67,9 +67,14 @@ class CompiledLoop(InnerLoop):
 
     def _call(self, function: Callable, w: Buffers, *args: Any) -> Any:
         on_cuda = w[0].is_cuda
+        compiled = partial(_compiled(function, on_cuda), self.inner_loss, self.layout, w, *args)
         with autocast(self.autocast), torch._dynamo.config.patch(recompile_limit=_VARIANTS):
             try:
-                result = _compiled(function, on_cuda)(self.inner_loss, self.layout, w, *args)
+                try:
+                    result = compiled()
+                except torch._dynamo.exc.FailOnRecompileLimitHit:  # forget those that were compiled before
+                    torch.compiler.reset()
+                    result = compiled()
             except torch._dynamo.exc.TorchDynamoException as error:
                 raise RuntimeError(
                     "torch_compile=True needs an inner_loss that torch.compile can trace whole (fullgraph=True) and "

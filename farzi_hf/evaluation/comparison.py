@@ -261,14 +261,14 @@ class Comparison:
 
 
 def pooled_row(task: Task, seeds: Sequence[Measured]) -> Row:
-    """The row of one method over all seeds: metrics with spread and intervals, and mean bytes.
-
-    Steps, the number of students and seconds are those of the first seed.
-    """
+    """The row of one method over all seeds: metrics with spread and intervals, and the means of bytes, steps and seconds."""
     first = seeds[0]
     row = task.row(first.method, [part.students for part in seeds], round(np.mean([part.nbytes for part in seeds])))
-    counts = {"steps": first.steps, "students": len(first.students), "seconds": first.seconds}
-    return {**row, **{name: value for name, value in counts.items() if first.steps is not None and value is not None}}
+    if first.steps is not None:
+        row |= {"steps": round(np.mean([part.steps for part in seeds])), "students": len(first.students)}
+        if first.seconds is not None:
+            row["seconds"] = round(np.mean([part.seconds for part in seeds]), 2)
+    return row
 
 
 def model_student(model: nn.Module) -> Student:

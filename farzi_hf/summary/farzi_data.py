@@ -24,7 +24,7 @@ from farzi_hf.artefact.contents import Contents
 from farzi_hf.artefact.layout import CONFIG, TENSORS
 from farzi_hf.artefact.local_paths import without_local_paths
 from farzi_hf.artefact.storage import STORAGES
-from farzi_hf.artefact.tensor_file import checksum, load_tensors
+from farzi_hf.artefact.tensor_file import fingerprint, load_tensors
 from farzi_hf.artefact.vocabulary_files import load_vocabulary
 from farzi_hf.artefact.writing import load_results, read_plots, rows_table, write_artefact
 from farzi_hf.data import Vocabulary, vocabulary_of
@@ -330,7 +330,7 @@ class FarziData(nn.Module):
 
     def fingerprint(self) -> str:
         """A hash of all tensors: two summaries with equal fingerprints teach a student the same."""
-        return " ".join(map(checksum, self.tensors.values()))
+        return fingerprint(self.tensors)
 
     def adopt_processing_class(self, processing_class: Any, argument: str) -> None:
         """Takes over a tokenizer or a list of item names, and the ids of its special tokens.

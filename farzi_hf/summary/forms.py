@@ -37,10 +37,12 @@ class Form(ABC):
     Attributes:
         learnt: the names of its tensors that are parameters.
         given: the names of its tensors that stay as they are.
+        settings: the settings of a `FarziConfig` that concern this form alone.
     """
 
     learnt: ClassVar[tuple[str, ...]] = ()
     given: ClassVar[tuple[str, ...]] = ()
+    settings: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     @abstractmethod
@@ -52,6 +54,7 @@ class SoftInputs(Form):
     """Learnt distributions over the vocabulary."""
 
     learnt = ("latents", "decoder")
+    settings = ("latent_dim", "tau", "initialization", "concentration", "latent_std")
 
     @classmethod
     def shapes(cls, config: Any) -> dict[str, tuple[int, ...]]:
@@ -68,6 +71,7 @@ class TokenInputs(Form):
     """Ids of the vocabulary, which any model reads without soft inputs."""
 
     given = ("input_ids",)
+    settings = ("input_sequences",)
 
     @classmethod
     def shapes(cls, config: Any) -> dict[str, tuple[int, ...]]:
@@ -100,6 +104,7 @@ class OwnLabels(Form):
 
     start = "same inputs, teacher's labels"
     learnt = ("label_latents", "label_decoder")
+    settings = ("label_dim",)
 
     @classmethod
     def shapes(cls, config: Any) -> dict[str, tuple[int, ...]]:

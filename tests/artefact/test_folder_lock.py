@@ -166,7 +166,6 @@ def test_of_many_writers_each_saves_or_is_refused_and_readers_see_one_artefact(t
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_of_several_processes_each_saves_or_is_refused(tmp_path):
     code = (
         f"import sys, pathlib; sys.path[:0] = [{os.fspath(Path(__file__).parents[1])!r}]\n"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from datasets import Dataset
 from tiny_recipes import use_small_data
 from transformers import AutoModelForCausalLM
 
@@ -19,6 +20,7 @@ from farzi_hf import FarziConfig, FarziData, FarziDataConfig
 from farzi_hf.cli import COMMANDS, main
 from farzi_hf.cli.arguments import example_configs, parse_arguments
 from farzi_hf.evaluation import RunSettings
+from farzi_hf.evaluation.task_data import TextData
 
 # huggingface_hub uploads large files in a way that its HTTP client calls deprecated
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload:DeprecationWarning")
@@ -90,6 +92,38 @@ def test_a_run_that_is_done_is_not_made_again(distilled, capsys, monkeypatch):
     assert (distilled / "table.md").read_text(encoding="utf-8") in capsys.readouterr().out
 
 
+def test_a_run_that_is_done_keeps_the_changes_of_its_recipe(tmp_path, monkeypatch):
+    use_small_data(monkeypatch)
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(SIZES), encoding="utf-8")
+    arguments = ["distil", str(tmp_path / "tiny.yaml"), "--output_dir", str(tmp_path / "run"), "--save_steps", "1"]
+    main(arguments)
+    for _ in range(2):  # it goes on, and is done already
+        main([*arguments, "--max_steps", "3"])
+        recipe = yaml.safe_load((tmp_path / "run" / "recipe.yaml").read_text(encoding="utf-8"))
+        assert recipe["history"] == [{"step": 2, "changed": {"max_steps": [2, 3]}}]
+    with pytest.raises(SystemExit, match="num_sequences=5 cannot be changed"):
+        main([*arguments, "--max_steps", "3", "--num_sequences", "5"])
+    assert yaml.safe_load((tmp_path / "run" / "recipe.yaml").read_text(encoding="utf-8")) == recipe
+
+
+def test_a_test_split_that_cannot_be_read_is_found_before_the_distillation(tmp_path, monkeypatch):
+    use_small_data(monkeypatch)
+    small = TextData.splits
+
+    def splits(self, seed):
+        found = small(self, seed)
+        found["test"] = Dataset.from_dict({"input_ids": [[5] * 2000]})
+        return found
+
+    monkeypatch.setattr(TextData, "splits", splits)
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(SIZES), encoding="utf-8")
+    with pytest.raises(
+        SystemExit, match=r"test split: dataset\['input_ids'\]\[0\] has 2000 ids, but the learner reads"
+    ):
+        main(["distil", str(tmp_path / "tiny.yaml"), "--output_dir", str(tmp_path / "run")])
+    assert not list((tmp_path / "run").iterdir())
+
+
 def test_the_recipe_of_a_summary_is_a_config_under_old_names_too(distilled, tmp_path):
     recipe = (distilled / "summary" / "recipe.yaml").read_text(encoding="utf-8")
     (tmp_path / "old.yaml").write_text(recipe.replace("concentration:", "sharpness:"), encoding="utf-8")
@@ -123,8 +157,16 @@ def test_train_saves_a_model_that_loads_and_says_how_it_does(distilled, tmp_path
     assert "test_perplexity" in capsys.readouterr().out
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "student")
     assert model.config.model_type == (learner or SIZES["learner"])["model_type"]
-    with pytest.raises(SystemExit, match=r"farzi train: .*would be overwritten"):
+    with pytest.raises(SystemExit, match=r"farzi train: .*config.json' exists already and would be overwritten"):
         main(["train", str(distilled / "summary"), "--output_dir", str(tmp_path / "student")])
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "generation_config.json"])
+def test_train_leaves_the_files_of_others_as_they_are(distilled, tmp_path, name):
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(SystemExit, match=rf"{name}' exists already and would be overwritten"):
+        main(["train", str(distilled / "summary"), "--output_dir", str(tmp_path)])
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(name, "mine")]
 
 
 def test_push_commits_the_artefact(hub, distilled, capsys):
@@ -149,6 +191,7 @@ def test_help_fits_on_a_screen(command, capsys):
         (["distil"], "farzi distil: CONFIG is missing"),
         (["distil", "no-such"], "neither a file nor an example: .* demo"),
         (["distil", "demo", "--inner_steps", "0"], "inner_steps=0"),
+        (["distil", "demo", "--config", "other.yaml"], "CONFIG is given twice, as 'demo' and by --config"),
         (["show", "no/such"], "farzi show: .*neither a folder nor a dataset repository"),
         (["train", "no/such", "--steps", "0"], "--steps 0 trains nothing"),
         (["push", "no/such", "x"], "farzi push: "),

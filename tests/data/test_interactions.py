@@ -361,7 +361,6 @@ print(before, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, sum(map(len, i
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_netflix_of_a_hundred_million_rows_would_stay_within_4_gib(tmp_path):
     """Eight million rows, from which the growth per row is told."""
     rows, generator = 8_000_000, random.Random(0)

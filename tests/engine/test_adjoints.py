@@ -65,7 +65,6 @@ def test_against_reference(name: str, optimizer: str, steps: int, adjoint: Adjoi
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("adjoint", [Tape(), Checkpoint(), Checkpoint(slots=3), Reversible()])
 @pytest.mark.parametrize("name", PROBLEMS)
 @pytest.mark.parametrize("optimizer", ["adam_decay_schedule", "sgd_momentum"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 
 import meta_problems as mp
 import pytest
@@ -13,7 +14,7 @@ from meta_problems import ADAM, OPTIMIZERS, PROBLEMS
 from torch import Tensor
 from torch._inductor import config as inductor
 
-from farzi_hf.engine import Adjoint, Checkpoint, Direct, Reversible, Tape, unroll
+from farzi_hf.engine import Adjoint, Checkpoint, Direct, Reversible, Tape, compiled_loop, unroll
 
 
 @pytest.fixture
@@ -36,6 +37,22 @@ def test_compiled_steps_give_the_same_gradient_and_are_compiled_once() -> None:
         assert_exact(problem, found, reference("mlp", name, steps), adjoint)
     assert compiled, "there was something to compile"
     assert stats["unique_graphs"] == compiled, "other tensors and more steps need no new code"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.filterwarnings("default")
+def test_a_process_may_compile_more_losses_than_it_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled_loop, "_VARIANTS", 2)
+    for power in (2, 3, 4, 2):
+        problem = mp.mlp()
+
+        def loss(params: dict, inputs: tuple, step: int, problem=problem, power=power) -> Tensor:
+            return problem.inner_loss(params, inputs, step) ** power
+
+        problem = replace(problem, inner_loss=loss)
+        found = meta_gradient(problem, ADAM, 3, adjoint=Tape(), torch_compile=True)
+        assert_exact(problem, found, meta_gradient(problem, ADAM, 3, adjoint=Direct()), Tape())
 
 
 @pytest.mark.slow

@@ -56,7 +56,6 @@ def test_a_hundred_calls_use_the_memory_of_ten(adjoint: Adjoint | None) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.filterwarnings("default")  # the compiler's own
 @pytest.mark.parametrize("torch_compile", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("adjoint", ADJOINTS, ids=repr)

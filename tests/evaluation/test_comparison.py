@@ -134,14 +134,14 @@ def ranks(users: int, seed: int) -> np.ndarray:
 
 def test_splits_are_put_together_by_their_users():
     a, b = ranks(30, 0), ranks(50, 1)
-    measured = [Measured("x", list(values), nbytes, steps=5) for values, nbytes in ((a, 10), (b, 20))]
+    measured = [Measured("x", list(values), n, steps=n, seconds=n / 2) for values, n in ((a, 10), (b, 20))]
     row = pooled_row(Recommendation(None), measured)
     together = [rank_metrics(np.concatenate([a[i], b[i]]))["hr@100"] for i in range(2)]
     means = [rank_metrics(values)["hr@100"] for split in (a, b) for values in split]
     assert row["hr@100"] == pytest.approx(np.mean(means))
     assert row["hr@100_std"] == pytest.approx(np.std(means, ddof=1))
     assert row["hr@100_interval"][0] < np.mean(together) < row["hr@100_interval"][1]
-    assert (row["bytes"], row["steps"], row["students"]) == (15, 5, 2)
+    assert (row["bytes"], row["steps"], row["students"], row["seconds"]) == (15, 15, 2, 7.5)
 
 
 def test_full_data_for_long_may_be_longer_than_a_teacher_and_is_so_by_its_settings_alone(started):

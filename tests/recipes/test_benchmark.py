@@ -61,7 +61,7 @@ def as_parameter(name: str):
     # torch's compiler warns of torch's own old ways, and takes such a warning for an error where it is one.
     warns = pytest.mark.filterwarnings("default")
     compiled = isinstance(method, Ours) and method.torch_compile
-    return pytest.param(name, marks=[pytest.mark.slow, pytest.mark.timeout(600), warns] if compiled else [])
+    return pytest.param(name, marks=[pytest.mark.slow, warns] if compiled else [])
 
 
 @pytest.mark.parametrize("name", [as_parameter(name) for name in METHODS if name != "higher"])

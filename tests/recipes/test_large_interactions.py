@@ -19,7 +19,6 @@ def test_the_interactions_are_skewed_and_have_narrow_types() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_each_stage_is_measured_up_to_the_first_outer_step(tmp_path) -> None:
     main(["--share", "0.01", "--inputs", "tokens", "--json", str(tmp_path / "stages.json")])
     rows = json.loads((tmp_path / "stages.json").read_text(encoding="utf-8"))

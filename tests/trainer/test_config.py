@@ -343,3 +343,14 @@ def test_a_field_of_another_type_is_named(settings):
 def test_a_recipe_holds_the_length_of_a_run_in_epochs():
     recipe = config(num_train_epochs=2.0, max_steps=-1, data_seed=3).to_recipe()
     assert (recipe["num_train_epochs"], recipe["max_steps"], recipe["data_seed"]) == (2.0, -1, 3)
+
+
+def test_a_setting_of_another_form_is_said_to_have_no_effect(caplog):
+    config(inputs="soft", labels="shared", tau=0.5, latent_dim=3)
+    assert not caplog.records
+    config(inputs="tokens", labels="own", tau=0.77)
+    config(inputs="tokens", labels="own", tau=0.77)  # it is said once
+    config(inputs="soft", labels="shared", label_dim=77)
+    assert [record.message for record in caplog.records] == [
+        "tau=0.77 has no effect with inputs='tokens'.", "label_dim=77 has no effect with labels='shared'.",
+    ]  # fmt: skip

@@ -18,7 +18,7 @@ from trainer_runs import forked
 from farzi_hf import FarziData
 from farzi_hf.trainer import last_checkpoint
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 SEED = 14
 KILLS = {
     ("distil", "distil"): 7, ("distil", "save 2"): 3, ("distil", "save 4"): 2, ("record", "record"): 4,

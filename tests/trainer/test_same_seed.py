@@ -42,7 +42,6 @@ def reference(tmp_path_factory, sequences, tokenizer):
             "compiled",
             marks=[
                 pytest.mark.slow,
-                pytest.mark.timeout(600),
                 pytest.mark.filterwarnings("default"),  # the compiler has some of its own
                 pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler"),
             ],

@@ -350,6 +350,17 @@ def test_the_artefact_claims_no_metrics_of_other_tensors(make):
     assert not Path(trainer.args.output_dir, "metrics.json").exists()
 
 
+def test_the_artefact_claims_no_metrics_of_numbers_that_its_file_rounds(make, tmp_path):
+    trainer = make(storage="int4", max_steps=1)
+    trainer.evaluate()
+    trainer.save_model(tmp_path / "before")
+    assert "eval_perplexity" not in FarziData.from_pretrained(tmp_path / "before").results.metrics
+    trainer.train()
+    expected = trainer.evaluate()["eval_perplexity"]
+    trainer.save_model(tmp_path / "after")
+    assert FarziData.from_pretrained(tmp_path / "after").results.metrics["eval_perplexity"] == expected
+
+
 def test_a_summary_without_tokenizer(make, tokenizer):
     collator = DataCollatorForLanguageModeling(tokenizer, mlm=False)
     trainer = make(
