@@ -156,8 +156,9 @@ class _Gradient(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, a: Tensor | None, big_a: Tensor | None, b: Tensor | None) -> tuple[Any, ...]:
         *found, s, h, head, counts = ctx.saved_tensors
-        targets, all_p, needed = ctx.targets, ctx.all_p, ctx.needs_input_grad[4:]
-        ds = sum((x * y).sum() for x, y in zip(found, (a, big_a, b), strict=True) if y is not None)
+        targets, all_p, needed, ds = ctx.targets, ctx.all_p, ctx.needs_input_grad[4:], None
+        if ctx.needs_input_grad[3]:  # a loss that is not linear in the cross-entropy
+            ds = sum((x * y).sum() for x, y in zip(found, (a, big_a, b), strict=True) if y is not None)
         totals = h_bar, head_bar, counts_bar, *_ = _zeros((h, head, counts, *targets.tensors), needed)
         # y = left right: one product is faster than two.
         there = [(x, m) for x, m in ((a, head), (h, big_a)) if x is not None and m is not None]
