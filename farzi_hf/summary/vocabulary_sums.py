@@ -160,14 +160,15 @@ class _Gradient(torch.autograd.Function):
         if ctx.needs_input_grad[3]:  # a loss that is not linear in the cross-entropy
             ds = sum((x * y).sum() for x, y in zip(found, (a, big_a, b), strict=True) if y is not None)
         totals = h_bar, head_bar, counts_bar, *_ = _zeros((h, head, counts, *targets.tensors), needed)
-        # y = left right: one product is faster than two.
-        there = [(x, m) for x, m in ((a, head), (h, big_a)) if x is not None and m is not None]
-        left = torch.cat([h[:, :0], *(x for x, _ in there)], dim=1)
-        right = torch.cat([head[:0], *(m for _, m in there)])
         for rows, (y, other, free, *more) in _Chunks(len(h), head, 4 if any(needed[3:]) else 3):
             p = torch.softmax(torch.mm(h[rows], head, out=y), -1, out=free) if all_p is None else all_p[rows]
             q = targets.at(rows, other)
-            torch.mm(left[rows], right, out=y)
+            if a is None:
+                y.zero_()
+            else:
+                torch.mm(a[rows], head, out=y)
+            if big_a is not None:
+                y.addmm_(h[rows], big_a)
             if any(needed[3:]):
                 targets.pull_back(rows, q, y, -1.0, totals[3:], more[0])
             if counts_bar is not None:  # `other` is free: these targets are ids

@@ -114,14 +114,18 @@ class InnerAdam(InvertibleOptimizer):
         (m, v), (dw, dm, dv) = accumulators, cotangent
         (beta1, beta2), (a, e, r) = self.betas, self._corrected(t, lr)
         g = decayed(g, w, self.weight_decay)  # (1)
-        s = (v + r).sqrt_()
-        u = (dw * a).div_(s + e)
+        s = (v + r).sqrt_() if r else v.sqrt()
+        denominator = s + e
+        u = (dw * a).div_(denominator)
         dm.sub_(u)  # (5)
-        dv.addcmul_(u, ratio(m, s).div_(s + e), value=0.5)  # (6), m/s first: it is of order one, s³ could underflow
+        dv.addcmul_(
+            u, ratio(m, s).div_(denominator), value=0.5
+        )  # (6), m/s first: it is of order one, s³ could underflow
         dg = (dm * (1 - beta1)).addcmul_(g, dv, value=2 * (1 - beta2))  # (7)
         dm.mul_(beta1)  # (8)
         dv.mul_(beta2)
-        dw.add_(dg, alpha=self.weight_decay)
+        if self.weight_decay:
+            dw.add_(dg, alpha=self.weight_decay)
         return dg
 
     @property

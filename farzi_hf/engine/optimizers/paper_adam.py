@@ -41,5 +41,6 @@ class PaperAdam(InnerAdam):
         dm.addcmul_(u, ratio(m, s).div_(s + e).mul_(g), value=(1 - beta2) / (1 - beta1)).sub_(u)  # (1)
         dg = dm * (1 - beta1)  # (2)
         dm.mul_(beta1)  # (3)
-        dw.add_(dg, alpha=self.weight_decay)
+        if self.weight_decay:
+            dw.add_(dg, alpha=self.weight_decay)
         return dg

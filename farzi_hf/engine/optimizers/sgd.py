@@ -70,7 +70,8 @@ class InnerSGD(InvertibleOptimizer):
         dm.sub_(dw, alpha=lr)  # (4)
         dg = dm.clone()  # (5)
         dm.mul_(self.momentum)  # (6)
-        dw.add_(dg, alpha=self.weight_decay)
+        if self.weight_decay:
+            dw.add_(dg, alpha=self.weight_decay)
         return dg
 
     @property
