@@ -116,7 +116,7 @@ def on_summary(c: Comparison, args: FinetuneArguments) -> list[Measured]:
     """Three rows on the summary: soft tokens; ids, drawn anew each time that a sequence is read; and the likeliest ids."""
     farzi, inner = c.farzi, c.farzi.config.inner
     visits = math.ceil(c.steps * inner["synthetic_batch_size"] / farzi.config.num_sequences)
-    token_bytes = farzi.config.num_sequences * farzi.config.sequence_length * c.token_bytes
+    token_bytes = c.token_bytes(farzi.config.num_sequences * farzi.config.sequence_length)
     soft, ids = farzi.collator(), default_data_collator
     return [
         trained(c, args, "Farzi, soft tokens", lambda seed: farzi.as_dataset(), soft, farzi.nbytes),

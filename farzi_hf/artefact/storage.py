@@ -77,6 +77,10 @@ class Storage(ABC):
         """Bytes of all tensors in the file."""
         return sum(x.numel() * x.element_size() for x in self.stored(tensors).values())
 
+    def id_bits(self, vocab_size: int) -> int:
+        """Bits of an id of real data that are stored as economically: 16 for a vocabulary of 257 to 65,536 entries."""
+        return 8 * np.min_scalar_type(vocab_size - 1).itemsize
+
 
 class Exact(Storage):
     """All numbers as they are, usually float32; ids in four bytes."""
@@ -170,6 +174,10 @@ class Packed(Whole):
     """
 
     types = frozenset({"U8"})
+
+    def id_bits(self, vocab_size: int) -> int:
+        """The bits that tell the ids apart, and no others: 11 for 2,000 entries."""
+        return max(1, (vocab_size - 1).bit_length())
 
     def _shape(self, name: str, shape: Sequence[int]) -> tuple[int, ...]:
         axis = _dimensions(name)

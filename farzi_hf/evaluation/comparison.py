@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 from transformers import PreTrainedConfig
 
+from farzi_hf.artefact.storage import STORAGES
 from farzi_hf.data import flatten_sequences, head_sequences, random_sequences
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.data.sequences import as_rows
@@ -109,13 +110,17 @@ class Comparison:
         return [derive(self.seed, Purpose.REAL_STUDENT, i) for i in range(self.num_students)]
 
     @property
-    def token_bytes(self) -> int:
-        """Bytes of one id: 2 for a vocabulary of 257 to 65,536 entries."""
-        return np.min_scalar_type(self.learner.vocab_size - 1).itemsize
+    def token_bits(self) -> int:
+        """Bits of one id: whole bytes, unless the summary is stored without unused bits. Then ids are, too."""
+        return STORAGES[self.farzi.config.storage].id_bits(self.learner.vocab_size)
+
+    def token_bytes(self, tokens: int) -> int:
+        """Bytes of so many ids."""
+        return -(-tokens * self.token_bits // 8)
 
     def nbytes(self, sequences: Dataset) -> int:
         """Bytes of all ids."""
-        return len(flatten_sequences(sequences)[0]) * self.token_bytes
+        return self.token_bytes(len(flatten_sequences(sequences)[0]))
 
     # -- students ----------------------------------------------------------------------------------------------------
 
@@ -183,7 +188,7 @@ class Comparison:
 
     def draw_bytes(self, seed: int) -> Dataset:
         """Random sequences with as many bytes as the summary has, or a few more; all, if they have fewer."""
-        return self.draw_tokens(self.farzi.nbytes // self.token_bytes, seed)
+        return self.draw_tokens(8 * self.farzi.nbytes // self.token_bits, seed)
 
     def real_students(
         self, draw: Callable[[int], Dataset], steps: int, seeds: Iterable[int]

@@ -192,3 +192,19 @@ def test_labels_change_little(way, nats):
     before = labels()
     farzi.store_as(way)
     assert (before.exp() * (before - labels())).sum(-1).mean() < nats
+
+
+@pytest.mark.parametrize(
+    ("way", "vocab_size", "bits"),
+    [
+        ("exact", 2004, 16),
+        ("int8", 200, 8),
+        ("int8", 2004, 16),
+        ("int5", 2004, 11),
+        ("int4", 2048, 11),
+        ("int4", 2049, 12),
+        ("int6", 1, 1),
+    ],
+)
+def test_ids_to_compare_with_are_stored_as_economically(way, vocab_size, bits):
+    assert STORAGES[way].id_bits(vocab_size) == bits

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -53,6 +54,17 @@ def test_text_students_are_measured_as_the_trainer_does_and_subsets_have_their_s
     before, after, another = (c.task.error(c.statistics(student, c.splits["test"])) for student in students)
     assert after < 0.8 * before
     assert after != another
+
+
+@pytest.mark.parametrize(("storage", "bits"), [("exact", 8), ("int8", 8), ("int5", 6)])
+def test_ids_of_real_data_are_counted_as_economically_as_the_summary_is_stored(started, storage, bits):
+    """54 entries need six bits. Where numbers have bytes, ids have, too."""
+    _, c = started(*TEXT)
+    c.farzi.store_as(storage)
+    tokens = len(flatten_sequences(c.splits["test"])[0])
+    assert c.nbytes(c.splits["test"]) == math.ceil(tokens * bits / 8)
+    drawn, more = c.draw_bytes(0), flatten_sequences(c.draw_bytes(0))[1][-1]
+    assert c.farzi.nbytes - 1 <= c.nbytes(drawn) <= c.farzi.nbytes + math.ceil(more * bits / 8)
 
 
 def test_rows_of_students_and_of_count_models_are_the_same_sentences(started):
