@@ -292,9 +292,8 @@ def report(data: TaskData, args: FarziConfig, done: Sequence[Mapping[str, Any]])
     """One table of all seeds, with the paper's figures if it has any for this data set."""
     output, settings, task = Path(args.output_dir), data.settings, data.task
     seeds = data.seeds(args.seed)
-    alone = (
-        Path(data.run_folder(args.output_dir, seeds[0])) == output
-    )  # then the folder has the run's own recipe and figures
+    # A single seed has its folder for itself, with its recipe and figures.
+    alone = Path(data.run_folder(args.output_dir, seeds[0])) == output
     if not alone:
         write_recipe(output, {**data.recipe(seeds), **args.to_recipe()})
     rows = pooled_rows(task, [part["measured"] for part in done])

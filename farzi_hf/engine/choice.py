@@ -62,8 +62,8 @@ def _kind(value: Any, within: tuple[int, ...] = ()) -> Hashable:
     """A key for everything that the memory of a step can depend on: a tensor's shape and type, a function's code and what it captures.
 
     A training makes a new loss function at every call, so functions with equal code and captured values have equal keys. Containers and
-    dataclasses are followed, and global names of a function that are no functions themselves. Other objects stand for themselves: a change
-    of their attributes is not seen. The key keeps no object alive. `within` are the ids of what holds `value`; a value that holds itself is
+    dataclasses are followed, and the global tensors and containers that a function names. Other objects stand for themselves: a change of
+    their attributes is not seen. The key keeps no object alive. `within` are the ids of what holds `value`; a value that holds itself is
     not followed again.
     """
     if isinstance(value, Tensor):

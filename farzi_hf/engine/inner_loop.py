@@ -49,7 +49,7 @@ class Layout:
         constants: dict[str, Tensor] = {}
         for name, x in params.items():
             trains = x.requires_grad or (plain_tensors_train and not isinstance(x, nn.Parameter))
-            if trains and x.is_complex():
+            if x.requires_grad and x.is_complex():
                 raise ValueError(
                     f"params[{name!r}] is {x.dtype}, which does not train; give its real and imaginary part"
                 )
