@@ -1,6 +1,7 @@
 """How the tensors of a summary are stored: as they are, or rounded to fewer bytes.
 
-A summary with labels of its own can have more bytes than its data: each position has e numbers, where an id of the data has two bytes.
+A summary with labels of its own can have more bytes than its data: each position has e numbers, where an id of the data has two bytes,
+or less where its bits are packed.
 Students hardly notice it when those numbers are rounded to a byte each, or, where inputs are ids, to five or six bits
 (recipes/LOG.md).
 """
