@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from tiny_models import LENGTH, V, tiny_model, tiny_summary
+from tiny_models import LENGTH, V, config_of, tiny_model, tiny_summary
 from tiny_trainer import SETTINGS, tensors, tiny_trainer
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from farzi_hf import FarziConfig, FarziData
 from farzi_hf.data.collators import SequenceCollator
@@ -219,3 +220,20 @@ def test_settings_that_break_privacy_are_refused(tmp_path, changes, message):
 def test_a_trainer_refuses_what_breaks_privacy(tmp_path, sequences, tokenizer, changes, arguments, message):
     with pytest.raises(ValueError, match=message):
         tiny_trainer(tmp_path / "out", sequences, tokenizer, arguments, **{**PRIVATE, **changes})
+
+
+def test_constants_have_no_part_in_gradients_clipping_and_noise():
+    """As of a base under adapters: its gradients would take most of C."""
+
+    def head_alone() -> torch.nn.Module:
+        model = AutoModelForCausalLM.from_config(config_of("gpt2", tie_word_embeddings=False)).double()
+        model.requires_grad_(False)
+        model.lm_head.requires_grad_(True)
+        return model
+
+    frozen, objective = Learner(head_alone), private()
+    theta = frozen.initial_parameters(0)
+    (row,) = rows_of(objective, [0])
+    total, _ = clipped_sum(frozen, theta, [row], norm=1e-3)
+    assert list(total) == ["lm_head.weight"]
+    assert torch.linalg.vector_norm(total["lm_head.weight"]).item() == pytest.approx(1e-3)

@@ -42,7 +42,7 @@ import torch
 from torch import Tensor
 
 from farzi_hf.data.seeds import Purpose, stream
-from farzi_hf.distillation.learner import Learner, LearnerBatch, Parameters
+from farzi_hf.distillation.learner import Learner, LearnerBatch, Parameters, leaves
 from farzi_hf.distillation.objectives.base import Batch, ConfigurableObjective
 from farzi_hf.distillation.objectives.meta_matching import MetaMatching
 from farzi_hf.distillation.real_training import RealData
@@ -194,7 +194,8 @@ class PrivateMatching(ConfigurableObjective):
 def clipped_sum(
     learner: Learner | LearnerBatch, theta: Parameters, rows: Iterable[Mapping[str, Tensor]], norm: float
 ) -> tuple[Parameters, Tensor]:
-    """Σ_i clip(∇ℓ_i(θ), C), and Σ_i ℓ_i. One row after the other: any model can do it, with the memory of one gradient.
+    """Σ_i clip(∇ℓ_i(θ), C), and Σ_i ℓ_i. One row after the other: any model can do it, with the memory of one gradient. Only parameters that
+    train have a gradient.
 
     A row whose gradient is not finite adds nothing: it would give itself away.
 
@@ -202,13 +203,13 @@ def clipped_sum(
         rows: batches of one row.
         norm: C.
     """
-    leaves = {name: x.detach().requires_grad_(x.is_floating_point()) for name, x in theta.items()}
-    trained = {name: x for name, x in leaves.items() if x.requires_grad}
+    theta = leaves(theta)
+    trained = {name: x for name, x in theta.items() if x.requires_grad}
     total = {name: torch.zeros_like(x) for name, x in trained.items()}
-    losses = torch.zeros((), device=next(iter(leaves.values())).device)
+    losses = torch.zeros((), device=next(iter(theta.values())).device)
     for row in rows:
         with torch.enable_grad():
-            loss = learner.hard_loss(leaves, row)
+            loss = learner.hard_loss(theta, row)
             gradient = torch.autograd.grad(loss, list(trained.values()), materialize_grads=True)
         length = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g.double()) for g in gradient]))
         losses += loss.detach().nan_to_num(0.0, 0.0, 0.0)
