@@ -159,14 +159,14 @@ class AttributionProblem:
         generator = stream(seed, Purpose.FAULTS)
         chosen = generator.permutation(len(rows))[: max(1, round(self.args.faults * len(rows)))]
         for i in chosen:
-            rows[i] = FAULTS[type(self.task)](rows[i], self.learner.vocab_size, generator)
+            rows[i] = FAULTS[type(self.task)](rows[i], self, generator)
         return rows, torch.zeros(len(rows), dtype=torch.bool).index_fill(0, torch.from_numpy(chosen), True)
 
     def corrupted(self, rows: Sequence[Sequence[int]], seed: int) -> list[dict[str, Tensor]]:
         """Four copies of the sequences as batches; all of them are faults."""
-        spoil, entries = FAULTS[type(self.task)], self.learner.vocab_size
+        spoil = FAULTS[type(self.task)]
         generators = (stream(seed, Purpose.FAULTS, copy) for copy in range(1, 5))
-        return [self.collated([spoil(row, entries, generator) for row in rows]) for generator in generators]
+        return [self.collated([spoil(row, self, generator) for row in rows]) for generator in generators]
 
     def kept(self, name: str, make: Callable[[], Any], *uses: str) -> Any:
         """What `make` returns, from a file if an earlier run with the same settings has made it. `uses` are the settings that it depends on."""
@@ -188,14 +188,18 @@ _COMMON = (
 )  # fmt: skip
 
 
-def _shuffled_words(row: Sequence[int], vocab_size: int, generator: np.random.Generator) -> list[int]:
-    """The same words in a random order."""
-    return generator.permutation(row).tolist()
+def _shuffled_words(row: Sequence[int], problem: AttributionProblem, generator: np.random.Generator) -> list[int]:
+    """The same words in a random order. The ids of begin and end stay in their places, which would give a fault away."""
+    tokenizer = problem.task.processing_class
+    ends = (tokenizer.bos_token_id, tokenizer.eos_token_id)
+    spoilt, words = np.array(row), ~np.isin(row, ends)
+    spoilt[words] = generator.permutation(spoilt[words])
+    return spoilt.tolist()
 
 
-def _random_items(row: Sequence[int], vocab_size: int, generator: np.random.Generator) -> list[int]:
+def _random_items(row: Sequence[int], problem: AttributionProblem, generator: np.random.Generator) -> list[int]:
     """As many items, each drawn from all with equal probability. Item 0 is the padding."""
-    return generator.integers(1, vocab_size, len(row)).tolist()
+    return generator.integers(1, problem.learner.vocab_size, len(row)).tolist()
 
 
 FAULTS = {LanguageModeling: _shuffled_words, Recommendation: _random_items}

@@ -6,6 +6,7 @@ import csv
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -88,6 +89,9 @@ def test_faults_are_other_sequences_of_the_same_length(dataset: str, tmp_path) -
     assert [row != own for row, own in zip(rows, p.train_ids, strict=True)] == planted.tolist()
     if dataset == "sample":
         assert [sorted(row) for row in rows] == [sorted(row) for row in p.train_ids]
+        ends = [p.task.processing_class.bos_token_id, p.task.processing_class.eos_token_id]
+        for row, own in zip(rows, p.train_ids, strict=True):
+            assert np.isin(row, ends).tolist() == np.isin(own, ends).tolist()
 
 
 @pytest.mark.parametrize("dataset", LEARNERS)
