@@ -14,7 +14,7 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
-from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer import OPTIMIZER_NAME, TRAINER_STATE_NAME
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import TrainOutput
 
@@ -104,6 +104,11 @@ class ResumableTrainer(PublishingTrainer):
         self._check_later_checkpoints(checkpoint, state.global_step)
         if self._is_finished(state):
             self._check_finished(checkpoint, state.global_step)
+        elif not Path(checkpoint, OPTIMIZER_NAME).exists():
+            raise ValueError(
+                f"resume_from_checkpoint={checkpoint!r} has the summary alone, as save_only_model=True asked, and a run cannot go on from it; "
+                "begin a new one with farzi_data=FarziData.from_pretrained(…) of it and another output_dir"
+            )
         if self.changed:
             logger.info("Going on from %s with other settings: %s.", checkpoint, described(self.changed))
         return state
@@ -123,14 +128,19 @@ class ResumableTrainer(PublishingTrainer):
                 )
 
     def _is_finished(self, state: TrainerState) -> bool:
-        return state.global_step >= self.args.max_steps >= 1
+        return state.global_step >= self._planned_steps()
+
+    def _planned_steps(self) -> int:
+        if self.args.max_steps >= 0:
+            return self.args.max_steps
+        return self.set_initial_training_values(self.args, self.get_train_dataloader())[-1]  # by epochs
 
     def _check_finished(self, checkpoint: str, steps: int) -> None:
         late = {name: pair for name, pair in self.changed.items() if name not in _WITHOUT_EFFECT}
         if late:
             raise ValueError(
-                f"{described(late)}: this change is too late, because {checkpoint} has taken {steps} steps and max_steps={self.args.max_steps}; "
-                "raise max_steps, or go on from an earlier checkpoint into another output_dir"
+                f"{described(late)}: this change is too late, because {checkpoint} has taken {steps} steps of {self._planned_steps()}; "
+                "raise max_steps or num_train_epochs, or go on from an earlier checkpoint into another output_dir"
             )
 
     # -- training ----------------------------------------------------------------------------------------------------

@@ -56,8 +56,8 @@ class Purpose(IntEnum):
     LEFT_OUT = 29  # the training sequences that each retraining leaves out
     FAULTS = 30  # which training sequences are faults, and what is in them
     RANDOM_SCORES = 31  # scores that know nothing, to compare with
-    PRIVATE_SAMPLE = 32  # (seed of a micro-batch): the real rows of a private step; the seed is a secret key
-    PRIVATE_NOISE = 33  # (seed of a micro-batch): the noise of a private step; of the same key
+    PRIVATE_SAMPLE = 32  # the real rows of a private step; the seed is the secret of its release
+    PRIVATE_NOISE = 33  # the noise of a private step; of the same secret
     CONFIGURATIONS = 34  # (architecture): which combinations of settings are configurations to choose from
     TEACHER_KIND = 35  # (kind): all that teachers of the second and later kinds draw
 

@@ -63,17 +63,29 @@ def test_each_row_is_in_a_sample_with_probability_q_independent_of_others():
 @pytest.mark.parametrize(("noise", "norm"), [(1.7, 0.5), (0.6, 3.0)])
 def test_the_noise_has_the_variance_of_sigma_and_c(noise, norm):
     zero = {"a": torch.zeros(300, 200), "b": torch.zeros(40_000, dtype=torch.float64)}
-    found = flat(private(noise, norm)._noisy(zero, seed=1))
+    found = flat(private(noise, norm)._noisy(zero, secret=1))
     assert found.mean().abs() < 5 * noise * norm / len(found) ** 0.5
     assert found.var().item() == pytest.approx((noise * norm) ** 2, rel=0.03)
 
 
-def test_noise_and_samples_depend_on_the_secret_key_and_on_the_step_alone():
-    zero, one = {"a": torch.zeros(9)}, private()
-    assert torch.equal(one._noisy(zero, 3)["a"], private()._noisy(zero, 3)["a"])
-    assert not torch.isclose(one._noisy(zero, 3)["a"], one._noisy(zero, 4)["a"]).any()
-    assert not torch.isclose(one._noisy(zero, 3)["a"], private(key=12)._noisy(zero, 3)["a"]).any()
-    assert not np.array_equal(one.sample(3), private(key=12).sample(3))
+def test_noise_and_samples_are_of_one_release_alone():
+    """The same θ, settings and step have the same release, as a run that resumes needs it. Every other release has noise of its own."""
+    theta, one = {"a": torch.ones(5), "b": torch.zeros(2)}, private()
+    secret = one.secret(theta, 3)
+    assert secret == private().secret({name: x.clone() for name, x in theta.items()}, 3)
+    others = {
+        private(key=12).secret(theta, 3),
+        one.secret(theta, 4),
+        one.secret({**theta, "b": torch.tensor([0.0, 1e-20])}, 3),
+        private(noise=SIGMA + 1e-9).secret(theta, 3),
+        private(norm=2 * C).secret(theta, 3),
+        replace(one, batch_size=B + 1).secret(theta, 3),
+    }
+    assert len({secret, *others}) == 7
+    zero = {"a": torch.zeros(9)}
+    for other in others:
+        assert not torch.isclose(one._noisy(zero, secret)["a"], one._noisy(zero, other)["a"]).any()
+        assert not np.array_equal(one.sample(secret), one.sample(other))
     keys = {PrivateMatching(one.matching, one.real, B, SIGMA, C, 1e-3).key for _ in range(4)}
     assert len(keys) == 4  # without a key, the system draws one
 
@@ -115,8 +127,8 @@ def test_without_noise_and_clipping_it_is_the_gradient_of_the_mean_loss(learner,
     objective, parameters = private(noise=0.0, norm=1e9), list(farzi.parameters())
     loss = objective(learner, farzi.tensors, {}, seed=5)
     found = torch.autograd.grad(loss, parameters)
-    rows = rows_of(objective, objective.sample(5).tolist())
     several, theta = objective.matching.trained(learner, farzi.tensors, 5)
+    rows = rows_of(objective, objective.sample(objective.secret(theta, 5)).tolist())
     losses = [several.hard_loss(theta, row) for row in rows]
     expected = torch.autograd.grad(sum(losses) / B, parameters)
     assert len(rows) > 1
@@ -133,7 +145,7 @@ def test_a_clipped_noisy_release_is_all_that_the_summary_sees(learner, farzi):
     for numbers in (slice(0, 25), slice(25, 50)):
         real = replace(objective.real, dataset=Dataset.from_dict(objective.real.dataset[numbers]))
         other = replace(objective, real=real, history=[])
-        other._noisy = lambda total, seed: given
+        other._noisy = lambda total, secret: given
         gradients.append(torch.autograd.grad(other(learner, farzi.tensors, {}, 5), list(farzi.parameters())))
     assert all(map(torch.equal, *gradients))
 
@@ -191,6 +203,29 @@ def test_a_resumed_run_has_the_same_noise_and_account(tmp_path, sequences, token
     assert finished.objective.figures() == trainer.objective.figures()
 
 
+def test_two_runs_that_go_on_from_one_checkpoint_have_their_own_noise(tmp_path, sequences, tokenizer, monkeypatch):
+    """Otherwise, the difference of both summaries would show the data without noise."""
+    pytest.importorskip("opacus.accountants")
+    saved = {**PRIVATE, "save_strategy": "steps", "save_steps": 2}
+    tiny_trainer(tmp_path / "whole", sequences, tokenizer, **saved).train()
+    drawn, noisy = [], PrivateMatching._noisy
+
+    def noted(objective: PrivateMatching, total: dict[str, Tensor], secret: int) -> dict[str, Tensor]:
+        released = noisy(objective, total, secret)
+        drawn.append(flat(released) - flat(total))
+        return released
+
+    monkeypatch.setattr(PrivateMatching, "_noisy", noted)
+    for size in (20, 30):
+        resumed = tiny_trainer(
+            tmp_path / f"{size}", sequences, tokenizer, **{**saved, "per_device_train_batch_size": size}
+        )
+        resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
+    first, second = drawn[:2], drawn[2:]
+    for a, b in zip(first, second, strict=True):
+        assert not torch.isclose(a, b).any()
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -198,6 +233,7 @@ def test_a_resumed_run_has_the_same_noise_and_account(tmp_path, sequences, token
         ({"inputs": "tokens", "labels": "own"}, "inputs='tokens': ids would be drawn by their frequency"),
         ({"objective": "gradient_matching"}, "only this objective has a private gradient"),
         ({"trajectories": "omega"}, "trajectories='omega': they were trained on the data"),
+        ({"save_only_model": True}, "save_only_model=True: checkpoints would lack the account"),
         ({"privacy_noise_multiplier": -1.0}, r"privacy_noise_multiplier=-1.0 is not usable"),
         ({"privacy_max_grad_norm": 0.0}, r"privacy_max_grad_norm=0.0 is not usable"),
         ({"privacy_delta": 1.0}, r"privacy_delta=1.0 is not usable"),

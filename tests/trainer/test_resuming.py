@@ -211,6 +211,29 @@ def test_a_change_after_the_last_step_is_refused_rather_than_published(make):
     assert more_students.train(resume_from_checkpoint=True).global_step == 4
 
 
+def test_no_steps_are_fewer_than_those_of_the_checkpoint(half, make):
+    """A run of no steps would write a start without its labels beside it."""
+    with pytest.raises(ValueError, match="max_steps 4 → 0: this change is too late, because .*-2 has taken 2 steps"):
+        make(**{**SAVED, "max_steps": 0}).train(resume_from_checkpoint=True)
+
+
+def test_a_run_of_part_of_an_epoch_is_finished_too(make):
+    epochs = {**SAVED, "max_steps": -1, "num_train_epochs": 1.5}
+    trainer = make(**epochs)
+    trainer.train()
+    again = make(**epochs)
+    assert again.train(resume_from_checkpoint=True).global_step == trainer.state.global_step == 6
+    assert all(map(torch.equal, tensors(trainer), tensors(again)))
+
+
+def test_a_run_does_not_go_on_without_the_state_of_its_optimizer(make):
+    alone = {**SAVED, "save_only_model": True}
+    make(**{**alone, "max_steps": 2}).train()
+    assert make(**{**alone, "max_steps": 2}).train(resume_from_checkpoint=True).global_step == 2  # it is finished
+    with pytest.raises(ValueError, match=r"checkpoint-2' has the summary alone, as save_only_model=True asked"):
+        make(**SAVED).train(resume_from_checkpoint=True)
+
+
 def test_a_checkpoint_of_another_program_is_refused(make, tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "trainer_state.json").write_text("{}")

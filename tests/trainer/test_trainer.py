@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from functools import partial
 from pathlib import Path
@@ -269,6 +270,15 @@ def test_evaluation_takes_another_dataset_and_prefix(make, sequences):
 def test_without_metrics_the_loss_is_left(make):
     trainer = make({"compute_metrics": None})
     assert trainer.evaluate().keys() == {"eval_loss", "eval_loss_std", "eval_students", "epoch"}
+
+
+def test_evaluations_of_one_summary_are_saved_together(make, sequences, tmp_path):
+    trainer = make()
+    first = trainer.evaluate()
+    second = trainer.evaluate(sequences["test"], metric_key_prefix="test")
+    trainer.save_model(str(tmp_path / "saved"))
+    metrics = json.loads((tmp_path / "saved" / "metrics.json").read_text(encoding="utf-8"))
+    assert metrics == {**metrics, "eval_loss": first["eval_loss"], "test_loss": second["test_loss"]}
 
 
 def test_evaluation_leaves_random_states_alone(make):

@@ -17,7 +17,9 @@ Why this is differentially private:
    the releases are an adaptive composition. Each micro-batch and each process makes a release of its own, and all are counted.
 
 Sample and noise come from a secret key and not from `seed`, which the recipe publishes: with a known seed, anybody could take the noise away.
-The key is drawn by the system, and is kept in checkpoints only. Do not publish checkpoints.
+The key is drawn by the system, and is kept in checkpoints only. Do not publish checkpoints. Two runs may go on from one checkpoint with different
+settings. So noise and sample are a keyed hash of θ and of the settings too: with the same noise in both, the difference of two releases would
+have none.
 
 What ε does not cover:
 
@@ -31,6 +33,7 @@ What ε does not cover:
 
 from __future__ import annotations
 
+import hashlib
 import math
 import secrets
 from collections.abc import Iterable, Mapping
@@ -41,6 +44,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from farzi_hf.artefact.tensor_file import fingerprint
 from farzi_hf.data.seeds import Purpose, stream
 from farzi_hf.distillation.learner import Learner, LearnerBatch, Parameters, leaves
 from farzi_hf.distillation.objectives.base import Batch, ConfigurableObjective
@@ -96,6 +100,7 @@ class PrivateMatching(ConfigurableObjective):
             ("inputs", "soft", "ids would be drawn by their frequency in the data"),
             ("initialization", "random", "other starts are computed from the data"),
             ("trajectories", None, "they were trained on the data"),
+            ("save_only_model", False, "checkpoints would lack the account of the releases"),
         ):
             if getattr(config, name) != needed:
                 raise ValueError(
@@ -132,21 +137,29 @@ class PrivateMatching(ConfigurableObjective):
     def __call__(self, learner: Learner, summary: Tensors, batch: Batch, seed: int) -> Tensor:
         """The mean loss of the sample, whose gradient in the summary is private. The value itself is not."""
         several, theta = self.matching.trained(learner, summary, seed)
-        rows = [self.real.batch([row]) for row in self.real.rows(self.sample(seed).tolist())]
+        secret = self.secret(theta, seed)
+        rows = [self.real.batch([row]) for row in self.real.rows(self.sample(secret).tolist())]
         total, loss = clipped_sum(several, theta, rows, self.max_grad_norm)
-        released = self._noisy(total, seed)
+        released = self._noisy(total, secret)
         self._count()
         linear = sum((theta[name] * (g / self.batch_size)).sum() for name, g in released.items())
         return loss / max(1, len(rows)) + (linear - linear.detach())
 
-    def sample(self, seed: int) -> np.ndarray:
+    def secret(self, theta: Parameters, seed: int) -> int:
+        """The seed of the sample and of the noise of one release. Another θ, another setting or another step has another one."""
+        digest = hashlib.blake2b(digest_size=8, key=self.key.to_bytes(8, "big"))
+        digest.update(repr((seed, self.noise_multiplier, self.max_grad_norm, self.sampling_rate)).encode())
+        digest.update(fingerprint(theta).encode())
+        return int.from_bytes(digest.digest(), "big")
+
+    def sample(self, secret: int) -> np.ndarray:
         """The numbers of the rows of a step: each with probability q, independent of the others."""
-        draws = stream(self.key, Purpose.PRIVATE_SAMPLE, seed).random(len(self.real.dataset))
+        draws = stream(secret, Purpose.PRIVATE_SAMPLE).random(len(self.real.dataset))
         return np.flatnonzero(draws < self.sampling_rate)
 
-    def _noisy(self, total: Parameters, seed: int) -> Parameters:
+    def _noisy(self, total: Parameters, secret: int) -> Parameters:
         """The release G."""
-        noise, scale = stream(self.key, Purpose.PRIVATE_NOISE, seed), self.noise_multiplier * self.max_grad_norm
+        noise, scale = stream(secret, Purpose.PRIVATE_NOISE), self.noise_multiplier * self.max_grad_norm
         return {name: x + torch.from_numpy(noise.normal(0, scale, x.shape)).to(x) for name, x in total.items()}
 
     # -- accounting --------------------------------------------------------------------------------------------------
