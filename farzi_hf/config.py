@@ -218,10 +218,18 @@ class FarziConfig(TrainingArguments):
         compiled, self.torch_compile = self.torch_compile, False
         super().__post_init__()
         self.torch_compile = compiled
-        check_world_size(self.world_size)
+        check_world_size(self.world_size, self.n_gpu)
         if self.mixed_precision == "bf16":  # of this config or of the launcher
             warn_of_bf16()
         self.dataloader_pin_memory &= self.device.type != "cpu"
+        self.check()
+
+    def check(self) -> None:
+        """The checks of our settings. Call it where fields were set afterwards.
+
+        Raises:
+            ValueError: a setting is out of range, or does not fit another one.
+        """
         check_counts(self)
         check_types(self, [f.name for f in fields(self) if f.name not in _STOCK])
         check_choices(self)
@@ -320,13 +328,13 @@ class FarziConfig(TrainingArguments):
         """Makes the outer loss.
 
         Args:
-            learner: if given, the trajectories must belong to this model.
+            learner: if given, the trajectories must belong to this model, and to the rows of `real`.
             training: the inner loop; by default a new one.
             real: the rows that a private distillation protects.
         """
         bank = None if self.trajectories is None else TrajectoryBank(self.trajectories, self.num_trajectories)
         if bank is not None and learner is not None:
-            bank.check(learner)
+            bank.check(learner, None if real is None else real.dataset)
         objective = OBJECTIVES[self.objective].from_config(self, training or self.make_training(), bank)
         if self.privacy_noise_multiplier is None:
             return objective

@@ -44,15 +44,21 @@ def processes_without_gpu() -> bool:
     return _asked() > 1 and not torch.accelerator.is_available()
 
 
-def check_world_size(world_size: int) -> None:
-    """Compare the number of processes with what the launcher asked for.
+def check_world_size(world_size: int, gpus: int) -> None:
+    """Compare the number of processes with what the launcher asked for, and with the GPUs of this process.
 
     `accelerate launch --cpu --num_processes 2` starts one process and says nothing. It leaves the address of a meeting point, which it
     sets for several processes only. Such an address may also come from elsewhere, so this is a warning.
 
     Raises:
-        ValueError: the launcher started several processes, but each would train alone, in the same output folder.
+        ValueError: the launcher started several processes, but each would train alone, in the same output folder; or one process would
+            share its batches among several GPUs.
     """
+    if gpus > 1:
+        raise ValueError(
+            f"this process sees {gpus} GPUs, among which Trainer would share each batch, and an inner loop is on one; launch a process for "
+            f"each with `accelerate launch --num_processes {gpus} …`, or show one with CUDA_VISIBLE_DEVICES=0"
+        )
     if world_size > 1:
         return
     if _asked() > 1:

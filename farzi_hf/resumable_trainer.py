@@ -36,13 +36,13 @@ from farzi_hf.publishing_trainer import PublishingTrainer
 
 logger = logging.getLogger(__name__)
 
-_OF_THE_OPTIMIZER = (
+OF_THE_OPTIMIZER = (
     "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "max_steps", "num_train_epochs", "weight_decay", "adam_beta1",
     "adam_beta2", "adam_epsilon",
 )  # fmt: skip
 """Settings that a checkpoint also stores in its optimizer and scheduler."""
 _PROCESS_STATE = "state_of_process_{}.safetensors"
-_WITHOUT_EFFECT = ("eval_students", "max_non_finite", "adjoint", "storage")
+_WITHOUT_EFFECT = ("eval_students", "max_non_finite", "adjoint", "storage", "world_size")
 """Settings that do not influence the outer steps of a finished run."""
 
 
@@ -159,7 +159,7 @@ class ResumableTrainer(PublishingTrainer):
             if state is not None and self._is_finished(state):
                 self._restore_process_state(checkpoint)
                 return self._as_finished(state, checkpoint)
-            self._begin(checkpoint)
+            self._begin(state)
             if self.args.max_steps == 0:  # the summary stays at its start; Trainer would take one step
                 return TrainOutput(0, math.nan, {})
             self._restore_process_state(checkpoint)
@@ -171,8 +171,8 @@ class ResumableTrainer(PublishingTrainer):
         if checkpoint is not None and path.exists():  # a process that the earlier run did not have begins anew
             self._load_process_state(load_file(path))
 
-    def _begin(self, checkpoint: str | None) -> None:
-        """A subclass can override this to work before the first step."""
+    def _begin(self, state: TrainerState | None) -> None:
+        """A subclass can override this to work before the first step; `state` is that of the checkpoint to go on from."""
 
     def _as_finished(self, state: TrainerState, checkpoint: str) -> TrainOutput:
         """The result of a run that has taken all its steps already. `Trainer` would take one more step."""
@@ -227,7 +227,7 @@ class ResumableTrainer(PublishingTrainer):
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """As in Trainer, which restores the settings of the checkpoint. Settings that were changed keep their new values here."""
-        if not self.changed.keys() & set(_OF_THE_OPTIMIZER) or not self._created_lr_scheduler:
+        if not self.changed.keys() & set(OF_THE_OPTIMIZER) or not self._created_lr_scheduler:
             super()._load_optimizer_and_scheduler(checkpoint)
             return
         settings = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]

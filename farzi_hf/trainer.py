@@ -16,6 +16,7 @@ from datasets import Dataset, IterableDataset
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
+from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import TrainOutput
 
 from farzi_hf.artefact.atomic_folder import check_destination
@@ -181,10 +182,11 @@ class FarziTrainer(StudentTrainer):
 
     # -- outer step --------------------------------------------------------------------------------------------------
 
-    def _begin(self, checkpoint: str | None) -> None:
-        if checkpoint is None:
+    def _begin(self, state: TrainerState | None) -> None:
+        if state is None:
             self.tune_initialization()
-        self._micro_step, self._non_finite_steps, self._finite_losses = (-1, 0), 0, 0
+        skipped = [] if state is None else [x["non_finite_steps"] for x in state.log_history if "non_finite_steps" in x]
+        self._micro_step, self._non_finite_steps, self._finite_losses = (-1, 0), max(skipped, default=0), 0
         self.model.config.inner = self.args.inner_settings()
         if not self.args.max_steps:
             self.log(self._start_facts)
@@ -280,7 +282,7 @@ class FarziTrainer(StudentTrainer):
     def _settings(self) -> dict[str, Any]:
         config = json.loads(self.learner.model.config.to_json_string(use_diff=False))
         learner = {k: v for k, v in config.items() if not k.startswith("_") and k != "transformers_version"}
-        data = {"train_dataset": described(self.train_dataset)}
+        data = {"train_dataset": described(self.train_dataset), "world_size": self.args.world_size}
         return {**self.args.to_recipe(), **self._given, "learner": learner, **data}
 
     def _process_state(self) -> dict[str, Tensor]:

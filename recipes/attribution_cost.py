@@ -24,7 +24,7 @@ from farzi_hf.engine import Adjoint, Checkpoint, Direct, Reversible, Tape
 
 ROOT = Path(__file__).resolve().parent
 sys.path.append(str(ROOT / "benchmark"))
-from process import PeakMemory, end_with_parent, run_limited  # noqa: E402
+from process import PeakMemory, end_with_parent, run_limited, unfinished  # noqa: E402
 
 WARM_UP = 2
 
@@ -85,7 +85,7 @@ def measured(problem: AttributionProblem, argv: list[str], say: Callable[[str], 
             slug = method.replace(" ", "-").lower()
             facts = problem.kept(
                 f"cost/{slug}-T-{steps}", lambda method=method, steps=steps: _in_process(problem, argv, method, steps),
-                "memory_limit", "time_limit",
+                "memory_limit", "time_limit", unless=unfinished,
             )  # fmt: skip
             rows.append({"method": method, "steps": steps, **facts})
             say(f"{method}, T = {steps}: {facts}")

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from farzi_hf.attribution import WeightedTraining
 from farzi_hf.data import minibatches
-from farzi_hf.data.seeds import Purpose, derive, stream
+from farzi_hf.data.seeds import Purpose, check_different, derive, stream
 from farzi_hf.distillation import Learner, Parameters
 from farzi_hf.engine import OPTIMIZERS, InnerOptimizer
 from farzi_hf.evaluation import LanguageModeling, Recommendation, RunSettings, TaskData
@@ -64,9 +64,8 @@ class AttributionArguments:
     def __post_init__(self) -> None:
         if self.inner_optimizer not in ("adam", "sgd"):
             raise ValueError(f"inner_optimizer={self.inner_optimizer!r} is unknown; choose from adam, sgd")
-        for name in ("steps", "seeds", "cost_steps"):
-            if not getattr(self, name):
-                raise ValueError(f"{name} is empty: give at least one number")
+        for name, least in (("steps", 1), ("seeds", 0), ("cost_steps", 1)):
+            check_different(name, getattr(self, name), least)
         for name in self.ways:
             if name not in WAYS:
                 raise ValueError(f"ways: {name!r} is unknown; choose from {', '.join(map(repr, WAYS))}")
@@ -168,12 +167,17 @@ class AttributionProblem:
         generators = (stream(seed, Purpose.FAULTS, copy) for copy in range(1, 5))
         return [self.collated([spoil(row, self, generator) for row in rows]) for generator in generators]
 
-    def kept(self, name: str, make: Callable[[], Any], *uses: str) -> Any:
-        """What `make` returns, from a file if an earlier run with the same settings has made it. `uses` are the settings that it depends on."""
+    def kept(self, name: str, make: Callable[[], Any], *uses: str, unless: Callable[[Any], bool] | None = None) -> Any:
+        """What `make` returns, from a file if an earlier run with the same settings has made it.
+
+        Args:
+            uses: the settings that it depends on.
+            unless: a value of which this is true is not kept.
+        """
         path = Path(self.args.output_dir) / f"{name}.json"
         own = {key: value for key, value in asdict(self.args).items() if key in (*_COMMON, *uses)}
         recipe = {key: getattr(self.data.settings, key) for key in self.data.recipe_fields}
-        return kept(path, {**own, **recipe}, make)
+        return kept(path, {**own, **recipe, "data": self.data.fingerprint(0)}, make, unless)
 
     def _drawn(self, split: str, count: int) -> list[list[int]]:
         """Random sequences of a split, each cut to `longest` ids."""

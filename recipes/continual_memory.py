@@ -6,7 +6,6 @@ that block, and the model as it is. In the next block its loss stands for all ol
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +17,8 @@ from torch import Tensor
 from transformers import PrinterCallback
 
 from farzi_hf import FarziData, FarziTrainer
+from farzi_hf.artefact.checkpoints import discard_checkpoints
+from farzi_hf.cli.distil import with_folder
 from farzi_hf.data import flatten_sequences
 from farzi_hf.data.seeds import Purpose, derive, stream
 from farzi_hf.distillation import Learner, MetaMatching, Parameters
@@ -158,13 +159,16 @@ class Summary(Memory):
 
     def _distil(self, problem: ContinualProblem, farzi: FarziData, before: Tensors, moment: Moment) -> None:
         """Outer steps on the rows of the block and, in place of old data, on the summary of before."""
-        args = copy.copy(problem.args)
+        args = with_folder(
+            problem.args, f"{problem.args.output_dir}/seed-{moment.seed}/distillation-{moment.block + 1}"
+        )
         args.seed, args.disable_tqdm = derive(moment.seed, Purpose.TEACHER, moment.block) % 2**32, True
         objective = BlockMatching(args.make_objective(), before, moment.block)
         trainer = FarziTrainer(
             problem.config, args, moment.rows, farzi_data=farzi, objective=objective, task=problem.task
         )
         trainer.remove_callback(PrinterCallback)
+        discard_checkpoints(args.output_dir)  # of a block that was interrupted, which is made anew
         trainer.train()
 
     def loss(self, problem: ContinualProblem, tensors: Tensors, seed: int) -> MemoryLoss:

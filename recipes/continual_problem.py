@@ -21,7 +21,7 @@ from torch import Tensor
 
 from farzi_hf import FarziConfig, FarziData
 from farzi_hf.artefact.atomic_folder import replace_file
-from farzi_hf.data.seeds import Purpose, derive
+from farzi_hf.data.seeds import Purpose, check_different, derive
 from farzi_hf.distillation import Learner, Parameters, SyntheticTraining
 from farzi_hf.distillation.real_training import RealBatches, RealData
 from farzi_hf.distillation.teacher import head_width
@@ -46,8 +46,7 @@ class ContinualArguments:
     def __post_init__(self) -> None:
         if self.blocks < 2:
             raise ValueError(f"blocks={self.blocks} leaves nothing to forget: give at least 2")
-        if not self.seeds:
-            raise ValueError("seeds is empty: give at least one number")
+        check_different("seeds", self.seeds)
         for name in self.memories:
             if name not in MEMORIES:
                 raise ValueError(f"memories: {name!r} is unknown; choose from {', '.join(MEMORIES)}")
@@ -174,7 +173,7 @@ class ContinualProblem:
     @cached_property
     def _settings(self) -> dict[str, Any]:
         recipe = {key: getattr(self.data.settings, key) for key in self.data.recipe_fields}
-        return {**self.args.to_recipe(), **recipe, "blocks": self.own.blocks}
+        return {**self.args.to_recipe(), **recipe, "blocks": self.own.blocks, "data": self.data.fingerprint(0)}
 
     def _block(self, seed: int, name: str, block: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Renews the memory, trains and measures: the result, and model and memory by name."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from farzi_hf.artefact.checkpoints import HISTORY
 from farzi_hf.callbacks import phase
 from farzi_hf.cli.arguments import example_configs, find_config, parse_arguments
 from farzi_hf.cli.figures import FIGURES, draw
@@ -29,6 +29,7 @@ from farzi_hf.cli.run_folder import (
     write_recipe,
 )
 from farzi_hf.config import FarziConfig
+from farzi_hf.distillation.objectives.private import figures_of
 from farzi_hf.distillation.row_checks import check_rows, run_check
 from farzi_hf.evaluation import (
     BASELINES,
@@ -56,6 +57,7 @@ from farzi_hf.evaluation.report import (
 )
 from farzi_hf.evaluation.rows import on_summary, under_stock_trainer
 from farzi_hf.plots import plot_comparison
+from farzi_hf.resumable_trainer import OF_THE_OPTIMIZER
 from farzi_hf.summary.forms import LABELS
 from farzi_hf.trainer import FarziTrainer
 
@@ -125,21 +127,12 @@ class Run:
         self.data, self.args, self.seed = data, args, seed
         self.folder = Path(args.output_dir)
         self.recipe = {**data.recipe([seed]), **args.to_recipe()}
-        place = {} if data.settings.data_dir is None else {"data_dir": os.path.abspath(data.settings.data_dir)}
-        self.settings = {**vars(data.settings), **place, **self.recipe}
         self.checkpoint = find_checkpoint(args, self.recipe, data.settings.resume, outputs())
-        # Read now: later, another process may have written it, and all have to decide alike.
-        self._start = {} if self.checkpoint is None else self.kept(START)
 
     @property
     def title(self) -> str:
         """The name of the summary's row."""
-        return f"Farzi [{self.size}]"
-
-    @property
-    def size(self) -> str:
-        """μ×ξ."""
-        return f"{self.args.num_sequences}×{self.args.sequence_length}"
+        return f"Farzi [{self.args.num_sequences}×{self.args.sequence_length}]"
 
     @property
     def summary_folder(self) -> Path:
@@ -148,8 +141,8 @@ class Run:
 
     def begin(self) -> FarziTrainer:
         """Makes the trainer. From now on, the folder belongs to this run."""
-        with phase(f"Data set {self.data.settings.dataset}", disable=self.args.disable_tqdm or not self.is_first):
-            self.data.splits(self.seed)
+        # Read now: later, another process may have written it, and all have to decide alike.
+        self._start = {} if self.checkpoint is None else self.kept(START)
         self.trainer = trainer_of(self.data, self.args, self.seed)
         begin_run(self.trainer, self.recipe, self.checkpoint)
         self.recipe = with_history(self.recipe, self.trainer)
@@ -181,23 +174,34 @@ class Run:
             "outer_steps": trainer.state.global_step,
             "distillation_seconds": round(distillation_seconds(trainer.state.log_history), 2),
             "seed": args.seed,
+            **figures_of(trainer.objective),
             **environment(args),
         }
 
     def save(self) -> None:
         """Saves the artefact as soon as the training is over, because the measurements that follow take long."""
-        source = provenance(self.comparison, self.data, self.seed)
-        self.trainer.model.save_pretrained(
-            self.summary_folder, self.data.task.processing_class, metrics={**self.facts, **source}, recipe=self.recipe
-        )
+        metrics = {**self.facts, **provenance(self.comparison, self.data, self.seed)}
+        vocabulary = self.data.task.processing_class
+        self.trainer.model.save_pretrained(self.summary_folder, vocabulary, metrics=metrics, recipe=self.recipe)
+
+    def settings(self, name: str) -> dict[str, Any]:
+        """The settings on which the content of a file depends. The start of the summary does not depend on the outer optimizer."""
+        found = {**vars(self.data.settings), **self.recipe, "data": self._fingerprint}
+        without = {HISTORY, *(OF_THE_OPTIMIZER if name == START else ())}
+        return {key: value for key, value in found.items() if key not in without}
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        with phase(f"Data set {self.data.settings.dataset}", disable=self.args.disable_tqdm or not self.is_first):
+            return self.data.fingerprint(self.seed)
 
     def kept(self, name: str) -> dict[str, Any]:
         """What an earlier start of this run has written into a file of its folder, or {}."""
-        return made_with(self.settings, self.folder / name)
+        return made_with(self.settings(name), self.folder / name)
 
     def keep(self, name: str, measured: Sequence[Measured], **facts: Any) -> dict[str, Any]:
         """Writes measurements for `kept`."""
-        done = {"settings": self.settings, "measured": [part.to_json() for part in measured], **facts}
+        done = {"settings": self.settings(name), "measured": [part.to_json() for part in measured], **facts}
         save_text(json.dumps(done), self.folder / name)
         return done
 
@@ -222,9 +226,8 @@ class Run:
     def students(self, before: Sequence[Measured]) -> list[Measured]:
         """Rows of students on the summary: distilled, at the start, and under the stock Trainer."""
         measured = [on_summary(self.comparison, self.title), *before]
-        if (
-            self.args.inner_optimizer == "adam" and self.args.world_size == 1
-        ):  # one Trainer of several would wait for the others
+        alone = self.args.world_size == 1  # one Trainer of several would wait for the others
+        if alone and self.args.inner_optimizer == "adam":
             measured.append(under_stock_trainer(self.comparison, self.summary_folder))
         return measured
 
@@ -256,8 +259,8 @@ def distil(settings: RunSettings, args: FarziConfig) -> None:
     data = settings.load()
     seeds = data.seeds(args.seed)
     folders = [data.run_folder(args.output_dir, seed) for seed in seeds]
+    figures = map(comparison_name, data.task_class.compared)
     with args.main_process_first(desc="folders"):
-        figures = map(comparison_name, data.task_class.compared)
         check_outputs(Path(args.output_dir), ["recipe.yaml", "table.md", "table.csv", *figures])
         runs = [Run(data, with_folder(args, folder), seed) for folder, seed in zip(folders, seeds, strict=True)]
     done = [distil_once(run) for run in runs]
@@ -299,9 +302,8 @@ def report(data: TaskData, args: FarziConfig, done: Sequence[Mapping[str, Any]])
     rows = pooled_rows(task, [part["measured"] for part in done])
     size = f"{args.num_sequences}×{args.sequence_length}"
     rows += paper_rows(settings.dataset, size if settings.distil else "")
-    seconds = sum(part["facts"]["distillation_seconds"] for part in done)
-    facts = {**done[0]["facts"], "distillation_seconds": round(seconds, 2)}
-    facts |= {"splits": seeds} if len(seeds) > 1 else {}
+    seconds = round(sum(part["facts"]["distillation_seconds"] for part in done), 2)
+    facts = {**done[0]["facts"], "distillation_seconds": seconds, **({"splits": seeds} if len(seeds) > 1 else {})}
     facts |= ratios(rows, f"Farzi [{size}]") if task.percent else {}
     table = markdown([task.readable(row) for row in rows]) + "\n\n" + listed(facts)
     save_text(table + "\n", output / "table.md")

@@ -120,7 +120,7 @@ def same_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
 
     Settings of `FarziConfig` that an older version did not have count as their defaults, so the default of a new setting has to be
     what was done before. The settings of a `source`, on whose result this one depends, are compared alike. How the run was started makes no
-    difference: the path of its config, and the spelling of that of its data.
+    difference, nor where its config and its data were: `data` has a hash of them.
     """
     before, now = _independent_of_place(before), _independent_of_place(now)
     if "source" in before and "source" in now and not same_settings(before.pop("source"), now.pop("source")):
@@ -130,10 +130,7 @@ def same_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
 
 
 def _independent_of_place(settings: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {name: value for name, value in settings.items() if name not in ("config", "resume")}
-    if kept.get("data_dir") is not None:
-        kept["data_dir"] = os.path.abspath(kept["data_dir"])
-    return kept
+    return {name: value for name, value in settings.items() if name not in ("config", "resume", "data_dir")}
 
 
 def _defaults() -> dict[str, Any]:

@@ -13,6 +13,7 @@ every version. And transformers orders the real batches by `TrainingArguments.se
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from enum import IntEnum
 
 import numpy as np
@@ -95,6 +96,12 @@ def check_seed(seed: int, name: str = "seed", bits: int = BITS) -> int:
     if not 0 <= number < 2**bits:
         raise ValueError(f"{name}={seed!r} is not usable; give an integer from 0 to 2**{bits} - 1")
     return number
+
+
+def check_different(name: str, values: Sequence[int], least: int = 0) -> None:
+    """Raises ValueError unless these are one number or several, each of them once. Repeated ones would look like more evidence."""
+    if not values or min(values) < least or len(set(values)) < len(values):
+        raise ValueError(f"{name}={values} is not usable: give different numbers of at least {least}")
 
 
 def _sequence(seed: int, purpose: Purpose, numbers: tuple[int, ...]) -> np.random.SeedSequence:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
 import torch
+from datasets import Dataset
 from safetensors import safe_open
 
 from farzi_hf.data.seeds import Purpose, stream
+from farzi_hf.data.streams import RowStream, described
 from farzi_hf.distillation.learner import Learner, Parameters
+
+logger = logging.getLogger(__name__)
 
 MANIFEST, VERSION = "manifest.json", 1
 
@@ -51,26 +56,29 @@ class TrajectoryBank:
         num: use only the first `num` trajectories; None uses all.
 
     Raises:
-        ValueError: the folder holds no trajectories, or fewer than `num`.
+        ValueError: the folder holds no trajectories, or not all of the first `num`.
     """
 
     def __init__(self, folder: str | Path, num: int | None = None):
         self.folder, self.manifest = Path(folder), _read_manifest(Path(folder))
         found = sorted(self.folder.glob("trajectory-*.safetensors"))
-        if len(found) < (num or 1):
+        self._shards = found if num is None else [_shard(self.folder, trajectory) for trajectory in range(num)]
+        if not found or set(self._shards) - set(found):
             raise ValueError(
-                f"folder={str(folder)!r} holds {len(found)} trajectories, fewer than {num or 1}; record more of them with "
+                f"folder={str(folder)!r} holds {len(found)} trajectories, and not all of the first {num or 1}; record them with "
                 "recipes/paper/trajectories.py"
             )
-        self._shards = found[:num]
         self.steps, self.save_every = self.manifest["steps"], self.manifest["save_every"]
 
     def __len__(self) -> int:
         """|Ω|."""
         return len(self._shards)
 
-    def check(self, learner: Learner) -> None:
-        """Raises ValueError unless the trajectories belong to this learner. The message names the difference."""
+    def check(self, learner: Learner, rows: Dataset | RowStream | None = None) -> None:
+        """Raises ValueError unless the trajectories belong to this learner. The message names the difference.
+
+        If they were recorded on other rows than these, it warns: they may be the same data, cut in another way, or hold a test set.
+        """
         ours = json.loads(json.dumps(_model_facts(learner)))
         for kind, what in (("parameters", "parameter"), ("model", "config's")):
             recorded = self.manifest[kind]
@@ -81,6 +89,12 @@ class TrajectoryBank:
                         f"{recorded.get(name, 'missing')} there, {ours[kind].get(name, 'missing')} in the learner; record "
                         "trajectories of this learner with recipes/paper/trajectories.py"
                     )
+
+        if rows is not None and (found := described(rows)["fingerprint"]) != self.manifest["data"]:
+            logger.warning(
+                "%s: the trajectories were recorded on other rows (%s) than train_dataset has (%s). Make sure that no test set was "
+                "among them.", self.folder, self.manifest["data"], found,
+            )  # fmt: skip
 
     def checkpoint(self, trajectory: int, step: int, device: torch.device | str | None = None) -> Parameters:
         """θ of one trajectory after `step` steps. Only this part of the file is read."""

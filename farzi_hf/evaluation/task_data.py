@@ -14,6 +14,8 @@ from transformers import AutoConfig, PreTrainedConfig
 
 import farzi_hf.models  # noqa: F401  registers the architectures that transformers lacks
 from farzi_hf.data import TEXTS, Interactions, load_interactions, load_sample_interactions, tokenize, tokenizer_of
+from farzi_hf.data.seeds import check_different
+from farzi_hf.data.streams import described
 from farzi_hf.evaluation.rows import BASELINES
 from farzi_hf.evaluation.tasks import LanguageModeling, Recommendation, Task
 from farzi_hf.summary import FarziData
@@ -74,8 +76,7 @@ class RunSettings:
         for name in ("long_steps", "long_batch_size"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} trains nothing: give at least 1")
-        if not self.splits:
-            raise ValueError("splits is empty: give the seed of at least one split, for instance 0")
+        check_different("splits", self.splits)
         for name in self.baselines:
             if name not in BASELINES:
                 raise ValueError(f"baselines: {name!r} is unknown; choose from {', '.join(BASELINES)}")
@@ -124,6 +125,7 @@ class TaskData(ABC):
 
     def __init__(self, settings: RunSettings) -> None:
         self.settings = settings
+        self._fingerprints: dict[int, str] = {}
 
     task_class: ClassVar[type[Task]]
 
@@ -158,6 +160,13 @@ class TaskData(ABC):
     @abstractmethod
     def splits(self, seed: int) -> DatasetDict:
         """Train, validation and test as sequences in `input_ids`."""
+
+    def fingerprint(self, seed: int) -> str:
+        """A hash of all sequences of these splits, on which every result depends."""
+        if seed not in self._fingerprints:
+            parts = self.splits(seed).items()
+            self._fingerprints[seed] = " ".join(f"{name} {described(rows)['fingerprint']}" for name, rows in parts)
+        return self._fingerprints[seed]
 
     @abstractmethod
     def distinct_splits(self, seeds: Sequence[int]) -> list[int]:

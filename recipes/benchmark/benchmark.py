@@ -41,7 +41,7 @@ from methods import (
     step_checkpoint,
     torchopt_adam,
 )
-from process import Facts, end_with_parent, measure, run_limited, save
+from process import Facts, end_with_parent, measure, run_limited, save, unfinished
 from results import Row, read_rows, write_results
 from tqdm import tqdm
 from transformers import HfArgumentParser
@@ -165,11 +165,6 @@ def previous_rows(args: BenchmarkArguments, size: Size) -> dict[tuple[str, int],
     return {(row["method"], row["steps"]): row for row in rows if row["method"] in METHODS}
 
 
-def unfinished(row: Row) -> bool:
-    """Whether the cell failed for a reason that may not occur again."""
-    return row["status"] == "failed"
-
-
 def order(args: BenchmarkArguments) -> list[tuple[str, int]]:
     """All cells, small T first. The order of the methods differs at each T, so that a drift of the machine favours none of them."""
     shuffled = random.Random(0)
@@ -252,10 +247,10 @@ def processor() -> str:
     return platform.processor()
 
 
-def code_hash() -> str:
-    """A hash of the measured code. In contrast to the commit, it sees uncommitted changes and ignores all other files."""
+def code_hash(*more: Path) -> str:
+    """A hash of the measured code and of `more` files. In contrast to the commit, it sees uncommitted changes and ignores all other files."""
     package = REPOSITORY / "farzi_hf"
-    files = {*package.rglob("*.py"), *(ROOT / f"{name}.py" for name in ("benchmark", "methods", "process"))}
+    files = {*more, *package.rglob("*.py"), *(ROOT / f"{name}.py" for name in ("benchmark", "methods", "process"))}
     files -= {*(package / "plots").rglob("*.py")}
     return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(files))).hexdigest()[:12]
 

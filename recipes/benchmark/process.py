@@ -12,7 +12,7 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -157,6 +157,11 @@ def load(path: Path) -> list[torch.Tensor]:
 
 
 # -- outside ---------------------------------------------------------------------------------------------------------
+
+
+def unfinished(facts: Mapping[str, Any]) -> bool:
+    """Whether a process failed for a reason that may not occur again."""
+    return facts["status"] == "failed"
 
 
 def run_limited(command: Sequence[str], environment: dict[str, str], memory_limit: int, time_limit: float) -> Facts:

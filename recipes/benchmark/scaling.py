@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from benchmark import code_hash, environment, processor
-from process import PeakMemory, Timer, end_with_parent, run_limited
+from process import PeakMemory, Timer, end_with_parent, run_limited, unfinished
 from torch import Tensor
 from tqdm import tqdm
 from transformers import GPT2Config
@@ -67,15 +67,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--time_limit", type=float, default=600.0, help="seconds of a process")
     parser.add_argument("--output_dir", default="model_cards/scaling")
     args = parser.parse_args(argv)
-    output, code = Path(args.output_dir), code_hash()
+    output = Path(args.output_dir)
+    made_by = {
+        "code": code_hash(Path(__file__)), "processor": processor(), "memory_limit": args.memory_limit, "time_limit": args.time_limit,
+    }  # fmt: skip
     store = output / "results.json"
     rows = json.loads(store.read_text(encoding="utf-8")) if store.exists() else []
-    known = {(row["loss"], row["vocabulary"], row["length"]): row for row in rows if row["code"] == code}
+    rows = [row for row in rows if made_by.items() <= row.items() and not unfinished(row)]
+    known = {(row["loss"], row["vocabulary"], row["length"]): row for row in rows}
     cells = [(loss, v, length) for v in args.vocabularies for length in args.lengths for loss in LOSSES]
     for cell in (bar := tqdm([cell for cell in cells if cell not in known])):
         bar.set_description("{}, V = {}, ξ = {}".format(*cell))
         names = dict(zip(("loss", "vocabulary", "length"), cell, strict=True))
-        known[cell] = {**names, **run_cell(cell, args.memory_limit, args.time_limit), **environment(), "code": code}
+        known[cell] = {**names, **run_cell(cell, args.memory_limit, args.time_limit), **environment(), **made_by}
         save_text(json.dumps(list(known.values()), indent=1), store)
     write([known[cell] for cell in cells], output)
 
@@ -136,11 +140,11 @@ def write(rows: Sequence[Mapping[str, Any]], output: Path) -> None:
     save_csv([{name: row.get(name) for name in columns} for row in rows], output / "results.csv")
     text = f"# An inner step over the vocabulary and the length\n\n{markdown([readable(row) for row in rows])}\n\n"
     facts = {
-        "processor": processor(),
-        **{k: v for k, v in rows[-1].items() if k in ("torch", "commit", "code", "malloc")},
+        **{k: v for k, v in rows[-1].items() if k in ("processor", "torch", "commit", "code", "malloc")},
     }
     save_text(text + listed({**facts, "T": STEPS, "sequences": SEQUENCES, "h": WIDTH}) + "\n", output / "table.md")
-    plot_scaling(rows, output / "scaling.png")
+    if any(row["status"] == "ok" for row in rows):
+        plot_scaling(rows, output / "scaling.png")
     print((output / "table.md").read_text(encoding="utf-8"))
 
 

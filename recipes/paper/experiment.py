@@ -14,6 +14,7 @@ from farzi_hf import FarziConfig, TrajectoryBank, record_trajectories
 from farzi_hf.cli.arguments import parse_arguments
 from farzi_hf.cli.distil import comparison_of, trainer_of
 from farzi_hf.cli.run_folder import check_outputs
+from farzi_hf.data.seeds import check_different
 from farzi_hf.evaluation import (
     Claim,
     LanguageModeling,
@@ -65,10 +66,8 @@ class PaperArguments:
     card_dir: str | None = field(default=None, metadata={"help": "folder of the table"})
 
     def __post_init__(self) -> None:
-        for name in ("seeds", "budgets", "latent_dims", "cost_steps"):
-            values, least = getattr(self, name), 0 if name == "seeds" else 1
-            if not values or min(values) < least or len(set(values)) < len(values):
-                raise ValueError(f"{name}={values} is not usable: give different numbers of at least {least}")
+        for name, least in (("seeds", 0), ("budgets", 1), ("latent_dims", 1), ("cost_steps", 1)):
+            check_different(name, getattr(self, name), least)
 
 
 @dataclass
@@ -125,10 +124,11 @@ def card_folder(
 
 
 def changed(args: FarziConfig, **settings: Any) -> FarziConfig:
-    """A copy of `args` with other settings."""
+    """A copy of `args` with other settings, which are checked like those of a config."""
     args = copy.copy(args)
     for name, value in settings.items():
         setattr(args, name, value)
+    args.check()
     return args
 
 

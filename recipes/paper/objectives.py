@@ -22,6 +22,7 @@ from cells import LONG, Cell, Students, evidence_of, on_everything, on_everythin
 from experiment import Experiment, Forms, described, full_data_claim
 
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
+from farzi_hf.data.seeds import check_different
 from farzi_hf.evaluation import Claim, Task, markdown
 from farzi_hf.plots import plot_comparison
 
@@ -69,8 +70,9 @@ class ObjectiveArguments:
         for name in self.methods:
             if name not in METHODS:
                 raise ValueError(f"methods: {name!r} is unknown; choose from {'; '.join(METHODS)}")
-        if not self.seeds:
-            raise ValueError("seeds is empty: give at least one, for instance 0")
+        if len(set(self.methods)) < len(self.methods):
+            raise ValueError(f"methods={self.methods} names a row twice")
+        check_different("seeds", self.seeds)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

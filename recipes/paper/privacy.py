@@ -37,8 +37,9 @@ class PrivacyArguments(PaperArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.noise_multipliers or min(self.noise_multipliers) <= 0:
-            raise ValueError(f"noise_multipliers={self.noise_multipliers} is not usable: give numbers above 0")
+        given = self.noise_multipliers
+        if not given or min(given) <= 0 or len(set(given)) < len(given):
+            raise ValueError(f"noise_multipliers={given} is not usable: give different numbers above 0")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

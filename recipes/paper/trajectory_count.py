@@ -17,6 +17,7 @@ from experiment import Experiment
 from objectives import FORMS, ObjectiveArguments
 
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
+from farzi_hf.data.seeds import check_different
 from farzi_hf.evaluation import Claim
 from farzi_hf.plots import plot_trajectory_count
 
@@ -31,8 +32,7 @@ class CountArguments(ObjectiveArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.counts or min(self.counts) < 0:
-            raise ValueError(f"counts={self.counts} makes no curve: give numbers of trajectories, 0 for none")
+        check_different("counts", self.counts)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

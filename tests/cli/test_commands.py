@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from contextlib import suppress
@@ -19,6 +20,7 @@ pytest.importorskip("matplotlib")
 from farzi_hf import FarziConfig, FarziData, FarziDataConfig
 from farzi_hf.cli import COMMANDS, main
 from farzi_hf.cli.arguments import example_configs, parse_arguments
+from farzi_hf.data import TEXTS, load_sample_text
 from farzi_hf.evaluation import RunSettings
 from farzi_hf.evaluation.task_data import TextData
 
@@ -87,9 +89,18 @@ def test_labels_of_their_own_go_through_the_whole_house(tmp_path, monkeypatch, c
 
 
 def test_a_run_that_is_done_is_not_made_again(distilled, capsys, monkeypatch):
+    use_small_data(monkeypatch)
     monkeypatch.setattr("farzi_hf.cli.distil.Run.begin", lambda self: pytest.fail("distils again"))
     main(["distil", str(distilled.parent / "tiny.yaml"), "--output_dir", str(distilled)])
     assert (distilled / "table.md").read_text(encoding="utf-8") in capsys.readouterr().out
+
+
+def test_results_of_other_data_are_not_those_of_a_run(distilled, tmp_path, monkeypatch):
+    """A folder of data may have other files by now, or `data_dir` may name another folder."""
+    output = shutil.copytree(distilled, tmp_path / "run")
+    monkeypatch.setitem(TEXTS, "sample", lambda data_dir: load_sample_text(200, seed=1))
+    with pytest.raises(SystemExit, match=r"train_dataset\.fingerprint='\w+' cannot be changed"):
+        main(["distil", str(distilled.parent / "tiny.yaml"), "--output_dir", str(output)])
 
 
 def test_a_run_that_is_done_keeps_the_changes_of_its_recipe(tmp_path, monkeypatch):
@@ -101,6 +112,7 @@ def test_a_run_that_is_done_keeps_the_changes_of_its_recipe(tmp_path, monkeypatc
         main([*arguments, "--max_steps", "3"])
         recipe = yaml.safe_load((tmp_path / "run" / "recipe.yaml").read_text(encoding="utf-8"))
         assert recipe["history"] == [{"step": 2, "changed": {"max_steps": [2, 3]}}]
+        monkeypatch.setattr("farzi_hf.cli.distil.Run.students", lambda *_: pytest.fail("measures again"))
     with pytest.raises(SystemExit, match="num_sequences=5 cannot be changed"):
         main([*arguments, "--max_steps", "3", "--num_sequences", "5"])
     assert yaml.safe_load((tmp_path / "run" / "recipe.yaml").read_text(encoding="utf-8")) == recipe

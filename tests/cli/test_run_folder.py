@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import yaml
 from tiny_trainer import tiny_trainer
@@ -87,9 +85,14 @@ def test_a_new_run_discards_checkpoints_of_ours_alone(started, tmp_path):
         ({"source": {"seed": 1}}, {"source": {"seed": 1, "storage": "int8"}}, False),
         ({"seed": 1}, {"seed": 1, "inner_betas": [0.7, 0.999]}, True),
         ({"learner": {}}, {"learner": {"storage": "exact"}}, False),
-        ({"config": "a.yaml", "data_dir": "data"}, {"config": "/b/a.yaml", "data_dir": os.path.abspath("data/")}, True),
-        ({"data_dir": "data"}, {"data_dir": "other"}, False),
-        ({"data_dir": None, "resume": True}, {"data_dir": None, "resume": False}, True),
+        (
+            {"config": "a.yaml", "data_dir": "x", "data": "1"},
+            {"config": "/b/a.yaml", "data_dir": "y", "data": "1"},
+            True,
+        ),
+        ({"data_dir": "x", "data": "1"}, {"data_dir": "x", "data": "2"}, False),
+        ({"data_dir": "x"}, {"data_dir": "x", "data": "2"}, False),
+        ({"resume": True}, {"resume": False}, True),
     ],
 )
 def test_settings_that_a_result_of_an_older_version_lacks_count_as_defaults(before, now, same):

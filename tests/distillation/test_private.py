@@ -258,6 +258,12 @@ def test_a_trainer_refuses_what_breaks_privacy(tmp_path, sequences, tokenizer, c
         tiny_trainer(tmp_path / "out", sequences, tokenizer, arguments, **{**PRIVATE, **changes})
 
 
+def test_a_stream_is_refused(tmp_path, sequences, tokenizer):
+    stream = sequences["train"].to_iterable_dataset()
+    with pytest.raises(ValueError, match=r"with a stream as train_dataset: .*give a Dataset"):
+        tiny_trainer(tmp_path / "out", sequences, tokenizer, {"train_dataset": stream}, **PRIVATE)
+
+
 def test_constants_have_no_part_in_gradients_clipping_and_noise():
     """As of a base under adapters: its gradients would take most of C."""
 

@@ -258,12 +258,29 @@ def test_a_folder_without_trajectories_is_refused(record, tmp_path):
         TrajectoryBank(tmp_path)
     record(num=2)
     assert len(TrajectoryBank(tmp_path / "omega", 1)) == 1
-    with pytest.raises(ValueError, match="holds 2 trajectories, fewer than 3; record more of them"):
+    with pytest.raises(ValueError, match="holds 2 trajectories, and not all of the first 3; record them"):
         TrajectoryBank(tmp_path / "omega", 3)
     manifest = tmp_path / "omega" / MANIFEST
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "version": 2}))
     with pytest.raises(ValueError, match="trajectories of format 2, but this version reads 1"):
         TrajectoryBank(tmp_path / "omega")
+
+
+def test_the_first_trajectories_are_those_of_the_first_numbers(record, tmp_path):
+    """A recording by several processes that was interrupted leaves some out."""
+    record(num=3)
+    (tmp_path / "omega" / "trajectory-00001.safetensors").unlink()
+    assert len(TrajectoryBank(tmp_path / "omega")) == 2
+    with pytest.raises(ValueError, match="holds 2 trajectories, and not all of the first 2"):
+        TrajectoryBank(tmp_path / "omega", 2)
+
+
+def test_trajectories_of_other_rows_are_warned_of(record, learner, caplog):
+    bank = record(num=1)
+    bank.check(learner, sequences())
+    assert not caplog.records
+    bank.check(learner, sequences(seed=1))
+    assert "recorded on other rows" in caplog.text
 
 
 # -- sampling --------------------------------------------------------------------------------------------------------

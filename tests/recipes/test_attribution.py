@@ -12,6 +12,7 @@ import torch
 
 pytest.importorskip("matplotlib")
 import attribution
+import attribution_cost
 from attribution_cost import METHODS
 from attribution_problem import AttributionArguments, AttributionProblem, parse
 from quick_scale import CONFIGS
@@ -78,6 +79,13 @@ def test_a_run_writes_its_card_and_a_second_one_trains_nothing(tmp_path, monkeyp
     monkeypatch.setattr(WeightedTraining, "train", None)
     monkeypatch.setattr(WeightedTraining, "train_each", None)
     attribution.main(argv)
+
+
+def test_a_measurement_that_failed_is_not_kept(tmp_path, monkeypatch) -> None:
+    facts = [{"status": "failed", "note": "others took the memory"}, {"status": "ok", "cpu_seconds": 0.1}]
+    monkeypatch.setattr(attribution_cost, "_in_process", lambda *args: facts.pop(0))
+    p = problem("sample", tmp_path, "--ways", "Tape")
+    assert [attribution_cost.measured(p, [], print)[0]["status"] for _ in range(3)] == ["failed", "ok", "ok"]
 
 
 @pytest.mark.parametrize("dataset", LEARNERS)
@@ -162,7 +170,7 @@ def test_every_way_to_differentiate_gives_the_same_influence(tmp_path) -> None:
         ({"inner_optimizer": "lion"}, "inner_optimizer='lion' is unknown"),
         ({"ways": ["Tapes"]}, "ways: 'Tapes' is unknown"),
         ({"retrainings": 2}, "retrainings=2 and left_out=0.05 give no correlation"),
-        ({"seeds": []}, "seeds is empty"),
+        ({"seeds": []}, r"seeds=\[\] is not usable: give different numbers"),
     ],
 )
 def test_unusable_settings_are_named(changes: dict, message: str) -> None:

@@ -188,7 +188,7 @@ def test_a_cell_is_measured_once_until_the_code_changes_or_it_is_asked_for_anew(
     run(tmp_path, "--anew")
     assert sorted(cells) == CELLS  # the references are still those of this code
     cells.clear()
-    monkeypatch.setattr(benchmark, "code_hash", lambda: "changed")
+    monkeypatch.setattr(benchmark, "code_hash", lambda *more: "changed")
     run(tmp_path, "--steps", "3", "--methods", "autograd")
     assert sorted(cells) == [("Tape", 3, "float64"), ("autograd", 3, "float32")]
     assert len(read_rows(tmp_path / "results.csv")) == 4
@@ -299,3 +299,17 @@ def test_a_cell_that_ran_out_of_memory_has_a_row_in_the_table_of_scaling(tmp_pat
         ["textbook", "2,000", "1,024", "out of memory", "", ""],
     ]
     assert (tmp_path / "scaling.png").stat().st_size > 1000
+
+
+def test_results_of_other_limits_are_measured_again(tmp_path, monkeypatch):
+    """And failed ones; without any that is "ok", there is a table and no figure."""
+    status = ["out of memory", "failed", "ok", "ok"]
+    good = {"seconds": 0.5, "memory_bytes": 2e6, "estimated_bytes": 1e6}
+    monkeypatch.setattr(scaling, "run_cell", lambda *args: {"status": status.pop(0), "note": "", **good})
+    monkeypatch.setattr(scaling, "LOSSES", {"ours": scaling.ours})
+    argv = ["--vocabularies", "2000", "--lengths", "20", "--output_dir", str(tmp_path), "--memory_limit"]
+    left = []
+    for limit in ("0.05", "0.05", "8", "8", "8"):
+        scaling.main([*argv, limit])
+        left.append((len(status), (tmp_path / "scaling.png").exists()))
+    assert left == [(3, False), (3, False), (2, False), (1, True), (1, True)]

@@ -19,6 +19,7 @@ from continual_problem import ContinualArguments, ContinualProblem, parse
 from quick_scale import CONFIGS
 from tiny_recipes import SASREC
 
+from farzi_hf import FarziTrainer
 from farzi_hf.data import Interactions
 from farzi_hf.distillation import Learner
 
@@ -175,7 +176,7 @@ def test_the_verdict_is_what_the_intervals_decide() -> None:
     ("changes", "message"),
     [
         ({"blocks": 1}, "blocks=1 leaves nothing to forget"),
-        ({"seeds": []}, "seeds is empty"),
+        ({"seeds": []}, r"seeds=\[\] is not usable: give different numbers"),
         ({"memories": ["dreams"]}, "memories: 'dreams' is unknown"),
         ({"memories": ["summary", "none"]}, "compare nothing"),
     ],
@@ -183,3 +184,21 @@ def test_the_verdict_is_what_the_intervals_decide() -> None:
 def test_unusable_settings_are_named(changes: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ContinualArguments(**changes)
+
+
+def test_a_block_that_was_interrupted_is_made_anew(tmp_path, monkeypatch) -> None:
+    """A signal makes every run save, also one with save_strategy: "no"."""
+    argv, train = ("--memories", "distilled_summary", "summary", "reservoir", "--seeds", "0"), FarziTrainer.train
+
+    def interrupted(trainer: FarziTrainer) -> None:
+        trainer.args.save_strategy = "steps"
+        trainer.args.save_steps = 1
+        train(trainer)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FarziTrainer, "train", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            problem(tmp_path, *argv).result(0, "distilled_summary", 1)
+    assert list((tmp_path / "runs" / "seed-0" / "distillation-1").glob("checkpoint-*"))
+    assert problem(tmp_path, *argv).result(0, "distilled_summary", 2)["bytes"] > 0

@@ -27,7 +27,9 @@ from model_selection_problem import (
 from model_selection_rows import Results, correlation, cost_rows, findings_of, kendall, ranks_better, regret, verdict
 from quick_scale import CONFIGS
 from tiny_recipes import SASREC, places
+from transformers import TrainerCallback
 
+from farzi_hf import FarziTrainer
 from farzi_hf.evaluation.metrics import bootstrap_interval
 
 pytestmark = pytest.mark.usefixtures("small_data")
@@ -71,6 +73,31 @@ def test_a_run_writes_its_card_and_a_second_one_trains_nothing(tmp_path, monkeyp
     again = problem(tmp_path / "runs", "--splits", "0", "1")
     assert model_selection.trainings_of(again) == table["trainings"]
     assert again.summary_seconds(1)[DISTILLED] > 0
+
+
+def test_a_distillation_that_was_interrupted_goes_on(tmp_path, monkeypatch) -> None:
+    """A signal makes every run save, also one with save_strategy: "no"."""
+    whole = problem(tmp_path / "whole", "--max_steps", "3").summary(0, DISTILLED)
+
+    class Stop(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            control.should_save = state.global_step == 2
+
+        def on_save(self, args, state, control, **kwargs):
+            raise KeyboardInterrupt
+
+    make = SelectionProblem._trainer
+    with monkeypatch.context() as patch:
+        patch.setattr(SelectionProblem, "_trainer", lambda self, split: with_callback(make(self, split), Stop()))
+        with pytest.raises(KeyboardInterrupt):
+            problem(tmp_path / "runs", "--max_steps", "3").summary(0, DISTILLED)
+    again = problem(tmp_path / "runs", "--max_steps", "3").summary(0, DISTILLED)
+    assert again.fingerprint() == whole.fingerprint()
+
+
+def with_callback(trainer: FarziTrainer, callback: TrainerCallback) -> FarziTrainer:
+    trainer.add_callback(callback)
+    return trainer
 
 
 def test_outer_steps_change_the_labels_and_real_windows_the_ids(tmp_path) -> None:

@@ -28,6 +28,7 @@ from results import write_results
 
 from farzi_hf import FarziData, FarziDataConfig
 from farzi_hf.cli.distil import comparison_of, trainer_of
+from farzi_hf.data import TEXTS, load_sample_text
 from farzi_hf.evaluation import Recommendation
 from farzi_hf.evaluation.task_data import data_class
 
@@ -223,8 +224,24 @@ def test_privacy(tmp_path):
     assert " ε |" in (tmp_path / "card" / "table.md").read_text(encoding="utf-8")
 
 
+def test_cells_of_other_data_are_run_again(tmp_path, monkeypatch):
+    argv = [*tiny("sample", tmp_path, ()), *OWN, "--seeds", "0"]
+    inputs.main(argv)
+    first = card(tmp_path)["rows"]
+    monkeypatch.setitem(TEXTS, "sample", lambda data_dir: load_sample_text(200, seed=1))
+    inputs.main(argv)
+    for before, now in zip(first, card(tmp_path)["rows"], strict=True):
+        assert before["perplexity"] != now["perplexity"]
+
+
+def test_the_settings_of_a_private_row_are_those_of_a_private_run(tmp_path):
+    """A start from the data has no ε."""
+    with pytest.raises(SystemExit, match="initialization='spectral': other starts are computed from the data"):
+        privacy.main([*tiny("sample", tmp_path, ()), "--initialization", "spectral", "--concentration", "8"])
+
+
 def test_sigma_of_a_private_row_is_checked(tmp_path):
-    with pytest.raises(SystemExit, match=r"noise_multipliers=\[0.0\] is not usable: give numbers above 0"):
+    with pytest.raises(SystemExit, match=r"noise_multipliers=\[0.0\] is not usable: give different numbers above 0"):
         privacy.main([*tiny("sample", tmp_path), "--noise_multipliers", "0"])
 
 

@@ -177,6 +177,29 @@ def test_a_run_that_goes_on_does_not_make_its_start_again(finished_text, tmp_pat
     assert start_row(output) == before
 
 
+def test_more_outer_steps_do_not_make_the_start_again(finished_text, tmp_path, small_data, monkeypatch):
+    output = shutil.copytree(finished_text.output, tmp_path / "run")
+    before = start_row(output)
+    monkeypatch.setattr(FarziTrainer, "tune_initialization", None)
+    ptb.main(
+        [*DEMO, "--disable_tqdm", "false", "--output_dir", str(output), "--max_steps", "3", "--learning_rate", "0.01"]
+    )
+    assert start_row(output) == before
+    metrics = json.loads((output / "summary" / "metrics.json").read_text(encoding="utf-8"))
+    assert metrics["outer_steps"] == 3
+
+
+def test_the_card_of_a_private_run_has_its_epsilon(tmp_path, small_data):
+    pytest.importorskip("opacus")
+    private = ["--privacy_noise_multiplier", "1", "--initialization", "random", "--baselines", "head"]
+    ptb.main([*DEMO, *private, "--output_dir", str(tmp_path)])
+    metrics = json.loads((tmp_path / "summary" / "metrics.json").read_text(encoding="utf-8"))
+    assert metrics["privacy_releases"] == 2
+    card = (tmp_path / "summary" / "README.md").read_text(encoding="utf-8")
+    assert f"ε = {metrics['privacy_epsilon']:.4g}" in card
+    assert "No differential privacy" not in card
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "launcher",

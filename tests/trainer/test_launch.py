@@ -82,9 +82,15 @@ def test_one_process_where_several_were_asked_for_is_said(monkeypatch, caplog, e
 
 def test_processes_that_would_each_train_alone_are_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    check_world_size(2)
+    check_world_size(2, 1)
     with pytest.raises(ValueError, match=r"started 2 processes, but each of them would train alone .*use_cpu=True"):
-        check_world_size(1)
+        check_world_size(1, 0)
+
+
+def test_one_process_with_several_gpus_is_refused():
+    check_world_size(1, 1)
+    with pytest.raises(ValueError, match=r"sees 2 GPUs.*accelerate launch --num_processes 2 .*CUDA_VISIBLE_DEVICES=0"):
+        check_world_size(1, 2)
 
 
 def test_several_processes_without_a_gpu_use_the_cpu(monkeypatch):

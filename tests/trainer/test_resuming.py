@@ -213,7 +213,7 @@ def test_a_change_after_the_last_step_is_refused_rather_than_published(make):
 
 def test_no_steps_are_fewer_than_those_of_the_checkpoint(half, make):
     """A run of no steps would write a start without its labels beside it."""
-    with pytest.raises(ValueError, match="max_steps 4 → 0: this change is too late, because .*-2 has taken 2 steps"):
+    with pytest.raises(ValueError, match=r"max_steps 4 → 0: this change is too late, because .*-2 has taken 2 steps"):
         make(**{**SAVED, "max_steps": 0}).train(resume_from_checkpoint=True)
 
 
@@ -232,6 +232,16 @@ def test_a_run_does_not_go_on_without_the_state_of_its_optimizer(make):
     assert make(**{**alone, "max_steps": 2}).train(resume_from_checkpoint=True).global_step == 2  # it is finished
     with pytest.raises(ValueError, match=r"checkpoint-2' has the summary alone, as save_only_model=True asked"):
         make(**SAVED).train(resume_from_checkpoint=True)
+
+
+def test_another_number_of_processes_is_recorded(half, make):
+    record = half / "checkpoint-2" / RECORD
+    text = record.read_text(encoding="utf-8")
+    assert '"world_size": 1' in text
+    record.write_text(text.replace('"world_size": 1', '"world_size": 2'), encoding="utf-8")
+    trainer = make(**SAVED)
+    trainer.train(resume_from_checkpoint=True)
+    assert trainer.history == [{"step": 2, "changed": {"world_size": [2, 1]}}]
 
 
 def test_a_checkpoint_of_another_program_is_refused(make, tmp_path):

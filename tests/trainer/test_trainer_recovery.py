@@ -196,6 +196,15 @@ def test_a_gradient_of_infinite_norm_is_skipped_and_counted(make):
     assert all(torch.equal(saved[name], before) for name, before in start.items())
 
 
+def test_a_run_that_goes_on_counts_on(make):
+    """Otherwise a run that is resumed now and then would skip any number of steps."""
+    settings = {"max_steps": 2, "tau": 1e-30, "save_strategy": "steps", "save_steps": 1, "max_non_finite": 1}
+    with pytest.raises(KeyboardInterrupt):
+        make({"callbacks": [InterruptAt(1)]}, **settings).train()
+    with pytest.raises(FloatingPointError, match="2 meta-gradients were not finite, more than max_non_finite=1"):
+        make(**settings).train(resume_from_checkpoint=True)
+
+
 @pytest.mark.parametrize("every", [1, 4])
 def test_a_loss_that_is_not_finite_shows_in_the_log(make, every):
     """Alone as NaN; in a mean the loss before it stands in for it."""

@@ -46,6 +46,7 @@ from torch import Tensor
 
 from farzi_hf.artefact.tensor_file import fingerprint
 from farzi_hf.data.seeds import Purpose, stream
+from farzi_hf.data.streams import RowStream
 from farzi_hf.distillation.learner import Learner, LearnerBatch, Parameters, leaves
 from farzi_hf.distillation.objectives.base import Batch, ConfigurableObjective
 from farzi_hf.distillation.objectives.meta_matching import MetaMatching
@@ -112,9 +113,14 @@ class PrivateMatching(ConfigurableObjective):
         """The private form of an objective.
 
         Raises:
-            ValueError: δ or b does not fit the number of rows.
+            ValueError: the rows are a stream, or δ or b does not fit their number.
             ImportError: Opacus is not installed.
         """
+        if isinstance(real.dataset, RowStream):
+            raise ValueError(
+                f"privacy_noise_multiplier={config.privacy_noise_multiplier} with a stream as train_dataset: each row has to be in a sample with "
+                "the same probability, which needs all of them at hand; give a Dataset"
+            )
         number, size = 0 if real.dataset is None else len(real.dataset), config.per_device_train_batch_size
         if number < size:
             raise ValueError(
