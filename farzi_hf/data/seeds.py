@@ -44,7 +44,7 @@ class Purpose(IntEnum):
     STOCK_STUDENT = 16  # (student): on the summary, under the stock Trainer
     SUBSET = 17  # a random subset of the real data
     SPLIT = 18  # of the users, in training, validation and test
-    HARD_TOKENS = 19  # ids drawn from a summary
+    HARD_TOKENS = 19  # ids drawn from a summary; (1): its labels
     BOOTSTRAP = 20  # the resamples of an interval
     TEACHER = 21  # the initialisation of a teacher
     TEACHER_MINIBATCHES = 22  # its minibatches of real sequences

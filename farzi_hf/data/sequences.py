@@ -132,11 +132,11 @@ def training_windows(dataset: Dataset, max_length: int) -> Dataset:
     """Cuts the histories in ``input_ids`` into windows of at most ``max_length`` items. Every pair of neighbours is in one window.
 
     Windows are counted from the end of a history. Two neighbouring windows share one item: the first predicts it, the
-    second reads it. A history of a single item has no window.
+    second reads it. A history of a single item, or of none, has no window.
     """
     ids, lengths = _histories(dataset, max_length)
     stops = np.cumsum(lengths)
-    windows = -((1 - lengths) // (max_length - 1))  # per history; rounded up
+    windows = -((1 - np.maximum(lengths, 1)) // (max_length - 1))  # per history; rounded up
     row = np.repeat(np.arange(len(lengths)), windows)
     later = np.cumsum(windows)[row] - 1 - np.arange(len(row))  # the number of later windows of the same history
     ends = stops[row] - later * (max_length - 1)
@@ -145,16 +145,8 @@ def training_windows(dataset: Dataset, max_length: int) -> Dataset:
 
 
 def packed_windows(dataset: Dataset, max_length: int) -> Dataset:
-    """All rows end to end, cut into windows of ``max_length`` ids; the first one may be shorter. Neighbours are in one window, as above.
-
-    Raises:
-        ValueError: the rows have ``labels`` or an ``attention_mask``, which are not packed.
-    """
+    """All rows end to end, cut into windows of ``max_length`` ids; the first one may be shorter. Neighbours are in one window, as above."""
     ids, _ = _histories(dataset, max_length)
-    if beside := sorted({"labels", "attention_mask"} & set(dataset.column_names)):
-        raise ValueError(
-            f"dataset has the columns {', '.join(beside)}, which packing would lose: drop them, or do not pack."
-        )
     whole = pa.LargeListArray.from_arrays(np.array([0, len(ids)]), ids)
     return training_windows(in_memory(input_ids=whole), max_length)
 
@@ -165,12 +157,24 @@ def evaluation_windows(dataset: Dataset, max_length: int) -> Dataset:
     ends = np.cumsum(lengths)
     starts = ends - lengths
     recent = _slices(ids, np.maximum(starts, ends - max_length), ends)
-    return in_memory(input_ids=recent, seen=_slices(ids, starts, ends - 1))
+    return in_memory(input_ids=recent, seen=_slices(ids, starts, np.maximum(starts, ends - 1)))
+
+
+def check_unpadded(dataset: Dataset) -> None:
+    """Raises ValueError if a history in ``input_ids`` holds item 0, the padding: it would be read, and predicted, as if it was an item."""
+    ids, lengths = stored_sequences(dataset)
+    if len(ids) and ids[place := int(ids.argmin())] == 0:
+        row = int(np.searchsorted(np.cumsum(lengths), place, side="right"))
+        raise ValueError(
+            f"dataset['input_ids'][{row}] holds item 0, which is the padding: give whole histories without it; they are cut and padded later."
+        )
 
 
 def _histories(dataset: Dataset, max_length: int) -> tuple[np.ndarray, np.ndarray]:
     if max_length < 2:
         raise ValueError(f"max_length={max_length} leaves nothing to predict: pass 2 or more.")
+    if beside := sorted({"labels", "attention_mask"} & set(dataset.column_names)):
+        raise ValueError(f"dataset has the columns {', '.join(beside)}, which windows would lose: drop them.")
     return stored_sequences(dataset)
 
 

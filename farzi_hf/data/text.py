@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pyarrow as pa
@@ -162,13 +162,21 @@ def tokenize(dataset: DatasetDict, tokenizer: PreTrainedTokenizerBase, max_lengt
 
     Raises:
         ValueError: there is no column ``text``, it holds something else or nulls, a split has no sentence, or ``max_length`` is below 2.
+        TypeError: there are no splits, or one of them is a stream.
     """
+    if not isinstance(dataset, Mapping):
+        raise TypeError(f"dataset is a {type(dataset).__name__} and no DatasetDict: pass DatasetDict(train=dataset).")
     if max_length is not None and max_length < 2:
         raise ValueError(f"max_length={max_length} leaves nothing to predict: pass 2 or more, or None.")
     return DatasetDict({name: _tokenize_split(name, split, tokenizer, max_length) for name, split in dataset.items()})
 
 
 def _tokenize_split(name: str, split: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int | None) -> Dataset:
+    if not isinstance(split, Dataset):
+        raise TypeError(
+            f"dataset[{name!r}] is a {type(split).__name__} and no Dataset: of a stream, map the tokenizer yourself, "
+            "stream.map(lambda rows: {'input_ids': tokenizer(rows['text'])['input_ids']}, batched=True)."
+        )
     if "text" not in split.column_names:
         raise ValueError(
             f"dataset[{name!r}] has columns {split.column_names}, but no 'text': rename the column with the sentences."

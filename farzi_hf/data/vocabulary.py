@@ -9,6 +9,7 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -85,8 +86,13 @@ class TokenVocabulary(Vocabulary):
         return len(self.tokenizer)
 
     def text(self, tokens: Sequence[str]) -> str:
-        """The decoded text, special tokens included."""
-        return self.tokenizer.decode(self.tokenizer.convert_tokens_to_ids(list(tokens)))
+        """The decoded text, special tokens included. A name that no token has stands for itself, unless the tokenizer has an unknown token."""
+        pairs = zip(tokens, self.tokenizer.convert_tokens_to_ids(list(tokens)), strict=True)
+        runs = [(known, list(run)) for known, run in groupby(pairs, lambda pair: pair[1] is not None)]
+        return " ".join(
+            self.tokenizer.decode([i for _, i in run]) if known else " ".join(name for name, _ in run)
+            for known, run in runs
+        )
 
     def save(self, folder: Path) -> None:
         self.tokenizer.save_pretrained(folder)

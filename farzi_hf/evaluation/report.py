@@ -138,7 +138,8 @@ def ratios(rows: Sequence[Row], ours: str, full: str = "full data, long") -> dic
 
 
 def _ratio(row: Row, full: Row) -> str:
-    return ", ".join(f"{name.upper()} {100 * row[name] / full[name]:.1f} %" for name in Recommendation.shown)
+    shares = {name: f"{100 * row[name] / full[name]:.1f} %" if full[name] else "–" for name in Recommendation.shown}
+    return ", ".join(f"{name.upper()} {share}" for name, share in shares.items())
 
 
 def check_loadable(folder: Path) -> None:

@@ -88,7 +88,7 @@ class FarziDataConfig(PreTrainedConfig):
                 'inputs="tokens" with labels="shared" leaves nothing to learn; set labels="own", or inputs="soft"'
             )
         own = labels == "own"
-        self.label_dim = check_size("label_dim", label_dim or latent_dim, 1) if own else None
+        self.label_dim = check_size("label_dim", latent_dim if label_dim is None else label_dim, 1) if own else None
         self.storage = check_storage(storage)
         if not isinstance(vocabulary_hash, str | None):
             raise ValueError(f"vocabulary_hash must be a text or None, got {vocabulary_hash!r}")

@@ -15,7 +15,7 @@ CHUNK = 512
 
 
 @torch.no_grad()
-def hard_tokens(latents: Tensor, decoder: Tensor, tau: float, samples: int | None, seed: int) -> Tensor:
+def hard_tokens(latents: Tensor, decoder: Tensor, tau: float, samples: int | None, seed: int, *part: int) -> Tensor:
     """Ids (μ·n, ξ), the rows of one synthetic sequence one after the other.
 
     Args:
@@ -24,8 +24,9 @@ def hard_tokens(latents: Tensor, decoder: Tensor, tau: float, samples: int | Non
         samples: n, the draws per synthetic sequence. Every position is drawn from its own distribution. With None, n is 1 and each
             position has its likeliest token.
         seed: of the draws.
+        part: tells other draws of the same seed apart.
     """
-    generator = torch.Generator(latents.device).manual_seed(derive(seed, Purpose.HARD_TOKENS))
+    generator = torch.Generator(latents.device).manual_seed(derive(seed, Purpose.HARD_TOKENS, *part))
     drawn = []
     for chunk in latents.flatten(0, 1).split(CHUNK):
         p = soft_tokens(chunk, decoder, tau)
@@ -54,5 +55,5 @@ def hard_labels(tensors: Tensors, ids: Tensor, samples: int | None, seed: int) -
     """The labels that belong to `hard_ids`, (μ·n, ξ): a student predicts `labels[:, j + 1]` after position j."""
     if "label_latents" not in tensors:
         return ids
-    drawn = hard_tokens(tensors["label_latents"], tensors["label_decoder"], 1.0, samples, seed)
+    drawn = hard_tokens(tensors["label_latents"], tensors["label_decoder"], 1.0, samples, seed, 1)
     return torch.cat([ids[:, :1], drawn[:, :-1].to(ids)], dim=1)

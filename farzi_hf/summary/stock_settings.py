@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
@@ -40,6 +41,8 @@ def stock_arguments(
         optimizer = inner_optimizer(inner)
         settings |= optimizer.stock_settings()
         _warn_of_differences(optimizer, changes)
+    if "num_train_epochs" in changes:  # Trainer would prefer the number of steps
+        settings.pop("max_steps", None)
     settings |= changes
     size = settings.get("per_device_train_batch_size", num_sequences)
     if size < num_sequences and num_sequences % size and not settings.get("dataloader_drop_last"):
@@ -48,7 +51,8 @@ def stock_arguments(
             "inner loop leaves out. dataloader_drop_last=True leaves them out too, but also the last incomplete batch of an evaluation.",
             size, num_sequences, num_sequences % size,
         )  # fmt: skip
-    name, steps = settings["lr_scheduler_type"], settings.get("max_steps", 0)
+    name, epochs = settings["lr_scheduler_type"], settings.get("num_train_epochs", 0)
+    steps = settings.get("max_steps", math.ceil(epochs * math.ceil(num_sequences / size)))
     if steps > 0 and LR_SCHEDULES.get(name):
         settings.setdefault("lr_scheduler_kwargs", LR_SCHEDULES[name](steps))
     if "learning_rate" not in settings or not {"max_steps", "num_train_epochs"} & settings.keys():

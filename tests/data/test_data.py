@@ -274,6 +274,13 @@ def test_tokenize_leaves_out_blank_lines_only() -> None:
     assert list(encoded["train"]["input_ids"]) == [[2, 4, 3], [2, 5, 4, 3]]
 
 
+def test_tokenize_takes_splits_of_datasets(tokenizer: PreTrainedTokenizerFast, text: DatasetDict) -> None:
+    with pytest.raises(TypeError, match=r"dataset is a Dataset and no DatasetDict: pass DatasetDict\(train=dataset\)"):
+        tokenize(text["train"], tokenizer)
+    with pytest.raises(TypeError, match=r"dataset\['train'\] is a IterableDataset and no Dataset: of a stream, map"):
+        tokenize({"train": text["train"].to_iterable_dataset()}, tokenizer)
+
+
 def test_tokenize_cuts_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     tokenizer = word_tokenizer(["a b"])
     with caplog.at_level(logging.WARNING, logger="farzi_hf.data.text"):

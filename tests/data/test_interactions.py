@@ -26,6 +26,7 @@ from farzi_hf.data import (
     training_windows,
 )
 from farzi_hf.data.interaction_files import SOURCES
+from farzi_hf.evaluation import Recommendation
 
 
 def netflix(rows: list[tuple[int, int, int]]) -> str:
@@ -320,6 +321,30 @@ def test_evaluation_windows_end_with_the_target_and_know_all_that_was_seen():
     for windows_of in (training_windows, evaluation_windows):
         with pytest.raises(ValueError, match="max_length=1"):
             windows_of(histories, 1)
+
+
+def test_empty_histories_have_no_window_and_nothing_to_predict():
+    histories = Dataset.from_dict({"input_ids": [[1, 2, 3], [], [4, 5]]})
+    assert training_windows(histories, 2)["input_ids"][:] == [[1, 2], [2, 3], [4, 5]]
+    assert training_windows(histories, 3)["input_ids"][:] == [[1, 2, 3], [4, 5]]
+    assert evaluation_windows(histories, 3)["input_ids"][:] == [[1, 2, 3], [], [4, 5]]
+    assert evaluation_windows(histories, 3)["seen"][:] == [[1, 2], [], [4]]
+
+
+@pytest.mark.parametrize("row", [[0, 0, 5, 7], [5, 7, 0, 0], [5, 0, 7]])
+def test_padding_within_histories_is_refused(row):
+    """It would be predicted, and a padded history would lose its last items."""
+    task, histories = Recommendation(["", *map(str, range(1, 9))]), Dataset.from_dict({"input_ids": [[1, 2], row]})
+    for rows_of in (task.training_rows, task.evaluation_rows):
+        with pytest.raises(ValueError, match=r"dataset\['input_ids'\]\[1\] holds item 0, which is the padding"):
+            rows_of(histories, 3)
+
+
+@pytest.mark.parametrize("cut", [training_windows, evaluation_windows])
+def test_columns_that_windows_would_lose_are_refused(cut):
+    histories = Dataset.from_dict({"input_ids": [[1, 2, 3]], "attention_mask": [[1, 1, 0]]})
+    with pytest.raises(ValueError, match="attention_mask, which windows would lose"):
+        cut(histories, 3)
 
 
 def test_sample_interactions_have_an_order_that_popularity_does_not_know():

@@ -6,7 +6,9 @@ import json
 
 import pytest
 from tiny_artefacts import WORDS, word_tokenizer
-from transformers import AutoConfig
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from farzi_hf.data import vocabulary_of
 from farzi_hf.models import SASRecConfig
@@ -40,6 +42,15 @@ def test_entries_without_a_name_are_their_ids(kind):
     assert vocabulary.names(9) == [*known, "[7]", "[8]"]
     assert vocabulary.names(3) == known[:3]
     assert len(vocabulary) == (7 if vocabulary.named else 0)
+
+
+def test_entries_that_a_tokenizer_lacks_stand_for_themselves():
+    """Models often have more entries than their tokenizer, for the sake of round numbers."""
+    tokenizer = word_tokenizer()
+    assert tokenizer.unk_token is not None
+    assert vocabulary_of(tokenizer).text(["the", "[7]", "cat"]) == f"the {tokenizer.unk_token} cat"
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"a": 0, "b": 1}, unk_token="a")))
+    assert vocabulary_of(tokenizer).text(["a", "b", "[2]", "[3]", "b"]) == "a b [2] [3] b"
 
 
 def test_a_vocabulary_saves_its_own_files(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,17 @@ from farzi_hf.evaluation import Claim, Evidence, LanguageModeling, Recommendatio
 from farzi_hf.evaluation.report import paper_rows, ratios
 
 ITEMS, TEXT = Recommendation(None), LanguageModeling(None)
+
+
+def test_a_share_of_few_hits_has_an_interval_without_nan():
+    def students(hits: int) -> list[np.ndarray]:
+        ranks = np.where(np.arange(95) < hits, 5.0, 500.0)
+        return [np.stack([ranks, ranks], axis=1)[None]]
+
+    share, (low, high) = ITEMS.ratio(students(57), students(2))
+    assert share == 28.5
+    assert 0 < low < share < high == math.inf
+    assert ITEMS.ratio(students(0), students(0)) == (1.0, (1.0, 1.0))
 
 
 def test_the_share_of_full_data_is_paired_over_sequences():
@@ -77,3 +90,11 @@ def test_the_papers_figures_stand_beside_ours():
     assert facts["the paper's"].startswith("HR@10 107.7 %")
     assert paper_rows("sample", "50×50") == []
     assert ITEMS.readable(rows[2])["HR@100, %"] == "62.9"
+
+
+def test_a_metric_that_full_data_lack_has_no_ratio():
+    rows = [
+        {"method": "Farzi", "hr@10": 0.1, "hr@100": 0.2, "ndcg@10": 0.1, "auc": 0.5},
+        {"method": "full data, long", "hr@10": 0.0, "hr@100": 0.4, "ndcg@10": 0.0, "auc": 0.5},
+    ]
+    assert ratios(rows, "Farzi")["Farzi / full data, long"] == "HR@10 –, HR@100 50.0 %, NDCG@10 –, AUC 100.0 %"

@@ -122,6 +122,13 @@ def test_of_a_trainers_logits_the_last_item_is_ranked_among_unseen_ones():
     assert set(result) == {"hr@10", "hr@100", "ndcg@10", "ndcg@100", "auc"}
 
 
+@pytest.mark.parametrize("labels", [[-100, 6, 4, 3], [6, -100, 4, 3], [6, 4, 3, -100]])
+def test_the_last_item_is_the_target_wherever_the_padding_is(labels):
+    logits = torch.zeros(1, 4, 8)
+    logits[0, labels.index(3) - 1, 3] = 1.0
+    assert target_ranks(logits, torch.tensor([labels])).tolist() == [[1.0, 1.0]]
+
+
 def by_hand_rank(scores: torch.Tensor, target: int, excluded: set[int]) -> float:
     return 1.0 + sum(
         bool(score > scores[target]) for item, score in enumerate(scores) if item not in excluded | {target}

@@ -135,6 +135,13 @@ def test_collator_takes_plain_lists_and_no_gradient():
 # -- hard tokens -----------------------------------------------------------------------------------------------------
 
 
+def test_drawn_labels_are_independent_of_drawn_inputs():
+    config = FarziDataConfig(50, 20, 4, 100, latent_std=1e-3, labels="own")
+    rows = FarziData(config).as_hard_dataset(20)[:]
+    equal = (rows["labels"][:, 1:] == rows["input_ids"][:, :-1]).float().mean().item()
+    assert equal == pytest.approx(0.01, abs=0.004)  # both are almost uniform over 100 entries
+
+
 def test_the_hard_dataset_of_likeliest_tokens():
     farzi = tiny()
     rows = farzi.as_hard_dataset()

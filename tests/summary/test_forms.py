@@ -67,6 +67,7 @@ def test_ids_are_read_as_they_are():
         ({"inputs": "hard"}, "inputs must be one of 'soft', 'tokens', got 'hard'"),
         ({"labels": 3}, "labels must be one of 'shared', 'own', got 3"),
         ({"labels": "own", "label_dim": -1}, "label_dim must be an integer of at least 1, got -1"),
+        ({"labels": "own", "label_dim": 0}, "label_dim must be an integer of at least 1, got 0"),
     ],
 )
 def test_a_config_refuses_what_is_no_form(settings, message):

@@ -71,6 +71,16 @@ def test_changes_go_first(tmp_path):
     assert args.per_device_train_batch_size == 8
 
 
+def test_epochs_take_the_place_of_the_steps(tmp_path):
+    inner = {**ADAM, **SIZES, "synthetic_batch_size": 4, "lr_scheduler_type": "warmup_stable_decay"}
+    args = summary(inner).training_arguments(tmp_path, use_cpu=True, disable_tqdm=True, num_train_epochs=3)
+    assert (args.num_train_epochs, args.max_steps) == (3, -1)
+    assert args.lr_scheduler_kwargs["num_decay_steps"] == 3
+    trainer = soft_trainer(tiny_model("gpt2"), summary(inner), args)
+    trainer.train()
+    assert trainer.state.global_step == 6  # of two steps an epoch
+
+
 def test_nothing_is_pinned_on_a_cpu(tmp_path):
     args = summary({**ADAM, **SIZES}).training_arguments(tmp_path)
     assert args.dataloader_pin_memory == (args.device.type != "cpu")

@@ -39,7 +39,7 @@ def test_training_rows_are_packed_and_evaluation_rows_are_not(tmp_path, sequence
 
 def test_columns_that_cannot_be_packed_are_refused(tmp_path, sequences, tokenizer):
     rows = sequences["train"].map(lambda row: {"labels": row["input_ids"]})
-    with pytest.raises(ValueError, match=r"^train_dataset: dataset has the columns labels, which packing would lose"):
+    with pytest.raises(ValueError, match=r"^train_dataset: dataset has the columns labels, which windows would lose"):
         tiny_trainer(
             tmp_path / "out", sequences, tokenizer,
             {"task": LanguageModeling(tokenizer, pack=True), "processing_class": None, "train_dataset": rows},

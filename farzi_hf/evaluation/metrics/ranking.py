@@ -139,16 +139,17 @@ def target_ranks(
     Args:
         logits: (B, L, V), or a tuple that starts with them. The logits at position j score the item at j + 1. Item 0 is the
             padding and never a candidate.
-        labels: (B, L) ids, −100 at padding; the last id is the target. Or a pair: these labels, and all ids that the user has
+        labels: (B, L) ids, −100 at padding, on whichever side; the last id is the target. Or a pair: these labels, and all ids that the user has
             had before, (B, S), padded with 0. ``label_names=["labels", "seen"]`` gives the pair for
             `farzi_hf.data.evaluation_windows`.
     """
     scores = logits[0] if isinstance(logits, tuple) else logits
     labels, seen = labels if isinstance(labels, tuple | list) else (labels, labels[:, :-1])
-    rows, last = torch.arange(len(labels), device=labels.device), (labels != IGNORED).sum(1) - 1
-    if (last < 1).any():
-        row = int((last < 1).nonzero()[0])
+    rows, items = torch.arange(len(labels), device=labels.device), (labels != IGNORED).cumsum(1)
+    if (few := items[:, -1] < 2).any():
+        row = int(few.nonzero()[0])
         raise ValueError(f"labels[{row}] has no item before the target: give histories of at least two items")
+    last = items.argmax(1)  # the first place where all items have been
     targets = labels[rows, last]
     scores = scores[rows, last - 1].float()
     scores[:, 0] = -torch.inf

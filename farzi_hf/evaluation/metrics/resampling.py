@@ -41,5 +41,6 @@ def bootstrap_interval(
         raise ValueError(f"confidence={confidence} is not a share: pass a number between 0 and 1, such as 0.95.")
     generator = stream(seed, Purpose.BOOTSTRAP)
     resampled = [statistic(values[generator.integers(len(values), size=len(values))]) for _ in range(resamples)]
-    low, high = np.quantile(resampled, [(1 - confidence) / 2, (1 + confidence) / 2])
+    method = "linear" if np.isfinite(resampled).all() else "inverted_cdf"  # between infinite ones there is nothing
+    low, high = np.quantile(resampled, [(1 - confidence) / 2, (1 + confidence) / 2], method=method)
     return float(low), float(high)

@@ -95,6 +95,10 @@ class LanguageModeling(Task):
         order = np.argsort(flatten_sequences(sequences)[1], kind="stable")
         tokens = outputs(sequences.select(order), lambda logits, batch: token_statistics(logits, batch["labels"]))
         totals = sentence_totals(pad_statistics(tokens))
+        if len(totals) < len(sequences):
+            raise ValueError(
+                f"{len(sequences) - len(totals)} of {len(sequences)} sentences have nothing to predict; filter them out"
+            )
         return totals[np.argsort(order)][:, None]
 
     def metrics(self, statistics: np.ndarray) -> dict[str, float]:

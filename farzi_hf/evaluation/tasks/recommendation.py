@@ -17,6 +17,7 @@ from farzi_hf.data import (
     evaluation_windows,
     training_windows,
 )
+from farzi_hf.data.sequences import check_unpadded
 from farzi_hf.evaluation.baselines import (
     InterpolatedBigram,
     popularity,
@@ -63,10 +64,12 @@ class Recommendation(Task):
 
     def training_rows(self, sequences: Dataset, length: int) -> Dataset:
         """Windows: see `training_windows`."""
+        check_unpadded(sequences)
         return training_windows(sequences, length)
 
     def evaluation_rows(self, sequences: Dataset, length: int) -> Dataset:
         """The last items of each history, and all items that the user has had: see `evaluation_windows`."""
+        check_unpadded(sequences)
         return evaluation_windows(sequences, length)
 
     def preprocess_logits_for_metrics(self, logits: Tensor, labels: Any) -> Tensor:
@@ -129,6 +132,8 @@ class Recommendation(Task):
 
         def quotient(rows: np.ndarray) -> float:
             mine, others = rows.mean(axis=0)
-            return float(mine / others) if others else float("nan")
+            if not others:  # as in a resample of few users
+                return float("inf") if mine else 1.0
+            return float(mine / others)
 
         return np.stack(hits, axis=1), quotient
