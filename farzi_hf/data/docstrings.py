@@ -19,7 +19,7 @@ from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerFast
 
 from farzi_hf.data.interactions import SPLITS
-from farzi_hf.data.text import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
+from farzi_hf.data.text import BOS, EOS, PAD, SPECIAL_TOKENS, UNK, check_sentences
 
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 _BLANK_LINES = re.compile(r"\n\s*\n")
@@ -77,6 +77,7 @@ def bpe_tokenizer(sentences: Iterable[str], vocab_size: int = 8000) -> PreTraine
     """
     if vocab_size < 256:
         raise ValueError(f"vocab_size={vocab_size} has no room for all bytes: give 256 or more.")
+    check_sentences(sentences)
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer, tokenizer.decoder = ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     trainer = BpeTrainer(

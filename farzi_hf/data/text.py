@@ -135,6 +135,7 @@ def word_tokenizer(sentences: Iterable[str], vocab_size: int = 2000) -> PreTrain
     """
     if vocab_size < 1:
         raise ValueError(f"vocab_size={vocab_size} keeps no word: pass a positive number.")
+    check_sentences(sentences)
     counts = Counter(word for sentence in sentences for word in _WORD.findall(sentence))
     for token in SPECIAL_TOKENS:
         del counts[token]
@@ -150,6 +151,12 @@ def word_tokenizer(sentences: Iterable[str], vocab_size: int = 2000) -> PreTrain
         tokenizer_object=tokenizer, pad_token=PAD, unk_token=UNK, bos_token=BOS, eos_token=EOS,
         clean_up_tokenization_spaces=False,  # "do n't" stays two words
     )  # fmt: skip
+
+
+def check_sentences(sentences: Iterable[str]) -> None:
+    """Raises ValueError for a single text: its letters would be the sentences."""
+    if isinstance(sentences, str):
+        raise ValueError("sentences is one text: pass a list of them, such as [text].")
 
 
 def tokenize(dataset: DatasetDict, tokenizer: PreTrainedTokenizerBase, max_length: int | None = None) -> DatasetDict:

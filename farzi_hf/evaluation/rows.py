@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 from collections.abc import Callable
@@ -104,7 +105,8 @@ def stopped_early(c: Comparison, method: str, draw: Callable[[int], Dataset]) ->
     subset = draw(c.seeds[0])
 
     def error(steps: int) -> float:
-        return c.validation_error(c.real_student(subset, steps, c.seeds[0]))
+        found = c.validation_error(c.real_student(subset, steps, c.seeds[0]))
+        return math.inf if math.isnan(found) else found  # of a student that diverged
 
     candidates = {max(1, c.steps // 2**halvings) for halvings in range(6)}
     return c.trained_on_real(method, draw, min(sorted(candidates), key=error))

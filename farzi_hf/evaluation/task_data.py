@@ -201,11 +201,9 @@ class TextData(TaskData):
     def _tokenized(self) -> tuple[LanguageModeling, DatasetDict]:
         text = TEXTS[self.settings.dataset](self.settings.data_dir)
         tokenizer = tokenizer_of(self.settings.dataset, text["train"]["text"], self.settings.vocab_size)
-        splits = tokenize(text, tokenizer)
-        if self.settings.max_length is not None:  # only training sequences are cut; evaluation reads whole ones
-            train = DatasetDict(train=text["train"])
-            splits["train"] = tokenize(train, tokenizer, self.settings.max_length)["train"]
-        return LanguageModeling(tokenizer), splits
+        held_out = DatasetDict({name: rows for name, rows in text.items() if name != "train"})
+        train = tokenize(DatasetDict(train=text["train"]), tokenizer, self.settings.max_length)
+        return LanguageModeling(tokenizer), DatasetDict(**train, **tokenize(held_out, tokenizer))  # these are not cut
 
     @property
     def task(self) -> LanguageModeling:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from transformers import TrainingArguments
+from transformers import SchedulerType, TrainingArguments
 
 from farzi_hf.engine import OPTIMIZERS, InnerOptimizer
 from farzi_hf.summary.lr_schedules import LR_SCHEDULES
@@ -51,19 +51,27 @@ def stock_arguments(
             "inner loop leaves out. dataloader_drop_last=True leaves them out too, but also the last incomplete batch of an evaluation.",
             size, num_sequences, num_sequences % size,
         )  # fmt: skip
-    name, epochs = settings["lr_scheduler_type"], settings.get("num_train_epochs", 0)
-    steps = settings.get("max_steps", math.ceil(epochs * math.ceil(num_sequences / size)))
-    if steps > 0 and LR_SCHEDULES.get(name):
-        settings.setdefault("lr_scheduler_kwargs", LR_SCHEDULES[name](steps))
     if "learning_rate" not in settings or not {"max_steps", "num_train_epochs"} & settings.keys():
         raise ValueError(
             f"config.inner={dict(inner)!r} lacks the learning rate or the number of steps that a student needs; "
             "give both, for instance training_arguments(output_dir, learning_rate=0.01, max_steps=100)"
         )
     arguments = TrainingArguments(output_dir, **settings)
+    name = SchedulerType(arguments.lr_scheduler_type).value
+    if "lr_scheduler_kwargs" not in changes and name in LR_SCHEDULES:
+        arguments.lr_scheduler_kwargs = LR_SCHEDULES[name](_steps(arguments, num_sequences))
     if "dataloader_pin_memory" not in changes:  # on a CPU there is nothing to pin for, and torch warns of it
         arguments.dataloader_pin_memory = arguments.device.type != "cpu"
     return arguments
+
+
+def _steps(arguments: TrainingArguments, num_sequences: int) -> int:
+    """The steps that Trainer will take."""
+    if arguments.max_steps > 0:
+        return arguments.max_steps
+    rounded = math.floor if arguments.dataloader_drop_last else math.ceil
+    batches = rounded(num_sequences / (arguments.train_batch_size * arguments.world_size))
+    return math.ceil(arguments.num_train_epochs * max(1, math.ceil(batches / arguments.gradient_accumulation_steps)))
 
 
 def inner_optimizer(inner: Mapping[str, Any] | None) -> InnerOptimizer:

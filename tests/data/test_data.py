@@ -255,9 +255,10 @@ def test_word_tokenizer_collates(tokenizer: PreTrainedTokenizerFast) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sentences", "vocab_size", "message"), [([" ", "<unk>"], 5, "no words"), (["a"], 0, "vocab_size=0")]
+    ("sentences", "vocab_size", "message"),
+    [([" ", "<unk>"], 5, "no words"), (["a"], 0, "vocab_size=0"), ("the cat", 5, "sentences is one text")],
 )
-def test_word_tokenizer_bad_input(sentences: list[str], vocab_size: int, message: str) -> None:
+def test_word_tokenizer_bad_input(sentences: list[str] | str, vocab_size: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         word_tokenizer(sentences, vocab_size)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from tiny_models import LENGTH, V, soft_trainer, tiny_model
-from transformers import TrainingArguments
+from transformers import SchedulerType, TrainingArguments
 
 from farzi_hf.distillation import Learner, SyntheticTraining
 from farzi_hf.engine import InnerAdam, InnerSGD
@@ -79,6 +79,25 @@ def test_epochs_take_the_place_of_the_steps(tmp_path):
     trainer = soft_trainer(tiny_model("gpt2"), summary(inner), args)
     trainer.train()
     assert trainer.state.global_step == 6  # of two steps an epoch
+
+
+@pytest.mark.parametrize(
+    ("changes", "steps"),
+    [
+        ({"num_train_epochs": 3, "max_steps": -1}, 6),
+        ({"num_train_epochs": 4, "gradient_accumulation_steps": 2}, 4),
+        ({"num_train_epochs": 3, "per_device_train_batch_size": 3}, 9),
+        ({"num_train_epochs": 3, "per_device_train_batch_size": 3, "dataloader_drop_last": True}, 6),
+        ({"max_steps": 5, "lr_scheduler_type": SchedulerType.WARMUP_STABLE_DECAY}, 5),
+    ],
+)
+def test_a_schedule_is_one_of_the_steps_that_trainer_takes(tmp_path, changes, steps):
+    inner = {**ADAM, **SIZES, "synthetic_batch_size": 4, "lr_scheduler_type": "warmup_stable_decay"}
+    args = summary(inner).training_arguments(tmp_path, use_cpu=True, disable_tqdm=True, **changes)
+    trainer = soft_trainer(tiny_model("gpt2"), summary(inner), args)
+    trainer.train()
+    assert trainer.state.global_step == steps
+    assert args.lr_scheduler_kwargs["num_decay_steps"] == steps // 2
 
 
 def test_nothing_is_pinned_on_a_cpu(tmp_path):

@@ -159,6 +159,3 @@ def target_ranks(
 def recommendation_metrics(eval_prediction: EvalPrediction) -> dict[str, float]:
     """A Trainer's ``compute_metrics``: `rank_metrics` of predictions that went through `target_ranks`."""
     return rank_metrics(eval_prediction.predictions)
-
-
-# -- over students and resamples ---------------------------------------------------------------------------------------

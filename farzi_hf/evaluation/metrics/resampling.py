@@ -37,6 +37,8 @@ def bootstrap_interval(
     values = np.asarray(values)
     if len(values) == 0:
         raise ValueError("values is empty: an interval needs at least one row.")
+    if resamples < 1:
+        raise ValueError(f"resamples={resamples} resamples nothing: pass 1 or more, such as 1000.")
     if not 0 < confidence < 1:
         raise ValueError(f"confidence={confidence} is not a share: pass a number between 0 and 1, such as 0.95.")
     generator = stream(seed, Purpose.BOOTSTRAP)

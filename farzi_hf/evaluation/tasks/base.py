@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -127,7 +128,15 @@ class Task(ABC):
     def ratio(self, ours: Statistics, theirs: Statistics) -> tuple[float, tuple[float, float]]:
         """The share, and its paired bootstrap interval. The bootstrap resamples test sequences."""
         rows, quotient = self.paired(ours, theirs)
-        return quotient(rows), bootstrap_interval(rows, quotient)
+        share = quotient(rows)
+        if math.isnan(share):
+            return share, (share, share)
+
+        def of_resample(rows: np.ndarray) -> float:
+            value = quotient(rows)
+            return 1.0 if math.isnan(value) else value  # where neither has a hit, neither is better
+
+        return share, bootstrap_interval(rows, of_resample)
 
 
 def count_cells(row: Row) -> dict[str, str]:
