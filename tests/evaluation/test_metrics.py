@@ -157,3 +157,8 @@ def test_perplexity_interval_resamples_sentences() -> None:
 def test_bootstrap_bad_input(values: list[float], confidence: float, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         bootstrap_interval(np.array(values), confidence=confidence)
+
+
+def test_no_resamples_are_refused() -> None:
+    with pytest.raises(ValueError, match="resamples=0 resamples nothing"):
+        bootstrap_interval(np.ones(3), resamples=0)
