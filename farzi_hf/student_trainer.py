@@ -63,9 +63,8 @@ class StudentTrainer(ResumableTrainer):
                 results = [self._evaluate_student(i, theta, loaders) for i, theta in students]
         metrics = {**mean_and_spread(results), f"{metric_key_prefix}_students": len(results)}
         self.log(metrics)
-        earlier = self._evaluations.get(
-            fingerprint := self.model.fingerprint(), {}
-        )  # of other sets, with another prefix
+        fingerprint = self.model.fingerprint()
+        earlier = self._evaluations.get(fingerprint, {})  # of other sets, with another prefix
         self._evaluations[fingerprint] = {**earlier, **metrics, "step": self.state.global_step}
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics

@@ -185,8 +185,10 @@ class FarziTrainer(StudentTrainer):
     def _begin(self, state: TrainerState | None) -> None:
         if state is None:
             self.tune_initialization()
-        skipped = [] if state is None else [x["non_finite_steps"] for x in state.log_history if "non_finite_steps" in x]
-        self._micro_step, self._non_finite_steps, self._finite_losses = (-1, 0), max(skipped, default=0), 0
+        # With other settings, a run that had too many may go on.
+        earlier = [] if state is None or self.changed else state.log_history
+        skipped = max((entry.get("non_finite_steps", 0) for entry in earlier), default=0)
+        self._micro_step, self._non_finite_steps, self._finite_losses = (-1, 0), skipped, 0
         self.model.config.inner = self.args.inner_settings()
         if not self.args.max_steps:
             self.log(self._start_facts)

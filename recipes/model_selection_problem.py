@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 
 from farzi_hf import FarziConfig, FarziTrainer
 from farzi_hf.artefact.atomic_folder import replace_file
+from farzi_hf.artefact.checkpoints import discard_checkpoints
 from farzi_hf.cli.distil import trainer_of, with_folder
-from farzi_hf.cli.run_folder import begin_run, find_checkpoint
 from farzi_hf.data.seeds import Purpose, stream
 from farzi_hf.distillation import Learner, SyntheticTraining
 from farzi_hf.distillation.real_training import RealData
@@ -222,7 +222,6 @@ class SelectionProblem:
 
     def _make_summaries(self, split: int) -> dict[str, float]:
         trainer, args = self._trainer(split), self.args
-        checkpoint = find_checkpoint(trainer.args, self._recipe(split), self.data.settings.resume, exactly=True)
         real = RealData(trainer.train_dataset, trainer.data_collator, args.device, args.disable_tqdm)
         begin = time.process_time()
         kinds = [self.data.learner_config(one, args.sequence_length) for one in self.data.settings.teachers]
@@ -232,8 +231,8 @@ class SelectionProblem:
             label(trainer.model, teachers)
             self._save(trainer.model, split, name)
         labelled = time.process_time()
-        begin_run(trainer, self._recipe(split), checkpoint)
-        trainer.train(resume_from_checkpoint=checkpoint)
+        discard_checkpoints(trainer.args.output_dir)  # of a run that was interrupted; its seconds would be missing
+        trainer.train()
         self._save(trainer.model, split, DISTILLED)
         seconds = {WINDOWS: labelled - begin, START: labelled - begin, DISTILLED: time.process_time() - begin}
         return {name: round(value, 2) for name, value in seconds.items()}
@@ -286,7 +285,7 @@ class SelectionProblem:
 
     def _recipe(self, split: int) -> dict[str, Any]:
         """The settings that a summary depends on."""
-        return {**self.data.recipe([split]), **self._data(split), **self.args.to_recipe(), "seed": split}
+        return {**self.data.recipe([split]), **self._data(split), **self.args.to_recipe()}
 
     def _settings(self, split: int, way: Way) -> dict[str, Any]:
         """The settings that a training depends on, beside its configuration, split and way, which name its file."""

@@ -75,7 +75,7 @@ def test_a_run_writes_its_card_and_a_second_one_trains_nothing(tmp_path, monkeyp
     assert again.summary_seconds(1)[DISTILLED] > 0
 
 
-def test_a_distillation_that_was_interrupted_goes_on(tmp_path, monkeypatch) -> None:
+def test_a_distillation_that_was_interrupted_is_made_anew(tmp_path, monkeypatch) -> None:
     """A signal makes every run save, also one with save_strategy: "no"."""
     whole = problem(tmp_path / "whole", "--max_steps", "3").summary(0, DISTILLED)
 

@@ -203,6 +203,11 @@ def test_a_run_that_goes_on_counts_on(make):
         make({"callbacks": [InterruptAt(1)]}, **settings).train()
     with pytest.raises(FloatingPointError, match="2 meta-gradients were not finite, more than max_non_finite=1"):
         make(**settings).train(resume_from_checkpoint=True)
+    other = make(**settings, inner_learning_rate=0.001)
+    assert (
+        other.train(resume_from_checkpoint=True).global_step == 2
+    )  # with one step that is skipped, of one that may be
+    assert logged(other, "non_finite_steps")[-1] == 1
 
 
 @pytest.mark.parametrize("every", [1, 4])
