@@ -176,8 +176,7 @@ class AttributionProblem:
         """
         path = Path(self.args.output_dir) / f"{name}.json"
         own = {key: value for key, value in asdict(self.args).items() if key in (*_COMMON, *uses)}
-        recipe = {key: getattr(self.data.settings, key) for key in self.data.recipe_fields}
-        return kept(path, {**own, **recipe, "data": self.data.fingerprint(0)}, make, unless)
+        return kept(path, {**own, **self.data.identity(0)}, make, unless)
 
     def _drawn(self, split: str, count: int) -> list[list[int]]:
         """Random sequences of a split, each cut to `longest` ids."""

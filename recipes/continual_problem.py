@@ -172,8 +172,7 @@ class ContinualProblem:
 
     @cached_property
     def _settings(self) -> dict[str, Any]:
-        recipe = {key: getattr(self.data.settings, key) for key in self.data.recipe_fields}
-        return {**self.args.to_recipe(), **recipe, "blocks": self.own.blocks, "data": self.data.fingerprint(0)}
+        return {**self.args.to_recipe(), **self.data.identity(0), "blocks": self.own.blocks}
 
     def _block(self, seed: int, name: str, block: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Renews the memory, trains and measures: the result, and model and memory by name."""

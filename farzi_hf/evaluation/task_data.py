@@ -168,6 +168,10 @@ class TaskData(ABC):
             self._fingerprints[seed] = " ".join(f"{name} {described(rows)['fingerprint']}" for name, rows in parts)
         return self._fingerprints[seed]
 
+    def identity(self, seed: int) -> dict[str, Any]:
+        """The settings that determine the data and the learner, and a hash of the splits: every kept result depends on them."""
+        return {**{name: getattr(self.settings, name) for name in self.recipe_fields}, "data": self.fingerprint(seed)}
+
     @abstractmethod
     def distinct_splits(self, seeds: Sequence[int]) -> list[int]:
         """A subset of these seeds, one for each different split. Count models depend on the split alone."""

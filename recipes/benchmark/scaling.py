@@ -139,9 +139,7 @@ def write(rows: Sequence[Mapping[str, Any]], output: Path) -> None:
     columns = ("loss", "vocabulary", "length", "status", "seconds", "memory_bytes", "estimated_bytes", "note")
     save_csv([{name: row.get(name) for name in columns} for row in rows], output / "results.csv")
     text = f"# An inner step over the vocabulary and the length\n\n{markdown([readable(row) for row in rows])}\n\n"
-    facts = {
-        **{k: v for k, v in rows[-1].items() if k in ("processor", "torch", "commit", "code", "malloc")},
-    }
+    facts = {k: v for k, v in rows[-1].items() if k in ("processor", "torch", "commit", "code", "malloc")}
     save_text(text + listed({**facts, "T": STEPS, "sequences": SEQUENCES, "h": WIDTH}) + "\n", output / "table.md")
     if any(row["status"] == "ok" for row in rows):
         plot_scaling(rows, output / "scaling.png")

@@ -216,8 +216,7 @@ def _arguments(e: Experiment, cell: Cell, seed: int) -> FarziConfig:
 def _settings(e: Experiment, cell: Cell, seed: int) -> dict[str, Any]:
     """All settings on which a cell depends. Two cells are the same only if these are equal."""
     args, run = _arguments(e, cell, seed), e.data.settings
-    settings = {name: getattr(run, name) for name in e.data.recipe_fields} | {"data": e.data.fingerprint(seed)}
-    settings |= {**args.to_recipe(), "num_students": run.num_students}
+    settings = {**e.data.identity(seed), **args.to_recipe(), "num_students": run.num_students}
     long = {name: getattr(run, name) for name in ("long_steps", "long_batch_size")}
     settings |= {name: value for name, value in long.items() if value is not None}
     if cell.learner is not None:

@@ -118,9 +118,8 @@ class InnerAdam(InvertibleOptimizer):
         denominator = s + e
         u = (dw * a).div_(denominator)
         dm.sub_(u)  # (5)
-        dv.addcmul_(
-            u, ratio(m, s).div_(denominator), value=0.5
-        )  # (6), m/s first: it is of order one, s³ could underflow
+        # (6), m/s first: it is of order one, s³ could underflow
+        dv.addcmul_(u, ratio(m, s).div_(denominator), value=0.5)
         dg = (dm * (1 - beta1)).addcmul_(g, dv, value=2 * (1 - beta2))  # (7)
         dm.mul_(beta1)  # (8)
         dv.mul_(beta2)
