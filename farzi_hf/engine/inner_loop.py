@@ -173,7 +173,7 @@ class InnerLoop:
         if out is None:
             return tuple(self.optimizer.step(state, flat, t, lr) for state, flat in zip(states, g, strict=True))
         for state, flat, target in zip(states, g, out, strict=True):
-            for rows in chunks(flat):
+            for rows in chunks(flat, CHUNK):
                 self.optimizer.step(_part(state, rows), flat[rows], t, lr, out=_part(target, rows))
         return out
 
@@ -250,7 +250,7 @@ class InnerLoop:
         """The optimizer's part of `reverse`, in place; returns dg."""
         lr, dg = self.rate(t), tuple(map(torch.empty_like, g))
         for group, (state, flat, cotangent, target) in enumerate(zip(before, g, cotangents, dg, strict=True)):
-            for rows in chunks(flat):
+            for rows in chunks(flat, CHUNK):
                 if after is None:
                     _, *accumulators = self.optimizer.step(_part(state, rows), flat[rows], t, lr)
                 else:
@@ -268,9 +268,9 @@ class InnerLoop:
         return self.first_step + t - 1
 
 
-def chunks(x: Tensor) -> Iterator[slice]:
-    """Slices that cover the elements of a flat tensor."""
-    return (slice(i, i + CHUNK) for i in range(0, len(x), CHUNK))
+def chunks(x: Tensor, size: int) -> Iterator[slice]:
+    """Slices that cover the elements of a flat tensor, `size` at a time."""
+    return (slice(i, i + size) for i in range(0, len(x), size))
 
 
 def _part(state: State, rows: slice) -> State:

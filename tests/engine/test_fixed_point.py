@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from farzi_hf.engine import InnerAdam, InnerOptimizer, InnerSGD, inner_loop
+from farzi_hf.engine import InnerAdam, InnerOptimizer, InnerSGD
+from farzi_hf.engine.adjoints import fixed_point
 from farzi_hf.engine.adjoints.fixed_point import LARGEST_GRADIENT, DecayingSum, FixedPointState
 
 
@@ -165,7 +166,7 @@ def test_chunks_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     optimizer, gradients = InnerAdam(lr=0.01, betas=(0.5, 0.9)), changing(20, 11)
     states = []
     for chunk in (1 << 18, 7):
-        monkeypatch.setattr(inner_loop, "CHUNK", chunk)
+        monkeypatch.setattr(fixed_point, "CPU_CHUNK", chunk)
         states.append(FixedPointState(optimizer, optimizer.init(torch.ones(len(gradients[0]))), 0))
         there(states[-1], gradients)
     assert all(map(torch.equal, *map(integers, states)))

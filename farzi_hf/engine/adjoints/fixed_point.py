@@ -14,13 +14,13 @@ steps are those of the same optimizer in floating point.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 
 import torch
 from torch import Tensor
 
-from farzi_hf.engine.inner_loop import chunks
+from farzi_hf.engine.inner_loop import CHUNK, chunks
 from farzi_hf.engine.optimizers import InvertibleOptimizer, State
 
 LARGEST_GRADIENT = 1e9
@@ -35,6 +35,8 @@ _LIMB, _HALF = 62, 31  # bits used of a limb, and of the digits it is divided an
 _GROWTH = 4  # bits by which c_t β^(t0-t) may grow between two divisions
 _LARGEST_DENOMINATOR = 1 << 30  # of the fraction that stands for β^K; times a limb, it fits into 63 bits
 _WORD = 16  # bits of the remainders that are moved out at a time
+CPU_CHUNK = 1 << 16
+"""Elements that a CPU updates at a time: fewer than in floating point, because they have 64 bits and more temporaries."""
 
 
 class DecayingSum:
@@ -62,7 +64,7 @@ class DecayingSum:
         self.remainders: Tensor | None = None
         self.words: list[Tensor] = []  # what did not fit into `remainders`
         self.bounds, self.moved = [1], []  # after each division: a bound on the remainders, and how many words went out
-        for rows in chunks(start):
+        for rows in _parts(start):
             self._accumulate(rows, start[rows].double(), 1)
 
     def add(self, rows: slice, c: Tensor, t: int) -> None:
@@ -92,7 +94,7 @@ class DecayingSum:
         while bound > 1 << 31:
             bound = ((bound - 1) >> _WORD) + 1
             words.append(torch.empty_like(self.top, dtype=torch.int16))
-        for rows in chunks(self.top):
+        for rows in _parts(self.top):
             kept = self._shrink(rows, self.remainders[rows].to(torch.int64))
             for word in words:
                 word[rows] = kept
@@ -109,7 +111,7 @@ class DecayingSum:
         self.bounds.pop()
         moved = self.moved.pop()
         words, self.words = self.words[len(self.words) - moved :], self.words[: len(self.words) - moved]
-        for rows in chunks(self.top):
+        for rows in _parts(self.top):
             kept = self.remainders[rows].to(torch.int64)
             for word in reversed(words):
                 kept = (kept << _WORD) + (word[rows].to(torch.int64) & ((1 << _WORD) - 1))
@@ -140,9 +142,11 @@ class DecayingSum:
             digits.append(rest.trunc())
             rest = rest.sub_(digits[-1]).mul_(2.0**_LIMB)
         digits.append(rest.trunc_())
-        carry: Tensor | int = 0
+        carry = None
         for limb, digit in zip(reversed(self.limbs), reversed(digits), strict=True):
-            part = limb[rows].add_(digit.to(torch.int64), alpha=sign).add_(carry)
+            part = limb[rows].add_(digit.to(torch.int64), alpha=sign)
+            if carry is not None:
+                part.add_(carry)
             if limb is not self.top:
                 carry = part >> _LIMB
                 part.bitwise_and_((1 << _LIMB) - 1)
@@ -212,7 +216,7 @@ class FixedPointState:
         start, *accumulators = state
         self.weights, self.w = torch.empty_like(start), torch.zeros_like(start, dtype=torch.int64)
         _check_range("parameter", start, LARGEST_WEIGHT, before)
-        for rows in chunks(start):
+        for rows in _parts(start):
             self._move(rows, start[rows].double())
         # An increment is largest for the largest gradient and parameter, and an accumulator after many of these.
         ends = (torch.tensor([x], dtype=torch.float64) for x in (LARGEST_WEIGHT, LARGEST_GRADIENT))
@@ -233,14 +237,14 @@ class FixedPointState:
         _check_range("gradient", g, LARGEST_GRADIENT, t)
         for total in self.sums:
             total.shrink(t - self.before)
-        for rows in chunks(g):
+        for rows in _parts(g):
             self._accumulate(rows, g, t, DecayingSum.add)
             self._move(rows, -self.optimizer.displacement(self.accumulators(rows, t), t, lr))
         _check_range("parameter", self.weights, LARGEST_WEIGHT, t)
 
     def unstep(self, t: int, lr: float) -> None:
         """Take the parameters back to before step `t`."""
-        for rows in chunks(self.w):
+        for rows in _parts(self.w):
             self._move(rows, self.optimizer.displacement(self.accumulators(rows, t), t, lr))
 
     def accumulators(self, rows: slice, t: int) -> list[Tensor]:
@@ -249,7 +253,7 @@ class FixedPointState:
 
     def restore(self, g: Tensor, t: int) -> None:
         """Take the accumulators back to before step `t`, whose gradient was `g`. `unstep` has taken the parameters back already."""
-        for rows in chunks(g):
+        for rows in _parts(g):
             self._accumulate(rows, g, t, DecayingSum.subtract)
         for total in self.sums:
             total.grow(t - self.before)
@@ -277,6 +281,10 @@ class FixedPointState:
         """Add u (float64, overwritten) to the parameters."""
         self.w[rows] += u.mul_(2.0**_WEIGHT_BITS).round_().to(torch.int64)
         self.weights[rows] = self.w[rows].double().mul_(2.0**-_WEIGHT_BITS)
+
+
+def _parts(x: Tensor) -> Iterator[slice]:
+    return chunks(x, CPU_CHUNK if x.device.type == "cpu" else CHUNK)
 
 
 def _check_range(name: str, x: Tensor, largest: float, t: int) -> None:

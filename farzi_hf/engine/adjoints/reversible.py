@@ -14,9 +14,6 @@ from farzi_hf.engine.adjoints.fixed_point import SMALLEST_DECAY, FixedPointState
 from farzi_hf.engine.inner_loop import CHUNK, Buffers, InnerLoop, States, weights
 from farzi_hf.engine.optimizers import InvertibleOptimizer
 
-_TEMPORARIES = 5
-"""Tensors of 64 bits per element that a step of the integers has at once."""
-
 
 @dataclass(frozen=True)
 class Reversible(RecordingAdjoint):
@@ -64,7 +61,8 @@ class Reversible(RecordingAdjoint):
         steps, total = len(loop.differentiated), 0.0
         for flat in w:
             single = FixedPointState(loop.optimizer, loop.optimizer.init(flat.new_zeros(1)), 0)
-            total += flat.numel() * single.itemsize(steps) + 8 * _TEMPORARIES * min(flat.numel(), CHUNK)
+            accumulators = 8 * len(single.sums) * min(flat.numel(), CHUNK)  # in float64, for the pullback
+            total += flat.numel() * single.itemsize(steps) + accumulators
         return int(total) + nbytes(w)  # and θ_T, which is not the parameters that the way back starts from
 
 
