@@ -80,8 +80,9 @@ def test_noise_and_samples_are_of_one_release_alone():
         private(noise=SIGMA + 1e-9).secret(theta, 3),
         private(norm=2 * C).secret(theta, 3),
         replace(one, batch_size=B + 1).secret(theta, 3),
+        replace(one, real=replace(one.real, dataset=one.real.dataset.select([*range(1, N), 1]))).secret(theta, 3),
     }
-    assert len({secret, *others}) == 7
+    assert len({secret, *others}) == 8
     zero = {"a": torch.zeros(9)}
     for other in others:
         assert not torch.isclose(one._noisy(zero, secret)["a"], one._noisy(zero, other)["a"]).any()

@@ -18,8 +18,8 @@ Why this is differentially private:
 
 Sample and noise come from a secret key and not from `seed`, which the recipe publishes: with a known seed, anybody could take the noise away.
 The key is drawn by the system, and is kept in checkpoints only. Do not publish checkpoints. Two runs may go on from one checkpoint with different
-settings. So noise and sample are a keyed hash of θ and of the settings too: with the same noise in both, the difference of two releases would
-have none.
+settings, or with a row replaced. So noise and sample are a keyed hash of θ, the settings and the rows too: with the same noise in both, the
+difference of two releases would have none.
 
 What ε does not cover:
 
@@ -38,6 +38,7 @@ import math
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,7 @@ from torch import Tensor
 
 from farzi_hf.artefact.tensor_file import fingerprint
 from farzi_hf.data.seeds import Purpose, stream
-from farzi_hf.data.streams import RowStream
+from farzi_hf.data.streams import RowStream, described
 from farzi_hf.distillation.learner import Learner, LearnerBatch, Parameters, leaves
 from farzi_hf.distillation.objectives.base import Batch, ConfigurableObjective
 from farzi_hf.distillation.objectives.meta_matching import MetaMatching
@@ -152,11 +153,15 @@ class PrivateMatching(ConfigurableObjective):
         return loss / max(1, len(rows)) + (linear - linear.detach())
 
     def secret(self, theta: Parameters, seed: int) -> int:
-        """The seed of the sample and of the noise of one release. Another θ, another setting or another step has another one."""
+        """The seed of the sample and of the noise of one release. Another θ, setting, step or data set has another one."""
         digest = hashlib.blake2b(digest_size=8, key=self.key.to_bytes(8, "big"))
-        digest.update(repr((seed, self.noise_multiplier, self.max_grad_norm, self.sampling_rate)).encode())
+        digest.update(repr((seed, self.noise_multiplier, self.max_grad_norm, self.sampling_rate, self._data)).encode())
         digest.update(fingerprint(theta).encode())
         return int.from_bytes(digest.digest(), "big")
+
+    @cached_property
+    def _data(self) -> dict[str, Any]:
+        return described(self.real.dataset)
 
     def sample(self, secret: int) -> np.ndarray:
         """The numbers of the rows of a step: each with probability q, independent of the others."""
