@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -42,6 +43,8 @@ from hypothesis import settings
 
 # The process that shares the tests out among the others needs none of these, and importing them takes seconds.
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from datasets import DatasetDict
     from transformers import GPT2Config, PreTrainedTokenizerFast
 
@@ -114,3 +117,17 @@ def tiny_config(tokenizer: PreTrainedTokenizerFast) -> GPT2Config:
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, attn_implementation="eager",
         pad_token_id=tokenizer.pad_token_id, bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
     )  # fmt: skip
+
+
+@pytest.fixture
+def compiler() -> Iterator[None]:
+    """Nothing is compiled yet. Mark the test with ``filterwarnings("default")``, because the compiler has warnings of its own."""
+    import torch
+    from torch._inductor import config
+
+    if shutil.which("g++") is None:
+        pytest.skip("torch.compile needs a C++ compiler")
+    torch.compiler.reset()
+    # By default one process for each core imports torch first, which takes longer than compiling the functions of a test.
+    with config.patch(compile_threads=1):
+        yield

@@ -29,6 +29,7 @@ class WeightedTraining:
         batches: (T, b), the rows of each step's minibatch. `farzi_hf.data.minibatches` makes it.
         optimizer: of the training.
         start: θ_0, by name.
+        torch_compile: whether the steps are compiled, as in `unroll`; those of `train_each` never are.
 
     Raises:
         ValueError: `batches` is not a matrix of row numbers, `rows` has no labels, its padding is on the left, or a minibatch has
@@ -40,6 +41,7 @@ class WeightedTraining:
     batches: Tensor
     optimizer: InnerOptimizer
     start: Parameters
+    torch_compile: bool = False
 
     def __post_init__(self) -> None:
         if not {"input_ids", "labels"} <= set(self.rows):
@@ -82,8 +84,8 @@ class WeightedTraining:
         return next(iter(self.start.values())).new_ones(self.num_rows)
 
     def minibatch(self, chosen: Tensor) -> dict[str, Tensor]:
-        """These rows, without the columns that are padding in all of them."""
-        length = int(self._lengths[chosen].max())
+        """These rows, without the columns that are padding in all of them. Compiled code keeps these, because no shape may depend on values."""
+        length = None if torch.compiler.is_compiling() else int(self._lengths[chosen].max())
         return {name: x[chosen, :length] for name, x in self.rows.items()}
 
     def loss(self, params: Parameters, inputs: tuple[Tensor, ...], step: int) -> Tensor:
@@ -100,7 +102,12 @@ class WeightedTraining:
         """
         weights = self.checked(weights)
         return train(
-            self.loss, self.start, (weights,), optimizer=self.optimizer, steps=self.steps if steps is None else steps
+            self.loss,
+            self.start,
+            (weights,),
+            optimizer=self.optimizer,
+            steps=self.steps if steps is None else steps,
+            torch_compile=self.torch_compile,
         ).params
 
     def train_each(self, weights: Tensor, at_once: int = 8) -> Iterator[Parameters]:
@@ -133,6 +140,7 @@ class WeightedTraining:
             optimizer=self.optimizer,
             steps=self.steps,
             adjoint=adjoint,
+            torch_compile=self.torch_compile,
         )
 
     @cached_property

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -26,11 +25,13 @@ class LinearHead:
         module: of the model.
         weight: the name of its weight (V, k) among the model's parameters. The input embedding may share it.
         bias: the name of its bias (V,), or None.
+        forward: of the module.
     """
 
     module: nn.Linear
     weight: str
     bias: str | None
+    forward: Callable[[Tensor], Tensor]
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> LinearHead | None:
@@ -39,7 +40,7 @@ class LinearHead:
         if type(module) is not nn.Linear:
             return None
         names = parameter_names(model, module)
-        head = cls(module, names["weight"], names.get("bias"))
+        head = cls(module, names["weight"], names.get("bias"), module.forward)
         return head if head._is_last(model) else None
 
     @property
@@ -57,11 +58,8 @@ class LinearHead:
         self.module.forward = _identity  # an attribute of the object comes before the method of its class
         try:
             yield
-        finally:
-            if torch.compiler.is_compiling():  # it cannot trace the removal of an attribute that it has set
-                self.module.forward = partial(nn.Linear.forward, self.module)
-            else:
-                del self.module.forward
+        finally:  # Not removed, and always the same object: compiled code asks whether this is still what it was compiled for.
+            self.module.forward = self.forward
 
     @torch.no_grad()
     def _is_last(self, model: PreTrainedModel) -> bool:

@@ -75,6 +75,23 @@ def test_every_adjoint_gives_the_derivative_of_autograd(training: WeightedTraini
     )
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("adjoint", [Reversible(), Checkpoint(slots=2), Tape()], ids=repr)
+def test_compiled_steps_give_the_same_influence_and_are_compiled_once(training: WeightedTraining, adjoint) -> None:
+    """Whatever the number of padded columns and of predicted ids in a minibatch, which differs here."""
+    assert len({int((training.rows["labels"][chosen] != IGNORED).sum()) for chosen in training.batches}) > 2
+    expected = influence(training, TEST, weights=weights(), adjoint=Direct())
+    compiled, stats = replace(training, torch_compile=True), torch._dynamo.utils.counters["stats"]
+    torch.testing.assert_close(
+        influence(compiled, TEST, weights=weights(), adjoint=adjoint), expected, rtol=1e-5, atol=0
+    )
+    before = stats["unique_graphs"]
+    influence(compiled, TEST, weights=weights(1), adjoint=adjoint)
+    assert 0 < stats["unique_graphs"] == before
+
+
 def test_it_is_what_small_changes_of_the_weights_do(training: WeightedTraining) -> None:
     w, h = weights(), 1e-5
     found = influence(training, TEST, weights=w, adjoint=Tape())

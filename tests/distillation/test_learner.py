@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
 from meta_problems import gradients, relative_error
-from tiny_models import CONFIGS, V, config_of
+from tiny_models import CONFIGS, V, config_of, tiny_summary
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from farzi_hf.distillation import Learner
-from farzi_hf.engine import InnerAdam, unroll
+from farzi_hf.distillation import Learner, SyntheticTraining
+from farzi_hf.engine import InnerAdam, Tape, unroll
 from farzi_hf.summary.soft_tokens import shifted_cross_entropy
 from farzi_hf.summary.targets import SoftTokens
 
@@ -261,3 +262,41 @@ def test_the_derivative_through_training_matches_finite_differences(learner):
         change = outer_loss(x + 1e-5 * direction) - outer_loss(x - 1e-5 * direction)
     assert gradient.abs().max() > 1e-6
     assert relative_error([(gradient * direction).sum()], [change / 2e-5]) < 1e-6
+
+
+# -- compiled -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("default")
+def test_compiled_code_finds_the_model_as_it_was_when_it_was_compiled():
+    """A loss leaves the head out of the model, runs it, and puts the head back."""
+    torch.compiler.reset()
+    learner, stats = Learner(config_of("gpt2")), torch._dynamo.utils.counters["stats"]
+    theta, batch, before = (
+        learner.initial_parameters(0),
+        {"input_ids": (ids := random_ids()), "labels": ids},
+        stats["unique_graphs"],
+    )
+    loss = torch.compile(learner.hard_loss, fullgraph=True, backend="eager")
+    found = torch.stack([loss(theta, batch) for _ in range(3)])
+    torch.testing.assert_close(found, learner.hard_loss(theta, batch).expand(3))
+    assert learner.logits(theta, batch).shape == (*ids.shape, V)
+    loss(theta, batch)
+    assert stats["unique_graphs"] == before + 1
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.filterwarnings("default")
+def test_compiled_trainings_give_the_same_gradient_and_are_compiled_for_two_numbers_of_steps():
+    """The second number tells the compiler that there are more: minibatches are a table with a row for each step."""
+    learner, farzi, stats = Learner(config_of("gpt2")), tiny_summary(4), torch._dynamo.utils.counters["stats"]
+    plain = SyntheticTraining(InnerAdam(0.02, eps=1e-3), 1.0, 2, adjoint=Tape())
+    for steps in (3, 5, 6, 4):
+        before, found = stats["unique_graphs"], []
+        for training in (plain, replace(plain, torch_compile=True)):
+            theta = training(learner, farzi.tensors, start=learner.initial_parameters(0), steps=steps, seed=steps)
+            loss = sum(x.square().sum() for x in theta.values())
+            found.append(torch.cat([x.flatten() for x in torch.autograd.grad(loss, tuple(farzi.parameters()))]))
+        torch.testing.assert_close(*found, rtol=1e-3, atol=1e-6)
+        assert (stats["unique_graphs"] > before) == (steps in (3, 5))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 
 import meta_problems as mp
@@ -12,19 +10,8 @@ import torch
 from adjoint_checks import assert_exact, meta_gradient, reference
 from meta_problems import ADAM, OPTIMIZERS, PROBLEMS
 from torch import Tensor
-from torch._inductor import config as inductor
 
 from farzi_hf.engine import Adjoint, Checkpoint, Direct, Reversible, Tape, compiled_loop, unroll
-
-
-@pytest.fixture
-def compiler() -> Iterator[None]:
-    if shutil.which("g++") is None:
-        pytest.skip("torch.compile needs a C++ compiler")
-    # By default one process for each core imports torch first, which takes longer than compiling these.
-    torch.compiler.reset()
-    with inductor.patch(compile_threads=1):
-        yield
 
 
 @pytest.mark.usefixtures("compiler")

@@ -144,9 +144,9 @@ class DecayingSum:
         digits.append(rest.trunc_())
         carry = None
         for limb, digit in zip(reversed(self.limbs), reversed(digits), strict=True):
-            part = limb[rows].add_(digit.to(torch.int64), alpha=sign)
+            part = limb[rows].add_(digit.to(limb.dtype), alpha=sign)
             if carry is not None:
-                part.add_(carry)
+                part.add_(carry.to(limb.dtype))
             if limb is not self.top:
                 carry = part >> _LIMB
                 part.bitwise_and_((1 << _LIMB) - 1)
