@@ -160,7 +160,8 @@ class NextItemModel(SequenceModel):
             raise ValueError(
                 f"the input has {length} positions, the model max_length={longest}: keep the last {longest}"
             )
-        if attention_mask is not None and not attention_mask[:, 0].all():
+        checked = None if torch.compiler.is_compiling() else attention_mask  # compiled code cannot branch on values
+        if checked is not None and not checked[:, 0].all():
             raise ValueError("attention_mask starts with 0: pad sequences on the right")
         return self.encoder(inputs_embeds)
 

@@ -13,7 +13,10 @@ from tiny_models import CONFIGS, V, config_of, tiny_summary
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from farzi_hf import FarziData, FarziDataConfig
+from farzi_hf.data.collators import SequenceCollator
 from farzi_hf.distillation import Learner, SyntheticTraining
+from farzi_hf.distillation.learner import leaves
 from farzi_hf.engine import InnerAdam, Tape, unroll
 from farzi_hf.summary.soft_tokens import shifted_cross_entropy
 from farzi_hf.summary.targets import SoftTokens
@@ -283,6 +286,39 @@ def test_compiled_code_finds_the_model_as_it_was_when_it_was_compiled():
     assert learner.logits(theta, batch).shape == (*ids.shape, V)
     loss(theta, batch)
     assert stats["unique_graphs"] == before + 1
+
+
+RECURRENT = ("farzi_rnn", "gru4rec")  # torch cannot compile their layers
+COMPILED = [
+    pytest.param(kind, marks=[] if kind in ("gpt2", "sasrec") else pytest.mark.slow)
+    for kind in CONFIGS
+    if kind not in RECURRENT
+]
+
+
+@pytest.mark.parametrize("kind", COMPILED)
+@pytest.mark.filterwarnings("default")
+def test_losses_of_every_learner_without_recurrent_layers_can_be_compiled(kind):
+    """On real rows with padding, on soft tokens, and on ids with labels of their own."""
+    torch.compiler.reset()
+    learner, tokens = (
+        Learner(config_of(kind)),
+        FarziDataConfig(4, LENGTH, 1, V, inputs="tokens", labels="own", label_dim=3),
+    )
+    theta, training = learner.initial_parameters(0), SyntheticTraining(InnerAdam(0.02), 1.0, 2)
+    real = SequenceCollator(0)([{"input_ids": [1, 2, 3, 4]}, {"input_ids": [5, 6]}])
+    losses = [lambda params: learner.hard_loss(params, real, torch.tensor([0.5, 2.0]))]
+    for farzi in (tiny_summary(4), FarziData(tokens)):
+        inputs, loss = (
+            tuple(x.detach() for x in farzi.tensors.values()),
+            training.inner_loss(learner, farzi.tensors, 3, seed=0),
+        )
+        losses.append(lambda params, loss=loss, inputs=inputs: loss(params, inputs, 2))
+    for loss in losses:
+        found = torch.compile(torch.func.grad(loss), fullgraph=True, backend="eager")(theta)
+        params = leaves(theta)
+        expected = dict(zip(params, gradients(loss(params), list(params.values())), strict=True))
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.slow
