@@ -45,6 +45,8 @@ from farzi_hf.engine import Reversible
 from farzi_hf.evaluation import listed, markdown, save_csv, save_text
 from farzi_hf.plots import plot_attribution
 
+DRAWN = ("training alone", "autograd", "torch.utils.checkpoint", "Tape", "Checkpoint", "Reversible")
+"""The ways whose memory the figure shows. That of compiled ones is about the same."""
 FILES = ("table.json", "table.md", "table.csv", "costs.csv", "attribution.png")
 RESAMPLES = 1000
 EXACT, TRACIN, COSINE, RANDOM = "exact influence", "TracIn, 3 checkpoints", "gradient cosine", "random"
@@ -276,7 +278,7 @@ def write(
     save_text(json.dumps(content, indent=1, ensure_ascii=False), folder / "table.json")
     save_csv([*scored, *faults], folder / "table.csv")
     save_csv(costs, folder / "costs.csv")
-    plot_attribution(scored, costs, folder / "attribution.png")
+    plot_attribution(scored, [row for row in costs if row["method"] in DRAWN], folder / "attribution.png")
     say(f"\n{(folder / 'table.md').read_text(encoding='utf-8')}\nTable: {folder / 'table.md'}")
 
 

@@ -5,28 +5,33 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from attribution_problem import WAYS, AttributionProblem, parse
+from attribution_problem import AttributionProblem, parse
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from farzi_hf.attribution import WeightedTraining, influence
 from farzi_hf.cli.program import return_freed_memory
-from farzi_hf.engine import Adjoint, Checkpoint, Direct, Reversible, Tape
+from farzi_hf.engine import Adjoint, Checkpoint, Direct, InnerAdam, Reversible, Tape
 
 ROOT = Path(__file__).resolve().parent
 sys.path.append(str(ROOT / "benchmark"))
 from process import PeakMemory, end_with_parent, run_limited, unfinished  # noqa: E402
 
-WARM_UP = 2
+WARM_UPS = (2, 3)
+"""Steps of the trainings before the one that is measured. After two different numbers, compiled code is there for all others."""
+
+Method = Callable[[WeightedTraining, dict[str, Tensor]], Tensor]
 
 
 def plain_training(training: WeightedTraining, test: dict[str, Tensor]) -> Tensor:
@@ -34,8 +39,29 @@ def plain_training(training: WeightedTraining, test: dict[str, Tensor]) -> Tenso
     return training.learner.hard_loss(training.train(), test).detach()
 
 
-def with_adjoint(adjoint: Adjoint) -> Callable[[WeightedTraining, dict[str, Tensor]], Tensor]:
+def ordinary_loop(training: WeightedTraining, test: dict[str, Tensor]) -> Tensor:
+    """The same training as a user of PyTorch writes it: the model's own loss, an optimizer of `torch.optim`, a schedule."""
+    model, ours = copy.deepcopy(training.learner.model), training.optimizer
+    model.load_state_dict(training.start, strict=False)
+    if isinstance(ours, InnerAdam):
+        optimizer = torch.optim.Adam(model.parameters(), ours.lr, ours.betas, ours.eps)
+    else:
+        optimizer = torch.optim.SGD(model.parameters(), ours.lr, ours.momentum)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda taken: ours.lr_schedule(taken + 1))
+    for chosen in training.batches:
+        optimizer.zero_grad()
+        model(**training.minibatch(chosen)).loss.backward()
+        optimizer.step()
+        schedule.step()
+    return training.learner.hard_loss(dict(model.named_parameters()), test).detach()
+
+
+def with_adjoint(adjoint: Adjoint) -> Method:
     return lambda training, test: influence(training, test, adjoint=adjoint)
+
+
+def compiled(method: Method) -> Method:
+    return lambda training, test: method(replace(training, torch_compile=True), test)
 
 
 def step_checkpoint(training: WeightedTraining, test: dict[str, Tensor]) -> Tensor:
@@ -63,18 +89,19 @@ def step_checkpoint(training: WeightedTraining, test: dict[str, Tensor]) -> Tens
     return w.grad.neg()
 
 
-METHODS = dict(
-    zip(
-        WAYS,
-        (
-            plain_training,
-            with_adjoint(Direct()),
-            step_checkpoint,
-            *map(with_adjoint, (Tape(), Checkpoint(), Reversible())),
-        ),
-        strict=True,
-    )
-)
+_OURS = {
+    "training alone": plain_training,
+    "Tape": with_adjoint(Tape()),
+    "Checkpoint": with_adjoint(Checkpoint()),
+    "Reversible": with_adjoint(Reversible()),
+}
+METHODS: dict[str, Method] = {
+    "ordinary loop": ordinary_loop,
+    "autograd": with_adjoint(Direct()),
+    "torch.utils.checkpoint": step_checkpoint,
+    **_OURS,
+    **{f"{name}, compiled": compiled(method) for name, method in _OURS.items()},
+}
 
 
 def measured(problem: AttributionProblem, argv: list[str], say: Callable[[str], None]) -> list[dict[str, Any]]:
@@ -82,7 +109,7 @@ def measured(problem: AttributionProblem, argv: list[str], say: Callable[[str], 
     rows = []
     for steps in sorted(problem.args.cost_steps):
         for method in problem.args.ways:
-            slug = method.replace(" ", "-").lower()
+            slug = method.replace(",", "").replace(" ", "-").lower()
             facts = problem.kept(
                 f"cost/{slug}-T-{steps}", lambda method=method, steps=steps: _in_process(problem, argv, method, steps),
                 "memory_limit", "time_limit", unless=unfinished,
@@ -107,7 +134,8 @@ def main() -> None:
     _, data, args, _ = parse(argv)
     problem = AttributionProblem(data, args)
     return_freed_memory()
-    METHODS[method](problem.training(0, WARM_UP), problem.test)
+    for warm_up in WARM_UPS:
+        METHODS[method](problem.training(0, warm_up), problem.test)
     training, peak = problem.training(0, steps), PeakMemory(torch.device("cpu"))
     cpu, wall = time.process_time(), time.perf_counter()
     METHODS[method](training, problem.test)

@@ -22,7 +22,10 @@ from farzi_hf.engine import OPTIMIZERS, InnerOptimizer
 from farzi_hf.evaluation import LanguageModeling, Recommendation, RunSettings, TaskData
 
 DATASETS = ("ptb", "ml-100k", "sample", "sample_interactions")
-WAYS = ("training alone", "autograd", "torch.utils.checkpoint", "Tape", "Checkpoint", "Reversible")
+WAYS = (
+    "ordinary loop", "training alone", "autograd", "torch.utils.checkpoint", "Tape", "Checkpoint", "Reversible", "training alone, compiled",
+    "Tape, compiled", "Checkpoint, compiled", "Reversible, compiled",
+)  # fmt: skip
 
 
 @dataclass
@@ -54,7 +57,7 @@ class AttributionArguments:
     cost_steps: list[int] = field(default_factory=lambda: [100, 1000, 5000], metadata={"help": "T of time and memory"})
     ways: list[str] = field(
         default_factory=lambda: list(WAYS),
-        metadata={"help": "that are measured: training alone, and ways to differentiate"},
+        metadata={"help": "that are measured: trainings alone, and ways to differentiate"},
     )
     memory_limit: float = field(default=2.0, metadata={"help": "GiB of a process that is measured"})
     time_limit: float = field(default=900.0, metadata={"help": "seconds of a process that is measured"})

@@ -28,6 +28,7 @@ TINY = (
     "--retrainings", "8", "--together", "3", "--left_out", "0.2", "--cost_steps", "2", "--batch_size", "3", "--vocab_size", "60",
     "--fault_train", "15", "--fault_steps", "3",
 )  # fmt: skip
+TRAININGS = ("training alone", "ordinary loop")
 COSTS = [
     {"method": "autograd", "steps": 2, "status": "ok", "cpu_seconds": 0.1, "memory_bytes": 2**20},
     {"method": "autograd", "steps": 3, "status": "out of memory", "note": "stopped at 2.0 GiB"},
@@ -156,12 +157,36 @@ def test_a_retraining_leaves_out_its_share_and_other_settings_are_not_found_agai
 
 def test_every_way_to_differentiate_gives_the_same_influence(tmp_path) -> None:
     p = problem("sample", tmp_path)
-    ways = {name: method for name, method in METHODS.items() if name != "training alone"}
+    ways = {name: method for name, method in METHODS.items() if name not in TRAININGS and "compiled" not in name}
     found = {name: method(p.training(0, 4), p.test) for name, method in ways.items()}
     for influence in found.values():
         torch.testing.assert_close(influence, found["autograd"], rtol=1e-3, atol=1e-6)
-    loss = METHODS["training alone"](p.training(0, 4), p.test)
-    torch.testing.assert_close(loss, p.test_losses(p.training(0, 4).train())[0])
+
+
+@pytest.mark.parametrize("changes", [(), ("--inner_optimizer", "sgd")], ids=["adam", "sgd"])
+def test_ways_to_train_give_the_same_model(tmp_path, changes) -> None:
+    p = problem("sample", tmp_path, *changes)
+    expected = p.test_losses(p.training(0, 4).train())[0]
+    for name in TRAININGS:
+        torch.testing.assert_close(METHODS[name](p.training(0, 4), p.test), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.filterwarnings("default")
+def test_after_the_warm_up_nothing_is_compiled(tmp_path) -> None:
+    """Also not for a training whose minibatches have other numbers of ids."""
+    p, stats = problem("sample", tmp_path), torch._dynamo.utils.counters["stats"]
+    for name, method in METHODS.items():
+        if "compiled" in name:
+            for steps in attribution_cost.WARM_UPS:
+                method(p.training(0, steps), p.test)
+            before = stats["unique_graphs"]
+            found = method(p.training(0, 6), p.test)
+            torch.testing.assert_close(
+                found, METHODS[name.removesuffix(", compiled")](p.training(0, 6), p.test), rtol=1e-3, atol=1e-6
+            )
+            assert 0 < stats["unique_graphs"] == before
 
 
 @pytest.mark.parametrize(
