@@ -69,6 +69,9 @@ class AttributionArguments:
             raise ValueError(f"inner_optimizer={self.inner_optimizer!r} is unknown; choose from adam, sgd")
         for name, least in (("steps", 1), ("seeds", 0), ("cost_steps", 1)):
             check_different(name, getattr(self, name), least)
+        check_different("ways", self.ways)
+        if self.fault_steps < 1:
+            raise ValueError(f"fault_steps={self.fault_steps} trains nothing: give at least 1")
         for name in self.ways:
             if name not in WAYS:
                 raise ValueError(f"ways: {name!r} is unknown; choose from {', '.join(map(repr, WAYS))}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -46,7 +47,8 @@ class ContinualArguments:
     def __post_init__(self) -> None:
         if self.blocks < 2:
             raise ValueError(f"blocks={self.blocks} leaves nothing to forget: give at least 2")
-        check_different("seeds", self.seeds)
+        check_different("seeds", self.seeds, 0)
+        check_different("memories", self.memories)
         for name in self.memories:
             if name not in MEMORIES:
                 raise ValueError(f"memories: {name!r} is unknown; choose from {', '.join(MEMORIES)}")
@@ -157,6 +159,7 @@ class ContinualProblem:
 
         def make() -> dict[str, Any]:
             value, state = self._block(seed, name, block)
+            path.unlink(missing_ok=True)  # of other settings: from now on the state beside it is another one
             replace_file(path.with_suffix(".safetensors"), lambda new: save_file(state, new))
             return value
 
@@ -172,7 +175,8 @@ class ContinualProblem:
 
     @cached_property
     def _settings(self) -> dict[str, Any]:
-        return {**self.args.to_recipe(), **self.data.identity(0), "blocks": self.own.blocks}
+        when = hashlib.sha256(self.blocks.counts.tobytes()).hexdigest()  # the hash of the data has no timestamps
+        return {**self.args.to_recipe(), **self.data.identity(0), "blocks": self.own.blocks, "counts": when}
 
     def _block(self, seed: int, name: str, block: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Renews the memory, trains and measures: the result, and model and memory by name."""

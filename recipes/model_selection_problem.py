@@ -18,7 +18,7 @@ from farzi_hf import FarziConfig, FarziTrainer
 from farzi_hf.artefact.atomic_folder import replace_file
 from farzi_hf.artefact.checkpoints import discard_checkpoints
 from farzi_hf.cli.distil import trainer_of, with_folder
-from farzi_hf.data.seeds import Purpose, stream
+from farzi_hf.data.seeds import Purpose, check_different, stream
 from farzi_hf.distillation import Learner, SyntheticTraining
 from farzi_hf.distillation.real_training import RealData
 from farzi_hf.distillation.teacher import Labelling, TeacherTraining, label
@@ -61,6 +61,8 @@ class SelectionArguments:
     card_dir: str | None = field(default=None, metadata={"help": "folder of table and figure"})
 
     def __post_init__(self) -> None:
+        for name in ("architectures", "widths", "layers", "learning_rates", "weight_decays"):
+            check_different(name, getattr(self, name))
         combinations = len(self.widths) * len(self.layers) * len(self.learning_rates) * len(self.weight_decays)
         if not 1 <= self.per_architecture <= combinations:
             raise ValueError(
@@ -208,9 +210,7 @@ class SelectionProblem:
 
     def summary_seconds(self, split: int) -> dict[str, float]:
         """The CPU seconds that each summary took until it was ready. The first call makes them all."""
-        return kept(
-            self.folder / f"split-{split}/summaries.json", self._recipe(split), lambda: self._make_summaries(split)
-        )
+        return kept(self._seconds(split), self._recipe(split), lambda: self._make_summaries(split))
 
     @cache  # noqa: B019  one problem lives as long as the program
     def summary(self, split: int, name: str) -> FarziData:
@@ -223,6 +223,7 @@ class SelectionProblem:
     def _make_summaries(self, split: int) -> dict[str, float]:
         trainer, args = self._trainer(split), self.args
         real = RealData(trainer.train_dataset, trainer.data_collator, args.device, args.disable_tqdm)
+        self._seconds(split).unlink(missing_ok=True)  # from now on the files beside it are others
         begin = time.process_time()
         kinds = [self.data.learner_config(one, args.sequence_length) for one in self.data.settings.teachers]
         teachers = Labelling.by(kinds, trainer.learner).teachers(real, args.make_teacher_training(), split)
@@ -241,6 +242,10 @@ class SelectionProblem:
         args = with_folder(self.args, str(self.folder / f"split-{split}" / "distillation"))
         args.seed = split
         return trainer_of(self.data, args, split)
+
+    def _seconds(self, split: int) -> Path:
+        """It is written after all summaries, so it says that they are there, and with which settings they were made."""
+        return self.folder / f"split-{split}" / "summaries.json"
 
     def _tensors(self, split: int, name: str) -> Path:
         return self.folder / f"split-{split}" / f"{file_name(name)}.safetensors"

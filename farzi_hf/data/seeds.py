@@ -15,6 +15,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 
@@ -98,10 +99,12 @@ def check_seed(seed: int, name: str = "seed", bits: int = BITS) -> int:
     return number
 
 
-def check_different(name: str, values: Sequence[int], least: int = 0) -> None:
-    """Raises ValueError unless these are one number or several, each of them once. Repeated ones would look like more evidence."""
-    if not values or min(values) < least or len(set(values)) < len(values):
-        raise ValueError(f"{name}={values} is not usable: give different numbers of at least {least}")
+def check_different(name: str, values: Any, least: float | None = None) -> None:
+    """Raises ValueError unless this is a list, no value is in it twice, which would look like more evidence, and none is below `least`."""
+    listed = isinstance(values, Sequence) and not isinstance(values, str) and len(values) > 0
+    if not listed or len(set(values)) < len(values) or (least is not None and min(values) < least):
+        kind = "values" if least is None else f"numbers of at least {least}"
+        raise ValueError(f"{name}={values!r} is not usable: give a list of different {kind}")
 
 
 def _sequence(seed: int, purpose: Purpose, numbers: tuple[int, ...]) -> np.random.SeedSequence:

@@ -76,7 +76,7 @@ class RunSettings:
         for name in ("long_steps", "long_batch_size"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} trains nothing: give at least 1")
-        check_different("splits", self.splits)
+        check_different("splits", self.splits, 0)
         for name in self.baselines:
             if name not in BASELINES:
                 raise ValueError(f"baselines: {name!r} is unknown; choose from {', '.join(BASELINES)}")

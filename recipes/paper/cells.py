@@ -198,6 +198,7 @@ def _trained(e: Experiment, cell: Cell, seed: int) -> FarziTrainer:
     if cell.distils:
         begin_run(trainer, settings, checkpoint)
         trainer.train(resume_from_checkpoint=checkpoint)
+        (folder / CELL).unlink(missing_ok=True)  # of other settings: from now on the summary beside it is another one
         replace_file(folder / SUMMARY, lambda new: save_file(trainer.model.state_dict(), new))
     elif summary is not None:
         trainer.model.load_state_dict(summary)

@@ -70,9 +70,8 @@ class ObjectiveArguments:
         for name in self.methods:
             if name not in METHODS:
                 raise ValueError(f"methods: {name!r} is unknown; choose from {'; '.join(METHODS)}")
-        if len(set(self.methods)) < len(self.methods):
-            raise ValueError(f"methods={self.methods} names a row twice")
-        check_different("seeds", self.seeds)
+        check_different("methods", self.methods)
+        check_different("seeds", self.seeds, 0)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -32,7 +32,7 @@ class CountArguments(ObjectiveArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_different("counts", self.counts)
+        check_different("counts", self.counts, 0)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -23,8 +23,9 @@ def test_a_share_of_few_hits_has_an_interval_without_nan():
     assert 0 < low < share < high == math.inf
     share, edges = ITEMS.ratio(students(0), students(0))
     assert all(map(math.isnan, (share, *edges)))
-    share, (low, high) = ITEMS.ratio(students(1), students(1))  # most resamples have a hit, some have none
-    assert (share, low, high) == (1.0, 1.0, 1.0)
+    # A third of the resamples have no hit, and say nothing.
+    assert ITEMS.ratio(students(1), students(1)) == (1.0, (0.0, math.inf))
+    assert ITEMS.ratio(students(2), students(0)) == (math.inf, (0.0, math.inf))
 
 
 def test_the_share_of_full_data_is_paired_over_sequences():

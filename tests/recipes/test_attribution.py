@@ -195,7 +195,9 @@ def test_after_the_warm_up_nothing_is_compiled(tmp_path) -> None:
         ({"inner_optimizer": "lion"}, "inner_optimizer='lion' is unknown"),
         ({"ways": ["Tapes"]}, "ways: 'Tapes' is unknown"),
         ({"retrainings": 2}, "retrainings=2 and left_out=0.05 give no correlation"),
-        ({"seeds": []}, r"seeds=\[\] is not usable: give different numbers"),
+        ({"seeds": []}, r"seeds=\[\] is not usable: give a list of different numbers"),
+        ({"ways": ["Tape", "Tape"]}, "give a list of different values"),
+        ({"fault_steps": 0}, "fault_steps=0 trains nothing"),
     ],
 )
 def test_unusable_settings_are_named(changes: dict, message: str) -> None:

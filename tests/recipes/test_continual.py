@@ -176,7 +176,8 @@ def test_the_verdict_is_what_the_intervals_decide() -> None:
     ("changes", "message"),
     [
         ({"blocks": 1}, "blocks=1 leaves nothing to forget"),
-        ({"seeds": []}, r"seeds=\[\] is not usable: give different numbers"),
+        ({"seeds": []}, r"seeds=\[\] is not usable: give a list of different numbers"),
+        ({"memories": ["summary", "reservoir", "summary"]}, "give a list of different values"),
         ({"memories": ["dreams"]}, "memories: 'dreams' is unknown"),
         ({"memories": ["summary", "none"]}, "compare nothing"),
     ],
@@ -184,6 +185,17 @@ def test_the_verdict_is_what_the_intervals_decide() -> None:
 def test_unusable_settings_are_named(changes: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ContinualArguments(**changes)
+
+
+def test_results_of_other_times_are_not_taken_for_ours(tmp_path, monkeypatch) -> None:
+    """The histories are the same, and other blocks begin and end in them."""
+    histories, found = list(np.arange(1, 13).reshape(3, 4)), []
+    for first in ([[0, 1, 2, 3], [4, 5, 8, 9]], [[0, 1, 2, 8], [3, 4, 5, 9]]):
+        times = [np.array(own) for own in (*first, [6, 7, 10, 11])]
+        interactions = Interactions(histories, 12, times=times)
+        monkeypatch.setattr(continual_problem, "timed_interactions", lambda data, known=interactions: known)
+        found.append(problem(tmp_path, "--blocks", "2")._settings)
+    assert found[0] != found[1]
 
 
 def test_a_block_that_was_interrupted_is_made_anew(tmp_path, monkeypatch) -> None:

@@ -95,6 +95,19 @@ def test_a_distillation_that_was_interrupted_is_made_anew(tmp_path, monkeypatch)
     assert again.fingerprint() == whole.fingerprint()
 
 
+def test_files_of_an_interrupted_run_with_other_settings_are_not_taken_for_ours(tmp_path, monkeypatch) -> None:
+    whole = problem(tmp_path).summary(0, START).fingerprint()
+
+    def interrupted(trainer: FarziTrainer) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FarziTrainer, "train", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            problem(tmp_path, "--teacher_steps", "7").summary_seconds(0)
+    assert problem(tmp_path).summary(0, START).fingerprint() == whole
+
+
 def with_callback(trainer: FarziTrainer, callback: TrainerCallback) -> FarziTrainer:
     trainer.add_callback(callback)
     return trainer
@@ -224,6 +237,7 @@ def test_worth_it_is_better_ranks_no_worse_choices_and_cheaper(
     [
         ({"per_architecture": 100}, "per_architecture=100, but .* 36 combinations"),
         ({"architectures": ["fmlp"], "per_architecture": 2}, "2 configurations, which no correlation"),
+        ({"widths": [8, 8]}, r"widths=\[8, 8\] is not usable: give a list of different values"),
         ({"truth_steps": 0}, "truth_steps=0"),
         ({"same_cost_steps": 0}, "same_cost_steps=0"),
     ],

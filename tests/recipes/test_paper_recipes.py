@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,7 @@ from results import write_results
 from farzi_hf import FarziData, FarziDataConfig
 from farzi_hf.cli.distil import comparison_of, trainer_of
 from farzi_hf.data import TEXTS, load_sample_text
-from farzi_hf.evaluation import Recommendation
+from farzi_hf.evaluation import Comparison, Recommendation
 from farzi_hf.evaluation.task_data import data_class
 
 pytestmark = pytest.mark.usefixtures("small_data")
@@ -86,7 +87,7 @@ def test_every_config_can_run(path, tmp_path):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--budgets", "5", "5"], "budgets=[5, 5] is not usable: give different numbers of at least 1"),
+        (["--budgets", "5", "5"], "budgets=[5, 5] is not usable: give a list of different numbers of at least 1"),
         (["--dataset", "ml-100k", "--data_dir", "nowhere"], "data_dir='nowhere' lacks u.data"),
         (["--config", "nowhere.yaml"], "config='nowhere.yaml' cannot be read"),
         (
@@ -232,6 +233,25 @@ def test_cells_of_other_data_are_run_again(tmp_path, monkeypatch):
     inputs.main(argv)
     for before, now in zip(first, card(tmp_path)["rows"], strict=True):
         assert before["perplexity"] != now["perplexity"]
+
+
+def test_a_summary_that_another_run_left_behind_is_not_taken_for_ours(tmp_path, monkeypatch):
+    """A run with other settings makes a summary, and is interrupted while its students train."""
+
+    def interrupted(comparison: Comparison, index: int) -> None:
+        raise KeyboardInterrupt
+
+    argv = [*tiny("sample", tmp_path), *OWN, "--seeds", "0", "--teachers", "Transformer"]
+    cross_architecture.main(argv)
+    expected = [row["perplexity"] for row in card(tmp_path)["rows"]]
+    with monkeypatch.context() as patch:
+        patch.setattr(Comparison, "summary_student", interrupted)
+        with pytest.raises((KeyboardInterrupt, SystemExit)):
+            cross_architecture.main([*argv, "--teacher_steps", "7"])
+    (student,) = tmp_path.glob("*/transformer-rnn")
+    shutil.rmtree(student)
+    cross_architecture.main(argv)
+    assert [row["perplexity"] for row in card(tmp_path)["rows"]] == expected
 
 
 def test_the_settings_of_a_private_row_are_those_of_a_private_run(tmp_path):

@@ -126,17 +126,19 @@ class Task(ABC):
         return quotient(rows)
 
     def ratio(self, ours: Statistics, theirs: Statistics) -> tuple[float, tuple[float, float]]:
-        """The share, and its paired bootstrap interval. The bootstrap resamples test sequences."""
+        """The share, and its paired bootstrap interval. The bootstrap resamples test sequences.
+
+        A resample without a hit of either says nothing: it counts as 0 for the lower end and as infinite for the upper end.
+        """
         rows, quotient = self.paired(ours, theirs)
         share = quotient(rows)
         if math.isnan(share):
             return share, (share, share)
 
-        def of_resample(rows: np.ndarray) -> float:
-            value = quotient(rows)
-            return 1.0 if math.isnan(value) else value  # where neither has a hit, neither is better
+        def or_else(unknown: float) -> Callable[[np.ndarray], float]:
+            return lambda resample: unknown if math.isnan(value := quotient(resample)) else value
 
-        return share, bootstrap_interval(rows, of_resample)
+        return share, (bootstrap_interval(rows, or_else(0.0))[0], bootstrap_interval(rows, or_else(math.inf))[1])
 
 
 def count_cells(row: Row) -> dict[str, str]:
