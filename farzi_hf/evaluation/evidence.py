@@ -27,13 +27,18 @@ class Claim:
         text: the statement, as a sentence without its full stop.
         ours: the name of a row.
         other: the name of the row to compare with.
-        at_least: the statement holds if our quality is at least this share of the other row's quality.
+        at_least: the statement holds if our quality is at least this share of the other row's quality; at 1, the default, it has to be
+            better, and a tie is not enough.
     """
 
     text: str
     ours: str
     other: str
     at_least: float = 1.0
+
+    def holds(self, share: float) -> bool:
+        """Whether this share of the other row's quality is enough."""
+        return share > 1 if self.at_least == 1 else share >= self.at_least
 
 
 @dataclass(frozen=True)
@@ -58,10 +63,11 @@ class Evidence:
         values = [
             f"{self.rows[name][metric]:.4g} ({edges[name][0]:.4g}–{edges[name][1]:.4g})" for name in (ours, other)
         ]
-        seeds, above = self._seeds(ours, other, 1.0)
+        shares = self._shares(ours, other)
+        above = sum(share >= 1 for share in shares)
         return (
             f"**{ours} has {100 * share:.1f} % of the quality of {other}** ({self.task.ratio_label}; 95 % interval {100 * low:.1f}–"
-            f"{100 * high:.1f} %, paired over test sequences): {label} {values[0]} against {values[1]}; at least as good in {above} of {seeds} "
+            f"{100 * high:.1f} %, paired over test sequences): {label} {values[0]} against {values[1]}; at least as good in {above} of {len(shares)} "
             f"seeds, {self.rows[ours]['students']} and {self.rows[other]['students']} students."
         )
 
@@ -80,10 +86,10 @@ class Evidence:
     def verdict(self, claim: Claim) -> str:
         """AGREES or DIFFERS if the ratio's interval and all seeds lie on the same side of what the claim needs; else OPEN."""
         _, (low, high) = self.ratio(claim.ours, claim.other)
-        seeds, above = self._seeds(claim.ours, claim.other, claim.at_least)
-        if low >= claim.at_least and above == seeds:
+        seeds = [claim.holds(share) for share in self._shares(claim.ours, claim.other)]
+        if claim.holds(low) and all(seeds):
             return AGREES
-        return DIFFERS if high < claim.at_least and above == 0 else OPEN
+        return DIFFERS if high < claim.at_least and not any(seeds) else OPEN
 
     @cached_property
     def _ratios(self) -> dict[tuple[str, str], tuple[float, tuple[float, float]]]:
@@ -95,8 +101,7 @@ class Evidence:
             self._ratios[ours, other] = self.task.ratio(self.students[ours], self.students[other])
         return self._ratios[ours, other]
 
-    def _seeds(self, ours: str, other: str, at_least: float) -> tuple[int, int]:
-        """The number of seeds, and the number of seeds whose ratio reaches `at_least`."""
-        pairs = list(zip(self.students[ours], self.students[other], strict=True))
-        shares = [self.task.share([mine], [theirs]) for mine, theirs in pairs]
-        return len(shares), sum(share >= at_least for share in shares)
+    def _shares(self, ours: str, other: str) -> list[float]:
+        """The quality of `ours` divided by the quality of `other`, for each seed."""
+        pairs = zip(self.students[ours], self.students[other], strict=True)
+        return [self.task.share([mine], [theirs]) for mine, theirs in pairs]

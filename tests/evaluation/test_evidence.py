@@ -67,14 +67,14 @@ def test_a_claim_is_decided_by_the_interval_and_by_every_seed():
     claims = [
         Claim("good is better", "good", "fair"), Claim("fair is better", "fair", "good"), Claim("uneven is better", "uneven", "fair"),
         Claim("alike is better", "alike", "fair"), Claim("fair is half as good", "fair", "good", 0.5),
-        Claim("fair is nearly as good", "fair", "good", 0.9),
+        Claim("fair is nearly as good", "fair", "good", 0.9), Claim("fair is better than itself", "fair", "fair"),
     ]  # fmt: skip
     assert [evidence.verdict(claim) for claim in claims] == [
-        "agrees", "does not agree", "not decided", "not decided", "agrees", "does not agree",
+        "agrees", "does not agree", "not decided", "not decided", "agrees", "does not agree", "not decided",
     ]  # fmt: skip
     sentences = evidence.verdicts(claims)
     assert sentences[0].startswith(
-        "Of 6 statements of the paper that this table can decide, it **agrees with 2**, does **not agree with 2**, and leaves **2 not"
+        "Of 7 statements of the paper that this table can decide, it **agrees with 2**, does **not agree with 2**, and leaves **3 not"
     )
     assert sentences[2].startswith("- does not agree: fair is better. **fair has 6")
     assert "at least as good in 1 of 2 seeds, 2 and 2 students" in sentences[3]
