@@ -28,8 +28,8 @@ ROOT = Path(__file__).resolve().parent
 sys.path.append(str(ROOT / "benchmark"))
 from process import PeakMemory, end_with_parent, run_limited, unfinished  # noqa: E402
 
-WARM_UPS = (2, 3)
-"""Steps of the trainings before the one that is measured. After two different numbers, compiled code is there for all others."""
+WARM_UP = 3
+"""Steps of the training before the one that is measured. Then compiled code is there for any number of steps."""
 
 Method = Callable[[WeightedTraining, dict[str, Tensor]], Tensor]
 
@@ -134,8 +134,7 @@ def main() -> None:
     _, data, args, _ = parse(argv)
     problem = AttributionProblem(data, args)
     return_freed_memory()
-    for warm_up in WARM_UPS:
-        METHODS[method](problem.training(0, warm_up), problem.test)
+    METHODS[method](problem.training(0, WARM_UP), problem.test)
     training, peak = problem.training(0, steps), PeakMemory(torch.device("cpu"))
     cpu, wall = time.process_time(), time.perf_counter()
     METHODS[method](training, problem.test)

@@ -68,6 +68,9 @@ class WeightedTraining:
                 f"rows['attention_mask'][{int(rising.nonzero()[0])}] has padding before an id; pad on the right, as SequenceCollator does"
             )
 
+        if self.torch_compile:  # code for a training of T steps is code for all others
+            torch._dynamo.maybe_mark_dynamic(self.batches, 0)
+
     @property
     def num_rows(self) -> int:
         """The number n of training sequences."""

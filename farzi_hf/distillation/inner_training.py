@@ -120,7 +120,12 @@ class SyntheticTraining:
         """The rows of each step's minibatch (steps, b_syn); None if every step takes all."""
         first = next(iter(summary.values()))
         rows = minibatches(len(first), self.batch_size, steps, seed)
-        return None if rows is None else rows.to(first.device)
+        if rows is None:
+            return None
+        rows = rows.to(first.device)
+        if self.torch_compile:  # code for a training of T steps is code for all others
+            torch._dynamo.maybe_mark_dynamic(rows, 0)
+        return rows
 
     def _compact(
         self, summary: Tensors, rows: Tensor | None, start: Parameters | TrainingState, steps: int

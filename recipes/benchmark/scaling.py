@@ -73,14 +73,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     }  # fmt: skip
     store = output / "results.json"
     rows = json.loads(store.read_text(encoding="utf-8")) if store.exists() else []
-    rows = [row for row in rows if made_by.items() <= row.items() and not unfinished(row)]
-    known = {(row["loss"], row["vocabulary"], row["length"]): row for row in rows}
+    rows = [row for row in rows if row["code"] == made_by["code"] and not unfinished(row)]
+    others = [row for row in rows if not made_by.items() <= row.items()]  # with other limits: kept, and not shown
+    known = {(row["loss"], row["vocabulary"], row["length"]): row for row in rows if row not in others}
     cells = [(loss, v, length) for v in args.vocabularies for length in args.lengths for loss in LOSSES]
     for cell in (bar := tqdm([cell for cell in cells if cell not in known])):
         bar.set_description("{}, V = {}, ξ = {}".format(*cell))
         names = dict(zip(("loss", "vocabulary", "length"), cell, strict=True))
         known[cell] = {**names, **run_cell(cell, args.memory_limit, args.time_limit), **environment(), **made_by}
-        save_text(json.dumps(list(known.values()), indent=1), store)
+        save_text(json.dumps([*known.values(), *others], indent=1), store)
     write([known[cell] for cell in cells], output)
 
 

@@ -20,6 +20,7 @@ pytest.importorskip("matplotlib")
 from farzi_hf import FarziConfig, FarziData, FarziDataConfig
 from farzi_hf.cli import COMMANDS, main
 from farzi_hf.cli.arguments import example_configs, parse_arguments
+from farzi_hf.cli.distil import Run
 from farzi_hf.data import TEXTS, load_sample_text
 from farzi_hf.evaluation import RunSettings
 from farzi_hf.evaluation.task_data import TextData
@@ -58,6 +59,25 @@ def test_distil_leaves_a_table_figures_and_a_loadable_summary(distilled):
     farzi = FarziData.from_pretrained(distilled / "summary")
     assert len(farzi.results.plots) == 4  # it logged nothing, so there is no curve
     assert farzi.results.metrics["command"] == "farzi distil recipe.yaml"
+
+
+def test_results_do_not_stay_beside_the_summary_of_a_run_with_other_settings(tmp_path, monkeypatch):
+    """That run was interrupted while its students trained."""
+
+    def interrupted(run: Run, before: list) -> None:
+        raise KeyboardInterrupt
+
+    use_small_data(monkeypatch)
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump({**SIZES, "save_strategy": "no"}), encoding="utf-8")
+    command = ["distil", str(tmp_path / "tiny.yaml"), "--output_dir", str(tmp_path / "run")]
+    main(command)
+    with monkeypatch.context() as patch, suppress(KeyboardInterrupt, SystemExit):
+        patch.setattr(Run, "students", interrupted)
+        main([*command, "--max_steps", "3"])
+    summary = tmp_path / "run" / "summary"
+    assert FarziData.from_pretrained(summary).results.metrics["outer_steps"] == 3
+    main(command)
+    assert FarziData.from_pretrained(summary).results.metrics["outer_steps"] == 2
 
 
 @pytest.mark.parametrize(

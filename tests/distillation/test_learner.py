@@ -324,15 +324,15 @@ def test_losses_of_every_learner_without_recurrent_layers_can_be_compiled(kind):
 @pytest.mark.slow
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.filterwarnings("default")
-def test_compiled_trainings_give_the_same_gradient_and_are_compiled_for_two_numbers_of_steps():
-    """The second number tells the compiler that there are more: minibatches are a table with a row for each step."""
+def test_compiled_trainings_give_the_same_gradient_and_are_compiled_once():
+    """Also for other numbers of steps: minibatches are a table with a row for each step."""
     learner, farzi, stats = Learner(config_of("gpt2")), tiny_summary(4), torch._dynamo.utils.counters["stats"]
     plain = SyntheticTraining(InnerAdam(0.02, eps=1e-3), 1.0, 2, adjoint=Tape())
-    for steps in (3, 5, 6, 4):
+    for steps in (3, 5, 4):
         before, found = stats["unique_graphs"], []
         for training in (plain, replace(plain, torch_compile=True)):
             theta = training(learner, farzi.tensors, start=learner.initial_parameters(0), steps=steps, seed=steps)
             loss = sum(x.square().sum() for x in theta.values())
             found.append(torch.cat([x.flatten() for x in torch.autograd.grad(loss, tuple(farzi.parameters()))]))
         torch.testing.assert_close(*found, rtol=1e-3, atol=1e-6)
-        assert (stats["unique_graphs"] > before) == (steps in (3, 5))
+        assert (stats["unique_graphs"] > before) == (steps == 3)
