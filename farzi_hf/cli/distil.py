@@ -182,9 +182,7 @@ class Run:
         """Saves the artefact as soon as the training is over, because the measurements that follow take long."""
         metrics = {**self.facts, **provenance(self.comparison, self.data, self.seed)}
         vocabulary = self.data.task.processing_class
-        (self.folder / RESULTS).unlink(
-            missing_ok=True
-        )  # of other settings: the summary beside them becomes another one
+        (self.folder / RESULTS).unlink(missing_ok=True)  # of other settings, beside another summary
         self.trainer.model.save_pretrained(self.summary_folder, vocabulary, metrics=metrics, recipe=self.recipe)
 
     def settings(self, name: str) -> dict[str, Any]:

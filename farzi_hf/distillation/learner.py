@@ -151,11 +151,13 @@ class Learner:
         Args:
             weights: (b,), how much each sequence counts; the sum over positions is still divided by their number. None stands for 1.
         """
-        states, (counted, targets) = self.states(params, _arguments(batch))[:, :-1], _counted(batch)
+        states = self.states(params, _arguments(batch))[:, :-1]
         if torch.compiler.is_compiling():  # all positions: no shape may depend on the number of those that count
+            counted, targets = (labels := batch["labels"][:, 1:]) != IGNORED, HardTargets(labels.clamp(min=0).flatten())
             counts = (counted if weights is None else counted * weights[:, None]).flatten().to(states.dtype)
             share = counted.sum() / counted.numel()
             return self.loss_of_states(params, states.flatten(0, 1), targets, counts) / share
+        counted, targets = _counted(batch)
         return self.loss_of_states(params, states[counted], targets, _counts(weights, counted))
 
     def loss_of_states(
@@ -319,14 +321,9 @@ def _following(inputs: Tensor | SoftTokens) -> SoftTokens:
 
 
 def _counted(batch: Mapping[str, Tensor]) -> tuple[Tensor, HardTargets]:
-    """Which of the positions 1 … L − 1 of a real batch predict something (b, L − 1), and what. The head runs at these only.
-
-    Compiled code has a target for all of them.
-    """
+    """Which of the positions 1 … L − 1 of a real batch predict something (b, L − 1), and what. The head runs at these only."""
     predicted = batch["labels"][:, 1:]
     counted = predicted != IGNORED
-    if torch.compiler.is_compiling():
-        return counted, HardTargets(torch.where(counted, predicted, 0).flatten())
     return counted, HardTargets(predicted[counted])
 
 
