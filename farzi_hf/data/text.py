@@ -181,7 +181,7 @@ def tokenize(dataset: DatasetDict, tokenizer: PreTrainedTokenizerBase, max_lengt
 def _tokenize_split(name: str, split: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int | None) -> Dataset:
     if not isinstance(split, Dataset):
         raise TypeError(
-            f"dataset[{name!r}] is a {type(split).__name__} and no Dataset: of a stream, map the tokenizer yourself, "
+            f"dataset[{name!r}] is a {type(split).__name__} and no Dataset: pass one; of a stream, map the tokenizer yourself, "
             "stream.map(lambda rows: {'input_ids': tokenizer(rows['text'])['input_ids']}, batched=True)."
         )
     if "text" not in split.column_names:

@@ -36,6 +36,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=100, help="T")
     parser.add_argument("--window", type=int, default=40, help="steps that are differentiated")
     parser.add_argument("--hidden", type=int, default=16, help="h; labels have h + 1 numbers")
+    parser.add_argument("--torch_compile", action="store_true", help="the first run compiles")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--runs", type=int, default=3)
     args = parser.parse_args(argv)
@@ -48,7 +49,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         FarziDataConfig(args.sequences, args.length, latent_dim=LATENT_DIM, vocab_size=learner.vocab_size, **form)
     )
     real = torch.randint(1, args.items + 1, (HISTORIES, args.length))
-    training = SyntheticTraining(InnerAdam(0.02, (0.7, 0.999), 1e-6), 1.0, args.batch, args.window)
+    optimizer, compiled = InnerAdam(0.02, (0.7, 0.999), 1e-6), args.torch_compile
+    training = SyntheticTraining(optimizer, 1.0, args.batch, args.window, torch_compile=compiled)
     start = learner.initial_parameters(0)
     found = []
     for run in range(args.runs):
