@@ -278,7 +278,9 @@ def test_tokenize_leaves_out_blank_lines_only() -> None:
 def test_tokenize_takes_splits_of_datasets(tokenizer: PreTrainedTokenizerFast, text: DatasetDict) -> None:
     with pytest.raises(TypeError, match=r"dataset is a Dataset and no DatasetDict: pass DatasetDict\(train=dataset\)"):
         tokenize(text["train"], tokenizer)
-    with pytest.raises(TypeError, match=r"dataset\['train'\] is a IterableDataset and no Dataset: pass one; of a stream, map"):
+    with pytest.raises(
+        TypeError, match=r"dataset\['train'\] is a IterableDataset and no Dataset: pass one; of a stream, map"
+    ):
         tokenize({"train": text["train"].to_iterable_dataset()}, tokenizer)
 
 
