@@ -147,7 +147,7 @@ class TaskData(ABC):
 
     def recipe(self, seeds: Sequence[int]) -> dict[str, Any]:
         """The settings that determine the learner and the data of these seeds."""
-        return {name: getattr(self.settings, name) for name in self.recipe_fields}
+        return self._named
 
     @abstractmethod
     def run_folder(self, output_dir: str, seed: int) -> str:
@@ -170,7 +170,11 @@ class TaskData(ABC):
 
     def identity(self, seed: int) -> dict[str, Any]:
         """The settings that determine the data and the learner, and a hash of the splits: every kept result depends on them."""
-        return {**{name: getattr(self.settings, name) for name in self.recipe_fields}, "data": self.fingerprint(seed)}
+        return {**self._named, "data": self.fingerprint(seed)}
+
+    @property
+    def _named(self) -> dict[str, Any]:
+        return {name: getattr(self.settings, name) for name in self.recipe_fields}
 
     @abstractmethod
     def distinct_splits(self, seeds: Sequence[int]) -> list[int]:
