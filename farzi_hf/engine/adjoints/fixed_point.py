@@ -6,13 +6,14 @@ the remainder of each division is kept: log2(1/β) bits per number and step (Mac
 `DecayingSum` is such an accumulator, `FixedPointState` the whole state of one buffer of parameters.
 
 Two things keep the cost low. First, between two divisions an integer X is only *added* to: with x_t = β^(t-t0) X / 2^S, step t adds
-c_t β^(t0-t). Every K steps, when these terms have grown by four bits, X is multiplied by β^K. Second, X is wide: it has so many
-limbs that it holds gradients up to `LARGEST_GRADIENT`, and that the bits that are cut off do not change the parameters. So the
-steps are those of the same optimizer in floating point.
+c_t β^(t0-t). Every K steps, when these terms have grown by four bits, X is multiplied by β^K. Second, X is a number of limbs of 62 bits:
+so many as the gradients need that were met, which is mostly one. The bits that are cut off do not change the parameters. So the steps
+are those of the same optimizer in floating point.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from fractions import Fraction
@@ -23,15 +24,16 @@ from torch import Tensor
 from farzi_hf.engine.inner_loop import CHUNK, chunks
 from farzi_hf.engine.optimizers import InvertibleOptimizer, State
 
-LARGEST_GRADIENT = 1e9
-"""The largest element of a gradient that the integers have room for, at every step."""
+LARGEST_GRADIENT = torch.finfo(torch.float32).max
+"""The largest element of a gradient: its square is a number of float64."""
 LARGEST_WEIGHT = 2.0**18
 """The largest parameter that the integers have room for: 262,144."""
 SMALLEST_DECAY = 2.0**-30
 """With a smaller β the integers would have to keep everything that the accumulator forgets."""
 
 _WEIGHT_BITS = 44  # below the binary point: 6e-14, finer than a float32 from 1e-6 up
-_LIMB, _HALF = 62, 31  # bits used of a limb, and of the digits it is divided and multiplied by
+_LIMB, _HALF = 62, 31  # bits of a limb, and of the digits it is divided and multiplied by
+_LOW = (1 << _HALF) - 1
 _GROWTH = 4  # bits by which c_t β^(t0-t) may grow between two divisions
 _LARGEST_DENOMINATOR = 1 << 30  # of the fraction that stands for β^K; times a limb, it fits into 63 bits
 _WORD = 16  # bits of the remainders that are moved out at a time
@@ -45,56 +47,69 @@ class DecayingSum:
     Memory per number: the limbs, and after the first division 4 bytes of remainders and log2(1/β) bits per step.
 
     Args:
-        start: x_0 (P,), up to `largest`.
+        start: x_0 (P,).
         decay: β, from `SMALLEST_DECAY` up to 1, exclusive.
         resolution: S, bits below the binary point.
-        largest: the largest |x| that must fit.
+
+    Attributes:
+        limbs: X, the most significant limb first. Only this one has a sign.
     """
 
-    def __init__(self, start: Tensor, decay: float, resolution: int, largest: float):
+    def __init__(self, start: Tensor, decay: float, resolution: int):
         self.decay, self.resolution = decay, resolution
         self.period = max(1, math.floor(_GROWTH / math.log2(1 / decay)))
-        growth = math.ceil(self.period * math.log2(1 / decay))
-        bits = resolution + math.log2(largest) + growth + 1
-        self.lower_limbs = max(0, math.ceil(bits / _LIMB) - 1)
         self.factor = Fraction(decay**self.period).limit_denominator(_LARGEST_DENOMINATOR)
-        top = torch.int32 if bits - _LIMB * self.lower_limbs <= 31 else torch.int64
-        self.top = torch.zeros_like(start, dtype=top)
-        self.lower = [torch.zeros_like(start, dtype=torch.int64) for _ in range(self.lower_limbs)]
+        self.limbs = [torch.zeros_like(start, dtype=torch.int64)]
         self.remainders: Tensor | None = None
         self.words: list[Tensor] = []  # what did not fit into `remainders`
         self.bounds, self.moved = [1], []  # after each division: a bound on the remainders, and how many words went out
+        self.largest = largest(start)  # |x| that the limbs have room for
+        self.reserved: list[tuple[int, float]] = []  # limbs and `largest` before each step
+        self._widen()
         for rows in _parts(start):
-            self._accumulate(rows, start[rows].double(), 1)
+            self._accumulate(rows, start[rows].double(), 1.0)
+
+    def reserve(self, c: float) -> None:
+        """Make room for the next x, whose |c| is up to `c`. X stays the same number, perhaps with more limbs."""
+        self.reserved.append((len(self.limbs), self.largest))
+        self.largest = max(self.largest, self.decay * self.largest + c)
+        self._widen()
+
+    def release(self) -> None:
+        """The inverse of `reserve`: what is rounded when limbs become a floating-point number depends on how many there are."""
+        count, self.largest = self.reserved.pop()
+        while len(self.limbs) > count:
+            sign = self.limbs.pop(0)
+            self.limbs[0] += sign << _LIMB
 
     def add(self, rows: slice, c: Tensor, t: int) -> None:
         """x_t from x_{t-1}, for the elements `rows`; c is float64. Before the first rows of a step comes `shrink(t)`."""
-        self._accumulate(rows, c * self._growth(t), 1)
+        self._accumulate(rows, c, self._growth(t))
 
     def subtract(self, rows: slice, c: Tensor, t: int) -> None:
         """x_{t-1} from x_t, for the elements `rows`. After the last rows of a step comes `grow(t)`."""
-        self._accumulate(rows, c * self._growth(t), -1)
+        self._accumulate(rows, c, -self._growth(t))
 
     def value(self, rows: slice, t: int) -> Tensor:
         """x_t in float64, for the elements `rows`."""
-        unit = 2.0 ** (_LIMB * self.lower_limbs - self.resolution) / self._growth(t)
-        x = self.top[rows].double().mul_(unit)
-        for limb in self.lower:
+        unit = 2.0 ** (_LIMB * len(self.limbs) - self.resolution) / self._growth(t)
+        parts = []
+        for limb in self.limbs:
             unit *= 2.0**-_LIMB
-            x += limb[rows].double().mul_(unit)
-        return x
+            parts.append(limb[rows].double().mul_(unit))
+        return functools.reduce(Tensor.add_, parts)
 
     def shrink(self, t: int) -> None:
         """At the first step of a period, multiply the integers by β^K and keep the remainders."""
         if not self._starts_period(t):
             return
         if self.remainders is None:
-            self.remainders = torch.zeros_like(self.top, dtype=torch.int32)
+            self.remainders = torch.zeros_like(self.limbs[0], dtype=torch.int32)
         bound, words = self.bounds[-1] * math.ceil(1 / self.factor), []
         while bound > 1 << 31:
             bound = ((bound - 1) >> _WORD) + 1
-            words.append(torch.empty_like(self.top, dtype=torch.int16))
-        for rows in _parts(self.top):
+            words.append(torch.empty_like(self.limbs[0], dtype=torch.int16))
+        for rows in _parts(self.remainders):
             kept = self._shrink(rows, self.remainders[rows].to(torch.int64))
             for word in words:
                 word[rows] = kept
@@ -111,21 +126,25 @@ class DecayingSum:
         self.bounds.pop()
         moved = self.moved.pop()
         words, self.words = self.words[len(self.words) - moved :], self.words[: len(self.words) - moved]
-        for rows in _parts(self.top):
+        for rows in _parts(self.remainders):
             kept = self.remainders[rows].to(torch.int64)
             for word in reversed(words):
                 kept = (kept << _WORD) + (word[rows].to(torch.int64) & ((1 << _WORD) - 1))
             self.remainders[rows] = self._grow(rows, kept)
 
-    @property
-    def limbs(self) -> list[Tensor]:
-        """X, the most significant limb first."""
-        return [self.top, *self.lower]
-
     def itemsize(self, steps: int) -> float:
         """Bytes per element after `steps` steps."""
         forgotten = -steps * math.log2(self.decay) / 8  # they fill the remainders first, and words after that
-        return sum(limb.element_size() for limb in self.limbs) + max(4.0, forgotten)
+        return sum(limb.element_size() for limb in self.limbs) + (max(4.0, forgotten) if steps > self.period else 0.0)
+
+    def _widen(self) -> None:
+        """As many limbs as the largest X at the end of a period needs, with one bit for its sign."""
+        _, magnitude = math.frexp(self.largest)
+        bits = self.resolution + magnitude + math.ceil(self.period * math.log2(1 / self.decay)) + 1
+        while bits > _LIMB * len(self.limbs):
+            top = self.limbs[0]
+            self.limbs.insert(0, top >> _LIMB)
+            top.bitwise_and_((1 << _LIMB) - 1)
 
     def _starts_period(self, t: int) -> bool:
         return t > 1 and (t - 1) % self.period == 0
@@ -134,20 +153,20 @@ class DecayingSum:
         """β^(t0-t), where t0 is the step before the period of t."""
         return self.decay ** -((t - 1) % self.period + 1)
 
-    def _accumulate(self, rows: slice, x: Tensor, sign: int) -> None:
-        """X ± 2^S x, rounded towards zero. All intermediate results are exact, so adding and then subtracting the same x changes nothing."""
-        rest = x * 2.0 ** (self.resolution - _LIMB * self.lower_limbs)
+    def _accumulate(self, rows: slice, c: Tensor, growth: float) -> None:
+        """X + 2^S c growth, rounded towards zero. All but the product with `growth` is exact, so the same with -growth undoes it."""
+        rest = c * (growth * 2.0 ** (self.resolution - _LIMB * (len(self.limbs) - 1)))
         digits = []
-        for _ in self.lower:
+        for _ in self.limbs[1:]:
             digits.append(rest.trunc())
             rest = rest.sub_(digits[-1]).mul_(2.0**_LIMB)
-        digits.append(rest.trunc_())
+        digits.append(rest)  # the conversion to integers rounds towards zero
         carry = None
         for limb, digit in zip(reversed(self.limbs), reversed(digits), strict=True):
-            part = limb[rows].add_(digit.to(limb.dtype), alpha=sign)
+            part = limb[rows].add_(digit.to(torch.int64))
             if carry is not None:
-                part.add_(carry.to(limb.dtype))
-            if limb is not self.top:
+                part.add_(carry)
+            if limb is not self.limbs[0]:
                 carry = part >> _LIMB
                 part.bitwise_and_((1 << _LIMB) - 1)
 
@@ -178,9 +197,9 @@ class DecayingSum:
 
     def _divide(self, rows: slice, divisor: int) -> tuple[list[Tensor], Tensor]:
         """The digits of ⌊X / divisor⌋, top first, and the remainder."""
-        digits = [self.top[rows].to(torch.int64, copy=True)]
-        for limb in self.lower:
-            digits += [limb[rows] >> _HALF, limb[rows] & ((1 << _HALF) - 1)]
+        digits = [self.limbs[0][rows].clone()]
+        for limb in self.limbs[1:]:
+            digits += [limb[rows] >> _HALF, limb[rows] & _LOW]
         rest: Tensor | int = 0
         quotient = []
         for digit in digits:
@@ -191,12 +210,12 @@ class DecayingSum:
 
     def _multiply(self, rows: slice, digits: list[Tensor], factor: int, carry: Tensor) -> None:
         """X ← factor · (the number with these digits) + carry."""
-        for limb in reversed(self.lower):
+        for limb in reversed(self.limbs[1:]):
             low = digits.pop().mul_(factor).add_(carry)
             high = digits.pop().mul_(factor).add_(low >> _HALF)
             carry = high >> _HALF
-            limb[rows] = (high.bitwise_and_((1 << _HALF) - 1) << _HALF).add_(low.bitwise_and_((1 << _HALF) - 1))
-        self.top[rows] = digits.pop().mul_(factor).add_(carry)
+            limb[rows] = (high.bitwise_and_(_LOW) << _HALF).add_(low.bitwise_and_(_LOW))
+        self.limbs[0][rows] = digits.pop().mul_(factor).add_(carry)
 
 
 class FixedPointState:
@@ -215,32 +234,34 @@ class FixedPointState:
         self.optimizer, self.before = optimizer, before
         start, *accumulators = state
         self.weights, self.w = torch.empty_like(start), torch.zeros_like(start, dtype=torch.int64)
-        _check_range("parameter", start, LARGEST_WEIGHT, before)
+        self.weight_bounds = [_check_range("parameter", start, LARGEST_WEIGHT, before)]  # before each step
         for rows in _parts(start):
             self._move(rows, start[rows].double())
-        # An increment is largest for the largest gradient and parameter, and an accumulator after many of these.
-        ends = (torch.tensor([x], dtype=torch.float64) for x in (LARGEST_WEIGHT, LARGEST_GRADIENT))
-        self.sums = []
-        for i, (x, decay, c) in enumerate(
-            zip(accumulators, optimizer.decays, optimizer.increments(*ends), strict=True)
-        ):
-            largest = float(c) / (1 - decay)
-            _check_range("accumulator", x, largest, before)
-            self.sums.append(DecayingSum(x, decay, optimizer.resolution(i), largest))
+        self.sums = [
+            DecayingSum(x, decay, optimizer.resolution(i))
+            for i, (x, decay) in enumerate(zip(accumulators, optimizer.decays, strict=True))
+        ]
 
     def step(self, g: Tensor, t: int, lr: float) -> None:
         """Step `t` with the gradient `g` (P,).
 
         Raises:
-            OverflowError: the integers have no room for the gradient or for the parameters.
+            OverflowError: the integers have no room for the parameters, or float64 has none for the square of the gradient.
         """
-        _check_range("gradient", g, LARGEST_GRADIENT, t)
+        self.reserve(_check_range("gradient", g, LARGEST_GRADIENT, t))
         for total in self.sums:
             total.shrink(t - self.before)
         for rows in _parts(g):
             self._accumulate(rows, g, t, DecayingSum.add)
-            self._move(rows, -self.optimizer.displacement(self.accumulators(rows, t), t, lr))
-        _check_range("parameter", self.weights, LARGEST_WEIGHT, t)
+            self._move(rows, self.optimizer.displacement(self.accumulators(rows, t), t, lr).neg_())
+        self.weight_bounds.append(_check_range("parameter", self.weights, LARGEST_WEIGHT, t))
+
+    def reserve(self, gradient: float) -> None:
+        """Make room for a step whose gradient has elements of up to `gradient`."""
+        # An increment is largest for the largest parameter and gradient.
+        ends = (torch.tensor([x], dtype=torch.float64) for x in (self.weight_bounds[-1], gradient))
+        for total, c in zip(self.sums, self.optimizer.increments(*ends), strict=True):
+            total.reserve(float(c))
 
     def unstep(self, t: int, lr: float) -> None:
         """Take the parameters back to before step `t`."""
@@ -257,6 +278,8 @@ class FixedPointState:
             self._accumulate(rows, g, t, DecayingSum.subtract)
         for total in self.sums:
             total.grow(t - self.before)
+            total.release()
+        self.weight_bounds.pop()
 
     def itemsize(self, steps: int) -> float:
         """Bytes per parameter after `steps` steps."""
@@ -287,10 +310,16 @@ def _parts(x: Tensor) -> Iterator[slice]:
     return chunks(x, CPU_CHUNK if x.device.type == "cpu" else CHUNK)
 
 
-def _check_range(name: str, x: Tensor, largest: float, t: int) -> None:
-    found = max(map(abs, map(float, torch.aminmax(x)))) if len(x) else 0.0
-    if found > largest:
+def largest(x: Tensor) -> float:
+    """The largest |x|; NaN if there is one."""
+    return max(map(abs, map(float, torch.aminmax(x)))) if len(x) else 0.0
+
+
+def _check_range(name: str, x: Tensor, limit: float, t: int) -> float:
+    found = largest(x)
+    if found > limit:
         raise OverflowError(
-            f"adjoint=Reversible() holds its states in integers with room for {name}s of up to {largest:.3g}, but after step {t} "
+            f"adjoint=Reversible() holds its states in integers with room for {name}s of up to {limit:.3g}, but after step {t} "
             f"there is one of {found:.3g}; scale the problem, lower lr, or use adjoint=Checkpoint() or Tape()"
         )
+    return found

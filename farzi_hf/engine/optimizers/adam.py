@@ -137,7 +137,7 @@ class InnerAdam(InvertibleOptimizer):
 
     def displacement(self, accumulators: Sequence[Tensor], t: int, lr: float) -> Tensor:
         (m, v), (a, e, r) = accumulators, self._corrected(t, lr)
-        return (m * a).div_((v + r).sqrt_().add_(e))  # (4)
+        return m.mul_(a).div_((v.add_(r) if r else v).sqrt_().add_(e))  # (4)
 
     def resolution(self, index: int) -> int:
         # The least denominator is that of v = 0 in the first step. With q bits below it in m and 2q in v, both change

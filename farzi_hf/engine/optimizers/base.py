@@ -89,7 +89,7 @@ class InvertibleOptimizer(InnerOptimizer):
 
     @abstractmethod
     def displacement(self, accumulators: Sequence[Tensor], t: int, lr: float) -> Tensor:
-        """w_{t-1} − w_t, from the accumulators after step `t`. A new tensor."""
+        """w_{t-1} − w_t, from the accumulators after step `t`. These may be overwritten, also with the result."""
 
     @abstractmethod
     def resolution(self, index: int) -> int:

@@ -82,7 +82,7 @@ class InnerSGD(InvertibleOptimizer):
         return (decayed(g, w, self.weight_decay),)  # (1)
 
     def displacement(self, accumulators: Sequence[Tensor], t: int, lr: float) -> Tensor:
-        return accumulators[0] * lr  # (3)
+        return accumulators[0].mul_(lr)  # (3)
 
     def resolution(self, index: int) -> int:
         # In multiples of α m, the move itself.
