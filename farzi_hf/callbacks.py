@@ -145,6 +145,18 @@ class KeepLastCheckpoints(TrainerCallback):
             keep_last(args.output_dir, self._limit, state.best_model_checkpoint)
 
 
+class LocatedBest(TrainerCallback):
+    """Gives a run that goes on the best checkpoint where it lies now; Trainer would take the path from the state of the checkpoint."""
+
+    def __init__(self, best: str | None) -> None:
+        self._best = best
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        state.best_model_checkpoint = self._best
+
+
 class CurrentIntervals(TrainerCallback):
     """Applies the present `logging_steps`, `eval_steps` and `save_steps` at a resume. Trainer would take those of the checkpoint."""
 

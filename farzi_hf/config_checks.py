@@ -54,6 +54,7 @@ UNSUPPORTED = {
     "neftune_noise_alpha": "a summary has no embedding to add noise to; leave it out",
     "gradient_checkpointing": "the adjoint decides what is kept: set adjoint='checkpoint' or 'reversible'; and checkpoint_layers, for a deep learner",
     "use_liger_kernel": "its kernels have no second derivatives; leave it out",
+    "save_only_model": "a run could not go on from such a checkpoint, and the optimizer's state is twice a summary; leave it out",
     "deepspeed": "a summary is small and needs no sharding; use several processes with plain data parallelism",
     "fsdp": "a summary is small and needs no sharding; use several processes with plain data parallelism",
 }

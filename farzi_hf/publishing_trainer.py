@@ -65,13 +65,13 @@ class PublishingTrainer(InterruptibleTrainer):
 
         Defaults: `args.hub_model_id`, `hub_private_repo`, `hub_token`, `hub_revision`. See `FarziData.push_to_hub`.
         """
+        if not self.is_world_process_zero():  # the first alone knows the default name
+            return None
         repo_id = repo_id or self.hub_model_id or self.args.hub_model_id
         if repo_id is None:
             raise ValueError(
                 "repo_id and args.hub_model_id are both None; give the dataset repository's name, 'user/farzi-…'"
             )
-        if not self.is_world_process_zero():
-            return None
         self._finish_current_push()
         private = self.args.hub_private_repo if private is None else private
         settings = {"private": private, "token": self.args.hub_token, "revision": self.args.hub_revision, **kwargs}

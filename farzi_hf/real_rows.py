@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datasets import Dataset, IterableDataset
 
 from farzi_hf.config import FarziConfig
+from farzi_hf.data.sequences import check_ids
 from farzi_hf.data.streams import RowStream
 from farzi_hf.distillation import Learner
 from farzi_hf.distillation.row_checks import check_rows, run_check
@@ -100,5 +101,12 @@ class RealRows:
                 "Dataset.from_list(list(stream.take(1000)))"
             )
         rows = run_check(argument, cut, dataset, self.length)
+        if rows is not dataset and len(dataset):  # errors should name the user's rows, not those cut of them
+            run_check(argument, check_ids, dataset, self.learner.vocab_size)
+            if not len(rows):
+                raise ValueError(
+                    f"{argument}: none of its {len(dataset)} rows has 2 ids, so there is nothing to predict"
+                )
         run_check(argument, check_rows, rows, self.learner, self.collator)
-        return rows
+        # Rows as lists. A transform of the user's stays.
+        return rows if rows.format["type"] == "custom" else rows.with_format(None)

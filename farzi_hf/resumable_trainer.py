@@ -27,10 +27,11 @@ from farzi_hf.artefact.checkpoints import (
     described,
     is_complete,
     last_checkpoint,
+    moved_along,
     own_checkpoints,
     read_record,
 )
-from farzi_hf.callbacks import KeepLastCheckpoints
+from farzi_hf.callbacks import KeepLastCheckpoints, LocatedBest
 from farzi_hf.distillation.sparse_adam import SparseAdamW
 from farzi_hf.publishing_trainer import PublishingTrainer
 
@@ -98,6 +99,7 @@ class ResumableTrainer(PublishingTrainer):
             return None
         before = read_record(checkpoint)
         state = TrainerState.load_from_json(os.path.join(checkpoint, TRAINER_STATE_NAME))
+        state.best_model_checkpoint = moved_along(state.best_model_checkpoint, checkpoint)
         self._record = before.resumed(self._settings(), checkpoint, state.global_step)
         news = self._record.history[len(before.history) :]
         self.changed = news[0]["changed"] if news else {}
@@ -106,9 +108,10 @@ class ResumableTrainer(PublishingTrainer):
             self._check_finished(checkpoint, state.global_step)
         elif not Path(checkpoint, OPTIMIZER_NAME).exists():
             raise ValueError(
-                f"resume_from_checkpoint={checkpoint!r} has the summary alone, as save_only_model=True asked, and a run cannot go on from it; "
-                "begin a new one with farzi_data=FarziData.from_pretrained(…) of it and another output_dir"
+                f"resume_from_checkpoint={checkpoint!r} has no {OPTIMIZER_NAME}, without which a run cannot go on; name a whole checkpoint, "
+                "or begin a new run in another output_dir"
             )
+        self._check_process_state(checkpoint, before)
         if self.changed:
             logger.info("Going on from %s with other settings: %s.", checkpoint, described(self.changed))
         return state
@@ -127,8 +130,19 @@ class ResumableTrainer(PublishingTrainer):
                     "or go on from the last checkpoint"
                 )
 
+    def _check_process_state(self, checkpoint: str, before: RunRecord) -> None:
+        """Refuses a checkpoint without the state of this process, if the run had this process and it has a state."""
+        path, had = self._process_file(checkpoint), before.settings.get("world_size", 1)
+        if self.args.process_index < had and not path.exists() and self._process_state():
+            raise ValueError(
+                f"resume_from_checkpoint={checkpoint!r} has no {path.name}, without which process {self.args.process_index} would begin anew; "
+                "go on from another checkpoint into another output_dir"
+            )
+
     def _is_finished(self, state: TrainerState) -> bool:
-        return state.global_step >= self._planned_steps()
+        """With other processes, the same epochs are another number of steps."""
+        epochs = self.args.max_steps < 0 and (state.epoch or 0) >= self.args.num_train_epochs
+        return epochs or state.global_step >= self._planned_steps()
 
     def _planned_steps(self) -> int:
         if self.args.max_steps >= 0:
@@ -163,13 +177,15 @@ class ResumableTrainer(PublishingTrainer):
             if self.args.max_steps == 0:  # the summary stays at its start; Trainer would take one step
                 return TrainOutput(0, math.nan, {})
             self._restore_process_state(checkpoint)
-            with self._own_rotation():
+            with self._own_rotation(state):
                 return super().train(checkpoint, **kwargs)
 
     def _restore_process_state(self, checkpoint: str | None) -> None:
-        path = Path(checkpoint or "", _PROCESS_STATE.format(self.args.process_index))
-        if checkpoint is not None and path.exists():  # a process that the earlier run did not have begins anew
-            self._load_process_state(load_file(path))
+        if checkpoint is not None and (path := self._process_file(checkpoint)).exists():
+            self._load_process_state(load_file(path))  # a process that the earlier run did not have begins anew
+
+    def _process_file(self, checkpoint: str) -> Path:
+        return Path(checkpoint, _PROCESS_STATE.format(self.args.process_index))
 
     def _begin(self, state: TrainerState | None) -> None:
         """A subclass can override this to work before the first step; `state` is that of the checkpoint to go on from."""
@@ -185,16 +201,18 @@ class ResumableTrainer(PublishingTrainer):
         return TrainOutput(state.global_step, math.nan, {})
 
     @contextmanager
-    def _own_rotation(self) -> Iterator[None]:
+    def _own_rotation(self, state: TrainerState | None) -> Iterator[None]:
         """Hides `save_total_limit` from Trainer. Trainer would remove every folder with a name like `checkpoint-…`."""
         limit, self.args.save_total_limit = self.args.save_total_limit, None
-        rotation = KeepLastCheckpoints(limit)
-        self.add_callback(rotation)
+        callbacks = [KeepLastCheckpoints(limit), LocatedBest(state and state.best_model_checkpoint)]
+        for callback in callbacks:
+            self.add_callback(callback)
         try:
             yield
         finally:
             self.args.save_total_limit = limit
-            self.remove_callback(rotation)
+            for callback in callbacks:
+                self.remove_callback(callback)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """As in `PublishingTrainer`, but a checkpoint begins with its record."""
@@ -216,8 +234,9 @@ class ResumableTrainer(PublishingTrainer):
         """As in Trainer, and saves `_process_state` as well."""
         super()._save_rng_state(output_dir)
         if tensors := self._process_state():
-            path = Path(output_dir, _PROCESS_STATE.format(self.args.process_index))
-            replace_file(path, partial(save_file, tensors))
+            replace_file(self._process_file(output_dir), partial(save_file, tensors))
+        # Next the first process writes the trainer's state, which makes the checkpoint complete: not before all have written theirs.
+        self.accelerator.wait_for_everyone()
 
     @staticmethod
     def get_optimizer_cls_and_kwargs(args: Any, model: Any = None) -> tuple[Any, Any]:

@@ -7,6 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -141,7 +142,7 @@ class FarziTrainer(StudentTrainer):
         # Each micro-batch has its own learner, and its loss is a mean over that micro-batch alone.
         self.model_accepts_loss_kwargs = False
         self._student: Parameters | None = None
-        self._micro_step, self._non_finite_steps, self._finite_losses = (-1, 0), 0, 0
+        self._micro_step, self._finite_losses = (-1, 0), 0
         self._last_loss = torch.zeros((), device=self.args.device)
         self._evaluations: dict[str, dict[str, float]] = {}
         self._add_callbacks()
@@ -185,10 +186,7 @@ class FarziTrainer(StudentTrainer):
     def _begin(self, state: TrainerState | None) -> None:
         if state is None:
             self.tune_initialization()
-        # With other settings, a run that had too many may go on.
-        earlier = [] if state is None or self.changed else state.log_history
-        skipped = max((entry.get("non_finite_steps", 0) for entry in earlier), default=0)
-        self._micro_step, self._non_finite_steps, self._finite_losses = (-1, 0), skipped, 0
+        self._micro_step, self._finite_losses = (-1, 0), 0
         self.model.config.inner = self.args.inner_settings()
         if not self.args.max_steps:
             self.log(self._start_facts)
@@ -244,14 +242,14 @@ class FarziTrainer(StudentTrainer):
     def _drop_gradients(self) -> None:
         for parameter in self.model.parameters():
             parameter.grad = None  # the optimizer then leaves latents and decoder as they are
-        self._non_finite_steps += 1
-        step, skipped = self.state.global_step, self._non_finite_steps
+        step, skipped = self.state.global_step, self._record.non_finite_steps + 1
+        self._record = replace(self._record, non_finite_steps=skipped)
         logger.warning("Step %d: the meta-gradient is not finite; skipped (%d so far).", step, skipped)
-        if self._non_finite_steps > self.args.max_non_finite:
+        if skipped > self.args.max_non_finite:
             folder = self.args.output_dir
             where = f"go on from the last checkpoint in {folder}" if last_checkpoint(folder) else "start a new run"
             raise FloatingPointError(
-                f"{self._non_finite_steps} meta-gradients were not finite, more than max_non_finite={self.args.max_non_finite}; {where} "
+                f"{skipped} meta-gradients were not finite, more than max_non_finite={self.args.max_non_finite}; {where} "
                 "with a smaller inner_learning_rate, learning_rate or window, or a larger inner_epsilon"
             )
 
@@ -266,7 +264,7 @@ class FarziTrainer(StudentTrainer):
         if "loss" in logs:
             logs["loss"] = logs["loss"] if self._finite_losses else math.nan
             logs |= {
-                "non_finite_steps": self._non_finite_steps,
+                "non_finite_steps": self._record.non_finite_steps,
                 **self._figures.since_last_log(),
                 **figures_of(self.objective),
             }

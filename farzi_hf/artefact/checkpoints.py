@@ -50,10 +50,12 @@ class RunRecord:
     Attributes:
         settings: the present ones, by name. Plain JSON.
         history: one entry per resume that changed some of them, `{"step": …, "changed": {field: [old, new]}}`.
+        non_finite_steps: the steps that were skipped so far, with these settings.
     """
 
     settings: Mapping[str, Any]
     history: Sequence[Mapping[str, Any]] = ()
+    non_finite_steps: int = 0
 
     def resumed(self, settings: Mapping[str, Any], checkpoint: str | os.PathLike, step: int) -> RunRecord:
         """The record of a run that resumes with `settings` from `checkpoint`, whose record this is.
@@ -64,7 +66,7 @@ class RunRecord:
         changed = changes(self.settings, settings)
         check_kept(changed, checkpoint, KEPT)
         entry = [{"step": step, "changed": changed}] if changed else []
-        return RunRecord(settings, [*self.history, *entry])
+        return RunRecord(settings, [*self.history, *entry], 0 if changed else self.non_finite_steps)
 
     @property
     def recipe_entry(self) -> dict[str, Any]:
@@ -209,6 +211,12 @@ def keep_last(folder: str | os.PathLike, limit: int, best: str | None) -> None:
                 _remove(path)
             except OSError as error:  # a full disk is a smaller loss than the run
                 logger.warning("%s: not removed: %s", path, error)
+
+
+def moved_along(best: str | None, checkpoint: str | os.PathLike) -> str | None:
+    """Where the best checkpoint of a run lies now. Its state has an absolute path, and the folder of the run may have been moved."""
+    beside = None if best is None else Path(checkpoint).parent / Path(best).name
+    return str(beside) if beside is not None and _is_ours(beside) else best
 
 
 def _named(folder: str | os.PathLike) -> list[Path]:

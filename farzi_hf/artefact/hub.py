@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError, SafetensorsParsingError
 
 from farzi_hf.artefact.folder import ArtefactFolder, read_artefact
-from farzi_hf.artefact.layout import CARD, CONFIG, LOADED_FILES, is_known
+from farzi_hf.artefact.layout import CARD, CONFIG, LOADED_FILES, PLOTS, TENSORS, is_known
+from farzi_hf.artefact.tensor_file import read_metadata
 
 PLACEHOLDER = "path/to/this/folder"  # the repository's name in a card that is not pushed yet
 
@@ -83,6 +84,7 @@ def push_folder(
 
     Raises:
         FileNotFoundError, ValueError: there is no artefact in the folder, it is incomplete, or it contains links.
+        ValueError: the repository has files with names of an artefact's that no artefact there lists.
         ConnectionError: the Hub could not be reached in several attempts. Nothing is committed, and another call
             resumes.
         HfHubHTTPError: the Hub refuses the request, for instance because the token has no rights.
@@ -117,15 +119,32 @@ def _commit(api: HfApi, folder: Path, files: list[str], repo_id: str, revision: 
     operations = [CommitOperationAdd(name, folder / name) for name in files if name != CARD]
     card = (folder / CARD).read_text(encoding="utf-8").replace(PLACEHOLDER, repo_id)
     operations.append(CommitOperationAdd(CARD, card.encode()))
-    for name in (sibling.rfilename for sibling in head.siblings or []):
-        if name not in files and is_known(name):
-            operations.append(CommitOperationDelete(name))
+    present = {sibling.rfilename for sibling in head.siblings or []}
+    old = {name for name in present if is_known(name)} - set(files)
+    owned = _listed(api, repo_id, head.sha) if TENSORS in present else set()
+    if foreign := sorted(name for name in old - owned if not name.startswith(f"{PLOTS}/")):
+        raise ValueError(
+            f"repo_id={repo_id!r} has {', '.join(foreign)}, which no summary there lists as its own, and which would be read as part of this "
+            "one; remove them from the repository, or choose another one"
+        )
+    operations += [CommitOperationDelete(name) for name in sorted(old & owned)]
     # With `parent_commit`, a commit that is sent again because its answer was lost is refused the second time.
     commit = api.create_commit(
         repo_id, operations, commit_message=commit_message, repo_type="dataset", revision=revision,
         parent_commit=head.sha,
     )  # fmt: skip
     return commit.commit_url
+
+
+def _listed(api: HfApi, repo_id: str, commit: str) -> set[str]:
+    """The files that the artefact in the repository lists as its own."""
+    try:
+        header = api.parse_safetensors_file_metadata(repo_id, TENSORS, repo_type="dataset", revision=commit)
+        listed, _ = read_metadata(header.metadata, Path(repo_id, TENSORS))
+    except (SafetensorsParsingError, ValueError) as error:
+        logger.warning("%s of %s lists no files: %s", TENSORS, repo_id, error)
+        return set()
+    return set(listed or ())
 
 
 def _retry(request: Callable[[], T]) -> T:

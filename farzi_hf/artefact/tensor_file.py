@@ -57,6 +57,16 @@ def read_header(path: Path) -> Header:
         shapes = {name: tuple(part.get_shape()) for name, part in slices.items()}
         dtypes = {name: part.get_dtype() for name, part in slices.items()}
         metadata = file.metadata() or {}
+    files, checksums = read_metadata(metadata, path)
+    return Header(files, checksums, shapes, dtypes)
+
+
+def read_metadata(metadata: Mapping[str, str], path: Path) -> tuple[tuple[str, ...] | None, Mapping[str, str]]:
+    """`files` and `checksums` of a `Header`, from the metadata of the file `path`, which are not trusted.
+
+    Raises:
+        ValueError: as `read_header`.
+    """
     facts = {}
     if _ENTRY in metadata:
         facts = as_mapping(parse_json(metadata[_ENTRY].encode(), path), path)
@@ -68,7 +78,7 @@ def read_header(path: Path) -> Header:
     for name in files or []:
         if _leads_out(name):
             raise ValueError(f"{path} claims the file {name!r} outside its folder; do not trust this folder")
-    return Header(None if files is None else tuple(files), checksums, shapes, dtypes)
+    return None if files is None else tuple(files), checksums
 
 
 def load_tensors(path: Path, layout: Mapping[str, Stored]) -> dict[str, Tensor]:

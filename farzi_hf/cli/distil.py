@@ -23,6 +23,7 @@ from farzi_hf.cli.run_folder import (
     begin_run,
     check_outputs,
     find_checkpoint,
+    locked,
     made_with,
     print_start,
     with_history,
@@ -147,6 +148,7 @@ class Run:
         begin_run(self.trainer, self.recipe, self.checkpoint)
         self.recipe = with_history(self.recipe, self.trainer)
         if self.is_first:
+            (self.folder / RESULTS).unlink(missing_ok=True)  # of another run: a later start would take them for its own
             print_start(self.trainer, self.checkpoint)
         return self.trainer
 
@@ -182,7 +184,6 @@ class Run:
         """Saves the artefact as soon as the training is over, because the measurements that follow take long."""
         metrics = {**self.facts, **provenance(self.comparison, self.data, self.seed)}
         vocabulary = self.data.task.processing_class
-        (self.folder / RESULTS).unlink(missing_ok=True)  # of other settings, beside another summary
         self.trainer.model.save_pretrained(self.summary_folder, vocabulary, metrics=metrics, recipe=self.recipe)
 
     def settings(self, name: str) -> dict[str, Any]:
@@ -276,20 +277,21 @@ def distil_once(run: Run) -> dict[str, Any]:
         done = run.kept(RESULTS) if settings.resume else {}
     if done:
         return done
-    trainer = run.begin()
-    before = run.at_start() if settings.distil else []
-    if settings.distil:
-        trainer.train(resume_from_checkpoint=run.checkpoint)
-    if not run.is_first:
-        return {}
-    measured = []
-    if settings.distil:
-        run.save()
-        measured = run.students(before)
-    measured += run.real()
-    if settings.distil:
-        run.finish(measured)
-    return run.keep(RESULTS, measured, facts=run.facts)
+    with locked(run.args):
+        trainer = run.begin()
+        before = run.at_start() if settings.distil else []
+        if settings.distil:
+            trainer.train(resume_from_checkpoint=run.checkpoint)
+        if not run.is_first:
+            return {}
+        measured = []
+        if settings.distil:
+            run.save()
+            measured = run.students(before)
+        measured += run.real()
+        if settings.distil:
+            run.finish(measured)
+        return run.keep(RESULTS, measured, facts=run.facts)
 
 
 def report(data: TaskData, args: FarziConfig, done: Sequence[Mapping[str, Any]]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
@@ -149,13 +149,18 @@ def begin_run(trainer: FarziTrainer, recipe: Mapping[str, Any], checkpoint: str 
         ValueError: see `FarziTrainer.check_run`; another run writes to the folder.
     """
     args = trainer.args
-    with args.main_process_first(desc="checkpoints"):
+    # The lock fails while another run writes there, so its files stay.
+    with args.main_process_first(desc="checkpoints"), locked(args):
         if checkpoint is None and args.process_index == 0:
-            with exclusive(args.output_dir):  # fails while another run writes there, so its checkpoints stay
-                discard_checkpoints(args.output_dir)
+            discard_checkpoints(args.output_dir)
         trainer.check_run(checkpoint)
         if args.process_index == 0:
             write_recipe(Path(args.output_dir), with_history(recipe, trainer))
+
+
+def locked(args: FarziConfig) -> AbstractContextManager[None]:
+    """The run's folder for the first process alone. The other processes of the run write into it too."""
+    return exclusive(args.output_dir) if args.process_index == 0 else nullcontext()
 
 
 def with_history(recipe: Mapping[str, Any], trainer: FarziTrainer) -> dict[str, Any]:

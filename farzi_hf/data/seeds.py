@@ -15,6 +15,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from enum import IntEnum
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -102,7 +103,9 @@ def check_seed(seed: int, name: str = "seed", bits: int = BITS) -> int:
 def check_different(name: str, values: Any, least: float | None = None) -> None:
     """Raises ValueError unless this is a list, no value is in it twice, which would look like more evidence, and none is below `least`."""
     listed = isinstance(values, Sequence) and not isinstance(values, str) and len(values) > 0
-    if not listed or len(set(values)) < len(values) or (least is not None and min(values) < least):
+    twice = listed and any(value in values[:i] for i, value in enumerate(values))
+    small = listed and least is not None and not all(isinstance(value, Real) and value >= least for value in values)
+    if not listed or twice or small:
         kind = "values" if least is None else f"numbers of at least {least}"
         raise ValueError(f"{name}={values!r} is not usable: give a list of different {kind}")
 

@@ -38,9 +38,18 @@ def check_rows(dataset: Dataset, learner: Learner, data_collator: Callable) -> N
             raise ValueError(
                 f"dataset['labels'] holds {labels[outside.argmax()]}: give {IGNORED} or ids of 0 … {learner.vocab_size - 1}"
             )
-    if "attention_mask" in dataset.column_names:
-        predicted &= _beside(dataset, "attention_mask", lengths) != 0
     starts = np.cumsum(lengths) - lengths
+    if "attention_mask" in dataset.column_names:
+        read = _beside(dataset, "attention_mask", lengths) != 0
+        begins = np.insert(~read[:-1] & read[1:], 0, False)
+        begins[starts] = False
+        if begins.any():
+            row = int(np.searchsorted(starts, begins.argmax(), side="right")) - 1
+            raise ValueError(
+                f"dataset['attention_mask'][{row}] has 0 before 1: an id after padding would be predicted from padding; pad on the right "
+                "(tokenizer.padding_side = 'right'), or give rows without padding"
+            )
+        predicted &= read
     predicted[starts] = False  # nothing stands before the first id of a row, so it is not predicted
     if len(empty := np.flatnonzero(~np.logical_or.reduceat(predicted, starts))):
         raise ValueError(

@@ -14,7 +14,7 @@ from transformers import AutoConfig, PreTrainedConfig
 
 import farzi_hf.models  # noqa: F401  registers the architectures that transformers lacks
 from farzi_hf.data import TEXTS, Interactions, load_interactions, load_sample_interactions, tokenize, tokenizer_of
-from farzi_hf.data.seeds import check_different
+from farzi_hf.data.seeds import check_different, check_seed
 from farzi_hf.data.streams import described
 from farzi_hf.evaluation.rows import BASELINES
 from farzi_hf.evaluation.tasks import LanguageModeling, Recommendation, Task
@@ -77,6 +77,8 @@ class RunSettings:
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} trains nothing: give at least 1")
         check_different("splits", self.splits, 0)
+        for seed in self.splits:
+            check_seed(seed, "splits")
         for name in self.baselines:
             if name not in BASELINES:
                 raise ValueError(f"baselines: {name!r} is unknown; choose from {', '.join(BASELINES)}")

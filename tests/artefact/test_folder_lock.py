@@ -239,6 +239,21 @@ def test_a_second_run_in_a_folder_is_refused_before_it_does_anything(tmp_path, s
     assert last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-2")
 
 
+def test_a_second_start_of_a_run_that_goes_on_writes_no_recipe(tmp_path, sequences, tokenizer):
+    settings = {"save_strategy": "steps", "save_steps": 1}
+    first = tiny_trainer(tmp_path, sequences, tokenizer, max_steps=1, **settings)
+    first.train()
+    begin_run(first, {"learning_rate": 0.05}, last_checkpoint(tmp_path))
+    before, second = (
+        listing(tmp_path),
+        tiny_trainer(tmp_path, sequences, tokenizer, max_steps=2, learning_rate=0.5, **settings),
+    )
+    with exclusive(tmp_path):
+        (error,) = in_thread(lambda: begin_run(second, {"learning_rate": 0.5}, last_checkpoint(tmp_path)))
+    assert re.search(IN_USE, str(error))
+    assert listing(tmp_path) == before
+
+
 # -- what dead writers left ------------------------------------------------------------------------------------------
 
 

@@ -73,6 +73,25 @@ def test_a_second_push_replaces_the_first_and_leaves_the_files_of_others(hub, pl
     assert FarziData.from_pretrained("user/farzi").config.tau == 0.5
 
 
+@pytest.mark.parametrize("before", ["nothing", "an artefact", "a damaged one"])
+def test_a_push_removes_no_file_that_no_artefact_lists(hub, before):
+    tiny().push_to_hub("farzi")
+    repository = hub.repositories["user/farzi"]
+    files = repository.files() if before == "an artefact" else {}
+    damaged = {"farzi.safetensors": b"no tensors"} if before == "a damaged one" else {}
+    repository.commit("main", {**files, **damaged, "plots/my_figure.png": b"by hand"}, "by hand")
+    tiny(tau=0.5).push_to_hub("user/farzi")
+    assert files_of(hub) == PLAIN | {"plots/my_figure.png"}
+    assert FarziData.from_pretrained("user/farzi").config.tau == 0.5
+    for name in ("metrics.json", "vocabulary.json", "latents/train-1.parquet"):
+        commits = len(repository.log["main"])
+        repository.commit("main", {**repository.files(), name: b"by hand"}, "by hand")
+        with pytest.raises(ValueError, match=rf"has {name}, which no summary there lists as its own.*choose another"):
+            tiny(tau=0.25).push_to_hub("user/farzi")
+        assert len(repository.log["main"]) == commits + 1
+        repository.commit("main", {k: v for k, v in repository.files().items() if k != name}, "by hand")
+
+
 def test_pushing_what_is_there_already_adds_no_commit(hub):
     tiny().push_to_hub("farzi", processing_class=WORDS)
     tiny().push_to_hub("farzi", processing_class=WORDS)
@@ -330,6 +349,7 @@ def test_only_the_first_process_pushes(hub, make, monkeypatch):
     trainer = make()
     monkeypatch.setattr(trainer, "is_world_process_zero", lambda: False)
     assert trainer.push_to_hub("farzi") is None
+    assert trainer.push_to_hub() is None  # the first process alone knows the default name
     assert hub.repositories == {}
 
 

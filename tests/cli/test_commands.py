@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from contextlib import suppress
@@ -14,10 +15,10 @@ import pytest
 import yaml
 from datasets import Dataset
 from tiny_recipes import use_small_data
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, TrainerCallback
 
 pytest.importorskip("matplotlib")
-from farzi_hf import FarziConfig, FarziData, FarziDataConfig
+from farzi_hf import FarziConfig, FarziData, FarziDataConfig, FarziTrainer
 from farzi_hf.cli import COMMANDS, main
 from farzi_hf.cli.arguments import example_configs, parse_arguments
 from farzi_hf.cli.distil import Run
@@ -78,6 +79,27 @@ def test_results_do_not_stay_beside_the_summary_of_a_run_with_other_settings(tmp
     assert FarziData.from_pretrained(summary).results.metrics["outer_steps"] == 3
     main(command)
     assert FarziData.from_pretrained(summary).results.metrics["outer_steps"] == 2
+
+
+def test_a_new_run_that_was_interrupted_goes_on_and_is_not_taken_for_the_one_before(tmp_path, monkeypatch):
+    class Stop(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            signal.raise_signal(signal.SIGTERM)
+
+    use_small_data(monkeypatch)
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(SIZES), encoding="utf-8")
+    command = ["distil", str(tmp_path / "tiny.yaml"), "--output_dir", str(tmp_path / "run")]
+    main(command)
+    callbacks = FarziTrainer._add_callbacks
+    with monkeypatch.context() as patch:
+        patch.setattr(FarziTrainer, "_add_callbacks", lambda self: (callbacks(self), self.add_callback(Stop()))[0])
+        with pytest.raises(SystemExit):
+            main([*command, "--no_resume"])
+    summary = tmp_path / "run" / "summary" / "farzi.safetensors"
+    before = summary.stat().st_mtime_ns
+    main(command)
+    assert summary.stat().st_mtime_ns > before, "the old results were shown, and the new run was never finished"
+    assert len(list((tmp_path / "run").glob("checkpoint-*"))) > 0
 
 
 @pytest.mark.parametrize(

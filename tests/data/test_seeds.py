@@ -12,7 +12,7 @@ from tiny_trainer import tiny_trainer
 
 from farzi_hf import FarziConfig
 from farzi_hf.data import Interactions, random_sequences
-from farzi_hf.data.seeds import Purpose, check_seed, derive, stream
+from farzi_hf.data.seeds import Purpose, check_different, check_seed, derive, stream
 from farzi_hf.summary.initialization import spectral
 
 numbers = st.integers(0, 2**64 - 1) | st.integers(0, 5) | st.sampled_from([2**32 - 1, 2**32, 2**32 + 1])
@@ -109,3 +109,10 @@ def test_no_two_streams_of_a_distillation_are_one(monkeypatch, tmp_path, sequenc
     assert len(ours) > 30
     twice = {begun for begun in ours if ours.count(begun) > 1}
     assert not twice
+
+
+@pytest.mark.parametrize("values", [["0", "1"], ["a"], [[0]], [0, 0], [-1], [], 3, "01"])
+def test_a_list_that_is_none_of_different_numbers_is_refused(values):
+    with pytest.raises(ValueError, match=r"^splits=.* give a list of different numbers of at least 0"):
+        check_different("splits", values, 0)
+    check_different("splits", [0, 1], 0)

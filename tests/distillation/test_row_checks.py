@@ -199,3 +199,14 @@ def test_a_tokenizer_without_padding_distils_what_one_with_it_does(tmp_path, seq
     for latents, loss in results[1:]:
         assert torch.equal(latents, results[0][0])
         assert loss == results[0][1]
+
+
+@pytest.mark.parametrize("mask", [[0, 0, 1, 1], [1, 0, 1, 1]])
+def test_padding_before_an_id_is_refused(make, mask):
+    """A tokenizer that pads on the left gave other perplexities: the first id was predicted from padding."""
+    padded = rows([5, 6, 0, 0], [0, 0, 5, 6], attention_mask=[[1, 1, 0, 0], mask])
+    with pytest.raises(
+        ValueError, match=r"^train_dataset: dataset\['attention_mask'\]\[1\] has 0 before 1: .*padding_side"
+    ):
+        make({"train_dataset": padded})
+    make({"train_dataset": rows(*[[5, 6, 0, 0]] * 50, attention_mask=[[1, 1, 0, 0]] * 50)})

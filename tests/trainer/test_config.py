@@ -200,6 +200,7 @@ def test_half_precision_without_loss_scaling_is_refused():
         {"neftune_noise_alpha": 5.0},  # 'FarziData' object has no attribute …
         {"gradient_checkpointing": True},
         {"use_liger_kernel": True},
+        {"save_only_model": True},  # a run was lost when it was interrupted
         {"deepspeed": {"zero_optimization": {"stage": 2}}},
         {"fsdp": "full_shard"},
     ],

@@ -226,12 +226,48 @@ def test_a_run_of_part_of_an_epoch_is_finished_too(make):
     assert all(map(torch.equal, tensors(trainer), tensors(again)))
 
 
-def test_a_run_does_not_go_on_without_the_state_of_its_optimizer(make):
-    alone = {**SAVED, "save_only_model": True}
-    make(**{**alone, "max_steps": 2}).train()
-    assert make(**{**alone, "max_steps": 2}).train(resume_from_checkpoint=True).global_step == 2  # it is finished
-    with pytest.raises(ValueError, match=r"checkpoint-2' has the summary alone, as save_only_model=True asked"):
+def test_a_run_of_epochs_that_is_finished_stays_so_with_fewer_processes(make, monkeypatch):
+    """The same epochs are more steps then."""
+    epochs = {**SAVED, "max_steps": -1, "num_train_epochs": 1}
+    steps = make(**epochs).train().global_step
+    again = make(**epochs)
+    monkeypatch.setattr(again, "_planned_steps", lambda: 2 * steps)
+    assert again.train(resume_from_checkpoint=True).global_step == steps
+
+
+def test_a_run_does_not_go_on_without_the_state_of_its_optimizer(half, make):
+    (half / "checkpoint-2" / "optimizer.pt").unlink()
+    with pytest.raises(ValueError, match=r"checkpoint-2' has no optimizer\.pt, without which a run cannot go on"):
         make(**SAVED).train(resume_from_checkpoint=True)
+
+
+POOL = {**SAVED, "learner_pool": 2, "inner_steps": 6, "inner_steps_min": 4, "window": 2}
+
+
+def test_a_run_does_not_go_on_without_the_state_of_a_process_that_it_had(make):
+    trainer = make({"callbacks": [StopAt(2)]}, **POOL)
+    trainer.train()
+    state = Path(trainer.args.output_dir, "checkpoint-2", "state_of_process_0.safetensors")
+    state.unlink()
+    with pytest.raises(
+        ValueError, match=r"checkpoint-2' has no state_of_process_0\.safetensors, without which process 0"
+    ):
+        make(**POOL).train(resume_from_checkpoint=True)
+
+
+def test_a_checkpoint_is_complete_only_when_all_processes_have_written(make, monkeypatch):
+    """The trainer's state makes it complete. It is written after all processes have met, and they meet after their states are written."""
+    trainer = make(**{**POOL, "max_steps": 1})
+    folder, met = Path(trainer.args.output_dir, "checkpoint-1"), []
+    wait = trainer.accelerator.wait_for_everyone
+
+    def noted() -> None:
+        met.append({path.name for path in folder.glob("*")})
+        wait()
+
+    monkeypatch.setattr(trainer.accelerator, "wait_for_everyone", noted)
+    trainer.train()
+    assert any("state_of_process_0.safetensors" in names and "trainer_state.json" not in names for names in met)
 
 
 def test_another_number_of_processes_is_recorded(half, make):
@@ -328,6 +364,31 @@ def test_the_best_checkpoint_is_kept(make):
     trainer.train()
     names = sorted(path.name for path in Path(trainer.args.output_dir).glob("checkpoint-*"))
     assert names == ["checkpoint-2", "checkpoint-4"]
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+def test_the_best_checkpoint_is_found_and_kept_where_the_folder_was_moved(make, tmp_path, stopped):
+    perplexities = {1: 5.0, 2: 3.0, 3: 9.0, 4: 9.0}
+    settings = {
+        **SAVED, "save_total_limit": 1, "eval_students": 1, "eval_strategy": "steps", "eval_steps": 1, "load_best_model_at_end": True,
+        "metric_for_best_model": "perplexity",
+    }  # fmt: skip
+
+    def trainer(*callbacks: TrainerCallback):
+        made = make({"callbacks": list(callbacks)}, **settings)
+        made.compute_metrics = lambda _: {"perplexity": perplexities[made.state.global_step]}
+        return made
+
+    first = trainer(*[StopAt(3)] * stopped)
+    first.train()
+    best = first.model.fingerprint()
+    Path(first.args.output_dir).rename(tmp_path / "moved")
+    again = trainer()
+    again.args.output_dir = str(tmp_path / "moved")
+    again.train(resume_from_checkpoint=True)
+    assert again.model.fingerprint() == best
+    assert again.state.best_model_checkpoint == str(tmp_path / "moved" / "checkpoint-2")
+    assert (tmp_path / "moved" / "checkpoint-2").is_dir()
 
 
 def test_later_checkpoints_do_not_mix_with_those_of_a_changed_run(make):

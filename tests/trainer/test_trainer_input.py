@@ -10,6 +10,7 @@ from tiny_trainer import tiny_learner, tiny_trainer
 from transformers import AutoModelForCausalLM, TrainingArguments
 
 from farzi_hf.data import vocabulary_of, word_tokenizer
+from farzi_hf.evaluation import Recommendation
 from farzi_hf.summary import FarziData, FarziDataConfig
 
 V = 54
@@ -135,3 +136,18 @@ def test_a_learner_that_starts_with_nan_is_refused(make):
 def test_a_summary_makes_no_predictions_of_its_own(make, sequences):
     with pytest.raises(RuntimeError, match=r"call evaluate\(\), which trains students"):
         make().predict(sequences["test"])
+
+
+def test_errors_name_the_rows_of_the_user_and_not_those_cut_of_them(make):
+    histories = {"task": Recommendation([f"item {i}" for i in range(V)]), "processing_class": None}
+    long = list(range(2, 40))
+    with pytest.raises(ValueError, match=r"^train_dataset: dataset\['input_ids'\]\[2\] holds id -1"):
+        make({**histories, "train_dataset": rows(long, long, [2, -1, 3]), "eval_dataset": rows([2, 3])})
+    with pytest.raises(ValueError, match=r"^train_dataset: none of its 3 rows has 2 ids"):
+        make({**histories, "train_dataset": rows([2], [3], [4]), "eval_dataset": rows([2, 3])})
+
+
+@pytest.mark.parametrize("kind", ["numpy", "pandas", "arrow", "torch"])
+def test_rows_may_have_any_format(make, sequences, kind):
+    own = {"inputs": "tokens", "labels": "own", "teacher_steps": 2, "concentration": None, "max_steps": 1}
+    make({"train_dataset": sequences["train"].with_format(kind)}, **own).train()

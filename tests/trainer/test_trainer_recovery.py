@@ -210,6 +210,30 @@ def test_a_run_that_goes_on_counts_on(make):
     assert logged(other, "non_finite_steps")[-1] == 1
 
 
+def test_steps_skipped_between_the_last_log_and_the_checkpoint_count(make):
+    settings = {"max_steps": 4, "logging_steps": 4, "save_strategy": "steps", "save_steps": 3}
+    first = make({"callbacks": [InterruptAt(3)]}, **settings)
+    first.objective = PoisonedGradient(first.objective, calls=(0, 1))
+    with pytest.raises(KeyboardInterrupt):
+        first.train()
+    second = make(**settings)
+    second.train(resume_from_checkpoint=True)
+    assert logged(second, "non_finite_steps") == [2]
+
+
+def test_other_settings_start_the_count_anew_for_good(make):
+    """A later resume with the same settings counts on from there, not from the most that was ever logged."""
+    settings = {"max_steps": 4, "tau": 1e-30, "save_strategy": "steps", "save_steps": 1, "max_non_finite": 2}
+    with pytest.raises(KeyboardInterrupt):
+        make({"callbacks": [InterruptAt(2)]}, **settings).train()
+    other = {**settings, "inner_learning_rate": 0.001}
+    with pytest.raises(KeyboardInterrupt):
+        make({"callbacks": [InterruptAt(3)]}, **other).train(resume_from_checkpoint=True)
+    last = make(**other)
+    last.train(resume_from_checkpoint=True)
+    assert logged(last, "non_finite_steps") == [1, 2, 1, 2]
+
+
 @pytest.mark.parametrize("every", [1, 4])
 def test_a_loss_that_is_not_finite_shows_in_the_log(make, every):
     """Alone as NaN; in a mean the loss before it stands in for it."""

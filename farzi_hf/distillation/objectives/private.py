@@ -18,8 +18,8 @@ Why this is differentially private:
 
 Sample and noise come from a secret key and not from `seed`, which the recipe publishes: with a known seed, anybody could take the noise away.
 The key is drawn by the system, and is kept in checkpoints only. Do not publish checkpoints. Two runs may go on from one checkpoint with different
-settings, or with a row replaced. So noise and sample are a keyed hash of θ, the settings and the rows too: with the same noise in both, the
-difference of two releases would have none.
+settings, or with a row replaced. So the sample is a keyed hash of θ, the settings and the rows too, and the noise one of the sample and the
+sum that it is added to: with the same noise in both, the difference of two releases would have none.
 
 What ε does not cover:
 
@@ -102,7 +102,6 @@ class PrivateMatching(ConfigurableObjective):
             ("inputs", "soft", "ids would be drawn by their frequency in the data"),
             ("initialization", "random", "other starts are computed from the data"),
             ("trajectories", None, "they were trained on the data"),
-            ("save_only_model", False, "checkpoints would lack the account of the releases"),
         ):
             if getattr(config, name) != needed:
                 raise ValueError(
@@ -153,10 +152,13 @@ class PrivateMatching(ConfigurableObjective):
         return loss / max(1, len(rows)) + (linear - linear.detach())
 
     def secret(self, theta: Parameters, seed: int) -> int:
-        """The seed of the sample and of the noise of one release. Another θ, setting, step or data set has another one."""
-        digest = hashlib.blake2b(digest_size=8, key=self.key.to_bytes(8, "big"))
-        digest.update(repr((seed, self.noise_multiplier, self.max_grad_norm, self.sampling_rate, self._data)).encode())
-        digest.update(fingerprint(theta).encode())
+        """The seed of the sample of one release. Another θ, setting, step or data set has another one."""
+        return self._hash(
+            seed, self.noise_multiplier, self.max_grad_norm, self.sampling_rate, self._data, fingerprint(theta)
+        )
+
+    def _hash(self, *parts: Any) -> int:
+        digest = hashlib.blake2b(repr(parts).encode(), digest_size=8, key=self.key.to_bytes(8, "big"))
         return int.from_bytes(digest.digest(), "big")
 
     @cached_property
@@ -169,8 +171,9 @@ class PrivateMatching(ConfigurableObjective):
         return np.flatnonzero(draws < self.sampling_rate)
 
     def _noisy(self, total: Parameters, secret: int) -> Parameters:
-        """The release G."""
-        noise, scale = stream(secret, Purpose.PRIVATE_NOISE), self.noise_multiplier * self.max_grad_norm
+        """The release G. Sums that differ, for whatever reason, have noises that know nothing of each other."""
+        seed, scale = self._hash(secret, fingerprint(total)), self.noise_multiplier * self.max_grad_norm
+        noise = stream(seed, Purpose.PRIVATE_NOISE)
         return {name: x + torch.from_numpy(noise.normal(0, scale, x.shape)).to(x) for name, x in total.items()}
 
     # -- accounting --------------------------------------------------------------------------------------------------
