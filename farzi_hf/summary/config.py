@@ -87,8 +87,11 @@ class FarziDataConfig(PreTrainedConfig):
             raise ValueError(
                 'inputs="tokens" with labels="shared" leaves nothing to learn; set labels="own", or inputs="soft"'
             )
-        own = labels == "own"
-        self.label_dim = check_size("label_dim", latent_dim if label_dim is None else label_dim, 1) if own else None
+        if labels == "own":
+            label_dim = check_size("label_dim", latent_dim if label_dim is None else label_dim, 1)
+        elif label_dim is not None:
+            raise ValueError(f'label_dim={label_dim!r} with labels={labels!r}: such labels have none; set labels="own"')
+        self.label_dim = label_dim
         self.storage = check_storage(storage)
         if not isinstance(vocabulary_hash, str | None):
             raise ValueError(f"vocabulary_hash must be a text or None, got {vocabulary_hash!r}")
