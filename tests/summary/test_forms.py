@@ -64,7 +64,7 @@ def test_ids_are_read_as_they_are():
     ("settings", "message"),
     [
         ({"inputs": "tokens"}, 'inputs="tokens" with labels="shared" leaves nothing to learn'),
-        ({"label_dim": 5}, 'label_dim=5 with labels=.shared.: such labels have none; set labels="own"'),
+        ({"label_dim": 5}, "label_dim=5 with labels='shared': such labels have none"),
         ({"inputs": "hard"}, "inputs must be one of 'soft', 'tokens', got 'hard'"),
         ({"labels": 3}, "labels must be one of 'shared', 'own', got 3"),
         ({"labels": "own", "label_dim": -1}, "label_dim must be an integer of at least 1, got -1"),
