@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
+from accelerate import Accelerator
 from tqdm.auto import tqdm
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
@@ -67,6 +69,24 @@ def peak_memory(device: torch.device) -> int:
         return getattr(memory, "peak_wset", memory.rss)
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+class MeanCorrection:
+    """The mean of finite losses only. Trainer divides its sum, in which the others are 0, by all of them."""
+
+    def __init__(self) -> None:
+        self._finite, self._all = 0, 0
+
+    def count(self, finite: bool) -> None:
+        """Counts one loss of this process."""
+        self._finite += finite
+        self._all += 1
+
+    def factor(self, accelerator: Accelerator) -> float:
+        """What Trainer's mean is multiplied by; NaN if no loss was finite. All processes call this."""
+        counts = torch.tensor([self._finite, self._all], dtype=torch.float64, device=accelerator.device)
+        finite, number = accelerator.reduce(counts, reduction="sum").tolist()
+        return number / finite if finite else math.nan
 
 
 # -- warnings --------------------------------------------------------------------------------------------------------

@@ -44,7 +44,13 @@ class RealRows:
             ValueError: rows cannot be used; or the epochs of a stream are to be counted.
         """
         if not isinstance(dataset, IterableDataset):
-            return None if dataset is None else self._checked("train_dataset", self.task.training_rows, dataset)
+            rows = None if dataset is None else self._checked("train_dataset", self.task.training_rows, dataset)
+            size = args.train_batch_size * args.world_size
+            if args.dataloader_drop_last and rows is not None and len(rows) < size:
+                raise ValueError(
+                    f"dataloader_drop_last=True drops all {len(rows)} rows of train_dataset: a batch has {size}; leave it out"
+                )
+            return rows
         if args.max_steps < 0:
             raise ValueError(
                 f"train_dataset is a stream, whose length is not known, so num_train_epochs={args.num_train_epochs} cannot be counted: "

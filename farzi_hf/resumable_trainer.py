@@ -30,6 +30,7 @@ from farzi_hf.artefact.checkpoints import (
     moved_along,
     own_checkpoints,
     read_record,
+    step_of,
 )
 from farzi_hf.callbacks import KeepLastCheckpoints, LocatedBest
 from farzi_hf.distillation.sparse_adam import SparseAdamW
@@ -122,7 +123,7 @@ class ResumableTrainer(PublishingTrainer):
         if Path(checkpoint).resolve().parent != folder.resolve():
             check_new_run(folder)
         elif self.changed:
-            later = [path.name for path in own_checkpoints(folder) if is_complete(path) and _step(path) > step]
+            later = [path.name for path in own_checkpoints(folder) if is_complete(path) and step_of(path) > step]
             if later:
                 raise ValueError(
                     f"resume_from_checkpoint={checkpoint!r} with other settings ({described(self.changed)}), but "
@@ -171,18 +172,20 @@ class ResumableTrainer(PublishingTrainer):
             checkpoint = self._checkpoint(resume_from_checkpoint)
             state = self._prepare_run(checkpoint)
             if state is not None and self._is_finished(state):
-                self._restore_process_state(checkpoint)
+                self._restore(state, checkpoint)
                 return self._as_finished(state, checkpoint)
             self._begin(state)
             if self.args.max_steps == 0:  # the summary stays at its start; Trainer would take one step
                 return TrainOutput(0, math.nan, {})
-            self._restore_process_state(checkpoint)
+            if state is not None:
+                self._restore(state, checkpoint)
             with self._own_rotation(state):
                 return super().train(checkpoint, **kwargs)
 
-    def _restore_process_state(self, checkpoint: str | None) -> None:
-        if checkpoint is not None and (path := self._process_file(checkpoint)).exists():
-            self._load_process_state(load_file(path))  # a process that the earlier run did not have begins anew
+    def _restore(self, state: TrainerState, checkpoint: str) -> None:
+        """Goes on from what Trainer does not restore. A process that the earlier run did not have begins anew."""
+        if (path := self._process_file(checkpoint)).exists():
+            self._load_process_state(load_file(path))
 
     def _process_file(self, checkpoint: str) -> Path:
         return Path(checkpoint, _PROCESS_STATE.format(self.args.process_index))
@@ -270,7 +273,3 @@ def _advance(schedule: LRScheduler, step: int) -> None:
     if isinstance(schedule, LambdaLR):
         schedule.last_epoch, schedule._step_count = step - 1, step + 1
         schedule.step()
-
-
-def _step(checkpoint: Path) -> int:
-    return int(checkpoint.name.rsplit("-", 1)[1])

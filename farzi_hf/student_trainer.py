@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 
 import torch
 from datasets import Dataset
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
+from transformers import TrainerState
+from transformers.utils import SAFE_WEIGHTS_NAME
 
+from farzi_hf.artefact.checkpoints import step_of
+from farzi_hf.artefact.tensor_file import fingerprint
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.distillation import Parameters
 from farzi_hf.distillation.processes import shared
@@ -63,11 +69,36 @@ class StudentTrainer(ResumableTrainer):
                 results = [self._evaluate_student(i, theta, loaders) for i, theta in students]
         metrics = {**mean_and_spread(results), f"{metric_key_prefix}_students": len(results)}
         self.log(metrics)
-        fingerprint = self.model.fingerprint()
-        earlier = self._evaluations.get(fingerprint, {})  # of other sets, with another prefix
-        self._evaluations[fingerprint] = {**earlier, **metrics, "step": self.state.global_step}
+        self._remember(self.model.fingerprint(), {**metrics, "step": self.state.global_step})
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
+
+    def get_test_dataloader(self, test_dataset: Dataset) -> DataLoader:
+        """As in `Trainer`, but `dataloader_drop_last` is for training alone: an evaluation is of all rows."""
+        drop_last, self.args.dataloader_drop_last = self.args.dataloader_drop_last, False
+        try:
+            return super().get_test_dataloader(test_dataset)
+        finally:
+            self.args.dataloader_drop_last = drop_last
+
+    def _restore(self, state: TrainerState, checkpoint: str) -> None:
+        super()._restore(state, checkpoint)
+        for folder in {checkpoint, state.best_model_checkpoint or checkpoint}:
+            self._recall_evaluation(state, Path(folder))
+
+    def _recall_evaluation(self, state: TrainerState, checkpoint: Path) -> None:
+        """The metrics of the summary in a checkpoint, from the log of the run: they belong into its artefact."""
+        step = step_of(checkpoint)
+        logged = [entry for entry in state.log_history if entry["step"] == step]
+        evaluated = [entry for entry in logged if any(name.endswith("_students") for name in entry)]
+        tensors = load_file(checkpoint / SAFE_WEIGHTS_NAME) if evaluated else {}
+        for entry in evaluated:
+            summary = fingerprint({name: tensors[name] for name in self.model.contents().tensors})
+            self._remember(summary, entry)
+
+    def _remember(self, summary: str, metrics: Mapping[str, float]) -> None:
+        """Adds metrics of a summary, by its fingerprint, to those of other sets with another prefix."""
+        self._evaluations[summary] = dict(sorted({**self._evaluations.get(summary, {}), **metrics}.items()))
 
     def _evaluate_student(self, index: int, student: Parameters, loaders: Mapping[str, DataLoader]) -> dict[str, float]:
         self._student, metrics = student, {}

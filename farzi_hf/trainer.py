@@ -21,12 +21,14 @@ from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import TrainOutput
 
 from farzi_hf.artefact.atomic_folder import check_destination
-from farzi_hf.artefact.checkpoints import last_checkpoint
+from farzi_hf.artefact.checkpoints import changes, last_checkpoint
+from farzi_hf.artefact.checkpoints import described as as_text
 from farzi_hf.artefact.tensor_file import fingerprint
 from farzi_hf.callbacks import (
     ChaosWarning,
     CurrentIntervals,
     DivergenceWarning,
+    MeanCorrection,
     StepFigures,
     StudentProgress,
     phase,
@@ -44,12 +46,19 @@ from farzi_hf.distillation.start_trial import choose_start
 from farzi_hf.distillation.teacher import GivenTeachers, Labelling, UntrainedTeachers
 from farzi_hf.evaluation.tasks import LanguageModeling, Task
 from farzi_hf.real_rows import RealRows
+from farzi_hf.resumable_trainer import OF_THE_OPTIMIZER
 from farzi_hf.student_trainer import StudentTrainer
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.forms import Tensors
 from farzi_hf.summary.initialization import start_inputs
 
 logger = logging.getLogger(__name__)
+
+READ_LATER = (
+    *OF_THE_OPTIMIZER, "gradient_accumulation_steps", "max_grad_norm", "optim", "data_seed", "dataloader_drop_last", "eval_students",
+    "max_non_finite", "storage",
+)  # fmt: skip
+"""Settings of a recipe that `train` reads. The others are built into the trainer's parts when it is made."""
 
 
 class FarziTrainer(StudentTrainer):
@@ -61,8 +70,8 @@ class FarziTrainer(StudentTrainer):
     run, bit for bit. n processes equal one process that accumulates n batches per step. Settings that are changed at a resume
     take effect, and `history` and the recipe record them; the settings in `checkpoints.KEPT` cannot change.
 
-    The log has the Trainer's own figures and these: `loss`, the outer loss, where a value that is not finite is replaced by the last
-    finite one (NaN if there was none); `grad_norm`, the norm of the meta-gradient before clipping; `non_finite_steps`;
+    The log has the Trainer's own figures and these: `loss`, the mean of the outer losses that are finite (NaN if none is);
+    `grad_norm`, the norm of the meta-gradient before clipping; `non_finite_steps`;
     `seconds_per_step`; `peak_memory_gib`. The first entry also has `start_seconds`, the time of teachers or of the choice of κ, and
     `concentration`, if κ was chosen.
 
@@ -142,9 +151,10 @@ class FarziTrainer(StudentTrainer):
         # Each micro-batch has its own learner, and its loss is a mean over that micro-batch alone.
         self.model_accepts_loss_kwargs = False
         self._student: Parameters | None = None
-        self._micro_step, self._finite_losses = (-1, 0), 0
-        self._last_loss = torch.zeros((), device=self.args.device)
+        self._micro_step = (-1, 0)
+        self._interval, self._run = MeanCorrection(), MeanCorrection()
         self._evaluations: dict[str, dict[str, float]] = {}
+        self._built_with = args.to_recipe()
         self._add_callbacks()
 
     def _summary(self, args: FarziConfig, farzi_data: FarziData | None, rows: Dataset | RowStream | None) -> FarziData:
@@ -179,14 +189,23 @@ class FarziTrainer(StudentTrainer):
         self.model.config.storage = "exact"
         output = super().train(*args, **kwargs)
         self.model.store_as(self.args.storage)
-        return output
+        return output._replace(training_loss=output.metrics.get("train_loss", output.training_loss))
+
+    def _prepare_run(self, checkpoint: str | None) -> TrainerState | None:
+        changed = changes(self._built_with, self.args.to_recipe())
+        if late := {name: pair for name, pair in changed.items() if name not in READ_LATER}:
+            raise ValueError(
+                f"args have changed since FarziTrainer was made, which they were built into: {as_text(late)}; make another FarziTrainer"
+            )
+        return super()._prepare_run(checkpoint)
 
     # -- outer step --------------------------------------------------------------------------------------------------
 
     def _begin(self, state: TrainerState | None) -> None:
         if state is None:
             self.tune_initialization()
-        self._micro_step, self._finite_losses = (-1, 0), 0
+        self._micro_step = (-1, 0)
+        self._interval, self._run = MeanCorrection(), MeanCorrection()
         self.model.config.inner = self.args.inner_settings()
         if not self.args.max_steps:
             self.log(self._start_facts)
@@ -229,10 +248,10 @@ class FarziTrainer(StudentTrainer):
         # The gradient is now summed over micro-batches and processes, so that all processes decide alike.
         if self.accelerator.sync_gradients and not torch.isfinite(self._gradient_norm()):
             self._drop_gradients()
-        if torch.isfinite(loss):
-            self._last_loss = loss
-            self._finite_losses += 1
-        return self._last_loss  # a NaN would never leave Trainer's running sum
+        finite = bool(torch.isfinite(loss))
+        self._interval.count(finite)
+        self._run.count(finite)
+        return loss if finite else torch.zeros_like(loss)  # a NaN would never leave Trainer's running sum
 
     def _gradient_norm(self) -> Tensor:
         """The norm as clipping computes it: infinite for entries that are large but finite, which clipping would set to zero."""
@@ -262,13 +281,15 @@ class FarziTrainer(StudentTrainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
-            logs["loss"] = logs["loss"] if self._finite_losses else math.nan
+            logs["loss"] *= self._interval.factor(self.accelerator)
+            self._interval = MeanCorrection()
             logs |= {
                 "non_finite_steps": self._record.non_finite_steps,
                 **self._figures.since_last_log(),
                 **figures_of(self.objective),
             }
-            self._finite_losses = 0
+        if "train_loss" in logs:
+            logs["train_loss"] *= self._run.factor(self.accelerator)
         if {"loss", "train_loss"} & logs.keys():
             logs, self._start_facts = {**logs, **self._start_facts}, {}  # logged once
         super().log(logs, start_time)

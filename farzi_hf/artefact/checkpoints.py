@@ -213,6 +213,11 @@ def keep_last(folder: str | os.PathLike, limit: int, best: str | None) -> None:
                 logger.warning("%s: not removed: %s", path, error)
 
 
+def step_of(checkpoint: str | os.PathLike) -> int:
+    """The step after which a checkpoint was saved, from its name."""
+    return int(Path(checkpoint).name.rsplit("-", 1)[1])
+
+
 def moved_along(best: str | None, checkpoint: str | os.PathLike) -> str | None:
     """Where the best checkpoint of a run lies now. Its state has an absolute path, and the folder of the run may have been moved."""
     beside = None if best is None else Path(checkpoint).parent / Path(best).name

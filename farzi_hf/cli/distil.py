@@ -30,7 +30,7 @@ from farzi_hf.cli.run_folder import (
     write_recipe,
 )
 from farzi_hf.config import FarziConfig
-from farzi_hf.distillation.objectives.private import figures_of
+from farzi_hf.distillation.objectives.private import figures_of, pooled_facts
 from farzi_hf.distillation.row_checks import check_rows, run_check
 from farzi_hf.evaluation import (
     BASELINES,
@@ -296,8 +296,7 @@ def distil_once(run: Run) -> dict[str, Any]:
 
 def report(data: TaskData, args: FarziConfig, done: Sequence[Mapping[str, Any]]) -> None:
     """One table of all seeds, with the paper's figures if it has any for this data set."""
-    output, settings, task = Path(args.output_dir), data.settings, data.task
-    seeds = data.seeds(args.seed)
+    output, settings, task, seeds = Path(args.output_dir), data.settings, data.task, data.seeds(args.seed)
     # A single seed has its folder for itself, with its recipe and figures.
     alone = Path(data.run_folder(args.output_dir, seeds[0])) == output
     if not alone:
@@ -306,7 +305,8 @@ def report(data: TaskData, args: FarziConfig, done: Sequence[Mapping[str, Any]])
     size = f"{args.num_sequences}×{args.sequence_length}"
     rows += paper_rows(settings.dataset, size if settings.distil else "")
     seconds = round(sum(part["facts"]["distillation_seconds"] for part in done), 2)
-    facts = {**done[0]["facts"], "distillation_seconds": seconds, **({"splits": seeds} if len(seeds) > 1 else {})}
+    facts = {**pooled_facts([part["facts"] for part in done]), "distillation_seconds": seconds}
+    facts |= {"splits": seeds} if len(seeds) > 1 else {}
     facts |= ratios(rows, f"Farzi [{size}]") if task.percent else {}
     table = markdown([task.readable(row) for row in rows]) + "\n\n" + listed(facts)
     save_text(table + "\n", output / "table.md")

@@ -6,7 +6,6 @@ same θ_0 and train on the same soft tokens with Adam. The other libraries use t
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -86,8 +85,9 @@ class Problem:
         return soft_tokens(self.latents, self.decoder, tau=1.0)
 
     def module(self) -> torch.nn.Module:
-        """The learner's model with its own parameters, at θ_0, for peers that train modules."""
-        model = copy.deepcopy(self.learner.model)
+        """A model like the learner's with its own parameters, at θ_0, for peers that train modules."""
+        # No copy: the learner's has a `forward` of its own in its head, where higher looks for that of the class.
+        model = type(self.learner.model)(self.learner.model.config).to(self.learner.model.dtype)
         for name, x in model.named_parameters():
             x.data = self.start[name].clone()
         return model

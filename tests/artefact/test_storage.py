@@ -21,7 +21,9 @@ OWN = {"labels": "own", "inputs": "tokens"}
 
 def summary(vocab_size: int = 40, **changes) -> FarziData:
     torch.manual_seed(0)
-    return FarziData(FarziDataConfig(6, 5, 3, vocab_size, **{"label_dim": 4, "latent_std": 1.0, **OWN, **changes}))
+    settings = {"latent_std": 1.0, **OWN, **changes}
+    own = {"label_dim": 4} if settings["labels"] == "own" else {}
+    return FarziData(FarziDataConfig(6, 5, 3, vocab_size, **own | settings))
 
 
 @given(

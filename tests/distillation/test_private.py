@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from farzi_hf import FarziConfig, FarziData
 from farzi_hf.data.collators import SequenceCollator
 from farzi_hf.distillation import Learner, MetaMatching, SyntheticTraining
-from farzi_hf.distillation.objectives.private import PrivateMatching, clipped_sum
+from farzi_hf.distillation.objectives.private import PrivateMatching, clipped_sum, pooled_facts
 from farzi_hf.distillation.real_training import RealData
 from farzi_hf.engine import InnerAdam
 
@@ -139,6 +139,23 @@ def test_without_noise_and_clipping_it_is_the_gradient_of_the_mean_loss(learner,
     assert loss.item() == pytest.approx(sum(losses).item() / len(rows))
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_a_table_of_several_runs_has_the_epsilon_of_each():
+    runs = [{"privacy_epsilon": 0.5, "privacy_releases": 3, "privacy_delta": 1e-4, "seed": s} for s in (0, 1)]
+    assert pooled_facts(runs[:1]) == runs[0]
+    assert pooled_facts(runs) == {"privacy_delta": 1e-4, "seed": 0, "privacy_epsilon_of_each_run_alone": [0.5, 0.5]}
+    assert pooled_facts([{"seed": 0}, {"seed": 1}]) == {"seed": 0}
+
+
+def test_the_loss_of_an_empty_sample_is_not_known(learner, farzi):
+    """It is left out of the log. Its gradient is that of the noise."""
+    objective = private()
+    objective.sample = lambda secret: np.array([], dtype=int)
+    loss = objective(learner, farzi.tensors, {}, 5)
+    assert loss.isnan()
+    gradients = torch.autograd.grad(loss, list(farzi.parameters()))
+    assert all(g.isfinite().all() and g.any() for g in gradients)
 
 
 def test_a_clipped_noisy_release_is_all_that_the_summary_sees(learner, farzi):

@@ -391,6 +391,24 @@ def test_the_best_checkpoint_is_found_and_kept_where_the_folder_was_moved(make, 
     assert (tmp_path / "moved" / "checkpoint-2").is_dir()
 
 
+@pytest.mark.parametrize("stopped", [True, False])
+def test_the_metrics_of_the_best_summary_are_saved_after_a_resume(make, tmp_path, stopped):
+    """They were known to the first process alone."""
+    settings = {
+        **SAVED, "eval_students": 1, "eval_strategy": "steps", "eval_steps": 1, "load_best_model_at_end": True,
+        "metric_for_best_model": "perplexity", "learning_rate": 3.0,
+    }  # fmt: skip
+    first = make({"callbacks": [StopAt(3)] * stopped}, **settings)
+    first.train()
+    first.save_model(str(tmp_path / "first"))
+    again = make(**settings)
+    again.train(resume_from_checkpoint=True)
+    assert again.state.best_model_checkpoint == first.state.best_model_checkpoint, "or the two cannot be compared"
+    again.save_model(str(tmp_path / "again"))
+    metrics = [(tmp_path / name / "metrics.json").read_text(encoding="utf-8") for name in ("first", "again")]
+    assert metrics[0] == metrics[1]
+
+
 def test_later_checkpoints_do_not_mix_with_those_of_a_changed_run(make):
     make(**SAVED).train()
     folder = make().args.output_dir

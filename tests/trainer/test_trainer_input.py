@@ -151,3 +151,31 @@ def test_errors_name_the_rows_of_the_user_and_not_those_cut_of_them(make):
 def test_rows_may_have_any_format(make, sequences, kind):
     own = {"inputs": "tokens", "labels": "own", "teacher_steps": 2, "concentration": None, "max_steps": 1}
     make({"train_dataset": sequences["train"].with_format(kind)}, **own).train()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("inner_learning_rate", 0.3), ("inner_steps", 9), ("privacy_noise_multiplier", 4.0), ("seed", 8)],
+)
+def test_settings_that_are_built_in_cannot_change_afterwards(make, name, value):
+    """The recipe had them, and the distillation was another one."""
+    trainer = make()
+    setattr(trainer.args, name, value)
+    with pytest.raises(
+        ValueError, match=rf"^args have changed since FarziTrainer was made, .*{name} .* → {value}; make another"
+    ):
+        trainer.train()
+    trainer = make()
+    trainer.args.max_steps, trainer.args.eval_students = 1, 1
+    assert trainer.train().global_step == 1
+
+
+def test_dropping_the_last_batch_leaves_evaluations_whole(make, sequences):
+    """20 validation rows are less than a batch of 128."""
+    settings = {"per_device_eval_batch_size": 128, "eval_students": 1}
+    found, expected = (make(**settings, dataloader_drop_last=drop).evaluate() for drop in (True, False))
+    assert found["eval_perplexity"] == expected["eval_perplexity"]
+    with pytest.raises(
+        ValueError, match=r"dataloader_drop_last=True drops all 3 rows of train_dataset: a batch has 40"
+    ):
+        make({"train_dataset": sequences["train"].select(range(3))}, dataloader_drop_last=True)

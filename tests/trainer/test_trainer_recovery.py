@@ -234,21 +234,24 @@ def test_other_settings_start_the_count_anew_for_good(make):
     assert logged(last, "non_finite_steps") == [1, 2, 1, 2]
 
 
+@pytest.mark.parametrize("lost", [0, 2])
 @pytest.mark.parametrize("every", [1, 4])
-def test_a_loss_that_is_not_finite_shows_in_the_log(make, every):
-    """Alone as NaN; in a mean the loss before it stands in for it."""
+def test_a_loss_that_is_not_finite_shows_in_the_log(make, every, lost):
+    """Alone as NaN; a mean is of the others."""
     trainer = make(max_steps=4, logging_steps=every)
     objective, losses = trainer.objective, []
 
     def sometimes_nan(*args):
-        loss = objective(*args) * (float("nan") if len(losses) == 2 else 1.0)
+        loss = objective(*args) * (float("nan") if len(losses) == lost else 1.0)
         losses.append(loss.item())
         return loss
 
     trainer.objective = sometimes_nan
-    trainer.train()
-    expected = losses if every == 1 else [np.mean([losses[0], losses[1], losses[1], losses[3]])]
+    output = trainer.train()
+    expected = losses if every == 1 else [np.nanmean(losses)]
     assert logged(trainer, "loss") == pytest.approx(expected, rel=1e-6, nan_ok=True)
+    assert output.training_loss == pytest.approx(np.nanmean(losses), rel=1e-6)
+    assert output.metrics["train_loss"] == output.training_loss == logged(trainer, "train_loss")[0]
     assert logged(trainer, "non_finite_steps")[-1] == 1
 
 

@@ -36,7 +36,7 @@ from __future__ import annotations
 import hashlib
 import math
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -149,7 +149,8 @@ class PrivateMatching(ConfigurableObjective):
         released = self._noisy(total, secret)
         self._count()
         linear = sum((theta[name] * (g / self.batch_size)).sum() for name, g in released.items())
-        return loss / max(1, len(rows)) + (linear - linear.detach())
+        mean = loss / len(rows) if rows else torch.full_like(loss, math.nan)  # of no row: unknown
+        return mean + (linear - linear.detach())
 
     def secret(self, theta: Parameters, seed: int) -> int:
         """The seed of the sample of one release. Another θ, setting, step or data set has another one."""
@@ -274,6 +275,18 @@ def check_private(config: Any, objective: Any, labelling: Labelling) -> None:
             f"{asked} with labels='own', and no teacher: one would be trained on the data, without privacy; give a teacher that is "
             "private or has not seen the data, or set labels='shared'"
         )
+
+
+def pooled_facts(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The facts of several runs for their table: those of the first, with the ε of each run alone.
+
+    Somebody whose data are in several of them is exposed to all releases, so no ε of one run is that of the table.
+    """
+    facts = dict(runs[0])
+    if len(runs) > 1 and facts.pop("privacy_epsilon", None) is not None:
+        del facts["privacy_releases"]
+        facts["privacy_epsilon_of_each_run_alone"] = [run["privacy_epsilon"] for run in runs]
+    return facts
 
 
 def figures_of(objective: Any) -> dict[str, Any]:
