@@ -50,7 +50,7 @@ from farzi_hf.resumable_trainer import OF_THE_OPTIMIZER
 from farzi_hf.student_trainer import StudentTrainer
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.forms import Tensors
-from farzi_hf.summary.initialization import start_inputs
+from farzi_hf.summary.initialization import spectral_starts, start_inputs
 
 logger = logging.getLogger(__name__)
 
@@ -154,7 +154,7 @@ class FarziTrainer(StudentTrainer):
         self._micro_step = (-1, 0)
         self._interval, self._run = MeanCorrection(), MeanCorrection()
         self._evaluations: dict[str, dict[str, float]] = {}
-        self._built_with = args.to_recipe()
+        self._built_with, self._began_with = args.to_recipe(), None
         self._add_callbacks()
 
     def _summary(self, args: FarziConfig, farzi_data: FarziData | None, rows: Dataset | RowStream | None) -> FarziData:
@@ -197,13 +197,19 @@ class FarziTrainer(StudentTrainer):
             raise ValueError(
                 f"args have changed since FarziTrainer was made, which they were built into: {as_text(late)}; make another FarziTrainer"
             )
-        return super()._prepare_run(checkpoint)
+        state = super()._prepare_run(checkpoint)
+        self._began_with = next(
+            (x["concentration"] for x in (state.log_history if state else []) if "concentration" in x), None
+        )
+        return state
 
     # -- outer step --------------------------------------------------------------------------------------------------
 
     def _begin(self, state: TrainerState | None) -> None:
         if state is None:
             self.tune_initialization()
+        else:  # they are in the log of the run already
+            self._start_facts = {}
         self._micro_step = (-1, 0)
         self._interval, self._run = MeanCorrection(), MeanCorrection()
         self.model.config.inner = self.args.inner_settings()
@@ -213,7 +219,8 @@ class FarziTrainer(StudentTrainer):
     def tune_initialization(self) -> None:
         """Completes the start of a new summary: it chooses κ, unless `args.concentration` gives it; or it labels the inputs by a teacher.
 
-        `train()` calls this first. Call it to look at the start before the training. For κ, two learners train from scratch on each
+        `train()` calls this first. Call it to look at the start before the training; after `check_run` of a run that goes on, it is the start
+        of that run. For κ, two learners train from scratch on each
         candidate, as long as two or three outer steps take. A teacher trains on the real data, unless one was given.
         """
         if self._open_start is None or self._open_start != self.model.fingerprint():  # complete, or changed by someone
@@ -222,6 +229,8 @@ class FarziTrainer(StudentTrainer):
         real = RealData(self.train_dataset, self.data_collator, args.device, self._quiet)
         if args.labels == "own":
             self._labelling(self.model, real, args)
+        elif self._began_with is not None:
+            spectral_starts(self.model, self.train_dataset, args.seed)(self._began_with)
         else:
             train, size = partial(self._trained, Purpose.START_TRIAL), args.per_device_train_batch_size
             self._start_facts["concentration"] = choose_start(self.model, self.learner, train, real, size, args.seed)

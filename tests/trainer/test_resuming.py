@@ -62,6 +62,24 @@ def recipe_of(folder: str | Path) -> dict:
 # -- what is changed takes effect ------------------------------------------------------------------------------------
 
 
+def test_a_run_that_goes_on_with_other_settings_has_the_start_that_it_began_with(make, monkeypatch):
+    """κ depends on the inner settings. It was chosen anew, and the row of the start was of another start."""
+    settings = {**SAVED, "concentration": None}
+    first = make({"callbacks": [StopAt(2)]}, **settings)
+    first.tune_initialization()
+    start = first.model.fingerprint()
+    first.train()
+    chosen = logged(first, "concentration")[0]
+    for module in ("summary.initialization", "distillation.start_trial"):  # with other settings, another one is best
+        monkeypatch.setattr(f"farzi_hf.{module}.CANDIDATES", (chosen / 2,))
+    again = make(**settings, inner_learning_rate=0.1)
+    again.check_run(last_checkpoint(again.args.output_dir))
+    again.tune_initialization()
+    assert again.model.fingerprint() == start
+    again.train(resume_from_checkpoint=True)
+    assert len(logged(again, "concentration")) == len(logged(again, "start_seconds")) == 1
+
+
 def test_a_smaller_learning_rate_takes_effect_and_stands_in_the_recipe(half, make):
     """The scheduler and the optimizer of the checkpoint hold the old one."""
     again = make(**SAVED, learning_rate=0.001)
