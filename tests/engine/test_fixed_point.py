@@ -226,3 +226,21 @@ def test_limbs_are_added_when_gradients_need_them_and_all_comes_back() -> None:
         back(state, gradients)
         assert len(integers(state)) == 3
         assert all(map(torch.equal, integers(state), start)), times
+
+
+@pytest.mark.parametrize(("room", "limbs"), [(1.0, 1), (1e10, 2), (1e30, 3), (1e60, 5), (1e90, 6)])
+def test_small_numbers_of_either_sign_keep_their_value_beside_any_room(room: float, limbs: int) -> None:
+    """A negative X was -1 and two limbs of almost 2^62, which cancelled where they became floating-point numbers."""
+    x = torch.tensor([-1e-3, 1e-3, -1e-12, 1e-12, -0.3, 0.0, -1.0]).double()
+    total = DecayingSum(torch.zeros(len(x)), 0.9, resolution=50)
+    total.reserve(room)
+    assert len(total.limbs) == limbs
+    for t in range(1, 60):
+        total.shrink(t)
+        total.add(slice(None), x * 0.1, t)
+    expected = x * (1 - 0.9**59)
+    torch.testing.assert_close(total.value(slice(None), 59), expected, rtol=1e-12, atol=2.0**-44)
+    for t in range(59, 0, -1):
+        total.subtract(slice(None), x * 0.1, t)
+        total.grow(t)
+    assert not any(limb.any() for limb in total.limbs)

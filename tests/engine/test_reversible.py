@@ -109,6 +109,22 @@ def test_huge_gradients_before_the_window_and_in_it_have_room() -> None:
         )
 
 
+@pytest.mark.parametrize("large", [1e3, 1e12, 1e20])
+def test_one_large_gradient_does_not_change_what_others_do(large: float) -> None:
+    """It makes room for large accumulators, in which those of the other parameters are small and of either sign."""
+
+    def loss(params: dict, inputs: tuple, step: int) -> Tensor:
+        w, x = params["w"], inputs[0]
+        return large * w[0] * x[0] - 1e-3 * (x[1] * w[1]).sin() + 1e-3 * (x[1] * w[2]).sin()
+
+    w, x = torch.full((3,), 0.1), torch.ones(2, requires_grad=True)
+    found = []
+    for adjoint in (Tape(), Reversible()):
+        theta = unroll(loss, {"w": w}, (x,), optimizer=InnerAdam(0.01), steps=5, adjoint=adjoint)["w"]
+        found.append((theta, *torch.autograd.grad(theta[1] - 2 * theta[2], x)))
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-7)
+
+
 @pytest.mark.parametrize("lost_at", [0, 2, 4, 6])
 @pytest.mark.parametrize("window", [None, 3])
 def test_a_training_that_leaves_the_finite_numbers_is_nan_as_with_other_adjoints(

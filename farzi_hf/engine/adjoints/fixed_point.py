@@ -52,7 +52,8 @@ class DecayingSum:
         resolution: S, bits below the binary point.
 
     Attributes:
-        limbs: X, the most significant limb first. Only this one has a sign.
+        limbs: X, the most significant limb first. The others have a sign too, −2^61 … 2^61 − 1: a small negative X is one limb with zeros
+            above it, and not a difference of large ones, which would be lost where limbs become floating-point numbers.
     """
 
     def __init__(self, start: Tensor, decay: float, resolution: int):
@@ -79,8 +80,8 @@ class DecayingSum:
         """The inverse of `reserve`: what is rounded when limbs become a floating-point number depends on how many there are."""
         count, self.largest = self.reserved.pop()
         while len(self.limbs) > count:
-            sign = self.limbs.pop(0)
-            self.limbs[0] += sign << _LIMB
+            carry = self.limbs.pop(0)
+            self.limbs[0] += carry << _LIMB
 
     def add(self, rows: slice, c: Tensor, t: int) -> None:
         """x_t from x_{t-1}, for the elements `rows`; c is float64. Before the first rows of a step comes `shrink(t)`."""
@@ -142,9 +143,7 @@ class DecayingSum:
         _, magnitude = math.frexp(self.largest)
         bits = self.resolution + magnitude + math.ceil(self.period * math.log2(1 / self.decay)) + 1
         while bits > _LIMB * len(self.limbs):
-            top = self.limbs[0]
-            self.limbs.insert(0, top >> _LIMB)
-            top.bitwise_and_((1 << _LIMB) - 1)
+            self.limbs.insert(0, _carry(self.limbs[0]))
 
     def _starts_period(self, t: int) -> bool:
         return t > 1 and (t - 1) % self.period == 0
@@ -167,8 +166,7 @@ class DecayingSum:
             if carry is not None:
                 part.add_(carry)
             if limb is not self.limbs[0]:
-                carry = part >> _LIMB
-                part.bitwise_and_((1 << _LIMB) - 1)
+                carry = _carry(part)
 
     def _shrink(self, rows: slice, kept: Tensor) -> Tensor:
         """X ← ⌊X n/d⌋. Several X give the same result; the number `kept` records which one it was."""
@@ -213,9 +211,17 @@ class DecayingSum:
         for limb in reversed(self.limbs[1:]):
             low = digits.pop().mul_(factor).add_(carry)
             high = digits.pop().mul_(factor).add_(low >> _HALF)
-            carry = high >> _HALF
-            limb[rows] = (high.bitwise_and_(_LOW) << _HALF).add_(low.bitwise_and_(_LOW))
+            part = ((high & _LOW) << _HALF).add_(low.bitwise_and_(_LOW))
+            carry = (high >> _HALF).add_(_carry(part))
+            limb[rows] = part
         self.limbs[0][rows] = digits.pop().mul_(factor).add_(carry)
+
+
+def _carry(limb: Tensor) -> Tensor:
+    """What a limb has beyond 62 bits with a sign, which leaves it."""
+    carry = (limb + (1 << (_LIMB - 1))) >> _LIMB
+    limb.sub_(carry << _LIMB)
+    return carry
 
 
 class FixedPointState:
