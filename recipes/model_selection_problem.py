@@ -32,8 +32,10 @@ DISTILLED, START, WINDOWS = "the summary", "the summary before outer steps", "re
 RANDOM, SAME_STEPS = "random users", "all real data, same steps"
 SAME_COST, LONG = "all real data, same cost", "all real data, for long"
 PARTS = ("validation", "test")
-STEP = ("inner_lr_scheduler_type", "synthetic_batch_size", "num_sequences", "sequence_length")
+STEP = ("inner_lr_scheduler_type", "synthetic_batch_size", "num_sequences")
 """Settings of a step on real data."""
+COMMON = ("dataset", "min_interactions", "sequence_length")
+"""Settings of every training: `sequence_length` is the number of items that its model reads."""
 
 
 @dataclass
@@ -297,7 +299,7 @@ class SelectionProblem:
         if way.uses is None:
             return self._recipe(split)
         settings = {**vars(self.data.settings), **vars(self.args), **vars(self.selection)}
-        return {**self._data(split), **{name: settings[name] for name in ("dataset", "min_interactions", *way.uses)}}
+        return {**self._data(split), **{name: settings[name] for name in (*COMMON, *way.uses)}}
 
     def _data(self, split: int) -> dict[str, str]:
         return {"data": self.data.fingerprint(split)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,8 +20,10 @@ from model_selection_problem import (
     START,
     WAYS,
     WINDOWS,
+    Configuration,
     SelectionArguments,
     SelectionProblem,
+    Way,
     configurations_of,
     parse,
 )
@@ -130,15 +133,20 @@ def test_only_what_depends_on_a_setting_is_trained_again(tmp_path, monkeypatch) 
     for way in WAYS:
         before.trained(0, before.configurations[0], way)
     again = []
-    monkeypatch.setattr(SelectionProblem, "_train", lambda self, split, configuration, way: again.append(way.name))
+
+    def noted(self: SelectionProblem, split: int, configuration: Configuration, way: Way) -> dict[str, Any]:
+        again.append(way.name)
+        return {}
+
+    monkeypatch.setattr(SelectionProblem, "_train", noted)
     monkeypatch.setattr(SelectionProblem, "_make_summaries", lambda self, split: {})
-    for change in (("--truth_steps", "4"), ("--max_steps", "2")):
+    for change in (("--truth_steps", "4"), ("--max_steps", "2"), ("--sequence_length", "6")):
         p = problem(tmp_path, *change)
         for way in WAYS:
             p.trained(0, p.configurations[0], way)
     summaries = [DISTILLED, START, WINDOWS]
     # The second change finds the truth of three steps no more, because the first one has replaced it.
-    assert again == [LONG, *summaries, LONG]
+    assert again == [LONG, *summaries, LONG, *(way.name for way in WAYS)]
 
 
 def test_configurations_are_distinct_and_the_same_every_time() -> None:
