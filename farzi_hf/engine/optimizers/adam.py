@@ -18,7 +18,6 @@ from farzi_hf.engine.optimizers.base import (
     check_common,
     decayed,
     is_number,
-    ratio,
     root,
 )
 
@@ -33,12 +32,12 @@ class InnerAdam(InvertibleOptimizer):
     1. $g \leftarrow g + \lambda w$
     2. $m_t = \beta_1 m_{t-1} + (1-\beta_1) g$
     3. $v_t = \beta_2 v_{t-1} + (1-\beta_2) g^2$
-    4. $w_t = w_{t-1} - a\, m_t / (s + e)$ with $s = \sqrt{v_t + r}$
+    4. $w_t = w_{t-1} - a\, m_t / (s + e)$ with $s = \sqrt{v_t + r}$, or the root of the least normal number if that is larger
 
     The exact reverse of this step is Farzi's Algorithm 2, with corrections of the path through $v$, the root and the signs:
 
     5. $dm \mathrel{-}= a\, dw / (s+e)$
-    6. $dv \mathrel{+}= a\, m_t\, dw / (2 s (s+e)^2)$; the summand is $0$ where $s = 0$, because all gradients so far were zero
+    6. $dv \mathrel{+}= a\, m_t\, dw / (2 s (s+e)^2)$; it is $0$ where all gradients so far were zero
     7. $dg = (1-\beta_1)\, dm + 2 (1-\beta_2)\, g\, dv$
     8. $dm \leftarrow \beta_1 dm$, $dv \leftarrow \beta_2 dv$, $dw \leftarrow dw + \lambda\, dg$
 
@@ -114,12 +113,12 @@ class InnerAdam(InvertibleOptimizer):
         (m, v), (dw, dm, dv) = accumulators, cotangent
         (beta1, beta2), (a, e, r) = self.betas, self._corrected(t, lr)
         g = decayed(g, w, self.weight_decay)  # (1)
-        s = (v + r).sqrt_() if r else v.sqrt()
+        s = root(v + r if r else v)
         denominator = s + e
         u = (dw * a).div_(denominator)
         dm.sub_(u)  # (5)
         # (6), m/s first: it is of order one, s³ could underflow
-        dv.addcmul_(u, ratio(m, s).div_(denominator), value=0.5)
+        dv.addcmul_(u, (m / s).div_(denominator), value=0.5)
         dg = (dm * (1 - beta1)).addcmul_(g, dv, value=2 * (1 - beta2))  # (7)
         dm.mul_(beta1)  # (8)
         dv.mul_(beta2)
@@ -137,7 +136,7 @@ class InnerAdam(InvertibleOptimizer):
 
     def displacement(self, accumulators: Sequence[Tensor], t: int, lr: float) -> Tensor:
         (m, v), (a, e, r) = accumulators, self._corrected(t, lr)
-        return m.mul_(a).div_((v.add_(r) if r else v).sqrt_().add_(e))  # (4)
+        return m.mul_(a).div_(root(v.add_(r) if r else v).add_(e))  # (4)
 
     def resolution(self, index: int) -> int:
         # The least denominator is that of v = 0 in the first step. With q bits below it in m and 2q in v, both change
