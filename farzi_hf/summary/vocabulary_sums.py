@@ -30,11 +30,11 @@ class _Chunks:
     """Slices that cover n positions, and buffers (r, V) that each of them uses anew.
 
     Args:
-        head: (k, V); the chunks go with its size.
+        head: (V, k); the chunks go with its size.
     """
 
     def __init__(self, n: int, head: Tensor, buffers: int) -> None:
-        width, entries = head.shape  # with fewer rows than its width, products would read the head for little work
+        entries, width = head.shape  # with fewer rows than its width, products would read the head for little work
         self.n, self.rows = n, min(n, max(width, CHUNK.get(head.device.type, CHUNK["cpu"]) // entries))
         self.buffers = [head.new_empty(self.rows, entries) for _ in range(buffers)]
 
@@ -88,8 +88,8 @@ def linear_cross_entropy(
         if weight is None or torch.compiler.is_compiling():
             losses = targets.cross_entropy(states if weight is None else F.linear(states, weight, bias))
             return (losses if counts is None else losses * counts).sum()
-        # Transposed, so that sums over V run along the memory. A bias is one more row, where states have a 1.
-        head = weight.T if bias is None else torch.cat([weight.T, bias[None]])
+        # A bias is one more column, where states have a 1.
+        head = weight if bias is None else torch.cat([weight, bias[:, None]], dim=1)
         h = states if bias is None else torch.cat([states, torch.ones_like(states[:, :1])], dim=1)
         value = _CrossEntropy.apply(targets, h, head.contiguous(), counts)
         if any(x.requires_grad for x in targets.tensors):
@@ -98,15 +98,18 @@ def linear_cross_entropy(
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """The value, and with s its derivative: dh_j = s c_j Σ_v (p − q)_jv M_v, dM_v = s Σ_j c_j (p − q)_jv h_j and dc_j = s ℓ_j."""
+    """The value, and with s its derivative: dh_j = s c_j Σ_v (p − q)_jv M_v, dM_v = s Σ_j c_j (p − q)_jv h_j and dc_j = s ℓ_j.
+
+    `head` (V, k) has the M_v as its rows. So has the embedding that may share them, and sums of their derivatives run along the memory.
+    """
 
     @staticmethod
     def forward(ctx: Any, targets: Targets, h: Tensor, head: Tensor, counts: Tensor | None) -> Tensor:
         losses, (dh, dhead) = h.new_empty(len(h)), _zeros((h, head), ctx.needs_input_grad[1:3])
-        shape = (len(h), head.shape[1])
+        shape = (len(h), len(head))
         all_p = h.new_empty(shape) if may_keep(shape) else None
         for rows, (z, other, *free) in _Chunks(len(h), head, 3 if all_p is None else 2):
-            torch.mm(h[rows], head, out=z)
+            torch.mm(h[rows], head.T, out=z)
             q = targets.at(rows, other)
             p = torch.softmax(z, -1, out=free[0] if all_p is None else all_p[rows])
             losses[rows] = z.amax(1) - p.amax(1).log() - targets.dot(q, z, z)
@@ -114,9 +117,9 @@ class _CrossEntropy(torch.autograd.Function):
             if counts is not None:
                 difference.mul_(counts[rows, None])
             if dh is not None:
-                torch.mm(difference, head.T, out=dh[rows])
+                torch.mm(difference, head, out=dh[rows])
             if dhead is not None:
-                dhead.addmm_(h[rows].T, difference)
+                dhead.addmm_(difference.T, h[rows])
         ctx.targets, ctx.all_p = targets, all_p
         ctx.save_for_backward(h, head, counts, dh, dhead, losses if ctx.needs_input_grad[3] else None)
         return losses.sum() if counts is None else losses.dot(counts)
@@ -161,14 +164,14 @@ class _Gradient(torch.autograd.Function):
             ds = sum((x * y).sum() for x, y in zip(found, (a, big_a, b), strict=True) if y is not None)
         totals = h_bar, head_bar, counts_bar, *_ = _zeros((h, head, counts, *targets.tensors), needed)
         for rows, (y, other, free, *more) in _Chunks(len(h), head, 4 if any(needed[3:]) else 3):
-            p = torch.softmax(torch.mm(h[rows], head, out=y), -1, out=free) if all_p is None else all_p[rows]
+            p = torch.softmax(torch.mm(h[rows], head.T, out=y), -1, out=free) if all_p is None else all_p[rows]
             q = targets.at(rows, other)
             if a is None:
                 y.zero_()
             else:
-                torch.mm(a[rows], head, out=y)
+                torch.mm(a[rows], head.T, out=y)
             if big_a is not None:
-                y.addmm_(h[rows], big_a)
+                y.addmm_(h[rows], big_a.T)
             if any(needed[3:]):
                 targets.pull_back(rows, q, y, -1.0, totals[3:], more[0])
             if counts_bar is not None:  # `other` is free: these targets are ids
@@ -182,13 +185,13 @@ class _Gradient(torch.autograd.Function):
             if counts is not None:
                 difference.mul_(counts[rows, None])
             if h_bar is not None:
-                h_bar[rows].addmm_(e, head.T)
+                h_bar[rows].addmm_(e, head)
                 if big_a is not None:
-                    h_bar[rows].addmm_(difference, big_a.T)
+                    h_bar[rows].addmm_(difference, big_a)
             if head_bar is not None:
-                head_bar.addmm_(h[rows].T, e)
+                head_bar.addmm_(e.T, h[rows])
                 if a is not None:
-                    head_bar.addmm_(a[rows].T, difference)
+                    head_bar.addmm_(difference.T, a[rows])
         return None, None, None, ds, *(None if total is None else total.mul_(s) for total in totals)
 
 
@@ -210,7 +213,7 @@ class _TargetDerivative(torch.autograd.Function):
         targets, (h, head) = ctx.targets, ctx.saved_tensors
         totals = _zeros(targets.tensors, ctx.needs_input_grad[3:])
         for rows, (z, other) in _Chunks(len(h), head, 2):
-            torch.mm(h[rows], head, out=z).mul_(-s)
+            torch.mm(h[rows], head.T, out=z).mul_(-s)
             targets.pull_back(rows, targets.at(rows, other), z, 1.0, totals, z)
         return None, None, None, *totals
 
@@ -241,39 +244,39 @@ class _MeanEmbedding(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tokens: SoftTokens, table: Tensor) -> Tensor:
-        ctx.tokens, ctx.entries = tokens, table.T.detach()
+        ctx.tokens, ctx.table = tokens, table.detach()
         x = table.new_empty(len(tokens), table.shape[1])
-        for rows, (other,) in _Chunks(len(x), ctx.entries, 1):
+        for rows, (other,) in _Chunks(len(x), table, 1):
             torch.mm(tokens.at(rows, other), table, out=x[rows])
         return x
 
     @staticmethod
     def backward(ctx: Any, dx: Tensor) -> tuple[None, Tensor]:
-        return None, _TableGradient.apply(ctx.tokens, ctx.entries, dx, *ctx.tokens.tensors).T
+        return None, _TableGradient.apply(ctx.tokens, ctx.table, dx, *ctx.tokens.tensors)
 
 
 class _TableGradient(torch.autograd.Function):
-    """dE (h, V), transposed; with A the cotangent of it, its derivatives are Σ_v q_jv A_v in dx_j, and ⟨A_v, dx_j⟩ in q_jv."""
+    """dE (V, h); with A the cotangent of it, its derivatives are Σ_v q_jv A_v in dx_j, and ⟨A_v, dx_j⟩ in q_jv."""
 
     @staticmethod
-    def forward(ctx: Any, tokens: SoftTokens, entries: Tensor, dx: Tensor, *tensors: Tensor) -> Tensor:
+    def forward(ctx: Any, tokens: SoftTokens, table: Tensor, dx: Tensor, *tensors: Tensor) -> Tensor:
         ctx.tokens = tokens
         ctx.save_for_backward(dx)
-        total = torch.zeros_like(entries, memory_format=torch.contiguous_format)
-        for rows, (other,) in _Chunks(len(dx), entries, 1):
-            total.addmm_(dx[rows].T, tokens.at(rows, other))
+        total = torch.zeros_like(table)
+        for rows, (other,) in _Chunks(len(dx), table, 1):
+            total.addmm_(tokens.at(rows, other).T, dx[rows])
         return total
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, big_a: Tensor) -> tuple[Any, ...]:
         tokens, (dx,), needed = ctx.tokens, ctx.saved_tensors, ctx.needs_input_grad[3:]
-        totals, dx_bar, big_a = _zeros(tokens.tensors, needed), torch.empty_like(dx), big_a.contiguous()
+        totals, dx_bar, big_a = _zeros(tokens.tensors, needed), torch.empty_like(dx), big_a
         for rows, (dq, other) in _Chunks(len(dx), big_a, 2):
             q = tokens.at(rows, other)
-            torch.mm(q, big_a.T, out=dx_bar[rows])
+            torch.mm(q, big_a, out=dx_bar[rows])
             if any(needed):
-                tokens.pull_back(rows, q, torch.mm(dx[rows], big_a, out=dq), 1.0, totals, dq)
+                tokens.pull_back(rows, q, torch.mm(dx[rows], big_a.T, out=dq), 1.0, totals, dq)
         return None, None, dx_bar, *totals
 
 
@@ -288,8 +291,8 @@ class _TokenDerivative(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dx: Tensor) -> tuple[Any, ...]:
         _check_once("tokens")
-        tokens, entries = ctx.tokens, ctx.table.T.contiguous()
+        tokens, table = ctx.tokens, ctx.table
         totals = _zeros(tokens.tensors, ctx.needs_input_grad[2:])
-        for rows, (dq, other) in _Chunks(len(dx), entries, 2):
-            tokens.pull_back(rows, tokens.at(rows, other), torch.mm(dx[rows], entries, out=dq), 1.0, totals, dq)
+        for rows, (dq, other) in _Chunks(len(dx), table, 2):
+            tokens.pull_back(rows, tokens.at(rows, other), torch.mm(dx[rows], table.T, out=dq), 1.0, totals, dq)
         return None, None, *totals
