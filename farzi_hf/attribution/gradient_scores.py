@@ -24,16 +24,23 @@ def gradient_products(training: WeightedTraining, test: Test, checkpoints: Seque
 
     Args:
         checkpoints: θ_k at some steps of the training.
+
+    Raises:
+        ValueError: there are no checkpoints.
     """
+    if not checkpoints:
+        raise ValueError("checkpoints is empty; give θ of at least one step, for example [training.train()]")
     return sum(_products(training, theta, _test_gradient(training, test, theta)) for theta in checkpoints)
 
 
 def gradient_cosines(training: WeightedTraining, test: Test, theta: Parameters) -> Tensor:
-    """The cosine of ∇ℓ_i(θ) and ∇L_test(θ) for each training sequence i, (n,). Costs one gradient per sequence."""
+    """The cosine of ∇ℓ_i(θ) and ∇L_test(θ) for each training sequence i, (n,); 0 where a gradient is 0. Costs one gradient per sequence."""
     direction = _test_gradient(training, test, theta)
     scale = torch.sqrt(sum(x.square().sum() for x in direction.values()))
-    norms = [_norm(training, theta, i) for i in range(training.num_rows)]
-    return _products(training, theta, direction) / (torch.stack(norms) * scale)
+    lengths = torch.zeros_like(training.ones)
+    for i in _predicting(training).tolist():
+        lengths[i] = _norm(training, theta, i) * scale
+    return _products(training, theta, direction) / lengths.clamp_min(torch.finfo(lengths.dtype).tiny)
 
 
 def _test_gradient(training: WeightedTraining, test: Test, theta: Parameters) -> Parameters:
@@ -50,13 +57,18 @@ def _by_name(loss: Tensor, theta: Parameters, create_graph: bool = False) -> Par
 
 def _products(training: WeightedTraining, theta: Parameters, direction: Parameters) -> Tensor:
     """⟨∇ℓ_i(θ), direction⟩ of all i. With a weight per sequence it is the derivative of ⟨∇ Σ_i w_i ℓ_i, direction⟩ in w_i."""
-    found = []
-    for chosen in torch.arange(training.num_rows).split(_CHUNK):
+    found = torch.zeros_like(training.ones)
+    for chosen in _predicting(training).split(_CHUNK):
         w = training.ones[chosen].requires_grad_()
         gradient = _gradient(training, theta, chosen, w, create_graph=True)
         product = sum((g * direction[name]).sum() for name, g in gradient.items())
-        found.append(torch.autograd.grad(product, w)[0])
-    return torch.cat(found)
+        found[chosen] = torch.autograd.grad(product, w)[0]
+    return found
+
+
+def _predicting(training: WeightedTraining) -> Tensor:
+    """The sequences with something to predict. The loss of the others is no number, and their score is 0."""
+    return (training.rows["labels"][:, 1:] != IGNORED).any(1).nonzero()[:, 0]
 
 
 def _norm(training: WeightedTraining, theta: Parameters, i: int) -> Tensor:

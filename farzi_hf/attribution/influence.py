@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from farzi_hf.attribution.weighted_training import WeightedTraining
+from farzi_hf.data import IGNORED
 from farzi_hf.distillation import Learner, Parameters
 from farzi_hf.engine import Adjoint
 
@@ -41,15 +42,16 @@ def influence(
         costs one more training forward and backward.
 
     Raises:
-        ValueError: `weights` has another shape, the test loss is neither a number nor a vector, or the adjoint cannot do this training.
+        TypeError, ValueError: `weights` has another shape, the test loss is neither a number nor a vector, does not depend on θ, or the
+            test batch has nothing to predict, or the adjoint cannot do this training.
         FloatingPointError: the training diverged, or its derivative did: a result is not finite.
     """
-    w = training.checked(weights).detach().clone().requires_grad_()
-    theta = training.unroll(w, adjoint)
-    losses = loss_function(training.learner, test)(theta)
-    if losses.dim() > 1:
-        raise ValueError(f"test returned losses of shape {tuple(losses.shape)}; return one loss, or a vector of losses")
-    rows = [torch.autograd.grad(loss, w, retain_graph=True)[0].neg() for loss in losses.reshape(-1)]
+    loss = loss_function(training.learner, test)
+    with torch.inference_mode(False), torch.enable_grad():  # a derivative is what the caller wants
+        w = training.checked(weights).detach().clone().requires_grad_()
+        losses = loss(training.unroll(w, adjoint))
+        _check_losses(losses)
+        rows = [torch.autograd.grad(loss, w, retain_graph=True)[0].neg() for loss in losses.reshape(-1)]
     found = torch.stack(rows).view(*losses.shape, -1)
     if not bool(found.isfinite().all()):
         raise FloatingPointError(
@@ -60,5 +62,22 @@ def influence(
 
 
 def loss_function(learner: Learner, test: Test) -> Callable[[Parameters], Tensor]:
-    """The test loss as a function of θ."""
-    return test if callable(test) else lambda theta: learner.hard_loss(theta, test)
+    """The test loss as a function of θ. Raises ValueError if a test batch has nothing to predict."""
+    if callable(test):
+        return test
+    if not {"input_ids", "labels"} <= set(test):
+        raise ValueError(f"test has {', '.join(test) or 'nothing'}; give input_ids and labels, as collators do")
+    if not (test["labels"][:, 1:] != IGNORED).any():
+        raise ValueError(f"test has no label to predict: all are {IGNORED}, or sequences have one token; give others")
+    return lambda theta: learner.hard_loss(theta, test)
+
+
+def _check_losses(losses: Tensor) -> None:
+    if not isinstance(losses, Tensor):
+        raise TypeError(f"test returned {type(losses).__name__} {str(losses)[:60]!r}; return a tensor, the loss of θ")
+    if losses.dim() > 1 or not losses.numel():
+        raise ValueError(f"test returned losses of shape {tuple(losses.shape)}; return one loss, or a vector of losses")
+    if not losses.requires_grad:
+        raise ValueError(
+            "test returned a loss that does not depend on θ; compute it from its argument, without no_grad"
+        )

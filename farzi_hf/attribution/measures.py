@@ -45,8 +45,18 @@ def recall_at(scores: Tensor, planted: Tensor, k: int | None = None) -> float:
         scores: (n,).
         planted: (n,), whether a sequence is a fault.
         k: None stands for the number of faults.
+
+    Raises:
+        ValueError: the shapes differ, nothing is planted, or k is not from 1 to n.
     """
+    if planted.shape != scores.shape or not planted.any():
+        raise ValueError(
+            f"planted has the shape {tuple(planted.shape)} and {int(planted.sum())} faults for {len(scores)} scores; give a bool for each "
+            "score, and at least one fault"
+        )
     k = int(planted.sum()) if k is None else k
+    if not 1 <= k <= len(scores):
+        raise ValueError(f"k={k}; give a number from 1 to {len(scores)}")
     return float(planted[scores.argsort()[:k]].sum() / planted.sum())
 
 
@@ -65,8 +75,18 @@ def metasmoothness(
     Returns:
         `slope`: the slope of real changes of the test loss against the predicted ones; 1 if the prediction is right. `correlation` of the
         two. `curvature`: the size of the even part of the change, relative to that of the odd part; 0 if the training is linear.
+
+    Raises:
+        ValueError: `test` returns several losses, `size` is not above 0, or there are fewer than 2 directions.
     """
-    scores, loss = influence(training, test), loss_function(training.learner, test)
+    if not size > 0 or directions < 2:
+        raise ValueError(f"size={size} and directions={directions}; give a size above 0, and at least 2 directions")
+    loss = loss_function(training.learner, test)
+    with torch.no_grad():
+        at_start = loss(training.start)
+    if at_start.numel() != 1:
+        raise ValueError(f"test returns losses of shape {tuple(at_start.shape)}; metasmoothness is that of one loss")
+    scores = influence(training, test)
     generator = stream(seed, Purpose.WEIGHT_DIRECTIONS)
     half = np.arange(training.num_rows) % 2 * 2 - 1
     v = torch.as_tensor(np.stack([generator.permutation(half) for _ in range(directions)])).to(scores)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from farzi_hf.data import IGNORED
 from farzi_hf.distillation import Learner, Parameters
+from farzi_hf.distillation.learner import is_constant
 from farzi_hf.engine import Adjoint, InnerOptimizer, train, unroll
 
 
@@ -48,7 +49,12 @@ class WeightedTraining:
             raise ValueError(
                 f"rows has {', '.join(self.rows) or 'nothing'}; give input_ids and labels, as collators do"
             )
-        if self.batches.dim() != 2 or self.batches.is_floating_point() or not self.batches.numel():
+        odd = {name: tuple(x.shape) for name, x in self.rows.items() if x.shape != self.rows["input_ids"].shape}
+        if odd or self.rows["input_ids"].dim() != 2:
+            raise ValueError(
+                f"rows has the shapes {odd or tuple(self.rows['input_ids'].shape)}; give every column as (n, L), as collators do"
+            )
+        if self.batches.dim() != 2 or self.batches.dtype not in (torch.int32, torch.int64) or not self.batches.numel():
             raise ValueError(
                 f"batches is {self.batches.dtype} of shape {tuple(self.batches.shape)}; give the rows of each step, integers (T, b)"
             )
@@ -83,8 +89,8 @@ class WeightedTraining:
 
     @property
     def ones(self) -> Tensor:
-        """The weights (n,) of ordinary training."""
-        return next(iter(self.start.values())).new_ones(self.num_rows)
+        """The weights (n,) of ordinary training, of the type of the parameters that train."""
+        return next(x for x in self.start.values() if not is_constant(x)).new_ones(self.num_rows)
 
     def minibatch(self, chosen: Tensor) -> dict[str, Tensor]:
         """These rows, without the columns that are padding in all of them. Compiled code keeps these, because no shape may depend on values."""
@@ -102,8 +108,13 @@ class WeightedTraining:
         Args:
             weights: w (n,); None stands for ordinary training.
             steps: stop after so many steps; None takes all T.
+
+        Raises:
+            ValueError: the weights are not usable, or there are fewer steps.
         """
         weights = self.checked(weights)
+        if steps is not None and not 1 <= steps <= self.steps:
+            raise ValueError(f"steps={steps}, but the training has 1 to {self.steps} of them")
         return train(
             self.loss,
             self.start,
@@ -154,9 +165,17 @@ class WeightedTraining:
         return torch.full((len(ids),), ids.shape[1]) if mask is None else mask.sum(1)
 
     def checked(self, weights: Tensor | None) -> Tensor:
-        """The weights (n,); None stands for ordinary training. Raises ValueError if they are others."""
+        """The weights (n,), of the type of the parameters; None stands for ordinary training.
+
+        Raises:
+            TypeError, ValueError: they are no tensor, or have another shape, no fractions or no finite values.
+        """
         if weights is None:
             return self.ones
+        if not isinstance(weights, Tensor):
+            raise TypeError(
+                f"weights is a {type(weights).__name__}; give a tensor, a weight for each training sequence"
+            )
         if weights.shape != (self.num_rows,):
             raise ValueError(
                 f"weights has the shape {tuple(weights.shape)}; give a weight for each of the {self.num_rows} training sequences"
@@ -165,4 +184,6 @@ class WeightedTraining:
             raise ValueError(
                 f"weights is {weights.dtype}, in which nothing can be differentiated; give weights.float()"
             )
-        return weights
+        if not bool(weights.isfinite().all()):
+            raise ValueError(f"weights[{int((~weights.isfinite()).nonzero()[0])}] is not finite; give finite weights")
+        return weights.to(self.ones)

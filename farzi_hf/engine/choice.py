@@ -44,13 +44,13 @@ def choose_adjoint(loop: InnerLoop, w: Buffers, inputs: Buffers) -> Adjoint:
 
 _MEASURED: dict[Hashable, StepMemory] = {}
 _MEASUREMENTS = 64  # at most; the oldest is removed first
-_FOLLOWED = 256  # parts of a value at most, so that the key of a long list is no work
+_FOLLOWED = 4096  # parts at most, so that the key of a long list is no work
 
 
 def _step_memory(loop: InnerLoop, w: Buffers, inputs: Buffers) -> StepMemory:
     """`loop.step_memory`, measured again only if the step may have changed."""
     given = (loop.inner_loss, loop.optimizer, *loop.layout.constants.values(), *w, *inputs)
-    key = (type(loop), loop.layout.groups, loop.layout.shapes, repr(loop.autocast), *map(_kind, given))
+    key = (type(loop), loop.layout.groups, loop.layout.shapes, repr(loop.autocast), _Key().of(given))
     if key not in _MEASURED:
         if len(_MEASURED) == _MEASUREMENTS:
             del _MEASURED[next(iter(_MEASURED))]
@@ -58,27 +58,36 @@ def _step_memory(loop: InnerLoop, w: Buffers, inputs: Buffers) -> StepMemory:
     return _MEASURED[key]
 
 
-def _kind(value: Any, within: tuple[int, ...] = ()) -> Hashable:
+class _Key:
     """A key for everything that the memory of a step can depend on: a tensor's shape and type, a function's code and what it captures.
 
     A training makes a new loss function at every call, so functions with equal code and captured values have equal keys. Containers and
     dataclasses are followed, and the global tensors and containers that a function names. Other objects stand for themselves: a change of
-    their attributes is not seen. The key keeps no object alive. `within` are the ids of what holds `value`; a value that holds itself is
-    not followed again.
+    their attributes is not seen. The key keeps no object alive. A container that was seen before is not followed again: it may hold
+    itself, or be held many times.
     """
-    if isinstance(value, Tensor):
-        return value.shape, value.dtype, value.device, value.requires_grad
-    if value is None or isinstance(value, (str, int, float, torch.dtype, torch.device)):
-        return value
-    if (parts := _parts(value)) is not None:
-        kind = value.__code__ if isinstance(value, FunctionType) else type(value)
-        if id(value) in within:
-            return kind
-        return kind, len(parts), *(_kind(part, (*within, id(value))) for part in parts[:_FOLLOWED])
-    if type(value).__eq__ is object.__eq__:
-        with suppress(TypeError):  # a class may have no weak references
-            return weakref.ref(value)
-    return type(value), getattr(value, "shape", None)
+
+    def __init__(self) -> None:
+        self.followed = 0
+        self.seen: dict[int, tuple[int, Any]] = {}
+        """By id, the number of each container and the container itself, because an id may be used again after its object."""
+
+    def of(self, value: Any) -> Hashable:
+        if isinstance(value, Tensor):
+            return value.shape, value.dtype, value.device, value.requires_grad
+        if value is None or isinstance(value, (str, int, float, torch.dtype, torch.device)):
+            return value
+        if (parts := _parts(value)) is not None:
+            if id(value) in self.seen:
+                return self.seen[id(value)][0]
+            self.seen[id(value)] = len(self.seen), value
+            kind, first = value.__code__ if isinstance(value, FunctionType) else type(value), self.followed
+            self.followed += len(parts)
+            return kind, len(parts), *(self.of(part) for part in parts[: max(0, _FOLLOWED - first)])
+        if type(value).__eq__ is object.__eq__:
+            with suppress(TypeError):  # a class may have no weak references
+                return weakref.ref(value)
+        return type(value), getattr(value, "shape", None)
 
 
 def _parts(value: Any) -> Sequence[Any] | None:

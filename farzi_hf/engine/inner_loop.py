@@ -53,6 +53,11 @@ class Layout:
                 raise ValueError(
                     f"params[{name!r}] is {x.dtype}, which does not train; give its real and imaginary part"
                 )
+            if trains and x.dtype == torch.float16:
+                raise ValueError(
+                    f"params[{name!r}] is float16, in which the squares of gradients vanish; train float32 parameters, under autocast if "
+                    "the network should be fast"
+                )
             if trains and x.is_floating_point():
                 groups.setdefault((x.dtype, x.device), []).append(name)
             else:

@@ -12,7 +12,7 @@ from numbers import Integral
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from farzi_hf.engine.adjoints import Adjoint
 from farzi_hf.engine.choice import choose_adjoint
@@ -79,6 +79,7 @@ def unroll(
     """
     _check_types(params, inputs, optimizer, adjoint)
     _check_counts(steps, window, first_step)
+    params, inputs = _ordinary(params, inputs)
     loop, w = _loop(inner_loss, params, inputs, optimizer, steps, window, first_step, torch_compile)
     differentiable = torch.is_grad_enabled() and any(x.requires_grad for x in (*w, *inputs))
     with (
@@ -112,6 +113,7 @@ def train(
     """
     _check_types(params, inputs, optimizer, None)
     _check_counts(steps, None, first_step)
+    params, inputs = _ordinary(params, inputs)
     loop, w = _loop(inner_loss, params, inputs, optimizer, steps, None, first_step, torch_compile)
     with torch.inference_mode(False), no_autocast(loop.autocast):
         states = loop.advance(loop.start(w), tuple(x.detach() for x in inputs), loop.all)
@@ -138,6 +140,22 @@ def _loop(
     settings = autocast_settings((*w, *inputs))
     loop = kind(inner_loss, optimizer, layout, taken + steps, window or steps, first_step, settings, taken, reached)
     return loop, w
+
+
+@torch.inference_mode(False)
+def _ordinary(
+    params: dict[str, Tensor] | TrainingState, inputs: tuple[Tensor, ...]
+) -> tuple[dict[str, Tensor] | TrainingState, tuple[Tensor, ...]]:
+    """The same, with copies of tensors that were made in inference mode: no graph can have those."""
+
+    def copied(x: Tensor) -> Tensor:
+        if not x.is_inference():
+            return x
+        return nn.Parameter(x.clone(), x.requires_grad) if isinstance(x, nn.Parameter) else x.clone()
+
+    if isinstance(params, dict):
+        params = {name: copied(x) for name, x in params.items()}
+    return params, tuple(map(copied, inputs))
 
 
 def _check_types(params: Any, inputs: Any, optimizer: Any, adjoint: Any) -> None:

@@ -155,6 +155,11 @@ def test_gradient_scores_are_those_of_single_gradients(training: WeightedTrainin
     [
         ({"batches": torch.tensor([[0, 7]])}, "batches names the rows 0 to 7, but rows has 7 sequences"),
         ({"batches": torch.tensor([0, 1])}, r"batches is torch.int64 of shape \(2,\)"),
+        ({"batches": torch.tensor([[True, False]])}, r"batches is torch.bool of shape \(1, 2\)"),
+        (
+            {"rows": {**sentences(N, seed=2), "user": torch.arange(N)}},
+            r"rows has the shapes {'user': \(7,\)}; give every column as \(n, L\)",
+        ),
         ({"rows": {"input_ids": torch.ones(7, 3)}}, "rows has input_ids; give input_ids and labels"),
         (
             {
@@ -181,8 +186,26 @@ def test_influence_says_what_is_wrong(training: WeightedTraining) -> None:
         influence(training, TEST, weights=torch.ones(3))
     with pytest.raises(ValueError, match=r"weights is torch.int64, in which nothing can be differentiated"):
         influence(training, TEST, weights=torch.ones(N, dtype=torch.long))
+    with pytest.raises(ValueError, match=r"weights\[2\] is not finite"):
+        influence(training, TEST, weights=torch.tensor([1.0, 1.0, torch.nan, 1.0, 1.0, 1.0, 1.0]))
+    with pytest.raises(TypeError, match="weights is a list; give a tensor"):
+        influence(training, TEST, weights=[1.0] * N)
     with pytest.raises(ValueError, match=r"losses of shape \(1, 1\)"):
         influence(training, lambda theta: training.learner.hard_loss(theta, TEST).view(1, 1))
+    with pytest.raises(ValueError, match=r"losses of shape \(0,\)"):
+        influence(training, lambda theta: training.learner.hard_loss(theta, TEST).new_zeros(0))
+    with pytest.raises(TypeError, match=r"test returned float '1\.5'; return a tensor"):
+        influence(training, lambda theta: 1.5)
+    with pytest.raises(ValueError, match="test returned a loss that does not depend on θ"):
+        influence(training, lambda theta: training.learner.hard_loss(training.start, TEST))
+    with pytest.raises(ValueError, match="test has input_ids; give input_ids and labels"):
+        influence(training, {"input_ids": TEST["input_ids"]})
+    with pytest.raises(ValueError, match="test has no label to predict"):
+        influence(training, {**TEST, "labels": torch.full_like(TEST["labels"], IGNORED)})
+    with pytest.raises(ValueError, match="checkpoints is empty"):
+        gradient_products(training, TEST, [])
+    with pytest.raises(ValueError, match="steps=7, but the training has 1 to 6"):
+        training.train(steps=7)
     with pytest.raises(FloatingPointError, match="the influence is not finite after 6 steps"):
         influence(training, lambda theta: training.learner.hard_loss(theta, TEST) * torch.inf)
 
@@ -207,3 +230,38 @@ def test_frozen_parameters_have_no_part_in_gradient_scores() -> None:
     embeddings, others, both = scores(("wte",)), scores(("ln_",)), scores(("wte", "ln_"))
     torch.testing.assert_close(embeddings[0] + others[0], both[0], rtol=1e-3, atol=1e-5)
     assert embeddings[1].abs().max() <= 1 + 1e-5
+
+
+@pytest.mark.parametrize("quiet", [torch.no_grad, torch.inference_mode])
+def test_influence_is_a_derivative_also_where_the_caller_wants_no_others(training: WeightedTraining, quiet) -> None:
+    expected = influence(training, TEST)
+    with quiet():
+        torch.testing.assert_close(influence(training, TEST), expected)
+
+
+def test_a_sequence_without_anything_to_predict_scores_zero(training: WeightedTraining) -> None:
+    alone = {name: x.clone() for name, x in training.rows.items()}
+    alone["labels"][2, 1:] = IGNORED
+    found = gradient_cosines(replace(training, rows=alone), TEST, training.start)
+    assert found[2] == 0
+    assert found.isfinite().all()
+
+
+def test_weights_are_of_the_type_of_what_trains() -> None:
+    """A constant base in bfloat16 comes first among the parameters."""
+
+    def model() -> torch.nn.Module:
+        torch.manual_seed(0)
+        made = AutoModelForCausalLM.from_config(config_of("gpt2", initializer_range=0.3))
+        for name, x in made.named_parameters():
+            if not (trains := "ln_" in name):
+                x.data = x.data.bfloat16()
+            x.requires_grad_(trains)
+        return made
+
+    learner = Learner(model)
+    batches = minibatches(N, BATCH, STEPS, seed=1)
+    training = WeightedTraining(learner, sentences(N, seed=2), batches, InnerSGD(0.1), learner.initial_parameters(0))
+    assert next(iter(training.start.values())).dtype == torch.bfloat16
+    assert training.ones.dtype == torch.float32
+    assert training.checked(torch.ones(N).double()).dtype == torch.float32

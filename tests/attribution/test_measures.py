@@ -36,6 +36,12 @@ def test_recall_counts_faults_among_the_lowest_scores() -> None:
     scores, planted = torch.tensor([0.1, -3.0, -2.0, 5.0]), torch.tensor([True, True, False, False])
     assert recall_at(scores, planted) == 0.5
     assert recall_at(scores, planted, k=3) == 1.0
+    with pytest.raises(ValueError, match="0 faults for 4 scores"):
+        recall_at(scores, torch.zeros(4, dtype=torch.bool))
+    with pytest.raises(ValueError, match=r"shape \(2,\) and 2 faults for 4 scores"):
+        recall_at(scores, planted[:2])
+    with pytest.raises(ValueError, match="k=-1; give a number from 1 to 4"):
+        recall_at(scores, planted, k=-1)
 
 
 @pytest.fixture(scope="module")
@@ -59,3 +65,24 @@ def test_a_slow_training_is_smooth_and_a_wild_one_is_not(learner: Learner) -> No
     assert slow["curvature"] < 0.05
     assert abs(wild["slope"] - 1) > 0.1
     assert wild["curvature"] > 0.3
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"size": 0.0}, "size=0.0 and directions=8"),
+        ({"directions": 1}, "size=0.05 and directions=1"),
+        ({}, r"losses of shape \(2,\)"),
+    ],
+)
+def test_smoothness_says_what_is_wrong(learner: Learner, settings: dict, message: str) -> None:
+    ids = torch.randint(1, 13, (8, 6), generator=torch.Generator().manual_seed(0))
+    training = WeightedTraining(
+        learner,
+        {"input_ids": ids, "labels": ids},
+        minibatches(8, 4, 2, 0),
+        InnerSGD(0.1),
+        learner.initial_parameters(0),
+    )
+    with pytest.raises(ValueError, match=message):
+        metasmoothness(training, lambda theta: torch.stack([theta["transformer.wte.weight"].sum()] * 2), **settings)

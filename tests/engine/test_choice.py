@@ -43,3 +43,16 @@ def test_without_an_adjoint_the_fastest_that_fits_is_taken(
     assert "estimates: " in record.message
     adjoint = {"Direct": Direct(), "Tape": Tape(), "Reversible": Reversible(), "Checkpoint": Checkpoint()}[expected]
     assert all(map(torch.equal, found, meta_gradient(problem, optimizer, 40, adjoint=adjoint)))
+
+
+def test_what_a_loss_holds_many_times_is_followed_once() -> None:
+    """Followed along every path, this list would have 2^60 parts."""
+    nested: list = []
+    for _ in range(60):
+        nested = [nested, nested]
+    problem = mp.mlp()
+
+    def inner_loss(params: dict, inputs: tuple, step: int) -> torch.Tensor:
+        return problem.inner_loss(params, inputs, step) * len(nested)
+
+    assert unroll(inner_loss, *problem.arguments[1:], optimizer=ADAM, steps=2)["in"].requires_grad

@@ -8,7 +8,7 @@ import torch
 from meta_problems import ADAM, outer_loss, relative_error
 from torch import Tensor
 
-from farzi_hf.engine import InnerAdam, InnerOptimizer, InnerSGD, Reversible, State, Tape, unroll
+from farzi_hf.engine import Adjoint, Direct, InnerAdam, InnerOptimizer, InnerSGD, Reversible, State, Tape, unroll
 
 
 def test_reversal_of_many_steps_ends_at_the_start_and_takes_each_step_twice() -> None:
@@ -162,3 +162,22 @@ def test_a_backward_pass_that_stopped_on_the_way_is_named_by_the_next() -> None:
         loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match=r"stopped with an error in an earlier backward pass .*; call unroll again"):
         loss.backward()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("eps", [1e-8, 1e-3])
+@pytest.mark.parametrize("scale", [1e-14, 1e-12, 1e-9, 1e-7])
+def test_a_second_moment_that_is_rounded_to_zero_has_no_derivative(
+    scale: float, eps: float, dtype: torch.dtype
+) -> None:
+    """Gradients far below eps: the first moment is not zero, and the second one is smaller than the least integer."""
+
+    def derivative(adjoint: Adjoint) -> float:
+        x = torch.ones(3, dtype=dtype, requires_grad=True)
+        theta = unroll(
+            lambda params, inputs, step: scale * (params["w"].sin() * inputs[0]).sum(),
+            {"w": torch.full((3,), 0.5, dtype=dtype)}, (x,), optimizer=InnerAdam(0.01, eps=eps), steps=3, adjoint=adjoint,
+        )  # fmt: skip
+        return torch.autograd.grad(theta["w"].sum(), x)[0][0].item()
+
+    assert derivative(Reversible()) == pytest.approx(derivative(Direct()), rel=1e-3)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from numbers import Real
 from typing import Any, ClassVar
 
 import torch
@@ -49,8 +50,22 @@ class InnerOptimizer(ABC):
         )
 
     def rate(self, step: int) -> float:
-        """The learning rate of a global step: `lr`, times `lr_schedule(step)` where there is a schedule."""
-        return self.lr if self.lr_schedule is None else self.lr * self.lr_schedule(step)
+        """The learning rate of a global step: `lr`, times `lr_schedule(step)` where there is a schedule.
+
+        Raises:
+            ValueError: the schedule returns something else than a finite number.
+        """
+        if self.lr_schedule is None:
+            return self.lr
+        multiplier = self.lr_schedule(step)
+        if isinstance(multiplier, Tensor) and multiplier.numel() == 1 and not multiplier.requires_grad:
+            multiplier = multiplier.item()
+        if not (isinstance(multiplier, Real) and math.isfinite(multiplier)):
+            raise ValueError(
+                f"lr_schedule({step}) returned {multiplier!r}; it must return a finite number. To differentiate in a learning rate, put "
+                "it into the loss"
+            )
+        return self.lr * float(multiplier)
 
     @abstractmethod
     def init(self, w: Tensor) -> State:

@@ -36,9 +36,10 @@ class PaperAdam(InnerAdam):
         (m, v), (dw, dm, _) = accumulators, cotangent
         (beta1, beta2), (a, e, r) = self.betas, self._corrected(t, lr)
         g = decayed(g, w, self.weight_decay)
-        s = root(v + r)
+        x = v + r
+        s = root(x)
         u = (dw * a).div_(s + e)
-        dm.addcmul_(u, (m / s).div_(s + e).mul_(g), value=(1 - beta2) / (1 - beta1)).sub_(u)  # (1)
+        dm.addcmul_(u, (m / s).mul_(x.sign()).div_(s + e).mul_(g), value=(1 - beta2) / (1 - beta1)).sub_(u)  # (1)
         dg = dm * (1 - beta1)  # (2)
         dm.mul_(beta1)  # (3)
         if self.weight_decay:
