@@ -43,6 +43,7 @@ def gradient_cosines(training: WeightedTraining, test: Test, theta: Parameters) 
     return _products(training, theta, direction) / lengths.clamp_min(torch.finfo(lengths.dtype).tiny)
 
 
+@torch.enable_grad()
 def _test_gradient(training: WeightedTraining, test: Test, theta: Parameters) -> Parameters:
     theta = leaves(theta)
     return _by_name(loss_function(training.learner, test)(theta), theta)
@@ -55,6 +56,7 @@ def _by_name(loss: Tensor, theta: Parameters, create_graph: bool = False) -> Par
     return dict(zip(trained, found, strict=True))
 
 
+@torch.enable_grad()
 def _products(training: WeightedTraining, theta: Parameters, direction: Parameters) -> Tensor:
     """⟨∇ℓ_i(θ), direction⟩ of all i. With a weight per sequence it is the derivative of ⟨∇ Σ_i w_i ℓ_i, direction⟩ in w_i."""
     found = torch.zeros_like(training.ones)
@@ -71,6 +73,7 @@ def _predicting(training: WeightedTraining) -> Tensor:
     return (training.rows["labels"][:, 1:] != IGNORED).any(1).nonzero()[:, 0]
 
 
+@torch.enable_grad()
 def _norm(training: WeightedTraining, theta: Parameters, i: int) -> Tensor:
     gradient = _gradient(training, theta, torch.tensor([i]), None)
     return torch.sqrt(sum(g.square().sum() for g in gradient.values()))

@@ -64,7 +64,7 @@ def influence(
 def loss_function(learner: Learner, test: Test) -> Callable[[Parameters], Tensor]:
     """The test loss as a function of θ. Raises ValueError if a test batch has nothing to predict."""
     if callable(test):
-        return test
+        return lambda theta: _checked_loss(test(theta))
     if not {"input_ids", "labels"} <= set(test):
         raise ValueError(f"test has {', '.join(test) or 'nothing'}; give input_ids and labels, as collators do")
     if not (test["labels"][:, 1:] != IGNORED).any():
@@ -72,9 +72,13 @@ def loss_function(learner: Learner, test: Test) -> Callable[[Parameters], Tensor
     return lambda theta: learner.hard_loss(theta, test)
 
 
+def _checked_loss(loss: Tensor) -> Tensor:
+    if not isinstance(loss, Tensor):
+        raise TypeError(f"test returned {type(loss).__name__} {str(loss)[:60]!r}; return a tensor, the loss of θ")
+    return loss
+
+
 def _check_losses(losses: Tensor) -> None:
-    if not isinstance(losses, Tensor):
-        raise TypeError(f"test returned {type(losses).__name__} {str(losses)[:60]!r}; return a tensor, the loss of θ")
     if losses.dim() > 1 or not losses.numel():
         raise ValueError(f"test returned losses of shape {tuple(losses.shape)}; return one loss, or a vector of losses")
     if not losses.requires_grad:

@@ -138,8 +138,7 @@ class WeightedTraining:
                 chosen = self.batches[step - 1]
                 return learners.hard_loss(params, self.minibatch(chosen), inputs[0][:, chosen]) * learners.size
 
-            for w in part:
-                self.checked(w)
+            part = torch.stack([self.checked(w) for w in part])
             start = learners.stack([self.start] * len(part))
             trained = train(loss, start, (part,), optimizer=self.optimizer, steps=self.steps).params
             for k in range(len(part)):

@@ -44,7 +44,7 @@ def choose_adjoint(loop: InnerLoop, w: Buffers, inputs: Buffers) -> Adjoint:
 
 _MEASURED: dict[Hashable, StepMemory] = {}
 _MEASUREMENTS = 64  # at most; the oldest is removed first
-_FOLLOWED = 4096  # parts at most, so that the key of a long list is no work
+_PARTS, _FOLLOWED = 256, 1 << 16  # of a value and in all at most, so that the key of long lists is no work
 
 
 def _step_memory(loop: InnerLoop, w: Buffers, inputs: Buffers) -> StepMemory:
@@ -79,11 +79,12 @@ class _Key:
             return value
         if (parts := _parts(value)) is not None:
             if id(value) in self.seen:
-                return self.seen[id(value)][0]
+                return "seen before", self.seen[id(value)][0]
             self.seen[id(value)] = len(self.seen), value
-            kind, first = value.__code__ if isinstance(value, FunctionType) else type(value), self.followed
-            self.followed += len(parts)
-            return kind, len(parts), *(self.of(part) for part in parts[: max(0, _FOLLOWED - first)])
+            kind = value.__code__ if isinstance(value, FunctionType) else type(value)
+            followed = parts[: min(_PARTS, _FOLLOWED - self.followed)]
+            self.followed += len(followed)
+            return kind, len(parts), *map(self.of, followed)
         if type(value).__eq__ is object.__eq__:
             with suppress(TypeError):  # a class may have no weak references
                 return weakref.ref(value)

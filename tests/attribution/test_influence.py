@@ -130,6 +130,8 @@ def test_trainings_together_are_trainings_alone(training: WeightedTraining) -> N
     for found, own in zip(training.train_each(w, at_once=2), w, strict=True):
         for name, x in training.train(own).items():
             torch.testing.assert_close(found[name], x)
+    (half,) = training.train_each(torch.full((1, N), 0.5))  # float32, where the parameters are float64
+    torch.testing.assert_close(half, training.train(torch.full((N,), 0.5)))
 
 
 def test_gradient_scores_are_those_of_single_gradients(training: WeightedTraining) -> None:
@@ -235,8 +237,11 @@ def test_frozen_parameters_have_no_part_in_gradient_scores() -> None:
 @pytest.mark.parametrize("quiet", [torch.no_grad, torch.inference_mode])
 def test_influence_is_a_derivative_also_where_the_caller_wants_no_others(training: WeightedTraining, quiet) -> None:
     expected = influence(training, TEST)
+    products = gradient_products(training, TEST, [training.start])
     with quiet():
         torch.testing.assert_close(influence(training, TEST), expected)
+    with torch.no_grad():
+        torch.testing.assert_close(gradient_products(training, TEST, [training.start]), products)
 
 
 def test_a_sequence_without_anything_to_predict_scores_zero(training: WeightedTraining) -> None:

@@ -148,5 +148,6 @@ class Reversal:
             raise RuntimeError(
                 f"adjoint=Reversible() did not come back to where it was before step {t + 1 if t else 1}: inner_loss gave "
                 "another gradient than it did going forward; make it a pure function of (params, inputs, step) and its "
-                "kernels deterministic (torch.use_deterministic_algorithms(True)), or use adjoint=Checkpoint() or Tape()"
+                "kernels deterministic (torch.use_deterministic_algorithms(True)), or use adjoint=Checkpoint() or Tape(); with "
+                "torch_compile=True the compiler may have taken other kernels on the way back"
             )

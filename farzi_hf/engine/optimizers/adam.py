@@ -18,6 +18,7 @@ from farzi_hf.engine.optimizers.base import (
     check_common,
     decayed,
     is_number,
+    moves_root,
     root,
 )
 
@@ -37,7 +38,7 @@ class InnerAdam(InvertibleOptimizer):
     The exact reverse of this step is Farzi's Algorithm 2, with corrections of the path through $v$, the root and the signs:
 
     5. $dm \mathrel{-}= a\, dw / (s+e)$
-    6. $dv \mathrel{+}= a\, m_t\, dw / (2 s (s+e)^2)$; the summand is $0$ where $v_t + r = 0$
+    6. $dv \mathrel{+}= a\, m_t\, dw / (2 s (s+e)^2)$; the summand is $0$ where $s$ is constant
     7. $dg = (1-\beta_1)\, dm + 2 (1-\beta_2)\, g\, dv$
     8. $dm \leftarrow \beta_1 dm$, $dv \leftarrow \beta_2 dv$, $dw \leftarrow dw + \lambda\, dg$
 
@@ -118,9 +119,8 @@ class InnerAdam(InvertibleOptimizer):
         denominator = s + e
         u = (dw * a).div_(denominator)
         dm.sub_(u)  # (5)
-        # (6), m/s first: it is of order one, s³ could underflow. The sign is 0 where v is: the integers of `Reversible` round a small
-        # v to 0 where m is not.
-        dv.addcmul_(u, (m / s).mul_(x.sign()).div_(denominator), value=0.5)
+        # (6), m/s first: it is of order one, s³ could underflow. Where v is 0, m need not be: the integers of `Reversible` round v.
+        dv.addcmul_(u, (m / s).mul_(moves_root(x)).div_(denominator), value=0.5)
         dg = (dm * (1 - beta1)).addcmul_(g, dv, value=2 * (1 - beta2))  # (7)
         dm.mul_(beta1)  # (8)
         dv.mul_(beta2)

@@ -126,6 +126,11 @@ def root(x: Tensor) -> Tensor:
     return x.clamp_min(torch.finfo(x.dtype).tiny).sqrt_()
 
 
+def moves_root(x: Tensor) -> Tensor:
+    """1 where `root` grows with x, 0 where it is constant."""
+    return torch.threshold(x, torch.finfo(x.dtype).tiny, 0.0).sign_()
+
+
 def is_number(value: object) -> bool:
     """Whether `value` is a finite number and no bool."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

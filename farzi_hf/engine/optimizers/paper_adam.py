@@ -9,7 +9,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from farzi_hf.engine.optimizers.adam import InnerAdam
-from farzi_hf.engine.optimizers.base import State, decayed, root
+from farzi_hf.engine.optimizers.base import State, decayed, moves_root, root
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class PaperAdam(InnerAdam):
         x = v + r
         s = root(x)
         u = (dw * a).div_(s + e)
-        dm.addcmul_(u, (m / s).mul_(x.sign()).div_(s + e).mul_(g), value=(1 - beta2) / (1 - beta1)).sub_(u)  # (1)
+        dm.addcmul_(u, (m / s).mul_(moves_root(x)).div_(s + e).mul_(g), value=(1 - beta2) / (1 - beta1)).sub_(u)  # (1)
         dg = dm * (1 - beta1)  # (2)
         dm.mul_(beta1)  # (3)
         if self.weight_decay:
