@@ -35,6 +35,18 @@ def test_reversal_follows_the_float32_trajectory() -> None:
     assert error[Reversible()] <= 2 * error[Tape()] + 1e-7
 
 
+def test_a_second_backward_pass_of_another_loss_is_an_error() -> None:
+    """It makes the record again, and would find its own way back."""
+    factor, x = torch.ones(()), torch.tensor([0.5, 1.0, 2.0], requires_grad=True)
+    loss = lambda params, inputs, step: (params["w"] * inputs[0]).sin().sum() * factor  # noqa: E731
+    theta = unroll(loss, {"w": torch.full((3,), 0.4)}, (x,), optimizer=ADAM, steps=4, adjoint=Reversible())["w"]
+    first, again = (torch.autograd.grad(theta.sum(), x, retain_graph=True)[0] for _ in range(2))
+    assert torch.equal(first, again)
+    factor.mul_(3)
+    with pytest.raises(RuntimeError, match="did not come back"):
+        torch.autograd.grad(theta.sum(), x)
+
+
 def test_a_gradient_that_cannot_be_reproduced_is_an_error() -> None:
     problem, calls = mp.mlp(), 0
 

@@ -50,6 +50,7 @@ class Reversible(RecordingAdjoint):
         if all(math.isfinite(largest(x)) for state in states for x in state):
             reversal = Reversal(loop, states)
             if reversal.forward(inputs):
+                reversal.end = reversal.full_checksums()
                 return reversal.release(), reversal
         lost = tuple(tuple(torch.full_like(x, math.nan) for x in state) for state in states)
         return lost, Diverged(loop, lost)
@@ -87,7 +88,8 @@ class Reversal:
         self.loop = loop
         before = loop.differentiated[0] - 1
         self.groups = [FixedPointState(loop.optimizer, state, before) for state in states]
-        self.start = [group.full_checksum() for group in self.groups]
+        self.start = self.full_checksums()
+        self.end: list[tuple[int, ...]] = []  # as `start`, after the first way forward
         self.checksums: list[list[int]] = []  # of the parameters before each step taken
         self.under_way = False  # while the integers are neither at the start nor at the end
 
@@ -108,7 +110,7 @@ class Reversal:
         """From the end to the start."""
         before = self.loop.differentiated[0] - 1
         if not self.checksums:  # a second backward pass over a retained graph
-            self._check(before, self.forward(inputs))
+            self._check(before, self.forward(inputs) and self.full_checksums() == self.end)
         self._set_out()
         for t in reversed(self.loop.differentiated):
             for group in self.groups:
@@ -117,8 +119,12 @@ class Reversal:
             g = reverse(t, self.states(), partial(self._accumulators, t))
             for group, flat in zip(self.groups, g, strict=True):
                 group.restore(flat, t)
-        self._check(before, self.start == [group.full_checksum() for group in self.groups])
+        self._check(before, self.full_checksums() == self.start)
         self.under_way = False
+
+    def full_checksums(self) -> list[tuple[int, ...]]:
+        """Of all integers of each group."""
+        return [group.full_checksum() for group in self.groups]
 
     def release(self) -> States:
         """The present parameters for the caller to keep. Later steps write into other memory."""
