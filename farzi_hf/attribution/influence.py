@@ -46,10 +46,10 @@ def influence(
             test batch has nothing to predict, or the adjoint cannot do this training.
         FloatingPointError: the training diverged, or its derivative did: a result is not finite.
     """
-    loss = loss_function(training.learner, test)
+    of_test = loss_function(training.learner, test)
     with torch.inference_mode(False), torch.enable_grad():  # a derivative is what the caller wants
         w = training.checked(weights).detach().clone().requires_grad_()
-        losses = loss(training.unroll(w, adjoint))
+        losses = of_test(training.unroll(w, adjoint))
         _check_losses(losses)
         rows = [torch.autograd.grad(loss, w, retain_graph=True)[0].neg() for loss in losses.reshape(-1)]
     found = torch.stack(rows).view(*losses.shape, -1)
