@@ -271,7 +271,7 @@ class _TableGradient(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, big_a: Tensor) -> tuple[Any, ...]:
         tokens, (dx,), needed = ctx.tokens, ctx.saved_tensors, ctx.needs_input_grad[3:]
-        totals, dx_bar, big_a = _zeros(tokens.tensors, needed), torch.empty_like(dx), big_a
+        totals, dx_bar = _zeros(tokens.tensors, needed), torch.empty_like(dx)
         for rows, (dq, other) in _Chunks(len(dx), big_a, 2):
             q = tokens.at(rows, other)
             torch.mm(q, big_a, out=dx_bar[rows])

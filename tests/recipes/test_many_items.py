@@ -7,23 +7,8 @@ import pytest
 import torch
 
 TINY = (
-    "--entries",
-    "30",
-    "--sequences",
-    "4",
-    "--length",
-    "6",
-    "--steps",
-    "3",
-    "--window",
-    "2",
-    "--hidden",
-    "4",
-    "--label_dim",
-    "3",
-    "--real",
-    "5",
-)
+    "--entries", "30", "--sequences", "4", "--length", "6", "--steps", "3", "--window", "2", "--hidden", "4", "--label_dim", "3", "--real", "5",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("more", [("video",), ("gpt2",), ("gpt2", "--shared_head")], ids=" ".join)
