@@ -22,6 +22,7 @@ _HOME = {
     "Learner": "distillation",
     "unroll": "engine",
     "Direct": "engine",
+    "GradientGraphs": "engine",
     "Tape": "engine",
     "Checkpoint": "engine",
     "Reversible": "engine",

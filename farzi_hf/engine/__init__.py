@@ -3,7 +3,7 @@
 It imports nothing else of farzi_hf. Exports `unroll`, the inner optimizers and the adjoints, which are objects given to `unroll`.
 """
 
-from farzi_hf.engine.adjoints import ADJOINTS, Adjoint, Checkpoint, Direct, Reversible, Tape
+from farzi_hf.engine.adjoints import ADJOINTS, Adjoint, Checkpoint, Direct, GradientGraphs, Reversible, Tape
 from farzi_hf.engine.inner_loop import InnerLoss, TrainingState, autocast_settings, no_autocast
 from farzi_hf.engine.optimizers import (
     OPTIMIZERS,
@@ -17,6 +17,6 @@ from farzi_hf.engine.optimizers import (
 from farzi_hf.engine.unroll import train, unroll
 
 __all__ = [
-    "ADJOINTS", "OPTIMIZERS", "Adjoint", "Checkpoint", "Direct", "InnerAdam", "InnerLoss", "InnerOptimizer", "InnerSGD",
+    "ADJOINTS", "OPTIMIZERS", "Adjoint", "Checkpoint", "Direct", "GradientGraphs", "InnerAdam", "InnerLoss", "InnerOptimizer", "InnerSGD",
     "InvertibleOptimizer", "PaperAdam", "Reversible", "State", "Tape", "TrainingState", "autocast_settings", "no_autocast", "train", "unroll",
 ]  # fmt: skip

@@ -105,6 +105,21 @@ class TrainingState:
 
 
 @dataclass(frozen=True)
+class GradientGraph:
+    """The gradient of one step with its graph, which one backward pass can use.
+
+    Attributes:
+        w: the parameters before the step, as leaves.
+        inputs: detached, as leaves where they require grad.
+        g: g_t.
+    """
+
+    w: Buffers
+    inputs: Buffers
+    g: Buffers
+
+
+@dataclass(frozen=True)
 class InnerLoop:
     """What an adjoint works with: it can run every step of the inner loop forward, and every step in reverse.
 
@@ -167,10 +182,14 @@ class InnerLoop:
         """g_t at `w`, without a graph."""
         return self.gradient(leaves(w), tuple(x.detach() for x in inputs), t)
 
+    def gradient_graph(self, w: Buffers, inputs: Buffers, t: int) -> GradientGraph:
+        """g_t at `w`, with its graph. The graph shares memory with `w` and `inputs`."""
+        w, inputs = leaves(w), tuple(x.detach().requires_grad_(x.requires_grad) for x in inputs)
+        return GradientGraph(w, inputs, self.gradient(w, inputs, t, create_graph=True))
+
     def replayed_gradient(self, w: Buffers, inputs: Buffers, t: int) -> Buffers:
         """g_t at `w`, bit for bit as `reverse` will compute it: with its graph, and so with the same kernels."""
-        inputs = tuple(x.detach().requires_grad_(x.requires_grad) for x in inputs)
-        return tuple(flat.detach() for flat in self.gradient(leaves(w), inputs, t, create_graph=True))
+        return tuple(flat.detach() for flat in self.gradient_graph(w, inputs, t).g)
 
     def update(self, states: States, g: Buffers, t: int, out: States | None = None) -> States:
         """The optimizer's step t. It writes into the buffers of `out` if given, otherwise into new ones (differentiable)."""
@@ -195,17 +214,19 @@ class InnerLoop:
 
     def step_memory(self, w: Buffers, inputs: Buffers) -> StepMemory:
         """The memory of one differentiable step. It is taken twice for this."""
-        t, states = self.differentiated[0], tuple(self.optimizer.init(flat) for flat in w)
+        t = self.differentiated[0]
         with torch.enable_grad(), LiveBytes() as forward:
-            after = self.differentiable_step(states, inputs, t)
+            kept = self.gradient_graph(w, inputs, t)
+            gradient_graph = forward.now
+            after = self.update(tuple(self.optimizer.init(flat) for flat in kept.w), kept.g, t)
             graph = forward.now
-            del after
+            del kept, after
         inputs = tuple(x.detach().requires_grad_(x.requires_grad) for x in inputs)
         totals = tuple(torch.zeros_like(x) for x in inputs if x.requires_grad)
         states, cotangents = tuple(self.optimizer.init(flat.detach()) for flat in w), self.cotangents(w)
         with torch.no_grad(), LiveBytes() as backward:
             self.reverse(t, states, None, inputs, cotangents, totals)
-        return StepMemory(graph, max(forward.peak, backward.peak))
+        return StepMemory(graph, gradient_graph, max(forward.peak, backward.peak))
 
     def advance(self, states: States, inputs: Buffers, ts: range, tape: list[Tensor] | None = None) -> States:
         """Take the steps `ts` without a graph, in the buffers of `states`; append each g_t to `tape` if given."""
@@ -228,7 +249,7 @@ class InnerLoop:
     ) -> Buffers:
         """Carry `cotangents` back through step t, and add the step's part to `dx`, both in place; returns g_t.
 
-        Costs 3 G: the gradient with its graph, and one vector-Jacobian product through that graph.
+        Costs 3 G: G for the gradient with its graph, and 2 G for `reverse_graph`.
 
         Args:
             before: states before the step. Their accumulators are not needed if `after` is given.
@@ -237,14 +258,24 @@ class InnerLoop:
             cotangents: derivatives of the outer loss in the states after the step; when this returns, in those before it.
             dx: one accumulator for each input that requires grad.
         """
-        w = leaves(weights(before))
-        graphs = self.gradient(w, inputs, t, create_graph=True)
-        g = tuple(graph.detach() for graph in graphs)
+        return self.reverse_graph(t, self.gradient_graph(weights(before), inputs, t), before, after, cotangents, dx)
+
+    def reverse_graph(
+        self,
+        t: int,
+        graph: GradientGraph,
+        before: States,
+        after: Accumulators | None,
+        cotangents: States,
+        dx: Buffers,
+    ) -> Buffers:
+        """`reverse` with the gradient's graph at hand: one vector-Jacobian product through it."""
+        g = tuple(flat.detach() for flat in graph.g)
         dg = self._pullback(t, before, after, g, cotangents)
-        linked = [(graph, vector) for graph, vector in zip(graphs, dg, strict=True) if graph.requires_grad]
+        linked = [(flat, vector) for flat, vector in zip(graph.g, dg, strict=True) if flat.requires_grad]
         if linked:  # the loss is not linear: there are second derivatives
             graphs, dg = zip(*linked, strict=True)
-            sources = (*w, *(x for x in inputs if x.requires_grad))
+            sources = (*graph.w, *(x for x in graph.inputs if x.requires_grad))
             products = torch.autograd.grad(graphs, sources, dg, allow_unused=True)
             for total, product in zip((*weights(cotangents), *dx), products, strict=True):
                 if product is not None:

@@ -19,10 +19,12 @@ class StepMemory:
 
     Args:
         graph: what autograd keeps of the step to differentiate it later.
+        gradient_graph: what it keeps of the gradient alone, without the optimizer's part; with the gradient.
         peak: the most that is in use while the step is taken and differentiated at once.
     """
 
     graph: int
+    gradient_graph: int
     peak: int
 
 

@@ -2,7 +2,7 @@
 
 `theta_T = unroll(inner_loss, params, inputs, optimizer=…, steps=T)` is an ordinary differentiable function: build
 any outer loss on `theta_T` and call `.backward()`. An object, the *adjoint*, recovers the trajectory in the backward pass:
-`Direct`, `Tape`, `Checkpoint` or `Reversible`. All give the same exact gradient, and differ in time and memory. `adjoint=None`
+`Direct`, `GradientGraphs`, `Tape`, `Checkpoint` or `Reversible`. All give the same exact gradient, and differ in time and memory. `adjoint=None`
 takes the fastest one that fits into memory.
 """
 
@@ -67,7 +67,7 @@ def unroll(
             first_step, first_step + 1, …. Adam's bias corrections count from 1 in any case, as its moments start at zero.
         torch_compile: compile the gradient and the reverse step (`farzi_hf.engine.compiled_loop`). The first call takes a minute or
             two longer, then steps are faster. `inner_loss` must be traceable as a whole, which `torch.nn.GRU`, `LSTM` and
-            `RNN` are not. `Direct` cannot be compiled.
+            `RNN` are not. `Direct` and `GradientGraphs` cannot be compiled.
 
     Returns:
         θ_T, with the keys, order and shapes of `params`. Trained tensors are views of one buffer per dtype and device.
