@@ -8,7 +8,18 @@ import torch
 from adjoint_checks import meta_gradient
 from meta_problems import ADAM
 
-from farzi_hf.engine import Checkpoint, Direct, GradientGraphs, InnerOptimizer, InnerSGD, PaperAdam, Reversible, Tape, choice, unroll
+from farzi_hf.engine import (
+    Checkpoint,
+    Direct,
+    GradientGraphs,
+    InnerOptimizer,
+    InnerSGD,
+    PaperAdam,
+    Reversible,
+    Tape,
+    choice,
+    unroll,
+)
 
 
 @pytest.mark.parametrize(

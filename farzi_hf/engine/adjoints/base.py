@@ -133,9 +133,7 @@ class _Unrolled(torch.autograd.Function):
         dx = iter(totals := tuple(torch.zeros_like(x) for x in inputs if x.requires_grad))
         cotangents = loop.cotangents(dw)
 
-        def reverse(
-            t: int, before: States, after: Accumulators | None, graph: GradientGraph | None = None
-        ) -> Buffers:
+        def reverse(t: int, before: States, after: Accumulators | None, graph: GradientGraph | None = None) -> Buffers:
             if graph is None:
                 return loop.reverse(t, before, after, inputs, cotangents, totals)
             return loop.reverse_graph(t, graph, before, after, cotangents, totals)

@@ -24,9 +24,7 @@ class GradientGraphs(RecordingAdjoint):
 
     def refusal(self, loop: InnerLoop) -> str | None:
         if not loop.keeps_graphs:
-            return (
-                "adjoint=GradientGraphs() needs autograd's graphs, which torch_compile=True does without; use adjoint=Tape()"
-            )
+            return "adjoint=GradientGraphs() needs autograd's graphs, which torch_compile=True does without; use adjoint=Tape()"
         return None
 
     def record(self, loop: InnerLoop, states: States, inputs: Buffers) -> tuple[States, Graphs]:
