@@ -1,19 +1,44 @@
-"""What positions should predict: ids, or soft tokens as the factors that they are made of. Sums over the vocabulary take them chunk by chunk."""
+"""What positions should predict: ids, or soft tokens as the factors that they are made of. Sums over the vocabulary take them tile by tile."""
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-KEPT = 1 << 23
-"""Distributions with no more numbers than this (32 MiB) are computed once and kept."""
+from farzi_hf.summary.tiles import Softmax, Tiles
+
+
+class TargetBlock(ABC):
+    """The targets q (r, V) of a block of positions, tile by tile: each tile is filled once, in their order, before it is used."""
+
+    def fill(self, i: int) -> None:  # noqa: B027  ids are there
+        """Computes tile i."""
+
+    @abstractmethod
+    def dot(self, i: int, z: Tensor, free: Tensor) -> Tensor:
+        """What `total` needs of tile i for ⟨q_j, z_j⟩, (r,). Overwrites `free`."""
+
+    @abstractmethod
+    def total(self, parts: Sequence[Tensor]) -> Tensor:
+        """⟨q_j, z_j⟩ of each position, (r,), from what `dot` gave for all tiles."""
+
+    @abstractmethod
+    def subtract(self, i: int, p: Tensor, out: Tensor) -> Tensor:
+        """p − q of tile i, written into `out`."""
+
+    def pull_back(  # noqa: B027  ids have no derivative
+        self, i: int, dq: Tensor, means: Tensor, scale: Tensor | float, totals: Sequence[Tensor | None], free: Tensor
+    ) -> None:
+        """Adds tile i's part of the derivatives in the targets' `tensors` to `totals`, if that in q is `scale` · `dq`. Overwrites `free`.
+
+        Args:
+            means: ⟨q_j, dq_j⟩ over all entries, (r,).
+        """
 
 
 class Targets(ABC):
@@ -35,21 +60,12 @@ class Targets(ABC):
         """logsumexp(z_j) − ⟨q_j, z_j⟩ of logits (n, V), (n,), by torch's own functions."""
 
     @abstractmethod
-    def at(self, rows: slice, buffer: Tensor) -> Tensor:
-        """The targets of some positions, in the form that `dot` and `subtract` take. They may be written into `buffer` (r, V)."""
+    def block(self, tiles: Tiles, rows: slice, memory: Tensor | None) -> TargetBlock:
+        """Those of the positions `rows`.
 
-    @abstractmethod
-    def dot(self, q: Tensor, z: Tensor, buffer: Tensor) -> Tensor:
-        """⟨q_j, z_j⟩ of each position, (r,). Overwrites `buffer`."""
-
-    @abstractmethod
-    def subtract(self, q: Tensor, p: Tensor, out: Tensor) -> Tensor:
-        """p − q, written into `out` (r, V), which may be p."""
-
-    def pull_back(  # noqa: B027  ids have no derivative
-        self, rows: slice, q: Tensor, dq: Tensor, s: float, totals: Sequence[Tensor | None], buffer: Tensor
-    ) -> None:
-        """Adds the derivatives in `tensors` to `totals`, if s `dq` (r, V) is that in q. Overwrites `buffer`, which may be dq."""
+        Args:
+            memory: of a block, for its tiles; with None the block has its own, if it needs any.
+        """
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,14 +80,30 @@ class HardTargets(Targets):
     def cross_entropy(self, logits: Tensor) -> Tensor:
         return F.cross_entropy(logits, self.ids, reduction="none")
 
-    def at(self, rows: slice, buffer: Tensor) -> Tensor:
-        return self.ids[rows, None]
+    def block(self, tiles: Tiles, rows: slice, memory: Tensor | None) -> TargetBlock:
+        return _HardBlock(self.ids[rows, None], tiles.entries)
 
-    def dot(self, q: Tensor, z: Tensor, buffer: Tensor) -> Tensor:
-        return z.gather(1, q)[:, 0]
 
-    def subtract(self, q: Tensor, p: Tensor, out: Tensor) -> Tensor:
-        return torch.scatter_add(p, 1, q, torch.full_like(q, -1, dtype=p.dtype), out=out)
+class _HardBlock(TargetBlock):
+    def __init__(self, ids: Tensor, entries: Sequence[slice]) -> None:
+        self.ids, self.entries = ids, entries
+
+    def _inside(self, i: int) -> tuple[Tensor, Tensor]:
+        """The ids counted from the tile's first, (r, 1), or 0 where they are elsewhere; and whether they are here."""
+        ids = self.ids - self.entries[i].start
+        inside = (ids >= 0) & (ids < self.entries[i].stop - self.entries[i].start)
+        return ids.where(inside, 0), inside
+
+    def dot(self, i: int, z: Tensor, free: Tensor) -> Tensor:
+        ids, inside = self._inside(i)
+        return z.gather(1, ids).where(inside, 0)[:, 0]
+
+    def total(self, parts: Sequence[Tensor]) -> Tensor:
+        return torch.stack(list(parts)).sum(0)
+
+    def subtract(self, i: int, p: Tensor, out: Tensor) -> Tensor:
+        ids, inside = self._inside(i)
+        return torch.scatter_add(p, 1, ids, -inside.to(p.dtype), out=out)
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +119,8 @@ class SoftTokens(Targets):
     latents: Tensor
     decoder: Tensor | None
     tau: float = 1.0
+    _blocks: dict[tuple[int, int], _SoftBlock] = field(default_factory=dict, repr=False)
+    """The blocks that are small enough to be kept, by their positions."""
 
     @property
     def shape(self) -> torch.Size:
@@ -119,46 +153,61 @@ class SoftTokens(Targets):
     def __len__(self) -> int:
         return len(self.latents)
 
-    @cached_property
-    def _kept(self) -> Tensor | None:
-        return self.probabilities().detach() if may_keep(self.shape) else None
-
     def cross_entropy(self, logits: Tensor) -> Tensor:
         return -(self.probabilities() * logits.log_softmax(-1)).sum(-1)
 
-    def at(self, rows: slice, buffer: Tensor) -> Tensor:
-        if self._kept is not None:
-            return self._kept[rows]
-        z = self.latents[rows].detach() / self.tau
-        if self.decoder is not None:
-            z = torch.mm(z, self.decoder.detach(), out=buffer)
-        return torch.softmax(z, -1, out=buffer)
+    def filled(self, tiles: Tiles, rows: slice, memory: Tensor | None) -> Softmax:
+        """The softmax of a block, all tiles normalised."""
+        block = self.block(tiles, rows, memory)
+        for i in range(len(tiles.entries)):
+            block.fill(i)
+        return block.softmax
 
-    def dot(self, q: Tensor, z: Tensor, buffer: Tensor) -> Tensor:
-        return torch.mul(q, z, out=buffer).sum(1)
+    def block(self, tiles: Tiles, rows: slice, memory: Tensor | None) -> _SoftBlock:
+        if not tiles.keep:
+            return _SoftBlock(self, tiles, rows, tiles.block() if memory is None else memory)
+        place = rows.start, rows.stop
+        if place not in self._blocks:
+            self._blocks[place] = _SoftBlock(self, tiles, rows, tiles.block())
+        return self._blocks[place]
 
-    def subtract(self, q: Tensor, p: Tensor, out: Tensor) -> Tensor:
-        return torch.sub(p, q, out=out)
+
+class _SoftBlock(TargetBlock):
+    def __init__(self, tokens: SoftTokens, tiles: Tiles, rows: slice, memory: Tensor) -> None:
+        self.rows, self.entries, self.tau = rows, tiles.entries, tokens.tau
+        self.softmax = Softmax(tiles.split(memory, rows))
+        latents = tokens.latents.detach()[rows]
+        self.latents = latents if self.tau == 1 else latents / self.tau
+        self.decoder = None if tokens.decoder is None else tokens.decoder.detach()
+
+    def fill(self, i: int) -> None:
+        if self.softmax.has(i):
+            return
+        out, entries = self.softmax.tiles[i], self.entries[i]
+        if self.decoder is None:
+            out.copy_(self.latents[:, entries])
+        else:
+            torch.mm(self.latents, self.decoder[:, entries], out=out)
+        self.softmax.normalise(i)
+
+    def dot(self, i: int, z: Tensor, free: Tensor) -> Tensor:
+        return torch.mul(self.softmax.tiles[i], z, out=free).sum(1)
+
+    def total(self, parts: Sequence[Tensor]) -> Tensor:
+        return self.softmax.mean(parts)
+
+    def subtract(self, i: int, p: Tensor, out: Tensor) -> Tensor:
+        return torch.sub(p, self.softmax[i], out=out)
 
     def pull_back(
-        self, rows: slice, q: Tensor, dq: Tensor, s: float, totals: Sequence[Tensor | None], buffer: Tensor
+        self, i: int, dq: Tensor, means: Tensor, scale: Tensor | float, totals: Sequence[Tensor | None], free: Tensor
     ) -> None:
-        dz, scale = through_softmax(q, dq, buffer), s / self.tau
+        du, entries = torch.sub(dq, means[:, None], out=free).mul_(self.softmax[i]), self.entries[i]
         if self.decoder is None:
-            totals[0][rows].add_(dz, alpha=scale)
+            totals[0][self.rows, entries].add_(du.mul_(scale / self.tau))
             return
         dlatents, ddecoder = totals
         if dlatents is not None:
-            dlatents[rows].addmm_(dz, self.decoder.T, alpha=scale)
+            dlatents[self.rows].add_(torch.mm(du, self.decoder[:, entries].T).mul_(scale / self.tau))
         if ddecoder is not None:
-            ddecoder.addmm_(self.latents[rows].T, dz, alpha=scale)
-
-
-def may_keep(shape: Sequence[int]) -> bool:
-    """Whether numbers of that shape may stay in memory between the passes of a step."""
-    return math.prod(shape) <= KEPT
-
-
-def through_softmax(p: Tensor, dp: Tensor, out: Tensor) -> Tensor:
-    """p ∘ (dp − ⟨p, dp⟩), written into `out`, which may be dp: from the derivative in the value p of a softmax to that in its argument."""
-    return torch._softmax_backward_data(dp, p, -1, p.dtype, grad_input=out)
+            ddecoder[:, entries].addmm_((self.latents * scale).T, du)

@@ -1,8 +1,8 @@
 """Sums over a large vocabulary: the cross-entropy of a linear head, and the mean embedding of soft tokens. Both are twice differentiable.
 
 Logits z = h M and soft tokens q = softmax(u D / τ) are numbers for each position and each of the V entries. Nothing of that size is
-kept, unless it is small (`targets.KEPT`): a chunk of positions is computed, used and forgotten, and computed again for the derivatives.
-Time is linear in the number of positions and in V, and memory is the chunk, and the arguments with their gradients.
+kept, unless it is small: a block of positions (`farzi_hf.summary.tiles`) is computed, used and forgotten, and computed again for the
+derivatives. Time is linear in the number of positions and in V, and memory is a few blocks, and the arguments with their gradients.
 
 An inner step needs three things of each function: its value, its gradient in the weights, and the product of a vector with the derivative of
 that gradient. The gradient of the cross-entropy comes at once with its value.
@@ -12,7 +12,7 @@ In the docstrings, j is a position, v an entry of the vocabulary, p_j = softmax(
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,32 +20,24 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from farzi_hf.summary.targets import SoftTokens, Targets, may_keep, through_softmax
-
-CHUNK = {"cpu": 1 << 22, "cuda": 1 << 26}
-"""The numbers of a chunk, by the kind of device. Each chunk reads the head and adds to its gradient once, so small chunks cost time."""
-
-
-class _Chunks:
-    """Slices that cover n positions, and buffers (r, V) that each of them uses anew.
-
-    Args:
-        head: (V, k); the chunks go with its size.
-    """
-
-    def __init__(self, n: int, head: Tensor, buffers: int) -> None:
-        entries, width = head.shape  # with fewer rows than its width, products would read the head for little work
-        self.n, self.rows = n, min(n, max(width, CHUNK.get(head.device.type, CHUNK["cpu"]) // entries))
-        self.buffers = [head.new_empty(self.rows, entries) for _ in range(buffers)]
-
-    def __iter__(self) -> Iterator[tuple[slice, list[Tensor]]]:
-        for first in range(0, self.n, max(1, self.rows)):
-            rows = slice(first, min(first + self.rows, self.n))
-            yield rows, [buffer[: rows.stop - first] for buffer in self.buffers]
+from farzi_hf.summary.targets import SoftTokens, Targets
+from farzi_hf.summary.tiles import Softmax, Tiles
 
 
 def _zeros(tensors: Sequence[Tensor], needed: Sequence[bool]) -> list[Tensor | None]:
     return [torch.zeros_like(x) if need else None for x, need in zip(tensors, needed, strict=True)]
+
+
+NARROW = 32
+"""Products whose result has fewer columns are faster when they are computed transposed."""
+
+
+def _add_product(total: Tensor, x: Tensor, y: Tensor) -> None:
+    """total (v, k) += xᵀ y, of x (r, v) and y (r, k)."""
+    if y.shape[1] < NARROW:
+        total.add_(torch.mm(y.T, x).T)
+    else:
+        total.addmm_(x.T, y)
 
 
 def _check_once(name: str) -> None:
@@ -106,21 +98,31 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, targets: Targets, h: Tensor, head: Tensor, counts: Tensor | None) -> Tensor:
         losses, (dh, dhead) = h.new_empty(len(h)), _zeros((h, head), ctx.needs_input_grad[1:3])
-        shape = (len(h), len(head))
-        all_p = h.new_empty(shape) if may_keep(shape) else None
-        for rows, (z, other, *free) in _Chunks(len(h), head, 3 if all_p is None else 2):
-            torch.mm(h[rows], head.T, out=z)
-            q = targets.at(rows, other)
-            p = torch.softmax(z, -1, out=free[0] if all_p is None else all_p[rows])
-            losses[rows] = z.amax(1) - p.amax(1).log() - targets.dot(q, z, z)
-            difference = targets.subtract(q, p, z)
-            if counts is not None:
-                difference.mul_(counts[rows, None])
-            if dh is not None:
-                torch.mm(difference, head, out=dh[rows])
-            if dhead is not None:
-                dhead.addmm_(difference.T, h[rows])
-        ctx.targets, ctx.all_p = targets, all_p
+        tiles = Tiles(len(h), len(head), h)
+        p_memory, q_memory = (None, None) if tiles.keep else (tiles.block(), tiles.block())
+        kept, tile = [], tiles.tile()
+        for rows in tiles.rows:
+            x, free = h[rows], tiles.views(tile, rows)
+            p = Softmax(tiles.split(tiles.block() if p_memory is None else p_memory, rows))
+            q, dots = targets.block(tiles, rows, q_memory), []
+            for i, entries in enumerate(tiles.entries):
+                z = torch.mm(x, head[entries].T, out=p.tiles[i])
+                q.fill(i)
+                dots.append(q.dot(i, z, free[i]))
+                p.normalise(i)
+            losses[rows] = p.log_sums() - q.total(dots)
+            kept.append(p if tiles.keep else None)
+            if dh is None and dhead is None:
+                continue
+            for i, entries in enumerate(tiles.entries):
+                difference = q.subtract(i, p[i], out=free[i])
+                if counts is not None:
+                    difference.mul_(counts[rows, None])
+                if dh is not None:
+                    dh[rows].addmm_(difference, head[entries])
+                if dhead is not None:
+                    _add_product(dhead[entries], difference, x)
+        ctx.targets, ctx.kept = targets, kept
         ctx.save_for_backward(h, head, counts, dh, dhead, losses if ctx.needs_input_grad[3] else None)
         return losses.sum() if counts is None else losses.dot(counts)
 
@@ -128,7 +130,7 @@ class _CrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, s: Tensor) -> tuple[Any, ...]:
         h, head, counts, dh, dhead, losses = ctx.saved_tensors
         found = (dh, dhead, losses)
-        return None, *_Gradient.apply(ctx.targets, ctx.all_p, found, s, h, head, counts, *ctx.targets.tensors)
+        return None, *_Gradient.apply(ctx.targets, ctx.kept, found, s, h, head, counts, *ctx.targets.tensors)
 
 
 class _Gradient(torch.autograd.Function):
@@ -142,7 +144,7 @@ class _Gradient(torch.autograd.Function):
     def forward(
         ctx: Any,
         targets: Targets,
-        all_p: Tensor | None,
+        kept: list[Softmax | None],
         found: tuple,
         s: Tensor,
         h: Tensor,
@@ -150,49 +152,69 @@ class _Gradient(torch.autograd.Function):
         counts: Tensor | None,
         *_: Tensor,
     ) -> tuple:
-        ctx.targets, ctx.all_p = targets, all_p
-        ctx.save_for_backward(*found, s, h, head, counts)
+        ctx.targets, ctx.kept = targets, kept
+        ctx.save_for_backward(s, h, head, counts, *(found if ctx.needs_input_grad[3] else ()))
         ctx.set_materialize_grads(False)
         return tuple(None if x is None else x * s for x in found)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, a: Tensor | None, big_a: Tensor | None, b: Tensor | None) -> tuple[Any, ...]:
-        *found, s, h, head, counts = ctx.saved_tensors
-        targets, all_p, needed, ds = ctx.targets, ctx.all_p, ctx.needs_input_grad[4:], None
-        if ctx.needs_input_grad[3]:  # a loss that is not linear in the cross-entropy
+        s, h, head, counts, *found = ctx.saved_tensors
+        targets, needed, ds = ctx.targets, ctx.needs_input_grad[4:], None
+        if found:  # a loss that is not linear in the cross-entropy
             ds = sum((x * y).sum() for x, y in zip(found, (a, big_a, b), strict=True) if y is not None)
         totals = h_bar, head_bar, counts_bar, *_ = _zeros((h, head, counts, *targets.tensors), needed)
-        for rows, (y, other, free, *more) in _Chunks(len(h), head, 4 if any(needed[3:]) else 3):
-            p = torch.softmax(torch.mm(h[rows], head.T, out=y), -1, out=free) if all_p is None else all_p[rows]
-            q = targets.at(rows, other)
-            if a is None:
-                y.zero_()
-            else:
-                torch.mm(a[rows], head.T, out=y)
-            if big_a is not None:
-                y.addmm_(h[rows], big_a.T)
-            if any(needed[3:]):
-                targets.pull_back(rows, q, y, -1.0, totals[3:], more[0])
-            if counts_bar is not None:  # `other` is free: these targets are ids
-                counts_bar[rows] = torch.mul(p, y, out=other).sum(1) - targets.dot(q, y, other)
-            e = through_softmax(p, y, y)
-            difference = targets.subtract(q, p, free)
-            if counts is not None:
-                e.mul_(counts[rows, None])
-            if b is not None:
-                e.addcmul_(difference, b[rows, None])
-            if counts is not None:
-                difference.mul_(counts[rows, None])
-            if h_bar is not None:
-                h_bar[rows].addmm_(e, head)
+        tiles = Tiles(len(h), len(head), h)
+        p_memory, q_memory = (None, None) if tiles.keep else (tiles.block(), tiles.block())
+        y_memory, tile = tiles.block(), tiles.tile()
+        for rows, p in zip(tiles.rows, ctx.kept, strict=True):
+            x, ys, free = h[rows], tiles.split(y_memory, rows), tiles.views(tile, rows)
+            p = Softmax(tiles.split(p_memory, rows)) if p is None else p
+            q = targets.block(tiles, rows, q_memory)
+            p_means, q_means = [], []  # ⟨p_j, y_j⟩ and ⟨q_j, y_j⟩, tile by tile
+            for i, entries in enumerate(tiles.entries):
+                columns, y = head[entries].T, ys[i]
+                if not p.has(i):
+                    torch.mm(x, columns, out=p.tiles[i])
+                    p.normalise(i)
+                q.fill(i)
+                if a is None:
+                    y.zero_()
+                else:
+                    torch.mm(a[rows], columns, out=y)
                 if big_a is not None:
-                    h_bar[rows].addmm_(difference, big_a)
-            if head_bar is not None:
-                head_bar.addmm_(e.T, h[rows])
-                if a is not None:
-                    head_bar.addmm_(difference.T, a[rows])
-        return None, None, None, ds, *(None if total is None else total.mul_(s) for total in totals)
+                    y.addmm_(x, big_a[entries].T)
+                p_means.append(torch.mul(p.tiles[i], y, out=free[i]).sum(1))
+                if any(needed[2:]):
+                    q_means.append(q.dot(i, y, free[i]))
+            p_mean, q_mean = p.mean(p_means), q.total(q_means) if q_means else None
+            if counts_bar is not None:
+                counts_bar[rows] = (p_mean - q_mean) * s
+            x_s = x * s
+            a_s = None if a is None else a[rows] * (s if counts is None else s * counts[rows, None])
+            for i, entries in enumerate(tiles.entries):
+                y = ys[i]
+                if any(needed[3:]):
+                    q.pull_back(i, y, q_mean, -s, totals[3:], free[i])
+                e, difference = y.sub_(p_mean[:, None]).mul_(p[i]), q.subtract(i, p[i], out=free[i])
+                if counts is not None:
+                    e.mul_(counts[rows, None])
+                if b is not None:
+                    e.addcmul_(difference, b[rows, None])
+                if head_bar is not None:
+                    _add_product(head_bar[entries], e, x_s)
+                    if a is not None:
+                        _add_product(head_bar[entries], difference, a_s)
+                if h_bar is not None:
+                    h_bar[rows].addmm_(e, head[entries])
+                    if big_a is not None:
+                        if counts is not None:
+                            difference.mul_(counts[rows, None])
+                        h_bar[rows].addmm_(difference, big_a[entries])
+        if h_bar is not None:
+            h_bar.mul_(s)
+        return None, None, None, ds, *totals
 
 
 class _TargetDerivative(torch.autograd.Function):
@@ -211,11 +233,25 @@ class _TargetDerivative(torch.autograd.Function):
     def backward(ctx: Any, s: Tensor) -> tuple[Any, ...]:
         _check_once("targets")
         targets, (h, head) = ctx.targets, ctx.saved_tensors
-        totals = _zeros(targets.tensors, ctx.needs_input_grad[3:])
-        for rows, (z, other) in _Chunks(len(h), head, 2):
-            torch.mm(h[rows], head.T, out=z).mul_(-s)
-            targets.pull_back(rows, targets.at(rows, other), z, 1.0, totals, z)
-        return None, None, None, *totals
+        return None, None, None, *_pulled_back(targets, h, head, -s, ctx.needs_input_grad[3:])
+
+
+def _pulled_back(targets: Targets, x: Tensor, table: Tensor, scale: Tensor | float, needed: Sequence[bool]) -> list:
+    """The derivatives in the targets' tensors, if that in q_j is `scale` · x_j M, where the table (V, k) has the M_v as its rows."""
+    totals = _zeros(targets.tensors, needed)
+    tiles = Tiles(len(x), len(table), x)
+    memory, q_memory, tile = tiles.block(), None if tiles.keep else tiles.block(), tiles.tile()
+    for rows in tiles.rows:
+        dqs, free, q = tiles.split(memory, rows), tiles.views(tile, rows), targets.block(tiles, rows, q_memory)
+        means = []
+        for i, entries in enumerate(tiles.entries):
+            torch.mm(x[rows], table[entries].T, out=dqs[i])
+            q.fill(i)
+            means.append(q.dot(i, dqs[i], free[i]))
+        mean = q.total(means)
+        for i in range(len(tiles.entries)):
+            q.pull_back(i, dqs[i], mean, scale, totals, free[i])
+    return totals
 
 
 # -- embedding -------------------------------------------------------------------------------------------------------
@@ -245,10 +281,7 @@ class _MeanEmbedding(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tokens: SoftTokens, table: Tensor) -> Tensor:
         ctx.tokens, ctx.table = tokens, table.detach()
-        x = table.new_empty(len(tokens), table.shape[1])
-        for rows, (other,) in _Chunks(len(x), table, 1):
-            torch.mm(tokens.at(rows, other), table, out=x[rows])
-        return x
+        return _product(tokens, table)
 
     @staticmethod
     def backward(ctx: Any, dx: Tensor) -> tuple[None, Tensor]:
@@ -262,22 +295,21 @@ class _TableGradient(torch.autograd.Function):
     def forward(ctx: Any, tokens: SoftTokens, table: Tensor, dx: Tensor, *tensors: Tensor) -> Tensor:
         ctx.tokens = tokens
         ctx.save_for_backward(dx)
-        total = torch.zeros_like(table)
-        for rows, (other,) in _Chunks(len(dx), table, 1):
-            total.addmm_(tokens.at(rows, other).T, dx[rows])
+        total, tiles = torch.zeros_like(table), Tiles(len(dx), len(table), table)
+        memory = None if tiles.keep else tiles.block()
+        for rows in tiles.rows:
+            q = tokens.filled(tiles, rows, memory)
+            for i, entries in enumerate(tiles.entries):
+                share = q.share(i)
+                _add_product(total[entries], q.tiles[i], dx[rows] if share is None else dx[rows] * share)
         return total
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, big_a: Tensor) -> tuple[Any, ...]:
         tokens, (dx,), needed = ctx.tokens, ctx.saved_tensors, ctx.needs_input_grad[3:]
-        totals, dx_bar = _zeros(tokens.tensors, needed), torch.empty_like(dx)
-        for rows, (dq, other) in _Chunks(len(dx), big_a, 2):
-            q = tokens.at(rows, other)
-            torch.mm(q, big_a, out=dx_bar[rows])
-            if any(needed):
-                tokens.pull_back(rows, q, torch.mm(dx[rows], big_a.T, out=dq), 1.0, totals, dq)
-        return None, None, dx_bar, *totals
+        totals = _pulled_back(tokens, dx, big_a, 1.0, needed) if any(needed) else [None for _ in needed]
+        return None, None, _product(tokens, big_a), *totals
 
 
 class _TokenDerivative(torch.autograd.Function):
@@ -291,8 +323,14 @@ class _TokenDerivative(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dx: Tensor) -> tuple[Any, ...]:
         _check_once("tokens")
-        tokens, table = ctx.tokens, ctx.table
-        totals = _zeros(tokens.tensors, ctx.needs_input_grad[2:])
-        for rows, (dq, other) in _Chunks(len(dx), table, 2):
-            tokens.pull_back(rows, tokens.at(rows, other), torch.mm(dx[rows], table.T, out=dq), 1.0, totals, dq)
-        return None, None, *totals
+        return None, None, *_pulled_back(ctx.tokens, dx, ctx.table, 1.0, ctx.needs_input_grad[2:])
+
+
+def _product(tokens: SoftTokens, table: Tensor) -> Tensor:
+    """Σ_v q_v E_v of each position, (n, h)."""
+    x, tiles = table.new_empty(len(tokens), table.shape[1]), Tiles(len(tokens), len(table), table)
+    memory = None if tiles.keep else tiles.block()
+    for rows in tiles.rows:
+        q = tokens.filled(tiles, rows, memory)
+        x[rows] = q.mean([torch.mm(tile, table[entries]) for tile, entries in zip(q.tiles, tiles.entries, strict=True)])
+    return x

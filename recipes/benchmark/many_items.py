@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import GPT2Config, PretrainedConfig
 
 from farzi_hf.callbacks import peak_memory
@@ -36,6 +37,9 @@ CASES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+PARTS = ("training", "outer loss", "backward")
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints a line for each run, and the fastest times."""
     args = arguments(argv)
@@ -51,17 +55,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     start = learner.initial_parameters(0)
     found = []
     for run in range(args.runs):
-        theta, forward = timed(lambda: training(learner, farzi.tensors, start=start, steps=args.steps, seed=0))
-        loss, outer = timed(lambda: learner.hard_loss(theta, {"input_ids": real, "labels": real}))
-        _, backward = timed(loss.backward)
-        found.append((*forward, *outer, *backward))
-        names = ("training", "outer loss", "backward")
+        found.append(
+            outer_step(learner, lambda: training(learner, farzi.tensors, start=start, steps=args.steps, seed=0), real)
+        )
         cells = "; ".join(
-            f"{name} {cpu:.2f} s CPU, {wall:.2f} s wall"
-            for name, cpu, wall in zip(names, found[-1][::2], found[-1][1::2], strict=True)
+            f"{name} {cpu:.2f} s CPU, {wall:.2f} s wall" for name, (cpu, wall) in zip(PARTS, found[-1], strict=True)
         )
         print(f"run {run}: {cells}", flush=True)
-    cpu, wall = (min(sum(times[i::2]) for times in found) for i in range(2))
+    totals = [tuple(map(sum, zip(*times, strict=True))) for times in found]
+    cpu, wall = (min(total[i] for total in totals) for i in range(2))
     peak = peak_memory(torch.device("cpu")) / 2**20
     print(
         f"outer step: {cpu:.2f} s CPU, {wall:.2f} s wall ({args.threads} thread(s)); peak of the process {peak:,.0f} MiB"
@@ -98,6 +100,14 @@ def config_of(args: Namespace) -> PretrainedConfig:
         vocab_size=args.entries, n_embd=args.hidden, n_layer=2, n_head=2, n_positions=args.length, tie_word_embeddings=args.shared_head,
         embd_pdrop=0.0, attn_pdrop=0.0, resid_pdrop=0.0,
     )  # fmt: skip
+
+
+def outer_step(learner: Learner, train: Callable[[], dict[str, Tensor]], real: Tensor) -> list[tuple[float, float]]:
+    """Seconds of the processor and of the clock of each of the `PARTS`."""
+    theta, training = timed(train)
+    loss, outer = timed(lambda: learner.hard_loss(theta, {"input_ids": real, "labels": real}))
+    _, backward = timed(loss.backward)
+    return [training, outer, backward]
 
 
 def timed(run: Callable[[], Any]) -> tuple[Any, tuple[float, float]]:

@@ -1,4 +1,4 @@
-"""Sums over the vocabulary: equal to the plain formulas up to second derivatives, whatever the chunks, and without a tensor of that size."""
+"""Sums over the vocabulary: equal to the plain formulas up to second derivatives, whatever the tiles, and without a tensor of that size."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from farzi_hf.summary import targets, vocabulary_sums
+from farzi_hf.summary import tiles
 from farzi_hf.summary.targets import HardTargets, SoftTokens
 from farzi_hf.summary.vocabulary_sums import linear_cross_entropy, mean_embedding
 
@@ -21,12 +21,18 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=generator, dtype=torch.float64).requires_grad_()
 
 
-@pytest.fixture(params=["one chunk", "many chunks, kept", "many chunks"])
-def chunks(request, monkeypatch):
-    if request.param != "one chunk":
-        monkeypatch.setitem(vocabulary_sums.CHUNK, "cpu", 2 * V)
-    if request.param == "many chunks":
-        monkeypatch.setattr(targets, "KEPT", 0)
+@pytest.fixture(params=["one tile", "many tiles, kept", "many tiles", "wide tiles"])
+def cut(request, monkeypatch):
+    """Blocks of two positions, and tiles of two entries, or of all."""
+    if request.param == "one tile":
+        return
+    monkeypatch.setattr(tiles, "FEWEST", 2)
+    monkeypatch.setattr(tiles, "ALIGNED", 1)
+    monkeypatch.setitem(tiles.BLOCK, "cpu", 2 * V)
+    if request.param != "wide tiles":
+        monkeypatch.setitem(tiles.TILE, "cpu", 4 // torch.get_num_threads())
+    if request.param != "many tiles, kept":
+        monkeypatch.setattr(tiles, "KEPT", 0)
 
 
 def derivatives(value: Tensor, weights: list[Tensor], everything: list[Tensor]) -> list[Tensor]:
@@ -50,7 +56,7 @@ def plain_cross_entropy(h: Tensor, w: Tensor, c: Tensor | None, q: Tensor) -> Te
 
 @pytest.mark.parametrize("factored", [True, False])
 @pytest.mark.parametrize("biased", [True, False])
-def test_cross_entropy_of_soft_tokens_is_the_plain_formula(chunks, biased, factored):
+def test_cross_entropy_of_soft_tokens_is_the_plain_formula(cut, biased, factored):
     weights = [normal(N, K), normal(V, K, seed=1), *([normal(V, seed=2)] if biased else [])]
     tokens = [normal(N, D, seed=3), normal(D, V, seed=4)] if factored else [normal(N, V, seed=3)]
     latents, decoder = tokens if factored else (*tokens, None)
@@ -62,7 +68,7 @@ def test_cross_entropy_of_soft_tokens_is_the_plain_formula(chunks, biased, facto
     assert_equal(derivatives(found, weights, everything), expected)
 
 
-def test_cross_entropy_of_ids_is_torchs(chunks):
+def test_cross_entropy_of_ids_is_torchs(cut):
     weights = [normal(N, K), normal(V, K, seed=1), normal(V, seed=2)]
     ids = torch.randint(V, (N,), generator=torch.Generator().manual_seed(0))
     expected = derivatives(F.cross_entropy(F.linear(*weights), ids, reduction="sum"), weights, weights)
@@ -70,7 +76,7 @@ def test_cross_entropy_of_ids_is_torchs(chunks):
 
 
 @pytest.mark.parametrize("biased", [True, False])
-def test_positions_count_as_much_as_they_should(chunks, biased):
+def test_positions_count_as_much_as_they_should(cut, biased):
     """Also where the derivative in the counts is differentiated again."""
     weights = [normal(N, K), normal(V, K, seed=1), *([normal(V, seed=2)] if biased else []), normal(N, seed=3)]
     ids = torch.randint(V, (N,), generator=torch.Generator().manual_seed(0))
@@ -97,7 +103,7 @@ def test_cross_entropy_of_logits_is_torchs():
 
 
 @pytest.mark.parametrize("frozen", [0, 1])
-def test_a_frozen_argument_changes_nothing_for_the_other(chunks, frozen):
+def test_a_frozen_argument_changes_nothing_for_the_other(cut, frozen):
     weights, tokens = [normal(N, K), normal(V, K, seed=1)], [normal(N, D, seed=3), normal(D, V, seed=4)]
     weights[frozen] = weights[frozen].detach()
     trained = [weights[1 - frozen]]
@@ -107,7 +113,7 @@ def test_a_frozen_argument_changes_nothing_for_the_other(chunks, frozen):
     assert_equal(derivatives(found, trained, [*trained, *tokens]), expected)
 
 
-def test_mean_embedding_is_the_plain_product(chunks):
+def test_mean_embedding_is_the_plain_product(cut):
     """In a loss that is not linear in the embeddings, as a network is not."""
     tokens, table, mixing = [normal(N, D), normal(D, V, seed=1)], normal(V, 4, seed=2), normal(4, 4, seed=3).detach()
 
@@ -120,7 +126,8 @@ def test_mean_embedding_is_the_plain_product(chunks):
     assert_equal(found, expected)
 
 
-def test_one_hot_tokens_have_the_embedding_of_their_ids():
+def test_one_hot_tokens_have_the_embedding_of_their_ids(cut):
+    """Tiles without their id hold nothing but −inf."""
     table, ids = normal(V, 4), torch.tensor([[3, 0], [10, 3]])
     found = mean_embedding(SoftTokens(F.one_hot(ids, V).double().log(), None), table)
     assert torch.equal(found, table[ids])
@@ -134,7 +141,7 @@ def test_one_hot_tokens_have_the_embedding_of_their_ids():
         ("bfloat16", "bfloat16", "bfloat16", "float32"),
     ],
 )
-def test_types_may_differ_and_derivatives_have_those_of_their_tensors(chunks, states, model, summary, computed):
+def test_types_may_differ_and_derivatives_have_those_of_their_tensors(cut, states, model, summary, computed):
     states, model, summary, computed = (getattr(torch, name) for name in (states, model, summary, computed))
     h, w, c, table = (
         normal(*shape, seed=i).detach().to(dtype).requires_grad_()
@@ -178,9 +185,10 @@ def test_autocast_does_not_round():
 
 
 def test_no_tensor_has_the_size_of_positions_times_vocabulary(monkeypatch):
-    """Value, gradient and second derivatives; a chunk has a thousandth of the positions."""
-    monkeypatch.setitem(vocabulary_sums.CHUNK, "cpu", 1 << 12)
-    monkeypatch.setattr(targets, "KEPT", 0)
+    """Value, gradient and second derivatives; a block has a five-hundredth of the positions."""
+    monkeypatch.setitem(tiles.BLOCK, "cpu", 1 << 12)
+    monkeypatch.setattr(tiles, "FEWEST", 2)
+    monkeypatch.setattr(tiles, "KEPT", 0)
     n, v = 2000, 1000
     h, w, u, d = (torch.randn(*s).requires_grad_() for s in ((n, 4), (v, 4), (n, 3), (3, v)))
     sizes = []

@@ -1,0 +1,133 @@
+"""Matrices of positions and entries of the vocabulary that are never made as a whole: blocks of positions, which lie in memory as tiles.
+
+A block is all that exists at a time. A tile of it, some entries of its positions, is contiguous and fits into the cache of a core: what is
+computed of it there is not read from memory again. Where a sum over all entries comes in between, the tiles of the block are kept for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+BLOCK = {"cpu": 1 << 23, "cuda": 1 << 26}
+"""The numbers of a block, by the kind of device. Each block reads the head and adds to its gradient once, so small blocks cost time."""
+
+TILE = {"cpu": 1 << 19, "cuda": 1 << 26}
+"""The numbers of a tile, by the kind of device; on the CPU, for each thread."""
+
+KEPT = 1 << 23
+"""A matrix with no more numbers than this (32 MiB) is computed once, and kept between the passes of a step."""
+
+FEWEST = 256
+"""The fewest positions of a block: products of fewer would read the head for little work."""
+
+ALIGNED = 16
+
+
+class Tiles:
+    """How a matrix (n, V) is cut.
+
+    Attributes:
+        rows: the positions of each block.
+        entries: the entries of each tile of a block.
+        keep: whether the matrix is small enough to be kept.
+    """
+
+    def __init__(self, n: int, entries: int, like: Tensor) -> None:
+        device, self.like = like.device.type, like
+        self.keep = n * entries <= KEPT
+        self.rows = _slices(n, max(FEWEST, _of(BLOCK, device) // entries))
+        self._most = max((rows.stop - rows.start for rows in self.rows), default=0)
+        numbers = _of(TILE, device) * (torch.get_num_threads() if device == "cpu" else 1)
+        self.entries = _slices(entries, max(1, numbers // max(self._most, 1)), ALIGNED)
+
+    def block(self) -> Tensor:
+        """Memory for any block."""
+        return self.like.new_empty(self._most * self.entries[-1].stop)
+
+    def tile(self) -> Tensor:
+        """Memory for any tile."""
+        return self.like.new_empty(self._most * self.entries[0].stop)
+
+    def split(self, block: Tensor, rows: slice) -> list[Tensor]:
+        """The tiles (r, v) of a block, one after the other in its memory."""
+        r = rows.stop - rows.start
+        return [block[r * e.start : r * e.stop].view(r, e.stop - e.start) for e in self.entries]
+
+    def views(self, tile: Tensor, rows: slice) -> list[Tensor]:
+        """The memory of one tile in the shape of each tile of a block."""
+        r = rows.stop - rows.start
+        return [tile[: r * (e.stop - e.start)].view(r, e.stop - e.start) for e in self.entries]
+
+
+class Softmax:
+    """The softmax of a block, tile by tile. Each tile is first normalised alone. When all have been, the share of each is known.
+
+    Args:
+        tiles: their memory.
+    """
+
+    def __init__(self, tiles: list[Tensor]) -> None:
+        self.tiles = tiles
+        self._logs: list[Tensor] = []
+        self._shares: Tensor | None = None
+        self._log_sums: Tensor | None = None
+        self._whole = [False for _ in tiles]
+
+    def has(self, i: int) -> bool:
+        """Whether tile i has been normalised."""
+        return i < len(self._logs)
+
+    def normalise(self, i: int) -> None:
+        """Tile i holds logits: the softmax of these alone takes their place. The next one is i + 1."""
+        z = self.tiles[i]
+        top = z.amax(1)
+        torch.softmax(z, 1, out=z)
+        logs = top - z.amax(1).log()
+        if len(self.tiles) > 1 and (empty := top == -math.inf).any():  # 0 / 0 of the tile, but nothing of the whole
+            z.masked_fill_(empty[:, None], 0.0)
+            logs.masked_fill_(empty, -math.inf)
+        self._logs.append(logs)
+
+    def log_sums(self) -> Tensor:
+        """logsumexp of the logits over all entries, (r,)."""
+        if self._log_sums is None:
+            logs = torch.stack(self._logs)
+            self._log_sums = logs.logsumexp(0)
+            self._shares = (logs - self._log_sums).exp_()
+        return self._log_sums
+
+    def mean(self, parts: Sequence[Tensor]) -> Tensor:
+        """The sum over all tiles, if each part (r,) or (r, k) is linear in a tile as it is now."""
+        self.log_sums()
+        total = torch.zeros_like(parts[0])
+        for part, share, whole in zip(parts, self._shares, self._whole, strict=True):
+            total.add_(part) if whole else total.addcmul_(part, share if part.dim() == 1 else share[:, None])
+        return total
+
+    def share(self, i: int) -> Tensor | None:
+        """What the numbers of tile i have to be multiplied with, (r, 1); None if they are those of the whole softmax."""
+        self.log_sums()
+        return None if self._whole[i] else self._shares[i][:, None]
+
+    def __getitem__(self, i: int) -> Tensor:
+        """Tile i of the whole softmax."""
+        if (share := self.share(i)) is not None:
+            self.tiles[i].mul_(share)
+            self._whole[i] = True
+        return self.tiles[i]
+
+
+def _of(sizes: dict[str, int], device: str) -> int:
+    return sizes.get(device, sizes["cpu"])
+
+
+def _slices(n: int, most: int, multiple: int = 1) -> list[slice]:
+    """Slices of about the same size that cover n, of at most `most`; where they are many, a multiple."""
+    size = math.ceil(n / math.ceil(n / most)) if n else 1
+    if size < n:
+        size = max(1, -(-size // multiple) * multiple)
+    return [slice(i, min(i + size, n)) for i in range(0, n, size)]
