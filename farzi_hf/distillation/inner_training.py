@@ -9,6 +9,7 @@ from torch import Tensor
 
 from farzi_hf.data import minibatches
 from farzi_hf.distillation.learner import Learner, LearnerBatch, Parameters
+from farzi_hf.distillation.seen_rows import AllRows, trained_rows
 from farzi_hf.engine import Adjoint, InnerLoss, InnerOptimizer, TrainingState, train, unroll
 from farzi_hf.summary import FarziData, FarziDataConfig
 from farzi_hf.summary.forms import Tensors, batch_of, rows_of
@@ -73,16 +74,21 @@ class SyntheticTraining:
         of_steps = of_steps or steps
         rows = self._minibatches(summary, of_steps, seed)
         summary, rows = self._compact(summary, rows, start, steps)
-        return unroll(
-            self._loss(learner, summary, rows),
+        optimizer, trained = self.optimizer_for(of_steps), AllRows()
+        if not (self.torch_compile or isinstance(start, TrainingState)):
+            trained = trained_rows(learner, summary, start, optimizer)
+            start = trained.narrow(start)
+        theta = unroll(
+            trained.loss(self._loss(learner, summary, rows)),
             start,
             tuple(summary.values()),
-            optimizer=self.optimizer_for(of_steps),
+            optimizer=optimizer,
             steps=steps,
             adjoint=self.adjoint,
             window=None if self.window is None else min(self.window, steps),
             torch_compile=self.torch_compile,
         )
+        return trained.widen(theta)
 
     def advance(
         self,

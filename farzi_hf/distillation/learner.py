@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from farzi_hf.distillation.learner_checks import (
     check_causal,
     check_model,
     check_twice_differentiable,
+    looks_up_only,
     readable_positions,
     without_peft,
 )
@@ -109,6 +111,12 @@ class Learner:
     def batch(self, size: int) -> LearnerBatch:
         """`size` learners at once."""
         return LearnerBatch(self, size)
+
+    @cached_property
+    def lookup(self) -> str | None:
+        """The name of the input embedding, if a loss depends on no other rows of it than those of the ids; None otherwise."""
+        name = self._embedding_names.get("weight")
+        return name if name is not None and looks_up_only(self.model, name, self._loss_of_ids) else None
 
     # One learner and several learners have the same interface: a start is drawn for each seed, and the starts are stacked.
 
@@ -207,6 +215,9 @@ class Learner:
         states = self.states(params, {"inputs_embeds": embedded}).flatten(0, 1)
         return self.loss_of_states(params, states, HardTargets(states.new_zeros(len(states), dtype=torch.long)))
 
+    def _loss_of_ids(self, params: Parameters, ids: Tensor) -> Tensor:
+        return self.hard_loss(params, {**whole(ids), "labels": ids})
+
     def _logits_of(self, params: Parameters, ids: Tensor) -> Tensor:
         return self.logits(params, whole(ids))
 
@@ -229,8 +240,10 @@ class LearnerBatch:
     that works elementwise, each learner trains as if it were alone.
     """
 
+    lookup = None  # parameters have another axis in front
+
     def __init__(self, learner: Learner, size: int):
-        self.single, self.size = learner, size
+        self.single, self.size, self.vocab_size = learner, size, learner.vocab_size
         self._recurrent = any(isinstance(module, nn.RNNBase) for module in learner.model.modules())
 
     def initial_parameters(self, seed: int, device: torch.device | str | None = None) -> Parameters:

@@ -114,6 +114,26 @@ def check_twice_differentiable(model: PreTrainedModel, loss: Callable[[Parameter
         ) from error
 
 
+@torch.enable_grad()
+def looks_up_only(model: PreTrainedModel, name: str, loss: Callable[[Parameters, Tensor], Tensor]) -> bool:
+    """Whether a loss of ids depends on no other rows of an embedding than those of the ids. Tried with the first ids and with the last.
+
+    Args:
+        name: of the embedding (V, h) among the model's parameters.
+        loss: a function of parameters and ids (b, L).
+    """
+    params, length = _weights(model), few_positions(model)
+    table = params[name].clone().requires_grad_()
+    if len(table) <= 2 * length:
+        return False
+    for ids in (torch.arange(length), torch.arange(len(table) - length, len(table))):
+        ids = ids[None].to(table.device)
+        (g,) = torch.autograd.grad(loss({**params, name: table}, ids), table, allow_unused=True)
+        if g is None or g.index_fill(0, ids[0], 0.0).any():
+            return False
+    return True
+
+
 def readable_positions(model: PreTrainedModel, length: int) -> int:
     """How many of `length` positions the model reads. If the length is near the config's limit or above it, the model is run."""
     limit = _position_limit(model)

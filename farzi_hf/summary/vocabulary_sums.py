@@ -13,6 +13,7 @@ In the docstrings, j is a position, v an entry of the vocabulary, p_j = softmax(
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from farzi_hf.summary.targets import SoftTokens, Targets
+from farzi_hf.summary.targets import SoftTokens, TargetBlock, Targets
 from farzi_hf.summary.tiles import Softmax, Tiles
 
 
@@ -97,40 +98,58 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, targets: Targets, h: Tensor, head: Tensor, counts: Tensor | None) -> Tensor:
-        losses, (dh, dhead) = h.new_empty(len(h)), _zeros((h, head), ctx.needs_input_grad[1:3])
-        tiles = Tiles(len(h), len(head), h)
-        p_memory, q_memory = (None, None) if tiles.keep else (tiles.block(), tiles.block())
-        kept, tile = [], tiles.tile()
-        for rows in tiles.rows:
-            x, free = h[rows], tiles.views(tile, rows)
-            p = Softmax(tiles.split(tiles.block() if p_memory is None else p_memory, rows))
-            q, dots = targets.block(tiles, rows, q_memory), []
-            for i, entries in enumerate(tiles.entries):
-                z = torch.mm(x, head[entries].T, out=p.tiles[i])
-                q.fill(i)
-                dots.append(q.dot(i, z, free[i]))
-                p.normalise(i)
-            losses[rows] = p.log_sums() - q.total(dots)
-            kept.append(p if tiles.keep else None)
-            if dh is None and dhead is None:
-                continue
-            for i, entries in enumerate(tiles.entries):
-                difference = q.subtract(i, p[i], out=free[i])
-                if counts is not None:
-                    difference.mul_(counts[rows, None])
-                if dh is not None:
-                    dh[rows].addmm_(difference, head[entries])
-                if dhead is not None:
-                    _add_product(dhead[entries], difference, x)
-        ctx.targets, ctx.kept = targets, kept
-        ctx.save_for_backward(h, head, counts, dh, dhead, losses if ctx.needs_input_grad[3] else None)
-        return losses.sum() if counts is None else losses.dot(counts)
+        ctx.targets, ctx.sums = targets, _sums(targets, h, head, counts, ctx.needs_input_grad[1:3])
+        ctx.save_for_backward(h, head, counts)
+        return ctx.sums.losses.sum() if counts is None else ctx.sums.losses.dot(counts)
 
     @staticmethod
     def backward(ctx: Any, s: Tensor) -> tuple[Any, ...]:
-        h, head, counts, dh, dhead, losses = ctx.saved_tensors
-        found = (dh, dhead, losses)
-        return None, *_Gradient.apply(ctx.targets, ctx.kept, found, s, h, head, counts, *ctx.targets.tensors)
+        h, head, counts = ctx.saved_tensors
+        # The gradient is as large as the head: it is handed on, and computed again for a second backward pass through the same graph.
+        sums = ctx.sums or _sums(ctx.targets, h, head, counts, ctx.needs_input_grad[1:3])
+        ctx.sums = None
+        return None, *_Gradient.apply(ctx.targets, sums, s, h, head, counts, *ctx.targets.tensors)
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """Of the positions' losses: themselves (n,), and Σ_j c_j ℓ_j's derivatives in h and the head, without s.
+
+    `softmaxes` has p of each block, where it is kept.
+    """
+
+    losses: Tensor
+    dh: Tensor | None
+    dhead: Tensor | None
+    softmaxes: Sequence[Softmax | None]
+
+
+@torch.no_grad()
+def _sums(targets: Targets, h: Tensor, head: Tensor, counts: Tensor | None, needed: Sequence[bool]) -> _Sums:
+    losses, (dh, dhead) = h.new_empty(len(h)), _zeros((h, head), needed)
+    tiles, softmaxes = Tiles(len(h), len(head), h), []
+    p_memory, q_memory = (None, None) if tiles.keep else (tiles.block(), tiles.block())
+    tile = tiles.tile()
+    for rows in tiles.rows:
+        x, free = h[rows], tiles.views(tile, rows)
+        p = Softmax(tiles.split(tiles.block() if p_memory is None else p_memory, rows))
+        q, dots = targets.block(tiles, rows, q_memory), []
+        for i, entries in enumerate(tiles.entries):
+            z = torch.mm(x, head[entries].T, out=p.tiles[i])
+            q.fill(i)
+            dots.append(q.dot(i, z, free[i]))
+            p.normalise(i)
+        losses[rows] = p.log_sums() - q.total(dots)
+        softmaxes.append(p if tiles.keep else None)
+        for i, entries in enumerate(tiles.entries if any(needed) else ()):
+            difference = q.subtract(i, p[i], out=free[i])
+            if counts is not None:
+                difference.mul_(counts[rows, None])
+            if dh is not None:
+                dh[rows].addmm_(difference, head[entries])
+            if dhead is not None:
+                _add_product(dhead[entries], difference, x)
+    return _Sums(losses, dh, dhead, softmaxes)
 
 
 class _Gradient(torch.autograd.Function):
@@ -144,55 +163,41 @@ class _Gradient(torch.autograd.Function):
     def forward(
         ctx: Any,
         targets: Targets,
-        kept: list[Softmax | None],
-        found: tuple,
+        sums: _Sums,
         s: Tensor,
         h: Tensor,
         head: Tensor,
         counts: Tensor | None,
         *_: Tensor,
     ) -> tuple:
-        ctx.targets, ctx.kept = targets, kept
-        ctx.save_for_backward(s, h, head, counts, *(found if ctx.needs_input_grad[3] else ()))
+        ctx.targets, ctx.softmaxes = targets, sums.softmaxes
         ctx.set_materialize_grads(False)
-        return tuple(None if x is None else x * s for x in found)
+        found = sums.dh, sums.dhead, None if counts is None else sums.losses
+        needs_ds = ctx.needs_input_grad[2]
+        ctx.save_for_backward(s, h, head, counts, *(found if needs_ds else ()))
+        return tuple(None if x is None else x * s if needs_ds else x.mul_(s) for x in found)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, a: Tensor | None, big_a: Tensor | None, b: Tensor | None) -> tuple[Any, ...]:
         s, h, head, counts, *found = ctx.saved_tensors
-        targets, needed, ds = ctx.targets, ctx.needs_input_grad[4:], None
+        targets, needed, ds = ctx.targets, ctx.needs_input_grad[3:], None
         if found:  # a loss that is not linear in the cross-entropy
             ds = sum((x * y).sum() for x, y in zip(found, (a, big_a, b), strict=True) if y is not None)
         totals = h_bar, head_bar, counts_bar, *_ = _zeros((h, head, counts, *targets.tensors), needed)
         tiles = Tiles(len(h), len(head), h)
         p_memory, q_memory = (None, None) if tiles.keep else (tiles.block(), tiles.block())
         y_memory, tile = tiles.block(), tiles.tile()
-        for rows, p in zip(tiles.rows, ctx.kept, strict=True):
-            x, ys, free = h[rows], tiles.split(y_memory, rows), tiles.views(tile, rows)
+        for rows, p in zip(tiles.rows, ctx.softmaxes, strict=True):
+            ys, free = tiles.split(y_memory, rows), tiles.views(tile, rows)
             p = Softmax(tiles.split(p_memory, rows)) if p is None else p
             q = targets.block(tiles, rows, q_memory)
-            p_means, q_means = [], []  # ⟨p_j, y_j⟩ and ⟨q_j, y_j⟩, tile by tile
-            for i, entries in enumerate(tiles.entries):
-                columns, y = head[entries].T, ys[i]
-                if not p.has(i):
-                    torch.mm(x, columns, out=p.tiles[i])
-                    p.normalise(i)
-                q.fill(i)
-                if a is None:
-                    y.zero_()
-                else:
-                    torch.mm(a[rows], columns, out=y)
-                if big_a is not None:
-                    y.addmm_(x, big_a[entries].T)
-                p_means.append(torch.mul(p.tiles[i], y, out=free[i]).sum(1))
-                if any(needed[2:]):
-                    q_means.append(q.dot(i, y, free[i]))
-            p_mean, q_mean = p.mean(p_means), q.total(q_means) if q_means else None
+            x, a_rows = h[rows], None if a is None else a[rows]
+            p_mean, q_mean = _along(x, a_rows, head, big_a, tiles.entries, p, q, ys, free)
             if counts_bar is not None:
                 counts_bar[rows] = (p_mean - q_mean) * s
             x_s = x * s
-            a_s = None if a is None else a[rows] * (s if counts is None else s * counts[rows, None])
+            a_s = None if a is None else a_rows * (s if counts is None else s * counts[rows, None])
             for i, entries in enumerate(tiles.entries):
                 y = ys[i]
                 if any(needed[3:]):
@@ -214,7 +219,40 @@ class _Gradient(torch.autograd.Function):
                         h_bar[rows].addmm_(difference, big_a[entries])
         if h_bar is not None:
             h_bar.mul_(s)
-        return None, None, None, ds, *totals
+        return None, None, ds, *totals
+
+
+def _along(
+    x: Tensor,
+    a: Tensor | None,
+    head: Tensor,
+    big_a: Tensor | None,
+    entries: Sequence[slice],
+    p: Softmax,
+    q: TargetBlock,
+    ys: Sequence[Tensor],
+    free: Sequence[Tensor],
+) -> tuple[Tensor, Tensor]:
+    """Writes y = a M + h A of a block into `ys`, tile by tile, and fills p and q; returns ⟨p_j, y_j⟩ and ⟨q_j, y_j⟩, (r,).
+
+    Args:
+        x, a: h and its cotangent at the block's positions.
+    """
+    p_parts, q_parts = [], []
+    for i, (columns, y) in enumerate(zip(entries, ys, strict=True)):
+        if not p.has(i):
+            torch.mm(x, head[columns].T, out=p.tiles[i])
+            p.normalise(i)
+        if a is None:
+            y.zero_()
+        else:
+            torch.mm(a, head[columns].T, out=y)
+        if big_a is not None:
+            y.addmm_(x, big_a[columns].T)
+        p_parts.append(torch.mul(p.tiles[i], y, out=free[i]).sum(1))
+        q.fill(i)
+        q_parts.append(q.dot(i, y, free[i]))
+    return p.mean(p_parts), q.total(q_parts)
 
 
 class _TargetDerivative(torch.autograd.Function):

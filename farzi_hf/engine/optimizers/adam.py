@@ -82,6 +82,10 @@ class InnerAdam(InvertibleOptimizer):
                 "set one of them above zero, for example eps=1e-8"
             )
 
+    @property
+    def keeps_unused(self) -> bool:
+        return self.weight_decay == 0
+
     def stock_settings(self) -> dict[str, Any]:
         beta1, beta2 = self.betas
         return {

@@ -1,0 +1,123 @@
+"""The inner loop trains the rows of an input embedding that the ids show, and nothing else changes: not a bit of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import GemmaConfig, GPT2Config, GPT2LMHeadModel
+
+from farzi_hf.distillation import Learner, SyntheticTraining, seen_rows
+from farzi_hf.distillation.seen_rows import SeenRows, trained_rows
+from farzi_hf.engine import Checkpoint, Direct, GradientGraphs, InnerAdam, InnerSGD, Reversible, Tape
+from farzi_hf.models import SASRecConfig
+from farzi_hf.summary import FarziData, FarziDataConfig
+
+V = 40
+TRAINING = SyntheticTraining(InnerAdam(0.02, (0.7, 0.999), 1e-6), 1.0, 2)
+
+
+def gpt2(**changes) -> GPT2Config:
+    sizes = {"vocab_size": V, "n_embd": 8, "n_layer": 1, "n_head": 1, "n_positions": 16, "tie_word_embeddings": False}
+    return GPT2Config(**{**sizes, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0, **changes})
+
+
+@pytest.fixture
+def learner() -> Learner:
+    return Learner(gpt2())
+
+
+@pytest.fixture
+def farzi() -> FarziData:
+    torch.manual_seed(0)
+    config = FarziDataConfig(4, 5, latent_dim=1, vocab_size=V, inputs="tokens", labels="own", label_dim=3)
+    farzi = FarziData(config)
+    farzi.input_ids.copy_(torch.randint(3, 15, farzi.input_ids.shape))
+    return farzi
+
+
+def outcome(learner: Learner, farzi: FarziData, training: SyntheticTraining) -> list[Tensor]:
+    farzi.zero_grad()
+    start = learner.initial_parameters(0)
+    theta = training(learner, farzi.tensors, start=start, steps=6, seed=0)
+    assert list(theta) == list(start)
+    ids = torch.arange(V).view(4, 10)  # also rows that no step has seen
+    learner.hard_loss(theta, {"input_ids": ids, "labels": ids}).backward()
+    return [*theta.values(), *(x.grad for x in farzi.parameters())]
+
+
+@pytest.mark.parametrize("adjoint", [Direct(), GradientGraphs(), Tape(), Checkpoint(), Reversible()])
+@pytest.mark.parametrize("window", [None, 3])
+def test_the_training_is_that_of_all_rows(monkeypatch, learner, farzi, adjoint, window):
+    training = replace(TRAINING, adjoint=adjoint, window=window)
+    with monkeypatch.context() as everything:
+        everything.setattr(seen_rows, "WORTH", 0.0)
+        expected = outcome(learner, farzi, training)
+    found = outcome(learner, farzi, training)
+    assert isinstance(trained_rows(learner, farzi.tensors, learner.initial_parameters(0), TRAINING.optimizer), SeenRows)
+    assert all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
+
+
+def test_the_inner_loop_has_fewer_parameters(learner, farzi):
+    start = learner.initial_parameters(0)
+    rows = trained_rows(learner, farzi.tensors, start, TRAINING.optimizer)
+    narrow = rows.narrow(start)
+    assert narrow[rows.name].shape == (len(farzi.input_ids.unique()), 8)
+    assert all(torch.equal(x, start[name]) for name, x in rows.widen(narrow).items())
+
+
+def all_rows(learner, farzi, start=None, optimizer=TRAINING.optimizer) -> bool:
+    start = learner.initial_parameters(0) if start is None else start
+    return not isinstance(trained_rows(learner, farzi.tensors, start, optimizer), SeenRows)
+
+
+@pytest.mark.parametrize(
+    "config", [gpt2(tie_word_embeddings=True), SASRecConfig(num_items=V - 1, hidden_size=8, max_length=10)]
+)
+def test_a_shared_embedding_trains_as_a_whole(config, farzi):
+    assert all_rows(Learner(config), farzi)
+
+
+def test_an_embedding_that_is_used_otherwise_trains_as_a_whole(farzi):
+    class Anchored(GPT2LMHeadModel):
+        def forward(self, input_ids=None, **kwargs):
+            found = super().forward(input_ids, **kwargs)
+            found.logits = found.logits * (1 + self.transformer.wte.weight[20].sum())
+            return found
+
+    assert all_rows(Learner(lambda: Anchored(gpt2())), farzi)
+
+
+@pytest.mark.parametrize("optimizer", [InnerAdam(0.01, weight_decay=0.1), InnerSGD(0.1, weight_decay=0.1)])
+def test_decay_changes_all_rows(learner, farzi, optimizer):
+    assert all_rows(learner, farzi, optimizer=optimizer)
+
+
+def test_starts_to_differentiate_constant_embeddings_and_several_learners_keep_all_rows(learner, farzi):
+    start = learner.initial_parameters(0)
+    assert all_rows(learner, farzi, {name: x.clone().requires_grad_() for name, x in start.items()})
+    frozen = {name: torch.nn.Parameter(x, False) if "wte" in name else x for name, x in start.items()}
+    assert all_rows(learner, farzi, frozen)
+    several = learner.batch(2)
+    assert all_rows(several, farzi, several.initial_parameters(0))
+
+
+def test_soft_inputs_and_ids_of_most_entries_keep_all_rows(learner, farzi):
+    farzi.input_ids.copy_(torch.arange(20).view(4, 5) * 2)
+    farzi.input_ids[0, 0] = 1
+    assert not all_rows(learner, farzi)
+    more = FarziData(FarziDataConfig(5, 5, latent_dim=1, vocab_size=V, inputs="tokens", labels="own", label_dim=3))
+    more.input_ids.copy_(torch.arange(25).view(5, 5))
+    assert all_rows(learner, more)
+    soft = FarziData(FarziDataConfig(4, 5, latent_dim=2, vocab_size=V))
+    assert all_rows(learner, soft)
+
+
+def test_a_model_that_scales_its_embedding_looks_ids_up(farzi):
+    config = GemmaConfig(
+        vocab_size=V, hidden_size=8, intermediate_size=16, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1, head_dim=8,
+        tie_word_embeddings=False,
+    )  # fmt: skip
+    assert not all_rows(Learner(config), farzi)
