@@ -113,8 +113,8 @@ class FarziConfig(TrainingArguments):
         last_start: no inner loop starts after this step of a trajectory; None allows all steps.
         synthetic_steps: N of trajectory matching, steps on the summary; None takes inner_steps.
         expert_steps: M of trajectory matching. N steps on the summary should do the same as M steps of real training.
-        adjoint: "auto" (the fastest adjoint for which there is memory), "direct" (`Direct`), "tape" (`Tape`), "checkpoint"
-            (`Checkpoint`) or "reversible" (`Reversible`).
+        adjoint: "auto" (the fastest adjoint for which there is memory), "gradient_graphs" (`GradientGraphs`), "direct" (`Direct`), "tape"
+            (`Tape`), "checkpoint" (`Checkpoint`) or "reversible" (`Reversible`).
         checkpoint_layers: whether the learner keeps of each layer only the inputs, and computes it again for the derivatives. For deep
             learners: less memory per inner step, more time.
         eval_students: number of students that `evaluate()` trains from scratch, each from its own θ0.

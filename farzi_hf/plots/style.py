@@ -19,7 +19,7 @@ from farzi_hf.artefact.atomic_folder import replace_file
 INK, ACCENT, MUTED = "#333333", "#1f6fb4", "#9aa5b1"
 LINES = ("#c0392b", "#27834a", "#8e5ea2", "#b8860b")
 """Colours of horizontal lines to compare with."""
-OURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
+OURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9")
 """Colours of our methods. Colour-blind readers can tell them apart (Okabe & Ito, 2008)."""
 DPI = 150
 

@@ -47,7 +47,7 @@ from tqdm import tqdm
 from transformers import HfArgumentParser
 
 from farzi_hf.cli.program import keep_freed_memory, run
-from farzi_hf.engine import Checkpoint, Direct, Reversible, Tape
+from farzi_hf.engine import Checkpoint, Direct, GradientGraphs, Reversible, Tape
 
 ROOT = Path(__file__).resolve().parent
 REPOSITORY = ROOT.parents[1]
@@ -57,6 +57,7 @@ METHODS: dict[str, Method] = {
     "higher": higher_adam,
     "TorchOpt": torchopt_adam,
     "torch.utils.checkpoint": step_checkpoint,
+    "GradientGraphs": Ours(GradientGraphs),
     "Direct": Ours(Direct),
     "Tape": Ours(Tape),
     "Checkpoint": Ours(Checkpoint),

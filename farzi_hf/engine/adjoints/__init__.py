@@ -5,8 +5,8 @@ S the numbers in a state of the optimizer (3P for Adam, 2P for SGD), and T the n
 
 | adjoint          | time   | memory                                                                              |
 |------------------|--------|-------------------------------------------------------------------------------------|
-| `Direct`         | 3 T·G  | the graphs of all T steps, of gradients and of the optimizer                        |
 | `GradientGraphs` | 3 T·G  | the graphs of the gradients of all T steps, T·S numbers                             |
+| `Direct`         | 3 T·G  | the graphs of all T steps, of gradients and of the optimizer; higher derivatives    |
 | `Tape`           | 4 T·G  | the graph of one step, T·P + 2√T·S numbers                                          |
 | `Reversible`     | 4 T·G  | the graph of one step, about 50 bytes per parameter, and log2(1/β) bits a step      |
 | `Checkpoint`     | 5 T·G  | the graph of one step, √(2T)·S numbers; or fewer states, in more time               |
@@ -22,10 +22,10 @@ from farzi_hf.engine.adjoints.tape import Tape
 __all__ = ["ADJOINTS", "Adjoint", "Checkpoint", "Direct", "GradientGraphs", "Reversible", "Tape"]
 
 ADJOINTS: dict[str, type[Adjoint]] = {
-    "direct": Direct,
     "gradient_graphs": GradientGraphs,
+    "direct": Direct,
     "tape": Tape,
     "reversible": Reversible,
     "checkpoint": Checkpoint,
 }
-"""The adjoints that a config can name, in the order of choice: the fastest first, and `Direct` with its higher derivatives before that."""
+"""The adjoints that a config can name, the fastest first."""
