@@ -64,8 +64,12 @@ class Targets(ABC):
         """Those of the positions `rows`.
 
         Args:
-            memory: of a block, for its tiles; with None the block has its own, if it needs any.
+            memory: what `memory` gave. All blocks may use it, one after the other.
         """
+
+    def memory(self, tiles: Tiles) -> Tensor | None:
+        """Memory for the tiles of any block; None if a block needs none, or has its own."""
+        return None
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,12 +168,16 @@ class SoftTokens(Targets):
         return block.softmax
 
     def block(self, tiles: Tiles, rows: slice, memory: Tensor | None) -> _SoftBlock:
-        if not tiles.keep:
-            return _SoftBlock(self, tiles, rows, tiles.block() if memory is None else memory)
         place = rows.start, rows.stop
-        if place not in self._blocks:
-            self._blocks[place] = _SoftBlock(self, tiles, rows, tiles.block())
-        return self._blocks[place]
+        if place in self._blocks:
+            return self._blocks[place]
+        block = _SoftBlock(self, tiles, rows, tiles.block() if memory is None else memory)
+        if tiles.keep:
+            self._blocks[place] = block
+        return block
+
+    def memory(self, tiles: Tiles) -> Tensor | None:
+        return None if tiles.keep else tiles.block()
 
 
 class _SoftBlock(TargetBlock):

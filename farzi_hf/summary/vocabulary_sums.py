@@ -128,8 +128,7 @@ class _Sums:
 def _sums(targets: Targets, h: Tensor, head: Tensor, counts: Tensor | None, needed: Sequence[bool]) -> _Sums:
     losses, (dh, dhead) = h.new_empty(len(h)), _zeros((h, head), needed)
     tiles, softmaxes = Tiles(len(h), len(head), h), []
-    p_memory, q_memory = (None, None) if tiles.keep else (tiles.block(), tiles.block())
-    tile = tiles.tile()
+    p_memory, q_memory, tile = None if tiles.keep else tiles.block(), targets.memory(tiles), tiles.tile()
     for rows in tiles.rows:
         x, free = h[rows], tiles.views(tile, rows)
         p = Softmax(tiles.split(tiles.block() if p_memory is None else p_memory, rows))
@@ -186,7 +185,7 @@ class _Gradient(torch.autograd.Function):
             ds = sum((x * y).sum() for x, y in zip(found, (a, big_a, b), strict=True) if y is not None)
         totals = h_bar, head_bar, counts_bar, *_ = _zeros((h, head, counts, *targets.tensors), needed)
         tiles = Tiles(len(h), len(head), h)
-        p_memory, q_memory = (None, None) if tiles.keep else (tiles.block(), tiles.block())
+        p_memory, q_memory = None if tiles.keep else tiles.block(), targets.memory(tiles)
         y_memory, tile = tiles.block(), tiles.tile()
         for rows, p in zip(tiles.rows, ctx.softmaxes, strict=True):
             ys, free = tiles.split(y_memory, rows), tiles.views(tile, rows)
@@ -278,7 +277,7 @@ def _pulled_back(targets: Targets, x: Tensor, table: Tensor, scale: Tensor | flo
     """The derivatives in the targets' tensors, if that in q_j is `scale` · x_j M, where the table (V, k) has the M_v as its rows."""
     totals = _zeros(targets.tensors, needed)
     tiles = Tiles(len(x), len(table), x)
-    memory, q_memory, tile = tiles.block(), None if tiles.keep else tiles.block(), tiles.tile()
+    memory, q_memory, tile = tiles.block(), targets.memory(tiles), tiles.tile()
     for rows in tiles.rows:
         dqs, free, q = tiles.split(memory, rows), tiles.views(tile, rows), targets.block(tiles, rows, q_memory)
         means = []
@@ -334,7 +333,7 @@ class _TableGradient(torch.autograd.Function):
         ctx.tokens = tokens
         ctx.save_for_backward(dx)
         total, tiles = torch.zeros_like(table), Tiles(len(dx), len(table), table)
-        memory = None if tiles.keep else tiles.block()
+        memory = tokens.memory(tiles)
         for rows in tiles.rows:
             q = tokens.filled(tiles, rows, memory)
             for i, entries in enumerate(tiles.entries):
@@ -367,7 +366,7 @@ class _TokenDerivative(torch.autograd.Function):
 def _product(tokens: SoftTokens, table: Tensor) -> Tensor:
     """Σ_v q_v E_v of each position, (n, h)."""
     x, tiles = table.new_empty(len(tokens), table.shape[1]), Tiles(len(tokens), len(table), table)
-    memory = None if tiles.keep else tiles.block()
+    memory = tokens.memory(tiles)
     for rows in tiles.rows:
         q = tokens.filled(tiles, rows, memory)
         x[rows] = q.mean([torch.mm(tile, table[entries]) for tile, entries in zip(q.tiles, tiles.entries, strict=True)])
