@@ -12,7 +12,7 @@ from farzi_hf.plots.style import INK, OURS, clean, finite, logarithmic, save
 
 
 def plot_scaling(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike) -> None:
-    """Seconds per inner step (left) and peak memory (right) against V, both axes logarithmic; a colour for each ξ.
+    """CPU seconds per inner step (left) and peak memory (right) against V, both axes logarithmic; a colour for each ξ.
 
     Our loss has solid lines, the textbook's formula dashed ones. A line ends where a process ran out of memory or time.
 
@@ -37,7 +37,7 @@ def plot_scaling(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike) -> 
         logarithmic(axes, "x")
         logarithmic(axes, "y")
         axes.set_xlabel("Entries of the vocabulary, V")
-    panels[0].set_ylabel("Seconds per inner step, forward and backward")
+    panels[0].set_ylabel("CPU seconds per inner step, forward and backward")
     panels[1].set_ylabel("Peak memory (MB)")
     handles = [
         *(panels[0].plot([], [], color=OURS[i % len(OURS)], label=f"ξ = {n:,}")[0] for i, n in enumerate(lengths)),
