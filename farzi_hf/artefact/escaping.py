@@ -87,6 +87,33 @@ def yaml_text(content: Mapping[str, Any]) -> str:
     return yaml.dump(plain, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
+_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+def json_text(value: Any) -> str:
+    """`value` as a file of JSON. NaN and infinity, which JSON lacks, are the strings "NaN", "Infinity" and "-Infinity"."""
+
+    def strict(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: strict(x) for key, x in value.items()}
+        if isinstance(value, list | tuple):
+            return [strict(x) for x in value]
+        if isinstance(value, float) and not math.isfinite(value):
+            return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+        return value
+
+    return json.dumps(strict(value), indent=2, allow_nan=False) + "\n"
+
+
+def numbers_of(value: Any) -> Any:
+    """What `json_text` has written, with the numbers that were strings."""
+    if isinstance(value, dict):
+        return {key: numbers_of(x) for key, x in value.items()}
+    if isinstance(value, list):
+        return [numbers_of(x) for x in value]
+    return _NOT_FINITE.get(value, value) if isinstance(value, str) else value
+
+
 def script_json(value: Any) -> str:
     """`value` as JSON that is safe between `<script>` tags.
 

@@ -16,7 +16,6 @@ tokenizer files or vocabulary.json, recipe.yaml, metrics.json, plots/*: where th
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +30,7 @@ from torch import Tensor
 from farzi_hf.artefact.atomic_folder import replace_files
 from farzi_hf.artefact.card import greedy_texts, render_card, tables_of
 from farzi_hf.artefact.contents import Contents
-from farzi_hf.artefact.escaping import yaml_text
+from farzi_hf.artefact.escaping import json_text, numbers_of, yaml_text
 from farzi_hf.artefact.folder import ArtefactFolder, read_artefact
 from farzi_hf.artefact.layout import CARD, CONFIG, METRICS, PLOTS, RECIPE, VIEWER, is_known, size_limit
 from farzi_hf.artefact.untrusted_text import as_mapping, parse_json, parse_yaml
@@ -71,7 +70,7 @@ def write_artefact(contents: Contents, folder: Path, results: Results) -> None:
         if results.recipe:
             _write_text(staging / RECIPE, yaml_text(results.recipe))
         if results.metrics:
-            _write_text(staging / METRICS, json.dumps(results.metrics, indent=2) + "\n")
+            _write_text(staging / METRICS, json_text(results.metrics))
         for name, content in results.plots.items():
             (staging / PLOTS).mkdir(exist_ok=True)
             (staging / PLOTS / name).write_bytes(content)
@@ -99,7 +98,7 @@ def load_results(artefact: ArtefactFolder | Path) -> Results:
 
     plots = [name for name in artefact.names if name.startswith(f"{PLOTS}/") and artefact.find(name) is not None]
     return Results(
-        metrics=mapping(METRICS, parse_json),
+        metrics=numbers_of(mapping(METRICS, parse_json)),
         recipe=mapping(RECIPE, parse_yaml),
         plots={name.removeprefix(f"{PLOTS}/"): artefact.read(name) for name in plots},
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import os
 import re
 import signal
@@ -32,6 +33,27 @@ def plot(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("plots") / "curve.png"
     path.write_bytes(b"not really an image")
     return path
+
+
+def test_metrics_that_are_not_finite_are_json_for_every_reader(tmp_path):
+    metrics = {
+        "table": [{"name": "diverged", "perplexity": math.inf, "spread": [1.5, -math.inf]}],
+        "gap": math.nan,
+        "note": "ok",
+    }
+    tiny().save_pretrained(tmp_path, processing_class=word_tokenizer(), metrics=metrics)
+
+    def refuse(name: str) -> None:
+        raise ValueError(f"{name} is no JSON")
+
+    text = (tmp_path / "metrics.json").read_text(encoding="utf-8")
+    strict = json.loads(text, parse_constant=refuse)
+    assert strict["table"][0] == {"name": "diverged", "perplexity": "Infinity", "spread": [1.5, "-Infinity"]}
+    assert strict["gap"] == "NaN"
+    found = FarziData.from_pretrained(tmp_path).results.metrics
+    assert found["table"] == metrics["table"]
+    assert math.isnan(found["gap"])
+    assert found["note"] == "ok"
 
 
 # -- what others read ------------------------------------------------------------------------------------------------
