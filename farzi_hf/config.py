@@ -345,6 +345,7 @@ _STOCK = {f.name for f in fields(TrainingArguments)}
 _OUTER = (
     "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "max_steps", "per_device_train_batch_size",
     "gradient_accumulation_steps", "max_grad_norm", "optim", "adam_beta1", "adam_beta2", "adam_epsilon",
-    "weight_decay", "warmup_steps", "bf16", "seed", "num_train_epochs", "data_seed", "dataloader_drop_last",
+    "weight_decay", "warmup_steps", "bf16", "seed", "num_train_epochs", "data_seed", "dataloader_drop_last", "optim_args",
+    "load_best_model_at_end", "metric_for_best_model", "greater_is_better",
 )  # fmt: skip
 """Fields of `TrainingArguments` that belong to a recipe."""

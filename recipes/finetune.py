@@ -51,14 +51,14 @@ class FinetuneArguments:
     def __post_init__(self) -> None:
         if self.learner is not None and self.model is not None:
             raise ValueError(f"learner={self.learner!r} and model={self.model!r} are both given: name one of them")
-        if min(self.num_students, self.long_steps, self.steps or 1) < 1:
+        if min(self.num_students, self.long_steps, 1 if self.steps is None else self.steps) < 1:
             raise ValueError("num_students, long_steps and steps have to be at least 1")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The whole recipe, in one process."""
     keep_freed_memory()
-    with ends_in_one_line("finetune.py", FileNotFoundError):
+    with ends_in_one_line("finetune.py", OSError):
         (args,) = HfArgumentParser(FinetuneArguments).parse_args_into_dataclasses(argv, look_for_args_file=False)
         check_outputs(Path(args.output_dir), ("recipe.yaml", "table.md", "table.csv", "comparison.png"))
         c = comparison_of(args, FarziData.from_pretrained(args.summary, args.revision))

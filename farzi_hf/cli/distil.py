@@ -263,7 +263,7 @@ def distil(settings: RunSettings, args: FarziConfig) -> None:
     folders = [data.run_folder(args.output_dir, seed) for seed in seeds]
     figures = map(comparison_name, data.task_class.compared)
     with args.main_process_first(desc="folders"):
-        check_outputs(Path(args.output_dir), ["recipe.yaml", "table.md", "table.csv", *figures])
+        check_outputs(Path(args.output_dir), ["recipe.yaml", "table.md", "table.csv", *figures], of_run=True)
         runs = [Run(data, with_folder(args, folder), seed) for folder, seed in zip(folders, seeds, strict=True)]
     done = [distil_once(run) for run in runs]
     if args.process_index == 0:
@@ -325,8 +325,14 @@ def comparison_name(metric: str) -> str:
 
 
 def pooled_rows(task: Task, seeds: Sequence[Sequence[Mapping[str, Any]]]) -> list[Row]:
-    """A row for each method, over all seeds."""
-    return [pooled_row(task, [Measured.from_json(part) for part in parts]) for parts in zip(*seeds, strict=True)]
+    """A row for each method that all seeds have, over all seeds. The others are named on a line of their own."""
+    of_seeds = [{part["method"]: Measured.from_json(part) for part in parts} for parts in seeds]
+    common = [method for method in of_seeds[0] if all(method in parts for parts in of_seeds)]
+    if left_out := sorted({method for parts in of_seeds for method in parts} - set(common)):
+        print(
+            f"Not in the table, as some splits lack it (made with another number of processes?): {', '.join(left_out)}"
+        )
+    return [pooled_row(task, [parts[method] for parts in of_seeds]) for method in common]
 
 
 def with_folder(args: FarziConfig, folder: str) -> FarziConfig:

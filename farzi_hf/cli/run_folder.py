@@ -34,28 +34,39 @@ _SIGNATURES = {
     "table.json": ("findings", "scores"),
     "cell.json": ("settings", "asked"),
 }  # our files have one of these keys
+_OF_RUNS = ("results.json", "start.json", "summary")  # of a distillation
 PLOTS = ("distillation", "comparison", "tokens", "entropy", "popularity")
 
 
-def check_outputs(folder: Path, names: Iterable[str]) -> None:
-    """Refuses a folder in which a recipe would overwrite files that no recipe has written. Call this before any long work.
+def check_outputs(folder: Path, names: Iterable[str], of_run: bool = False) -> None:
+    """Refuses a folder in which a recipe would overwrite files that no recipe has written, or another one. Call this before any long work.
 
     Args:
         folder: the folder; it need not exist.
         names: the files that will be written, as paths inside the folder.
+        of_run: whether they belong to a distillation. It replaces no files of another recipe's folder, and no other recipe those of its own.
 
     Raises:
-        ValueError: one of the files exists and no recipe has written to the folder, or a file has the name of a needed folder.
+        ValueError: one of the files exists and no recipe has written to the folder, or one that makes other results; or a file has
+            the name of a needed folder.
     """
-    ours = written_by_a_recipe(folder)
+    ours = written_by_a_recipe(folder) and _is_of_run(folder) in (None, of_run)
     for path in (folder / name for name in names):
         for place in (folder, path.parent):
             if place.exists() and not place.is_dir():
                 raise ValueError(f"{str(place)!r} is a file, where a folder has to be: choose another folder")
         if not ours and os.path.lexists(path):
             raise ValueError(
-                f"{str(path)!r} exists already and would be overwritten; only a run that goes on may do that: choose another folder, or move it away"
+                f"{str(path)!r} exists already and would be overwritten; only the run that made it may do that when it goes on: choose another "
+                "folder, or move it away"
             )
+
+
+def _is_of_run(folder: Path) -> bool | None:
+    """Whether a folder is that of a distillation; None if neither its files nor those of a table are there."""
+    if any((folder / name).exists() for name in _OF_RUNS):
+        return True
+    return False if (folder / "table.json").exists() else None
 
 
 def written_by_a_recipe(folder: Path) -> bool:
@@ -86,7 +97,7 @@ def find_checkpoint(
         ValueError: the run would overwrite files that no recipe has written, or would change settings that cannot change.
     """
     folder = Path(args.output_dir)
-    check_outputs(folder, ["recipe.yaml", *outputs])
+    check_outputs(folder, ["recipe.yaml", *outputs], of_run=True)
     check_destination(folder / "summary")
     check_no_foreign(folder)
     checkpoint = args.resume_from_checkpoint or (last_checkpoint(folder) if resume else None)

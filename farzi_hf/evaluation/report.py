@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import tempfile
 import time
@@ -32,10 +33,18 @@ def environment(args: TrainingArguments) -> dict[str, Any]:
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }
-    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
-    with suppress(OSError, subprocess.CalledProcessError):  # no git, or a copy without its history
-        facts["commit"] = subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
+    with suppress(
+        OSError, subprocess.CalledProcessError
+    ):  # no git, or a copy that is in no repository or in that of another project
+        _git("ls-files", "--error-unmatch", Path(__file__).name)
+        facts["commit"] = _git("describe", "--always", "--dirty")
     return facts
+
+
+def _git(*arguments: str) -> str:
+    """What git says in the folder of this file."""
+    command = ["git", "-C", str(Path(__file__).parent), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def distillation_seconds(log_history: Sequence[Mapping[str, Any]]) -> float:
@@ -108,6 +117,8 @@ def cost(c: Comparison) -> dict[str, float]:
     student = c.summary_student(0)
     facts = {"student_seconds": round(time.perf_counter() - start, 2)}
     error = c.validation_error(student)
+    if not math.isfinite(error):  # any training would be as good as one that diverged
+        return facts
     for halvings in range(4, -1, -1):
         steps = max(1, c.long_training.steps >> halvings)
         start = time.perf_counter()

@@ -6,7 +6,8 @@ import pytest
 import yaml
 from tiny_trainer import tiny_trainer
 
-from farzi_hf.cli.run_folder import begin_run, find_checkpoint, same_settings
+from farzi_hf import FarziConfig
+from farzi_hf.cli.run_folder import begin_run, check_outputs, find_checkpoint, same_settings, write_recipe
 
 
 @pytest.fixture
@@ -97,3 +98,31 @@ def test_a_new_run_discards_checkpoints_of_ours_alone(started, tmp_path):
 )
 def test_settings_that_a_result_of_an_older_version_lacks_count_as_defaults(before, now, same):
     assert same_settings(before, now) == same
+
+
+def test_a_recipe_replaces_no_files_of_another_kind(tmp_path):
+    """Both have a recipe.yaml of ours, and tables of the same name."""
+    run, table = tmp_path / "run", tmp_path / "table"
+    for folder, own in ((run, "results.json"), (table, "table.json")):
+        write_recipe(folder, {"seed": 0})
+        (folder / own).write_text('{"scores": []}', encoding="utf-8")
+        (folder / "table.md").write_text("mine", encoding="utf-8")
+    check_outputs(run, ["table.md"], of_run=True)
+    check_outputs(table, ["table.md"])
+    check_outputs(run, ["other.md"])
+    with pytest.raises(ValueError, match=r"table.md' exists already .* only the run that made it"):
+        check_outputs(run, ["table.md"])
+    with pytest.raises(ValueError, match=r"table.md' exists already .* only the run that made it"):
+        check_outputs(table, ["table.md"], of_run=True)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 1}, {"optim_args": "amsgrad=True"}],
+)
+def test_which_summary_is_kept_is_part_of_the_recipe(tmp_path, changed):
+    settings = [FarziConfig(tmp_path, **SAVED, **more, use_cpu=True).to_recipe() for more in ({}, changed)]
+    assert not same_settings(*settings)
+    assert same_settings(settings[1], settings[1])
+    older = {name: value for name, value in settings[0].items() if name not in changed and "best" not in name}
+    assert same_settings(older, settings[0])
