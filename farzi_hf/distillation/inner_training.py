@@ -73,11 +73,13 @@ class SyntheticTraining:
         """
         of_steps = of_steps or steps
         rows = self._minibatches(summary, of_steps, seed)
-        summary, rows = self._compact(summary, rows, start, steps)
         optimizer, trained = self.optimizer_for(of_steps), AllRows()
         if not (self.torch_compile or isinstance(start, TrainingState)):
-            trained = trained_rows(learner, summary, start, optimizer)
+            trained = trained_rows(
+                learner, summary, start, optimizer
+            )  # of the whole summary: their number stays the same
             start = trained.narrow(start)
+        summary, rows = self._compact(summary, rows, start, steps)
         theta = unroll(
             trained.loss(self._loss(learner, summary, rows)),
             start,

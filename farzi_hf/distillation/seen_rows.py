@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from farzi_hf.distillation.learner import Learner, LearnerBatch, Parameters, is_constant
@@ -35,7 +36,7 @@ class AllRows:
 
 
 @dataclass(frozen=True)
-class SeenRows(AllRows):
+class SeenRows:
     """Some rows train.
 
     Args:
@@ -52,22 +53,26 @@ class SeenRows(AllRows):
         return f"{self.name} at the start"
 
     def narrow(self, params: Parameters) -> Parameters:
-        table = params[self.name].detach()
+        """The parameters of the inner loop: these rows, and a copy of the embedding, which the caller may change meanwhile."""
+        table = params[self.name].detach().clone()
         return {**params, self.name: table[self.rows], self._table: nn.Parameter(table, requires_grad=False)}
 
     def widen(self, params: Parameters) -> Parameters:
+        """The parameters of the learner, differentiable in those of the inner loop."""
         wide = {name: x for name, x in params.items() if name != self._table}
         wide[self.name] = params[self._table].detach().index_copy(0, self.rows, params[self.name])
         return wide
 
     def loss(self, inner_loss: InnerLoss) -> InnerLoss:
+        """The loss as a function of the inner loop's parameters."""
         return lambda params, inputs, step: inner_loss(self.widen(params), inputs, step)
 
 
+@torch.inference_mode(False)  # rows are saved for a backward pass
 def trained_rows(
     learner: Learner | LearnerBatch, summary: Tensors, start: Parameters, optimizer: InnerOptimizer
-) -> AllRows:
-    """The rows that a training from `start` on the summary can change."""
+) -> AllRows | SeenRows:
+    """The rows that a training from `start` on any sequences of the summary can change."""
     ids = summary.get("input_ids")
     if ids is None or not optimizer.keeps_unused:
         return AllRows()

@@ -23,7 +23,7 @@ _VARIANTS = 64  # of one function that are in memory at the same time, for diffe
 
 
 class CompiledLoop(InnerLoop):
-    """A compiled `InnerLoop`. It makes no graphs, so `Direct` cannot use it."""
+    """A compiled `InnerLoop`. It makes no graphs, so `Direct` and `GradientGraphs` cannot use it."""
 
     keeps_graphs = False
 

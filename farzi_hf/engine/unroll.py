@@ -2,8 +2,8 @@
 
 `theta_T = unroll(inner_loss, params, inputs, optimizer=…, steps=T)` is an ordinary differentiable function: build
 any outer loss on `theta_T` and call `.backward()`. An object, the *adjoint*, recovers the trajectory in the backward pass:
-`Direct`, `GradientGraphs`, `Tape`, `Checkpoint` or `Reversible`. All give the same exact gradient, and differ in time and memory. `adjoint=None`
-takes the fastest one that fits into memory.
+`GradientGraphs`, `Direct`, `Tape`, `Checkpoint` or `Reversible`. All give the same exact gradient, and differ in time and
+memory. `adjoint=None` takes the fastest one that fits into memory.
 """
 
 from __future__ import annotations

@@ -51,6 +51,10 @@ class Targets(ABC):
     def __len__(self) -> int:
         """n."""
 
+    @abstractmethod
+    def check(self, entries: int) -> None:
+        """Raises ValueError unless they are distributions over that many entries."""
+
     def to(self, dtype: torch.dtype) -> Targets:
         """The same with numbers of this type. Ids stay what they are."""
         return self
@@ -64,7 +68,7 @@ class Targets(ABC):
         """Those of the positions `rows`.
 
         Args:
-            memory: what `memory` gave. All blocks may use it, one after the other.
+            memory: what the method `memory` returns. All blocks may use it, one after the other.
         """
 
     def memory(self, tiles: Tiles) -> Tensor | None:
@@ -80,6 +84,15 @@ class HardTargets(Targets):
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def check(self, entries: int) -> None:
+        if torch.compiler.is_compiling() or not len(self.ids):
+            return
+        least, largest = map(int, torch.aminmax(self.ids))
+        if not 0 <= least <= largest < entries:
+            raise ValueError(
+                f"targets has ids from {least} to {largest}, but the vocabulary has the ids 0 to {entries - 1}"
+            )
 
     def cross_entropy(self, logits: Tensor) -> Tensor:
         return F.cross_entropy(logits, self.ids, reduction="none")
@@ -123,8 +136,8 @@ class SoftTokens(Targets):
     latents: Tensor
     decoder: Tensor | None
     tau: float = 1.0
-    _blocks: dict[tuple[int, int], _SoftBlock] = field(default_factory=dict, repr=False)
-    """The blocks that are small enough to be kept, by their positions."""
+    _blocks: dict[tuple[int, ...], _SoftBlock] = field(default_factory=dict, init=False, repr=False)
+    """The blocks that are small enough to be kept, by their positions and the number of their tiles."""
 
     @property
     def shape(self) -> torch.Size:
@@ -157,6 +170,13 @@ class SoftTokens(Targets):
     def __len__(self) -> int:
         return len(self.latents)
 
+    def check(self, entries: int) -> None:
+        if self.shape[-1] != entries:
+            raise ValueError(
+                f"soft tokens over {self.shape[-1]} entries, but the model's vocabulary has {entries}; build the model with "
+                "vocab_size=farzi.config.vocab_size"
+            )
+
     def cross_entropy(self, logits: Tensor) -> Tensor:
         return -(self.probabilities() * logits.log_softmax(-1)).sum(-1)
 
@@ -168,7 +188,7 @@ class SoftTokens(Targets):
         return block.softmax
 
     def block(self, tiles: Tiles, rows: slice, memory: Tensor | None) -> _SoftBlock:
-        place = rows.start, rows.stop
+        place = rows.start, rows.stop, len(tiles.entries)
         if place in self._blocks:
             return self._blocks[place]
         block = _SoftBlock(self, tiles, rows, tiles.block() if memory is None else memory)

@@ -19,7 +19,7 @@ TILE = {"cpu": 1 << 19, "cuda": 1 << 26}
 """The numbers of a tile, by the kind of device; on the CPU, for each thread."""
 
 KEPT = 1 << 23
-"""A matrix with no more numbers than this (32 MiB) is computed once, and kept between the passes of a step."""
+"""A matrix with no more numbers than this (32 MiB in float32) is computed once, and kept between the passes of a step."""
 
 FEWEST = 256
 """The fewest positions of a block: products of fewer would read the head for little work."""

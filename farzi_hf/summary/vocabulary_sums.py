@@ -12,8 +12,9 @@ In the docstrings, j is a position, v an entry of the vocabulary, p_j = softmax(
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 import torch
@@ -23,6 +24,18 @@ from torch.autograd.function import once_differentiable
 
 from farzi_hf.summary.targets import SoftTokens, TargetBlock, Targets
 from farzi_hf.summary.tiles import Softmax, Tiles
+
+
+def _exact(function: Callable) -> Callable:
+    """The function outside of autocast, which would round products: a backward pass may run inside."""
+
+    @wraps(function)
+    def run(*args: Any) -> Any:
+        device = next((x.device.type for x in args if isinstance(x, Tensor)), "cpu")
+        with torch.autocast(device, enabled=False):
+            return function(*args)
+
+    return run
 
 
 def _zeros(tensors: Sequence[Tensor], needed: Sequence[bool]) -> list[Tensor | None]:
@@ -69,8 +82,12 @@ def linear_cross_entropy(
         counts: c (n,), how much each position counts; None stands for 1. Only for targets without derivatives, such as ids.
 
     Raises:
-        ValueError: there are counts, and targets with derivatives.
+        ValueError: there are counts, and targets with derivatives; or the targets are not those of n positions and V entries.
     """
+    entries = states.shape[-1] if weight is None else len(weight)
+    if len(targets) != len(states):
+        raise ValueError(f"there are {len(targets)} targets for {len(states)} states; give one for each")
+    targets.check(entries)
     if counts is not None and targets.tensors:
         raise ValueError(f"counts are given beside {type(targets).__name__}, which have derivatives; give HardTargets")
     dtype = torch.promote_types(states.dtype, torch.float32)
@@ -115,16 +132,18 @@ class _CrossEntropy(torch.autograd.Function):
 class _Sums:
     """Of the positions' losses: themselves (n,), and Σ_j c_j ℓ_j's derivatives in h and the head, without s.
 
-    `softmaxes` has p of each block, where it is kept.
+    `softmaxes` has p of each block, where it is kept, in these `tiles`.
     """
 
     losses: Tensor
     dh: Tensor | None
     dhead: Tensor | None
+    tiles: Tiles
     softmaxes: Sequence[Softmax | None]
 
 
 @torch.no_grad()
+@_exact
 def _sums(targets: Targets, h: Tensor, head: Tensor, counts: Tensor | None, needed: Sequence[bool]) -> _Sums:
     losses, (dh, dhead) = h.new_empty(len(h)), _zeros((h, head), needed)
     tiles, softmaxes = Tiles(len(h), len(head), h), []
@@ -148,7 +167,7 @@ def _sums(targets: Targets, h: Tensor, head: Tensor, counts: Tensor | None, need
                 dh[rows].addmm_(difference, head[entries])
             if dhead is not None:
                 _add_product(dhead[entries], difference, x)
-    return _Sums(losses, dh, dhead, softmaxes)
+    return _Sums(losses, dh, dhead, tiles, softmaxes)
 
 
 class _Gradient(torch.autograd.Function):
@@ -169,7 +188,7 @@ class _Gradient(torch.autograd.Function):
         counts: Tensor | None,
         *_: Tensor,
     ) -> tuple:
-        ctx.targets, ctx.softmaxes = targets, sums.softmaxes
+        ctx.targets, ctx.tiles, ctx.softmaxes = targets, sums.tiles, sums.softmaxes
         ctx.set_materialize_grads(False)
         found = sums.dh, sums.dhead, None if counts is None else sums.losses
         needs_ds = ctx.needs_input_grad[2]
@@ -178,13 +197,13 @@ class _Gradient(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @_exact
     def backward(ctx: Any, a: Tensor | None, big_a: Tensor | None, b: Tensor | None) -> tuple[Any, ...]:
         s, h, head, counts, *found = ctx.saved_tensors
-        targets, needed, ds = ctx.targets, ctx.needs_input_grad[3:], None
+        targets, tiles, needed, ds = ctx.targets, ctx.tiles, ctx.needs_input_grad[3:], None
         if found:  # a loss that is not linear in the cross-entropy
             ds = sum((x * y).sum() for x, y in zip(found, (a, big_a, b), strict=True) if y is not None)
         totals = h_bar, head_bar, counts_bar, *_ = _zeros((h, head, counts, *targets.tensors), needed)
-        tiles = Tiles(len(h), len(head), h)
         p_memory, q_memory = None if tiles.keep else tiles.block(), targets.memory(tiles)
         y_memory, tile = tiles.block(), tiles.tile()
         for rows, p in zip(tiles.rows, ctx.softmaxes, strict=True):
@@ -273,6 +292,7 @@ class _TargetDerivative(torch.autograd.Function):
         return None, None, None, *_pulled_back(targets, h, head, -s, ctx.needs_input_grad[3:])
 
 
+@_exact
 def _pulled_back(targets: Targets, x: Tensor, table: Tensor, scale: Tensor | float, needed: Sequence[bool]) -> list:
     """The derivatives in the targets' tensors, if that in q_j is `scale` · x_j M, where the table (V, k) has the M_v as its rows."""
     totals = _zeros(targets.tensors, needed)
@@ -299,7 +319,11 @@ def mean_embedding(tokens: SoftTokens, table: Tensor) -> Tensor:
 
     The first derivatives in E can be differentiated again, in everything. Those in the tokens cannot: with
     create_graph=True they raise an error.
+
+    Raises:
+        ValueError: the tokens are of another vocabulary than the table.
     """
+    tokens.check(len(table))
     with torch.autocast(table.device.type, enabled=False):
         dtype = torch.promote_types(tokens.latents.dtype, table.dtype)
         flat, entries = tokens.to(dtype).flat(), table.to(dtype)
@@ -329,6 +353,7 @@ class _TableGradient(torch.autograd.Function):
     """dE (V, h); with A the cotangent of it, its derivatives are Σ_v q_jv A_v in dx_j, and ⟨A_v, dx_j⟩ in q_jv."""
 
     @staticmethod
+    @_exact
     def forward(ctx: Any, tokens: SoftTokens, table: Tensor, dx: Tensor, *tensors: Tensor) -> Tensor:
         ctx.tokens = tokens
         ctx.save_for_backward(dx)
@@ -343,6 +368,7 @@ class _TableGradient(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @_exact
     def backward(ctx: Any, big_a: Tensor) -> tuple[Any, ...]:
         tokens, (dx,), needed = ctx.tokens, ctx.saved_tensors, ctx.needs_input_grad[3:]
         totals = _pulled_back(tokens, dx, big_a, 1.0, needed) if any(needed) else [None for _ in needed]
@@ -363,6 +389,7 @@ class _TokenDerivative(torch.autograd.Function):
         return None, None, *_pulled_back(ctx.tokens, dx, ctx.table, 1.0, ctx.needs_input_grad[2:])
 
 
+@_exact
 def _product(tokens: SoftTokens, table: Tensor) -> Tensor:
     """Σ_v q_v E_v of each position, (n, h)."""
     x, tiles = table.new_empty(len(tokens), table.shape[1]), Tiles(len(tokens), len(table), table)

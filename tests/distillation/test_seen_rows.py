@@ -90,7 +90,30 @@ def test_an_embedding_that_is_used_otherwise_trains_as_a_whole(farzi):
     assert all_rows(Learner(lambda: Anchored(gpt2())), farzi)
 
 
-@pytest.mark.parametrize("optimizer", [InnerAdam(0.01, weight_decay=0.1), InnerSGD(0.1, weight_decay=0.1)])
+def test_another_use_behind_a_gate_that_starts_at_zero_shows(farzi):
+    class Gated(GPT2LMHeadModel):
+        def __init__(self, config):
+            super().__init__(config)
+            self.gate = torch.nn.Parameter(torch.zeros(1))
+
+        def forward(self, input_ids=None, **kwargs):
+            found = super().forward(input_ids, **kwargs)
+            found.logits = found.logits * (1 + self.gate * self.transformer.wte.weight[20].sum())
+            return found
+
+    assert all_rows(Learner(lambda: Gated(gpt2())), farzi)
+
+
+class Decaying(InnerAdam):
+    """Decays in a way of its own."""
+
+    def step(self, state, g, t, lr, out=None):
+        return super().step((state[0] * 0.9, *state[1:]), g, t, lr, out)
+
+
+@pytest.mark.parametrize(
+    "optimizer", [InnerAdam(0.01, weight_decay=0.1), InnerSGD(0.1, weight_decay=0.1), Decaying(0.01)]
+)
 def test_decay_changes_all_rows(learner, farzi, optimizer):
     assert all_rows(learner, farzi, optimizer=optimizer)
 
@@ -121,3 +144,35 @@ def test_a_model_that_scales_its_embedding_looks_ids_up(farzi):
         tie_word_embeddings=False,
     )  # fmt: skip
     assert not all_rows(Learner(config), farzi)
+
+
+def test_the_number_of_rows_does_not_depend_on_the_minibatches(learner):
+    """Or `unroll` would measure each outer step anew before it chooses an adjoint."""
+    torch.manual_seed(0)
+    many = FarziData(FarziDataConfig(30, 2, latent_dim=1, vocab_size=V, inputs="tokens", labels="own", label_dim=3))
+    many.input_ids.copy_(torch.randint(15, many.input_ids.shape))
+    sizes = set()
+
+    class Watch(Tape):
+        def run(self, loop, w, inputs):
+            sizes.update(len(flat) for flat in w)
+            return super().run(loop, w, inputs)
+
+    training = replace(TRAINING, adjoint=Watch())
+    for seed in range(4):
+        training(learner, many.tensors, start=learner.initial_parameters(0), steps=2, seed=seed)
+    assert len(sizes) == 1
+
+
+def test_a_first_training_in_inference_mode_and_a_start_that_changes(learner, farzi):
+    with torch.inference_mode():
+        TRAINING.from_scratch(learner, farzi, steps=2, seed=0)
+    expected = outcome(learner, farzi, TRAINING)[-1]
+    farzi.zero_grad()
+    start = learner.initial_parameters(0)
+    theta = TRAINING(learner, farzi.tensors, start=start, steps=6, seed=0)
+    for x in start.values():
+        x.zero_()
+    ids = torch.arange(V).view(4, 10)
+    learner.hard_loss(theta, {"input_ids": ids, "labels": ids}).backward()
+    assert torch.equal([x.grad for x in farzi.parameters()][-1], expected)

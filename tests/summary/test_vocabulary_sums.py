@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -182,6 +183,59 @@ def test_autocast_does_not_round():
     expected = linear_cross_entropy(h, w, None, HardTargets(ids))
     with torch.autocast("cpu", torch.bfloat16):
         assert linear_cross_entropy(h, w, None, HardTargets(ids)) == expected
+
+
+def test_a_backward_pass_under_autocast_does_not_round(cut):
+    weights = [normal(N, K), normal(V, K, seed=1)]
+    tokens = [normal(N, D, seed=3), normal(D, V, seed=4)]
+    single = [x.detach().float().requires_grad_() for x in (*weights, *tokens)]
+
+    def found(bf16: bool) -> list[Tensor]:
+        with torch.autocast("cpu", torch.bfloat16, enabled=False):
+            soft = SoftTokens(*single[2:], TAU)
+            value = linear_cross_entropy(*single[:2], None, soft) + mean_embedding(soft, single[1]).square().sum()
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            return derivatives(value, single[:2], single)
+
+    assert all(map(torch.equal, found(True), found(False)))
+
+
+def test_targets_of_another_vocabulary_or_number_are_refused():
+    h, w = normal(N, K), normal(V, K, seed=1)
+    for ids in (torch.full((N,), V), torch.full((N,), -1)):
+        with pytest.raises(ValueError, match="but the vocabulary has the ids 0 to 10"):
+            linear_cross_entropy(h, w, None, HardTargets(ids))
+    for entries in (V + 2, V - 2):
+        tokens = SoftTokens(normal(N, D), normal(D, entries))
+        with pytest.raises(ValueError, match=f"soft tokens over {entries} entries, but the model's vocabulary has {V}"):
+            linear_cross_entropy(h, w, None, tokens)
+        with pytest.raises(ValueError, match=f"soft tokens over {entries} entries, but the model's vocabulary has {V}"):
+            mean_embedding(tokens, w)
+    with pytest.raises(ValueError, match="8 targets for 7 states"):
+        linear_cross_entropy(h, w, None, HardTargets(torch.zeros(N + 1, dtype=torch.long)))
+
+
+def test_passes_may_have_other_numbers_of_threads(monkeypatch):
+    """Kept blocks keep their tiles."""
+    monkeypatch.setitem(tiles.TILE, "cpu", 16)
+    monkeypatch.setattr(tiles, "ALIGNED", 1)
+    threads = iter([1, 1, 2, 3, 2, 1, 3, 2, 1])
+    weights, tokens = [normal(N, K), normal(V, K, seed=1)], [normal(N, D, seed=3), normal(D, V, seed=4)]
+    q = torch.softmax(tokens[0] @ tokens[1] / TAU, -1)
+    expected = derivatives(plain_cross_entropy(*weights, None, q), weights, [*weights, *tokens])
+    monkeypatch.setattr(torch, "get_num_threads", lambda: next(threads))
+    soft = SoftTokens(*tokens, TAU)
+    for _ in range(2):
+        found = derivatives(linear_cross_entropy(*weights, None, soft), weights, [*weights, *tokens])
+        assert_equal(found, expected)
+
+
+def test_other_tokens_have_blocks_of_their_own():
+    h, w, decoder = normal(N, K), normal(V, K, seed=1), normal(D, V, seed=4)
+    first, second = (SoftTokens(normal(N, D, seed=i), decoder) for i in (3, 5))
+    linear_cross_entropy(h, w, None, first)
+    again = dataclasses.replace(first, latents=second.latents)
+    assert linear_cross_entropy(h, w, None, again) == linear_cross_entropy(h, w, None, second)
 
 
 def test_no_tensor_has_the_size_of_positions_times_vocabulary(monkeypatch):

@@ -84,7 +84,9 @@ class InnerAdam(InvertibleOptimizer):
 
     @property
     def keeps_unused(self) -> bool:
-        return self.weight_decay == 0
+        return (
+            self.weight_decay == 0 and type(self).step is InnerAdam.step
+        )  # a class derived from this one may decay otherwise
 
     def stock_settings(self) -> dict[str, Any]:
         beta1, beta2 = self.betas

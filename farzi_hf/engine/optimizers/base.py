@@ -39,7 +39,8 @@ class InnerOptimizer(ABC):
 
     @property
     def keeps_unused(self) -> bool:
-        """Whether a parameter whose gradient is zero in every step stays as it is, bit for bit. In doubt, it does not."""
+        """Whether a parameter whose gradient is zero in every step stays as it is, bit for bit, and changes nothing of the others. In doubt,
+        it does not."""
         return False
 
     lr: float

@@ -51,7 +51,9 @@ class InnerSGD(InvertibleOptimizer):
 
     @property
     def keeps_unused(self) -> bool:
-        return self.weight_decay == 0
+        return (
+            self.weight_decay == 0 and type(self).step is InnerSGD.step
+        )  # a class derived from this one may decay otherwise
 
     def stock_settings(self) -> dict[str, Any]:
         momentum = f"momentum={self.momentum}"
