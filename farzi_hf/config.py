@@ -291,6 +291,8 @@ class FarziConfig(TrainingArguments):
     def to_recipe(self) -> dict[str, Any]:
         """The settings that another run needs to make the same summary: all fields of ours, and some of the outer loop."""
         settings = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _STOCK or f.name in _OUTER}
+        if not self.load_best_model_at_end:
+            settings |= {"metric_for_best_model": None, "greater_is_better": None}
         return json.loads(json.dumps(settings))  # plain types: enums become strings, tuples lists
 
     def make_inner_optimizer(self) -> InnerOptimizer:
@@ -343,9 +345,8 @@ class FarziConfig(TrainingArguments):
 
 _STOCK = {f.name for f in fields(TrainingArguments)}
 _OUTER = (
-    "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "max_steps", "per_device_train_batch_size",
-    "gradient_accumulation_steps", "max_grad_norm", "optim", "adam_beta1", "adam_beta2", "adam_epsilon",
-    "weight_decay", "warmup_steps", "bf16", "seed", "num_train_epochs", "data_seed", "dataloader_drop_last", "optim_args",
-    "load_best_model_at_end", "metric_for_best_model", "greater_is_better",
+    "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "max_steps", "per_device_train_batch_size", "gradient_accumulation_steps",
+    "max_grad_norm", "optim", "optim_args", "adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay", "warmup_steps", "bf16", "seed",
+    "num_train_epochs", "data_seed", "dataloader_drop_last", "load_best_model_at_end", "metric_for_best_model", "greater_is_better",
 )  # fmt: skip
 """Fields of `TrainingArguments` that belong to a recipe."""
