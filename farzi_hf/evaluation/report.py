@@ -7,7 +7,6 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,18 +32,21 @@ def environment(args: TrainingArguments) -> dict[str, Any]:
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }
-    with suppress(
-        OSError, subprocess.CalledProcessError
-    ):  # no git, or a copy that is in no repository or in that of another project
-        _git("ls-files", "--error-unmatch", Path(__file__).name)
-        facts["commit"] = _git("describe", "--always", "--dirty")
-    return facts
+    return facts | commit_of(Path(__file__))
 
 
-def _git(*arguments: str) -> str:
-    """What git says in the folder of this file."""
-    command = ["git", "-C", str(Path(__file__).parent), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+def commit_of(path: Path) -> dict[str, str]:
+    """The fact `commit` of the repository that this file belongs to. There is none without git, or for a copy that a repository ignores."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(path.parent), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", path.name)
+        return {"commit": git("describe", "--always", "--dirty")}
+    except (OSError, subprocess.CalledProcessError):
+        return {}
 
 
 def distillation_seconds(log_history: Sequence[Mapping[str, Any]]) -> float:

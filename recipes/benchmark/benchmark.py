@@ -17,7 +17,6 @@ import json
 import os
 import platform
 import random
-import subprocess
 import sys
 from argparse import ArgumentParser
 from collections.abc import Iterable, Sequence
@@ -48,6 +47,7 @@ from transformers import HfArgumentParser
 
 from farzi_hf.cli.program import keep_freed_memory, run
 from farzi_hf.engine import Checkpoint, Direct, GradientGraphs, Reversible, Tape
+from farzi_hf.evaluation.report import commit_of
 
 ROOT = Path(__file__).resolve().parent
 REPOSITORY = ROOT.parents[1]
@@ -234,10 +234,7 @@ def environment() -> dict[str, str]:
     for package in ("transformers", *PACKAGES.values()):
         with suppress(PackageNotFoundError):
             facts[package] = version(package)
-    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
-    with suppress(OSError, subprocess.CalledProcessError):  # no git, or a copy without its history
-        facts["commit"] = subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
-    return facts
+    return facts | commit_of(Path(__file__).resolve())
 
 
 def processor() -> str:
