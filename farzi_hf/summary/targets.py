@@ -197,7 +197,7 @@ class SoftTokens(Targets):
         return block
 
     def memory(self, tiles: Tiles) -> Tensor | None:
-        return None if tiles.keep else tiles.block()
+        return tiles.shared_block()
 
 
 class _SoftBlock(TargetBlock):

@@ -48,6 +48,10 @@ class Tiles:
         """Memory for any block."""
         return self.like.new_empty(self._most * self.entries[-1].stop)
 
+    def shared_block(self) -> Tensor | None:
+        """Memory for all blocks, one after the other; None if they are kept, and each needs its own."""
+        return None if self.keep else self.block()
+
     def tile(self) -> Tensor:
         """Memory for any tile."""
         return self.like.new_empty(self._most * self.entries[0].stop)

@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from farzi_hf.summary import tiles
+from farzi_hf.summary.linear_cross_entropy import linear_cross_entropy
+from farzi_hf.summary.mean_embedding import mean_embedding
 from farzi_hf.summary.targets import HardTargets, SoftTokens
-from farzi_hf.summary.vocabulary_sums import linear_cross_entropy, mean_embedding
 
 N, K, V, D, TAU = 7, 3, 11, 2, 0.7
 
