@@ -29,7 +29,8 @@ from transformers import GPT2Config
 from farzi_hf.cli.program import keep_freed_memory, return_freed_memory, run
 from farzi_hf.distillation import Learner, Parameters
 from farzi_hf.engine import InnerAdam, InnerLoss, Tape, unroll
-from farzi_hf.engine.inner_loop import InnerLoop, Layout
+from farzi_hf.engine.inner_loop import InnerLoop
+from farzi_hf.engine.layout import Layout
 from farzi_hf.evaluation import listed, markdown, save_csv, save_text
 from farzi_hf.plots import plot_scaling
 from farzi_hf.summary import FarziData, FarziDataConfig

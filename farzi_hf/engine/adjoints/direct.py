@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from farzi_hf.engine.adjoints.base import Adjoint
-from farzi_hf.engine.inner_loop import Buffers, InnerLoop, weights
+from farzi_hf.engine.inner_loop import InnerLoop, weights
+from farzi_hf.engine.layout import Buffers
 from farzi_hf.engine.step_memory import StepMemory
 
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from farzi_hf.engine.adjoints.base import RecordingAdjoint, Reverse, nbytes
-from farzi_hf.engine.inner_loop import Buffers, GradientGraph, InnerLoop, States, weights
+from farzi_hf.engine.inner_loop import GradientGraph, InnerLoop, States, weights
+from farzi_hf.engine.layout import Buffers
 from farzi_hf.engine.step_memory import StepMemory
 
 
