@@ -36,13 +36,11 @@ from farzi_hf.evaluation import (
     BASELINES,
     Comparison,
     Measured,
-    Row,
     RunSettings,
-    Task,
     TaskData,
     listed,
     markdown,
-    pooled_row,
+    pooled_rows,
     save_csv,
     save_text,
 )
@@ -322,17 +320,6 @@ def report(data: TaskData, args: FarziConfig, done: Sequence[Mapping[str, Any]])
 def comparison_name(metric: str) -> str:
     """The file of the figure of a metric."""
     return f"comparison_{metric.replace('@', '_')}.png"
-
-
-def pooled_rows(task: Task, seeds: Sequence[Sequence[Mapping[str, Any]]]) -> list[Row]:
-    """A row for each method that all seeds have, over all seeds. The others are named on a line of their own."""
-    of_seeds = [{part["method"]: Measured.from_json(part) for part in parts} for parts in seeds]
-    common = [method for method in of_seeds[0] if all(method in parts for parts in of_seeds)]
-    if left_out := sorted({method for parts in of_seeds for method in parts} - set(common)):
-        print(
-            f"Not in the table, as some splits lack it (made with another number of processes?): {', '.join(left_out)}"
-        )
-    return [pooled_row(task, [parts[method] for parts in of_seeds]) for method in common]
 
 
 def with_folder(args: FarziConfig, folder: str) -> FarziConfig:

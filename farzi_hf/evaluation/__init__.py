@@ -5,7 +5,7 @@ Exports the tasks, `Comparison` with its rows, `Evidence`, the data sets by name
 """
 
 from farzi_hf.evaluation.baselines import InterpolatedBigram, Unigram, popularity
-from farzi_hf.evaluation.comparison import Comparison, Measured, Student, pooled_row
+from farzi_hf.evaluation.comparison import Comparison, Measured, Student, pooled_row, pooled_rows
 from farzi_hf.evaluation.evidence import Claim, Evidence
 from farzi_hf.evaluation.rows import BASELINES
 from farzi_hf.evaluation.tables import listed, markdown, save_csv, save_text
@@ -14,6 +14,6 @@ from farzi_hf.evaluation.tasks import LanguageModeling, Recommendation, Row, Tas
 
 __all__ = [
     "BASELINES", "Claim", "Comparison", "Evidence", "InteractionData", "InterpolatedBigram", "LanguageModeling", "Measured",
-    "Recommendation", "Row", "RunSettings", "Student", "Task", "TaskData", "TextData", "Unigram", "listed", "markdown", "pooled_row",
+    "Recommendation", "Row", "RunSettings", "Student", "Task", "TaskData", "TextData", "Unigram", "listed", "markdown", "pooled_row", "pooled_rows",
     "popularity", "save_csv", "save_text",
 ]  # fmt: skip

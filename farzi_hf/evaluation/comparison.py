@@ -276,6 +276,17 @@ def pooled_row(task: Task, seeds: Sequence[Measured]) -> Row:
     return row
 
 
+def pooled_rows(task: Task, seeds: Sequence[Sequence[Mapping[str, Any]]]) -> list[Row]:
+    """A row for each method that all seeds have, over all seeds. The others are named on a line of their own."""
+    of_seeds = [{part["method"]: Measured.from_json(part) for part in parts} for parts in seeds]
+    common = [method for method in of_seeds[0] if all(method in parts for parts in of_seeds)]
+    if left_out := sorted({method for parts in of_seeds for method in parts} - set(common)):
+        print(
+            f"Not in the table, as some splits lack it (made with another number of processes?): {', '.join(left_out)}"
+        )
+    return [pooled_row(task, [parts[method] for parts in of_seeds]) for method in common]
+
+
 def model_student(model: nn.Module) -> Student:
     """A trained model as a student."""
     model = model.eval()

@@ -9,9 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from farzi_hf.cli.distil import pooled_rows
 from farzi_hf.evaluation import report
-from farzi_hf.evaluation.comparison import Measured
+from farzi_hf.evaluation.comparison import Measured, pooled_rows
 
 
 def git(folder, *arguments: str) -> None:
