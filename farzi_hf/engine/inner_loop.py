@@ -193,6 +193,8 @@ class InnerLoop:
         inputs: Buffers,
         cotangents: States,
         dx: Buffers,
+        *,
+        to_weights: bool = True,
     ) -> Buffers:
         """Carry `cotangents` back through step t, and add the step's part to `dx`, both in place; returns g_t.
 
@@ -204,8 +206,10 @@ class InnerLoop:
             inputs: detached. Those that require grad are differentiated.
             cotangents: derivatives of the outer loss in the states after the step; when this returns, in those before it.
             dx: one accumulator for each input that requires grad.
+            to_weights: whether anybody needs the derivative in the parameters before the step. If not, the cotangents are of no use after it.
         """
-        return self.reverse_graph(t, self.gradient_graph(weights(before), inputs, t), before, after, cotangents, dx)
+        graph = self.gradient_graph(weights(before), inputs, t)
+        return self.reverse_graph(t, graph, before, after, cotangents, dx, to_weights=to_weights)
 
     def reverse_graph(
         self,
@@ -215,16 +219,20 @@ class InnerLoop:
         after: Accumulators | None,
         cotangents: States,
         dx: Buffers,
+        *,
+        to_weights: bool = True,
     ) -> Buffers:
         """`reverse` with the gradient's graph at hand: one vector-Jacobian product through it."""
         g = tuple(flat.detach() for flat in graph.g)
         dg = self._pullback(t, before, after, g, cotangents)
         linked = [(flat, vector) for flat, vector in zip(graph.g, dg, strict=True) if flat.requires_grad]
-        if linked:  # the loss is not linear: there are second derivatives
+        sources, totals = tuple(x for x in graph.inputs if x.requires_grad), dx
+        if to_weights:
+            sources, totals = (*graph.w, *sources), (*weights(cotangents), *dx)
+        if linked and sources:  # the loss is not linear: there are second derivatives
             graphs, dg = zip(*linked, strict=True)
-            sources = (*graph.w, *(x for x in graph.inputs if x.requires_grad))
             products = torch.autograd.grad(graphs, sources, dg, allow_unused=True)
-            for total, product in zip((*weights(cotangents), *dx), products, strict=True):
+            for total, product in zip(totals, products, strict=True):
                 if product is not None:
                     total.add_(product)  # dw += H_ww·dg, dx += H_xw·dg
         return g

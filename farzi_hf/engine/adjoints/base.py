@@ -134,10 +134,13 @@ class _Unrolled(torch.autograd.Function):
         dx = iter(totals := tuple(torch.zeros_like(x) for x in inputs if x.requires_grad))
         cotangents = loop.cotangents(dw)
 
+        needs_start = not loop.is_cut and any(ctx.needs_input_grad[2 : 2 + len(dw)])
+
         def reverse(t: int, before: States, after: Accumulators | None, graph: GradientGraph | None = None) -> Buffers:
+            to_weights = needs_start or t > loop.differentiated[0]
             if graph is None:
-                return loop.reverse(t, before, after, inputs, cotangents, totals)
-            return loop.reverse_graph(t, graph, before, after, cotangents, totals)
+                return loop.reverse(t, before, after, inputs, cotangents, totals, to_weights=to_weights)
+            return loop.reverse_graph(t, graph, before, after, cotangents, totals, to_weights=to_weights)
 
         with no_autocast(loop.autocast):
             adjoint.retrace(loop, ctx.record, inputs, reverse)
