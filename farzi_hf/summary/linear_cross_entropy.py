@@ -12,8 +12,16 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from farzi_hf.summary.targets import TargetBlock, Targets
-from farzi_hf.summary.tiles import Softmax, Tiles
-from farzi_hf.summary.vocabulary_sums import add_product, check_once, exact, pulled_back, zeros
+from farzi_hf.summary.tiles import BITS, Softmax, Tiles
+from farzi_hf.summary.vocabulary_sums import (
+    add_product,
+    asked_for,
+    check_once,
+    derivative_of_head,
+    exact,
+    pulled_back,
+    zeros,
+)
 
 
 def linear_cross_entropy(
@@ -82,42 +90,48 @@ class _CrossEntropy(torch.autograd.Function):
 class _Sums:
     """Of the positions' losses: themselves (n,), and Σ_j c_j ℓ_j's derivatives in h and the head, without s.
 
-    `softmaxes` has p of each block, where it is kept, in these `tiles`.
+    `blocks` are p and q of each block, in these `tiles` where they are kept, and as far as they are cheaper to compute again elsewhere.
     """
 
     losses: Tensor
     dh: Tensor | None
     dhead: Tensor | None
     tiles: Tiles
-    softmaxes: Sequence[Softmax | None]
+    blocks: Sequence[tuple[Softmax, TargetBlock]]
 
 
 @torch.no_grad()
 @exact
 def _sums(targets: Targets, h: Tensor, head: Tensor, counts: Tensor | None, needed: Sequence[bool]) -> _Sums:
-    losses, (dh, dhead) = h.new_empty(len(h)), zeros((h, head), needed)
-    tiles, softmaxes = Tiles(len(h), len(head), h), []
-    p_memory, q_memory, tile = tiles.shared_block(), targets.memory(tiles), tiles.tile()
+    losses, (dh,) = h.new_empty(len(h)), zeros((h,), needed[:1])
+    dhead = derivative_of_head(head, needed[1], len(h))
+    tiles, blocks = Tiles(len(h), len(head), h), []
+    p_memory, q_memory = tiles.shared_block(), targets.memory(tiles)
+    tile, z_tile = tiles.tile(), tiles.tile()
     for rows in tiles.rows:
         x, free = h[rows], tiles.views(tile, rows)
+        x_bits, zs = x * BITS, tiles.views(z_tile, rows)
         p = Softmax(tiles.split(tiles.block() if p_memory is None else p_memory, rows))
         q, dots = targets.block(tiles, rows, q_memory), []
         for i, entries in enumerate(tiles.entries):
-            z = torch.mm(x, head[entries].T, out=p.tiles[i])
-            q.fill(i)
+            q.fill(i, free[i])
+            z = torch.mm(x_bits, head[entries].T, out=zs[i])
             dots.append(q.dot(i, z, free[i]))
-            p.normalise(i)
-        losses[rows] = p.log_sums() - q.total(dots)
-        softmaxes.append(p if tiles.keep else None)
+            p.normalise(i, z)
+        losses[rows] = (p.log_sums() - q.total(dots)) / BITS
+        blocks.append((p, q))
         for i, entries in enumerate(tiles.entries if any(needed) else ()):
-            difference = q.subtract(i, p[i], out=free[i])
+            difference = q.subtract(i, p, out=free[i])
             if counts is not None:
                 difference.mul_(counts[rows, None])
             if dh is not None:
                 dh[rows].addmm_(difference, head[entries])
             if dhead is not None:
-                add_product(dhead[entries], difference, x)
-    return _Sums(losses, dh, dhead, tiles, softmaxes)
+                add_product(dhead[entries], difference, x, first=rows.start == 0)
+        if not tiles.keep:
+            p.forget()
+            q.forget()
+    return _Sums(losses, dh, dhead, tiles, blocks)
 
 
 class _Gradient(torch.autograd.Function):
@@ -138,7 +152,7 @@ class _Gradient(torch.autograd.Function):
         counts: Tensor | None,
         *_: Tensor,
     ) -> tuple:
-        ctx.targets, ctx.tiles, ctx.softmaxes = targets, sums.tiles, sums.softmaxes
+        ctx.targets, ctx.tiles, ctx.blocks = targets, sums.tiles, sums.blocks
         ctx.set_materialize_grads(False)
         found = sums.dh, sums.dhead, None if counts is None else sums.losses
         needs_ds = ctx.needs_input_grad[2]
@@ -150,18 +164,47 @@ class _Gradient(torch.autograd.Function):
     @exact
     def backward(ctx: Any, a: Tensor | None, big_a: Tensor | None, b: Tensor | None) -> tuple[Any, ...]:
         s, h, head, counts, *found = ctx.saved_tensors
-        targets, tiles, needed, ds = ctx.targets, ctx.tiles, ctx.needs_input_grad[3:], None
+        targets, ds = ctx.targets, None
         if found:  # a loss that is not linear in the cross-entropy
             ds = sum((x * y).sum() for x, y in zip(found, (a, big_a, b), strict=True) if y is not None)
-        totals = h_bar, head_bar, counts_bar, *_ = zeros((h, head, counts, *targets.tensors), needed)
-        p_memory, q_memory = tiles.shared_block(), targets.memory(tiles)
-        y_memory, tile = tiles.block(), tiles.tile()
-        for rows, p in zip(tiles.rows, ctx.softmaxes, strict=True):
+        _, *needed = asked_for(ctx, (s, h, head, counts, *targets.tensors))
+        if any(needed[:3]):
+            blocks = _Blocks(targets, ctx.tiles, ctx.blocks, h, head, counts)
+            return None, None, ds, *blocks.derivatives(s, a, big_a, b, needed)
+        if not any(needed):
+            return None, None, ds, *(None for _ in needed)
+        pairs = [(x, table) for x, table in ((a, head), (h, big_a)) if x is not None and table is not None]
+        xs, tables = (torch.cat(parts, 1) for parts in zip(*pairs, strict=True))  # y = a M + h A in one product
+        return None, None, ds, None, None, None, *pulled_back(targets, xs, tables, -s, needed[3:])
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """Where `_Gradient` is differentiated: its arguments, and p and q of each block."""
+
+    targets: Targets
+    tiles: Tiles
+    blocks: Sequence[tuple[Softmax, TargetBlock]]
+    h: Tensor
+    head: Tensor
+    counts: Tensor | None
+
+    def derivatives(
+        self, s: Tensor, a: Tensor | None, big_a: Tensor | None, b: Tensor | None, needed: Sequence[bool]
+    ) -> tuple[Tensor | None, ...]:
+        """Those that are needed of the ones in h, the head, the counts and the targets' tensors, along (a, A, b)."""
+        h, head, counts, tiles = self.h, self.head, self.counts, self.tiles
+        h_bar, counts_bar, *q_bars = zeros((h, counts, *self.targets.tensors), (needed[0], *needed[2:]))
+        head_bar = derivative_of_head(head, needed[1], len(h))
+        p_memory, q_memory, y_memory = tiles.shared_block(), self.targets.memory(tiles), tiles.block()
+        tile = tiles.tile()
+        for rows, (p, q) in zip(tiles.rows, self.blocks, strict=True):
             ys, free = tiles.split(y_memory, rows), tiles.views(tile, rows)
-            p = Softmax(tiles.split(p_memory, rows)) if p is None else p
-            q = targets.block(tiles, rows, q_memory)
+            if not tiles.keep:
+                p.use(tiles.split(p_memory, rows))
+                q.use(tiles, rows, q_memory)
             x, a_rows = h[rows], None if a is None else a[rows]
-            p_mean, q_mean = _along(x, a_rows, head, big_a, tiles.entries, p, q, ys, free)
+            p_mean, q_mean = self._along(x, a_rows, big_a, p, q, ys, free)
             if counts_bar is not None:
                 counts_bar[rows] = (p_mean - q_mean) * s
             x_s = x * s
@@ -169,14 +212,14 @@ class _Gradient(torch.autograd.Function):
             for i, entries in enumerate(tiles.entries):
                 y = ys[i]
                 if any(needed[3:]):
-                    q.pull_back(i, y, q_mean, -s, totals[3:], free[i])
-                e, difference = y.sub_(p_mean[:, None]).mul_(p[i]), q.subtract(i, p[i], out=free[i])
+                    q.pull_back(i, y, q_mean, -s, q_bars, free[i])
+                e, difference = y.sub_(p_mean[:, None]).mul_(p[i]), q.subtract(i, p, out=free[i])
                 if counts is not None:
                     e.mul_(counts[rows, None])
                 if b is not None:
                     e.addcmul_(difference, b[rows, None])
                 if head_bar is not None:
-                    add_product(head_bar[entries], e, x_s)
+                    add_product(head_bar[entries], e, x_s, first=rows.start == 0)
                     if a is not None:
                         add_product(head_bar[entries], difference, a_s)
                 if h_bar is not None:
@@ -185,42 +228,42 @@ class _Gradient(torch.autograd.Function):
                         if counts is not None:
                             difference.mul_(counts[rows, None])
                         h_bar[rows].addmm_(difference, big_a[entries])
+            if not tiles.keep:
+                p.forget()
+                q.forget()
         if h_bar is not None:
             h_bar.mul_(s)
-        return None, None, ds, *totals
+        return h_bar, head_bar, counts_bar, *q_bars
 
+    def _along(
+        self,
+        x: Tensor,
+        a: Tensor | None,
+        big_a: Tensor | None,
+        p: Softmax,
+        q: TargetBlock,
+        ys: Sequence[Tensor],
+        free: Sequence[Tensor],
+    ) -> tuple[Tensor, Tensor]:
+        """Writes y = a M + h A of a block into `ys`, tile by tile, and fills p and q; returns ⟨p_j, y_j⟩ and ⟨q_j, y_j⟩, (r,).
 
-def _along(
-    x: Tensor,
-    a: Tensor | None,
-    head: Tensor,
-    big_a: Tensor | None,
-    entries: Sequence[slice],
-    p: Softmax,
-    q: TargetBlock,
-    ys: Sequence[Tensor],
-    free: Sequence[Tensor],
-) -> tuple[Tensor, Tensor]:
-    """Writes y = a M + h A of a block into `ys`, tile by tile, and fills p and q; returns ⟨p_j, y_j⟩ and ⟨q_j, y_j⟩, (r,).
-
-    Args:
-        x, a: h and its cotangent at the block's positions.
-    """
-    p_parts, q_parts = [], []
-    for i, (columns, y) in enumerate(zip(entries, ys, strict=True)):
-        if not p.has(i):
-            torch.mm(x, head[columns].T, out=p.tiles[i])
-            p.normalise(i)
-        if a is None:
-            y.zero_()
-        else:
-            torch.mm(a, head[columns].T, out=y)
-        if big_a is not None:
-            y.addmm_(x, big_a[columns].T)
-        p_parts.append(torch.mul(p.tiles[i], y, out=free[i]).sum(1))
-        q.fill(i)
-        q_parts.append(q.dot(i, y, free[i]))
-    return p.mean(p_parts), q.total(q_parts)
+        Args:
+            x, a: h and its cotangent at the block's positions.
+        """
+        x_bits, p_parts, q_parts = x * BITS, [], []
+        for i, (columns, y) in enumerate(zip(self.tiles.entries, ys, strict=True)):
+            if not p.has(i):
+                p.normalise(i, torch.mm(x_bits, self.head[columns].T, out=free[i]))
+            if a is None:
+                y.zero_()
+            else:
+                torch.mm(a, self.head[columns].T, out=y)
+            if big_a is not None:
+                y.addmm_(x, big_a[columns].T)
+            p_parts.append(torch.mul(p.tiles[i], y, out=free[i]).sum(1))
+            q.fill(i, free[i])
+            q_parts.append(q.dot(i, y, free[i]))
+        return p.mean(p_parts), q.total(q_parts)
 
 
 class _TargetDerivative(torch.autograd.Function):

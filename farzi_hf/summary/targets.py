@@ -10,14 +10,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from farzi_hf.summary.tiles import Softmax, Tiles
+from farzi_hf.summary.tiles import BITS, Softmax, Tiles
 
 
 class TargetBlock(ABC):
     """The targets q (r, V) of a block of positions, tile by tile: each tile is filled once, in their order, before it is used."""
 
-    def fill(self, i: int) -> None:  # noqa: B027  ids are there
-        """Computes tile i."""
+    def forget(self) -> None:  # noqa: B027  ids stay
+        """Keeps no tile, but what makes it faster to fill them again."""
+
+    def use(self, tiles: Tiles, rows: slice, memory: Tensor | None) -> None:  # noqa: B027
+        """Takes other memory, as `Targets.memory` returns it, in which each tile has to be filled again."""
+
+    def fill(self, i: int, free: Tensor) -> None:  # noqa: B027  ids are there
+        """Computes tile i. Overwrites `free`."""
 
     @abstractmethod
     def dot(self, i: int, z: Tensor, free: Tensor) -> Tensor:
@@ -28,7 +34,7 @@ class TargetBlock(ABC):
         """⟨q_j, z_j⟩ of each position, (r,), from what `dot` gave for all tiles."""
 
     @abstractmethod
-    def subtract(self, i: int, p: Tensor, out: Tensor) -> Tensor:
+    def subtract(self, i: int, p: Softmax, out: Tensor) -> Tensor:
         """p − q of tile i, written into `out`."""
 
     def pull_back(  # noqa: B027  ids have no derivative
@@ -118,9 +124,9 @@ class _HardBlock(TargetBlock):
     def total(self, parts: Sequence[Tensor]) -> Tensor:
         return torch.stack(list(parts)).sum(0)
 
-    def subtract(self, i: int, p: Tensor, out: Tensor) -> Tensor:
-        ids, inside = self._inside(i)
-        return torch.scatter_add(p, 1, ids, -inside.to(p.dtype), out=out)
+    def subtract(self, i: int, p: Softmax, out: Tensor) -> Tensor:
+        (ids, inside), tile = self._inside(i), p.whole(i, out)
+        return torch.scatter_add(tile, 1, ids, -inside.to(tile.dtype), out=out)
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,8 +189,9 @@ class SoftTokens(Targets):
     def filled(self, tiles: Tiles, rows: slice, memory: Tensor | None) -> Softmax:
         """The softmax of a block, all tiles normalised."""
         block = self.block(tiles, rows, memory)
+        free = tiles.views(tiles.tile(), rows)
         for i in range(len(tiles.entries)):
-            block.fill(i)
+            block.fill(i, free[i])
         return block.softmax
 
     def block(self, tiles: Tiles, rows: slice, memory: Tensor | None) -> _SoftBlock:
@@ -206,17 +213,24 @@ class _SoftBlock(TargetBlock):
         self.softmax = Softmax(tiles.split(memory, rows))
         latents = tokens.latents.detach()[rows]
         self.latents = latents if self.tau == 1 else latents / self.tau
+        self.bits = self.latents * BITS
         self.decoder = None if tokens.decoder is None else tokens.decoder.detach()
 
-    def fill(self, i: int) -> None:
+    def forget(self) -> None:
+        self.softmax.forget()
+
+    def use(self, tiles: Tiles, rows: slice, memory: Tensor | None) -> None:
+        self.softmax.use(tiles.split(memory, rows))
+
+    def fill(self, i: int, free: Tensor) -> None:
         if self.softmax.has(i):
             return
-        out, entries = self.softmax.tiles[i], self.entries[i]
+        entries = self.entries[i]
         if self.decoder is None:
-            out.copy_(self.latents[:, entries])
+            free.copy_(self.bits[:, entries])
         else:
-            torch.mm(self.latents, self.decoder[:, entries], out=out)
-        self.softmax.normalise(i)
+            torch.mm(self.bits, self.decoder[:, entries], out=free)
+        self.softmax.normalise(i, free)
 
     def dot(self, i: int, z: Tensor, free: Tensor) -> Tensor:
         return torch.mul(self.softmax.tiles[i], z, out=free).sum(1)
@@ -224,8 +238,9 @@ class _SoftBlock(TargetBlock):
     def total(self, parts: Sequence[Tensor]) -> Tensor:
         return self.softmax.mean(parts)
 
-    def subtract(self, i: int, p: Tensor, out: Tensor) -> Tensor:
-        return torch.sub(p, self.softmax[i], out=out)
+    def subtract(self, i: int, p: Softmax, out: Tensor) -> Tensor:
+        tile, q, share = p.whole(i, out), self.softmax.tiles[i], self.softmax.share(i)
+        return torch.sub(tile, q, out=out) if share is None else torch.addcmul(tile, q, share, value=-1, out=out)
 
     def pull_back(
         self, i: int, dq: Tensor, means: Tensor, scale: Tensor | float, totals: Sequence[Tensor | None], free: Tensor

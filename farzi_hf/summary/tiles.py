@@ -26,6 +26,9 @@ FEWEST = 256
 
 ALIGNED = 16
 
+BITS = 1 / math.log(2)
+"""log₂ e: logits times this are logits in bits."""
+
 
 class Tiles:
     """How a matrix (n, V) is cut.
@@ -68,7 +71,10 @@ class Tiles:
 
 
 class Softmax:
-    """The softmax of a block, tile by tile. Each tile is first normalised alone. When all have been, the share of each is known.
+    """The softmax of a block, tile by tile, of logits in bits: 2^z in place of e^z, because processors raise 2 to a power in half of the time.
+
+    In the first pass, each tile is computed up to a factor. When all have been, the sum over all entries is known, and with it the `share`
+    that each tile has to be multiplied with. What is computed again after `use` needs no share.
 
     Args:
         tiles: their memory.
@@ -76,40 +82,53 @@ class Softmax:
 
     def __init__(self, tiles: list[Tensor]) -> None:
         self.tiles = tiles
-        self._logs: list[Tensor] = []
+        self._tops: list[Tensor] = []
+        self._sums: list[Tensor] = []
         self._shares: Tensor | None = None
         self._log_sums: Tensor | None = None
+        self._filled = 0
         self._whole = [False for _ in tiles]
 
-    def has(self, i: int) -> bool:
-        """Whether tile i has been normalised."""
-        return i < len(self._logs)
+    def forget(self) -> None:
+        """Keeps the sums over the entries, and no tile."""
+        self.log_sums()
+        self.tiles = []
 
-    def normalise(self, i: int) -> None:
-        """Tile i holds logits: the softmax of these alone takes their place. The next one is i + 1."""
-        z = self.tiles[i]
-        top = z.amax(1)
-        torch.softmax(z, 1, out=z)
-        logs = top - z.amax(1).log()
-        if len(self.tiles) > 1 and (empty := top == -math.inf).any():  # 0 / 0 of the tile, but nothing of the whole
-            z.masked_fill_(empty[:, None], 0.0)
-            logs.masked_fill_(empty, -math.inf)
-        self._logs.append(logs)
+    def use(self, tiles: list[Tensor]) -> None:
+        """Takes other memory, in which each tile has to be computed again."""
+        self.log_sums()
+        self.tiles, self._filled, self._whole = tiles, 0, [True for _ in tiles]
+
+    def has(self, i: int) -> bool:
+        """Whether tile i has been computed."""
+        return i < self._filled
+
+    def normalise(self, i: int, z: Tensor) -> None:
+        """Computes tile i from its logits in bits, which are overwritten. The next one is i + 1."""
+        self._filled += 1
+        if self._log_sums is not None:
+            torch.exp2(z.sub_(self._log_sums[:, None]), out=self.tiles[i])
+            return
+        top = z.amax(1).clamp_min_(torch.finfo(z.dtype).min)  # where a tile has −∞ only, 2^(−∞ + ∞) would be no number
+        p = torch.exp2(z.sub_(top[:, None]), out=self.tiles[i])
+        self._tops.append(top)
+        self._sums.append(p.sum(1))
 
     def log_sums(self) -> Tensor:
-        """logsumexp of the logits over all entries, (r,)."""
+        """log₂ Σ_v 2^z_v of the logits over all entries, (r,)."""
         if self._log_sums is None:
-            logs = torch.stack(self._logs)
-            self._log_sums = logs.logsumexp(0)
-            self._shares = (logs - self._log_sums).exp_()
+            tops = torch.stack(self._tops)
+            top = tops.amax(0)
+            self._log_sums = top + (tops - top).exp2_().mul_(torch.stack(self._sums)).sum(0).log2_()
+            self._shares = tops.sub_(self._log_sums).exp2_()
         return self._log_sums
 
     def mean(self, parts: Sequence[Tensor]) -> Tensor:
         """The sum over all tiles, if each part (r,) or (r, k) is linear in a tile as it is now."""
-        self.log_sums()
         total = torch.zeros_like(parts[0])
-        for part, share, whole in zip(parts, self._shares, self._whole, strict=True):
-            total.add_(part) if whole else total.addcmul_(part, share if part.dim() == 1 else share[:, None])
+        for i, part in enumerate(parts):
+            share = self.share(i)
+            total.add_(part) if share is None else total.addcmul_(part, share[:, 0] if part.dim() == 1 else share)
         return total
 
     def share(self, i: int) -> Tensor | None:
@@ -117,8 +136,13 @@ class Softmax:
         self.log_sums()
         return None if self._whole[i] else self._shares[i][:, None]
 
+    def whole(self, i: int, memory: Tensor) -> Tensor:
+        """Tile i of the whole softmax, in `memory` unless it is there already."""
+        share = self.share(i)
+        return self.tiles[i] if share is None else torch.mul(self.tiles[i], share, out=memory)
+
     def __getitem__(self, i: int) -> Tensor:
-        """Tile i of the whole softmax."""
+        """Tile i of the whole softmax, in its own memory."""
         if (share := self.share(i)) is not None:
             self.tiles[i].mul_(share)
             self._whole[i] = True

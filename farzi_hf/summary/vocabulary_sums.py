@@ -45,12 +45,36 @@ NARROW = 32
 """Products whose result has fewer columns are faster when they are computed transposed."""
 
 
-def add_product(total: Tensor, x: Tensor, y: Tensor) -> None:
-    """total (v, k) += xᵀ y, of x (r, v) and y (r, k)."""
-    if y.shape[1] < NARROW:
-        total.add_(torch.mm(y.T, x).T)
+def add_product(total: Tensor, x: Tensor, y: Tensor, *, first: bool = False) -> None:
+    """total (v, k) += xᵀ y, of x (r, v) and y (r, k). If this is the `first` summand, what `total` holds does not count."""
+    if y.shape[1] >= NARROW:
+        total.addmm_(x.T, y, beta=0 if first else 1)
+    elif first:
+        total.copy_(torch.mm(y.T, x).T)
     else:
-        total.addmm_(x.T, y)
+        total.add_(torch.mm(y.T, x).T)
+
+
+def derivative_of_head(head: Tensor, needed: bool, positions: int) -> Tensor | None:
+    """Memory for a derivative in the head, which the first block of positions overwrites; None if nobody needs one."""
+    if not needed:
+        return None
+    return torch.empty_like(head) if positions else torch.zeros_like(head)
+
+
+def asked_for(ctx: Any, tensors: Sequence[Tensor | None]) -> list[bool]:
+    """Which derivatives the present backward pass needs, in a `Function` whose arguments that are tensors were these, and None.
+
+    `ctx.needs_input_grad` says which of them have one. Autograd may have been asked for fewer: the reverse of a training's first step needs
+    the derivatives in the data alone.
+    """
+    nodes = iter(ctx.next_functions)
+    return [x is not None and _is_asked_for(next(nodes)[0]) for x in tensors]
+
+
+def _is_asked_for(node: Any) -> bool:
+    # Autograd does not answer for a leaf.
+    return node is not None and (not node.next_functions or torch._C._will_engine_execute_node(node))
 
 
 def check_once(name: str) -> None:
@@ -73,7 +97,7 @@ def pulled_back(targets: Targets, x: Tensor, table: Tensor, scale: Tensor | floa
         means = []
         for i, entries in enumerate(tiles.entries):
             torch.mm(x[rows], table[entries].T, out=dqs[i])
-            q.fill(i)
+            q.fill(i, free[i])
             means.append(q.dot(i, dqs[i], free[i]))
         mean = q.total(means)
         for i in range(len(tiles.entries)):

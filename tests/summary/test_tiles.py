@@ -36,18 +36,34 @@ def test_softmax_of_a_block(width):
     z = torch.randn(5, 8, generator=generator, dtype=torch.float64) * 30
     z[0, :3] = z[1, 3:] = -math.inf  # whole tiles without anything
     z[2, 0] = 1e4
-    softmax = Softmax([part.clone(memory_format=torch.contiguous_format) for part in z.split(width, 1)])
+    softmax = Softmax([torch.empty_like(part) for part in z.split(width, 1)])
     x = torch.randn(8, generator=generator, dtype=torch.float64)
-    parts = []
+    parts, bits = [], [part * tiles.BITS for part in z.split(width, 1)]
     for i, weights in enumerate(x.split(width)):
         assert not softmax.has(i)
-        softmax.normalise(i)
+        softmax.normalise(i, bits[i].clone())
         parts.append(softmax.tiles[i] @ weights)
     expected = z.softmax(1)
-    torch.testing.assert_close(softmax.log_sums(), z.logsumexp(1), rtol=0, atol=1e-12)
+    torch.testing.assert_close(softmax.log_sums() / tiles.BITS, z.logsumexp(1), rtol=0, atol=1e-12)
     torch.testing.assert_close(softmax.mean(parts), expected @ x, rtol=0, atol=1e-12)
+    elsewhere = [torch.full_like(part, torch.nan) for part in bits]
+    for i, part in enumerate(elsewhere):
+        torch.testing.assert_close(softmax.whole(i, part), expected.split(width, 1)[i], rtol=0, atol=1e-14)
     for _ in range(2):  # the share is taken once
         found = torch.cat([softmax[i] for i in range(len(softmax.tiles))], 1)
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-14)
     again = softmax.mean([softmax[i] @ weights for i, weights in enumerate(x.split(width))])
     torch.testing.assert_close(again, expected @ x, rtol=0, atol=1e-12)
+    softmax.forget()
+    softmax.use(elsewhere)
+    for i, part in enumerate(bits):
+        assert not softmax.has(i)
+        softmax.normalise(i, part)
+        torch.testing.assert_close(softmax[i], expected.split(width, 1)[i], rtol=1e-11, atol=1e-14)
+
+
+def test_the_softmax_of_nothing_is_no_number():
+    softmax = Softmax([torch.empty(1, 2), torch.empty(1, 2)])
+    for i in range(2):
+        softmax.normalise(i, torch.full((1, 2), -math.inf))
+    assert torch.stack([softmax[0], softmax[1]]).isnan().all()  # as torch's

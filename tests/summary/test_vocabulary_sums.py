@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from farzi_hf.summary import tiles
 from farzi_hf.summary.linear_cross_entropy import linear_cross_entropy
@@ -113,6 +115,35 @@ def test_a_frozen_argument_changes_nothing_for_the_other(cut, frozen):
     expected = derivatives(plain_cross_entropy(*weights, None, q), trained, [*trained, *tokens])
     found = linear_cross_entropy(*weights, None, SoftTokens(*tokens, TAU))
     assert_equal(derivatives(found, trained, [*trained, *tokens]), expected)
+
+
+@pytest.mark.parametrize("asked", [["latents", "decoder"], ["h"], ["w"], ["h", "latents"]])
+def test_derivatives_that_nobody_asks_for_take_no_time(cut, asked):
+    """Of a second derivative, where autograd is asked for some of them only."""
+    given = {
+        "h": normal(N, K),
+        "w": normal(V, K, seed=1),
+        "latents": normal(N, D, seed=3),
+        "decoder": normal(D, V, seed=4),
+    }
+
+    def seconds(names: list[str], function: Callable) -> tuple[list[Tensor], int]:
+        h, w, latents, decoder = (x * 1 for x in given.values())  # as in a network, none is a leaf
+        first = torch.autograd.grad(function(h, w, latents, decoder), (h, w), create_graph=True)
+        along = [normal(*g.shape, seed=9).detach() for g in first]
+        with FlopCounterMode(display=False) as flops:
+            found = torch.autograd.grad(first, [given[name] for name in names], along)
+        return found, flops.get_total_flops()
+
+    def sums(h: Tensor, w: Tensor, latents: Tensor, decoder: Tensor) -> Tensor:
+        return linear_cross_entropy(h, w, None, SoftTokens(latents, decoder, TAU))
+
+    def plain(h: Tensor, w: Tensor, latents: Tensor, decoder: Tensor) -> Tensor:
+        return plain_cross_entropy(h, w, None, torch.softmax(latents @ decoder / TAU, -1))
+
+    found, flops = seconds(asked, sums)
+    assert_equal(found, seconds(asked, plain)[0])
+    assert flops < seconds(list(given), sums)[1]
 
 
 def test_mean_embedding_is_the_plain_product(cut):
