@@ -115,6 +115,12 @@ def of_another_kind(folder: Path, data: st.DataObject) -> None:
     data.draw(st.sampled_from([os.mkdir, os.mkfifo]))(path)
 
 
+def check_not_special(path: Path) -> None:
+    """Raises OSError for the pipe that `of_another_kind` may have made: to open it would wait for somebody at its other end, for ever."""
+    if path.exists() and not path.is_file():
+        raise OSError(f"{path} is no file")
+
+
 def json_changed(folder: Path, data: st.DataObject) -> None:
     path = some_file(folder, data, ".json")
     with suppress(ValueError):  # damaged before
@@ -161,11 +167,14 @@ def yaml_changed(folder: Path, data: st.DataObject) -> None:
             "|",
         ]
     )
-    (folder / "recipe.yaml").write_text("".join(data.draw(st.lists(parts, max_size=30), label="yaml")))
+    path = folder / "recipe.yaml"
+    check_not_special(path)
+    path.write_text("".join(data.draw(st.lists(parts, max_size=30), label="yaml")))
 
 
 def tensors_changed(folder: Path, data: st.DataObject) -> None:
     path = folder / "farzi.safetensors"
+    check_not_special(path)
     with suppress(Exception):  # damaged before
         tensors = load_file(path)
         name = data.draw(st.sampled_from(["latents", "decoder", "extra"]))
