@@ -50,7 +50,15 @@ def check_outputs(folder: Path, names: Iterable[str], of_run: bool = False) -> N
         ValueError: one of the files exists and no recipe has written to the folder, or one that makes other results; or a file has
             the name of a needed folder.
     """
-    ours = written_by_a_recipe(folder) and _is_of_run(folder) in (None, of_run)
+    check_files(folder, names, written_by_a_recipe(folder) and _is_of_run(folder) in (None, of_run))
+
+
+def check_files(folder: Path, names: Iterable[str], ours: bool) -> None:
+    """Refuses a folder whose files `names` would be overwritten, unless they are `ours`. The arguments are as in `check_outputs`.
+
+    Raises:
+        ValueError: see `check_outputs`.
+    """
     for path in (folder / name for name in names):
         for place in (folder, path.parent):
             if place.exists() and not place.is_dir():

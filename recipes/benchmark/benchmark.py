@@ -41,7 +41,7 @@ from methods import (
     torchopt_adam,
 )
 from process import Facts, end_with_parent, measure, run_limited, save, unfinished
-from results import Row, read_rows, write_results
+from results import Row, check_folder, read_rows, write_results
 from tqdm import tqdm
 from transformers import HfArgumentParser
 
@@ -118,6 +118,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     try:
         args, size = parse(argv)
+        check_folder(Path(args.output_dir))
         rows = previous_rows(args, size)
     except ValueError as error:
         sys.exit(f"benchmark.py: {error}")
@@ -157,7 +158,7 @@ def previous_rows(args: BenchmarkArguments, size: Size) -> dict[tuple[str, int],
     """
     rows = [] if args.anew else read_rows(Path(args.output_dir) / "results.csv")
     for row in rows:
-        changed = [key for key, value in args.settings(size).items() if row[key] != str(value)]
+        changed = [key for key, value in args.settings(size).items() if row.get(key) != str(value)]
         if changed:
             raise ValueError(
                 f"output_dir={args.output_dir!r} holds results with other {', '.join(changed)}: "

@@ -10,6 +10,7 @@ the items before it. The script prints one line for each stage with the process'
 from __future__ import annotations
 
 import json
+import sys
 import time
 from argparse import ArgumentParser
 from collections.abc import Sequence
@@ -112,6 +113,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--initialization", default="spectral", help="of soft inputs")
     parser.add_argument("--json", type=Path, help="a file for the stages")
     settings = parser.parse_args(argv)
+    if settings.json and settings.json.exists():
+        sys.exit(f"large_interactions.py: json={str(settings.json)!r} exists already: give a new name, or move it away")
     return_freed_memory()
     stages = Stages()
     stages.end("libraries")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import csv
 import statistics
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from farzi_hf.cli.run_folder import check_files
 from farzi_hf.evaluation import markdown, save_csv, save_text
 from farzi_hf.plots import plot_benchmark
 
@@ -19,7 +21,25 @@ NUMBERS = {
     "memory_bytes": int, "relative_error": float, "warm_up_seconds": float, "G_seconds": float, "R_seconds": float,
     "R/G": float, "total/(T·G)": float,
 }  # fmt: skip
-FIRST = ("method", "kind", "steps", "status", "note", *NUMBERS)
+SIGNATURE = ("method", "kind", "steps", "status", "note")
+FIRST = (*SIGNATURE, *NUMBERS)
+FILES = ("results.csv", "table.md", "benchmark.png")
+
+
+def check_folder(folder: Path) -> None:
+    """Refuses a folder whose files the benchmark would overwrite and has not written. Call this before any measurement.
+
+    Raises:
+        ValueError: one of the files is foreign.
+    """
+    check_files(folder, FILES, has_columns(folder / FILES[0], SIGNATURE))
+
+
+def has_columns(path: Path, columns: Sequence[str]) -> bool:
+    """Whether this is a CSV file whose first columns are these. This shows that a program here has written it."""
+    with suppress(OSError, UnicodeDecodeError), path.open(encoding="utf-8", newline="") as file:
+        return tuple(next(csv.reader(file), ()))[: len(columns)] == tuple(columns)
+    return False
 
 
 def read_rows(path: Path) -> list[Row]:

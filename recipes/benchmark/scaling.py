@@ -16,6 +16,7 @@ import os
 import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import GPT2Config
 
-from farzi_hf.cli.program import keep_freed_memory, return_freed_memory, run
+from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, return_freed_memory, run
+from farzi_hf.cli.run_folder import check_files
 from farzi_hf.distillation import Learner, Parameters
 from farzi_hf.engine import InnerAdam, InnerLoss, Tape, unroll
 from farzi_hf.engine.inner_loop import InnerLoop
@@ -37,7 +39,9 @@ from farzi_hf.summary import FarziData, FarziDataConfig
 from farzi_hf.summary.forms import batch_of
 
 ROOT = Path(__file__).resolve().parent
+FILES = ("results.json", "results.csv", "table.md", "scaling.png")
 STEPS, SEQUENCES, WIDTH, BATCH = 4, 10, 32, 8
+SIGNATURE = {"loss", "vocabulary", "length", "status", "code"}  # each of our rows has these
 Cell = tuple[str, int, int]
 """Loss, V and ξ."""
 
@@ -69,11 +73,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--output_dir", default="model_cards/scaling")
     args = parser.parse_args(argv)
     output = Path(args.output_dir)
+    with ends_in_one_line("scaling.py"):
+        rows = previous_rows(output)
     made_by = {
         "code": code_hash(Path(__file__)), "processor": processor(), "memory_limit": args.memory_limit, "time_limit": args.time_limit,
     }  # fmt: skip
-    store = output / "results.json"
-    rows = json.loads(store.read_text(encoding="utf-8")) if store.exists() else []
     rows = [row for row in rows if row["code"] == made_by["code"] and not unfinished(row)]
     others = [row for row in rows if not made_by.items() <= row.items()]  # with other limits: kept, and not shown
     known = {(row["loss"], row["vocabulary"], row["length"]): row for row in rows if row not in others}
@@ -82,8 +86,22 @@ def main(argv: Sequence[str] | None = None) -> None:
         bar.set_description("{}, V = {}, ξ = {}".format(*cell))
         names = dict(zip(("loss", "vocabulary", "length"), cell, strict=True))
         known[cell] = {**names, **run_cell(cell, args.memory_limit, args.time_limit), **environment(), **made_by}
-        save_text(json.dumps([*known.values(), *others], indent=1), store)
+        save_text(json.dumps([*known.values(), *others], indent=1), output / FILES[0])
     write([known[cell] for cell in cells], output)
+
+
+def previous_rows(folder: Path) -> list[dict[str, Any]]:
+    """The rows of earlier runs in the output folder.
+
+    Raises:
+        ValueError: the folder holds files that this program would overwrite and has not written.
+    """
+    rows: Any = []
+    with suppress(OSError, ValueError):
+        rows = json.loads((folder / FILES[0]).read_text(encoding="utf-8"))
+    ours = isinstance(rows, list) and all(isinstance(row, dict) and row.keys() >= SIGNATURE for row in rows)
+    check_files(folder, FILES, ours and bool(rows))
+    return rows
 
 
 def run_cell(cell: Cell, memory_limit: float, time_limit: float) -> dict[str, Any]:

@@ -15,15 +15,19 @@ from typing import Any
 
 import numpy as np
 import psutil
+from results import has_columns
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from farzi_hf import FarziConfig
 from farzi_hf.cli.distil import trainer_of
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory
+from farzi_hf.cli.run_folder import check_files
 from farzi_hf.evaluation import RunSettings, markdown, save_csv, save_text
 from farzi_hf.plots import plot_memory
 
 MIB = 2**20
+FILES = ("memory.csv", "memory.png", "table.md")
+COLUMNS = ("step", "minutes", "resident_mib", "open_files", "threads")
 BLOCKS = 20
 """The run is cut into this number of equal parts, and the line is fitted to their medians. Evaluations and checkpoints are short peaks."""
 SETTLING = 0.1
@@ -110,12 +114,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--every", type=int, default=5, help="outer steps between two measurements")
     parser.add_argument("--output_dir", default="model_cards/soak", help="folder of table, figure and CSV")
     settings = parser.parse_args(argv)
+    folder = Path(settings.output_dir)
+    with ends_in_one_line("soak.py"):
+        check_files(folder, FILES, has_columns(folder / FILES[0], COLUMNS))
     keep_freed_memory()
     data = RunSettings(dataset="sample").load()
     watch = Watch(settings.minutes, settings.every)
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory() as scratch:
         args = FarziConfig(
-            folder, num_sequences=20, sequence_length=20, latent_dim=16, concentration=8.0, inner_steps=30, window=20,
+            scratch, num_sequences=20, sequence_length=20, latent_dim=16, concentration=8.0, inner_steps=30, window=20,
             synthetic_batch_size=5, max_steps=1_000_000, lr_scheduler_type="constant", learning_rate=0.003, eval_strategy="steps",
             eval_steps=100, eval_students=1, save_strategy="steps", save_steps=50, save_total_limit=2, logging_steps=50,
             use_cpu=True, report_to="none",
@@ -128,7 +135,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "evaluations, checkpoints": f"every {args.eval_steps:.0f}, every {args.save_steps:.0f} outer steps",
     }
     with ends_in_one_line("soak.py"):
-        print(report(watch.rows, facts, Path(settings.output_dir)))
+        print(report(watch.rows, facts, folder))
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ from farzi_hf.summary.forms import Tensors, device_of
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmark"))
 import benchmark
 from results import Row as CostRow
-from results import read_rows, tables
+from results import check_folder, read_rows, tables
 
 OURS, AUTOGRAD, HIGHER = "Farzi, Adam", "Farzi, Adam by autograd", "Farzi, Adam by higher"
 SGD, MOMENTUM = "Farzi, SGD", "Farzi, SGD with momentum"
@@ -88,6 +88,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         e = Experiment.parse("inner_optimizers", "Inner optimizers", argv, ("quality.png",))
         if importlib.util.find_spec("higher") is None:
             raise ValueError("the package higher is not installed: pip install farzi-hf[bench]")
+        check_folder(e.folder / "cost")
         evidence = evidence_of(e, [*cells(e), *full_cells()])
     rows = list(evidence.rows.values())
     findings = [*evidence.verdicts(CLAIMS), *(evidence.finding(OURS, name) for name in (LONG, FULL))]
