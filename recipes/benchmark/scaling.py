@@ -15,7 +15,7 @@ import json
 import os
 import sys
 from argparse import ArgumentParser
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -75,19 +75,25 @@ def main(argv: Sequence[str] | None = None) -> None:
     output = Path(args.output_dir)
     with ends_in_one_line("scaling.py"):
         rows = previous_rows(output)
-    made_by = {
-        "code": code_hash(Path(__file__)), "processor": processor(), "memory_limit": args.memory_limit, "time_limit": args.time_limit,
-    }  # fmt: skip
-    rows = [row for row in rows if row["code"] == made_by["code"] and not unfinished(row)]
-    others = [row for row in rows if not made_by.items() <= row.items()]  # with other limits: kept, and not shown
+    code = code_hash(Path(__file__))
+    limits = {"processor": processor(), "memory_limit": args.memory_limit, "time_limit": args.time_limit}
+    rows = [row for row in rows if not unfinished(row)]
+    others = [row for row in rows if not limits.items() <= row.items()]  # with other limits: kept, and not shown
     known = {(row["loss"], row["vocabulary"], row["length"]): row for row in rows if row not in others}
     cells = [(loss, v, length) for v in args.vocabularies for length in args.lengths for loss in LOSSES]
-    for cell in (bar := tqdm([cell for cell in cells if cell not in known])):
+    # Rows of other code stay until their cells are asked for. Their commits are in the table.
+    for cell in (bar := tqdm([cell for cell in cells if known.get(cell, {}).get("code") != code])):
         bar.set_description("{}, V = {}, ξ = {}".format(*cell))
         names = dict(zip(("loss", "vocabulary", "length"), cell, strict=True))
-        known[cell] = {**names, **run_cell(cell, args.memory_limit, args.time_limit), **environment(), **made_by}
+        measured = run_cell(cell, args.memory_limit, args.time_limit)
+        known[cell] = {**names, **measured, **environment(), **limits, "code": code}
         save_text(json.dumps([*known.values(), *others], indent=1), output / FILES[0])
-    write([known[cell] for cell in cells], output)
+    write(in_order(known.values()), output)
+
+
+def in_order(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows by V, by ξ, and in the order of LOSSES."""
+    return sorted(rows, key=lambda row: (row["vocabulary"], row["length"], list(LOSSES).index(row["loss"])))
 
 
 def previous_rows(folder: Path) -> list[dict[str, Any]]:
@@ -156,10 +162,21 @@ def estimated(inner_loss: InnerLoss, start: Parameters, inputs: tuple[Tensor, ..
 
 def write(rows: Sequence[Mapping[str, Any]], output: Path) -> None:
     """results.csv, table.md and scaling.png."""
-    columns = ("loss", "vocabulary", "length", "status", "seconds", "memory_bytes", "estimated_bytes", "note")
+    columns = (
+        "loss",
+        "vocabulary",
+        "length",
+        "status",
+        "seconds",
+        "memory_bytes",
+        "estimated_bytes",
+        "note",
+        "commit",
+        "code",
+    )
     save_csv([{name: row.get(name) for name in columns} for row in rows], output / "results.csv")
-    text = f"# An inner step over the vocabulary and the length\n\n{markdown([readable(row) for row in rows])}\n\n"
-    facts = {k: v for k, v in rows[-1].items() if k in ("processor", "torch", "commit", "code", "malloc")}
+    text = f"# An inner step over the vocabulary and the length\n\n{markdown([readable(row) for row in rows], ('commit',))}\n\n"
+    facts = {k: v for k, v in rows[-1].items() if k in ("processor", "malloc")}
     save_text(text + listed({**facts, "T": STEPS, "sequences": SEQUENCES, "h": WIDTH}) + "\n", output / "table.md")
     if any(row["status"] == "ok" for row in rows):
         plot_scaling(rows, output / "scaling.png")
@@ -168,7 +185,12 @@ def write(rows: Sequence[Mapping[str, Any]], output: Path) -> None:
 
 def readable(row: Mapping[str, Any]) -> dict[str, str]:
     """One line of the table."""
-    shown = {"loss": row["loss"], "V": f"{row['vocabulary']:,}", "ξ": f"{row['length']:,}"}
+    shown = {
+        "loss": row["loss"],
+        "V": f"{row['vocabulary']:,}",
+        "ξ": f"{row['length']:,}",
+        "commit": row.get("commit", ""),
+    }
     if row["status"] != "ok":
         return {**shown, "CPU seconds per step": row["status"], "peak, MB": "", "estimate / peak": ""}
     peak, estimate = (row[name] / 1e6 for name in ("memory_bytes", "estimated_bytes"))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import json
+
 import pytest
 
 pytest.importorskip("matplotlib")
@@ -45,3 +48,25 @@ def test_a_file_of_stages_is_not_overwritten(tmp_path):
     ):
         large_interactions.main(["--share", "0.0001", "--json", str(path)])
     assert path.read_text() == "precious"
+
+
+def test_rows_of_older_code_stay_with_their_commit_until_their_cells_are_asked_for(tmp_path, monkeypatch):
+    good = {"status": "ok", "note": "", "seconds": 0.5, "memory_bytes": 2e6, "estimated_bytes": 1e6}
+    monkeypatch.setattr(scaling, "run_cell", lambda *_: good)
+    monkeypatch.setattr(scaling, "plot_scaling", lambda rows, path: path.touch())
+    monkeypatch.setattr(scaling, "LOSSES", {"ours": scaling.ours})
+    for commit, lengths in (("old", ["20", "50"]), ("new", ["50", "70"])):
+        monkeypatch.setattr(scaling, "code_hash", lambda *_, commit=commit: f"code of {commit}")
+        monkeypatch.setattr(scaling, "environment", lambda commit=commit: {"commit": commit})
+        scaling.main(["--vocabularies", "2000", "--lengths", *lengths, "--output_dir", str(tmp_path)])
+    rows = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
+    expected = [(20, "old"), (50, "new"), (70, "new")]
+    assert sorted((row["length"], row["commit"]) for row in rows) == expected
+    with (tmp_path / "results.csv").open(encoding="utf-8") as file:
+        assert [(int(row["length"]), row["commit"]) for row in csv.DictReader(file)] == expected
+    table = (tmp_path / "table.md").read_text(encoding="utf-8")
+    assert [line.split("|")[4].strip() for line in table.splitlines() if line.startswith("| ours")] == [
+        "old",
+        "new",
+        "new",
+    ]
