@@ -11,7 +11,7 @@ from transformers import Trainer
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 
 from farzi_hf.artefact.disk import names_the_disk
-from farzi_hf.artefact.signals import Interrupted, _name, noted_signals
+from farzi_hf.artefact.signals import Interrupted, _name, end, noted_signals
 
 logger = logging.getLogger(__name__)
 
@@ -25,11 +25,14 @@ class InterruptibleTrainer(Trainer):
     remove the checkpoint.
     """
 
+    saves_on_signal = True
+    """Whether a signal saves a checkpoint. A program that makes an interrupted training anew sets this to False."""
+
     def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
         """As in `Trainer`.
 
         Raises:
-            Interrupted: a signal came, and the checkpoint is written.
+            Interrupted: a signal came, and the checkpoint is written, if there is to be one.
         """
         with noted_signals() as self._noted:
             self._saved_step = -1
@@ -48,6 +51,8 @@ class InterruptibleTrainer(Trainer):
         number = self._agreed_signal()
         if not number:
             return
+        if not self.saves_on_signal:
+            end(number, "the training ends here and saves no checkpoint")
         if self._saved_step != self.state.global_step:
             self._save_checkpoint(model, trial)
             self.control = self.callback_handler.on_save(self.args, self.state, self.control)

@@ -169,6 +169,7 @@ class Summary(Memory):
         )
         trainer.remove_callback(PrinterCallback)
         discard_checkpoints(args.output_dir)  # of a block that was interrupted, which is made anew
+        trainer.saves_on_signal = False
         trainer.train()
 
     def loss(self, problem: ContinualProblem, tensors: Tensors, seed: int) -> MemoryLoss:

@@ -235,6 +235,7 @@ class SelectionProblem:
             self._save(trainer.model, split, name)
         labelled = time.process_time()
         discard_checkpoints(trainer.args.output_dir)  # of a run that was interrupted; its seconds would be missing
+        trainer.saves_on_signal = False
         trainer.train()
         self._save(trainer.model, split, DISTILLED)
         seconds = {WINDOWS: labelled - begin, START: labelled - begin, DISTILLED: time.process_time() - begin}

@@ -92,8 +92,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def in_order(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows by V, by ξ, and in the order of LOSSES."""
-    return sorted(rows, key=lambda row: (row["vocabulary"], row["length"], list(LOSSES).index(row["loss"])))
+    """The rows by V, by ξ and by loss."""
+    return sorted(rows, key=lambda row: (row["vocabulary"], row["length"], row["loss"]))
 
 
 def previous_rows(folder: Path) -> list[dict[str, Any]]:

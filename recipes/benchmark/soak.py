@@ -2,6 +2,8 @@
 
 python recipes/benchmark/soak.py                  # an hour on the embedded corpus, with evaluations and checkpoints
 python recipes/benchmark/soak.py --minutes 2 --output_dir outputs/soak
+
+Ctrl-C ends it early, with a report of what was measured until then.
 """
 
 from __future__ import annotations
@@ -19,15 +21,31 @@ from results import has_columns
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from farzi_hf import FarziConfig
+from farzi_hf.artefact.disk import names_the_disk
+from farzi_hf.artefact.signals import Interrupted
 from farzi_hf.cli.distil import trainer_of
-from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory
+from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.cli.run_folder import check_files
 from farzi_hf.evaluation import RunSettings, markdown, save_csv, save_text
 from farzi_hf.plots import plot_memory
 
 MIB = 2**20
 FILES = ("memory.csv", "memory.png", "table.md")
+UNDER_WAY = "measured.csv"
+"""The measurements of a run that is not over. So the files of the last whole run stay until there are others."""
 COLUMNS = ("step", "minutes", "resident_mib", "open_files", "threads")
+SETTINGS = {
+    "num_sequences": 20, "sequence_length": 20, "latent_dim": 16, "concentration": 8.0, "inner_steps": 30, "window": 20,
+    "synthetic_batch_size": 5, "max_steps": 1_000_000, "lr_scheduler_type": "constant", "learning_rate": 0.003, "eval_strategy": "steps",
+    "eval_steps": 100, "eval_students": 1, "save_strategy": "steps", "save_steps": 50, "save_total_limit": 2, "logging_steps": 50,
+    "use_cpu": True, "report_to": "none",
+}  # fmt: skip
+FACTS = {
+    "summary": "[{num_sequences}×{sequence_length}], T = {inner_steps}, window {window}, adjoint chosen by itself".format(
+        **SETTINGS
+    ),
+    "evaluations, checkpoints": "every {eval_steps}, every {save_steps} outer steps".format(**SETTINGS),
+}
 BLOCKS = 20
 """The run is cut into this number of equal parts, and the line is fitted to their medians. Evaluations and checkpoints are short peaks."""
 SETTLING = 0.1
@@ -40,10 +58,11 @@ class Watch(TrainerCallback):
     Args:
         minutes: duration, from the first outer step on.
         every: outer steps between two measurements.
+        file: gets each measurement at once, so that none is lost if the program is killed.
     """
 
-    def __init__(self, minutes: float, every: int) -> None:
-        self.minutes, self.every = minutes, every
+    def __init__(self, minutes: float, every: int, file: Path) -> None:
+        self.minutes, self.every, self.file = minutes, every, file
         self.rows: list[dict[str, Any]] = []
         self._process, self._start = psutil.Process(), 0.0
 
@@ -51,6 +70,7 @@ class Watch(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         self._start = time.monotonic()
+        save_text(",".join(COLUMNS) + "\n", self.file)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         minutes = (time.monotonic() - self._start) / 60
@@ -59,15 +79,11 @@ class Watch(TrainerCallback):
             return
         with self._process.oneshot():
             resident = self._process.memory_info().rss / MIB
-        self.rows.append(
-            {
-                "step": state.global_step,
-                "minutes": round(minutes, 3),
-                "resident_mib": round(resident, 2),
-                "open_files": self._process.num_fds() if psutil.POSIX else self._process.num_handles(),
-                "threads": self._process.num_threads(),
-            }
-        )
+        files = self._process.num_fds() if psutil.POSIX else self._process.num_handles()
+        row = (state.global_step, round(minutes, 3), round(resident, 2), files, self._process.num_threads())
+        self.rows.append(dict(zip(COLUMNS, row, strict=True)))
+        with names_the_disk(self.file.parent), self.file.open("a", encoding="utf-8") as file:
+            print(*row, sep=",", file=file)
 
 
 def straight_line(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float, float]:
@@ -101,14 +117,14 @@ def report(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any], folder: 
     }
     table = markdown([{"quantity": name, "value": value} for name, value in values.items()])
     note = f"One process. The slope is that of a straight line through {BLOCKS} medians, without the first {SETTLING:.0%} of the steps."
+    save_csv(rows, folder / "memory.csv")  # first: it shows that the folder is ours
     save_text(f"{table}\n\n{note}\n\n![memory](memory.png)\n", folder / "table.md")
-    save_csv(rows, folder / "memory.csv")
     plot_memory(rows, folder / "memory.png", line=(slope, origin))
     return table
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Distils the embedded corpus with the default adjoint until the time is over, and then writes the report."""
+    """Distils until the time is over or a signal comes, and then writes the report."""
     parser = ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=60.0, help="how long")
     parser.add_argument("--every", type=int, default=5, help="outer steps between two measurements")
@@ -117,26 +133,30 @@ def main(argv: Sequence[str] | None = None) -> None:
     folder = Path(settings.output_dir)
     with ends_in_one_line("soak.py"):
         check_files(folder, FILES, has_columns(folder / FILES[0], COLUMNS))
+        check_files(folder, (UNDER_WAY,), has_columns(folder / UNDER_WAY, COLUMNS))
     keep_freed_memory()
+    watch, ended = Watch(settings.minutes, settings.every, folder / UNDER_WAY), None
+    try:
+        distil(watch)
+    except Interrupted as interrupted:
+        ended = interrupted
+    with ends_in_one_line("soak.py"):
+        print(report(watch.rows, FACTS, folder))
+    watch.file.unlink()
+    if ended is not None:
+        raise ended
+
+
+def distil(watch: Watch) -> None:
+    """Distils the embedded corpus with the default adjoint, until `watch` or a signal ends it."""
     data = RunSettings(dataset="sample").load()
-    watch = Watch(settings.minutes, settings.every)
     with TemporaryDirectory() as scratch:
-        args = FarziConfig(
-            scratch, num_sequences=20, sequence_length=20, latent_dim=16, concentration=8.0, inner_steps=30, window=20,
-            synthetic_batch_size=5, max_steps=1_000_000, lr_scheduler_type="constant", learning_rate=0.003, eval_strategy="steps",
-            eval_steps=100, eval_students=1, save_strategy="steps", save_steps=50, save_total_limit=2, logging_steps=50,
-            use_cpu=True, report_to="none",
-        )  # fmt: skip
+        args = FarziConfig(scratch, **SETTINGS)
         trainer = trainer_of(data, args, args.seed)
+        trainer.saves_on_signal = False  # nobody could go on: the folder is removed
         trainer.add_callback(watch)
         trainer.train()
-    facts = {
-        "summary": f"[{args.num_sequences}×{args.sequence_length}], T = {args.inner_steps}, window {args.window}, adjoint chosen by itself",
-        "evaluations, checkpoints": f"every {args.eval_steps:.0f}, every {args.save_steps:.0f} outer steps",
-    }
-    with ends_in_one_line("soak.py"):
-        print(report(watch.rows, facts, folder))
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -22,7 +22,7 @@ import soak
         (benchmark, ["--methods", "Tape"], results.FILES),
         (benchmark, ["--methods", "Tape", "--anew"], results.FILES),
         (scaling, [], scaling.FILES),
-        (soak, [], soak.FILES),
+        (soak, [], (*soak.FILES, soak.UNDER_WAY)),
     ],
 )
 def test_files_of_others_are_refused_in_one_line_before_any_work(tmp_path, monkeypatch, module, arguments, names):

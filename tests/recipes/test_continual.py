@@ -199,10 +199,11 @@ def test_results_of_other_times_are_not_taken_for_ours(tmp_path, monkeypatch) ->
 
 
 def test_a_block_that_was_interrupted_is_made_anew(tmp_path, monkeypatch) -> None:
-    """A signal makes every run save, also one with save_strategy: "no"."""
+    """Also where the user has asked for checkpoints."""
     argv, train = ("--memories", "distilled_summary", "summary", "reservoir", "--seeds", "0"), FarziTrainer.train
 
     def interrupted(trainer: FarziTrainer) -> None:
+        assert not trainer.saves_on_signal  # nobody goes on from there
         trainer.args.save_strategy = "steps"
         trainer.args.save_steps = 1
         train(trainer)

@@ -79,7 +79,7 @@ def test_a_run_writes_its_card_and_a_second_one_trains_nothing(tmp_path, monkeyp
 
 
 def test_a_distillation_that_was_interrupted_is_made_anew(tmp_path, monkeypatch) -> None:
-    """A signal makes every run save, also one with save_strategy: "no"."""
+    """Also where the user has asked for checkpoints."""
     whole = problem(tmp_path / "whole", "--max_steps", "3").summary(0, DISTILLED)
 
     class Stop(TrainerCallback):
@@ -102,6 +102,7 @@ def test_files_of_an_interrupted_run_with_other_settings_are_not_taken_for_ours(
     whole = problem(tmp_path).summary(0, START).fingerprint()
 
     def interrupted(trainer: FarziTrainer) -> None:
+        assert not trainer.saves_on_signal  # nobody goes on from there
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:

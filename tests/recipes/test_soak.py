@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
+import csv
+
 import pytest
-from tiny_trainer import tiny_trainer
+from tiny_trainer import SETTINGS, SignalAt, tiny_trainer
 
 pytest.importorskip("matplotlib")
+import soak
 from soak import Watch, report, straight_line
 
 
@@ -28,7 +32,7 @@ def test_the_line_is_not_moved_by_peaks_or_by_the_start(slope: float) -> None:
 
 
 def test_a_distillation_is_measured_and_ends_when_its_time_is_over(sequences, tokenizer, tmp_path) -> None:
-    watch = Watch(minutes=0.0, every=1)
+    watch = Watch(minutes=0.0, every=1, file=tmp_path / "measured.csv")
     trainer = tiny_trainer(tmp_path, sequences, tokenizer, {"callbacks": [watch]}, max_steps=50)
     trainer.train()
     assert [row["step"] for row in watch.rows] == [1] == [trainer.state.global_step]
@@ -43,3 +47,36 @@ def test_the_report_has_a_table_a_figure_and_the_measurements(tmp_path) -> None:
     assert "+250." in table
     assert {path.name for path in tmp_path.iterdir()} == {"memory.csv", "memory.png", "table.md"}
     assert len((tmp_path / "memory.csv").read_text(encoding="utf-8").splitlines()) == 401
+
+
+@pytest.mark.parametrize(
+    "earlier", [None, "step,minutes,resident_mib,open_files,threads\n1,2,3,4,5\n"], ids=["enough", "too few"]
+)
+def test_after_a_signal_the_measurements_and_their_report_are_there(
+    tmp_path, monkeypatch, caplog, sequences, tokenizer, earlier
+) -> None:
+    """With too few measurements for a report, the earlier one stays beside them."""
+    last = 3 if earlier else 12
+    if earlier:
+        (tmp_path / "memory.csv").write_text(earlier, encoding="utf-8")
+    callbacks = {"callbacks": [SignalAt("SIGINT", step=last - 1)]}
+    monkeypatch.setattr(soak, "SETTINGS", {**SETTINGS, "max_steps": 50})
+    monkeypatch.setattr(soak, "RunSettings", lambda dataset: argparse.Namespace(load=lambda: None))
+    monkeypatch.setattr(
+        soak,
+        "trainer_of",
+        lambda data, args, seed: tiny_trainer(args.output_dir, sequences, tokenizer, callbacks, max_steps=50),
+    )
+    monkeypatch.setattr(soak, "keep_freed_memory", lambda: None)
+    with pytest.raises(SystemExit) as stop:
+        soak.main(["--every", "1", "--output_dir", str(tmp_path)])
+    assert caplog.messages == ["SIGINT: the training ends here and saves no checkpoint."]
+    found = tmp_path / ("measured.csv" if earlier else "memory.csv")
+    with found.open(encoding="utf-8") as file:
+        assert [int(row["step"]) for row in csv.DictReader(file)] == list(range(1, last + 1))
+    if earlier:
+        assert stop.value.code.startswith("soak.py: minutes is too short: it left time for 3 measurements")
+        assert (tmp_path / "memory.csv").read_text(encoding="utf-8") == earlier
+    else:
+        assert stop.value.code == 130
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["memory.csv", "memory.png", "table.md"]

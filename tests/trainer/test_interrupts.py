@@ -57,6 +57,16 @@ def test_a_signal_ends_the_run_after_a_checkpoint_of_the_step(make, whole, caplo
     assert losses[0] == losses[1]
 
 
+def test_a_training_that_is_made_anew_saves_nothing_and_says_so(make, caplog):
+    trainer = make({"callbacks": [SignalAt("SIGINT", step=2)]})
+    trainer.saves_on_signal = False
+    with pytest.raises(Interrupted) as ended:
+        trainer.train()
+    assert (ended.value.code, trainer.state.global_step) == (130, 3)
+    assert caplog.messages == ["SIGINT: the training ends here and saves no checkpoint."]
+    assert last_checkpoint(trainer.args.output_dir) is None
+
+
 def test_a_second_signal_ends_at_once(make):
     trainer = make({"callbacks": [SignalAt("SIGINT", step=2, times=2)]})
     with pytest.raises(Interrupted) as ended:
