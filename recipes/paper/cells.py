@@ -15,10 +15,12 @@ from typing import Any
 import numpy as np
 from experiment import Experiment, changed, record
 from safetensors.torch import load_file, save_file
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from farzi_hf import FarziConfig, FarziTrainer
 from farzi_hf.artefact.atomic_folder import replace_file
-from farzi_hf.artefact.checkpoints import with_new_names
+from farzi_hf.artefact.checkpoints import discard_checkpoints, with_new_names
 from farzi_hf.cli.distil import comparison_of, trainer_of
 from farzi_hf.cli.run_folder import begin_run, check_outputs, find_checkpoint, same_settings
 from farzi_hf.evaluation import Comparison, Evidence, Row, Student, Task, save_text
@@ -29,6 +31,7 @@ CELL, SUMMARY = (
     "cell.json",
     "summary.safetensors",
 )  # files of a cell; the second holds latents and decoder, if the cell distils
+SECONDS = "seconds.json"  # in a checkpoint
 
 Done = dict[str, Any]
 """The results of a cell for one seed: `students` (the statistics of each student), `bytes`, `steps`, `seconds`, `facts`, …"""
@@ -144,14 +147,36 @@ def cell_row(task: Task, method: str, done: Sequence[Done]) -> Row:
     return {**row, "seconds": round(sum(part["seconds"] for part in done), 1)}
 
 
+class Clock(TrainerCallback):
+    """Counts the seconds of a cell. Each checkpoint gets the seconds until then, so that a start that goes on from it counts them too."""
+
+    def __init__(self) -> None:
+        self._begin = time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        """From the begin of the cell until now."""
+        return time.perf_counter() - self._begin
+
+    def go_on_from(self, checkpoint: str | None) -> None:
+        """Adds the seconds of earlier starts. Checkpoints of older versions have none."""
+        if checkpoint is not None and (path := Path(checkpoint, SECONDS)).exists():
+            self._begin -= json.loads(path.read_text(encoding="utf-8"))
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if args.should_save:
+            path = Path(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}", SECONDS)
+            save_text(json.dumps(self.seconds), path)
+
+
 def _run(e: Experiment, cell: Cell, seed: int) -> Done:
     if cell.source is not None:
         _run(e, cell.source, seed)
     folder, settings = _folder(e, cell, seed), _settings(e, cell, seed)
     if done := _kept(folder / CELL, settings):
         return done
-    begin = time.perf_counter()
-    trainer = _trained(e, cell, seed)
+    clock = Clock()
+    trainer = _trained(e, cell, seed, clock)
     c = comparison_of(trainer, e.data, seed, cell.learner)
     trained = cell.students(trainer, c)
     statistics = [c.statistics(student, c.splits["test"]) for student in trained.students]
@@ -162,11 +187,12 @@ def _run(e: Experiment, cell: Cell, seed: int) -> Done:
         "students": [values.tolist() for values in statistics],
         **({} if cell.facts is None else {"facts": dict(cell.facts(trainer, c, trained.students))}),
         "history": trainer.state.log_history,
-        "seconds": time.perf_counter() - begin,
+        "seconds": clock.seconds,
     }
     headline = e.task.headline(mean_and_spread([e.task.metrics(values) for values in statistics]))
     print(f"{cell.method}, seed {seed}: test {headline}, {done['seconds']:.0f} s", flush=True)
     save_text(json.dumps(done), folder / CELL)
+    discard_checkpoints(folder)  # of a start that a signal ended: other settings would be refused because of it
     return done
 
 
@@ -179,7 +205,7 @@ def _kept(path: Path, settings: Mapping[str, Any]) -> Done | None:
     return done if same_settings(with_new_names(before), settings) else None
 
 
-def _trained(e: Experiment, cell: Cell, seed: int) -> FarziTrainer:
+def _trained(e: Experiment, cell: Cell, seed: int, clock: Clock) -> FarziTrainer:
     """The trainer of a cell. Its summary is the one on which the students will train."""
     folder, args, settings = _folder(e, cell, seed), _arguments(e, cell, seed), _settings(e, cell, seed)
     checkpoint = None
@@ -197,6 +223,8 @@ def _trained(e: Experiment, cell: Cell, seed: int) -> FarziTrainer:
         cell.prepare(trainer)
     if cell.distils:
         begin_run(trainer, settings, checkpoint)
+        clock.go_on_from(checkpoint)
+        trainer.add_callback(clock)
         trainer.train(resume_from_checkpoint=checkpoint)
         (folder / CELL).unlink(missing_ok=True)  # of other settings: from now on the summary beside it is another one
         replace_file(folder / SUMMARY, lambda new: save_file(trainer.model.state_dict(), new))
