@@ -42,7 +42,7 @@ from farzi_hf.data import IGNORED
 from farzi_hf.data.seeds import Purpose, derive, stream
 from farzi_hf.distillation import Parameters
 from farzi_hf.engine import Reversible
-from farzi_hf.evaluation import listed, markdown, save_csv, save_text
+from farzi_hf.evaluation import listed, markdown, save_csv, save_json, save_text
 from farzi_hf.plots import plot_attribution
 
 DRAWN = ("training alone", "autograd", "torch.utils.checkpoint", "Tape", "Checkpoint", "Reversible")
@@ -275,7 +275,7 @@ def write(
     )
     save_text(f"{text}\n\n{rule}\n\n{listed(facts)}\n\n![attribution](attribution.png)\n", folder / "table.md")
     content = {"scores": scored, "faults": faults, "costs": costs, **facts}
-    save_text(json.dumps(content, indent=1, ensure_ascii=False), folder / "table.json")
+    save_json(content, folder / "table.json")
     save_csv([*scored, *faults], folder / "table.csv")
     save_csv(costs, folder / "costs.csv")
     plot_attribution(scored, [row for row in costs if row["method"] in DRAWN], folder / "attribution.png")

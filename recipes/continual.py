@@ -26,7 +26,7 @@ from tqdm.auto import tqdm
 
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.cli.run_folder import check_outputs
-from farzi_hf.evaluation import listed, markdown, save_csv, save_text
+from farzi_hf.evaluation import listed, markdown, save_csv, save_json, save_text
 from farzi_hf.evaluation.metrics import bootstrap_interval, mean_and_spread, rank_metrics, ranking_intervals
 from farzi_hf.plots import plot_continual
 
@@ -155,7 +155,7 @@ def write(name: str, problem: ContinualProblem, folder: Path, rows: list[dict], 
     text = f"# Continual training, {name}, quick scale\n\n**{verdict(found)}**\n\nHR@100:\n\n{findings}\n\n{tables}\n\n{costs(rows)}\n\n{rule}"
     save_text(f"{text}\n\n{listed(facts)}\n\n![continual](continual.png)\n", folder / "table.md")
     content = {"findings": [verdict(found), *found], "rows": rows, **facts}
-    save_text(json.dumps(content, indent=1, ensure_ascii=False), folder / "table.json")
+    save_json(content, folder / "table.json")
     save_csv(rows, folder / "table.csv")
     plot_continual(rows, GROUPS, folder / "continual.png")
     print(f"\n{(folder / 'table.md').read_text(encoding='utf-8')}\nTable: {folder / 'table.md'}", flush=True)

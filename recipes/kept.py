@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from farzi_hf.artefact.escaping import json_text
 from farzi_hf.cli.run_folder import made_with
 from farzi_hf.evaluation import save_text
 
@@ -20,7 +20,7 @@ def kept(
     value = make()
     if unless is None or not unless(value):
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_text(json.dumps({"settings": settings, "value": value}), path)
+        save_text(json_text({"settings": settings, "value": value}, indent=None), path)
     return value
 
 

@@ -25,7 +25,7 @@ from tqdm.auto import tqdm
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.cli.run_folder import check_outputs
 from farzi_hf.data import flatten_sequences
-from farzi_hf.evaluation import listed, markdown, save_csv, save_text
+from farzi_hf.evaluation import listed, markdown, save_csv, save_json, save_text
 from farzi_hf.evaluation.report import environment
 from farzi_hf.plots import plot_model_selection
 
@@ -72,7 +72,7 @@ def write(
     folder.mkdir(parents=True, exist_ok=True)
     save_text("\n\n".join(parts) + "\n", folder / "table.md")
     content = {"findings": findings, "rows": rows, "costs": costs, **facts, "trainings": trainings}
-    save_text(json.dumps(content, indent=1, ensure_ascii=False), folder / "table.json")
+    save_json(content, folder / "table.json")
     save_csv([*rows, *costs], folder / "table.csv")
     plot_model_selection(points(trainings), titles(rows), folder / "model_selection.png", metric_label="HR@100")
     print(f"\n{(folder / 'table.md').read_text(encoding='utf-8')}\nTable: {folder / 'table.md'}", flush=True)

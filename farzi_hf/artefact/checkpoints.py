@@ -22,6 +22,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from farzi_hf.artefact.atomic_folder import replace_file
+from farzi_hf.artefact.escaping import json_text, numbers_of
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +117,7 @@ def read_record(checkpoint: str | os.PathLike) -> RunRecord:
         ValueError: there is no record that can be read.
     """
     try:
-        record = json.loads((Path(checkpoint) / RECORD).read_text(encoding="utf-8"))
+        record = numbers_of(json.loads((Path(checkpoint) / RECORD).read_text(encoding="utf-8")))
         record["settings"] = with_new_names(record["settings"])
         return RunRecord(**record)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
@@ -145,7 +146,7 @@ def begin_checkpoint(folder: Path, record: RunRecord) -> None:
 
 
 def _write_record(folder: Path, record: RunRecord) -> None:
-    text = json.dumps(asdict(record), indent=1, ensure_ascii=False)
+    text = json_text(asdict(record), indent=1, ensure_ascii=False)
     replace_file(folder / RECORD, lambda path: path.write_text(text, encoding="utf-8"))
 
 

@@ -90,7 +90,7 @@ def yaml_text(content: Mapping[str, Any]) -> str:
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
-def json_text(value: Any) -> str:
+def json_text(value: Any, indent: int | None = 2, ensure_ascii: bool = True) -> str:
     """`value` as a file of JSON. NaN and infinity, which JSON lacks, are the strings "NaN", "Infinity" and "-Infinity"."""
 
     def strict(value: Any) -> Any:
@@ -102,7 +102,7 @@ def json_text(value: Any) -> str:
             return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
         return value
 
-    return json.dumps(strict(value), indent=2, allow_nan=False) + "\n"
+    return json.dumps(strict(value), indent=indent, ensure_ascii=ensure_ascii, allow_nan=False) + "\n"
 
 
 def numbers_of(value: Any) -> Any:

@@ -7,7 +7,6 @@ gets `table.md` and `table.csv`.
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from farzi_hf.artefact.checkpoints import HISTORY
+from farzi_hf.artefact.escaping import json_text
 from farzi_hf.callbacks import phase
 from farzi_hf.cli.arguments import example_configs, find_config, parse_arguments
 from farzi_hf.cli.figures import FIGURES, draw
@@ -202,7 +202,7 @@ class Run:
     def keep(self, name: str, measured: Sequence[Measured], **facts: Any) -> dict[str, Any]:
         """Writes measurements for `kept`."""
         done = {"settings": self.settings(name), "measured": [part.to_json() for part in measured], **facts}
-        save_text(json.dumps(done), self.folder / name)
+        save_text(json_text(done, indent=None), self.folder / name)
         return done
 
     def at_start(self) -> list[Measured]:

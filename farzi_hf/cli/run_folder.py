@@ -24,7 +24,7 @@ from farzi_hf.artefact.checkpoints import (
     read_record,
     with_new_names,
 )
-from farzi_hf.artefact.escaping import yaml_text
+from farzi_hf.artefact.escaping import numbers_of, yaml_text
 from farzi_hf.config import FarziConfig
 from farzi_hf.evaluation.tables import save_text
 from farzi_hf.trainer import FarziTrainer
@@ -130,7 +130,7 @@ def _check_recipe(args: FarziConfig, recipe: Mapping[str, Any], checkpoint: str,
 
 def made_with(settings: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """The content of a JSON file that was made with these settings, which it has as `settings`; or {} if there is no such file."""
-    found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    found = numbers_of(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
     return found if "settings" in found and same_settings(found["settings"], json.loads(json.dumps(settings))) else {}
 
 

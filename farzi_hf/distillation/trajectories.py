@@ -22,6 +22,7 @@ from torch import Tensor
 
 from farzi_hf.artefact.atomic_folder import replace_file
 from farzi_hf.artefact.disk import names_the_disk
+from farzi_hf.artefact.escaping import json_text
 from farzi_hf.artefact.signals import NotedSignal, end, noted_signals
 from farzi_hf.data.seeds import Purpose, check_seed, derive
 from farzi_hf.data.streams import RowStream, described
@@ -187,7 +188,7 @@ def _adopt_manifest(folder: Path, manifest: dict[str, Any]) -> None:
             raise ValueError(
                 f"folder={str(folder)!r} has trajectories but no {MANIFEST}, so their settings are unknown; choose another folder"
             )
-        text = json.dumps(manifest, indent=1, ensure_ascii=False)
+        text = json_text(manifest, indent=1, ensure_ascii=False)
         replace_file(path, lambda new: new.write_text(text, encoding="utf-8"))
         return
     before = _read_manifest(folder)

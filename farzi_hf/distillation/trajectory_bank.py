@@ -11,6 +11,7 @@ import torch
 from datasets import Dataset
 from safetensors import safe_open
 
+from farzi_hf.artefact.escaping import numbers_of
 from farzi_hf.data.seeds import Purpose, stream
 from farzi_hf.data.streams import RowStream, described
 from farzi_hf.distillation.learner import Learner, Parameters
@@ -31,7 +32,7 @@ def _model_facts(learner: Learner) -> dict[str, Any]:
 def _read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        manifest = numbers_of(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
         raise ValueError(
             f"folder={str(folder)!r} has no readable {MANIFEST} ({error}); give a folder that record_trajectories has filled"

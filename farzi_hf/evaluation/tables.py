@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from farzi_hf.artefact.atomic_folder import replace_file
 from farzi_hf.artefact.disk import names_the_disk
+from farzi_hf.artefact.escaping import json_text
 
 
 def markdown(rows: Sequence[Mapping[str, str]], texts: Sequence[str] = ()) -> str:
@@ -41,8 +41,15 @@ def save_csv(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, columns)
     writer.writeheader()
-    writer.writerows({k: json.dumps(v) if isinstance(v, list) else v for k, v in row.items()} for row in rows)
+    writer.writerows(
+        {k: json_text(v, indent=None).strip() if isinstance(v, list) else v for k, v in row.items()} for row in rows
+    )
     save_text(text.getvalue(), path)
+
+
+def save_json(value: Any, path: Path) -> None:
+    """Writes JSON for programs and for readers, as `json_text` does."""
+    save_text(json_text(value, indent=1, ensure_ascii=False), path)
 
 
 def save_text(text: str, path: Path) -> None:

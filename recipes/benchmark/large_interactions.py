@@ -9,7 +9,6 @@ the items before it. The script prints one line for each stage with the process'
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from argparse import ArgumentParser
@@ -27,7 +26,7 @@ from farzi_hf import FarziConfig, FarziTrainer
 from farzi_hf.callbacks import peak_memory
 from farzi_hf.cli.program import ends_in_one_line, return_freed_memory
 from farzi_hf.data import load_interactions
-from farzi_hf.evaluation import save_text
+from farzi_hf.evaluation import save_json
 from farzi_hf.evaluation.tasks import Recommendation
 from farzi_hf.models import SASRecConfig
 
@@ -125,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             table, folder, stages, inputs=settings.inputs, labels="own", initialization=settings.initialization
         )
     if settings.json:
-        save_text(json.dumps([asdict(row) for row in stages.rows], indent=1), settings.json)
+        save_json([asdict(row) for row in stages.rows], settings.json)
     print(f"Peak {stages.rows[-1].peak_mib} MiB; the limit at the full size is {LIMIT_MIB} MiB.")
 
 

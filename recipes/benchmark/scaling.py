@@ -27,13 +27,14 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import GPT2Config
 
+from farzi_hf.artefact.escaping import numbers_of
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, return_freed_memory, run
 from farzi_hf.cli.run_folder import check_files
 from farzi_hf.distillation import Learner, Parameters
 from farzi_hf.engine import InnerAdam, InnerLoss, Tape, unroll
 from farzi_hf.engine.inner_loop import InnerLoop
 from farzi_hf.engine.layout import Layout
-from farzi_hf.evaluation import listed, markdown, save_csv, save_text
+from farzi_hf.evaluation import listed, markdown, save_csv, save_json, save_text
 from farzi_hf.plots import plot_scaling
 from farzi_hf.summary import FarziData, FarziDataConfig
 from farzi_hf.summary.forms import batch_of
@@ -87,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         names = dict(zip(("loss", "vocabulary", "length"), cell, strict=True))
         measured = run_cell(cell, args.memory_limit, args.time_limit)
         known[cell] = {**names, **measured, **environment(), **limits, "code": code}
-        save_text(json.dumps([*known.values(), *others], indent=1), output / FILES[0])
+        save_json([*known.values(), *others], output / FILES[0])
     write(in_order(known.values()), output)
 
 
@@ -104,7 +105,7 @@ def previous_rows(folder: Path) -> list[dict[str, Any]]:
     """
     rows: Any = []
     with suppress(OSError, ValueError):
-        rows = json.loads((folder / FILES[0]).read_text(encoding="utf-8"))
+        rows = numbers_of(json.loads((folder / FILES[0]).read_text(encoding="utf-8")))
     ours = isinstance(rows, list) and all(isinstance(row, dict) and row.keys() >= SIGNATURE for row in rows)
     check_files(folder, FILES, ours and bool(rows))
     return rows

@@ -21,6 +21,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from farzi_hf import FarziConfig, FarziTrainer
 from farzi_hf.artefact.atomic_folder import replace_file
 from farzi_hf.artefact.checkpoints import discard_checkpoints, with_new_names
+from farzi_hf.artefact.escaping import json_text, numbers_of
 from farzi_hf.cli.distil import comparison_of, trainer_of
 from farzi_hf.cli.run_folder import begin_run, check_outputs, find_checkpoint, same_settings
 from farzi_hf.evaluation import Comparison, Evidence, Row, Student, Task, save_text
@@ -191,7 +192,7 @@ def _run(e: Experiment, cell: Cell, seed: int) -> Done:
     }
     headline = e.task.headline(mean_and_spread([e.task.metrics(values) for values in statistics]))
     print(f"{cell.method}, seed {seed}: test {headline}, {done['seconds']:.0f} s", flush=True)
-    save_text(json.dumps(done), folder / CELL)
+    save_text(json_text(done, indent=None), folder / CELL)
     discard_checkpoints(folder)  # of a start that a signal ended: other settings would be refused because of it
     return done
 
@@ -200,7 +201,7 @@ def _kept(path: Path, settings: Mapping[str, Any]) -> Done | None:
     """The cell in a file, if it was run with these settings."""
     if not path.exists():
         return None
-    done = json.loads(path.read_text(encoding="utf-8"))
+    done = numbers_of(json.loads(path.read_text(encoding="utf-8")))
     before = done["settings"] if "settings" in done else done["asked"]  # as older versions called them
     return done if same_settings(with_new_names(before), settings) else None
 

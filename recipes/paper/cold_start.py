@@ -14,7 +14,6 @@ the card goes to `model_cards/cold_start_DATASET_own/` or `…_DATASET/`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +24,7 @@ from experiment import OWN_FORM, PAPER_FORM, Experiment
 from sample_efficiency import sized_cell
 
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
-from farzi_hf.evaluation import Recommendation, markdown, popularity, save_csv, save_text
+from farzi_hf.evaluation import Recommendation, markdown, popularity, save_csv, save_json
 from farzi_hf.evaluation.baselines import ranks_of_scores
 from farzi_hf.evaluation.evidence import AGREES, DIFFERS, OPEN, counted
 from farzi_hf.evaluation.metrics import bootstrap_interval
@@ -99,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     more = "\n" + "\n\n".join(strata_table(strata_rows, by) for by in ("items", "users")) + "\n"
     e.write(rows, findings, more)
     save_csv(strata_rows, e.folder / "strata.csv")
-    save_text(json.dumps(strata_rows, indent=1), e.folder / "strata.json")
+    save_json(strata_rows, e.folder / "strata.json")
     plot_deciles(strata_rows, e.folder / "cold_start.png", metric_label="Test HR@100")
 
 

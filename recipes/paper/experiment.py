@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from argparse import ArgumentParser
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +26,7 @@ from farzi_hf.evaluation import (
     markdown,
     pooled_row,
     save_csv,
+    save_json,
     save_text,
 )
 from farzi_hf.evaluation.report import environment
@@ -254,7 +254,7 @@ class Experiment:
         title = f"{self.title}, {self.dataset}, {self.scale} scale"
         text = f"# {title}\n\n{first}{table}\n\n{listed(facts)}\n{more}"
         kept = {"findings": list(findings), "rows": rows, **facts}
-        save_text(json.dumps(kept, indent=1, ensure_ascii=False), self.folder / "table.json")
+        save_json(kept, self.folder / "table.json")
         save_text(text, self.folder / "table.md")
         save_csv(rows, self.folder / "table.csv")
         print(f"\n{text}\nTable: {self.folder / 'table.md'}")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import math
+
 import pytest
 import yaml
 from tiny_trainer import tiny_trainer
 
 from farzi_hf import FarziConfig
-from farzi_hf.cli.run_folder import begin_run, check_outputs, find_checkpoint, same_settings, write_recipe
+from farzi_hf.artefact.escaping import json_text
+from farzi_hf.cli.run_folder import begin_run, check_outputs, find_checkpoint, made_with, same_settings, write_recipe
 
 
 @pytest.fixture
@@ -126,3 +130,14 @@ def test_which_summary_is_kept_is_part_of_the_recipe(tmp_path, changed):
     assert same_settings(settings[1], settings[1])
     older = {name: value for name, value in settings[0].items() if name not in changed and "best" not in name}
     assert same_settings(older, settings[0])
+
+
+@pytest.mark.parametrize("write", [json_text, json.dumps], ids=["now", "older"])
+def test_kept_numbers_that_json_lacks_are_found_again(tmp_path, write):
+    settings = {"max_grad_norm": math.inf}
+    (tmp_path / "x.json").write_text(
+        write({"settings": settings, "value": [math.nan, -math.inf, 1.5]}), encoding="utf-8"
+    )
+    found = made_with(settings, tmp_path / "x.json")["value"]
+    assert math.isnan(found[0])
+    assert found[1:] == [-math.inf, 1.5]

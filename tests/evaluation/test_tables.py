@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import json
+import math
 from pathlib import Path
 
 import pytest
 
-from farzi_hf.evaluation import markdown, save_csv, save_text
+from farzi_hf.evaluation import markdown, save_csv, save_json, save_text
 
 
 def text(path: Path) -> None:
@@ -64,3 +66,20 @@ def test_the_table_lines_up_and_the_file_keeps_every_number(tmp_path):
         {"method": "a", "perplexity_interval": "[1.0, 2.0]", "steps": ""},
         {"method": "b", "perplexity_interval": "", "steps": "3"},
     ]
+
+
+def test_json_is_json_for_every_reader(tmp_path):
+    """Also in the cells of a CSV file. Some readers know neither NaN nor infinity."""
+
+    def refuse(name: str) -> None:
+        raise ValueError(f"{name} is no JSON")
+
+    rows = [{"μ": 1, "ratio": math.nan, "interval": [0.5, math.inf]}]
+    save_json(rows, tmp_path / "t.json")
+    text = (tmp_path / "t.json").read_text(encoding="utf-8")
+    expected = [0.5, "Infinity"]
+    assert json.loads(text, parse_constant=refuse) == [{"μ": 1, "ratio": "NaN", "interval": expected}]
+    assert '"μ": 1' in text
+    save_csv(rows, tmp_path / "t.csv")
+    (row,) = csv.DictReader((tmp_path / "t.csv").read_text(encoding="utf-8").splitlines())
+    assert json.loads(row["interval"], parse_constant=refuse) == expected
