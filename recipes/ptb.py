@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from farzi_hf import FarziConfig
 from farzi_hf.cli.arguments import parse_arguments
-from farzi_hf.cli.distil import Run, report
+from farzi_hf.cli.distil import RESULTS, Run, report
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.evaluation import RunSettings
 
@@ -30,19 +31,33 @@ def main(argv: Sequence[str] | None = None) -> None:
         settings, args = parse_arguments((RunSettings, FarziConfig), CONFIG, argv)
         data = settings.load()  # tokenizer and splits; read when they are first needed
 
-        # The folder is checked before any work. Then the trainer is made: learner, summary at its start, real sentences.
+        # The folder is checked before any work. `begin` makes the trainer: learner, summary at its start, real sentences.
         this = Run(data, args, args.seed)
-        trainer = this.begin()
+        done = this.finished()  # a run that is over already is only shown again
+        if not done:
+            this.begin()
 
-    before = this.at_start()  # students on the start of the summary, which all processes make together
-    trainer.train(resume_from_checkpoint=this.checkpoint)
-
+    if not done:
+        done = distilled(this) if settings.distil else real_data_alone(this)
     if this.is_first:
-        this.save()  # now, because the measurements take long
-        measured = [*this.students(before), *this.real()]  # rows on the summary; rows on real data and count models
-        this.finish(measured)  # saves the artefact again, with its results, figures and cost
-        done = {"measured": [row.to_json() for row in measured], "facts": this.facts}
         report(data, args, [done])  # table.md, table.csv, and the table on the terminal
+
+
+def distilled(this: Run) -> dict[str, Any]:
+    """Distils, and measures students on the summary and on real data."""
+    before = this.at_start()  # students on the start of the summary, which all processes make together
+    this.trainer.train(resume_from_checkpoint=this.checkpoint)
+    if not this.is_first:
+        return {}
+    this.save()  # now, because the measurements take long
+    measured = [*this.students(before), *this.real()]  # rows on the summary; rows on real data and count models
+    this.finish(measured)  # saves the artefact again, with its results, figures and cost
+    return this.keep(RESULTS, measured, facts=this.facts)  # a later start finds them
+
+
+def real_data_alone(this: Run) -> dict[str, Any]:
+    """`--distil false`: the rows on real data, and no summary."""
+    return this.keep(RESULTS, this.real(), facts=this.facts) if this.is_first else {}
 
 
 if __name__ == "__main__":

@@ -199,6 +199,11 @@ class Run:
         """What an earlier start of this run has written into a file of its folder, or {}."""
         return made_with(self.settings(name), self.folder / name)
 
+    def finished(self) -> dict[str, Any]:
+        """The results of an earlier start, if it came to its end with these settings, or {}. All processes call this."""
+        with self.args.main_process_first(desc="results"):
+            return self.kept(RESULTS) if self.data.settings.resume else {}
+
     def keep(self, name: str, measured: Sequence[Measured], **facts: Any) -> dict[str, Any]:
         """Writes measurements for `kept`."""
         done = {"settings": self.settings(name), "measured": [part.to_json() for part in measured], **facts}
@@ -271,9 +276,7 @@ def distil(settings: RunSettings, args: FarziConfig) -> None:
 def distil_once(run: Run) -> dict[str, Any]:
     """Measurements and facts of one seed. If `results.json` has them already, they are read from there."""
     settings = run.data.settings
-    with run.args.main_process_first(desc="results"):
-        done = run.kept(RESULTS) if settings.resume else {}
-    if done:
+    if done := run.finished():
         return done
     with locked(run.args):
         trainer = run.begin()

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import yaml
 from datasets import load_dataset
-from tiny_recipes import COMPARED, DEMO, DEMO_RECSYS, RECIPES, places
+from tiny_recipes import COMPARED, CONFIGS, DEMO, DEMO_RECSYS, RECIPES, places
 
 pytest.importorskip("matplotlib")
 import finetune
@@ -26,6 +26,7 @@ import sample_efficiency
 
 from farzi_hf import FarziConfig, FarziData, FarziTrainer
 from farzi_hf.cli.arguments import parse_arguments
+from farzi_hf.cli.distil import Run
 from farzi_hf.evaluation import InteractionData, RunSettings, TextData
 
 
@@ -168,10 +169,32 @@ def test_a_run_goes_on_when_started_again(finished_text, tmp_path, small_data, c
     assert f"going on from {output / 'checkpoint-2'}" in capsys.readouterr().out
 
 
+def test_a_run_that_is_done_is_shown_again_and_not_made_again(finished_text, tmp_path, small_data, monkeypatch, capsys):
+    output = shutil.copytree(finished_text.output, tmp_path / "run")
+    (output / "table.csv").unlink()
+    monkeypatch.setattr(Run, "begin", lambda self: pytest.fail("distils again"))
+    ptb.main([*DEMO, "--disable_tqdm", "false", "--output_dir", str(output)])
+    assert (output / "table.csv").read_bytes() == (finished_text.output / "table.csv").read_bytes()
+    assert (output / "table.md").read_text() in capsys.readouterr().out
+
+
+def test_text_has_a_table_of_real_data_alone(tmp_path, small_data):
+    config = yaml.safe_load((CONFIGS / "demo.yaml").read_text(encoding="utf-8"))
+    (tmp_path / "real.yaml").write_text(
+        yaml.safe_dump({**config, "distil": False, "baselines": ["head"]}), encoding="utf-8"
+    )
+    ptb.main([*DEMO, "--config", str(tmp_path / "real.yaml"), "--output_dir", str(tmp_path / "run")])
+    table = (tmp_path / "run" / "table.md").read_text()
+    assert "head (longest)" in table
+    assert "Farzi" not in table.split("\n\n")[0]
+    assert not (tmp_path / "run" / "summary").exists()
+
+
 def test_a_run_that_goes_on_does_not_make_its_start_again(finished_text, tmp_path, small_data, monkeypatch):
     output = shutil.copytree(finished_text.output, tmp_path / "run")
     before = start_row(output)
-    (output / "table.csv").unlink()
+    for name in ("table.csv", "results.json"):
+        (output / name).unlink()
     monkeypatch.setattr(FarziTrainer, "tune_initialization", None)
     ptb.main([*DEMO, "--disable_tqdm", "false", "--output_dir", str(output)])
     assert start_row(output) == before
