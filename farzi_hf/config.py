@@ -203,10 +203,10 @@ class FarziConfig(TrainingArguments):
 
     def __post_init__(self) -> None:
         numbers_from_text(self)
+        check_trainer_fields(self)
         check_seed(self.seed, bits=32)  # transformers seeds NumPy's old generator with this number; it takes 32 bits
         if self.greater_is_better is None and (self.metric_for_best_model or "").endswith("perplexity"):
             self.greater_is_better = False
-        check_trainer_fields(self)
         if (self.num_train_epochs > 0) == (self.max_steps >= 0):
             raise ValueError(
                 f"num_train_epochs={self.num_train_epochs} and max_steps={self.max_steps}: exactly one of them must set the length; "

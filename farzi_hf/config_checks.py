@@ -8,9 +8,12 @@ from dataclasses import fields
 from functools import cache
 from typing import Any
 
+from transformers import TrainingArguments
+
 from farzi_hf.artefact.storage import STORAGES
 from farzi_hf.distillation.objectives import OBJECTIVES
 from farzi_hf.engine import ADJOINTS, OPTIMIZERS
+from farzi_hf.field_types import check_plain_types
 from farzi_hf.summary import INITIALIZATIONS, initialization
 from farzi_hf.summary.forms import INPUTS, LABELS
 from farzi_hf.summary.input_sequences import INPUT_SEQUENCES
@@ -75,10 +78,11 @@ CHOICES: dict[str, Collection[str]] = {
 
 
 def check_trainer_fields(config: Any) -> None:
-    """Raises ValueError if a field of `TrainingArguments` is set that a distillation cannot use."""
+    """Raises ValueError if a field of `TrainingArguments` is set that a distillation cannot use, or has a value of another type."""
     for name, remedy in UNSUPPORTED.items():
         if getattr(config, name):
             raise ValueError(f"{name}={getattr(config, name)!r} is not supported: {remedy}")
+    check_plain_types(TrainingArguments, vars(config))
 
 
 def check_counts(config: Any) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from numbers import Integral, Real
-from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+_PLAIN = {int, float, bool, str, NoneType}
 
 
 def numbers_from_text(settings: Any) -> None:
@@ -24,11 +28,34 @@ def check_types(settings: Any, names: Iterable[str]) -> None:
     """Raises ValueError if one of the fields `names` has a value of another type than its annotation."""
     hints = get_type_hints(type(settings))
     for name in names:
-        value, hint = getattr(settings, name), hints[name]
-        kinds = get_args(hint) if get_origin(hint) is UnionType else (hint,)
-        if not any(_is_a(value, kind) for kind in kinds):
-            wanted = " or ".join(str(getattr(kind, "__name__", kind)) for kind in kinds).replace("NoneType", "None")
-            raise ValueError(f"{name}={value!r} is a {type(value).__name__}; give a value of type {wanted}")
+        _check(name, getattr(settings, name), _kinds(hints[name]))
+
+
+def check_plain_types(kind: type, values: Mapping[str, Any]) -> None:
+    """Raises ValueError if a value has another type than the annotation of its field in the dataclass `kind`.
+
+    This is for annotations of other libraries too: only those of plain types and of lists of them count, and a default is always right. A path
+    counts as text, and text as the number that it is.
+    """
+    hints = get_type_hints(kind)
+    for field in fields(kind):
+        kinds = _kinds(hints[field.name])
+        parts = {part for kind in kinds for part in get_args(kind) or (kind,)}
+        if field.name in values and parts <= _PLAIN and values[field.name] is not field.default:
+            value = values[field.name]
+            value = os.fspath(value) if isinstance(value, os.PathLike) else value
+            _check(field.name, _number(field.name, value) if float in parts and str not in parts else value, kinds)
+
+
+def _kinds(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+
+
+def _check(name: str, value: Any, kinds: tuple[Any, ...]) -> None:
+    if not any(_is_a(value, kind) for kind in kinds):
+        names = [str(kind) if get_args(kind) else kind.__name__ for kind in kinds]
+        wanted = " or ".join(names).replace("NoneType", "None")
+        raise ValueError(f"{name}={value!r} is a {type(value).__name__}; give a value of type {wanted}")
 
 
 def _number(name: str, value: Any) -> Any:
@@ -43,7 +70,7 @@ def _number(name: str, value: Any) -> Any:
 def _is_a(value: Any, kind: Any) -> bool:
     """Whether `value` has the type of an annotation. Integers count as floats, and True does not count as a number."""
     if get_origin(kind) is list:
-        return isinstance(value, list | tuple)
+        return isinstance(value, list | tuple) and all(_is_a(part, get_args(kind)[0]) for part in value)
     if kind in (int, float) and isinstance(value, bool):
         return False
     return isinstance(value, Real if kind is float else Integral if kind is int else kind)

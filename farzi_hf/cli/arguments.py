@@ -6,7 +6,7 @@ import difflib
 import os
 import sys
 from argparse import ArgumentParser
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from importlib.metadata import PackageNotFoundError, files
@@ -18,6 +18,7 @@ from datasets import disable_progress_bars
 from transformers import HfArgumentParser, TrainingArguments
 
 from farzi_hf.artefact.checkpoints import HISTORY, with_new_names
+from farzi_hf.field_types import check_plain_types
 
 
 def parse_arguments(
@@ -48,11 +49,21 @@ def parse_arguments(
             f"{config}: some settings were changed during the run; a new run has the last ones from its first step on.",
             file=sys.stderr,
         )
+    _check_values(types, config, values)
     parser.set_defaults(**{"config": str(config), "output_dir": f"outputs/{config.stem}", **values})
     parsed = parser.parse_args_into_dataclasses(argv, look_for_args_file=False)
     if any(getattr(part, "disable_tqdm", False) for part in parsed):
         disable_progress_bars()  # `datasets` has progress bars of its own
     return parsed
+
+
+def _check_values(types: Sequence[type], config: Path, values: Mapping[str, Any]) -> None:
+    """Raises ValueError if a value of the file has another type than its field. The parser converts and checks texts."""
+    for kind in types:
+        try:
+            check_plain_types(kind, {name: value for name, value in values.items() if not isinstance(value, str)})
+        except ValueError as error:
+            raise ValueError(f"config={str(config)!r}: {error}") from None
 
 
 def help_screen(types: Sequence[type], default_config: Path, usage: str | None = None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import get_type_hints
 
 import pytest
@@ -76,7 +77,7 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_defaults(tmp_path
         ("num_students: 0", "give at least 1"),
         ("splits: []", "splits=[] is not usable: give a list of different numbers of at least 0"),
         ("splits: [0, 1, 0]", "splits=[0, 1, 0] is not usable"),
-        ("splits: 1", "splits=1 is not usable: give a list"),
+        ("splits: 1", "splits=1 is a int; give a value of type list[int]"),
         ("inner_steps: 0", "inner_steps=0 is not usable"),
         ("dataset: sample_interactions\nsequence_length: 1", "sequence_length=1 is not usable"),
     ],
@@ -101,3 +102,34 @@ def test_data_that_are_not_there_end_in_one_line(settings, message):
     with pytest.raises(SystemExit) as stop, ends_in_one_line("recsys.py"):
         RunSettings(**settings).load().splits(0)
     assert message in stop.value.code
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("num_students: null", "num_students=None is a NoneType; give a value of type int"),
+        ("num_students: 2.5", "num_students=2.5 is a float; give a value of type int"),
+        ("distil: null", "distil=None is a NoneType; give a value of type bool"),
+        ("baselines: [1]", "baselines=[1] is a list; give a value of type list[str]"),
+        ("splits: {a: 1}", "splits={'a': 1} is a dict; give a value of type list[int]"),
+        ("dataset: [ptb]", "dataset=['ptb'] is a list; give a value of type str"),
+        ("long_steps: [3]", "long_steps=[3] is a list; give a value of type int or None"),
+        ("max_steps: 2.5", "max_steps=2.5 is a float; give a value of type int"),
+        ("max_steps: null", "max_steps=None is a NoneType; give a value of type int"),
+        ("save_total_limit: 0.5", "save_total_limit=0.5 is a float; give a value of type int or None"),
+    ],
+)
+def test_values_of_another_type_are_named(tmp_path, line, message):
+    path = tmp_path / "c.yaml"
+    path.write_text(f"{line}\nuse_cpu: true\n" + ("" if "dataset" in line else "dataset: sample\n"), encoding="utf-8")
+    with pytest.raises(ValueError, match=rf"^config='.*c.yaml': {re.escape(message)}$"):
+        parse_arguments(TYPES, path, [])
+
+
+def test_numbers_that_yaml_reads_as_text_are_numbers(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text(
+        "dataset: sample\nuse_cpu: true\nnum_students: 2\nlearning_rate: 1e-2\ninner_betas: [0.5, 1e-1]\nwindow: null\n"
+    )
+    settings, args = parse_arguments(TYPES, path, [])
+    assert (settings.num_students, args.learning_rate, args.inner_betas) == (2, 0.01, [0.5, 0.1])

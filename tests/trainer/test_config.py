@@ -148,7 +148,6 @@ def test_the_least_number_of_steps_must_not_exceed_the_most():
     [
         {"inner_learning_rate": -1.0},
         {"inner_betas": [0.9]},
-        {"inner_betas": [None, 0.9]},
         {"inner_epsilon": 0.0},
         {"inner_optimizer": "sgd", "inner_momentum": 1.0},
         {"inner_weight_decay": -0.1},
@@ -332,7 +331,9 @@ def test_the_config_serialises_as_trainer_callbacks_need_it():
 @pytest.mark.parametrize(
     "settings",
     [{"fresh_start_fraction": None}, {"tau": [1]}, {"objective": ["x"]}, {"adjoint": 3}, {"trajectories": 5}, {"concentration": {}},
-    {"inner_epsilon": True}],
+    {"inner_epsilon": True}, {"max_steps": None}, {"max_steps": 2.5}, {"per_device_train_batch_size": [8]}, {"save_total_limit": 0.5},
+    {"gradient_accumulation_steps": True}, {"bf16": None}, {"save_steps": {}},
+    {"inner_betas": [None, 0.9]}],
     ids=str,
 )  # fmt: skip
 def test_a_field_of_another_type_is_named(settings):
