@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
@@ -44,8 +45,8 @@ OF_THE_OPTIMIZER = (
 )  # fmt: skip
 """Settings that a checkpoint also stores in its optimizer and scheduler."""
 _PROCESS_STATE = "state_of_process_{}.safetensors"
-_WITHOUT_EFFECT = ("eval_students", "max_non_finite", "adjoint", "storage", "world_size")
-"""Settings that do not influence the outer steps of a finished run."""
+_WITHOUT_EFFECT = ("eval_students", "max_non_finite", "adjoint", "storage", "world_size", "trajectories")
+"""Settings that do not influence the outer steps of a finished run. `trajectories` is a place; what lies there is a setting of its own."""
 
 
 class ResumableTrainer(PublishingTrainer):
@@ -59,6 +60,7 @@ class ResumableTrainer(PublishingTrainer):
     changed: Mapping[str, Sequence[Any]] = {}
     """The settings that this resume has changed, `{field: [old, new]}`."""
     _record = RunRecord({})
+    _made_optimizer = False
 
     @property
     def history(self) -> list[Mapping[str, Any]]:
@@ -246,6 +248,13 @@ class ResumableTrainer(PublishingTrainer):
         """As in Trainer, or `SparseAdamW` with the same settings."""
         kind, settings = PublishingTrainer.get_optimizer_cls_and_kwargs(args, model)
         return SparseAdamW if args.sparse_updates else kind, settings
+
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
+        """As in Trainer. A trainer that has trained before makes its optimizer anew if settings have changed since."""
+        if self._made_optimizer and self.changed:
+            self.optimizer = None
+        self._made_optimizer |= self.optimizer is None
+        return super().create_optimizer(*args, **kwargs)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """As in Trainer, which restores the settings of the checkpoint. Settings that were changed keep their new values here."""

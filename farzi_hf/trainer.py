@@ -37,7 +37,7 @@ from farzi_hf.callbacks import (
 from farzi_hf.config import FarziConfig
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.data.streams import RowStream, described
-from farzi_hf.distillation import Learner, Objective, Parameters
+from farzi_hf.distillation import Learner, Objective, Parameters, TrajectoryBank
 from farzi_hf.distillation.objectives import ConfigurableObjective
 from farzi_hf.distillation.objectives.private import check_private, figures_of
 from farzi_hf.distillation.real_training import RealData
@@ -313,6 +313,8 @@ class FarziTrainer(StudentTrainer):
         config = json.loads(self.learner.model.config.to_json_string(use_diff=False))
         learner = {k: v for k, v in config.items() if not k.startswith("_") and k != "transformers_version"}
         data = {"train_dataset": described(self.train_dataset), "world_size": self.args.world_size}
+        if self.args.trajectories is not None and not self._given:  # the folder alone may be another one, or have moved
+            data["trajectories_recorded"] = TrajectoryBank(self.args.trajectories).fingerprint
         return {**self.args.to_recipe(), **self._given, "learner": learner, **data}
 
     def _process_state(self) -> dict[str, Tensor]:

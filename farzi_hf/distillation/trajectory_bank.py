@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 from pathlib import Path
@@ -74,6 +75,11 @@ class TrajectoryBank:
     def __len__(self) -> int:
         """|Ω|."""
         return len(self._shards)
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of what the recording depends on. It is the same in another folder."""
+        return hashlib.sha256(json.dumps(self.manifest, sort_keys=True).encode()).hexdigest()[:16]
 
     def check(self, learner: Learner, rows: Dataset | RowStream | None = None) -> None:
         """Raises ValueError unless the trajectories belong to this learner. The message names the difference.
