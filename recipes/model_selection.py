@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from model_selection_problem import LONG, PARTS, PROXIES, START, WAYS, SelectionProblem, parse
-from model_selection_rows import METRICS, Results, cost_rows, findings_of, results_of
+from model_selection_rows import METRICS, Results, cost_rows, findings_of, results_of, same_cost_fact
 from tqdm.auto import tqdm
 
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
@@ -64,6 +64,7 @@ def write(
     rows = [found.row(way.name, metric) for metric, found in results.items() for way in WAYS]
     costs = cost_rows(trainings, before)
     findings, facts = findings_of(results, costs), facts_of(problem, results)
+    facts["the same cost"] = same_cost_fact(costs, problem.selection.same_cost_steps)
     tables = [(f"Ranking by {title} on validation users", ranking(rows, metric)) for metric, title in METRICS.items()]
     tables.append(("CPU seconds per split", cost_table(costs)))
     parts = [f"# Model selection, {name}, quick scale", *findings[:2], "\n".join(f"- {text}" for text in findings[2:])]

@@ -55,7 +55,8 @@ class SelectionArguments:
     same_cost_steps: int = field(
         default=340,
         metadata={
-            "help": "steps on all real data that cost as much as the summary in all, teachers and outer steps too"
+            "help": "steps on all real data that cost about as much as the summary in all, teachers and outer steps too. No "
+            "formula gives them: the card says what they cost, and which number fits other settings"
         },
     )
     truth_steps: int = field(default=600, metadata={"help": "training steps of the truth"})

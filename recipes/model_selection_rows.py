@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,8 @@ from model_selection_problem import DISTILLED, LONG, PARTS, RANDOM, SAME_COST, S
 from farzi_hf.attribution import spearman
 from farzi_hf.evaluation.metrics import bootstrap_interval
 
+SIMILAR = 0.25
+"""Costs whose logarithms differ by less are called the same: from 78 to 128 %."""
 METRICS = {"hr@100": "HR@100", "ndcg@10": "nDCG@10"}
 Correlation = Callable[[np.ndarray, np.ndarray], float]
 
@@ -121,6 +124,16 @@ def cost_rows(trainings: Sequence[dict[str, Any]], before: Sequence[dict[str, fl
         training = sum(row["seconds"] for row in trainings if row["way"] == way.name) / len(before)
         rows.append({"trained on": way.name, "before": ready, "trainings": training, "all": ready + training})
     return rows
+
+
+def same_cost_fact(costs: Sequence[dict[str, Any]], steps: int) -> str:
+    """What the row of the same cost did cost. Its steps are a setting, which fits one config and one machine."""
+    seconds = {row["trained on"]: row["all"] for row in costs}
+    ratio = seconds[SAME_COST] / seconds[DISTILLED]
+    text = f"{steps} steps, which were set beforehand, took {ratio:.0%} of the summary's CPU seconds"
+    if abs(math.log(ratio)) < SIMILAR:
+        return text
+    return f"{text}: this is another cost; give --same_cost_steps {max(1, round(steps / ratio))}"
 
 
 # -- the verdict -----------------------------------------------------------------------------------------------------

@@ -27,7 +27,17 @@ from model_selection_problem import (
     configurations_of,
     parse,
 )
-from model_selection_rows import Results, correlation, cost_rows, findings_of, kendall, ranks_better, regret, verdict
+from model_selection_rows import (
+    Results,
+    correlation,
+    cost_rows,
+    findings_of,
+    kendall,
+    ranks_better,
+    regret,
+    same_cost_fact,
+    verdict,
+)
 from quick_scale import CONFIGS
 from tiny_recipes import SASREC, places
 from transformers import TrainerCallback
@@ -273,3 +283,14 @@ def test_a_card_that_no_recipe_wrote_is_refused(tmp_path) -> None:
     (tmp_path / "card" / "table.md").write_text("eggs: 3\n")
     with pytest.raises(SystemExit, match="choose another folder"):
         model_selection.main([*TINY, *places(tmp_path)])
+
+
+@pytest.mark.parametrize(
+    ("seconds", "remedy"),
+    [(100.0, ""), (120.0, ""), (200.0, ": this is another cost; give --same_cost_steps 170"),
+     (50.0, ": this is another cost; give --same_cost_steps 680")],
+)  # fmt: skip
+def test_the_card_says_what_the_same_cost_did_cost(seconds, remedy) -> None:
+    costs = [{"trained on": SAME_COST, "all": seconds}, {"trained on": DISTILLED, "all": 100.0}]
+    expected = f"340 steps, which were set beforehand, took {seconds:.0f}% of the summary's CPU seconds{remedy}"
+    assert same_cost_fact(costs, 340) == expected
