@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,5 +27,15 @@ def kept(
 
 
 def stored(path: Path, settings: Mapping[str, Any]) -> Any | None:
-    """What a file holds, if it was made with the same settings."""
-    return made_with(settings, path).get("value")
+    """What a file holds, if it was made with the same settings.
+
+    Raises:
+        ValueError: the file is not of this kind, and `kept` would overwrite it.
+    """
+    with suppress(ValueError, AttributeError):  # no JSON, or no object
+        found = made_with(settings, path)
+        if found or not path.exists() or json.loads(path.read_text(encoding="utf-8")).keys() == {"settings", "value"}:
+            return found.get("value")
+    raise ValueError(
+        f"{str(path)!r} exists already, and no recipe has written it: choose another output_dir, or move it away"
+    )

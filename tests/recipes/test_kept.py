@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 
+import pytest
 from kept import kept
 
 
@@ -17,3 +18,14 @@ def test_a_kept_result_is_json_for_every_reader(tmp_path):
     assert json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse)["value"] == ["Infinity", 1]
     assert kept(path, {"seed": 0}, list) == [math.inf, 1]
     assert kept(path, {"seed": 1}, list) == []
+
+
+@pytest.mark.parametrize("content", ["eggs: 3", '{"value": 1}', "[1]", "\ufeff"])
+def test_a_file_that_no_recipe_wrote_is_refused_before_the_work(tmp_path, content):
+    path = tmp_path / "x.json"
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(
+        ValueError, match=r"x.json' exists already, and no recipe has written it: choose another output_dir"
+    ):
+        kept(path, {}, lambda: pytest.fail("it works already"))
+    assert path.read_text(encoding="utf-8") == content
