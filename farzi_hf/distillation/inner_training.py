@@ -125,7 +125,7 @@ class SyntheticTraining:
         return self._loss(learner, summary, self._minibatches(summary, steps, seed))
 
     def _minibatches(self, summary: Tensors, steps: int, seed: int) -> Tensor | None:
-        """The rows of each step's minibatch (steps, b_syn); None if every step takes all."""
+        """The rows of each step's minibatch (steps or more, b_syn); None if every step takes all."""
         first = next(iter(summary.values()))
         rows = minibatches(len(first), self.batch_size, steps, seed)
         if rows is None:
@@ -133,7 +133,11 @@ class SyntheticTraining:
         rows = rows.to(first.device)
         if self.torch_compile:  # code for a training of T steps is code for all others
             torch._dynamo.maybe_mark_dynamic(rows, 0)
-        return rows
+            return rows
+        # To measure a step takes as long as some steps. Its memory depends on all shapes that it sees, and outer steps often have inner
+        # loops of different lengths: these then share a few shapes.
+        unused = (1 << (steps - 1).bit_length()) - steps
+        return torch.cat([rows, rows.new_zeros(unused, rows.shape[1])])
 
     def _compact(
         self, summary: Tensors, rows: Tensor | None, start: Parameters | TrainingState, steps: int
@@ -151,10 +155,9 @@ class SyntheticTraining:
         seen, places = rows[taken : taken + steps].unique(return_inverse=True)
         if len(seen) == len(next(iter(summary.values()))):
             return summary, rows
-        before = places.new_zeros(
-            taken, rows.shape[1]
-        )  # steps that are not taken again; the loss knows a step by its number
-        return rows_of(summary, seen), torch.cat([before, places])
+        compact = torch.zeros_like(rows)  # of the same shape for every window of a training
+        compact[taken : taken + steps] = places
+        return rows_of(summary, seen), compact
 
     def _loss(self, learner: Learner | LearnerBatch, summary: Tensors, rows: Tensor | None) -> InnerLoss:
         names = tuple(summary)

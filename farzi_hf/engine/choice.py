@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
-from functools import cache
+from functools import cache, partial
 from types import CellType, FunctionType, MethodType
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import Tensor
 from farzi_hf.engine.adjoints import ADJOINTS, Adjoint
 from farzi_hf.engine.inner_loop import InnerLoop
 from farzi_hf.engine.layout import Buffers
+from farzi_hf.engine.optimizers import InnerOptimizer
 from farzi_hf.engine.step_memory import StepMemory
 
 logger = logging.getLogger(__name__)
@@ -96,6 +97,8 @@ def _parts(value: Any) -> Sequence[Any] | None:
     """What a value is made of; None if that cannot be told."""
     if isinstance(value, MethodType):
         return value.__func__, value.__self__
+    if isinstance(value, partial):
+        return value.func, *value.args, *value.keywords.keys(), *value.keywords.values()
     if isinstance(value, FunctionType):
         known = [cell.cell_contents for cell in value.__closure__ or () if _is_set(cell)]
         names = (value.__globals__.get(name) for name in value.__code__.co_names)
@@ -105,7 +108,10 @@ def _parts(value: Any) -> Sequence[Any] | None:
     if isinstance(value, (list, tuple)):
         return value
     if is_dataclass(value) and not isinstance(value, type):
-        return [getattr(value, field.name, None) for field in fields(value)]  # a field may not be set yet
+        # A learning rate is a number at each step, and its schedule is made anew for each training. A field may not be set yet.
+        names = [field.name for field in fields(value)]
+        own = isinstance(value, InnerOptimizer)
+        return [getattr(value, name, None) for name in names if not (own and name == "lr_schedule")]
     return None
 
 

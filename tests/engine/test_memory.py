@@ -6,6 +6,7 @@ import gc
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import psutil
@@ -112,6 +113,18 @@ def test_the_step_of_a_loss_is_measured_once() -> None:
     first, second, other, again = evaluations
     assert first == other == second + 2, "a new step is measured by two evaluations"
     assert again == second, "a graph that is known is not"
+
+
+def test_what_is_made_anew_for_each_training_is_no_other_step() -> None:
+    """The schedule of another number of steps, and a partial function."""
+    x, evaluations = torch.randn(ROWS, 64, requires_grad=True), []
+    for steps in (10, 20):
+        loss, taken = _counted(29)
+        optimizer = InnerAdam(lr=0.01, lr_schedule=partial(lambda steps, step: 1 - step / steps, steps))
+        unroll(partial(loss), {"w": torch.zeros(64, WIDTH)}, (x,), optimizer=optimizer, steps=2)
+        evaluations.append(len(taken))
+    first, again = evaluations
+    assert first == again + 2
 
 
 def test_a_loss_may_capture_itself() -> None:
