@@ -46,6 +46,13 @@ def places(folder: Path) -> list[str]:
     return ["--output_dir", str(folder / "runs"), "--card_dir", str(folder / "card")]
 
 
+def leave_out_figures(patch: pytest.MonkeyPatch) -> None:
+    """Figures are made but not drawn: that takes as long as the rest of a tiny run. For runs whose figures another test draws."""
+    patch.setattr(
+        "matplotlib.figure.Figure.savefig", lambda figure, file, **options: Path(file).write_bytes(b"\x89PNG\r\n\x1a\n")
+    )
+
+
 def use_small_data(patch: pytest.MonkeyPatch) -> None:
     """Fewer of the embedded sentences and users, which `sample` and `sample_interactions` then are, and fewer resamples of them."""
     for function in (bootstrap_interval, ranking_intervals):

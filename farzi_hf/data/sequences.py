@@ -37,7 +37,9 @@ def stored_sequences(dataset: Dataset, column: str = "input_ids") -> tuple[np.nd
         raise ValueError(
             f"dataset has columns {dataset.column_names}, but no {column!r}: run farzi_hf.data.tokenize first."
         )
-    lists = dataset.select_columns(column).with_format("arrow")[:][column]
+    if dataset.column_names != [column]:  # each new view of a data set takes a millisecond
+        dataset = dataset.select_columns(column)
+    lists = dataset.with_format("arrow")[:][column]
     kind = lists.type
     if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
         raise ValueError(f"dataset[{column!r}] has type {kind}: it must hold a list of ids per row.")
@@ -51,7 +53,7 @@ def stored_sequences(dataset: Dataset, column: str = "input_ids") -> tuple[np.nd
 
 def check_sequences(dataset: Dataset, vocab_size: int) -> None:
     """Raises ValueError unless every row holds at least 2 ids, all of them in 0 … ``vocab_size`` − 1."""
-    _, lengths = stored_sequences(dataset)
+    ids, lengths = stored_sequences(dataset)
     if len(lengths) == 0:
         raise ValueError("dataset is empty: pass at least one sequence.")
     if lengths.min() < 2:
@@ -60,12 +62,15 @@ def check_sequences(dataset: Dataset, vocab_size: int) -> None:
             f"dataset['input_ids'][{row}] has {lengths[row]} ids ({int((lengths < 2).sum())} rows are as short): "
             "next-token prediction needs at least 2, filter the others out."
         )
-    check_ids(dataset, vocab_size)
+    _check_ids(ids, lengths, vocab_size)
 
 
 def check_ids(dataset: Dataset, vocab_size: int) -> None:
     """Raises ValueError unless all ids are in 0 … ``vocab_size`` − 1."""
-    ids, lengths = stored_sequences(dataset)
+    _check_ids(*stored_sequences(dataset), vocab_size)
+
+
+def _check_ids(ids: np.ndarray, lengths: np.ndarray, vocab_size: int) -> None:
     outside = np.flatnonzero((ids < 0) | (ids >= vocab_size))
     if len(outside):
         row = int(np.searchsorted(np.cumsum(lengths), outside[0], side="right"))

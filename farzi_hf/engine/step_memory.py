@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,13 @@ class LiveBytes(TorchDispatchMode):
         self.now -= size
 
 
-def _tensors(tree: Any) -> list[Tensor]:
-    return [
-        x for x in tree_leaves(tree) if isinstance(x, Tensor) and x.layout == torch.strided
-    ]  # others have no storage
+def _tensors(tree: Any) -> Iterator[Tensor]:
+    """All tensors in lists, tuples and mappings, which are all that operations take; `torch.utils._pytree` would take most of the time."""
+    if isinstance(tree, Tensor):
+        if tree.layout == torch.strided:  # others have no storage
+            yield tree
+    elif isinstance(tree, (list, tuple)):
+        for part in tree:
+            yield from _tensors(part)
+    elif isinstance(tree, dict):
+        yield from _tensors(list(tree.values()))

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 from datasets import Dataset
-from tiny_recipes import use_small_data
+from tiny_recipes import leave_out_figures, use_small_data
 from transformers import AutoModelForCausalLM, TrainerCallback
 
 pytest.importorskip("matplotlib")
@@ -69,6 +69,7 @@ def test_results_do_not_stay_beside_the_summary_of_a_run_with_other_settings(tmp
         raise KeyboardInterrupt
 
     use_small_data(monkeypatch)
+    leave_out_figures(monkeypatch)
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump({**SIZES, "save_strategy": "no"}), encoding="utf-8")
     command = ["distil", str(tmp_path / "tiny.yaml"), "--output_dir", str(tmp_path / "run")]
     main(command)
@@ -87,6 +88,7 @@ def test_a_new_run_that_was_interrupted_goes_on_and_is_not_taken_for_the_one_bef
             signal.raise_signal(signal.SIGTERM)
 
     use_small_data(monkeypatch)
+    leave_out_figures(monkeypatch)
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(SIZES), encoding="utf-8")
     command = ["distil", str(tmp_path / "tiny.yaml"), "--output_dir", str(tmp_path / "run")]
     main(command)
@@ -112,6 +114,7 @@ def test_a_new_run_that_was_interrupted_goes_on_and_is_not_taken_for_the_one_bef
 def test_labels_of_their_own_go_through_the_whole_house(tmp_path, monkeypatch, changes, rows):
     """Without outer steps the start is the summary. The card says what its inputs are, and teachers count as time of the distillation."""
     use_small_data(monkeypatch)
+    leave_out_figures(monkeypatch)
     own = {name: value for name, value in SIZES.items() if name not in ("inputs", "labels", "concentration")} | changes
     (tmp_path / "own.yaml").write_text(yaml.safe_dump(own), encoding="utf-8")
     main(["distil", str(tmp_path / "own.yaml"), "--output_dir", str(tmp_path / "run")])
@@ -147,6 +150,7 @@ def test_results_of_other_data_are_not_those_of_a_run(distilled, tmp_path, monke
 
 def test_a_run_that_is_done_keeps_the_changes_of_its_recipe(tmp_path, monkeypatch):
     use_small_data(monkeypatch)
+    leave_out_figures(monkeypatch)
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(SIZES), encoding="utf-8")
     arguments = ["distil", str(tmp_path / "tiny.yaml"), "--output_dir", str(tmp_path / "run"), "--save_steps", "1"]
     main(arguments)

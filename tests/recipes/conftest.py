@@ -16,6 +16,14 @@ def small_data(monkeypatch: pytest.MonkeyPatch) -> None:
     use_small_data(monkeypatch)
 
 
+@pytest.fixture
+def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """See `leave_out_figures`."""
+    from tiny_recipes import leave_out_figures
+
+    leave_out_figures(monkeypatch)
+
+
 class Finished(NamedTuple):
     """A run that is over: its folder, and what it printed to stdout and to stderr."""
 

@@ -225,6 +225,7 @@ def test_privacy(tmp_path):
     assert " ε |" in (tmp_path / "card" / "table.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_cells_of_other_data_are_run_again(tmp_path, monkeypatch):
     argv = [*tiny("sample", tmp_path, ()), *OWN, "--seeds", "0"]
     inputs.main(argv)
@@ -235,6 +236,7 @@ def test_cells_of_other_data_are_run_again(tmp_path, monkeypatch):
         assert before["perplexity"] != now["perplexity"]
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_a_summary_that_another_run_left_behind_is_not_taken_for_ours(tmp_path, monkeypatch):
     """A run with other settings makes a summary, and is interrupted while its students train."""
 
@@ -265,6 +267,7 @@ def test_sigma_of_a_private_row_is_checked(tmp_path):
         privacy.main([*tiny("sample", tmp_path), "--noise_multipliers", "0"])
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_a_summary_has_the_labels_of_its_teacher_whoever_learns_from_it(tmp_path):
     cross_architecture.main(
         [*tiny("sample", tmp_path), *OWN, "--seeds", "0", "--teachers", "RNN"]

@@ -163,6 +163,7 @@ def test_a_run_leaves_a_summary_that_loads_with_its_recipe(finished_text, tmp_pa
     assert recipe == yaml.safe_load((output / "recipe.yaml").read_text())
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_a_run_goes_on_when_started_again(finished_text, tmp_path, small_data, capsys):
     output = shutil.copytree(finished_text.output, tmp_path / "run")
     ptb.main([*DEMO, "--output_dir", str(output), "--baselines", "head", "--max_steps", "3"])
@@ -178,6 +179,7 @@ def test_a_run_that_is_done_is_shown_again_and_not_made_again(finished_text, tmp
     assert (output / "table.md").read_text() in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_text_has_a_table_of_real_data_alone(tmp_path, small_data):
     config = yaml.safe_load((CONFIGS / "demo.yaml").read_text(encoding="utf-8"))
     (tmp_path / "real.yaml").write_text(
@@ -190,6 +192,7 @@ def test_text_has_a_table_of_real_data_alone(tmp_path, small_data):
     assert not (tmp_path / "run" / "summary").exists()
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_a_run_that_goes_on_does_not_make_its_start_again(finished_text, tmp_path, small_data, monkeypatch):
     output = shutil.copytree(finished_text.output, tmp_path / "run")
     before = start_row(output)
@@ -200,6 +203,7 @@ def test_a_run_that_goes_on_does_not_make_its_start_again(finished_text, tmp_pat
     assert start_row(output) == before
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_more_outer_steps_do_not_make_the_start_again(finished_text, tmp_path, small_data, monkeypatch):
     output = shutil.copytree(finished_text.output, tmp_path / "run")
     before = start_row(output)
@@ -212,6 +216,7 @@ def test_more_outer_steps_do_not_make_the_start_again(finished_text, tmp_path, s
     assert metrics["outer_steps"] == 3
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_the_card_of_a_private_run_has_its_epsilon(tmp_path, small_data):
     pytest.importorskip("opacus")
     private = ["--privacy_noise_multiplier", "1", "--initialization", "random", "--baselines", "head"]

@@ -46,6 +46,7 @@ def test_each_split_leaves_a_summary_that_loads_with_its_recipe(finished_items, 
     assert settings.splits == [split]
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_what_is_done_stays_done_and_the_rest_goes_on(finished_items, tmp_path, small_data, capsys):
     output = shutil.copytree(finished_items.output, tmp_path / "run")
     times = {path: os.stat(path).st_mtime_ns for path in output.glob("split-*/results.json")}
@@ -56,6 +57,7 @@ def test_what_is_done_stays_done_and_the_rest_goes_on(finished_items, tmp_path, 
     assert f"going on from {output / 'split-1' / 'checkpoint-2'}" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_real_data_alone(tmp_path, small_data):
     recsys.main([*DEMO_RECSYS, "--output_dir", str(tmp_path), "--distil", "false", "--baselines", "full_long"])
     table = (tmp_path / "table.md").read_text()
