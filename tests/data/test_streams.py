@@ -55,6 +55,7 @@ def test_a_shuffle_depends_on_its_seed_and_on_the_epoch():
     assert first[:600] != first[600:]
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # with one core
 @pytest.mark.parametrize("workers", [1, 2])
 def test_workers_make_the_same_batches(workers):
     """Over the end of an epoch, from two shards, which datasets would give to two workers."""

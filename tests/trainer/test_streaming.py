@@ -58,6 +58,7 @@ def test_a_run_does_not_resume_on_another_stream(make, sequences, uninterrupted)
         trainer.check_run(f"{uninterrupted.args.output_dir}/checkpoint-2")
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # with one core
 @pytest.mark.parametrize("streaming", [False, True], ids=["map-style", "stream"])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_workers_give_the_same_run(tmp_path, sequences, tokenizer, streaming, workers):
