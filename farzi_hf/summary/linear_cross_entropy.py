@@ -150,21 +150,22 @@ class _Gradient(torch.autograd.Function):
         h: Tensor,
         head: Tensor,
         counts: Tensor | None,
-        *_: Tensor,
+        *tensors: Tensor,
     ) -> tuple:
         ctx.targets, ctx.tiles, ctx.blocks = targets, sums.tiles, sums.blocks
         ctx.set_materialize_grads(False)
         found = sums.dh, sums.dhead, None if counts is None else sums.losses
         needs_ds = ctx.needs_input_grad[2]
-        ctx.save_for_backward(s, h, head, counts, *(found if needs_ds else ()))
+        ctx.save_for_backward(s, h, head, counts, *tensors, *(found if needs_ds else ()))
         return tuple(None if x is None else x * s if needs_ds else x.mul_(s) for x in found)
 
     @staticmethod
     @once_differentiable
     @exact
     def backward(ctx: Any, a: Tensor | None, big_a: Tensor | None, b: Tensor | None) -> tuple[Any, ...]:
-        s, h, head, counts, *found = ctx.saved_tensors
+        s, h, head, counts, *rest = ctx.saved_tensors
         targets, ds = ctx.targets, None
+        found = rest[len(targets.tensors) :]
         if found:  # a loss that is not linear in the cross-entropy
             ds = sum((x * y).sum() for x, y in zip(found, (a, big_a, b), strict=True) if y is not None)
         _, *needed = asked_for(ctx, (s, h, head, counts, *targets.tensors))
@@ -275,11 +276,11 @@ class _TargetDerivative(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, targets: Targets, h: Tensor, head: Tensor, *tensors: Tensor) -> Tensor:
         ctx.targets = targets
-        ctx.save_for_backward(h, head)
+        ctx.save_for_backward(h, head, *tensors)
         return h.new_zeros(())
 
     @staticmethod
     def backward(ctx: Any, s: Tensor) -> tuple[Any, ...]:
         check_once("targets")
-        targets, (h, head) = ctx.targets, ctx.saved_tensors
+        targets, (h, head, *_) = ctx.targets, ctx.saved_tensors
         return None, None, None, *pulled_back(targets, h, head, -s, ctx.needs_input_grad[3:])

@@ -32,7 +32,7 @@ def mean_embedding(tokens: SoftTokens, table: Tensor) -> Tensor:
             x = _MeanEmbedding.apply(flat, entries)
             if any(y.requires_grad for y in flat.tensors):
                 x = x + _TokenDerivative.apply(flat, entries.detach(), *flat.tensors)
-    return x.to(table.dtype).view(*tokens.shape[:-1], -1)
+    return x.to(table.dtype).view(*tokens.shape[:-1], table.shape[1])
 
 
 class _MeanEmbedding(torch.autograd.Function):
@@ -55,7 +55,7 @@ class _TableGradient(torch.autograd.Function):
     @exact
     def forward(ctx: Any, tokens: SoftTokens, table: Tensor, dx: Tensor, *tensors: Tensor) -> Tensor:
         ctx.tokens = tokens
-        ctx.save_for_backward(dx)
+        ctx.save_for_backward(dx, *tensors)
         total, tiles = torch.zeros_like(table), Tiles(len(dx), len(table), table)
         memory = tokens.memory(tiles)
         for rows in tiles.rows:
@@ -69,7 +69,7 @@ class _TableGradient(torch.autograd.Function):
     @once_differentiable
     @exact
     def backward(ctx: Any, big_a: Tensor) -> tuple[Any, ...]:
-        tokens, (dx,), needed = ctx.tokens, ctx.saved_tensors, ctx.needs_input_grad[3:]
+        tokens, (dx, *_), needed = ctx.tokens, ctx.saved_tensors, ctx.needs_input_grad[3:]
         totals = pulled_back(tokens, dx, big_a, 1.0, needed) if any(needed) else [None for _ in needed]
         return None, None, _product(tokens, big_a), *totals
 
@@ -79,13 +79,15 @@ class _TokenDerivative(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tokens: SoftTokens, table: Tensor, *tensors: Tensor) -> Tensor:
-        ctx.tokens, ctx.table = tokens, table
+        ctx.tokens = tokens
+        ctx.save_for_backward(table, *tensors)
         return table.new_zeros(len(tokens), table.shape[1])
 
     @staticmethod
     def backward(ctx: Any, dx: Tensor) -> tuple[Any, ...]:
         check_once("tokens")
-        return None, None, *pulled_back(ctx.tokens, dx, ctx.table, 1.0, ctx.needs_input_grad[2:])
+        table, *_ = ctx.saved_tensors
+        return None, None, *pulled_back(ctx.tokens, dx, table, 1.0, ctx.needs_input_grad[2:])
 
 
 @exact

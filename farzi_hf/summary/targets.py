@@ -142,8 +142,10 @@ class SoftTokens(Targets):
     latents: Tensor
     decoder: Tensor | None
     tau: float = 1.0
-    _blocks: dict[tuple[int, ...], _SoftBlock] = field(default_factory=dict, init=False, repr=False)
-    """The blocks that are small enough to be kept, by their positions and the number of their tiles."""
+    _blocks: dict[tuple[int, ...], tuple[tuple[int, ...], _SoftBlock]] = field(
+        default_factory=dict, init=False, repr=False
+    )
+    """The blocks that are small enough to be kept, by their positions and the number of their tiles, and of which version of the tensors."""
 
     @property
     def shape(self) -> torch.Size:
@@ -196,11 +198,14 @@ class SoftTokens(Targets):
 
     def block(self, tiles: Tiles, rows: slice, memory: Tensor | None) -> _SoftBlock:
         place = rows.start, rows.stop, len(tiles.entries)
-        if place in self._blocks:
-            return self._blocks[place]
+        # An optimizer changes tensors in place. Those of inference mode have no versions.
+        versions = tuple(0 if x.is_inference() else x._version for x in self.tensors)
+        known, block = self._blocks.get(place, (None, None))
+        if known == versions:
+            return block
         block = _SoftBlock(self, tiles, rows, tiles.block() if memory is None else memory)
         if tiles.keep:
-            self._blocks[place] = block
+            self._blocks[place] = versions, block
         return block
 
     def memory(self, tiles: Tiles) -> Tensor | None:

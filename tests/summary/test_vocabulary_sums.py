@@ -270,6 +270,41 @@ def test_other_tokens_have_blocks_of_their_own():
     assert linear_cross_entropy(h, w, None, again) == linear_cross_entropy(h, w, None, second)
 
 
+def test_tokens_that_change_in_place_are_computed_again(cut):
+    h, w, u, d = normal(N, K), normal(V, K, seed=1), normal(N, D, seed=2), normal(D, V, seed=3)
+    tokens = SoftTokens(u, d, TAU)
+    linear_cross_entropy(h, w, None, tokens)
+    with torch.no_grad():
+        u.add_(1.0)
+        d.mul_(-1.0)
+    expected = plain_cross_entropy(h, w, None, torch.softmax(u @ d / TAU, -1))
+    torch.testing.assert_close(linear_cross_entropy(h, w, None, tokens), expected)
+    torch.testing.assert_close(mean_embedding(tokens, w), torch.softmax(u @ d / TAU, -1) @ w)
+
+
+@pytest.mark.parametrize("value", ["the function", "its gradient"])
+@pytest.mark.parametrize("function", ["cross-entropy", "embedding"])
+def test_tokens_that_change_before_the_backward_pass_raise(cut, function, value):
+    h, w, u, d = normal(N, K), normal(V, K, seed=1), normal(N, D, seed=2), normal(D, V, seed=3)
+    tokens = SoftTokens(u, d, TAU)
+    found = linear_cross_entropy(h, w, None, tokens) if function == "cross-entropy" else mean_embedding(tokens, w)
+    if value == "its gradient":
+        found = torch.autograd.grad(found.square().sum(), w, create_graph=True)[0]
+    with torch.no_grad():
+        d.mul_(2.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(found.sum(), u)
+
+
+def test_no_positions(cut):
+    w, d = normal(V, K), normal(D, V, seed=1)
+    for shape in ((0, D), (2, 0, D)):
+        tokens = SoftTokens(normal(*shape), d, TAU)
+        embedded = mean_embedding(tokens, w)
+        assert embedded.shape == (*shape[:-1], K)
+        assert torch.equal(torch.autograd.grad(embedded.sum(), w)[0], torch.zeros_like(w))
+
+
 def test_no_tensor_has_the_size_of_positions_times_vocabulary(monkeypatch):
     """Value, gradient and second derivatives; a block has a five-hundredth of the positions."""
     monkeypatch.setitem(tiles.BLOCK, "cpu", 1 << 12)
