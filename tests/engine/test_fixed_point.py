@@ -186,8 +186,8 @@ def test_a_gradient_without_room_is_an_error(size: float) -> None:
     "optimizer",
     [
         InnerAdam(lr=0.01),
-        InnerAdam(lr=0.01, betas=(0.9, 0.99), weight_decay=0.1),
-        InnerAdam(lr=0.01, eps=1e-4),
+        pytest.param(InnerAdam(lr=0.01, betas=(0.9, 0.99), weight_decay=0.1), marks=pytest.mark.slow),
+        pytest.param(InnerAdam(lr=0.01, eps=1e-4), marks=pytest.mark.slow),
         InnerSGD(lr=1e-39, momentum=0.9),
     ],
 )

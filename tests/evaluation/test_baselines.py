@@ -45,7 +45,7 @@ def dense(ids: list[list[int]], scale: float | None) -> np.ndarray:
     return result
 
 
-@settings(deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(SEQUENCES)
 def test_unigram_is_the_dense_one(ids: list[list[int]]) -> None:
     model = Unigram.fit(dataset(ids), V)
@@ -53,7 +53,7 @@ def test_unigram_is_the_dense_one(ids: list[list[int]]) -> None:
     assert (model.predictions(np.arange(V)) == dense(ids, None).argmax(1)).all()
 
 
-@settings(deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(SEQUENCES, SEQUENCES)
 def test_bigram_is_the_dense_one(ids: list[list[int]], held_out: list[list[int]]) -> None:
     model = InterpolatedBigram.fit(dataset(ids), V, dataset(held_out))

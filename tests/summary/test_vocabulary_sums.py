@@ -306,11 +306,11 @@ def test_no_positions(cut):
 
 
 def test_no_tensor_has_the_size_of_positions_times_vocabulary(monkeypatch):
-    """Value, gradient and second derivatives; a block has a five-hundredth of the positions."""
+    """Value, gradient and second derivatives; a block has a two-hundredth of the positions."""
     monkeypatch.setitem(tiles.BLOCK, "cpu", 1 << 12)
     monkeypatch.setattr(tiles, "FEWEST", 2)
     monkeypatch.setattr(tiles, "KEPT", 0)
-    n, v = 2000, 1000
+    n, v = 1000, 1000
     h, w, u, d = (torch.randn(*s).requires_grad_() for s in ((n, 4), (v, 4), (n, 3), (3, v)))
     sizes = []
 
