@@ -3,6 +3,7 @@
     python recipes/benchmark/many_items.py                   # Video, about a minute on one core
     python recipes/benchmark/many_items.py --threads 2
     python recipes/benchmark/many_items.py gpt2              # --shared_head: the head is the embedding, as in GPT-2 itself
+    python recipes/benchmark/many_items.py gpt2 --adjoint tape
 
 A learner trains for T steps on a summary of ids, chosen at random, with labels of their own, and the last steps are differentiated; the
 outer loss is that of random sequences. Times are processor time and wall-clock time of the training, the outer loss and the backward pass,
@@ -23,7 +24,7 @@ from transformers import GPT2Config, PretrainedConfig
 from farzi_hf.callbacks import peak_memory
 from farzi_hf.cli.program import keep_freed_memory
 from farzi_hf.distillation import Learner, SyntheticTraining
-from farzi_hf.engine import InnerAdam
+from farzi_hf.engine import ADJOINTS, InnerAdam
 from farzi_hf.models import SASRecConfig
 from farzi_hf.summary import FarziData, FarziDataConfig
 
@@ -51,7 +52,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     farzi = FarziData(FarziDataConfig(args.sequences, args.length, latent_dim=1, vocab_size=learner.vocab_size, **form))
     real = torch.randint(1, args.entries, (args.real, args.length))
     optimizer, compiled = InnerAdam(0.02, (0.7, 0.999), 1e-6), args.torch_compile
-    training = SyntheticTraining(optimizer, 1.0, args.batch, args.window, torch_compile=compiled)
+    adjoint = None if args.adjoint is None else ADJOINTS[args.adjoint]()
+    training = SyntheticTraining(optimizer, 1.0, args.batch, args.window, adjoint, torch_compile=compiled)
     start = learner.initial_parameters(0)
     found = []
     for run in range(args.runs):
@@ -84,6 +86,7 @@ def arguments(argv: Sequence[str] | None) -> Namespace:
     parser.add_argument("--label_dim", type=int, help="numbers of a label")
     parser.add_argument("--real", type=int, help="sequences of the outer loss")
     parser.add_argument("--shared_head", action="store_true", help="of GPT-2; a SASRec's is always shared")
+    parser.add_argument("--adjoint", choices=ADJOINTS, help="by default, unroll chooses one")
     parser.add_argument("--torch_compile", action="store_true", help="the first run compiles")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--runs", type=int, default=3)

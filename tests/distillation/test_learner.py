@@ -290,9 +290,7 @@ def test_compiled_code_finds_the_model_as_it_was_when_it_was_compiled():
 
 RECURRENT = ("farzi_rnn", "gru4rec")  # torch cannot compile their layers
 COMPILED = [
-    pytest.param(kind, marks=[] if kind == "sasrec" else pytest.mark.slow)
-    for kind in CONFIGS
-    if kind not in RECURRENT
+    pytest.param(kind, marks=[] if kind == "sasrec" else pytest.mark.slow) for kind in CONFIGS if kind not in RECURRENT
 ]
 
 

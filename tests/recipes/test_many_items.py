@@ -11,7 +11,7 @@ TINY = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("more", [("video",), ("gpt2",), ("gpt2", "--shared_head")], ids=" ".join)
+@pytest.mark.parametrize("more", [("video",), ("gpt2", "--adjoint", "tape"), ("gpt2", "--shared_head")], ids=" ".join)
 def test_a_case_is_timed(more: tuple[str, ...], capsys, monkeypatch) -> None:
     monkeypatch.setattr(many_items, "keep_freed_memory", lambda: None)
     monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
