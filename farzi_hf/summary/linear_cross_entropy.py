@@ -163,6 +163,8 @@ class _Gradient(torch.autograd.Function):
     @once_differentiable
     @exact
     def backward(ctx: Any, a: Tensor | None, big_a: Tensor | None, b: Tensor | None) -> tuple[Any, ...]:
+        if a is None and big_a is None and b is None:  # what follows depends on nothing here
+            return (None,) * len(ctx.needs_input_grad)
         s, h, head, counts, *rest = ctx.saved_tensors
         targets, ds = ctx.targets, None
         found = rest[len(targets.tensors) :]
@@ -202,8 +204,7 @@ class _Blocks:
         for rows, (p, q) in zip(tiles.rows, self.blocks, strict=True):
             ys, free = tiles.split(y_memory, rows), tiles.views(tile, rows)
             if not tiles.keep:
-                p.use(tiles.split(p_memory, rows))
-                q.use(tiles, rows, q_memory)
+                p, q = p.again(tiles.split(p_memory, rows)), q.again(tiles, rows, q_memory)
             x, a_rows = h[rows], None if a is None else a[rows]
             p_mean, q_mean = self._along(x, a_rows, big_a, p, q, ys, free)
             if counts_bar is not None:
@@ -229,9 +230,6 @@ class _Blocks:
                         if counts is not None:
                             difference.mul_(counts[rows, None])
                         h_bar[rows].addmm_(difference, big_a[entries])
-            if not tiles.keep:
-                p.forget()
-                q.forget()
         if h_bar is not None:
             h_bar.mul_(s)
         return h_bar, head_bar, counts_bar, *q_bars

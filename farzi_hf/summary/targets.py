@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field
 
 import torch
@@ -19,8 +20,9 @@ class TargetBlock(ABC):
     def forget(self) -> None:  # noqa: B027  ids stay
         """Keeps no tile, but what makes it faster to fill them again."""
 
-    def use(self, tiles: Tiles, rows: slice, memory: Tensor | None) -> None:  # noqa: B027
-        """Takes other memory, as `Targets.memory` returns it, in which each tile has to be filled again."""
+    def again(self, tiles: Tiles, rows: slice, memory: Tensor | None) -> TargetBlock:
+        """The same in other memory, as `Targets.memory` returns it, in which each tile has to be filled again."""
+        return self
 
     def fill(self, i: int, free: Tensor) -> None:  # noqa: B027  ids are there
         """Computes tile i. Overwrites `free`."""
@@ -216,25 +218,25 @@ class _SoftBlock(TargetBlock):
     def __init__(self, tokens: SoftTokens, tiles: Tiles, rows: slice, memory: Tensor) -> None:
         self.rows, self.entries, self.tau = rows, tiles.entries, tokens.tau
         self.softmax = Softmax(tiles.split(memory, rows))
-        latents = tokens.latents.detach()[rows]
-        self.latents = latents if self.tau == 1 else latents / self.tau
-        self.bits = self.latents * BITS
+        self.latents = tokens.latents.detach()[rows]
         self.decoder = None if tokens.decoder is None else tokens.decoder.detach()
 
     def forget(self) -> None:
         self.softmax.forget()
 
-    def use(self, tiles: Tiles, rows: slice, memory: Tensor | None) -> None:
-        self.softmax.use(tiles.split(memory, rows))
+    def again(self, tiles: Tiles, rows: slice, memory: Tensor | None) -> _SoftBlock:
+        new = copy(self)
+        new.softmax = self.softmax.again(tiles.split(memory, rows))
+        return new
 
     def fill(self, i: int, free: Tensor) -> None:
         if self.softmax.has(i):
             return
         entries = self.entries[i]
         if self.decoder is None:
-            free.copy_(self.bits[:, entries])
+            torch.mul(self.latents[:, entries], BITS / self.tau, out=free)
         else:
-            torch.mm(self.bits, self.decoder[:, entries], out=free)
+            torch.mm(self.latents * (BITS / self.tau), self.decoder[:, entries], out=free)
         self.softmax.normalise(i, free)
 
     def dot(self, i: int, z: Tensor, free: Tensor) -> Tensor:
@@ -258,4 +260,4 @@ class _SoftBlock(TargetBlock):
         if dlatents is not None:
             dlatents[self.rows].add_(torch.mm(du, self.decoder[:, entries].T).mul_(scale / self.tau))
         if ddecoder is not None:
-            ddecoder[:, entries].addmm_((self.latents * scale).T, du)
+            ddecoder[:, entries].addmm_((self.latents * (scale / self.tau)).T, du)

@@ -74,7 +74,7 @@ class Softmax:
     """The softmax of a block, tile by tile, of logits in bits: 2^z in place of e^z, because processors raise 2 to a power in half of the time.
 
     In the first pass, each tile is computed up to a factor. When all have been, the sum over all entries is known, and with it the `share`
-    that each tile has to be multiplied with. What is computed again after `use` needs no share.
+    that each tile has to be multiplied with. What is computed `again` needs no share.
 
     Args:
         tiles: their memory.
@@ -85,19 +85,21 @@ class Softmax:
         self._tops: list[Tensor] = []
         self._sums: list[Tensor] = []
         self._shares: Tensor | None = None
-        self._log_sums: Tensor | None = None
+        self._known: tuple[Tensor, Tensor] | None = None
+        """The largest logit of each position, and log₂ Σ_v 2^(z_v − it). Their sum would be rounded at the size of the logits."""
         self._filled = 0
         self._whole = [False for _ in tiles]
 
     def forget(self) -> None:
         """Keeps the sums over the entries, and no tile."""
-        self.log_sums()
-        self.tiles = []
+        self._normalisers()
+        self.tiles, self._tops, self._sums, self._shares = [], [], [], None
 
-    def use(self, tiles: list[Tensor]) -> None:
-        """Takes other memory, in which each tile has to be computed again."""
-        self.log_sums()
-        self.tiles, self._filled, self._whole = tiles, 0, [True for _ in tiles]
+    def again(self, tiles: list[Tensor]) -> Softmax:
+        """The same softmax in other memory, in which each tile has to be computed again."""
+        new = Softmax(tiles)
+        new._known, new._whole = self._normalisers(), [True for _ in tiles]
+        return new
 
     def has(self, i: int) -> bool:
         """Whether tile i has been computed."""
@@ -106,8 +108,9 @@ class Softmax:
     def normalise(self, i: int, z: Tensor) -> None:
         """Computes tile i from its logits in bits, which are overwritten. The next one is i + 1."""
         self._filled += 1
-        if self._log_sums is not None:
-            torch.exp2(z.sub_(self._log_sums[:, None]), out=self.tiles[i])
+        if self._known is not None:
+            top, log_sum = self._known
+            torch.exp2(z.sub_(top[:, None]).sub_(log_sum[:, None]), out=self.tiles[i])
             return
         top = z.amax(1).clamp_min_(torch.finfo(z.dtype).min)  # where a tile has −∞ only, 2^(−∞ + ∞) would be no number
         p = torch.exp2(z.sub_(top[:, None]), out=self.tiles[i])
@@ -116,12 +119,17 @@ class Softmax:
 
     def log_sums(self) -> Tensor:
         """log₂ Σ_v 2^z_v of the logits over all entries, (r,)."""
-        if self._log_sums is None:
+        top, log_sum = self._normalisers()
+        return top + log_sum
+
+    def _normalisers(self) -> tuple[Tensor, Tensor]:
+        if self._known is None:
             tops = torch.stack(self._tops)
             top = tops.amax(0)
-            self._log_sums = top + (tops - top).exp2_().mul_(torch.stack(self._sums)).sum(0).log2_()
-            self._shares = tops.sub_(self._log_sums).exp2_()
-        return self._log_sums
+            shares = (tops - top).exp2_()
+            total = (shares * torch.stack(self._sums)).sum(0)
+            self._known, self._shares = (top, total.log2()), shares / total
+        return self._known
 
     def mean(self, parts: Sequence[Tensor]) -> Tensor:
         """The sum over all tiles, if each part (r,) or (r, k) is linear in a tile as it is now."""
@@ -133,7 +141,7 @@ class Softmax:
 
     def share(self, i: int) -> Tensor | None:
         """What the numbers of tile i have to be multiplied with, (r, 1); None if they are those of the whole softmax."""
-        self.log_sums()
+        self._normalisers()
         return None if self._whole[i] else self._shares[i][:, None]
 
     def whole(self, i: int, memory: Tensor) -> Tensor:

@@ -55,11 +55,11 @@ def test_softmax_of_a_block(width):
     again = softmax.mean([softmax[i] @ weights for i, weights in enumerate(x.split(width))])
     torch.testing.assert_close(again, expected @ x, rtol=0, atol=1e-12)
     softmax.forget()
-    softmax.use(elsewhere)
+    again = softmax.again(elsewhere)
     for i, part in enumerate(bits):
-        assert not softmax.has(i)
-        softmax.normalise(i, part)
-        torch.testing.assert_close(softmax[i], expected.split(width, 1)[i], rtol=1e-11, atol=1e-14)
+        assert not again.has(i)
+        again.normalise(i, part)
+        torch.testing.assert_close(again[i], expected.split(width, 1)[i], rtol=1e-11, atol=1e-14)
 
 
 def test_the_softmax_of_nothing_is_no_number():

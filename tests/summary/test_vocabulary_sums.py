@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from farzi_hf.engine.step_memory import LiveBytes
 from farzi_hf.summary import tiles
 from farzi_hf.summary.linear_cross_entropy import linear_cross_entropy
 from farzi_hf.summary.mean_embedding import mean_embedding
@@ -200,6 +203,28 @@ def test_large_logits_do_not_overflow():
     assert torch.autograd.grad(loss, h)[0].flatten().tolist() == pytest.approx([1.0, 1.0])
 
 
+@pytest.mark.parametrize(("scale", "offset"), [(100.0, 0.0), (10.0, 1e4)])
+@pytest.mark.parametrize("kept", [True, False])
+def test_large_logits_are_as_exact_as_torchs(monkeypatch, scale, offset, kept):
+    """In float32. What a sum over the entries is rounded by, at the size of the logits, is no factor of a position's probabilities."""
+    monkeypatch.setattr(tiles, "KEPT", tiles.KEPT if kept else 0)
+    exact = [normal(50, 8), normal(1000, 8, seed=1) * scale / 8**0.5, normal(1000, seed=2) + offset]
+    ids = torch.arange(50)
+
+    def of(tensors: list[Tensor], ours: bool) -> tuple[float, Tensor]:
+        h, w, c = (x.detach().requires_grad_() for x in tensors)
+        plain = F.cross_entropy(F.linear(h, w, c), ids, reduction="sum")
+        value = linear_cross_entropy(h, w, c, HardTargets(ids)) if ours else plain
+        dh, dc = torch.autograd.grad(value, (h, c), create_graph=True)
+        return dc.sum().item(), torch.autograd.grad((dh * normal(50, 8, seed=3).to(dh.dtype)).sum(), h)[0]
+
+    single = [x.float() for x in exact]
+    (sum_of_ours, ours), (_, torchs), (_, expected) = of(single, True), of(single, False), of(exact, False)
+    ours, torchs = (((found - expected).norm() / expected.norm()).item() for found in (ours, torchs))
+    assert ours < 3 * torchs + 1e-6
+    assert abs(sum_of_ours) < 1e-5  # of p − q
+
+
 def test_a_second_derivative_that_is_not_there_raises():
     h, w, latents = normal(N, K), normal(V, K, seed=1), normal(N, V, seed=2)
     value = linear_cross_entropy(h, w, None, SoftTokens(latents, None))
@@ -303,6 +328,48 @@ def test_no_positions(cut):
         embedded = mean_embedding(tokens, w)
         assert embedded.shape == (*shape[:-1], K)
         assert torch.equal(torch.autograd.grad(embedded.sum(), w)[0], torch.zeros_like(w))
+
+
+class Stop(torch.autograd.Function):
+    """Has no derivative, and says so."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return None
+
+
+@pytest.mark.parametrize("power", [1, 2])
+def test_nothing_that_comes_back_is_no_derivative(cut, power):
+    h, w, u, d = normal(N, K), normal(V, K, seed=1), normal(N, D, seed=2), normal(D, V, seed=3)
+    value = linear_cross_entropy(h * 1, w * 1, None, SoftTokens(u * 1, d * 1)) ** power
+    (g,) = torch.autograd.grad(value, h, create_graph=True)
+    for found in torch.autograd.grad(Stop.apply(g).sum(), (h, w, u, d), allow_unused=True):
+        assert found is None or not found.any()
+
+
+def test_threads_may_go_back_through_one_graph(cut):
+    h, w, u, d = normal(N, K), normal(V, K, seed=1), normal(N, D, seed=2), normal(D, V, seed=3)
+    (g,) = torch.autograd.grad(linear_cross_entropy(h, w, None, SoftTokens(u, d)), w, create_graph=True)
+    value = g.square().sum()
+    expected = torch.autograd.grad(value, (h, u), retain_graph=True)
+    with ThreadPoolExecutor(3) as pool:
+        for found in pool.map(lambda _: torch.autograd.grad(value, (h, u), retain_graph=True), range(60)):
+            assert_equal(list(found), list(expected))
+
+
+@pytest.mark.parametrize("tau", [1.0, TAU])
+def test_a_graph_keeps_no_copy_of_soft_tokens_without_factors(monkeypatch, tau):
+    monkeypatch.setattr(tiles, "KEPT", 0)
+    h, w, u = normal(64, K), normal(500, K, seed=1), normal(64, 500, seed=2)
+    with LiveBytes() as live:
+        kept = torch.autograd.grad(linear_cross_entropy(h, w, None, SoftTokens(u, None, tau)), h, create_graph=True)
+        gc.collect()
+        assert live.now < u.nbytes / 4
+    assert kept
 
 
 def test_no_tensor_has_the_size_of_positions_times_vocabulary(monkeypatch):
