@@ -137,7 +137,7 @@ class SyntheticTraining:
         # To measure a step takes as long as some steps. Its memory depends on all shapes that it sees, and outer steps often have inner
         # loops of different lengths: these then share a few shapes.
         unused = (1 << (steps - 1).bit_length()) - steps
-        return torch.cat([rows, rows.new_zeros(unused, rows.shape[1])])
+        return torch.cat([rows, rows.new_full((unused, rows.shape[1]), len(first))])  # of no sequence
 
     def _compact(
         self, summary: Tensors, rows: Tensor | None, start: Parameters | TrainingState, steps: int
@@ -155,7 +155,7 @@ class SyntheticTraining:
         seen, places = rows[taken : taken + steps].unique(return_inverse=True)
         if len(seen) == len(next(iter(summary.values()))):
             return summary, rows
-        compact = torch.zeros_like(rows)  # of the same shape for every window of a training
+        compact = torch.full_like(rows, len(seen))  # of the same shape for every window of a training
         compact[taken : taken + steps] = places
         return rows_of(summary, seen), compact
 

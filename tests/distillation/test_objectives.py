@@ -27,6 +27,7 @@ from farzi_hf.distillation import (
 )
 from farzi_hf.distillation.objectives.gradient_matching import _cosine_distances
 from farzi_hf.engine import Checkpoint, Direct, InnerAdam, InnerSGD, Reversible, Tape
+from farzi_hf.summary import FarziData, FarziDataConfig
 
 MU, XI, D, V = 6, 5, 3, 11
 TAU, SEED = 0.7, 5
@@ -362,6 +363,17 @@ def test_minibatches_are_a_function_of_the_seed_whatever_the_number_of_steps():
     ten, seven, other = minibatches(12, 4, 10, 3), minibatches(12, 4, 7, 3), minibatches(12, 4, 10, 4)
     assert torch.equal(ten[:7], seven)
     assert not torch.equal(ten, other)
+
+
+def test_there_is_no_step_after_the_last_one(learner):
+    """Not even where minibatches have more rows in memory, so that trainings of different lengths share a shape."""
+    training = SyntheticTraining(InnerSGD(lr=0.1), 1.0, batch_size=2)
+    summary = FarziData(FarziDataConfig(6, 4, 2, V)).double().tensors
+    params, loss = learner.initial_parameters(0), training.inner_loss(learner, summary, 5, seed=0)
+    loss(params, tuple(summary.values()), 5)
+    for step in (6, 8, 9):
+        with pytest.raises(IndexError):
+            loss(params, tuple(summary.values()), step)
 
 
 def test_an_incomplete_minibatch_is_left_out():
