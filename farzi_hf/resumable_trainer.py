@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 OF_THE_OPTIMIZER = (
     "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "max_steps", "num_train_epochs", "weight_decay", "adam_beta1",
-    "adam_beta2", "adam_epsilon",
+    "adam_beta2", "adam_epsilon", "optim_args",
 )  # fmt: skip
 """Settings that a checkpoint also stores in its optimizer and scheduler."""
 _PROCESS_STATE = "state_of_process_{}.safetensors"
@@ -250,8 +250,8 @@ class ResumableTrainer(PublishingTrainer):
         return SparseAdamW if args.sparse_updates else kind, settings
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
-        """As in Trainer. A trainer that has trained before makes its optimizer anew if settings have changed since."""
-        if self._made_optimizer and self.changed:
+        """As in Trainer. A trainer that has trained before makes its optimizer anew: settings may have changed, and moments are old."""
+        if self._made_optimizer:
             self.optimizer = None
         self._made_optimizer |= self.optimizer is None
         return super().create_optimizer(*args, **kwargs)

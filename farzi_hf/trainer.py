@@ -198,9 +198,8 @@ class FarziTrainer(StudentTrainer):
                 f"args have changed since FarziTrainer was made, which they were built into: {as_text(late)}; make another FarziTrainer"
             )
         state = super()._prepare_run(checkpoint)
-        self._began_with = next(
-            (x["concentration"] for x in (state.log_history if state else []) if "concentration" in x), None
-        )
+        facts = [*state.log_history, self._record.start_facts] if state else []
+        self._began_with = next((x["concentration"] for x in facts if "concentration" in x), None)
         return state
 
     # -- outer step --------------------------------------------------------------------------------------------------
@@ -208,8 +207,9 @@ class FarziTrainer(StudentTrainer):
     def _begin(self, state: TrainerState | None) -> None:
         if state is None:
             self.tune_initialization()
-        else:  # they are in the log of the run already
-            self._start_facts = {}
+        else:
+            self._start_facts = dict(self._record.start_facts)
+        self._record = replace(self._record, start_facts=self._start_facts)
         self._micro_step = (-1, 0)
         self._interval, self._run = MeanCorrection(), MeanCorrection()
         self.model.config.inner = self.args.inner_settings()
@@ -301,6 +301,7 @@ class FarziTrainer(StudentTrainer):
             logs["train_loss"] *= self._run.factor(self.accelerator)
         if {"loss", "train_loss"} & logs.keys():
             logs, self._start_facts = {**logs, **self._start_facts}, {}  # logged once
+            self._record = replace(self._record, start_facts={})
         super().log(logs, start_time)
 
     # -- data and artefact -------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import re
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from farzi_hf.artefact.atomic_folder import replace_file
-from farzi_hf.artefact.escaping import json_text, numbers_of
+from farzi_hf.artefact.escaping import as_written, json_text, numbers_of
 
 logger = logging.getLogger(__name__)
 
@@ -52,11 +52,13 @@ class RunRecord:
         settings: the present ones, by name. Plain JSON.
         history: one entry per resume that changed some of them, `{"step": …, "changed": {field: [old, new]}}`.
         non_finite_steps: the steps that were skipped so far, with these settings.
+        start_facts: figures of the start that no log has had yet.
     """
 
     settings: Mapping[str, Any]
     history: Sequence[Mapping[str, Any]] = ()
     non_finite_steps: int = 0
+    start_facts: Mapping[str, Any] = field(default_factory=dict)
 
     def resumed(self, settings: Mapping[str, Any], checkpoint: str | os.PathLike, step: int) -> RunRecord:
         """The record of a run that resumes with `settings` from `checkpoint`, whose record this is.
@@ -67,7 +69,8 @@ class RunRecord:
         changed = changes(self.settings, settings)
         check_kept(changed, checkpoint, KEPT)
         entry = [{"step": step, "changed": changed}] if changed else []
-        return RunRecord(settings, [*self.history, *entry], 0 if changed else self.non_finite_steps)
+        skipped = 0 if changed else self.non_finite_steps
+        return RunRecord(settings, [*self.history, *entry], skipped, self.start_facts)
 
     @property
     def recipe_entry(self) -> dict[str, Any]:
@@ -85,7 +88,7 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list
 
     A field that only one side has is left out: another version of the package added or removed it, not the user.
     """
-    changed = {}
+    changed, before, now = {}, as_written(before), as_written(now)
     for name in [name for name in before if name in now]:
         old, new = before[name], now[name]
         if isinstance(old, Mapping) and isinstance(new, Mapping):

@@ -114,6 +114,12 @@ def numbers_of(value: Any) -> Any:
     return _NOT_FINITE.get(value, value) if isinstance(value, str) else value
 
 
+def as_written(value: Any) -> Any:
+    """`value` as it is read from `json_text`, where numbers that are not finite stay strings. Two values are compared in this form: a config
+    of transformers holds such strings itself."""
+    return json.loads(json_text(value))
+
+
 def script_json(value: Any) -> str:
     """`value` as JSON that is safe between `<script>` tags.
 

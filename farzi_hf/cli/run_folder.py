@@ -24,7 +24,7 @@ from farzi_hf.artefact.checkpoints import (
     read_record,
     with_new_names,
 )
-from farzi_hf.artefact.escaping import numbers_of, yaml_text
+from farzi_hf.artefact.escaping import as_written, numbers_of, yaml_text
 from farzi_hf.config import FarziConfig
 from farzi_hf.evaluation.tables import save_text
 from farzi_hf.trainer import FarziTrainer
@@ -129,9 +129,19 @@ def _check_recipe(args: FarziConfig, recipe: Mapping[str, Any], checkpoint: str,
 
 
 def made_with(settings: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """The content of a JSON file that was made with these settings, which it has as `settings`; or {} if there is no such file."""
-    found = numbers_of(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
-    return found if "settings" in found and same_settings(found["settings"], json.loads(json.dumps(settings))) else {}
+    """The content of a JSON file that was made with these settings, which it has as `settings`; or {} if there is no such file.
+
+    Raises:
+        ValueError: the file cannot be read.
+    """
+    if not path.exists():
+        return {}
+    try:
+        found = numbers_of(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{str(path)!r} cannot be read: {error}; remove it, or choose another output_dir") from None
+    before = found.get("settings") if isinstance(found, dict) else None
+    return found if isinstance(before, dict) and same_settings(before, settings) else {}
 
 
 def same_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
@@ -141,7 +151,7 @@ def same_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     what was done before. The settings of a `source`, on whose result this one depends, are compared alike. How the run was started makes no
     difference, nor where its config and its data were: `data` has a hash of them.
     """
-    before, now = _independent_of_place(before), _independent_of_place(now)
+    before, now = (as_written(_independent_of_place(settings)) for settings in (before, now))
     if "source" in before and "source" in now and not same_settings(before.pop("source"), now.pop("source")):
         return False
     defaults = _defaults()

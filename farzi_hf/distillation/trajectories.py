@@ -7,7 +7,6 @@ first checkpoint is the random initialisation. A recording that was interrupted 
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -22,7 +21,7 @@ from torch import Tensor
 
 from farzi_hf.artefact.atomic_folder import replace_file
 from farzi_hf.artefact.disk import names_the_disk
-from farzi_hf.artefact.escaping import json_text
+from farzi_hf.artefact.escaping import as_written, json_text
 from farzi_hf.artefact.signals import NotedSignal, end, noted_signals
 from farzi_hf.data.seeds import Purpose, check_seed, derive
 from farzi_hf.data.streams import RowStream, described
@@ -192,7 +191,7 @@ def _adopt_manifest(folder: Path, manifest: dict[str, Any]) -> None:
         replace_file(path, lambda new: new.write_text(text, encoding="utf-8"))
         return
     before = _read_manifest(folder)
-    for name, value in json.loads(json.dumps(manifest)).items():
+    for name, value in as_written(manifest).items():
         if before.get(name) != value:
             details = f" ({before.get(name)}, now {value})" if name not in ("parameters", "model", "data") else ""
             raise ValueError(

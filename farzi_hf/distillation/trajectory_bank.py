@@ -12,7 +12,7 @@ import torch
 from datasets import Dataset
 from safetensors import safe_open
 
-from farzi_hf.artefact.escaping import numbers_of
+from farzi_hf.artefact.escaping import as_written
 from farzi_hf.data.seeds import Purpose, stream
 from farzi_hf.data.streams import RowStream, described
 from farzi_hf.distillation.learner import Learner, Parameters
@@ -33,7 +33,7 @@ def _model_facts(learner: Learner) -> dict[str, Any]:
 def _read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     try:
-        manifest = numbers_of(json.loads(path.read_text(encoding="utf-8")))
+        manifest = as_written(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
         raise ValueError(
             f"folder={str(folder)!r} has no readable {MANIFEST} ({error}); give a folder that record_trajectories has filled"
@@ -86,7 +86,7 @@ class TrajectoryBank:
 
         If they were recorded on other rows than these, it warns: they may be the same data, cut in another way, or hold a test set.
         """
-        ours = json.loads(json.dumps(_model_facts(learner)))
+        ours = as_written(_model_facts(learner))
         for kind, what in (("parameters", "parameter"), ("model", "config's")):
             recorded = self.manifest[kind]
             for name in {**recorded, **ours[kind]}:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from functools import partial
 
@@ -273,6 +274,15 @@ def test_the_first_trajectories_are_those_of_the_first_numbers(record, tmp_path)
     assert len(TrajectoryBank(tmp_path / "omega")) == 2
     with pytest.raises(ValueError, match="holds 2 trajectories, and not all of the first 2"):
         TrajectoryBank(tmp_path / "omega", 2)
+
+
+@pytest.mark.parametrize("value", [math.inf, "NaN"], ids=str)
+def test_a_config_may_hold_what_json_has_no_number_for(record, value):
+    learner = Learner(lambda: gpt2(time_step_limit=[0.0, value]))
+    record(learner=learner, num=1)
+    record(learner=learner, num=1).check(learner)
+    with pytest.raises(ValueError, match="time_step_limit"):
+        record(learner=learner, num=1).check(Learner(lambda: gpt2(time_step_limit=[0.0, 1.0])))
 
 
 def test_trajectories_of_other_rows_are_warned_of(record, learner, caplog):

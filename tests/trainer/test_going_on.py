@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from functools import partial
 from pathlib import Path
@@ -42,6 +43,33 @@ def test_the_same_trainer_goes_on_with_the_settings_that_its_args_have_now(make)
     rates = [entry["learning_rate"] for entry in trainer.state.log_history if "loss" in entry]
     assert rates == [0.05, 0.05, 0.002, 0.002]
     assert max(group["weight_decay"] for group in trainer.optimizer.param_groups) == 0.3
+
+
+def test_a_run_goes_on_whose_learner_has_an_infinity_in_its_config(make, tokenizer):
+    learner = tiny_learner(len(tokenizer))
+    learner.time_step_limit = [0.0, math.inf]
+    make({"learner_init": learner, "callbacks": [StopOnceAt(2)]}, **SAVED).train()
+    resumed = make({"learner_init": learner}, **SAVED)
+    resumed.train(resume_from_checkpoint=True)
+    assert (resumed.changed, resumed.state.global_step) == ({}, 4)
+
+
+def test_a_second_training_of_the_same_trainer_has_an_optimizer_of_its_own(make):
+    trainer = make(max_steps=2)
+    trainer.train()
+    trainer.args.learning_rate = 0.002
+    trainer.train()
+    assert {group["initial_lr"] for group in trainer.optimizer.param_groups} == {0.002}
+    assert {int(state["step"]) for state in trainer.optimizer.state.values()} == {2}
+    assert trainer._artefact()["recipe"]["learning_rate"] == 0.002
+
+
+def test_other_arguments_of_the_optimizer_count_from_the_resume_on(make):
+    make({"callbacks": [StopOnceAt(2)]}, **SAVED, optim="rmsprop", optim_args="momentum=0.1").train()
+    trainer = make(**SAVED, optim="rmsprop", optim_args="momentum=0.7")
+    trainer.train(resume_from_checkpoint=True)
+    assert trainer.changed == {"optim_args": ["momentum=0.1", "momentum=0.7"]}
+    assert {group["momentum"] for group in trainer.optimizer.param_groups} == {0.7}
 
 
 def test_a_finished_run_knows_its_trajectories_in_another_place(make, tmp_path, sequences, tokenizer):

@@ -57,6 +57,21 @@ def test_a_signal_ends_the_run_after_a_checkpoint_of_the_step(make, whole, caplo
     assert losses[0] == losses[1]
 
 
+def test_figures_of_the_start_are_logged_also_after_a_signal_before_the_first_log(make):
+    own = {"inputs": "tokens", "labels": "own", "teacher_steps": 3, "logging_steps": 3}
+    trainer = make({"callbacks": [SignalAt("SIGINT", step=1)]}, **own)
+    with pytest.raises(Interrupted):
+        trainer.train()
+    seconds = trainer._start_facts["start_seconds"]
+    resumed = make(**own)
+    resumed.train(resume_from_checkpoint=True)
+    assert [entry["start_seconds"] for entry in resumed.state.log_history if "start_seconds" in entry] == [seconds]
+
+    again = make(**own, max_steps=resumed.state.max_steps + 1)  # from a checkpoint after that log
+    again.train(resume_from_checkpoint=True)
+    assert [entry["start_seconds"] for entry in again.state.log_history if "start_seconds" in entry] == [seconds]
+
+
 def test_a_training_that_is_made_anew_saves_nothing_and_says_so(make, caplog):
     trainer = make({"callbacks": [SignalAt("SIGINT", step=2)]})
     trainer.saves_on_signal = False
