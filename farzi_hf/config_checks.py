@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Collection
 from dataclasses import fields
 from functools import cache
@@ -36,6 +37,9 @@ COUNTS = {
     "expert_steps": 1,
     "eval_students": 1,
     "max_non_finite": 0,
+    "per_device_train_batch_size": 1,
+    "per_device_eval_batch_size": 1,
+    "gradient_accumulation_steps": 1,
 }
 OPTIONAL_COUNTS = {
     "inner_steps_min": 1,
@@ -120,6 +124,10 @@ def _warn_once(message: str) -> None:
 
 def check_ranges(config: Any) -> None:
     """Raises ValueError if a number is outside of its range."""
+    if not 0 <= config.learning_rate < math.inf:
+        raise ValueError(
+            f"learning_rate={config.learning_rate} is not usable; give a number from 0 on, for instance 0.01"
+        )
     if config.inner_steps_min is not None and config.inner_steps_min > config.inner_steps:
         raise ValueError(
             f"inner_steps_min={config.inner_steps_min} is more than inner_steps={config.inner_steps}, but T is drawn between "

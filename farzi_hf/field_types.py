@@ -13,7 +13,7 @@ _PLAIN = {int, float, bool, str, NoneType}
 
 
 def numbers_from_text(settings: Any) -> None:
-    """Converts texts such as 1e-2 to floats, in the fields that hold numbers. YAML reads such a number as text.
+    """Converts texts such as 1e-2 to floats, in the fields that hold numbers, and NumPy's numbers to Python's. YAML reads 1e-2 as text.
 
     Raises:
         ValueError: a text is not a number.
@@ -21,7 +21,10 @@ def numbers_from_text(settings: Any) -> None:
     for name, hint in get_type_hints(type(settings)).items():
         kinds, value = get_args(hint) or (hint,), getattr(settings, name, None)
         if float in kinds and str not in kinds:
-            setattr(settings, name, _number(name, value))
+            value = _number(name, value)
+        if {int, float} & set(kinds) and not isinstance(value, int | float) and isinstance(value, Real):
+            value = int(value) if isinstance(value, Integral) else float(value)
+        setattr(settings, name, value)
 
 
 def check_types(settings: Any, names: Iterable[str]) -> None:
@@ -40,11 +43,26 @@ def check_plain_types(kind: type, values: Mapping[str, Any]) -> None:
     hints = get_type_hints(kind)
     for field in fields(kind):
         kinds = _kinds(hints[field.name])
-        parts = {part for kind in kinds for part in get_args(kind) or (kind,)}
+        parts = {part for one in kinds for part in (get_args(one) if get_origin(one) is list else (one,))}
         if field.name in values and parts <= _PLAIN and values[field.name] is not field.default:
             value = values[field.name]
             value = os.fspath(value) if isinstance(value, os.PathLike) else value
             _check(field.name, _number(field.name, value) if float in parts and str not in parts else value, kinds)
+
+
+def values_of_file(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of a YAML file as a parser of the dataclass `kind` can take them: it converts texts, but not in lists, nor a text to a list.
+
+    Raises:
+        ValueError: see `check_plain_types`.
+    """
+    hints, found = get_type_hints(kind), {}
+    for name in (field.name for field in fields(kind) if field.name in values):
+        value, kinds = values[name], _kinds(hints[name])
+        if not isinstance(value, str) or all(get_origin(one) is list for one in kinds):
+            found[name] = _number(name, value) if isinstance(value, list) and list[float] in kinds else value
+    check_plain_types(kind, found)
+    return {**values, **found}
 
 
 def _kinds(hint: Any) -> tuple[Any, ...]:

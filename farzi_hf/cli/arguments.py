@@ -18,7 +18,7 @@ from datasets import disable_progress_bars
 from transformers import HfArgumentParser, TrainingArguments
 
 from farzi_hf.artefact.checkpoints import HISTORY, with_new_names
-from farzi_hf.field_types import check_plain_types
+from farzi_hf.field_types import values_of_file
 
 
 def parse_arguments(
@@ -35,7 +35,8 @@ def parse_arguments(
     Raises:
         ValueError: the file cannot be read, or has keys that no dataclass has.
     """
-    if {"-h", "--help"} & set(sys.argv[1:] if argv is None else argv):
+    argv = sys.argv[1:] if argv is None else argv
+    if {"-h", "--help"} & set(argv):
         print(help_screen(types, default_config, usage))
         sys.exit(0)
     first = ArgumentParser(add_help=False, allow_abbrev=False)
@@ -49,7 +50,8 @@ def parse_arguments(
             f"{config}: some settings were changed during the run; a new run has the last ones from its first step on.",
             file=sys.stderr,
         )
-    _check_values(types, config, values)
+    given = {word[2:].partition("=")[0] for word in argv if word.startswith("--")}
+    values = _checked(types, config, {name: value for name, value in values.items() if name not in given})
     parser.set_defaults(**{"config": str(config), "output_dir": f"outputs/{config.stem}", **values})
     parsed = parser.parse_args_into_dataclasses(argv, look_for_args_file=False)
     if any(getattr(part, "disable_tqdm", False) for part in parsed):
@@ -57,13 +59,14 @@ def parse_arguments(
     return parsed
 
 
-def _check_values(types: Sequence[type], config: Path, values: Mapping[str, Any]) -> None:
-    """Raises ValueError if a value of the file has another type than its field. The parser converts and checks texts."""
+def _checked(types: Sequence[type], config: Path, values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The values of the file, as the parser can take them. Raises ValueError if one has another type than its field."""
     for kind in types:
         try:
-            check_plain_types(kind, {name: value for name, value in values.items() if not isinstance(value, str)})
+            values = values_of_file(kind, values)
         except ValueError as error:
             raise ValueError(f"config={str(config)!r}: {error}") from None
+    return values
 
 
 def help_screen(types: Sequence[type], default_config: Path, usage: str | None = None) -> str:

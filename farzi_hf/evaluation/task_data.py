@@ -28,7 +28,7 @@ class RunSettings:
     """The settings of a run that are not in `FarziConfig`: the data, the learner, and the rows to compare the summary with."""
 
     config: str = field(default="", metadata={"help": "YAML file with any of these fields"})
-    dataset: str = field(
+    dataset: str | None = field(
         default="ptb", metadata={"help": f"{', '.join(TEXTS)}, {SAMPLE_INTERACTIONS}, or a name for load_interactions"}
     )
     data_dir: str | None = field(default=None, metadata={"help": "folder with the files of the data set"})

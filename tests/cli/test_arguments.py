@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass, field
 from typing import get_type_hints
 
 import pytest
 import yaml
 from tiny_recipes import CONFIGS
+from tiny_trainer import tiny_trainer
 
 from farzi_hf import FarziConfig
 from farzi_hf.cli.arguments import parse_arguments
@@ -39,11 +41,11 @@ def test_a_config_gives_every_field_its_type_and_a_model(name):
     assert args.output_dir == f"outputs/{name}"
     assert settings.learner["model_type"] in ("gpt2", "sasrec")
     for kind, values in zip(TYPES, (settings, args), strict=True):
-        for field, hint in get_type_hints(kind).items():
-            value = getattr(values, field, None)
+        for name_of_field, hint in get_type_hints(kind).items():
+            value = getattr(values, name_of_field, None)
             for number, allowed in ((float, (float, int)), (int, int)):
                 if hint in (number, number | None) and value is not None:
-                    assert isinstance(value, allowed), field
+                    assert isinstance(value, allowed), name_of_field
     in_file = yaml.safe_load(path.read_text(encoding="utf-8"))
     parsed = {**vars(settings), **vars(args)}
     assert {k: float(v) if isinstance(parsed[k], float) else v for k, v in in_file.items()}.items() <= parsed.items()
@@ -111,8 +113,11 @@ def test_data_that_are_not_there_end_in_one_line(settings, message):
         ("num_students: 2.5", "num_students=2.5 is a float; give a value of type int"),
         ("distil: null", "distil=None is a NoneType; give a value of type bool"),
         ("baselines: [1]", "baselines=[1] is a list; give a value of type list[str]"),
+        ("baselines: head", "baselines='head' is a str; give a value of type list[str]"),
+        ("splits: '0'", "splits='0' is a str; give a value of type list[int]"),
+        ("inner_betas: [0.5, x]", "inner_betas='x' is not a number; write it as 0.01 or 1.0e-2"),
         ("splits: {a: 1}", "splits={'a': 1} is a dict; give a value of type list[int]"),
-        ("dataset: [ptb]", "dataset=['ptb'] is a list; give a value of type str"),
+        ("dataset: [ptb]", "dataset=['ptb'] is a list; give a value of type str or None"),
         ("long_steps: [3]", "long_steps=[3] is a list; give a value of type int or None"),
         ("max_steps: 2.5", "max_steps=2.5 is a float; give a value of type int"),
         ("max_steps: null", "max_steps=None is a NoneType; give a value of type int"),
@@ -133,3 +138,36 @@ def test_numbers_that_yaml_reads_as_text_are_numbers(tmp_path):
     )
     settings, args = parse_arguments(TYPES, path, [])
     assert (settings.num_students, args.learning_rate, args.inner_betas) == (2, 0.01, [0.5, 0.1])
+
+
+def test_the_recipe_of_a_summary_that_python_distilled_needs_a_data_set(tmp_path, sequences, tokenizer):
+    tiny_trainer(tmp_path / "out", sequences, tokenizer).save_model(tmp_path / "summary")
+    recipe = str(tmp_path / "summary" / "recipe.yaml")
+    with pytest.raises(ValueError, match=r"^dataset=None: .* give --dataset, or train in Python again$"):
+        parse("--config", recipe)
+    settings, args = parse("--config", recipe, "--dataset", "sample")
+    assert (settings.dataset, args.num_sequences) == ("sample", 4)
+
+
+def test_a_value_that_the_command_line_replaces_may_be_of_any_type(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text("dataset: sample\nmax_steps: null\nsplits: x\n", encoding="utf-8")
+    settings, args = parse_arguments(TYPES, path, ["--max_steps=3", "--splits", "1", "2"])
+    assert (args.max_steps, settings.splits) == (3, [1, 2])
+
+
+@dataclass
+class Settings:
+    """As those of a recipe, which convert nothing themselves."""
+
+    output_dir: str = ""
+    config: str = ""
+    rates: list[float] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+
+
+def test_texts_in_lists_of_numbers_are_numbers_in_every_dataclass(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text("rates: [1e-2, 3]\nnames: [1e-2]\n", encoding="utf-8")
+    (settings,) = parse_arguments((Settings,), path, [])
+    assert (settings.rates, settings.names) == ([0.01, 3], ["1e-2"])

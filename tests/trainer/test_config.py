@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import MISSING, fields
 
+import numpy as np
 import pytest
 import yaml
 from transformers import HfArgumentParser, TrainingArguments
@@ -356,3 +357,24 @@ def test_a_setting_of_another_form_is_said_to_have_no_effect(caplog):
     assert [record.message for record in caplog.records] == [
         "tau=0.77 has no effect with inputs='tokens'.", "label_dim=77 has no effect with labels='shared'.",
     ]  # fmt: skip
+
+
+def test_numbers_of_numpy_become_those_of_python():
+    args = config(max_steps=np.int64(5), learning_rate=np.float32(0.5), inner_steps=np.int64(4))
+    assert (args.max_steps, args.learning_rate, args.inner_steps) == (5, 0.5, 4)
+    assert args.to_recipe()["max_steps"] == 5
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"learning_rate": float("nan")}, {"gradient_accumulation_steps": 0}, {"per_device_train_batch_size": 0}],
+    ids=str,
+)
+def test_numbers_of_the_outer_loop_out_of_range_are_named(settings):
+    (name,) = settings
+    with pytest.raises(ValueError, match=rf"^{name}=(nan|0) is not usable; give "):
+        config(**settings)
+
+
+def test_fields_of_other_types_than_plain_ones_are_the_trainers_business():
+    assert config(liger_kernel_config={"rope": True}).liger_kernel_config == {"rope": True}
