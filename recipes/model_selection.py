@@ -38,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with ends_in_one_line("model_selection.py"):
         name, problem, folder = parse(argv)
         check_outputs(folder, FILES)
+        problem.check_files()
     trainings = trainings_of(problem)
     write(name, problem, folder, trainings, [problem.summary_seconds(split) for split in problem.splits])
 

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from kept import kept
+from kept import kept, stored
 from quick_scale import parse_settings
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from farzi_hf import FarziConfig, FarziTrainer
 from farzi_hf.artefact.atomic_folder import replace_file
 from farzi_hf.artefact.checkpoints import discard_checkpoints
 from farzi_hf.cli.distil import trainer_of, with_folder
+from farzi_hf.cli.run_folder import check_files
 from farzi_hf.data.seeds import Purpose, check_different, stream
 from farzi_hf.distillation import Learner, SyntheticTraining
 from farzi_hf.distillation.real_training import RealData
@@ -251,6 +254,19 @@ class SelectionProblem:
         """It is written after all summaries, so it says that they are there, and with which settings they were made."""
         return self.folder / f"split-{split}" / "summaries.json"
 
+    def check_files(self) -> None:
+        """Raises ValueError if files of others would be overwritten. Call it before any work."""
+        for split in self.splits:
+            stored(self._seconds(split), self._recipe(split))
+            for name in (WINDOWS, START, DISTILLED):
+                check_files(
+                    self.folder,
+                    [self._tensors(split, name).relative_to(self.folder)],
+                    _is_summary(self._tensors(split, name)),
+                )
+            for configuration, way in product(self.configurations, WAYS):
+                stored(self._file(split, configuration, way), self._settings(split, way))
+
     def _tensors(self, split: int, name: str) -> Path:
         return self.folder / f"split-{split}" / f"{file_name(name)}.safetensors"
 
@@ -263,10 +279,11 @@ class SelectionProblem:
 
     def trained(self, split: int, configuration: Configuration, way: Way) -> dict[str, Any]:
         """CPU seconds of one training, and the metrics on `PARTS`."""
-        name = f"split-{split}/{file_name(way.name)}/{configuration.slug}"
-        return kept(
-            self.folder / f"{name}.json", self._settings(split, way), lambda: self._train(split, configuration, way)
-        )
+        path = self._file(split, configuration, way)
+        return kept(path, self._settings(split, way), lambda: self._train(split, configuration, way))
+
+    def _file(self, split: int, configuration: Configuration, way: Way) -> Path:
+        return self.folder / f"split-{split}" / file_name(way.name) / f"{configuration.slug}.json"
 
     def comparison(self, split: int, configuration: Configuration, summary: str) -> Comparison:
         """A model of this configuration beside a summary and the real data of a split."""
@@ -305,6 +322,13 @@ class SelectionProblem:
 
     def _data(self, split: int) -> dict[str, str]:
         return {"data": self.data.fingerprint(split)}
+
+
+def _is_summary(path: Path) -> bool:
+    """Whether a file has the tensors of a summary."""
+    with suppress(OSError, SafetensorError), safe_open(path, "pt") as file:
+        return {"input_ids", "label_latents"} <= set(file.keys())
+    return False
 
 
 def file_name(name: str) -> str:

@@ -8,6 +8,7 @@ Ctrl-C ends it early, with a report of what was measured until then.
 
 from __future__ import annotations
 
+import sys
 import time
 from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
@@ -48,6 +49,8 @@ FACTS = {
 }
 BLOCKS = 20
 """The run is cut into this number of equal parts, and the line is fitted to their medians. Evaluations and checkpoints are short peaks."""
+FEWEST = 4
+"""Measurements that a line with a standard error needs."""
 SETTLING = 0.1
 """Share of the first steps that the line leaves out. In these steps, libraries are loaded and the heap grows to its size."""
 
@@ -86,17 +89,21 @@ class Watch(TrainerCallback):
             print(*row, sep=",", file=file)
 
 
+def after_settling(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The measurements that the line goes through."""
+    return [row for row in rows if row["step"] > SETTLING * rows[-1]["step"]]
+
+
 def straight_line(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float, float]:
     """Slope in MiB per outer step, value at step 0 in MiB, and standard error of the slope, after `SETTLING`."""
-    settled = [row for row in rows if row["step"] > SETTLING * rows[-1]["step"]]
+    if len(settled := after_settling(rows)) < FEWEST:
+        raise ValueError(
+            f"minutes is too short: it left time for {len(rows)} measurements, too few for a line; give more minutes, or a smaller every"
+        )
     steps = np.array([row["step"] for row in settled], dtype=float)
     memory = np.array([row["resident_mib"] for row in settled])
     blocks = list(zip(np.array_split(steps, BLOCKS), np.array_split(memory, BLOCKS), strict=True))
     middles, medians = zip(*((part.mean(), np.median(values)) for part, values in blocks if len(part)), strict=True)
-    if len(middles) < 4:
-        raise ValueError(
-            f"minutes is too short: it left time for {len(rows)} measurements, too few for a line; give more minutes, or a smaller every"
-        )
     (slope, origin), covariance = np.polyfit(middles, medians, deg=1, cov=True)
     return float(slope), float(origin), float(np.sqrt(covariance[0, 0]))
 
@@ -140,6 +147,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         distil(watch)
     except Interrupted as interrupted:
         ended = interrupted
+    if ended is not None and len(after_settling(watch.rows)) < FEWEST:
+        print(
+            f"soak.py: {len(watch.rows)} measurements are too few for a report; {watch.file} has them", file=sys.stderr
+        )
+        raise ended
     with ends_in_one_line("soak.py"):
         print(report(watch.rows, FACTS, folder))
     watch.file.unlink()

@@ -20,7 +20,7 @@ def test_a_kept_result_is_json_for_every_reader(tmp_path):
     assert kept(path, {"seed": 1}, list) == []
 
 
-@pytest.mark.parametrize("content", ["eggs: 3", '{"value": 1}', "[1]", "\ufeff"])
+@pytest.mark.parametrize("content", ["eggs: 3", '{"value": 1}', '{"settings": 1}', "[1]", "5", "\ufeff"])
 def test_a_file_that_no_recipe_wrote_is_refused_before_the_work(tmp_path, content):
     path = tmp_path / "x.json"
     path.write_text(content, encoding="utf-8")

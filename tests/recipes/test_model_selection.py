@@ -88,6 +88,19 @@ def test_a_run_writes_its_card_and_a_second_one_trains_nothing(tmp_path, monkeyp
     assert again.summary_seconds(1)[DISTILLED] > 0
 
 
+@pytest.mark.parametrize(
+    "name", ["summaries.json", "the-summary.safetensors", "all-real-data-for-long/fmlp-4x1-0.01-0.json"]
+)
+def test_files_of_others_are_refused_before_the_work(tmp_path, monkeypatch, name) -> None:
+    monkeypatch.setattr(model_selection, "trainings_of", None)
+    path = tmp_path / "runs" / "split-0" / name
+    path.parent.mkdir(parents=True)
+    path.write_text("5", encoding="utf-8")
+    with pytest.raises(SystemExit, match=f"{path.name}' exists already"):
+        model_selection.main([*TINY, *places(tmp_path)])
+    assert path.read_text(encoding="utf-8") == "5"
+
+
 def test_a_distillation_that_was_interrupted_is_made_anew(tmp_path, monkeypatch) -> None:
     """Also where the user has asked for checkpoints."""
     whole = problem(tmp_path / "whole", "--max_steps", "3").summary(0, DISTILLED)

@@ -42,6 +42,12 @@ def test_a_distillation_is_measured_and_ends_when_its_time_is_over(sequences, to
         report(watch.rows, {}, tmp_path / "report")
 
 
+def test_measurements_that_are_too_few_are_an_error() -> None:
+    for few in ([], rows(0.0)[:3]):
+        with pytest.raises(ValueError, match=f"left time for {len(few)} measurements"):
+            straight_line(few)
+
+
 def test_the_report_has_a_table_a_figure_and_the_measurements(tmp_path) -> None:
     table = report(rows(0.25), {"summary": "[4×8]"}, tmp_path)
     assert "+250." in table
@@ -53,7 +59,7 @@ def test_the_report_has_a_table_a_figure_and_the_measurements(tmp_path) -> None:
     "earlier", [None, "step,minutes,resident_mib,open_files,threads\n1,2,3,4,5\n"], ids=["enough", "too few"]
 )
 def test_after_a_signal_the_measurements_and_their_report_are_there(
-    tmp_path, monkeypatch, caplog, sequences, tokenizer, earlier
+    tmp_path, monkeypatch, caplog, capsys, sequences, tokenizer, earlier
 ) -> None:
     """With too few measurements for a report, the earlier one stays beside them."""
     last = 3 if earlier else 12
@@ -74,9 +80,9 @@ def test_after_a_signal_the_measurements_and_their_report_are_there(
     found = tmp_path / ("measured.csv" if earlier else "memory.csv")
     with found.open(encoding="utf-8") as file:
         assert [int(row["step"]) for row in csv.DictReader(file)] == list(range(1, last + 1))
+    assert stop.value.code == 130
     if earlier:
-        assert stop.value.code.startswith("soak.py: minutes is too short: it left time for 3 measurements")
+        assert f"soak.py: 3 measurements are too few for a report; {found} has them" in capsys.readouterr().err
         assert (tmp_path / "memory.csv").read_text(encoding="utf-8") == earlier
     else:
-        assert stop.value.code == 130
         assert sorted(path.name for path in tmp_path.iterdir()) == ["memory.csv", "memory.png", "table.md"]
