@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
+from enum import EnumMeta
 from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -53,15 +54,22 @@ def check_plain_types(kind: type, values: Mapping[str, Any]) -> None:
 def values_of_file(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
     """Values of a YAML file as a parser of the dataclass `kind` can take them: it converts texts, but not in lists, nor a text to a list.
 
+    YAML reads `save_strategy: no` as False; a choice that has a "no" gets it.
+
     Raises:
         ValueError: see `check_plain_types`.
     """
-    hints, found = get_type_hints(kind), {}
+    hints, found, left = get_type_hints(kind), {}, set()
     for name in (field.name for field in fields(kind) if field.name in values):
         value, kinds = values[name], _kinds(hints[name])
-        if not isinstance(value, str) or all(get_origin(one) is list for one in kinds):
-            found[name] = _number(name, value) if isinstance(value, list) and list[float] in kinds else value
-    check_plain_types(kind, found)
+        if value is False and any(
+            isinstance(one, EnumMeta) and "no" in {choice.value for choice in one} for one in kinds
+        ):
+            value = "no"
+        found[name] = _number(name, value) if isinstance(value, list) and list[float] in kinds else value
+        if isinstance(value, str) and not all(get_origin(one) is list for one in kinds):
+            left.add(name)  # to the parser
+    check_plain_types(kind, {name: value for name, value in found.items() if name not in left})
     return {**values, **found}
 
 

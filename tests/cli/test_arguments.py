@@ -131,13 +131,15 @@ def test_values_of_another_type_are_named(tmp_path, line, message):
         parse_arguments(TYPES, path, [])
 
 
-def test_numbers_that_yaml_reads_as_text_are_numbers(tmp_path):
+def test_what_yaml_reads_as_another_type_is_what_was_meant(tmp_path):
     path = tmp_path / "c.yaml"
     path.write_text(
         "dataset: sample\nuse_cpu: true\nnum_students: 2\nlearning_rate: 1e-2\ninner_betas: [0.5, 1e-1]\nwindow: null\n"
+        "save_strategy: no\neval_strategy: steps\n"
     )
     settings, args = parse_arguments(TYPES, path, [])
     assert (settings.num_students, args.learning_rate, args.inner_betas) == (2, 0.01, [0.5, 0.1])
+    assert (args.save_strategy, args.eval_strategy) == ("no", "steps")
 
 
 def test_the_recipe_of_a_summary_that_python_distilled_needs_a_data_set(tmp_path, sequences, tokenizer):
