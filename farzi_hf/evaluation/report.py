@@ -36,7 +36,10 @@ def environment(args: TrainingArguments) -> dict[str, Any]:
 
 
 def commit_of(path: Path) -> dict[str, str]:
-    """The fact `commit` of the repository that this file belongs to. There is none without git, or for a copy that a repository ignores."""
+    """The fact `commit` of the repository that this file belongs to. There is none without git, or for a copy that a repository ignores.
+
+    It ends with -dirty where files differ from the commit. Texts do not count, nor results, which the program itself may have written.
+    """
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(path.parent), *arguments]
@@ -44,7 +47,8 @@ def commit_of(path: Path) -> dict[str, str]:
 
     try:
         git("ls-files", "--error-unmatch", path.name)
-        return {"commit": git("describe", "--always", "--dirty")}
+        changed = git("diff", "--name-only", "HEAD", "--", ":(top)", ":(top,exclude)model_cards", ":(top,exclude)*.md")
+        return {"commit": git("describe", "--always") + ("-dirty" if changed else "")}
     except (OSError, subprocess.CalledProcessError):
         return {}
 

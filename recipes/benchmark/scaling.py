@@ -164,10 +164,10 @@ def estimated(inner_loss: InnerLoss, start: Parameters, inputs: tuple[Tensor, ..
 def write(rows: Sequence[Mapping[str, Any]], output: Path) -> None:
     """results.csv, table.md and scaling.png."""
     columns = (
-        "loss", "vocabulary", "length", "status", "seconds", "memory_bytes", "estimated_bytes", "note", "torch", "commit", "code",
+        "loss", "vocabulary", "length", "status", "seconds", "memory_bytes", "estimated_bytes", "note", "commit", "code",
     )  # fmt: skip
     save_csv([{name: row.get(name) for name in columns} for row in rows], output / "results.csv")
-    text = f"# An inner step over the vocabulary and the length\n\n{markdown([readable(row) for row in rows], ('torch', 'commit'))}\n\n"
+    text = f"# An inner step over the vocabulary and the length\n\n{markdown([readable(row) for row in rows], ('commit',))}\n\n"
     facts = {k: v for k, v in rows[-1].items() if k in ("processor", "malloc")}
     save_text(text + listed({**facts, "T": STEPS, "sequences": SEQUENCES, "h": WIDTH}) + "\n", output / "table.md")
     if any(row["status"] == "ok" for row in rows):
@@ -181,7 +181,6 @@ def readable(row: Mapping[str, Any]) -> dict[str, str]:
         "loss": row["loss"],
         "V": f"{row['vocabulary']:,}",
         "ξ": f"{row['length']:,}",
-        "torch": row.get("torch", ""),
         "commit": row.get("commit", ""),
     }
     if row["status"] != "ok":

@@ -31,6 +31,21 @@ def test_the_commit_is_that_of_our_own_repository(tmp_path, monkeypatch, tracked
     assert ("commit" in report.environment(args)) == tracked
 
 
+def test_a_commit_is_dirty_where_the_code_has_changed_and_not_where_results_have(tmp_path):
+    for name in ("report.py", "LOG.md", "model_cards/run/results.csv"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("old", encoding="utf-8")
+    git(tmp_path, "init")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-m", "one")
+    commit = report.commit_of(tmp_path / "report.py")["commit"]
+    for name in ("LOG.md", "model_cards/run/results.csv"):
+        (tmp_path / name).write_text("new", encoding="utf-8")
+    assert report.commit_of(tmp_path / "report.py")["commit"] == commit
+    (tmp_path / "report.py").write_text("new", encoding="utf-8")
+    assert report.commit_of(tmp_path / "report.py")["commit"] == f"{commit}-dirty"
+
+
 def test_no_full_training_is_as_good_as_one_that_diverged():
     def never(*_: object) -> None:
         raise AssertionError
