@@ -25,9 +25,10 @@ test: $(VENV)/.installed ## the test suite, without the tests marked slow or gpu
 	$(BIN)/python -m pytest -n logical -m "not slow and not gpu"
 
 # What every range of versions in pyproject.toml has to hold for: reading, training, saving, pushing, plotting.
-CORE := tests/test_imports.py $(addprefix tests/,engine data models summary evaluation plots artefact/test_publishing.py \
-	artefact/test_hub.py distillation/test_learner.py distillation/test_trajectories.py trainer/test_config.py trainer/test_trainer.py \
-	trainer/test_interrupts.py)
+CORE := tests/test_imports.py $(addprefix tests/,engine data models tasks report summary/test_collator.py summary/test_farzi_data.py \
+	summary/test_forms.py summary/test_initialization.py summary/test_soft_training.py summary/test_stock_settings.py \
+	summary/test_vocabulary_sums.py summary/store/test_publishing.py summary/store/test_hub.py distillation/test_learner.py \
+	distillation/test_trajectories.py distillation/test_config.py distillation/test_trainer.py distillation/test_interrupts.py)
 
 # Old releases call what newer releases of others call deprecated: warnings are no errors here. The deselected test asks a
 # server that an old huggingface_hub looks for on the internet.
@@ -35,7 +36,7 @@ test-oldest: .venv-oldest/.installed ## the core tests with the oldest releases 
 test-newest: .venv-newest/.installed ## the core tests with the newest releases that it allows
 test-oldest test-newest: test-%:
 	.venv-$*/bin/python -m pytest -n logical -q -m "not slow and not gpu" -o filterwarnings=default \
-		--deselect tests/artefact/test_hub.py::test_the_card_on_the_hub_parses_and_names_its_repository $(CORE)
+		--deselect tests/summary/store/test_hub.py::test_the_card_on_the_hub_parses_and_names_its_repository $(CORE)
 
 FUZZ_SECONDS := 600
 

@@ -11,14 +11,14 @@ from importlib import import_module
 from typing import Any
 
 _HOME = {
-    "FarziConfig": "config",
-    "FarziTrainer": "trainer",
+    "FarziConfig": "distillation",
+    "FarziTrainer": "distillation",
     "FarziData": "summary",
     "FarziDataConfig": "summary",
     "attach_soft_inputs": "summary",
     "soft_cross_entropy": "summary",
-    "LanguageModeling": "evaluation",
-    "Recommendation": "evaluation",
+    "LanguageModeling": "tasks",
+    "Recommendation": "tasks",
     "Learner": "distillation",
     "unroll": "engine",
     "Direct": "engine",

@@ -42,8 +42,8 @@ from farzi_hf.data import IGNORED
 from farzi_hf.data.seeds import Purpose, derive, stream
 from farzi_hf.distillation import Parameters
 from farzi_hf.engine import Reversible
-from farzi_hf.evaluation import listed, markdown, save_csv, save_json, save_text
-from farzi_hf.plots import plot_attribution
+from farzi_hf.report import listed, markdown, save_csv, save_json, save_text
+from farzi_hf.report.plots import plot_attribution
 
 DRAWN = ("training alone", "autograd", "torch.utils.checkpoint", "Tape", "Checkpoint", "Reversible")
 """The ways whose memory the figure shows. That of compiled ones is about the same."""

@@ -19,7 +19,8 @@ from farzi_hf.data import minibatches
 from farzi_hf.data.seeds import Purpose, check_different, derive, stream
 from farzi_hf.distillation import Learner, Parameters
 from farzi_hf.engine import OPTIMIZERS, InnerOptimizer
-from farzi_hf.evaluation import LanguageModeling, Recommendation, RunSettings, TaskData
+from farzi_hf.report import RunSettings, TaskData
+from farzi_hf.tasks import LanguageModeling, Recommendation
 
 DATASETS = ("ptb", "ml-100k", "sample", "sample_interactions")
 WAYS = (

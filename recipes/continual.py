@@ -26,9 +26,9 @@ from tqdm.auto import tqdm
 
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.cli.run_folder import check_outputs
-from farzi_hf.evaluation import listed, markdown, save_csv, save_json, save_text
-from farzi_hf.evaluation.metrics import bootstrap_interval, mean_and_spread, rank_metrics, ranking_intervals
-from farzi_hf.plots import plot_continual
+from farzi_hf.report import listed, markdown, save_csv, save_json, save_text
+from farzi_hf.report.plots import plot_continual
+from farzi_hf.tasks.metrics import bootstrap_interval, mean_and_spread, rank_metrics, ranking_intervals
 
 FILES = ("table.json", "table.md", "table.csv", "continual.png")
 GROUPS = {OLD: "users of old blocks", NEW: "users of the new block"}

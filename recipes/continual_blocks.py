@@ -9,8 +9,8 @@ import numpy as np
 from datasets import Dataset
 
 from farzi_hf.data import Interactions, load_interactions
-from farzi_hf.evaluation import InteractionData
-from farzi_hf.evaluation.task_data import SAMPLE_INTERACTIONS
+from farzi_hf.report import InteractionData
+from farzi_hf.report.task_data import SAMPLE_INTERACTIONS
 
 OLD, NEW = "old", "new"
 """Users who were in an earlier block, and users who are seen for the first time."""

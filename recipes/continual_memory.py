@@ -17,11 +17,11 @@ from torch import Tensor
 from transformers import PrinterCallback
 
 from farzi_hf import FarziData, FarziTrainer
-from farzi_hf.artefact.checkpoints import discard_checkpoints
 from farzi_hf.cli.distil import with_folder
 from farzi_hf.data import flatten_sequences
 from farzi_hf.data.seeds import Purpose, derive, stream
 from farzi_hf.distillation import Learner, MetaMatching, Parameters
+from farzi_hf.distillation.checkpoints import discard_checkpoints
 from farzi_hf.distillation.objectives.base import Batch
 from farzi_hf.distillation.real_training import RealBatches
 from farzi_hf.distillation.teacher import Teacher, label

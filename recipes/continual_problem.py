@@ -21,15 +21,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from farzi_hf import FarziConfig, FarziData
-from farzi_hf.artefact.atomic_folder import replace_file
 from farzi_hf.data.seeds import Purpose, check_different, derive
 from farzi_hf.distillation import Learner, Parameters, SyntheticTraining
 from farzi_hf.distillation.real_training import RealBatches, RealData
 from farzi_hf.distillation.teacher import head_width
 from farzi_hf.engine import train
-from farzi_hf.evaluation import RunSettings, Task, TaskData
+from farzi_hf.report import RunSettings, TaskData
 from farzi_hf.summary import FarziDataConfig
 from farzi_hf.summary.lr_schedules import lr_schedule
+from farzi_hf.summary.store.atomic_folder import replace_file
+from farzi_hf.tasks import Task
 
 DATASETS = ("ml-100k", "sample_interactions")
 _BATCH = 128  # users that are measured at once

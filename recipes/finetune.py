@@ -26,9 +26,10 @@ from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.cli.run_folder import check_outputs, write_recipe
 from farzi_hf.distillation import SyntheticTraining
 from farzi_hf.distillation.teacher import TeacherTraining
-from farzi_hf.evaluation import Comparison, Measured, Student, Task, TaskData, markdown, save_csv, save_text
-from farzi_hf.evaluation.rows import stock_arguments, train_stock
-from farzi_hf.plots import plot_comparison
+from farzi_hf.report import Comparison, Measured, Student, TaskData, markdown, save_csv, save_text
+from farzi_hf.report.plots import plot_comparison
+from farzi_hf.report.rows import stock_arguments, train_stock
+from farzi_hf.tasks import Task
 
 
 @dataclass

@@ -8,9 +8,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from farzi_hf.artefact.escaping import json_text
 from farzi_hf.cli.run_folder import made_with
-from farzi_hf.evaluation import save_text
+from farzi_hf.report import save_text
+from farzi_hf.summary.store.escaping import json_text
 
 
 def kept(

@@ -25,9 +25,9 @@ from tqdm.auto import tqdm
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.cli.run_folder import check_outputs
 from farzi_hf.data import flatten_sequences
-from farzi_hf.evaluation import listed, markdown, save_csv, save_json, save_text
-from farzi_hf.evaluation.report import environment
-from farzi_hf.plots import plot_model_selection
+from farzi_hf.report import listed, markdown, save_csv, save_json, save_text
+from farzi_hf.report.plots import plot_model_selection
+from farzi_hf.report.rendering import environment
 
 FILES = ("table.json", "table.md", "table.csv", "model_selection.png")
 

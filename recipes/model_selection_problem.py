@@ -17,18 +17,18 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from farzi_hf import FarziConfig, FarziTrainer
-from farzi_hf.artefact.atomic_folder import replace_file
-from farzi_hf.artefact.checkpoints import discard_checkpoints
 from farzi_hf.cli.distil import trainer_of, with_folder
 from farzi_hf.cli.run_folder import check_files
 from farzi_hf.data.seeds import Purpose, check_different, stream
 from farzi_hf.distillation import Learner, SyntheticTraining
+from farzi_hf.distillation.checkpoints import discard_checkpoints
 from farzi_hf.distillation.real_training import RealData
 from farzi_hf.distillation.teacher import Labelling, TeacherTraining, label
 from farzi_hf.engine import InnerAdam
-from farzi_hf.evaluation import Comparison, RunSettings, Student, TaskData
+from farzi_hf.report import Comparison, RunSettings, Student, TaskData
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.initialization import set_ids
+from farzi_hf.summary.store.atomic_folder import replace_file
 
 DATASETS = ("ml-100k", "sample_interactions")
 DISTILLED, START, WINDOWS = "the summary", "the summary before outer steps", "real windows, teacher's labels"

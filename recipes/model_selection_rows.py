@@ -11,7 +11,7 @@ import numpy as np
 from model_selection_problem import DISTILLED, LONG, PARTS, RANDOM, SAME_COST, SAME_STEPS, START, WAYS, WINDOWS
 
 from farzi_hf.attribution import spearman
-from farzi_hf.evaluation.metrics import bootstrap_interval
+from farzi_hf.tasks.metrics import bootstrap_interval
 
 SIMILAR = 0.25
 """Costs whose logarithms differ by less are called the same: from 78 to 128 %."""

@@ -19,7 +19,7 @@ from farzi_hf import FarziConfig
 from farzi_hf.cli.arguments import parse_arguments
 from farzi_hf.cli.distil import RESULTS, Run, report
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
-from farzi_hf.evaluation import RunSettings
+from farzi_hf.report import RunSettings
 
 CONFIG = Path(__file__).resolve().parent / "configs" / "ptb_50x50.yaml"
 

@@ -17,8 +17,8 @@ from tiny_trainer import say_into, tiny_data, tiny_trainer
 from transformers.trainer_callback import TrainerCallback
 
 from farzi_hf import FarziData, record_trajectories
-from farzi_hf.artefact.atomic_folder import replace_file
-from farzi_hf.trainer import last_checkpoint
+from farzi_hf.distillation.trainer import last_checkpoint
+from farzi_hf.summary.store.atomic_folder import replace_file
 
 SEQUENCES, TOKENIZER = tiny_data()
 """Made once: the processes of the jobs are forked from one that has imported this module."""

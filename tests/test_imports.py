@@ -12,7 +12,7 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parent.parent / "farzi_hf"
 # A room imports from the rooms before it. What stands beside the rooms, the trainer first of all, may use them all.
-ROOMS = ("engine", "data", "models", "artefact", "summary", "distillation", "attribution", "evaluation", "plots")
+ROOMS = ("engine", "data", "models", "tasks", "summary", "distillation", "attribution", "report")
 INDEPENDENT = ("engine", "models")
 BESIDE = ("cli",)
 FILES = sorted(path for room in ROOMS for path in (PACKAGE / room).rglob("*.py"))

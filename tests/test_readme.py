@@ -11,7 +11,7 @@ from transformers import HfArgumentParser
 
 from farzi_hf import FarziConfig
 from farzi_hf.cli.arguments import parse_arguments
-from farzi_hf.evaluation import RunSettings
+from farzi_hf.report import RunSettings
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

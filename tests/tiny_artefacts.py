@@ -11,8 +11,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from farzi_hf.artefact import ArtefactFolder
 from farzi_hf.summary import FarziData, FarziDataConfig
+from farzi_hf.summary.store import ArtefactFolder
 
 WORDS = ["<pad>", "<unk>", "<s>", "</s>", "the", "cat", "a|b"]
 

@@ -10,8 +10,8 @@ import pytest
 from datasets import DatasetDict
 
 from farzi_hf.data import TEXTS, Interactions, load_sample_interactions, load_sample_text
-from farzi_hf.evaluation import task_data
-from farzi_hf.evaluation.metrics import bootstrap_interval, ranking_intervals
+from farzi_hf.report import task_data
+from farzi_hf.tasks.metrics import bootstrap_interval, ranking_intervals
 
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 CONFIGS = RECIPES / "configs"

@@ -16,8 +16,8 @@ from transformers import GPT2Config, PreTrainedTokenizerFast
 from transformers.trainer_callback import TrainerCallback
 
 from farzi_hf import FarziConfig, FarziTrainer
-from farzi_hf.artefact.signals import Interrupted
 from farzi_hf.data import load_sample_text, tokenize, word_tokenizer
+from farzi_hf.distillation.signals import Interrupted
 
 SETTINGS = {
     "inputs": "soft", "labels": "shared", "inner_betas": [0.5, 0.999],

@@ -17,8 +17,8 @@ import yaml
 from datasets import disable_progress_bars
 from transformers import HfArgumentParser, TrainingArguments
 
-from farzi_hf.artefact.checkpoints import HISTORY, with_new_names
-from farzi_hf.field_types import values_of_file
+from farzi_hf.distillation.checkpoints import HISTORY, with_new_names
+from farzi_hf.distillation.field_types import values_of_file
 
 
 def parse_arguments(

@@ -13,9 +13,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from farzi_hf.artefact.checkpoints import HISTORY
-from farzi_hf.artefact.escaping import json_text
-from farzi_hf.callbacks import phase
 from farzi_hf.cli.arguments import example_configs, find_config, parse_arguments
 from farzi_hf.cli.figures import FIGURES, draw
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory
@@ -29,10 +26,14 @@ from farzi_hf.cli.run_folder import (
     with_history,
     write_recipe,
 )
-from farzi_hf.config import FarziConfig
+from farzi_hf.distillation.callbacks import phase
+from farzi_hf.distillation.checkpoints import HISTORY
+from farzi_hf.distillation.config import FarziConfig
 from farzi_hf.distillation.objectives.private import figures_of, pooled_facts
+from farzi_hf.distillation.resumable_trainer import OF_THE_OPTIMIZER
 from farzi_hf.distillation.row_checks import check_rows, run_check
-from farzi_hf.evaluation import (
+from farzi_hf.distillation.trainer import FarziTrainer
+from farzi_hf.report import (
     BASELINES,
     Comparison,
     Measured,
@@ -44,7 +45,8 @@ from farzi_hf.evaluation import (
     save_csv,
     save_text,
 )
-from farzi_hf.evaluation.report import (
+from farzi_hf.report.plots import plot_comparison
+from farzi_hf.report.rendering import (
     check_loadable,
     cost,
     distillation_seconds,
@@ -54,11 +56,9 @@ from farzi_hf.evaluation.report import (
     provenance,
     ratios,
 )
-from farzi_hf.evaluation.rows import on_summary, under_stock_trainer
-from farzi_hf.plots import plot_comparison
-from farzi_hf.resumable_trainer import OF_THE_OPTIMIZER
+from farzi_hf.report.rows import on_summary, under_stock_trainer
 from farzi_hf.summary.forms import LABELS
-from farzi_hf.trainer import FarziTrainer
+from farzi_hf.summary.store.escaping import json_text
 
 RESULTS, START = "results.json", "start.json"
 _USAGE = "farzi distil CONFIG [--FIELD VALUE …]    CONFIG: a YAML file, or the name of an example such as demo"

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from farzi_hf.evaluation import Comparison, Row, popularity
-from farzi_hf.plots import plot_comparison, plot_distillation, plot_entropy, plot_popularity, plot_tokens
+from farzi_hf.report import Comparison
+from farzi_hf.report.plots import plot_comparison, plot_distillation, plot_entropy, plot_popularity, plot_tokens
+from farzi_hf.tasks import Row, popularity
 
 FIGURES = ("distillation", "comparison", "tokens", "entropy", "popularity")
 

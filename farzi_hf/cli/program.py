@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from farzi_hf.artefact.disk import DiskFullError
 from farzi_hf.data import DataUnavailableError
+from farzi_hf.summary.store.disk import DiskFullError
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of <malloc.h>
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from collections.abc import Sequence
 
-from farzi_hf.artefact import push_folder
 from farzi_hf.cli.program import ends_in_one_line
+from farzi_hf.summary.store import push_folder
 
 
 def command(argv: Sequence[str]) -> None:

@@ -12,8 +12,7 @@ from typing import Any
 
 import yaml
 
-from farzi_hf.artefact.atomic_folder import check_destination, exclusive
-from farzi_hf.artefact.checkpoints import (
+from farzi_hf.distillation.checkpoints import (
     HISTORY,
     changes,
     check_kept,
@@ -24,10 +23,11 @@ from farzi_hf.artefact.checkpoints import (
     read_record,
     with_new_names,
 )
-from farzi_hf.artefact.escaping import as_written, numbers_of, yaml_text
-from farzi_hf.config import FarziConfig
-from farzi_hf.evaluation.tables import save_text
-from farzi_hf.trainer import FarziTrainer
+from farzi_hf.distillation.config import FarziConfig
+from farzi_hf.distillation.trainer import FarziTrainer
+from farzi_hf.report.tables import save_text
+from farzi_hf.summary.store.atomic_folder import check_destination, exclusive
+from farzi_hf.summary.store.escaping import as_written, numbers_of, yaml_text
 
 HEADER = "# Written by a recipe of farzi_hf: here it goes on, and replaces results of its own.\n"
 _SIGNATURES = {

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from farzi_hf.cli.program import ends_in_one_line
-from farzi_hf.evaluation.tables import markdown
+from farzi_hf.report.tables import markdown
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.forms import PER_SEQUENCE
 from farzi_hf.summary.reading import Decoded

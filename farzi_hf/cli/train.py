@@ -12,12 +12,12 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, Trainer
 
 import farzi_hf.models  # noqa: F401  registers the architectures that transformers lacks
-from farzi_hf.artefact.card_learner import learner_settings
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory
 from farzi_hf.cli.run_folder import check_outputs
 from farzi_hf.data import vocabulary_of
-from farzi_hf.evaluation import TaskData
+from farzi_hf.report import TaskData
 from farzi_hf.summary import FarziData, attach_soft_inputs, soft_cross_entropy
+from farzi_hf.summary.store.card_learner import learner_settings
 
 
 def command(argv: Sequence[str]) -> None:

@@ -19,16 +19,13 @@ from datasets import Dataset, IterableDataset
 from safetensors.torch import save_file
 from torch import Tensor
 
-from farzi_hf.artefact.atomic_folder import replace_file
-from farzi_hf.artefact.disk import names_the_disk
-from farzi_hf.artefact.escaping import as_written, json_text
-from farzi_hf.artefact.signals import NotedSignal, end, noted_signals
 from farzi_hf.data.seeds import Purpose, check_seed, derive
 from farzi_hf.data.streams import RowStream, described
 from farzi_hf.distillation.learner import Learner, Parameters
 from farzi_hf.distillation.processes import agreed, first_process_first, largest, world
 from farzi_hf.distillation.real_training import RealBatches, RealData, train_on_real
 from farzi_hf.distillation.row_checks import check_rows
+from farzi_hf.distillation.signals import NotedSignal, end, noted_signals
 from farzi_hf.distillation.trajectory_bank import (
     MANIFEST,
     VERSION,
@@ -38,6 +35,9 @@ from farzi_hf.distillation.trajectory_bank import (
     _shard,
 )
 from farzi_hf.engine import InnerOptimizer
+from farzi_hf.summary.store.atomic_folder import replace_file
+from farzi_hf.summary.store.disk import names_the_disk
+from farzi_hf.summary.store.escaping import as_written, json_text
 
 logger = logging.getLogger(__name__)
 

@@ -12,10 +12,10 @@ import torch
 from datasets import Dataset
 from safetensors import safe_open
 
-from farzi_hf.artefact.escaping import as_written
 from farzi_hf.data.seeds import Purpose, stream
 from farzi_hf.data.streams import RowStream, described
 from farzi_hf.distillation.learner import Learner, Parameters
+from farzi_hf.summary.store.escaping import as_written
 
 logger = logging.getLogger(__name__)
 

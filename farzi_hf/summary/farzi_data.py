@@ -19,14 +19,6 @@ from datasets import Dataset
 from torch import Tensor, nn
 from transformers import TrainingArguments
 
-from farzi_hf.artefact import ArtefactFolder, Results, fetch_artefact, push_folder, read_artefact
-from farzi_hf.artefact.contents import Contents
-from farzi_hf.artefact.layout import CONFIG, TENSORS
-from farzi_hf.artefact.local_paths import without_local_paths
-from farzi_hf.artefact.storage import STORAGES
-from farzi_hf.artefact.tensor_file import fingerprint, load_tensors
-from farzi_hf.artefact.vocabulary_files import load_vocabulary
-from farzi_hf.artefact.writing import load_results, read_plots, rows_table, write_artefact
 from farzi_hf.data import Vocabulary, vocabulary_of
 from farzi_hf.summary.collator import SoftTokenCollator
 from farzi_hf.summary.config import FarziDataConfig, check_size, check_storage
@@ -34,6 +26,14 @@ from farzi_hf.summary.forms import batch_of
 from farzi_hf.summary.hard_tokens import hard_ids, hard_labels
 from farzi_hf.summary.reading import Decoded, check_numbers, decode, frequencies
 from farzi_hf.summary.stock_settings import stock_arguments
+from farzi_hf.summary.store import ArtefactFolder, Results, fetch_artefact, push_folder, read_artefact
+from farzi_hf.summary.store.contents import Contents
+from farzi_hf.summary.store.layout import CONFIG, TENSORS
+from farzi_hf.summary.store.local_paths import without_local_paths
+from farzi_hf.summary.store.storage import STORAGES
+from farzi_hf.summary.store.tensor_file import fingerprint, load_tensors
+from farzi_hf.summary.store.vocabulary_files import load_vocabulary
+from farzi_hf.summary.store.writing import load_results, read_plots, rows_table, write_artefact
 from farzi_hf.summary.targets import SoftTokens
 
 _SHOWN_TOKENS = 5  # likeliest tokens of each position, in the artefact's tables
@@ -224,7 +224,7 @@ class FarziData(nn.Module):
         """Writes the whole artefact (tensors, config, vocabulary, parquet tables, card) into `folder`.
 
         Atomic: a crash at any point leaves the old artefact or the new one whole. Other files in the folder stay, for instance
-        a checkpoint's optimizer state. See `farzi_hf.artefact.writing` for the layout.
+        a checkpoint's optimizer state. See `farzi_hf.summary.store.writing` for the layout.
 
         `metrics`, `recipe` and `plots` that are not given stay as they were last saved or loaded, see `results`. Absolute
         paths in them are cut to their last part.

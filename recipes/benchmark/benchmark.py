@@ -47,7 +47,7 @@ from transformers import HfArgumentParser
 
 from farzi_hf.cli.program import keep_freed_memory, run
 from farzi_hf.engine import Checkpoint, Direct, GradientGraphs, Reversible, Tape
-from farzi_hf.evaluation.report import commit_of
+from farzi_hf.report.rendering import commit_of
 
 ROOT = Path(__file__).resolve().parent
 REPOSITORY = ROOT.parents[1]

@@ -23,12 +23,12 @@ import pyarrow as pa
 import torch
 
 from farzi_hf import FarziConfig, FarziTrainer
-from farzi_hf.callbacks import peak_memory
 from farzi_hf.cli.program import ends_in_one_line, return_freed_memory
 from farzi_hf.data import load_interactions
-from farzi_hf.evaluation import save_json
-from farzi_hf.evaluation.tasks import Recommendation
+from farzi_hf.distillation.callbacks import peak_memory
 from farzi_hf.models import SASRecConfig
+from farzi_hf.report import save_json
+from farzi_hf.tasks import Recommendation
 
 USERS, ITEMS, INTERACTIONS = 480_189, 17_770, 100_480_507
 MIB = 2**20

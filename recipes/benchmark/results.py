@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from farzi_hf.cli.run_folder import check_files
-from farzi_hf.evaluation import markdown, save_csv, save_text
-from farzi_hf.plots import plot_benchmark
+from farzi_hf.report import markdown, save_csv, save_text
+from farzi_hf.report.plots import plot_benchmark
 
 Row = dict[str, Any]
 

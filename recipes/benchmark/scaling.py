@@ -27,17 +27,17 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import GPT2Config
 
-from farzi_hf.artefact.escaping import numbers_of
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, return_freed_memory, run
 from farzi_hf.cli.run_folder import check_files
 from farzi_hf.distillation import Learner, Parameters
 from farzi_hf.engine import InnerAdam, InnerLoss, Tape, unroll
 from farzi_hf.engine.inner_loop import InnerLoop
 from farzi_hf.engine.layout import Layout
-from farzi_hf.evaluation import listed, markdown, save_csv, save_json, save_text
-from farzi_hf.plots import plot_scaling
+from farzi_hf.report import listed, markdown, save_csv, save_json, save_text
+from farzi_hf.report.plots import plot_scaling
 from farzi_hf.summary import FarziData, FarziDataConfig
 from farzi_hf.summary.forms import batch_of
+from farzi_hf.summary.store.escaping import numbers_of
 
 ROOT = Path(__file__).resolve().parent
 FILES = ("results.json", "results.csv", "table.md", "scaling.png")

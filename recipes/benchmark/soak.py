@@ -22,13 +22,13 @@ from results import has_columns
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from farzi_hf import FarziConfig
-from farzi_hf.artefact.disk import names_the_disk
-from farzi_hf.artefact.signals import Interrupted
 from farzi_hf.cli.distil import trainer_of
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.cli.run_folder import check_files
-from farzi_hf.evaluation import RunSettings, markdown, save_csv, save_text
-from farzi_hf.plots import plot_memory
+from farzi_hf.distillation.signals import Interrupted
+from farzi_hf.report import RunSettings, markdown, save_csv, save_text
+from farzi_hf.report.plots import plot_memory
+from farzi_hf.summary.store.disk import names_the_disk
 
 MIB = 2**20
 FILES = ("memory.csv", "memory.png", "table.md")

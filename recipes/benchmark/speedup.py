@@ -25,7 +25,7 @@ from transformers.trainer_callback import TrainerCallback
 from farzi_hf import FarziConfig
 from farzi_hf.cli.distil import trainer_of
 from farzi_hf.cli.program import keep_freed_memory
-from farzi_hf.evaluation import RunSettings
+from farzi_hf.report import RunSettings
 
 TWO = Path(__file__).resolve().parents[1] / "accelerate" / "two_cpu_processes.yaml"
 SETTINGS = {

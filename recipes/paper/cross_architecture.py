@@ -22,8 +22,9 @@ from cells import FULL, LONG, Cell, evidence_of, full_cells
 from experiment import OWN_FORM, PAPER_FORM, Experiment
 
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
-from farzi_hf.evaluation import Claim, LanguageModeling, Recommendation, Row, RunSettings, Task, markdown
-from farzi_hf.plots import plot_comparison
+from farzi_hf.report import Claim, RunSettings, markdown
+from farzi_hf.report.plots import plot_comparison
+from farzi_hf.tasks import LanguageModeling, Recommendation, Row, Task
 
 Learners = dict[str, Mapping[str, Any]]
 # The paper's table, ML-100k [50×150]: HR@10 / HR@100 in per cent, one run each. FMLP is not a teacher in the paper.

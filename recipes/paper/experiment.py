@@ -14,22 +14,9 @@ from farzi_hf.cli.arguments import parse_arguments
 from farzi_hf.cli.distil import comparison_of, trainer_of
 from farzi_hf.cli.run_folder import check_outputs
 from farzi_hf.data.seeds import check_different
-from farzi_hf.evaluation import (
-    Claim,
-    LanguageModeling,
-    Recommendation,
-    Row,
-    RunSettings,
-    Task,
-    TaskData,
-    listed,
-    markdown,
-    pooled_row,
-    save_csv,
-    save_json,
-    save_text,
-)
-from farzi_hf.evaluation.report import environment
+from farzi_hf.report import Claim, RunSettings, TaskData, listed, markdown, pooled_row, save_csv, save_json, save_text
+from farzi_hf.report.rendering import environment
+from farzi_hf.tasks import LanguageModeling, Recommendation, Row, Task
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs" / "tables"
 CARDS = Path(__file__).resolve().parents[2] / "model_cards"

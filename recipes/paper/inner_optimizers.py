@@ -30,8 +30,8 @@ from farzi_hf import FarziTrainer
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.distillation import Learner, SyntheticTraining, random_starts
 from farzi_hf.distillation.objectives.base import Batch
-from farzi_hf.evaluation import Claim, Comparison, Student
-from farzi_hf.plots import plot_comparison
+from farzi_hf.report import Claim, Comparison, Student
+from farzi_hf.report.plots import plot_comparison
 from farzi_hf.summary.forms import Tensors, device_of
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmark"))

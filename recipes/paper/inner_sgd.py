@@ -16,7 +16,7 @@ from objectives import FORMS, ObjectiveArguments, sgd
 
 from farzi_hf.cli.distil import comparison_of, trainer_of
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
-from farzi_hf.evaluation import Comparison, Student, markdown
+from farzi_hf.report import Comparison, Student, markdown
 
 
 @dataclass

@@ -17,7 +17,7 @@ from cells import FULL, LONG, Cell, evidence_of, full_cells
 from experiment import Experiment
 
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
-from farzi_hf.plots import plot_comparison
+from farzi_hf.report.plots import plot_comparison
 from farzi_hf.summary.input_sequences import INPUT_SEQUENCES, MADE_UP, real_windows
 
 

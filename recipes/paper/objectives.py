@@ -23,8 +23,9 @@ from experiment import Experiment, Forms, described, full_data_claim
 
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.data.seeds import check_different
-from farzi_hf.evaluation import Claim, Task, markdown
-from farzi_hf.plots import plot_comparison
+from farzi_hf.report import Claim, markdown
+from farzi_hf.report.plots import plot_comparison
+from farzi_hf.tasks import Task
 
 FORMS: Forms = {"paper": "objectives", "own": "objectives_own"}
 OBJECTIVES: dict[str, dict[str, Any]] = {  # only meta-matching can use a pool of learners

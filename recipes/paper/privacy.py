@@ -20,8 +20,8 @@ from experiment import Experiment, PaperArguments
 
 from farzi_hf import FarziTrainer
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
-from farzi_hf.evaluation import Comparison, Student
-from farzi_hf.plots import plot_comparison
+from farzi_hf.report import Comparison, Student
+from farzi_hf.report.plots import plot_comparison
 
 START, OPEN, CLIPPED = "no outer step", "not private", "clipped, no noise"
 COLUMNS = {"epsilon": "ε", "releases": "releases"}

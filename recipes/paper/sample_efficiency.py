@@ -20,9 +20,10 @@ from cells import FULL, LONG, Cell, Students, evidence_of, full_cells, on_head, 
 from experiment import OWN_FORM, PAPER_FORM, Experiment, full_data_claim
 
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
-from farzi_hf.evaluation import Claim, Recommendation, markdown
-from farzi_hf.evaluation.published import PAPER, PAPER_TEXT
-from farzi_hf.plots import plot_budget
+from farzi_hf.report import Claim, markdown
+from farzi_hf.report.plots import plot_budget
+from farzi_hf.report.published import PAPER, PAPER_TEXT
+from farzi_hf.tasks import Recommendation
 
 FAMILIES: dict[str, tuple[Students, bool, str]] = {  # students, whether they need a summary, title of a row
     "Farzi": (on_summary, True, "Farzi [{size}×{length}]"),

@@ -19,7 +19,7 @@ from experiment import CONFIGS, TrajectoryArguments, changed, described, record
 from farzi_hf import FarziConfig
 from farzi_hf.cli.arguments import parse_arguments
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
-from farzi_hf.evaluation import RunSettings
+from farzi_hf.report import RunSettings
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -18,8 +18,8 @@ from objectives import FORMS, ObjectiveArguments
 
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.data.seeds import check_different
-from farzi_hf.evaluation import Claim
-from farzi_hf.plots import plot_trajectory_count
+from farzi_hf.report import Claim
+from farzi_hf.report.plots import plot_trajectory_count
 
 FEW = 5  # the paper's curve is flat from this number on
 

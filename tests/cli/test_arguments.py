@@ -15,7 +15,7 @@ from tiny_trainer import tiny_trainer
 from farzi_hf import FarziConfig
 from farzi_hf.cli.arguments import parse_arguments
 from farzi_hf.cli.program import ends_in_one_line
-from farzi_hf.evaluation import BASELINES, RunSettings
+from farzi_hf.report import BASELINES, RunSettings
 
 TYPES = (RunSettings, FarziConfig)
 DEFAULT = CONFIGS / "ptb_50x50.yaml"

@@ -23,8 +23,8 @@ from farzi_hf.cli import COMMANDS, main
 from farzi_hf.cli.arguments import example_configs, parse_arguments
 from farzi_hf.cli.distil import Run
 from farzi_hf.data import TEXTS, load_sample_text
-from farzi_hf.evaluation import RunSettings
-from farzi_hf.evaluation.task_data import TextData
+from farzi_hf.report import RunSettings
+from farzi_hf.report.task_data import TextData
 
 # huggingface_hub uploads large files in a way that its HTTP client calls deprecated
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload:DeprecationWarning")

@@ -10,8 +10,8 @@ import yaml
 from tiny_trainer import tiny_trainer
 
 from farzi_hf import FarziConfig
-from farzi_hf.artefact.escaping import json_text
 from farzi_hf.cli.run_folder import begin_run, check_outputs, find_checkpoint, made_with, same_settings, write_recipe
+from farzi_hf.summary.store.escaping import json_text
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from farzi_hf.data import (
     training_windows,
 )
 from farzi_hf.data.interaction_files import SOURCES
-from farzi_hf.evaluation import Recommendation
+from farzi_hf.tasks import Recommendation
 
 
 def netflix(rows: list[tuple[int, int, int]]) -> str:

@@ -16,7 +16,7 @@ from farzi_hf.data import InteractionCollator, SequenceCollator
 from farzi_hf.distillation import Learner, record_trajectories
 from farzi_hf.distillation.row_checks import check_rows
 from farzi_hf.engine import InnerAdam
-from farzi_hf.evaluation import LanguageModeling
+from farzi_hf.tasks import LanguageModeling
 
 POSITIONS = 64  # of tiny_learner
 

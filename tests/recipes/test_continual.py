@@ -47,7 +47,7 @@ def items_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     times[0, 4:] += 60
     interactions = Interactions(list(ids), ids.size, times=list(times))
     monkeypatch.setattr(continual_problem, "timed_interactions", lambda data: interactions)
-    monkeypatch.setattr("farzi_hf.evaluation.task_data.load_sample_interactions", lambda: interactions)
+    monkeypatch.setattr("farzi_hf.report.task_data.load_sample_interactions", lambda: interactions)
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("continual_*.yaml")), ids=lambda path: path.stem)

@@ -15,7 +15,7 @@ import finetune
 
 from farzi_hf import FarziData, FarziDataConfig
 from farzi_hf.data import TEXTS, load_sample_text
-from farzi_hf.evaluation import RunSettings, TextData
+from farzi_hf.report import RunSettings, TextData
 
 INNER = {
     "optimizer": "adam", "lr": 0.01, "weight_decay": 0.0, "betas": [0.5, 0.999], "eps": 1e-4, "eps_root": 0.0, "steps": 4,

@@ -43,7 +43,7 @@ from tiny_recipes import SASREC, places
 from transformers import TrainerCallback
 
 from farzi_hf import FarziTrainer
-from farzi_hf.evaluation.metrics import bootstrap_interval
+from farzi_hf.tasks.metrics import bootstrap_interval
 
 pytestmark = pytest.mark.usefixtures("small_data")
 TINY = (

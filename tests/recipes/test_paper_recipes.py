@@ -30,8 +30,9 @@ from results import write_results
 from farzi_hf import FarziData, FarziDataConfig
 from farzi_hf.cli.distil import comparison_of, trainer_of
 from farzi_hf.data import TEXTS, load_sample_text
-from farzi_hf.evaluation import Comparison, Recommendation
-from farzi_hf.evaluation.task_data import data_class
+from farzi_hf.report import Comparison
+from farzi_hf.report.task_data import data_class
+from farzi_hf.tasks import Recommendation
 
 pytestmark = pytest.mark.usefixtures("small_data")
 LEARNERS = {"sample": GPT2, "sample_interactions": SASREC}

@@ -27,7 +27,7 @@ import sample_efficiency
 from farzi_hf import FarziConfig, FarziData, FarziTrainer
 from farzi_hf.cli.arguments import parse_arguments
 from farzi_hf.cli.distil import Run
-from farzi_hf.evaluation import InteractionData, RunSettings, TextData
+from farzi_hf.report import InteractionData, RunSettings, TextData
 
 
 def script(folder: Path, launcher: tuple[str, ...], *argv: str) -> subprocess.CompletedProcess:

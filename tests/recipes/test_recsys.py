@@ -17,7 +17,8 @@ import recsys
 
 from farzi_hf import FarziConfig, FarziData
 from farzi_hf.cli.arguments import parse_arguments
-from farzi_hf.evaluation import Recommendation, RunSettings
+from farzi_hf.report import RunSettings
+from farzi_hf.tasks import Recommendation
 
 
 def test_a_run_over_two_splits_leaves_one_table(finished_items):

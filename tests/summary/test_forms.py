@@ -13,10 +13,10 @@ from tiny_models import LENGTH, V, tiny_model
 from transformers import Trainer
 
 from farzi_hf import FarziData, FarziDataConfig, attach_soft_inputs, soft_cross_entropy
-from farzi_hf.artefact.hub import PLACEHOLDER
 from farzi_hf.distillation import Learner, SyntheticTraining
 from farzi_hf.engine import InnerAdam
 from farzi_hf.summary.forms import batch_of
+from farzi_hf.summary.store.hub import PLACEHOLDER
 
 FORMS = {
     "paper": {},

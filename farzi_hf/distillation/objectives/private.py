@@ -45,7 +45,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from farzi_hf.artefact.tensor_file import fingerprint
 from farzi_hf.data.seeds import Purpose, stream
 from farzi_hf.data.streams import RowStream, described
 from farzi_hf.distillation.learner import Learner, LearnerBatch, Parameters, leaves
@@ -54,6 +53,7 @@ from farzi_hf.distillation.objectives.meta_matching import MetaMatching
 from farzi_hf.distillation.real_training import RealData
 from farzi_hf.distillation.teacher import Labelling
 from farzi_hf.summary.forms import Tensors
+from farzi_hf.summary.store.tensor_file import fingerprint
 
 _KEY, _HISTORY = "privacy.key", "privacy.history"
 

@@ -1,0 +1,16 @@
+"""Reports: students on summaries and on real data, the rows and tables made of them, and figures.
+
+This room imports all rooms before it. Recipes and the command line use it.
+Exports `Comparison` with its rows, `Evidence`, the data sets by name, and how tables are written. `report.plots` has the figures.
+"""
+
+from farzi_hf.report.comparison import Comparison, Measured, Student, pooled_row, pooled_rows
+from farzi_hf.report.evidence import Claim, Evidence
+from farzi_hf.report.rows import BASELINES
+from farzi_hf.report.tables import listed, markdown, save_csv, save_json, save_text
+from farzi_hf.report.task_data import InteractionData, RunSettings, TaskData, TextData
+
+__all__ = [
+    "BASELINES", "Claim", "Comparison", "Evidence", "InteractionData", "Measured", "RunSettings", "Student", "TaskData", "TextData",
+    "listed", "markdown", "pooled_row", "pooled_rows", "save_csv", "save_json", "save_text",
+]  # fmt: skip

@@ -1,0 +1,293 @@
+"""Students on a summary and students on real data, trained and measured in the same way.
+
+Both kinds of students have the same kind of start, the same inner optimizer, the same number of steps, and about as many tokens
+per step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset, DatasetDict
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+from transformers import PreTrainedConfig
+
+from farzi_hf.data import flatten_sequences, head_sequences, random_sequences
+from farzi_hf.data.seeds import Purpose, derive
+from farzi_hf.data.sequences import as_rows
+from farzi_hf.distillation import Learner, Parameters, SyntheticTraining
+from farzi_hf.distillation.real_training import RealBatches, RealData
+from farzi_hf.distillation.teacher import TeacherTraining
+from farzi_hf.engine import train
+from farzi_hf.summary import FarziData
+from farzi_hf.summary.store.storage import STORAGES
+from farzi_hf.tasks import Row, Task
+
+Student = Callable[[Mapping[str, Tensor]], Tensor]
+"""A trained model: a function from a batch to logits (b, L, V)."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The measurements of one method and one seed, from which a table is made.
+
+    Attributes:
+        method: the name of the row.
+        students: `Task.statistics` of each student on the test split.
+        nbytes: bytes of the training data.
+        steps: training steps of each student; None if nothing was trained.
+        seconds: mean time of one training.
+    """
+
+    method: str
+    students: list[np.ndarray]
+    nbytes: int
+    steps: int | None = None
+    seconds: float | None = None
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Measured:
+        """The inverse of `to_json`."""
+        return cls(**{**values, "students": [np.asarray(student) for student in values["students"]]})
+
+    def to_json(self) -> dict[str, Any]:
+        """The measurements as JSON values."""
+        return {**asdict(self), "students": [values.tolist() for values in self.students]}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Trains and measures students of one summary and one seed.
+
+    Args:
+        task: measures the students.
+        splits: train, validation and test as sequences in `input_ids`.
+        config: the learner's config, for students of the stock Trainer.
+        learner: the learner as pure functions.
+        farzi: the summary.
+        training: the inner loop. Its optimizer also trains the students on real data.
+        steps: T.
+        length: the number of entries that the learner reads.
+        seed: seed of the distillation.
+        num_students: students per row. Each has its own start and, if the row draws a subset, its own subset.
+        long_training: how students train on real data for as long as helps: as teachers of labels do, or longer.
+        batch_size: batch size of the evaluation.
+        device: the device of all tensors.
+        quiet: whether progress bars are hidden.
+    """
+
+    task: Task
+    splits: DatasetDict
+    config: PreTrainedConfig
+    learner: Learner
+    farzi: FarziData
+    training: SyntheticTraining
+    long_training: TeacherTraining
+    steps: int
+    length: int
+    seed: int
+    num_students: int = 3
+    batch_size: int = 128
+    device: torch.device | str = "cpu"
+    quiet: bool = False
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of an inner step, b_syn · ξ."""
+        config = self.farzi.config
+        return min(self.training.batch_size or config.num_sequences, config.num_sequences) * config.sequence_length
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds of the students on real data. Distillations with different seeds never share one of these."""
+        return [derive(self.seed, Purpose.REAL_STUDENT, i) for i in range(self.num_students)]
+
+    @property
+    def token_bits(self) -> int:
+        """Bits of one id: whole bytes, unless the summary is stored without unused bits. Then ids are, too."""
+        return STORAGES[self.farzi.config.storage].id_bits(self.learner.vocab_size)
+
+    def token_bytes(self, tokens: int) -> int:
+        """Bytes of so many ids."""
+        return -(-tokens * self.token_bits // 8)
+
+    def nbytes(self, sequences: Dataset) -> int:
+        """Bytes of all ids."""
+        return self.token_bytes(len(flatten_sequences(sequences)[0]))
+
+    # -- students ----------------------------------------------------------------------------------------------------
+
+    def student(self, theta: Parameters) -> Student:
+        """The learner with parameters θ."""
+        return partial(self.learner.logits, theta)
+
+    def summary_student(self, index: int = 0) -> Student:
+        """Student `index` of the summary as it is now: the same as `FarziTrainer.train_student(index)`."""
+        seed = derive(self.seed, Purpose.EVALUATION_STUDENT, index)
+        theta = self.training.from_scratch(self.learner, self.farzi, steps=self.steps, seed=seed, device=self.device)
+        return self.student(theta)
+
+    def real_student(self, sequences: Dataset, steps: int, seed: int) -> Student:
+        """A student after `steps` steps of the inner optimizer. Each step reads about as many tokens as an inner step."""
+        data, learner = self.real_data(sequences), self.learner
+        batches = RealBatches.of(data, self.real_batch_size(data.dataset), steps, seed)
+
+        def loss(params: Parameters, inputs: tuple, step: int) -> Tensor:
+            return learner.hard_loss(params, batches(step))
+
+        start = learner.initial_parameters(seed, self.device)
+        return self.student(train(loss, start, (), optimizer=self.training.optimizer_for(steps), steps=steps).params)
+
+    def long_student(self, seed: int, steps: int | None = None) -> Student:
+        """A student trained on all real data with `long_training`, or with `steps` steps of that kind."""
+        training = self.long_training if steps is None else replace(self.long_training, steps=steps)
+        return self.student(training.train(self.learner, self.real_data(self.splits["train"]), seed))
+
+    # -- real data ---------------------------------------------------------------------------------------------------
+
+    def training_rows(self, sequences: Dataset) -> Dataset:
+        """The rows on which a student trains."""
+        return self.task.training_rows(sequences, self.length)
+
+    def real_data(self, sequences: Dataset) -> RealData:
+        """Sequences as a student trains on them."""
+        return RealData(self.training_rows(sequences), self.task.collator, self.device, self.quiet)
+
+    def real_batch_size(self, sequences: Dataset) -> int:
+        """The number of sequences that together have about as many tokens as an inner step."""
+        return max(1, round(self.tokens_per_step / flatten_sequences(sequences)[1].mean()))
+
+    def all_sequences(self, seed: int) -> Dataset:
+        """All training sequences, for every seed."""
+        return self.splits["train"]
+
+    def longest_sequences(self, seed: int) -> Dataset:
+        """The μ longest training sequences, for every seed; all, if there are fewer."""
+        return head_sequences(self.splits["train"], self._as_many)
+
+    def draw_sequences(self, seed: int) -> Dataset:
+        """μ random training sequences; all, if there are fewer."""
+        return random_sequences(self.splits["train"], self._as_many, seed)
+
+    @property
+    def _as_many(self) -> int:
+        return min(self.farzi.config.num_sequences, len(self.splits["train"]))
+
+    def draw_tokens(self, tokens: int, seed: int) -> Dataset:
+        """Random sequences that together have `tokens` tokens, or a few more."""
+        shuffled = random_sequences(self.splits["train"], len(self.splits["train"]), seed)
+        ends = np.cumsum(flatten_sequences(shuffled)[1])
+        return shuffled.select(range(min(len(ends), int(np.searchsorted(ends, tokens)) + 1)))
+
+    def draw_bytes(self, seed: int) -> Dataset:
+        """Random sequences with as many bytes as the summary has, or a few more; all, if they have fewer."""
+        return self.draw_tokens(8 * self.farzi.nbytes // self.token_bits, seed)
+
+    def real_students(
+        self, draw: Callable[[int], Dataset], steps: int, seeds: Iterable[int]
+    ) -> tuple[list[Student], int]:
+        """One student per seed, each trained on the subset `draw(seed)`, and the mean bytes of these subsets."""
+        students, sizes = [], []
+        for seed in seeds:
+            subset = draw(seed)
+            students.append(self.real_student(subset, steps, seed))
+            sizes.append(self.nbytes(subset))
+        return students, round(np.mean(sizes))
+
+    # -- measurements ------------------------------------------------------------------------------------------------
+
+    def batch(self, columns: Mapping[str, list]) -> Mapping[str, Tensor]:
+        """A batch on the device, made of the columns of some rows."""
+        return {name: tensor.to(self.device) for name, tensor in self.task.collator(as_rows(columns)).items()}
+
+    def outputs(
+        self, student: Student, rows: Dataset, statistic: Callable[[Tensor, Mapping[str, Tensor]], Tensor]
+    ) -> list[np.ndarray]:
+        """`statistic(logits, batch)` of each row."""
+        found = []
+        for start in range(0, len(rows), self.batch_size):
+            batch = self.batch(rows[start : start + self.batch_size])
+            with torch.no_grad():
+                found.extend(statistic(student(batch), batch).cpu().numpy())
+        return found
+
+    def statistics(self, student: Student, sequences: Dataset) -> np.ndarray:
+        """`Task.statistics` of a student."""
+        return self.task.statistics(partial(self.outputs, student), sequences, self.length)
+
+    def validation_error(self, student: Student) -> float:
+        """The number that early stopping minimises."""
+        return self.task.error(self.statistics(student, self.splits["validation"]))
+
+    def measured(
+        self, method: str, students: Sequence[Student], nbytes: int, steps: int, seconds: float | None = None
+    ) -> Measured:
+        """Measures students on the test split, and prints one line with their result."""
+        statistics = [self.statistics(student, self.splits["test"]) for student in students]
+        mean = None if seconds is None else round(seconds / len(students), 2)
+        found = Measured(method, statistics, nbytes, steps, mean)
+        print(f"{method}: test {self.task.headline(self.row(found))}", flush=True)
+        return found
+
+    def trained(
+        self, method: str, train: Callable[[int], Student], numbers: Sequence[int], nbytes: int, steps: int
+    ) -> Measured:
+        """Trains the students `train(number)` and measures them."""
+        start = time.perf_counter()
+        students = [train(number) for number in self.shown(numbers, method)]
+        return self.measured(method, students, nbytes, steps, time.perf_counter() - start)
+
+    def trained_on_real(self, method: str, draw: Callable[[int], Dataset], steps: int) -> Measured:
+        """Trains students on real data, each on the subset `draw(seed)`, and measures them."""
+        start = time.perf_counter()
+        students, nbytes = self.real_students(draw, steps, self.shown(self.seeds, method))
+        return self.measured(method, students, nbytes, steps, time.perf_counter() - start)
+
+    def counted(self) -> list[Measured]:
+        """Count models, which are not trained. Their `nbytes` are the bytes of the training split."""
+        splits, nbytes = self.splits, self.nbytes(self.splits["train"])
+        found = self.task.counted(splits["train"], splits["validation"], splits["test"], self.learner.vocab_size)
+        return [Measured(method, [statistics], nbytes) for method, statistics in found.items()]
+
+    def row(self, measured: Measured) -> Row:
+        """The row of this seed alone."""
+        return pooled_row(self.task, [measured])
+
+    def shown(self, numbers: Sequence[int], title: str) -> Iterable[int]:
+        """The numbers of a row's students, with a progress bar."""
+        return tqdm(numbers, title, disable=self.quiet, leave=False, dynamic_ncols=True)
+
+
+def pooled_row(task: Task, seeds: Sequence[Measured]) -> Row:
+    """The row of one method over all seeds: metrics with spread and intervals, and the means of bytes, steps and seconds."""
+    first = seeds[0]
+    row = task.row(first.method, [part.students for part in seeds], round(np.mean([part.nbytes for part in seeds])))
+    if first.steps is not None:
+        row |= {"steps": round(np.mean([part.steps for part in seeds])), "students": len(first.students)}
+        if first.seconds is not None:
+            row["seconds"] = round(np.mean([part.seconds for part in seeds]), 2)
+    return row
+
+
+def pooled_rows(task: Task, seeds: Sequence[Sequence[Mapping[str, Any]]]) -> list[Row]:
+    """A row for each method that all seeds have, over all seeds. The others are named on a line of their own."""
+    of_seeds = [{part["method"]: Measured.from_json(part) for part in parts} for parts in seeds]
+    common = [method for method in of_seeds[0] if all(method in parts for parts in of_seeds)]
+    if left_out := sorted({method for parts in of_seeds for method in parts} - set(common)):
+        print(
+            f"Not in the table, as some splits lack it (made with another number of processes?): {', '.join(left_out)}"
+        )
+    return [pooled_row(task, [parts[method] for parts in of_seeds]) for method in common]
+
+
+def model_student(model: nn.Module) -> Student:
+    """A trained model as a student."""
+    model = model.eval()
+    return lambda batch: model(**{name: batch[name] for name in ("input_ids", "attention_mask")}).logits

@@ -1,0 +1,107 @@
+"""Conclusions from results: how good one row is beside another, and whether this agrees with the paper."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from farzi_hf.tasks import Row, Statistics, Task
+
+AGREES, DIFFERS, OPEN = "agrees", "does not agree", "not decided"
+
+
+def counted(verdicts: Sequence[str]) -> str:
+    """A sentence that says how often each verdict occurs."""
+    return (
+        f"Of {len(verdicts)} statements of the paper that this table can decide, it **agrees with {verdicts.count(AGREES)}**, does **not agree "
+        f"with {verdicts.count(DIFFERS)}**, and leaves **{verdicts.count(OPEN)} not decided**."
+    )
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A statement of the paper that can be tested by comparing two rows.
+
+    Args:
+        text: the statement, as a sentence without its full stop.
+        ours: the name of a row.
+        other: the name of the row to compare with.
+        at_least: the statement holds if our quality is at least this share of the other row's quality; at 1, the default, it has to be
+            better, and a tie is not enough.
+    """
+
+    text: str
+    ours: str
+    other: str
+    at_least: float = 1.0
+
+    def holds(self, share: float) -> bool:
+        """Whether this share of the other row's quality is enough."""
+        return share > 1 if self.at_least == 1 else share >= self.at_least
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All rows of a table, and the statistics from which they are computed.
+
+    Args:
+        task: measures the students.
+        rows: the rows by name, in the order of the table.
+        students: for each row, the statistics of its students, one entry per seed.
+    """
+
+    task: Task
+    rows: Mapping[str, Row]
+    students: Mapping[str, Statistics]
+
+    def finding(self, ours: str, other: str) -> str:
+        """A sentence with the quality of `ours` as a share of the quality of `other`, and the interval of this share."""
+        share, (low, high) = self.ratio(ours, other)
+        metric, label = self.task.metric, self.task.metric_label
+        edges = {name: self.rows[name][f"{metric}_interval"] for name in (ours, other)}
+        values = [
+            f"{self.rows[name][metric]:.4g} ({edges[name][0]:.4g}–{edges[name][1]:.4g})" for name in (ours, other)
+        ]
+        shares = self._shares(ours, other)
+        above = sum(share >= 1 for share in shares)
+        return (
+            f"**{ours} has {100 * share:.1f} % of the quality of {other}** ({self.task.ratio_label}; 95 % interval {100 * low:.1f}–"
+            f"{100 * high:.1f} %, paired over test sequences): {label} {values[0]} against {values[1]}; at least as good in {above} of {len(shares)} "
+            f"seeds, {self.rows[ours]['students']} and {self.rows[other]['students']} students."
+        )
+
+    def verdicts(self, claims: Sequence[Claim]) -> list[str]:
+        """A line with the counts of the verdicts, then one line per claim. Without claims, an empty list."""
+        if not claims:
+            return []
+        found = [self.verdict(claim) for claim in claims]
+        lines = []
+        for verdict, claim in zip(found, claims, strict=True):
+            needs = f"; the statement needs {100 * claim.at_least:.0f} %" if claim.at_least != 1 else ""
+            lines.append(f"- {verdict}: {claim.text}{needs}. {self.finding(claim.ours, claim.other)}")
+        rule = "A statement is decided if the 95 % interval (over test sequences) and every seed agree."
+        return [f"{counted(found)} {rule}", *lines]
+
+    def verdict(self, claim: Claim) -> str:
+        """AGREES or DIFFERS if the ratio's interval and all seeds lie on the same side of what the claim needs; else OPEN."""
+        _, (low, high) = self.ratio(claim.ours, claim.other)
+        seeds = [claim.holds(share) for share in self._shares(claim.ours, claim.other)]
+        if claim.holds(low) and all(seeds):
+            return AGREES
+        return DIFFERS if high < claim.at_least and not any(seeds) else OPEN
+
+    @cached_property
+    def _ratios(self) -> dict[tuple[str, str], tuple[float, tuple[float, float]]]:
+        return {}  # `ratio` fills this cache, because each ratio needs a thousand resamples
+
+    def ratio(self, ours: str, other: str) -> tuple[float, tuple[float, float]]:
+        """The quality of `ours` divided by the quality of `other`, and the interval of this ratio."""
+        if (ours, other) not in self._ratios:
+            self._ratios[ours, other] = self.task.ratio(self.students[ours], self.students[other])
+        return self._ratios[ours, other]
+
+    def _shares(self, ours: str, other: str) -> list[float]:
+        """The quality of `ours` divided by the quality of `other`, for each seed."""
+        pairs = zip(self.students[ours], self.students[other], strict=True)
+        return [self.task.share([mine], [theirs]) for mine, theirs in pairs]

@@ -1,0 +1,100 @@
+"""The common style of all figures."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
+
+from farzi_hf.summary.store.atomic_folder import replace_file
+
+INK, ACCENT, MUTED = "#333333", "#1f6fb4", "#9aa5b1"
+LINES = ("#c0392b", "#27834a", "#8e5ea2", "#b8860b")
+"""Colours of horizontal lines to compare with."""
+OURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9")
+"""Colours of our methods. Colour-blind readers can tell them apart (Okabe & Ito, 2008)."""
+DPI = 150
+
+
+def finite(value: Any) -> bool:
+    """Whether the value exists and is neither infinite nor NaN."""
+    return value is not None and math.isfinite(value)
+
+
+def number(value: float, digits: int = 4) -> str:
+    """The value with `digits` significant digits, but with all digits before the point. Never a power of ten: 0.00052, 520, 1,200."""
+    if abs(value) >= 10 ** (digits - 1):
+        return f"{value:,.0f}"
+    return np.format_float_positional(value, precision=digits, unique=False, fractional=False, trim="-")
+
+
+class _PlainNumbers(ScalarFormatter):
+    """Tick labels with as many decimals as the ticks need, and commas between thousands."""
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        decimals = len(super().__call__(x, pos).partition(".")[2])
+        return f"{x:,.{decimals}f}".replace("-", "−")
+
+
+def plain_numbers(axis: Axis) -> None:
+    """Labels a linear axis without offsets and powers of ten."""
+    plain = _PlainNumbers(useOffset=False, useMathText=False)
+    plain.set_scientific(False)
+    axis.set_major_formatter(plain)
+
+
+class _PlainTicks(LogLocator):
+    """Ticks at 1, 2 and 5 times the powers of ten. If the axis spans more than four powers, ticks only at the powers."""
+
+    def tick_values(self, vmin: float, vmax: float) -> np.ndarray:
+        self.set_params(subs=(1.0,) if vmax > 1e4 * vmin else (1.0, 2.0, 5.0))
+        return super().tick_values(vmin, vmax)
+
+
+def logarithmic(axes: Axes, which: str) -> None:
+    """Makes the axis "x" or "y" logarithmic; ticks are written as plain numbers."""
+    axes.set(**{f"{which}scale": "log"})
+    axis = {"x": axes.xaxis, "y": axes.yaxis}[which]
+    axis.set_major_locator(_PlainTicks())
+    axis.set_major_formatter(lambda value, position: number(value))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def clean(axes: Axes) -> Axes:
+    """The same axes, without a frame and with a faint grid."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(color="#e6e9ed", linewidth=0.8)
+    axes.set_axisbelow(True)
+    return axes
+
+
+def save(figure: Figure, path: str | os.PathLike) -> None:
+    """Writes the figure and then replaces the file `path` in one step. The suffix of `path` sets the format."""
+    path = Path(path)
+    kind = path.suffix.removeprefix(".") or "png"
+    replace_file(path, lambda new: figure.savefig(new, dpi=DPI, format=kind))
+
+
+def draw_metric(axes: Axes, points: np.ndarray, spread: np.ndarray, baselines: Mapping[str, float]) -> None:
+    """Draws a curve of (step, value) pairs (n, 2), with horizontal lines to compare with. The spread (n, 2), if any, is a band."""
+    steps, values = points.T
+    axes.plot(steps, values, color=ACCENT, marker="o", markersize=4, label="student on the summary")
+    if len(spread) == len(points):
+        axes.fill_between(steps, values - spread[:, 1], values + spread[:, 1], color=ACCENT, alpha=0.18, linewidth=0)
+    draw_lines(axes, baselines)
+    axes.legend(frameon=False, fontsize=9, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+
+
+def draw_lines(axes: Axes, lines: Mapping[str, float]) -> None:
+    """Draws dashed horizontal lines, with their names in the legend."""
+    for i, (name, value) in enumerate(lines.items()):
+        label = f"{name.replace('_', ' ')} ({number(value)})"
+        axes.axhline(value, color=LINES[i % len(LINES)], linestyle="--", linewidth=1.3, label=label)

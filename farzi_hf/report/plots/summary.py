@@ -1,0 +1,139 @@
+"""Figures of a summary itself: its likeliest tokens, the entropy of its positions, and the popularity of its entries."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from farzi_hf.report.plots.style import ACCENT, INK, MUTED, clean, logarithmic, number, save
+
+_LONGEST_TOKEN = 12  # characters of a token that a cell of plot_tokens shows
+
+
+def plot_tokens(
+    decoded: Sequence[Sequence[Mapping[str, Any]]],
+    path: str | os.PathLike,
+    *,
+    sequence: int = 0,
+    columns: int = 10,
+) -> None:
+    """One decoded synthetic sequence. Each position shows its likeliest tokens with their probabilities, and its entropy.
+
+    Where positions have labels of their own, these are the tokens of the label, and the likeliest input stands below.
+
+    Args:
+        decoded: `farzi.decode(top_k)`.
+        sequence: the index of the sequence.
+        columns: the number of positions in one strip.
+    """
+    positions = decoded[sequence]
+    strips = [positions[start : start + columns] for start in range(0, len(positions), columns)]
+    top_k = len(_told(positions[0])["tokens"])
+    labels = [str(token) for position in positions for token in _told(position)["tokens"]]
+    cell = 0.3 + 0.08 * min(max(map(len, labels)), _LONGEST_TOKEN)
+    width = max(6.0, 1.5 + cell * min(columns, len(positions)))
+    figure = Figure(figsize=(width, 0.5 + len(strips) * (0.36 * top_k + 0.5)), layout="constrained")
+    panels = figure.subplots(len(strips), squeeze=False)[:, 0]
+    for i, (axes, strip) in enumerate(zip(panels, strips, strict=True)):
+        image = _draw_strip(axes, strip, i * columns, min(columns, len(positions)))
+    figure.colorbar(image, ax=list(panels), label="Probability", aspect=30, pad=0.01)
+    own = "label_tokens" in positions[0]
+    what = "likeliest tokens after each position, whose input stands below" if own else "likeliest tokens per position"
+    figure.suptitle(f"Synthetic sequence {sequence}: {what}", fontsize=11)
+    save(figure, path)
+
+
+def plot_entropy(decoded: Sequence[Sequence[Mapping[str, Any]]], path: str | os.PathLike, *, vocab_size: int) -> None:
+    """Entropy at each position: the median over all sequences, and bands with half and with nine tenths of the sequences.
+
+    It is that of the labels, where positions have labels of their own.
+
+    Args:
+        decoded: `farzi.decode(…)`.
+        vocab_size: V; the entropy of a uniform choice, log V, is the line at the top.
+    """
+    entropy = np.array([[_told(position)["entropy"] for position in sequence] for sequence in decoded])
+    positions = np.arange(entropy.shape[1])
+    figure = Figure(figsize=(7.5, 3.6), layout="constrained")
+    axes = clean(figure.subplots())
+    for low, high, alpha, label in ((5, 95, 0.15, "nine tenths"), (25, 75, 0.3, "half of the sequences")):
+        edges = np.percentile(entropy, (low, high), axis=0)
+        axes.fill_between(positions, *edges, color=ACCENT, alpha=alpha, linewidth=0, label=label)
+    axes.plot(positions, np.median(entropy, axis=0), color=ACCENT, label="median")
+    axes.axhline(np.log(vocab_size), color=MUTED, linestyle="--", linewidth=1.3, label=f"uniform over {vocab_size:,}")
+    axes.set(xlabel="Position", ylabel="Entropy (nats)", ylim=(0, 1.05 * np.log(vocab_size)), xlim=positions[[0, -1]])
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.legend(frameon=False, fontsize=9, ncols=4, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+    save(figure, path)
+
+
+def plot_popularity(
+    shares: Mapping[str, np.ndarray], counts: np.ndarray, path: str | os.PathLike, *, entries: str = "tokens"
+) -> None:
+    """The share of popular and of rare entries: a bar for each tenth of the vocabulary, most popular first.
+
+    Args:
+        shares: by name, a weight (V,) for each entry: `{"summary": …, "real data": counts}`. The first one is ours. Each is
+            scaled to a sum of 1.
+        counts: (V,), how often each entry occurs in the real data. These counts order the entries.
+    """
+    deciles = np.array_split(np.argsort(-counts, kind="stable"), 10)
+    figure = Figure(figsize=(7.5, 3.8), layout="constrained")
+    axes = clean(figure.subplots())
+    width, colors = 0.8 / len(shares), (ACCENT, MUTED, "#27834a", "#b8860b")
+    for i, (name, share) in enumerate(shares.items()):
+        heights = [100 * share[decile].sum() / share.sum() for decile in deciles]
+        places = np.arange(10) + (i - (len(shares) - 1) / 2) * width
+        bars = axes.bar(places, heights, width, color=colors[i % len(colors)], label=name)
+        axes.bar_label(bars, [number(height, digits=2) for height in heights], fontsize=6.5, padding=1)
+    logarithmic(axes, "y")
+    axes.yaxis.set_major_formatter(lambda value, position: f"{number(value)} %")
+    axes.set_xticks(range(10), [f"{10 * i}–{10 * i + 10} %" for i in range(10)], fontsize=8)
+    axes.grid(visible=False, axis="x")
+    axes.set(xlabel=f"Tenths of the {len(counts):,} {entries}, most popular first", ylabel="Share (log scale)")
+    axes.legend(frameon=False, fontsize=9)
+    save(figure, path)
+
+
+def _told(position: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a decoded position tells a student: its label if it has one of its own, otherwise the position itself."""
+    if "label_tokens" not in position:
+        return position
+    return {name: position[f"label_{name}"] for name in ("tokens", "probabilities", "entropy")}
+
+
+def _draw_strip(axes: Axes, strip: Sequence[Mapping[str, Any]], first: int, columns: int):
+    """Draws one strip of up to `columns` positions, from number `first` on, with the likeliest tokens at the top.
+
+    Returns:
+        The image, for a colorbar.
+    """
+    told = [_told(position) for position in strip]
+    top_k = len(told[0]["tokens"])
+    shades = np.full((top_k, columns), np.nan)
+    shades[:, : len(strip)] = np.array([position["probabilities"] for position in told]).T
+    image = axes.imshow(shades, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+    for x, position in enumerate(told):
+        for y, (token, probability) in enumerate(zip(position["tokens"], position["probabilities"], strict=True)):
+            color = "white" if probability > 0.55 else INK
+            # Tokens may hold dollar signs, which would start a formula.
+            axes.text(x, y - 0.14, _short(token), ha="center", va="center", fontsize=8.5, color=color, parse_math=False)
+            axes.text(x, y + 0.25, f"{probability:.2f}", ha="center", va="center", fontsize=6.5, color=color)
+    inputs = [f"{_short(position['tokens'][0])}\n" if "label_tokens" in position else "" for position in strip]
+    names = [f"{inputs[x]}{first + x}\n{position['entropy']:.1f} nats" for x, position in enumerate(told)]
+    for label in axes.set_xticks(range(len(strip)), names, fontsize=7.5):
+        label.label1.set_parse_math(False)
+    axes.set_yticks(range(top_k), [str(rank + 1) for rank in range(top_k)], fontsize=7.5)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    return image
+
+
+def _short(token: Any) -> str:
+    return str(token) if len(str(token)) <= _LONGEST_TOKEN else str(token)[: _LONGEST_TOKEN - 1] + "…"

@@ -1,0 +1,174 @@
+"""Facts about a run, for its table and its card: versions, the source data and its licence, and the cost of training."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from datasets import get_dataset_config_names, load_dataset
+from transformers import TrainingArguments
+
+import farzi_hf
+from farzi_hf.report.comparison import Comparison
+from farzi_hf.report.published import PAPER
+from farzi_hf.report.task_data import TaskData
+from farzi_hf.tasks import Recommendation, Row
+
+
+def environment(args: TrainingArguments) -> dict[str, Any]:
+    """The facts on which a result depends beside its recipe and seeds: versions and hardware."""
+    facts = {
+        "world_size": args.world_size,
+        "device": args.device.type,
+        "farzi_hf": farzi_hf.__version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+    return facts | commit_of(Path(__file__))
+
+
+def commit_of(path: Path) -> dict[str, str]:
+    """The fact `commit` of the repository that this file belongs to. There is none without git, or for a copy that a repository ignores.
+
+    It ends with -dirty where files differ from the commit. Texts do not count, nor results, which the program itself may have written.
+    """
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(path.parent), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", path.name)
+        changed = git("diff", "--name-only", "HEAD", "--", ":(top)", ":(top,exclude)model_cards", ":(top,exclude)*.md")
+        return {"commit": git("describe", "--always") + ("-dirty" if changed else "")}
+    except (OSError, subprocess.CalledProcessError):
+        return {}
+
+
+def distillation_seconds(log_history: Sequence[Mapping[str, Any]]) -> float:
+    """Seconds of the start and of all outer steps, without evaluations. The steps before each resume are counted too."""
+    previous, seconds = 0, 0.0
+    for entry in log_history:
+        seconds += entry.get("start_seconds", 0.0)
+        if "seconds_per_step" in entry:
+            seconds += entry["seconds_per_step"] * (entry["step"] - previous)
+            previous = entry["step"]
+    return seconds
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """A data set's name on a card, its licence as the Hub names it, and a sentence about the licence."""
+
+    title: str
+    licence: str
+    text: str
+
+
+_MOVIELENS = "The source, MovieLens, may be used for research; GroupLens forbids its redistribution."
+_OURS = Provenance(
+    "the sample data of farzi_hf", "apache-2.0",
+    "The source was invented for farzi_hf, whose licence is Apache-2.0. It does not describe real people.",
+)  # fmt: skip
+PROVENANCES = {
+    "ptb": Provenance(
+        "Penn Treebank", "other",
+        "The source, Penn Treebank, is licensed by the Linguistic Data Consortium (LDC99T42). Ask the consortium before you publish "
+        "a summary of it.",
+    ),
+    "ml-100k": Provenance("MovieLens-100k", "other", _MOVIELENS),
+    "ml-1m": Provenance("MovieLens-1M", "other", _MOVIELENS),
+    "magazine": Provenance(
+        "Amazon Magazine Subscriptions", "other",
+        "The source, Amazon reviews of magazine subscriptions, was collected for research and states no licence.",
+    ),
+    "netflix": Provenance(
+        "the Netflix Prize data", "other", "The source was published for a contest and for research. It may not be redistributed."
+    ),
+    "sample": _OURS,
+    "sample_interactions": _OURS,
+}  # fmt: skip
+
+
+def provenance(c: Comparison, data: TaskData, seed: int) -> dict[str, Any]:
+    """Facts about the source data, for the card: see `farzi_hf.summary.store.render_card`."""
+    name = data.settings.dataset
+    facts = {
+        "dataset": name,
+        "data_bytes": c.nbytes(c.splits["train"]),
+        "data_sequences": len(c.splits["train"]),
+        "split": f"{data.split_label(seed)}; seed of the distillation {c.seed}",
+        "command": "farzi distil recipe.yaml",
+    }
+    if known := PROVENANCES.get(name):
+        facts |= {"dataset": known.title, "licence": known.licence, "licence_text": known.text}
+    return facts
+
+
+def cost(c: Comparison) -> dict[str, float]:
+    """Seconds of two trainings: one on the summary, and one on the full data that is as good on the validation split.
+
+    The second training is that of the row "full data, long" with fewer steps: a sixteenth of its steps, an eighth, …, all. If none is as
+    good, its facts are left out.
+    """
+    start = time.perf_counter()
+    student = c.summary_student(0)
+    facts = {"student_seconds": round(time.perf_counter() - start, 2)}
+    error = c.validation_error(student)
+    if not math.isfinite(error):  # any training would be as good as one that diverged
+        return facts
+    for halvings in range(4, -1, -1):
+        steps = max(1, c.long_training.steps >> halvings)
+        start = time.perf_counter()
+        student = c.long_student(c.seeds[0], steps)
+        seconds = round(time.perf_counter() - start, 2)
+        if c.validation_error(student) <= error:
+            return {**facts, "full_data_seconds": seconds, "full_data_steps": steps}
+    return facts
+
+
+def paper_rows(dataset: str, size: str) -> list[Row]:
+    """The paper's figures for a recommender: for this size "μ×ξ" if the paper has it, and for the whole data."""
+    known = {name: values for name, values in PAPER.get(dataset, {}).items() if name in (size, "full data")}
+    names = tuple(Recommendation.shown)
+    return [{"method": f"the paper, {name}", **dict(zip(names, values, strict=True))} for name, values in known.items()]
+
+
+def ratios(rows: Sequence[Row], ours: str, full: str = "full data, long") -> dict[str, str]:
+    """A recommender's metrics on the summary divided by its metrics on full data, in per cent; with the paper's ratios, if it has them."""
+    by_method = {row["method"]: row for row in rows}
+    facts = {}
+    if ours in by_method and full in by_method:
+        facts["Farzi / full data, long"] = _ratio(by_method[ours], by_method[full])
+    reported = [row for row in rows if row["method"].startswith("the paper")]
+    if len(reported) == 2:
+        facts["the paper's"] = _ratio(*reported)
+    return facts
+
+
+def _ratio(row: Row, full: Row) -> str:
+    shares = {name: f"{100 * row[name] / full[name]:.1f} %" if full[name] else "–" for name in Recommendation.shown}
+    return ", ".join(f"{name.upper()} {share}" for name, share in shares.items())
+
+
+def check_loadable(folder: Path) -> None:
+    """Loads the artefact's tables with an empty cache, to prove that anyone can load them."""
+    with tempfile.TemporaryDirectory() as cache:
+        for name in get_dataset_config_names(str(folder)):
+            load_dataset(str(folder), name, split="train", cache_dir=cache)
+
+
+def how_to_load(folder: Path) -> str:
+    """The lines of Python that load the summary."""
+    return (
+        "Load the summary:\n\n    from datasets import get_dataset_config_names, load_dataset\n    from farzi_hf import FarziData\n"
+        f"    rows, farzi = load_dataset({str(folder)!r}), FarziData.from_pretrained({str(folder)!r})\n"
+    )

@@ -1,0 +1,128 @@
+"""The rows of a table of results: students on the summary, and students on real data to compare with."""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, PreTrainedModel, PrinterCallback, Trainer, TrainingArguments
+
+from farzi_hf.data.seeds import Purpose, derive
+from farzi_hf.report.comparison import Comparison, Measured, Student, model_student
+from farzi_hf.summary import FarziData, attach_soft_inputs, soft_cross_entropy
+
+# -- on the summary --------------------------------------------------------------------------------------------------
+
+
+def on_summary(c: Comparison, method: str) -> Measured:
+    """Students on the summary as it is now."""
+    return c.trained(method, c.summary_student, range(c.num_students), c.farzi.nbytes, c.steps)
+
+
+def under_stock_trainer(c: Comparison, folder: str | os.PathLike) -> Measured:
+    """A student that trains as a user would: on the saved artefact, under the stock Trainer, with the artefact's settings."""
+    farzi = FarziData.from_pretrained(folder)
+
+    def train(seed: int) -> Student:
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(c.config)
+        with tempfile.TemporaryDirectory() as scratch:
+            return train_stock(model, farzi.as_dataset(), farzi.collator(), stock_arguments(c, scratch, seed))
+
+    return c.trained("Farzi, stock Trainer", train, [derive(c.seed, Purpose.STOCK_STUDENT)], farzi.nbytes, c.steps)
+
+
+def stock_arguments(c: Comparison, output_dir: str, seed: int, **changes: Any) -> TrainingArguments:
+    """Arguments of the stock Trainer: the settings of the summary, and no output to the terminal."""
+    quiet = {"logging_strategy": "no", "disable_tqdm": True, "use_cpu": torch.device(c.device).type == "cpu"}
+    seed %= 2**32  # transformers seeds NumPy's old generator with this number; the generator takes 32 bits
+    return c.farzi.training_arguments(output_dir, **{**quiet, "seed": seed, **changes})
+
+
+def train_stock(model: PreTrainedModel, rows: Dataset, collator: Callable, args: TrainingArguments) -> Student:
+    """Trains `model` with the stock Trainer, on the soft tokens or ids that `collator` makes, and returns it as a student."""
+    trainer = Trainer(
+        model=attach_soft_inputs(model), args=args, train_dataset=rows, data_collator=collator,
+        compute_loss_func=soft_cross_entropy,
+    )  # fmt: skip
+    trainer.remove_callback(PrinterCallback)  # the table has the results
+    trainer.train()
+    return model_student(model)
+
+
+# -- on real data ----------------------------------------------------------------------------------------------------
+
+
+def full(c: Comparison) -> Measured:
+    """Students on all real data, with as many steps as on the summary."""
+    return c.trained_on_real("full data", c.all_sequences, c.steps)
+
+
+def full_long(c: Comparison) -> Measured:
+    """Students on all real data, trained for as long as helps."""
+    nbytes, steps = c.nbytes(c.splits["train"]), c.long_training.steps
+    return c.trained("full data, long", c.long_student, c.seeds, nbytes, steps)
+
+
+def random(c: Comparison) -> Measured:
+    """Students on μ random sequences."""
+    return c.trained_on_real("random, same sequences", c.draw_sequences, c.steps)
+
+
+def random_early_stop(c: Comparison) -> Measured:
+    """As `random`, but stopped early: T steps on so little data would overfit."""
+    return stopped_early(c, "random, stopped early", c.draw_sequences)
+
+
+def random_tokens(c: Comparison) -> Measured:
+    """Students on μ · ξ tokens: as many as the summary has positions."""
+    tokens = c.farzi.config.num_sequences * c.farzi.config.sequence_length
+    return c.trained_on_real("random, same tokens", lambda seed: c.draw_tokens(tokens, seed), c.steps)
+
+
+def random_bytes(c: Comparison) -> Measured:
+    """Students on as many bytes of real data as the summary needs for latents and decoder."""
+    return c.trained_on_real("random, same bytes", c.draw_bytes, c.steps)
+
+
+def random_bytes_early_stop(c: Comparison) -> Measured:
+    """As `random_bytes`, but stopped early."""
+    return stopped_early(c, "random, same bytes, stopped early", c.draw_bytes)
+
+
+def head(c: Comparison) -> Measured:
+    """Students on the μ longest sequences."""
+    return c.trained_on_real("head (longest)", c.longest_sequences, c.steps)
+
+
+def stopped_early(c: Comparison, method: str, draw: Callable[[int], Dataset]) -> Measured:
+    """Students on the subset `draw(seed)`, trained for T, T/2, … or T/32 steps, which the first student's validation chooses."""
+    subset = draw(c.seeds[0])
+
+    def error(steps: int) -> float:
+        found = c.validation_error(c.real_student(subset, steps, c.seeds[0]))
+        return math.inf if math.isnan(found) else found  # of a student that diverged
+
+    candidates = {max(1, c.steps // 2**halvings) for halvings in range(6)}
+    return c.trained_on_real(method, draw, min(sorted(candidates), key=error))
+
+
+BASELINES: dict[str, Callable[[Comparison], Measured]] = {
+    function.__name__: function
+    for function in (
+        full,
+        full_long,
+        random,
+        random_early_stop,
+        random_tokens,
+        random_bytes,
+        random_bytes_early_stop,
+        head,
+    )
+}
+"""Rows on real data. The keys are the names that the setting `baselines` takes."""

@@ -1,0 +1,314 @@
+"""A data set that a config names, together with its task: splits by seed, and a learner for the data's vocabulary."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Any, ClassVar
+
+from datasets import DatasetDict
+from transformers import AutoConfig, PreTrainedConfig
+
+import farzi_hf.models  # noqa: F401  registers the architectures that transformers lacks
+from farzi_hf.data import TEXTS, Interactions, load_interactions, load_sample_interactions, tokenize, tokenizer_of
+from farzi_hf.data.seeds import check_different, check_seed
+from farzi_hf.data.streams import described
+from farzi_hf.report.rows import BASELINES
+from farzi_hf.summary import FarziData
+from farzi_hf.tasks import LanguageModeling, Recommendation, Task
+
+SAMPLE_INTERACTIONS = "sample_interactions"
+
+
+@dataclass
+class RunSettings:
+    """The settings of a run that are not in `FarziConfig`: the data, the learner, and the rows to compare the summary with."""
+
+    config: str = field(default="", metadata={"help": "YAML file with any of these fields"})
+    dataset: str | None = field(
+        default="ptb", metadata={"help": f"{', '.join(TEXTS)}, {SAMPLE_INTERACTIONS}, or a name for load_interactions"}
+    )
+    data_dir: str | None = field(default=None, metadata={"help": "folder with the files of the data set"})
+    vocab_size: int = field(
+        default=2000, metadata={"help": "text: entries of the tokenizer, special tokens not counted"}
+    )
+    max_length: int | None = field(default=None, metadata={"help": "text: cut training sequences to this many ids"})
+    min_interactions: int = field(default=3, metadata={"help": "interactions: leave out users with fewer"})
+    splits: list[int] = field(
+        default_factory=lambda: [0], metadata={"help": "interactions: seeds of the splits of the users"}
+    )
+    learner: dict | str | None = field(default=None, metadata={"help": "arguments of AutoConfig.for_model, as JSON"})
+    teacher: dict | str | None = field(  # or a list of dicts, a type that HfArgumentParser does not know
+        default=None,
+        metadata={
+            "help": "the same of the model that labels the inputs, or a list of several; by default the learner's"
+        },
+    )
+    distil: bool = field(default=True, metadata={"help": "False: make only the rows on real data"})
+    num_students: int = field(default=3, metadata={"help": "students per row, each from its own start"})
+    baselines: list[str] = field(
+        default_factory=lambda: list(BASELINES), metadata={"help": f"rows on real data: {', '.join(BASELINES)}"}
+    )
+    long_steps: int | None = field(
+        default=None, metadata={"help": "steps of the row 'full data, long'; by default the teacher's"}
+    )
+    long_batch_size: int | None = field(
+        default=None, metadata={"help": "real sequences per step of that row; by default the teacher's"}
+    )
+    resume: bool = field(default=True, metadata={"help": "go on from the last checkpoint in output_dir"})
+
+    def __post_init__(self) -> None:
+        if self.dataset is None:
+            raise ValueError(
+                "dataset=None: this recipe is of a summary that FarziTrainer distilled from rows given in Python; give --dataset, or train in "
+                "Python again"
+            )
+        kind = data_class(self.dataset)
+        self.learner = _model("learner", kind.learner if self.learner is None else self.learner)
+        if self.teacher is not None:
+            self.teacher = _from_json("teacher", self.teacher)
+            _ = self.teachers  # raises where one of them is no model
+        if self.num_students < 1:
+            raise ValueError(f"num_students={self.num_students} trains nothing: give at least 1")
+        for name in ("long_steps", "long_batch_size"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} trains nothing: give at least 1")
+        check_different("splits", self.splits, 0)
+        for seed in self.splits:
+            check_seed(seed, "splits")
+        for name in self.baselines:
+            if name not in BASELINES:
+                raise ValueError(f"baselines: {name!r} is unknown; choose from {', '.join(BASELINES)}")
+
+    @property
+    def teachers(self) -> list[dict[str, Any]]:
+        """The architectures of the models that label the inputs."""
+        given = self.learner if self.teacher is None else self.teacher
+        return [_model("teacher", one) for one in (given if isinstance(given, list) else [given])]
+
+    @classmethod
+    def of_summary(cls, farzi: FarziData, data_dir: str | None = None, **changes: Any) -> RunSettings:
+        """The settings in the recipe of a summary.
+
+        Args:
+            data_dir: the folder with the real data; a recipe does not name it.
+            changes: other settings, in place of those of the recipe.
+
+        Raises:
+            ValueError: the recipe names no data set.
+        """
+        recipe = farzi.results.recipe
+        if recipe.get("dataset") is None:
+            raise ValueError(
+                "summary: it has no recipe.yaml that names its dataset; give a summary that `farzi distil` wrote, or leave the real data out"
+            )
+        known = {f.name: recipe[f.name] for f in fields(cls) if f.name in recipe}
+        return cls(**{**known, **changes, "data_dir": data_dir})
+
+    def load(self) -> TaskData:
+        """The data set. Its files are read at the first use."""
+        return data_class(self.dataset)(self)
+
+
+class TaskData(ABC):
+    """A data set and its task.
+
+    Args:
+        settings: the settings that name the data set.
+    """
+
+    learner: ClassVar[Mapping[str, Any]]
+    """The default learner."""
+    recipe_fields: ClassVar[tuple[str, ...]]
+    """The settings that determine the data and the learner."""
+
+    def __init__(self, settings: RunSettings) -> None:
+        self.settings = settings
+        self._fingerprints: dict[int, str] = {}
+
+    task_class: ClassVar[type[Task]]
+
+    @classmethod
+    def of_summary(cls, farzi: FarziData, data_dir: str | None = None, **changes: Any) -> TaskData:
+        """The real data of a summary, whose vocabulary the summary then has. The arguments are as in `RunSettings.of_summary`.
+
+        Raises:
+            ValueError: the recipe names no data set, or the data have another vocabulary.
+        """
+        data = RunSettings.of_summary(farzi, data_dir, **changes).load()
+        farzi.adopt_processing_class(data.task.processing_class, f"data_dir={data_dir!r}")
+        return data
+
+    @property
+    @abstractmethod
+    def task(self) -> Task:
+        """The task, an object of `task_class`."""
+
+    def recipe(self, seeds: Sequence[int]) -> dict[str, Any]:
+        """The settings that determine the learner and the data of these seeds."""
+        return self._named
+
+    @abstractmethod
+    def run_folder(self, output_dir: str, seed: int) -> str:
+        """The folder for the results of one seed, in a run of several seeds."""
+
+    @abstractmethod
+    def seeds(self, seed: int) -> list[int]:
+        """The seeds of a run's distillations. `seed` is the seed of its config."""
+
+    @abstractmethod
+    def splits(self, seed: int) -> DatasetDict:
+        """Train, validation and test as sequences in `input_ids`."""
+
+    def fingerprint(self, seed: int) -> str:
+        """A hash of all sequences of these splits, on which every result depends."""
+        if seed not in self._fingerprints:
+            parts = self.splits(seed).items()
+            self._fingerprints[seed] = " ".join(f"{name} {described(rows)['fingerprint']}" for name, rows in parts)
+        return self._fingerprints[seed]
+
+    def identity(self, seed: int) -> dict[str, Any]:
+        """The settings that determine the data and the learner, and a hash of the splits: every kept result depends on them."""
+        return {**self._named, "data": self.fingerprint(seed)}
+
+    @property
+    def _named(self) -> dict[str, Any]:
+        return {name: getattr(self.settings, name) for name in self.recipe_fields}
+
+    @abstractmethod
+    def distinct_splits(self, seeds: Sequence[int]) -> list[int]:
+        """A subset of these seeds, one for each different split. Count models depend on the split alone."""
+
+    @abstractmethod
+    def split_label(self, seed: int) -> str:
+        """A description of the splits, in words."""
+
+    @abstractmethod
+    def learner_config(self, learner: Mapping[str, Any], length: int) -> PreTrainedConfig:
+        """The config of an architecture that has the data's vocabulary and reads `length` entries."""
+
+    @abstractmethod
+    def trajectory_folder(self, folder: str, seed: int) -> str:
+        """The folder inside `folder` with the recorded trainings of one seed."""
+
+
+class TextData(TaskData):
+    """Text. Each seed has its own start of the summary, its own learners and its own students. All seeds share the splits."""
+
+    # Two settings matter (recipes/LOG.md). With tied embeddings, the learner stays on the unigram plateau for hundreds of steps.
+    # With embeddings that start small, training is so chaotic that its gradient is useless.
+    learner: ClassVar = {
+        "model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 1, "n_positions": 128, "tie_word_embeddings": False,
+        "initializer_range": 0.1, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0,
+    }  # fmt: skip
+    task_class = LanguageModeling
+    recipe_fields = ("dataset", "vocab_size", "max_length", "learner", "teacher")
+
+    @cached_property
+    def _tokenized(self) -> tuple[LanguageModeling, DatasetDict]:
+        text = TEXTS[self.settings.dataset](self.settings.data_dir)
+        tokenizer = tokenizer_of(self.settings.dataset, text["train"]["text"], self.settings.vocab_size)
+        held_out = DatasetDict({name: rows for name, rows in text.items() if name != "train"})
+        train = tokenize(DatasetDict(train=text["train"]), tokenizer, self.settings.max_length)
+        return LanguageModeling(tokenizer), DatasetDict(**train, **tokenize(held_out, tokenizer))  # these are not cut
+
+    @property
+    def task(self) -> LanguageModeling:
+        return self._tokenized[0]
+
+    def seeds(self, seed: int) -> list[int]:
+        return [seed]
+
+    def splits(self, seed: int) -> DatasetDict:
+        return self._tokenized[1]
+
+    def distinct_splits(self, seeds: Sequence[int]) -> list[int]:
+        return list(seeds[:1])
+
+    def split_label(self, seed: int) -> str:
+        return "the data set's own train, validation and test"
+
+    def learner_config(self, learner: Mapping[str, Any], length: int) -> PreTrainedConfig:
+        tokenizer = self.task.processing_class
+        special = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos")}
+        return AutoConfig.for_model(**{**learner, "vocab_size": len(tokenizer), **special})
+
+    def run_folder(self, output_dir: str, seed: int) -> str:
+        return output_dir
+
+    def trajectory_folder(self, folder: str, seed: int) -> str:
+        return f"{folder}/seed-{seed}"
+
+
+class InteractionData(TaskData):
+    """Interactions. Each seed also has its own split of the users, because a test on a tenth of the users is noisy."""
+
+    learner: ClassVar = {"model_type": "sasrec", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+    task_class = Recommendation
+    recipe_fields = ("dataset", "min_interactions", "learner", "teacher")
+
+    @cached_property
+    def interactions(self) -> Interactions:
+        """All users' histories."""
+        if self.settings.dataset == SAMPLE_INTERACTIONS:
+            return load_sample_interactions()
+        return load_interactions(
+            self.settings.dataset, self.settings.data_dir, min_interactions=self.settings.min_interactions
+        )
+
+    @cached_property
+    def task(self) -> Recommendation:
+        return Recommendation(self.interactions.vocabulary)
+
+    def seeds(self, seed: int) -> list[int]:
+        return self.settings.splits
+
+    def splits(self, seed: int) -> DatasetDict:
+        return self.interactions.strong_generalization_split(seed)
+
+    def distinct_splits(self, seeds: Sequence[int]) -> list[int]:
+        return list(seeds)
+
+    def split_label(self, seed: int) -> str:
+        return f"users 80 / 10 / 10 %, seed {seed}"
+
+    def learner_config(self, learner: Mapping[str, Any], length: int) -> PreTrainedConfig:
+        return AutoConfig.for_model(**{**learner, "num_items": self.interactions.num_items, "max_length": length})
+
+    def recipe(self, seeds: Sequence[int]) -> dict[str, Any]:
+        return {**super().recipe(seeds), "splits": list(seeds)}
+
+    def run_folder(self, output_dir: str, seed: int) -> str:
+        return f"{output_dir}/split-{seed}"
+
+    def trajectory_folder(self, folder: str, seed: int) -> str:
+        """Each split has its own folder, because the trainings of another split have seen the test users of this split."""
+        return f"{folder}/split-{seed}"
+
+
+def data_class(dataset: str) -> type[TaskData]:
+    """The class for a data set's name: text if the name is in `TEXTS`, else interactions."""
+    return TextData if dataset in TEXTS else InteractionData
+
+
+def _from_json(name: str, value: Any) -> Any:
+    """The value, which a command line gives as JSON."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise ValueError(f"{name}={value!r} is not JSON: {error}") from None
+
+
+def _model(name: str, value: Any) -> dict[str, Any]:
+    """The arguments of `AutoConfig.for_model`."""
+    value = _from_json(name, value)
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{name}={value!r} is no mapping: write fields with their values")
+    if "model_type" not in value:
+        raise ValueError(f"{name}={dict(value)} has no model_type: name an architecture, for instance gpt2")
+    return dict(value)

@@ -1,0 +1,300 @@
+"""The card of a summary, which is the README of its folder and repository, rendered from `templates/card.md`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import DatasetCard, DatasetCardData
+
+from farzi_hf.data import Vocabulary
+from farzi_hf.summary.store.card_learner import learner_code
+from farzi_hf.summary.store.contents import Contents
+from farzi_hf.summary.store.escaping import (
+    Markdown,
+    markdown_code,
+    markdown_fence,
+    markdown_image,
+    markdown_text,
+    one_line,
+    yaml_text,
+)
+from farzi_hf.summary.store.hub import PLACEHOLDER
+
+_TABLES = {"latents": "latents", "decoder": "decoder", "labels": "label_latents", "label_decoder": "label_decoder"}
+"""The tables of the dataset repository, with the tensor that each of them shows."""
+
+_NEEDED = {"lr": ("learning_rate", 0.01), "steps": ("max_steps", 100)}
+"""Settings of the inner loop that a student needs: their names in TrainingArguments, and values to begin with where a summary has none."""
+_MADE_UP = (
+    "The inputs are made up: their ids were drawn by frequency, each on its own, so that they hold no sequence of the data. The labels are what "
+    "models predict that were trained on the data. They may give away what the data hold, rare entries and pairs of entries above all, and "
+    "the inputs show which entries occur. No differential privacy was used."
+)
+_REAL = (
+    "The inputs are sequences of the data, as they are: whoever publishes this summary publishes them. The labels are what models predict that "
+    "were trained on the data."
+)
+_PRIVACY = {"made_up": _MADE_UP, "made_up_by_root": _MADE_UP, "real_windows": _REAL, "covering_windows": _REAL}
+"""What inputs that are ids protect, by the function that made them: `input_sequences` of the recipe."""
+_NOT_ANONYMOUS = (
+    "This is not an anonymised dataset. No differential privacy was used; what sequences say, taken together, may give away what single people "
+    "wrote or bought, all the more as they may have been started from real ones."
+)
+_PRIVATE = (
+    "The distillation was differentially private: ε = {epsilon} at δ = {delta}, for one training row (a text, or a window of a history), added or "
+    "removed. This holds for the sequences; figures on this card, a start or a teacher that was given, and the choice of settings are not counted."
+)
+_SAID_ELSEWHERE = ("table", "dataset", "data_bytes", "data_sequences", "split", "licence", "licence_text", "command")
+"""Entries of metrics that have a place of their own on the card."""
+
+
+def render_card(
+    contents: Contents,
+    metrics: Mapping[str, Any] | None = None,
+    recipe: Mapping[str, Any] | None = None,
+    plots: Sequence[str] = (),
+) -> str:
+    """The README of the artefact. A section without content is left out.
+
+    Args:
+        contents: of the artefact.
+        metrics: figures and facts by name. The card lists all of them. These names have a place of their own:
+
+            - `table`: a list of rows (dicts), the table of results. `x_std` and `x_interval` go into the cell of `x`.
+            - `dataset`, `data_bytes`, `data_sequences`: the data that were distilled, and their size.
+            - `split`: the data that were held out, and the seed of the split.
+            - `learner_parameters`: the size of the learner.
+            - `distillation_seconds`, `device`: the cost of the distillation.
+            - `student_seconds`: of one training on the summary.
+            - `full_data_seconds`, `full_data_steps`: of one training on the full data that gets as good. The card computes the number
+              of trainings after which the distillation has saved time.
+            - `licence`, `licence_text`: of the source, the first as the Hub names it.
+            - `command`: distils the summary again from `recipe.yaml`.
+        recipe: shown unchanged. Its `learner`, a config as a mapping, is the model of "Train on it".
+        plots: paths relative to the artefact.
+
+    Strings are escaped: none of them is read as Markdown, HTML, YAML or Python.
+
+    Raises:
+        ValueError: a cost, a size or the licence has another type than it needs.
+    """
+    config, vocabulary = contents.config, contents.vocabulary
+    metrics, recipe = metrics or {}, recipe or {}
+    figures = {name: value for name, value in metrics.items() if name not in _SAID_ELSEWHERE}
+    guessed = {name: value for key, (name, value) in _NEEDED.items() if key not in (config.inner or {})}
+    card = DatasetCard.from_template(
+        _metadata(contents, metrics),
+        template_path=str(Path(__file__).parent / "templates" / "card.md"),
+        repo=PLACEHOLDER,
+        config=config,
+        vocabulary=vocabulary,
+        tables=tables_of(contents.tensors),
+        facts=markdown_table([{"": k, " ": v} for k, v in _facts(contents, metrics, recipe).items()]),
+        dataset=markdown_text(metrics.get("dataset") or "a dataset"),
+        learner=learner_code(recipe, config, vocabulary),
+        guessed=guessed,
+        inner=markdown_table([{"setting": k, "value": str(v)} for k, v in (config.inner or {}).items()]),
+        results=markdown_table(_with_spread(metrics.get("table", []))),
+        figures=markdown_table([{"figure": k, "value": v} for k, v in figures.items()]),
+        cost=_cost(metrics),
+        privacy=_privacy(config, metrics, recipe),
+        licence=markdown_text(metrics.get("licence_text") or ""),
+        command=markdown_fence(str(metrics["command"]), "bash") if metrics.get("command") else "",
+        examples=_examples(vocabulary, contents.decoded[:3]),
+        positions=markdown_table([_position_row(j, p) for j, p in enumerate(contents.decoded[0][:8])]),
+        recipe=markdown_fence(yaml_text(recipe).rstrip(), "yaml") if recipe else "",
+        plots=[markdown_image(plot) for plot in plots],
+    )
+    return str(card)
+
+
+def tables_of(tensors: Collection[str]) -> list[str]:
+    """The names of the tables of a summary with those tensors, the default one first."""
+    return [*(name for name, tensor in _TABLES.items() if tensor in tensors), "tokens"]
+
+
+def greedy_texts(vocabulary: Vocabulary, decoded: list) -> list[str]:
+    """Each decoded sequence as the text of its likeliest tokens."""
+    return [vocabulary.text([position["tokens"][0] for position in sequence]) for sequence in decoded]
+
+
+def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows as a Markdown table; "" without rows. A row need not have all columns.
+
+    Numbers are rounded. Strings are escaped, unless they are `Markdown` already.
+    """
+    if not rows:
+        return ""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    head = [markdown_text(column) for column in columns]
+    lines = [head, ["---"] * len(columns), *([_cell(row.get(column, "")) for column in columns] for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+# -- parts of the card -----------------------------------------------------------------------------------------------
+
+
+def _metadata(contents: Contents, metrics: Mapping[str, Any]) -> DatasetCardData:
+    """The YAML header. It holds no results, because the Hub knows no `model-index` of datasets."""
+    config, vocabulary = contents.config, contents.vocabulary
+    return DatasetCardData(
+        pretty_name=f"Farzi data [{config.num_sequences}×{config.sequence_length}]",
+        license=_licence(metrics),
+        tags=["farzi", "dataset-distillation", "synthetic", *vocabulary.tags],
+        task_categories=list(vocabulary.task_categories) or None,
+        size_categories=[_size_category(config.num_sequences)],
+        configs=[
+            {"config_name": name, "data_files": [{"split": "train", "path": f"{name}/train-*.parquet"}]}
+            | ({"default": True} if i == 0 else {})
+            for i, name in enumerate(tables_of(contents.tensors))
+        ],
+    )
+
+
+def _privacy(config: Any, metrics: Mapping[str, Any], recipe: Mapping[str, Any]) -> str:
+    """What the summary protects."""
+    epsilon, delta = metrics.get("privacy_epsilon"), metrics.get("privacy_delta")
+    if all(isinstance(value, float) and math.isfinite(value) for value in (epsilon, delta)):
+        return _PRIVATE.format(epsilon=f"{epsilon:.4g}", delta=f"{delta:.4g}")
+    return _NOT_ANONYMOUS if config.inputs == "soft" else _PRIVACY.get(recipe.get("input_sequences"), _NOT_ANONYMOUS)
+
+
+def _licence(metrics: Mapping[str, Any]) -> str | None:
+    licence = metrics.get("licence")
+    if not isinstance(licence, str | None):
+        raise ValueError(
+            f"metrics['licence']={licence!r} is no text; give the licence's name on the Hub, for instance 'mit'"
+        )
+    return one_line(licence or "") or None
+
+
+def _facts(contents: Contents, metrics: Mapping[str, Any], recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """The first table: sizes and source of the summary."""
+    config, size, rows = contents.config, _number(metrics, "data_bytes"), _number(metrics, "data_sequences")
+    facts = {
+        "distilled from": metrics.get("dataset"),
+        "synthetic sequences (μ)": config.num_sequences,
+        "positions per sequence (ξ)": config.sequence_length,
+        "latent dimension (d)": config.latent_dim if config.inputs == "soft" else None,
+        "labels": f"of their own, dimension (e) {config.label_dim}" if config.label_dim else None,
+        "inputs": "ids, which were not learnt" if "input_ids" in contents.tensors else None,
+        "vocabulary (V)": config.vocab_size,
+        "temperature (τ)": config.tau,
+        "all of its numbers": f"{contents.nbytes:,} bytes",
+        "stored": contents.storage.description,
+        "the data": f"{size:,} bytes" + (f", {rows:,} sequences" if rows else "") if size else None,
+        "size of the data": f"{_plain(100 * contents.nbytes / size, 3)} % of the bytes" if size else None,
+        "learner": _model(recipe.get("learner"), _number(metrics, "learner_parameters")),
+        "teachers, whose labels it has": _teachers(recipe.get("teacher")) if config.labels == "own" else None,
+        "split": metrics.get("split"),
+        "vocabulary hash (SHA-256)": markdown_code(config.vocabulary_hash) if config.vocabulary_hash else None,
+    }
+    if size and rows:
+        facts["size of the data"] += f", {100 * config.num_sequences / rows:.3g} % of the sequences"
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+def _model(model: Any, parameters: float | None = None) -> str | None:
+    """A model of the recipe, in words."""
+    if not isinstance(model, Mapping) or "model_type" not in model:
+        return None
+    size = f", {parameters:,} parameters" if parameters else ""
+    # Sizes only: the recipe lists the other settings.
+    settings = ", ".join(f"{k} {v}" for k, v in model.items() if type(v) is int and not k.endswith("_token_id"))
+    return f"{model['model_type']}{size}" + (f" ({settings})" if settings else "")
+
+
+def _teachers(given: Any) -> str | None:
+    """The models of the recipe that label the inputs, where they are not the learner."""
+    names = [_model(one) for one in (given if isinstance(given, list) else [given])]
+    return ", ".join(name for name in names if name) or None
+
+
+def _cost(metrics: Mapping[str, Any]) -> str:
+    """The time of the distillation, and the number of trainings on the summary that save as much."""
+    cost, student, full = (_number(metrics, f"{name}_seconds") for name in ("distillation", "student", "full_data"))
+    if cost is None:
+        return ""
+    device = f" on {markdown_text(metrics['device'])}" if "device" in metrics else ""
+    text = f"The distillation took {cost:,.0f} s{device}."
+    if student is None:
+        return text
+    text += f" A training on the summary takes {_plain(student, 3)} s"
+    if full is None:
+        return text + "."
+    steps = _number(metrics, "full_data_steps")
+    text += f"; one on the full data that does as well takes {_plain(full, 3)} s" + (
+        f", {steps:,} steps." if steps else "."
+    )
+    if full <= student:
+        return text + " So the summary does not save time; it saves data."
+    return text + (
+        f" The distillation has paid for itself after {math.ceil(cost / (full - student)):,} trainings (break-even), each of "
+        f"which saves {_plain(full - student, 3)} s."
+    )
+
+
+def _number(metrics: Mapping[str, Any], name: str) -> float | None:
+    """A figure that the card computes with; None if it is missing."""
+    value = metrics.get(name)
+    if isinstance(value, bool) or not isinstance(value, float | int | None):
+        raise ValueError(f"metrics[{name!r}]={value!r} is not a number; give one, or leave it out")
+    return value
+
+
+def _with_spread(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Rows with `x ± x_std (x_interval)` in one cell."""
+
+    def cell(row: Mapping[str, Any], name: str) -> Any:
+        text, spread, interval = _cell(row[name]), row.get(f"{name}_std"), row.get(f"{name}_interval")
+        if spread is not None:
+            text += f" ± {_plain(spread, 2)}"
+        return Markdown(text if interval is None else f"{text} ({_cell(interval)})")
+
+    def part(row: Mapping[str, Any], name: str) -> bool:
+        return any(name.endswith(end) and name.removesuffix(end) in row for end in ("_std", "_interval"))
+
+    return [{name: cell(row, name) for name in row if not part(row, name)} for row in rows]
+
+
+def _plain(value: float, digits: int) -> str:
+    """So many digits, or all those before the point: 524, never 5.2e+02."""
+    return f"{value:,.0f}" if 10 ** (digits - 1) <= abs(value) < 1e15 else f"{value:.{digits}g}"
+
+
+def _cell(value: Any) -> Markdown:
+    if isinstance(value, bool) or value is None:
+        return Markdown(value)
+    if isinstance(value, float):
+        return Markdown(_plain(value, 4))
+    if isinstance(value, int):
+        return Markdown(f"{value:,}")
+    if isinstance(value, list | tuple):
+        return Markdown(" to ".join(map(_cell, value)))
+    return markdown_text(value)
+
+
+def _position_row(j: int, position: Mapping[str, Any]) -> dict[str, Any]:
+    shown = zip(position["tokens"], position["probabilities"], strict=True)
+    tokens = ", ".join(f"{markdown_code(str(token))} {probability:.2f}" for token, probability in shown)
+    row = {"position": str(j), "likeliest entries": Markdown(tokens), "entropy (nats)": position["entropy"]}
+    if "label_tokens" in position:
+        likeliest = zip(position["label_tokens"], position["label_probabilities"], strict=True)
+        labels = ", ".join(f"{markdown_code(str(token))} {probability:.2f}" for token, probability in likeliest)
+        row |= {"its label": Markdown(labels), "entropy of the label": position["label_entropy"]}
+    return row
+
+
+def _examples(vocabulary: Vocabulary, decoded: list) -> str:
+    """Sequences as text, one per line; nothing where entries have no names."""
+    if not vocabulary.named:
+        return ""
+    return markdown_fence("\n".join(" ".join(text.split()) for text in greedy_texts(vocabulary, decoded)), "text")
+
+
+def _size_category(rows: int) -> str:
+    limits = {1_000: "n<1K", 10_000: "1K<n<10K", 100_000: "10K<n<100K", 1_000_000: "100K<n<1M"}
+    return next((name for limit, name in limits.items() if rows < limit), "1M<n<10M")

@@ -1,0 +1,150 @@
+"""The base class of the tasks."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from datasets import Dataset
+from torch import Tensor
+from transformers import EvalPrediction
+
+from farzi_hf.data import (
+    SequenceCollator,
+)
+from farzi_hf.tasks.metrics import (
+    bootstrap_interval,
+)
+
+Row = dict[str, Any]
+Statistics = Sequence[Sequence[Any]]
+"""For each seed a list with the `Task.statistics` of each student."""
+Outputs = Callable[[Dataset, Callable[[Tensor, Mapping[str, Tensor]], Tensor]], list[np.ndarray]]
+"""`outputs(rows, statistic)` runs a trained student and returns `statistic(logits, batch)` for each row."""
+
+
+class Task(ABC):
+    """A prediction task and its metrics.
+
+    Args:
+        processing_class: the tokenizer, or the list of item names.
+    """
+
+    label_names: ClassVar[Sequence[str]]
+    """Columns of a batch that the metrics need, as in `TrainingArguments.label_names`."""
+    metric: ClassVar[str]
+    """The name of the main metric in a row."""
+    metric_label: ClassVar[str]
+    """The name of the main metric in a table or figure."""
+    percent: ClassVar[bool]
+    """Whether the main metric is a share. Tables show shares in per cent."""
+    ratio_label: ClassVar[str]
+    """The quotient that measures quality when two rows are compared, in words."""
+    compared: ClassVar[Sequence[str]]
+    """The metrics that figures of a whole run show, one figure each."""
+    entries: ClassVar[str]
+    """The name of a vocabulary's entries, in the plural."""
+
+    def __init__(self, processing_class: Any) -> None:
+        self.processing_class = processing_class
+
+    # -- training ----------------------------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def collator(self) -> SequenceCollator:
+        """Makes a batch from rows."""
+
+    @abstractmethod
+    def training_rows(self, sequences: Dataset, length: int) -> Dataset:
+        """The rows for training a model that reads `length` entries."""
+
+    @abstractmethod
+    def evaluation_rows(self, sequences: Dataset, length: int) -> Dataset:
+        """The rows for evaluating such a model."""
+
+    @abstractmethod
+    def preprocess_logits_for_metrics(self, logits: Tensor, labels: Any) -> Tensor:
+        """As in `Trainer`: a few numbers in place of logits."""
+
+    @abstractmethod
+    def compute_metrics(self, eval_prediction: EvalPrediction) -> dict[str, float]:
+        """As in `Trainer`."""
+
+    # -- tables ------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def statistics(self, outputs: Outputs, sequences: Dataset, length: int) -> np.ndarray:
+        """The numbers from which one student's metrics are computed, (N, …): one row for each sequence."""
+
+    @abstractmethod
+    def metrics(self, statistics: np.ndarray) -> dict[str, float]:
+        """The metrics of one student."""
+
+    @abstractmethod
+    def row(self, method: str, students: Statistics, nbytes: int) -> Row:
+        """Metrics of the students of all seeds: mean, spread and intervals."""
+
+    @abstractmethod
+    def error(self, statistics: np.ndarray) -> float:
+        """The number that early stopping minimises."""
+
+    @abstractmethod
+    def counted(self, train: Dataset, validation: Dataset, test: Dataset, vocab_size: int) -> dict[str, np.ndarray]:
+        """The statistics of count models on the test sequences, by name. Count models are not trained."""
+
+    def reference_lines(self, splits: Mapping[str, Dataset], vocab_size: int) -> dict[str, float]:
+        """Lines for the figure of a distillation: the main metric of count models on the validation split."""
+        return {}
+
+    @abstractmethod
+    def headline(self, row: Row) -> str:
+        """The row's main figure, as text."""
+
+    @abstractmethod
+    def readable(self, row: Row) -> dict[str, str]:
+        """A row as a table shows it."""
+
+    @abstractmethod
+    def paired(self, ours: Statistics, theirs: Statistics) -> tuple[np.ndarray, Callable[[np.ndarray], float]]:
+        """Pairs two rows, for the interval of our quality divided by theirs.
+
+        Args:
+            ours, theirs: the students of two rows, of the same seeds.
+
+        Returns:
+            First, an array (N, …) with the results of all students on each test sequence. Second, a function that takes such an
+            array and returns our quality divided by theirs. The quotient is 1 if both are equally good.
+        """
+
+    def share(self, ours: Statistics, theirs: Statistics) -> float:
+        """Our quality divided by theirs."""
+        rows, quotient = self.paired(ours, theirs)
+        return quotient(rows)
+
+    def ratio(self, ours: Statistics, theirs: Statistics) -> tuple[float, tuple[float, float]]:
+        """The share, and its paired bootstrap interval. The bootstrap resamples test sequences.
+
+        A resample without a hit of either says nothing: it counts as 0 for the lower end and as infinite for the upper end.
+        """
+        rows, quotient = self.paired(ours, theirs)
+        share = quotient(rows)
+        if math.isnan(share):
+            return share, (share, share)
+
+        def or_else(unknown: float) -> Callable[[np.ndarray], float]:
+            return lambda resample: unknown if math.isnan(value := quotient(resample)) else value
+
+        return share, (bootstrap_interval(rows, or_else(0.0))[0], bootstrap_interval(rows, or_else(math.inf))[1])
+
+
+def count_cells(row: Row) -> dict[str, str]:
+    """The last columns of every table."""
+    return {
+        "bytes": f"{row['bytes']:,}" if "bytes" in row else "",
+        "steps": f"{row['steps']:,}" if "steps" in row else "",
+        "students": str(row.get("students", "")),
+    }

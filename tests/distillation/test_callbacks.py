@@ -1,0 +1,142 @@
+"""What FarziTrainer says, measures and shows beside the training."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import logging
+import re
+import sys
+from functools import partial
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import torch
+from tiny_trainer import tiny_trainer
+
+from farzi_hf.distillation import callbacks
+from farzi_hf.distillation.callbacks import diverged, peak_memory, phase
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def make(tmp_path, sequences, tokenizer):
+    """`tiny_trainer` in a folder of its own."""
+    return partial(tiny_trainer, tmp_path / "out", sequences, tokenizer)
+
+
+def shown(text: str) -> list[str]:
+    """What a terminal would have shown, one state of a bar after the other."""
+    return [line.strip() for line in re.split(r"[\r\n]|\x1b\[A", text) if line.strip()]
+
+
+# -- memory ----------------------------------------------------------------------------------------------------------
+
+
+def test_peak_memory_is_that_of_the_process():
+    before = peak_memory(CPU)
+    assert before >= 0.95 * psutil.Process().memory_info().rss  # Linux counts the two in different ways
+    block = torch.ones(before // 4 + 2**24)  # float32
+    grown = peak_memory(CPU)
+    assert grown > before
+    del block
+    assert peak_memory(CPU) >= grown
+
+
+def test_peak_memory_in_the_units_of_each_system(monkeypatch):
+    usage = SimpleNamespace(RUSAGE_SELF=0, getrusage=lambda _: SimpleNamespace(ru_maxrss=5000))
+    monkeypatch.setattr(callbacks, "resource", usage)
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert peak_memory(CPU) == 5000 * 1024
+    monkeypatch.setattr(sys, "platform", "darwin")  # in bytes there
+    assert peak_memory(CPU) == 5000
+    monkeypatch.setattr(callbacks, "resource", None)  # Windows has no such module
+    monkeypatch.setattr(psutil.Process, "memory_info", lambda _: SimpleNamespace(rss=3, peak_wset=7))
+    assert peak_memory(CPU) == 7
+
+
+def test_there_need_not_be_a_module_resource(monkeypatch):
+    monkeypatch.setitem(sys.modules, "resource", None)
+    spec = importlib.util.spec_from_file_location("on_windows", callbacks.__file__)
+    on_windows = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(on_windows)
+    assert on_windows.peak_memory(CPU) > 2**20
+
+
+# -- divergence ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("losses", "expected"),
+    [
+        ([3.0, 4.0, 4.0, 4.0, 4.0, 4.0], True),
+        ([3.0, 4.0, 4.0, 4.0, 4.0], False),  # not for long
+        ([3.0, 4.0, 4.0, 3.2, 4.0, 4.0], False),  # it came back
+        ([3.0, 3.2, 3.2, 3.2, 3.2, 3.2], False),  # not well above
+        ([5.0, 4.0, 4.5, 4.6, 4.7, 4.8, 4.9], False),  # worse than it was, but no worse than at first
+        ([float("nan"), 4.0, 4.0, 4.0, 4.0, 4.0], False),
+    ],
+)
+def test_a_loss_that_stays_well_above_the_first_one_diverges(losses, expected):
+    assert diverged(losses) is expected
+
+
+def test_divergence_is_said_once_with_the_figures_and_the_remedy(make, caplog):
+    trainer = make(max_steps=14, learning_rate=5.0, lr_scheduler_type="constant")
+    trainer.train()
+    (warning,) = [record for record in caplog.records if "diverges" in record.getMessage()]
+    first = trainer.state.log_history[0]["loss"]
+    assert warning.levelno == logging.WARNING
+    assert f"and it began at {first:.3g}" in warning.getMessage()
+    assert "\n" not in warning.getMessage()
+    for remedy in ("earlier checkpoint", "smaller learning_rate or inner_learning_rate", "window", "inner_epsilon"):
+        assert remedy in warning.getMessage()
+
+
+# -- progress --------------------------------------------------------------------------------------------------------
+
+
+def test_an_evaluation_has_one_bar_that_ends_at_its_total(make, capfd, monkeypatch):
+    """Before, a bar of one student's batches ran on: 6it of 2."""
+    ends = []
+
+    class Recorded(callbacks.tqdm):
+        def close(self):
+            ends.append((self.desc, self.n, self.total))
+            super().close()
+
+    monkeypatch.setattr(callbacks, "tqdm", Recorded)
+    settings = {"eval_students": 3, "per_device_eval_batch_size": 10, "eval_strategy": "steps", "eval_steps": 1}
+    make(disable_tqdm=False, max_steps=1, **settings).train()
+    assert ("3 students", 9, 9) in ends  # each a training and two batches
+    terminal = capfd.readouterr().err
+    assert "0/9" in next(
+        line for line in shown(terminal) if line.startswith("3 students")
+    )  # before the first is trained
+    assert not re.search(r"\d+it \[", terminal)
+
+
+def test_the_choice_of_a_start_shows_its_trials_and_their_losses(make, capfd):
+    trainer = make(disable_tqdm=False, concentration=None)
+    trainer.tune_initialization()
+    bars = [line for line in shown(capfd.readouterr().err) if line.startswith("Choosing κ")]
+    assert "0/8" in bars[0]
+    assert re.search(r"8/8 \[.*loss by κ: 2: \d\.\d+, 4: .*, 8: .*, 16: \d", bars[-1])
+
+
+def test_nothing_is_shown_where_bars_are_off(make, capfd):
+    trainer = make(concentration=None, max_steps=1, eval_strategy="steps", eval_steps=1)
+    trainer.train()
+    assert capfd.readouterr().err == ""
+
+
+def test_a_phase_is_shown_from_its_first_moment_on(monkeypatch):
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    with phase("Reading"):
+        assert shown(stream.getvalue()) == ["Reading …"]
+    with phase("Nothing", disable=True):
+        pass
+    assert "Nothing" not in stream.getvalue()

@@ -1,0 +1,175 @@
+"""Students of a summary and of real data: measured as the trainer does, on subsets of the right size, pooled over seeds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from tiny_recipes import GRU4REC, TINY, use_small_data
+
+from farzi_hf import FarziConfig
+from farzi_hf.cli.arguments import parse_arguments
+from farzi_hf.cli.distil import comparison_of, trainer_of
+from farzi_hf.data import flatten_sequences
+from farzi_hf.report import Measured, RunSettings, pooled_row
+from farzi_hf.tasks import InterpolatedBigram, LanguageModeling, Recommendation
+from farzi_hf.tasks.metrics.language_modeling import token_metrics
+from farzi_hf.tasks.metrics.ranking import rank_metrics
+
+ITEMS = ("--dataset", "sample_interactions", "--learner", GRU4REC)
+TEXT = ("--dataset", "sample", "--vocab_size", "50", "--window", "0")
+
+
+@pytest.fixture
+def started(tmp_path, monkeypatch):
+    """A trainer with its comparison, on a small part of the embedded data."""
+    use_small_data(monkeypatch)
+
+    def start(*argv: str):
+        config = tmp_path / "empty.yaml"
+        config.write_text("")
+        argv = [*TINY, *argv, "--output_dir", str(tmp_path / "out"), "--eval_students", "1"]
+        settings, args = parse_arguments((RunSettings, FarziConfig), config, argv)
+        data = settings.load()
+        trainer = trainer_of(data, args, 0)
+        return trainer, comparison_of(trainer, data, 0)
+
+    return start
+
+
+def test_text_students_are_measured_as_the_trainer_does_and_subsets_have_their_size(started):
+    trainer, c = started(*TEXT, "--inner_learning_rate", "0.05")
+    measured = c.task.metrics(c.statistics(c.summary_student(0), c.splits["validation"]))
+    expected = trainer.evaluate()
+    assert measured == pytest.approx({name: expected[f"eval_{name}"] for name in measured}, rel=1e-4)
+    assert c.tokens_per_step == 16
+    assert len(c.draw_sequences(0)) == 4
+    lengths = flatten_sequences(c.draw_tokens(100, seed=0))[1]
+    assert lengths.sum() - lengths[-1] < 100 <= lengths.sum()
+    assert c.nbytes(c.splits["test"]) == len(flatten_sequences(c.splits["test"])[0])  # 54 entries: a byte each
+    # Students on real data learn, and another seed is another student.
+    students = [c.real_student(c.splits["train"], steps, seed) for steps, seed in ((1, 0), (60, 0), (60, 1))]
+    before, after, another = (c.task.error(c.statistics(student, c.splits["test"])) for student in students)
+    assert after < 0.8 * before
+    assert after != another
+
+
+@pytest.mark.parametrize(("storage", "bits"), [("exact", 8), ("int8", 8), ("int5", 6)])
+def test_ids_of_real_data_are_counted_as_economically_as_the_summary_is_stored(started, storage, bits):
+    """54 entries need six bits. Where numbers have bytes, ids have, too."""
+    _, c = started(*TEXT)
+    c.farzi.store_as(storage)
+    tokens = len(flatten_sequences(c.splits["test"])[0])
+    assert c.nbytes(c.splits["test"]) == math.ceil(tokens * bits / 8)
+    drawn, more = c.draw_bytes(0), flatten_sequences(c.draw_bytes(0))[1][-1]
+    assert c.farzi.nbytes - 1 <= c.nbytes(drawn) <= c.farzi.nbytes + math.ceil(more * bits / 8)
+
+
+def test_rows_of_students_and_of_count_models_are_the_same_sentences(started):
+    _, c = started(*TEXT)
+    counted = c.counted()[0]
+    probabilities = InterpolatedBigram.fit(c.splits["train"], c.learner.vocab_size, c.splits["validation"]).unigram
+    scores = torch.from_numpy(np.log(probabilities.distribution))
+    student = lambda batch: scores.expand(*batch["input_ids"].shape, -1)  # noqa: E731
+    found = c.statistics(student, c.splits["test"])
+    assert counted.method == "unigram"
+    np.testing.assert_allclose(found[..., 0], counted.students[0][..., 0], rtol=1e-4)
+
+
+def test_a_summary_with_more_sequences_than_the_data_is_compared_with_all_of_them(started):
+    _, c = started(*TEXT)
+    c = replace(c, splits={**c.splits, "train": c.splits["train"].select(range(3))})
+    assert len(c.draw_sequences(0)) == len(c.longest_sequences(0)) == 3
+
+
+def test_a_batch_larger_than_the_summary_has_no_more_tokens_than_it(started):
+    _, c = started(*TEXT, "--synthetic_batch_size", "40")
+    assert c.tokens_per_step == 4 * 8
+
+
+def test_recommenders_are_measured_as_the_trainer_does(started):
+    trainer, c = started(*ITEMS)
+    student = c.summary_student(0)
+    measured = rank_metrics(c.statistics(student, c.splits["validation"]))
+    expected = trainer.evaluate()
+    assert measured == pytest.approx({name: expected[f"eval_{name}"] for name in measured})
+    assert c.validation_error(student) == -measured["hr@100"]
+
+
+def test_recommenders_on_real_data_learn_from_whole_histories(started):
+    _, c = started(*ITEMS)
+    train, few = c.splits["train"], c.draw_sequences(0)
+    assert len(few) == 4
+    assert flatten_sequences(few)[1].max() > c.length  # so they are cut into windows
+    before, after = (rank_metrics(c.statistics(c.real_student(train, n, 0), train))["auc"] for n in (1, 60))
+    assert after > before + 0.05
+    long = c.long_student(0, 3)
+    batch = {"input_ids": torch.ones(1, 3, dtype=torch.long), "attention_mask": torch.ones(1, 3)}
+    assert long(batch).shape == (1, 3, 220)
+
+
+def test_popularity_and_item_pairs_are_counted(started):
+    _, c = started(*ITEMS)
+    measured = {part.method: part for part in c.counted()}
+    test, counts = c.splits["test"]["input_ids"], np.zeros(220)
+    for history in c.splits["train"]["input_ids"]:
+        np.add.at(counts, history, 1)
+    ranks = []
+    for *seen, target in test:
+        others = set(range(1, 220)) - set(seen) - {target}
+        ranks.append(1 + sum((counts[i], -i) > (counts[target], -target) for i in others))
+    assert measured["popularity"].students[0][:, 0].tolist() == ranks
+    rows = {name: c.row(part) for name, part in measured.items()}
+    assert rows["item bigram"]["hr@10"] > 2 * rows["popularity"]["hr@10"]
+
+
+# -- rows ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_row_is_the_mean_over_students_and_its_interval_holds_it():
+    nll = np.random.default_rng(0).gamma(2.0, size=(2, 50, 6))  # two students, 50 sequences of 6 tokens
+    students = [np.stack([values, values < 1, np.ones_like(values)], axis=-1) for values in nll]
+    row = LanguageModeling(None).row("method", [students], nbytes=7)
+    perplexities = np.exp(nll.mean(axis=(1, 2)))
+    assert row["perplexity"] == pytest.approx(perplexities.mean())
+    assert row["perplexity"] == pytest.approx(np.mean([token_metrics(values)["perplexity"] for values in students]))
+    assert row["perplexity_std"] == pytest.approx(perplexities.std(ddof=1))
+    assert row["perplexity_interval"][0] < row["perplexity"] < row["perplexity_interval"][1]
+
+
+def ranks(users: int, seed: int) -> np.ndarray:
+    generator = np.random.default_rng(seed)
+    return np.stack([generator.integers(1, 200, (2, users)), generator.random((2, users))], axis=-1).astype(float)
+
+
+def test_splits_are_put_together_by_their_users():
+    a, b = ranks(30, 0), ranks(50, 1)
+    measured = [Measured("x", list(values), n, steps=n, seconds=n / 2) for values, n in ((a, 10), (b, 20))]
+    row = pooled_row(Recommendation(None), measured)
+    together = [rank_metrics(np.concatenate([a[i], b[i]]))["hr@100"] for i in range(2)]
+    means = [rank_metrics(values)["hr@100"] for split in (a, b) for values in split]
+    assert row["hr@100"] == pytest.approx(np.mean(means))
+    assert row["hr@100_std"] == pytest.approx(np.std(means, ddof=1))
+    assert row["hr@100_interval"][0] < np.mean(together) < row["hr@100_interval"][1]
+    assert (row["bytes"], row["steps"], row["students"], row["seconds"]) == (15, 15, 2, 7.5)
+
+
+def test_full_data_for_long_may_be_longer_than_a_teacher_and_is_so_by_its_settings_alone(started):
+    teacher = ("--teacher_steps", "3", "--teacher_batch_size", "5")
+    c = started(*TEXT, *teacher)[1]
+    assert (c.long_training.steps, c.long_training.batch_size) == (3, 5)
+    longer = started(*TEXT, *teacher, "--long_steps", "40", "--long_batch_size", "8")
+    training = longer[1].long_training
+    assert (training.steps, training.batch_size) == (40, 8)
+    assert longer[0].args.make_teacher_training().steps == 3
+    errors = [x.validation_error(x.long_student(0)) for x in (c, longer[1])]
+    assert errors[1] < errors[0]
+
+
+@pytest.mark.parametrize("name", ["long_steps", "long_batch_size"])
+def test_a_long_row_without_steps_is_refused(name):
+    with pytest.raises(ValueError, match=f"{name}=0 trains nothing: give at least 1"):
+        RunSettings(dataset="sample", **{name: 0})

@@ -1,0 +1,175 @@
+"""Figures: they are drawn from what the trainer logs and what summaries decode to, and say so when they cannot be."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import struct
+import sys
+
+import pytest
+
+pytest.importorskip("matplotlib")
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from farzi_hf.report.plots import (
+    plot_benchmark,
+    plot_budget,
+    plot_comparison,
+    plot_distillation,
+    plot_entropy,
+    plot_popularity,
+    plot_tokens,
+)
+from farzi_hf.report.plots.style import logarithmic, number, plain_numbers
+
+LOG = [
+    *({"step": s, "loss": 5 / s, "grad_norm": float("nan") if s == 3 else s} for s in range(1, 9)),
+    {"step": 4, "eval_perplexity": 200.0, "eval_perplexity_std": 3.0},
+    {"step": 8, "eval_perplexity": float("inf"), "eval_perplexity_std": 3.0},
+    {"step": 8, "train_runtime": 1.0},
+]
+ROWS = [
+    {"method": "Farzi [4×5]", "perplexity": 120.0, "perplexity_interval": [110.0, 131.0]},
+    {"method": "random", "perplexity": 30000},
+    {"method": "diverged", "perplexity": float("inf")},
+    {"method": "not measured"},
+]
+
+
+def size_of(path) -> tuple[int, int]:
+    """Width and height that a PNG file declares."""
+    content = path.read_bytes()
+    assert content[:8] == b"\x89PNG\r\n\x1a\n"
+    return struct.unpack(">II", content[16:24])
+
+
+def position(*tokens):
+    share = 0.9 / len(tokens)
+    return {"tokens": list(tokens), "probabilities": [share] * len(tokens), "entropy": 1.25}
+
+
+def test_distillation_draws_a_panel_per_quantity_that_was_logged(tmp_path):
+    plot_distillation(LOG, tmp_path / "all.png", full_data=82.0, unigram=196.6)
+    plot_distillation([row for row in LOG if "loss" in row], tmp_path / "training.png")
+    plot_distillation(LOG, tmp_path / "student.png", loss="absent", norm="absent", full_data=82.0)
+    heights = [size_of(tmp_path / f"{name}.png")[1] for name in ("all", "training", "student")]
+    assert heights == sorted(heights, reverse=True)
+    assert len(set(heights)) == 3
+
+
+def test_distillation_without_anything_to_show_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="log_history has no eval_perplexity, loss or grad_norm"):
+        plot_distillation([{"step": 1, "loss": float("nan")}], tmp_path / "none.png")
+
+
+def test_tokens_wrap_into_strips_and_are_shown_as_they_are(tmp_path):
+    decoded = [[position("$x$", "<unk>"), position("unmanageably-long-token", "a_b")] * 6, [position(3, 14)] * 4]
+    plot_tokens(decoded, tmp_path / "words.png")
+    plot_tokens(decoded, tmp_path / "ids.png", sequence=1)
+    assert size_of(tmp_path / "words.png")[1] > size_of(tmp_path / "ids.png")[1]
+
+
+def test_labels_of_their_own_are_shown_in_place_of_inputs(tmp_path):
+    """The input stands below its column: the picture depends on both."""
+
+    def picture(given: str, label: str) -> list[bytes]:
+        told = {f"label_{name}": value for name, value in position(label, "z").items()}
+        decoded = [[{**position("$x", given), **told}] * 4] * 2
+        plot_tokens(decoded, tmp_path / "tokens.png")
+        plot_entropy(decoded, tmp_path / "entropy.png", vocab_size=4)
+        return [(tmp_path / name).read_bytes() for name in ("tokens.png", "entropy.png")]
+
+    plain = [[position("$x", "z")] * 4] * 2
+    plot_tokens(plain, tmp_path / "plain.png")
+    assert picture("z", "b")[0] != picture("z", "c")[0]
+    assert picture("z", "b")[1] == picture("y", "b")[1]
+    assert picture("z", "$x")[0] != (tmp_path / "plain.png").read_bytes()
+
+
+def test_comparison_leaves_out_what_has_no_value(tmp_path):
+    plot_comparison(ROWS, tmp_path / "two.png", "perplexity")
+    plot_comparison(ROWS[:1], tmp_path / "one.png", "perplexity", metric_label="Corpus perplexity")
+    assert size_of(tmp_path / "two.png")[1] > size_of(tmp_path / "one.png")[1]
+    with pytest.raises(ValueError, match="rows has no finite 'accuracy'"):
+        plot_comparison(ROWS, tmp_path / "none.png", "accuracy")
+    assert not (tmp_path / "none.png").exists()
+
+
+def test_budget_draws_a_curve_per_method(tmp_path):
+    rows = [
+        {"method": method, "num_sequences": n, "bytes": 100 * n, "perplexity": factor / n, "perplexity_interval": [0.9 / n, 2.2 / n]}
+        for method, factor in (("Farzi", 1.0), ("random", 2.0)) for n in (100, 10, 50)
+    ]  # fmt: skip
+    plot_budget(rows, tmp_path / "both.png", "perplexity", full_data=0.01, metric_label="Perplexity")
+    plot_budget(rows[:3], tmp_path / "one.png", "perplexity", full_data=0.01, metric_label="Perplexity")
+    assert (tmp_path / "both.png").read_bytes() != (tmp_path / "one.png").read_bytes()
+    with pytest.raises(ValueError, match="rows has no finite 'accuracy'"):
+        plot_budget(rows, tmp_path / "none.png", "accuracy")
+
+
+def test_entropy_is_drawn_against_the_uniform_one(tmp_path):
+    decoded = [[position("a", "b")] * 6, [position("c", "d")] * 6]
+    plot_entropy(decoded, tmp_path / "small.png", vocab_size=4)
+    plot_entropy(decoded, tmp_path / "large.png", vocab_size=400)
+    assert (tmp_path / "small.png").read_bytes() != (tmp_path / "large.png").read_bytes()
+
+
+def test_popularity_takes_shares_on_any_scale(tmp_path):
+    counts = np.arange(25.0)
+    plot_popularity({"summary": np.ones(25), "real data": counts}, counts, tmp_path / "a.png")
+    plot_popularity({"summary": np.full(25, 0.04), "real data": counts}, counts, tmp_path / "b.png")
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+    plot_popularity({"summary": counts, "real data": counts}, counts, tmp_path / "c.png")
+    assert (tmp_path / "a.png").read_bytes() != (tmp_path / "c.png").read_bytes()
+
+
+def test_benchmark_leaves_out_what_was_not_measured(tmp_path):
+    figures = {("autograd", "peer"): 0.2, ("Tape", "ours"): 0.1, ("Tape, compiled", "ours"): 0.08}
+    rows = [
+        {"method": method, "kind": kind, "steps": steps, "status": "ok", "memory_limit_gib": "20.0",
+         "seconds": seconds * steps, "memory_bytes": steps << 20}
+        for (method, kind), seconds in figures.items() for steps in (10, 100)
+    ]  # fmt: skip
+    plot_benchmark(rows, tmp_path / "whole.png")
+    rows[1].update(status="out of memory", seconds=None, memory_bytes=None)
+    plot_benchmark(rows, tmp_path / "lost.png")
+    assert size_of(tmp_path / "whole.png") == size_of(tmp_path / "lost.png")
+    assert (tmp_path / "whole.png").read_bytes() != (tmp_path / "lost.png").read_bytes()
+    with pytest.raises(ValueError, match="rows has no finite 'seconds' among 1"):
+        plot_benchmark(rows[1:2], tmp_path / "none.png")
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "text"),
+    [(524.3, 2, "524"), (100, 2, "100"), (0.00052, 2, "0.00052"), (122.319, 4, "122.3"), (112.0, 4, "112"), (1e6, 4, "1,000,000"), (0, 4, "0")],
+)  # fmt: skip
+def test_numbers_have_no_powers_of_ten(value, digits, text):
+    assert number(value, digits) == text
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.065, 0.083), (80, 3000), (1e-7, 2e5), (900, 2500), (0.02, 0.9)])
+def test_axes_have_no_powers_of_ten(low, high):
+    for draw in (lambda axes: logarithmic(axes, "y"), lambda axes: plain_numbers(axes.yaxis)):
+        figure = Figure()
+        axes = figure.subplots()
+        axes.plot([0, 1], [low, high])
+        draw(axes)
+        figure.draw_without_rendering()
+        labels = [tick.label1.get_text() for tick in (*axes.yaxis.get_major_ticks(), *axes.yaxis.get_minor_ticks())]
+        labels = [label for label in labels if label]
+        assert len(labels) >= 2
+        assert all(re.fullmatch(r"−?\d{1,3}(,\d{3})*(\.\d+)?", label) for label in labels)
+
+
+def test_no_global_state_is_touched(tmp_path, monkeypatch):
+    """Pyplot has a current figure and a backend; here nobody can import it."""
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    for name in [name for name in sys.modules if name.startswith("farzi_hf.report.plots")]:
+        monkeypatch.delitem(sys.modules, name)
+    importlib.import_module("farzi_hf.report.plots").plot_popularity(
+        {"real data": np.ones(25)}, np.ones(25), tmp_path / "a.png"
+    )
+    assert (tmp_path / "a.png").exists()

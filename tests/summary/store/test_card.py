@@ -1,0 +1,328 @@
+"""The card against hostile strings, and its Python: what it prints runs, and trains the learner of the recipe."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from fuzzing import fuzzed
+from huggingface_hub import DatasetCard
+from hypothesis import example, given
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+from tiny_artefacts import INNER, WORDS, tiny, word_tokenizer
+from transformers import GPT2Config
+
+from farzi_hf import SASRecConfig
+from farzi_hf.models import SASRecForNextItem
+from farzi_hf.summary import FarziData
+from farzi_hf.summary.store import render_card
+from farzi_hf.summary.store.hub import PLACEHOLDER
+
+HOSTILE = (
+    "<script>alert(1)</script>", "<img src=x onerror=alert(1)>", "```", "`", "a|b", "a\\|b", "a\\", "a\rb", "a\r\n---\nb", "\n# a\n",
+    "[a](javascript:alert(1))", "![a](https://a.example/a.png)", "*a*", "__a__", "$a$", "- a", "1. a", "&lt;", "'\"", '"); import os  #',
+    "a\x85b", "a\u2028b", "a\u202eb", "\x00", "\ud800", "~~~", "{{ 7 * 7 }}", "{% raw %}", "", " ", "# a #", "---", "=", "<!--", "]]>",
+)  # fmt: skip
+
+
+def card_of(farzi: FarziData, metrics=None, recipe=None, plots=()) -> str:
+    return render_card(farzi.contents(), metrics, recipe, plots)
+
+
+def python_blocks(card: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```$", card, flags=re.S | re.M)
+
+
+# -- no string is taken for markup -----------------------------------------------------------------------------------
+
+anything = st.sampled_from(HOSTILE) | st.text(st.characters(), max_size=20)
+json_values = st.none() | st.booleans() | st.integers() | st.floats() | anything
+json_trees = st.recursive(
+    json_values,
+    lambda inside: st.lists(inside, max_size=3) | st.dictionaries(anything, inside, max_size=3),
+    max_leaves=4,
+)
+
+
+def hostile_metrics(text: str) -> dict[str, Any]:
+    return {
+        "table": [{"method": text, text: 1.5, f"{text}_std": 0.1}, {"method": "b", "other": text}], text: text, "dataset": text, "split": text,
+        "licence": text, "licence_text": text, "command": text, "device": text, "distillation_seconds": 10.0, "learner_parameters": 10,
+    }  # fmt: skip
+
+
+def hostile_recipe(text: str) -> dict[str, Any]:
+    return {text: [text], "learner": {"model_type": text, text: text, "n_embd": 3}}
+
+
+MARKDOWN = MarkdownIt("gfm-like", {"linkify": False})
+
+
+def body(card: str) -> str:
+    return card.split("\n---\n", 1)[1]
+
+
+def structure(card: str) -> list[str]:
+    """The types of the Markdown's elements, those inside paragraphs and cells too; of HTML, what it is."""
+    tokens = [one for token in MARKDOWN.parse(body(card)) for one in (token, *(token.children or []))]
+    return [
+        one.content if one.type.startswith("html") else one.type for one in tokens if not one.type.startswith("text")
+    ]
+
+
+def columns(card: str) -> list[set[int]]:
+    """Of each table the numbers of columns of its rows, counted in the text itself."""
+    rows = [
+        (i, line)
+        for i, line in enumerate(re.sub(r"^(```+)\w*\n.*?^\1$", "", card, flags=re.S | re.M).split("\n"))
+        if line.startswith("|")
+    ]
+    tables: list[set[int]] = []
+    before = -2
+    for i, line in rows:
+        if i != before + 1:
+            tables.append(set())
+        tables[-1].add(line.count("|"))
+        before = i
+    return tables
+
+
+def assert_harmless(farzi: FarziData, metrics, recipe, plots) -> None:
+    card = card_of(farzi, metrics, recipe, plots)
+    card.encode()
+    assert len(card.splitlines()) == card.count("\n") + 1 - card.endswith("\n")  # no other line breaks, for anyone
+    assert all(len(widths) == 1 for widths in columns(card))
+    parsed = DatasetCard(card)
+    assert parsed.data.pretty_name == "Farzi data [4×5]"
+    assert [config["config_name"] for config in parsed.data.configs] == ["latents", "decoder", "tokens"]
+    assert yaml.safe_load(card.split("\n---\n")[0].removeprefix("---\n")) == parsed.data.to_dict()
+    for block in python_blocks(card):
+        compile(block, "card", "exec")
+    elements = set(structure(card))
+    assert {element for element in elements if "<" in element} <= {"<code>", "</code>"}
+    assert "link_open" not in elements
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_no_string_breaks_the_card(text):
+    farzi = tiny(inner={**INNER, "lr": text, text: text})
+    farzi.processing_class = [text, *WORDS[1:]]
+    torch.nn.init.zeros_(farzi.decoder)  # so that the first entry is shown
+    assert_harmless(farzi, hostile_metrics(text), hostile_recipe(text), [f"plots/{text}"])
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_a_hostile_string_gives_the_same_elements_as_a_harmless_one(text):
+    def elements(word: str) -> list[str]:
+        metrics = {
+            "dataset": word,
+            "licence_text": word,
+            "licence": word,
+            "split": word,
+            "table": [{"method": word, "loss": 1.5}],
+        }
+        return structure(card_of(tiny(), metrics))
+
+    assert elements(text) == elements("a")
+
+
+def test_what_is_shown_is_what_was_said():
+    """Escaped is not lost: a reader of the page sees the characters."""
+    text = "a|b <i>*c*</i> [d](e) `f` \\g & __h__ $i$ &lt; #j"
+    tokens = MARKDOWN.parse(body(card_of(tiny(), {"table": [{"method": text}]})))
+    shown = ["".join(child.content for child in token.children) for token in tokens if token.type == "inline"]
+    assert text in shown
+
+
+def test_figures_have_no_powers_of_ten():
+    row = {"method": "random", "perplexity": 2827.4, "perplexity_std": 524.3, "perplexity_interval": [2737.0, 999.6]}
+    cost = {"distillation_seconds": 9000.0, "student_seconds": 1.25, "full_data_seconds": 4321.0}
+    card = card_of(tiny(), {"table": [row], "data_bytes": 3, **cost})
+    assert "| 2,827 ± 524 (2,737 to 999.6) |" in card
+    assert "takes 1.25 s" in card
+    assert "takes 4,321 s" in card
+    assert not re.search(r"\de\+\d", card)
+
+
+def test_tokens_are_shown_as_they_are():
+    farzi = tiny()
+    farzi.processing_class = names = ["`", "a|b", "<s>", "\\|", " c ", "``d", ""]
+    cells = re.findall(r"<code>(.*?)</code> \d\.\d\d", MARKDOWN.render(body(card_of(farzi))))
+    assert {*cells} == {"`", "a|b", "&lt;s&gt;", "\\|", " c ", "``d", ""}, names
+
+
+@pytest.mark.fuzz
+@fuzzed
+@given(
+    vocabulary=st.lists(anything, min_size=7, max_size=7),
+    metrics=st.dictionaries(anything, json_trees, max_size=3),
+    text=anything,
+    recipe=st.dictionaries(anything, json_trees, max_size=3),
+    learner=json_trees | st.dictionaries(anything | st.just("model_type"), json_trees, max_size=3),
+    inner=st.none()
+    | st.dictionaries(anything | st.sampled_from(["lr", "eps", "optimizer", "steps"]), json_trees, max_size=4),
+)
+@example(vocabulary=["```"] * 7, metrics={}, text="```\r# a", recipe={"a": "b\n```\nc"}, learner=None, inner=None)
+def test_no_vocabulary_licence_or_name_breaks_the_card(vocabulary, metrics, text, recipe, learner, inner):
+    try:
+        farzi = tiny(inner=inner)
+        farzi.processing_class = vocabulary
+        assert_harmless(farzi, {**metrics, **hostile_metrics(text)}, {**recipe, "learner": learner}, [f"plots/{text}"])
+    except ValueError as error:  # a figure that is no number, by chance under the name of one
+        if not re.match(r"metrics\['\w+'\]=|inner(\['betas'\]=| must hold only what JSON can store)", str(error)):
+            raise
+
+
+@pytest.mark.parametrize("name", ["distillation_seconds", "data_bytes", "data_sequences", "learner_parameters"])
+def test_a_figure_that_is_no_number_is_refused(name):
+    metrics = {"distillation_seconds": 1.0, "data_bytes": 10, "data_sequences": 2, name: "many"}
+    with pytest.raises(ValueError, match=rf"metrics\['{name}'\]='many' is not a number; give one"):
+        card_of(tiny(), metrics)
+
+
+def test_a_licence_that_is_no_text_is_refused():
+    with pytest.raises(
+        ValueError, match=r"metrics\['licence'\]=\{'a': 1\} is no text; give the licence's name on the Hub"
+    ):
+        card_of(tiny(), {"licence": {"a": 1}})
+
+
+# -- its Python trains -----------------------------------------------------------------------------------------------
+
+
+def run_python_of(folder: Path, cache: Path) -> dict[str, Any]:
+    """The names that all Python blocks of the card in a folder leave, run one after the other with the folder as the name."""
+    card = (folder / "README.md").read_text(encoding="utf-8").replace(PLACEHOLDER, str(folder))
+    names: dict[str, Any] = {}
+    for block in python_blocks(card):
+        # Into a cache of the test's own, and on this machine as it is: without progress bars.
+        block = block.replace('split="train"', f'split="train", cache_dir={str(cache)!r}')
+        block = block.replace(
+            'training_arguments("student"', 'training_arguments("student", use_cpu=True, disable_tqdm=True'
+        )
+        exec(compile(block, "card", "exec"), names)
+    return names
+
+
+def saved(folder: Path, vocabulary, recipe, **changes) -> Path:
+    inner = {**INNER, "betas": [0.5, 0.999], "steps": 2}
+    tiny(**{"inner": inner, **changes}).save_pretrained(folder, vocabulary, recipe=recipe)
+    return folder
+
+
+def learner_of(names: dict[str, Any]):
+    return names["student"].model
+
+
+def is_of(model, config) -> bool:
+    """Whether a model was built from a config. Which attention, data type and cache it uses is not the learner's affair."""
+    left = {"transformers_version", "architectures", "use_cache", "dtype", "_name_or_path"}
+    found, wanted = (c.to_dict() for c in (model.config, config))
+    return type(model.config) is type(config) and all(found[k] == v for k, v in wanted.items() if k not in left)
+
+
+V = len(WORDS)
+GPT2 = GPT2Config(
+    vocab_size=V, n_positions=9, n_embd=4, n_layer=1, n_head=2, bos_token_id=2, eos_token_id=3, embd_pdrop=0.0
+)
+SASREC = SASRecConfig(num_items=V - 1, hidden_size=4, max_length=9, dropout=0.1)
+
+
+@pytest.fixture(autouse=True)
+def scratch(tmp_path, monkeypatch):
+    """Where "student" is written to."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(("vocabulary", "config"), [(word_tokenizer(), GPT2), (WORDS, SASREC)], ids=["text", "items"])
+def test_the_card_trains_the_learner_of_the_recipe(tmp_path, vocabulary, config):
+    folder = saved(tmp_path / "summary", vocabulary, {"learner": config.to_diff_dict()})
+    names = run_python_of(folder, tmp_path / "cache")
+    assert is_of(learner_of(names), config)
+    assert names["student"].state.global_step == 2
+    assert names["student"].args.learning_rate == INNER["lr"]
+    rows = [{"input_ids": [2, 4, 5]}, {"input_ids": [4, 5, 6, 4, 3]}]
+    assert names["student"].evaluate(rows)["eval_loss"] > 0
+
+
+SHORT = {"model_type": "gpt2", "n_embd": 4, "n_layer": 1, "n_head": 2}
+WHOLE = {**SHORT, "vocab_size": V, "pad_token_id": 0, "bos_token_id": None, "eos_token_id": None}
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "learner", "config"),
+    [
+        (word_tokenizer(), SHORT, GPT2Config(**{k: v for k, v in WHOLE.items() if k != "model_type"})),
+        (WORDS, {"model_type": "sasrec", "hidden_size": 4}, SASRecConfig(V - 1, hidden_size=4, max_length=5)),
+    ],
+    ids=["text", "items"],
+)
+def test_what_a_short_learner_leaves_out_is_the_summarys(tmp_path, vocabulary, learner, config):
+    """As the recipes of this project write it: without the size of the vocabulary."""
+    folder = saved(tmp_path / "summary", vocabulary, {"learner": learner})
+    assert is_of(learner_of(run_python_of(folder, tmp_path / "cache")), config)
+
+
+@pytest.mark.parametrize("vocabulary", [word_tokenizer(), WORDS, None], ids=["text", "items", "none"])
+@pytest.mark.parametrize(
+    "recipe", [None, {"learner": None}, {"learner": {"n_embd": 3}}], ids=["no recipe", "none", "no model"]
+)
+def test_without_a_learner_a_small_one_is_trained_and_the_card_says_so(tmp_path, vocabulary, recipe):
+    folder = saved(tmp_path / "summary", vocabulary, recipe)
+    assert "# The recipe names no learner. This is a small one" in (folder / "README.md").read_text(encoding="utf-8")
+    model = learner_of(run_python_of(folder, tmp_path / "cache"))
+    assert isinstance(model, SASRecForNextItem) == isinstance(vocabulary, list)
+    assert model.num_parameters() < 100_000
+
+
+def test_the_card_of_a_known_learner_lists_only_what_differs_from_its_class(tmp_path):
+    card = card_of(tiny(), recipe={"learner": GPT2.to_diff_dict()})
+    source = re.search(r"^config = AutoConfig.for_model\(\n(.*?)^\)", card, flags=re.S | re.M)[1]
+    given = [line.strip().split("=")[0] for line in source.splitlines()[1:]]
+    assert given == [
+        "vocab_size",
+        "n_positions",
+        "n_embd",
+        "n_layer",
+        "n_head",
+        "embd_pdrop",
+        "bos_token_id",
+        "eos_token_id",
+    ]
+    assert "names no learner" not in card
+
+
+def test_an_architecture_that_nobody_here_knows_is_printed_with_all_its_fields():
+    card = card_of(tiny(), recipe={"learner": {"model_type": "of-tomorrow", "width": 3, "a b": 1, "lambda": 2}})
+    assert 'config = AutoConfig.for_model(\n    "of-tomorrow",\n    vocab_size=7,' in card
+    assert '    width=3,\n    **{"a b": 1},\n    **{"lambda": 2},\n' in card
+
+
+def test_a_summary_of_sgd_is_trained_with_sgd(tmp_path):
+    inner = {
+        "optimizer": "sgd",
+        "lr": 0.5,
+        "weight_decay": 0.01,
+        "momentum": 0.9,
+        "steps": 1,
+        "synthetic_batch_size": 2,
+    }
+    names = run_python_of(
+        saved(tmp_path / "summary", WORDS, {"learner": SASREC.to_diff_dict()}, inner=inner), tmp_path / "cache"
+    )
+    optimizer = names["student"].optimizer.optimizer
+    assert isinstance(optimizer, torch.optim.SGD)
+    assert {(group["initial_lr"], group["momentum"]) for group in optimizer.param_groups} == {(0.5, 0.9)}
+
+
+@pytest.mark.parametrize("inner", [None, {"lr": 0.02}, {"steps": 3}])
+def test_what_a_summary_does_not_say_of_its_training_the_card_proposes(tmp_path, inner):
+    folder = saved(tmp_path / "summary", WORDS, {"learner": SASREC.to_diff_dict()}, inner=inner)
+    assert "these are values to begin with" in (folder / "README.md").read_text(encoding="utf-8")
+    args = run_python_of(folder, tmp_path / "cache")["student"].args
+    assert (args.learning_rate, args.max_steps) == ((inner or {}).get("lr", 0.01), (inner or {}).get("steps", 100))

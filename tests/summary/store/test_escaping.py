@@ -1,0 +1,144 @@
+"""One function per language: what goes in is what a parser of that language reads."""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+
+import pytest
+import yaml
+from fuzzing import fuzzed
+from hypothesis import example, given
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+
+from farzi_hf.summary.store.escaping import (
+    Markdown,
+    markdown_code,
+    markdown_fence,
+    markdown_image,
+    markdown_text,
+    one_line,
+    python_literal,
+    script_json,
+    yaml_text,
+)
+
+MARKDOWN = MarkdownIt("gfm-like", {"linkify": False})
+text = st.text(st.characters(exclude_categories=["Cs"])) | st.text("`|\\*_<>[]()&;~$#-+=.:!1a \n")
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(st.characters()),
+    lambda inside: st.lists(inside, max_size=3) | st.dictionaries(st.text(st.characters()), inside, max_size=3),
+    max_leaves=6,
+)
+
+
+def shown(source: str) -> tuple[set[str], str]:
+    """The elements of Markdown, and what a reader sees."""
+    tokens = [one for token in MARKDOWN.parse(source) for one in (token, *(token.children or []))]
+    words = (one.content for one in tokens if one.type in ("text", "text_special", "code_inline"))
+    return {one.content if one.type == "html_inline" else one.type for one in tokens}, "".join(words)
+
+
+@pytest.mark.fuzz
+@fuzzed
+@given(text)
+@example("1) a")
+@example("+")
+@example("[x]: https://a.example")
+@example("[x] done")
+@example("a\\|b")
+@example("&#124;")
+def test_text_is_a_paragraph_and_a_cell_of_itself(value):
+    line = one_line(value)
+    elements, seen = shown(markdown_text(value))
+    assert elements <= {"paragraph_open", "paragraph_close", "inline", "text", "text_special"}
+    assert seen == line
+    elements, seen = shown(f"| a | b |\n|---|---|\n| {markdown_text(value)} | c |")
+    assert (seen, "tr_open" in elements) == (f"ab{line}c", True)
+    assert "|" not in markdown_text(value)
+
+
+@pytest.mark.fuzz
+@fuzzed
+@given(text)
+@example("`")
+@example(" a ")
+@example("  ")
+@example("a\\")
+def test_code_is_code_in_a_cell(value):
+    elements, seen = shown(f"| {markdown_code(value)} |\n|---|\n")
+    assert {element for element in elements if "code" in element} <= {"code_inline", "<code>", "</code>"}
+    assert not {element for element in elements if "<" in element} - {"<code>", "</code>"}
+    assert seen == one_line_with_blanks(value)
+
+
+def one_line_with_blanks(value: str) -> str:
+    return one_line(f"|{value}|")[1:-1]
+
+
+@pytest.mark.fuzz
+@fuzzed
+@given(text)
+@example("```\n# a\n````")
+@example("~~~")
+def test_no_line_ends_a_fence(value):
+    (token,) = MARKDOWN.parse(markdown_fence(value, "text"))
+    assert (token.type, token.info) == ("fence", "text")
+    assert token.content == "\n".join(map(one_line_with_blanks, value.split("\n"))) + "\n"
+
+
+@pytest.mark.fuzz
+@fuzzed
+@given(text)
+@example("a](b)")
+def test_an_image_is_an_image(value):
+    elements, _ = shown(markdown_image(f"plots/{value}"))
+    assert elements <= {"paragraph_open", "paragraph_close", "inline", "image", "text"}
+
+
+def test_markdown_stays_as_it_is():
+    assert markdown_text(Markdown("**a**")) == "**a**"
+
+
+@pytest.mark.fuzz
+@fuzzed
+@given(json_values)
+def test_python_source_evaluates_to_the_value(value):
+    source = python_literal(value)
+    assert ast.literal_eval(source.replace('float("inf")', "1e999").replace('float("-inf")', "-1e999")) == value
+    assert not set("`\n\r\x85\u2028") & set(source)
+
+
+def test_python_knows_what_is_not_a_number():
+    assert math.isnan(eval(python_literal(math.nan)))
+
+
+@pytest.mark.fuzz
+@fuzzed
+@given(st.dictionaries(st.text(st.characters()), json_values, max_size=4))
+@example({"a": "b\x85c", "d\u2028": "\ud800"})
+def test_yaml_reads_back_equal(value):
+    assert yaml.safe_load(yaml_text(value)) == value
+    yaml_text(value).encode()
+
+
+@pytest.mark.fuzz
+@fuzzed
+@given(json_values)
+@example("</script><!--")
+def test_json_in_a_script_reads_back_equal_and_ends_nothing(value):
+    def finite(x):
+        return (
+            all(map(finite, x.values() if isinstance(x, dict) else x))
+            if isinstance(x, list | dict)
+            else x not in (math.inf, -math.inf)
+        )
+
+    if not finite(value):
+        with pytest.raises(ValueError, match="not JSON compliant"):
+            script_json(value)
+        return
+    assert json.loads(script_json(value).encode()) == value
+    assert "<" not in script_json(value)

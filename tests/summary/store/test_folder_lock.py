@@ -1,0 +1,300 @@
+"""One writer at a time in a folder: the second is refused, a dead one stands in nobody's way, and what it left is removed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import SafetensorError
+from tiny_artefacts import METRICS, WORDS, listing, save_variant, tiny, variant, word_tokenizer
+from tiny_trainer import tiny_trainer
+from transformers import TrainerCallback
+
+from farzi_hf.cli.run_folder import begin_run
+from farzi_hf.distillation.checkpoints import last_checkpoint
+from farzi_hf.summary import FarziData
+from farzi_hf.summary.store import tensor_file
+from farzi_hf.summary.store import writing as publishing
+from farzi_hf.summary.store.atomic_folder import LOCK, exclusive, replace_file
+from farzi_hf.summary.store.disk import DiskFullError
+
+ROOT = Path(__file__).parents[3]
+IN_USE = r"folder='.*' is in use: another process or thread writes to it; wait until that ends, or choose another"
+
+
+def in_thread(function) -> list[Exception]:
+    """What `function` raises in a thread of its own."""
+    raised = []
+
+    def run():
+        try:
+            function()
+        except Exception as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    return raised
+
+
+def hold(folder: Path) -> None:
+    with exclusive(folder):
+        pass
+
+
+@contextmanager
+def held_by_another_process(folder: Path) -> Iterator[None]:
+    """By the lock that `exclusive` takes, without the seconds that importing torch takes. The process dies of SIGKILL."""
+    code = "import sys, time, filelock; lock = filelock.FileLock(sys.argv[1]); lock.acquire(); print('held', flush=True); time.sleep(600)"
+    with subprocess.Popen([sys.executable, "-c", code, str(folder / LOCK)], stdout=subprocess.PIPE) as child:
+        try:
+            assert child.stdout.readline() == b"held\n"
+            yield
+        finally:
+            child.kill()
+
+
+# -- the lock --------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_is_held_against_other_threads_and_not_against_its_own(tmp_path):
+    folder = tmp_path / "new" / "folder"
+    with exclusive(folder):
+        with exclusive(folder), exclusive(str(folder)):
+            pass
+        assert [re.match(IN_USE, str(error)) is not None for error in in_thread(lambda: hold(folder))] == [True]
+        assert in_thread(lambda: hold(tmp_path / "other")) == []
+        tiny().save_pretrained(folder)  # who holds a folder may save there
+    assert in_thread(lambda: hold(folder)) == []
+    assert not (folder / LOCK).exists()
+
+
+def test_a_folder_is_held_under_all_its_names(tmp_path, monkeypatch):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "folder")
+    monkeypatch.chdir(tmp_path)
+    with exclusive(tmp_path / "link"):
+        assert len(in_thread(lambda: hold(Path("folder")))) == 1
+
+
+def test_the_lock_ends_with_an_error(tmp_path):
+    with pytest.raises(KeyError), exclusive(tmp_path):
+        raise KeyError
+    assert in_thread(lambda: hold(tmp_path)) == []
+
+
+def test_another_process_is_refused_until_the_first_one_dies(tmp_path):
+    tiny().save_pretrained(tmp_path)
+    with held_by_another_process(tmp_path):
+        before = listing(tmp_path)
+        with pytest.raises(ValueError, match=IN_USE):
+            tiny(tau=0.5).save_pretrained(tmp_path)
+        assert listing(tmp_path) == before
+        assert FarziData.from_pretrained(tmp_path).config.tau == 1.0  # readers need no lock
+    assert (tmp_path / LOCK).exists()
+    tiny(tau=0.5).save_pretrained(tmp_path)
+    assert FarziData.from_pretrained(tmp_path).config.tau == 0.5
+    assert not (tmp_path / LOCK).exists()
+
+
+def test_a_lock_that_leads_elsewhere_is_refused(tmp_path):
+    (tmp_path / "precious").write_text("mine")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for plant in ((folder / LOCK).symlink_to, (folder / LOCK).hardlink_to):
+        plant(tmp_path / "precious")
+        with pytest.raises(ValueError, match="is a link or a device, and no lock"):
+            tiny().save_pretrained(folder)
+        (folder / LOCK).unlink()
+    assert (tmp_path / "precious").read_text() == "mine"
+
+
+def test_a_file_is_no_folder_to_hold(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="file' is a file; name a folder"):
+        hold(tmp_path / "file")
+
+
+# -- several writers -------------------------------------------------------------------------------------------------
+
+
+def test_of_many_writers_each_saves_or_is_refused_and_readers_see_one_artefact(tmp_path):
+    save_variant(0, tmp_path)
+    errors, read, done = [], [], threading.Event()
+
+    def write(first: int) -> None:
+        for number in range(first, first + 5):
+            try:
+                save_variant(number, tmp_path)
+            except Exception as error:
+                errors.append(error)
+
+    def keep_reading() -> None:
+        while not done.is_set():
+            farzi = FarziData.from_pretrained(tmp_path)
+            number = farzi.config.inner["variant"]
+            assert (farzi.latents == number).all()
+            assert isinstance(farzi.processing_class, list) == (number % 2 == 1)
+            assert farzi.results.metrics == ({"variant": number} if number % 2 == 0 else {})
+            read.append(number)
+
+    reader_errors = []
+    reader = threading.Thread(target=lambda: reader_errors.extend(in_thread(keep_reading)))
+    writers = [threading.Thread(target=write, args=(10 * i,)) for i in range(1, 4)]
+    for thread in (reader, *writers):
+        thread.start()
+    for thread in writers:
+        thread.join()
+    done.set()
+    reader.join()
+    assert all(isinstance(error, ValueError) and re.match(IN_USE, str(error)) for error in errors), errors
+    assert len(errors) < 15  # some were saved
+    assert reader_errors == []
+    assert read
+    save_variant(1, tmp_path)
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.slow
+def test_of_several_processes_each_saves_or_is_refused(tmp_path):
+    code = (
+        f"import sys, pathlib; sys.path[:0] = [{os.fspath(Path(__file__).parents[2])!r}]\n"
+        "from tiny_artefacts import save_variant\n"
+        "print('ready', flush=True); sys.stdin.readline(); saved = 0\n"
+        "for n in range(int(sys.argv[1]), int(sys.argv[1]) + 10):\n"
+        "    try: save_variant(n, pathlib.Path(sys.argv[2])); saved += 1\n"
+        "    except ValueError as error: assert 'is in use' in str(error), error\n"
+        "print(saved)"
+    )
+    with ExitStack() as stack:
+        children = []
+        for first in (10, 20, 30):
+            command = [sys.executable, "-c", code, str(first), str(tmp_path)]
+            children.append(stack.enter_context(subprocess.Popen(command, cwd=ROOT, stdin=-1, stdout=-1, text=True)))
+            stack.callback(children[-1].kill)
+        for child in children:
+            assert child.stdout.readline() == "ready\n"
+        for child in children:
+            child.stdin.write("\n")
+            child.stdin.flush()
+        saved = [int(child.communicate()[0]) for child in children]
+    assert sum(saved) > 0
+    number = FarziData.from_pretrained(tmp_path).config.inner["variant"]
+    assert torch.equal(FarziData.from_pretrained(tmp_path).latents, variant(number).latents)
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_writers_of_one_file_do_not_share_a_draft(tmp_path):
+    drafts = []
+    replace_file(
+        tmp_path / "x",
+        lambda a: (replace_file(tmp_path / "x", lambda b: (drafts.append(b), b.touch())), drafts.append(a), a.touch()),
+    )
+    assert len(set(drafts)) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+# -- runs ------------------------------------------------------------------------------------------------------------
+
+
+class Then(TrainerCallback):
+    """Calls something after the first step."""
+
+    def __init__(self, function) -> None:
+        self.function = function
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == 1:
+            self.function()
+
+
+def test_a_second_run_in_a_folder_is_refused_before_it_does_anything(tmp_path, sequences, tokenizer):
+    settings = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
+    second, errors = tiny_trainer(tmp_path, sequences, tokenizer, **settings), []
+    second.tune_initialization = lambda: pytest.fail("it has begun")
+
+    def intrude():
+        before = listing(tmp_path)
+        for start in (second.train, lambda: begin_run(second, {}, None), lambda: second.save_model()):
+            errors.extend(in_thread(start))
+        assert listing(tmp_path) == before
+
+    first = tiny_trainer(tmp_path, sequences, tokenizer, {"callbacks": [Then(intrude)]}, **settings)
+    first.train()
+    assert first.state.global_step == 2
+    assert len(errors) == 3
+    assert all(re.search(IN_USE, str(error)) for error in errors), errors
+    first.save_model()
+    assert not (tmp_path / LOCK).exists()
+    assert last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-2")
+
+
+def test_a_second_start_of_a_run_that_goes_on_writes_no_recipe(tmp_path, sequences, tokenizer):
+    settings = {"save_strategy": "steps", "save_steps": 1}
+    first = tiny_trainer(tmp_path, sequences, tokenizer, max_steps=1, **settings)
+    first.train()
+    begin_run(first, {"learning_rate": 0.05}, last_checkpoint(tmp_path))
+    before, second = (
+        listing(tmp_path),
+        tiny_trainer(tmp_path, sequences, tokenizer, max_steps=2, learning_rate=0.5, **settings),
+    )
+    with exclusive(tmp_path):
+        (error,) = in_thread(lambda: begin_run(second, {"learning_rate": 0.5}, last_checkpoint(tmp_path)))
+    assert re.search(IN_USE, str(error))
+    assert listing(tmp_path) == before
+
+
+# -- what dead writers left ------------------------------------------------------------------------------------------
+
+
+def test_what_dead_writers_left_is_removed_and_nothing_else(tmp_path):
+    ours = [f".farzi-writing-{'0' * 31}{i}" for i in range(2)] + [".farzi-writing"]
+    for name in ours:
+        (tmp_path / name / "latents").mkdir(parents=True)
+        (tmp_path / name / "latents" / "train-00000-of-00001.parquet").touch()
+        (tmp_path / name / "config.json").touch()
+    (tmp_path / ours[1] / "precious.txt").write_text("mine")
+    (tmp_path / ".farzi-writing-notes").mkdir()
+    (tmp_path / f".farzi-writing-{'a' * 32}").symlink_to(tmp_path / ".farzi-writing-notes")
+    (tmp_path / f".farzi-writing-{'b' * 32}").write_text("a file")
+    tiny().save_pretrained(tmp_path)
+    left = sorted(path.name for path in tmp_path.glob(".*"))
+    assert left == sorted([ours[1], ".farzi-writing-notes", f".farzi-writing-{'a' * 32}", f".farzi-writing-{'b' * 32}"])
+    assert [path.name for path in (tmp_path / ours[1]).iterdir()] == ["precious.txt"]
+
+
+# -- a full disk -----------------------------------------------------------------------------------------------------
+
+
+def no_room(*args, **kwargs):
+    raise OSError(errno.ENOSPC, "Error writing bytes to file. Detail: [errno 28] No space left on device")
+
+
+def no_room_for_tensors(tensors, path, metadata):
+    Path(path).write_bytes(b"half")
+    raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "failing"),
+    [(publishing.pq, "write_table", no_room), (tensor_file, "save_file", no_room_for_tensors)],
+)
+def test_a_full_disk_is_named_and_the_old_artefact_stays(tmp_path, monkeypatch, module, name, failing):
+    folder = tmp_path / "artefact"
+    tiny().save_pretrained(folder, word_tokenizer(), METRICS)
+    before = listing(folder)
+    monkeypatch.setattr(module, name, failing)
+    with pytest.raises(DiskFullError, match=f"the disk is full .*: '{re.escape(str(folder))}'") as raised:
+        tiny(tau=0.5).save_pretrained(folder, WORDS)
+    assert raised.value.errno == errno.ENOSPC
+    assert listing(folder) == before

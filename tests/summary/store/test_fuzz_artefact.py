@@ -1,0 +1,306 @@
+"""Artefacts and settings with random damage: loaded whole, or refused by name; nothing on the disk changes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import torch
+from fuzzing import fuzzed
+from hypothesis import example, given
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from tiny_artefacts import METRICS, RECIPE, WORDS, tiny, word_tokenizer
+from transformers import TrainingArguments
+
+from farzi_hf.distillation.config import FarziConfig
+from farzi_hf.summary import FarziData, FarziDataConfig
+
+T = TypeVar("T")
+SECONDS = 20  # of one load, as this process spends them: other work on the machine does not count
+NAMES = st.one_of(
+    st.text(max_size=20),
+    st.sampled_from(["../outside/precious", "/etc/passwd", "plots/../../outside/precious", "precious", "plots/x.png", "README.md", ".farzi-lock"]),
+)  # fmt: skip
+VALUES = st.recursive(
+    st.one_of(
+        st.none(), st.booleans(), st.integers(), st.integers(2**31 - 1, 2**70), st.floats(), st.text(max_size=8),
+        st.sampled_from(["cat", "WordLevel", 0, -1, 1, 7, 4, 1e308, -0.0]),
+    ),
+    lambda part: st.one_of(st.lists(part, max_size=3), st.dictionaries(st.text(max_size=8), part, max_size=3)),
+    max_leaves=6,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def originals(tmp_path_factory) -> list[Path]:
+    """One artefact with a tokenizer, one with a list of items."""
+    folders = [tmp_path_factory.mktemp("originals") / kind for kind in ("text", "items")]
+    plot = folders[0].parent / "curve.png"
+    plot.write_bytes(b"not really an image")
+    for folder, vocabulary in zip(folders, (word_tokenizer(), WORDS), strict=True):
+        tiny(inner={"lr": 0.01}).save_pretrained(folder, vocabulary, METRICS, RECIPE, [plot])
+    return folders
+
+
+@pytest.fixture
+def world(tmp_path) -> Path:
+    """A folder to put an artefact in, beside one that is none of its business."""
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "precious").write_text("mine")
+    return tmp_path
+
+
+# -- damage: functions of a folder and of a source of random choices --------------------------------------------------
+
+
+def some_file(folder: Path, data: st.DataObject, ending: str = "") -> Path:
+    return data.draw(
+        st.sampled_from(sorted(path for path in folder.rglob(f"*{ending}") if path.is_file())), label="file"
+    )
+
+
+def bytes_changed(folder: Path, data: st.DataObject) -> None:
+    path = some_file(folder, data)
+    content = bytearray(path.read_bytes())
+    # The beginning holds the header of the tensors, the first keys of JSON.
+    for place in data.draw(st.lists(st.integers(0, max(0, min(len(content), 2000) - 1)), max_size=5), label="places"):
+        if content:
+            content[place] = data.draw(st.integers(0, 255))
+    path.write_bytes(content)
+
+
+def cut(folder: Path, data: st.DataObject) -> None:
+    path = some_file(folder, data)
+    os.truncate(path, data.draw(st.integers(0, path.stat().st_size)))
+
+
+def replaced(folder: Path, data: st.DataObject) -> None:
+    some_file(folder, data).write_bytes(data.draw(st.binary(max_size=200)))
+
+
+def removed(folder: Path, data: st.DataObject) -> None:
+    some_file(folder, data).unlink()
+
+
+def inflated(folder: Path, data: st.DataObject) -> None:
+    os.truncate(some_file(folder, data), data.draw(st.integers(0, 2**35)))
+
+
+def linked(folder: Path, data: st.DataObject) -> None:
+    path = data.draw(st.sampled_from(sorted(folder.rglob("*"))), label="linked")
+    outside, target = (
+        folder.parent / "outside" / "moved",
+        data.draw(st.sampled_from(["itself", "precious", "moved", "/dev/zero", "nothing"])),
+    )
+    if target == "moved" or path.is_dir():
+        shutil.move(path, outside)
+        path.symlink_to(outside)
+    else:
+        path.unlink()
+        path.symlink_to(path if target == "itself" else folder.parent / "outside" / target)
+
+
+def of_another_kind(folder: Path, data: st.DataObject) -> None:
+    path = some_file(folder, data)
+    path.unlink()
+    data.draw(st.sampled_from([os.mkdir, os.mkfifo]))(path)
+
+
+def check_not_special(path: Path) -> None:
+    """Raises OSError for the pipe that `of_another_kind` may have made: to open it would wait for somebody at its other end, for ever."""
+    if path.exists() and not path.is_file():
+        raise OSError(f"{path} is no file")
+
+
+def json_changed(folder: Path, data: st.DataObject) -> None:
+    path = some_file(folder, data, ".json")
+    with suppress(ValueError):  # damaged before
+        content = json.loads(path.read_bytes())
+        places = list(places_of(content))
+        holder, key = data.draw(st.sampled_from(places)) if places else (None, None)
+        if holder is None:
+            content = data.draw(VALUES)
+        elif data.draw(st.booleans(), label="new key") and isinstance(holder, dict):
+            holder[data.draw(st.text(max_size=12))] = holder.pop(key)
+        else:
+            holder[key] = data.draw(VALUES, label=str(key))
+        path.write_text(json.dumps(content))
+
+
+def places_of(content: Any):
+    """All pairs of a list or mapping in `content` and an index or key of it."""
+    pairs = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
+    for key, value in pairs:
+        yield content, key
+        yield from places_of(value)
+
+
+def yaml_changed(folder: Path, data: st.DataObject) -> None:
+    parts = st.sampled_from(
+        [
+            ": ",
+            "- ",
+            "&a ",
+            "*a",
+            "[",
+            "]",
+            "{",
+            "}",
+            "\n",
+            "  ",
+            "!!",
+            "!!python/name:os.system",
+            "<<",
+            "? ",
+            "1e400",
+            "2024-01-01",
+            "x",
+            "|",
+        ]
+    )
+    path = folder / "recipe.yaml"
+    check_not_special(path)
+    path.write_text("".join(data.draw(st.lists(parts, max_size=30), label="yaml")))
+
+
+def tensors_changed(folder: Path, data: st.DataObject) -> None:
+    path = folder / "farzi.safetensors"
+    check_not_special(path)
+    with suppress(Exception):  # damaged before
+        tensors = load_file(path)
+        name = data.draw(st.sampled_from(["latents", "decoder", "extra"]))
+        shape = data.draw(st.sampled_from([(4, 5, 3), (3, 7), (7, 3), (0,), (), (1, 1)]))
+        dtype = data.draw(
+            st.sampled_from(
+                [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.bool, torch.complex64]
+            )
+        )
+        value = data.draw(st.sampled_from([0.0, 1.0, 1e30, float("nan"), float("inf")]))
+        tensors[name] = torch.full(shape, value).to(dtype)
+        files = data.draw(st.one_of(VALUES, st.lists(NAMES, max_size=5)), label="files")
+        entry = data.draw(st.sampled_from(["files", "farzi", "other"]))
+        save_file(
+            tensors, path, metadata={entry: json.dumps(files if entry == "files" else {"files": files, "sha256": {}})}
+        )
+
+
+def committed(folder: Path, data: st.DataObject) -> None:
+    """An interrupted save, with damage of its own."""
+    target = folder / ".farzi-committed"
+    if not target.exists():
+        with suppress(shutil.Error):  # a pipe cannot be copied
+            shutil.copytree(folder, target, symlinks=True, ignore=lambda *_: [".farzi-committed"])
+        for path in data.draw(st.sets(st.sampled_from(sorted(path for path in target.rglob("*") if path.is_file())))):
+            path.unlink()
+
+
+DAMAGE = [
+    bytes_changed, cut, replaced, removed, inflated, linked, of_another_kind, json_changed, yaml_changed, tensors_changed, committed,
+]  # fmt: skip
+
+
+@pytest.mark.fuzz
+@fuzzed
+@given(data=st.data())
+def test_a_damaged_artefact_is_loaded_whole_or_refused_and_nothing_changes(originals, world, data):
+    folder = world / "artefact"
+    shutil.copytree(data.draw(st.sampled_from(originals)), folder)
+    try:
+        for damage in data.draw(st.lists(st.sampled_from(DAMAGE), min_size=1, max_size=3), label="damage"):
+            with suppress(IndexError, OSError):  # it met the damage done before
+                damage(folder, data)
+        check_load(folder, world)
+        outside = listing_without_content(world / "outside")
+        with suppress(ValueError, FileNotFoundError):
+            tiny().save_pretrained(folder, word_tokenizer())
+        assert listing_without_content(world / "outside") == outside
+    finally:
+        shutil.rmtree(folder)
+        shutil.rmtree(world / "outside")
+        (world / "outside").mkdir()
+        (world / "outside" / "precious").write_text("mine")
+
+
+def outcome(make: Callable[[], T]) -> tuple[T | None, str]:
+    """What `make` gives, or how it refuses."""
+    try:
+        return make(), ""
+    except (ValueError, TypeError, FileNotFoundError) as error:
+        return None, str(error)
+
+
+def check_load(folder: Path, world: Path) -> None:
+    before, start = listing_without_content(world), time.process_time()
+    farzi, refusal = outcome(lambda: FarziData.from_pretrained(folder))
+    if farzi is None:
+        assert str(folder) in refusal or "folder_or_repo" in refusal
+    else:
+        assert all(torch.isfinite(parameter).all() for parameter in farzi.parameters())
+        assert torch.isfinite(farzi(torch.arange(farzi.config.num_sequences)).float()).all()
+    assert time.process_time() - start < SECONDS
+    assert listing_without_content(world) == before
+
+
+def listing_without_content(folder: Path) -> dict[str, tuple]:
+    """Files of many gigabytes that are holes would take long to read."""
+    found = [Path(parent, name) for parent, folders, files in os.walk(folder) for name in (*folders, *files)]
+    return {str(path): (*(facts := path.lstat())[:4], facts.st_size, facts.st_mtime_ns) for path in found}
+
+
+# -- settings --------------------------------------------------------------------------------------------------------
+
+
+SUMMARY_FIELDS = (
+    "num_sequences",
+    "sequence_length",
+    "latent_dim",
+    "vocab_size",
+    "tau",
+    "latent_std",
+    "inner",
+    "vocabulary_hash",
+)
+
+
+@pytest.mark.fuzz
+@fuzzed
+@given(values=st.dictionaries(st.sampled_from(SUMMARY_FIELDS), VALUES, max_size=4))
+@example({"tau": 10**400})
+@example({"inner": {"a": float("nan")}})
+def test_a_config_of_a_summary_is_made_or_refused_by_the_name_of_a_field(tmp_path, values):
+    config, refusal = outcome(lambda: FarziDataConfig(**values))
+    if config is None:
+        assert any(name in refusal for name in values)
+        return
+    config.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    assert FarziDataConfig.from_json(path.read_bytes(), path).to_diff_dict() == config.to_diff_dict()
+
+
+STOCK = {field.name for field in fields(TrainingArguments)}
+OF_THE_OPTIMIZER = {"learning_rate": "lr", "epsilon": "eps", "epsilon_root": "eps_root"}  # names that its messages use
+OURS = sorted(field.name for field in fields(FarziConfig) if field.name not in STOCK)
+
+
+@pytest.mark.fuzz
+@fuzzed
+@given(name=st.sampled_from(OURS), value=st.one_of(VALUES, st.text(), st.integers(-3, 3)))
+def test_settings_of_a_distillation_are_taken_or_refused_by_the_name_of_a_field(tmp_path, name, value):
+    def make() -> str:
+        config = FarziConfig(str(tmp_path), **{name: value})
+        config.summary_config(vocab_size=7)
+        config.make_training()
+        return json.dumps(config.to_recipe())
+
+    recipe, refusal = outcome(make)
+    short = name.removeprefix("inner_")
+    assert recipe is not None or name in refusal or f"inner_…: {OF_THE_OPTIMIZER.get(short, short)}" in refusal

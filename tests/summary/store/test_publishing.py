@@ -1,0 +1,304 @@
+"""The artefact on disk and on its way to the Hub: readable by others, replaced whole or not at all."""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from datasets import load_dataset
+from huggingface_hub import DatasetCard
+from safetensors.torch import load_file, save_file
+from tiny_artefacts import INNER, METRICS, RECIPE, WORDS, save_variant, tiny, variant_on_disk, word_tokenizer
+
+from farzi_hf.data import vocabulary_of
+from farzi_hf.summary import FarziData
+from farzi_hf.summary.farzi_data import _SHOWN_TOKENS as DECODED_TOP_K
+from farzi_hf.summary.store import ArtefactFolder
+from farzi_hf.summary.store.hub import PLACEHOLDER
+
+
+@pytest.fixture
+def plot(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("plots") / "curve.png"
+    path.write_bytes(b"not really an image")
+    return path
+
+
+def test_metrics_that_are_not_finite_are_json_for_every_reader(tmp_path):
+    metrics = {
+        "table": [{"name": "diverged", "perplexity": math.inf, "spread": [1.5, -math.inf]}],
+        "gap": math.nan,
+        "note": "ok",
+    }
+    tiny().save_pretrained(tmp_path, processing_class=word_tokenizer(), metrics=metrics)
+
+    def refuse(name: str) -> None:
+        raise ValueError(f"{name} is no JSON")
+
+    text = (tmp_path / "metrics.json").read_text(encoding="utf-8")
+    strict = json.loads(text, parse_constant=refuse)
+    assert strict["table"][0] == {"name": "diverged", "perplexity": "Infinity", "spread": [1.5, "-Infinity"]}
+    assert strict["gap"] == "NaN"
+    found = FarziData.from_pretrained(tmp_path).results.metrics
+    assert found["table"] == metrics["table"]
+    assert math.isnan(found["gap"])
+    assert found["note"] == "ok"
+
+
+# -- what others read ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("vocabulary", [word_tokenizer(), WORDS, None], ids=["tokenizer", "list", "none"])
+def test_saved_folders_load_with_datasets(tmp_path, vocabulary, streaming):
+    farzi, folder = tiny(), tmp_path / "artefact"
+    farzi.save_pretrained(folder, processing_class=vocabulary, metrics=METRICS, recipe={"seed": 0})
+
+    def load(*name):
+        rows = load_dataset(str(folder), *name, split="train", streaming=streaming, cache_dir=str(tmp_path / "cache"))
+        return list(rows)
+
+    latents, decoder, tokens = load(), load("decoder"), load("tokens")
+    assert load("latents") == latents
+    tensors = load_file(folder / "farzi.safetensors")
+    assert torch.equal(torch.tensor([row["latents"] for row in latents]), tensors["latents"])
+    assert torch.equal(torch.tensor([row["decoder"] for row in decoder]).T, tensors["decoder"])
+    assert [row["index"] for row in latents] == [0, 1, 2, 3]
+    assert [row["id"] for row in decoder] == list(range(len(WORDS)))
+    assert [(row["sequence"], row["position"]) for row in tokens] == [(i, j) for i in range(4) for j in range(5)]
+    decoded = farzi.decode(DECODED_TOP_K)
+    assert [row["tokens"] for row in tokens] == [position["tokens"] for sequence in decoded for position in sequence]
+    assert ("text" in latents[0]) == ("token" in decoder[0]) == (vocabulary is not None)
+    if vocabulary is not None:
+        assert [row["token"] for row in decoder] == WORDS
+        assert latents[0]["text"].replace(" | ", " ") == " ".join(position["tokens"][0] for position in decoded[0])
+
+
+def test_the_artefact_holds_what_it_says(tmp_path, plot):
+    tiny().save_pretrained(tmp_path, word_tokenizer(), METRICS, {"seed": 0, "betas": (0.9, 0.999)}, [plot])
+    assert json.loads((tmp_path / "metrics.json").read_text()) == METRICS
+    assert yaml.safe_load((tmp_path / "recipe.yaml").read_text()) == {"seed": 0, "betas": [0.9, 0.999]}
+    assert (tmp_path / "plots" / "curve.png").read_bytes() == plot.read_bytes()
+    on_disk = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
+    assert on_disk == {*ArtefactFolder(tmp_path).names}
+
+
+def test_a_vocabularys_hash_tells_ids_apart_and_nothing_else():
+    assert vocabulary_of(word_tokenizer()).hash() == vocabulary_of(WORDS).hash()
+    assert vocabulary_of(WORDS).hash() != vocabulary_of(WORDS[::-1]).hash()
+    assert vocabulary_of(["a", "bc"]).hash() != vocabulary_of(["ab", "c"]).hash()
+
+
+# -- card ------------------------------------------------------------------------------------------------------------
+
+
+def sections(card: str) -> list[str]:
+    return re.findall(r"^## (.*)$", re.sub(r"```.*?```", "", card, flags=re.S), flags=re.M)
+
+
+@pytest.mark.parametrize(
+    ("labels", "teacher", "shown"),
+    [
+        ("own", {"model_type": "gpt2", "n_embd": 32}, "gpt2 (n_embd 32)"),
+        ("own", [{"model_type": "gpt2", "n_embd": 32}, {"model_type": "farzi_rnn"}], "gpt2 (n_embd 32), farzi_rnn"),
+        ("own", None, None),
+        ("shared", {"model_type": "gpt2", "n_embd": 32}, None),
+    ],
+)
+def test_card_names_teachers_that_are_not_the_learner(tmp_path, labels, teacher, shown):
+    tiny(inner=INNER, labels=labels).save_pretrained(tmp_path, recipe={**RECIPE, "teacher": teacher})
+    card = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert ("| teachers, whose labels it has |" in card) == (shown is not None)
+    assert shown is None or f"| teachers, whose labels it has | {shown} |" in card
+
+
+def test_card_shows_everything_it_is_given(tmp_path, plot):
+    farzi = tiny(inner=INNER)
+    farzi.save_pretrained(tmp_path, word_tokenizer(), METRICS, RECIPE, [plot])
+    card = DatasetCard.load(tmp_path / "README.md")
+    assert [config["config_name"] for config in card.data.configs] == ["latents", "decoder", "tokens"]
+    assert card.data.configs[0]["default"] is True
+    assert card.data.size_categories == ["n<1K"]
+    assert card.data.task_categories == ["text-generation"]
+    assert card.data.license == "other"
+    assert "language-modeling" in card.data.tags
+    assert sections(card.text) == [
+        "Results", "Load it", "Train on it", "What it says", "Distil it again", "Cost", "Licence and privacy", "Limits",
+        "Citation",
+    ]  # fmt: skip
+    for line in (
+        "# 4 synthetic sequences that stand in for the corpus",
+        f"| all of its numbers | {farzi.nbytes} bytes |",
+        "| the data | 1,000 bytes, 50 sequences |",
+        f"| size of the data | {farzi.nbytes / 10:.3g} % of the bytes, 8 % of the sequences |",
+        "| learner | gpt2, 1,234 parameters (n_embd 16) |",
+        "| split | official |",
+        f"| vocabulary hash (SHA-256) | `{farzi.config.vocabulary_hash}` |",
+        "| method | perplexity | bytes |",
+        "| Farzi | 101.2 ± 1.5 (99 to 104.5) | 300 |",
+        "| random | 2,827 |  |",
+        "| distillation_seconds | 1,200 |",
+        "![plots/curve.png](plots/curve.png)",
+        '    args=farzi.training_arguments("student"),',
+        "| eps | 0.0001 |",
+        "| betas | [0.9, 0.999] |",
+        "accelerate launch recipes/ptb.py --config recipe.yaml",
+        "one on the full data that does as well takes 80 s, 4,000 steps.",
+        "after 16 trainings (break-even), each of which saves 75 s.",
+        "- The corpus is its owner's.",
+    ):
+        assert line in card.text
+
+
+def test_a_summary_that_saves_no_time_says_so(tmp_path):
+    tiny().save_pretrained(tmp_path, metrics={**METRICS, "full_data_seconds": 4.0})
+    assert "So the summary does not save time; it saves data." in (tmp_path / "README.md").read_text()
+
+
+def test_the_card_of_items_is_of_no_language(tmp_path):
+    tiny().save_pretrained(tmp_path, WORDS)
+    card = DatasetCard.load(tmp_path / "README.md")
+    assert card.data.task_categories == ["other"]
+    assert "recommendation" in card.data.tags
+
+
+def test_card_of_a_bare_summary_has_no_empty_sections(tmp_path):
+    tiny().save_pretrained(tmp_path)
+    card = (tmp_path / "README.md").read_text()
+    assert sections(card) == ["Load it", "Train on it", "Licence and privacy", "Limits", "Citation"]
+    assert "None" not in re.sub(r"```.*?```", "", card, flags=re.S)
+    assert "\n\n\n" not in card
+    assert "task_categories" not in card
+
+
+def test_code_on_the_card_runs(tmp_path):
+    tiny(inner=INNER).save_pretrained(tmp_path / "artefact", word_tokenizer())
+    card = (tmp_path / "artefact" / "README.md").read_text()
+    *blocks, train = re.findall(r"```python\n(.*?)```", card, flags=re.S)
+    names: dict = {}
+    for block in blocks:
+        block = block.replace('split="train"', f"split='train', cache_dir={str(tmp_path / 'cache')!r}")
+        exec(block.replace(PLACEHOLDER, str(tmp_path / "artefact")), names)
+    assert len(names["tokens"]) == 4 * 5
+    assert names["farzi"].nbytes == tiny().nbytes
+    torch.testing.assert_close(names["probabilities"], tiny()(torch.tensor([0])).detach())
+    ast.parse(train)
+
+
+# -- replacing a folder ----------------------------------------------------------------------------------------------
+
+
+def test_files_of_others_stay_and_stale_files_go(tmp_path, plot):
+    (tmp_path / "optimizer.pt").write_bytes(b"state")
+    tiny().save_pretrained(tmp_path, word_tokenizer(), METRICS, {"seed": 0}, [plot])
+    bare = tiny()
+    bare.save_pretrained(tmp_path)
+    assert (tmp_path / "optimizer.pt").read_bytes() == b"state"
+    assert not any((tmp_path / name).exists() for name in ("tokenizer.json", "metrics.json", "plots/curve.png"))
+    assert FarziData.from_pretrained(tmp_path).processing_class is None
+
+
+def test_a_plot_that_lies_in_the_folder_already_is_kept(tmp_path, plot):
+    tiny().save_pretrained(tmp_path, plots=[plot])
+    tiny().save_pretrained(tmp_path, plots=[tmp_path / "plots" / "curve.png"])
+    assert (tmp_path / "plots" / "curve.png").read_bytes() == plot.read_bytes()
+
+
+@pytest.mark.parametrize("name", ["config.json", "README.md"])
+def test_a_folder_that_holds_something_else_is_refused(tmp_path, name):
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(ValueError, match=f"has a {name} but no farzi.safetensors"):
+        tiny().save_pretrained(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_a_file_in_place_of_the_folder_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="is a file"):
+        tiny().save_pretrained(tmp_path / "file")
+
+
+@pytest.mark.parametrize("name", ["../victim", "/etc/victim", "plots/../../victim"])
+def test_an_artefact_cannot_name_files_outside_its_folder(tmp_path, name):
+    victim, folder = tmp_path / "victim", tmp_path / "artefact"
+    victim.touch()
+    tiny().save_pretrained(folder)
+    tensors = load_file(folder / "farzi.safetensors")
+    save_file(tensors, folder / "farzi.safetensors", metadata={"files": json.dumps([name])})
+    with pytest.raises(ValueError, match="outside its folder"):
+        tiny().save_pretrained(folder)
+    assert victim.exists()
+
+
+class Death(BaseException):
+    """Stands for kill -9: nothing catches it, and nothing touches the disk after it."""
+
+
+class Reaper:
+    """Lets `life` file operations under `folder` happen, then none."""
+
+    EVENTS = frozenset({"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "shutil.rmtree"})
+    folder, life = None, 0
+
+    def __call__(self, event, args):
+        if self.folder and event in self.EVENTS and str(args[0]).startswith(str(self.folder)):
+            self.life -= 1
+            if self.life < 0:
+                raise Death
+
+
+@pytest.fixture(scope="session")
+def reaper():
+    reaper = Reaper()
+    sys.addaudithook(reaper)  # cannot be removed, but sleeps without a folder
+    return reaper
+
+
+def test_a_crash_at_any_point_leaves_the_old_artefact_or_the_new_one(tmp_path, reaper):
+    folder, found = tmp_path / "artefact", []
+    save_variant(0, folder)
+    for life in range(1000):
+        old, new = found[-1] if found else 0, 1 + (found[-1] if found else 0)
+        reaper.folder, reaper.life = folder, life
+        try:
+            save_variant(new, folder)
+            break
+        except Death:
+            pass
+        finally:
+            reaper.folder = None
+        found.append(variant_on_disk(folder))
+        assert found[-1] in (old, new)
+    assert 0 < life < 999
+    assert found[0] == 0
+    assert found[-1] > 0  # some crashes came after the commit
+    save_variant(2, folder)
+    assert variant_on_disk(folder) == 2
+    assert not list(folder.glob(".*"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [0.05, 0.21, 0.37])
+def test_kill_9_leaves_a_whole_artefact(tmp_path, seconds):
+    folder = tmp_path / "artefact"
+    code = (
+        f"import sys, itertools, pathlib; sys.path[:0] = [{os.fspath(Path(__file__).parents[2])!r}]\n"
+        f"from tiny_artefacts import save_variant\n"
+        f"for n in itertools.count(): save_variant(n, pathlib.Path({str(folder)!r})); print(n, flush=True)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=Path(__file__).parents[3]) as child:
+        child.stdout.readline()
+        time.sleep(seconds)
+        child.send_signal(signal.SIGKILL)
+    assert variant_on_disk(folder) >= 0

@@ -1,0 +1,547 @@
+"""Folders that somebody else filled: read without following links or changing anything, or refused by the name of the file."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub import snapshot_download
+from safetensors.torch import load_file, save_file
+from tiny_artefacts import METRICS, WORDS, listing, tiny, word_tokenizer
+
+import farzi_hf.summary.store.hub
+from farzi_hf.summary import FarziData
+
+SECRET = b"root:x:0:0"
+
+
+@pytest.fixture
+def plot(tmp_path) -> Path:
+    path = tmp_path / "given" / "curve.png"
+    path.parent.mkdir()
+    path.write_bytes(b"not really an image")
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path, plot) -> Path:
+    """An artefact with a tokenizer, metrics, a recipe and a plot."""
+    tiny().save_pretrained(tmp_path / "artefact", word_tokenizer(), METRICS, {"seed": 0}, [plot])
+    return tmp_path / "artefact"
+
+
+@pytest.fixture
+def outside(tmp_path) -> Path:
+    """What no artefact may read, change or remove."""
+    path = tmp_path / "outside"
+    path.mkdir()
+    (path / "secret.png").write_bytes(SECRET)
+    return path
+
+
+def refused(folder: Path, name: str, error: type[Exception] = ValueError) -> None:
+    """Asserts that loading fails, names the file, and changes nothing."""
+    before = listing(folder.parent)
+    with pytest.raises(error, match=re.escape(name)):
+        FarziData.from_pretrained(folder)
+    assert listing(folder.parent) == before
+
+
+def rewrite(folder: Path, tensors: dict[str, torch.Tensor], **metadata) -> None:
+    save_file(tensors, folder / "farzi.safetensors", metadata={k: json.dumps(v) for k, v in metadata.items()})
+
+
+def claim(folder: Path, *names: str) -> None:
+    """Makes the artefact say that these files belong to it."""
+    rewrite(folder, load_file(folder / "farzi.safetensors"), files=list(names))
+
+
+# -- links -----------------------------------------------------------------------------------------------------------
+
+
+READ = [
+    "farzi.safetensors",
+    "config.json",
+    "metrics.json",
+    "recipe.yaml",
+    "plots/curve.png",
+    "tokenizer.json",
+    "tokenizer_config.json",
+]
+
+
+@pytest.mark.parametrize("name", READ)
+def test_a_link_in_place_of_a_file_is_not_followed(folder, outside, name):
+    (folder / name).rename(outside / "moved")
+    (folder / name).symlink_to(outside / "moved")
+    refused(folder, name)
+
+
+def test_a_linked_item_list_is_not_followed(folder, outside):
+    tiny().save_pretrained(folder, WORDS)
+    (folder / "vocabulary.json").rename(outside / "moved")
+    (folder / "vocabulary.json").symlink_to(outside / "moved")
+    refused(folder, "vocabulary.json")
+
+
+@pytest.mark.parametrize("target", ["secret.png", "/dev/zero"])
+def test_a_linked_plot_is_neither_read_nor_published(hub, folder, outside, target):
+    (folder / "plots" / "curve.png").unlink()
+    (folder / "plots" / "curve.png").symlink_to(outside / target)
+    refused(folder, "curve.png")
+    with pytest.raises(ValueError, match=r"curve\.png is a link"):
+        farzi_hf.summary.store.hub.push_folder(folder, "farzi")
+    assert hub.repositories == {}
+
+
+def test_a_plot_that_is_a_pipe_is_refused(folder):
+    (folder / "plots" / "curve.png").unlink()
+    os.mkfifo(folder / "plots" / "curve.png")
+    with pytest.raises(ValueError, match=r"curve\.png is no plain file"):
+        FarziData.from_pretrained(folder)
+
+
+def test_a_linked_folder_is_refused_by_loading_saving_and_pushing(hub, folder, outside):
+    shutil.move(folder / "plots", outside / "plots")
+    (folder / "plots").symlink_to(outside / "plots")
+    before = listing(outside)
+    refused(folder, "plots")
+    for call in (
+        lambda: tiny().save_pretrained(folder),
+        lambda: farzi_hf.summary.store.hub.push_folder(folder, "farzi"),
+    ):
+        with pytest.raises(ValueError, match="plots is a link"):
+            call()
+    assert listing(outside) == before
+    assert hub.repositories == {}
+
+
+def test_a_linked_commit_moves_nothing(folder, outside):
+    tiny(tau=0.5).save_pretrained(outside)
+    (folder / ".farzi-committed").symlink_to(outside)
+    before = listing(outside)
+    refused(folder, ".farzi-committed")
+    with pytest.raises(ValueError, match=r"\.farzi-committed is a link"):
+        tiny().save_pretrained(folder)
+    assert listing(outside) == before
+
+
+def test_a_commit_of_links_is_neither_read_nor_moved(folder, outside):
+    tiny(tau=0.5).save_pretrained(folder / ".farzi-committed")
+    (folder / ".farzi-committed" / "config.json").rename(outside / "config.json")
+    (folder / ".farzi-committed" / "config.json").symlink_to(outside / "config.json")
+    before = listing(outside)
+    refused(folder, "config.json is a link")
+    with pytest.raises(ValueError, match=r"config\.json is a link"):
+        tiny().save_pretrained(folder)
+    assert listing(outside) == before
+
+
+def test_a_commit_is_not_finished_over_folders(folder, outside):
+    """Found by fuzzing."""
+    shutil.copytree(folder, outside / "whole")
+    shutil.move(outside / "whole", folder / ".farzi-committed")
+    (folder / "decoder" / "train-00000-of-00001.parquet").unlink()
+    (folder / "decoder" / "train-00000-of-00001.parquet").mkdir()
+    before = listing(folder)
+    with pytest.raises(ValueError, match=r"train-00000-of-00001\.parquet is a folder where the summary has a file"):
+        tiny().save_pretrained(folder)
+    assert set(listing(folder)) == set(before)
+
+
+@pytest.mark.parametrize("name", ["README.md", "viewer.html", "latents/train-00000-of-00001.parquet"])
+def test_a_link_is_not_published(hub, folder, outside, name):
+    (folder / name).unlink()
+    (folder / name).symlink_to(outside / "secret.png")
+    with pytest.raises(ValueError, match=f"{re.escape(name)} is a link"):
+        farzi_hf.summary.store.hub.push_folder(folder, "farzi")
+    assert hub.repositories == {}
+
+
+def test_the_config_of_a_tokenizer_names_no_files_elsewhere(folder, outside):
+    words, vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat"], outside / "vocab.txt"
+    vocabulary.write_text("\n".join([*words[:-1], "hunter2"]))
+    settings = {"tokenizer_class": "BertTokenizer", "vocab_file": str(vocabulary), "init_inputs": [str(vocabulary)]}
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "vocab.txt").write_text("\n".join(words))
+    change(folder / "config.json", vocabulary_hash=None)
+    assert set(FarziData.from_pretrained(folder).processing_class.get_vocab()) == set(words)
+
+
+# -- names -----------------------------------------------------------------------------------------------------------
+
+
+def test_files_that_no_artefact_has_are_not_touched_whatever_is_claimed(hub, folder, outside):
+    names = [
+        "precious.txt",
+        "notes/precious.txt",
+        "plots/.hidden.png",
+        "plots/deep/precious.png",
+        "checkpoint-5",
+        "plots",
+        ".farzi-lock",
+    ]
+    (folder / "precious.txt").write_text("mine")
+    for name in ("notes/precious.txt", "plots/.hidden.png", "plots/deep/precious.png"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("mine")
+    claim(folder, *names, "README.md", "config.json", "viewer.html", "metrics.json", "recipe.yaml", "plots/curve.png",
+          "tokenizer.json", "tokenizer_config.json", *(f"{t}/train-00000-of-00001.parquet" for t in ("latents", "decoder", "tokens")))  # fmt: skip
+    farzi = FarziData.from_pretrained(folder)
+    assert set(farzi.results.plots) == {"curve.png"}
+    farzi_hf.summary.store.hub.push_folder(folder, "farzi")
+    assert not any("precious" in name or "hidden" in name for name in hub.repositories["user/farzi"].files())
+    tiny().save_pretrained(folder)
+    for name in ("precious.txt", "notes/precious.txt", "plots/.hidden.png", "plots/deep/precious.png"):
+        assert (folder / name).read_text() == "mine"
+    assert not (folder / "plots" / "curve.png").exists()
+
+
+@pytest.mark.parametrize("name", ["metrics.json", "recipe.yaml", "viewer.html", "tokenizer.json", "plots/curve.png"])
+def test_files_of_somebody_else_are_not_overwritten(tmp_path, plot, name):
+    mine = tmp_path / "mine" / name
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+    before = listing(tmp_path)
+    with pytest.raises(ValueError, match=f"has a {re.escape(name)} but no farzi.safetensors"):
+        tiny().save_pretrained(tmp_path / "mine", word_tokenizer(), METRICS, {"seed": 0}, [plot])
+    assert {path: facts for path, facts in listing(tmp_path).items() if path != "mine"} == {
+        path: facts for path, facts in before.items() if path != "mine"  # whose time of change is another
+    }  # fmt: skip
+
+
+def test_a_plot_drawn_where_it_belongs_is_no_file_of_somebody_else(tmp_path, plot):
+    drawn = tmp_path / "artefact" / "plots" / "curve.png"
+    drawn.parent.mkdir(parents=True)
+    shutil.copy(plot, drawn)
+    tiny().save_pretrained(tmp_path / "artefact", plots=[drawn])
+    assert drawn.read_bytes() == plot.read_bytes()
+
+
+# -- sizes -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("plots/curve.png", 2**40),
+        ("config.json", 2**30),
+        ("metrics.json", 2**30),
+        ("recipe.yaml", 2**30),
+        ("tokenizer.json", 2**40),
+    ],
+)
+def test_a_file_of_an_absurd_size_is_refused_at_once(folder, name, size):
+    os.truncate(folder / name, size)  # it takes no room on the disk
+    start = time.process_time()
+    with pytest.raises(ValueError, match=f"{re.escape(name)} is larger than the"):
+        FarziData.from_pretrained(folder)
+    assert time.process_time() - start < 10
+
+
+def test_a_plot_has_to_be_an_image_of_its_own_name(tmp_path, plot):
+    huge, text, twin = tmp_path / "huge.png", tmp_path / "notes.txt", tmp_path / "curve.png"
+    for path in (huge, text, twin):
+        path.touch()
+    os.truncate(huge, 2**30)
+    for plots, message in (
+        ([huge], "no file of at most"),
+        ([text], "no name of an image"),
+        ([plot, twin], "the same name"),
+    ):
+        with pytest.raises(ValueError, match=f"plots has .* {message}"):
+            tiny().save_pretrained(tmp_path / "new", plots=plots)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("field", "size"),
+    [("num_sequences", 2**63), ("sequence_length", 2**64), ("latent_dim", 10**30), ("vocab_size", 2**40)],
+)
+def test_an_absurd_size_is_named(folder, field, size):
+    change(folder / "config.json", **{field: size})
+    refused(folder, f"config.json is no config of a summary: {field} must be an integer below 2**31, got {size}")
+
+
+def change(path: Path, **values) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+# -- texts -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["config.json", "metrics.json", "recipe.yaml", "tokenizer_config.json"])
+@pytest.mark.parametrize(
+    "content", [b"[1, 2]", b"[" * 100_000, b'{"a":' * 400 + b"1" + b"}" * 400, b"\xff\xfe\x00", b"{", b'"text"', b"3"]
+)
+def test_what_is_no_mapping_is_named(folder, name, content):
+    (folder / name).write_bytes(content)
+    refused(folder, name)
+
+
+@pytest.mark.parametrize("content", [b"{}", b"[1, 2]", b"[" * 100_000, b'["a", null]', b"\xff", b"[["])
+def test_an_item_list_that_is_none_is_named(folder, content):
+    tiny().save_pretrained(folder, WORDS)
+    (folder / "vocabulary.json").write_bytes(content)
+    refused(folder, "vocabulary.json")
+
+
+def test_a_bomb_of_aliases_is_refused_at_once(folder):
+    lines = [
+        "a0: &a0 [x, x, x, x, x, x, x, x, x]",
+        *(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 30)),
+    ]
+    (folder / "recipe.yaml").write_text("\n".join(lines))
+    start = time.process_time()
+    refused(folder, "recipe.yaml is no readable YAML: aliases")
+    assert time.process_time() - start < 5
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["!!python/object/apply:os.system ['true']", "day: 2024-01-01", "x: !!set {a, b}", "x: !!binary aGk=", "1: 2"],
+)
+def test_a_recipe_holds_what_json_can(folder, content):
+    (folder / "recipe.yaml").write_text(content)
+    refused(folder, "recipe.yaml")
+
+
+def test_a_recipe_with_repeated_parts_loads_again(folder):
+    part = {"lr": 0.1, "betas": [0.9, 0.99]}
+    tiny().save_pretrained(folder, recipe={"a": part, "b": part, "c": [part, part]})
+    assert FarziData.from_pretrained(folder).results.recipe == {"a": part, "b": part, "c": [part, part]}
+
+
+@pytest.mark.parametrize(
+    "change_to",
+    [
+        {"vocabulary_hash": 123}, {"vocabulary_hash": ["a"]}, {"tau": "1"}, {"tau": 10**400}, {"tau": None}, {"inner": [["lr", 1]]},
+        {"inner": {"lr": float("nan")}}, {"inner": 3}, {"model_type": "gpt2"}, {"num_sequences": "4"}, {"vocab_size": 7.0},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_broken_config_is_named(folder, change_to):
+    change(folder / "config.json", **change_to)
+    refused(folder, "config.json")
+
+
+def test_what_transformers_would_make_of_other_entries_is_left_alone(folder):
+    change(
+        folder / "config.json",
+        dtype="load",
+        id2label=5,
+        to_dict="x",
+        torch_dtype="os",
+        rope_scaling=3,
+        per_layer_config=[],
+        note="kept",
+    )
+    farzi = FarziData.from_pretrained(folder)
+    assert farzi.config.note == "kept"
+    assert farzi.config.dtype is None
+    farzi.save_pretrained(folder)
+
+
+def test_a_tokenizer_runs_no_code_of_its_own(folder, outside, monkeypatch):
+    (folder / "tokenization_evil.py").write_text(f"open({str(outside / 'ran')!r}, 'w')\nclass Evil: pass\n")
+    change(
+        folder / "tokenizer_config.json",
+        auto_map={"AutoTokenizer": ["tokenization_evil.Evil", None]},
+        tokenizer_class="Evil",
+    )
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asks whether to run code"))
+    refused(folder, "tokenizer_config.json")
+    assert not (outside / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"{}", b"[]", b"null", b"[" * 100_000, b"\xff", b'{"version": "1.0", "model": {"type": "WordLevel", "vocab": 3}}'],
+)
+def test_a_broken_tokenizer_is_named(folder, content):
+    (folder / "tokenizer.json").write_bytes(content)
+    refused(folder, "tokenizer_config.json")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"tokenizer_class": 5}, {"added_tokens_decoder": {"x": 1}}, {"extra_special_tokens": 3}, {"auto_map": 3}],
+)
+def test_broken_settings_of_a_tokenizer_are_named(folder, settings):
+    change(folder / "tokenizer_config.json", **settings)
+    refused(folder, "tokenizer_config.json")
+
+
+def test_a_tokenizer_whose_files_have_no_place_in_an_artefact_is_refused(tmp_path):
+    class Own:
+        def __len__(self):
+            return 2
+
+        def get_vocab(self):
+            return {"a": 0, "b": 1}
+
+        def convert_tokens_to_ids(self, tokens):
+            return [0 for _ in tokens]
+
+        def decode(self, ids):
+            return ""
+
+        def save_pretrained(self, folder):
+            (Path(folder) / "tokenization_own.py").write_text("")
+
+    with pytest.raises(ValueError, match=r"no place for 'tokenization_own\.py'"):
+        tiny().save_pretrained(tmp_path / "new", Own())
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+# -- tensors ---------------------------------------------------------------------------------------------------------
+
+
+def changed(tensors: dict[str, torch.Tensor], value: float) -> dict[str, torch.Tensor]:
+    tensors["latents"][1, 2, 0] = value
+    return tensors
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 3e38])
+def test_numbers_that_are_not_finite_are_refused(folder, value):
+    rewrite(folder, changed(load_file(folder / "farzi.safetensors"), value))
+    refused(folder, "farzi.safetensors")
+
+
+def test_numbers_too_large_for_a_softmax_are_not_saved(tmp_path):
+    farzi = tiny(tau=1e-30)
+    farzi.latents.data[0, 0, 0] = 1e20
+    with pytest.raises(ValueError, match="so large for tau=1e-30"):
+        farzi.save_pretrained(tmp_path / "new")
+
+
+def test_tensors_of_two_types_are_not_saved(tmp_path):
+    farzi = tiny()
+    farzi.latents.data = farzi.latents.data.double()
+    with pytest.raises(
+        ValueError, match=r"latents is torch\.float64, decoder is torch\.float32; make them of one type"
+    ):
+        farzi.save_pretrained(tmp_path / "new")
+
+
+def test_numbers_other_than_those_that_were_saved_are_refused(folder):
+    path = folder / "farzi.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-10] ^= 1
+    path.write_bytes(content)
+    refused(folder, "another checksum than it was saved with")
+
+
+def test_an_artefact_without_checksums_loads(folder):
+    before = FarziData.from_pretrained(folder)
+    names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    claim(folder, *(name for name in names if name != "farzi.safetensors"))  # as the first version wrote it
+    after = FarziData.from_pretrained(folder)
+    assert torch.equal(after.latents, before.latents)
+    assert after.results == before.results
+    after.save_pretrained(folder)
+    rewrite(folder, load_file(folder / "farzi.safetensors"))  # and one that says nothing of itself
+    assert torch.equal(FarziData.from_pretrained(folder).latents, before.latents)
+
+
+@pytest.mark.parametrize(
+    ("change_to", "message"),
+    [
+        ({"extra": torch.ones(1)}, "holds 'extra' beside latents, decoder"),
+        ({"latents": torch.ones(4, 5, 3, dtype=torch.int64)}, "holds decoder F32, latents I64"),
+        ({"decoder": torch.ones(3, 7, dtype=torch.float64)}, "holds decoder F64, latents F32"),
+        ({"latents": torch.ones(4, 5, 3).to(torch.float8_e4m3fn), "decoder": torch.ones(3, 7).to(torch.float8_e4m3fn)}, "F8_E4M3"),
+        ({"latents": torch.ones(4, 15)}, r"latents in .* is \(4, 15\), but config.json says \(4, 5, 3\)"),
+    ],
+    ids=["extra", "integers", "mixed", "float8", "shape"],
+)  # fmt: skip
+def test_other_tensors_are_named(folder, change_to, message):
+    rewrite(folder, {**load_file(folder / "farzi.safetensors"), **change_to})
+    with pytest.raises(ValueError, match=message) as raised:
+        FarziData.from_pretrained(folder)
+    assert "farzi.safetensors" in str(raised.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 7, b"\xff" * 100, b"\x02\0\0\0\0\0\0\0{}", b"half"], ids=range(5))
+def test_a_damaged_file_of_tensors_is_named(folder, content):
+    path = folder / "farzi.safetensors"
+    path.write_bytes(path.read_bytes()[:200] if content == b"half" else content)
+    refused(folder, "farzi.safetensors")
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [{"files": 3}, {"files": [1]}, {"files": {}}, {"farzi": []}, {"farzi": {"files": "x"}}, {"farzi": {"sha256": 1}}],
+)
+def test_metadata_of_another_kind_are_named(folder, metadata):
+    rewrite(folder, load_file(folder / "farzi.safetensors"), **metadata)
+    refused(folder, "farzi.safetensors")
+
+
+# -- snapshots of the Hub --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def snapshot(hub, tmp_path, plot) -> Path:
+    """A download, in a cache of links."""
+    tiny().push_to_hub("farzi-linked", processing_class=word_tokenizer(), metrics=METRICS, plots=[plot])
+    return Path(snapshot_download("user/farzi-linked", repo_type="dataset", cache_dir=tmp_path / "cache"))
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload:DeprecationWarning")
+
+
+def test_a_snapshot_in_the_cache_loads_by_its_path(snapshot, tmp_path):
+    assert (snapshot / "plots" / "curve.png").is_symlink()
+    (tmp_path / "link").symlink_to(snapshot)  # of the user's own
+    for path in (snapshot, Path(os.path.relpath(snapshot)), tmp_path / "link"):
+        before = listing(tmp_path)
+        farzi = FarziData.from_pretrained(path)
+        assert torch.equal(farzi.latents, tiny().latents)
+        assert farzi.results.plots == {"curve.png": b"not really an image"}
+        assert listing(tmp_path) == before
+
+
+def test_a_snapshot_can_be_pushed_on(hub, snapshot):
+    farzi_hf.summary.store.hub.push_folder(snapshot, "copy")
+    copied, original = (hub.repositories[f"user/{name}"].files() for name in ("copy", "farzi-linked"))
+    assert set(copied) == set(original)
+
+
+@pytest.mark.parametrize("kind", ["elsewhere", "name", "chain", "blobs", "renamed"])
+def test_other_links_in_a_snapshot_are_not_followed(snapshot, outside, kind):
+    link, blobs = snapshot / "plots" / "curve.png", snapshot.parent.parent / "blobs"
+    blob = link.resolve()
+    if kind == "blobs":
+        shutil.move(blobs, outside / "blobs")
+        blobs.symlink_to(outside / "blobs")
+    elif kind == "renamed":
+        snapshot = (
+            snapshot.parent.parent.rename(snapshot.parent.parent.with_name("stuff")) / "snapshots" / snapshot.name
+        )
+    elif kind == "chain":
+        blob.unlink()
+        blob.symlink_to(outside / "secret.png")
+    else:
+        target = outside / "secret.png" if kind == "elsewhere" else blob.with_name("secret.png")
+        shutil.copy(outside / "secret.png", target) if kind == "name" else None
+        link.unlink()
+        link.symlink_to(target)
+    with pytest.raises(ValueError, match="is a link, which is not followed"):
+        FarziData.from_pretrained(snapshot)
+
+
+def test_token_and_cache_of_a_download(hub, tmp_path):
+    from hub_server import TOKEN
+
+    tiny().push_to_hub("farzi-secret", private=True, token=TOKEN)
+    farzi = FarziData.from_pretrained("user/farzi-secret", token=TOKEN, cache_dir=tmp_path / "cache")
+    assert torch.equal(farzi.latents, tiny().latents)
+    assert list((tmp_path / "cache").glob("datasets--user--farzi-secret/snapshots/*/farzi.safetensors"))

@@ -1,0 +1,182 @@
+"""Ranking metrics against their definitions, against torchmetrics, under a Trainer, and as an `evaluate` module."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import evaluate
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torchmetrics import functional, retrieval
+from transformers import EvalPrediction
+
+from farzi_hf.tasks.metrics.ranking import (
+    rank_metrics,
+    rank_statistics,
+    ranking_intervals,
+    ranking_metrics,
+    recommendation_metrics,
+    target_ranks,
+)
+
+MODULE = Path(__file__).resolve().parents[2] / "farzi_hf" / "tasks" / "modules" / "ranking.py"
+USERS, V = 40, 30
+
+
+@pytest.fixture
+def case() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(USERS, V, generator=generator), torch.randint(V, (USERS,), generator=generator)
+
+
+def by_hand(
+    scores: torch.Tensor, targets: torch.Tensor, k: int, seen: list[list[int]] | None = None
+) -> dict[str, float]:
+    """The definitions in the paper's appendix, user by user, over lists."""
+    hits, gains, aucs = [], [], []
+    for user, target in enumerate(targets.tolist()):
+        excluded = set(seen[user] if seen else ()) - {target}
+        others = [i for i in range(scores.shape[1]) if i != target and i not in excluded]
+        row = scores[user].tolist()
+        ranked = sorted([target, *others], key=lambda i: (-row[i], i))
+        index = ranked.index(target) + 1
+        hits.append(index <= k)
+        gains.append(1 / math.log2(index + 1) if index <= k else 0.0)
+        aucs.append(np.mean([(row[target] > row[i]) + 0.5 * (row[target] == row[i]) for i in others]))
+    return {f"hr@{k}": np.mean(hits), f"ndcg@{k}": np.mean(gains), "auc": np.mean(aucs)}
+
+
+@pytest.mark.parametrize("k", [1, 3, 10])
+def test_metrics_are_their_definitions(case, k):
+    assert ranking_metrics(*case, ks=(k,)) == pytest.approx(by_hand(*case, k))
+
+
+def test_seen_items_are_left_out_but_the_target_stays(case):
+    scores, targets = case
+    seen = [[user % V, (user + 5) % V, int(targets[user])] for user in range(USERS)]
+    expected = pytest.approx(by_hand(scores, targets, 3, seen))
+    assert ranking_metrics(scores, targets, (3,), seen) == expected
+    padded = torch.tensor([[*row, -100, -1] for row in seen])
+    assert ranking_metrics(scores, targets, (3,), padded) == expected
+    minus_infinity = scores.clone()
+    for row, items, target in zip(minus_infinity, seen, targets.tolist(), strict=True):
+        row[[item for item in items if item != target]] = -torch.inf
+    assert ranking_metrics(minus_infinity, targets, (3,)) == expected
+
+
+@given(st.lists(st.integers(0, 3), min_size=2, max_size=12), st.data())
+def test_equal_scores_go_by_id_and_count_half_in_the_auc(row, data):
+    target = data.draw(st.integers(0, len(row) - 1))
+    scores, targets = torch.tensor([row], dtype=torch.float32), torch.tensor([target])
+    assert ranking_metrics(scores, targets, (2,)) == pytest.approx(by_hand(scores, targets, 2))
+
+
+def test_ranks_do_not_depend_on_the_batches(case):
+    scores, targets = case
+    whole = rank_statistics(scores, targets)
+    assert whole.dtype == torch.float64
+    assert torch.equal(
+        torch.cat([rank_statistics(s, t) for s, t in zip(scores.split(7), targets.split(7), strict=True)]), whole
+    )
+    assert torch.equal(rank_statistics(scores.double(), targets), whole)
+
+
+def test_torchmetrics_agrees(case):
+    scores, targets = case
+    relevant = torch.nn.functional.one_hot(targets, V)
+    users = torch.arange(USERS)[:, None].expand(-1, V).flatten()
+    ours = ranking_metrics(scores, targets, (1, 5, 20))
+    for k in (1, 5, 20):
+        for name, oracle in (("hr", retrieval.RetrievalHitRate), ("ndcg", retrieval.RetrievalNormalizedDCG)):
+            theirs = oracle(top_k=k)(scores.flatten(), relevant.flatten(), indexes=users)
+            assert ours[f"{name}@{k}"] == pytest.approx(theirs.item(), abs=1e-6)
+    probabilities = scores.double().sigmoid()
+    aucs = [functional.auroc(p, r, task="binary").item() for p, r in zip(probabilities, relevant, strict=True)]
+    assert ours["auc"] == pytest.approx(np.mean(aucs), abs=1e-6)
+
+
+def test_a_diverged_model_is_the_worst_and_not_the_best():
+    nothing = torch.full((2, 4), torch.nan)
+    assert ranking_metrics(nothing, torch.tensor([0, 3]), (3,)) == {"hr@3": 0.0, "ndcg@3": 0.0, "auc": 0.0}
+    one = torch.tensor([[0.5, torch.nan, 0.1]])
+    assert rank_statistics(one, torch.tensor([0])).tolist() == [[2.0, 0.5]]
+
+
+def test_of_a_trainers_logits_the_last_item_is_ranked_among_unseen_ones():
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(2, 4, 8, generator=generator)
+    labels = torch.tensor([[3, 1, 5, 2], [6, 4, -100, -100]])
+    expected = [by_hand_rank(logits[0, 2], 2, {0, 3, 1, 5}), by_hand_rank(logits[1, 0], 4, {0, 6})]
+    assert target_ranks(logits, labels)[:, 0].tolist() == expected
+    assert target_ranks((logits, None), labels)[:, 0].tolist() == expected
+    seen = torch.tensor([[7, 3, 1, 5], [6, 0, 0, 0]])  # 7 was before the window
+    expected[0] = by_hand_rank(logits[0, 2], 2, {0, 3, 1, 5, 7})
+    statistics = target_ranks(logits, (labels, seen))
+    assert statistics[:, 0].tolist() == expected
+    result = recommendation_metrics(EvalPrediction(predictions=statistics.numpy(), label_ids=None))
+    assert result == rank_metrics(statistics.numpy())
+    assert set(result) == {"hr@10", "hr@100", "ndcg@10", "ndcg@100", "auc"}
+
+
+@pytest.mark.parametrize("labels", [[-100, 6, 4, 3], [6, -100, 4, 3], [6, 4, 3, -100]])
+def test_the_last_item_is_the_target_wherever_the_padding_is(labels):
+    logits = torch.zeros(1, 4, 8)
+    logits[0, labels.index(3) - 1, 3] = 1.0
+    assert target_ranks(logits, torch.tensor([labels])).tolist() == [[1.0, 1.0]]
+
+
+def by_hand_rank(scores: torch.Tensor, target: int, excluded: set[int]) -> float:
+    return 1.0 + sum(
+        bool(score > scores[target]) for item, score in enumerate(scores) if item not in excluded | {target}
+    )
+
+
+def test_intervals_resample_users_and_hold_the_metric(case):
+    statistics = rank_statistics(*case).numpy()
+    metrics, intervals = rank_metrics(statistics), ranking_intervals(statistics, resamples=300)
+    assert set(intervals) == set(metrics)
+    low, high = intervals["hr@10"]
+    assert low < metrics["hr@10"] < high
+    assert high - low == pytest.approx(4 * math.sqrt(metrics["hr@10"] * (1 - metrics["hr@10"]) / USERS), rel=0.25)
+    # Two students on the same users: the interval of their mean, not of twice as many users.
+    assert ranking_intervals(np.stack([statistics, statistics]), resamples=300) == intervals
+
+
+def test_evaluate_module(case):
+    metric, statistics = evaluate.load(str(MODULE)), rank_statistics(*case)
+    assert metric.compute(predictions=statistics) == pytest.approx(rank_metrics(statistics))
+    metric.add_batch(predictions=statistics[:7])
+    metric.add_batch(predictions=statistics[7:])
+    assert metric.compute(ks=(3,)) == pytest.approx(rank_metrics(statistics, (3,)))
+
+
+@pytest.mark.parametrize(
+    ("scores", "targets", "seen", "message"),
+    [
+        (torch.zeros(2, 3), torch.tensor([0]), None, r"scores are \(2, 3\) and targets \(1,\)"),
+        (torch.zeros(3), torch.tensor([0]), None, r"pass \(B, V\) and \(B,\)"),
+        (torch.zeros(0, 3), torch.zeros(0, dtype=torch.long), None, "targets is empty"),
+        (torch.zeros(1, 3), torch.tensor([3]), None, r"ids 3 … 3, but scores have V=3 columns"),
+        (torch.zeros(1, 3), torch.tensor([-1]), None, "ids -1"),
+        (torch.zeros(1, 3), torch.tensor([0]), [[5]], "up to 5"),
+        (torch.zeros(1, 3), torch.tensor([0]), [[1], [2]], "of 2 users"),
+    ],
+)
+def test_bad_input(scores, targets, seen, message):
+    with pytest.raises(ValueError, match=message):
+        ranking_metrics(scores, targets, seen=seen)
+
+
+def test_statistics_of_another_kind_are_refused():
+    with pytest.raises(ValueError, match=r"shape \(2, 3, 7\).*preprocess_logits_for_metrics=target_ranks"):
+        recommendation_metrics(EvalPrediction(predictions=np.zeros((2, 3, 7)), label_ids=None))
+
+
+def test_a_history_of_a_single_item_is_refused():
+    labels = torch.tensor([[3, 4, 5], [2, -100, -100]])
+    with pytest.raises(ValueError, match=r"labels\[1\] has no item before the target: give histories of at least two"):
+        target_ranks(torch.randn(2, 3, 9), labels)
