@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+__all__ = ["COMMANDS", "main"]
 COMMANDS = {
     "distil": "distil the data set that a config names; compare the summary with real data",
     "show": "print the facts of a summary, the likeliest entries of its positions, and its results",

@@ -9,7 +9,7 @@ figure of a group is computed over the test users whose last item is in the grou
 known history. Ties are broken by number, so all groups have the same size. The test users of all splits are taken together.
 Each (method, seed) is stored in `output_dir`, and a later start does not repeat it. Cells that `sample_efficiency.py` has distilled with the
 same settings are used again. The settings are in `configs/tables/own_DATASET_SCALE.yaml`, or with `--form paper` in `…/paper_DATASET_SCALE.yaml`;
-the card goes to `model_cards/cold_start_DATASET_own/` or `…_DATASET/`.
+the card goes to `model_cards/cold_start_DATASET/`, or to `…_shared/`.
 """
 
 from __future__ import annotations

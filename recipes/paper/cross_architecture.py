@@ -10,7 +10,7 @@ one summary, with the labels of these models together.
 This makes the paper's table of cross-architecture generalization; here FMLP is a teacher too. All architectures have the size of the
 recipe's learner. Students train with the settings of the inner loop. Each (teacher, student, seed) is stored in `output_dir`, and a later
 start does not repeat it. The settings are in `configs/tables/own_DATASET_SCALE.yaml`, or with `--form paper` in `…/paper_DATASET_SCALE.yaml`; the
-card goes to `model_cards/cross_architecture_DATASET_own/` or `…_DATASET/`.
+card goes to `model_cards/cross_architecture_DATASET/`, or to `…_shared/`.
 """
 
 from __future__ import annotations

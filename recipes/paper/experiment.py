@@ -95,16 +95,17 @@ def _config(prefix: str, dataset: str, scale: str) -> Path:
 
 
 def card_folder(
-    name: str, dataset: str, scale: str, chosen: str | None, files: Sequence[str] = (), form: str = "paper"
+    name: str, dataset: str, scale: str, chosen: str | None, files: Sequence[str] = (), default: bool = True
 ) -> Path:
     """The folder of a table and its `files`: the one that the user has chosen, or the default.
 
-    Each scale and each form has its own folder, so that a long run does not replace the card of a quick run.
+    Each scale and each form has its own folder, so that a long run does not replace the card of a quick run: `…_shared` has the paper's
+    form, where another one is the default of the table.
 
     Raises:
         ValueError: one of the files exists already, and no recipe wrote it.
     """
-    suffix = ("" if scale == "quick" else f"_{scale}") + ("_own" if form in OWN_FORM else "")
+    suffix = ("" if scale == "quick" else f"_{scale}") + ("" if default else "_shared")
     folder = Path(chosen or CARDS / f"{name}_{dataset}{suffix}")
     check_outputs(folder, (*TABLE, *files))
     return folder
@@ -186,7 +187,7 @@ class Experiment:
         dataset, scale, form, rest = choose(argv, forms)
         kinds = (RunSettings, FarziConfig, TrajectoryArguments, settings)
         run, args, recording, own = parse_arguments(kinds, _config(forms[form], dataset, scale), rest)
-        folder = card_folder(name, dataset, scale, own.card_dir, files, form)
+        folder = card_folder(name, dataset, scale, own.card_dir, files, default=form == next(iter(forms)))
         return cls(title, dataset, scale, run.load(), args, recording, own, folder)
 
     @property

@@ -2,14 +2,14 @@
 
     python recipes/paper/objectives.py --dataset ml-100k --data_dir FOLDER
     python recipes/paper/objectives.py --dataset ptb --data_dir FOLDER
-    python recipes/paper/objectives.py --dataset ptb --form own            # labels of their own, from a teacher
-    python recipes/paper/objectives.py --dataset sample                    # embedded: text, or sample_interactions
-    python recipes/paper/objectives.py --dataset ptb --scale paper         # for a GPU
+    python recipes/paper/objectives.py --dataset sample                                # embedded
+    python recipes/paper/objectives.py --dataset ptb --form paper                      # the paper's form of a summary
+    python recipes/paper/objectives.py --dataset ptb --form paper --scale paper        # for a GPU
 
 All rows have the same start of the summary and the same number of outer steps, and all students take the same number of steps.
 Each (method, seed) is stored in `output_dir`, and a later start does not repeat it. The table goes to
-`model_cards/objectives_DATASET/` or to `--card_dir`. The settings are in `configs/tables/objectives_DATASET_SCALE.yaml`. With
-`--form own` they are in `…/objectives_own_DATASET_SCALE.yaml`, and the card goes to `model_cards/objectives_DATASET_own/`.
+`model_cards/objectives_DATASET/` or to `--card_dir`. The settings are in `configs/tables/objectives_own_DATASET_SCALE.yaml`. With
+`--form paper` they are in `…/objectives_DATASET_SCALE.yaml`, and the card goes to `model_cards/objectives_DATASET_shared/`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from farzi_hf.report import Claim, markdown
 from farzi_hf.report.plots import plot_comparison
 from farzi_hf.tasks import Task
 
-FORMS: Forms = {"paper": "objectives", "own": "objectives_own"}
+FORMS: Forms = {"own": "objectives_own", "paper": "objectives"}
 OBJECTIVES: dict[str, dict[str, Any]] = {  # only meta-matching can use a pool of learners
     "DC": {"objective": "gradient_matching", "learner_pool": None},
     "MM": {"objective": "meta_matching"},

@@ -2,15 +2,15 @@
 
     python recipes/paper/regularization.py --dataset ml-100k --data_dir FOLDER
     python recipes/paper/regularization.py --dataset ptb --data_dir FOLDER --latent_dims 4 16
-    python recipes/paper/regularization.py --dataset ml-100k --form own                # labels of their own: e in place of d
+    python recipes/paper/regularization.py --dataset ml-100k --form paper              # the paper's form: d in place of e
     python recipes/paper/regularization.py --dataset sample                            # embedded: text, or sample_interactions
 
 This stands in place of the paper's Theorem 3.1, which compares two upper bounds and ignores the softmax. The results here are measurements, not
 a proof. An unfactorised summary has d = V and the identity as its decoder, so each probability has its own parameter. It starts at the soft tokens
 of a factorised summary with the recipe's d. Of labels of their own, the last row is that of the largest e: all that the teachers predict, if e
 is the width of all their heads together. Each (d, seed) is stored in `output_dir`, and a later start does not repeat it. The settings are in
-`configs/tables/paper_DATASET_SCALE.yaml`, or with `--form own` in `…/own_DATASET_SCALE.yaml`; the card goes to
-`model_cards/regularization_DATASET/` or `…_DATASET_own/`.
+`configs/tables/own_DATASET_SCALE.yaml`, or with `--form paper` in `…/paper_DATASET_SCALE.yaml`; the card goes to
+`model_cards/regularization_DATASET/`, or to `…_shared/`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The table and figures of one data set."""
     keep_freed_memory()
     with ends_in_one_line("regularization.py"):
-        e = Experiment.parse("regularization", "Factorisation", argv, FIGURES, forms=PAPER_FORM | OWN_FORM)
+        e = Experiment.parse("regularization", "Factorisation", argv, FIGURES, forms=OWN_FORM | PAPER_FORM)
         *factorised, whole = cells(e)
         evidence = evidence_of(e, [*factorised, whole, *full_cells()])
     by_d = [cell.method for cell in factorised]

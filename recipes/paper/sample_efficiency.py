@@ -9,7 +9,7 @@
 This makes the paper's figures of sample efficiency and its table of sizes. All students take the same number of steps, except in
 the row "full data, long". Each (method, μ, seed) is stored in `output_dir`, and a later start does not repeat it. The settings are
 in `configs/tables/own_DATASET_SCALE.yaml`, or with `--form paper` in `configs/tables/paper_DATASET_SCALE.yaml`; the card goes to
-`model_cards/sample_efficiency_DATASET_own/`, `…_DATASET/` or `--card_dir`.
+`model_cards/sample_efficiency_DATASET/`, with `--form paper` to `…_DATASET_shared/`, or to `--card_dir`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Records Ω for the config of a run. Ω is a set of trainings of the learner on the real data.
 
-    python recipes/paper/trajectories.py --config recipes/configs/ptb_50x50_shared.yaml --trajectories outputs/omega/ptb
+    python recipes/paper/trajectories.py --config recipes/configs/ptb_50x50.yaml --trajectories outputs/omega/ptb
     python recipes/paper/trajectories.py --config recipes/configs/ml-100k_50x50.yaml --trajectories outputs/omega/ml-100k --num_recorded 20
 
 Several processes (`accelerate launch --config_file recipes/accelerate/many_gpus.yaml recipes/paper/trajectories.py …`) share the trajectories.
@@ -13,13 +13,16 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 
-from experiment import CONFIGS, TrajectoryArguments, changed, described, record
+from experiment import TrajectoryArguments, changed, described, record
 
 from farzi_hf import FarziConfig
 from farzi_hf.cli.arguments import parse_arguments
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.report import RunSettings
+
+CONFIG = Path(__file__).resolve().parents[1] / "configs" / "ptb_50x50.yaml"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -27,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     keep_freed_memory()
     with ends_in_one_line("trajectories.py"):
         kinds = (RunSettings, FarziConfig, TrajectoryArguments)
-        settings, args, recording = parse_arguments(kinds, CONFIGS / "ptb_50x50_shared.yaml", argv)
+        settings, args, recording = parse_arguments(kinds, CONFIG, argv)
         data, folder = settings.load(), args.trajectories or f"{args.output_dir}/trajectories"
         for seed in data.seeds(args.seed):
             bank = record(data, changed(args, trajectories=folder), seed, recording)

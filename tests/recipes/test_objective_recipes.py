@@ -32,7 +32,18 @@ OMEGA = (
 
 
 def tiny(dataset: str, folder: Path) -> list[str]:
-    return ["--dataset", dataset, *COMPARED, *START, *OMEGA, *places(folder), "--learner", LEARNERS[dataset]]
+    return [
+        "--dataset",
+        dataset,
+        "--form",
+        "paper",
+        *COMPARED,
+        *START,
+        *OMEGA,
+        *places(folder),
+        "--learner",
+        LEARNERS[dataset],
+    ]
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:

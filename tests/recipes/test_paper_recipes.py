@@ -113,10 +113,9 @@ def test_make_runs_recipes_that_there_are_on_data_sets_that_they_know():
     assert recipes >= {"objectives", "trajectory_count"}
     for recipe, _, dataset in (run.partition(":") for run in runs):
         assert (RECIPES / "paper" / f"{recipe}.py").exists()
-        own = dict.fromkeys(("sample_efficiency", "cross_architecture", "cold_start"), "own")
-        config = {**own, "trajectory_count": "objectives", "inner_optimizers": "paper", "regularization": "paper"}.get(
-            recipe, recipe
-        )
+        own = dict.fromkeys(("sample_efficiency", "cross_architecture", "cold_start", "regularization"), "own")
+        own |= dict.fromkeys(("objectives", "trajectory_count"), "objectives_own")
+        config = {**own, "inner_optimizers": "paper"}.get(recipe, recipe)
         assert (CONFIGS / "tables" / f"{config}_{dataset}_quick.yaml").exists()
         assert recipe != "cold_start" or data_class(dataset).task_class is Recommendation
 
@@ -318,6 +317,8 @@ def test_a_long_run_does_not_replace_the_quick_card():
     folder = card_folder("cold_start", "magazine", "paper", None)
     assert folder == RECIPES.parent / "model_cards" / "cold_start_magazine_paper"
     assert card_folder("cold_start", "magazine", "quick", None) == folder.with_name("cold_start_magazine")
+    shared = card_folder("cold_start", "magazine", "quick", None, default=False)
+    assert shared == folder.with_name("cold_start_magazine_shared")
     assert card_folder("cold_start", "magazine", "paper", "elsewhere") == Path("elsewhere")
 
 
