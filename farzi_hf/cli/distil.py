@@ -20,9 +20,10 @@ from farzi_hf.cli.run_folder import (
     begin_run,
     check_outputs,
     find_checkpoint,
+    kept,
     locked,
-    made_with,
     print_start,
+    stored,
     with_history,
     write_recipe,
 )
@@ -58,7 +59,6 @@ from farzi_hf.report.rendering import (
 )
 from farzi_hf.report.rows import on_summary, under_stock_trainer
 from farzi_hf.summary.forms import LABELS
-from farzi_hf.summary.store.escaping import json_text
 
 RESULTS, START = "results.json", "start.json"
 _USAGE = "farzi distil CONFIG [--FIELD VALUE …]    CONFIG: a YAML file, or the name of an example such as demo"
@@ -141,7 +141,7 @@ class Run:
     def begin(self) -> FarziTrainer:
         """Makes the trainer. From now on, the folder belongs to this run."""
         # Read now: later, another process may have written it, and all have to decide alike.
-        self._start = {} if self.checkpoint is None else self.kept(START)
+        self._start = None if self.checkpoint is None else stored(self.folder / START, self.settings(START))
         self.trainer = trainer_of(self.data, self.args, self.seed)
         begin_run(self.trainer, self.recipe, self.checkpoint)
         self.recipe = with_history(self.recipe, self.trainer)
@@ -195,20 +195,15 @@ class Run:
         with phase(f"Data set {self.data.settings.dataset}", disable=self.args.disable_tqdm or not self.is_first):
             return self.data.fingerprint(self.seed)
 
-    def kept(self, name: str) -> dict[str, Any]:
-        """What an earlier start of this run has written into a file of its folder, or {}."""
-        return made_with(self.settings(name), self.folder / name)
-
-    def finished(self) -> dict[str, Any]:
-        """The results of an earlier start, if it came to its end with these settings, or {}. All processes call this."""
+    def finished(self) -> dict[str, Any] | None:
+        """The results of an earlier start, if it came to its end with these settings. All processes call this."""
         with self.args.main_process_first(desc="results"):
-            return self.kept(RESULTS) if self.data.settings.resume else {}
+            return stored(self.folder / RESULTS, self.settings(RESULTS)) if self.data.settings.resume else None
 
     def keep(self, name: str, measured: Sequence[Measured], **facts: Any) -> dict[str, Any]:
-        """Writes measurements for `kept`."""
-        done = {"settings": self.settings(name), "measured": [part.to_json() for part in measured], **facts}
-        save_text(json_text(done, indent=None), self.folder / name)
-        return done
+        """Writes measurements into the run's folder, where `finished` and a later `begin` find them."""
+        done = {"measured": [part.to_json() for part in measured], **facts}
+        return kept(self.folder / name, self.settings(name), lambda: done)
 
     def at_start(self) -> list[Measured]:
         """The row of students on the start of the summary. Without outer steps it would be that of the summary itself, and is left out.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -27,7 +27,7 @@ from farzi_hf.distillation.config import FarziConfig
 from farzi_hf.distillation.trainer import FarziTrainer
 from farzi_hf.report.tables import save_text
 from farzi_hf.summary.store.atomic_folder import check_destination, exclusive
-from farzi_hf.summary.store.escaping import as_written, numbers_of, yaml_text
+from farzi_hf.summary.store.escaping import as_written, json_text, numbers_of, yaml_text
 
 HEADER = "# Written by a recipe of farzi_hf: here it goes on, and replaces results of its own.\n"
 _SIGNATURES = {
@@ -128,20 +128,45 @@ def _check_recipe(args: FarziConfig, recipe: Mapping[str, Any], checkpoint: str,
     check_kept(changed, checkpoint, [name for name in names if name not in may_change])
 
 
-def made_with(settings: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """The content of a JSON file that was made with these settings, which it has as `settings`; or {} if there is no such file.
+def kept(
+    path: Path, settings: Mapping[str, Any], make: Callable[[], Any], unless: Callable[[Any], bool] | None = None
+) -> Any:
+    """The value of `make()`, or what an earlier start with the same settings has kept of it in the file `path`.
+
+    The file is JSON, `{"settings": …, "value": …}`, and the value is returned as it is read from there. A file of other settings is removed
+    before the work begins, which may change what lies beside it.
+
+    Args:
+        unless: a value of which it is true is returned, and not kept.
 
     Raises:
-        ValueError: the file cannot be read.
+        ValueError: see `stored`.
+    """
+    if (found := stored(path, settings)) is not None:
+        return found
+    path.unlink(missing_ok=True)
+    value = as_written(make())
+    if unless is None or not unless(value):
+        save_text(json_text({"settings": settings, "value": value}, indent=None), path)
+    return numbers_of(value)
+
+
+def stored(path: Path, settings: Mapping[str, Any]) -> Any | None:
+    """What `kept` has written into the file `path` with the same settings, or None.
+
+    Raises:
+        ValueError: the file cannot be read, or something else has written it, and `kept` would overwrite it.
     """
     if not path.exists():
-        return {}
+        return None
     try:
-        found = numbers_of(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{str(path)!r} cannot be read: {error}; remove it, or choose another output_dir") from None
-    before = found.get("settings") if isinstance(found, dict) else None
-    return found if isinstance(before, dict) and same_settings(before, settings) else {}
+        found = json.loads(path.read_text(encoding="utf-8"))
+        before = numbers_of(found["settings"]).items()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{str(path)!r} exists already, and no recipe has written it: choose another output_dir, or move it away ({error!r})"
+        ) from None
+    return numbers_of(found.get("value")) if same_settings(dict(before), settings) else None
 
 
 def same_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:

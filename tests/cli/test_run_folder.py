@@ -10,8 +10,7 @@ import yaml
 from tiny_trainer import tiny_trainer
 
 from farzi_hf import FarziConfig
-from farzi_hf.cli.run_folder import begin_run, check_outputs, find_checkpoint, made_with, same_settings, write_recipe
-from farzi_hf.summary.store.escaping import json_text
+from farzi_hf.cli.run_folder import begin_run, check_outputs, find_checkpoint, kept, same_settings, stored, write_recipe
 
 
 @pytest.fixture
@@ -132,12 +131,36 @@ def test_which_summary_is_kept_is_part_of_the_recipe(tmp_path, changed):
     assert same_settings(older, settings[0])
 
 
-@pytest.mark.parametrize("write", [json_text, json.dumps], ids=["now", "older"])
-def test_kept_numbers_that_json_lacks_are_found_again(tmp_path, write):
-    settings = {"max_grad_norm": math.inf}
-    (tmp_path / "x.json").write_text(
-        write({"settings": settings, "value": [math.nan, -math.inf, 1.5]}), encoding="utf-8"
-    )
-    found = made_with(settings, tmp_path / "x.json")["value"]
-    assert math.isnan(found[0])
-    assert found[1:] == [-math.inf, 1.5]
+def test_a_kept_result_is_json_for_every_reader(tmp_path):
+    def refuse(name: str) -> None:
+        raise ValueError(f"{name} is no JSON")
+
+    path, settings = tmp_path / "a" / "x.json", {"max_grad_norm": math.inf}
+    made = [math.inf, -math.inf, 1.5]
+    assert kept(path, settings, lambda: made) == made
+    assert json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse)["value"] == [
+        "Infinity",
+        "-Infinity",
+        1.5,
+    ]
+    assert kept(path, settings, list) == made
+    assert stored(path, {"max_grad_norm": 1.0}) is None
+    assert kept(path, {"max_grad_norm": 1.0}, list) == stored(path, {"max_grad_norm": 1.0}) == []
+    assert kept(path, {"seed": 2}, lambda: path.exists(), unless=lambda value: not value) is False, "of other settings"
+    assert stored(path, {"seed": 2}) is None
+
+
+def test_a_result_of_an_older_version_is_found_again(tmp_path):
+    """Python's own JSON has NaN."""
+    text = json.dumps({"settings": {"tau": math.inf}, "value": [math.nan]})
+    (tmp_path / "x.json").write_text(text, encoding="utf-8")
+    assert math.isnan(stored(tmp_path / "x.json", {"tau": math.inf})[0])
+
+
+@pytest.mark.parametrize("content", ["eggs: 3", '{"value": 1}', '{"settings": 1}', "[1]", "5", "\ufeff"])
+def test_a_file_that_no_recipe_wrote_is_refused_before_the_work(tmp_path, content):
+    path = tmp_path / "x.json"
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(ValueError, match=r"x.json' exists already, and no recipe has written it: choose another"):
+        kept(path, {}, lambda: pytest.fail("it works already"))
+    assert path.read_text(encoding="utf-8") == content
