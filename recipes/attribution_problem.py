@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from kept import kept
 from quick_scale import parse_settings
 from torch import Tensor
 
 from farzi_hf.attribution import WeightedTraining
+from farzi_hf.cli.run_folder import kept
 from farzi_hf.data import minibatches
 from farzi_hf.data.seeds import Purpose, check_different, derive, stream
 from farzi_hf.distillation import Learner, Parameters
