@@ -10,8 +10,8 @@ import pytest
 from datasets import DatasetDict
 
 from farzi_hf.data import TEXTS, Interactions, load_sample_interactions, load_sample_text
-from farzi_hf.report import task_data
-from farzi_hf.tasks.metrics import bootstrap_interval, ranking_intervals
+from farzi_hf.metrics import bootstrap_interval, ranking_intervals
+from farzi_hf.tasks import items
 
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 CONFIGS = RECIPES / "configs"
@@ -60,7 +60,7 @@ def use_small_data(patch: pytest.MonkeyPatch) -> None:
         assert given["resamples"] == 1000
         patch.setattr(function, "__defaults__", tuple({**given, "resamples": 100}.values()))
     patch.setitem(TEXTS, "sample", lambda data_dir: small_text())
-    patch.setattr(task_data, "load_sample_interactions", small_interactions)
+    patch.setattr(items, "load_sample_interactions", small_interactions)
 
 
 @cache

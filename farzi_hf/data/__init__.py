@@ -8,6 +8,7 @@ from farzi_hf.data.collators import IGNORED, SequenceCollator
 from farzi_hf.data.docstrings import bpe_tokenizer, load_docstrings
 from farzi_hf.data.errors import DataUnavailableError
 from farzi_hf.data.interactions import (
+    SAMPLE_INTERACTIONS,
     SPLITS,
     InteractionCollator,
     Interactions,
@@ -29,8 +30,8 @@ from farzi_hf.data.texts import TEXTS, tokenizer_of
 from farzi_hf.data.vocabulary import Vocabulary, vocabulary_of
 
 __all__ = [
-    "IGNORED", "SPECIAL_TOKENS", "SPLITS", "TEXTS", "DataUnavailableError", "InteractionCollator", "Interactions", "SequenceCollator",
-    "Vocabulary", "bpe_tokenizer",
+    "IGNORED", "SAMPLE_INTERACTIONS", "SPECIAL_TOKENS", "SPLITS", "TEXTS", "DataUnavailableError", "InteractionCollator", "Interactions",
+    "SequenceCollator", "Vocabulary", "bpe_tokenizer",
     "check_sequences", "evaluation_windows", "flatten_sequences", "head_sequences", "load_docstrings", "load_interactions", "load_ptb",
     "load_sample_interactions", "load_sample_text", "minibatches", "random_sequences", "sequences_fingerprint", "tokenize",
     "tokenizer_of", "training_windows", "vocabulary_of", "word_tokenizer",

@@ -25,6 +25,8 @@ from farzi_hf.data.sequences import in_memory
 
 SPLITS = ("train", "validation", "test")
 PADDING_TITLE = "<pad>"
+SAMPLE_INTERACTIONS = "sample_interactions"
+"""The name that configs use for the embedded interactions, `load_sample_interactions`."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from farzi_hf.distillation.processes import shared
 from farzi_hf.distillation.resumable_trainer import ResumableTrainer
 from farzi_hf.summary.soft_tokens import shifted_cross_entropy
 from farzi_hf.summary.store.tensor_file import fingerprint
-from farzi_hf.tasks.metrics.resampling import mean_and_spread
+from farzi_hf.tasks.statistics import mean_and_spread
 
 _SPEED = ("_runtime", "_samples_per_second", "_steps_per_second", "_model_preparation_time")
 

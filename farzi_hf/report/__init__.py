@@ -8,9 +8,9 @@ from farzi_hf.report.comparison import Comparison, Measured, Student, pooled_row
 from farzi_hf.report.evidence import Claim, Evidence
 from farzi_hf.report.rows import BASELINES
 from farzi_hf.report.tables import listed, markdown, save_csv, save_json, save_text
-from farzi_hf.report.task_data import InteractionData, RunSettings, TaskData, TextData
+from farzi_hf.report.task_data import RunSettings, TaskData
 
 __all__ = [
-    "BASELINES", "Claim", "Comparison", "Evidence", "InteractionData", "Measured", "RunSettings", "Student", "TaskData", "TextData",
+    "BASELINES", "Claim", "Comparison", "Evidence", "Measured", "RunSettings", "Student", "TaskData",
     "listed", "markdown", "pooled_row", "pooled_rows", "save_csv", "save_json", "save_text",
 ]  # fmt: skip

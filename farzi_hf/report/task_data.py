@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 from datasets import DatasetDict
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import PreTrainedConfig
 
-import farzi_hf.models  # noqa: F401  registers the architectures that transformers lacks
-from farzi_hf.data import TEXTS, Interactions, load_interactions, load_sample_interactions, tokenize, tokenizer_of
+from farzi_hf.data import SAMPLE_INTERACTIONS, TEXTS
 from farzi_hf.data.seeds import check_different, check_seed
 from farzi_hf.data.streams import described
 from farzi_hf.report.rows import BASELINES
 from farzi_hf.summary import FarziData
 from farzi_hf.tasks import LanguageModeling, Recommendation, Task
-
-SAMPLE_INTERACTIONS = "sample_interactions"
 
 
 @dataclass
@@ -66,8 +62,8 @@ class RunSettings:
                 "dataset=None: this recipe is of a summary that FarziTrainer distilled from rows given in Python; give --dataset, or train in "
                 "Python again"
             )
-        kind = data_class(self.dataset)
-        self.learner = _model("learner", kind.learner if self.learner is None else self.learner)
+        learner = task_class(self.dataset).learner if self.learner is None else self.learner
+        self.learner = _model("learner", learner)
         if self.teacher is not None:
             self.teacher = _from_json("teacher", self.teacher)
             _ = self.teachers  # raises where one of them is no model
@@ -110,26 +106,20 @@ class RunSettings:
 
     def load(self) -> TaskData:
         """The data set. Its files are read at the first use."""
-        return data_class(self.dataset)(self)
+        return TaskData(self)
 
 
-class TaskData(ABC):
+class TaskData:
     """A data set and its task.
 
     Args:
         settings: the settings that name the data set.
     """
 
-    learner: ClassVar[Mapping[str, Any]]
-    """The default learner."""
-    recipe_fields: ClassVar[tuple[str, ...]]
-    """The settings that determine the data and the learner."""
-
     def __init__(self, settings: RunSettings) -> None:
         self.settings = settings
+        self.task_class = task_class(settings.dataset)
         self._fingerprints: dict[int, str] = {}
-
-    task_class: ClassVar[type[Task]]
 
     @classmethod
     def of_summary(cls, farzi: FarziData, data_dir: str | None = None, **changes: Any) -> TaskData:
@@ -142,26 +132,51 @@ class TaskData(ABC):
         farzi.adopt_processing_class(data.task.processing_class, f"data_dir={data_dir!r}")
         return data
 
+    @cached_property
+    def _loaded(self) -> tuple[Task, Callable[[int], DatasetDict]]:
+        settings = {name: getattr(self.settings, name) for name in self.task_class.data_settings}
+        return self.task_class.load(self.settings.dataset, self.settings.data_dir, **settings)
+
     @property
-    @abstractmethod
     def task(self) -> Task:
         """The task, an object of `task_class`."""
+        return self._loaded[0]
+
+    def seeds(self, seed: int) -> list[int]:
+        """The seeds of a run's distillations. `seed` is the seed of its config."""
+        return self.settings.splits if self.task_class.splits_differ else [seed]
+
+    def splits(self, seed: int) -> DatasetDict:
+        """Train, validation and test as sequences in `input_ids`."""
+        return self._loaded[1](seed)
+
+    def distinct_splits(self, seeds: Sequence[int]) -> list[int]:
+        """A subset of these seeds, one for each different split. Count models depend on the split alone."""
+        return list(seeds) if self.task_class.splits_differ else list(seeds[:1])
+
+    def split_label(self, seed: int) -> str:
+        """A description of the splits, in words."""
+        return self.task_class.split_label + (f", seed {seed}" if self.task_class.splits_differ else "")
+
+    def learner_config(self, learner: Mapping[str, Any], length: int) -> PreTrainedConfig:
+        """The config of an architecture that has the data's vocabulary and reads `length` entries."""
+        return self.task.learner_config(learner, length)
+
+    def run_folder(self, output_dir: str, seed: int) -> str:
+        """The folder for the results of one seed, in a run of several seeds."""
+        return f"{output_dir}/split-{seed}" if self.task_class.splits_differ else output_dir
+
+    def trajectory_folder(self, folder: str, seed: int) -> str:
+        """The folder inside `folder` with the recorded trainings of one seed: those of another split have seen the test users of this one."""
+        return f"{folder}/{'split' if self.task_class.splits_differ else 'seed'}-{seed}"
 
     def recipe(self, seeds: Sequence[int]) -> dict[str, Any]:
         """The settings that determine the learner and the data of these seeds."""
-        return self._named
+        return {**self._named, "splits": list(seeds)} if self.task_class.splits_differ else self._named
 
-    @abstractmethod
-    def run_folder(self, output_dir: str, seed: int) -> str:
-        """The folder for the results of one seed, in a run of several seeds."""
-
-    @abstractmethod
-    def seeds(self, seed: int) -> list[int]:
-        """The seeds of a run's distillations. `seed` is the seed of its config."""
-
-    @abstractmethod
-    def splits(self, seed: int) -> DatasetDict:
-        """Train, validation and test as sequences in `input_ids`."""
+    def identity(self, seed: int) -> dict[str, Any]:
+        """The settings that determine the data and the learner, and a hash of the splits: every kept result depends on them."""
+        return {**self._named, "data": self.fingerprint(seed)}
 
     def fingerprint(self, seed: int) -> str:
         """A hash of all sequences of these splits, on which every result depends."""
@@ -170,128 +185,15 @@ class TaskData(ABC):
             self._fingerprints[seed] = " ".join(f"{name} {described(rows)['fingerprint']}" for name, rows in parts)
         return self._fingerprints[seed]
 
-    def identity(self, seed: int) -> dict[str, Any]:
-        """The settings that determine the data and the learner, and a hash of the splits: every kept result depends on them."""
-        return {**self._named, "data": self.fingerprint(seed)}
-
     @property
     def _named(self) -> dict[str, Any]:
-        return {name: getattr(self.settings, name) for name in self.recipe_fields}
-
-    @abstractmethod
-    def distinct_splits(self, seeds: Sequence[int]) -> list[int]:
-        """A subset of these seeds, one for each different split. Count models depend on the split alone."""
-
-    @abstractmethod
-    def split_label(self, seed: int) -> str:
-        """A description of the splits, in words."""
-
-    @abstractmethod
-    def learner_config(self, learner: Mapping[str, Any], length: int) -> PreTrainedConfig:
-        """The config of an architecture that has the data's vocabulary and reads `length` entries."""
-
-    @abstractmethod
-    def trajectory_folder(self, folder: str, seed: int) -> str:
-        """The folder inside `folder` with the recorded trainings of one seed."""
+        names = ("dataset", *self.task_class.data_settings, "learner", "teacher")
+        return {name: getattr(self.settings, name) for name in names}
 
 
-class TextData(TaskData):
-    """Text. Each seed has its own start of the summary, its own learners and its own students. All seeds share the splits."""
-
-    # Two settings matter (recipes/LOG.md). With tied embeddings, the learner stays on the unigram plateau for hundreds of steps.
-    # With embeddings that start small, training is so chaotic that its gradient is useless.
-    learner: ClassVar = {
-        "model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 1, "n_positions": 128, "tie_word_embeddings": False,
-        "initializer_range": 0.1, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0,
-    }  # fmt: skip
-    task_class = LanguageModeling
-    recipe_fields = ("dataset", "vocab_size", "max_length", "learner", "teacher")
-
-    @cached_property
-    def _tokenized(self) -> tuple[LanguageModeling, DatasetDict]:
-        text = TEXTS[self.settings.dataset](self.settings.data_dir)
-        tokenizer = tokenizer_of(self.settings.dataset, text["train"]["text"], self.settings.vocab_size)
-        held_out = DatasetDict({name: rows for name, rows in text.items() if name != "train"})
-        train = tokenize(DatasetDict(train=text["train"]), tokenizer, self.settings.max_length)
-        return LanguageModeling(tokenizer), DatasetDict(**train, **tokenize(held_out, tokenizer))  # these are not cut
-
-    @property
-    def task(self) -> LanguageModeling:
-        return self._tokenized[0]
-
-    def seeds(self, seed: int) -> list[int]:
-        return [seed]
-
-    def splits(self, seed: int) -> DatasetDict:
-        return self._tokenized[1]
-
-    def distinct_splits(self, seeds: Sequence[int]) -> list[int]:
-        return list(seeds[:1])
-
-    def split_label(self, seed: int) -> str:
-        return "the data set's own train, validation and test"
-
-    def learner_config(self, learner: Mapping[str, Any], length: int) -> PreTrainedConfig:
-        tokenizer = self.task.processing_class
-        special = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos")}
-        return AutoConfig.for_model(**{**learner, "vocab_size": len(tokenizer), **special})
-
-    def run_folder(self, output_dir: str, seed: int) -> str:
-        return output_dir
-
-    def trajectory_folder(self, folder: str, seed: int) -> str:
-        return f"{folder}/seed-{seed}"
-
-
-class InteractionData(TaskData):
-    """Interactions. Each seed also has its own split of the users, because a test on a tenth of the users is noisy."""
-
-    learner: ClassVar = {"model_type": "sasrec", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
-    task_class = Recommendation
-    recipe_fields = ("dataset", "min_interactions", "learner", "teacher")
-
-    @cached_property
-    def interactions(self) -> Interactions:
-        """All users' histories."""
-        if self.settings.dataset == SAMPLE_INTERACTIONS:
-            return load_sample_interactions()
-        return load_interactions(
-            self.settings.dataset, self.settings.data_dir, min_interactions=self.settings.min_interactions
-        )
-
-    @cached_property
-    def task(self) -> Recommendation:
-        return Recommendation(self.interactions.vocabulary)
-
-    def seeds(self, seed: int) -> list[int]:
-        return self.settings.splits
-
-    def splits(self, seed: int) -> DatasetDict:
-        return self.interactions.strong_generalization_split(seed)
-
-    def distinct_splits(self, seeds: Sequence[int]) -> list[int]:
-        return list(seeds)
-
-    def split_label(self, seed: int) -> str:
-        return f"users 80 / 10 / 10 %, seed {seed}"
-
-    def learner_config(self, learner: Mapping[str, Any], length: int) -> PreTrainedConfig:
-        return AutoConfig.for_model(**{**learner, "num_items": self.interactions.num_items, "max_length": length})
-
-    def recipe(self, seeds: Sequence[int]) -> dict[str, Any]:
-        return {**super().recipe(seeds), "splits": list(seeds)}
-
-    def run_folder(self, output_dir: str, seed: int) -> str:
-        return f"{output_dir}/split-{seed}"
-
-    def trajectory_folder(self, folder: str, seed: int) -> str:
-        """Each split has its own folder, because the trainings of another split have seen the test users of this split."""
-        return f"{folder}/split-{seed}"
-
-
-def data_class(dataset: str) -> type[TaskData]:
-    """The class for a data set's name: text if the name is in `TEXTS`, else interactions."""
-    return TextData if dataset in TEXTS else InteractionData
+def task_class(dataset: str) -> type[Task]:
+    """The task of a data set's name: text if the name is in `TEXTS`, else recommendation."""
+    return LanguageModeling if dataset in TEXTS else Recommendation
 
 
 def _from_json(name: str, value: Any) -> Any:

@@ -1,20 +1,13 @@
-"""Tasks: the differences between language modelling and recommendation, from the collator to the cells of a table.
+"""Tasks: what differs between text and items, from the collator to the cells of a table.
 
-`FarziTrainer(task=…)`, recipes, tables and the command line take one of these objects.
+`FarziTrainer(task=…)`, recipes, tables and the command line take one of these objects. `text` and `items` have the same parts in the same
+order: metrics, the metric as a module of `evaluate`, models that only count, and the task. This room imports data and models.
 """
 
 from farzi_hf.tasks.base import Row, Statistics, Task
-from farzi_hf.tasks.baselines import InterpolatedBigram, Unigram, popularity
-from farzi_hf.tasks.language_modeling import LanguageModeling
-from farzi_hf.tasks.recommendation import Recommendation
+from farzi_hf.tasks.items import Recommendation, popularity
+from farzi_hf.tasks.text import InterpolatedBigram, LanguageModeling, Unigram
 
 __all__ = [
-    "InterpolatedBigram",
-    "LanguageModeling",
-    "Recommendation",
-    "Row",
-    "Statistics",
-    "Task",
-    "Unigram",
-    "popularity",
-]
+    "InterpolatedBigram", "LanguageModeling", "Recommendation", "Row", "Statistics", "Task", "Unigram", "popularity",
+]  # fmt: skip

@@ -5,19 +5,17 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any, ClassVar
 
+import evaluate
 import numpy as np
-from datasets import Dataset
+from datasets import Dataset, DatasetDict
 from torch import Tensor
-from transformers import EvalPrediction
+from transformers import EvalPrediction, PreTrainedConfig
 
-from farzi_hf.data import (
-    SequenceCollator,
-)
-from farzi_hf.tasks.metrics import (
-    bootstrap_interval,
-)
+from farzi_hf.data import SequenceCollator
+from farzi_hf.tasks.statistics import bootstrap_interval, mean_and_spread
 
 Row = dict[str, Any]
 Statistics = Sequence[Sequence[Any]]
@@ -47,16 +45,40 @@ class Task(ABC):
     """The metrics that figures of a whole run show, one figure each."""
     entries: ClassVar[str]
     """The name of a vocabulary's entries, in the plural."""
+    module: ClassVar[type[evaluate.Metric]]
+    """Computes the metrics from `statistics`."""
 
     def __init__(self, processing_class: Any) -> None:
         self.processing_class = processing_class
 
+    # -- data sets that a config names -------------------------------------------------------------------------------
+
+    learner: ClassVar[Mapping[str, Any]]
+    """The default learner, as arguments of `AutoConfig.for_model`."""
+    data_settings: ClassVar[Sequence[str]]
+    """The settings of `load`."""
+    splits_differ: ClassVar[bool]
+    """Whether each seed has its own split of the data. Otherwise all seeds share the data set's own splits."""
+    split_label: ClassVar[str]
+    """A description of the splits, in words."""
+
+    @classmethod
+    @abstractmethod
+    def load(cls, name: str, data_dir: str | None, **settings: Any) -> tuple[Task, Callable[[int], DatasetDict]]:
+        """The task of a data set, and a function that gives train, validation and test of a seed, as sequences in `input_ids`."""
+
+    @abstractmethod
+    def learner_config(self, learner: Mapping[str, Any], length: int) -> PreTrainedConfig:
+        """The config of an architecture that has the task's vocabulary and reads `length` entries."""
+
     # -- training ----------------------------------------------------------------------------------------------------
 
-    @property
-    @abstractmethod
-    def collator(self) -> SequenceCollator:
-        """Makes a batch from rows."""
+    preprocess_logits_for_metrics: ClassVar[Callable[[Tensor, Any], Tensor]]
+    """As in `Trainer`: a few numbers in place of logits."""
+    compute_metrics: ClassVar[Callable[[EvalPrediction], dict[str, float]]]
+    """As in `Trainer`."""
+    collator: SequenceCollator
+    """Makes a batch from rows."""
 
     @abstractmethod
     def training_rows(self, sequences: Dataset, length: int) -> Dataset:
@@ -66,31 +88,31 @@ class Task(ABC):
     def evaluation_rows(self, sequences: Dataset, length: int) -> Dataset:
         """The rows for evaluating such a model."""
 
-    @abstractmethod
-    def preprocess_logits_for_metrics(self, logits: Tensor, labels: Any) -> Tensor:
-        """As in `Trainer`: a few numbers in place of logits."""
-
-    @abstractmethod
-    def compute_metrics(self, eval_prediction: EvalPrediction) -> dict[str, float]:
-        """As in `Trainer`."""
-
     # -- tables ------------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def statistics(self, outputs: Outputs, sequences: Dataset, length: int) -> np.ndarray:
         """The numbers from which one student's metrics are computed, (N, …): one row for each sequence."""
 
-    @abstractmethod
     def metrics(self, statistics: np.ndarray) -> dict[str, float]:
         """The metrics of one student."""
+        return _module(self.module).compute(predictions=statistics)
 
-    @abstractmethod
     def row(self, method: str, students: Statistics, nbytes: int) -> Row:
         """Metrics of the students of all seeds: mean, spread and intervals."""
+        results = [self.metrics(np.asarray(student)) for seed in students for student in seed]
+        metrics = mean_and_spread(results) if len(results) > 1 else results[0]
+        intervals = {f"{name}_interval": list(edges) for name, edges in self.intervals(students).items()}
+        return {"method": method, **metrics, **intervals, "bytes": nbytes}
 
     @abstractmethod
+    def intervals(self, students: Statistics) -> dict[str, tuple[float, float]]:
+        """Bootstrap intervals of some metrics, of the mean over all students."""
+
     def error(self, statistics: np.ndarray) -> float:
         """The number that early stopping minimises."""
+        value = self.metrics(statistics)[self.metric]
+        return -value if self.percent else value  # the larger a share is, the better
 
     @abstractmethod
     def counted(self, train: Dataset, validation: Dataset, test: Dataset, vocab_size: int) -> dict[str, np.ndarray]:
@@ -148,3 +170,9 @@ def count_cells(row: Row) -> dict[str, str]:
         "steps": f"{row['steps']:,}" if "steps" in row else "",
         "students": str(row.get("students", "")),
     }
+
+
+@cache
+def _module(kind: type[evaluate.Metric]) -> evaluate.Metric:
+    """The metric. It works in memory and writes nothing to the cache of `evaluate`."""
+    return kind(keep_in_memory=True)

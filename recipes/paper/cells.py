@@ -22,11 +22,11 @@ from farzi_hf import FarziConfig, FarziTrainer
 from farzi_hf.cli.distil import comparison_of, trainer_of
 from farzi_hf.cli.run_folder import begin_run, check_outputs, find_checkpoint, same_settings
 from farzi_hf.distillation.checkpoints import discard_checkpoints, with_new_names
+from farzi_hf.metrics import mean_and_spread
 from farzi_hf.report import Comparison, Evidence, Student, save_text
 from farzi_hf.summary.store.atomic_folder import replace_file
 from farzi_hf.summary.store.escaping import json_text, numbers_of
 from farzi_hf.tasks import Row, Task
-from farzi_hf.tasks.metrics import mean_and_spread
 
 FULL, LONG = "full data", "full data, long"
 CELL, SUMMARY = (

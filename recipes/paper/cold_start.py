@@ -24,12 +24,12 @@ from experiment import OWN_FORM, PAPER_FORM, Experiment
 from sample_efficiency import sized_cell
 
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
+from farzi_hf.metrics import bootstrap_interval
 from farzi_hf.report import markdown, save_csv, save_json
 from farzi_hf.report.evidence import AGREES, DIFFERS, OPEN, counted
 from farzi_hf.report.plots import plot_deciles
 from farzi_hf.tasks import Recommendation, Statistics, popularity
-from farzi_hf.tasks.baselines import ranks_of_scores
-from farzi_hf.tasks.metrics import bootstrap_interval
+from farzi_hf.tasks.items import ranks_of_scores
 
 TENTHS = 10
 REGIONS = {

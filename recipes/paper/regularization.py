@@ -29,12 +29,12 @@ from farzi_hf import FarziData, FarziTrainer
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.data import random_sequences
 from farzi_hf.distillation import SyntheticTraining
+from farzi_hf.metrics import token_statistics
 from farzi_hf.report import Claim, Comparison, Student
 from farzi_hf.report.plots import plot_comparison
 from farzi_hf.summary.forms import Tensors, batch_of
 from farzi_hf.summary.targets import SoftTokens
 from farzi_hf.tasks import Row
-from farzi_hf.tasks.metrics import token_statistics
 
 NAIVE = "Farzi, unfactorised"
 FIGURES = ("quality.png", "rank.png", "gap.png")

@@ -23,8 +23,7 @@ from farzi_hf.cli import COMMANDS, main
 from farzi_hf.cli.arguments import example_configs, parse_arguments
 from farzi_hf.cli.distil import Run
 from farzi_hf.data import TEXTS, load_sample_text
-from farzi_hf.report import RunSettings
-from farzi_hf.report.task_data import TextData
+from farzi_hf.report import RunSettings, TaskData
 
 # huggingface_hub uploads large files in a way that its HTTP client calls deprecated
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload:DeprecationWarning")
@@ -166,14 +165,14 @@ def test_a_run_that_is_done_keeps_the_changes_of_its_recipe(tmp_path, monkeypatc
 
 def test_a_test_split_that_cannot_be_read_is_found_before_the_distillation(tmp_path, monkeypatch):
     use_small_data(monkeypatch)
-    small = TextData.splits
+    small = TaskData.splits
 
     def splits(self, seed):
         found = small(self, seed)
         found["test"] = Dataset.from_dict({"input_ids": [[5] * 2000]})
         return found
 
-    monkeypatch.setattr(TextData, "splits", splits)
+    monkeypatch.setattr(TaskData, "splits", splits)
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(SIZES), encoding="utf-8")
     with pytest.raises(
         SystemExit, match=r"test split: dataset\['input_ids'\]\[0\] has 2000 ids, but the learner reads"

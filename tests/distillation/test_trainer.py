@@ -19,10 +19,10 @@ from transformers.trainer_callback import TrainerCallback
 
 from farzi_hf import FarziTrainer
 from farzi_hf.distillation import callbacks
+from farzi_hf.metrics import token_metrics, token_statistics
 from farzi_hf.report import RunSettings
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.initialization import CANDIDATES
-from farzi_hf.tasks.metrics.language_modeling import token_metrics, token_statistics
 
 V = 54
 

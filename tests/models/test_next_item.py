@@ -12,10 +12,10 @@ from torch.func import functional_call
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, Trainer, TrainingArguments
 
 from farzi_hf.data import InteractionCollator, evaluation_windows, load_sample_interactions, training_windows
+from farzi_hf.metrics import recommendation_metrics, target_ranks
 from farzi_hf.models import FMLPForNextItem, GRU4RecForNextItem, SASRecConfig, SASRecForNextItem
 from farzi_hf.models.fmlp import _CausalFilter
 from farzi_hf.models.next_item import NextItemModel
-from farzi_hf.tasks.metrics.ranking import recommendation_metrics, target_ranks
 
 NUM_ITEMS, LENGTH = 11, 6
 MODELS = {"sasrec": SASRecForNextItem, "gru4rec": GRU4RecForNextItem, "fmlp": FMLPForNextItem}

@@ -15,13 +15,14 @@ import finetune
 
 from farzi_hf import FarziData, FarziDataConfig
 from farzi_hf.data import TEXTS, load_sample_text
-from farzi_hf.report import RunSettings, TextData
+from farzi_hf.report import RunSettings
+from farzi_hf.tasks import LanguageModeling
 
 INNER = {
     "optimizer": "adam", "lr": 0.01, "weight_decay": 0.0, "betas": [0.5, 0.999], "eps": 1e-4, "eps_root": 0.0, "steps": 4,
     "synthetic_batch_size": 2,
 }  # fmt: skip
-GPT2 = {**TextData.learner, "n_embd": 8, "n_positions": 64}
+GPT2 = {**LanguageModeling.learner, "n_embd": 8, "n_positions": 64}
 LLAMA = '{"model_type": "llama", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}'
 METHODS = [
     "Farzi, soft tokens", "Farzi, 2 samples each", "Farzi, likeliest tokens", "full data", "full data, long",

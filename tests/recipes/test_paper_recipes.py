@@ -31,7 +31,7 @@ from farzi_hf import FarziData, FarziDataConfig
 from farzi_hf.cli.distil import comparison_of, trainer_of
 from farzi_hf.data import TEXTS, load_sample_text
 from farzi_hf.report import Comparison
-from farzi_hf.report.task_data import data_class
+from farzi_hf.report.task_data import task_class
 from farzi_hf.tasks import Recommendation
 
 pytestmark = pytest.mark.usefixtures("small_data")
@@ -117,7 +117,7 @@ def test_make_runs_recipes_that_there_are_on_data_sets_that_they_know():
         own |= dict.fromkeys(("objectives", "trajectory_count"), "objectives_own")
         config = {**own, "inner_optimizers": "paper"}.get(recipe, recipe)
         assert (CONFIGS / "tables" / f"{config}_{dataset}_quick.yaml").exists()
-        assert recipe != "cold_start" or data_class(dataset).task_class is Recommendation
+        assert recipe != "cold_start" or task_class(dataset) is Recommendation
 
 
 # -- whole runs ------------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ import sample_efficiency
 from farzi_hf import FarziConfig, FarziData, FarziTrainer
 from farzi_hf.cli.arguments import parse_arguments
 from farzi_hf.cli.distil import Run
-from farzi_hf.report import InteractionData, RunSettings, TextData
+from farzi_hf.report import RunSettings, TaskData
 
 
 def script(folder: Path, launcher: tuple[str, ...], *argv: str) -> subprocess.CompletedProcess:
@@ -97,8 +97,7 @@ def test_what_no_recipe_wrote_is_refused_before_any_work(tmp_path, name, script,
     path.parent.mkdir(parents=True)
     path.write_text("eggs: 3\nflour: 500 g\n")
     before = sorted((tmp_path / "out").rglob("*"))
-    for kind in (TextData, InteractionData):
-        monkeypatch.setattr(kind, "splits", lambda *_: pytest.fail("it has begun to work"))
+    monkeypatch.setattr(TaskData, "splits", lambda *_: pytest.fail("it has begun to work"))
     arguments = {
         ptb.main: [*DEMO, "--output_dir", str(tmp_path / "out"), "--no_resume"],
         recsys.main: [*DEMO_RECSYS, "--splits", "0", "1", "--output_dir", str(tmp_path / "out")],

@@ -14,10 +14,9 @@ from farzi_hf import FarziConfig
 from farzi_hf.cli.arguments import parse_arguments
 from farzi_hf.cli.distil import comparison_of, trainer_of
 from farzi_hf.data import flatten_sequences
+from farzi_hf.metrics import rank_metrics, token_metrics
 from farzi_hf.report import Measured, RunSettings, pooled_row
 from farzi_hf.tasks import InterpolatedBigram, LanguageModeling, Recommendation
-from farzi_hf.tasks.metrics.language_modeling import token_metrics
-from farzi_hf.tasks.metrics.ranking import rank_metrics
 
 ITEMS = ("--dataset", "sample_interactions", "--learner", GRU4REC)
 TEXT = ("--dataset", "sample", "--vocab_size", "50", "--window", "0")

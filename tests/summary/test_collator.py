@@ -11,9 +11,8 @@ from tiny_models import CONFIGS, LENGTH, NEXT_ITEM, V, arguments, soft_trainer, 
 from transformers import Trainer
 
 from farzi_hf.data import evaluation_windows, training_windows
+from farzi_hf.metrics import language_modeling_metrics, recommendation_metrics, target_ranks, token_statistics
 from farzi_hf.summary import attach_soft_inputs, soft_cross_entropy
-from farzi_hf.tasks.metrics.language_modeling import language_modeling_metrics, token_statistics
-from farzi_hf.tasks.metrics.ranking import recommendation_metrics, target_ranks
 
 IDS = [[3, 4, 5, 6, 7], [8, 9], [10, 11, 12]]
 

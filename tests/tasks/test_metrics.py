@@ -20,7 +20,8 @@ from transformers import (
     TrainingArguments,
 )
 
-from farzi_hf.tasks.metrics.language_modeling import (
+from farzi_hf.metrics import (
+    bootstrap_interval,
     language_modeling_metrics,
     pad_statistics,
     perplexity_interval,
@@ -28,9 +29,9 @@ from farzi_hf.tasks.metrics.language_modeling import (
     token_metrics,
     token_statistics,
 )
-from farzi_hf.tasks.metrics.resampling import bootstrap_interval
+from farzi_hf.tasks import text
 
-MODULE = Path(__file__).resolve().parents[2] / "farzi_hf" / "tasks" / "modules" / "language_modeling.py"
+MODULE = Path(text.__file__)
 
 
 def by_hand(logits: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:

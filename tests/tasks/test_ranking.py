@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torchmetrics import functional, retrieval
 from transformers import EvalPrediction
 
-from farzi_hf.tasks.metrics.ranking import (
+from farzi_hf.metrics import (
     rank_metrics,
     rank_statistics,
     ranking_intervals,
@@ -22,8 +22,9 @@ from farzi_hf.tasks.metrics.ranking import (
     recommendation_metrics,
     target_ranks,
 )
+from farzi_hf.tasks import items
 
-MODULE = Path(__file__).resolve().parents[2] / "farzi_hf" / "tasks" / "modules" / "ranking.py"
+MODULE = Path(items.__file__)
 USERS, V = 40, 30
 
 
@@ -63,8 +64,8 @@ def test_seen_items_are_left_out_but_the_target_stays(case):
     padded = torch.tensor([[*row, -100, -1] for row in seen])
     assert ranking_metrics(scores, targets, (3,), padded) == expected
     minus_infinity = scores.clone()
-    for row, items, target in zip(minus_infinity, seen, targets.tolist(), strict=True):
-        row[[item for item in items if item != target]] = -torch.inf
+    for row, had, target in zip(minus_infinity, seen, targets.tolist(), strict=True):
+        row[[item for item in had if item != target]] = -torch.inf
     assert ranking_metrics(minus_infinity, targets, (3,)) == expected
 
 

@@ -1,0 +1,390 @@
+"""Text: the next token of each sentence. Its metrics, its count models and its task.
+
+Metrics are computed from three numbers per predicted token, so evaluation never stores the logits of a whole data set: `token_statistics`
+is a Trainer's ``preprocess_logits_for_metrics`` and `language_modeling_metrics` its ``compute_metrics``. Between them travels one array of
+shape (sequences, length − 1, 3): negative log-likelihood, correct, valid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple
+
+import datasets
+import evaluate
+import numpy as np
+import torch
+from datasets import Dataset, DatasetDict
+from numpy.typing import ArrayLike
+from torch.nn import functional as F
+from transformers import AutoConfig, EvalPrediction, PreTrainedConfig
+
+from farzi_hf.data import IGNORED, TEXTS, SequenceCollator, check_sequences, flatten_sequences, tokenize, tokenizer_of
+from farzi_hf.data.sequences import packed_windows
+from farzi_hf.tasks.base import Outputs, Row, Statistics, Task, count_cells
+from farzi_hf.tasks.statistics import bootstrap_interval
+
+# -- metrics ---------------------------------------------------------------------------------------------------------
+
+
+def token_statistics(logits: torch.Tensor | tuple[torch.Tensor, ...], labels: torch.Tensor) -> torch.Tensor:
+    """Per predicted token: negative log-likelihood in nats, 1 if the top prediction is right, 1 if the token counts.
+
+    Args:
+        logits: (B, L, V), or a tuple that starts with them. The logits at position j predict the label at j + 1.
+        labels: (B, L) ids, −100 where nothing is to be predicted.
+
+    Returns:
+        float32 (B, L − 1, 3); ignored positions are all zero.
+    """
+    scores = logits[0] if isinstance(logits, tuple) else logits
+    scores, targets = scores[:, :-1].float(), labels[:, 1:]
+    valid = targets != IGNORED
+    nll = F.cross_entropy(scores.transpose(1, 2), targets, ignore_index=IGNORED, reduction="none")
+    correct = (scores.argmax(-1) == targets) & valid
+    return torch.stack([nll, correct.float(), valid.float()], dim=-1)
+
+
+def sentence_totals(statistics: np.ndarray) -> np.ndarray:
+    """Sums per sequence, (N, 3) float64: negative log-likelihood, correct tokens, tokens. Rows without a token are left out.
+
+    Args:
+        statistics: (N, L − 1, 3) as `token_statistics` gives them. A valid flag ≤ 0 is padding: the Trainer pads with −100.
+    """
+    statistics = np.asarray(statistics, dtype=np.float64)
+    if statistics.ndim != 3 or statistics.shape[-1] != 3:
+        raise ValueError(
+            f"statistics has shape {statistics.shape}, not (sequences, length − 1, 3): "
+            "give the Trainer preprocess_logits_for_metrics=token_statistics."
+        )
+    totals = np.where(statistics[..., 2:] > 0, statistics, 0.0).sum(axis=1)
+    totals = totals[totals[:, 2] > 0]
+    if len(totals) == 0:
+        raise ValueError("statistics holds no predicted token: every label is −100.")
+    return totals
+
+
+def pad_statistics(statistics: Sequence[ArrayLike], dtype: type = np.float32) -> np.ndarray:
+    """Statistics of sentences of different lengths, each (L_i − 1, 3), as one array (N, L − 1, 3) with valid = 0 as padding."""
+    rows = [np.asarray(row, dtype=dtype).reshape(-1, 3) for row in statistics]
+    padded = np.zeros((len(rows), max(map(len, rows), default=0), 3), dtype=dtype)
+    for place, row in zip(padded, rows, strict=True):
+        place[: len(row)] = row
+    return padded
+
+
+def corpus_perplexity(totals: np.ndarray) -> np.ndarray | float:
+    """exp(mean negative log-likelihood over all tokens), from `sentence_totals`: (N, 3), or (N, …, 3) with one perplexity for each …."""
+    sums = totals.sum(axis=0)
+    return _exp(sums[..., 0] / sums[..., 2])
+
+
+def _exp(nll: np.ndarray | float) -> np.ndarray | float:
+    with np.errstate(over="ignore"):  # a diverged model has infinite perplexity; that is the answer, not an accident
+        return np.exp(nll)
+
+
+def token_metrics(statistics: np.ndarray) -> dict[str, float]:
+    """``perplexity`` of the corpus, ``sentence_perplexity`` (mean of the sentences' perplexities), ``accuracy`` over tokens.
+
+    Args:
+        statistics: (N, L − 1, 3) as `token_statistics` gives them.
+    """
+    totals = sentence_totals(statistics)
+    return {
+        "perplexity": float(corpus_perplexity(totals)),
+        "sentence_perplexity": float(np.mean(_exp(totals[:, 0] / totals[:, 2]))),
+        "accuracy": float(totals[:, 1].sum() / totals[:, 2].sum()),
+    }
+
+
+def language_modeling_metrics(eval_prediction: EvalPrediction) -> dict[str, float]:
+    """A Trainer's ``compute_metrics``: `token_metrics` of predictions that went through `token_statistics`."""
+    return token_metrics(eval_prediction.predictions)
+
+
+def perplexity_interval(
+    statistics: np.ndarray, confidence: float = 0.95, resamples: int = 1000, seed: int = 0
+) -> tuple[float, float]:
+    """Bootstrap interval of the corpus perplexity, resampling sentences: tokens of one sentence are not independent.
+
+    Args:
+        statistics: (N, L − 1, 3) as `token_statistics` gives them.
+    """
+    return bootstrap_interval(sentence_totals(statistics), corpus_perplexity, confidence, resamples, seed)
+
+
+class TokenMetrics(evaluate.Metric):
+    """`token_metrics` as a metric of `evaluate`, which gathers statistics batch by batch. Sentences may differ in length.
+
+    metric = TokenMetrics()
+    for batch in batches:
+        metric.add_batch(predictions=token_statistics(model(**batch).logits, batch["labels"]))
+    metric.compute()
+    """
+
+    def _info(self) -> evaluate.MetricInfo:
+        return evaluate.MetricInfo(
+            description="Perplexity over all tokens, mean of the sentences' perplexities, and share of tokens predicted right.",
+            citation="",
+            inputs_description="predictions: per sentence and predicted token (negative log-likelihood in nats, correct, valid)",
+            features=datasets.Features({"predictions": datasets.List(datasets.List(datasets.Value("float64")))}),
+        )
+
+    def _compute(self, predictions: list[list[list[float]]]) -> dict[str, float]:
+        return token_metrics(pad_statistics(predictions, np.float64))
+
+
+# -- models that only count: a good summary trains students that are better ------------------------------------------
+
+
+class Transitions(NamedTuple):
+    """All (previous, next) pairs of a data set in one long list, and the place of each pair in its sequence. Each array is (P,)."""
+
+    previous: np.ndarray
+    following: np.ndarray
+    rows: np.ndarray
+    columns: np.ndarray
+
+    @classmethod
+    def of(cls, sequences: Dataset, vocab_size: int) -> Transitions:
+        check_sequences(sequences, vocab_size)
+        ids, lengths = flatten_sequences(sequences)
+        starts = np.cumsum(lengths) - lengths
+        rows = np.repeat(np.arange(len(lengths)), lengths - 1)
+        columns = np.arange(len(rows)) - np.repeat(starts - np.arange(len(lengths)), lengths - 1)
+        position = starts[rows] + columns
+        return cls(ids[position], ids[position + 1], rows, columns)
+
+
+class Unigram:
+    """Word frequencies, with one added to every count so that a word unseen in training is not impossible.
+
+    A count model predicts every token but the first (BOS), EOS included, and reports the same metrics as a language model. Its prediction
+    depends on the previous token at most, so it scores whole data sets at once, in numpy.
+
+    Args:
+        distribution: (V,) probabilities.
+    """
+
+    def __init__(self, distribution: np.ndarray) -> None:
+        self.distribution, self.vocab_size = distribution, len(distribution)
+
+    @classmethod
+    def fit(cls, sequences: Dataset, vocab_size: int) -> Unigram:
+        """Counts the predicted tokens of ``sequences``. BOS is never predicted and not counted."""
+        counts = np.bincount(Transitions.of(sequences, vocab_size).following, minlength=vocab_size) + 1
+        return cls(counts / counts.sum())
+
+    def probabilities(self, previous: np.ndarray, following: np.ndarray) -> np.ndarray:
+        """p(following | previous), all (P,)."""
+        return self.distribution[following]
+
+    def predictions(self, previous: np.ndarray) -> np.ndarray:
+        """The most likely next id after each of ``previous`` (P,). Among equally likely ids, the lowest one."""
+        return np.full_like(previous, self.distribution.argmax())
+
+    def token_statistics(self, sequences: Dataset) -> np.ndarray:
+        """(N, longest − 1, 3) float32, as `farzi_hf.metrics.token_statistics` gives for a language model."""
+        pairs = Transitions.of(sequences, self.vocab_size)
+        statistics = np.zeros((len(sequences), pairs.columns.max() + 1, 3), dtype=np.float32)
+        nll = -np.log(self.probabilities(pairs.previous, pairs.following))
+        correct = self.predictions(pairs.previous) == pairs.following
+        statistics[pairs.rows, pairs.columns] = np.stack([nll, correct, np.ones_like(nll)], axis=-1)
+        return statistics
+
+    def metrics(self, sequences: Dataset) -> dict[str, float]:
+        """Corpus perplexity, mean of sentence perplexities and accuracy on ``sequences`` (column ``input_ids``)."""
+        return token_metrics(self.token_statistics(sequences))
+
+
+class InterpolatedBigram(Unigram):
+    """w(h) · p(next | h) + (1 − w(h)) · p(next): relative frequencies, mixed with a `Unigram`.
+
+    w(h) = count(h) / (count(h) + scale · followers(h)); with scale = 1 this is Witten & Bell (1991). The weight w(h) grows with the
+    count of the history h. It shrinks with the number of different tokens that followed h, and is 0 if h was never seen.
+    The pairs are stored sorted and sparse; there is no V × V table.
+
+    Args:
+        unigram: the model of lower order.
+        pairs: (K,) distinct sorted keys ``previous · V + next``.
+        counts: (K,) how often each pair was seen.
+        scale: positive; `fit` chooses it.
+    """
+
+    def __init__(self, unigram: Unigram, pairs: np.ndarray, counts: np.ndarray, scale: float) -> None:
+        super().__init__(unigram.distribution)
+        self.unigram, self.pairs, self.scale = unigram, pairs, scale
+        histories = pairs // self.vocab_size
+        self._totals = np.bincount(histories, weights=counts, minlength=self.vocab_size)
+        self._followers = np.bincount(histories, minlength=self.vocab_size)
+        self._conditionals = counts / self._totals[histories]
+
+    @classmethod
+    def fit(cls, sequences: Dataset, vocab_size: int, validation: Dataset) -> InterpolatedBigram:
+        """Counts on ``sequences`` and tries 28 scales from 1/32 to 16. It keeps the scale with the lowest perplexity on ``validation``."""
+        seen, held_out = Transitions.of(sequences, vocab_size), Transitions.of(validation, vocab_size)
+        pairs, counts = np.unique(seen.previous * vocab_size + seen.following, return_counts=True)
+        unigram = Unigram.fit(sequences, vocab_size)
+        models = [cls(unigram, pairs, counts, float(scale)) for scale in np.geomspace(1 / 32, 16, 28)]
+        return max(models, key=lambda model: np.log(model.probabilities(held_out.previous, held_out.following)).sum())
+
+    def probabilities(self, previous: np.ndarray, following: np.ndarray) -> np.ndarray:
+        keys = previous * self.vocab_size + following
+        index = np.minimum(np.searchsorted(self.pairs, keys), len(self.pairs) - 1)
+        bigram = np.where(self.pairs[index] == keys, self._conditionals[index], 0.0)
+        total, followers = self._totals[previous], self._followers[previous]
+        weight = total / np.maximum(total + self.scale * followers, 1)  # 0 / 0 after a token never seen
+        return weight * bigram + (1 - weight) * self.distribution[following]
+
+    def predictions(self, previous: np.ndarray) -> np.ndarray:
+        # The best token comes from the best seen pair. If that pair is less likely than the most frequent token, the latter is best.
+        histories, following = np.divmod(self.pairs, self.vocab_size)
+        best = np.full(self.vocab_size, self.distribution.argmax())
+        score = self.probabilities(np.arange(self.vocab_size), best)
+        pair_scores = self.probabilities(histories, following)
+        order = np.lexsort((following, -pair_scores, histories))
+        known, first = np.unique(histories[order], return_index=True)
+        first = order[first]
+        better = pair_scores[first] > score[known]
+        best[known[better]] = following[first][better]
+        return best[previous]
+
+
+# -- the task --------------------------------------------------------------------------------------------------------
+
+
+class LanguageModeling(Task):
+    """Text: the next token of each sentence. Seeds share the test split.
+
+    ```python
+    FarziTrainer(learner_init=config, args=args, task=LanguageModeling(tokenizer), train_dataset=train, eval_dataset=valid)
+    ```
+
+    Args:
+        processing_class: the tokenizer.
+        pack: whether training rows are all sentences end to end, cut to the length of a synthetic sequence; by default they are the
+            sentences. A stream is packed 256 rows at a time. Evaluation rows are sentences always.
+    """
+
+    label_names = ("labels",)
+    metric, metric_label, percent = "perplexity", "Test perplexity", False
+    ratio_label = "its perplexity over ours"
+    compared = ("perplexity",)
+    entries = "tokens"
+    module = TokenMetrics
+    # Two settings matter (recipes/LOG.md). With tied embeddings, the learner stays on the unigram plateau for hundreds of steps.
+    # With embeddings that start small, training is so chaotic that its gradient is useless.
+    learner: ClassVar = {
+        "model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 1, "n_positions": 128, "tie_word_embeddings": False,
+        "initializer_range": 0.1, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0,
+    }  # fmt: skip
+    data_settings = ("vocab_size", "max_length")
+    splits_differ, split_label = False, "the data set's own train, validation and test"
+
+    def __init__(self, processing_class: Any, pack: bool = False) -> None:
+        super().__init__(processing_class)
+        self.pack = pack
+
+    @classmethod
+    def load(
+        cls, name: str, data_dir: str | None, vocab_size: int, max_length: int | None
+    ) -> tuple[LanguageModeling, Callable[[int], DatasetDict]]:
+        """A text of `TEXTS`, as the tokens of its own tokenizer. Training sequences alone are cut to `max_length` ids."""
+        text = TEXTS[name](data_dir)
+        tokenizer = tokenizer_of(name, text["train"]["text"], vocab_size)
+        train = tokenize(DatasetDict(train=text["train"]), tokenizer, max_length)
+        held_out = DatasetDict({name: rows for name, rows in text.items() if name != "train"})
+        splits = DatasetDict(**train, **tokenize(held_out, tokenizer))
+        return cls(tokenizer), lambda seed: splits
+
+    def learner_config(self, learner: Mapping[str, Any], length: int) -> PreTrainedConfig:
+        tokenizer = self.processing_class
+        special = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos")}
+        return AutoConfig.for_model(**{**learner, "vocab_size": len(tokenizer), **special})
+
+    @cached_property
+    def collator(self) -> SequenceCollator:
+        """Pads with the tokenizer's padding token. If the token has another role too, such as EOS, it is predicted as well.
+
+        Raises:
+            ValueError: there is no tokenizer.
+        """
+        tokenizer = self.processing_class
+        if tokenizer is None:
+            raise ValueError(
+                "processing_class, data_collator and task are all None; give the tokenizer, or a collator that returns "
+                "input_ids, attention_mask and labels"
+            )
+        padding = getattr(tokenizer, "pad_token_id", None)
+        roles = ("bos", "eos", "unk", "sep", "cls", "mask")
+        others = {getattr(tokenizer, f"{role}_token_id", None) for role in roles}
+        return SequenceCollator(None if padding in others else padding)
+
+    def training_rows(self, sequences: Dataset, length: int) -> Dataset:
+        """The sentences themselves, or windows of all sentences end to end: see `packed_windows`."""
+        return packed_windows(sequences, length) if self.pack else sequences
+
+    def evaluation_rows(self, sequences: Dataset, length: int) -> Dataset:
+        """The sentences themselves."""
+        return sequences
+
+    preprocess_logits_for_metrics = staticmethod(token_statistics)
+    compute_metrics = staticmethod(language_modeling_metrics)
+
+    def statistics(self, outputs: Outputs, sequences: Dataset, length: int) -> np.ndarray:
+        """(N, 1, 3): the sums of `token_statistics` for each sentence. The model reads them by length, so that little is padded."""
+        order = np.argsort(flatten_sequences(sequences)[1], kind="stable")
+        tokens = outputs(sequences.select(order), lambda logits, batch: token_statistics(logits, batch["labels"]))
+        totals = sentence_totals(pad_statistics(tokens))
+        if len(totals) < len(sequences):
+            raise ValueError(
+                f"{len(sequences) - len(totals)} of {len(sequences)} sentences have nothing to predict; filter them out"
+            )
+        return totals[np.argsort(order)][:, None]
+
+    def intervals(self, students: Statistics) -> dict[str, tuple[float, float]]:
+        totals = np.stack([sentence_totals(student) for seed in students for student in seed], axis=1)
+        return {"perplexity": bootstrap_interval(totals, lambda rows: float(np.mean(corpus_perplexity(rows))))}
+
+    def counted(self, train: Dataset, validation: Dataset, test: Dataset, vocab_size: int) -> dict[str, np.ndarray]:
+        """A unigram and an interpolated bigram."""
+        bigram = InterpolatedBigram.fit(train, vocab_size, validation)
+        models = {"unigram": bigram.unigram, "interpolated bigram": bigram}
+        return {name: sentence_totals(model.token_statistics(test))[:, None] for name, model in models.items()}
+
+    def reference_lines(self, splits: Mapping[str, Dataset], vocab_size: int) -> dict[str, float]:
+        unigram = Unigram.fit(splits["train"], vocab_size)
+        return {"unigram": unigram.metrics(splits["validation"])["perplexity"]}
+
+    def headline(self, row: Row) -> str:
+        return f"perplexity {row['perplexity']:,.1f}"
+
+    def readable(self, row: Row) -> dict[str, str]:
+        def digits(value: float) -> int:
+            return 1 if value < 1000 else 0
+
+        def spread(name: str, scale: int = 1) -> str:
+            values = [scale * row[key] for key in (name, f"{name}_std") if key in row]
+            return " ± ".join(f"{value:,.{digits(values[0])}f}" for value in values)
+
+        return {
+            "trained on": row["method"],
+            "perplexity": spread("perplexity"),
+            "95 % interval": " – ".join(f"{edge:,.{digits(edge)}f}" for edge in row["perplexity_interval"]),
+            "sentence perplexity": spread("sentence_perplexity"),
+            "accuracy, %": spread("accuracy", scale=100),
+            **count_cells(row),
+        }
+
+    def paired(self, ours: Statistics, theirs: Statistics) -> tuple[np.ndarray, Callable[[np.ndarray], float]]:
+        """The quotient is their perplexity divided by ours."""
+        both = [np.concatenate([np.asarray(seed) for seed in group]) for group in (ours, theirs)]
+        totals, count = np.concatenate(both)[:, :, 0], len(both[0])  # (students, N, 3)
+
+        def quotient(rows: np.ndarray) -> float:
+            perplexities = corpus_perplexity(rows)
+            return float(np.mean(perplexities[count:]) / np.mean(perplexities[:count]))
+
+        return totals.transpose(1, 0, 2), quotient
