@@ -119,10 +119,10 @@ def test_entropy_is_drawn_against_the_uniform_one(tmp_path):
 
 def test_popularity_takes_shares_on_any_scale(tmp_path):
     counts = np.arange(25.0)
-    plot_popularity({"summary": np.ones(25), "real data": counts}, counts, tmp_path / "a.png")
-    plot_popularity({"summary": np.full(25, 0.04), "real data": counts}, counts, tmp_path / "b.png")
+    plot_popularity({"summary": np.ones(25), "real data": counts}, counts, tmp_path / "a.png", entries="items")
+    plot_popularity({"summary": np.full(25, 0.04), "real data": counts}, counts, tmp_path / "b.png", entries="items")
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
-    plot_popularity({"summary": counts, "real data": counts}, counts, tmp_path / "c.png")
+    plot_popularity({"summary": counts, "real data": counts}, counts, tmp_path / "c.png", entries="items")
     assert (tmp_path / "a.png").read_bytes() != (tmp_path / "c.png").read_bytes()
 
 
@@ -138,8 +138,6 @@ def test_benchmark_leaves_out_what_was_not_measured(tmp_path):
     plot_benchmark(rows, tmp_path / "lost.png")
     assert size_of(tmp_path / "whole.png") == size_of(tmp_path / "lost.png")
     assert (tmp_path / "whole.png").read_bytes() != (tmp_path / "lost.png").read_bytes()
-    with pytest.raises(ValueError, match="rows has no finite 'seconds' among 1"):
-        plot_benchmark(rows[1:2], tmp_path / "none.png")
 
 
 @pytest.mark.parametrize(
@@ -170,6 +168,6 @@ def test_no_global_state_is_touched(tmp_path, monkeypatch):
     for name in [name for name in sys.modules if name.startswith("farzi_hf.report.plots")]:
         monkeypatch.delitem(sys.modules, name)
     importlib.import_module("farzi_hf.report.plots").plot_popularity(
-        {"real data": np.ones(25)}, np.ones(25), tmp_path / "a.png"
+        {"real data": np.ones(25)}, np.ones(25), tmp_path / "a.png", entries="items"
     )
     assert (tmp_path / "a.png").exists()

@@ -1,28 +1,25 @@
-"""The curves of a distillation."""
+"""Figures of one distillation: its curves, and the likeliest tokens, the entropy and the popularity of entries of its summary."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
-from farzi_hf.report.plots.style import INK, MUTED, clean, draw_metric, finite, logarithmic, plain_numbers, save
+from farzi_hf.report.plots import style
+from farzi_hf.report.plots.style import File, Rows
+
+_LONGEST_TOKEN = 12  # characters of a token that a cell of plot_tokens shows
 
 
 def plot_distillation(
-    log_history: Sequence[Mapping[str, Any]],
-    path: str | os.PathLike,
-    *,
-    metric: str = "eval_perplexity",
-    metric_label: str = "Perplexity of a fresh student",
-    loss: str = "loss",
-    norm: str = "grad_norm",
-    **baselines: float,
-) -> None:
+    log_history: Rows, path: File, *, metric: str = "eval_perplexity", metric_label: str = "Perplexity of a fresh student",
+    loss: str = "loss", norm: str = "grad_norm", **baselines: float,
+) -> None:  # fmt: skip
     """The curves of a distillation against outer steps: student metric, outer loss, norm of the meta-gradient.
 
     A quantity that was never logged has no panel. Values that are not finite are left out.
@@ -40,27 +37,27 @@ def plot_distillation(
     if not drawn:
         raise ValueError(f"log_history has no {metric}, {loss} or {norm}; pass trainer.state.log_history of a run")
     heights = [1.6 if name == metric else 1.0 for name in drawn]
-    figure = Figure(figsize=(7.5, 0.6 + 1.9 * sum(heights)), layout="constrained")
-    panels = figure.subplots(len(drawn), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+    height = 0.6 + 1.9 * sum(heights)
+    figure, panels = style.panels(7.5, height, len(drawn), sharex=True, height_ratios=heights)
     for axes, (name, points) in zip(panels, drawn.items(), strict=True):
-        plain_numbers(clean(axes).yaxis)
+        style.plain_numbers(axes.yaxis)
         if name == metric:
-            draw_metric(axes, points, _series(log_history, f"{metric}_std"), baselines)
+            style.draw_metric(axes, points, _series(log_history, f"{metric}_std"), baselines)
             axes.set_ylabel(metric_label)
         else:
             _draw_noisy(axes, points)
             axes.set_ylabel("Outer loss (nats)" if name == loss else "Meta-gradient norm")
             if name == norm:
-                logarithmic(axes, "y")
-    plain_numbers(panels[-1].xaxis)
+                style.logarithmic(axes, "y")
+    style.plain_numbers(panels[-1].xaxis)
     panels[-1].set_xlabel("Outer step")
     figure.align_ylabels()
-    save(figure, path)
+    style.save(figure, path)
 
 
-def _series(log_history: Sequence[Mapping[str, Any]], name: str) -> np.ndarray:
+def _series(log_history: Rows, name: str) -> np.ndarray:
     """(n, 2): outer step and value of every row that logged a finite `name`."""
-    points = [(row["step"], row[name]) for row in log_history if finite(row.get(name))]
+    points = [(row["step"], row[name]) for row in log_history if style.finite(row.get(name))]
     return np.array(points, dtype=float).reshape(-1, 2)
 
 
@@ -69,5 +66,119 @@ def _draw_noisy(axes: Axes, points: np.ndarray) -> None:
     steps, values = points.T
     half = len(values) // 40
     median = [np.median(values[max(0, i - half) : i + half + 1]) for i in range(len(values))]
-    axes.plot(steps, values, color=MUTED, linewidth=0.8, alpha=0.8)
-    axes.plot(steps, median, color=INK, linewidth=1.6)
+    axes.plot(steps, values, color=style.MUTED, linewidth=0.8, alpha=0.8)
+    axes.plot(steps, median, color=style.INK, linewidth=1.6)
+
+
+def plot_tokens(decoded: Sequence[Rows], path: File, *, sequence: int = 0, columns: int = 10) -> None:
+    """One decoded synthetic sequence. Each position shows its likeliest tokens with their probabilities, and its entropy.
+
+    Where positions have labels of their own, these are the tokens of the label, and the likeliest input stands below.
+
+    Args:
+        decoded: `farzi.decode(top_k)`.
+        sequence: the index of the sequence.
+        columns: the number of positions in one strip.
+    """
+    positions = decoded[sequence]
+    strips = [positions[start : start + columns] for start in range(0, len(positions), columns)]
+    top_k = len(_told(positions[0])["tokens"])
+    labels = [str(token) for position in positions for token in _told(position)["tokens"]]
+    cell = 0.3 + 0.08 * min(max(map(len, labels)), _LONGEST_TOKEN)
+    width = max(6.0, 1.5 + cell * min(columns, len(positions)))
+    figure = Figure(figsize=(width, 0.5 + len(strips) * (0.36 * top_k + 0.5)), layout="constrained")
+    panels = figure.subplots(len(strips), squeeze=False)[:, 0]
+    for i, (axes, strip) in enumerate(zip(panels, strips, strict=True)):
+        image = _draw_strip(axes, strip, i * columns, min(columns, len(positions)))
+    figure.colorbar(image, ax=list(panels), label="Probability", aspect=30, pad=0.01)
+    own = "label_tokens" in positions[0]
+    what = "likeliest tokens after each position, whose input stands below" if own else "likeliest tokens per position"
+    figure.suptitle(f"Synthetic sequence {sequence}: {what}", fontsize=11)
+    style.save(figure, path)
+
+
+def plot_entropy(decoded: Sequence[Rows], path: File, *, vocab_size: int) -> None:
+    """Entropy at each position: the median over all sequences, and bands with half and with nine tenths of the sequences.
+
+    It is that of the labels, where positions have labels of their own.
+
+    Args:
+        decoded: `farzi.decode(…)`.
+        vocab_size: V; the entropy of a uniform choice, log V, is the line at the top.
+    """
+    entropy = np.array([[_told(position)["entropy"] for position in sequence] for sequence in decoded])
+    positions = np.arange(entropy.shape[1])
+    figure, (axes,) = style.panels(7.5, 3.6)
+    for low, high, alpha, label in ((5, 95, 0.15, "nine tenths"), (25, 75, 0.3, "half of the sequences")):
+        edges = np.percentile(entropy, (low, high), axis=0)
+        axes.fill_between(positions, *edges, color=style.ACCENT, alpha=alpha, linewidth=0, label=label)
+    axes.plot(positions, np.median(entropy, axis=0), color=style.ACCENT, label="median")
+    top, label = np.log(vocab_size), f"uniform over {vocab_size:,}"
+    axes.axhline(top, color=style.MUTED, linestyle="--", linewidth=1.3, label=label)
+    axes.set(xlabel="Position", ylabel="Entropy (nats)", ylim=(0, 1.05 * top), xlim=positions[[0, -1]])
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.legend(ncols=4, **style.ABOVE)
+    style.save(figure, path)
+
+
+def plot_popularity(shares: Mapping[str, np.ndarray], counts: np.ndarray, path: File, *, entries: str) -> None:
+    """The share of popular and of rare entries: a bar for each tenth of the vocabulary, most popular first.
+
+    Args:
+        shares: by name, a weight (V,) for each entry: `{"summary": …, "real data": counts}`. The first one is ours. Each is
+            scaled to a sum of 1.
+        counts: (V,), how often each entry occurs in the real data. These counts order the entries.
+    """
+    deciles = np.array_split(np.argsort(-counts, kind="stable"), 10)
+    figure, (axes,) = style.panels(7.5, 3.8)
+    width, colors = 0.8 / len(shares), (style.ACCENT, style.MUTED, style.LINES[1], style.LINES[3])
+    for i, (name, share) in enumerate(shares.items()):
+        heights = [100 * share[decile].sum() / share.sum() for decile in deciles]
+        places = np.arange(10) + (i - (len(shares) - 1) / 2) * width
+        bars = axes.bar(places, heights, width, color=colors[i % len(colors)], label=name)
+        axes.bar_label(bars, [style.number(height, digits=2) for height in heights], fontsize=6.5, padding=1)
+    style.logarithmic(axes, "y")
+    axes.yaxis.set_major_formatter(lambda value, position: f"{style.number(value)} %")
+    axes.set_xticks(range(10), [f"{10 * i}–{10 * i + 10} %" for i in range(10)], fontsize=8)
+    axes.grid(visible=False, axis="x")
+    axes.set(xlabel=f"Tenths of the {len(counts):,} {entries}, most popular first", ylabel="Share (log scale)")
+    axes.legend(frameon=False, fontsize=9)
+    style.save(figure, path)
+
+
+def _told(position: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a decoded position tells a student: its label if it has one of its own, otherwise the position itself."""
+    if "label_tokens" not in position:
+        return position
+    return {name: position[f"label_{name}"] for name in ("tokens", "probabilities", "entropy")}
+
+
+def _draw_strip(axes: Axes, strip: Rows, first: int, columns: int):
+    """Draws one strip of up to `columns` positions, from number `first` on, with the likeliest tokens at the top.
+
+    Returns:
+        The image, for a colorbar.
+    """
+    told = [_told(position) for position in strip]
+    top_k = len(told[0]["tokens"])
+    shades = np.full((top_k, columns), np.nan)
+    shades[:, : len(strip)] = np.array([position["probabilities"] for position in told]).T
+    image = axes.imshow(shades, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+    for x, position in enumerate(told):
+        for y, (token, probability) in enumerate(zip(position["tokens"], position["probabilities"], strict=True)):
+            color = "white" if probability > 0.55 else style.INK
+            # Tokens may hold dollar signs, which would start a formula.
+            axes.text(x, y - 0.14, _short(token), ha="center", va="center", fontsize=8.5, color=color, parse_math=False)
+            axes.text(x, y + 0.25, f"{probability:.2f}", ha="center", va="center", fontsize=6.5, color=color)
+    inputs = [f"{_short(position['tokens'][0])}\n" if "label_tokens" in position else "" for position in strip]
+    names = [f"{inputs[x]}{first + x}\n{position['entropy']:.1f} nats" for x, position in enumerate(told)]
+    for label in axes.set_xticks(range(len(strip)), names, fontsize=7.5):
+        label.label1.set_parse_math(False)
+    axes.set_yticks(range(top_k), [str(rank + 1) for rank in range(top_k)], fontsize=7.5)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    return image
+
+
+def _short(token: Any) -> str:
+    return str(token) if len(str(token)) <= _LONGEST_TOKEN else str(token)[: _LONGEST_TOKEN - 1] + "…"

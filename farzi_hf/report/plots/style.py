@@ -1,10 +1,10 @@
-"""The common style of all figures."""
+"""The common style of all figures, and the parts that several figures draw."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,12 @@ LINES = ("#c0392b", "#27834a", "#8e5ea2", "#b8860b")
 """Colours of horizontal lines to compare with."""
 OURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9")
 """Colours of our methods. Colour-blind readers can tell them apart (Okabe & Ito, 2008)."""
+ABOVE = {"frameon": False, "fontsize": 9, "loc": "lower center", "bbox_to_anchor": (0.5, 1.0)}
+"""A legend above its panel."""
 DPI = 150
+
+Rows = Sequence[Mapping[str, Any]]
+File = str | os.PathLike
 
 
 def finite(value: Any) -> bool:
@@ -34,6 +39,9 @@ def number(value: float, digits: int = 4) -> str:
     if abs(value) >= 10 ** (digits - 1):
         return f"{value:,.0f}"
     return np.format_float_positional(value, precision=digits, unique=False, fractional=False, trim="-")
+
+
+# -- axes ------------------------------------------------------------------------------------------------------------
 
 
 class _PlainNumbers(ScalarFormatter):
@@ -68,19 +76,39 @@ def logarithmic(axes: Axes, which: str) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def clean(axes: Axes) -> Axes:
-    """The same axes, without a frame and with a faint grid."""
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(color="#e6e9ed", linewidth=0.8)
-    axes.set_axisbelow(True)
-    return axes
+def ticks(axes: Axes, values: Iterable[float], labels: Iterable[str] | None = None) -> None:
+    """Sets the ticks of the lower axis to these values only."""
+    values = list(values)
+    axes.set_xticks(values, list(labels or (f"{value:,}" for value in values)))
+    axes.set_xticks([], minor=True)
 
 
-def save(figure: Figure, path: str | os.PathLike) -> None:
-    """Writes the figure and then replaces the file `path` in one step. The suffix of `path` sets the format."""
-    path = Path(path)
-    kind = path.suffix.removeprefix(".") or "png"
-    replace_file(path, lambda new: figure.savefig(new, dpi=DPI, format=kind))
+def panels(width: float, height: float, *grid: int, **options: Any) -> tuple[Figure, list[Axes]]:
+    """A figure of so many inches and its panels, from left to right and from top to bottom: without a frame, with a faint grid."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    found = list(figure.subplots(*grid, squeeze=False, **options).flat)
+    for axes in found:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(color="#e6e9ed", linewidth=0.8)
+        axes.set_axisbelow(True)
+    return figure, found
+
+
+# -- what is drawn ---------------------------------------------------------------------------------------------------
+
+
+def curves(
+    axes: Axes, rows: Rows, x: str, y: str, colors: Sequence[str], size: float, alpha: float, unit: float = 1.0
+) -> None:
+    """A curve per `method` over `x`, in units of `unit`. `{y}_interval`, a (low, high) pair, is a band where rows have it."""
+    for i, method in enumerate(dict.fromkeys(row["method"] for row in rows)):
+        curve = sorted((row for row in rows if row["method"] == method), key=lambda row: row[x])
+        places, color = [row[x] for row in curve], colors[i % len(colors)]
+        values = [row[y] / unit for row in curve]
+        axes.plot(places, values, color=color, marker="o", markersize=size, label=method)
+        if any(row.get(f"{y}_interval") for row in curve):
+            edges = [row.get(f"{y}_interval") or (row[y], row[y]) for row in curve]
+            axes.fill_between(places, *zip(*edges, strict=True), color=color, alpha=alpha, linewidth=0)
 
 
 def draw_metric(axes: Axes, points: np.ndarray, spread: np.ndarray, baselines: Mapping[str, float]) -> None:
@@ -90,7 +118,7 @@ def draw_metric(axes: Axes, points: np.ndarray, spread: np.ndarray, baselines: M
     if len(spread) == len(points):
         axes.fill_between(steps, values - spread[:, 1], values + spread[:, 1], color=ACCENT, alpha=0.18, linewidth=0)
     draw_lines(axes, baselines)
-    axes.legend(frameon=False, fontsize=9, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+    axes.legend(ncols=3, **ABOVE)
 
 
 def draw_lines(axes: Axes, lines: Mapping[str, float]) -> None:
@@ -98,3 +126,10 @@ def draw_lines(axes: Axes, lines: Mapping[str, float]) -> None:
     for i, (name, value) in enumerate(lines.items()):
         label = f"{name.replace('_', ' ')} ({number(value)})"
         axes.axhline(value, color=LINES[i % len(LINES)], linestyle="--", linewidth=1.3, label=label)
+
+
+def save(figure: Figure, path: File) -> None:
+    """Writes the figure and then replaces the file `path` in one step. The suffix of `path` sets the format."""
+    path = Path(path)
+    kind = path.suffix.removeprefix(".") or "png"
+    replace_file(path, lambda new: figure.savefig(new, dpi=DPI, format=kind))
