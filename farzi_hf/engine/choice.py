@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from farzi_hf.engine.adjoints import ADJOINTS, Adjoint
-from farzi_hf.engine.inner_loop import InnerLoop
-from farzi_hf.engine.layout import Buffers
+from farzi_hf.engine.inner_loop import Buffers, InnerLoop
 from farzi_hf.engine.optimizers import InnerOptimizer
 from farzi_hf.engine.step_memory import StepMemory
 

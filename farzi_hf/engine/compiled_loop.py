@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 
-from farzi_hf.engine.inner_loop import Accumulators, InnerLoop, InnerLoss, States, autocast, weights
-from farzi_hf.engine.layout import Buffers, Layout
+from farzi_hf.engine.inner_loop import Accumulators, Buffers, InnerLoop, InnerLoss, Layout, States, autocast, weights
 from farzi_hf.engine.optimizers import InnerOptimizer
 from farzi_hf.engine.step_memory import StepMemory
 

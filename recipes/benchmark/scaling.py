@@ -31,8 +31,7 @@ from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, return_fre
 from farzi_hf.cli.run_folder import check_files
 from farzi_hf.distillation import Learner, Parameters
 from farzi_hf.engine import InnerAdam, InnerLoss, Tape, unroll
-from farzi_hf.engine.inner_loop import InnerLoop
-from farzi_hf.engine.layout import Layout
+from farzi_hf.engine.inner_loop import InnerLoop, Layout
 from farzi_hf.report import listed, markdown, save_csv, save_json, save_text
 from farzi_hf.report.plots import plot_scaling
 from farzi_hf.summary import FarziData, FarziDataConfig

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from farzi_hf import Direct, GradientGraphs, InnerAdam, engine, unroll
 from farzi_hf.engine import Adjoint, Tape, choice
-from farzi_hf.engine.inner_loop import CHUNK, InnerLoop
-from farzi_hf.engine.layout import Layout
+from farzi_hf.engine.inner_loop import CHUNK, InnerLoop, Layout
 from farzi_hf.engine.step_memory import LiveBytes
 
 ROWS, WIDTH = 32, 256

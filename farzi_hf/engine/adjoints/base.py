@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from farzi_hf.engine.inner_loop import Accumulators, GradientGraph, InnerLoop, States, no_autocast, weights
-from farzi_hf.engine.layout import Buffers
+from farzi_hf.engine.inner_loop import Accumulators, Buffers, GradientGraph, InnerLoop, States, no_autocast, weights
 from farzi_hf.engine.step_memory import StepMemory
 
 
