@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from farzi_hf.engine.optimizers import InnerOptimizer, State
-from farzi_hf.engine.step_memory import LiveBytes, StepMemory
 
 Buffers = tuple[Tensor, ...]
 """One flat tensor per group of parameters. A group is all parameters of one dtype and device."""
@@ -211,22 +210,6 @@ class InnerLoop:
         # Each step has inputs of its own, so that a loss which differentiates in them does not go back through earlier steps.
         inputs = tuple(x.view_as(x) if x.requires_grad else x for x in inputs)
         return self.update(states, self.gradient(weights(states), inputs, t, create_graph=True), t)
-
-    def step_memory(self, w: Buffers, inputs: Buffers) -> StepMemory:
-        """The memory of one differentiable step. It is taken twice for this."""
-        t = self.differentiated[0]
-        with torch.enable_grad(), LiveBytes() as forward:
-            kept = self.gradient_graph(w, inputs, t)
-            gradient_graph = forward.now
-            after = self.update(tuple(self.optimizer.init(flat) for flat in kept.w), kept.g, t)
-            graph = forward.now
-            del kept, after
-        inputs = tuple(x.detach().requires_grad_(x.requires_grad) for x in inputs)
-        totals = tuple(torch.zeros_like(x) for x in inputs if x.requires_grad)
-        states, cotangents = tuple(self.optimizer.init(flat.detach()) for flat in w), self.cotangents(w)
-        with torch.no_grad(), LiveBytes() as backward:
-            self.reverse(t, states, None, inputs, cotangents, totals)
-        return StepMemory(graph, gradient_graph, max(forward.peak, backward.peak))
 
     def advance(self, states: States, inputs: Buffers, ts: range, tape: list[Tensor] | None = None) -> States:
         """Take the steps `ts` without a graph, in the buffers of `states`; append each g_t to `tape` if given."""

@@ -10,18 +10,15 @@ from torch import Tensor
 
 from farzi_hf.engine.adjoints.base import Adjoint, RecordingAdjoint, Reverse, nbytes
 from farzi_hf.engine.inner_loop import Buffers, GradientGraph, InnerLoop, States, weights
-from farzi_hf.engine.step_memory import StepMemory
 
 
 @dataclass(frozen=True)
 class Direct(Adjoint):
     """Plain autograd through all steps. The other adjoints are tested against it, and only it has higher derivatives.
 
-    Time 3 T·G. Memory: the activations and the gradient graph of every differentiated step at once.
+    Time 3 T·G. Memory: the activations and the gradient graph of every differentiated step at once. It is never chosen automatically:
+    `GradientGraphs` needs less of both.
     """
-
-    # With a larger share, getting the memory from the system costs more time than `Direct` saves.
-    share: ClassVar[float] = 1 / 32
 
     def refusal(self, loop: InnerLoop) -> str | None:
         if not loop.optimizer.exact:
@@ -41,9 +38,6 @@ class Direct(Adjoint):
         for t in loop.differentiated:
             states = loop.differentiable_step(states, inputs, t)
         return weights(states)
-
-    def memory(self, loop: InnerLoop, w: Buffers, inputs: Buffers, step: StepMemory) -> int:
-        return len(loop.differentiated) * step.graph + step.peak - step.graph
 
 
 def _cut(start: Tensor, value: Tensor) -> Tensor:
@@ -85,8 +79,8 @@ class GradientGraphs(RecordingAdjoint):
             before = tuple((flat.detach(),) for flat in graph.w)
             reverse(t, before, lambda group, rows, after=after: [x[rows] for x in after[group]], graph)
 
-    def memory(self, loop: InnerLoop, w: Buffers, inputs: Buffers, step: StepMemory) -> int:
-        return super().memory(loop, w, inputs, step) + (len(loop.differentiated) - 1) * step.gradient_graph
+    def memory(self, loop: InnerLoop, w: Buffers, inputs: Buffers, graph: int) -> int:
+        return super().memory(loop, w, inputs, graph) + (len(loop.differentiated) - 1) * graph
 
     def record_bytes(self, loop: InnerLoop, w: Buffers) -> int:
         return nbytes(w) * loop.optimizer.fields * (len(loop.differentiated) + 1)
