@@ -63,13 +63,12 @@ def test_a_thousand_calls_use_the_memory_of_ten(adjoint: Adjoint | None, torch_c
     assert _growth(1_000, adjoint, torch_compile) < 1_000 * GRAPH / 10
 
 
-@pytest.mark.parametrize("steps", [4, 30])
+@pytest.mark.parametrize("steps", [4, 12])
 @pytest.mark.parametrize("adjoint", [kind() for kind in engine.ADJOINTS.values() if kind.share], ids=repr)
-@pytest.mark.parametrize("rows", [2, 64, 1024], ids=["large weights", "as large activations", "large activations"])
-@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
-def test_the_estimated_memory_is_roughly_right(adjoint: Adjoint, rows: int, steps: int, weight_decay: float) -> None:
-    x, w = torch.randn(rows, 64, requires_grad=True), {"w": torch.randn(64, 2048, requires_grad=True)}
-    optimizer, layout = InnerAdam(lr=0.01, weight_decay=weight_decay), Layout.of(w)
+@pytest.mark.parametrize("rows", [2, 32, 128], ids=["large weights", "as large activations", "large activations"])
+def test_the_estimated_memory_is_roughly_right(adjoint: Adjoint, rows: int, steps: int) -> None:
+    x, w = torch.randn(rows, 32, requires_grad=True), {"w": torch.randn(32, 1024, requires_grad=True)}
+    optimizer, layout = InnerAdam(lr=0.01, weight_decay=0.1), Layout.of(w)
     loop = InnerLoop(_loss, optimizer, layout, steps, steps, 1, {})
     flat = layout.flatten(w)
     estimate = adjoint.memory(loop, flat, (x,), graph_bytes(loop, flat, (x,)))
