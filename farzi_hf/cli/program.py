@@ -13,6 +13,7 @@ from pathlib import Path
 
 from farzi_hf.data import DataUnavailableError
 from farzi_hf.summary.store.disk import DiskFullError
+from farzi_hf.summary.store.escaping import terminal_text
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of <malloc.h>
 
@@ -55,8 +56,8 @@ def ends_in_one_line(script: str, *more: type[Exception]) -> Iterator[None]:
     try:
         yield
     except (ValueError, DataUnavailableError, *more) as error:
-        lines = " ".join(str(error).split("\n"))  # the Hub's errors have several
-        sys.exit(f"{script}: {lines}" if os.environ.get("RANK", "0") == "0" else 1)
+        line = terminal_text(" ".join(str(error).split("\n")), most=2000)  # the Hub's errors have several lines
+        sys.exit(f"{script}: {line}" if os.environ.get("RANK", "0") == "0" else 1)
 
 
 def run(main: Callable[[], None], name: str | None = None) -> None:

@@ -11,6 +11,7 @@ from farzi_hf.report.tables import markdown
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.forms import PER_SEQUENCE
 from farzi_hf.summary.reading import Decoded
+from farzi_hf.summary.store.escaping import terminal_text
 
 
 def command(argv: Sequence[str]) -> None:
@@ -72,7 +73,7 @@ def positions(decoded: Sequence[Sequence[dict[str, Any]]], count: int) -> list[d
 
 def _likeliest(tokens: Sequence[str], probabilities: Sequence[float]) -> str:
     shown = zip(tokens, probabilities, strict=True)
-    return ", ".join(f"{token} {probability:.2f}" for token, probability in shown).replace("|", "¦")
+    return ", ".join(f"{terminal_text(token, 40)} {probability:.2f}" for token, probability in shown)
 
 
 def results(rows: Sequence[dict[str, Any]]) -> list[dict[str, str]]:

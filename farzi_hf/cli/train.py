@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, Trainer
+from transformers import AutoModelForCausalLM, PreTrainedModel, Trainer
 
 import farzi_hf.models  # noqa: F401  registers the architectures that transformers lacks
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory
@@ -17,7 +17,7 @@ from farzi_hf.cli.run_folder import check_outputs
 from farzi_hf.data import vocabulary_of
 from farzi_hf.report import TaskData
 from farzi_hf.summary import FarziData, attach_soft_inputs, soft_cross_entropy
-from farzi_hf.summary.store.card_learner import learner_settings
+from farzi_hf.summary.store.card_learner import learner_config
 
 
 def command(argv: Sequence[str]) -> None:
@@ -66,9 +66,8 @@ def model_of(farzi: FarziData, args: Namespace) -> PreTrainedModel:
     """A fresh model over the summary's vocabulary, or pretrained weights.
 
     Raises:
-        ValueError: `--learner` is neither JSON nor a model with that vocabulary.
+        ValueError: `--learner` is neither JSON nor a model with that vocabulary, or no model can be made of the learner.
     """
-    torch.manual_seed(args.seed)
     if args.learner and not args.learner.lstrip().startswith("{"):
         try:
             return AutoModelForCausalLM.from_pretrained(args.learner)
@@ -77,12 +76,19 @@ def model_of(farzi: FarziData, args: Namespace) -> PreTrainedModel:
                 f'--learner {args.learner!r} is neither JSON nor a model: give \'{{"model_type": "gpt2", …}}\', a folder or a '
                 f"name on the Hub ({str(error).splitlines()[0]})"
             ) from None
+    learner = json.loads(args.learner) if args.learner else farzi.results.recipe.get("learner")
+    source = "--learner" if args.learner else f"{args.summary}/recipe.yaml: learner"
+    config = learner_config(learner, farzi.config, vocabulary_of(farzi.processing_class), source)
+    torch.manual_seed(args.seed)
+    model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     try:
-        learner = json.loads(args.learner) if args.learner else farzi.results.recipe.get("learner")
-        settings = learner_settings(learner, farzi.config, vocabulary_of(farzi.processing_class))
-        return AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings))
-    except KeyError as error:
-        raise ValueError(f"--learner {args.learner!r} has no model_type ({error}): name an architecture") from None
+        with torch.no_grad():
+            model.eval()(input_ids=torch.zeros(1, farzi.config.sequence_length, dtype=torch.long))
+    except Exception as error:  # each model fails in its own way
+        raise ValueError(
+            f"{source} makes a model that does not read {farzi.config.sequence_length} positions ({error}); choose one with --learner"
+        ) from error
+    return model
 
 
 def trainer_of(farzi: FarziData, model: PreTrainedModel, args: Namespace) -> Trainer:

@@ -115,7 +115,7 @@ def parse(
         expected = f"lines of {delimiter.join(names)}" if names else "a header and lines as long as it"
         reason = str(error).splitlines()[0]
         raise ValueError(
-            f"{path} does not hold {expected} throughout ({reason}): it is cut short or another file"
+            f"{path} does not hold {expected} throughout ({reason!r}): it is cut short or another file"
         ) from None
 
 

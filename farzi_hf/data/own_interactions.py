@@ -114,7 +114,7 @@ def _json(path: Path) -> Columns:
     except (ValueError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         reason = _first_line(error)
         raise ValueError(
-            f"{path} does not hold rows with one type per column ({reason}): it is cut short or another file"
+            f"{path} does not hold rows with one type per column ({reason!r}): it is cut short or another file"
         ) from None
     return columns(table, path)
 

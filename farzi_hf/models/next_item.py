@@ -8,6 +8,7 @@ the input, in training and in `recommend`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any, TypeVar
 
 import torch
@@ -178,11 +179,13 @@ def register(model: Model) -> Model:
     return model
 
 
-def check_size(name: str, value: int) -> int:
-    """Returns the value. Raises ValueError unless it is a positive integer."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
-    return value
+def check_size(name: str, value: Any, least: int = 1, most: int = 2**31 - 1) -> int:
+    """`value` as an int. Raises ValueError unless it is an integer from `least` to `most`."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        raise ValueError(f"{name} must be an integer of at least {least}, got {value!r:.200}")
+    if value > most:
+        raise ValueError(f"{name} must be an integer of at most {most:,}, got {value!r:.200}")
+    return int(value)
 
 
 def _check_histories(histories: Sequence[Sequence[int]], k: int, num_items: int, exclude_seen: bool) -> None:

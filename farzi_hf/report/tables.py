@@ -10,15 +10,18 @@ from typing import Any
 
 from farzi_hf.summary.store.atomic_folder import replace_file
 from farzi_hf.summary.store.disk import names_the_disk
-from farzi_hf.summary.store.escaping import json_text
+from farzi_hf.summary.store.escaping import json_text, terminal_text
 
 
 def markdown(rows: Sequence[Mapping[str, str]], texts: Sequence[str] = ()) -> str:
     """A Markdown table whose columns also line up on a terminal. All rows must have the same keys.
 
-    The first column and the columns named in `texts` are aligned left. All other columns hold numbers and are aligned right.
+    The first column and the columns named in `texts` are aligned left. All other columns hold numbers and are aligned right. Cells may be
+    texts of others: see `terminal_text`. A bar, which would end the cell, becomes a broken one.
     """
-    lines = [list(rows[0]), *(list(row.values()) for row in rows)]
+    lines = [
+        [terminal_text(cell).replace("|", "¦") for cell in line] for line in (rows[0], *(row.values() for row in rows))
+    ]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     left = [index == 0 or name in texts for index, name in enumerate(rows[0])]
 

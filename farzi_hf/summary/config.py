@@ -6,13 +6,14 @@ import inspect
 import json
 import sys
 from collections.abc import Mapping
-from numbers import Integral, Real
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedConfig
 
 from farzi_hf.data import Vocabulary
+from farzi_hf.models.next_item import check_size
 from farzi_hf.summary.forms import INPUTS, LABELS
 from farzi_hf.summary.store.storage import STORAGES
 from farzi_hf.summary.store.untrusted_text import as_mapping, parse_json
@@ -75,24 +76,24 @@ class FarziDataConfig(PreTrainedConfig):
         vocabulary_hash: str | None = None,
         **kwargs: Any,
     ) -> None:
-        self.num_sequences = check_size("num_sequences", num_sequences, 1)
+        self.num_sequences = check_size("num_sequences", num_sequences)
         self.sequence_length = check_size("sequence_length", sequence_length, 2)
-        self.latent_dim = check_size("latent_dim", latent_dim, 1)
+        self.latent_dim = check_size("latent_dim", latent_dim)
         self.vocab_size = check_size("vocab_size", vocab_size, 2)
         self.tau = _positive("tau", tau)
         self.latent_std = _positive("latent_std", latent_std)
         self.inner = _as_json("inner", inner)
-        self.inputs, self.labels = _choice("inputs", inputs, INPUTS), _choice("labels", labels, LABELS)
+        self.inputs, self.labels = check_choice("inputs", inputs, INPUTS), check_choice("labels", labels, LABELS)
         if (inputs, labels) == ("tokens", "shared"):
             raise ValueError(
                 'inputs="tokens" with labels="shared" leaves nothing to learn; set labels="own", or inputs="soft"'
             )
         if labels == "own":
-            label_dim = check_size("label_dim", latent_dim if label_dim is None else label_dim, 1)
+            label_dim = check_size("label_dim", latent_dim if label_dim is None else label_dim)
         elif label_dim is not None:
             raise ValueError(f'label_dim={label_dim!r} with labels={labels!r}: such labels have none; set labels="own"')
         self.label_dim = label_dim
-        self.storage = check_storage(storage)
+        self.storage = check_choice("storage", storage, STORAGES)
         if not isinstance(vocabulary_hash, str | None):
             raise ValueError(f"vocabulary_hash must be a text or None, got {vocabulary_hash!r}")
         self.vocabulary_hash = vocabulary_hash
@@ -172,29 +173,16 @@ class FarziDataConfig(PreTrainedConfig):
             raise ValueError(f"{path} is no config of a summary: {error}; fetch the file again, or mend it") from None
 
 
-def check_size(name: str, value: Any, minimum: int) -> int:
-    """`value` as an int. Raises ValueError unless it is an integer of at least `minimum` and below 2³¹."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < minimum:
-        raise ValueError(f"{name} must be an integer of at least {minimum}, got {value!r}")
-    if value >= 2**31:
-        raise ValueError(f"{name} must be an integer below 2**31, got {value!r}")
-    return int(value)
-
-
-def check_storage(name: Any) -> str:
-    """`name`. Raises ValueError unless it is one of `STORAGES`."""
-    return _choice("storage", name, STORAGES)
-
-
-def _choice(name: str, value: Any, table: Mapping[str, Any]) -> str:
+def check_choice(name: str, value: Any, table: Mapping[str, Any]) -> str:
+    """`value`. Raises ValueError unless it is a key of `table`."""
     if not isinstance(value, str) or value not in table:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, table))}, got {value!r}")
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, table))}, got {value!r:.200}")
     return value
 
 
 def _positive(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value <= sys.float_info.max:
-        raise ValueError(f"{name} must be a positive, finite number, got {value!r}")
+        raise ValueError(f"{name} must be a positive, finite number, got {value!r:.200}")
     return float(value)
 
 

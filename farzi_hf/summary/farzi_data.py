@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from transformers import TrainingArguments
 
 from farzi_hf.data import Vocabulary, vocabulary_of
+from farzi_hf.models.next_item import check_size
 from farzi_hf.summary.collator import SoftTokenCollator
-from farzi_hf.summary.config import FarziDataConfig, check_size, check_storage
+from farzi_hf.summary.config import FarziDataConfig, check_choice
 from farzi_hf.summary.forms import batch_of
 from farzi_hf.summary.hard_tokens import hard_ids, hard_labels
 from farzi_hf.summary.reading import Decoded, check_numbers, decode, frequencies
@@ -199,7 +200,7 @@ class FarziData(nn.Module):
         Raises:
             ValueError: there is no such way, or numbers that are not float32 are to be rounded.
         """
-        known, kept = self.results, STORAGES[check_storage(storage)].rounded(self.tensors)
+        known, kept = self.results, STORAGES[check_choice("storage", storage, STORAGES)].rounded(self.tensors)
         for name, tensor in self.tensors.items():
             tensor.copy_(kept[name])
         self.config.storage = storage
@@ -281,7 +282,7 @@ class FarziData(nn.Module):
         config = FarziDataConfig.from_json(artefact.read(CONFIG), artefact.path(CONFIG))
         storage = STORAGES[config.storage]
         stored = load_tensors(artefact.path(TENSORS), storage.layout(config.shapes, config.learnt))
-        farzi = cls(config, load_vocabulary(artefact), storage.loaded(stored))
+        farzi = cls(config, load_vocabulary(artefact, config.vocab_size), storage.loaded(stored))
         farzi._check_numbers(f"{artefact.path(TENSORS)} is of no use, fetch another one")
         farzi.adopt_vocabulary("folder_or_repo")
         farzi._results = (load_results(artefact), farzi.fingerprint())

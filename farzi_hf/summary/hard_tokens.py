@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from farzi_hf.data.seeds import Purpose, derive
-from farzi_hf.summary.config import check_size
+from farzi_hf.models.next_item import check_size
 from farzi_hf.summary.forms import Tensors
 from farzi_hf.summary.soft_tokens import soft_tokens
 

@@ -6,11 +6,14 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import fields
+from numbers import Real
 from typing import Any
 
 from transformers import SchedulerType, TrainingArguments
 
 from farzi_hf.engine import OPTIMIZERS, InnerOptimizer
+from farzi_hf.models.next_item import check_size
+from farzi_hf.summary.config import check_choice
 from farzi_hf.summary.lr_schedules import LR_SCHEDULES
 
 logger = logging.getLogger(__name__)
@@ -33,6 +36,7 @@ def stock_arguments(
 ) -> TrainingArguments:
     """See `FarziData.training_arguments`."""
     inner = inner or {}
+    _check(inner)
     settings = {
         **_OF_THE_INNER_LOOP,
         **{name: inner[key] for key, name in _SAME.items() if inner.get(key) is not None},
@@ -65,6 +69,18 @@ def stock_arguments(
     return arguments
 
 
+def _check(inner: Mapping[str, Any]) -> None:
+    """Raises ValueError if a setting, which may be a stranger's, has another type than it needs, or is beyond every sensible size."""
+    for key in ("steps", "synthetic_batch_size"):
+        if inner.get(key) is not None:
+            check_size(f"config.inner[{key!r}] (of config.json)", inner[key], most=10**7)
+    if inner.get("lr_scheduler_type") is not None:
+        check_choice("config.inner['lr_scheduler_type'] (of config.json)", inner["lr_scheduler_type"], LR_SCHEDULES)
+    for key in ("lr", "eps", "eps_root", "weight_decay"):  # an optimizer checks the rest
+        if isinstance(inner.get(key), Real) and inner[key] > 1000:
+            raise ValueError(f"config.inner[{key!r}] (of config.json) must be at most 1,000, got {inner[key]!r:.200}")
+
+
 def _steps(arguments: TrainingArguments, num_sequences: int) -> int:
     """The steps that Trainer will take."""
     if arguments.max_steps > 0:
@@ -85,9 +101,9 @@ def inner_optimizer(inner: Mapping[str, Any] | None) -> InnerOptimizer:
             f"config.inner={inner!r} describes no optimizer; take a summary that FarziTrainer has distilled, or set config.inner"
         )
     name = inner.get("optimizer", "adam")  # the oldest summaries do not name theirs
-    if name not in OPTIMIZERS:
+    if not isinstance(name, str) or name not in OPTIMIZERS:
         raise ValueError(
-            f"config.inner['optimizer']={name!r} is unknown; it is one of {', '.join(OPTIMIZERS)}: update farzi_hf, or give "
+            f"config.inner['optimizer']={name!r:.200} is unknown; it is one of {', '.join(OPTIMIZERS)}: update farzi_hf, or give "
             "transformers.TrainingArguments of your own"
         )
     kind = OPTIMIZERS[name]

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from farzi_hf.summary.store.disk import names_the_disk
 from farzi_hf.summary.store.folder import COMMITTED, committed_folder, find_file, mode_of
-from farzi_hf.summary.store.layout import CARD, CONFIG, FOLDERS, TENSORS, VIEWER, is_known, size_limit
+from farzi_hf.summary.store.layout import CARD, CONFIG, FILES_LIMIT, FOLDERS, TENSORS, VIEWER, is_known, size_limit
 from farzi_hf.summary.store.tensor_file import read_header, write_tensors
 
 LOCK = ".farzi-lock"
@@ -118,6 +118,10 @@ def check_destination(folder: Path, names: Collection[str] = (CONFIG, CARD, VIEW
     """
     if mode_of(folder) is not None and not folder.is_dir():
         raise ValueError(f"folder={str(folder)!r} is a file; name a folder to save the summary in")
+    if folder.is_symlink():
+        raise ValueError(
+            f"folder={str(folder)!r} is a link, which is not written through; name the folder {str(folder.resolve())!r} itself"
+        )
     for path in (folder / name for name in FOLDERS):
         if not stat.S_ISDIR(mode_of(path) or stat.S_IFDIR):
             raise ValueError(
@@ -154,6 +158,10 @@ def _owned(folder: Path) -> set[str]:
 
 def _check_names(staging: Path, names: list[str]) -> None:
     """Raises ValueError for files that `from_pretrained` would refuse."""
+    if len(names) > FILES_LIMIT:
+        raise ValueError(
+            f"an artefact would have {len(names):,} files, more than the {FILES_LIMIT:,} that it can have; give fewer plots"
+        )
     for name in names:
         if not is_known(name):
             raise ValueError(

@@ -22,6 +22,7 @@ from farzi_hf.summary.store.escaping import (
     yaml_text,
 )
 from farzi_hf.summary.store.hub import PLACEHOLDER
+from farzi_hf.summary.store.untrusted_text import check_results
 
 _TABLES = {"latents": "latents", "decoder": "decoder", "labels": "label_latents", "label_decoder": "label_decoder"}
 """The tables of the dataset repository, with the tensor that each of them shows."""
@@ -83,6 +84,7 @@ def render_card(
     """
     config, vocabulary = contents.config, contents.vocabulary
     metrics, recipe = metrics or {}, recipe or {}
+    check_results(metrics, recipe, "metrics", "recipe")
     figures = {name: value for name, value in metrics.items() if name not in _SAID_ELSEWHERE}
     guessed = {name: value for key, (name, value) in _NEEDED.items() if key not in (config.inner or {})}
     card = DatasetCard.from_template(
@@ -163,17 +165,12 @@ def _privacy(config: Any, metrics: Mapping[str, Any], recipe: Mapping[str, Any])
 
 
 def _licence(metrics: Mapping[str, Any]) -> str | None:
-    licence = metrics.get("licence")
-    if not isinstance(licence, str | None):
-        raise ValueError(
-            f"metrics['licence']={licence!r} is no text; give the licence's name on the Hub, for instance 'mit'"
-        )
-    return one_line(licence or "") or None
+    return one_line(metrics.get("licence") or "") or None
 
 
 def _facts(contents: Contents, metrics: Mapping[str, Any], recipe: Mapping[str, Any]) -> dict[str, Any]:
     """The first table: sizes and source of the summary."""
-    config, size, rows = contents.config, _number(metrics, "data_bytes"), _number(metrics, "data_sequences")
+    config, size, rows = contents.config, metrics.get("data_bytes"), metrics.get("data_sequences")
     facts = {
         "distilled from": metrics.get("dataset"),
         "synthetic sequences (μ)": config.num_sequences,
@@ -187,7 +184,7 @@ def _facts(contents: Contents, metrics: Mapping[str, Any], recipe: Mapping[str, 
         "stored": contents.storage.description,
         "the data": f"{size:,} bytes" + (f", {rows:,} sequences" if rows else "") if size else None,
         "size of the data": f"{_plain(100 * contents.nbytes / size, 3)} % of the bytes" if size else None,
-        "learner": _model(recipe.get("learner"), _number(metrics, "learner_parameters")),
+        "learner": _model(recipe.get("learner"), metrics.get("learner_parameters")),
         "teachers, whose labels it has": _teachers(recipe.get("teacher")) if config.labels == "own" else None,
         "split": metrics.get("split"),
         "vocabulary hash (SHA-256)": markdown_code(config.vocabulary_hash) if config.vocabulary_hash else None,
@@ -215,7 +212,7 @@ def _teachers(given: Any) -> str | None:
 
 def _cost(metrics: Mapping[str, Any]) -> str:
     """The time of the distillation, and the number of trainings on the summary that save as much."""
-    cost, student, full = (_number(metrics, f"{name}_seconds") for name in ("distillation", "student", "full_data"))
+    cost, student, full = (metrics.get(f"{name}_seconds") for name in ("distillation", "student", "full_data"))
     if cost is None:
         return ""
     device = f" on {markdown_text(metrics['device'])}" if "device" in metrics else ""
@@ -225,7 +222,7 @@ def _cost(metrics: Mapping[str, Any]) -> str:
     text += f" A training on the summary takes {_plain(student, 3)} s"
     if full is None:
         return text + "."
-    steps = _number(metrics, "full_data_steps")
+    steps = metrics.get("full_data_steps")
     text += f"; one on the full data that does as well takes {_plain(full, 3)} s" + (
         f", {steps:,} steps." if steps else "."
     )
@@ -235,14 +232,6 @@ def _cost(metrics: Mapping[str, Any]) -> str:
         f" The distillation has paid for itself after {math.ceil(cost / (full - student)):,} trainings (break-even), each of "
         f"which saves {_plain(full - student, 3)} s."
     )
-
-
-def _number(metrics: Mapping[str, Any], name: str) -> float | None:
-    """A figure that the card computes with; None if it is missing."""
-    value = metrics.get(name)
-    if isinstance(value, bool) or not isinstance(value, float | int | None):
-        raise ValueError(f"metrics[{name!r}]={value!r} is not a number; give one, or leave it out")
-    return value
 
 
 def _with_spread(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

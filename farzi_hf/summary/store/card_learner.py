@@ -1,23 +1,35 @@
-"""The learner on the card: Python code for the config of the model that the summary was distilled with."""
+"""The learner of a recipe: a config that is safe to build, and Python code for it on the card."""
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from keyword import iskeyword
 from typing import Any
 
-from transformers import CONFIG_MAPPING, PreTrainedConfig
+import torch
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_parameter_registration_hook,
+)
+from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from farzi_hf import models
 from farzi_hf.data import Vocabulary
 from farzi_hf.models.next_item import NextItemConfig
-from farzi_hf.summary.store.escaping import python_literal
+from farzi_hf.summary.store.escaping import python_literal, terminal_text
 
 _OURS = {kind.model_type: kind for name, kind in vars(models).items() if name.endswith("Config")}
 _NOT_SHOWN = {"model_type", "transformers_version", "architectures", "use_cache"}  # they do not change a training
 _DEFAULTS = {"dtype": "float32"}  # values that a config states where a class leaves them open
 _SPECIAL_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
+_DTYPES = ("float16", "bfloat16", "float32", "float64")
+_NUMBERS, _TENSORS, _LAYERS, _INTEGER, _FLOAT = 10**9, 5000, 1000, 10**7, 1e12
+"""Limits of a learner that somebody else chose: its numbers and tensors, and each of its settings."""
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -37,12 +49,85 @@ class LearnerCode:
     known: bool
 
 
-def learner_settings(
-    learner: Mapping[str, Any] | None, config: PreTrainedConfig, vocabulary: Vocabulary
-) -> dict[str, Any]:
-    """Arguments of `AutoConfig.for_model` for a learner over the summary's vocabulary; without a learner, for a small one."""
-    learner = dict(learner or vocabulary.small_learner)
-    return {**learner, **_sizes(learner, _OURS.get(learner["model_type"]), config, vocabulary)}
+def learner_config(learner: Any, config: PreTrainedConfig, vocabulary: Vocabulary, source: str) -> PreTrainedConfig:
+    """The config of a learner over the summary's vocabulary; without a learner, of a small one.
+
+    Somebody else may have written the learner. Only plain values of the architecture's own fields count: what else a config can hold (code,
+    names of files and repositories, configs inside it) is left out with a warning. A model is built without numbers, to see that it can be.
+
+    Args:
+        learner: arguments of `AutoConfig.for_model`; sizes of the vocabulary are replaced.
+        source: what an error calls it.
+
+    Raises:
+        ValueError: no model can be made of it, or one beyond the limits; the error names the field.
+    """
+    learner = vocabulary.small_learner if learner in (None, {}) else learner
+    kind = learner.get("model_type") if isinstance(learner, Mapping) else None
+    if (
+        not isinstance(kind, str)
+        or kind not in CONFIG_MAPPING
+        or CONFIG_MAPPING[kind] not in MODEL_FOR_CAUSAL_LM_MAPPING
+    ):
+        raise ValueError(
+            f"{source}={learner!r:.200} is no mapping with the model_type of a causal language model; choose one with --learner"
+        )
+    plain = {name: value for name, value in learner.items() if _is_plain(CONFIG_MAPPING[kind], name, value)}
+    if left := sorted(learner.keys() - plain.keys() - _NOT_SHOWN - _FIELDS_OF_ALL):
+        logger.warning("%s: %s left out; only an architecture's own fields count.", source, terminal_text(left))
+    settings = {"model_type": kind, **plain, **_sizes(learner, _OURS.get(kind), config, vocabulary)}
+    if (reason := _failure(settings)) is None:
+        return AutoConfig.for_model(**settings)
+    blamed, end = "", time.monotonic() + 5
+    for name in sorted(plain, key=lambda name: -plain[name] if isinstance(plain[name], int) else 0):
+        others = {other: value for other, value in settings.items() if other != name}
+        if time.monotonic() < end and None in (_failure(others), _failure({**others, name: 1})):
+            blamed = f"[{name!r}]={plain[name]!r:.200}"  # without it, or with 1 in its place, there is a model
+            break
+    raise ValueError(
+        f"{source}{blamed or f'={plain!r:.300}'} makes no {kind} ({reason}); mend it, or choose one with --learner"
+    )
+
+
+_FIELDS_OF_ALL = {field.name for field in fields(PreTrainedConfig)}
+
+
+def _is_plain(kind: type[PreTrainedConfig], name: str, value: Any) -> bool:
+    """Whether this is a field of that architecture, or a number, with a value that holds no config and names no code."""
+    known = {field.name for field in fields(kind)} - _FIELDS_OF_ALL | {"dtype", *kind.attribute_map}
+    if name.startswith("rope_"):
+        return True
+    if name not in known:
+        return not hasattr(PreTrainedConfig, name) and isinstance(value, int | float)
+    return not any(isinstance(part, list | Mapping) for part in (value if isinstance(value, list) else [value]))
+
+
+def _failure(settings: Mapping[str, Any]) -> str | None:
+    """Why no model can be made with these settings; None where one can. It is built without numbers, and no further than the limits."""
+    sizes = [0, 0]
+
+    def count(module: torch.nn.Module, name: str, tensor: torch.Tensor | None) -> None:
+        sizes[0] += 0 if tensor is None else tensor.numel()
+        sizes[1] += 1
+        if sizes[0] > _NUMBERS or sizes[1] > _TENSORS:
+            raise ValueError(f"it has more than {_NUMBERS:,} numbers, or more than {_TENSORS:,} tensors")
+
+    hooks = [register_module_parameter_registration_hook(count), register_module_buffer_registration_hook(count)]
+    try:
+        if settings.get("dtype") not in (None, *_DTYPES):
+            raise ValueError(f"dtype is none of {', '.join(_DTYPES)}")
+        for name, value in settings.items():
+            limit = _FLOAT if isinstance(value, float) else _LAYERS if "layer" in name else _INTEGER
+            if isinstance(value, int | float) and not abs(value) <= limit:
+                raise ValueError(f"{name} is more than {limit:,.0f}")
+        with torch.device("meta"):
+            AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings), trust_remote_code=False)
+    except Exception as error:  # each architecture fails in its own way
+        return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return None
 
 
 def learner_code(recipe: Mapping[str, Any], config: PreTrainedConfig, vocabulary: Vocabulary) -> LearnerCode:

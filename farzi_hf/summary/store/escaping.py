@@ -1,7 +1,7 @@
-"""Escaping strings for Markdown, YAML, Python and a script in a page: one function per language.
+"""Escaping strings for a terminal, Markdown, YAML, Python and a script in a page: one function per language.
 
 Words of a vocabulary, names of metrics and licences can come from anybody. No part of them may be read as markup or code. A
-reader still sees the same characters; only line breaks and other control characters become blanks.
+reader still sees the same characters; only line breaks and other control characters become blanks, or escapes on a terminal.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from urllib.parse import quote
 import yaml
 
 # Line breaks of any kind, other controls, marks that change the direction of writing, and halves of surrogate pairs.
-_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _MARKUP = re.compile(
     r"[`*\\<>|~$#]"  # anywhere in a text
     r"|&(?=[#\w])"  # the start of an entity
@@ -36,6 +36,19 @@ class Markdown(str):
 def one_line(text: str) -> str:
     """`text` without line breaks and other controls, and without blanks at its ends."""
     return _without_controls(text).strip()
+
+
+def terminal_text(value: Any, most: int = 200) -> str:
+    """`str(value)` in one line, for a terminal. What a terminal would obey, hide or reorder is shown as an escape, such as `\\x1b`.
+
+    Args:
+        most: a longer text loses its middle, and an ellipsis stands there.
+    """
+
+    def cut(text: str) -> str:
+        return text if len(text) <= most else f"{text[: most - most // 2 - 1]}…{text[-(most // 2) :]}"
+
+    return cut("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in cut(str(value))))
 
 
 def markdown_text(value: Any) -> Markdown:

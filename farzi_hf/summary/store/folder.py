@@ -23,7 +23,7 @@ T = TypeVar("T")
 COMMITTED = ".farzi-committed"
 """A folder inside the artefact's folder. It holds a saved artefact until its files are moved into place."""
 
-_ATTEMPTS, _PAUSE = 10, 0.02  # seconds
+_ATTEMPTS, _SECONDS, _PAUSE = 10, 1.0, 0.02
 _BLOB = re.compile(r"[0-9a-f]{32,128}")
 _FLAGS = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
@@ -100,7 +100,10 @@ def read_artefact(folder: Path, read: Callable[[ArtefactFolder], T]) -> T:
     error: Exception = ValueError(
         f"{str(folder)!r} is written to again and again; wait until that ends, or read a copy"
     )
-    for _ in range(_ATTEMPTS):
+    end = time.monotonic() + _SECONDS
+    for attempt in range(_ATTEMPTS):
+        if attempt > 1 and time.monotonic() > end:
+            break
         state, pending = _state(folder)
         try:
             result = read(ArtefactFolder(folder))
@@ -162,6 +165,10 @@ def find_file(root: Path, name: str) -> Path | None:
             )
     path = path / last
     mode = mode_of(path)
+    if mode is not None and stat.S_ISREG(mode) and os.lstat(path).st_nlink > 1:
+        raise ValueError(
+            f"{path} is a hard link: the same file has another name, and may be anybody's; put a copy of it in its place"
+        )
     if mode is None or stat.S_ISREG(mode):
         return None if mode is None else path
     if not stat.S_ISLNK(mode):

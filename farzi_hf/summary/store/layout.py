@@ -22,6 +22,8 @@ VOCABULARY = ITEMS_FILE
 TOKENIZER_CONFIG = "tokenizer_config.json"
 
 _MIB = 2**20
+PLOTS_LIMIT, FILES_LIMIT = 64 * _MIB, 1000
+"""The most bytes of all plots together, and the most files."""
 _TABLES = ("latents", "decoder", "tokens", "labels", "label_decoder")
 _IMAGES = ("png", "jpg", "jpeg", "svg", "webp", "gif", "pdf")
 TOKENIZER_FILES = (
@@ -30,9 +32,9 @@ TOKENIZER_FILES = (
     "sentencepiece.model", "spm.model", "tiktoken.model", "tekken.json", "normalizer.json",
 )  # fmt: skip
 
-_RESULT_FILES = {RECIPE: _MIB // 8, METRICS: 4 * _MIB, **{f"{PLOTS}/*.{kind}": 32 * _MIB for kind in _IMAGES}}
+_RESULT_FILES = {RECIPE: _MIB // 8, METRICS: 2 * _MIB, **{f"{PLOTS}/*.{kind}": 32 * _MIB for kind in _IMAGES}}
 LOADED_FILES: dict[str, int | None] = {
-    TENSORS: None, CONFIG: _MIB, **_RESULT_FILES, **dict.fromkeys((VOCABULARY, *TOKENIZER_FILES), 512 * _MIB)
+    TENSORS: None, CONFIG: _MIB, **_RESULT_FILES, VOCABULARY: 64 * _MIB, **dict.fromkeys(TOKENIZER_FILES, 512 * _MIB)
 }  # fmt: skip
 """The files that `FarziData.from_pretrained` reads: patterns of names, and the most bytes of each. None: the file is not read at once."""
 SHOWN_FILES: dict[str, int | None] = {CARD: None, VIEWER: None, **{f"{name}/train-*.parquet": None for name in _TABLES}}

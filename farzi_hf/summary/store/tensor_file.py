@@ -18,9 +18,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from farzi_hf.summary.store.layout import FILES_LIMIT
 from farzi_hf.summary.store.storage import FLOATS, Stored
 from farzi_hf.summary.store.untrusted_text import as_mapping, parse_json
 
+_HEADER_LIMIT, _TENSORS_LIMIT = 2**20, 10_000
+"""The most bytes of a header, and the most tensors: an honest summary has a hundredth, and each of many names costs time."""
 _ENTRY, _OLD_ENTRY = "farzi", "files"  # the old entry is a list of names, without checksums
 
 
@@ -43,7 +46,10 @@ class Header:
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], files: list[str]) -> None:
     """Writes contiguous CPU tensors and the names of the artefact's other files to `path`."""
     facts = {"files": files, "sha256": {name: checksum(tensor) for name, tensor in tensors.items()}}
+    path.touch()
+    mode = path.stat().st_mode  # as the umask says; safetensors makes files that only their owner may read
     save_file(dict(tensors), path, metadata={_ENTRY: json.dumps(facts)})
+    path.chmod(mode)
 
 
 def read_header(path: Path) -> Header:
@@ -75,6 +81,10 @@ def read_metadata(metadata: Mapping[str, str], path: Path) -> tuple[tuple[str, .
     files, checksums = facts.get("files"), as_mapping(facts.get("sha256", {}), path)
     if files is not None and not (isinstance(files, list) and all(isinstance(name, str) for name in files)):
         raise ValueError(f"{path} lists its artefact's files as {files!r:.80}, not by their names; fetch it again")
+    if len(files or ()) > FILES_LIMIT:
+        raise ValueError(
+            f"{path} lists {len(files):,} files, more than the {FILES_LIMIT:,} of an artefact; do not trust this folder"
+        )
     for name in files or []:
         if _leads_out(name):
             raise ValueError(f"{path} claims the file {name!r} outside its folder; do not trust this folder")
@@ -97,7 +107,7 @@ def load_tensors(path: Path, layout: Mapping[str, Stored]) -> dict[str, Tensor]:
             )
     if extra := sorted(set(header.shapes) - set(layout)):
         raise ValueError(
-            f"{path} holds {', '.join(map(repr, extra))} beside {', '.join(layout)}, which config.json does not mention; "
+            f"{path} holds {', '.join(map(repr, extra)):.200} beside {', '.join(layout)}, which config.json does not mention; "
             "fetch it again, or load it with the version of farzi_hf that wrote it"
         )
     wrong = [name for name, expected in layout.items() if header.dtypes[name] not in expected.dtypes]
@@ -137,8 +147,18 @@ def _leads_out(name: str) -> bool:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[safe_open]:
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+    if size > _HEADER_LIMIT:
+        raise ValueError(
+            f"{path} has a header of {size:,} bytes, more than the {_HEADER_LIMIT:,} that are read; it is damaged, fetch it again"
+        )
     try:
         with safe_open(path, framework="pt") as file:
+            if (count := len(file.keys())) > _TENSORS_LIMIT:
+                raise ValueError(
+                    f"{path} has {count:,} tensors, more than the {_TENSORS_LIMIT:,} that are read; do not trust this folder"
+                )
             yield file
     except SafetensorError as error:
         raise ValueError(f"{path} is no readable safetensors file ({error}); it is damaged, fetch it again") from None

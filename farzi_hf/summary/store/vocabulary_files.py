@@ -12,8 +12,11 @@ from farzi_hf.summary.store.layout import TOKENIZER_CONFIG, TOKENIZER_FILES, VOC
 from farzi_hf.summary.store.untrusted_text import as_mapping, parse_json
 
 
-def load_vocabulary(artefact: ArtefactFolder) -> Any:
+def load_vocabulary(artefact: ArtefactFolder, most: int) -> Any:
     """The tokenizer or the item list saved in an artefact, `None` where it has neither.
+
+    Args:
+        most: V, the most names of items.
 
     Raises:
         ValueError: the files hold neither. Code that comes with a tokenizer is never run.
@@ -22,7 +25,12 @@ def load_vocabulary(artefact: ArtefactFolder) -> Any:
         return _load_tokenizer(artefact, path)
     if (path := artefact.find(VOCABULARY)) is None:
         return None
-    names = parse_json(artefact.read(VOCABULARY), path)
+    content = artefact.read(VOCABULARY)
+    if content.count(b",") > 8 * most + 1000:  # before they take memory; names may have some commas themselves
+        raise ValueError(
+            f"{path} brings a vocabulary of far more than the {most:,} entries of config.json; fetch it again"
+        )
+    names = parse_json(content, path)
     if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
         raise ValueError(f"{path} is no list of strings, the names of the items; fetch the file again, or mend it")
     return names

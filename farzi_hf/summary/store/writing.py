@@ -32,8 +32,18 @@ from farzi_hf.summary.store.card import greedy_texts, render_card, tables_of
 from farzi_hf.summary.store.contents import Contents
 from farzi_hf.summary.store.escaping import json_text, numbers_of, yaml_text
 from farzi_hf.summary.store.folder import ArtefactFolder, read_artefact
-from farzi_hf.summary.store.layout import CARD, CONFIG, METRICS, PLOTS, RECIPE, VIEWER, is_known, size_limit
-from farzi_hf.summary.store.untrusted_text import as_mapping, parse_json, parse_yaml
+from farzi_hf.summary.store.layout import (
+    CARD,
+    CONFIG,
+    METRICS,
+    PLOTS,
+    PLOTS_LIMIT,
+    RECIPE,
+    VIEWER,
+    is_known,
+    size_limit,
+)  # fmt: skip
+from farzi_hf.summary.store.untrusted_text import as_mapping, check_results, parse_json, parse_yaml
 from farzi_hf.summary.store.viewer import render_viewer
 
 _AT_ONCE = 1000
@@ -96,12 +106,14 @@ def load_results(artefact: ArtefactFolder | Path) -> Results:
         path = artefact.find(name)
         return {} if path is None else as_mapping(parse(artefact.read(name), path), path)
 
-    plots = [name for name in artefact.names if name.startswith(f"{PLOTS}/") and artefact.find(name) is not None]
-    return Results(
-        metrics=numbers_of(mapping(METRICS, parse_json)),
-        recipe=mapping(RECIPE, parse_yaml),
-        plots={name.removeprefix(f"{PLOTS}/"): artefact.read(name) for name in plots},
-    )
+    metrics, recipe = numbers_of(mapping(METRICS, parse_json)), mapping(RECIPE, parse_yaml)
+    check_results(metrics, recipe, str(artefact.folder / METRICS), str(artefact.folder / RECIPE))
+    plots: dict[str, bytes] = {}
+    for name in artefact.names:
+        if name.startswith(f"{PLOTS}/") and artefact.find(name) is not None:
+            plots[name.removeprefix(f"{PLOTS}/")] = artefact.read(name)
+            check_plots(plots, str(artefact.folder / PLOTS))
+    return Results(metrics, recipe, plots)
 
 
 def read_plots(paths: Sequence[str | os.PathLike]) -> dict[str, bytes]:
@@ -125,7 +137,16 @@ def read_plots(paths: Sequence[str | os.PathLike]) -> dict[str, bytes]:
                 f"plots has {str(path)!r}, which is no file of at most {limit:,} bytes; give images of that size"
             )
         plots[path.name] = path.read_bytes()
+        check_plots(plots, "plots")
     return plots
+
+
+def check_plots(plots: Mapping[str, bytes], source: str) -> None:
+    """Raises ValueError if the plots together are too large to be read."""
+    if (size := sum(map(len, plots.values()))) > PLOTS_LIMIT:
+        raise ValueError(
+            f"{source} has images of {size:,} bytes, more than the {PLOTS_LIMIT:,} that are read; give fewer or smaller ones"
+        )
 
 
 def rows_table(tensors: Mapping[str, Tensor]) -> pa.Table:

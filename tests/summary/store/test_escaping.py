@@ -22,6 +22,7 @@ from farzi_hf.summary.store.escaping import (
     one_line,
     python_literal,
     script_json,
+    terminal_text,
     yaml_text,
 )
 
@@ -39,6 +40,20 @@ def shown(source: str) -> tuple[set[str], str]:
     tokens = [one for token in MARKDOWN.parse(source) for one in (token, *(token.children or []))]
     words = (one.content for one in tokens if one.type in ("text", "text_special", "code_inline"))
     return {one.content if one.type == "html_inline" else one.type for one in tokens}, "".join(words)
+
+
+@pytest.mark.fuzz
+@fuzzed
+@given(st.text(st.characters()), st.integers(2, 300))
+@example("\x1b]0;title\x07", 200)
+@example("\u202e\u200f\u061c\u2067\ud800", 200)
+@example("x" * 5000, 40)
+def test_a_terminal_gets_one_line_of_what_it_can_print(value, most):
+    line = terminal_text(value, most)
+    assert line.isprintable()
+    assert len(line) <= most
+    if value.isprintable() and len(value) <= most:
+        assert line == value
 
 
 @pytest.mark.fuzz

@@ -164,6 +164,38 @@ def test_a_link_is_not_published(hub, folder, outside, name):
     assert hub.repositories == {}
 
 
+@pytest.mark.parametrize("name", ["plots/curve.png", "recipe.yaml", "viewer.html"])
+def test_a_hard_link_is_neither_read_nor_published(hub, folder, outside, name):
+    """Its other name can be that of a private file."""
+    (folder / name).unlink()
+    (folder / name).hardlink_to(outside / "secret.png")
+    if name != "viewer.html":  # which is not read
+        refused(folder, f"{name} is a hard link")
+    with pytest.raises(ValueError, match=f"{re.escape(name)} is a hard link"):
+        farzi_hf.summary.store.hub.push_folder(folder, "farzi")
+    assert hub.repositories == {}
+
+
+def test_nothing_is_saved_through_a_link(folder, outside):
+    (folder.parent / "summary").symlink_to(outside)
+    with pytest.raises(
+        ValueError, match=f"is a link, which is not written through; name the folder '{outside}' itself"
+    ):
+        tiny().save_pretrained(folder.parent / "summary")
+    assert [path.name for path in outside.iterdir()] == ["secret.png"]
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077, 0o002])
+def test_all_files_have_the_mode_of_the_umask(tmp_path, umask):
+    before = os.umask(umask)
+    try:
+        tiny().save_pretrained(tmp_path / "new", word_tokenizer(), METRICS, {"seed": 0})
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "new").rglob("*") if path.is_file()}
+    assert modes == dict.fromkeys(modes, 0o666 & ~umask)
+
+
 def test_the_config_of_a_tokenizer_names_no_files_elsewhere(folder, outside):
     words, vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat"], outside / "vocab.txt"
     vocabulary.write_text("\n".join([*words[:-1], "hunter2"]))
@@ -267,7 +299,10 @@ def test_a_plot_has_to_be_an_image_of_its_own_name(tmp_path, plot):
 )
 def test_an_absurd_size_is_named(folder, field, size):
     change(folder / "config.json", **{field: size})
-    refused(folder, f"config.json is no config of a summary: {field} must be an integer below 2**31, got {size}")
+    refused(
+        folder,
+        f"config.json is no config of a summary: {field} must be an integer of at most 2,147,483,647, got {size}",
+    )
 
 
 def change(path: Path, **values) -> None:
