@@ -30,7 +30,7 @@ RECORD, HISTORY = "farzi_run.json", "history"
 KEPT = (
     "num_sequences", "sequence_length", "latent_dim", "tau", "latent_std", "initialization", "concentration", "seed", "optim",
     "learner", "train_dataset", "inputs", "labels", "label_dim", "input_sequences", "teacher_steps", "teacher_learning_rate",
-    "teacher_batch_size", "teacher_weight_decay", "num_teachers", "learner_pool", "sparse_updates",
+    "teacher_batch_size", "teacher_weight_decay", "num_teachers", "learner_pool",
     "privacy_noise_multiplier", "privacy_max_grad_norm", "privacy_delta",
 )  # fmt: skip
 """Settings that cannot change at a resume: the start, the shape or the optimizer's state in the checkpoint depend on them."""

@@ -24,7 +24,6 @@ from farzi_hf.distillation.launch import check_supported, check_world_size, proc
 from farzi_hf.distillation.learner import Learner
 from farzi_hf.distillation.objectives import OBJECTIVES, Objective, PrivateMatching
 from farzi_hf.distillation.real_training import RealData
-from farzi_hf.distillation.sparse_adam import SparseAdamW
 from farzi_hf.distillation.teacher import TeacherTraining
 from farzi_hf.distillation.trajectory_bank import TrajectoryBank
 from farzi_hf.engine import ADJOINTS, OPTIMIZERS, InnerAdam, InnerOptimizer
@@ -114,8 +113,6 @@ class FarziConfig(TrainingArguments):
         checkpoint_layers: whether the learner keeps of each layer only the inputs, and computes it again for the derivatives. For deep
             learners: less memory per inner step, more time.
         eval_students: number of students that `evaluate()` trains from scratch, each from its own θ0.
-        sparse_updates: whether an outer step changes only the sequences that it saw, with their Adam moments (`SparseAdamW`). The others
-            stay as they are. For many sequences, of which a step sees a few.
         privacy_noise_multiplier: σ of a differentially private distillation, see `farzi_hf.distillation.objectives.private`. None: not private.
         privacy_max_grad_norm: C, to which the gradient of each real row in θ is clipped.
         privacy_delta: δ, at which ε is computed; less than 1 over the number of rows.
@@ -178,7 +175,6 @@ class FarziConfig(TrainingArguments):
     adjoint: str = field(default="auto", metadata={"help": " | ".join((AUTO, *ADJOINTS))})
     checkpoint_layers: bool = field(default=False, metadata={"help": "recompute the learner's layers, to save memory"})
     eval_students: int = field(default=3, metadata={"help": "students trained from scratch by evaluate()"})
-    sparse_updates: bool = field(default=False, metadata={"help": "update only the sequences that a step has seen"})
     privacy_noise_multiplier: float | None = field(default=None, metadata={"help": "σ of differential privacy"})
     privacy_max_grad_norm: float = field(default=1.0, metadata={"help": "C, of a real row's gradient, with privacy"})
     privacy_delta: float = field(default=1e-5, metadata={"help": "δ of differential privacy"})
@@ -233,7 +229,6 @@ class FarziConfig(TrainingArguments):
         check_ranges(self)
         check_checkpointed_layers(self)
         OBJECTIVES[self.objective].check(self)
-        SparseAdamW.check(self)
         PrivateMatching.check(self)
         teacher = f"teacher, teacher_learning_rate={self.teacher_learning_rate}, teacher_weight_decay={self.teacher_weight_decay}"
         for make, what in (

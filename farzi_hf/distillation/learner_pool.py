@@ -18,7 +18,7 @@ from farzi_hf.distillation.inner_training import SyntheticTraining
 from farzi_hf.distillation.learner import Learner, LearnerBatch, Parameters
 from farzi_hf.distillation.starts import Starts, start_of
 from farzi_hf.engine import TrainingState
-from farzi_hf.engine.layout import Layout
+from farzi_hf.engine.inner_loop import Layout
 from farzi_hf.summary.forms import Tensors, device_of
 
 

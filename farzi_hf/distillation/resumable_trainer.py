@@ -34,7 +34,6 @@ from farzi_hf.distillation.checkpoints import (
     step_of,
 )
 from farzi_hf.distillation.publishing_trainer import PublishingTrainer
-from farzi_hf.distillation.sparse_adam import SparseAdamW
 from farzi_hf.summary.store.atomic_folder import exclusive, replace_file
 
 logger = logging.getLogger(__name__)
@@ -242,12 +241,6 @@ class ResumableTrainer(PublishingTrainer):
             replace_file(self._process_file(output_dir), partial(save_file, tensors))
         # Next the first process writes the trainer's state, which makes the checkpoint complete: not before all have written theirs.
         self.accelerator.wait_for_everyone()
-
-    @staticmethod
-    def get_optimizer_cls_and_kwargs(args: Any, model: Any = None) -> tuple[Any, Any]:
-        """As in Trainer, or `SparseAdamW` with the same settings."""
-        kind, settings = PublishingTrainer.get_optimizer_cls_and_kwargs(args, model)
-        return SparseAdamW if args.sparse_updates else kind, settings
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
         """As in Trainer. A trainer that has trained before makes its optimizer anew: settings may have changed, and moments are old."""

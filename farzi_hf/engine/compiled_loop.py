@@ -9,16 +9,13 @@ a change of them compiles nothing again.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
 from functools import cache, partial
 from typing import Any
 
 import torch
 
-from farzi_hf.engine.inner_loop import Accumulators, InnerLoop, InnerLoss, States, autocast, weights
-from farzi_hf.engine.layout import Buffers, Layout
+from farzi_hf.engine.inner_loop import Accumulators, Buffers, InnerLoop, InnerLoss, Layout, States, autocast, weights
 from farzi_hf.engine.optimizers import InnerOptimizer
-from farzi_hf.engine.step_memory import StepMemory
 
 _VARIANTS = 64  # of one function that are in memory at the same time, for different losses, shapes and dtypes
 
@@ -34,11 +31,6 @@ class CompiledLoop(InnerLoop):
         return self._call(_gradient, w, inputs, self.number(t))
 
     replayed_gradient = detached_gradient
-
-    def step_memory(self, w: Buffers, inputs: Buffers) -> StepMemory:
-        """That of the step as it is without compilation: nothing is compiled while tensors are counted."""
-        plain = InnerLoop(*(getattr(self, field.name) for field in fields(InnerLoop)))
-        return plain.step_memory(w, inputs)
 
     def reverse(
         self,

@@ -1,7 +1,7 @@
 """The inner loop: one step of training, forward or in reverse.
 
-The trained parameters are in flat buffers (`farzi_hf.engine.layout`). Adjoints (`farzi_hf.engine.adjoints`) decide which steps to run and
-when. The steps are here.
+The trained parameters are in one flat buffer per dtype and device (`Layout`), and the network gets views of it, so the optimizer's cost does
+not depend on the number of tensors. Adjoints (`farzi_hf.engine.adjoints`) decide which steps to run and when. The steps are here.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from farzi_hf.engine.layout import Buffers, Layout
 from farzi_hf.engine.optimizers import InnerOptimizer, State
-from farzi_hf.engine.step_memory import LiveBytes, StepMemory
 
+Buffers = tuple[Tensor, ...]
+"""One flat tensor per group of parameters. A group is all parameters of one dtype and device."""
 InnerLoss = Callable[[dict[str, Tensor], tuple[Tensor, ...], int], Tensor]
 States = tuple[State, ...]
 """One optimizer state per group."""
@@ -29,6 +29,58 @@ AutocastSettings = dict[str, tuple[torch.dtype, bool]]
 
 CHUNK = 1 << 18
 """The number of elements that an optimizer updates at a time, so that its temporaries stay in the processor's cache."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The place of each trained tensor in the flat buffers, and the tensors that do not train (`constants`)."""
+
+    names: tuple[str, ...]
+    groups: tuple[tuple[str, ...], ...]
+    shapes: tuple[tuple[torch.Size, ...], ...]
+    constants: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, params: dict[str, Tensor]) -> Layout:
+        """Sort `params` into groups and constants; the docstring of `unroll` has the rule."""
+        plain_tensors_train = not any(x.requires_grad for x in params.values())
+        groups: dict[tuple[torch.dtype, torch.device], list[str]] = {}
+        constants: dict[str, Tensor] = {}
+        for name, x in params.items():
+            trains = x.requires_grad or (plain_tensors_train and not isinstance(x, nn.Parameter))
+            if x.requires_grad and x.is_complex():
+                raise ValueError(
+                    f"params[{name!r}] is {x.dtype}, which does not train; give its real and imaginary part"
+                )
+            if trains and x.dtype == torch.float16:
+                raise ValueError(
+                    f"params[{name!r}] is float16, in which the squares of gradients vanish; train float32 parameters, under autocast if "
+                    "the network should be fast"
+                )
+            if trains and x.is_floating_point():
+                groups.setdefault((x.dtype, x.device), []).append(name)
+            else:
+                constants[name] = x
+        if not groups:
+            raise ValueError(
+                f"params has no tensor to train, got {len(params)} frozen or integer ones ({next(iter(params))}, …); "
+                "set requires_grad=True on those that should train"
+            )
+        shapes = tuple(tuple(params[name].shape for name in names) for names in groups.values())
+        return cls(tuple(params), tuple(map(tuple, groups.values())), shapes, constants)
+
+    def flatten(self, params: dict[str, Tensor]) -> Buffers:
+        """Copy the trained tensors into new flat buffers."""
+        return tuple(torch.cat([params[name].reshape(-1) for name in names]) for names in self.groups)
+
+    def unflatten(self, w: Buffers) -> dict[str, Tensor]:
+        """All tensors by name, in their order; the trained ones are views of the buffers. They are split at once: its backward is one
+        concatenation."""
+        params = dict(self.constants)
+        for flat, names, shapes in zip(w, self.groups, self.shapes, strict=True):
+            parts = flat.split([shape.numel() for shape in shapes])
+            params.update((name, part.view(shape)) for name, part, shape in zip(names, parts, shapes, strict=True))
+        return {name: params[name] for name in self.names}
 
 
 @dataclass(frozen=True)
@@ -158,22 +210,6 @@ class InnerLoop:
         # Each step has inputs of its own, so that a loss which differentiates in them does not go back through earlier steps.
         inputs = tuple(x.view_as(x) if x.requires_grad else x for x in inputs)
         return self.update(states, self.gradient(weights(states), inputs, t, create_graph=True), t)
-
-    def step_memory(self, w: Buffers, inputs: Buffers) -> StepMemory:
-        """The memory of one differentiable step. It is taken twice for this."""
-        t = self.differentiated[0]
-        with torch.enable_grad(), LiveBytes() as forward:
-            kept = self.gradient_graph(w, inputs, t)
-            gradient_graph = forward.now
-            after = self.update(tuple(self.optimizer.init(flat) for flat in kept.w), kept.g, t)
-            graph = forward.now
-            del kept, after
-        inputs = tuple(x.detach().requires_grad_(x.requires_grad) for x in inputs)
-        totals = tuple(torch.zeros_like(x) for x in inputs if x.requires_grad)
-        states, cotangents = tuple(self.optimizer.init(flat.detach()) for flat in w), self.cotangents(w)
-        with torch.no_grad(), LiveBytes() as backward:
-            self.reverse(t, states, None, inputs, cotangents, totals)
-        return StepMemory(graph, gradient_graph, max(forward.peak, backward.peak))
 
     def advance(self, states: States, inputs: Buffers, ts: range, tape: list[Tensor] | None = None) -> States:
         """Take the steps `ts` without a graph, in the buffers of `states`; append each g_t to `tape` if given."""

@@ -18,14 +18,15 @@ from farzi_hf.engine.adjoints import Adjoint
 from farzi_hf.engine.choice import choose_adjoint
 from farzi_hf.engine.compiled_loop import CompiledLoop
 from farzi_hf.engine.inner_loop import (
+    Buffers,
     InnerLoop,
     InnerLoss,
+    Layout,
     TrainingState,
     autocast_settings,
     no_autocast,
     weights,
 )
-from farzi_hf.engine.layout import Buffers, Layout
 from farzi_hf.engine.optimizers import InnerOptimizer
 
 

@@ -22,7 +22,7 @@ from transformers.trainer_callback import TrainerCallback
 from farzi_hf import FarziConfig, FarziTrainer
 from farzi_hf.data import load_sample_text, tokenize, word_tokenizer
 
-ROW = "{:>9} {:>7} {:>13} {:>13} {:>13}"
+ROW = "{:>9} {:>13} {:>13} {:>13}"
 
 
 class StepTimes(TrainerCallback):
@@ -38,7 +38,7 @@ class StepTimes(TrainerCallback):
         self.seconds.append(time.process_time() - self._begun)
 
 
-def measure(num_sequences: int, sparse_updates: bool, steps: int) -> tuple[float, float, float]:
+def measure(num_sequences: int, steps: int) -> tuple[float, float, float]:
     """Seconds of a step (the median), MiB of the process before the training, and its peak."""
     text = load_sample_text(200)
     tokenizer = word_tokenizer(text["train"]["text"], vocab_size=50)
@@ -48,7 +48,7 @@ def measure(num_sequences: int, sparse_updates: bool, steps: int) -> tuple[float
         args = FarziConfig(
             folder, inputs="soft", labels="shared", num_sequences=num_sequences, sequence_length=20, latent_dim=8, initialization="random",
             inner_steps=50, window=25, synthetic_batch_size=8, max_steps=steps, per_device_train_batch_size=16, adjoint="reversible",
-            sparse_updates=sparse_updates, save_strategy="no", use_cpu=True, disable_tqdm=True, report_to="none", logging_steps=1000,
+            save_strategy="no", use_cpu=True, disable_tqdm=True, report_to="none", logging_steps=1000,
         )  # fmt: skip
         trainer = FarziTrainer(
             learner,
@@ -63,34 +63,23 @@ def measure(num_sequences: int, sparse_updates: bool, steps: int) -> tuple[float
 
 
 def main() -> None:
-    """Prints a row for each μ, with dense and with sparse updates."""
+    """Prints a row for each μ."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("num_sequences", type=int, nargs="+")
     parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--sparse", choices=("yes", "no"), help="measure in this process, and print one row")
+    parser.add_argument("--here", action="store_true", help="measure in this process, and print one row")
     args = parser.parse_args()
-    if args.sparse is not None:
+    if args.here:
         torch.set_num_threads(1)
         (number,) = args.num_sequences
-        seconds, before, peak = measure(number, args.sparse == "yes", args.steps)
-        print(ROW.format(number, args.sparse, f"{seconds:.3f}", f"{before:.0f}", f"{peak - before:.0f}"))
+        seconds, before, peak = measure(number, args.steps)
+        print(ROW.format(number, f"{seconds:.3f}", f"{before:.0f}", f"{peak - before:.0f}"))
         return
-    print(ROW.format("μ", "sparse", "s per step", "MiB before", "MiB more"), flush=True)
+    print(ROW.format("μ", "s per step", "MiB before", "MiB more"), flush=True)
     for number in args.num_sequences:
-        for sparse in ("no", "yes"):
-            command = [
-                sys.executable,
-                "-W",
-                "ignore",
-                __file__,
-                str(number),
-                "--steps",
-                str(args.steps),
-                "--sparse",
-                sparse,
-            ]
-            out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-            print(out.splitlines()[-1], flush=True)
+        command = [sys.executable, "-W", "ignore", __file__, str(number), "--steps", str(args.steps), "--here"]
+        out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        print(out.splitlines()[-1], flush=True)
 
 
 if __name__ == "__main__":

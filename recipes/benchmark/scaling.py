@@ -31,8 +31,8 @@ from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, return_fre
 from farzi_hf.cli.run_folder import check_files
 from farzi_hf.distillation import Learner, Parameters
 from farzi_hf.engine import InnerAdam, InnerLoss, Tape, unroll
-from farzi_hf.engine.inner_loop import InnerLoop
-from farzi_hf.engine.layout import Layout
+from farzi_hf.engine.choice import graph_bytes
+from farzi_hf.engine.inner_loop import InnerLoop, Layout
 from farzi_hf.report import listed, markdown, save_csv, save_json, save_text
 from farzi_hf.report.plots import plot_scaling
 from farzi_hf.summary import FarziData, FarziDataConfig
@@ -158,7 +158,7 @@ def estimated(inner_loss: InnerLoss, start: Parameters, inputs: tuple[Tensor, ..
     layout = Layout.of(start)
     w = layout.flatten(start)
     loop = InnerLoop(inner_loss, InnerAdam(0.02, eps=1e-4), layout, STEPS, STEPS, 1, {})
-    return Tape().memory(loop, w, inputs, loop.step_memory(w, inputs))
+    return Tape().memory(loop, w, inputs, graph_bytes(loop, w, inputs))
 
 
 def write(rows: Sequence[Mapping[str, Any]], output: Path) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from live_bytes import LiveBytes
 from transformers import GPT2Config, LlamaConfig
 
 from farzi_hf import FarziConfig, FarziData, FarziDataConfig, GRU4RecConfig, SASRecConfig
 from farzi_hf.distillation import Learner, SyntheticTraining
 from farzi_hf.engine import Checkpoint, InnerAdam, Reversible, Tape
-from farzi_hf.engine.step_memory import LiveBytes
 
 V = 11
 LLAMA = LlamaConfig(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import GemmaConfig, GPT2Config, GPT2LMHeadModel
 
-from farzi_hf.distillation import Learner, SyntheticTraining, seen_rows
+from farzi_hf.distillation import Learner, SyntheticTraining, inner_training, seen_rows
 from farzi_hf.distillation.seen_rows import SeenRows, trained_rows
 from farzi_hf.engine import Checkpoint, Direct, GradientGraphs, InnerAdam, InnerSGD, Reversible, Tape
 from farzi_hf.models import SASRecConfig
@@ -176,3 +176,32 @@ def test_a_first_training_in_inference_mode_and_a_start_that_changes(learner, fa
     ids = torch.arange(V).view(4, 10)
     learner.hard_loss(theta, {"input_ids": ids, "labels": ids}).backward()
     assert torch.equal([x.grad for x in farzi.parameters()][-1], expected)
+
+
+@pytest.mark.parametrize("form", ["soft", "tokens"])
+@pytest.mark.parametrize("steps", [2, 5])
+def test_the_inner_loop_gets_the_sequences_it_sees_and_the_gradient_stays_the_same(form, steps, monkeypatch):
+    """Bit for bit; 5 steps of 2 sequences go beyond an epoch of 9."""
+    learner, config = Learner(gpt2()), FarziDataConfig(9, 5, 4, V, latent_std=1.0)
+    if form == "tokens":
+        config = FarziDataConfig(9, 5, vocab_size=V, inputs="tokens", labels="own", label_dim=4, latent_std=1.0)
+    torch.manual_seed(0)
+    farzi = FarziData(config)
+    training = SyntheticTraining(InnerAdam(0.02, eps=1e-3), 1.0, batch_size=2, window=steps - 1, adjoint=Reversible())
+    sizes, batch_of = set(), inner_training.batch_of
+
+    def noted(summary, rows, tau):
+        sizes.add(len(next(iter(summary.values()))))
+        return batch_of(summary, rows, tau)
+
+    monkeypatch.setattr(inner_training, "batch_of", noted)
+
+    def result(training):
+        theta = training(learner, farzi.tensors, start=learner.initial_parameters(3), steps=steps, seed=4)
+        loss = sum(x.square().sum() for x in theta.values())
+        return [*theta.values(), *torch.autograd.grad(loss, list(farzi.parameters()))]
+
+    found = result(training)
+    assert sizes == {2 * steps if steps < 5 else len(set(inner_training.minibatches(9, 2, 5, 4).flatten().tolist()))}
+    monkeypatch.setattr(SyntheticTraining, "_compact", lambda self, summary, rows, *_: (summary, rows))
+    assert all(map(torch.equal, found, result(replace(training))))

@@ -26,9 +26,9 @@ from farzi_hf.engine import (
     ("optimizer", "room", "expected"),
     [
         (ADAM, 1e9, "GradientGraphs"),
-        (ADAM, 2e5, "Tape"),
-        (ADAM, 1e4, "Reversible"),
-        (InnerSGD(lr=0.1), 1e4, "Checkpoint"),
+        (ADAM, 1e5, "Tape"),
+        (ADAM, 1.2e4, "Reversible"),
+        (InnerSGD(lr=0.1), 1.2e4, "Checkpoint"),
         (PaperAdam(lr=0.1), 1e9, "GradientGraphs"),
         (ADAM, 10, "Reversible"),
     ],
@@ -54,31 +54,3 @@ def test_without_an_adjoint_the_fastest_that_fits_is_taken(
     assert "estimates: " in record.message
     adjoint = {kind.__name__: kind() for kind in kinds}[expected]
     assert all(map(torch.equal, found, meta_gradient(problem, optimizer, 40, adjoint=adjoint)))
-
-
-def test_a_long_list_does_not_hide_what_comes_after_it() -> None:
-    problem, seen = mp.mlp(), []
-
-    def measured(width: int) -> object:
-        batches, net = list(range(5000)), {"width": width}
-
-        def inner_loss(params: dict, inputs: tuple, step: int) -> torch.Tensor:
-            seen.append(torch.zeros(net["width"]).sum() * len(batches))
-            return problem.inner_loss(params, inputs, step)
-
-        return choice._Key().of((inner_loss,))
-
-    assert measured(10) == measured(10) != measured(20)
-
-
-def test_what_a_loss_holds_many_times_is_followed_once() -> None:
-    """Followed along every path, this list would have 2^60 parts."""
-    nested: list = []
-    for _ in range(60):
-        nested = [nested, nested]
-    problem = mp.mlp()
-
-    def inner_loss(params: dict, inputs: tuple, step: int) -> torch.Tensor:
-        return problem.inner_loss(params, inputs, step) * len(nested)
-
-    assert unroll(inner_loss, *problem.arguments[1:], optimizer=ADAM, steps=2)["in"].requires_grad

@@ -11,10 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 import torch.nn.functional as F
+from live_bytes import LiveBytes
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from farzi_hf.engine.step_memory import LiveBytes
 from farzi_hf.summary import tiles
 from farzi_hf.summary.linear_cross_entropy import linear_cross_entropy
 from farzi_hf.summary.mean_embedding import mean_embedding

@@ -14,8 +14,7 @@ S the numbers in a state of the optimizer (3P for Adam, 2P for SGD), and T the n
 
 from farzi_hf.engine.adjoints.base import Adjoint
 from farzi_hf.engine.adjoints.checkpoint import Checkpoint
-from farzi_hf.engine.adjoints.direct import Direct
-from farzi_hf.engine.adjoints.gradient_graphs import GradientGraphs
+from farzi_hf.engine.adjoints.graphs import Direct, GradientGraphs
 from farzi_hf.engine.adjoints.reversible import Reversible
 from farzi_hf.engine.adjoints.tape import Tape
 

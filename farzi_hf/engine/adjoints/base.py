@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from farzi_hf.engine.inner_loop import Accumulators, GradientGraph, InnerLoop, States, no_autocast, weights
-from farzi_hf.engine.layout import Buffers
-from farzi_hf.engine.step_memory import StepMemory
+from farzi_hf.engine.inner_loop import Accumulators, Buffers, GradientGraph, InnerLoop, States, no_autocast, weights
 
 
 class Reverse(Protocol):
@@ -25,25 +23,17 @@ class Reverse(Protocol):
 class Adjoint(ABC):
     """A way to differentiate the inner loop."""
 
-    share: ClassVar[float] = 1 / 4
-    """The share of a device's memory that the adjoint may need to be chosen automatically. It is a share of all memory, not of the free
-    memory, so that a machine always makes the same choice, and with it the same rounding."""
+    share: ClassVar[float] = 0.0
+    """The share of a device's memory that the adjoint may need to be chosen automatically; at 0 it never is. It is a share of all memory, not
+    of the free memory, so that a machine always makes the same choice, and with it the same rounding."""
 
     def refusal(self, loop: InnerLoop) -> str | None:
         """The reason why the adjoint cannot differentiate this loop, and the remedy; None if it can."""
         return None
 
-    def supports(self, loop: InnerLoop) -> bool:
-        """Whether the adjoint can differentiate this loop."""
-        return self.refusal(loop) is None
-
     @abstractmethod
     def run(self, loop: InnerLoop, w: Buffers, inputs: Buffers) -> Buffers:
         """The parameters after the last step, differentiable in `w`, the parameters before the first step, and in `inputs`."""
-
-    @abstractmethod
-    def memory(self, loop: InnerLoop, w: Buffers, inputs: Buffers, step: StepMemory) -> int:
-        """The peak memory in bytes beside the parameters and inputs themselves: at most a fifth more or less than what is measured."""
 
 
 class RecordingAdjoint(Adjoint):
@@ -53,12 +43,21 @@ class RecordingAdjoint(Adjoint):
     rebuilt, for 3 G in place of 2 G.
     """
 
+    share: ClassVar[float] = 1 / 4
+
     def run(self, loop: InnerLoop, w: Buffers, inputs: Buffers) -> Buffers:
         return _Unrolled.apply(self, loop, *w, *inputs)
 
-    def memory(self, loop: InnerLoop, w: Buffers, inputs: Buffers, step: StepMemory) -> int:
+    def memory(self, loop: InnerLoop, w: Buffers, inputs: Buffers, graph: int) -> int:
+        """The peak memory in bytes beside the parameters and inputs themselves, roughly.
+
+        Args:
+            graph: bytes of the graph of one gradient. While it is differentiated, there is about as much again.
+        """
         cotangents = loop.optimizer.fields * nbytes(w) + nbytes(tuple(x for x in inputs if x.requires_grad))
-        return step.peak + self.record_bytes(loop, w) + nbytes(w) + cotangents  # and θ_T, which the caller has
+        return (
+            2 * graph + self.record_bytes(loop, w) + 3 * nbytes(w) + cotangents
+        )  # dg, its product, and θ_T, which the caller has
 
     @abstractmethod
     def record_bytes(self, loop: InnerLoop, w: Buffers) -> int:

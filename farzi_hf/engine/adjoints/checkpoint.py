@@ -6,8 +6,7 @@ import math
 from dataclasses import dataclass
 
 from farzi_hf.engine.adjoints.base import Recording, RecordingAdjoint, Reverse, clone, nbytes
-from farzi_hf.engine.inner_loop import InnerLoop, States
-from farzi_hf.engine.layout import Buffers
+from farzi_hf.engine.inner_loop import Buffers, InnerLoop, States
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from farzi_hf.engine.adjoints.base import RecordingAdjoint, Reverse, nbytes
 from farzi_hf.engine.adjoints.fixed_point import SMALLEST_DECAY, FixedPointState, largest
-from farzi_hf.engine.inner_loop import CHUNK, InnerLoop, States, weights
-from farzi_hf.engine.layout import Buffers
+from farzi_hf.engine.inner_loop import CHUNK, Buffers, InnerLoop, States, weights
 from farzi_hf.engine.optimizers import InvertibleOptimizer
 
 

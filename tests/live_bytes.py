@@ -1,30 +1,14 @@
-"""The memory of one inner step, measured: every tensor that it makes is counted while it lives."""
+"""The bytes of the tensors that live: every tensor that an operation makes is counted as long as it exists."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-
-
-@dataclass(frozen=True)
-class StepMemory:
-    """Bytes of one inner step, without parameters and inputs.
-
-    Args:
-        graph: what autograd keeps of the step to differentiate it later.
-        gradient_graph: what it keeps of the gradient alone, without the optimizer's part; with the gradient.
-        peak: the most that is in use while the step is taken and differentiated at once.
-    """
-
-    graph: int
-    gradient_graph: int
-    peak: int
 
 
 class LiveBytes(TorchDispatchMode):
@@ -67,7 +51,7 @@ class LiveBytes(TorchDispatchMode):
 
 
 def _tensors(tree: Any) -> Iterator[Tensor]:
-    """All tensors in lists, tuples and mappings, which are all that operations take; `torch.utils._pytree` would take most of the time."""
+    """All tensors in lists, tuples and mappings, which are all that operations take."""
     if isinstance(tree, Tensor):
         if tree.layout == torch.strided:  # others have no storage
             yield tree

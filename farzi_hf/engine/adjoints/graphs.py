@@ -1,14 +1,48 @@
-"""The adjoint that keeps the graph of every gradient."""
+"""The adjoints that keep the graph of every step: plain autograd, and one that goes back through the optimizer by hand."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from farzi_hf.engine.adjoints.base import RecordingAdjoint, Reverse, nbytes
-from farzi_hf.engine.inner_loop import GradientGraph, InnerLoop, States, weights
-from farzi_hf.engine.layout import Buffers
-from farzi_hf.engine.step_memory import StepMemory
+import torch
+from torch import Tensor
+
+from farzi_hf.engine.adjoints.base import Adjoint, RecordingAdjoint, Reverse, nbytes
+from farzi_hf.engine.inner_loop import Buffers, GradientGraph, InnerLoop, States, weights
+
+
+@dataclass(frozen=True)
+class Direct(Adjoint):
+    """Plain autograd through all steps. The other adjoints are tested against it, and only it has higher derivatives.
+
+    Time 3 T·G. Memory: the activations and the gradient graph of every differentiated step at once. It is never chosen automatically:
+    `GradientGraphs` needs less of both.
+    """
+
+    def refusal(self, loop: InnerLoop) -> str | None:
+        if not loop.optimizer.exact:
+            return (
+                f"adjoint=Direct() differentiates the steps of the optimizer and cannot follow the reverse rule of "
+                f"optimizer={type(loop.optimizer).__name__}; use adjoint=Tape()"
+            )
+        if not loop.keeps_graphs:
+            return "adjoint=Direct() needs autograd's graphs, which torch_compile=True does without; use adjoint=Tape()"
+        return None
+
+    def run(self, loop: InnerLoop, w: Buffers, inputs: Buffers) -> Buffers:
+        states = tuple(loop.optimizer.init(flat) for flat in w)
+        if loop.is_cut:
+            late = loop.advance(loop.start(w), inputs, loop.undifferentiated)
+            states = tuple((_cut(flat, state[0]), *state[1:]) for flat, state in zip(w, late, strict=True))
+        for t in loop.differentiated:
+            states = loop.differentiable_step(states, inputs, t)
+        return weights(states)
+
+
+def _cut(start: Tensor, value: Tensor) -> Tensor:
+    """`value`, linked to `start` by a derivative of zero (not by 0 · start, which may be NaN)."""
+    return torch.where(torch.zeros_like(start, dtype=torch.bool), start, value)
 
 
 @dataclass(frozen=True)
@@ -45,8 +79,8 @@ class GradientGraphs(RecordingAdjoint):
             before = tuple((flat.detach(),) for flat in graph.w)
             reverse(t, before, lambda group, rows, after=after: [x[rows] for x in after[group]], graph)
 
-    def memory(self, loop: InnerLoop, w: Buffers, inputs: Buffers, step: StepMemory) -> int:
-        return super().memory(loop, w, inputs, step) + (len(loop.differentiated) - 1) * step.gradient_graph
+    def memory(self, loop: InnerLoop, w: Buffers, inputs: Buffers, graph: int) -> int:
+        return super().memory(loop, w, inputs, graph) + (len(loop.differentiated) - 1) * graph
 
     def record_bytes(self, loop: InnerLoop, w: Buffers) -> int:
         return nbytes(w) * loop.optimizer.fields * (len(loop.differentiated) + 1)
