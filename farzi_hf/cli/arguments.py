@@ -18,7 +18,7 @@ from datasets import disable_progress_bars
 from transformers import HfArgumentParser, TrainingArguments
 
 from farzi_hf.distillation.checkpoints import HISTORY, with_new_names
-from farzi_hf.distillation.field_types import values_of_file
+from farzi_hf.distillation.settings import values_of_file, without_removed
 
 
 def parse_arguments(
@@ -121,7 +121,7 @@ def read_yaml(path: Path, known: set[str]) -> dict[str, Any]:
         raise ValueError(f"config={str(path)!r} cannot be read: {error}") from None
     if not isinstance(values, dict):
         raise ValueError(f"config={str(path)!r} holds a {type(values).__name__}: write lines of `field: value`")
-    values = with_new_names(values)
+    values = without_removed(with_new_names(values), f"config={str(path)!r}")
     for key in values:
         if key not in known:
             close = difflib.get_close_matches(str(key), known, n=1)

@@ -7,6 +7,7 @@ gets `table.md` and `table.csv`.
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -30,7 +31,7 @@ from farzi_hf.cli.run_folder import (
 from farzi_hf.distillation.callbacks import phase
 from farzi_hf.distillation.checkpoints import HISTORY
 from farzi_hf.distillation.config import FarziConfig
-from farzi_hf.distillation.objectives.private import figures_of, pooled_facts
+from farzi_hf.distillation.objectives import OBJECTIVES, facts_of
 from farzi_hf.distillation.resumable_trainer import OF_THE_OPTIMIZER
 from farzi_hf.distillation.row_checks import check_rows, run_check
 from farzi_hf.distillation.trainer import FarziTrainer
@@ -59,6 +60,8 @@ from farzi_hf.report.rendering import (
 )
 from farzi_hf.report.rows import on_summary, under_stock_trainer
 from farzi_hf.summary.forms import LABELS
+
+logger = logging.getLogger(__name__)
 
 RESULTS, START = "results.json", "start.json"
 _USAGE = "farzi distil CONFIG [--FIELD VALUE …]    CONFIG: a YAML file, or the name of an example such as demo"
@@ -174,7 +177,7 @@ class Run:
             "outer_steps": trainer.state.global_step,
             "distillation_seconds": round(distillation_seconds(trainer.state.log_history), 2),
             "seed": args.seed,
-            **figures_of(trainer.objective),
+            **facts_of(trainer.objective),
             **environment(args),
         }
 
@@ -219,17 +222,21 @@ class Run:
             return []
         start = copy.deepcopy(self.trainer.model)
         start.store_as(self.args.storage)
-        measured = [on_summary(replace(self.comparison, farzi=start), LABELS[self.args.labels].start)]
+        measured = [on_summary(replace(self.comparison, farzi=start), LABELS[self.args.labels].row_of_start)]
         self.keep(START, measured)
         return measured
 
     def students(self, before: Sequence[Measured]) -> list[Measured]:
         """Rows of students on the summary: distilled, at the start, and under the stock Trainer."""
         measured = [on_summary(self.comparison, self.title), *before]
-        alone = self.args.world_size == 1  # one Trainer of several would wait for the others
-        if alone and self.args.inner_optimizer == "adam":
-            measured.append(under_stock_trainer(self.comparison, self.summary_folder))
-        return measured
+        if self.args.world_size > 1:  # one Trainer of several would wait for the others
+            return measured
+        if self.trainer.training.optimizer.stock_settings() is None:
+            logger.warning(
+                "Trainer has no optimizer like %s: no row under the stock Trainer.", self.args.inner_optimizer
+            )
+            return measured
+        return [*measured, under_stock_trainer(self.comparison, self.summary_folder)]
 
     def real(self) -> list[Measured]:
         """Rows of students on real data, and rows of count models."""
@@ -301,7 +308,7 @@ def report(data: TaskData, args: FarziConfig, done: Sequence[Mapping[str, Any]])
     size = f"{args.num_sequences}×{args.sequence_length}"
     rows += paper_rows(settings.dataset, size if settings.distil else "")
     seconds = round(sum(part["facts"]["distillation_seconds"] for part in done), 2)
-    facts = {**pooled_facts([part["facts"] for part in done]), "distillation_seconds": seconds}
+    facts = {**OBJECTIVES[args.objective].pooled([part["facts"] for part in done]), "distillation_seconds": seconds}
     facts |= {"splits": seeds} if len(seeds) > 1 else {}
     facts |= ratios(rows, f"Farzi [{size}]") if task.percent else {}
     table = markdown([task.readable(row) for row in rows]) + "\n\n" + listed(facts)

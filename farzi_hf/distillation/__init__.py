@@ -7,10 +7,14 @@ from farzi_hf.distillation.config import FarziConfig
 from farzi_hf.distillation.inner_training import SyntheticTraining
 from farzi_hf.distillation.learner import Learner, LearnerBatch, Parameters
 from farzi_hf.distillation.objectives import OBJECTIVES, GradientMatching, MetaMatching, Objective, TrajectoryMatching
-from farzi_hf.distillation.starts import PretrainedStarts, Starts, random_starts
 from farzi_hf.distillation.trainer import FarziTrainer
-from farzi_hf.distillation.trajectories import record_trajectories
-from farzi_hf.distillation.trajectory_bank import TrajectoryBank
+from farzi_hf.distillation.trajectories import (
+    PretrainedStarts,
+    Starts,
+    TrajectoryBank,
+    random_starts,
+    record_trajectories,
+)
 
 __all__ = [
     "OBJECTIVES",

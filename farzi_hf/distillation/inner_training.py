@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,10 +13,9 @@ from farzi_hf.data import minibatches
 from farzi_hf.distillation.learner import Learner, LearnerBatch, Parameters
 from farzi_hf.distillation.seen_rows import AllRows, trained_rows
 from farzi_hf.engine import Adjoint, InnerLoss, InnerOptimizer, TrainingState, train, unroll
-from farzi_hf.summary import FarziData, FarziDataConfig
+from farzi_hf.summary import FarziData
 from farzi_hf.summary.forms import Tensors, batch_of, rows_of
-from farzi_hf.summary.lr_schedules import lr_schedule
-from farzi_hf.summary.stock_settings import inner_optimizer
+from farzi_hf.summary.inner_settings import inner_optimizer, lr_schedule
 from farzi_hf.summary.targets import SoftTokens
 
 
@@ -41,17 +42,18 @@ class SyntheticTraining:
     lr_scheduler_type: str = "constant"
 
     @classmethod
-    def of_summary(cls, config: FarziDataConfig) -> SyntheticTraining:
-        """The inner loop that a summary was distilled with. The summary's config holds its settings.
+    def of(cls, inner: Mapping[str, Any] | None, tau: float, **how: Any) -> SyntheticTraining:
+        """The inner loop with the settings of `config.inner` of a summary, see `farzi_hf.summary.inner_settings`.
+
+        Args:
+            how: how it is differentiated: `window`, `adjoint`, `torch_compile`.
 
         Raises:
-            ValueError: the config describes no optimizer.
+            ValueError: the settings describe no optimizer.
         """
-        inner = config.inner or {}
-        return cls(
-            inner_optimizer(inner), config.tau, inner.get("synthetic_batch_size"),
-            lr_scheduler_type=inner.get("lr_scheduler_type", "constant"),
-        )  # fmt: skip
+        optimizer, inner = inner_optimizer(inner), inner or {}
+        schedule = inner.get("lr_scheduler_type", "constant")
+        return cls(optimizer, tau, inner.get("synthetic_batch_size"), lr_scheduler_type=schedule, **how)
 
     def optimizer_for(self, steps: int) -> InnerOptimizer:
         """The optimizer of a training of `steps` steps: its learning rate follows the schedule."""

@@ -131,3 +131,16 @@ def _gradient(run: Run, count: int, tensors: Sequence[Tensor], create_graph: boo
         pairs = [(y, dy) for y, dy in zip(run(*x), tensors[:count], strict=True) if y.requires_grad]
         y, dy = zip(*pairs, strict=True)
         return torch.autograd.grad(y, x, dy, create_graph=create_graph, materialize_grads=True)
+
+
+def check_checkpointed_layers(config: Any) -> None:
+    """Raises ValueError if a `FarziConfig` asks for it where it cannot be: `torch.vmap` and `torch.compile` do not see through it."""
+    if config.checkpoint_layers and config.learners_per_step > 1:
+        raise ValueError(
+            f"checkpoint_layers=True with learners_per_step={config.learners_per_step}: layers are computed again for one learner at a "
+            f"time; use learners_per_step=1 and gradient_accumulation_steps={config.learners_per_step}"
+        )
+    if config.checkpoint_layers and config.torch_compile:
+        raise ValueError(
+            "checkpoint_layers=True with torch_compile=True: a compiled step decides itself what it keeps; leave one out"
+        )

@@ -16,7 +16,7 @@ from torch import Tensor
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.distillation.inner_training import SyntheticTraining
 from farzi_hf.distillation.learner import Learner, LearnerBatch, Parameters
-from farzi_hf.distillation.starts import Starts, start_of
+from farzi_hf.distillation.trajectories import Starts, start_of
 from farzi_hf.engine import TrainingState
 from farzi_hf.engine.inner_loop import Layout
 from farzi_hf.summary.forms import Tensors, device_of

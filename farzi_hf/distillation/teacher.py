@@ -24,12 +24,11 @@ from farzi_hf.distillation.learner import Learner, Parameters
 from farzi_hf.distillation.linear_head import LinearHead
 from farzi_hf.distillation.processes import broadcast, shared
 from farzi_hf.distillation.real_training import RealBatches, RealData, train_on_real
-from farzi_hf.distillation.trajectory_bank import TrajectoryBank
-from farzi_hf.engine import InnerOptimizer
-from farzi_hf.summary import INITIALIZATIONS, FarziData
+from farzi_hf.distillation.trajectories import TrajectoryBank
+from farzi_hf.engine import InnerAdam, InnerOptimizer, setting
+from farzi_hf.summary import FarziData
 from farzi_hf.summary.forms import batch_of
-from farzi_hf.summary.initialization import clusters, start_inputs
-from farzi_hf.summary.lr_schedules import lr_schedule
+from farzi_hf.summary.inner_settings import lr_schedule
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +65,26 @@ class TeacherTraining:
     steps: int
     batch_size: int
     count: int = 1
+
+    @dataclass(frozen=True)
+    class Settings:
+        teacher_steps: int = setting(
+            2000, "steps that the teacher of own labels trains on real data, before the first outer step", least=1
+        )
+        teacher_learning_rate: float = setting(0.01, "of the teacher's Adam, for half of its steps; then it falls to 0")
+        teacher_batch_size: int = setting(16, "real sequences per step of the teacher", least=1)
+        teacher_weight_decay: float = setting(
+            0.0,
+            "λ of the teacher; its labels are better with it where learners overfit the data, as recommenders do",
+        )
+        num_teachers: int = setting(1, "teachers; the labels are those of the mean of their logits", least=1)
+
+    @classmethod
+    def from_config(cls, config: Any) -> TeacherTraining:
+        """The training that the settings of a `FarziConfig` name."""
+        rate, decay = config.teacher_learning_rate, config.teacher_weight_decay
+        optimizer = InnerAdam(rate, (0.5, 0.999), 1e-4, weight_decay=decay)
+        return cls(optimizer, config.teacher_steps, config.teacher_batch_size, config.num_teachers)
 
     def train(self, learner: Learner, data: RealData, seed: int) -> Parameters:
         """The parameters of one teacher. Its initialisation and its minibatches depend on `seed`.
@@ -168,8 +187,9 @@ class Labelling:
             settings: a `FarziConfig`.
         """
         teachers = self.teachers(data, settings.make_teacher_training(), settings.seed)
-        if "latents" in farzi.tensors and INITIALIZATIONS[settings.initialization] is clusters:
-            start_inputs(farzi, data.dataset, settings, vectors=_embedding(teachers[0]))
+        start = settings.make_start()
+        if start.by_teacher:
+            start(farzi, data.dataset, settings.seed, _embedding(teachers[0]))
         logger.info("Labels from teachers, %.3g nats from their predictions.", label(farzi, teachers))
         broadcast(farzi.tensors)  # processors that differ would make labels that differ in the last bits
 

@@ -36,8 +36,7 @@ from farzi_hf.distillation.checkpoints import changes, last_checkpoint
 from farzi_hf.distillation.checkpoints import described as as_text
 from farzi_hf.distillation.config import FarziConfig
 from farzi_hf.distillation.learner import Learner, Parameters
-from farzi_hf.distillation.objectives import ConfigurableObjective, Objective
-from farzi_hf.distillation.objectives.private import check_private, figures_of
+from farzi_hf.distillation.objectives import ConfigurableObjective, Objective, facts_of, figures_of
 from farzi_hf.distillation.real_rows import RealRows
 from farzi_hf.distillation.real_training import RealData
 from farzi_hf.distillation.resumable_trainer import OF_THE_OPTIMIZER
@@ -45,10 +44,10 @@ from farzi_hf.distillation.row_checks import check_sequence_length, run_check
 from farzi_hf.distillation.start_trial import choose_start
 from farzi_hf.distillation.student_trainer import StudentTrainer
 from farzi_hf.distillation.teacher import GivenTeachers, Labelling, UntrainedTeachers
-from farzi_hf.distillation.trajectory_bank import TrajectoryBank
+from farzi_hf.distillation.trajectories import TrajectoryBank
 from farzi_hf.summary import FarziData
-from farzi_hf.summary.forms import Tensors
-from farzi_hf.summary.initialization import spectral_starts, start_inputs
+from farzi_hf.summary.forms import LABELS, Tensors
+from farzi_hf.summary.initialization import spectral_starts
 from farzi_hf.summary.store.atomic_folder import check_destination
 from farzi_hf.summary.store.tensor_file import fingerprint
 from farzi_hf.tasks import LanguageModeling, Task
@@ -144,9 +143,12 @@ class FarziTrainer(StudentTrainer):
         self.label_names = self.args.label_names or list(self.task.label_names)
         self.learner.to(self.args.device)
         self.training = args.make_training()
-        check_private(args, objective, self._labelling)
         real = RealData(self.train_dataset, self.data_collator, args.device)
-        self.objective = objective or args.make_objective(self.learner, self.training, real)
+        if objective is not None and args.objective != args.settings["objective"].default:
+            raise ValueError(
+                f"objective is given, and args.objective={args.objective!r} names another one; leave one of them out"
+            )
+        self.objective = objective or args.make_objective(self.learner, self.training, real, self._labelling)
         # A recipe cannot hold an object, so it holds the name of the class. FarziConfig refuses such a recipe.
         self._given = {"objective": type(objective).__name__} if objective is not None else {}
         # Each micro-batch has its own learner, and its loss is a mean over that micro-batch alone.
@@ -170,8 +172,10 @@ class FarziTrainer(StudentTrainer):
             summary.adopt_processing_class(self.task.processing_class, "processing_class")
         if farzi_data is None and rows is not None:
             with phase("Start of the summary", disable=args.disable_tqdm or args.process_index > 0):
-                start_inputs(summary, rows, args)
-            self._open_start = summary.fingerprint() if args.start_is_open else None
+                start = args.make_start()
+                start(summary, rows, args.seed)
+            is_open = LABELS[args.labels].by_teachers or start.is_open
+            self._open_start = summary.fingerprint() if is_open else None
         return summary
 
     def _add_callbacks(self) -> None:
@@ -336,6 +340,6 @@ class FarziTrainer(StudentTrainer):
             **self._given,
         }
         return {
-            "metrics": {**known.metrics, **evaluation, **figures_of(self.objective)},
+            "metrics": {**known.metrics, **evaluation, **facts_of(self.objective)},
             "recipe": known.recipe or {**recipe, **self._record.recipe_entry},
         }

@@ -7,42 +7,36 @@ first checkpoint is the random initialisation. A recording that was interrupted 
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import Dataset, IterableDataset
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from farzi_hf.data.seeds import Purpose, check_seed, derive
+from farzi_hf.data.seeds import Purpose, check_seed, derive, stream
 from farzi_hf.data.streams import RowStream, described
-from farzi_hf.distillation.learner import Learner, Parameters
+from farzi_hf.distillation.learner import Learner, LearnerBatch, Parameters
 from farzi_hf.distillation.processes import agreed, first_process_first, largest, world
 from farzi_hf.distillation.real_training import RealBatches, RealData, train_on_real
 from farzi_hf.distillation.row_checks import check_rows
 from farzi_hf.distillation.signals import NotedSignal, end, noted_signals
-from farzi_hf.distillation.trajectory_bank import (
-    MANIFEST,
-    VERSION,
-    TrajectoryBank,
-    _model_facts,
-    _read_manifest,
-    _shard,
-)
-from farzi_hf.engine import InnerOptimizer
+from farzi_hf.engine import InnerOptimizer, setting
 from farzi_hf.summary.store.atomic_folder import replace_file
 from farzi_hf.summary.store.disk import names_the_disk
 from farzi_hf.summary.store.escaping import as_written, json_text
 
 logger = logging.getLogger(__name__)
 
-
-# -- recording -------------------------------------------------------------------------------------------------------
+MANIFEST, VERSION = "manifest.json", 1
 
 
 def record_trajectories(
@@ -102,16 +96,9 @@ def record_trajectories(
             train_dataset = RowStream(train_dataset, partial(_checked, learner=learner, data_collator=data_collator))
         else:
             check_rows(train_dataset, learner, data_collator)
-        settings = {
-            "steps": steps,
-            "save_every": save_every,
-            "batch_size": batch_size,
-            "seed": seed,
-            "together": together,
-        }
         manifest = {
-            "version": VERSION, **settings, "optimizer": _optimizer_facts(optimizer), "data": described(train_dataset)["fingerprint"],
-            **_model_facts(learner),
+            "version": VERSION, "steps": steps, "save_every": save_every, "batch_size": batch_size, "seed": seed, "together": together,
+            "optimizer": _optimizer_facts(optimizer), "data": described(train_dataset)["fingerprint"], **_model_facts(learner),
             "streams": 2,  # the version of the rule that turns seeds into random numbers; recordings with another rule cannot go on
         }  # fmt: skip
         first_process_first(lambda: _adopt_manifest(folder, manifest))
@@ -200,9 +187,6 @@ def _adopt_manifest(folder: Path, manifest: dict[str, Any]) -> None:
             )
 
 
-# -- what a recording depends on -------------------------------------------------------------------------------------
-
-
 def _optimizer_facts(optimizer: InnerOptimizer) -> dict[str, Any]:
     if optimizer.lr_schedule is not None:
         raise ValueError(
@@ -213,3 +197,179 @@ def _optimizer_facts(optimizer: InnerOptimizer) -> dict[str, Any]:
 
 
 # -- reading ---------------------------------------------------------------------------------------------------------
+
+
+def _model_facts(learner: Learner) -> dict[str, Any]:
+    """Shape and dtype of each parameter, and the model's config: two different models may have the same shapes."""
+    named = learner.model.named_parameters()
+    parameters = {name: [*x.shape, str(x.dtype), *["constant"] * (not x.requires_grad)] for name, x in named}
+    config = json.loads(learner.model.config.to_json_string())
+    return {"parameters": parameters, "model": {k: v for k, v in config.items() if k != "transformers_version"}}
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    path = folder / MANIFEST
+    try:
+        manifest = as_written(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"folder={str(folder)!r} has no readable {MANIFEST} ({error}); give a folder that record_trajectories has filled"
+        ) from None
+    if manifest.get("version") != VERSION:
+        raise ValueError(
+            f"folder={str(folder)!r} has trajectories of format {manifest.get('version')}, but this version reads {VERSION}; "
+            "record them again"
+        )
+    return manifest
+
+
+def _shard(folder: Path, trajectory: int) -> Path:
+    return folder / f"trajectory-{trajectory:05d}.safetensors"
+
+
+class TrajectoryBank:
+    """Ω: the trajectories in a folder.
+
+    Args:
+        folder: a folder that `record_trajectories` has filled.
+        num: use only the first `num` trajectories; None uses all.
+
+    Raises:
+        ValueError: the folder holds no trajectories, or not all of the first `num`.
+    """
+
+    @dataclass(frozen=True)
+    class Settings:
+        num_trajectories: int | None = setting(
+            None, "|Ω|, trajectories to use, the first ones of the folder; by default all", least=1
+        )
+
+    def __init__(self, folder: str | Path, num: int | None = None):
+        self.folder, self.manifest = Path(folder), _read_manifest(Path(folder))
+        found = sorted(self.folder.glob("trajectory-*.safetensors"))
+        self._shards = found if num is None else [_shard(self.folder, trajectory) for trajectory in range(num)]
+        if not found or set(self._shards) - set(found):
+            raise ValueError(
+                f"folder={str(folder)!r} holds {len(found)} trajectories, and not all of the first {num or 1}; record them with "
+                "recipes/paper/trajectories.py"
+            )
+        self.steps, self.save_every = self.manifest["steps"], self.manifest["save_every"]
+
+    def __len__(self) -> int:
+        """|Ω|."""
+        return len(self._shards)
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of what the recording depends on. It is the same in another folder."""
+        return hashlib.sha256(json.dumps(self.manifest, sort_keys=True).encode()).hexdigest()[:16]
+
+    def check(self, learner: Learner, rows: Dataset | RowStream | None = None) -> None:
+        """Raises ValueError unless the trajectories belong to this learner. The message names the difference.
+
+        If they were recorded on other rows than these, it warns: they may be the same data, cut in another way, or hold a test set.
+        """
+        ours = as_written(_model_facts(learner))
+        for kind, what in (("parameters", "parameter"), ("model", "config's")):
+            recorded = self.manifest[kind]
+            for name in {**recorded, **ours[kind]}:
+                if recorded.get(name) != ours[kind].get(name):
+                    raise ValueError(
+                        f"folder={str(self.folder)!r} holds trajectories of another model: {what} {name} is "
+                        f"{recorded.get(name, 'missing')} there, {ours[kind].get(name, 'missing')} in the learner; record "
+                        "trajectories of this learner with recipes/paper/trajectories.py"
+                    )
+
+        if rows is not None and (found := described(rows)["fingerprint"]) != self.manifest["data"]:
+            logger.warning(
+                "%s: the trajectories were recorded on other rows (%s) than train_dataset has (%s). Make sure that no test set was "
+                "among them.", self.folder, self.manifest["data"], found,
+            )  # fmt: skip
+
+    def checkpoint(self, trajectory: int, step: int, device: torch.device | str | None = None) -> Parameters:
+        """θ of one trajectory after `step` steps. Only this part of the file is read."""
+        with safe_open(self._shards[trajectory], framework="pt") as file:
+            return {name: file.get_slice(name)[step // self.save_every].to(device) for name in file.keys()}  # noqa: SIM118
+
+    def sample(self, seed: int, last_step: int | None = None, device: torch.device | str | None = None) -> Parameters:
+        """θ ~ Ω, a function of `seed`. A trajectory is drawn uniformly, then one of its checkpoints up to `last_step`.
+
+        The initialisation is one of the checkpoints. `last_step=None` allows all checkpoints.
+        """
+        return self.checkpoint(*self._draw(seed, self.steps, last_step), device)
+
+    def segment(
+        self, seed: int, steps: int, last_step: int | None = None, device: torch.device | str | None = None
+    ) -> tuple[Parameters, Parameters]:
+        """Two checkpoints of one trajectory: a start as in `sample`, and the checkpoint `steps` steps later.
+
+        Raises:
+            ValueError: `steps` is no multiple of `save_every`, or longer than the trajectories.
+        """
+        if steps % self.save_every or not 1 <= steps <= self.steps:
+            raise ValueError(
+                f"steps={steps}: folder={str(self.folder)!r} has checkpoints every {self.save_every} steps up to {self.steps}; "
+                f"give a multiple of {self.save_every} that is at most {self.steps}"
+            )
+        trajectory, start = self._draw(seed, self.steps - steps, last_step)
+        return self.checkpoint(trajectory, start, device), self.checkpoint(trajectory, start + steps, device)
+
+    def _draw(self, seed: int, latest: int, last_step: int | None) -> tuple[int, int]:
+        """A trajectory and one of its steps, drawn from `seed`."""
+        generator = stream(seed, Purpose.TRAJECTORY)
+        latest = latest if last_step is None else min(latest, last_step)
+        trajectory = int(generator.integers(len(self)))
+        return trajectory, int(generator.integers(latest // self.save_every + 1)) * self.save_every
+
+
+# -- starts of inner loops --------------------------------------------------------------------------------------------
+
+
+def last_start() -> Any:
+    """A setting that several variants have."""
+    return setting(None, "latest step of Ω from which an inner loop starts; by default all", name="last_start", least=0)
+
+
+Starts = Callable[[Learner, int, torch.device], Parameters]
+"""`starts(learner, seed, device)`: θ_0, a function of the seed. `PretrainedStarts` is one."""
+
+
+def random_starts(learner: Learner, seed: int, device: torch.device) -> Parameters:
+    """θ_0 as the learner initialises it."""
+    return learner.initial_parameters(seed, device)
+
+
+def start_of(starts: Starts, learner: Learner | LearnerBatch, seed: int, device: torch.device) -> Parameters:
+    """θ_0 of one learner, or of several that train together, each with a seed of its own."""
+    return learner.stack([starts(learner.single, each, device) for each in learner.seeds(seed)])
+
+
+@dataclass(frozen=True)
+class PretrainedStarts:
+    """The starts of equation (3), θ_0 ~ Ω, mixed with fresh initialisations.
+
+    If all starts came from checkpoints of real training, the summary would only learn to finish a training. A student that
+    starts from scratch would learn nothing from it. Ω also holds only a few initialisations, and the summary would overfit
+    to them. Fresh initialisations prevent both.
+
+    Args:
+        bank: Ω.
+        fresh: share of the starts that are fresh initialisations.
+        last_step: no start is later than this step of real training; None takes all steps.
+    """
+
+    bank: TrajectoryBank
+    fresh: float = setting(
+        0.5, "share of the inner loops that start from random parameters and not from Ω", name="fresh_start_fraction"
+    )
+    last_step: int | None = last_start()
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.fresh <= 1:
+            raise ValueError(f"fresh_start_fraction={self.fresh} is no share; give a number from 0 to 1")
+
+    def __call__(self, learner: Learner, seed: int, device: torch.device | str | None = None) -> Parameters:
+        """θ_0, a function of `seed`."""
+        if stream(seed, Purpose.FRESH_START).random() < self.fresh:
+            return learner.initial_parameters(seed, device)
+        return learner.with_shared(self.bank.sample(seed, self.last_step, device))

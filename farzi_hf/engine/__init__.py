@@ -13,10 +13,12 @@ from farzi_hf.engine.optimizers import (
     InvertibleOptimizer,
     PaperAdam,
     State,
+    setting,
 )
 from farzi_hf.engine.unroll import train, unroll
 
 __all__ = [
     "ADJOINTS", "OPTIMIZERS", "Adjoint", "Checkpoint", "Direct", "GradientGraphs", "InnerAdam", "InnerLoss", "InnerOptimizer", "InnerSGD",
-    "InvertibleOptimizer", "PaperAdam", "Reversible", "State", "Tape", "TrainingState", "autocast_settings", "no_autocast", "train", "unroll",
+    "InvertibleOptimizer", "PaperAdam", "Reversible", "State", "Tape", "TrainingState", "autocast_settings", "no_autocast", "setting", "train",
+    "unroll",
 ]  # fmt: skip

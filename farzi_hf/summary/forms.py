@@ -19,11 +19,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from farzi_hf.engine import setting
+from farzi_hf.summary.initialization import INITIALIZATIONS, INPUT_SEQUENCES
 from farzi_hf.summary.soft_tokens import soft_tokens
 from farzi_hf.summary.targets import SoftTokens
 
@@ -32,17 +35,15 @@ Tensors = Mapping[str, Tensor]
 
 
 class Form(ABC):
-    """One form of the inputs or of the labels.
+    """One form of the inputs or of the labels. `Settings`, where it has one, has the settings of a `FarziConfig` that concern this form alone.
 
     Attributes:
         learnt: the names of its tensors that are parameters.
         given: the names of its tensors that stay as they are.
-        settings: the settings of a `FarziConfig` that concern this form alone.
     """
 
     learnt: ClassVar[tuple[str, ...]] = ()
     given: ClassVar[tuple[str, ...]] = ()
-    settings: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     @abstractmethod
@@ -54,7 +55,14 @@ class SoftInputs(Form):
     """Learnt distributions over the vocabulary."""
 
     learnt = ("latents", "decoder")
-    settings = ("latent_dim", "tau", "initialization", "concentration", "latent_std")
+    start = "initialization"
+    """The setting that names their start."""
+
+    @dataclass(frozen=True)
+    class Settings:
+        latent_dim: int = setting(16, "d, numbers per synthetic token", least=1)
+        tau: float = setting(1.0, "τ, softmax temperature")
+        initialization: str = setting("spectral", "where soft inputs start", table=INITIALIZATIONS)
 
     @classmethod
     def shapes(cls, config: Any) -> dict[str, tuple[int, ...]]:
@@ -71,7 +79,11 @@ class TokenInputs(Form):
     """Ids of the vocabulary, which any model reads without soft inputs."""
 
     given = ("input_ids",)
-    settings = ("input_sequences",)
+    start = "input_sequences"
+
+    @dataclass(frozen=True)
+    class Settings:
+        input_sequences: str = setting("made_up", "where the ids come from", table=INPUT_SEQUENCES)
 
     @classmethod
     def shapes(cls, config: Any) -> dict[str, tuple[int, ...]]:
@@ -86,8 +98,10 @@ class TokenInputs(Form):
 class SharedLabels(Form):
     """The inputs themselves: a position predicts the next one."""
 
-    start = "Farzi, 0 outer steps"
+    row_of_start = "Farzi, 0 outer steps"
     """The row of a table that has students on the start of a summary."""
+    by_teachers = False
+    """Whether teachers complete the start of a summary."""
 
     @classmethod
     def shapes(cls, config: Any) -> dict[str, tuple[int, ...]]:
@@ -102,9 +116,15 @@ class SharedLabels(Form):
 class OwnLabels(Form):
     """Learnt distributions of their own, one for each position."""
 
-    start = "same inputs, teacher's labels"
+    row_of_start = "same inputs, teacher's labels"
+    by_teachers = True
     learnt = ("label_latents", "label_decoder")
-    settings = ("label_dim",)
+
+    @dataclass(frozen=True)
+    class Settings:
+        label_dim: int | None = setting(
+            None, "e, numbers per own label; by default as many as the head of one teacher has", least=1
+        )
 
     @classmethod
     def shapes(cls, config: Any) -> dict[str, tuple[int, ...]]:

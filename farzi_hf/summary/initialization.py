@@ -1,7 +1,7 @@
-"""The start of a summary: `random`, `spectral` and `clusters` are functions that set the latents and the decoder of a `FarziData`.
+"""The start of a summary: `Random`, `Spectral` and `Clusters` set the latents and the decoder of a `FarziData`, `Ids` its input ids.
 
 After a random start every soft token is near uniform. On text the meta-gradient then moves all positions to the same token
-frequencies, and the distillation stays there: a summary without order has no gradient towards order (a saddle). `spectral` starts beyond
+frequencies, and the distillation stays there: a summary without order has no gradient towards order (a saddle). `Spectral` starts beyond
 the saddle, at real sequences in which each token is softened to the tokens that are used alike. How soft they have to be depends on the
 data, on μ and on T: `choose_concentration` tries some values.
 """
@@ -9,8 +9,10 @@ data, on μ and on T: `choose_concentration` tries some values.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -20,40 +22,104 @@ from torch import Tensor
 
 from farzi_hf.data.seeds import Purpose, derive, stream
 from farzi_hf.data.streams import RowStream, start_sequences
-from farzi_hf.summary.farzi_data import FarziData
-from farzi_hf.summary.input_sequences import INPUT_SEQUENCES, real_windows
+from farzi_hf.engine import setting
+from farzi_hf.summary.input_sequences import covering_windows, made_up, made_up_by_root, real_windows
 
-Initialization = Callable[..., None]
-"""`initialization(farzi, dataset, seed, concentration)` sets the soft inputs of a summary; κ has a default."""
+if TYPE_CHECKING:
+    from farzi_hf.summary.farzi_data import FarziData
+
 CONCENTRATION = 8.0
-CLUSTER_CONCENTRATION = 0.5
 CANDIDATES = (2.0, 4.0, 8.0, 16.0)
 """κ that `choose_concentration` tries."""
 
 
-def random(farzi: FarziData, dataset: Dataset | RowStream, seed: int, concentration: float = CONCENTRATION) -> None:
-    """Normal latents and decoder with standard deviation `config.latent_std`: soft tokens close to uniform. κ is not used."""
-    generator = torch.Generator().manual_seed(derive(seed, Purpose.SUMMARY_NORMAL))
-    for parameter in (farzi.latents, farzi.decoder):
-        draw = torch.randn(parameter.shape, generator=generator) * farzi.config.latent_std
-        parameter.data.copy_(draw)
+class Start(ABC):
+    """How the inputs of a new summary begin. A subclass is a frozen dataclass; its fields with a help text are settings of `FarziConfig`."""
+
+    by_teacher: ClassVar[bool] = False
+    """Whether the input embeddings of the teacher, where there is one, make a better start than `token_vectors`."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether learners have to choose κ, by `choose_concentration`."""
+        return False
+
+    @abstractmethod
+    def __call__(
+        self, farzi: FarziData, dataset: Dataset | RowStream, seed: int, vectors: Tensor | None = None
+    ) -> None:
+        """Sets the inputs of a summary.
+
+        Args:
+            farzi: changed in place. No tensor of size μ×ξ×V is built.
+            dataset: sequences of ids in the column `input_ids`.
+            seed: of all that is drawn.
+            vectors: (V, n) one for each token, such as a teacher's embedding.
+        """
 
 
-def spectral(farzi: FarziData, dataset: Dataset | RowStream, seed: int, concentration: float = CONCENTRATION) -> None:
+@dataclass(frozen=True)
+class Ids(Start):
+    """Ids of a function of `input_sequences`.
+
+    Attributes:
+        draw: the function.
+        protects: what a card says about ids that were made so.
+    """
+
+    draw: Callable[..., np.ndarray]
+    protects: str
+
+    def __call__(
+        self, farzi: FarziData, dataset: Dataset | RowStream, seed: int, vectors: Tensor | None = None
+    ) -> None:
+        tokens, lengths = start_sequences(dataset, seed)
+        ids = self.draw(tokens, lengths, tuple(farzi.input_ids.shape), stream(seed, Purpose.INPUT_SEQUENCES))
+        farzi.input_ids.copy_(torch.from_numpy(ids))
+
+
+@dataclass(frozen=True)
+class Random(Start):
+    """Normal latents and decoder with standard deviation `config.latent_std`: soft tokens close to uniform."""
+
+    def __call__(
+        self, farzi: FarziData, dataset: Dataset | RowStream, seed: int, vectors: Tensor | None = None
+    ) -> None:
+        generator = torch.Generator().manual_seed(derive(seed, Purpose.SUMMARY_NORMAL))
+        for parameter in (farzi.latents, farzi.decoder):
+            draw = torch.randn(parameter.shape, generator=generator) * farzi.config.latent_std
+            parameter.data.copy_(draw)
+
+
+@dataclass(frozen=True)
+class Spectral(Start):
     """Real sequences with softened tokens: a position with token w has p(v) ∝ f(v) exp(κ u_w·u_v).
 
     f is the frequency of a token, u_v ∈ R^{d−1} its unit vector from `token_vectors`, κ the concentration. These
     distributions factorise exactly: the latents of the position are (1, √κ u_w), and the decoder's columns are
-    τ (log f(v), √κ u_v). With d = 1 every position has the token frequencies.
+    τ (log f(v), √κ u_v). With d = 1 every position has the token frequencies. μ windows of ξ tokens are cut from the sequences in
+    random order, and repeated if there are too few.
 
     Args:
-        farzi: changed in place. No tensor of size μ×ξ×V is built.
-        dataset: sequences of ids in the column `input_ids`. μ windows of ξ tokens are cut from them in random order,
-            and repeated if there are too few.
-        seed: of the windows.
-        concentration: κ. With a small κ only frequencies are left; with a large κ only the real tokens, which a learner memorises.
+        concentration: κ. With a small κ only frequencies are left; with a large κ only the real tokens, which a learner memorises. None:
+            `CONCENTRATION`, until learners have chosen another one.
     """
-    spectral_starts(farzi, dataset, seed)(concentration)
+
+    concentration: float | None = setting(
+        None, "κ of a spectral start; by default, training begins with a trial of a few values on training data"
+    )
+
+    def __post_init__(self) -> None:
+        _check_concentration(self.concentration)
+
+    @property
+    def is_open(self) -> bool:
+        return self.concentration is None
+
+    def __call__(
+        self, farzi: FarziData, dataset: Dataset | RowStream, seed: int, vectors: Tensor | None = None
+    ) -> None:
+        spectral_starts(farzi, dataset, seed)(CONCENTRATION if self.concentration is None else self.concentration)
 
 
 def spectral_starts(farzi: FarziData, dataset: Dataset | RowStream, seed: int) -> Callable[[float], None]:
@@ -74,54 +140,65 @@ def spectral_starts(farzi: FarziData, dataset: Dataset | RowStream, seed: int) -
     return start_at
 
 
-def clusters(
-    farzi: FarziData,
-    dataset: Dataset | RowStream,
-    seed: int,
-    concentration: float = CLUSTER_CONCENTRATION,
-    vectors: Tensor | None = None,
-) -> None:
+@dataclass(frozen=True)
+class Clusters(Start):
     """Groups of tokens that are alike, in random order: p(v) ∝ f(v) exp(−κ |x_v − c|²) at a position with the centre c.
 
     With few positions, a student sees all tokens so, each among those like it; ids would show it a few of them. There are as many centres as
     positions, but not more than half of the tokens. Each stands once; the other positions draw centres by the frequency of their groups. These
     distributions factorise exactly: the latents of a position are (2 κ c, 1, 1), and the decoder's columns are
-    τ (x_v, −κ |x_v|², log f(v)).
+    τ (x_v, −κ |x_v|², log f(v)). The x_v are the d − 2 principal components of the vectors of the tokens, by default of `token_vectors`. The
+    summary needs labels of its own, because the order says nothing.
 
     Args:
-        farzi: changed in place; with labels of its own, because the order says nothing.
-        dataset: as in `spectral`.
-        seed: of the centres and of their order.
-        concentration: κ, where the entries of the x_v have a standard deviation of 1.
-        vectors: (V, n) one for each token, such as a teacher's embedding; by default those of `token_vectors`. Their d − 2 principal
-            components are taken.
+        concentration: κ, where the entries of the x_v have a standard deviation of 1. None: 0.5.
 
     Raises:
         ValueError: d is less than 3, or the labels are shared.
     """
-    config = farzi.config
-    if config.latent_dim < 3 or config.labels != "own":
-        raise ValueError(
-            f"initialization='clusters' needs labels='own' and latent_dim of at least 3, got labels={config.labels!r} and "
-            f"latent_dim={config.latent_dim}; set them, or choose initialization='spectral'"
+
+    by_teacher: ClassVar[bool] = True
+    concentration: float | None = setting(None, "κ of a start in clusters, by default 0.5")
+
+    def __post_init__(self) -> None:
+        _check_concentration(self.concentration)
+
+    def __call__(
+        self, farzi: FarziData, dataset: Dataset | RowStream, seed: int, vectors: Tensor | None = None
+    ) -> None:
+        config, kappa = farzi.config, 0.5 if self.concentration is None else self.concentration
+        if config.latent_dim < 3 or config.labels != "own":
+            raise ValueError(
+                f"initialization='clusters' needs labels='own' and latent_dim of at least 3, got labels={config.labels!r} and "
+                f"latent_dim={config.latent_dim}; set them, or choose initialization='spectral'"
+            )
+        tokens, lengths = start_sequences(dataset, seed)
+        counts = torch.from_numpy(np.bincount(tokens, minlength=config.vocab_size)).float()
+        if vectors is None:
+            vectors = token_vectors(tokens, lengths, config.vocab_size, config.latent_dim - 2, seed)
+        points = _components(vectors.detach().float().cpu(), config.latent_dim - 2)
+        positions = config.num_sequences * config.sequence_length
+        generator = torch.Generator().manual_seed(derive(seed, Purpose.SUMMARY_CLUSTERS))
+        number = min(positions, max(1, int((counts > 0).sum()) // 2))
+        centres, group = _centres(points, counts.sqrt(), number, generator)
+        share = torch.zeros(len(centres)).index_add_(0, group, counts) + 1e-9
+        rest = torch.multinomial(share, max(1, positions - len(centres)), replacement=True, generator=generator)
+        chosen = torch.cat([torch.arange(len(centres)), rest])[:positions]
+        chosen = chosen[torch.randperm(positions, generator=generator)].view(
+            config.num_sequences, config.sequence_length
         )
-    tokens, lengths = start_sequences(dataset, seed)
-    counts = torch.from_numpy(np.bincount(tokens, minlength=config.vocab_size)).float()
-    if vectors is None:
-        vectors = token_vectors(tokens, lengths, config.vocab_size, config.latent_dim - 2, seed)
-    points = _components(vectors.detach().float().cpu(), config.latent_dim - 2)
-    positions = config.num_sequences * config.sequence_length
-    generator = torch.Generator().manual_seed(derive(seed, Purpose.SUMMARY_CLUSTERS))
-    centres, group = _centres(points, counts.sqrt(), min(positions, max(1, int((counts > 0).sum()) // 2)), generator)
-    share = torch.zeros(len(centres)).index_add_(0, group, counts) + 1e-9
-    rest = torch.multinomial(share, max(1, positions - len(centres)), replacement=True, generator=generator)
-    chosen = torch.cat([torch.arange(len(centres)), rest])[:positions]
-    chosen = chosen[torch.randperm(positions, generator=generator)].view(config.num_sequences, config.sequence_length)
-    ones = torch.ones(*chosen.shape, 2)
-    farzi.latents.data.copy_(torch.cat([2 * concentration * centres[chosen], ones], dim=-1))
-    log_frequency = torch.log(counts + 0.1)[None]
-    columns = [points.T, -concentration * points.square().sum(1)[None], log_frequency - log_frequency.mean()]
-    farzi.decoder.data.copy_(torch.cat(columns) * config.tau)
+        ones = torch.ones(*chosen.shape, 2)
+        farzi.latents.data.copy_(torch.cat([2 * kappa * centres[chosen], ones], dim=-1))
+        log_frequency = torch.log(counts + 0.1)[None]
+        columns = [points.T, -kappa * points.square().sum(1)[None], log_frequency - log_frequency.mean()]
+        farzi.decoder.data.copy_(torch.cat(columns) * config.tau)
+
+
+def _check_concentration(value: float | None) -> None:
+    if value is not None and not value > 0:
+        raise ValueError(
+            f"concentration={value} is not usable; give a number above 0, for instance {CONCENTRATION}, or None for the default"
+        )
 
 
 _ROUNDS = 30
@@ -220,28 +297,22 @@ def _sparse(indices: Tensor, values: Tensor, shape: tuple[int, ...]) -> Tensor:
     return torch.sparse_coo_tensor(indices, values, shape, check_invariants=True)  # torch warns unless it is given
 
 
-def start_inputs(farzi: FarziData, dataset: Dataset | RowStream, settings: Any, **facts: Any) -> None:
-    """Sets the inputs of a new summary.
+INITIALIZATIONS: dict[str, type[Start]] = {"spectral": Spectral, "clusters": Clusters, "random": Random}
+"""Of soft inputs, by name."""
 
-    Args:
-        dataset: real sequences, in the column `input_ids`.
-        settings: a `FarziConfig`: `initialization`, `concentration` and `seed`, or `input_sequences` where inputs are ids.
-        facts: further arguments of the initialization.
-    """
-    if "latents" in farzi.tensors:
-        given = {} if settings.concentration is None else {"concentration": settings.concentration}
-        INITIALIZATIONS[settings.initialization](farzi, dataset, settings.seed, **given, **facts)
-    else:
-        set_ids(farzi, dataset, settings.seed, settings.input_sequences)
-
-
-def set_ids(farzi: FarziData, dataset: Dataset | RowStream, seed: int, name: str) -> None:
-    """Gives a summary with token inputs its ids, by a function of `INPUT_SEQUENCES`."""
-    tokens, lengths = start_sequences(dataset, seed)
-    generator = stream(seed, Purpose.INPUT_SEQUENCES)
-    ids = INPUT_SEQUENCES[name](tokens, lengths, tuple(farzi.input_ids.shape), generator)
-    farzi.input_ids.copy_(torch.from_numpy(ids))
-
-
-INITIALIZATIONS: dict[str, Initialization] = {"spectral": spectral, "clusters": clusters, "random": random}
-"""By name."""
+_MADE_UP = (
+    "The inputs are made up: their ids were drawn by frequency, each on its own, so that they hold no sequence of the data. The labels are what "
+    "models predict that were trained on the data. They may give away what the data hold, rare entries and pairs of entries above all, and "
+    "the inputs show which entries occur. No differential privacy was used."
+)
+_REAL = (
+    "The inputs are sequences of the data, as they are: whoever publishes this summary publishes them. The labels are what models predict that "
+    "were trained on the data."
+)
+INPUT_SEQUENCES: dict[str, Ids] = {
+    "made_up": Ids(made_up, _MADE_UP),
+    "made_up_by_root": Ids(made_up_by_root, _MADE_UP),
+    "real_windows": Ids(real_windows, _REAL),
+    "covering_windows": Ids(covering_windows, _REAL),
+}
+"""Of inputs that are ids, by name."""

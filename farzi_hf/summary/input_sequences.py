@@ -70,12 +70,3 @@ def made_up_by_root(
     ids, counts = np.unique(tokens, return_counts=True)
     shares = counts**0.5 / (counts**0.5).sum()
     return generator.choice(ids, shape, p=shares)
-
-
-MADE_UP: tuple[InputSequences, ...] = (made_up, made_up_by_root)
-"""Those that hold no sequence of the data."""
-
-INPUT_SEQUENCES: dict[str, InputSequences] = {
-    function.__name__: function for function in (*MADE_UP, real_windows, covering_windows)
-}
-"""By the name that `FarziConfig.input_sequences` gives them."""

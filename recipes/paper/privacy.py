@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from cells import FULL, Cell, evidence_of, full_cells, on_start
 from experiment import Experiment, PaperArguments
@@ -67,10 +68,15 @@ def cells(noise_multipliers: Sequence[float]) -> list[Cell]:
     return [
         Cell(START, students=on_start, distils=False),
         Cell(OPEN),
-        Cell(CLIPPED, {"privacy_noise_multiplier": 0.0}),
-        *(Cell(private_row(sigma), {"privacy_noise_multiplier": sigma}, facts=spent) for sigma in noise_multipliers),
+        Cell(CLIPPED, private(0.0)),
+        *(Cell(private_row(sigma), private(sigma), facts=spent) for sigma in noise_multipliers),
         *full_cells(),
     ]
+
+
+def private(sigma: float) -> dict[str, Any]:
+    """Settings of a private distillation."""
+    return {"objective": "private_matching", "privacy_noise_multiplier": sigma}
 
 
 def spent(trainer: FarziTrainer, c: Comparison, students: Sequence[Student]) -> Mapping[str, float]:

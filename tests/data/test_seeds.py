@@ -13,7 +13,7 @@ from tiny_trainer import tiny_trainer
 from farzi_hf import FarziConfig
 from farzi_hf.data import Interactions, random_sequences
 from farzi_hf.data.seeds import Purpose, check_different, check_seed, derive, stream
-from farzi_hf.summary.initialization import spectral
+from farzi_hf.summary.initialization import Spectral
 
 numbers = st.integers(0, 2**64 - 1) | st.integers(0, 5) | st.sampled_from([2**32 - 1, 2**32, 2**32 + 1])
 keys = st.tuples(numbers, st.sampled_from(Purpose), st.lists(numbers, max_size=4).map(tuple))
@@ -101,7 +101,7 @@ def test_no_two_streams_of_a_distillation_are_one(monkeypatch, tmp_path, sequenc
     trainer.train()
     trainer.evaluate()
     random_sequences(trained, 10, trainer.args.seed)
-    spectral(trainer.model, trained, trainer.args.seed)
+    Spectral()(trainer.model, trained, trainer.args.seed)
     Interactions([np.array([1, 2])] * 10, 2).strong_generalization_split(trainer.args.seed)
     ours = [
         begun for begun in streams.begun if begun != trainer.args.seed

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from farzi_hf import FarziConfig, FarziData
 from farzi_hf.data.collators import SequenceCollator
 from farzi_hf.distillation import Learner, MetaMatching, SyntheticTraining
-from farzi_hf.distillation.objectives.private import PrivateMatching, clipped_sum, pooled_facts
+from farzi_hf.distillation.objectives.private import PrivateMatching, clipped_sum
 from farzi_hf.distillation.real_training import RealData
 from farzi_hf.engine import InnerAdam
 
@@ -38,7 +38,7 @@ def private(noise: float = SIGMA, norm: float = C, key: int = 11) -> PrivateMatc
     rows = np.random.default_rng(0).integers(4, V, (N, LENGTH)).tolist()
     real = RealData(Dataset.from_dict({"input_ids": rows}), SequenceCollator(), "cpu")
     matching = MetaMatching(SyntheticTraining(InnerAdam(0.02, eps=1e-3), 1.0, 2), steps=3, steps_min=3)
-    return PrivateMatching(matching, real, B, noise, norm, delta=1e-3, key=key)
+    return PrivateMatching(matching, real, B, noise, 1e-3, norm, key=key)
 
 
 def rows_of(objective: PrivateMatching, numbers: list[int]) -> list[dict[str, Tensor]]:
@@ -90,7 +90,7 @@ def test_noise_and_samples_are_of_one_release_alone():
     totals = [{"a": torch.zeros(9)}, {"a": torch.full((9,), 1e-20)}]  # of other labels, say: whatever makes another sum
     noises = [one._noisy(total, secret)["a"] for total in totals]
     assert not torch.isclose(*noises).any()
-    keys = {PrivateMatching(one.matching, one.real, B, SIGMA, C, 1e-3).key for _ in range(4)}
+    keys = {PrivateMatching(one.matching, one.real, B, SIGMA, 1e-3, C).key for _ in range(4)}
     assert len(keys) == 4  # without a key, the system draws one
 
 
@@ -143,9 +143,13 @@ def test_without_noise_and_clipping_it_is_the_gradient_of_the_mean_loss(learner,
 
 def test_a_table_of_several_runs_has_the_epsilon_of_each():
     runs = [{"privacy_epsilon": 0.5, "privacy_releases": 3, "privacy_delta": 1e-4, "seed": s} for s in (0, 1)]
-    assert pooled_facts(runs[:1]) == runs[0]
-    assert pooled_facts(runs) == {"privacy_delta": 1e-4, "seed": 0, "privacy_epsilon_of_each_run_alone": [0.5, 0.5]}
-    assert pooled_facts([{"seed": 0}, {"seed": 1}]) == {"seed": 0}
+    assert PrivateMatching.pooled(runs[:1]) == runs[0]
+    assert PrivateMatching.pooled(runs) == {
+        "privacy_delta": 1e-4,
+        "seed": 0,
+        "privacy_epsilon_of_each_run_alone": [0.5, 0.5],
+    }
+    assert PrivateMatching.pooled([{"seed": 0}, {"seed": 1}]) == {"seed": 0}
 
 
 def test_the_loss_of_an_empty_sample_is_not_known(learner, farzi):
@@ -175,6 +179,7 @@ def test_a_clipped_noisy_release_is_all_that_the_summary_sees(learner, farzi):
 
 PRIVATE = {
     **SETTINGS,
+    "objective": "private_matching",
     "initialization": "random",
     "privacy_noise_multiplier": 1.3,
     "privacy_delta": 1e-3,
@@ -252,10 +257,14 @@ def test_two_runs_that_go_on_from_one_checkpoint_have_their_own_noise(tmp_path, 
     [
         ({"initialization": "spectral"}, "initialization='spectral': other starts are computed from the data"),
         ({"inputs": "tokens", "labels": "own"}, "inputs='tokens': ids would be drawn by their frequency"),
-        ({"objective": "gradient_matching"}, "only this objective has a private gradient"),
+        (
+            {"objective": "meta_matching"},
+            "has no effect with objective='meta_matching': set objective='private_matching', or",
+        ),
         ({"trajectories": "omega"}, "trajectories='omega': they were trained on the data"),
         ({"privacy_noise_multiplier": -1.0}, r"privacy_noise_multiplier=-1.0 is not usable"),
-        ({"privacy_max_grad_norm": 0.0}, r"privacy_max_grad_norm=0.0 is not usable"),
+        ({"privacy_noise_multiplier": None}, r"privacy_noise_multiplier=None is not usable"),
+        ({"learner_pool": 2, "window": None}, r"learner_pool=2 needs ages"),
         ({"privacy_delta": 1.0}, r"privacy_delta=1.0 is not usable"),
     ],
 )
@@ -268,7 +277,7 @@ def test_settings_that_break_privacy_are_refused(tmp_path, changes, message):
     ("changes", "arguments", "message"),
     [
         ({"labels": "own"}, {}, "labels='own', and no teacher"),
-        ({}, {"objective": lambda *_: None}, "with an objective of your own"),
+        ({}, {"objective": lambda *_: None}, "objective is given, and args.objective='private_matching' names another"),
         ({"privacy_delta": 0.01}, {}, "privacy_delta=0.01 is not less than 1 / 160"),
         ({"per_device_train_batch_size": 161}, {}, "per_device_train_batch_size=161 is more than the 160 rows"),
     ],

@@ -21,7 +21,8 @@ from farzi_hf.distillation.real_training import RealBatches, RealData
 from farzi_hf.distillation.teacher import Labelling, Teacher, TeacherTraining, head_width, label
 from farzi_hf.engine import Direct, InnerAdam, Reversible, Tape
 from farzi_hf.models.rnn import RNNConfig
-from farzi_hf.summary.input_sequences import INPUT_SEQUENCES, covering_windows, made_up, real_windows
+from farzi_hf.summary.initialization import INPUT_SEQUENCES
+from farzi_hf.summary.input_sequences import covering_windows, made_up, real_windows
 
 V = 54
 OWN = {"labels": "own", "inputs": "tokens", "teacher_steps": 30, "teacher_batch_size": 20}
@@ -129,7 +130,7 @@ def test_a_teacher_of_another_vocabulary_is_refused():
 def test_ids_are_of_the_data_and_a_function_of_the_generator(sequences, name):
     tokens, lengths = flatten_sequences(sequences["train"])
     first, again, other = (
-        INPUT_SEQUENCES[name](tokens, lengths, (6, 20), np.random.default_rng(seed)) for seed in (0, 0, 1)
+        INPUT_SEQUENCES[name].draw(tokens, lengths, (6, 20), np.random.default_rng(seed)) for seed in (0, 0, 1)
     )
     assert first.shape == (6, 20)
     assert set(first.flatten()) <= set(tokens)

@@ -49,7 +49,7 @@ def assert_equal(found: list[torch.Tensor], expected: list[torch.Tensor]) -> Non
 def test_training_makes_students_better(make):
     """From soft tokens near uniform to a summary that beats them on data that distillation has not seen."""
     trainer = make(
-        initialization="random", latent_std=0.5, max_steps=15, learning_rate=0.2, inner_steps=8, inner_steps_min=None,
+        initialization="random", max_steps=15, learning_rate=0.2, inner_steps=8, inner_steps_min=None,
         window=None, inner_learning_rate=0.1, inner_epsilon=1e-2,
     )  # fmt: skip
     before = trainer.evaluate()

@@ -21,9 +21,8 @@ from farzi_hf.distillation import (
     TrajectoryBank,
     record_trajectories,
     trajectories,
-    trajectory_bank,
 )
-from farzi_hf.distillation.trajectory_bank import MANIFEST
+from farzi_hf.distillation.trajectories import MANIFEST
 from farzi_hf.engine import InnerAdam, InnerSGD
 
 V, LENGTH = 11, 5
@@ -204,7 +203,7 @@ def test_a_training_that_diverges_is_no_trajectory(record, tmp_path):
 
 
 def test_only_the_checkpoint_that_is_asked_for_is_read(record, monkeypatch):
-    bank, indices, real = record(), [], trajectory_bank.safe_open
+    bank, indices, real = record(), [], trajectories.safe_open
 
     class Slice:
         def __init__(self, tensor):
@@ -233,7 +232,7 @@ def test_only_the_checkpoint_that_is_asked_for_is_read(record, monkeypatch):
         def get_slice(self, name):
             return Slice(self.open.get_slice(name))
 
-    monkeypatch.setattr(trajectory_bank, "safe_open", File)
+    monkeypatch.setattr(trajectories, "safe_open", File)
     bank.checkpoint(1, 4)
     assert set(indices) == {2}
     assert len(indices) == len(bank.manifest["parameters"])

@@ -218,7 +218,16 @@ def test_more_outer_steps_do_not_make_the_start_again(finished_text, tmp_path, s
 @pytest.mark.usefixtures("no_figures")
 def test_the_card_of_a_private_run_has_its_epsilon(tmp_path, small_data):
     pytest.importorskip("opacus")
-    private = ["--privacy_noise_multiplier", "1", "--initialization", "random", "--baselines", "head"]
+    private = [
+        "--objective",
+        "private_matching",
+        "--privacy_noise_multiplier",
+        "1",
+        "--initialization",
+        "random",
+        "--baselines",
+        "head",
+    ]
     ptb.main([*DEMO, *private, "--output_dir", str(tmp_path)])
     metrics = json.loads((tmp_path / "summary" / "metrics.json").read_text(encoding="utf-8"))
     assert metrics["privacy_releases"] == 2

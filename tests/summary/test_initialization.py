@@ -19,20 +19,20 @@ from farzi_hf.data.seeds import Purpose, stream
 from farzi_hf.summary import FarziData, FarziDataConfig
 from farzi_hf.summary.initialization import (
     CANDIDATES,
+    Clusters,
+    Random,
+    Spectral,
     _mutual_information,
     _neighbours,
     choose_concentration,
-    clusters,
-    random,
-    real_windows,
-    spectral,
     spectral_starts,
     token_vectors,
 )
+from farzi_hf.summary.input_sequences import real_windows
 
 SENTENCES = [[2, 4, 5, 4, 3], [2, 5, 5, 3], [2, 6, 3], [2, 4, 5, 6, 4, 3]]
 V = 8
-STARTS = {"random": random, "spectral": spectral}
+STARTS = {"random": Random(), "spectral": Spectral()}
 
 
 def dataset_of(sentences: Sequence[Sequence[int]]) -> Dataset:
@@ -144,7 +144,7 @@ def test_tokens_with_the_same_neighbours_point_the_same_way():
 @pytest.mark.parametrize("tau", [1.0, 0.5])
 def test_a_spectral_start_is_its_formula(tau):
     farzi = summary(tau=tau)
-    spectral(farzi, dataset_of(SENTENCES), seed=3, concentration=2.0)
+    Spectral(2.0)(farzi, dataset_of(SENTENCES), seed=3)
     windows = real_windows(*flat(SENTENCES), (6, 7), np.random.default_rng(3))
     vectors = token_vectors(*flat(SENTENCES), V, 3, seed=3)
     expected = frequencies(SENTENCES) * (2.0 * vectors[torch.from_numpy(windows)] @ vectors.T).exp()
@@ -173,7 +173,7 @@ def test_the_concentration_with_the_least_loss_is_taken(losses, best):
     assert chosen == best
     for concentration, found in [*zip(CANDIDATES, seen, strict=True), (chosen, tensors(farzi))]:
         expected = summary(tau=0.5)
-        spectral(expected, dataset_of(SENTENCES), seed=3, concentration=concentration)
+        Spectral(concentration)(expected, dataset_of(SENTENCES), seed=3)
         assert all(map(torch.equal, found, tensors(expected)))
 
 
@@ -187,9 +187,9 @@ def test_a_spectral_start_knows_which_token_stood_where(sequences, tokenizer):
         return -soft_tokens(farzi).gather(-1, windows[..., None]).log().mean().item()
 
     unigram = -frequencies(dataset["input_ids"], vocab_size)[windows].log().mean().item()
-    random(farzi, dataset, seed=0)
+    Random()(farzi, dataset, seed=0)
     from_random = nats()
-    spectral(farzi, dataset, seed=0)
+    Spectral()(farzi, dataset, seed=0)
     assert 0.1 < nats() < unigram - 1 < from_random - 1
 
 
@@ -218,7 +218,7 @@ def test_a_start_leaves_the_global_random_state_alone(initialize):
 
 def test_random_starts_have_the_deviation_of_the_config():
     farzi = summary(50, 20, 8, 100, latent_std=0.25)
-    random(farzi, dataset_of(SENTENCES), seed=0)
+    Random()(farzi, dataset_of(SENTENCES), seed=0)
     assert farzi.latents.std().item() == pytest.approx(0.25, rel=0.05)
     assert farzi.decoder.std().item() == pytest.approx(0.25, rel=0.1)
 
@@ -226,21 +226,21 @@ def test_random_starts_have_the_deviation_of_the_config():
 @pytest.mark.parametrize("tau", [1.0, 0.5])
 def test_one_dimension_holds_the_token_frequencies(tau):
     farzi = summary(d=1, tau=tau)
-    spectral(farzi, dataset_of(SENTENCES), seed=0)
+    Spectral()(farzi, dataset_of(SENTENCES), seed=0)
     torch.testing.assert_close(soft_tokens(farzi), frequencies(SENTENCES).expand(6, 7, V))
 
 
 @pytest.mark.parametrize("d", [2, V, V + 5])
 def test_any_number_of_dimensions(d):
     farzi = summary(d=d)
-    spectral(farzi, dataset_of(SENTENCES), seed=0)
+    Spectral()(farzi, dataset_of(SENTENCES), seed=0)
     assert torch.isfinite(soft_tokens(farzi)).all()
 
 
 @pytest.mark.parametrize("sentences", [[[2, 4, 3]], [[2, 3]], [[4, 4]]])
 def test_fewer_real_tokens_than_synthetic_ones(sentences):
     farzi = summary(mu=6, xi=7)
-    spectral(farzi, dataset_of(sentences), seed=0)
+    Spectral()(farzi, dataset_of(sentences), seed=0)
     assert torch.isfinite(soft_tokens(farzi)).all()
 
 
@@ -262,10 +262,10 @@ def test_nothing_has_the_size_of_all_soft_tokens():
     sentences = dataset_of([generator.integers(vocab_size, size=12).tolist() for _ in range(400)])
     farzi = summary(mu, xi, d, vocab_size)
     with _Largest() as largest:
-        spectral(farzi, sentences, seed=0)
+        Spectral()(farzi, sentences, seed=0)
     tracemalloc.start()  # NumPy reports its allocations to it
     try:
-        spectral(farzi, sentences, seed=0)
+        Spectral()(farzi, sentences, seed=0)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -281,7 +281,7 @@ def test_a_position_is_a_group_of_tokens_around_a_centre(tau):
     """By the formula, with the centre read from the latents: p(v) ∝ f(v) exp(−κ |x_v − c|²)."""
     farzi, kappa = summary(d=5, labels="own", tau=tau), 0.7
     vectors = torch.randn(V, 3, generator=torch.Generator().manual_seed(0))
-    clusters(farzi, dataset_of(SENTENCES), 3, kappa, vectors)
+    Clusters(kappa)(farzi, dataset_of(SENTENCES), 3, vectors)
     assert farzi.latents[..., 3:].eq(1).all()
     points, centres = farzi.decoder[:3].T.detach() / tau, farzi.latents[..., :3].detach() / (2 * kappa)
     assert points.std().item() == pytest.approx(1.0)
@@ -298,7 +298,7 @@ def test_tokens_that_are_alike_share_a_centre_and_every_centre_stands_somewhere(
     vectors = torch.zeros(V, 2)
     vectors[[2, 3]], vectors[[4, 5, 6]] = torch.tensor([0.0, 5.0]), torch.tensor([5.0, 0.0])
     farzi = summary(d=4, labels="own")
-    clusters(farzi, dataset_of(SENTENCES), 1, 50.0, vectors)
+    Clusters(50.0)(farzi, dataset_of(SENTENCES), 1, vectors)
     likeliest = soft_tokens(farzi).topk(3).indices.sort(-1).values.flatten(0, 1)
     found = {tuple(row) for row in likeliest.tolist()}
     assert (4, 5, 6) in found
@@ -308,11 +308,11 @@ def test_tokens_that_are_alike_share_a_centre_and_every_centre_stands_somewhere(
 def test_groups_are_a_function_of_the_seed_and_need_no_vectors(sequences, tokenizer):
     first, again, other = (summary(10, 5, 6, len(tokenizer), labels="own") for _ in range(3))
     for farzi, seed in ((first, 0), (again, 0), (other, 1)):
-        clusters(farzi, sequences["train"], seed)
+        Clusters()(farzi, sequences["train"], seed)
     assert torch.equal(first.latents, again.latents)
     assert not torch.equal(first.latents, other.latents)
     narrow = summary(10, 5, 40, len(tokenizer), labels="own")
-    clusters(narrow, sequences["train"], 0, vectors=torch.randn(len(tokenizer), 4))
+    Clusters()(narrow, sequences["train"], 0, vectors=torch.randn(len(tokenizer), 4))
     assert torch.isfinite(soft_tokens(narrow)).all()
 
 
@@ -321,4 +321,4 @@ def test_groups_need_labels_of_their_own_and_room(settings):
     with pytest.raises(
         ValueError, match=r"initialization='clusters' needs labels='own' and latent_dim of at least 3, got"
     ):
-        clusters(summary(**settings), dataset_of(SENTENCES), 0)
+        Clusters()(summary(**settings), dataset_of(SENTENCES), 0)

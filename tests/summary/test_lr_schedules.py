@@ -9,7 +9,7 @@ from tiny_models import LENGTH, V, tiny_model
 from farzi_hf.distillation import Learner, SyntheticTraining
 from farzi_hf.engine import Direct, InnerSGD
 from farzi_hf.summary import FarziData, FarziDataConfig
-from farzi_hf.summary.lr_schedules import lr_schedule
+from farzi_hf.summary.inner_settings import lr_schedule
 
 
 def test_a_linear_rate_falls_from_one_towards_zero():

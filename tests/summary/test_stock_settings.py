@@ -13,7 +13,7 @@ from transformers import SchedulerType, TrainingArguments
 from farzi_hf.distillation import Learner, SyntheticTraining
 from farzi_hf.engine import InnerAdam, InnerSGD
 from farzi_hf.summary import FarziData, FarziDataConfig
-from farzi_hf.summary.lr_schedules import LR_SCHEDULES
+from farzi_hf.summary.inner_settings import LR_SCHEDULES
 
 ADAM = {"optimizer": "adam", "lr": 0.02, "betas": [0.5, 0.99], "eps": 1e-3, "eps_root": 0.0, "weight_decay": 0.0}
 SGD = {"optimizer": "sgd", "lr": 0.3, "momentum": 0.5, "weight_decay": 0.0}
@@ -56,7 +56,7 @@ def test_a_student_is_the_learner_of_the_inner_loop(tmp_path, inner, optimizer, 
     model = tiny_model("gpt2")
     start = {name: p.detach().clone() for name, p in model.named_parameters()}
     training = SyntheticTraining(optimizer, farzi.config.tau, lr_scheduler_type=schedule)
-    assert replace(SyntheticTraining.of_summary(farzi.config), batch_size=None) == training
+    assert replace(SyntheticTraining.of(farzi.config.inner, farzi.config.tau), batch_size=None) == training
     expected = training(Learner(model), farzi.tensors, start=start, steps=7, seed=0)
     found = student(farzi, farzi.training_arguments(tmp_path, use_cpu=True, disable_tqdm=True))
     assert max((found[name] - start[name]).abs().max() for name in start) > 0.05

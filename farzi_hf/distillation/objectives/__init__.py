@@ -1,11 +1,10 @@
 """Objectives: the losses that the outer loop can minimise, one file each. `OBJECTIVES` names them for `FarziConfig`.
 
-An objective is a function of the learner, the latents (μ, ξ, d), the decoder (d, V), a batch of real sequences and a seed.
-It returns a scalar that is differentiable in latents and decoder. All its random numbers depend on the seed alone.
-With K learners at once, it returns the mean of their K scalars.
+An objective is a function of the learner, the summary's tensors by name, a batch of real sequences and a seed. It returns a scalar that is
+differentiable in the tensors. All its random numbers depend on the seed alone. With K learners at once, it returns the mean of their K scalars.
 """
 
-from farzi_hf.distillation.objectives.base import Batch, ConfigurableObjective, Objective
+from farzi_hf.distillation.objectives.base import Batch, ConfigurableObjective, Objective, facts_of, figures_of
 from farzi_hf.distillation.objectives.gradient_matching import GradientMatching
 from farzi_hf.distillation.objectives.meta_matching import MetaMatching
 from farzi_hf.distillation.objectives.private import PrivateMatching
@@ -15,8 +14,10 @@ OBJECTIVES: dict[str, type[ConfigurableObjective]] = {
     "meta_matching": MetaMatching,
     "gradient_matching": GradientMatching,
     "trajectory_matching": TrajectoryMatching,
+    "private_matching": PrivateMatching,
 }
 
 __all__ = [
     "OBJECTIVES", "Batch", "ConfigurableObjective", "GradientMatching", "MetaMatching", "Objective", "PrivateMatching", "TrajectoryMatching",
+    "facts_of", "figures_of",
 ]  # fmt: skip

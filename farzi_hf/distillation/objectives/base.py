@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from farzi_hf.distillation.inner_training import SyntheticTraining
 from farzi_hf.distillation.learner import Learner, LearnerBatch
-from farzi_hf.distillation.trajectory_bank import TrajectoryBank
+from farzi_hf.distillation.real_training import RealData
+from farzi_hf.distillation.teacher import Labelling
+from farzi_hf.distillation.trajectories import TrajectoryBank
 from farzi_hf.summary.forms import Tensors
 
 Batch = Mapping[str, Tensor]
@@ -21,21 +23,22 @@ Objective = Callable[[Learner, Tensors, Batch, int], Tensor]
 
 
 class ConfigurableObjective(ABC):
-    """An objective that `FarziConfig.objective` can name. It takes its settings from a `FarziConfig`."""
+    """An objective that `FarziConfig.objective` can name. It declares its own settings in a dataclass `Settings`, if it has any."""
 
     @classmethod
     def check(cls, config: Any) -> None:
         """Raises ValueError if a `FarziConfig` lacks a setting that this objective needs, or has one that it cannot use."""
-        if config.learner_pool is not None:
-            raise ValueError(
-                f"learner_pool={config.learner_pool} is of no use to objective={config.objective!r}, which does not measure a training at its "
-                "end; leave it out, or set objective='meta_matching'"
-            )
+        return
 
     @classmethod
     @abstractmethod
     def from_config(
-        cls, config: Any, training: SyntheticTraining, bank: TrajectoryBank | None
+        cls,
+        config: Any,
+        training: SyntheticTraining,
+        bank: TrajectoryBank | None,
+        real: RealData,
+        labelling: Labelling | None,
     ) -> ConfigurableObjective:
         """The objective with the settings of a `FarziConfig`.
 
@@ -43,11 +46,23 @@ class ConfigurableObjective(ABC):
             config: a `FarziConfig` that `check` has passed.
             training: the inner loop.
             bank: Ω, None where `config.trajectories` is None.
+            real: the rows of real data.
+            labelling: where the summary's labels come from.
         """
 
     def figures(self) -> dict[str, Any]:
         """What this objective adds to the log and to the card. Most have nothing."""
         return {}
+
+    @property
+    def protection(self) -> str | None:
+        """What a card says about the protection of the data by this objective; most have none."""
+        return None
+
+    @classmethod
+    def pooled(cls, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """The facts of several runs for their table: those of the first."""
+        return dict(runs[0])
 
     def state_dict(self) -> dict[str, Tensor]:
         """What changes from call to call, for a checkpoint. Most objectives have nothing of the kind."""
@@ -59,6 +74,17 @@ class ConfigurableObjective(ABC):
     @abstractmethod
     def __call__(self, learner: Learner, summary: Tensors, batch: Batch, seed: int) -> Tensor:
         """As `Objective`."""
+
+
+def figures_of(objective: Any) -> dict[str, Any]:
+    """The figures of an objective for the log; nothing where it is a plain function."""
+    return objective.figures() if isinstance(objective, ConfigurableObjective) else {}
+
+
+def facts_of(objective: Any) -> dict[str, Any]:
+    """The figures of an objective for the card, and there what protects the data."""
+    protection = objective.protection if isinstance(objective, ConfigurableObjective) else None
+    return {**figures_of(objective), **({} if protection is None else {"privacy": protection})}
 
 
 def together(learner: Learner, size: int) -> Learner | LearnerBatch:

@@ -13,8 +13,9 @@ from farzi_hf.distillation.inner_training import SyntheticTraining
 from farzi_hf.distillation.learner import Learner, LearnerBatch, Parameters
 from farzi_hf.distillation.learner_pool import LearnerPool
 from farzi_hf.distillation.objectives.base import Batch, ConfigurableObjective, together
-from farzi_hf.distillation.starts import Starts, random_starts, start_of, starts_of
-from farzi_hf.distillation.trajectory_bank import TrajectoryBank
+from farzi_hf.distillation.settings import made
+from farzi_hf.distillation.trajectories import PretrainedStarts, Starts, TrajectoryBank, random_starts, start_of
+from farzi_hf.engine import setting
 from farzi_hf.summary.forms import Tensors, device_of
 
 
@@ -38,21 +39,37 @@ class MetaMatching(ConfigurableObjective):
     starts: Starts = random_starts
     pool: LearnerPool | None = None
 
+    @dataclass(frozen=True)
+    class Settings:
+        inner_steps_min: int | None = setting(
+            None, "in each outer step, T is drawn from inner_steps_min … inner_steps", least=1
+        )
+        learner_pool: int | None = setting(
+            None,
+            "learners that go on from outer step to outer step (`LearnerPool`); by default each outer step trains a fresh one",
+            least=1,
+        )
+
     @classmethod
     def check(cls, config: Any) -> None:
-        """A pool needs a window, and a range of ages after its first window."""
-        if config.learner_pool is None:
-            return
-        if not config.window or not config.window < (config.inner_steps_min or 0) < config.inner_steps:
+        """T has a range, and a pool needs a window, and ages after its first window."""
+        steps, least = config.inner_steps, config.inner_steps_min
+        if least is not None and least > steps:
+            raise ValueError(
+                f"inner_steps_min={least} is more than inner_steps={steps}, but T is drawn between the two; lower inner_steps_min"
+            )
+        if config.learner_pool is not None and not (config.window and config.window < (least or 0) < steps):
             raise ValueError(
                 f"learner_pool={config.learner_pool} needs ages for its learners, with window < inner_steps_min < inner_steps; here they are "
-                f"window={config.window}, inner_steps_min={config.inner_steps_min}, inner_steps={config.inner_steps}"
+                f"window={config.window}, inner_steps_min={least}, inner_steps={steps}"
             )
 
     @classmethod
-    def from_config(cls, config: Any, training: SyntheticTraining, bank: TrajectoryBank | None) -> MetaMatching:
-        steps, least = config.inner_steps, config.inner_steps_min or config.inner_steps
-        starts, pool = starts_of(config, bank), None
+    def from_config(
+        cls, config: Any, training: SyntheticTraining, bank: TrajectoryBank | None, *_: Any
+    ) -> MetaMatching:
+        steps, least, pool = config.inner_steps, config.inner_steps_min or config.inner_steps, None
+        starts = random_starts if bank is None else made(PretrainedStarts, config, bank=bank)
         if config.learner_pool is not None:
             seed = derive(config.seed, Purpose.POOL, config.process_index)
             pool = LearnerPool(training, config.learner_pool, least, steps, starts, seed)

@@ -47,11 +47,14 @@ from torch import Tensor
 
 from farzi_hf.data.seeds import Purpose, stream
 from farzi_hf.data.streams import RowStream, described
+from farzi_hf.distillation.inner_training import SyntheticTraining
 from farzi_hf.distillation.learner import Learner, LearnerBatch, Parameters, leaves
 from farzi_hf.distillation.objectives.base import Batch, ConfigurableObjective
 from farzi_hf.distillation.objectives.meta_matching import MetaMatching
 from farzi_hf.distillation.real_training import RealData
 from farzi_hf.distillation.teacher import Labelling
+from farzi_hf.distillation.trajectories import TrajectoryBank
+from farzi_hf.engine import setting
 from farzi_hf.summary.forms import Tensors
 from farzi_hf.summary.store.tensor_file import fingerprint
 
@@ -67,8 +70,8 @@ class PrivateMatching(ConfigurableObjective):
         real: the rows to protect, one example each. The loss of an example is the mean over its tokens.
         batch_size: b, the expected size of a sample.
         noise_multiplier: σ; 0 adds no noise, and then ε is infinite.
-        max_grad_norm: C, of an example's gradient in θ. With K learners, in the θ of all.
         delta: δ, less than 1 / N.
+        max_grad_norm: C, of an example's gradient in θ. With K learners, in the θ of all.
         processes: the number of processes, each of which makes releases.
         key: secret, of samples and noise.
         history: (σ, q, number of releases) of each setting, as Opacus' accountants have it.
@@ -78,48 +81,67 @@ class PrivateMatching(ConfigurableObjective):
     real: RealData
     batch_size: int
     noise_multiplier: float
-    max_grad_norm: float
     delta: float
+    max_grad_norm: float = 1.0
     processes: int = 1
     key: int = field(default_factory=lambda: secrets.randbits(63))
     history: list[tuple[float, float, int]] = field(default_factory=list)
 
+    @dataclass(frozen=True)
+    class Settings(MetaMatching.Settings):
+        privacy_noise_multiplier: float | None = setting(
+            None,
+            "σ, the noise of a differentially private distillation",
+            never_idle="set objective='private_matching', or leave it out",
+        )
+        privacy_delta: float = setting(1e-5, "δ, at which ε is computed; less than 1 over the number of rows")
+
     @classmethod
     def check(cls, config: Any) -> None:
-        """Raises ValueError if a `FarziConfig` that asks for privacy has a setting that would break it, or one out of range."""
-        sigma = config.privacy_noise_multiplier
-        if sigma is None:
-            return
-        for name, value, good, wanted in (
-            ("privacy_noise_multiplier", sigma, 0 <= sigma < math.inf, "σ of at least 0"),
-            ("privacy_max_grad_norm", config.privacy_max_grad_norm, 0 < config.privacy_max_grad_norm < math.inf, "C above 0"),
-            ("privacy_delta", config.privacy_delta, 0 < config.privacy_delta < 1, "δ between 0 and 1"),
-        ):  # fmt: skip
-            if not good:
-                raise ValueError(f"{name}={value!r} is not usable; give a number {wanted}")
+        """Raises ValueError if a `FarziConfig` has a setting that would break privacy, or one out of range."""
+        MetaMatching.check(config)
+        sigma, delta = config.privacy_noise_multiplier, config.privacy_delta
+        if sigma is None or not 0 <= sigma < math.inf:
+            raise ValueError(
+                f"privacy_noise_multiplier={sigma!r} is not usable; give a number σ of at least 0, for instance 1.0"
+            )
+        if not 0 < delta < 1:
+            raise ValueError(f"privacy_delta={delta!r} is not usable; give a number δ between 0 and 1")
         for name, needed, reason in (
-            ("objective", "meta_matching", "only this objective has a private gradient"),
             ("inputs", "soft", "ids would be drawn by their frequency in the data"),
             ("initialization", "random", "other starts are computed from the data"),
             ("trajectories", None, "they were trained on the data"),
         ):
             if getattr(config, name) != needed:
                 raise ValueError(
-                    f"privacy_noise_multiplier={sigma} with {name}={getattr(config, name)!r}: {reason}; set {name}={needed!r}"
+                    f"objective={config.objective!r} with {name}={getattr(config, name)!r}: {reason}; set {name}={needed!r}"
                 )
 
     @classmethod
-    def from_config(cls, config: Any, matching: MetaMatching, real: RealData) -> PrivateMatching:
-        """The private form of an objective.
+    def from_config(
+        cls,
+        config: Any,
+        training: SyntheticTraining,
+        bank: TrajectoryBank | None,
+        real: RealData,
+        labelling: Labelling | None,
+    ) -> PrivateMatching:
+        """The objective with the settings of a `FarziConfig`.
 
         Raises:
-            ValueError: the rows are a stream, or δ or b does not fit their number.
+            ValueError: the rows are a stream, δ or b does not fit their number, or labels would come from a teacher that is trained on them.
             ImportError: Opacus is not installed.
         """
+        asked = f"objective={config.objective!r}"
+        if config.labels == "own" and (labelling is None or labelling.given is None):
+            raise ValueError(
+                f"{asked} with labels='own', and no teacher: one would be trained on the data, without privacy; give a teacher that is "
+                "private or has not seen the data, or set labels='shared'"
+            )
         if isinstance(real.dataset, RowStream):
             raise ValueError(
-                f"privacy_noise_multiplier={config.privacy_noise_multiplier} with a stream as train_dataset: each row has to be in a sample with "
-                "the same probability, which needs all of them at hand; give a Dataset"
+                f"{asked} with a stream as train_dataset: each row has to be in a sample with the same probability, which needs all of them "
+                "at hand; give a Dataset"
             )
         number, size = 0 if real.dataset is None else len(real.dataset), config.per_device_train_batch_size
         if number < size:
@@ -131,9 +153,9 @@ class PrivateMatching(ConfigurableObjective):
                 f"privacy_delta={config.privacy_delta} is not less than 1 / {number}, so that a whole row could be given away; set a smaller one"
             )
         _accountant([])
-        return cls(
-            matching, real, size, config.privacy_noise_multiplier, config.privacy_max_grad_norm, config.privacy_delta, config.world_size
-        )  # fmt: skip
+        matching = MetaMatching.from_config(config, training, bank)
+        noise, delta = config.privacy_noise_multiplier, config.privacy_delta
+        return cls(matching, real, size, noise, delta, processes=config.world_size)
 
     @property
     def sampling_rate(self) -> float:
@@ -204,6 +226,30 @@ class PrivateMatching(ConfigurableObjective):
             "privacy_sampling_rate": self.sampling_rate, "privacy_releases": sum(steps for *_, steps in self.history),
         }  # fmt: skip
 
+    @property
+    def protection(self) -> str | None:
+        epsilon = self.epsilon
+        if not self.history or math.isinf(epsilon):
+            return None
+        return (
+            f"The distillation was differentially private: ε = {epsilon:.4g} at δ = {self.delta:.4g}, for one training row (a text, or a window "
+            "of a history), added or removed. This holds for the sequences; figures on this card, a start or a teacher that was given, and the "
+            "choice of settings are not counted."
+        )
+
+    @classmethod
+    def pooled(cls, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """As of any objective, with the ε of each run alone.
+
+        Somebody whose data are in several of them is exposed to all releases, so no ε of one run is that of the table.
+        """
+        facts = super().pooled(runs)
+        if len(runs) > 1 and facts.pop("privacy_epsilon", None) is not None:
+            del facts["privacy_releases"]
+            facts.pop("privacy", None)
+            facts["privacy_epsilon_of_each_run_alone"] = [run["privacy_epsilon"] for run in runs]
+        return facts
+
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -252,43 +298,8 @@ def _accountant(history: list[tuple[float, float, int]]) -> Any:
         from opacus.accountants import RDPAccountant  # seconds to import, and optional
     except ImportError as error:
         raise ImportError(
-            "privacy_noise_multiplier is set, and ε is computed by Opacus, which is not installed; pip install 'farzi-hf[privacy]'"
+            "objective='private_matching': ε is computed by Opacus, which is not installed; pip install 'farzi-hf[privacy]'"
         ) from error
     accountant = RDPAccountant()
     accountant.history = list(history)
     return accountant
-
-
-def check_private(config: Any, objective: Any, labelling: Labelling) -> None:
-    """Refuses what a caller gives, or does not give, to a trainer whose `FarziConfig` asks for privacy.
-
-    Raises:
-        ValueError: the objective is another one, or labels would come from a teacher that is trained on the data.
-    """
-    if config.privacy_noise_multiplier is None:
-        return
-    asked = f"privacy_noise_multiplier={config.privacy_noise_multiplier}"
-    if objective is not None:
-        raise ValueError(f"{asked} with an objective of your own, whose gradient has no noise; leave the objective out")
-    if config.labels == "own" and labelling.given is None:
-        raise ValueError(
-            f"{asked} with labels='own', and no teacher: one would be trained on the data, without privacy; give a teacher that is "
-            "private or has not seen the data, or set labels='shared'"
-        )
-
-
-def pooled_facts(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The facts of several runs for their table: those of the first, with the ε of each run alone.
-
-    Somebody whose data are in several of them is exposed to all releases, so no ε of one run is that of the table.
-    """
-    facts = dict(runs[0])
-    if len(runs) > 1 and facts.pop("privacy_epsilon", None) is not None:
-        del facts["privacy_releases"]
-        facts["privacy_epsilon_of_each_run_alone"] = [run["privacy_epsilon"] for run in runs]
-    return facts
-
-
-def figures_of(objective: Any) -> dict[str, Any]:
-    """The figures of an objective; nothing where it is a plain function."""
-    return objective.figures() if isinstance(objective, ConfigurableObjective) else {}

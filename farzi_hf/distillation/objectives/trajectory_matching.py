@@ -11,7 +11,8 @@ from torch import Tensor
 from farzi_hf.distillation.inner_training import SyntheticTraining
 from farzi_hf.distillation.learner import Learner, Parameters
 from farzi_hf.distillation.objectives.base import Batch, ConfigurableObjective, together
-from farzi_hf.distillation.trajectory_bank import TrajectoryBank
+from farzi_hf.distillation.trajectories import TrajectoryBank, last_start
+from farzi_hf.engine import setting
 from farzi_hf.summary.forms import Tensors, device_of
 
 
@@ -39,9 +40,20 @@ class TrajectoryMatching(ConfigurableObjective):
     learners: int = 1
     last_step: int | None = None
 
+    @dataclass(frozen=True)
+    class Settings:
+        synthetic_steps: int | None = setting(
+            None, "N of trajectory matching, steps on the summary; by default inner_steps", least=1
+        )
+        expert_steps: int = setting(
+            50,
+            "M of trajectory matching: N steps on the summary should do the same as M steps of real training",
+            least=1,
+        )
+        last_start: int | None = last_start()
+
     @classmethod
     def check(cls, config: Any) -> None:
-        super().check(config)
         if config.trajectories is None:
             raise ValueError(
                 f"objective={config.objective!r} matches trajectories of real training, but trajectories is None; record them "
@@ -49,7 +61,9 @@ class TrajectoryMatching(ConfigurableObjective):
             )
 
     @classmethod
-    def from_config(cls, config: Any, training: SyntheticTraining, bank: TrajectoryBank | None) -> TrajectoryMatching:
+    def from_config(
+        cls, config: Any, training: SyntheticTraining, bank: TrajectoryBank | None, *_: Any
+    ) -> TrajectoryMatching:
         return cls(
             training, bank, config.synthetic_steps or config.inner_steps, config.expert_steps, config.learners_per_step,
             config.last_start,

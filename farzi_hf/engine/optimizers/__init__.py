@@ -1,11 +1,20 @@
 """The optimizers of the inner loop. Each has a file of its own and a line in the table `OPTIMIZERS`."""
 
 from farzi_hf.engine.optimizers.adam import InnerAdam
-from farzi_hf.engine.optimizers.base import InnerOptimizer, InvertibleOptimizer, State
+from farzi_hf.engine.optimizers.base import InnerOptimizer, InvertibleOptimizer, State, setting
 from farzi_hf.engine.optimizers.paper_adam import PaperAdam
 from farzi_hf.engine.optimizers.sgd import InnerSGD
 
-__all__ = ["OPTIMIZERS", "InnerAdam", "InnerOptimizer", "InnerSGD", "InvertibleOptimizer", "PaperAdam", "State"]
+__all__ = [
+    "OPTIMIZERS",
+    "InnerAdam",
+    "InnerOptimizer",
+    "InnerSGD",
+    "InvertibleOptimizer",
+    "PaperAdam",
+    "State",
+    "setting",
+]
 
 OPTIMIZERS: dict[str, type[InnerOptimizer]] = {"adam": InnerAdam, "sgd": InnerSGD}
 """The optimizers that a config can name. `PaperAdam` is not among them, because its gradient is not exact."""

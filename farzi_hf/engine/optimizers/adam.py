@@ -18,8 +18,10 @@ from farzi_hf.engine.optimizers.base import (
     check_common,
     decayed,
     is_number,
+    learning_rate,
     moves_root,
     root,
+    setting,
 )
 
 
@@ -58,9 +60,19 @@ class InnerAdam(InvertibleOptimizer):
     fields: ClassVar[int] = 3
     without_stock_twin: ClassVar[tuple[str, ...]] = ("weight_decay", "eps_root")  # the Trainer's Adam is AdamW
 
-    lr: float
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
+    lr: float = learning_rate()
+    betas: tuple[float, float] = setting(
+        (0.9, 0.999),
+        "β1 β2 of the inner Adam; in a few hundred steps, β1 = 0.9 overshoots",
+        name="inner_betas",
+        start=[0.7, 0.999],
+    )
+    eps: float = setting(
+        1e-8,
+        "ε of the inner Adam; students learn most with 1e-6, a larger one, such as 1e-4, keeps the meta-gradient of a long unroll smooth",
+        name="inner_epsilon",
+        start=1e-6,
+    )
     eps_root: float = 0.0
     weight_decay: float = 0.0
     lr_schedule: Callable[[int], float] | None = None

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import MISSING, field
 from numbers import Real
 from typing import Any, ClassVar
 
@@ -22,18 +23,35 @@ State = tuple[Tensor, ...]
 FLOAT32_BITS = 24
 
 
+def setting(default: Any = MISSING, help: str = "", **metadata: Any) -> Any:
+    """A field of a dataclass that a config can set, and so a YAML file and the command line.
+
+    Args:
+        default: of the dataclass; without one, the field must be given.
+        help: what it is.
+        metadata: `name` and `start`, the name and the default in the config, where they differ; more in `farzi_hf.distillation.settings`.
+    """
+    return field(default=default, metadata={"help": help, **metadata})
+
+
+def learning_rate() -> Any:
+    """The setting `lr` of every optimizer."""
+    return setting(help="α, the learning rate of the inner optimizer", name="inner_learning_rate", start=0.02)
+
+
 class InnerOptimizer(ABC):
     """The interface that `unroll` needs.
 
     `t` counts the steps since the state was zero (1, 2, …), as bias corrections need it. The learning rate of a step
     is `rate(step)`, where `step` is the global step, which the inner loss also gets.
+
+    A subclass is a frozen dataclass of its hyper-parameters. Those that are a `setting` can be set by a config; the others, in Python alone.
     """
 
     # Number of buffers in a state.
     fields: ClassVar[int]
     # Whether `pullback` is the derivative of `step`. If it is not, adjoints that differentiate `step` itself refuse the optimizer.
     exact: ClassVar[bool] = True
-
     # Hyper-parameters that transformers' optimizer lacks or treats differently. At 0 there is no difference.
     without_stock_twin: ClassVar[tuple[str, ...]] = ()
 
@@ -46,14 +64,9 @@ class InnerOptimizer(ABC):
     lr: float
     lr_schedule: Callable[[int], float] | None
 
-    def stock_settings(self) -> dict[str, Any]:
-        """This optimizer and its hyper-parameters under the names of `transformers.TrainingArguments`.
-
-        Only the optimizers of the table `OPTIMIZERS` need it.
-        """
-        raise NotImplementedError(
-            f"{type(self).__name__} does not say which optimizer of transformers it equals; define stock_settings()"
-        )
+    def stock_settings(self) -> dict[str, Any] | None:
+        """This optimizer and its hyper-parameters under the names of `transformers.TrainingArguments`; None if Trainer has no such optimizer."""
+        return None
 
     def rate(self, step: int) -> float:
         """The learning rate of a global step: `lr`, times `lr_schedule(step)` where there is a schedule.

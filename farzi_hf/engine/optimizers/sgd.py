@@ -10,7 +10,16 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from farzi_hf.engine.optimizers.base import FLOAT32_BITS, InvertibleOptimizer, State, check_common, decayed, is_number
+from farzi_hf.engine.optimizers.base import (
+    FLOAT32_BITS,
+    InvertibleOptimizer,
+    State,
+    check_common,
+    decayed,
+    is_number,
+    learning_rate,
+    setting,
+)
 
 
 @dataclass(frozen=True)
@@ -39,8 +48,8 @@ class InnerSGD(InvertibleOptimizer):
     fields: ClassVar[int] = 2
     without_stock_twin: ClassVar[tuple[str, ...]] = ("weight_decay",)  # Trainer leaves out biases and norms
 
-    lr: float
-    momentum: float = 0.0
+    lr: float = learning_rate()
+    momentum: float = setting(0.0, "momentum of the inner SGD", name="inner_momentum")
     weight_decay: float = 0.0
     lr_schedule: Callable[[int], float] | None = None
 

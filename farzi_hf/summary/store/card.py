@@ -10,6 +10,7 @@ from typing import Any
 from huggingface_hub import DatasetCard, DatasetCardData
 
 from farzi_hf.data import Vocabulary
+from farzi_hf.summary.initialization import INPUT_SEQUENCES
 from farzi_hf.summary.store.card_learner import learner_code
 from farzi_hf.summary.store.contents import Contents
 from farzi_hf.summary.store.escaping import (
@@ -29,26 +30,21 @@ _TABLES = {"latents": "latents", "decoder": "decoder", "labels": "label_latents"
 
 _NEEDED = {"lr": ("learning_rate", 0.01), "steps": ("max_steps", 100)}
 """Settings of the inner loop that a student needs: their names in TrainingArguments, and values to begin with where a summary has none."""
-_MADE_UP = (
-    "The inputs are made up: their ids were drawn by frequency, each on its own, so that they hold no sequence of the data. The labels are what "
-    "models predict that were trained on the data. They may give away what the data hold, rare entries and pairs of entries above all, and "
-    "the inputs show which entries occur. No differential privacy was used."
-)
-_REAL = (
-    "The inputs are sequences of the data, as they are: whoever publishes this summary publishes them. The labels are what models predict that "
-    "were trained on the data."
-)
-_PRIVACY = {"made_up": _MADE_UP, "made_up_by_root": _MADE_UP, "real_windows": _REAL, "covering_windows": _REAL}
-"""What inputs that are ids protect, by the function that made them: `input_sequences` of the recipe."""
 _NOT_ANONYMOUS = (
     "This is not an anonymised dataset. No differential privacy was used; what sequences say, taken together, may give away what single people "
     "wrote or bought, all the more as they may have been started from real ones."
 )
-_PRIVATE = (
-    "The distillation was differentially private: ε = {epsilon} at δ = {delta}, for one training row (a text, or a window of a history), added or "
-    "removed. This holds for the sequences; figures on this card, a start or a teacher that was given, and the choice of settings are not counted."
+_SAID_ELSEWHERE = (
+    "table",
+    "dataset",
+    "data_bytes",
+    "data_sequences",
+    "split",
+    "licence",
+    "licence_text",
+    "command",
+    "privacy",
 )
-_SAID_ELSEWHERE = ("table", "dataset", "data_bytes", "data_sequences", "split", "licence", "licence_text", "command")
 """Entries of metrics that have a place of their own on the card."""
 
 
@@ -72,6 +68,7 @@ def render_card(
             - `student_seconds`: of one training on the summary.
             - `full_data_seconds`, `full_data_steps`: of one training on the full data that gets as good. The card computes the number
               of trainings after which the distillation has saved time.
+            - `privacy`: what was done to protect the data, in place of the words that say that nothing was.
             - `licence`, `licence_text`: of the source, the first as the Hub names it.
             - `command`: distils the summary again from `recipe.yaml`.
         recipe: shown unchanged. Its `learner`, a config as a mapping, is the model of "Train on it".
@@ -158,10 +155,10 @@ def _metadata(contents: Contents, metrics: Mapping[str, Any]) -> DatasetCardData
 
 def _privacy(config: Any, metrics: Mapping[str, Any], recipe: Mapping[str, Any]) -> str:
     """What the summary protects."""
-    epsilon, delta = metrics.get("privacy_epsilon"), metrics.get("privacy_delta")
-    if all(isinstance(value, float) and math.isfinite(value) for value in (epsilon, delta)):
-        return _PRIVATE.format(epsilon=f"{epsilon:.4g}", delta=f"{delta:.4g}")
-    return _NOT_ANONYMOUS if config.inputs == "soft" else _PRIVACY.get(recipe.get("input_sequences"), _NOT_ANONYMOUS)
+    if metrics.get("privacy"):
+        return markdown_text(metrics["privacy"])
+    made = INPUT_SEQUENCES.get(str(recipe.get("input_sequences"))) if config.inputs == "tokens" else None
+    return _NOT_ANONYMOUS if made is None else made.protects
 
 
 def _licence(metrics: Mapping[str, Any]) -> str | None:

@@ -1,0 +1,273 @@
+"""Settings of variants: each variant declares its own, and `FarziConfig` has all of them. Also the checks of their values.
+
+The settings of a variant are the fields of its dataclass `Settings`, or of the variant itself, that `farzi_hf.engine.setting` has made. A
+setting may say: `help`; `name` and `start`, the name and the default in the config where they differ; `least`, of an integer; `table`, the
+variants of which it names one; `parts`, classes whose settings count where it is not None; `never_idle`, what to do where its value has no
+effect: that is an error then, and not a warning.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from enum import EnumMeta
+from functools import cache
+from numbers import Integral, Real
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+logger = logging.getLogger(__name__)
+
+REMOVED = {
+    "inner_epsilon_root": (0.0, "give an objective with SyntheticTraining(InnerAdam(…, eps_root=…), …) in Python"),
+    "inner_weight_decay": (0.0, "give an objective with SyntheticTraining(InnerAdam(…, weight_decay=…), …) in Python"),
+    "latent_std": (0.1, "give farzi_data=FarziData(FarziDataConfig(…, latent_std=…)) in Python"),
+    "privacy_max_grad_norm": (1.0, "give an objective PrivateMatching(…, max_grad_norm=…) in Python"),
+}
+"""Settings of older versions: what they were by default, and what to do about another value."""
+
+
+@dataclass
+class Setting:
+    """What is known of a setting besides its type and its default."""
+
+    metadata: dict[str, Any]
+    default: Any
+    used_by: dict[str, list[str] | None]
+    """By field: the variants that use the setting if the field names one of them; None: those that are there if the field is not None."""
+
+    @property
+    def help(self) -> str:
+        """For the documentation and the command line."""
+        names = " | ".join(self.metadata.get("table", ()))
+        return ": ".join(part for part in (self.metadata.get("help"), names) if part)
+
+
+def with_settings(*parts: type) -> Callable[[type], type]:
+    """A class gets the settings of `parts` and of all variants that its fields can name. It becomes a dataclass afterwards.
+
+    They follow the field that names the variant, in the order of the table. Variants may share a setting, if its default is the same.
+    `settings` of the class has a `Setting` for each field with metadata.
+    """
+
+    def decorate(config: type) -> type:
+        declared, config.__annotations__, config.settings = config.__annotations__, {}, {}
+        for name, hint in declared.items():
+            _add(config, name, hint, vars(config).get(name), {})
+        for part in parts:
+            for name, hint, own in settings_of(part):
+                _add(config, name, hint, own, {})
+        lines = "\n".join(f"        {name}: {setting.help}." for name, setting in config.settings.items())
+        config.__doc__ = config.__doc__.replace("    Raises:", f"    Args:\n{lines}\n\n    Raises:")
+        return config
+
+    return decorate
+
+
+def _add(config: type, name: str, hint: Any, declared: Any, used_by: dict[str, Any]) -> None:
+    """Adds one field to the class, and those that come with it."""
+    if not isinstance(declared, Field):  # a default of another library's field
+        config.__annotations__[name] = hint
+        return
+    metadata = dict(declared.metadata)
+    default = metadata.get("start", declared.default if declared.default is not MISSING else None)
+    known = config.settings.get(name)
+    if known is not None:
+        if known.default != default:
+            raise TypeError(f"{name} has the default {known.default!r} in one variant and {default!r} in another")
+        for choice, variants in used_by.items():
+            known.used_by[choice] = None if variants is None else [*known.used_by.get(choice, []), *variants]
+        if metadata.get("help") not in known.metadata["help"]:
+            known.metadata["help"] += f"; {metadata['help']}"
+    else:
+        known = config.settings[name] = Setting(metadata, default, {**used_by})
+        config.__annotations__[name] = hint
+        for variant, kind in metadata.get("table", {}).items():
+            for its_name, its_hint, its_field in settings_of(kind):
+                _add(config, its_name, its_hint, its_field, {name: [variant]})
+        for part in metadata.get("parts", ()):
+            for its_name, its_hint, its_field in settings_of(part):
+                _add(config, its_name, its_hint, its_field, {name: None})
+    made = {"default_factory": lambda: list(default)} if isinstance(default, list) else {"default": default}
+    setattr(config, name, field(**made, metadata={"help": known.help}))
+
+
+def settings_of(kind: Any) -> Iterator[tuple[str, Any, Field]]:
+    """The settings that a variant declares: the name in the config, the type and the field of each."""
+    kind = getattr(kind, "Settings", kind)
+    own = [each for each in fields(kind) if "help" in each.metadata] if is_dataclass(kind) else []
+    hints = get_type_hints(kind) if own else {}
+    for each in own:
+        hint = hints[each.name]
+        # A list, because YAML and the command line know no tuples.
+        hint = list[get_args(hint)[0]] if get_origin(hint) is tuple else hint
+        yield each.metadata.get("name", each.name), hint, each
+
+
+def made(kind: Any, config: Any, **parts: Any) -> Any:
+    """A variant with its settings from a config. What is no class is there already."""
+    if not isinstance(kind, type):
+        return kind
+    values = {each.name: getattr(config, name) for name, _, each in settings_of(kind)}
+    return kind(**parts, **{name: tuple(x) if isinstance(x, list) else x for name, x in values.items()})
+
+
+def without_removed(values: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Settings of an older version without those that no longer exist. Says so in one line.
+
+    Raises:
+        ValueError: one of them was not at its default.
+    """
+    gone = {name: value for name, value in values.items() if name in REMOVED}
+    for name, value in gone.items():
+        default, remedy = REMOVED[name]
+        if value != default:
+            raise ValueError(
+                f"{source}: {name}={value!r} is no setting of a config any more; {remedy}, and remove the key"
+            )
+    if gone:
+        logger.warning(
+            "%s: %s: no settings any more. They have their defaults, so nothing changes.", source, ", ".join(gone)
+        )
+    return {name: value for name, value in values.items() if name not in gone}
+
+
+# -- checks ----------------------------------------------------------------------------------------------------------
+
+
+def check_settings(config: Any) -> None:
+    """Checks a config's settings of ours: numbers, types, names of variants, and settings without an effect.
+
+    Raises:
+        ValueError: a value is of another type, too small, no entry of its table, or must not be without effect.
+    """
+    for name, setting in config.settings.items():
+        value, least = getattr(config, name), setting.metadata.get("least")
+        if least is None or (value is None and setting.default is None):
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError(f"{name}={value!r} is not usable; give an integer of at least {least}")
+    check_types(config, config.settings)
+    for name, setting in config.settings.items():
+        table = setting.metadata.get("table")
+        if table is not None and getattr(config, name) not in table:
+            raise ValueError(f"{name}={getattr(config, name)!r} is unknown; choose one of {', '.join(table)}")
+    for name, setting in config.settings.items():
+        value, reason = getattr(config, name), _idle(config, name)
+        if reason is None or value == setting.default:
+            continue
+        if "never_idle" in setting.metadata:
+            raise ValueError(f"{name}={value!r} has no effect with {reason}: {setting.metadata['never_idle']}")
+        _warn_once(f"{name}={value!r} has no effect with {reason}.")
+
+
+def _idle(config: Any, name: str) -> str | None:
+    """Why a setting has no effect; None where it has one."""
+    reason = None
+    for choice, variants in config.settings[name].used_by.items():
+        chosen = getattr(config, choice)
+        used = chosen is not None if variants is None else chosen in variants
+        reason = _idle(config, choice) or (None if used else f"{choice}={chosen!r}")
+        if reason is None:
+            return None
+    return reason
+
+
+@cache
+def _warn_once(message: str) -> None:
+    logger.warning(message)
+
+
+_PLAIN = {int, float, bool, str, NoneType}
+
+
+def numbers_from_text(settings: Any) -> None:
+    """Converts texts such as 1e-2 to floats, in the fields that hold numbers, and NumPy's numbers to Python's. YAML reads 1e-2 as text.
+
+    Raises:
+        ValueError: a text is not a number.
+    """
+    hints = get_type_hints(type(settings))
+    for name in (each.name for each in fields(settings)):
+        kinds, value = get_args(hints[name]) or (hints[name],), getattr(settings, name, None)
+        if float in kinds and str not in kinds:
+            value = _number(name, value)
+        if {int, float} & set(kinds) and not isinstance(value, int | float) and isinstance(value, Real):
+            value = int(value) if isinstance(value, Integral) else float(value)
+        setattr(settings, name, value)
+
+
+def check_types(settings: Any, names: Iterable[str]) -> None:
+    """Raises ValueError if one of the fields `names` has a value of another type than its annotation."""
+    hints = get_type_hints(type(settings))
+    for name in names:
+        _check(name, getattr(settings, name), _kinds(hints[name]))
+
+
+def check_plain_types(kind: type, values: Mapping[str, Any]) -> None:
+    """Raises ValueError if a value has another type than the annotation of its field in the dataclass `kind`.
+
+    This is for annotations of other libraries too: only those of plain types and of lists of them count, and a default is always right. A path
+    counts as text, and text as the number that it is.
+    """
+    hints = get_type_hints(kind)
+    for each in fields(kind):
+        kinds = _kinds(hints[each.name])
+        parts = {part for one in kinds for part in (get_args(one) if get_origin(one) is list else (one,))}
+        if each.name in values and parts <= _PLAIN and values[each.name] is not each.default:
+            value = values[each.name]
+            value = os.fspath(value) if isinstance(value, os.PathLike) else value
+            _check(each.name, _number(each.name, value) if float in parts and str not in parts else value, kinds)
+
+
+def values_of_file(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of a YAML file as a parser of the dataclass `kind` can take them: it converts texts, but not in lists, nor a text to a list.
+
+    YAML reads `save_strategy: no` as False; a choice that has a "no" gets it.
+
+    Raises:
+        ValueError: see `check_plain_types`.
+    """
+    hints, found, left = get_type_hints(kind), {}, set()
+    for name in (each.name for each in fields(kind) if each.name in values):
+        value, kinds = values[name], _kinds(hints[name])
+        if value is False and any(
+            isinstance(one, EnumMeta) and "no" in {choice.value for choice in one} for one in kinds
+        ):
+            value = "no"
+        found[name] = _number(name, value) if isinstance(value, list) and list[float] in kinds else value
+        if isinstance(value, str) and not all(get_origin(one) is list for one in kinds):
+            left.add(name)  # to the parser
+    check_plain_types(kind, {name: value for name, value in found.items() if name not in left})
+    return {**values, **found}
+
+
+def _kinds(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+
+
+def _check(name: str, value: Any, kinds: tuple[Any, ...]) -> None:
+    if not any(_is_a(value, kind) for kind in kinds):
+        names = [str(kind) if get_args(kind) else kind.__name__ for kind in kinds]
+        wanted = " or ".join(names).replace("NoneType", "None")
+        raise ValueError(f"{name}={value!r} is a {type(value).__name__}; give a value of type {wanted}")
+
+
+def _number(name: str, value: Any) -> Any:
+    if isinstance(value, list):
+        return [_number(name, part) for part in value]
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        raise ValueError(f"{name}={value!r} is not a number; write it as 0.01 or 1.0e-2") from None
+
+
+def _is_a(value: Any, kind: Any) -> bool:
+    """Whether `value` has the type of an annotation. Integers count as floats, and True does not count as a number."""
+    if get_origin(kind) is list:
+        return isinstance(value, list | tuple) and all(_is_a(part, get_args(kind)[0]) for part in value)
+    if kind in (int, float) and isinstance(value, bool):
+        return False
+    return isinstance(value, Real if kind is float else Integral if kind is int else kind)

@@ -1,0 +1,160 @@
+"""`config.inner` of a summary: how learners trained on it, and so how a student has to. It is written by `FarziConfig.inner_settings`.
+
+It names the inner `optimizer` and its hyper-parameters, the number of `steps`, the `synthetic_batch_size` and the `lr_scheduler_type`. Here it
+becomes an optimizer, a schedule, and the arguments of the stock Trainer (`FarziData.training_arguments`).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from numbers import Real
+from typing import Any
+
+import torch
+from transformers import SchedulerType, TrainingArguments, get_scheduler
+
+from farzi_hf.engine import OPTIMIZERS, InnerOptimizer
+from farzi_hf.models.next_item import check_size
+from farzi_hf.summary.config import check_choice
+
+logger = logging.getLogger(__name__)
+
+_OF_THE_INNER_LOOP = {
+    "lr_scheduler_type": "constant",  # summaries that do not name a schedule have none; Trainer's default is linear
+    "max_grad_norm": 0.0,  # the inner loop does not clip; Trainer's default clips at 1
+    "save_strategy": "no",  # a training takes seconds
+    "logging_steps": 10,  # with Trainer's default of 500, a hundred steps would log nothing
+    "report_to": "none",
+}
+
+LR_SCHEDULES: dict[str, Callable[[int], dict[str, Any]]] = {
+    "constant": lambda steps: {},
+    "linear": lambda steps: {},
+    "cosine": lambda steps: {},
+    # The learning rate stays for half of the steps, and then falls to 0 on a straight line.
+    "warmup_stable_decay": lambda steps: {"num_decay_steps": max(1, steps // 2), "decay_type": "linear"},
+}
+"""Schedules of transformers by `lr_scheduler_type`: the `lr_scheduler_kwargs` of a training of a number of steps."""
+
+
+def lr_schedule(name: str, steps: int) -> Callable[[int], float] | None:
+    """The multiplier of the learning rate in each of the steps 1 … `steps`; None where it is constant.
+
+    Args:
+        name: one of `LR_SCHEDULES`.
+
+    Raises:
+        ValueError: `name` is unknown.
+    """
+    if name not in LR_SCHEDULES:
+        raise ValueError(f"lr_scheduler_type={name!r} is unknown; choose one of {', '.join(LR_SCHEDULES)}")
+    if name == "constant":
+        return None
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)  # a schedule is made for one
+    scheduler = get_scheduler(name, optimizer, 0, steps, scheduler_specific_kwargs=LR_SCHEDULES[name](steps))
+    (multiplier,) = scheduler.lr_lambdas
+    return lambda step: multiplier(step - 1)
+
+
+def inner_optimizer(inner: Mapping[str, Any] | None) -> InnerOptimizer:
+    """The optimizer that `config.inner` of a summary describes.
+
+    Raises:
+        ValueError: it describes none.
+    """
+    if not inner or "lr" not in inner:
+        raise ValueError(
+            f"config.inner={inner!r} describes no optimizer; take a summary that FarziTrainer has distilled, or set config.inner"
+        )
+    name = inner.get("optimizer", "adam")  # the oldest summaries do not name theirs
+    if not isinstance(name, str) or name not in OPTIMIZERS:
+        raise ValueError(
+            f"config.inner['optimizer']={name!r:.200} is unknown; it is one of {', '.join(OPTIMIZERS)}: update farzi_hf, or give "
+            "transformers.TrainingArguments of your own"
+        )
+    kind = OPTIMIZERS[name]
+    try:
+        values = {field.name: inner[field.name] for field in fields(kind) if field.name in inner}
+        return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"config.inner={dict(inner)!r} is no {name}: {error}") from None
+
+
+def stock_arguments(
+    inner: Mapping[str, Any] | None, num_sequences: int, output_dir: str, changes: Mapping[str, Any]
+) -> TrainingArguments:
+    """See `FarziData.training_arguments`."""
+    inner = inner or {}
+    _check(inner)
+    sizes = {
+        "max_steps": inner.get("steps"), "per_device_train_batch_size": inner.get("synthetic_batch_size"),
+        "lr_scheduler_type": inner.get("lr_scheduler_type"),
+    }  # fmt: skip
+    settings = {**_OF_THE_INNER_LOOP, **{name: value for name, value in sizes.items() if value is not None}}
+    if "lr" in inner:
+        settings |= _stock_optimizer(inner_optimizer(inner), changes)
+    if "num_train_epochs" in changes:  # Trainer would prefer the number of steps
+        settings.pop("max_steps", None)
+    settings |= changes
+    size = settings.get("per_device_train_batch_size", num_sequences)
+    if size < num_sequences and num_sequences % size and not settings.get("dataloader_drop_last"):
+        logger.warning(
+            "per_device_train_batch_size=%d does not divide the %d sequences: Trainer takes the last %d of an epoch as a step, which the "
+            "inner loop leaves out. dataloader_drop_last=True leaves them out too, but also the last incomplete batch of an evaluation.",
+            size, num_sequences, num_sequences % size,
+        )  # fmt: skip
+    if "learning_rate" not in settings or not {"max_steps", "num_train_epochs"} & settings.keys():
+        raise ValueError(
+            f"config.inner={dict(inner)!r} lacks the learning rate or the number of steps that a student needs; "
+            "give both, for instance training_arguments(output_dir, learning_rate=0.01, max_steps=100)"
+        )
+    arguments = TrainingArguments(output_dir, **settings)
+    name = SchedulerType(arguments.lr_scheduler_type).value
+    if "lr_scheduler_kwargs" not in changes and name in LR_SCHEDULES:
+        arguments.lr_scheduler_kwargs = LR_SCHEDULES[name](_steps(arguments, num_sequences))
+    if "dataloader_pin_memory" not in changes:  # on a CPU there is nothing to pin for, and torch warns of it
+        arguments.dataloader_pin_memory = arguments.device.type != "cpu"
+    return arguments
+
+
+def _check(inner: Mapping[str, Any]) -> None:
+    """Raises ValueError if a setting, which may be a stranger's, has another type than it needs, or is beyond every sensible size."""
+    sizes = ("steps", "synthetic_batch_size")
+    for key in sizes:
+        if inner.get(key) is not None:
+            check_size(f"config.inner[{key!r}] (of config.json)", inner[key], most=10**7)
+    if inner.get("lr_scheduler_type") is not None:
+        check_choice("config.inner['lr_scheduler_type'] (of config.json)", inner["lr_scheduler_type"], LR_SCHEDULES)
+    for key, value in inner.items():  # an optimizer checks the rest
+        if key not in sizes and isinstance(value, Real) and value > 1000:
+            raise ValueError(f"config.inner[{key!r}] (of config.json) must be at most 1,000, got {value!r:.200}")
+
+
+def _stock_optimizer(optimizer: InnerOptimizer, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The optimizer under the names of `TrainingArguments`. Warns of what Trainer does otherwise; raises ValueError if it has no such one."""
+    settings = optimizer.stock_settings()
+    if settings is None and "optim" not in changes:
+        raise ValueError(
+            f"the inner optimizer of this summary, {type(optimizer).__name__}, has no equal among Trainer's; train a student with "
+            "farzi_hf.distillation.SyntheticTraining, or give another one: training_arguments(output_dir, optim=…, learning_rate=…)"
+        )
+    different = {name: getattr(optimizer, name) for name in optimizer.without_stock_twin if name not in changes}
+    if different := {name: value for name, value in different.items() if value}:
+        logger.warning(
+            "The inner loop had %s. Trainer's optimizers treat this differently or lack it, so students may differ from the learners of "
+            "the distillation.",
+            ", ".join(f"{name}={value}" for name, value in different.items()),
+        )
+    return settings or {}
+
+
+def _steps(arguments: TrainingArguments, num_sequences: int) -> int:
+    """The steps that Trainer will take."""
+    if arguments.max_steps > 0:
+        return arguments.max_steps
+    rounded = math.floor if arguments.dataloader_drop_last else math.ceil
+    batches = rounded(num_sequences / (arguments.train_batch_size * arguments.world_size))
+    return math.ceil(arguments.num_train_epochs * max(1, math.ceil(batches / arguments.gradient_accumulation_steps)))
