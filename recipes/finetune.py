@@ -81,7 +81,7 @@ def comparison_of(args: FinetuneArguments, farzi: FarziData) -> Comparison:
     if args.model:
         config = AutoConfig.from_pretrained(args.model)
     learner = Learner(config)
-    training = SyntheticTraining.of_summary(farzi.config)
+    training = SyntheticTraining.of(farzi.config.inner, farzi.config.tau)
     device = "cuda" if torch.cuda.is_available() and not args.use_cpu else "cpu"
     return Comparison(
         task=data.task, splits=data.splits(seed), config=config, learner=learner, farzi=farzi,

@@ -6,11 +6,12 @@ import difflib
 import os
 import sys
 from argparse import ArgumentParser
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import fields
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
+from textwrap import TextWrapper
 from typing import Any
 
 import yaml
@@ -46,12 +47,15 @@ def parse_arguments(
     known = {field.name for kind in types for field in fields(kind) if field.init}
     values = read_yaml(config, known | {HISTORY})
     if values.pop(HISTORY, None) and os.environ.get("RANK", "0") == "0":
-        print(
-            f"{config}: some settings were changed during the run; a new run has the last ones from its first step on.",
-            file=sys.stderr,
-        )
+        said = "some settings were changed during the run; a new run has the last ones from its first step on."
+        print(f"{config}: {said}", file=sys.stderr)
     given = {word[2:].partition("=")[0] for word in argv if word.startswith("--")}
-    values = _checked(types, config, {name: value for name, value in values.items() if name not in given})
+    values = {name: value for name, value in values.items() if name not in given}
+    for kind in types:
+        try:
+            values = values_of_file(kind, values)
+        except ValueError as error:
+            raise ValueError(f"config={str(config)!r}: {error}") from None
     parser.set_defaults(**{"config": str(config), "output_dir": f"outputs/{config.stem}", **values})
     parsed = parser.parse_args_into_dataclasses(argv, look_for_args_file=False)
     if any(getattr(part, "disable_tqdm", False) for part in parsed):
@@ -59,28 +63,17 @@ def parse_arguments(
     return parsed
 
 
-def _checked(types: Sequence[type], config: Path, values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The values of the file, as the parser can take them. Raises ValueError if one has another type than its field."""
-    for kind in types:
-        try:
-            values = values_of_file(kind, values)
-        except ValueError as error:
-            raise ValueError(f"config={str(config)!r}: {error}") from None
-    return values
-
-
 def help_screen(types: Sequence[type], default_config: Path, usage: str | None = None) -> str:
-    """A program's own fields, a line each. `TrainingArguments` has far more fields; the screen names only a few of these."""
-    stock = {field.name for field in fields(TrainingArguments)}
+    """A program's own fields. `TrainingArguments` has far more fields; the screen names only a few of these."""
+    known = {"config", *(field.name for field in fields(TrainingArguments))}
+    wrapped = TextWrapper(150, subsequent_indent=" " * 29, break_on_hyphens=False)
     lines = [
         f"usage: {usage or f'{Path(sys.argv[0]).name} [--config FILE.yaml] [--FIELD VALUE …]'}",
         f"\nGive fields in the YAML file (by default {default_config.name}) or on the command line, which overrides the file.",
     ]
     for kind in types:
-        lines.append("")
-        own = [field for field in fields(kind) if field.init and field.name not in stock and field.name != "config"]
-        for field in own:
-            lines.append(f"  {'--' + field.name:<24}{field.metadata.get('help', '')}"[:118])
+        own = [field for field in fields(kind) if field.init and field.name not in known]
+        lines += ["", *(wrapped.fill(f"  {'--' + field.name:<26} {field.metadata.get('help', '')}") for field in own)]
     examples = "--output_dir, --max_steps, --learning_rate, --per_device_train_batch_size, --seed, --eval_steps, --save_steps, --use_cpu"
     return "\n".join(
         [*lines, "", "All fields of transformers.TrainingArguments work too, for the outer loop:", f"  {examples}, …"]

@@ -24,6 +24,7 @@ REMOVED = {
     "inner_epsilon_root": (0.0, "give an objective with SyntheticTraining(InnerAdam(…, eps_root=…), …) in Python"),
     "inner_weight_decay": (0.0, "give an objective with SyntheticTraining(InnerAdam(…, weight_decay=…), …) in Python"),
     "latent_std": (0.1, "give farzi_data=FarziData(FarziDataConfig(…, latent_std=…)) in Python"),
+    "sparse_updates": (False, "an outer step changes all sequences"),
     "privacy_max_grad_norm": (1.0, "give an objective PrivateMatching(…, max_grad_norm=…) in Python"),
 }
 """Settings of older versions: what they were by default, and what to do about another value."""

@@ -107,6 +107,7 @@ def test_a_new_run_that_was_interrupted_goes_on_and_is_not_taken_for_the_one_bef
     ("changes", "rows"),
     [
         ({"max_steps": 0}, ["Farzi [4×8]", "Farzi, stock Trainer"]),
+        ({"max_steps": 0, "inner_optimizer": "sgd"}, ["Farzi [4×8]", "Farzi, stock Trainer"]),
         ({"input_sequences": "real_windows"}, ["Farzi [4×8]", "same inputs, teacher's labels", "Farzi, stock Trainer"]),
     ],
 )

@@ -11,7 +11,7 @@ from tiny_models import LENGTH, V, soft_trainer, tiny_model
 from transformers import SchedulerType, TrainingArguments
 
 from farzi_hf.distillation import Learner, SyntheticTraining
-from farzi_hf.engine import InnerAdam, InnerSGD
+from farzi_hf.engine import OPTIMIZERS, InnerAdam, InnerSGD
 from farzi_hf.summary import FarziData, FarziDataConfig
 from farzi_hf.summary.inner_settings import LR_SCHEDULES
 
@@ -125,6 +125,22 @@ def test_settings_that_the_summary_lacks_have_to_be_given(tmp_path, inner):
 def test_settings_that_no_optimizer_has_are_refused(tmp_path, change, match):
     with pytest.raises(ValueError, match=match):
         summary({**ADAM, **SIZES, **change}).training_arguments(tmp_path)
+
+
+class Signs(InnerSGD):
+    def stock_settings(self) -> None:
+        return None
+
+
+def test_an_optimizer_that_trainer_lacks_is_refused_unless_another_is_given(tmp_path, monkeypatch):
+    monkeypatch.setitem(OPTIMIZERS, "signs", Signs)
+    farzi = summary({**SGD, **SIZES, "optimizer": "signs"})
+    with pytest.raises(
+        ValueError, match=r"the inner optimizer of this summary, Signs, has no equal among Trainer's; train .*optim=…"
+    ):
+        farzi.training_arguments(tmp_path)
+    args = farzi.training_arguments(tmp_path, optim="sgd", learning_rate=0.5)
+    assert (args.learning_rate, args.max_steps) == (0.5, 7)
 
 
 def test_what_trainer_does_otherwise_is_said(tmp_path, caplog):
