@@ -287,7 +287,7 @@ def test_a_config_of_a_summary_is_made_or_refused_by_the_name_of_a_field(tmp_pat
 
 
 STOCK = {field.name for field in fields(TrainingArguments)}
-OF_THE_OPTIMIZER = {"learning_rate": "lr", "epsilon": "eps", "epsilon_root": "eps_root"}  # names that its messages use
+OF_THE_OPTIMIZER = {"learning_rate": "lr", "epsilon": "eps"}  # names that its messages use
 OURS = sorted(field.name for field in fields(FarziConfig) if field.name not in STOCK)
 
 
