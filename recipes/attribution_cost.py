@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import copy
-import json
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -26,7 +24,7 @@ from farzi_hf.engine import Adjoint, Checkpoint, Direct, InnerAdam, Reversible, 
 
 ROOT = Path(__file__).resolve().parent
 sys.path.append(str(ROOT / "benchmark"))
-from process import PeakMemory, end_with_parent, run_limited, unfinished  # noqa: E402
+from harness import Limits, PeakMemory, Report, in_process, unfinished  # noqa: E402
 
 WARM_UP = 3
 """Steps of the training before the one that is measured. Then compiled code is there for any number of steps."""
@@ -120,32 +118,18 @@ def measured(problem: AttributionProblem, argv: list[str], say: Callable[[str], 
 
 
 def _in_process(problem: AttributionProblem, argv: list[str], method: str, steps: int) -> dict[str, Any]:
-    variables = {**os.environ, "PYTHONPATH": f"{ROOT.parent}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(Path(__file__).resolve()), json.dumps([argv, method, steps])]
-    args = problem.args
-    return run_limited(command, variables, int(args.memory_limit * 2**30), args.time_limit)
+    limits = Limits(problem.args.memory_limit, problem.args.time_limit)
+    return in_process(measure, {"argv": argv, "method": method, "steps": steps}, limits)
 
 
-def main() -> None:
+def measure(report: Report, argv: list[str], method: str, steps: int) -> None:
     """The process of one measurement."""
-    end_with_parent()
-    torch.set_num_threads(1)
-    (argv, method, steps), report = json.loads(sys.argv[1]), Path(sys.argv[2])
     _, data, args, _ = parse(argv)
     problem = AttributionProblem(data, args)
     return_freed_memory()
     METHODS[method](problem.training(0, WARM_UP), problem.test)
-    training, peak = problem.training(0, steps), PeakMemory(torch.device("cpu"))
+    training, peak = problem.training(0, steps), PeakMemory()
     cpu, wall = time.process_time(), time.perf_counter()
     METHODS[method](training, problem.test)
-    facts = {
-        "memory_bytes": peak.read(),
-        "cpu_seconds": time.process_time() - cpu,
-        "seconds": time.perf_counter() - wall,
-    }
-    with report.open("a", encoding="utf-8") as file:
-        print(json.dumps(facts), file=file, flush=True)
-
-
-if __name__ == "__main__":
-    main()
+    seconds = {"cpu_seconds": time.process_time() - cpu, "seconds": time.perf_counter() - wall}
+    report({"memory_bytes": peak.read(), **seconds})

@@ -1,84 +1,61 @@
 """Measures time and memory of one meta-gradient against the number of inner steps T, with our methods and with other libraries.
 
     make bench                                        # all cells, about two hours; goes on where it was stopped
-    python recipes/benchmark/benchmark.py --scale quick         # minutes, small sizes
     python recipes/benchmark/benchmark.py --methods Tape autograd --steps 50 100
+    python recipes/benchmark/benchmark.py --num_sequences 10 --sequence_length 20 --vocab_size 200 --steps 5 10 --output_dir outputs/benchmark
 
-A cell is one method at one T. Each cell has its own process: a fresh interpreter, with the same threads and the same settings of
-malloc. The process warms up at T = 2, measures the peak memory of one meta-gradient, and then times up to three. Its gradient is
-compared with a reference in float64.
+A cell is one method at one T, in a process of its own (`harness.py`). The process warms up at T = 2, measures the peak memory of one
+meta-gradient, and then times up to three. Its gradient is compared with a reference in float64.
 """
 
 from __future__ import annotations
 
 import hashlib
 import importlib.util
-import json
-import os
-import platform
 import random
+import statistics
 import sys
-from argparse import ArgumentParser
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import date
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 import torch
-from methods import (
-    Method,
-    Ours,
-    Problem,
-    Size,
-    autograd,
-    higher_adam,
-    our_loss,
-    plain_loss,
-    step_checkpoint,
-    torchopt_adam,
+from harness import (
+    Facts,
+    Limits,
+    PeakMemory,
+    Report,
+    Timer,
+    code_hash,
+    complete,
+    in_process,
+    processor,
+    read_rows,
+    unfinished,
 )
-from process import Facts, end_with_parent, measure, run_limited, save, unfinished
-from results import Row, check_folder, read_rows, write_results
-from tqdm import tqdm
+from methods import METHODS, PACKAGES, REFERENCE, Ours, Problem, Size
+from safetensors.torch import load_file, save_file
 from transformers import HfArgumentParser
 
-from farzi_hf.cli.program import keep_freed_memory, run
-from farzi_hf.engine import Checkpoint, Direct, GradientGraphs, Reversible, Tape
-from farzi_hf.report.rendering import commit_of
+from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, return_freed_memory, run
+from farzi_hf.report import markdown, save_csv, save_text
+from farzi_hf.report.plots import plot_benchmark
 
-ROOT = Path(__file__).resolve().parent
-REPOSITORY = ROOT.parents[1]
-METHODS: dict[str, Method] = {
-    "autograd": autograd(plain_loss),
-    "autograd, our loss": autograd(our_loss),
-    "higher": higher_adam,
-    "TorchOpt": torchopt_adam,
-    "torch.utils.checkpoint": step_checkpoint,
-    "GradientGraphs": Ours(GradientGraphs),
-    "Direct": Ours(Direct),
-    "Tape": Ours(Tape),
-    "Checkpoint": Ours(Checkpoint),
-    "Reversible": Ours(Reversible),
-    "Tape, compiled": Ours(Tape, torch_compile=True),
-    "Checkpoint, compiled": Ours(Checkpoint, torch_compile=True),
-    "Reversible, compiled": Ours(Reversible, torch_compile=True),
-}
-REFERENCE = "Tape"  # in float64
-PACKAGES = {"higher": "higher", "TorchOpt": "torchopt"}  # what a method imports
-SCALES: dict[str, dict[str, Any]] = {
-    "full": {},
-    "quick": {**asdict(Size(10, 20, 8, 200, 16, 16)), "steps": [5, 10, 20], "output_dir": "outputs/benchmark_quick"},
-}
+FILES = ("results.json", "results.csv", "table.md", "benchmark.png")
+LONG_REPETITION = 20.0  # seconds; a cell that takes longer is not repeated
+REPETITIONS = 3
+WARM_UP_STEPS = 2
+FIRST = (
+    "method", "kind", "steps", "status", "note", "repetitions", "seconds", "seconds_min", "cpu_seconds", "cpu_seconds_min", "memory_bytes",
+    "relative_error", "warm_up_seconds", "G_seconds", "R_seconds", "R/G", "total/(T·G)",
+)  # fmt: skip
+"""The first columns of results.csv."""
 
 
 @dataclass
 class BenchmarkArguments:
     """The cells to measure, and the limits of their processes."""
 
-    scale: str = field(default="full", metadata={"help": f"{' | '.join(SCALES)}: defaults of the other arguments"})
     methods: list[str] = field(default_factory=lambda: list(METHODS), metadata={"help": "rows of the table"})
     steps: list[int] = field(default_factory=lambda: [10, 50, 100, 200, 400], metadata={"help": "values of T"})
     device: str = field(default="cpu", metadata={"help": "cpu | cuda"})
@@ -86,7 +63,6 @@ class BenchmarkArguments:
     memory_limit: float = field(default=20.0, metadata={"help": "GiB of a process; with more it is 'out of memory'"})
     time_limit: float = field(default=1800.0, metadata={"help": "seconds of a process; after these it is 'too slow'"})
     output_dir: str = field(default="model_cards/benchmark", metadata={"help": "folder of table and plot"})
-    anew: bool = field(default=False, metadata={"help": "discard the results in output_dir"})
 
     def __post_init__(self) -> None:
         for name in self.methods:
@@ -103,8 +79,13 @@ class BenchmarkArguments:
         if min(self.steps) < 1 or self.threads < 1:
             raise ValueError(f"steps={self.steps} and threads={self.threads} must be at least 1")
 
-    def settings(self, size: Size) -> dict[str, Any]:
-        """The settings that all results in one table must share."""
+    @property
+    def limits(self) -> Limits:
+        """Of each process."""
+        return Limits(self.memory_limit, self.time_limit, self.threads)
+
+    def settings(self, size: Size) -> Facts:
+        """The settings that all rows of one table share."""
         gpu = torch.cuda.get_device_name() if self.device == "cuda" else ""
         machine = {"device": self.device, "gpu": gpu, "processor": processor(), "threads": self.threads}
         limits = {"memory_limit_gib": self.memory_limit, "time_limit_s": self.time_limit}
@@ -112,68 +93,39 @@ class BenchmarkArguments:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    argv = sys.argv[1:] if argv is None else list(argv)
-    if argv[:1] == ["--cell"]:
-        measure_cell(json.loads(argv[1]), Path(argv[2]))
-        return
-    try:
-        args, size = parse(argv)
-        check_folder(Path(args.output_dir))
-        rows = previous_rows(args, size)
-    except ValueError as error:
-        sys.exit(f"benchmark.py: {error}")
-    output = Path(args.output_dir)
-    code = code_hash()
-    facts = {**args.settings(size), **environment(), "code": code, "date": date.today().isoformat()}
-    cells = [cell for cell in order(args) if rows.get(cell, {}).get("code") != code or unfinished(rows[cell])]
-    for method, steps in (progress := tqdm(cells)):
-        progress.set_description(f"{method}, T = {steps}")
-        measured = run_cell(args, size, method, steps, reference_gradient(args, size, steps, output / "reference"))
-        kind = "ours" if isinstance(METHODS[method], Ours) else "peer"
-        rows[method, steps] = {"method": method, "kind": kind, "steps": steps, **measured, **facts}
-        write_results(in_order(rows.values()), output)
-    write_results(in_order(rows.values()), output)  # also without a new cell: the layout may be new
-    print((output / "table.md").read_text(encoding="utf-8"), f"\nResults: {output}", sep="")
-    if failed := [f"{name}, T = {steps}: {row['note']}" for (name, steps), row in rows.items() if unfinished(row)]:
+    """Measures the cells, and writes the tables and the figure."""
+    with ends_in_one_line("benchmark.py"):
+        parser = HfArgumentParser((BenchmarkArguments, Size), allow_abbrev=False)
+        args, size = parser.parse_args_into_dataclasses(argv, look_for_args_file=False)
+        output = Path(args.output_dir)
+        rows = read_rows(output, FILES)
+    code = code_hash("benchmark", "methods")
+
+    def run_cell(cell: Facts) -> Facts:
+        reference = reference_gradient(args, size, cell["steps"], output / "reference", code)
+        given = {"size": asdict(size), "device": args.device, "reference": str(reference)}
+        kind = "ours" if isinstance(METHODS[cell["method"]], Ours) else "peer"
+        return {"kind": kind, **in_process(measure, {**cell, **given}, args.limits)}
+
+    rows = in_order(complete(output / FILES[0], rows, order(args), run_cell, args.settings(size), code))
+    text = tables(rows)
+    save_csv([{**dict.fromkeys(FIRST), **row} for row in rows], output / FILES[1])
+    save_text(text, output / FILES[2])
+    if any(row.get("seconds") for row in rows):
+        plot_benchmark([{**dict.fromkeys(FIRST), **row} for row in rows], output / FILES[3])
+    print(f"{text}\nResults: {output}")
+    if failed := [f"{row['method']}, T = {row['steps']}: {row['note']}" for row in rows if unfinished(row)]:
         sys.exit("benchmark.py: failed cells, which the next run tries again:\n" + "\n".join(failed))
 
 
-def parse(argv: Sequence[str]) -> tuple[BenchmarkArguments, Size]:
-    """Arguments, with the defaults of `--scale`."""
-    first = ArgumentParser(add_help=False, allow_abbrev=False)
-    first.add_argument("--scale", default="full")
-    scale = first.parse_known_args(argv)[0].scale
-    if scale not in SCALES:
-        raise ValueError(f"scale={scale!r} is unknown; choose from {', '.join(SCALES)}")
-    parser = HfArgumentParser((BenchmarkArguments, Size), allow_abbrev=False)
-    parser.set_defaults(**SCALES[scale])
-    return parser.parse_args_into_dataclasses(argv, look_for_args_file=False)
-
-
-def previous_rows(args: BenchmarkArguments, size: Size) -> dict[tuple[str, int], Row]:
-    """The rows of earlier runs in the output folder, by method and T. With `--anew`, an empty dict.
-
-    Raises:
-        ValueError: the rows were measured with other settings.
-    """
-    rows = [] if args.anew else read_rows(Path(args.output_dir) / "results.csv")
-    for row in rows:
-        changed = [key for key, value in args.settings(size).items() if row.get(key) != str(value)]
-        if changed:
-            raise ValueError(
-                f"output_dir={args.output_dir!r} holds results with other {', '.join(changed)}: "
-                "choose another --output_dir, or --anew to discard them"
-            )
-    return {(row["method"], row["steps"]): row for row in rows if row["method"] in METHODS}
-
-
-def order(args: BenchmarkArguments) -> list[tuple[str, int]]:
+def order(args: BenchmarkArguments) -> list[Facts]:
     """All cells, small T first. The order of the methods differs at each T, so that a drift of the machine favours none of them."""
     shuffled = random.Random(0)
-    return [(name, steps) for steps in sorted(args.steps) for name in shuffled.sample(args.methods, len(args.methods))]
+    drawn = ((steps, shuffled.sample(args.methods, len(args.methods))) for steps in sorted(args.steps))
+    return [{"method": name, "steps": steps} for steps, names in drawn for name in names]
 
 
-def in_order(rows: Iterable[Row]) -> list[Row]:
+def in_order(rows: Iterable[Facts]) -> list[Facts]:
     """The rows in the order of METHODS, and for each method by T."""
     return sorted(rows, key=lambda row: (list(METHODS).index(row["method"]), row["steps"]))
 
@@ -181,77 +133,143 @@ def in_order(rows: Iterable[Row]) -> list[Row]:
 # -- one cell --------------------------------------------------------------------------------------------------------
 
 
-def run_cell(
-    args: BenchmarkArguments, size: Size, method: str, steps: int, reference: Path, dtype: str = "float32"
-) -> Facts:
-    """Runs one cell in its own process. In float64, it saves its gradient as the reference; in float32, it is measured."""
-    cell = {"method": method, "steps": steps, "dtype": dtype, "device": args.device, "threads": args.threads}
-    cell.update(size=asdict(size), reference=str(reference))
-    variables = {
-        **os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": str(args.threads), "HF_HUB_OFFLINE": "1",
-        "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
-    }  # fmt: skip
-    command = [sys.executable, str(ROOT / "benchmark.py"), "--cell", json.dumps(cell)]
-    return run_limited(command, variables, int(args.memory_limit * 2**30), args.time_limit)
-
-
-def reference_gradient(args: BenchmarkArguments, size: Size, steps: int, folder: Path) -> Path:
+def reference_gradient(args: BenchmarkArguments, size: Size, steps: int, folder: Path, code: str) -> Path:
     """The file of the float64 gradient. If it does not exist, this computes it."""
-    problem = hashlib.sha256(f"{size} {args.device} {code_hash()}".encode()).hexdigest()[:12]
-    path = folder / f"{problem}-{steps}.safetensors"
+    name = hashlib.sha256(f"{size} {args.device} {code}".encode()).hexdigest()[:12]
+    path = folder / f"{name}-{steps}.safetensors"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
         new = folder / f".new-{path.name}"
-        facts = run_cell(args, size, REFERENCE, steps, new, "float64")
+        cell = {"steps": steps, "size": asdict(size), "device": args.device, "path": str(new)}
+        facts = in_process(save_reference, cell, args.limits)
         if facts["status"] != "ok":
             sys.exit(f"benchmark.py: no float64 reference for T = {steps}: {facts['status']}, {facts['note']}")
         new.rename(path)
     return path
 
 
-def measure_cell(cell: Facts, report: Path) -> None:
-    """The process of one cell."""
-    end_with_parent()
-    torch.set_num_threads(cell["threads"])
-    method, reference = METHODS[cell["method"]], Path(cell["reference"])
-    problem = Problem.of(Size(**cell["size"]), getattr(torch, cell["dtype"]), cell["device"])
-    if cell["dtype"] == "float64":
-        keep_freed_memory()
-        save(problem.meta_gradient(method, cell["steps"]), reference)
-        return
-    with report.open("a", encoding="utf-8") as file:
-        measure(
-            problem, method, cell["steps"], reference, lambda facts: print(json.dumps(facts), file=file, flush=True)
-        )
+def save_reference(report: Report, steps: int, size: Facts, device: str, path: str) -> None:
+    """Saves the gradient in float64."""
+    keep_freed_memory()
+    gradient = Problem.of(Size(**size), torch.float64, device).meta_gradient(METHODS[REFERENCE], steps)
+    save_file(dict(zip(("latents", "decoder"), gradient, strict=True)), path)
 
 
-# -- what a result depends on ----------------------------------------------------------------------------------------
+def measure(report: Report, method: str, steps: int, size: Facts, device: str, reference: str) -> None:
+    """Reports the cost of one meta-gradient: memory, relative error, time and, for our methods, G and R. Each is reported at once.
+
+    The first run measures memory, and its malloc returns freed memory to the system. The next runs measure time, and their malloc
+    keeps freed memory.
+    """
+    problem, way, timer = Problem.of(Size(**size), torch.float32, device), METHODS[method], Timer(device)
+    return_freed_memory()
+    _, warm_up = timer.result(lambda: problem.meta_gradient(way, WARM_UP_STEPS))
+    report({"warm_up_seconds": warm_up[0]})
+    peak = PeakMemory(device)
+    gradient = problem.meta_gradient(way, steps)
+    expected = load_file(reference)
+    error = relative_error(gradient, [expected["latents"], expected["decoder"]])
+    report({"memory_bytes": peak.read(), "relative_error": error})
+    del gradient
+    keep_freed_memory()
+    problem.meta_gradient(way, WARM_UP_STEPS)
+    if isinstance(way, Ours):
+        way.step_seconds(problem, timer)
+    times: list[tuple[float, float]] = []
+    step_times: list[tuple[float, float]] = []
+    while len(times) < REPETITIONS and (not times or times[0][0] < LONG_REPETITION):
+        times.append(timer(lambda: problem.meta_gradient(way, steps)))
+        if isinstance(way, Ours):
+            step_times.append(way.step_seconds(problem, timer))
+        report(summarised(times, step_times, steps))
 
 
-def environment() -> dict[str, str]:
-    """Facts about the machine and the software, for the table."""
-    facts = {"malloc": "timed with freed memory kept" if platform.libc_ver()[0] == "glibc" else "default"}
-    facts |= {"python": platform.python_version()}
-    for package in ("transformers", *PACKAGES.values()):
-        with suppress(PackageNotFoundError):
-            facts[package] = version(package)
-    return facts | commit_of(Path(__file__).resolve())
+def relative_error(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> float:
+    """‖found − expected‖ / ‖expected‖ over all tensors together, in float64."""
+    found, expected = (torch.cat([x.flatten().cpu().double() for x in tensors]) for tensors in (found, expected))
+    return float((found - expected).norm() / expected.norm())
 
 
-def processor() -> str:
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor()
+def summarised(times: Sequence[tuple[float, float]], step_times: Sequence[tuple[float, float]], steps: int) -> Facts:
+    """The columns of a cell, from the (wall, CPU) seconds of all repetitions and from the seconds of G and R."""
+    wall, cpu = zip(*times, strict=True)
+    facts = {
+        "repetitions": len(times),
+        "seconds": statistics.median(wall), "seconds_min": min(wall),
+        "cpu_seconds": statistics.median(cpu), "cpu_seconds_min": min(cpu),
+    }  # fmt: skip
+    if not step_times:
+        return facts
+    gradient, reverse = map(statistics.median, zip(*step_times, strict=True))
+    ratios = {"R/G": reverse / gradient, "total/(T·G)": facts["seconds"] / (steps * gradient)}
+    return {**facts, "G_seconds": gradient, "R_seconds": reverse, **ratios}
 
 
-def code_hash(*more: Path) -> str:
-    """A hash of the measured code and of `more` files. In contrast to the commit, it sees uncommitted changes and ignores all other files."""
-    package = REPOSITORY / "farzi_hf"
-    files = {*more, *package.rglob("*.py"), *(ROOT / f"{name}.py" for name in ("benchmark", "methods", "process"))}
-    files -= {*(package / "plots").rglob("*.py")}
-    return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(files))).hexdigest()[:12]
+# -- tables ----------------------------------------------------------------------------------------------------------
+
+
+def tables(rows: Sequence[Facts]) -> str:
+    """Markdown: first machine and problem, then time, memory and error against T, and the engine's own ratios."""
+    ours = [row for row in rows if row["kind"] == "ours"]
+    parts = [
+        ("", "\n".join(f"- {line}" for line in circumstances(rows))),
+        ("Seconds of one meta-gradient", by_steps(rows, "seconds", seconds)),
+        ("CPU seconds (user + system)", by_steps(rows, "cpu_seconds", seconds)),
+        ("Peak memory above that after the warm-up, MB", by_steps(rows, "memory_bytes", lambda x: f"{x / 1e6:,.0f}")),
+        ("Relative error of the gradient against float64", by_steps(rows, "relative_error", lambda x: f"{x:.0e}")),
+    ]
+    if ours:
+        parts.append(("Our seconds in units of T·G", by_steps(ours, "total/(T·G)", lambda x: f"{x:.2f}")))
+        parts.append(("One inner gradient G and one reverse step R (medians over T)", engine_table(ours)))
+    return "\n\n".join(f"**{title}**\n\n{table}" if title else table for title, table in parts) + "\n"
+
+
+def seconds(value: float) -> str:
+    """With two decimals below a hundred."""
+    return f"{value:,.2f}" if value < 100 else f"{value:,.0f}"
+
+
+def circumstances(rows: Sequence[Facts]) -> list[str]:
+    """The circumstances of the measurement: machine, versions, problem, and settings that all methods share."""
+    last, commits = rows[-1], sorted({str(row["commit"]) for row in rows if row.get("commit")})
+    return [
+        f"{last['date']}, commit {', '.join(commits) or 'unknown'}, {last.get('gpu') or last['processor']}, "
+        f"{last['threads']} thread(s), torch {last['torch']}, float32",
+        f"GPT-2 of one layer, h = {last['hidden_size']}, V = {last['vocab_size']}; summary {last['num_sequences']} × "
+        f"{last['sequence_length']}, d = {last['latent_dim']}, whole in every inner step; Adam; gradient in latents and decoder",
+        f"a process per cell, limited to {last['memory_limit_gib']} GiB and {last['time_limit_s']} s; median of up to three; "
+        f"malloc for all methods: {last['malloc']}",
+        "higher's Adam adds ε at another place, so it computes another gradient: its error is not a rounding error",
+    ]
+
+
+def by_steps(rows: Sequence[Facts], column: str, shown: Callable[[float], str]) -> str:
+    """A table with a row per method and a column per T. A cell without a number holds the reason."""
+    cells = {(row["method"], row["steps"]): row for row in rows}
+
+    def cell(method: str, t: int) -> str:
+        row = cells.get((method, t), {"status": ""})
+        return row["status"] if row["status"] != "ok" else shown(row[column]) if row.get(column) is not None else ""
+
+    steps, methods = sorted({row["steps"] for row in rows}), dict.fromkeys(row["method"] for row in rows)
+    return markdown([{"": name, **{f"T = {t}": cell(name, t) for t in steps}} for name in methods])
+
+
+def engine_table(ours: Sequence[Facts]) -> str:
+    """A table with a row per method: G, R, their ratio, and the time of the warm-up, which includes the compilation."""
+    columns = {
+        "G, s": ("G_seconds", 4),
+        "R, s": ("R_seconds", 4),
+        "R/G": ("R/G", 2),
+        "warm-up, s": ("warm_up_seconds", 1),
+    }
+
+    def median(method: str, column: str, digits: int) -> str:
+        values = [row[column] for row in ours if row["method"] == method and row.get(column) is not None]
+        return f"{statistics.median(values):.{digits}f}" if values else ""
+
+    methods = dict.fromkeys(row["method"] for row in ours)
+    return markdown([{"": m, **{title: median(m, *column) for title, column in columns.items()}} for m in methods])
 
 
 if __name__ == "__main__":

@@ -13,9 +13,9 @@ import sys
 import time
 from argparse import ArgumentParser
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import psutil
@@ -37,30 +37,20 @@ _BLOCK = 1 << 20
 _DAYS = 2243  # of the prize's data, from 1999-11-11 to 2005-12-31
 
 
-@dataclass(frozen=True)
-class Stage:
-    """What a stage has cost: the seconds of the stage, the memory at its end, and the largest memory of the process so far."""
-
-    stage: str
-    seconds: float
-    resident_mib: int
-    peak_mib: int
-
-
 class Stages:
-    """Measures stages, and prints each at once."""
+    """What each stage costs: its seconds, the memory at its end, and the largest memory of the process so far. Each is printed at once."""
 
     def __init__(self) -> None:
-        self.rows: list[Stage] = []
+        self.rows: list[dict[str, Any]] = []
         self._since = time.perf_counter()
 
     def end(self, stage: str) -> None:
         """Ends the stage that began with the end of the one before."""
         now, resident = time.perf_counter(), psutil.Process().memory_info().rss
-        peak = peak_memory(torch.device("cpu"))
-        self.rows.append(Stage(stage, round(now - self._since, 1), resident // MIB, peak // MIB))
+        memory = {"resident_mib": resident // MIB, "peak_mib": peak_memory(torch.device("cpu")) // MIB}
+        self.rows.append({"stage": stage, "seconds": round(now - self._since, 1), **memory})
         self._since = now
-        print(self.rows[-1], flush=True)
+        print(", ".join(f"{name} {value}" for name, value in self.rows[-1].items()), flush=True)
 
 
 def generated(users: int, items: int, interactions: int, seed: int = 0) -> pa.Table:
@@ -68,11 +58,8 @@ def generated(users: int, items: int, interactions: int, seed: int = 0) -> pa.Ta
     generator = np.random.default_rng(seed)
     activity = np.cumsum(generator.lognormal(sigma=1.2, size=users))
     popularity = np.cumsum(1 / np.arange(20, items + 20))
-    columns = {
-        "user": np.empty(interactions, np.int32),
-        "item": np.empty(interactions, np.int16),
-        "timestamp": np.empty(interactions, np.int16),
-    }
+    kinds = {"user": np.int32, "item": np.int16, "timestamp": np.int16}
+    columns = {name: np.empty(interactions, kind) for name, kind in kinds.items()}
     for first in range(0, interactions, _BLOCK):
         block = slice(first, first + _BLOCK)
         size = len(columns["user"][block])
@@ -82,7 +69,7 @@ def generated(users: int, items: int, interactions: int, seed: int = 0) -> pa.Ta
     return pa.table(columns)
 
 
-def distil_first_step(table: pa.Table, folder: str, stages: Stages, **settings: object) -> FarziTrainer:
+def distil_first_step(table: pa.Table, folder: str, stages: Stages, **settings: object) -> None:
     """Reads, splits and distils; ends after one outer step."""
     interactions = load_interactions(table)
     stages.end("histories")
@@ -93,16 +80,11 @@ def distil_first_step(table: pa.Table, folder: str, stages: Stages, **settings: 
         per_device_train_batch_size=16, teacher_batch_size=16, eval_students=1, save_strategy="no", report_to="none", use_cpu=True,
         disable_tqdm=True, **settings,
     )  # fmt: skip
-    trainer = FarziTrainer(
-        SASRecConfig(interactions.num_items, hidden_size=32, max_length=args.sequence_length),
-        args,
-        splits["train"],
-        task=Recommendation(interactions.vocabulary),
-    )
+    learner = SASRecConfig(interactions.num_items, hidden_size=32, max_length=args.sequence_length)
+    trainer = FarziTrainer(learner, args, splits["train"], task=Recommendation(interactions.vocabulary))
     stages.end("trainer: windows, checks, start")
     trainer.train()
     stages.end("teacher and first outer step")
-    return trainer
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -120,12 +102,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     table = generated(int(settings.share * USERS), ITEMS, int(settings.share * INTERACTIONS))
     stages.end("arrays")
     with ends_in_one_line("large_interactions.py"), TemporaryDirectory() as folder:
-        distil_first_step(
-            table, folder, stages, inputs=settings.inputs, labels="own", initialization=settings.initialization
-        )
+        form = {"inputs": settings.inputs, "labels": "own", "initialization": settings.initialization}
+        distil_first_step(table, folder, stages, **form)
     if settings.json:
-        save_json([asdict(row) for row in stages.rows], settings.json)
-    print(f"Peak {stages.rows[-1].peak_mib} MiB; the limit at the full size is {LIMIT_MIB} MiB.")
+        save_json(stages.rows, settings.json)
+    print(f"Peak {stages.rows[-1]['peak_mib']} MiB; the limit at the full size is {LIMIT_MIB} MiB.")
 
 
 if __name__ == "__main__":

@@ -12,13 +12,12 @@ the fastest of some runs: other work on the machine makes both longer.
 
 from __future__ import annotations
 
-import time
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from harness import Timer
 from transformers import GPT2Config, PretrainedConfig
 
 from farzi_hf.cli.program import keep_freed_memory
@@ -36,9 +35,7 @@ CASES: dict[str, dict[str, Any]] = {
         "entries": 50_257, "sequences": 10, "length": 20, "batch": 10, "steps": 10, "window": 10, "hidden": 64, "label_dim": 16, "real": 64,
     },
 }  # fmt: skip
-
-
-PARTS = ("training", "outer loss", "backward")
+"""V, μ, ξ, b_syn, T, the steps that are differentiated, h, numbers of a label, and sequences of the outer loss."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -47,25 +44,23 @@ def main(argv: Sequence[str] | None = None) -> None:
     keep_freed_memory()
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
-    learner = Learner(config_of(args))
+    learner, timer = Learner(config_of(args)), Timer()
     form = {"inputs": "tokens", "labels": "own", "label_dim": args.label_dim}
     farzi = FarziData(FarziDataConfig(args.sequences, args.length, latent_dim=1, vocab_size=learner.vocab_size, **form))
     real = torch.randint(1, args.entries, (args.real, args.length))
-    optimizer, compiled = InnerAdam(0.02, (0.7, 0.999), 1e-6), args.torch_compile
     adjoint = None if args.adjoint is None else ADJOINTS[args.adjoint]()
-    training = SyntheticTraining(optimizer, 1.0, args.batch, args.window, adjoint, torch_compile=compiled)
-    start = learner.initial_parameters(0)
-    found = []
+    adam = InnerAdam(0.02, (0.7, 0.999), 1e-6)
+    training = SyntheticTraining(adam, 1.0, args.batch, args.window, adjoint, torch_compile=args.torch_compile)
+    begin = {"start": learner.initial_parameters(0), "steps": args.steps, "seed": 0}
+    totals = []
     for run in range(args.runs):
-        found.append(
-            outer_step(learner, lambda: training(learner, farzi.tensors, start=start, steps=args.steps, seed=0), real)
-        )
-        cells = "; ".join(
-            f"{name} {cpu:.2f} s CPU, {wall:.2f} s wall" for name, (cpu, wall) in zip(PARTS, found[-1], strict=True)
-        )
+        theta, first = timer.result(lambda: training(learner, farzi.tensors, **begin))
+        loss, outer = timer.result(lambda: learner.hard_loss(theta, {"input_ids": real, "labels": real}))  # noqa: B023
+        parts = {"training": first, "outer loss": outer, "backward": timer(loss.backward)}
+        cells = "; ".join(f"{name} {cpu:.2f} s CPU, {wall:.2f} s wall" for name, (wall, cpu) in parts.items())
         print(f"run {run}: {cells}", flush=True)
-    totals = [tuple(map(sum, zip(*times, strict=True))) for times in found]
-    cpu, wall = (min(total[i] for total in totals) for i in range(2))
+        totals.append([sum(times) for times in zip(*parts.values(), strict=True)])
+    wall, cpu = map(min, zip(*totals, strict=True))
     peak = peak_memory(torch.device("cpu")) / 2**20
     print(
         f"outer step: {cpu:.2f} s CPU, {wall:.2f} s wall ({args.threads} thread(s)); peak of the process {peak:,.0f} MiB"
@@ -76,15 +71,8 @@ def arguments(argv: Sequence[str] | None) -> Namespace:
     """The settings of a case, with those that are given in their place."""
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False)
     parser.add_argument("case", nargs="?", choices=CASES, default="video", help="a SASRec, or a GPT-2 of two layers")
-    parser.add_argument("--entries", type=int, help="V, or items")
-    parser.add_argument("--sequences", type=int, help="μ")
-    parser.add_argument("--length", type=int, help="ξ")
-    parser.add_argument("--batch", type=int, help="b_syn")
-    parser.add_argument("--steps", type=int, help="T")
-    parser.add_argument("--window", type=int, help="steps that are differentiated")
-    parser.add_argument("--hidden", type=int, help="h")
-    parser.add_argument("--label_dim", type=int, help="numbers of a label")
-    parser.add_argument("--real", type=int, help="sequences of the outer loss")
+    for name in CASES["video"]:
+        parser.add_argument(f"--{name}", type=int, help="see CASES in this file")
     parser.add_argument("--shared_head", action="store_true", help="of GPT-2; a SASRec's is always shared")
     parser.add_argument("--adjoint", choices=ADJOINTS, help="by default, unroll chooses one")
     parser.add_argument("--torch_compile", action="store_true", help="the first run compiles")
@@ -103,21 +91,6 @@ def config_of(args: Namespace) -> PretrainedConfig:
         vocab_size=args.entries, n_embd=args.hidden, n_layer=2, n_head=2, n_positions=args.length, tie_word_embeddings=args.shared_head,
         embd_pdrop=0.0, attn_pdrop=0.0, resid_pdrop=0.0,
     )  # fmt: skip
-
-
-def outer_step(learner: Learner, train: Callable[[], dict[str, Tensor]], real: Tensor) -> list[tuple[float, float]]:
-    """Seconds of the processor and of the clock of each of the `PARTS`."""
-    theta, training = timed(train)
-    loss, outer = timed(lambda: learner.hard_loss(theta, {"input_ids": real, "labels": real}))
-    _, backward = timed(loss.backward)
-    return [training, outer, backward]
-
-
-def timed(run: Callable[[], Any]) -> tuple[Any, tuple[float, float]]:
-    """The result, and seconds of the processor and of the clock."""
-    cpu, wall = time.process_time(), time.perf_counter()
-    result = run()
-    return result, (time.process_time() - cpu, time.perf_counter() - wall)
 
 
 if __name__ == "__main__":

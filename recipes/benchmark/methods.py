@@ -17,14 +17,13 @@ from transformers import DataCollatorForLanguageModeling, GPT2Config
 
 from farzi_hf.data import load_sample_text, tokenize, word_tokenizer
 from farzi_hf.distillation import Learner, Parameters
-from farzi_hf.engine import Adjoint, InnerAdam, Tape, unroll
+from farzi_hf.engine import Adjoint, Checkpoint, Direct, GradientGraphs, InnerAdam, Reversible, Tape, unroll
 from farzi_hf.summary import FarziData, FarziDataConfig, soft_tokens
 from farzi_hf.summary.targets import SoftTokens
 
 ADAM = {"lr": 0.01, "betas": (0.9, 0.999), "eps": 1e-4}
-EPS_ROOT = (
-    1e-30  # without it, autograd gives NaN for √v of a parameter that never had a gradient; it changes no other number
-)
+EPS_ROOT = 1e-30
+"""Without it, autograd gives NaN for √v of a parameter that never had a gradient. It changes no other number."""
 
 
 @dataclass(frozen=True)
@@ -239,15 +238,8 @@ class Ours:
         return self.train(problem, steps, self.adjoint())
 
     def train(self, problem: Problem, steps: int, adjoint: Adjoint) -> Parameters:
-        return unroll(
-            problem.fused_loss,
-            problem.start,
-            problem.summary,
-            optimizer=InnerAdam(**ADAM),
-            steps=steps,
-            adjoint=adjoint,
-            torch_compile=self.torch_compile,
-        )
+        settings = {"optimizer": InnerAdam(**ADAM), "steps": steps, "adjoint": adjoint}
+        return unroll(problem.fused_loss, problem.start, problem.summary, torch_compile=self.torch_compile, **settings)
 
     def step_seconds(self, problem: Problem, timer: Callable[[Callable], tuple[float, float]]) -> tuple[float, float]:
         """Seconds of G, one inner gradient, and of R, one reverse step, each with Adam's elementwise part.
@@ -264,3 +256,16 @@ class Ours:
         ones = [torch.ones_like(x) for x in theta]
         reverse = timer(lambda: torch.autograd.grad(theta, problem.summary, ones))
         return timer(forward)[0] / steps, reverse[0] / steps
+
+
+METHODS: dict[str, Method] = {
+    "autograd": autograd(plain_loss),
+    "autograd, our loss": autograd(our_loss),
+    "higher": higher_adam,
+    "TorchOpt": torchopt_adam,
+    "torch.utils.checkpoint": step_checkpoint,
+    **{kind.__name__: Ours(kind) for kind in (GradientGraphs, Direct, Tape, Checkpoint, Reversible)},
+    **{f"{kind.__name__}, compiled": Ours(kind, torch_compile=True) for kind in (Tape, Checkpoint, Reversible)},
+}
+REFERENCE = "Tape"  # in float64
+PACKAGES = {"higher": "higher", "TorchOpt": "torchopt"}  # what a method imports

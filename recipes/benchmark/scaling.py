@@ -11,43 +11,34 @@ formula on the logits of the model, differentiated by autograd; all else is the 
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 from argparse import ArgumentParser
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
-from benchmark import code_hash, environment, processor
-from process import PeakMemory, Timer, end_with_parent, run_limited, unfinished
+from harness import Facts, Limits, PeakMemory, Report, Timer, code_hash, complete, in_process, processor, read_rows
 from torch import Tensor
-from tqdm import tqdm
 from transformers import GPT2Config
 
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, return_freed_memory, run
-from farzi_hf.cli.run_folder import check_files
 from farzi_hf.distillation import Learner, Parameters
 from farzi_hf.engine import InnerAdam, InnerLoss, Tape, unroll
 from farzi_hf.engine.choice import graph_bytes
 from farzi_hf.engine.inner_loop import InnerLoop, Layout
-from farzi_hf.report import listed, markdown, save_csv, save_json, save_text
+from farzi_hf.report import listed, markdown, save_csv, save_text
 from farzi_hf.report.plots import plot_scaling
 from farzi_hf.summary import FarziData, FarziDataConfig
 from farzi_hf.summary.forms import batch_of
-from farzi_hf.summary.store.escaping import numbers_of
 
-ROOT = Path(__file__).resolve().parent
 FILES = ("results.json", "results.csv", "table.md", "scaling.png")
+COLUMNS = (
+    "loss", "vocabulary", "length", "status", "seconds", "memory_bytes", "estimated_bytes", "note", "commit", "code",
+)  # fmt: skip
 STEPS, SEQUENCES, WIDTH, BATCH = 4, 10, 32, 8
-SIGNATURE = {"loss", "vocabulary", "length", "status", "code"}  # each of our rows has these
-Cell = tuple[str, int, int]
-"""Loss, V and ξ."""
 
 
 def ours(learner: Learner, params: Parameters, tensors: Mapping[str, Tensor]) -> Tensor:
+    """The loss of `Learner`."""
     return learner.soft_loss(params, *batch_of(tensors, slice(None), 1.0))
 
 
@@ -62,10 +53,7 @@ LOSSES: dict[str, Callable[[Learner, Parameters, Mapping[str, Tensor]], Tensor]]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    argv = sys.argv[1:] if argv is None else list(argv)
-    if argv[:1] == ["--cell"]:
-        measure_cell(*json.loads(argv[1]), Path(argv[2]))
-        return
+    """Measures the cells, and writes the table and the figure."""
     parser = ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--vocabularies", type=int, nargs="+", default=[2_000, 10_000, 24_000, 50_000])
     parser.add_argument("--lengths", type=int, nargs="+", default=[20, 50, 256, 1024])
@@ -75,53 +63,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     output = Path(args.output_dir)
     with ends_in_one_line("scaling.py"):
-        rows = previous_rows(output)
-    code = code_hash(Path(__file__))
-    limits = {"processor": processor(), "memory_limit": args.memory_limit, "time_limit": args.time_limit}
-    rows = [row for row in rows if not unfinished(row)]
-    others = [row for row in rows if not limits.items() <= row.items()]  # with other limits: kept, and not shown
-    known = {(row["loss"], row["vocabulary"], row["length"]): row for row in rows if row not in others}
-    cells = [(loss, v, length) for v in args.vocabularies for length in args.lengths for loss in LOSSES]
-    # Rows of other code stay until their cells are asked for. Their commits are in the table.
-    for cell in (bar := tqdm([cell for cell in cells if known.get(cell, {}).get("code") != code])):
-        bar.set_description("{}, V = {}, ξ = {}".format(*cell))
-        names = dict(zip(("loss", "vocabulary", "length"), cell, strict=True))
-        measured = run_cell(cell, args.memory_limit, args.time_limit)
-        known[cell] = {**names, **measured, **environment(), **limits, "code": code}
-        save_json([*known.values(), *others], output / FILES[0])
-    write(in_order(known.values()), output)
+        rows = read_rows(output, FILES)
+    settings = {"processor": processor(), "memory_limit": args.memory_limit, "time_limit": args.time_limit}
+    limits = Limits(args.memory_limit, args.time_limit)
+    cells = [
+        {"loss": loss, "vocabulary": size, "length": length}
+        for size in args.vocabularies for length in args.lengths for loss in LOSSES
+    ]  # fmt: skip
+    run_cell = lambda cell: in_process(measure, cell, limits)  # noqa: E731
+    rows = complete(output / FILES[0], rows, cells, run_cell, settings, code_hash("scaling"))
+    write(sorted(rows, key=lambda row: (row["vocabulary"], row["length"], row["loss"])), output)
 
 
-def in_order(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows by V, by ξ and by loss."""
-    return sorted(rows, key=lambda row: (row["vocabulary"], row["length"], row["loss"]))
-
-
-def previous_rows(folder: Path) -> list[dict[str, Any]]:
-    """The rows of earlier runs in the output folder.
-
-    Raises:
-        ValueError: the folder holds files that this program would overwrite and has not written.
-    """
-    rows: Any = []
-    with suppress(OSError, ValueError):
-        rows = numbers_of(json.loads((folder / FILES[0]).read_text(encoding="utf-8")))
-    ours = isinstance(rows, list) and all(isinstance(row, dict) and row.keys() >= SIGNATURE for row in rows)
-    check_files(folder, FILES, ours and bool(rows))
-    return rows
-
-
-def run_cell(cell: Cell, memory_limit: float, time_limit: float) -> dict[str, Any]:
-    """Measures a cell in its own process, with one thread."""
-    variables = {**os.environ, "PYTHONPATH": str(ROOT.parents[1]), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, str(ROOT / "scaling.py"), "--cell", json.dumps(cell)]
-    return run_limited(command, variables, int(memory_limit * 2**30), time_limit)
-
-
-def measure_cell(loss: str, vocabulary: int, length: int, report: Path) -> None:
-    """The process of a cell: first peak memory, then seconds of the processor, which other work on the machine changes little."""
-    end_with_parent()
-    torch.set_num_threads(1)
+def measure(report: Report, loss: str, vocabulary: int, length: int) -> None:
+    """First peak memory, then seconds of the processor, which other work on the machine changes little."""
     config = GPT2Config(
         vocab_size=vocabulary, n_positions=length, n_embd=WIDTH, n_layer=1, n_head=1, tie_word_embeddings=False,
         initializer_range=0.1, embd_pdrop=0.0, attn_pdrop=0.0, resid_pdrop=0.0, bos_token_id=None, eos_token_id=None,
@@ -132,7 +87,6 @@ def measure_cell(loss: str, vocabulary: int, length: int, report: Path) -> None:
     farzi = FarziData(FarziDataConfig(SEQUENCES, length, 1, vocabulary, **form))
     names, inputs = zip(*farzi.tensors.items(), strict=True)
     start, real = learner.initial_parameters(0), torch.randint(vocabulary, (BATCH, min(length, 50)))
-    timer = Timer(torch.device("cpu"))
 
     def inner_loss(params: Parameters, tensors: tuple[Tensor, ...], step: int) -> Tensor:
         return LOSSES[loss](learner, params, dict(zip(names, tensors, strict=True)))
@@ -141,16 +95,15 @@ def measure_cell(loss: str, vocabulary: int, length: int, report: Path) -> None:
         theta = unroll(inner_loss, start, inputs, optimizer=InnerAdam(0.02, eps=1e-4), steps=steps, adjoint=Tape())
         learner.hard_loss(theta, {"input_ids": real, "labels": real}).backward()
 
-    estimate = estimated(inner_loss, start, inputs)
+    report({"estimated_bytes": estimated(inner_loss, start, inputs)})
     return_freed_memory()
     meta_gradient(1)
-    peak = PeakMemory(torch.device("cpu"))
+    peak = PeakMemory()
     meta_gradient(STEPS)
-    facts: dict[str, Any] = {"memory_bytes": peak.read(), "estimated_bytes": estimate}
+    report({"memory_bytes": peak.read()})
     keep_freed_memory()
     meta_gradient(1)
-    facts["seconds"] = min(timer(lambda: meta_gradient(STEPS))[1] for _ in range(2)) / STEPS
-    save_text(json.dumps(facts) + "\n", report)
+    report({"seconds": min(Timer()(lambda: meta_gradient(STEPS))[1] for _ in range(2)) / STEPS})
 
 
 def estimated(inner_loss: InnerLoss, start: Parameters, inputs: tuple[Tensor, ...]) -> int:
@@ -161,21 +114,19 @@ def estimated(inner_loss: InnerLoss, start: Parameters, inputs: tuple[Tensor, ..
     return Tape().memory(loop, w, inputs, graph_bytes(loop, w, inputs))
 
 
-def write(rows: Sequence[Mapping[str, Any]], output: Path) -> None:
+def write(rows: Sequence[Facts], output: Path) -> None:
     """results.csv, table.md and scaling.png."""
-    columns = (
-        "loss", "vocabulary", "length", "status", "seconds", "memory_bytes", "estimated_bytes", "note", "commit", "code",
-    )  # fmt: skip
-    save_csv([{name: row.get(name) for name in columns} for row in rows], output / "results.csv")
-    text = f"# An inner step over the vocabulary and the length\n\n{markdown([readable(row) for row in rows], ('commit',))}\n\n"
+    save_csv([{name: row.get(name) for name in COLUMNS} for row in rows], output / FILES[1])
+    table = markdown([readable(row) for row in rows], ("commit",))
     facts = {k: v for k, v in rows[-1].items() if k in ("processor", "malloc")}
-    save_text(text + listed({**facts, "T": STEPS, "sequences": SEQUENCES, "h": WIDTH}) + "\n", output / "table.md")
+    facts = listed({**facts, "T": STEPS, "sequences": SEQUENCES, "h": WIDTH})
+    save_text(f"# An inner step over the vocabulary and the length\n\n{table}\n\n{facts}\n", output / FILES[2])
     if any(row["status"] == "ok" for row in rows):
-        plot_scaling(rows, output / "scaling.png")
-    print((output / "table.md").read_text(encoding="utf-8"))
+        plot_scaling(rows, output / FILES[3])
+    print((output / FILES[2]).read_text(encoding="utf-8"))
 
 
-def readable(row: Mapping[str, Any]) -> dict[str, str]:
+def readable(row: Facts) -> dict[str, str]:
     """One line of the table."""
     shown = {
         "loss": row["loss"],
@@ -183,16 +134,12 @@ def readable(row: Mapping[str, Any]) -> dict[str, str]:
         "ξ": f"{row['length']:,}",
         "commit": row.get("commit", ""),
     }
+    names = ("CPU seconds per step", "peak, MB", "estimate / peak")
     if row["status"] != "ok":
-        return {**shown, "CPU seconds per step": row["status"], "peak, MB": "", "estimate / peak": ""}
+        return {**shown, **dict(zip(names, (row["status"], "", ""), strict=True))}
     peak, estimate = (row[name] / 1e6 for name in ("memory_bytes", "estimated_bytes"))
-    ratio = f"{estimate / peak:.2f}"
-    return {
-        **shown,
-        "CPU seconds per step": f"{row['seconds']:.3f}",
-        "peak, MB": f"{peak:,.0f}",
-        "estimate / peak": ratio,
-    }
+    numbers = (f"{row['seconds']:.3f}", f"{peak:,.0f}", f"{estimate / peak:.2f}")
+    return {**shown, **dict(zip(names, numbers, strict=True))}
 
 
 if __name__ == "__main__":

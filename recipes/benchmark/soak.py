@@ -3,29 +3,28 @@
 python recipes/benchmark/soak.py                  # an hour on the embedded corpus, with evaluations and checkpoints
 python recipes/benchmark/soak.py --minutes 2 --output_dir outputs/soak
 
-Ctrl-C ends it early, with a report of what was measured until then.
+After Ctrl-C, `measured.csv` has what was measured until then, and the report of an earlier run stays.
 """
 
 from __future__ import annotations
 
-import sys
+import csv
 import time
 from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import psutil
-from results import has_columns
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from farzi_hf import FarziConfig
 from farzi_hf.cli.distil import trainer_of
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.cli.run_folder import check_files
-from farzi_hf.distillation.signals import Interrupted
 from farzi_hf.report import RunSettings, markdown, save_csv, save_text
 from farzi_hf.report.plots import plot_memory
 from farzi_hf.summary.store.disk import names_the_disk
@@ -42,10 +41,8 @@ SETTINGS = {
     "use_cpu": True, "report_to": "none",
 }  # fmt: skip
 FACTS = {
-    "summary": "[{num_sequences}×{sequence_length}], T = {inner_steps}, window {window}, adjoint chosen by itself".format(
-        **SETTINGS
-    ),
-    "evaluations, checkpoints": "every {eval_steps}, every {save_steps} outer steps".format(**SETTINGS),
+    "summary": "[20×20], T = 30, window 20, adjoint chosen by itself",
+    "evaluations, checkpoints": "every 100, every 50 outer steps",
 }
 BLOCKS = 20
 """The run is cut into this number of equal parts, and the line is fitted to their medians. Evaluations and checkpoints are short peaks."""
@@ -69,9 +66,7 @@ class Watch(TrainerCallback):
         self.rows: list[dict[str, Any]] = []
         self._process, self._start = psutil.Process(), 0.0
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
         self._start = time.monotonic()
         save_text(",".join(COLUMNS) + "\n", self.file)
 
@@ -89,14 +84,10 @@ class Watch(TrainerCallback):
             print(*row, sep=",", file=file)
 
 
-def after_settling(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The measurements that the line goes through."""
-    return [row for row in rows if row["step"] > SETTLING * rows[-1]["step"]]
-
-
 def straight_line(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float, float]:
     """Slope in MiB per outer step, value at step 0 in MiB, and standard error of the slope, after `SETTLING`."""
-    if len(settled := after_settling(rows)) < FEWEST:
+    settled = [row for row in rows if row["step"] > SETTLING * rows[-1]["step"]]
+    if len(settled) < FEWEST:
         raise ValueError(
             f"minutes is too short: it left time for {len(rows)} measurements, too few for a line; give more minutes, or a smaller every"
         )
@@ -108,19 +99,27 @@ def straight_line(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float, floa
     return float(slope), float(origin), float(np.sqrt(covariance[0, 0]))
 
 
-def report(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any], folder: Path) -> str:
+def is_ours(path: Path) -> bool:
+    """Whether this is a CSV file of measurements."""
+    with suppress(OSError, UnicodeDecodeError), path.open(encoding="utf-8", newline="") as file:
+        return tuple(next(csv.reader(file), ())) == COLUMNS
+    return False
+
+
+def report(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, str], folder: Path) -> str:
     """Writes memory.csv, memory.png and table.md, and returns the text of table.md."""
     folder.mkdir(parents=True, exist_ok=True)
     slope, origin, error = straight_line(rows)
+    memory = [row["resident_mib"] for row in rows]
+    ranges = {name: sorted(row[name] for row in rows) for name in ("open_files", "threads")}
     values = {
         "outer steps": f"{rows[-1]['step']:,}",
         "minutes": f"{rows[-1]['minutes']:.1f}",
-        "resident memory, first and last measurement (MiB)": f"{rows[0]['resident_mib']:.0f}, {rows[-1]['resident_mib']:.0f}",
-        "largest (MiB)": f"{max(row['resident_mib'] for row in rows):.0f}",
+        "resident memory, first and last measurement (MiB)": f"{memory[0]:.0f}, {memory[-1]:.0f}",
+        "largest (MiB)": f"{max(memory):.0f}",
         "slope (MiB per 1,000 outer steps, ± 2 standard errors)": f"{1000 * slope:+.2f} ± {2000 * error:.2f}",
-        "open files, least and most": f"{min(r['open_files'] for r in rows)}, {max(r['open_files'] for r in rows)}",
-        "threads, least and most": f"{min(r['threads'] for r in rows)}, {max(r['threads'] for r in rows)}",
-        **{name: str(value) for name, value in facts.items()},
+        **{f"{n.replace('_', ' ')}, least and most": f"{found[0]}, {found[-1]}" for n, found in ranges.items()},
+        **facts,
     }
     table = markdown([{"quantity": name, "value": value} for name, value in values.items()])
     note = f"One process. The slope is that of a straight line through {BLOCKS} medians, without the first {SETTLING:.0%} of the steps."
@@ -139,33 +138,22 @@ def main(argv: Sequence[str] | None = None) -> None:
     settings = parser.parse_args(argv)
     folder = Path(settings.output_dir)
     with ends_in_one_line("soak.py"):
-        check_files(folder, FILES, has_columns(folder / FILES[0], COLUMNS))
-        check_files(folder, (UNDER_WAY,), has_columns(folder / UNDER_WAY, COLUMNS))
+        for files in (FILES, (UNDER_WAY,)):
+            check_files(folder, files, is_ours(folder / files[0]))
     keep_freed_memory()
-    watch, ended = Watch(settings.minutes, settings.every, folder / UNDER_WAY), None
-    try:
-        distil(watch)
-    except Interrupted as interrupted:
-        ended = interrupted
-    if ended is not None and len(after_settling(watch.rows)) < FEWEST:
-        print(
-            f"soak.py: {len(watch.rows)} measurements are too few for a report; {watch.file} has them", file=sys.stderr
-        )
-        raise ended
+    watch = Watch(settings.minutes, settings.every, folder / UNDER_WAY)
+    distil(watch)
     with ends_in_one_line("soak.py"):
         print(report(watch.rows, FACTS, folder))
     watch.file.unlink()
-    if ended is not None:
-        raise ended
 
 
 def distil(watch: Watch) -> None:
-    """Distils the embedded corpus with the default adjoint, until `watch` or a signal ends it."""
+    """Distils the embedded corpus with the default adjoint, until `watch` ends it."""
     data = RunSettings(dataset="sample").load()
     with TemporaryDirectory() as scratch:
         args = FarziConfig(scratch, **SETTINGS)
         trainer = trainer_of(data, args, args.seed)
-        trainer.saves_on_signal = False  # nobody could go on: the folder is removed
         trainer.add_callback(watch)
         trainer.train()
 

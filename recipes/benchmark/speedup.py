@@ -15,7 +15,6 @@ import subprocess
 import sys
 import time
 from argparse import ArgumentParser
-from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -59,45 +58,44 @@ def work(data_dir: str, steps: int, micro_batches: int) -> None:
 
 def timed(processes: int, data_dir: str, steps: int) -> tuple[float, float]:
     """Median seconds of an outer step, without the first one, and those of the process that computes most."""
-    accelerate = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(TWO)]
-    command = [*(accelerate if processes > 1 else [sys.executable]), __file__, "--data_dir", data_dir]
-    command += ["--steps", str(steps), "--micro_batches", str(2 // processes)]
+    launcher = ["-m", "accelerate.commands.launch", "--config_file", str(TWO)] if processes > 1 else []
+    command = [sys.executable, *launcher, __file__, "--data_dir", data_dir, "--steps", str(steps)]
+    command += ["--micro_batches", str(2 // processes)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"world_size"')]
     if {entry["world_size"] for entry in found} != {processes}:
         raise RuntimeError(f"{processes} processes were asked for, the world had {found[0]['world_size']}")
-    counted = range(2, steps + 1)
-    slowest = {kind: [max(x[kind] for x in found if x["step"] == step) for step in counted] for kind in ("wall", "cpu")}
-    return median(slowest["wall"]), median(slowest["cpu"])
+    of_steps = [[entry for entry in found if entry["step"] == step] for step in range(2, steps + 1)]
+    wall, cpu = (median(max(entry[kind] for entry in step) for step in of_steps) for kind in ("wall", "cpu"))
+    return wall, cpu
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main() -> None:
     """Alternates both, and prints the ratio of the medians."""
     parser = ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data_dir", required=True, help="folder with the files of PTB")
     parser.add_argument("--steps", type=int, default=6, help="outer steps of a run; the first one is not counted")
     parser.add_argument("--runs", type=int, default=3, help="runs of each kind")
-    parser.add_argument(
-        "--micro_batches", type=int, help="only do the work, with so many micro-batches in this process"
-    )
-    args = parser.parse_args(argv)
+    parser.add_argument("--micro_batches", type=int, help="only do the work, with so many of them in this process")
+    args = parser.parse_args()
     if args.micro_batches:
-        return work(args.data_dir, args.steps, args.micro_batches)
+        work(args.data_dir, args.steps, args.micro_batches)
+        return
     seconds: dict[int, list[tuple[float, float]]] = {1: [], 2: []}
     for number in range(args.runs):
         for processes in (1, 2) if number % 2 == 0 else (2, 1):
-            seconds[processes].append(timed(processes, args.data_dir, args.steps))
-            load, (wall, cpu) = ", ".join(f"{x:.1f}" for x in os.getloadavg()), seconds[processes][-1]
+            wall, cpu = timed(processes, args.data_dir, args.steps)
+            seconds[processes].append((wall, cpu))
+            load = ", ".join(f"{x:.1f}" for x in os.getloadavg())
             print(
                 f"{processes} process(es): {wall:.2f} s per outer step, {cpu:.2f} s of them computing, load {load}",
                 flush=True,
             )
-    for what, kind in (("time", 0), ("computing alone, which other load disturbs less", 1)):
+    for kind, what in enumerate(("time", "computing alone, which other load disturbs less")):
         one, two = ([run[kind] for run in seconds[processes]] for processes in (1, 2))
         ratio = median(a / b for a, b in zip(one, two, strict=True))
         print(f"{what}: medians {median(one):.2f} s and {median(two):.2f} s, speed-up {ratio:.2f} ({len(one)} pairs)")
-    return None
 
 
 if __name__ == "__main__":

@@ -36,8 +36,7 @@ from farzi_hf.summary.forms import Tensors, device_of
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmark"))
 import benchmark
-from results import Row as CostRow
-from results import check_folder, read_rows, tables
+from harness import Facts, read_rows
 
 OURS, AUTOGRAD, HIGHER = "Farzi, Adam", "Farzi, Adam by autograd", "Farzi, Adam by higher"
 SGD, MOMENTUM = "Farzi, SGD", "Farzi, SGD with momentum"
@@ -88,14 +87,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         e = Experiment.parse("inner_optimizers", "Inner optimizers", argv, ("quality.png",))
         if importlib.util.find_spec("higher") is None:
             raise ValueError("the package higher is not installed: pip install farzi-hf[bench]")
-        check_folder(e.folder / "cost")
+        read_rows(e.folder / "cost", benchmark.FILES)  # before any work: they may be somebody else's
         evidence = evidence_of(e, [*cells(e), *full_cells()])
     rows = list(evidence.rows.values())
     findings = [*evidence.verdicts(CLAIMS), *(evidence.finding(OURS, name) for name in (LONG, FULL))]
     benchmark.main(cost_arguments(e))
-    costs = read_rows(e.folder / "cost" / "results.csv")
+    costs = read_rows(e.folder / "cost", benchmark.FILES)
     findings += cost_findings(costs)
-    more = f"\n{windows(e)}Cost of one meta-gradient (`benchmark.py`), all T steps differentiated:\n\n{tables(costs)}"
+    more = f"\n{windows(e)}Cost of one meta-gradient (`benchmark.py`), all T steps differentiated:\n\n{benchmark.tables(benchmark.in_order(costs))}"
     e.write(rows, findings, more, {"seconds_per_step": "s per outer step"})
     plot_comparison(rows, e.folder / "quality.png", e.task.metric, metric_label=e.task.metric_label)
 
@@ -149,9 +148,9 @@ def cost_arguments(e: Experiment) -> list[str]:
     return [*flags, "--methods", *COSTS, "--steps", *map(str, sorted(e.settings.cost_steps))]
 
 
-def cost_findings(costs: Sequence[CostRow]) -> list[str]:
+def cost_findings(costs: Sequence[Facts]) -> list[str]:
     """Our time and memory divided by those of plain autograd, at the largest T that both reached, and the growth with T."""
-    measured = {(row["method"], row["steps"]): row for row in costs if row["seconds"] and row["memory_bytes"]}
+    measured = {(row["method"], row["steps"]): row for row in costs if row.get("seconds") and row.get("memory_bytes")}
     sentences = []
     for method in COSTS[1:]:
         steps = [t for name, t in measured if name == method and ("autograd", t) in measured]

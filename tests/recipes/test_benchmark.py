@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import json
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
-# ruff: noqa: E402
 pytest.importorskip("matplotlib")
-psutil = pytest.importorskip("psutil")
+pytest.importorskip("psutil")
 import benchmark
-import process
-import results
+import large_interactions
 import scaling
-from benchmark import METHODS, PACKAGES
-from methods import ADAM, Ours, Problem, Size
-from process import relative_error
-from results import read_rows, tables
+import soak
+from benchmark import relative_error, summarised, tables
+from methods import ADAM, METHODS, PACKAGES, Ours, Problem, Size
 
 from farzi_hf.engine import InnerAdam, Tape, unroll
 
@@ -115,33 +111,20 @@ class Counting:
 
 
 @pytest.fixture
-def no_plot(monkeypatch) -> None:
-    """For tests that write results many times."""
-    monkeypatch.setattr(results, "plot_benchmark", lambda rows, path: path.touch())
-
-
-@pytest.fixture
-def cells(monkeypatch) -> list[tuple[str, int, str]]:
+def cells(monkeypatch) -> list[tuple[str, int]]:
     """Runs cells in this process in place of one each; the list of those that ran."""
     ran = []
 
-    def run_here(command: Sequence[str], *_) -> dict:
-        cell = json.loads(command[-1])
-        ran.append((cell["method"], cell["steps"], cell["dtype"]))
-        report = Path(cell["reference"]).with_name("report")
-        report.unlink(missing_ok=True)
-        report.touch()
-        benchmark.measure_cell(cell, report)
+    def run_here(measure, cell, limits) -> dict:
+        ran.append((cell.get("method", "reference"), cell["steps"]))
         facts = {}
-        for line in report.read_text().splitlines():
-            facts.update(json.loads(line))
+        measure(facts.update, **cell)
         return {**facts, "status": "ok", "note": ""}
 
-    monkeypatch.setattr(benchmark, "run_limited", run_here)
-    monkeypatch.setattr(benchmark, "end_with_parent", lambda: None)
-    for module in (benchmark, process):  # they would act on this process for good
-        monkeypatch.setattr(module, "keep_freed_memory", lambda: None)
-    monkeypatch.setattr(process, "return_freed_memory", lambda: None)
+    monkeypatch.setattr(benchmark, "in_process", run_here)
+    for name in ("keep_freed_memory", "return_freed_memory"):  # they would act on this process for good
+        monkeypatch.setattr(benchmark, name, lambda: None)
+    monkeypatch.setattr(benchmark, "plot_benchmark", lambda rows, path: path.touch())
     return ran
 
 
@@ -150,102 +133,88 @@ def run(folder: Path, *arguments: str) -> None:
     benchmark.main([*TINY_ARGUMENTS, "--output_dir", str(folder), *methods, "--steps", "3", "5", *arguments])
 
 
-CELLS = [("Tape", 3, "float32"), ("Tape", 5, "float32"), ("autograd", 3, "float32"), ("autograd", 5, "float32")]
+def rows_of(folder: Path) -> dict[str, dict]:
+    return {row["method"]: row for row in json.loads((folder / "results.json").read_text(encoding="utf-8"))}
 
 
-@pytest.mark.slow
-def test_a_run_leaves_its_numbers_a_table_and_a_plot(tmp_path, cells, capsys):
-    run(tmp_path)
-    assert sorted(cells) == sorted([*CELLS, ("Tape", 3, "float64"), ("Tape", 5, "float64")])
-    with (tmp_path / "results.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    in_order = [("autograd", 3), ("autograd", 5), ("Tape", 3), ("Tape", 5)]
-    assert [(row["method"], int(row["steps"])) for row in rows] == in_order
-    for row in rows:
-        assert (row["status"], row["threads"], row["device"], row["vocab_size"]) == ("ok", "1", "cpu", "60")
+def test_a_run_leaves_its_numbers_and_a_table_and_a_second_one_measures_nothing(tmp_path, cells, capsys):
+    run(tmp_path, "--steps", "3")
+    assert sorted(cells) == [("Tape", 3), ("autograd", 3), ("reference", 3)]
+    rows = rows_of(tmp_path)
+    assert {name: row["kind"] for name, row in rows.items()} == {"autograd": "peer", "Tape": "ours"}
+    for name, row in rows.items():
+        assert (row["status"], row["threads"], row["device"], row["vocab_size"]) == ("ok", 1, "cpu", 60)
         assert row["torch"] == torch.__version__
         assert all(row[column] for column in ("processor", "malloc", "python", "transformers", "code", "date"))
-        assert float(row["relative_error"]) < 1e-3
-        assert float(row["seconds"]) >= float(row["seconds_min"]) > 0
-        assert bool(row["G_seconds"]) == bool(row["total/(T·G)"]) == (row["method"] == "Tape")
-    table = (tmp_path / "table.md").read_text()
+        assert row["relative_error"] < 1e-3
+        assert row["seconds"] >= row["seconds_min"] > 0
+        assert ("G_seconds" in row) == ("total/(T·G)" in row) == (name == "Tape")
+    (path,) = (tmp_path / "reference").iterdir()
+    expected = Problem.of(TINY, torch.float64, "cpu").meta_gradient(Ours(Tape), 3)
+    assert relative_error(list(load_file(path).values()), expected[::-1]) == 0  # the names are in order
+    table = (tmp_path / "table.md").read_text(encoding="utf-8")
     assert table in capsys.readouterr().out
     assert "| autograd |" in table
-    assert (tmp_path / "benchmark.png").read_bytes()[:4] == b"\x89PNG"
-    assert not list(tmp_path.glob(".new*"))
-
-
-@pytest.mark.slow
-def test_a_cell_is_measured_once_until_the_code_changes_or_it_is_asked_for_anew(tmp_path, cells, no_plot, monkeypatch):
+    assert (tmp_path / "results.csv").read_text(encoding="utf-8").startswith("method,kind,steps,status,note,")
+    cells.clear()
     run(tmp_path, "--steps", "3")
-    before = read_rows(tmp_path / "results.csv")
-    cells.clear()
-    run(tmp_path)
-    assert sorted(cells) == sorted([("Tape", 5, "float64"), *(cell for cell in CELLS if cell[1] == 5)])
-    after = read_rows(tmp_path / "results.csv")
-    assert [row for row in after if row["steps"] == 3] == before
-    cells.clear()
-    run(tmp_path, "--anew")
-    assert sorted(cells) == CELLS  # the references are still those of this code
-    cells.clear()
-    monkeypatch.setattr(benchmark, "code_hash", lambda *more: "changed")
-    run(tmp_path, "--steps", "3", "--methods", "autograd")
-    assert sorted(cells) == [("Tape", 3, "float64"), ("autograd", 3, "float32")]
-    assert len(read_rows(tmp_path / "results.csv")) == 4
+    assert not cells
 
 
-def test_results_of_other_settings_are_not_mixed(tmp_path, cells, no_plot):
-    run(tmp_path, "--steps", "3", "--methods", "autograd")
-    with pytest.raises(
-        SystemExit, match="results with other hidden_size, threads: choose another --output_dir, or --anew"
-    ):
-        run(tmp_path, "--hidden_size", "8", "--threads", "2")
-    run(tmp_path, "--hidden_size", "8", "--anew", "--steps", "3", "--methods", "autograd")
-    assert [row["hidden_size"] for row in read_rows(tmp_path / "results.csv")] == ["8"]
-
-
-def test_cells_that_cannot_be_measured_are_recorded_and_only_failures_are_tried_again(
-    tmp_path, cells, no_plot, monkeypatch
-):
+def test_cells_that_cannot_be_measured_are_recorded_and_only_failures_are_tried_again(tmp_path, cells, monkeypatch):
     endings = {"autograd": "out of memory", "Direct": "too slow", "torch.utils.checkpoint": "failed"}
-    run_here, ran = benchmark.run_limited, []
+    run_here, ran = benchmark.in_process, []
 
-    def run_badly(command, memory_limit, *rest):
-        cell = json.loads(command[-1])
-        if cell["method"] not in endings:
-            return run_here(command)
+    def run_badly(measure, cell, limits):
+        if cell.get("method") not in endings:
+            return run_here(measure, cell, limits)
         ran.append(cell["method"])
         return {"warm_up_seconds": 1.5, "status": endings[cell["method"]], "note": "why"}
 
-    monkeypatch.setattr(benchmark, "run_limited", run_badly)
+    monkeypatch.setattr(benchmark, "in_process", run_badly)
     arguments = ("--steps", "3", "--methods", "Tape", *endings)
+    message = r"failed cells, which the next run tries again:\ntorch[.]utils[.]checkpoint, T = 3: why"
     for expected in (sorted(endings), ["torch.utils.checkpoint"]):
-        with pytest.raises(
-            SystemExit, match=r"failed cells, which the next run tries again:\ntorch[.]utils[.]checkpoint, T = 3: why"
-        ):
+        with pytest.raises(SystemExit, match=message):
             run(tmp_path, *arguments)
         assert sorted(ran) == expected
         ran.clear()
-    rows = {row["method"]: row for row in read_rows(tmp_path / "results.csv")}
+    rows = rows_of(tmp_path)
     assert {name: rows[name]["status"] for name in endings} == endings
-    assert (rows["autograd"]["warm_up_seconds"], rows["autograd"]["seconds"]) == (1.5, None)
-    table = (tmp_path / "table.md").read_text()
+    assert rows["autograd"]["warm_up_seconds"] == 1.5
+    table = (tmp_path / "table.md").read_text(encoding="utf-8")
     assert all(f"{status} |" in table for status in endings.values())
-    assert "too slow" in tables(list(rows.values()))
 
 
 def test_without_a_reference_nothing_is_measured(tmp_path, monkeypatch):
-    monkeypatch.setattr(benchmark, "run_limited", lambda *_: {"status": "out of memory", "note": "stopped at 20.0 GiB"})
+    ended = {"status": "out of memory", "note": "stopped at 20.0 GiB"}
+    monkeypatch.setattr(benchmark, "in_process", lambda *_: ended)
     with pytest.raises(SystemExit, match=r"no float64 reference for T = 3: out of memory, stopped at 20[.]0 GiB"):
         run(tmp_path)
-    assert not (tmp_path / "results.csv").exists()
+    assert not (tmp_path / "results.json").exists()
+
+
+def test_figures_of_a_cell_are_medians_and_ratios_of_them():
+    facts = summarised([(8.0, 6.0), (4.0, 4.0), (5.0, 5.0)], [(0.1, 0.3), (0.2, 0.3), (0.1, 0.2)], steps=10)
+    assert facts == pytest.approx(
+        {
+            "repetitions": 3, "seconds": 5.0, "seconds_min": 4.0, "cpu_seconds": 5.0, "cpu_seconds_min": 4.0,
+            "G_seconds": 0.1, "R_seconds": 0.3, "R/G": 3.0, "total/(T·G)": 5.0,
+        }
+    )  # fmt: skip
+    assert "R/G" not in summarised([(8.0, 6.0)], [], steps=10)
+
+
+def test_the_table_of_the_card_is_that_of_its_rows():
+    folder = Path(__file__).parents[2] / "model_cards" / "benchmark"
+    rows = benchmark.in_order(benchmark.read_rows(folder, benchmark.FILES))
+    assert tables(rows) == (folder / "table.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("--methods", "tape"), "methods: 'tape' is unknown; choose from 'autograd', "),
-        (("--scale", "huge"), "scale='huge' is unknown; choose from full, quick"),
         (("--steps", "0"), "steps=[0] and threads=1 must be at least 1"),
         (("--device", "tpu"), "device='tpu' does not exist here: use cpu"),
     ],
@@ -262,54 +231,75 @@ def test_a_missing_peer_is_named_with_the_way_to_install_it(tmp_path, monkeypatc
         SystemExit, match=r"needs the package higher, which is not installed: pip install farzi-hf\[bench\]"
     ):
         run(tmp_path, "--methods", "Tape", "higher")
-    args, _ = benchmark.parse(["--methods", "Tape", "TorchOpt"])
-    assert args.methods == ["Tape", "TorchOpt"]
-
-
-def test_the_quick_scale_is_small_and_can_be_overridden():
-    ours = ["--methods", "Tape"]  # which need no package of the extra
-    (full, size), (quick, small) = (
-        benchmark.parse(ours + options) for options in ([], ["--scale", "quick", "--hidden_size", "4"])
-    )
-    assert (full.steps, size) == ([10, 50, 100, 200, 400], Size())
-    assert (small.vocab_size, small.hidden_size, quick.output_dir) == (200, 4, "outputs/benchmark_quick")
-    assert max(quick.steps) <= 20
 
 
 @pytest.mark.slow
 def test_cells_are_processes_of_their_own(tmp_path):
     run(tmp_path, "--steps", "3")
-    rows = read_rows(tmp_path / "results.csv")
-    assert [(row["method"], row["status"]) for row in rows] == [("autograd", "ok"), ("Tape", "ok")]
-    assert all(row["repetitions"] == 3 and row["memory_bytes"] > 0 for row in rows)
+    rows = rows_of(tmp_path)
+    assert {name: row["status"] for name, row in rows.items()} == {"autograd": "ok", "Tape": "ok"}
+    assert all(row["repetitions"] == 3 and row["memory_bytes"] > 0 for row in rows.values())
+    assert (tmp_path / "benchmark.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_a_cell_that_ran_out_of_memory_has_a_row_in_the_table_of_scaling(tmp_path):
-    facts = {"vocabulary": 2000, "note": "", "commit": "abc"}
-    good = {"status": "ok", "seconds": 0.5, "memory_bytes": 2e6, "estimated_bytes": 1e6}
-    rows = [
-        {**facts, "loss": "ours", "length": 20, **good},
-        {**facts, "loss": "textbook", "length": 1024, "status": "out of memory"},
-    ]
-    scaling.write(rows, tmp_path)
+# -- scaling, and files of others ------------------------------------------------------------------------------------
+
+
+def test_a_cell_that_ran_out_of_memory_has_a_row_in_the_table_of_scaling(tmp_path, monkeypatch):
+    """And where no cell is "ok", there is a table and no figure."""
+    good = {"status": "ok", "note": "", "seconds": 0.5, "memory_bytes": 2e6, "estimated_bytes": 1e6}
+    ending = {"status": "out of memory", "note": "stopped"}
+    monkeypatch.setattr(
+        scaling, "in_process", lambda measure, cell, limits: {**(good if cell["loss"] == "ours" else ending)}
+    )
+    argv = ["--vocabularies", "2000", "--lengths", "20", "--output_dir", str(tmp_path)]
+    scaling.main(argv)
     lines = (tmp_path / "table.md").read_text(encoding="utf-8").splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
-    assert cells[1:] == [
-        ["ours", "2,000", "20", "abc", "0.500", "2", "0.50"],
-        ["textbook", "2,000", "1,024", "abc", "out of memory", "", ""],
-    ]
+    assert [[*row[:3], *row[4:]] for row in cells[1:]] == [
+        ["ours", "2,000", "20", "0.500", "2", "0.50"], ["textbook", "2,000", "20", "out of memory", "", ""],
+    ]  # fmt: skip
     assert (tmp_path / "scaling.png").stat().st_size > 1000
+    monkeypatch.setattr(scaling, "LOSSES", {"textbook": scaling.textbook})
+    (tmp_path / "scaling.png").unlink()
+    scaling.main([*argv, "--memory_limit", "1"])
+    assert not (tmp_path / "scaling.png").exists()
 
 
-def test_results_of_other_limits_are_measured_again(tmp_path, monkeypatch):
-    """And failed ones; without any that is "ok", there is a table and no figure."""
-    status = ["out of memory", "failed", "ok", "ok"]
-    good = {"seconds": 0.5, "memory_bytes": 2e6, "estimated_bytes": 1e6}
-    monkeypatch.setattr(scaling, "run_cell", lambda *args: {"status": status.pop(0), "note": "", **good})
-    monkeypatch.setattr(scaling, "LOSSES", {"ours": scaling.ours})
-    argv = ["--vocabularies", "2000", "--lengths", "20", "--output_dir", str(tmp_path), "--memory_limit"]
-    left = []
-    for limit in ("0.05", "0.05", "8", "8", "8"):
-        scaling.main([*argv, limit])
-        left.append((len(status), (tmp_path / "scaling.png").exists()))
-    assert left == [(3, False), (3, False), (2, False), (1, True), (1, True)]
+@pytest.mark.parametrize("loss", scaling.LOSSES)
+def test_a_cell_of_scaling_is_measured(loss, monkeypatch):
+    for name in ("keep_freed_memory", "return_freed_memory"):
+        monkeypatch.setattr(scaling, name, lambda: None)
+    facts = {}
+    scaling.measure(facts.update, loss, vocabulary=50, length=6)
+    assert facts["seconds"] > 0
+    assert facts["estimated_bytes"] > 0
+
+
+@pytest.mark.parametrize(
+    ("module", "work", "files"),
+    [
+        (benchmark, "in_process", benchmark.FILES),
+        (scaling, "in_process", scaling.FILES),
+        (soak, "trainer_of", (*soak.FILES, soak.UNDER_WAY)),
+    ],
+)
+def test_files_of_others_are_refused_in_one_line_before_any_work(tmp_path, monkeypatch, module, work, files):
+    monkeypatch.setattr(module, work, lambda *_: pytest.fail("there was work before the check"))
+    for name in files:
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / name).write_bytes(b"name,price\napple,1\n")
+        message = r"^\w+\.py: '.*' exists already and would be overwritten; .*move it away$"
+        with pytest.raises(SystemExit, match=message):
+            module.main([*(["--methods", "Tape"] if module is benchmark else []), "--output_dir", str(folder)])
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == {name: b"name,price\napple,1\n"}
+
+
+def test_a_file_of_stages_is_not_overwritten(tmp_path):
+    path = tmp_path / "stages.json"
+    path.write_text("precious")
+    message = r"^large_interactions.py: json='.*stages.json' exists already: give a new name"
+    with pytest.raises(SystemExit, match=message):
+        large_interactions.main(["--share", "0.0001", "--json", str(path)])
+    assert path.read_text() == "precious"
