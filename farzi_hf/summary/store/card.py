@@ -223,7 +223,7 @@ def _cost(metrics: Mapping[str, Any]) -> str:
     text += f"; one on the full data that does as well takes {_plain(full, 3)} s" + (
         f", {steps:,} steps." if steps else "."
     )
-    if full <= student:
+    if full - student < 1e-6:  # seconds
         return text + " So the summary does not save time; it saves data."
     return text + (
         f" The distillation has paid for itself after {math.ceil(cost / (full - student)):,} trainings (break-even), each of "

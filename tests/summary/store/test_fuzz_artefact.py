@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,8 +22,10 @@ from safetensors.torch import load_file, save_file
 from tiny_artefacts import METRICS, RECIPE, WORDS, tiny, word_tokenizer
 from transformers import TrainingArguments
 
+from farzi_hf.cli import main
 from farzi_hf.distillation.config import FarziConfig
 from farzi_hf.summary import FarziData, FarziDataConfig
+from farzi_hf.summary.store.card_learner import learner_config
 
 T = TypeVar("T")
 SECONDS = 20  # of one load, as this process spends them: other work on the machine does not count
@@ -228,6 +231,81 @@ def test_a_damaged_artefact_is_loaded_whole_or_refused_and_nothing_changes(origi
         shutil.rmtree(world / "outside")
         (world / "outside").mkdir()
         (world / "outside" / "precious").write_text("mine")
+
+
+ROWS = st.lists(
+    st.dictionaries(st.sampled_from(["x", "x_std", "x_interval", "method", "\x1b|"]), VALUES, max_size=3), max_size=3
+)
+READ_METRICS = (
+    "table", "dataset", "data_bytes", "data_sequences", "split", "licence", "licence_text", "command", "device", "learner_parameters",
+    "distillation_seconds", "student_seconds", "full_data_seconds", "full_data_steps", "privacy_epsilon", "privacy_delta",
+)  # fmt: skip
+READ_INNER = (
+    "steps",
+    "synthetic_batch_size",
+    "optimizer",
+    "lr",
+    "betas",
+    "eps",
+    "eps_root",
+    "momentum",
+    "weight_decay",
+    "lr_scheduler_type",
+)
+READ_LEARNER = (
+    "n_embd",
+    "n_layer",
+    "n_head",
+    "n_positions",
+    "activation_function",
+    "dtype",
+    "attn_pdrop",
+    "initializer_range",
+    "rope_scaling",
+)
+
+
+@pytest.mark.fuzz
+@fuzzed
+@given(
+    metrics=st.dictionaries(st.sampled_from(READ_METRICS), st.one_of(VALUES, ROWS), max_size=3),
+    inner=st.dictionaries(st.sampled_from(READ_INNER), VALUES, max_size=3),
+    recipe=st.dictionaries(
+        st.sampled_from(["dataset", "learner", "teacher", "input_sequences", "seed"]), VALUES, max_size=2
+    ),
+    learner=st.dictionaries(st.sampled_from(READ_LEARNER), VALUES, max_size=2),
+)
+@example({"student_seconds": 0, "full_data_seconds": 5e-324, "distillation_seconds": 1e17}, {}, {}, {})
+def test_what_others_say_of_a_summary_is_used_or_refused(originals, world, metrics, inner, recipe, learner):
+    """Shown, saved again, and made into a student and its settings. Python's JSON also writes and reads NaN."""
+    folder = world / "artefact"
+    shutil.copytree(originals[0], folder)
+    try:
+        (folder / "metrics.json").write_text(json.dumps(metrics))
+        recipe = {"learner": {"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 1, **learner}, **recipe}
+        (folder / "recipe.yaml").write_text(json.dumps(recipe))
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(
+            json.dumps({**config, "inner": {"optimizer": "adam", "lr": 0.1, "steps": 1, **inner}})
+        )
+        shown = io.StringIO()
+        with redirect_stdout(shown), suppress(SystemExit):
+            main(["show", str(folder)])
+        assert all(line.isprintable() for line in shown.getvalue().split("\n"))
+        farzi, refusal = outcome(lambda: FarziData.from_pretrained(folder))
+        if farzi is None:
+            assert any(name in refusal for name in ("metrics.json", "recipe.yaml", "config.json"))
+            return
+        outcome(lambda: farzi.training_arguments(world / "student"))
+        farzi.save_pretrained(folder)
+        settings, refusal = outcome(
+            lambda: learner_config(
+                farzi.results.recipe["learner"], farzi.config, farzi.vocabulary, "recipe.yaml: learner"
+            )
+        )
+        assert settings is not None or refusal.startswith("recipe.yaml: learner")
+    finally:
+        shutil.rmtree(folder)
 
 
 def outcome(make: Callable[[], T]) -> tuple[T | None, str]:
