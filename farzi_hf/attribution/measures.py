@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from farzi_hf.attribution.influence import Test, influence, loss_function
+from farzi_hf.attribution.scores import Test, influence, loss_function
 from farzi_hf.attribution.weighted_training import WeightedTraining
 from farzi_hf.data.seeds import Purpose, stream
 
@@ -35,7 +35,12 @@ def linear_datamodeling_score(scores: Tensor, left_out: Tensor, losses: Tensor) 
 
 def spearman(x: np.ndarray, y: np.ndarray) -> float:
     """Spearman's correlation of two lists of numbers: that of their ranks, where equal numbers share the mean of theirs."""
-    return float(np.corrcoef(_ranks(x), _ranks(y))[0, 1])
+
+    def ranks(values: np.ndarray) -> np.ndarray:
+        _, group, sizes = np.unique(values, return_inverse=True, return_counts=True)
+        return (np.cumsum(sizes) - (sizes + 1) / 2)[group]
+
+    return float(np.corrcoef(ranks(x), ranks(y))[0, 1])
 
 
 def recall_at(scores: Tensor, planted: Tensor, k: int | None = None) -> float:
@@ -100,9 +105,3 @@ def metasmoothness(
         "correlation": float(np.corrcoef(predicted, odd)[0, 1]),
         "curvature": float(np.linalg.norm(even) / np.linalg.norm(odd)),
     }
-
-
-def _ranks(values: np.ndarray) -> np.ndarray:
-    """Ranks from 0; equal values share the mean of theirs."""
-    _, group, sizes = np.unique(values, return_inverse=True, return_counts=True)
-    return (np.cumsum(sizes) - (sizes + 1) / 2)[group]

@@ -33,8 +33,8 @@ class WeightedTraining:
         torch_compile: whether the steps are compiled, as in `unroll`; those of `train_each` never are.
 
     Raises:
-        ValueError: `batches` is not a matrix of row numbers, `rows` has no labels, its padding is on the left, or a minibatch has
-            nothing to predict.
+        ValueError: `batches` is not a matrix of row numbers, `rows` has no labels or an id outside the vocabulary, its padding is on the
+            left, or a minibatch has nothing to predict.
     """
 
     learner: Learner
@@ -45,15 +45,7 @@ class WeightedTraining:
     torch_compile: bool = False
 
     def __post_init__(self) -> None:
-        if not {"input_ids", "labels"} <= set(self.rows):
-            raise ValueError(
-                f"rows has {', '.join(self.rows) or 'nothing'}; give input_ids and labels, as collators do"
-            )
-        odd = {name: tuple(x.shape) for name, x in self.rows.items() if x.shape != self.rows["input_ids"].shape}
-        if odd or self.rows["input_ids"].dim() != 2:
-            raise ValueError(
-                f"rows has the shapes {odd or tuple(self.rows['input_ids'].shape)}; give every column as (n, L), as collators do"
-            )
+        check_batch("rows", self.rows, self.learner.vocab_size)
         if self.batches.dim() != 2 or self.batches.dtype not in (torch.int32, torch.int64) or not self.batches.numel():
             raise ValueError(
                 f"batches is {self.batches.dtype} of shape {tuple(self.batches.shape)}; give the rows of each step, integers (T, b)"
@@ -73,7 +65,6 @@ class WeightedTraining:
             raise ValueError(
                 f"rows['attention_mask'][{int(rising.nonzero()[0])}] has padding before an id; pad on the right, as SequenceCollator does"
             )
-
         if self.torch_compile:  # code for a training of T steps is code for all others
             torch._dynamo.maybe_mark_dynamic(self.batches, 0)
 
@@ -112,17 +103,11 @@ class WeightedTraining:
         Raises:
             ValueError: the weights are not usable, or there are fewer steps.
         """
-        weights = self.checked(weights)
-        if steps is not None and not 1 <= steps <= self.steps:
+        steps = self.steps if steps is None else steps
+        if not 1 <= steps <= self.steps:
             raise ValueError(f"steps={steps}, but the training has 1 to {self.steps} of them")
-        return train(
-            self.loss,
-            self.start,
-            (weights,),
-            optimizer=self.optimizer,
-            steps=self.steps if steps is None else steps,
-            torch_compile=self.torch_compile,
-        ).params
+        settings = {"optimizer": self.optimizer, "steps": steps, "torch_compile": self.torch_compile}
+        return train(self.loss, self.start, (self.checked(weights),), **settings).params
 
     def train_each(self, weights: Tensor, at_once: int = 8) -> Iterator[Parameters]:
         """θ_T of K trainings that differ in their weights alone, one after the other. Their graphs are not kept.
@@ -146,22 +131,13 @@ class WeightedTraining:
 
     def unroll(self, weights: Tensor, adjoint: Adjoint | None = None) -> Parameters:
         """θ_T, differentiable in the weights (n,)."""
-        return unroll(
-            self.loss,
-            self.start,
-            (self.checked(weights),),
-            optimizer=self.optimizer,
-            steps=self.steps,
-            adjoint=adjoint,
-            torch_compile=self.torch_compile,
-        )
+        settings = {"optimizer": self.optimizer, "steps": self.steps, "torch_compile": self.torch_compile}
+        return unroll(self.loss, self.start, (self.checked(weights),), adjoint=adjoint, **settings)
 
     @cached_property
     def _lengths(self) -> Tensor:
         """(n,)"""
-        mask = self.rows.get("attention_mask")
-        ids = self.rows["input_ids"]
-        return torch.full((len(ids),), ids.shape[1]) if mask is None else mask.sum(1)
+        return self.rows.get("attention_mask", torch.ones_like(self.rows["input_ids"])).sum(1)
 
     def checked(self, weights: Tensor | None) -> Tensor:
         """The weights (n,), of the type of the parameters; None stands for ordinary training.
@@ -186,3 +162,20 @@ class WeightedTraining:
         if not bool(weights.isfinite().all()):
             raise ValueError(f"weights[{int((~weights.isfinite()).nonzero()[0])}] is not finite; give finite weights")
         return weights.to(self.ones)
+
+
+def check_batch(name: str, batch: Mapping[str, Tensor], vocab_size: int) -> None:
+    """Raises ValueError unless the batch has ids and labels of a vocabulary of this size, and all columns have the shape (n, L)."""
+    if not {"input_ids", "labels"} <= set(batch):
+        raise ValueError(f"{name} has {', '.join(batch) or 'nothing'}; give input_ids and labels, as collators do")
+    shape = batch["input_ids"].shape
+    odd = {column: tuple(x.shape) for column, x in batch.items() if x.shape != shape}
+    if odd or len(shape) != 2:
+        raise ValueError(f"{name} has the shapes {odd or tuple(shape)}; give every column as (n, L), as collators do")
+    for column in ("input_ids", "labels"):
+        ids = batch[column]
+        unused = (ids == IGNORED) if column == "labels" else torch.zeros_like(ids, dtype=torch.bool)
+        if len(outside := ids[((ids < 0) | (ids >= vocab_size)) & ~unused]):
+            raise ValueError(
+                f"{name}[{column!r}] holds the id {int(outside[0])}, outside 0 … {vocab_size - 1}; give ids of the learner's vocabulary"
+            )

@@ -4,18 +4,18 @@ All data become sequences of ids in a `datasets.Dataset` with the column `input_
 Exports the readers (`load_ptb`, `load_interactions`, …), `tokenize`, the windows, the collators, the checks of sequences and `vocabulary_of`.
 """
 
-from farzi_hf.data.collators import IGNORED, SequenceCollator
-from farzi_hf.data.docstrings import bpe_tokenizer, load_docstrings
-from farzi_hf.data.errors import DataUnavailableError
 from farzi_hf.data.interactions import (
     SAMPLE_INTERACTIONS,
-    SPLITS,
     InteractionCollator,
     Interactions,
     load_interactions,
     load_sample_interactions,
 )
+from farzi_hf.data.readers import DataUnavailableError
 from farzi_hf.data.sequences import (
+    IGNORED,
+    SPLITS,
+    SequenceCollator,
     check_sequences,
     evaluation_windows,
     flatten_sequences,
@@ -25,14 +25,22 @@ from farzi_hf.data.sequences import (
     sequences_fingerprint,
     training_windows,
 )
-from farzi_hf.data.text import SPECIAL_TOKENS, load_ptb, load_sample_text, tokenize, word_tokenizer
-from farzi_hf.data.texts import TEXTS, tokenizer_of
+from farzi_hf.data.text import (
+    SPECIAL_TOKENS,
+    TEXTS,
+    bpe_tokenizer,
+    load_docstrings,
+    load_ptb,
+    load_sample_text,
+    tokenize,
+    tokenizer_of,
+    word_tokenizer,
+)
 from farzi_hf.data.vocabulary import Vocabulary, vocabulary_of
 
 __all__ = [
     "IGNORED", "SAMPLE_INTERACTIONS", "SPECIAL_TOKENS", "SPLITS", "TEXTS", "DataUnavailableError", "InteractionCollator", "Interactions",
-    "SequenceCollator", "Vocabulary", "bpe_tokenizer",
-    "check_sequences", "evaluation_windows", "flatten_sequences", "head_sequences", "load_docstrings", "load_interactions", "load_ptb",
-    "load_sample_interactions", "load_sample_text", "minibatches", "random_sequences", "sequences_fingerprint", "tokenize",
-    "tokenizer_of", "training_windows", "vocabulary_of", "word_tokenizer",
+    "SequenceCollator", "Vocabulary", "bpe_tokenizer", "check_sequences", "evaluation_windows", "flatten_sequences", "head_sequences",
+    "load_docstrings", "load_interactions", "load_ptb", "load_sample_interactions", "load_sample_text", "minibatches", "random_sequences",
+    "sequences_fingerprint", "tokenize", "tokenizer_of", "training_windows", "vocabulary_of", "word_tokenizer",
 ]  # fmt: skip

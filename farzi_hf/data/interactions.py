@@ -1,6 +1,6 @@
-"""Interactions of users with items as sequences: readers of the paper's data sets, the split by users, batches.
+"""Interactions of users with items as sequences: `load_interactions`, the split by users, batches.
 
-Every reader follows these rules. A user's items are ordered by timestamp, and by row where timestamps are equal. Every row
+All readers follow these rules. A user's items are ordered by timestamp, and by row where timestamps are equal. Every row
 counts, also one that occurs twice, because the paper counts so. Users with fewer than `min_interactions` rows are left out.
 Items are numbered 1 … num_items in the order of their original ids; 0 is the padding.
 """
@@ -15,15 +15,12 @@ import numpy as np
 import pyarrow as pa
 from datasets import Dataset, DatasetDict
 
-from farzi_hf.data.catalogue import SampleCatalogue
-from farzi_hf.data.collators import SequenceCollator
-from farzi_hf.data.interaction_columns import Columns
-from farzi_hf.data.interaction_files import SOURCES
-from farzi_hf.data.own_interactions import columns_of
+from farzi_hf.data.columns import Columns
+from farzi_hf.data.readers import SOURCES, read_own
+from farzi_hf.data.samples import SampleCatalogue
 from farzi_hf.data.seeds import Purpose, stream
-from farzi_hf.data.sequences import in_memory
+from farzi_hf.data.sequences import SPLITS, SequenceCollator, in_memory
 
-SPLITS = ("train", "validation", "test")
 PADDING_TITLE = "<pad>"
 SAMPLE_INTERACTIONS = "sample_interactions"
 """The name that configs use for the embedded interactions, `load_sample_interactions`."""
@@ -38,14 +35,12 @@ class Interactions:
         num_items: the number of items; they are 1 … num_items.
         item_titles: num_items + 1 names, the padding's first; None if the data set has no titles.
         item_ids: the num_items original ids; None if they are 1 … num_items.
-        times: the timestamp of each item of each user, (n,) as in `sequences`; None where they were not asked for, or do not exist.
     """
 
     sequences: list[np.ndarray]
     num_items: int
     item_titles: list[str] | None = None
     item_ids: list | None = None
-    times: list[np.ndarray] | None = None
 
     @property
     def vocabulary(self) -> list[str]:
@@ -82,7 +77,7 @@ class InteractionCollator(SequenceCollator):
 
 
 def load_sample_interactions(num_users: int = 1000, seed: int = 0) -> Interactions:
-    """The embedded interactions: viewers of `data.catalogue.SampleCatalogue`.
+    """The embedded interactions: viewers of `data.samples.SampleCatalogue`.
 
     Args:
         num_users: the number of viewers.
@@ -94,12 +89,13 @@ def load_sample_interactions(num_users: int = 1000, seed: int = 0) -> Interactio
 
 
 def load_interactions(
-    name: str | Path | Dataset | Any, data_dir: str | Path | None = None, min_interactions: int = 3, times: bool = False
+    name: str | Path | Dataset | Any, data_dir: str | Path | None = None, min_interactions: int = 3
 ) -> Interactions:
     """A data set of interactions as one sequence per user. An ambiguous value is refused; nothing is guessed.
 
-    Ids stay as they are: the texts 007 and 7 are two users. Timestamps are integers, finite numbers, dates and
-    datetimes, or text with integers, decimals or ISO 8601 dates and times.
+    Ids stay as they are: the texts 007 and 7 are two users. In a text file (.csv, .tsv), ids are numbers if the whole column holds plain
+    integers, else all are text; a warning names two texts, such as 1 and 1.0, that would be the same number. Timestamps are integers,
+    finite numbers, dates and datetimes, or text with integers, decimals or ISO 8601 dates and times.
 
     Args:
         name: "ml-100k" (file `u.data`), "ml-1m" (`ratings.dat`), "magazine" (`Magazine_Subscriptions.csv`: Amazon's own, or
@@ -108,7 +104,6 @@ def load_interactions(
             or the name of a data set that `datasets.load_dataset` finds (its split "train").
         data_dir: folder with the files. Without it a named data set is downloaded once, if it has a public download.
         min_interactions: users with fewer rows are left out. The default gives the paper's counts.
-        times: whether the result has the timestamps too. They take memory that a distillation does not need.
 
     Raises:
         ValueError: files or columns are missing, a file exists twice, is cut short or has other columns, an id or timestamp cannot be
@@ -117,15 +112,13 @@ def load_interactions(
         DataUnavailableError: there is no `data_dir`, and the data cannot be downloaded.
     """
     if not isinstance(name, str) or name not in SOURCES:
-        return _sequences(columns_of(name, data_dir), min_interactions, times=times)
+        return _sequences(read_own(name, data_dir), min_interactions)
     source = SOURCES[name]
     files = source.files(name, data_dir)
-    return _sequences(source.read(files), min_interactions, source.titles(files), times)
+    return _sequences(source.read(files), min_interactions, source.titles(files))
 
 
-def _sequences(
-    columns: Columns, min_interactions: int, titles: dict[Any, str] | None = None, times: bool = False
-) -> Interactions:
+def _sequences(columns: Columns, min_interactions: int, titles: dict[Any, str] | None = None) -> Interactions:
     """Sorts, filters and numbers the rows. 100 M rows need less than 4 GiB, because there is no Python object per row."""
     counts = np.bincount(columns.users)
     kept = counts >= max(min_interactions, 1)
@@ -134,7 +127,7 @@ def _sequences(
             f"min_interactions={min_interactions} leaves no user: the most active one has {counts.max(initial=0)}"
         )
     rows = np.lexsort((columns.times, columns.users))  # stable: equal timestamps keep the order of the rows
-    items, moments = columns.items[rows], columns.times[rows] if times else None
+    items = columns.items[rows]
     del rows
     items = items[np.repeat(kept, counts)]
     used = np.bincount(items, minlength=len(columns.item_ids)) > 0
@@ -142,7 +135,4 @@ def _sequences(
     flat = number[items]
     ids = [columns.item_ids[i] for i in np.flatnonzero(used)]
     names = [PADDING_TITLE, *(titles.get(item, str(item)) for item in ids)] if titles else None
-    ends = np.cumsum(counts[kept])[:-1]
-    sequences = np.split(flat, ends)
-    moments = np.split(moments[np.repeat(kept, counts)], ends) if times else None
-    return Interactions(sequences, len(ids), names, ids, moments)
+    return Interactions(np.split(flat, np.cumsum(counts[kept])[:-1]), len(ids), names, ids)

@@ -6,7 +6,7 @@
 Purpose and numbers go into the spawn key of NumPy's `SeedSequence`, two words for each number. They cannot go into its entropy, which
 is padded with zeros: (2, 2, 0) would equal (2, 2, 0, 0). A spawn key is not padded.
 
-Two things are not in the table. The embedded data sets (`grammar`, `catalogue`) have a seed of their own, so that they are the same in
+Two things are not in the table. The embedded data sets (`samples`) have a seed of their own, so that they are the same in
 every version. And transformers orders the real batches by `TrainingArguments.seed` in its own way.
 """
 

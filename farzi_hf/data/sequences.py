@@ -1,9 +1,10 @@
-"""Sequences of ids: checks, subsets, minibatches, and windows that fit histories to a model."""
+"""Sequences of ids: checks, subsets, minibatches, windows that fit histories to a model, and batches of padded rows."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,13 @@ import pyarrow.compute as pc
 import torch
 from datasets import Dataset
 from datasets.fingerprint import generate_random_fingerprint
+from torch.nn.utils.rnn import pad_sequence
 
 from farzi_hf.data.seeds import Purpose, stream
 
+SPLITS = ("train", "validation", "test")
+IGNORED = -100  # transformers' label of a position that is not predicted
+_FILL = {"attention_mask": 0, "labels": IGNORED, "seen": 0}
 _BLOCK = 1 << 22  # integers that are copied at once
 
 
@@ -130,7 +135,14 @@ def minibatches(rows: int, batch_size: int | None, steps: int, seed: int) -> tor
     """The rows of each step's minibatch (steps, batch_size); None if every step takes all rows. The same `seed` gives the same rows.
 
     Each epoch goes through the rows in a new random order. A last incomplete minibatch is left out.
+
+    Raises:
+        ValueError: there is no row, no step, or nothing in a minibatch.
     """
+    if min(rows, steps, 1 if batch_size is None else batch_size) < 1:
+        raise ValueError(
+            f"rows={rows}, batch_size={batch_size} and steps={steps} are no training: give 1 or more of each"
+        )
     if batch_size is None or batch_size >= rows:
         return None
     per_epoch = rows // batch_size
@@ -226,3 +238,34 @@ def _check_count(dataset: Dataset, count: int) -> None:
         raise ValueError(
             f"count={count} of a data set with {len(dataset)} rows: pass a number from 1 to {len(dataset)}."
         )
+
+
+@dataclass(frozen=True)
+class SequenceCollator:
+    """Makes `input_ids`, `attention_mask` and `labels`, (b, L) each, of rows with `input_ids` of any lengths.
+
+    Rows may have `attention_mask`, `labels` and `seen` (the items that a user has had, for `farzi_hf.metrics.target_ranks`). Other columns
+    are left out. Without labels in the rows, the labels are the ids. At padding labels are −100. Padding is known by its place and not by
+    its id, so EOS is predicted even if the tokenizer pads with EOS or has no padding token.
+
+    Args:
+        padding_id: the id of a token that is only used for padding. Rows may contain it already; it is never predicted.
+    """
+
+    padding_id: int | None = None
+
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
+        if not isinstance(rows[0], Mapping):
+            raise TypeError(f'rows[0] is a {type(rows[0]).__name__}: give rows such as {{"input_ids": [5, 7]}}')
+        ids = [torch.as_tensor(row["input_ids"], dtype=torch.long) for row in rows]
+        given = {
+            name: [torch.as_tensor(row[name], dtype=torch.long) for row in rows] for name in _FILL if name in rows[0]
+        }
+        columns = {"attention_mask": [torch.ones_like(x) for x in ids], **given}
+        batch = {name: pad_sequence(column, True, _FILL[name]) for name, column in columns.items()}
+        batch = {"input_ids": pad_sequence(ids, True, self.padding_id or 0), **batch}
+        unpredicted = batch["attention_mask"] == 0
+        if "labels" not in given and self.padding_id is not None:
+            unpredicted |= batch["input_ids"] == self.padding_id
+        labels = batch.get("labels", batch["input_ids"]).masked_fill(unpredicted, IGNORED)
+        return {**batch, "labels": labels}

@@ -28,6 +28,10 @@ _READ = 256  # rows that are read and prepared at once
 SHUFFLE_BUFFER = 10_000
 """Prepared rows among which `RowStream.shuffled` draws."""
 _EMPTY = "dataset is a stream without rows: pass at least one sequence of 2 ids or more."
+_ONCE = (
+    "dataset is a stream that gives other rows, or none, when it is read again: pass one that begins anew, such as "
+    "IterableDataset.from_generator(f), where f opens the data each time."
+)
 _DESCRIBED = 1000  # first rows of the fingerprint
 
 
@@ -43,14 +47,19 @@ class RowStream(torch.utils.data.IterableDataset):
         batch_size: rows per batch of a `DataLoader`, of all processes together.
 
     Raises:
-        ValueError: the first rows cannot be used, or there are none. An iteration raises it for later rows.
+        ValueError: the first rows cannot be used, or there are none. An iteration raises it for later rows, and for a stream that can be
+            read only once.
     """
 
     def __init__(self, rows: IterableDataset, prepare: Callable[[Dataset], Dataset], batch_size: int = 1) -> None:
         self._prepare, self._batch_size = prepare, batch_size
         # A function of tables sets all columns by itself.
         self._rows = rows.with_format("arrow").map(self._prepared, with_indices=True, batched=True, batch_size=_READ)
-        self.head(rows=1)
+        self._first: Row | None = None
+        try:
+            self._first = self.head(rows=1)[0]
+        except (AttributeError, TypeError) as error:  # of datasets, of rows that are no mappings
+            raise ValueError(f'dataset is a stream of rows other than {{"input_ids": [5, 7]}} ({error})') from error
 
     def _prepared(self, table: pa.Table, indices: list[int]) -> pa.Table:
         try:
@@ -63,7 +72,7 @@ class RowStream(torch.utils.data.IterableDataset):
             ) from None
 
     def __iter__(self) -> Iterator[Row]:
-        rows, worker = _again_and_again(self._rows), torch.utils.data.get_worker_info()
+        rows, worker = _again_and_again(self._rows, self._first), torch.utils.data.get_worker_info()
         if worker is None:
             return rows
         places = itertools.cycle(range(worker.num_workers * self._batch_size))
@@ -82,8 +91,10 @@ class RowStream(torch.utils.data.IterableDataset):
             if read >= (rows or ids):
                 break
         if not parts:
-            raise ValueError(_EMPTY)
+            raise ValueError(_ONCE if self._first else _EMPTY)
         head = concatenate_datasets(parts)
+        if self._first and self._first != head[0]:
+            raise ValueError(_ONCE)
         return head.select(range(min(rows, len(head)))) if rows else head
 
 
@@ -109,12 +120,17 @@ def start_sequences(dataset: Dataset | RowStream, seed: int) -> tuple[np.ndarray
     return sampled_sequences(attended(dataset), seed)
 
 
-def _again_and_again(rows: IterableDataset) -> Iterator[Row]:
+def _again_and_again(rows: IterableDataset, first: Row | None = None) -> Iterator[Row]:
+    """The rows of epoch after epoch. If `first` is given, it has to be the first row of all."""
     rows = rows.with_format(None)  # with an epoch of its own, which no other process or iteration changes
     for epoch in itertools.count():
         rows.set_epoch(epoch)
         columns = None
         for columns in rows.iter(_READ):  # iter() does not divide a stream among the workers of a DataLoader
-            yield from as_rows(columns)
+            for row in as_rows(columns):
+                if first is not None and row != first:
+                    raise ValueError(_ONCE)
+                first = None
+                yield row
         if columns is None:
-            raise ValueError(_EMPTY)
+            raise ValueError(_ONCE)

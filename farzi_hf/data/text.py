@@ -1,4 +1,4 @@
-"""Text as sequences of ids: the readers, the embedded sample corpus and the word tokenizer.
+"""Text as sequences of ids: the readers, the embedded sample corpus, the tokenizers.
 
 A text data set is a ``datasets.DatasetDict`` with the splits ``train``, ``validation`` and ``test`` and a column ``text`` with one
 sentence per row. `tokenize` turns the text into a column ``input_ids`` of ids, with BOS first and EOS last.
@@ -6,25 +6,29 @@ sentence per row. `tokenize` turns the text into a column ``input_ids`` of ids, 
 
 from __future__ import annotations
 
+import ast
+import hashlib
 import logging
 import re
+import sysconfig
+import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import pyarrow as pa
 from datasets import Dataset, DatasetDict, load_dataset
 from huggingface_hub import snapshot_download
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import BPE, WordLevel
+from tokenizers.pre_tokenizers import ByteLevel, WhitespaceSplit
 from tokenizers.processors import TemplateProcessing
+from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from farzi_hf.data.errors import DataUnavailableError
-from farzi_hf.data.grammar import SampleGrammar
-from farzi_hf.data.interactions import SPLITS
-from farzi_hf.data.sequences import flatten_sequences
+from farzi_hf.data.readers import DataUnavailableError, utf8
+from farzi_hf.data.samples import SampleGrammar
+from farzi_hf.data.sequences import SPLITS, flatten_sequences
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +37,8 @@ _WORD = re.compile(r"[\S\x1c-\x1f]+")
 
 PAD, UNK, BOS, EOS = "<pad>", "<unk>", "<s>", "</s>"
 SPECIAL_TOKENS = (PAD, UNK, BOS, EOS)
+
+# -- Penn Treebank ---------------------------------------------------------------------------------------------------
 
 _PTB_FILES = {"train": "ptb.train.txt", "validation": "ptb.valid.txt", "test": "ptb.test.txt"}
 # The main branch of the data set is a script, which `datasets` no longer runs. This branch is its Parquet export.
@@ -49,11 +55,16 @@ def load_ptb(data_dir: str | Path | None = None) -> DatasetDict:
         data_dir: folder with ``ptb.train.txt``, ``ptb.valid.txt`` and ``ptb.test.txt``.
 
     Raises:
-        ValueError: ``data_dir`` lacks one of the three files, or a file is empty or no UTF-8 text.
+        ValueError: ``data_dir`` lacks one of the three files, or a file is empty or neither UTF-8 nor UTF-16 text.
         DataUnavailableError: there is no ``data_dir``, and none of the sources can be reached.
     """
     if data_dir is not None:
-        return _ptb_from_folder(Path(data_dir))
+        files = {split: Path(data_dir) / name for split, name in _PTB_FILES.items()}
+        if missing := [path.name for path in files.values() if not path.is_file()]:
+            raise ValueError(
+                f"data_dir={str(data_dir)!r} lacks {', '.join(missing)}: pass the folder that holds {', '.join(_PTB_FILES.values())}."
+            )
+        return DatasetDict({split: Dataset.from_dict({"text": _lines(path)}) for split, path in files.items()})
     failures = []
     for source in (_ptb_from_hub, _ptb_from_url):
         try:
@@ -67,20 +78,10 @@ def load_ptb(data_dir: str | Path | None = None) -> DatasetDict:
     ) from failures[-1]
 
 
-def _ptb_from_folder(folder: Path) -> DatasetDict:
-    files = {split: folder / name for split, name in _PTB_FILES.items()}
-    missing = [path.name for path in files.values() if not path.is_file()]
-    if missing:
-        raise ValueError(
-            f"data_dir={str(folder)!r} lacks {', '.join(missing)}: pass the folder that holds {', '.join(_PTB_FILES.values())}."
-        )
-    return DatasetDict({split: Dataset.from_dict({"text": _lines(path)}) for split, path in files.items()})
-
-
 def _lines(path: Path) -> list[str]:
-    """The lines of a text file in UTF-8, with or without a byte order mark."""
+    """The lines of a text file."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = utf8(path).decode()
     except UnicodeDecodeError as error:
         raise ValueError(
             f"{path} is no UTF-8 text (byte {error.start}: {error.reason}): convert it, for instance with "
@@ -88,7 +89,8 @@ def _lines(path: Path) -> list[str]:
         ) from None
     if not text.strip():
         raise ValueError(f"{path} holds no sentence: it is empty or cut short")
-    return text.removesuffix("\n").split("\n")  # splitlines() would also split at characters inside a sentence
+    lines = re.split("\r\n|\r|\n", text)  # splitlines() would also split at characters inside a sentence
+    return lines if lines[-1] else lines[:-1]
 
 
 def _ptb_from_hub() -> DatasetDict:
@@ -102,8 +104,11 @@ def _ptb_from_url() -> DatasetDict:
     return load_dataset("text", data_files={split: _PTB_URL + name for split, name in _PTB_FILES.items()})
 
 
+# -- texts that every machine has ------------------------------------------------------------------------------------
+
+
 def load_sample_text(num_sentences: int = 10_000, seed: int = 0) -> DatasetDict:
-    """The embedded corpus: distinct sentences of `data.grammar.SampleGrammar`, split 80 / 10 / 10 %.
+    """The embedded corpus: distinct sentences of `data.samples.SampleGrammar`, split 80 / 10 / 10 %.
 
     No sentence occurs twice, so the splits are disjoint.
 
@@ -123,6 +128,60 @@ def load_sample_text(num_sentences: int = 10_000, seed: int = 0) -> DatasetDict:
     return DatasetDict({split: Dataset.from_dict({"text": part}) for split, part in zip(SPLITS, parts, strict=True)})
 
 
+def load_docstrings(folder: str | Path | None = None) -> DatasetDict:
+    """The docstrings of all modules, classes and functions of Python's standard library: a paragraph per row of the column ``text``.
+
+    A real corpus of English and code with a large vocabulary, without duplicates. All docstrings of a file are in one split: about
+    80 / 10 / 10 % of the files, by a hash of their names. The texts depend on the version of Python. Nothing is imported or run.
+
+    Args:
+        folder: of Python files; by default the standard library, without its packages of tests and without what is installed.
+
+    Raises:
+        ValueError: a split has no docstring.
+    """
+    root = Path(folder or sysconfig.get_path("stdlib"))
+    texts: dict[str, dict[str, None]] = {split: {} for split in SPLITS}  # sets that keep the order
+    seen: set[str] = set()
+    for path in sorted(root.rglob("*.py")):
+        name = path.relative_to(root)
+        if folder is None and {"site-packages", "dist-packages", "test", "tests", "idle_test"} & set(name.parts):
+            continue
+        part = int(hashlib.sha256(name.as_posix().encode()).hexdigest(), 16) % 10
+        new = dict.fromkeys(text for text in _docstrings(path) if text not in seen)
+        seen.update(new)
+        texts[{0: "validation", 1: "test"}.get(part, "train")].update(new)
+    if empty := [split for split, found in texts.items() if not found]:
+        raise ValueError(
+            f"data_dir={str(root)!r} has no docstrings for {', '.join(empty)}: give a folder with more files"
+        )
+    return DatasetDict({split: Dataset.from_dict({"text": list(found)}) for split, found in texts.items()})
+
+
+def _docstrings(path: Path) -> Iterator[str]:
+    """The paragraphs of all docstrings of a file."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of invalid escapes in old files
+            tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError):  # a file that is broken on purpose, as an example
+        return
+    for node in ast.walk(tree):
+        documented = isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
+        if documented and (text := ast.get_docstring(node)):
+            yield from filter(None, map(str.strip, re.split(r"\n\s*\n", text)))
+
+
+TEXTS: dict[str, Callable[[str | Path | None], DatasetDict]] = {
+    "ptb": load_ptb,
+    "sample": lambda data_dir: load_sample_text(),
+    "docstrings": load_docstrings,
+}
+"""Readers by the names that configs use. Each takes a folder or None and returns all splits with a column ``text``."""
+
+# -- tokenizers ------------------------------------------------------------------------------------------------------
+
+
 def word_tokenizer(sentences: Iterable[str], vocab_size: int = 2000) -> PreTrainedTokenizerFast:
     """A word-level tokenizer with the most frequent words. Equally frequent words are in alphabetical order.
 
@@ -135,7 +194,7 @@ def word_tokenizer(sentences: Iterable[str], vocab_size: int = 2000) -> PreTrain
     """
     if vocab_size < 1:
         raise ValueError(f"vocab_size={vocab_size} keeps no word: pass a positive number.")
-    check_sentences(sentences)
+    _check_sentences(sentences)
     counts = Counter(word for sentence in sentences for word in _WORD.findall(sentence))
     for token in SPECIAL_TOKENS:
         del counts[token]
@@ -145,7 +204,31 @@ def word_tokenizer(sentences: Iterable[str], vocab_size: int = 2000) -> PreTrain
     ids = {token: index for index, token in enumerate((*SPECIAL_TOKENS, *words))}
     tokenizer = Tokenizer(WordLevel(ids, unk_token=UNK))
     tokenizer.pre_tokenizer = WhitespaceSplit()
-    special = [(BOS, ids[BOS]), (EOS, ids[EOS])]
+    return _with_special_tokens(tokenizer)
+
+
+def bpe_tokenizer(sentences: Iterable[str], vocab_size: int = 8000) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer, trained on the sentences. It has the special tokens of `word_tokenizer`, and no text is unknown to it.
+
+    Args:
+        sentences: the training text.
+        vocab_size: the number of entries without special tokens, at least 256. ``len(tokenizer)`` is at most ``vocab_size + 4``.
+    """
+    if vocab_size < 256:
+        raise ValueError(f"vocab_size={vocab_size} has no room for all bytes: give 256 or more.")
+    _check_sentences(sentences)
+    tokenizer = Tokenizer(BPE())
+    tokenizer.pre_tokenizer, tokenizer.decoder = ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    trainer = BpeTrainer(
+        vocab_size=vocab_size + len(SPECIAL_TOKENS), special_tokens=list(SPECIAL_TOKENS), show_progress=False,
+        initial_alphabet=ByteLevel.alphabet(),
+    )  # fmt: skip
+    tokenizer.train_from_iterator(sentences, trainer)
+    return _with_special_tokens(tokenizer)
+
+
+def _with_special_tokens(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+    special = [(token, tokenizer.token_to_id(token)) for token in (BOS, EOS)]
     tokenizer.post_processor = TemplateProcessing(single=f"{BOS} $A {EOS}", special_tokens=special)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token=PAD, unk_token=UNK, bos_token=BOS, eos_token=EOS,
@@ -153,10 +236,18 @@ def word_tokenizer(sentences: Iterable[str], vocab_size: int = 2000) -> PreTrain
     )  # fmt: skip
 
 
-def check_sentences(sentences: Iterable[str]) -> None:
+def _check_sentences(sentences: Iterable[str]) -> None:
     """Raises ValueError for a single text: its letters would be the sentences."""
     if isinstance(sentences, str):
         raise ValueError("sentences is one text: pass a list of them, such as [text].")
+
+
+def tokenizer_of(name: str, sentences: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
+    """The tokenizer of a text of `TEXTS`, made from its training sentences: of words, or for docstrings of parts of words."""
+    return (bpe_tokenizer if name == "docstrings" else word_tokenizer)(sentences, vocab_size)
+
+
+# -- from text to ids ------------------------------------------------------------------------------------------------
 
 
 def tokenize(dataset: DatasetDict, tokenizer: PreTrainedTokenizerBase, max_length: int | None = None) -> DatasetDict:

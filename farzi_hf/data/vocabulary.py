@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -17,8 +16,10 @@ ITEMS_FILE = "vocabulary.json"
 """The file that an `ItemVocabulary` is saved in."""
 
 
-class Vocabulary(ABC):
-    """What the entries 0 … V − 1 of a summary stand for.
+class Vocabulary:
+    """What the entries 0 … V − 1 of a summary stand for. This class itself is of entries without names.
+
+    A summary with such a vocabulary can be trained on, but not read.
 
     Attributes:
         named: whether entries have names; without names there is no text.
@@ -28,25 +29,29 @@ class Vocabulary(ABC):
         small_learner: the arguments of `AutoConfig.for_model` for a small learner of such a vocabulary.
     """
 
-    named: ClassVar[bool] = True
-    entries: ClassVar[str]
-    tags: ClassVar[tuple[str, ...]]
-    task_categories: ClassVar[tuple[str, ...]]
-    small_learner: ClassVar[Mapping[str, Any]]
+    named: ClassVar[bool] = False
+    entries: ClassVar[str] = "items"
+    tags: ClassVar[tuple[str, ...]] = ()
+    task_categories: ClassVar[tuple[str, ...]] = ()
+    small_learner: ClassVar[Mapping[str, Any]] = {
+        "model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 2, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
+        "tie_word_embeddings": False, "initializer_range": 0.1,
+    }  # fmt: skip
 
-    @abstractmethod
     def pairs(self) -> list[tuple[int, str]]:
         """The (id, name) of all entries, sorted by id."""
+        return []
 
-    @abstractmethod
     def __len__(self) -> int:
-        """The number of entries."""
+        """The number of entries with a name."""
+        return len(self.pairs())
 
-    @abstractmethod
     def text(self, tokens: Sequence[str]) -> str:
         """Names of entries as one text."""
+        raise ValueError(
+            "processing_class is None, so tokens have no names; set the tokenizer or item list, or use as_hard_dataset"
+        )
 
-    @abstractmethod
     def save(self, folder: Path) -> None:
         """Writes the vocabulary's files into `folder`."""
 
@@ -59,8 +64,8 @@ class Vocabulary(ABC):
         return names
 
     def hash(self) -> str | None:
-        """SHA-256 over the (id, name) pairs: two vocabularies have the same hash where all ids mean the same."""
-        return hashlib.sha256(json.dumps(self.pairs()).encode()).hexdigest()
+        """SHA-256 over the (id, name) pairs: two vocabularies have the same hash where all ids mean the same. None without names."""
+        return hashlib.sha256(json.dumps(self.pairs()).encode()).hexdigest() if self.named else None
 
     def special_ids(self, names: Sequence[str]) -> dict[str, int | None]:
         """The ids of special tokens such as `pad_token_id`; None where the vocabulary has no such token."""
@@ -70,11 +75,7 @@ class Vocabulary(ABC):
 class TokenVocabulary(Vocabulary):
     """The tokens of a tokenizer."""
 
-    entries, tags, task_categories = "tokens", ("language-modeling",), ("text-generation",)
-    small_learner: ClassVar = {
-        "model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 2, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
-        "tie_word_embeddings": False, "initializer_range": 0.1,
-    }  # fmt: skip
+    named, entries, tags, task_categories = True, "tokens", ("language-modeling",), ("text-generation",)
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
@@ -104,7 +105,7 @@ class TokenVocabulary(Vocabulary):
 class ItemVocabulary(Vocabulary):
     """The names of items, in a list: item i is entry i."""
 
-    entries, tags, task_categories = "items", ("recommendation",), ("other",)
+    named, tags, task_categories = True, ("recommendation",), ("other",)
     small_learner: ClassVar = {"model_type": "sasrec", "hidden_size": 32, "initializer_range": 0.1}
 
     def __init__(self, items: Sequence[str]) -> None:
@@ -112,9 +113,6 @@ class ItemVocabulary(Vocabulary):
 
     def pairs(self) -> list[tuple[int, str]]:
         return list(enumerate(self.items))
-
-    def __len__(self) -> int:
-        return len(self.items)
 
     def text(self, tokens: Sequence[str]) -> str:
         """The names with bars between them."""
@@ -125,36 +123,8 @@ class ItemVocabulary(Vocabulary):
         (folder / ITEMS_FILE).write_text(names, encoding="utf-8")
 
 
-class NoVocabulary(Vocabulary):
-    """Entries are ids without names: such a summary can be trained on, but not read."""
-
-    named, entries, tags, task_categories = False, "items", (), ()
-    small_learner: ClassVar = TokenVocabulary.small_learner
-
-    def pairs(self) -> list[tuple[int, str]]:
-        return []
-
-    def __len__(self) -> int:
-        return 0
-
-    def text(self, tokens: Sequence[str]) -> str:
-        raise ValueError(
-            "processing_class is None, so tokens have no names; set the tokenizer or item list, or use as_hard_dataset"
-        )
-
-    def save(self, folder: Path) -> None:
-        """There is nothing to write."""
-
-    def hash(self) -> None:
-        return None
-
-
 def vocabulary_of(processing_class: Any) -> Vocabulary:
     """The vocabulary of a tokenizer, of a list of items' names, or of `None`."""
     if processing_class is None:
-        return NoVocabulary()
-    return (
-        TokenVocabulary(processing_class)
-        if hasattr(processing_class, "get_vocab")
-        else ItemVocabulary(processing_class)
-    )
+        return Vocabulary()
+    return (TokenVocabulary if hasattr(processing_class, "get_vocab") else ItemVocabulary)(processing_class)

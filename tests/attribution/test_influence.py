@@ -11,8 +11,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from farzi_hf.attribution import WeightedTraining, gradient_cosines, gradient_products, influence
-from farzi_hf.data import IGNORED, minibatches
-from farzi_hf.data.collators import SequenceCollator
+from farzi_hf.data import IGNORED, SequenceCollator, minibatches
 from farzi_hf.distillation import Learner
 from farzi_hf.engine import Checkpoint, Direct, InnerAdam, InnerSGD, Reversible, Tape
 
@@ -164,6 +163,10 @@ def test_gradient_scores_are_those_of_single_gradients(training: WeightedTrainin
         ),
         ({"rows": {"input_ids": torch.ones(7, 3)}}, "rows has input_ids; give input_ids and labels"),
         (
+            {"rows": {**sentences(N, seed=2), "input_ids": torch.full((N, 6), V)}},
+            rf"rows\['input_ids'\] holds the id {V}, outside 0 … {V - 1}; give ids of the learner's vocabulary",
+        ),
+        (
             {
                 "rows": {
                     **sentences(N, seed=2),
@@ -202,6 +205,14 @@ def test_influence_says_what_is_wrong(training: WeightedTraining) -> None:
         influence(training, lambda theta: training.learner.hard_loss(training.start, TEST))
     with pytest.raises(ValueError, match="test has input_ids; give input_ids and labels"):
         influence(training, {"input_ids": TEST["input_ids"]})
+    for test in (None, [TEST]):
+        with pytest.raises(
+            TypeError, match=r"test is a (NoneType|list); give a batch with input_ids and labels, or a function of θ"
+        ):
+            influence(training, test)
+    for column in ("input_ids", "labels"):
+        with pytest.raises(ValueError, match=rf"test\['{column}'\] holds the id {V}, outside 0 … {V - 1}"):
+            influence(training, {**TEST, column: torch.full_like(TEST[column], V)})
     with pytest.raises(ValueError, match="test has no label to predict"):
         influence(training, {**TEST, "labels": torch.full_like(TEST["labels"], IGNORED)})
     with pytest.raises(ValueError, match="checkpoints is empty"):

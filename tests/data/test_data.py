@@ -16,9 +16,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, DataCollatorForLanguageModeling, PreTrainedTokenizerFast
 
-from farzi_hf.data import check_sequences, flatten_sequences, load_ptb, load_sample_text, tokenize, word_tokenizer
+from farzi_hf.data import (
+    check_sequences,
+    flatten_sequences,
+    load_ptb,
+    load_sample_text,
+    minibatches,
+    tokenize,
+    word_tokenizer,
+)
 from farzi_hf.data import text as data
-from farzi_hf.data.grammar import PREPOSITIONS, TOPICS, inflect
+from farzi_hf.data.samples import PREPOSITIONS, TOPICS, inflect
 
 
 def rows(*ids: list[int]) -> Dataset:
@@ -63,7 +71,7 @@ def test_ptb_names_the_missing_file(ptb_folder: Path) -> None:
     ("content", "message"),
     [
         ("a caf\xe9 b\n".encode("latin-1"), r"ptb\.valid\.txt is no UTF-8 text \(byte 5: .*\): convert it, .*iconv -f LATIN1 -t UTF-8"),
-        ("a b\n".encode("utf-16"), r"ptb\.valid\.txt is no UTF-8 text \(byte 0"),
+        ("a b\n".encode("utf-16")[:-1], r"ptb\.valid\.txt begins as UTF-16, but is none"),
         (b"", r"ptb\.valid\.txt holds no sentence: it is empty"), (b" \n\n\t\n", r"ptb\.valid\.txt holds no sentence"),
     ],
     ids=["Latin-1", "UTF-16", "empty", "blank"],
@@ -76,8 +84,11 @@ def test_ptb_names_a_file_that_holds_no_text(ptb_folder: Path, content: bytes, m
 
 def test_ptb_lines_end_where_a_line_ends(ptb_folder: Path) -> None:
     content = "\ufeffa\u2028b \x85 c\r\nd\x0b\x0ce\rf\n\n\x00 g"
-    (ptb_folder / "ptb.valid.txt").write_bytes(content.encode())
-    assert load_ptb(ptb_folder)["validation"]["text"][:] == ["a\u2028b \x85 c", "d\x0b\x0ce", "f", "", "\x00 g"]
+    for encoding in ("utf-8", "utf-16"):
+        (ptb_folder / "ptb.valid.txt").write_bytes(
+            content.removeprefix("\ufeff" * (encoding == "utf-16")).encode(encoding)
+        )
+        assert load_ptb(ptb_folder)["validation"]["text"][:] == ["a\u2028b \x85 c", "d\x0b\x0ce", "f", "", "\x00 g"]
 
 
 @pytest.mark.fuzz
@@ -96,7 +107,7 @@ def test_random_bytes_become_sequences_or_an_error_with_the_name(ptb_folder: Pat
     except ValueError as error:
         refusal = str(error)
     try:
-        text = content.decode("utf-8-sig")
+        text = content.decode("utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")
     except UnicodeDecodeError:
         text = ""
     if sentences := [line for line in re.split("\r\n|\r|\n", text) if line.strip()]:
@@ -343,3 +354,18 @@ def test_check_sequences_follows_a_selection() -> None:
 def test_check_sequences_bad_input(dataset: Dataset, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         check_sequences(dataset, vocab_size=5)
+
+
+def test_minibatches_are_epochs_in_random_order_without_the_last_incomplete_one():
+    batches = minibatches(7, 3, 5, seed=1)
+    assert batches.shape == (5, 3)
+    assert all(len(set(epoch.flatten().tolist())) == 6 for epoch in (batches[:2], batches[2:4]))
+    assert batches.tolist() == minibatches(7, 3, 8, seed=1)[:5].tolist() != minibatches(7, 3, 5, seed=2).tolist()
+    assert minibatches(7, 7, 5, seed=1) is minibatches(7, None, 5, seed=1) is None
+
+
+@pytest.mark.parametrize(("rows", "batch_size", "steps"), [(7, 3, 0), (7, 0, 5), (0, 3, 5), (7, None, -1)])
+def test_minibatches_of_nothing_are_refused(rows, batch_size, steps):
+    message = rf"rows={rows}, batch_size={batch_size} and steps={steps} are no training: give 1 or more"
+    with pytest.raises(ValueError, match=message):
+        minibatches(rows, batch_size, steps, seed=0)

@@ -25,7 +25,7 @@ from farzi_hf.data import (
     load_sample_interactions,
     training_windows,
 )
-from farzi_hf.data.interaction_files import SOURCES
+from farzi_hf.data.readers import SOURCES
 from farzi_hf.tasks import Recommendation
 
 
@@ -68,16 +68,6 @@ def test_a_users_items_by_time_then_row_numbered_and_filtered(name, folder):
     assert interactions.vocabulary == ["<pad>", "10", "20", "30", "40"]
     assert len(load_interactions(name, folder, min_interactions=2).sequences) == 3
     assert load_interactions(name, folder, min_interactions=4).num_items == 3
-
-
-def test_timestamps_stand_beside_the_items_where_they_are_asked_for(tmp_path):
-    for file, text in FILES["ml-100k"].items():
-        (tmp_path / file).write_text(text)
-    interactions = load_interactions("ml-100k", tmp_path, times=True)
-    assert lists(interactions) == EXPECTED
-    kept = [user for user in dict.fromkeys(sorted(u for u, _, _ in ROWS)) if sum(u == user for u, _, _ in ROWS) >= 3]
-    assert [times.tolist() for times in interactions.times] == [sorted(t for u, _, t in ROWS if u == k) for k in kept]
-    assert load_interactions("ml-100k", tmp_path).times is None
 
 
 def test_titles_are_read_where_they_are(tmp_path):
@@ -233,12 +223,13 @@ def test_an_empty_file_is_an_error(name, folder, text):
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("5,3,2005-01-01\n", "does not begin with a line such as '1:'"), ("1:\n5,3,\n", "damaged or cut short"), ("1:\n", "cut short"),
+    [("5,3,2005-01-01\n", "does not begin with a line such as '1:'"), ("1:\n5,3,\n", "has no date, or one outside"), ("1:\n", "cut short"),
      ("1:\n5,3,2005-01-01\n2", "cut short or another file"), ("01:\n5,3,2005-01-01\n", "does not begin with"),
      ("1:\n5,3,2005-01-01\n17771:\n5,3,2005-01-01\n", "has movie 17771, the prize's are 1 … 17770"),
-     ("1:\n5,3,2005-01-01\n05,3,2005-01-01\n", "no plain number"), ("1:\n0x5,3,2005-01-01\n", "no plain number"),
-     ("1:\n-5,3,2005-01-01\n", "no plain number"), ("1:\n2147483647,3,2005-01-01\n", "no plain number"),
-     ("1:\n5,3,2105-01-01\n", "a date near movie 1 outside"), ("1:\n\n5,3,2005-01-01\r6,3,2005-01-01\n", "damaged or cut short")],
+     ("1:\n5,3,2005-01-01\n05,3,2005-01-01\n", "has the line b'05,3,2005-01-01' up to movie 1"), ("1:\n0x5,3,2005-01-01\n", "the line b'0x5,"),
+     ("1:\n-5,3,2005-01-01\n", "the line b'-5,"), ("1:\n2147483647,3,2005-01-01\n", "has user 2147483647, the prize's are"),
+     ("1:\n5,3,2105-01-01\n", "or one outside 1880"), ("1:\n\n5,3,2005-01-01\n", "has the line b''"),
+     ("1:\n5,3,2005-01-01\r6,3,2005-01-01\n", r"has the line b'\\r'")],
 )  # fmt: skip
 def test_what_is_none_of_netflixs_files(tmp_path, text, message):
     (tmp_path / "combined_data_1.txt").write_text(text)
@@ -266,7 +257,7 @@ def test_without_folder_and_network_the_error_has_the_address(name, monkeypatch)
     def fail(*args, **kwargs):
         raise ConnectionError
 
-    monkeypatch.setattr("farzi_hf.data.interaction_files.DownloadManager.download_and_extract", fail)
+    monkeypatch.setattr("farzi_hf.data.readers.DownloadManager.download_and_extract", fail)
     with pytest.raises(DataUnavailableError, match=r"https://.* pass data_dir"):
         load_interactions(name)
 
@@ -275,7 +266,7 @@ def test_an_unknown_name_lists_the_known_ones(monkeypatch):
     def fail(*args, **kwargs):
         raise FileNotFoundError("nothing there")
 
-    monkeypatch.setattr("farzi_hf.data.own_interactions.load_dataset", fail)
+    monkeypatch.setattr("farzi_hf.data.readers.load_dataset", fail)
     with pytest.raises(DataUnavailableError, match=f"'ml-10k' is none of {', '.join(SOURCES)}"):
         load_interactions("ml-10k")
 
@@ -318,6 +309,8 @@ def test_evaluation_windows_end_with_the_target_and_know_all_that_was_seen():
     batch = InteractionCollator()(list(windows))
     assert batch["seen"].tolist() == [[1, 2, 3, 4], [6, 0, 0, 0]]
     assert batch["labels"].tolist() == [[3, 4, 5], [6, 7, -100]]
+    with pytest.raises(TypeError, match=r'rows\[0\] is a list: give rows such as {"input_ids": \[5, 7\]}'):
+        InteractionCollator()([[3, 4, 5], [6, 7]])
     for windows_of in (training_windows, evaluation_windows):
         with pytest.raises(ValueError, match="max_length=1"):
             windows_of(histories, 1)

@@ -147,9 +147,7 @@ def own_file(request, tmp_path):
 
 @pytest.fixture
 def no_network(monkeypatch):
-    monkeypatch.setattr(
-        "farzi_hf.data.own_interactions.load_dataset", lambda *args, **kwargs: pytest.fail("asked the Hub")
-    )
+    monkeypatch.setattr("farzi_hf.data.readers.load_dataset", lambda *args, **kwargs: pytest.fail("asked the Hub"))
 
 
 @pytest.mark.usefixtures("no_network")
@@ -184,8 +182,12 @@ def test_a_file_cut_short_is_refused_by_name(own_file):
         ("own.csv", b"user;item;timestamp\n1;2;3\n", "has columns .*but no user"),
         ("own.csv", b"user,item,timestamp\n1,2,3\n1,2\n", r"own.csv does not hold .*Row #3"),
         ("own.csv", b"user,item,timestamp\n\xe9,2,3\n", "own.csv .*UTF8"),
+        ("own.csv", b"user,item,timestamp\n1,\x1b[31m\n", r"own.csv does not hold .*got 2: 1,\\x1b\[31m\)"),
+        ("own.csv", "user,item,timestamp\n1,2,3\n".encode("utf-16-le"), "own.csv .*zero bytes, as UTF-16 does: convert it with `iconv"),
+        ("own.csv", b"\xff\xfeu", "own.csv begins as UTF-16, but is none"),
         ("own.csv", b"user,item,timestamp\n1,2,12/31/2020\n", "own.csv: timestamp '12/31/2020' in row 0"),
         ("own.json", b'{"user": 1, "item"', "own.json does not hold rows"), ("own.json", b"[1, 2]", "own.json does not hold rows"),
+        ("own.json", b'[["u", "i", 1], ["u", "i", 2]]', r'own.json does not hold rows {"user": …, .*list'),
         ("own.json", b'[{"user": 1, "user": 2, "item": 3, "timestamp": 4}]', "own.json .*names a column twice"),
         ("own.json", b'[{"user": 1, "item": 3, "timestamp": 4}, {"user": "1", "item": 3, "timestamp": 4}]', "own.json .*one type per column"),
         ("own.json", b'[{"user": 1, "item": 3, "timestamp": 4}, {"user": 1, "item": 3}]', "column 'timestamp' has 1 empty"),
@@ -209,6 +211,23 @@ def test_a_folder_is_no_file(tmp_path):
 def test_a_folder_beside_a_data_set_is_refused():
     with pytest.raises(ValueError, match="data_dir='folder' is for files, and name is a Dataset: leave it out"):
         load_interactions(rows([1, 2, 3]), "folder")
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig"])
+def test_a_file_may_say_its_encoding(tmp_path, encoding):
+    (tmp_path / "own.csv").write_text("user,item,timestamp\n" + lines("{u},é{i},{t}"), encoding=encoding)
+    assert lists(load_interactions(tmp_path / "own.csv")) == EXPECTED
+
+
+@pytest.mark.parametrize(
+    ("items", "alike"), [(["1", "1.0", "2"], "'1' and '1.0'"), (["7", "5", "007"], "'7' and '007'"), (["1", "1.5", "b"], None)]
+)  # fmt: skip
+def test_two_ids_that_would_be_one_number_stay_two_and_are_named(tmp_path, caplog, items, alike):
+    (tmp_path / "own.csv").write_text(
+        "user,item,timestamp\n" + "".join(f"u,{item},{t}\n" for t, item in enumerate(items))
+    )
+    assert load_interactions(tmp_path / "own.csv").item_ids == sorted(items)
+    assert [f"own.csv: the items {alike} stay two" in text for text in caplog.messages] == [True] * (alike is not None)
 
 
 def test_a_file_of_text_ids_keeps_them(tmp_path):

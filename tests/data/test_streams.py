@@ -93,14 +93,22 @@ def training_windows_of_one(some: Dataset) -> Dataset:
     return training_windows(some, 1)
 
 
-def nothing():
-    yield from ()
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [(iter(()), "dataset is a stream without rows"), ([[1, 2], [3, 4]], r'stream of rows other than {"input_ids": \[5, 7\]} \(.*list')],
+)  # fmt: skip
+def test_a_stream_without_rows_of_ids_is_refused(rows, message):
+    with pytest.raises(ValueError, match=message):
+        RowStream(IterableDataset.from_generator(lambda: iter(rows)), ids_alone)
 
 
-def test_a_stream_without_rows_is_refused():
-    empty = Dataset.from_dict({"input_ids": [[1, 2]]}).to_iterable_dataset().filter(lambda row: False)
-    with pytest.raises(ValueError, match="dataset is a stream without rows"):
-        RowStream(empty, ids_alone)
+@pytest.mark.parametrize("count", [100, 600])
+@pytest.mark.parametrize("read", [iter, RowStream.head], ids=["rows", "head"])
+def test_a_stream_that_can_be_read_once_is_refused_when_it_is_read_again(count, read):
+    rows = iter(list(generated())[:count])
+    stream = RowStream(IterableDataset.from_generator(lambda: rows), ids_alone)
+    with pytest.raises(ValueError, match="gives other rows, or none, when it is read again: pass one that begins anew"):
+        list(islice(read(stream), 1))
 
 
 def test_the_head_is_all_that_a_start_reads():

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from farzi_hf import FarziData, FarziDataConfig
-from farzi_hf.data.collators import SequenceCollator
+from farzi_hf.data import SequenceCollator
 from farzi_hf.distillation import Learner, SyntheticTraining
 from farzi_hf.distillation.learner import leaves
 from farzi_hf.engine import InnerAdam, Tape, unroll

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from farzi_hf import FarziConfig, FarziData
-from farzi_hf.data.collators import SequenceCollator
+from farzi_hf.data import SequenceCollator
 from farzi_hf.distillation import Learner, MetaMatching, SyntheticTraining
 from farzi_hf.distillation.objectives.private import PrivateMatching, clipped_sum
 from farzi_hf.distillation.real_training import RealData

@@ -1,7 +1,7 @@
-"""The grammar of the embedded sample corpus: English-like sentences with more structure than a bigram model can learn.
+"""The embedded samples, with which the demo and the tests need no licence and no network: sentences, and viewers of a catalogue.
 
-With this corpus the demo and the tests need no licence and no network. Each rule is a dependency that a model cannot learn if it
-only sees the previous word:
+`SampleGrammar` draws English-like sentences with more structure than a bigram model can learn. Each rule is a dependency that a model
+cannot learn if it only sees the previous word:
 
 * **Number agreement at a distance.** A main verb agrees with its subject across a relative clause, a prepositional phrase or
   a bracketed aside, whose own nouns have a number of their own: ``the captain near the boats mends``.
@@ -11,14 +11,20 @@ only sees the previous word:
 * **Pairs.** ``either … or``, ``if … then``, ``( … )``, and a question's first word (``does/do``) with its final ``?``.
 
 Words of one category are drawn with Zipf's weights, 1 / rank, in the order in which they are listed.
+
+`SampleCatalogue` draws the histories of viewers. The catalogue holds series of several parts in a few genres. A viewer likes two genres.
+They start a series of one of them (popular ones more often), watch its parts in order, drop it at some point, and start another; now and
+then they watch a random part of anything. So the last item tells the next one, the history tells the genre, and popularity only tells where
+people begin.
 """
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
+
+import numpy as np
 
 _VOWELS = "aeiou"
 
@@ -32,58 +38,35 @@ def inflect(word: str) -> str:
     return word + "s"
 
 
-@dataclass(frozen=True)
 class Topic:
-    """Words of one topic, all in their base form, most frequent first."""
+    """Words of one topic, all in their base form, most frequent first.
 
-    men: tuple[str, ...]
-    women: tuple[str, ...]
-    places: tuple[str, ...]
-    adjectives: tuple[str, ...]
-    intransitive: tuple[str, ...]
-    frames: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]  # (verbs, the things they may act on)
+    Args:
+        words: men, women, places, adjectives and intransitive verbs. Then come frames: transitive verbs, and the things that they may act on.
+    """
 
-    @property
-    def people(self) -> tuple[str, ...]:
-        """Men and women in turn, so that neither gender is the rarer one."""
-        return tuple(name for pair in zip(self.men, self.women, strict=True) for name in pair)
-
-    @property
-    def things(self) -> tuple[str, ...]:
-        """The objects of all frames."""
-        return tuple(thing for _, things in self.frames for thing in things)
+    def __init__(self, *words: str) -> None:
+        self.men, women, self.places, self.adjectives, self.intransitive, *frames = (tuple(x.split()) for x in words)
+        self.people = tuple(
+            name for pair in zip(self.men, women, strict=True) for name in pair
+        )  # neither gender is rarer
+        self.frames = tuple(zip(frames[::2], frames[1::2], strict=True))
+        self.things = tuple(thing for things in frames[1::2] for thing in things)
 
 
-def _topic(men: str, women: str, places: str, adjectives: str, intransitive: str, *frames: tuple[str, str]) -> Topic:
-    pairs = tuple((tuple(verbs.split()), tuple(things.split())) for verbs, things in frames)
-    return Topic(*(tuple(words.split()) for words in (men, women, places, adjectives, intransitive)), frames=pairs)
-
-
-TOPICS: tuple[Topic, ...] = (
-    _topic(
-        "captain pilot", "diver smuggler", "harbour island reef", "salty brave drowsy windy", "swim drift sink whistle",
-        ("mend fold drag", "net sail rope"), ("steer paint anchor", "boat ferry raft"), ("fear watch", "storm wave shark"),
-    ),
-    _topic(
-        "cook butler", "baker waitress", "kitchen cellar pantry", "hungry sweet burnt cheerful", "whisper yawn hum giggle",
-        ("bake slice burn", "roll cake pie"), ("stir pour taste", "soup sauce tea"), ("polish drop", "spoon plate kettle"),
-    ),
-    _topic(
-        "farmer shepherd", "widow milkmaid", "barn meadow orchard", "muddy patient stubborn weary", "kneel wander sweat doze",
-        ("feed chase comb", "goat horse goose"), ("plant harvest weigh", "turnip pumpkin pear"), ("sharpen carry", "plough sickle bucket"),
-    ),
-    _topic(
-        "king duke", "queen countess", "palace garden tower", "proud royal jealous silent", "bow reign frown kneel",
-        ("crown banish pardon", "prince traitor knight"), ("sign seal forge", "letter treaty decree"), ("steal wear", "ring cloak sceptre"),
-    ),
-    _topic(
-        "actor drummer", "dancer soprano", "theatre studio balcony", "famous nervous graceful loud", "rehearse tremble blush sigh",
-        ("sing hear learn", "aria ballad chorus"), ("write stage praise", "drama comedy opera"), ("tune borrow", "violin trumpet drum"),
-    ),
-    _topic(
-        "smith clockmaker", "weaver potter", "workshop market bridge", "careful clever dusty skilful", "hurry grumble rest cough",
-        ("hammer weld bend", "nail blade hinge"), ("weave dye stitch", "carpet shawl ribbon"), ("repair sell", "clock lantern wheel"),
-    ),
+TOPICS = (
+    Topic("captain pilot", "diver smuggler", "harbour island reef", "salty brave drowsy windy", "swim drift sink whistle",
+          "mend fold drag", "net sail rope", "steer paint anchor", "boat ferry raft", "fear watch", "storm wave shark"),
+    Topic("cook butler", "baker waitress", "kitchen cellar pantry", "hungry sweet burnt cheerful", "whisper yawn hum giggle",
+          "bake slice burn", "roll cake pie", "stir pour taste", "soup sauce tea", "polish drop", "spoon plate kettle"),
+    Topic("farmer shepherd", "widow milkmaid", "barn meadow orchard", "muddy patient stubborn weary", "kneel wander sweat doze",
+          "feed chase comb", "goat horse goose", "plant harvest weigh", "turnip pumpkin pear", "sharpen carry", "plough sickle bucket"),
+    Topic("king duke", "queen countess", "palace garden tower", "proud royal jealous silent", "bow reign frown kneel",
+          "crown banish pardon", "prince traitor knight", "sign seal forge", "letter treaty decree", "steal wear", "ring cloak sceptre"),
+    Topic("actor drummer", "dancer soprano", "theatre studio balcony", "famous nervous graceful loud", "rehearse tremble blush sigh",
+          "sing hear learn", "aria ballad chorus", "write stage praise", "drama comedy opera", "tune borrow", "violin trumpet drum"),
+    Topic("smith clockmaker", "weaver potter", "workshop market bridge", "careful clever dusty skilful", "hurry grumble rest cough",
+          "hammer weld bend", "nail blade hinge", "weave dye stitch", "carpet shawl ribbon", "repair sell", "clock lantern wheel"),
 )  # fmt: skip
 
 PREPOSITIONS = ("near", "behind", "with", "beyond")
@@ -195,3 +178,50 @@ class SampleGrammar:
         if determiner == "a" and words[0][0] in _VOWELS:
             determiner = "an"
         return [determiner, *words]
+
+
+# -- viewers ---------------------------------------------------------------------------------------------------------
+
+GENRES = ("mystery", "comedy", "western", "romance", "space", "history")
+_PLACES = ("Harbour", "Orchard", "Station", "Lighthouse", "Valley", "Castle")
+SERIES_PER_GENRE, MIN_PARTS, MAX_PARTS = len(_PLACES), 3, 9
+CONTINUE, FAVOURITE, STRAY = 0.8, 0.85, 0.1
+
+
+class SampleCatalogue:
+    """Series with their parts, and viewers drawn from one seeded generator.
+
+    Args:
+        seed: equal seeds give equal catalogues and viewers.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self._random = np.random.default_rng(seed)
+        parts = self._random.integers(MIN_PARTS, MAX_PARTS + 1, size=(len(GENRES), SERIES_PER_GENRE))
+        items = np.split(np.arange(1, parts.sum() + 1), np.cumsum(parts)[:-1])  # 0 is the padding
+        self.series = [items[i : i + SERIES_PER_GENRE] for i in range(0, len(items), SERIES_PER_GENRE)]  # by genre
+        self.num_items = int(parts.sum())
+        self.titles = [
+            f"{place} ({genre}), part {part + 1}"
+            for genre, row in zip(GENRES, parts, strict=True)
+            for place, n in zip(_PLACES, row, strict=True)
+            for part in range(n)
+        ]
+        weights = 1 / np.arange(1, SERIES_PER_GENRE + 1)
+        self._weights = weights / weights.sum()
+
+    def history(self) -> np.ndarray:
+        """One viewer's items, 5 to 30 of them, none twice."""
+        length = int(self._random.integers(5, 31))
+        favourites = self._random.choice(len(GENRES), size=2, replace=False)
+        watched: dict[int, None] = {}  # a set that keeps the order
+        while len(watched) < length:
+            liked = self._random.random() < FAVOURITE
+            genre = self._random.choice(favourites if liked else len(GENRES))
+            for item in self.series[genre][self._random.choice(SERIES_PER_GENRE, p=self._weights)]:
+                watched[int(item)] = None
+                if self._random.random() < STRAY:
+                    watched[int(self._random.integers(1, self.num_items + 1))] = None
+                if self._random.random() > CONTINUE:
+                    break
+        return np.array(list(watched)[:length], dtype=np.int32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,10 +13,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+logger = logging.getLogger(__name__)
+
 NAMES = ("user", "item", "timestamp")
 
 # No leading zeros and no plus sign, so that different texts are different numbers.
 _INTEGER, _DECIMAL = r"\A(0|-?[1-9][0-9]*)\z", r"\A-?(0|[1-9][0-9]*)(\.[0-9]+)?\z"
+_WRITTEN_OTHERWISE = r"\A\s*[+]?0*([0-9]+?)(\.0*)?\s*\z"  # 01, 1.0, +1 or a blank before it
 # ISO 8601: a whole column with a zone, or a whole column without one. Microseconds are tried first, because nanoseconds end in 2262.
 _ISO_8601 = tuple(pa.timestamp(unit, zone) for unit in ("us", "ns") for zone in (None, "UTC"))
 _EXACT_FLOAT = 2**53  # from here on, neighbouring integers are the same float64
@@ -44,8 +48,21 @@ def as_given(ids: pa.ChunkedArray, name: str, source: Any) -> pa.ChunkedArray:
 
 
 def numbered(ids: pa.ChunkedArray, name: str, source: Any) -> pa.ChunkedArray:
-    """Text as numbers, if all are plain integers: then 10 comes after 9, and no two ids become equal."""
-    return ids.cast(pa.int64()) if _is_integer_text(ids) else ids
+    """Text as numbers, if all are plain integers: then 10 comes after 9, and no two ids become equal.
+
+    Otherwise all stay text. A warning names two texts that would be the same number.
+    """
+    if _is_integer_text(ids):
+        return ids.cast(pa.int64())
+    different = ids.unique()
+    plain = pc.replace_substring_regex(different, _WRITTEN_OTHERWISE, r"\1").to_numpy(zero_copy_only=False)
+    _, first, count = np.unique(plain, return_index=True, return_counts=True)
+    if (count > 1).any():
+        alike = np.flatnonzero(plain == plain[first[count.argmax()]])[:2]
+        two = " and ".join(short(different[int(place)].as_py()) for place in alike)
+        why = "because not all are plain integers; write them alike if they are one"
+        logger.warning("%s: the %ss %s stay two, %s", source, name, two, why)
+    return ids
 
 
 def integers(ids: pa.ChunkedArray, name: str, source: Any) -> pa.ChunkedArray:
@@ -76,10 +93,32 @@ def columns(table: pa.Table, source: Any, ids: Ids = as_given) -> Columns:
         raise ValueError(f"{source} has columns {names}, {', '.join(twice)} more than once: leave one of them")
     if len(table) == 0:
         raise ValueError(f"{source} holds no interactions: it is empty or cut short")
-    (users, _), (items, item_ids) = (
-        _numbers(ids(_ids(table[name], name, source), name, source)) for name in ("user", "item")
-    )
-    return Columns(users, items, _times(_plain(table["timestamp"]), source), item_ids)
+    users, items, times = (_checked(table[name], name, source) for name in NAMES)
+    (users, _), (items, item_ids) = (_numbers(ids(x, name, source)) for x, name in ((users, "user"), (items, "item")))
+    return Columns(users, items, _times(times, source), item_ids)
+
+
+def _checked(column: pa.ChunkedArray, name: str, source: Any) -> pa.ChunkedArray:
+    """The column without dictionaries (pandas' categories) and with text in one encoding. Raises ValueError for empty values."""
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    kind = column.type
+    empty = pc.is_null(column, nan_is_null=False)
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        column = column.cast(pa.large_string())
+        empty = pc.or_(empty, pc.fill_null(pc.equal(column, ""), True))
+    if count := pc.sum(empty).as_py():
+        raise ValueError(
+            f"{source}: column {name!r} has {count} empty values in {len(column)} rows, the first in row "
+            f"{pc.index(empty, True).as_py()} (counted from 0): it is cut short or damaged"
+        )
+    if name != "timestamp" and not (_is_text(column) or pa.types.is_integer(kind)):
+        _refuse(source, name, 0, column, f"is of type {kind}: give ids as integers or text")
+    return column
+
+
+def _is_text(column: pa.ChunkedArray) -> bool:
+    return pa.types.is_large_string(column.type)
 
 
 def _numbers(ids: pa.ChunkedArray) -> tuple[np.ndarray, list[Any]]:
@@ -91,7 +130,7 @@ def _numbers(ids: pa.ChunkedArray) -> tuple[np.ndarray, list[Any]]:
 
 def _is_integer_text(column: pa.ChunkedArray) -> bool:
     """Whether every entry is the plain text of a 64-bit integer. Then different texts are different numbers."""
-    if not (_is_text(column.type) and pc.all(pc.match_substring_regex(column, _INTEGER)).as_py()):
+    if not (_is_text(column) and pc.all(pc.match_substring_regex(column, _INTEGER)).as_py()):
         return False
     try:
         column.cast(pa.int64())
@@ -100,29 +139,9 @@ def _is_integer_text(column: pa.ChunkedArray) -> bool:
     return True
 
 
-def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The column without dictionaries (pandas' categories), and text in one encoding."""
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    return column.cast(pa.large_string()) if _is_text(column.type) else column
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-
-
-def _ids(column: pa.ChunkedArray, name: str, source: Any) -> pa.ChunkedArray:
-    column = _plain(column)
-    _check_none_empty(column, name, source)
-    if not (_is_text(column.type) or pa.types.is_integer(column.type)):
-        _refuse(source, name, 0, column, f"is of type {column.type}: give ids as integers or text")
-    return column
-
-
 def _times(column: pa.ChunkedArray, source: Any) -> np.ndarray:
-    _check_none_empty(column, "timestamp", source)
     kind = column.type
-    if _is_text(kind):
+    if _is_text(column):
         return _times_of_text(column, source)
     if pa.types.is_timestamp(kind) or pa.types.is_date64(kind):
         return column.cast(pa.int64()).to_numpy()
@@ -137,14 +156,12 @@ def _times(column: pa.ChunkedArray, source: Any) -> np.ndarray:
 
 
 def _times_of_text(column: pa.ChunkedArray, source: Any) -> np.ndarray:
-    decimal = pc.match_substring_regex(column, _DECIMAL)
-    other = pc.index(decimal, False).as_py()
+    other = pc.index(pc.match_substring_regex(column, _DECIMAL), False).as_py()
     if other < 0 and not pc.all(pc.match_substring_regex(column, _INTEGER)).as_py():
         times = column.cast(pa.float64()).to_numpy()
         if (large := np.abs(times) >= _EXACT_FLOAT).any():
-            _refuse(
-                source, "timestamp", int(large.argmax()), column, f"is too large beside decimal fractions: {_FORMS}"
-            )
+            why = f"is too large beside decimal fractions: {_FORMS}"
+            _refuse(source, "timestamp", int(large.argmax()), column, why)
         return times
     kinds = [pa.int64()] if other < 0 else _ISO_8601
     for kind in kinds:
@@ -168,17 +185,6 @@ def _first_failure(column: pa.ChunkedArray, kinds: Sequence[pa.DataType]) -> int
 
     lengths = range(len(column) + 1)
     return max(bisect_left(lengths, True, key=lambda rows, kind=kind: fails(rows, kind)) for kind in kinds) - 1
-
-
-def _check_none_empty(column: pa.ChunkedArray, name: str, source: Any) -> None:
-    empty = pc.is_null(column, nan_is_null=False)
-    if _is_text(column.type):
-        empty = pc.or_(empty, pc.fill_null(pc.equal(column, ""), True))
-    if count := pc.sum(empty).as_py():
-        raise ValueError(
-            f"{source}: column {name!r} has {count} empty values in {len(column)} rows, the first in row "
-            f"{pc.index(empty, True).as_py()} (counted from 0): it is cut short or damaged"
-        )
 
 
 def _refuse(source: Any, name: str, row: int, column: pa.ChunkedArray, why: str) -> NoReturn:
