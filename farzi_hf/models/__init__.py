@@ -6,12 +6,5 @@ from farzi_hf.models.rnn import RNNConfig, RNNForCausalLM
 from farzi_hf.models.sasrec import SASRecConfig, SASRecForNextItem
 
 __all__ = [
-    "FMLPConfig",
-    "FMLPForNextItem",
-    "GRU4RecConfig",
-    "GRU4RecForNextItem",
-    "RNNConfig",
-    "RNNForCausalLM",
-    "SASRecConfig",
-    "SASRecForNextItem",
-]
+    "FMLPConfig", "FMLPForNextItem", "GRU4RecConfig", "GRU4RecForNextItem", "RNNConfig", "RNNForCausalLM", "SASRecConfig", "SASRecForNextItem",
+]  # fmt: skip

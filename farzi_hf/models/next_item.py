@@ -8,42 +8,29 @@ the input, in training and in `recommend`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from numbers import Integral
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 from transformers.modeling_outputs import CausalLMOutput
 
-from farzi_hf.models.sequence_model import SequenceModel
+from farzi_hf.models.sequence_model import SequenceConfig, SequenceModel, check_size
 
 PADDING = 0
 
 
-class NextItemConfig(PreTrainedConfig):
-    """Size of a next-item model.
+class NextItemConfig(SequenceConfig):
+    """Size of a next-item model. It has the arguments of `SequenceConfig` and two more; embeddings are tied by default.
 
     Args:
         num_items: number of items without the padding; ids are 1 … num_items.
-        hidden_size: h, width of item embeddings and layers.
-        num_hidden_layers: layers on top of each other.
         max_length: positions that the model reads at once; a longer history is cut to its last items.
-        dropout: probability with which embeddings and outputs of layers are dropped in training.
-        initializer_range: standard deviation of initial embeddings and weights.
-        tie_word_embeddings: whether input and output share one embedding per item.
-
-    Raises:
-        ValueError: a size below 1, or a dropout outside [0, 1).
     """
 
     num_items: int = 1000
-    hidden_size: int = 64
-    num_hidden_layers: int = 1
     max_length: int = 50
-    dropout: float = 0.0
-    initializer_range: float = 0.02
     tie_word_embeddings: bool = True
     pad_token_id: int = PADDING
 
@@ -53,21 +40,13 @@ class NextItemConfig(PreTrainedConfig):
         hidden_size: int = 64,
         num_hidden_layers: int = 1,
         max_length: int = 50,
-        dropout: float = 0.0,
-        initializer_range: float = 0.02,
         tie_word_embeddings: bool = True,
         **kwargs: Any,
     ) -> None:
         self.num_items = check_size("num_items", num_items)
-        self.hidden_size = check_size("hidden_size", hidden_size)
-        self.num_hidden_layers = check_size("num_hidden_layers", num_hidden_layers)
         self.max_length = check_size("max_length", max_length)
-        if not 0.0 <= dropout < 1.0:
-            raise ValueError(f"dropout must be a probability below 1, got {dropout!r}")
-        self.dropout = dropout
-        self.initializer_range = initializer_range
-        self.tie_word_embeddings = tie_word_embeddings
-        super().__init__(**{**kwargs, "pad_token_id": PADDING})
+        own = {"tie_word_embeddings": tie_word_embeddings, "pad_token_id": PADDING}
+        super().__init__(hidden_size, num_hidden_layers, **{**kwargs, **own})
 
     @property
     def vocab_size(self) -> int:
@@ -167,25 +146,13 @@ class NextItemModel(SequenceModel):
         return self.encoder(inputs_embeds)
 
 
-Model = TypeVar("Model", bound=type[NextItemModel])
-
-
-def register(model: Model) -> Model:
+def register(model: type[NextItemModel]) -> type[NextItemModel]:
     """Class decorator: lets transformers' Auto classes build the model from its config."""
     config = model.config_class
     AutoConfig.register(config.model_type, config)
     AutoModel.register(config, model)
     AutoModelForCausalLM.register(config, model)
     return model
-
-
-def check_size(name: str, value: Any, least: int = 1, most: int = 2**31 - 1) -> int:
-    """`value` as an int. Raises ValueError unless it is an integer from `least` to `most`."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-        raise ValueError(f"{name} must be an integer of at least {least}, got {value!r:.200}")
-    if value > most:
-        raise ValueError(f"{name} must be an integer of at most {most:,}, got {value!r:.200}")
-    return int(value)
 
 
 def _check_histories(histories: Sequence[Sequence[int]], k: int, num_items: int, exclude_seen: bool) -> None:

@@ -10,59 +10,26 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_outputs import CausalLMOutput
 
-from farzi_hf.models.sequence_model import SequenceModel
+from farzi_hf.models.sequence_model import SequenceConfig, SequenceModel, check_size
 
 
-class RNNConfig(PreTrainedConfig):
-    """Size of an `RNNForCausalLM`.
+class RNNConfig(SequenceConfig):
+    """Size of an `RNNForCausalLM`: the arguments of `SequenceConfig` after one of its own.
 
     Args:
         vocab_size: V, entries of the vocabulary.
-        hidden_size: h, width of embeddings and of every GRU layer.
-        num_hidden_layers: GRU layers on top of each other.
-        dropout: probability of dropping an output of the embedding or of a layer in training.
-        initializer_range: standard deviation of initial embeddings and output weights.
-        tie_word_embeddings: whether the output layer is the transposed embedding.
-
-    Raises:
-        ValueError: a size below 1, or a dropout outside [0, 1).
     """
 
     model_type = "farzi_rnn"
 
     vocab_size: int = 2004
-    hidden_size: int = 64
-    num_hidden_layers: int = 1
-    dropout: float = 0.0
-    initializer_range: float = 0.02
-    tie_word_embeddings: bool = False
 
-    def __init__(
-        self,
-        vocab_size: int = 2004,
-        hidden_size: int = 64,
-        num_hidden_layers: int = 1,
-        dropout: float = 0.0,
-        initializer_range: float = 0.02,
-        tie_word_embeddings: bool = False,
-        **kwargs: Any,
-    ) -> None:
-        sizes = {"vocab_size": vocab_size, "hidden_size": hidden_size, "num_hidden_layers": num_hidden_layers}
-        for name, value in sizes.items():
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value!r}")
-        if not 0.0 <= dropout < 1.0:
-            raise ValueError(f"dropout must be a probability below 1, got {dropout!r}")
-        self.vocab_size = vocab_size
-        self.hidden_size = hidden_size
-        self.num_hidden_layers = num_hidden_layers
-        self.dropout = dropout
-        self.initializer_range = initializer_range
-        self.tie_word_embeddings = tie_word_embeddings
-        super().__init__(**kwargs)
+    def __init__(self, vocab_size: int = 2004, *args: Any, **kwargs: Any) -> None:
+        self.vocab_size = check_size("vocab_size", vocab_size)
+        super().__init__(*args, **kwargs)
 
 
 class RNNForCausalLM(SequenceModel):

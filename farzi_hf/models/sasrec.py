@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from farzi_hf.models.next_item import NextItemConfig, NextItemModel, check_size, register
+from farzi_hf.models.next_item import NextItemConfig, NextItemModel, register
+from farzi_hf.models.sequence_model import check_size
 
 
 class SASRecConfig(NextItemConfig):
