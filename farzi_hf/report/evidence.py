@@ -1,4 +1,4 @@
-"""Conclusions from results: how good one row is beside another, and whether this agrees with the paper."""
+"""Conclusions from results: how good one row is beside another, whether this agrees with the paper, and the paper's own figures."""
 
 from __future__ import annotations
 
@@ -9,6 +9,25 @@ from functools import cached_property
 from farzi_hf.tasks import Row, Statistics, Task
 
 AGREES, DIFFERS, OPEN = "agrees", "does not agree", "not decided"
+
+PAPER = {
+    "magazine": {
+        "10×10": (0.233, 0.523, 0.158, 0.8428), "25×20": (0.239, 0.523, 0.165, 0.8307),
+        "50×20": (0.245, 0.521, 0.171, 0.8291), "full data": (0.232, 0.520, 0.169, 0.8223),
+    },
+    "ml-100k": {
+        "10×150": (0.173, 0.612, 0.092, 0.8957), "25×150": (0.193, 0.616, 0.099, 0.902), "50×50": (0.196, 0.629, 0.099, 0.9016),
+        "100×100": (0.195, 0.619, 0.101, 0.9016), "full data": (0.182, 0.606, 0.093, 0.9011),
+    },
+    "ml-1m": {"200×50": (0.254, 0.618, 0.141, 0.9315), "full data": (0.262, 0.628, 0.144, 0.9291)},
+    "netflix": {"500×200": (0.178, 0.407, 0.116, 0.9449), "full data": (0.181, 0.419, 0.118, 0.947)},
+}  # fmt: skip
+"""By data set and size, "μ×ξ": HR@10, HR@100, nDCG@10, AUC of SASRec (Tables 1 and 5). Each figure is from one run and has no interval."""
+
+PAPER_TEXT = {
+    "10×50": (238.5, 20.48), "200×50": (124.0, 24.0), "400×50": (91.9, 25.16), "2000×50": (91.0, 25.4), "full data": (72.10, 26.03),
+}  # fmt: skip
+"""Penn Treebank, by size "μ×ξ": perplexity, and accuracy in per cent."""
 
 
 def counted(verdicts: Sequence[str]) -> str:

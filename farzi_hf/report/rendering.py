@@ -18,7 +18,7 @@ from transformers import TrainingArguments
 
 import farzi_hf
 from farzi_hf.report.comparison import Comparison
-from farzi_hf.report.published import PAPER
+from farzi_hf.report.evidence import PAPER
 from farzi_hf.report.task_data import TaskData
 from farzi_hf.tasks import Recommendation, Row
 

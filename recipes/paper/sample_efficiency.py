@@ -21,8 +21,8 @@ from experiment import OWN_FORM, PAPER_FORM, Experiment, full_data_claim
 
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.report import Claim, markdown
+from farzi_hf.report.evidence import PAPER, PAPER_TEXT
 from farzi_hf.report.plots import plot_budget
-from farzi_hf.report.published import PAPER, PAPER_TEXT
 from farzi_hf.tasks import Recommendation
 
 FAMILIES: dict[str, tuple[Students, bool, str]] = {  # students, whether they need a summary, title of a row
