@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -10,60 +11,69 @@ from typing import Any
 
 import numpy as np
 import torch
-from quick_scale import parse_settings
 from torch import Tensor
 
 from farzi_hf.attribution import WeightedTraining
+from farzi_hf.cli.arguments import parse_arguments
 from farzi_hf.cli.run_folder import kept
 from farzi_hf.data import minibatches
 from farzi_hf.data.seeds import Purpose, check_different, derive, stream
-from farzi_hf.distillation import Learner, Parameters
+from farzi_hf.distillation import Learner
 from farzi_hf.engine import OPTIMIZERS, InnerOptimizer
 from farzi_hf.report import RunSettings, TaskData
 from farzi_hf.tasks import LanguageModeling, Recommendation
 
+CONFIGS = Path(__file__).resolve().parents[1] / "configs" / "tables"
+CARDS = Path(__file__).resolve().parents[2] / "model_cards"
 DATASETS = ("ptb", "ml-100k", "sample", "sample_interactions")
+EXACT, TRACIN, COSINE, RANDOM = "exact influence", "TracIn, 3 checkpoints", "gradient cosine", "random"
+TRAK_MODELS = 3
+TRAK = f"TRAK, {TRAK_MODELS} models"
 WAYS = (
     "ordinary loop", "training alone", "autograd", "torch.utils.checkpoint", "Tape", "Checkpoint", "Reversible", "training alone, compiled",
     "Tape, compiled", "Checkpoint, compiled", "Reversible, compiled",
 )  # fmt: skip
 
 
+def say(text: str) -> None:
+    """Prints at once."""
+    print(text, flush=True)
+
+
+def setting(default: Any, help: str) -> Any:
+    """A field of settings with its help."""
+    return field(default=default, metadata={"help": help})
+
+
 @dataclass
 class AttributionArguments:
     """The trainings, the retrainings, the faults and the measurements of cost."""
 
-    num_train: int = field(default=1000, metadata={"help": "training sequences; all, if there are fewer"})
-    num_test: int = field(default=200, metadata={"help": "test sequences; their mean loss is explained"})
-    single_tests: int = field(default=0, metadata={"help": "test sequences that are also explained one by one"})
-    shortest: int = field(default=5, metadata={"help": "leave out sequences with fewer ids"})
-    longest: int = field(
-        default=20, metadata={"help": "ids of a sequence: sentences lose their ends, histories their beginnings"}
-    )
-    batch_size: int = field(default=4, metadata={"help": "sequences per step"})
+    num_train: int = setting(1000, "training sequences; all, if there are fewer")
+    num_test: int = setting(200, "test sequences; their mean loss is explained")
+    shortest: int = setting(5, "leave out sequences with fewer ids")
+    longest: int = setting(20, "ids of a sequence: sentences lose their ends, histories their beginnings")
+    batch_size: int = setting(4, "sequences per step")
     steps: list[int] = field(default_factory=lambda: [100, 300, 1000], metadata={"help": "values of T"})
-    inner_optimizer: str = field(default="adam", metadata={"help": " | ".join(("adam", "sgd"))})
-    learning_rate: float = field(default=0.01, metadata={"help": "at the start; it falls to 0 as a cosine"})
-    epsilon: float = field(default=0.01, metadata={"help": "of Adam; a large one makes training smooth"})
-    momentum: float = field(default=0.9, metadata={"help": "of SGD, and the first beta of Adam"})
+    inner_optimizer: str = setting("adam", "adam | sgd")
+    learning_rate: float = setting(0.01, "at the start; it falls to 0 as a cosine")
+    epsilon: float = setting(0.01, "of Adam; a large one makes training smooth")
+    momentum: float = setting(0.9, "of SGD, and the first beta of Adam")
     seeds: list[int] = field(
         default_factory=lambda: [0, 1, 2], metadata={"help": "of start, minibatches and retrainings"}
     )
-    retrainings: int = field(default=100, metadata={"help": "per seed and T"})
-    left_out: float = field(default=0.05, metadata={"help": "share of the sequences that a retraining leaves out"})
-    together: int = field(default=20, metadata={"help": "retrainings that take their steps together"})
-    faults: float = field(default=0.01, metadata={"help": "share of the training sequences that are planted faults"})
-    fault_train: int = field(default=1000, metadata={"help": "training sequences among which faults are planted"})
-    fault_steps: int = field(default=1000, metadata={"help": "T of the training in which they are to be found"})
+    retrainings: int = setting(100, "per seed and T")
+    left_out: float = setting(0.05, "share of the sequences that a retraining leaves out")
+    together: int = setting(20, "retrainings that take their steps together")
+    faults: float = setting(0.01, "share of the training sequences that are planted faults")
+    fault_train: int = setting(1000, "training sequences among which faults are planted")
+    fault_steps: int = setting(1000, "T of the training in which they are to be found")
     cost_steps: list[int] = field(default_factory=lambda: [100, 1000, 5000], metadata={"help": "T of time and memory"})
-    ways: list[str] = field(
-        default_factory=lambda: list(WAYS),
-        metadata={"help": "that are measured: trainings alone, and ways to differentiate"},
-    )
-    memory_limit: float = field(default=2.0, metadata={"help": "GiB of a process that is measured"})
-    time_limit: float = field(default=900.0, metadata={"help": "seconds of a process that is measured"})
-    output_dir: str = field(default="outputs/attribution", metadata={"help": "folder of what is kept"})
-    card_dir: str | None = field(default=None, metadata={"help": "folder of table and figure"})
+    ways: list[str] = field(default_factory=lambda: list(WAYS), metadata={"help": "that are measured"})
+    memory_limit: float = setting(2.0, "GiB of a process that is measured")
+    time_limit: float = setting(900.0, "seconds of a process that is measured")
+    output_dir: str = setting("outputs/attribution", "folder of what is kept")
+    card_dir: str | None = setting(None, "folder of table and figure")
 
     def __post_init__(self) -> None:
         if self.inner_optimizer not in ("adam", "sgd"):
@@ -83,10 +93,10 @@ class AttributionArguments:
 
     def optimizer(self, steps: int) -> InnerOptimizer:
         """The optimizer of a training of T steps, with a rate that falls to 0 as a cosine."""
-        kind, schedule = OPTIMIZERS[self.inner_optimizer], Cosine(steps)
+        kind, common = OPTIMIZERS[self.inner_optimizer], {"lr": self.learning_rate, "lr_schedule": Cosine(steps)}
         if self.inner_optimizer == "sgd":
-            return kind(lr=self.learning_rate, momentum=self.momentum, lr_schedule=schedule)
-        return kind(lr=self.learning_rate, betas=(self.momentum, 0.999), eps=self.epsilon, lr_schedule=schedule)
+            return kind(momentum=self.momentum, **common)
+        return kind(betas=(self.momentum, 0.999), eps=self.epsilon, **common)
 
 
 @dataclass(frozen=True)
@@ -101,9 +111,12 @@ class Cosine:
 
 def parse(argv: Sequence[str] | None) -> tuple[str, TaskData, AttributionArguments, Path]:
     """The data set's name, its data, the settings and the card's folder."""
-    kinds = (RunSettings, AttributionArguments)
-    name, (run, args), folder = parse_settings("attribution", argv, DATASETS, "sample", kinds)
-    return name, run.load(), args, folder
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--dataset", choices=DATASETS, default="sample")
+    known, rest = parser.parse_known_args(argv)
+    name = f"attribution_{known.dataset}"
+    run, args = parse_arguments((RunSettings, AttributionArguments), CONFIGS / f"{name}_quick.yaml", rest)
+    return known.dataset, run.load(), args, Path(args.card_dir or CARDS / name)
 
 
 class AttributionProblem:
@@ -131,18 +144,12 @@ class AttributionProblem:
 
     def training(self, seed: int, steps: int, rows: Sequence[Sequence[int]] | None = None) -> WeightedTraining:
         """T steps on these sequences, by default on the training sequences."""
-        ids = self.train_ids if rows is None else rows
-        batches = minibatches(len(ids), self.args.batch_size, steps, seed)
+        ids, args = self.train_ids if rows is None else rows, self.args
+        batches = minibatches(len(ids), args.batch_size, steps, seed)
         if batches is None:
-            raise ValueError(f"batch_size={self.args.batch_size} takes all {len(ids)} sequences: give a smaller one")
-        return WeightedTraining(
-            self.learner, self.collated(ids), batches, self.args.optimizer(steps), self.learner.initial_parameters(seed)
-        )
-
-    def test_losses(self, theta: Parameters) -> Tensor:
-        """(1 + m,): the mean loss of the test sequences in nats per token, and that of each single one that is explained."""
-        one_by_one = [{name: x[i : i + 1] for name, x in self.test.items()} for i in range(self.args.single_tests)]
-        return torch.stack([self.learner.hard_loss(theta, batch) for batch in (self.test, *one_by_one)])
+            raise ValueError(f"batch_size={args.batch_size} takes all {len(ids)} sequences: give a smaller one")
+        start = self.learner.initial_parameters(seed)
+        return WeightedTraining(self.learner, self.collated(ids), batches, args.optimizer(steps), start)
 
     def left_out(self, seed: int) -> Tensor:
         """(K, n): the training sequences that each retraining leaves out."""
@@ -152,6 +159,26 @@ class AttributionProblem:
             chosen = stream(seed, Purpose.LEFT_OUT, k).permutation(n)[: max(1, round(self.args.left_out * n))]
             found[k, torch.from_numpy(chosen)] = True
         return found
+
+    def kept(self, name: str, make: Callable[[], Any], *uses: str, unless: Callable[[Any], bool] | None = None) -> Any:
+        """What `make` returns, from a file if an earlier run with the same settings has made it.
+
+        Args:
+            uses: the settings that it depends on, beside those of all.
+            unless: a value of which this is true is not kept.
+        """
+        path = Path(self.args.output_dir) / f"{name}.json"
+        own = {key: value for key, value in asdict(self.args).items() if key in (*_COMMON, *uses)}
+        return kept(path, {**own, **self.data.identity(0)}, make, unless)
+
+    def _drawn(self, split: str, count: int) -> list[list[int]]:
+        """Random sequences of a split, each cut to `longest` ids."""
+        ends = slice(-self.args.longest, None) if isinstance(self.task, Recommendation) else slice(self.args.longest)
+        rows = [row for row in self.data.splits(0)[split][:]["input_ids"] if len(row) >= self.args.shortest]
+        chosen = stream(derive(0, Purpose.SUBSET), Purpose.SUBSET, len(split)).permutation(len(rows))[:count]
+        return [rows[i][ends] for i in chosen]
+
+    # -- planted faults ----------------------------------------------------------------------------------------------
 
     @cached_property
     def of_faults(self) -> AttributionProblem:
@@ -174,27 +201,9 @@ class AttributionProblem:
         generators = (stream(seed, Purpose.FAULTS, copy) for copy in range(1, 5))
         return [self.collated([spoil(row, self, generator) for row in rows]) for generator in generators]
 
-    def kept(self, name: str, make: Callable[[], Any], *uses: str, unless: Callable[[Any], bool] | None = None) -> Any:
-        """What `make` returns, from a file if an earlier run with the same settings has made it.
-
-        Args:
-            uses: the settings that it depends on.
-            unless: a value of which this is true is not kept.
-        """
-        path = Path(self.args.output_dir) / f"{name}.json"
-        own = {key: value for key, value in asdict(self.args).items() if key in (*_COMMON, *uses)}
-        return kept(path, {**own, **self.data.identity(0)}, make, unless)
-
-    def _drawn(self, split: str, count: int) -> list[list[int]]:
-        """Random sequences of a split, each cut to `longest` ids."""
-        ends = slice(-self.args.longest, None) if isinstance(self.task, Recommendation) else slice(self.args.longest)
-        rows = [row for row in self.data.splits(0)[split][:]["input_ids"] if len(row) >= self.args.shortest]
-        chosen = stream(derive(0, Purpose.SUBSET), Purpose.SUBSET, len(split)).permutation(len(rows))[:count]
-        return [rows[i][ends] for i in chosen]
-
 
 _COMMON = (
-    "num_train", "num_test", "single_tests", "shortest", "longest", "batch_size", "inner_optimizer", "learning_rate", "epsilon", "momentum",
+    "num_train", "num_test", "shortest", "longest", "batch_size", "inner_optimizer", "learning_rate", "epsilon", "momentum",
 )  # fmt: skip
 
 

@@ -6,25 +6,18 @@
 from __future__ import annotations
 
 import copy
-import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import torch
-from attribution_problem import AttributionProblem, parse
+from harness import Facts, Limits, PeakMemory, Report, Timer, in_process, unfinished
+from influence import AttributionProblem, parse, say
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from farzi_hf.attribution import WeightedTraining, influence
 from farzi_hf.cli.program import return_freed_memory
 from farzi_hf.engine import Adjoint, Checkpoint, Direct, InnerAdam, Reversible, Tape
-
-ROOT = Path(__file__).resolve().parent
-sys.path.append(str(ROOT / "benchmark"))
-from harness import Limits, PeakMemory, Report, in_process, unfinished  # noqa: E402
 
 WARM_UP = 3
 """Steps of the training before the one that is measured. Then compiled code is there for any number of steps."""
@@ -102,24 +95,19 @@ METHODS: dict[str, Method] = {
 }
 
 
-def measured(problem: AttributionProblem, argv: list[str], say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """A row per way and T: `status`, and where it is "ok" the CPU seconds per step and the peak of memory. Kept results are not measured again."""
-    rows = []
-    for steps in sorted(problem.args.cost_steps):
-        for method in problem.args.ways:
+def measured(problem: AttributionProblem, argv: list[str]) -> list[Facts]:
+    """A row per way and T: `status`, and where it is "ok" the CPU seconds and the peak of memory. Kept results are not measured again."""
+    args, rows = problem.args, []
+    limits = Limits(args.memory_limit, args.time_limit)
+    for steps in sorted(args.cost_steps):
+        for method in args.ways:
             slug = method.replace(",", "").replace(" ", "-").lower()
-            facts = problem.kept(
-                f"cost/{slug}-T-{steps}", lambda method=method, steps=steps: _in_process(problem, argv, method, steps),
-                "memory_limit", "time_limit", unless=unfinished,
-            )  # fmt: skip
+            cell = {"argv": argv, "method": method, "steps": steps}
+            run = lambda cell=cell: in_process(measure, cell, limits)  # noqa: E731
+            facts = problem.kept(f"cost/{slug}-T-{steps}", run, "memory_limit", "time_limit", unless=unfinished)
             rows.append({"method": method, "steps": steps, **facts})
             say(f"{method}, T = {steps}: {facts}")
     return rows
-
-
-def _in_process(problem: AttributionProblem, argv: list[str], method: str, steps: int) -> dict[str, Any]:
-    limits = Limits(problem.args.memory_limit, problem.args.time_limit)
-    return in_process(measure, {"argv": argv, "method": method, "steps": steps}, limits)
 
 
 def measure(report: Report, argv: list[str], method: str, steps: int) -> None:
@@ -129,7 +117,5 @@ def measure(report: Report, argv: list[str], method: str, steps: int) -> None:
     return_freed_memory()
     METHODS[method](problem.training(0, WARM_UP), problem.test)
     training, peak = problem.training(0, steps), PeakMemory()
-    cpu, wall = time.process_time(), time.perf_counter()
-    METHODS[method](training, problem.test)
-    seconds = {"cpu_seconds": time.process_time() - cpu, "seconds": time.perf_counter() - wall}
-    report({"memory_bytes": peak.read(), **seconds})
+    seconds, cpu_seconds = Timer()(lambda: METHODS[method](training, problem.test))
+    report({"memory_bytes": peak.read(), "cpu_seconds": cpu_seconds, "seconds": seconds})
