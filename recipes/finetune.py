@@ -79,7 +79,7 @@ def comparison_of(args: FinetuneArguments, farzi: FarziData) -> Comparison:
     length, seed = farzi.config.sequence_length, data.seeds(farzi.results.recipe.get("seed", 42))[0]
     config = data.learner_config(data.settings.learner, length)
     if args.model:
-        config = AutoConfig.from_pretrained(args.model)
+        config = AutoConfig.from_pretrained(args.model, trust_remote_code=False)
     learner = Learner(config)
     training = SyntheticTraining.of(farzi.config.inner, farzi.config.tau)
     device = "cuda" if torch.cuda.is_available() and not args.use_cpu else "cpu"
@@ -103,9 +103,9 @@ def trained(
     def train(seed: int) -> Student:
         torch.manual_seed(seed)
         model = (
-            AutoModelForCausalLM.from_pretrained(args.model)
+            AutoModelForCausalLM.from_pretrained(args.model, trust_remote_code=False)
             if args.model
-            else AutoModelForCausalLM.from_config(c.config)
+            else AutoModelForCausalLM.from_config(c.config, trust_remote_code=False)
         )
         arguments = stock_arguments(c, args.output_dir, seed, **{"max_steps": c.steps, **settings})
         return train_stock(model, rows(seed), collator, arguments)

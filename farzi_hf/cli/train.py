@@ -70,7 +70,7 @@ def model_of(farzi: FarziData, args: Namespace) -> PreTrainedModel:
     """
     if args.learner and not args.learner.lstrip().startswith("{"):
         try:
-            return AutoModelForCausalLM.from_pretrained(args.learner)
+            return AutoModelForCausalLM.from_pretrained(args.learner, trust_remote_code=False)
         except OSError as error:
             raise ValueError(
                 f'--learner {args.learner!r} is neither JSON nor a model: give \'{{"model_type": "gpt2", …}}\', a folder or a '

@@ -30,8 +30,15 @@ def factory(learner_init: LearnerInit) -> Callable[[], PreTrainedModel]:
 
 def _from_config(config: PreTrainedConfig) -> PreTrainedModel:
     try:
-        return AutoModelForCausalLM.from_config(copy.deepcopy(config))  # from_config writes into its argument
+        return AutoModelForCausalLM.from_config(
+            copy.deepcopy(config), trust_remote_code=False
+        )  # it writes into its argument
     except ValueError as error:
+        if "trust_remote_code" in str(error):
+            raise ValueError(
+                f"learner_init is a {type(config).__name__} whose model is code of a repository (auto_map), which is not run; give a function "
+                "that makes the model, if you trust it"
+            ) from None
         if "Unrecognized configuration class" not in str(error):
             raise
         raise ValueError(  # transformers' own message lists two hundred classes

@@ -30,7 +30,7 @@ def under_stock_trainer(c: Comparison, folder: str | os.PathLike) -> Measured:
 
     def train(seed: int) -> Student:
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(c.config)
+        model = AutoModelForCausalLM.from_config(c.config, trust_remote_code=False)
         with tempfile.TemporaryDirectory() as scratch:
             return train_stock(model, farzi.as_dataset(), farzi.collator(), stock_arguments(c, scratch, seed))
 

@@ -40,8 +40,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         vocab_size=len(tokenizer), n_positions=64, n_embd=16, n_layer=1, n_head=2, tie_word_embeddings=False, resid_pdrop=0.0,
         embd_pdrop=0.0, attn_pdrop=0.0,
     )  # fmt: skip
-    double = Learner(lambda: AutoModelForCausalLM.from_config(config).double())
-    single = Learner(lambda: AutoModelForCausalLM.from_config(config).double().float())
+    double = Learner(lambda: AutoModelForCausalLM.from_config(config, trust_remote_code=False).double())
+    single = Learner(lambda: AutoModelForCausalLM.from_config(config, trust_remote_code=False).double().float())
     for epsilon, steps, window in product(given.epsilons, given.steps, given.windows):
         if window >= steps:
             continue

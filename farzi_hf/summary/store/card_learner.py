@@ -21,15 +21,16 @@ from farzi_hf.data import Vocabulary
 from farzi_hf.models.next_item import NextItemConfig
 from farzi_hf.summary.store.escaping import python_literal, terminal_text
 
+logger = logging.getLogger(__name__)
+
 _OURS = {kind.model_type: kind for name, kind in vars(models).items() if name.endswith("Config")}
 _NOT_SHOWN = {"model_type", "transformers_version", "architectures", "use_cache"}  # they do not change a training
 _DEFAULTS = {"dtype": "float32"}  # values that a config states where a class leaves them open
+_NAMING = {"auto_map", "name_or_path", "_name_or_path", "code_revision", "trust_remote_code"}
 _SPECIAL_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
 _NUMBERS, _TENSORS, _LAYERS, _INTEGER, _FLOAT = 10**9, 5000, 1000, 10**7, 1e12
 """Limits of a learner that somebody else chose: its numbers and tensors, and each of its settings."""
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,30 @@ class LearnerCode:
     ours: bool
     source: str
     known: bool
+
+
+def plain_learner(value: Any, name: str) -> Any:
+    """`value`, a model's config that somebody else may have written, without entries that name code, files or repositories.
+
+    These are the keys of `_NAMING`, and all texts with a slash. A warning names each by `name` and its own key; configs may contain configs.
+    """
+    if isinstance(value, list):
+        return [plain_learner(part, f"{name}[{i}]") for i, part in enumerate(value)]
+    if not isinstance(value, Mapping):
+        return value
+    kept = {}
+    for key, part in value.items():
+        texts = part if isinstance(part, list) else [part]
+        names = key != "model_type" and any(isinstance(text, str) and ("/" in text or "\\" in text) for text in texts)
+        if key in _NAMING or names:
+            logger.warning(
+                "%s.%s is left out: it may name code or files elsewhere, which are never fetched.",
+                name,
+                ascii(key)[1:-1],
+            )
+        else:
+            kept[key] = plain_learner(part, f"{name}.{ascii(key)[1:-1]}")
+    return kept
 
 
 def learner_config(learner: Any, config: PreTrainedConfig, vocabulary: Vocabulary, source: str) -> PreTrainedConfig:
@@ -136,6 +161,7 @@ def learner_code(recipe: Mapping[str, Any], config: PreTrainedConfig, vocabulary
     known = isinstance(learner, Mapping) and isinstance(learner.get("model_type"), str)
     if not known:
         learner = vocabulary.small_learner
+    learner = plain_learner(learner, "learner")
     kind = learner["model_type"]
     own = _OURS.get(kind)
     sizes = _sizes(learner, own, config, vocabulary)

@@ -19,26 +19,31 @@ METRICS = "metrics.json"
 VIEWER = "viewer.html"
 PLOTS = "plots"
 VOCABULARY = ITEMS_FILE
-TOKENIZER_CONFIG = "tokenizer_config.json"
+TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
 
 _MIB = 2**20
 PLOTS_LIMIT, FILES_LIMIT = 64 * _MIB, 1000
 """The most bytes of all plots together, and the most files."""
 _TABLES = ("latents", "decoder", "tokens", "labels", "label_decoder")
 _IMAGES = ("png", "jpg", "jpeg", "svg", "webp", "gif", "pdf")
-TOKENIZER_FILES = (
-    TOKENIZER_CONFIG, "tokenizer.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
-    "additional_chat_templates/*.jinja", "vocab.json", "vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model",
+CHAT_TEMPLATES = ("chat_template.jinja", "additional_chat_templates/*.jinja")
+TOKENIZER_FILES = (TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS, *CHAT_TEMPLATES)
+OTHER_TOKENIZER_FILES = (
+    "tokenizer.model", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model",
     "sentencepiece.model", "spm.model", "tiktoken.model", "tekken.json", "normalizer.json",
 )  # fmt: skip
+"""Files that a tokenizer writes beside tokenizer.json, or wrote under earlier versions. They are replaced as all others, and never read."""
 
 _RESULT_FILES = {RECIPE: _MIB // 8, METRICS: 2 * _MIB, **{f"{PLOTS}/*.{kind}": 32 * _MIB for kind in _IMAGES}}
 LOADED_FILES: dict[str, int | None] = {
-    TENSORS: None, CONFIG: _MIB, **_RESULT_FILES, VOCABULARY: 64 * _MIB, **dict.fromkeys(TOKENIZER_FILES, 512 * _MIB)
+    TENSORS: None, CONFIG: _MIB, **_RESULT_FILES, VOCABULARY: 64 * _MIB, **dict.fromkeys(TOKENIZER_FILES, 4 * _MIB),
+    TOKENIZER: 64 * _MIB,
 }  # fmt: skip
 """The files that `FarziData.from_pretrained` reads: patterns of names, and the most bytes of each. None: the file is not read at once."""
-SHOWN_FILES: dict[str, int | None] = {CARD: None, VIEWER: None, **{f"{name}/train-*.parquet": None for name in _TABLES}}
-"""The files for people and for `datasets`."""
+SHOWN_FILES: dict[str, int | None] = dict.fromkeys(
+    (CARD, VIEWER, *(f"{name}/train-*.parquet" for name in _TABLES), *OTHER_TOKENIZER_FILES)
+)
+"""The files for people and for `datasets`, and those that are not read."""
 
 FOLDERS = tuple(sorted({pattern.split("/")[0] for pattern in (*LOADED_FILES, *SHOWN_FILES) if "/" in pattern}))
 # Such a name is a plain one on every system: it has no drive, no stream and no `..`, and is not hidden.

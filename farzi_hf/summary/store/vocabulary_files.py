@@ -1,15 +1,79 @@
-"""Reading a vocabulary from an artefact: a tokenizer's files, or the list of the items' names."""
+"""The vocabulary's files of an artefact: a tokenizer's, or the list of the items' names.
+
+A tokenizer is made of `tokenizer.json` alone, with plain settings from two other files: transformers' own loader reads any file that those name.
+"""
 
 from __future__ import annotations
 
-import json
-import tempfile
-from pathlib import Path
+import hashlib
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
 from typing import Any
 
+from farzi_hf.data import Vocabulary
+from farzi_hf.summary.store import tokenizer_probe
 from farzi_hf.summary.store.folder import ArtefactFolder
-from farzi_hf.summary.store.layout import TOKENIZER_CONFIG, TOKENIZER_FILES, VOCABULARY
+from farzi_hf.summary.store.layout import (
+    CHAT_TEMPLATES,
+    OTHER_TOKENIZER_FILES,
+    SPECIAL_TOKENS,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    TOKENIZER_FILES,
+    VOCABULARY,
+)
 from farzi_hf.summary.store.untrusted_text import as_mapping, parse_json
+
+logger = logging.getLogger(__name__)
+
+_SECONDS = 3  # on the processor: a vocabulary of 260,000 entries takes one
+_TIMEOUT = 60.0  # seconds on the clock: other programs may keep the processor busy
+_SOUND: set[bytes] = set()  # SHA-256 of each tokenizer.json that the probe has passed in this process
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_text, value))
+
+
+def _is_side(value: Any) -> bool:
+    return value in ("left", "right")
+
+
+def _is_choice(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_EXTRA_TOKENS = ("additional_special_tokens", "extra_special_tokens")  # the old name and the new one
+_SETTINGS: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(_NAMED_TOKENS, _is_text), **dict.fromkeys(_EXTRA_TOKENS, _are_texts),
+    "chat_template": _is_text, "model_input_names": _are_texts, "padding_side": _is_side, "truncation_side": _is_side,
+    "clean_up_tokenization_spaces": _is_choice, "split_special_tokens": _is_choice,
+    "model_max_length": lambda value: type(value) is int and value > 0,
+}  # fmt: skip
+"""The settings that are read, with a check of each. No other entry of the two files is looked at."""
+
+
+def save_vocabulary(vocabulary: Vocabulary, folder: Path) -> None:
+    """Writes the vocabulary's files into `folder`. A tokenizer that has no tokenizer.json could not be read back: it is left out, with a warning."""
+    before = set(folder.iterdir())
+    vocabulary.save(folder)
+    if (folder / TOKENIZER_CONFIG).exists() and not (folder / TOKENIZER).exists():
+        for path in set(folder.iterdir()) - before:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        logger.warning(
+            "The summary is saved without its tokenizer, which writes no %s. After loading, set farzi.processing_class.",
+            TOKENIZER,
+        )
 
 
 def load_vocabulary(artefact: ArtefactFolder, most: int) -> Any:
@@ -19,11 +83,16 @@ def load_vocabulary(artefact: ArtefactFolder, most: int) -> Any:
         most: V, the most names of items.
 
     Raises:
-        ValueError: the files hold neither. Code that comes with a tokenizer is never run.
+        ValueError: the files hold neither, or the tokenizer takes too much time or memory. Code that comes with a tokenizer is never run.
     """
-    if (path := artefact.find(TOKENIZER_CONFIG)) is not None:
-        return _load_tokenizer(artefact, path)
+    if artefact.find(TOKENIZER) is not None:
+        return _load_tokenizer(artefact)
     if (path := artefact.find(VOCABULARY)) is None:
+        if others := artefact.present((*TOKENIZER_FILES, *OTHER_TOKENIZER_FILES)):
+            logger.warning(
+                "%s has %s but no %s: the summary is loaded without a tokenizer. Set farzi.processing_class to a tokenizer that has one; "
+                "farzi.save_pretrained then adds it.", artefact.folder, ascii(others[0]), TOKENIZER,
+            )  # fmt: skip
         return None
     content = artefact.read(VOCABULARY)
     if content.count(b",") > 8 * most + 1000:  # before they take memory; names may have some commas themselves
@@ -31,36 +100,95 @@ def load_vocabulary(artefact: ArtefactFolder, most: int) -> Any:
             f"{path} brings a vocabulary of far more than the {most:,} entries of config.json; fetch it again"
         )
     names = parse_json(content, path)
-    if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+    if not _are_texts(names):
         raise ValueError(f"{path} is no list of strings, the names of the items; fetch the file again, or mend it")
     return names
 
 
-def _load_tokenizer(artefact: ArtefactFolder, path: Path) -> Any:
-    """Loads from a copy, because transformers follows links and reads files of many names."""
-    from transformers import AutoTokenizer, PreTrainedConfig  # slow to import, and writing does not need it
+def _load_tokenizer(artefact: ArtefactFolder) -> Any:
+    from tokenizers import Tokenizer  # slow to import, and writing does not need them
+    from transformers import PreTrainedTokenizerFast
 
-    names = [name for name in artefact.present(TOKENIZER_FILES) if name != TOKENIZER_CONFIG]
-    settings = _tokenizer_settings(artefact, path)
-    with tempfile.TemporaryDirectory() as copy:
-        artefact.copy(Path(copy), names)
-        (Path(copy) / TOKENIZER_CONFIG).write_text(json.dumps(settings), encoding="utf-8")
-        try:
-            # With a config given, transformers does not read ours, and does not warn that "farzi_data" is no model.
-            tokenizer = AutoTokenizer.from_pretrained(
-                copy, config=PreTrainedConfig(), trust_remote_code=False, local_files_only=True
-            )
-        except Exception as error:  # a parser of other people's files can raise anything
-            reason = f"{type(error).__name__}: {error}".replace(copy, str(artefact.folder))
-            raise ValueError(
-                f"no tokenizer can be made of {path} and the files beside it ({reason}); fetch them again, or remove them "
-                "and set processing_class to a tokenizer of your own"
-            ) from error
+    settings = {**_settings(artefact, SPECIAL_TOKENS), **_settings(artefact, TOKENIZER_CONFIG)}
+    extra = [token for name in _EXTRA_TOKENS for token in settings.pop(name, ())]
+    if templates := _chat_templates(artefact):
+        settings["chat_template"] = templates.get("default") if len(templates) == 1 else templates
+    content = artefact.read(TOKENIZER)
+    try:
+        _try_out(content)
+        backend = _NotCopied(Tokenizer.from_str(content.decode("utf-8")))
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **settings)
+        known = tokenizer.get_added_vocab()
+        tokenizer.extra_special_tokens = [token for token in dict.fromkeys(extra) if token in known]
+    except Exception as error:  # a parser of other people's files can raise anything
+        raise ValueError(
+            f"no tokenizer can be made of {artefact.path(TOKENIZER)} ({type(error).__name__}: {error}); fetch it again, or remove "
+            "the tokenizer's files and set processing_class to a tokenizer of your own"
+        ) from error
     tokenizer.name_or_path = str(artefact.folder)
     return tokenizer
 
 
-def _tokenizer_settings(artefact: ArtefactFolder, path: Path) -> dict[str, Any]:
-    """The tokenizer's config without entries that name files: only the files beside it count."""
-    settings = as_mapping(parse_json(artefact.read(TOKENIZER_CONFIG), path), path)
-    return {name: value for name, value in settings.items() if name != "init_inputs" and not name.endswith("_file")}
+class _NotCopied:
+    """Gives the tokenizer in place of the copy that transformers asks for, which takes as long as loading."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self._tokenizer
+
+
+def _settings(artefact: ArtefactFolder, name: str) -> dict[str, Any]:
+    """The entries of the file `name` that `_SETTINGS` knows. Special tokens become plain text: tokenizer.json has their details."""
+    if (path := artefact.find(name)) is None:
+        return {}
+    found = as_mapping(parse_json(artefact.read(name), path), path)
+    found = {key: value for key, value in found.items() if key in _SETTINGS and value is not None}
+    for key in found.keys() & {*_NAMED_TOKENS}:
+        found[key] = _content(found[key])
+    for key in found.keys() & {*_EXTRA_TOKENS}:
+        tokens = list(found[key].values()) if isinstance(found[key], dict) else found[key]  # by name, or in a list
+        found[key] = list(map(_content, tokens)) if isinstance(tokens, list) else tokens
+    for key, value in found.items():
+        if not _SETTINGS[key](value):
+            raise ValueError(
+                f"{path} has {key}={ascii(value)[:80]}, which is no such setting; mend or remove the entry"
+            )
+    return found
+
+
+def _content(token: Any) -> Any:
+    return token.get("content") if isinstance(token, dict) else token
+
+
+def _chat_templates(artefact: ArtefactFolder) -> dict[str, str]:
+    """The templates in files of their own by name; the main one is the default."""
+    names = artefact.present(CHAT_TEMPLATES)
+    stems = (PurePosixPath(name).stem if "/" in name else "default" for name in names)
+    return {stem: artefact.read(name).decode("utf-8") for stem, name in zip(stems, names, strict=True)}
+
+
+def _try_out(content: bytes) -> None:
+    """Makes and uses the tokenizer in another process, because a bad file can end the process that reads it.
+
+    Raises:
+        ValueError: the other process has failed.
+    """
+    import tokenizers
+
+    digest = hashlib.sha256(content).digest()
+    if digest in _SOUND:
+        return
+    packages, memory = (
+        Path(tokenizers.__file__).parents[1],
+        2**28 + 40 * len(content),
+    )  # a vocabulary takes 30 times its file
+    command = [sys.executable, "-I", "-B", tokenizer_probe.__file__, str(packages), str(memory), str(_SECONDS)]
+    quiet = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
+    done = subprocess.run(command, input=content, capture_output=True, timeout=_TIMEOUT, env=quiet, check=False)
+    if done.returncode < 0:
+        raise ValueError(f"it takes more than {_SECONDS} s, more than {memory / 2**20:.0f} MiB, or crashes its reader")
+    if done.returncode:
+        raise ValueError(ascii(done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:])[2:-2])
+    _SOUND.add(digest)

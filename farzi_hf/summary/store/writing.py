@@ -29,6 +29,7 @@ from torch import Tensor
 
 from farzi_hf.summary.store.atomic_folder import replace_files
 from farzi_hf.summary.store.card import greedy_texts, render_card, tables_of
+from farzi_hf.summary.store.card_learner import plain_learner
 from farzi_hf.summary.store.contents import Contents
 from farzi_hf.summary.store.escaping import json_text, numbers_of, yaml_text
 from farzi_hf.summary.store.folder import ArtefactFolder, read_artefact
@@ -45,6 +46,7 @@ from farzi_hf.summary.store.layout import (
 )  # fmt: skip
 from farzi_hf.summary.store.untrusted_text import as_mapping, check_results, parse_json, parse_yaml
 from farzi_hf.summary.store.viewer import render_viewer
+from farzi_hf.summary.store.vocabulary_files import save_vocabulary
 
 _AT_ONCE = 1000
 """Sequences that are decoded at the same time."""
@@ -76,7 +78,7 @@ def write_artefact(contents: Contents, folder: Path, results: Results) -> None:
             (staging / name).mkdir()
             pq.write_table(table, staging / name / "train-00000-of-00001.parquet")
         contents.config.to_json_file(staging / CONFIG)
-        contents.vocabulary.save(staging)
+        save_vocabulary(contents.vocabulary, staging)
         if results.recipe:
             _write_text(staging / RECIPE, yaml_text(results.recipe))
         if results.metrics:
@@ -108,12 +110,17 @@ def load_results(artefact: ArtefactFolder | Path) -> Results:
 
     metrics, recipe = numbers_of(mapping(METRICS, parse_json)), mapping(RECIPE, parse_yaml)
     check_results(metrics, recipe, str(artefact.folder / METRICS), str(artefact.folder / RECIPE))
+    models = {
+        name: plain_learner(recipe[name], f"{artefact.folder / RECIPE}: {name}")
+        for name in ("learner", "teacher")
+        if name in recipe
+    }
     plots: dict[str, bytes] = {}
     for name in artefact.names:
         if name.startswith(f"{PLOTS}/") and artefact.find(name) is not None:
             plots[name.removeprefix(f"{PLOTS}/")] = artefact.read(name)
             check_plots(plots, str(artefact.folder / PLOTS))
-    return Results(metrics, recipe, plots)
+    return Results(metrics, {**recipe, **models}, plots)
 
 
 def read_plots(paths: Sequence[str | os.PathLike]) -> dict[str, bytes]:

@@ -196,15 +196,24 @@ def test_all_files_have_the_mode_of_the_umask(tmp_path, umask):
     assert modes == dict.fromkeys(modes, 0o666 & ~umask)
 
 
-def test_the_config_of_a_tokenizer_names_no_files_elsewhere(folder, outside):
-    words, vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat"], outside / "vocab.txt"
-    vocabulary.write_text("\n".join([*words[:-1], "hunter2"]))
-    settings = {"tokenizer_class": "BertTokenizer", "vocab_file": str(vocabulary), "init_inputs": [str(vocabulary)]}
+@pytest.mark.parametrize("kind", ["BertTokenizer", "GPT2Tokenizer", "LayoutLMTokenizer"])
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "special_tokens_map.json"])
+def test_the_settings_of_a_tokenizer_name_no_files_elsewhere(folder, outside, caplog, kind, file):
+    words, vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat"], str(outside / "vocab.txt")
+    Path(vocabulary).write_text("\n".join([*words[:-1], "hunter2"]))
     (folder / "tokenizer.json").unlink()
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": kind}))
+    keys = ("vocab", "merges", "vocab_file", "merges_file", "tokenizer_file")
+    (folder / file).write_text(
+        json.dumps({"tokenizer_class": kind, **dict.fromkeys(keys, vocabulary), "init_inputs": [vocabulary]})
+    )
     (folder / "vocab.txt").write_text("\n".join(words))
     change(folder / "config.json", vocabulary_hash=None)
-    assert set(FarziData.from_pretrained(folder).processing_class.get_vocab()) == set(words)
+    farzi = FarziData.from_pretrained(folder)
+    assert farzi.processing_class is None
+    assert "but no tokenizer.json" in caplog.text
+    farzi.save_pretrained(folder.parent / "saved")
+    assert not any(b"hunter2" in path.read_bytes() for path in (folder.parent / "saved").rglob("*") if path.is_file())
 
 
 # -- names -----------------------------------------------------------------------------------------------------------
@@ -392,7 +401,7 @@ def test_a_tokenizer_runs_no_code_of_its_own(folder, outside, monkeypatch):
         tokenizer_class="Evil",
     )
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asks whether to run code"))
-    refused(folder, "tokenizer_config.json")
+    assert set(FarziData.from_pretrained(folder).processing_class.get_vocab()) == set(WORDS)
     assert not (outside / "ran").exists()
 
 
@@ -402,16 +411,15 @@ def test_a_tokenizer_runs_no_code_of_its_own(folder, outside, monkeypatch):
 )
 def test_a_broken_tokenizer_is_named(folder, content):
     (folder / "tokenizer.json").write_bytes(content)
-    refused(folder, "tokenizer_config.json")
+    refused(folder, "tokenizer.json")
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [{"tokenizer_class": 5}, {"added_tokens_decoder": {"x": 1}}, {"extra_special_tokens": 3}, {"auto_map": 3}],
+    "settings", [{"tokenizer_class": 5}, {"added_tokens_decoder": {"x": 1}}, {"auto_map": 3}, {"save_pretrained": 1}]
 )
-def test_broken_settings_of_a_tokenizer_are_named(folder, settings):
+def test_settings_of_a_tokenizer_that_are_not_read_do_no_harm(folder, settings):
     change(folder / "tokenizer_config.json", **settings)
-    refused(folder, "tokenizer_config.json")
+    assert set(FarziData.from_pretrained(folder).processing_class.get_vocab()) == set(WORDS)
 
 
 def test_a_tokenizer_whose_files_have_no_place_in_an_artefact_is_refused(tmp_path):

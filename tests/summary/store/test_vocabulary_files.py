@@ -1,0 +1,284 @@
+"""Tokenizers that are saved with a summary and read from tokenizer.json alone: they encode, decode and hash as before, or are refused in time."""
+
+from __future__ import annotations
+
+import ast
+import json
+import logging
+import os
+import time
+from pathlib import Path
+
+import pytest
+from tiny_artefacts import tiny, word_tokenizer
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import AddedToken, BertTokenizer, ByT5Tokenizer, GPT2Tokenizer, PreTrainedTokenizerFast
+
+import farzi_hf.data
+from farzi_hf.data import vocabulary_of
+from farzi_hf.summary import FarziData
+
+TEXTS = ["The cat sat on the mat.", "a catéd  mat, <extra> of [MASK] 12 cats!", "", "日本 <pad> cat cat"]
+
+
+def trained(model, trainer, normalizer=None, pre_tokenizer=None, decoder=None, post_processor=None) -> Tokenizer:
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder = normalizer, pre_tokenizer, decoder
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    if post_processor is not None:
+        tokenizer.post_processor = post_processor
+    return tokenizer
+
+
+def byte_bpe():
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<|endoftext|>"], show_progress=False)
+    bpe = trained(models.BPE(), trainer, None, pre_tokenizers.ByteLevel(), decoders.ByteLevel())
+    vocabulary = json.loads(bpe.to_str())["model"]
+    merges = [tuple(merge) for merge in vocabulary["merges"]]
+    return GPT2Tokenizer(vocab=vocabulary["vocab"], merges=merges, pad_token="<|endoftext|>", model_max_length=1024)
+
+
+def word_pieces():
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "##s", "##d", "sat", "mat", ".", ",", "a"]
+    return BertTokenizer(vocab={word: i for i, word in enumerate(words)})
+
+
+def unigram():
+    trainer = trainers.UnigramTrainer(vocab_size=60, special_tokens=["<unk>", "<pad>"], unk_token="<unk>", show_progress=False)  # fmt: skip
+    normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(" ", "▁")])
+    pieces = trained(models.Unigram(), trainer, normalizer, pre_tokenizers.Metaspace(), decoders.Metaspace())
+    mask = AddedToken("<mask>", lstrip=True)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=pieces, unk_token="<unk>", pad_token="<pad>", mask_token=mask, padding_side="left",
+        extra_special_tokens=["<extra>"], chat_template="{{ messages }}",
+    )  # fmt: skip
+
+
+def words_with_a_template():
+    trainer = trainers.WordLevelTrainer(special_tokens=["<unk>", "<s>", "</s>"], show_progress=False)
+    around = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)])
+    level = trained(models.WordLevel(unk_token="<unk>"), trainer, None, pre_tokenizers.Whitespace(), None, around)
+    named = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<new>"}
+    chats = {"default": "{{ messages }}", "tools": "{{ tools }}"}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=level, chat_template=chats, clean_up_tokenization_spaces=True, **named
+    )
+
+
+def ours():
+    return farzi_hf.data.word_tokenizer(TEXTS, vocab_size=20)
+
+
+KINDS = [byte_bpe, word_pieces, unigram, words_with_a_template, ours, word_tokenizer]
+
+
+def facts(tokenizer) -> dict:
+    """What a summary and its students use of a tokenizer."""
+    ids = [tokenizer(text)["input_ids"] for text in TEXTS]
+    return {
+        "hash": vocabulary_of(tokenizer).hash(), "length": len(tokenizer), "ids": ids,
+        "without special": [tokenizer(text, add_special_tokens=False)["input_ids"] for text in TEXTS],
+        "texts": [tokenizer.decode(i) for i in ids], "shown": [tokenizer.decode(i, skip_special_tokens=True) for i in ids],
+        "each": [tokenizer.decode([i]) for i in range(len(tokenizer))],
+        "special": (tokenizer.special_tokens_map, tokenizer.extra_special_tokens, sorted(tokenizer.all_special_ids)),
+        "settings": (tokenizer.model_max_length, tokenizer.padding_side, tokenizer.truncation_side, tokenizer.chat_template),
+        "padded": tokenizer(TEXTS, padding=True, truncation=True, max_length=7)["input_ids"],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_tokenizer_means_the_same_after_saving_and_loading_twice(tmp_path, kind):
+    before = kind()
+    farzi = tiny(vocab_size=len(before))
+    for folder in (tmp_path / "first", tmp_path / "second"):
+        farzi.save_pretrained(folder, *([before] if folder.name == "first" else []))
+        farzi = FarziData.from_pretrained(folder)
+        assert facts(farzi.processing_class) == facts(before)
+        assert farzi.config.vocabulary_hash == vocabulary_of(before).hash()
+
+
+def test_a_tokenizer_without_a_file_of_its_own_is_left_out_with_a_warning(tmp_path, caplog):
+    tokenizer = ByT5Tokenizer()
+    farzi = tiny(vocab_size=len(tokenizer))
+    farzi.save_pretrained(tmp_path / "new", tokenizer)
+    assert "without its tokenizer" in caplog.text
+    loaded = FarziData.from_pretrained(tmp_path / "new")
+    assert loaded.processing_class is None
+    loaded.processing_class = ByT5Tokenizer()  # still checked by the hash
+    loaded.save_pretrained(tmp_path / "again")
+
+
+@pytest.mark.parametrize("others", [("tokenizer_config.json",), ("special_tokens_map.json",), ("vocab.txt",)])
+def test_a_folder_without_tokenizer_json_loads_without_a_tokenizer(tmp_path, caplog, others):
+    tiny().save_pretrained(tmp_path, word_tokenizer())
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / "tokenizer_config.json").unlink()
+    for name in others:
+        (tmp_path / name).write_text("{}")
+    farzi = FarziData.from_pretrained(tmp_path)
+    assert farzi.processing_class is None
+    assert f"{others[0]}' but no tokenizer.json" in caplog.text
+    assert "farzi.processing_class" in caplog.text
+    caplog.clear()
+    farzi.save_pretrained(tmp_path, word_tokenizer())
+    assert FarziData.from_pretrained(tmp_path).processing_class is not None
+    assert caplog.text == ""
+
+
+def test_files_of_tokenizers_that_earlier_versions_wrote_go_with_the_next_save(tmp_path, monkeypatch):
+    """As with 6a0d672, whose summaries list them."""
+
+    def save_with_vocabulary(self, folder, *args, **kwargs):
+        save(self, folder, *args, **kwargs)
+        (Path(folder) / "vocab.txt").write_text("the\ncat")
+
+    save = PreTrainedTokenizerFast.save_pretrained
+    monkeypatch.setattr(PreTrainedTokenizerFast, "save_pretrained", save_with_vocabulary)
+    tiny().save_pretrained(tmp_path, word_tokenizer())
+    monkeypatch.undo()
+    assert (tmp_path / "vocab.txt").exists()
+    FarziData.from_pretrained(tmp_path).save_pretrained(tmp_path)
+    assert not (tmp_path / "vocab.txt").exists()
+
+
+# -- files that end the process that reads them ----------------------------------------------------------------------
+
+
+def hostile(**parts) -> str:
+    model = {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "a"}
+    return json.dumps({"version": "1.0", "added_tokens": [], "model": model, **parts})
+
+
+def pairs(prefix: str, *tokens: str) -> dict:
+    first, second, *_ = tokens
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    return {"model": {"type": "BPE", "vocab": vocabulary, "merges": [[first, second]], "continuing_subword_prefix": prefix}}  # fmt: skip
+
+
+def grows(name: str) -> dict:
+    steps = [{"type": "Replace", "pattern": {"Regex": "."}, "content": "x" * 100}] * 8
+    return {"type": "Sequence", name: steps}
+
+
+ADDED = {"id": 2, "content": "zz", "single_word": False, "lstrip": False, "rstrip": False, "normalized": True, "special": True}  # fmt: skip
+PAD = {"direction": "Right", "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0, "pad_token": "a"}
+KILLERS = {
+    "an empty charsmap": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": ""}},
+    "a charsmap that says it is huge": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "/" * 16}},
+    "a prefix longer than the tokens": pairs("x" * 50, "a", "b", "ab"),
+    "a prefix that cuts a letter": pairs("é", "a", "aé", "aaé", "é"),
+    "a prefix within a letter": pairs("x", "a", "é", "aé"),
+    "a strip past the end": {"decoder": {"type": "Strip", "content": "a", "start": 0, "stop": 10**9}},
+    "a stride longer than the text": {"truncation": {"direction": "Right", "max_length": 1, "strategy": "LongestFirst", "stride": 5}},
+    "chunks of no length": {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
+    "a pad without end": {"padding": {"strategy": {"Fixed": 10**15}, **PAD}},
+    "a decoder that grows": {"decoder": grows("decoders")},
+    "a normalizer that grows": {"normalizer": grows("normalizers")},
+    "an added token that grows": {"normalizer": grows("normalizers"), "added_tokens": [ADDED]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("killer", KILLERS.values(), ids=KILLERS)
+def test_a_tokenizer_that_ends_its_reader_is_refused_in_five_seconds(tmp_path, killer, capfd):
+    tiny().save_pretrained(tmp_path, word_tokenizer())
+    (tmp_path / "tokenizer.json").write_text(hostile(**killer))
+    before = sum(os.times()[:4])
+    start = time.monotonic()
+    with pytest.raises(ValueError, match=r"no tokenizer can be made of .*tokenizer\.json.*set processing_class"):
+        FarziData.from_pretrained(tmp_path)
+    assert sum(os.times()[:4]) - before < 5  # on the processor, of this process and its children
+    assert time.monotonic() - start < 60
+    assert capfd.readouterr().err == ""  # Rust's messages of a crash stay with the process that crashed
+
+
+def test_the_process_that_tries_a_tokenizer_imports_nothing_of_the_working_folder(tmp_path, monkeypatch):
+    tiny().save_pretrained(tmp_path, farzi_hf.data.word_tokenizer(["the cat"], vocab_size=3))
+    for name in ("tokenizers", "resource", "contextlib", "json"):
+        (tmp_path / f"{name}.py").write_text("open('ran', 'w')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert FarziData.from_pretrained(tmp_path).processing_class is not None
+    assert not (tmp_path / "ran").exists()
+
+
+# -- settings --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("pad_token", 5), ("pad_token", {"text": "x"}), ("pad_token", ["x"]), ("extra_special_tokens", "x"),
+        ("additional_special_tokens", [5]), ("chat_template", {"name": "x"}), ("model_max_length", "10"), ("model_max_length", -1),
+        ("padding_side", "up"), ("padding_side", ["left"]), ("clean_up_tokenization_spaces", "x"), ("model_input_names", "x"),
+        ("split_special_tokens", 1),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "special_tokens_map.json"])
+def test_a_setting_of_another_kind_is_named(tmp_path, file, key, value):
+    tiny().save_pretrained(tmp_path, word_tokenizer())
+    (tmp_path / file).write_text(json.dumps({key: value}))
+    with pytest.raises(ValueError, match=rf"{file} has {key}="):
+        FarziData.from_pretrained(tmp_path)
+
+
+def test_special_tokens_of_two_files_and_three_spellings(tmp_path):
+    tokenizer = word_tokenizer()
+    tokenizer.add_special_tokens({"extra_special_tokens": ["the", "cat"]})
+    tiny().save_pretrained(tmp_path, tokenizer)
+    described = {"__type": "AddedToken", "content": "</s>", "lstrip": True}
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"eos_token": described, "pad_token": "<unk>"}))
+    config = {"pad_token": "<pad>", "bos_token": None, "additional_special_tokens": ["the", {"content": "cat"}, "new"]}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    loaded = FarziData.from_pretrained(tmp_path).processing_class
+    assert loaded.special_tokens_map == {"eos_token": "</s>", "pad_token": "<pad>"}
+    assert loaded.extra_special_tokens == ["the", "cat"]  # none is added to the vocabulary
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"extra_special_tokens": {"image_token": "the"}}))
+    assert FarziData.from_pretrained(tmp_path).processing_class.extra_special_tokens == ["the"]
+
+
+# -- code of repositories --------------------------------------------------------------------------------------------
+
+
+ROOT = Path(__file__).parents[3]
+
+
+def calls_of(path: Path):
+    """The calls of transformers' own classes that could load code."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("from_pretrained", "from_config"):  # fmt: skip
+            owner = ast.unparse(node.func.value)
+            if owner.startswith("Auto") or "Model" in owner:
+                yield ast.unparse(node)
+
+
+def test_no_call_of_ours_runs_code_of_a_repository():
+    found = [call for folder in ("farzi_hf", "recipes") for path in (ROOT / folder).rglob("*.py") for call in calls_of(path)]  # fmt: skip
+    assert len(found) > 5
+    assert [call for call in found if "trust_remote_code=False" not in call] == []
+
+
+def test_a_recipe_loses_what_names_code_with_a_warning(tmp_path, caplog):
+    nested = {"model_type": "x", "_name_or_path": "user/evil", "layer_types": ["full", "user/kernel"], "parts": [{"auto_map": {}}]}  # fmt: skip
+    learner = {
+        "model_type": "gpt2", "n_embd": 16, "auto_map": {"AutoModelForCausalLM": "user/evil--m.M"}, "code_revision": "main",
+        "attn_implementation": "user/kernel", "text_config": nested, "activation_function": "gelu",
+    }  # fmt: skip
+    recipe = {"seed": 0, "learner": learner, "teacher": {"model_type": "gpt2", "name_or_path": "gpt2"}}
+    tiny().save_pretrained(tmp_path / "own", word_tokenizer())
+    (tmp_path / "own" / "recipe.yaml").write_text(json.dumps(recipe))
+    caplog.set_level(logging.WARNING)
+    farzi = FarziData.from_pretrained(tmp_path / "own")
+    assert farzi.results.recipe == {
+        "seed": 0,
+        "learner": {"model_type": "gpt2", "n_embd": 16, "text_config": {"model_type": "x", "parts": [{}]}, "activation_function": "gelu"},
+        "teacher": {"model_type": "gpt2"},
+    }  # fmt: skip
+    keys = (
+        "learner.auto_map", "learner.code_revision", "learner.attn_implementation", "learner.text_config._name_or_path",
+        "learner.text_config.layer_types", "learner.text_config.parts[0].auto_map", "teacher.name_or_path",
+    )  # fmt: skip
+    for key in keys:
+        assert f"recipe.yaml: {key} is left out" in caplog.text
+    caplog.clear()
+    farzi.save_pretrained(tmp_path / "again")
+    assert caplog.text == ""  # one warning for each
