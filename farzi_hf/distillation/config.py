@@ -18,10 +18,9 @@ from farzi_hf.distillation.objectives import OBJECTIVES, Objective
 from farzi_hf.distillation.real_training import RealData
 from farzi_hf.distillation.settings import (
     Setting,
-    check_plain_types,
     check_settings,
+    converted,
     made,
-    numbers_from_text,
     settings_of,
     with_settings,
 )
@@ -134,11 +133,10 @@ class FarziConfig(TrainingArguments):
     ddp_find_unused_parameters: bool | None = False
 
     def __post_init__(self) -> None:
-        numbers_from_text(self)
+        vars(self).update(converted(type(self), vars(self)))
         for name, remedy in UNSUPPORTED.items():
             if getattr(self, name):
                 raise ValueError(f"{name}={getattr(self, name)!r} is not supported: {remedy}")
-        check_plain_types(TrainingArguments, vars(self))
         check_seed(self.seed, bits=32)  # transformers seeds NumPy's old generator with this number; it takes 32 bits
         if self.greater_is_better is None and (self.metric_for_best_model or "").endswith("perplexity"):
             self.greater_is_better = False
@@ -165,6 +163,7 @@ class FarziConfig(TrainingArguments):
         Raises:
             ValueError: a setting is out of range, or does not fit another one.
         """
+        converted(type(self), vars(self))
         check_settings(self)
         if not 0 <= self.learning_rate < math.inf:
             raise ValueError(
@@ -175,10 +174,11 @@ class FarziConfig(TrainingArguments):
                 raise ValueError(f"{name}={getattr(self, name)} is not usable; give an integer of at least 1")
         check_checkpointed_layers(self)
         OBJECTIVES[self.objective].check(self)
+        rate, decay = self.teacher_learning_rate, self.teacher_weight_decay
         for make, what in (
             (self.make_inner_optimizer, "inner optimizer, inner_…"),
             (self.make_adjoint, "adjoint"),
-            (self.make_teacher_training, f"teacher, teacher_learning_rate={self.teacher_learning_rate}"),
+            (self.make_teacher_training, f"teacher, teacher_learning_rate={rate}, teacher_weight_decay={decay}"),
             (self.make_start, "start"),
             (lambda: made(PretrainedStarts, self, bank=None), "starts"),
             (lambda: self.summary_config(2), "summary"),
@@ -196,17 +196,12 @@ class FarziConfig(TrainingArguments):
             label_dim: e, where this config says none.
         """
         own = {name for name, _, _ in settings_of(LABELS[self.labels])}
+        copied = ("num_sequences", "sequence_length", "latent_dim", "tau", "inputs", "labels", "storage")
         return FarziDataConfig(
-            num_sequences=self.num_sequences,
-            sequence_length=self.sequence_length,
-            latent_dim=self.latent_dim,
+            **{name: getattr(self, name) for name in copied},
             vocab_size=vocab_size,
-            tau=self.tau,
             inner=self.inner_settings(),
-            inputs=self.inputs,
-            labels=self.labels,
             label_dim=(self.label_dim or label_dim) if "label_dim" in own else None,
-            storage=self.storage,
         )
 
     def inner_settings(self) -> dict[str, Any]:

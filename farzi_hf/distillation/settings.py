@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from enum import EnumMeta
 from functools import cache
@@ -139,29 +139,22 @@ def without_removed(values: Mapping[str, Any], source: str) -> dict[str, Any]:
 
 
 def check_settings(config: Any) -> None:
-    """Checks a config's settings of ours: numbers, types, names of variants, and settings without an effect.
+    """Checks a config's settings of ours, whose types are right. Warns, once, of a setting that no chosen variant uses.
 
     Raises:
-        ValueError: a value is of another type, too small, no entry of its table, or must not be without effect.
+        ValueError: a number is too small, a name is no entry of its table, or a setting must not be without effect.
     """
     for name, setting in config.settings.items():
-        value, least = getattr(config, name), setting.metadata.get("least")
-        if least is None or (value is None and setting.default is None):
-            continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        value, least, table = getattr(config, name), setting.metadata.get("least"), setting.metadata.get("table")
+        if least is not None and value is not None and value < least:
             raise ValueError(f"{name}={value!r} is not usable; give an integer of at least {least}")
-    check_types(config, config.settings)
-    for name, setting in config.settings.items():
-        table = setting.metadata.get("table")
-        if table is not None and getattr(config, name) not in table:
-            raise ValueError(f"{name}={getattr(config, name)!r} is unknown; choose one of {', '.join(table)}")
-    for name, setting in config.settings.items():
-        value, reason = getattr(config, name), _idle(config, name)
-        if reason is None or value == setting.default:
-            continue
-        if "never_idle" in setting.metadata:
+        if table is not None and value not in table:
+            raise ValueError(f"{name}={value!r} is unknown; choose one of {', '.join(table)}")
+        reason = None if value == setting.default else _idle(config, name)
+        if reason is not None and "never_idle" in setting.metadata:
             raise ValueError(f"{name}={value!r} has no effect with {reason}: {setting.metadata['never_idle']}")
-        _warn_once(f"{name}={value!r} has no effect with {reason}.")
+        if reason is not None:
+            _warn_once(f"{name}={value!r} has no effect with {reason}.")
 
 
 def _idle(config: Any, name: str) -> str | None:
@@ -184,43 +177,33 @@ def _warn_once(message: str) -> None:
 _PLAIN = {int, float, bool, str, NoneType}
 
 
-def numbers_from_text(settings: Any) -> None:
-    """Converts texts such as 1e-2 to floats, in the fields that hold numbers, and NumPy's numbers to Python's. YAML reads 1e-2 as text.
+def converted(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values for fields of the dataclass `kind`, with the types of their annotations. Python itself does not check these.
+
+    Texts such as 1e-2 become floats, because YAML reads them as text; NumPy's numbers become Python's, and paths texts. Only annotations of plain
+    types and of lists of them count, other fields are left out; a default is always right.
 
     Raises:
-        ValueError: a text is not a number.
+        ValueError: a value has another type than its field.
     """
-    hints = get_type_hints(type(settings))
-    for name in (each.name for each in fields(settings)):
-        kinds, value = get_args(hints[name]) or (hints[name],), getattr(settings, name, None)
-        if float in kinds and str not in kinds:
-            value = _number(name, value)
-        if {int, float} & set(kinds) and not isinstance(value, int | float) and isinstance(value, Real):
-            value = int(value) if isinstance(value, Integral) else float(value)
-        setattr(settings, name, value)
-
-
-def check_types(settings: Any, names: Iterable[str]) -> None:
-    """Raises ValueError if one of the fields `names` has a value of another type than its annotation."""
-    hints = get_type_hints(type(settings))
-    for name in names:
-        _check(name, getattr(settings, name), _kinds(hints[name]))
-
-
-def check_plain_types(kind: type, values: Mapping[str, Any]) -> None:
-    """Raises ValueError if a value has another type than the annotation of its field in the dataclass `kind`.
-
-    This is for annotations of other libraries too: only those of plain types and of lists of them count, and a default is always right. A path
-    counts as text, and text as the number that it is.
-    """
-    hints = get_type_hints(kind)
-    for each in fields(kind):
-        kinds = _kinds(hints[each.name])
+    hints, found = get_type_hints(kind), {}
+    for name, default in ((each.name, each.default) for each in fields(kind) if each.name in values):
+        value, kinds = values[name], _kinds(hints[name])
         parts = {part for one in kinds for part in (get_args(one) if get_origin(one) is list else (one,))}
-        if each.name in values and parts <= _PLAIN and values[each.name] is not each.default:
-            value = values[each.name]
-            value = os.fspath(value) if isinstance(value, os.PathLike) else value
-            _check(each.name, _number(each.name, value) if float in parts and str not in parts else value, kinds)
+        if not parts <= _PLAIN or value is default:
+            continue
+        if isinstance(value, os.PathLike):
+            value = os.fspath(value)
+        if float in parts and str not in parts:
+            value = _number(name, value)
+        if {int, float} & parts and isinstance(value, Real) and not isinstance(value, int | float):
+            value = int(value) if isinstance(value, Integral) else float(value)
+        if not any(_is_a(value, one) for one in kinds):
+            wanted = " or ".join(str(one) if get_args(one) else one.__name__ for one in kinds)
+            wanted = wanted.replace("NoneType", "None")
+            raise ValueError(f"{name}={value!r} is a {type(value).__name__}; give a value of type {wanted}")
+        found[name] = value
+    return found
 
 
 def values_of_file(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -229,31 +212,21 @@ def values_of_file(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
     YAML reads `save_strategy: no` as False; a choice that has a "no" gets it.
 
     Raises:
-        ValueError: see `check_plain_types`.
+        ValueError: see `converted`.
     """
-    hints, found, left = get_type_hints(kind), {}, set()
+    hints, found, texts = get_type_hints(kind), dict(values), set()
     for name in (each.name for each in fields(kind) if each.name in values):
-        value, kinds = values[name], _kinds(hints[name])
-        if value is False and any(
-            isinstance(one, EnumMeta) and "no" in {choice.value for choice in one} for one in kinds
-        ):
-            value = "no"
-        found[name] = _number(name, value) if isinstance(value, list) and list[float] in kinds else value
-        if isinstance(value, str) and not all(get_origin(one) is list for one in kinds):
-            left.add(name)  # to the parser
-    check_plain_types(kind, {name: value for name, value in found.items() if name not in left})
-    return {**values, **found}
+        kinds = _kinds(hints[name])
+        choices = {choice.value for one in kinds if isinstance(one, EnumMeta) for choice in one}
+        if values[name] is False and "no" in choices:
+            found[name] = "no"
+        if isinstance(values[name], str) and not all(get_origin(one) is list for one in kinds):
+            texts.add(name)  # to the parser
+    return {**found, **converted(kind, {name: value for name, value in found.items() if name not in texts})}
 
 
 def _kinds(hint: Any) -> tuple[Any, ...]:
     return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-
-
-def _check(name: str, value: Any, kinds: tuple[Any, ...]) -> None:
-    if not any(_is_a(value, kind) for kind in kinds):
-        names = [str(kind) if get_args(kind) else kind.__name__ for kind in kinds]
-        wanted = " or ".join(names).replace("NoneType", "None")
-        raise ValueError(f"{name}={value!r} is a {type(value).__name__}; give a value of type {wanted}")
 
 
 def _number(name: str, value: Any) -> Any:

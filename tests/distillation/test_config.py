@@ -181,7 +181,7 @@ def test_unknown_names_are_refused_with_the_known_ones(name):
 @pytest.mark.parametrize(
     ("name", "value", "minimum"),
     [
-        ("num_sequences", 0, 1), ("sequence_length", 1, 2), ("latent_dim", 2.5, 1), ("inner_steps", 150.0, 1), ("inner_steps", True, 1),
+        ("num_sequences", 0, 1), ("sequence_length", 1, 2), ("latent_dim", 0, 1),
         ("inner_steps_min", 0, 1), ("synthetic_batch_size", 0, 1), ("window", -1, 0), ("eval_students", 0, 1), ("max_non_finite", -1, 0),
         ("expert_steps", 0, 1), ("synthetic_steps", 0, 1), ("num_trajectories", 0, 1), ("last_start", -1, 0),
         ("gradient_accumulation_steps", 0, 1), ("per_device_train_batch_size", 0, 1),
@@ -201,7 +201,7 @@ NOT_USABLE = {
     "settings of the inner optimizer, inner_…: betas": {"inner_betas": [0.9]},
     "settings of the inner optimizer, inner_…: eps": {"inner_epsilon": 0.0},
     "settings of the inner optimizer, inner_…: momentum": {"inner_optimizer": "sgd", "inner_momentum": 1.0},
-    "settings of the teacher, teacher_learning_rate=-1.0: lr": {"teacher_learning_rate": -1.0},
+    "settings of the teacher, teacher_learning_rate=-1.0, teacher_weight_decay=0.0: lr": {"teacher_learning_rate": -1.0},
     "settings of the summary: tau must be a positive, finite number": {"tau": 0.0},
     'settings of the summary: inputs="tokens" with labels="shared" leaves nothing to learn': {"labels": "shared"},
     "trajectories is None; record them with recipes/paper/trajectories.py": {"objective": "trajectory_matching"},
@@ -247,6 +247,7 @@ def test_a_setting_of_the_trainer_that_a_distillation_has_no_use_for_is_refused(
 @pytest.mark.parametrize(
     "settings",
     [{"fresh_start_fraction": None}, {"tau": [1]}, {"objective": ["x"]}, {"adjoint": 3}, {"trajectories": 5}, {"concentration": {}},
+    {"latent_dim": 2.5}, {"inner_steps": 150.0}, {"inner_steps": True},
     {"inner_epsilon": True}, {"max_steps": None}, {"max_steps": 2.5}, {"per_device_train_batch_size": [8]}, {"save_total_limit": 0.5},
     {"gradient_accumulation_steps": True}, {"bf16": None}, {"save_steps": {}},
     {"inner_betas": [None, 0.9]}],
