@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from farzi_hf.data import DataUnavailableError
-from farzi_hf.summary.store.disk import DiskFullError
-from farzi_hf.summary.store.escaping import terminal_text
+from farzi_hf.summary.store.atomic_folder import DiskFullError
+from farzi_hf.summary.store.text import terminal_text
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of <malloc.h>
 

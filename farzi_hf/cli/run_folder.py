@@ -27,7 +27,7 @@ from farzi_hf.distillation.config import FarziConfig
 from farzi_hf.distillation.trainer import FarziTrainer
 from farzi_hf.report.tables import save_text
 from farzi_hf.summary.store.atomic_folder import check_destination, exclusive
-from farzi_hf.summary.store.escaping import as_written, json_text, numbers_of, yaml_text
+from farzi_hf.summary.store.text import as_written, json_text, numbers_of, yaml_text
 
 HEADER = "# Written by a recipe of farzi_hf: here it goes on, and replaces results of its own.\n"
 _SIGNATURES = {

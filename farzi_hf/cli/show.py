@@ -11,7 +11,7 @@ from farzi_hf.report.tables import markdown
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.forms import PER_SEQUENCE
 from farzi_hf.summary.reading import Decoded
-from farzi_hf.summary.store.escaping import terminal_text
+from farzi_hf.summary.store.text import terminal_text
 
 
 def command(argv: Sequence[str]) -> None:

@@ -22,7 +22,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from farzi_hf.summary.store.atomic_folder import replace_file
-from farzi_hf.summary.store.escaping import as_written, json_text, numbers_of
+from farzi_hf.summary.store.text import as_written, json_text, numbers_of
 
 logger = logging.getLogger(__name__)
 

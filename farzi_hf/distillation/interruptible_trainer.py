@@ -11,7 +11,7 @@ from transformers import Trainer
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 
 from farzi_hf.distillation.signals import Interrupted, _name, end, noted_signals
-from farzi_hf.summary.store.disk import names_the_disk
+from farzi_hf.summary.store.atomic_folder import names_the_disk
 
 logger = logging.getLogger(__name__)
 

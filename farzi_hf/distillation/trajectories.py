@@ -30,9 +30,8 @@ from farzi_hf.distillation.real_training import RealBatches, RealData, train_on_
 from farzi_hf.distillation.row_checks import check_rows
 from farzi_hf.distillation.signals import NotedSignal, end, noted_signals
 from farzi_hf.engine import InnerOptimizer, setting
-from farzi_hf.summary.store.atomic_folder import replace_file
-from farzi_hf.summary.store.disk import names_the_disk
-from farzi_hf.summary.store.escaping import as_written, json_text
+from farzi_hf.summary.store.atomic_folder import names_the_disk, replace_file
+from farzi_hf.summary.store.text import as_written, json_text
 
 logger = logging.getLogger(__name__)
 

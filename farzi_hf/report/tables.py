@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from farzi_hf.summary.store.atomic_folder import replace_file
-from farzi_hf.summary.store.disk import names_the_disk
-from farzi_hf.summary.store.escaping import json_text, terminal_text
+from farzi_hf.summary.store.atomic_folder import names_the_disk, replace_file
+from farzi_hf.summary.store.text import json_text, terminal_text
 
 
 def markdown(rows: Sequence[Mapping[str, str]], texts: Sequence[str] = ()) -> str:

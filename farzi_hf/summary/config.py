@@ -16,7 +16,7 @@ from farzi_hf.data import Vocabulary
 from farzi_hf.models.next_item import check_size
 from farzi_hf.summary.forms import INPUTS, LABELS
 from farzi_hf.summary.store.storage import STORAGES
-from farzi_hf.summary.store.untrusted_text import as_mapping, parse_json
+from farzi_hf.summary.store.text import as_mapping, parse_json
 
 
 class FarziDataConfig(PreTrainedConfig):

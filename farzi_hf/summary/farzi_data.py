@@ -30,9 +30,9 @@ from farzi_hf.summary.reading import Decoded, check_numbers, decode, frequencies
 from farzi_hf.summary.store import ArtefactFolder, Results, fetch_artefact, push_folder, read_artefact
 from farzi_hf.summary.store.contents import Contents
 from farzi_hf.summary.store.layout import CONFIG, TENSORS
-from farzi_hf.summary.store.local_paths import without_local_paths
 from farzi_hf.summary.store.storage import STORAGES
 from farzi_hf.summary.store.tensor_file import fingerprint, load_tensors
+from farzi_hf.summary.store.text import without_local_paths
 from farzi_hf.summary.store.vocabulary_files import load_vocabulary
 from farzi_hf.summary.store.writing import load_results, read_plots, rows_table, write_artefact
 from farzi_hf.summary.targets import SoftTokens

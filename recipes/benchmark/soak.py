@@ -27,7 +27,7 @@ from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.cli.run_folder import check_files
 from farzi_hf.report import RunSettings, markdown, save_csv, save_text
 from farzi_hf.report.plots import plot_memory
-from farzi_hf.summary.store.disk import names_the_disk
+from farzi_hf.summary.store.atomic_folder import names_the_disk
 
 MIB = 2**20
 FILES = ("memory.csv", "memory.png", "table.md")

@@ -25,7 +25,7 @@ from farzi_hf.distillation.checkpoints import discard_checkpoints, with_new_name
 from farzi_hf.metrics import mean_and_spread
 from farzi_hf.report import Comparison, Evidence, Student, save_text
 from farzi_hf.summary.store.atomic_folder import replace_file
-from farzi_hf.summary.store.escaping import json_text, numbers_of
+from farzi_hf.summary.store.text import json_text, numbers_of
 from farzi_hf.tasks import Row, Task
 
 FULL, LONG = "full data", "full data, long"

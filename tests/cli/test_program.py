@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from farzi_hf.cli.program import run
-from farzi_hf.summary.store.disk import DiskFullError
+from farzi_hf.summary.store.atomic_folder import DiskFullError
 
 
 def test_ctrl_c_ends_a_program_with_one_line(monkeypatch, capsys):

@@ -1,4 +1,4 @@
-"""Replacing a file, or the files of an artefact together in a folder that may hold other files too.
+"""Replacing a file, or the files of an artefact together in a folder that may hold other files too; and one error for a full disk.
 
 All files are first written to a hidden folder inside the target. Renaming that folder is the commit. A crash before the rename
 leaves the old files untouched. After the rename readers find the new files (see `store.folder`), and the next save moves those
@@ -9,6 +9,7 @@ The file TENSORS is moved last. Its metadata list all other files of the artefac
 
 from __future__ import annotations
 
+import errno
 import filecmp
 import os
 import re
@@ -20,9 +21,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
+from safetensors import SafetensorError
 from torch import Tensor
 
-from farzi_hf.summary.store.disk import names_the_disk
 from farzi_hf.summary.store.folder import COMMITTED, committed_folder, find_file, mode_of
 from farzi_hf.summary.store.layout import CARD, CONFIG, FILES_LIMIT, FOLDERS, TENSORS, VIEWER, is_known, size_limit
 from farzi_hf.summary.store.tensor_file import read_header, write_tensors
@@ -30,6 +31,40 @@ from farzi_hf.summary.store.tensor_file import read_header, write_tensors
 LOCK = ".farzi-lock"
 _STAGING = ".farzi-writing"
 _STAGINGS = re.compile(rf"{re.escape(_STAGING)}(-[0-9a-f]{{32}})?")  # the first version's name had no number
+_NEXT_TO_NOTHING = 2**16  # bytes: a write fails when no block is free, a little before the last byte is used
+
+
+class DiskFullError(OSError):
+    """The disk had no room for a file that was being written. `errno` is `ENOSPC`."""
+
+
+@contextmanager
+def names_the_disk(folder: str | os.PathLike) -> Iterator[None]:
+    """Inside this block, any error that comes from a full disk under `folder` becomes a `DiskFullError`.
+
+    Raises:
+        DiskFullError: with the folder as `filename`.
+    """
+    try:
+        yield
+    except (
+        OSError,
+        RuntimeError,
+        SafetensorError,
+    ) as error:  # torch does not name the cause, safetensors and Arrow do it in their own words
+        folders = (Path(folder).absolute(), *Path(folder).absolute().parents)
+        disk = shutil.disk_usage(next(path for path in folders if path.exists()))
+        if isinstance(error, OSError) and error.errno is not None:
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        else:
+            full = os.strerror(errno.ENOSPC) in str(error) or disk.free < _NEXT_TO_NOTHING
+        if not full:
+            raise
+        message = (
+            f"the disk is full ({disk.free:,} of its {disk.total:,} bytes are free now); make room and start again; files that "
+            "were complete are still there"
+        )
+        raise DiskFullError(errno.ENOSPC, message, str(folder)) from error
 
 
 @contextmanager

@@ -13,8 +13,10 @@ from farzi_hf.data import Vocabulary
 from farzi_hf.summary.initialization import INPUT_SEQUENCES
 from farzi_hf.summary.store.card_learner import learner_code
 from farzi_hf.summary.store.contents import Contents
-from farzi_hf.summary.store.escaping import (
+from farzi_hf.summary.store.hub import PLACEHOLDER
+from farzi_hf.summary.store.text import (
     Markdown,
+    check_results,
     markdown_code,
     markdown_fence,
     markdown_image,
@@ -22,8 +24,6 @@ from farzi_hf.summary.store.escaping import (
     one_line,
     yaml_text,
 )
-from farzi_hf.summary.store.hub import PLACEHOLDER
-from farzi_hf.summary.store.untrusted_text import check_results
 
 _TABLES = {"latents": "latents", "decoder": "decoder", "labels": "label_latents", "label_decoder": "label_decoder"}
 """The tables of the dataset repository, with the tensor that each of them shows."""

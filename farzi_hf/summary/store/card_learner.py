@@ -19,7 +19,7 @@ from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 from farzi_hf import models
 from farzi_hf.data import Vocabulary
 from farzi_hf.models.next_item import NextItemConfig
-from farzi_hf.summary.store.escaping import python_literal, terminal_text
+from farzi_hf.summary.store.text import python_literal, terminal_text
 
 logger = logging.getLogger(__name__)
 

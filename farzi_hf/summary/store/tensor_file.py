@@ -20,7 +20,7 @@ from torch import Tensor
 
 from farzi_hf.summary.store.layout import FILES_LIMIT
 from farzi_hf.summary.store.storage import FLOATS, Stored
-from farzi_hf.summary.store.untrusted_text import as_mapping, parse_json
+from farzi_hf.summary.store.text import as_mapping, parse_json
 
 _HEADER_LIMIT, _TENSORS_LIMIT = 2**20, 10_000
 """The most bytes of a header, and the most tensors: an honest summary has a hundredth, and each of many names costs time."""

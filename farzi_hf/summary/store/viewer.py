@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from farzi_hf.summary.store.contents import Contents
-from farzi_hf.summary.store.escaping import script_json
+from farzi_hf.summary.store.text import script_json
 
 _SLOT = "__SUMMARY__"
 SHOWN = 2000

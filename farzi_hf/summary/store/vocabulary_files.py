@@ -27,7 +27,7 @@ from farzi_hf.summary.store.layout import (
     TOKENIZER_FILES,
     VOCABULARY,
 )
-from farzi_hf.summary.store.untrusted_text import as_mapping, parse_json
+from farzi_hf.summary.store.text import as_mapping, parse_json
 
 logger = logging.getLogger(__name__)
 

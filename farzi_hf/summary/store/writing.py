@@ -31,7 +31,6 @@ from farzi_hf.summary.store.atomic_folder import replace_files
 from farzi_hf.summary.store.card import greedy_texts, render_card, tables_of
 from farzi_hf.summary.store.card_learner import plain_learner
 from farzi_hf.summary.store.contents import Contents
-from farzi_hf.summary.store.escaping import json_text, numbers_of, yaml_text
 from farzi_hf.summary.store.folder import ArtefactFolder, read_artefact
 from farzi_hf.summary.store.layout import (
     CARD,
@@ -44,7 +43,15 @@ from farzi_hf.summary.store.layout import (
     is_known,
     size_limit,
 )  # fmt: skip
-from farzi_hf.summary.store.untrusted_text import as_mapping, check_results, parse_json, parse_yaml
+from farzi_hf.summary.store.text import (
+    as_mapping,
+    check_results,
+    json_text,
+    numbers_of,
+    parse_json,
+    parse_yaml,
+    yaml_text,
+)
 from farzi_hf.summary.store.viewer import render_viewer
 from farzi_hf.summary.store.vocabulary_files import save_vocabulary
 

@@ -12,7 +12,7 @@ import torch
 from full_disk import NO_SPACE, FullFile
 from safetensors import SafetensorError
 
-from farzi_hf.summary.store.disk import names_the_disk
+from farzi_hf.summary.store.atomic_folder import names_the_disk
 
 
 def by_torch():

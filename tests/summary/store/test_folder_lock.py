@@ -24,8 +24,7 @@ from farzi_hf.distillation.checkpoints import last_checkpoint
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.store import tensor_file
 from farzi_hf.summary.store import writing as publishing
-from farzi_hf.summary.store.atomic_folder import LOCK, exclusive, replace_file
-from farzi_hf.summary.store.disk import DiskFullError
+from farzi_hf.summary.store.atomic_folder import LOCK, DiskFullError, exclusive, replace_file
 
 ROOT = Path(__file__).parents[3]
 IN_USE = r"folder='.*' is in use: another process or thread writes to it; wait until that ends, or choose another"

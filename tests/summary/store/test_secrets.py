@@ -15,7 +15,7 @@ from tiny_trainer import tiny_learner, tiny_trainer
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
 
 from farzi_hf import FarziConfig, FarziData, record_trajectories
-from farzi_hf.summary.store.local_paths import without_local_paths
+from farzi_hf.summary.store.text import without_local_paths
 
 TOKEN = "hf_SecretSecretSecret"
 

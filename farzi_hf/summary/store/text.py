@@ -1,7 +1,8 @@
-"""Escaping strings for a terminal, Markdown, YAML, Python and a script in a page: one function per language.
+"""Text of others: read as plain data in bounded time, and written so that no part of it is taken for markup or code.
 
-Words of a vocabulary, names of metrics and licences can come from anybody. No part of them may be read as markup or code. A
-reader still sees the same characters; only line breaks and other control characters become blanks, or escapes on a terminal.
+Reading gives plain data, or a ValueError that names the file. Words of a vocabulary, names of metrics and licences can come from anybody:
+there is one function for each language that they are written in. A reader still sees the same characters; only line breaks and other
+control characters become blanks, or escapes on a terminal.
 """
 
 from __future__ import annotations
@@ -9,11 +10,128 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 from urllib.parse import quote
 
 import yaml
+
+# -- reading ---------------------------------------------------------------------------------------------------------
+
+_DEPTH = 100  # lists and mappings inside each other; ours have five levels
+
+
+def parse_json(content: bytes, path: Path) -> Any:
+    """The value in `content`, which was read from `path`."""
+    return _parse(json.loads, content, path, "JSON")
+
+
+def parse_yaml(content: bytes, path: Path) -> Any:
+    """The value in `content`, which was read from `path`. It has to be data that JSON can hold too, without YAML's aliases."""
+    return _parse(_load_yaml, content, path, "YAML")
+
+
+def as_mapping(value: Any, path: Path) -> dict[str, Any]:
+    """`value`, which was read from the file `path`; it has to be a mapping with strings as keys."""
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return value
+    raise ValueError(
+        f"{path} holds a {type(value).__name__} where a mapping of names to values is due; fetch the file again, or mend it"
+    )
+
+
+def _parse(load: Callable[[str], Any], content: bytes, path: Path, kind: str) -> Any:
+    try:
+        level = [value := load(content.decode("utf-8"))]
+        for _ in range(_DEPTH):
+            parts = [part for part in level if isinstance(part, dict | list)]
+            level = [child for part in parts for child in (part.values() if isinstance(part, dict) else part)]
+        if level:
+            raise RecursionError
+    except (ValueError, yaml.YAMLError, RecursionError) as error:
+        reason = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
+        raise ValueError(f"{path} is no readable {kind}: {reason}; fetch the file again, or mend it") from None
+    return value
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """Refuses aliases: a few lines of them can stand for more data than fits into memory."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.composer.ComposerError(None, None, "aliases (*name) are not read", self.peek_event().start_mark)
+        return super().compose_node(parent, index)
+
+
+def _load_yaml(text: str) -> Any:
+    value = yaml.load(text, _PlainLoader)
+    try:
+        json.dumps(value)
+    except TypeError as error:  # dates, sets, bytes, and keys such as lists
+        raise ValueError(f"it holds what JSON cannot ({error})") from None
+    return value
+
+
+_FIGURES = (
+    "data_bytes", "data_sequences", "learner_parameters", "distillation_seconds", "student_seconds", "full_data_seconds", "full_data_steps",
+)  # fmt: skip
+
+
+def check_results(metrics: Mapping[str, Any], recipe: Mapping[str, Any], of_metrics: str, of_recipe: str) -> None:
+    """Checks the entries of metrics and recipe that have a place of their own on the card or in `farzi show`. Others can be anything.
+
+    Args:
+        of_metrics: what an error calls the metrics: their argument or file.
+        of_recipe: the same for the recipe.
+
+    Raises:
+        ValueError: an entry has another type than it needs.
+    """
+
+    def check(right: bool, entry: str, value: Any, reason: str) -> None:
+        if not right:
+            raise ValueError(f"{entry}={value!r:.200} is {reason}")
+
+    def is_number(value: Any) -> bool:
+        return value is None or (isinstance(value, float | int) and not isinstance(value, bool))
+
+    for name in _FIGURES:
+        right = is_number(value := metrics.get(name)) and abs(value or 0) < 1e18  # the card computes with it
+        check(right, f"{of_metrics}[{name!r}]", value, "not a number; give one, or leave it out")
+    for of, values, name, remedy in (
+        (of_metrics, metrics, "licence", "give the licence's name on the Hub, for instance 'mit'"),
+        (of_recipe, recipe, "input_sequences", "mend it"),
+    ):
+        check(isinstance(values.get(name), str | None), f"{of}[{name!r}]", values.get(name), f"no text; {remedy}")
+    rows = metrics.get("table", [])
+    right = isinstance(rows, list | tuple) and all(isinstance(row, Mapping) and row for row in rows)
+    check(right, f"{of_metrics}['table']", rows, "no list of rows, which map columns to values; mend it")
+    for i, row in enumerate(rows):
+        for column, value in row.items():
+            if column.endswith(("_std", "_interval")):
+                right = all(map(is_number, value if isinstance(value, list | tuple) else [value]))
+                check(right, f"{of_metrics}['table'][{i}][{column!r}]", value, "no number; mend it")
+
+
+# -- what is published, and where it is shown ------------------------------------------------------------------------
+
+
+def without_local_paths(value: Any) -> Any:
+    """`value`, anything JSON can hold, in which absolute paths and paths from a home folder are cut to their last part.
+
+    `/home/ann/omega` becomes `omega`, because the folders above it name users, machines and projects. Relative paths stay.
+    """
+    if isinstance(value, Mapping):
+        return {name: without_local_paths(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_local_paths(part) for part in value]
+    if isinstance(value, str) and "\n" not in value:
+        for path in (PurePosixPath(value), PureWindowsPath(value)):
+            if path.is_absolute() or value.startswith("~"):
+                return path.name
+    return value
+
 
 # Line breaks of any kind, other controls, marks that change the direction of writing, and halves of surrogate pairs.
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")

@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from farzi_hf.summary.store.escaping import (
+from farzi_hf.summary.store.text import (
     Markdown,
     markdown_code,
     markdown_fence,
