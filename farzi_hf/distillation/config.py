@@ -31,7 +31,7 @@ from farzi_hf.summary import FarziDataConfig
 from farzi_hf.summary.forms import INPUTS, LABELS
 from farzi_hf.summary.initialization import Start
 from farzi_hf.summary.inner_settings import LR_SCHEDULES
-from farzi_hf.summary.store.storage import STORAGES
+from farzi_hf.summary.store.tensor_file import STORAGES
 
 UNSUPPORTED = {
     "fp16": "gradients of the inner loop have no loss scaling and underflow; use bf16",
@@ -85,7 +85,9 @@ class FarziConfig(TrainingArguments):
     sequence_length: int = setting(50, "ξ, tokens per synthetic sequence", least=2)
     inputs: str = setting("tokens", "what a student reads, see `summary.forms`", table=INPUTS)
     labels: str = setting("own", "what it should predict; shared: the next input, as in the paper", table=LABELS)
-    storage: str = setting("exact", "how the finished summary is stored, see `summary.store.storage`", table=STORAGES)
+    storage: str = setting(
+        "exact", "how the finished summary is stored, see `summary.store.tensor_file`", table=STORAGES
+    )
 
     inner_optimizer: str = setting("adam", "of the learners", table=OPTIMIZERS)
     inner_lr_scheduler_type: str = setting(

@@ -27,7 +27,7 @@ from farzi_hf.distillation.real_training import RealBatches, RealData
 from farzi_hf.distillation.teacher import TeacherTraining
 from farzi_hf.engine import train
 from farzi_hf.summary import FarziData
-from farzi_hf.summary.store.storage import STORAGES
+from farzi_hf.summary.store.tensor_file import STORAGES
 from farzi_hf.tasks import Row, Task
 
 Student = Callable[[Mapping[str, Tensor]], Tensor]

@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig
 from farzi_hf.data import Vocabulary
 from farzi_hf.models.next_item import check_size
 from farzi_hf.summary.forms import INPUTS, LABELS
-from farzi_hf.summary.store.storage import STORAGES
+from farzi_hf.summary.store.tensor_file import STORAGES
 from farzi_hf.summary.store.text import as_mapping, parse_json
 
 
@@ -36,7 +36,7 @@ class FarziDataConfig(PreTrainedConfig):
         inputs: "soft" or "tokens", what a student reads; see `summary.forms`.
         labels: "shared" or "own", what it should predict; see `summary.forms`. Shared labels need soft inputs.
         label_dim: e, numbers stored per position for labels of its own; by default `latent_dim`.
-        storage: "exact", "int8", "int6", "int5" or "int4", how the tensors are stored; see `store.storage` and `FarziData.store_as`.
+        storage: "exact", "int8", "int6", "int5" or "int4", how the tensors are stored; see `store.tensor_file` and `FarziData.store_as`.
         vocabulary_hash: the hash of the tokenizer or item list, see `data.vocabulary`, `None` while there is none.
 
     Raises:

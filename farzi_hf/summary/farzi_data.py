@@ -28,10 +28,9 @@ from farzi_hf.summary.hard_tokens import hard_ids, hard_labels
 from farzi_hf.summary.inner_settings import stock_arguments
 from farzi_hf.summary.reading import Decoded, check_numbers, decode, frequencies
 from farzi_hf.summary.store import ArtefactFolder, Results, fetch_artefact, push_folder, read_artefact
-from farzi_hf.summary.store.contents import Contents
-from farzi_hf.summary.store.layout import CONFIG, TENSORS
-from farzi_hf.summary.store.storage import STORAGES
-from farzi_hf.summary.store.tensor_file import fingerprint, load_tensors
+from farzi_hf.summary.store.card import Contents
+from farzi_hf.summary.store.folder import CONFIG, TENSORS
+from farzi_hf.summary.store.tensor_file import STORAGES, fingerprint, load_tensors
 from farzi_hf.summary.store.text import without_local_paths
 from farzi_hf.summary.store.vocabulary_files import load_vocabulary
 from farzi_hf.summary.store.writing import load_results, read_plots, rows_table, write_artefact

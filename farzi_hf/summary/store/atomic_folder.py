@@ -24,9 +24,20 @@ from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from torch import Tensor
 
-from farzi_hf.summary.store.folder import COMMITTED, committed_folder, find_file, mode_of
-from farzi_hf.summary.store.layout import CARD, CONFIG, FILES_LIMIT, FOLDERS, TENSORS, VIEWER, is_known, size_limit
-from farzi_hf.summary.store.tensor_file import read_header, write_tensors
+from farzi_hf.summary.store.folder import (
+    CARD,
+    COMMITTED,
+    CONFIG,
+    FOLDERS,
+    TENSORS,
+    VIEWER,
+    committed_folder,
+    find_file,
+    is_known,
+    mode_of,
+    size_limit,
+)
+from farzi_hf.summary.store.tensor_file import FILES_LIMIT, read_header, write_tensors
 
 LOCK = ".farzi-lock"
 _STAGING = ".farzi-writing"
@@ -122,8 +133,9 @@ def replace_files(folder: Path, write: Callable[[Path], None], tensors: dict[str
             write(staging)
             names = [path.relative_to(staging).as_posix() for path in _files(staging)]
             _check_names(staging, names)
-            changed = [name for name in names if not _same_content(staging / name, folder / name)]
-            check_destination(folder, changed)
+            same = [name for name in names if stat.S_ISREG(mode_of(folder / name) or 0)]
+            same = filecmp.cmpfiles(staging, folder, same, shallow=False)[0]
+            check_destination(folder, set(names) - set(same))
             write_tensors(staging / TENSORS, tensors, names)
             for path in [*_files(staging), staging]:
                 _flush(path)
@@ -151,19 +163,21 @@ def check_destination(folder: Path, names: Collection[str] = (CONFIG, CARD, VIEW
 
     By default `names` are the files that every artefact has. Call it before a long distillation rather than at its end.
     """
-    if mode_of(folder) is not None and not folder.is_dir():
-        raise ValueError(f"folder={str(folder)!r} is a file; name a folder to save the summary in")
     if folder.is_symlink():
         raise ValueError(
             f"folder={str(folder)!r} is a link, which is not written through; name the folder {str(folder.resolve())!r} itself"
         )
+    if mode_of(folder) is not None and not folder.is_dir():
+        raise ValueError(f"folder={str(folder)!r} is a file; name a folder to save the summary in")
     for path in (folder / name for name in FOLDERS):
         if not stat.S_ISDIR(mode_of(path) or stat.S_IFDIR):
             raise ValueError(
                 f"{path} is a link or a file where the summary has a folder; remove it, or choose another folder"
             )
     _check_no_folders(folder, names)
-    owned = _owned(folder)
+    committed, owned = committed_folder(folder), set()
+    for path in (find_file(folder, TENSORS), committed and find_file(committed, TENSORS)):
+        owned |= set() if path is None else {CONFIG, CARD, VIEWER, *(read_header(path).files or ())}
     for name in names:
         if mode_of(folder / name) is not None and name not in owned:
             raise ValueError(
@@ -179,16 +193,6 @@ def _check_no_folders(folder: Path, names: Collection[str]) -> None:
             raise ValueError(
                 f"{folder / name} is a folder where the summary has a file; remove it, or choose another folder"
             )
-
-
-def _owned(folder: Path) -> set[str]:
-    """The names of the files in `folder` that belong to the artefact there."""
-    owned: set[str] = set()
-    committed = committed_folder(folder)
-    for path in (find_file(folder, TENSORS), committed and find_file(committed, TENSORS)):
-        if path is not None:
-            owned |= {CONFIG, CARD, VIEWER, *(read_header(path).files or ())}
-    return owned
 
 
 def _check_names(staging: Path, names: list[str]) -> None:
@@ -208,10 +212,6 @@ def _check_names(staging: Path, names: list[str]) -> None:
             raise ValueError(
                 f"{name} would have {size:,} bytes, more than the {limit:,} that are read of it; make it smaller"
             )
-
-
-def _same_content(new: Path, old: Path) -> bool:
-    return stat.S_ISREG(mode_of(old) or 0) and filecmp.cmp(new, old, shallow=False)
 
 
 def _finish_commit(folder: Path) -> None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import DatasetCard, DatasetCardData
+from torch import Tensor
+from transformers import PreTrainedConfig
 
 from farzi_hf.data import Vocabulary
 from farzi_hf.summary.initialization import INPUT_SEQUENCES
 from farzi_hf.summary.store.card_learner import learner_code
-from farzi_hf.summary.store.contents import Contents
 from farzi_hf.summary.store.hub import PLACEHOLDER
+from farzi_hf.summary.store.tensor_file import STORAGES, Storage
 from farzi_hf.summary.store.text import (
     Markdown,
     check_results,
@@ -46,6 +49,34 @@ _SAID_ELSEWHERE = (
     "privacy",
 )
 """Entries of metrics that have a place of their own on the card."""
+
+
+@dataclass(frozen=True)
+class Contents:
+    """A summary as plain parts: tensors, a config, a vocabulary, and its likeliest tokens.
+
+    Attributes:
+        tensors: by name: `latents (μ, ξ, d)` and `decoder (d, V)`, or `input_ids (μ, ξ)`; where labels are own `label_latents (μ, ξ, e)` and
+            `label_decoder (e, V)`.
+        config: sizes and provenance, as `config.json` holds them.
+        vocabulary: what the entries stand for.
+        decoded: per sequence and position the likeliest tokens, their probabilities and the entropy, as `FarziData.decode` gives them.
+    """
+
+    tensors: Mapping[str, Tensor]
+    config: PreTrainedConfig
+    vocabulary: Vocabulary
+    decoded: Sequence[Sequence[Mapping[str, Any]]]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors: the size of the summary as it is stored."""
+        return self.storage.nbytes(self.tensors)
+
+    @property
+    def storage(self) -> Storage:
+        """How the tensors are stored."""
+        return STORAGES[self.config.storage]
 
 
 def render_card(

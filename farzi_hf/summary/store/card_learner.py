@@ -89,11 +89,8 @@ def learner_config(learner: Any, config: PreTrainedConfig, vocabulary: Vocabular
     """
     learner = vocabulary.small_learner if learner in (None, {}) else learner
     kind = learner.get("model_type") if isinstance(learner, Mapping) else None
-    if (
-        not isinstance(kind, str)
-        or kind not in CONFIG_MAPPING
-        or CONFIG_MAPPING[kind] not in MODEL_FOR_CAUSAL_LM_MAPPING
-    ):
+    known = isinstance(kind, str) and kind in CONFIG_MAPPING
+    if not known or CONFIG_MAPPING[kind] not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ValueError(
             f"{source}={learner!r:.200} is no mapping with the model_type of a causal language model; choose one with --learner"
         )

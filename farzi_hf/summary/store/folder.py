@@ -1,4 +1,7 @@
-"""Reading an artefact from a folder that is not trusted: no link is followed, and nothing in the folder is changed.
+"""The files that an artefact may have, and reading them from a folder that is not trusted: no link is followed, and nothing is changed there.
+
+The metadata of an artefact's tensors list its files. That list is not trusted: only files whose names are also in the closed list here
+are read, pushed, moved or removed. A size limit holds for each file that is read into memory.
 
 A save that was interrupted after its commit (see `atomic_folder`) is read from where it lies. The next save moves it into place.
 """
@@ -12,13 +15,76 @@ import stat
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from farzi_hf.summary.store.layout import CONFIG, TENSORS, is_known, pattern_of, size_limit
+from farzi_hf.data.vocabulary import ITEMS_FILE
 from farzi_hf.summary.store.tensor_file import read_header
 
 T = TypeVar("T")
+
+# -- the files -------------------------------------------------------------------------------------------------------
+
+TENSORS = "farzi.safetensors"
+CONFIG = "config.json"
+CARD = "README.md"
+RECIPE = "recipe.yaml"
+METRICS = "metrics.json"
+VIEWER = "viewer.html"
+PLOTS = "plots"
+VOCABULARY = ITEMS_FILE
+TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
+
+_MIB = 2**20
+PLOTS_LIMIT = 64 * _MIB
+"""The most bytes of all plots together."""
+_TABLES = ("latents", "decoder", "tokens", "labels", "label_decoder")
+_IMAGES = ("png", "jpg", "jpeg", "svg", "webp", "gif", "pdf")
+CHAT_TEMPLATES = ("chat_template.jinja", "additional_chat_templates/*.jinja")
+TOKENIZER_FILES = (TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS, *CHAT_TEMPLATES)
+OTHER_TOKENIZER_FILES = (
+    "tokenizer.model", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model",
+    "sentencepiece.model", "spm.model", "tiktoken.model", "tekken.json", "normalizer.json",
+)  # fmt: skip
+"""Files that a tokenizer writes beside tokenizer.json, or wrote under earlier versions. They are replaced as all others, and never read."""
+
+_RESULT_FILES = {RECIPE: _MIB // 8, METRICS: 2 * _MIB, **{f"{PLOTS}/*.{kind}": 32 * _MIB for kind in _IMAGES}}
+LOADED_FILES: dict[str, int | None] = {
+    TENSORS: None, CONFIG: _MIB, **_RESULT_FILES, VOCABULARY: 64 * _MIB, **dict.fromkeys(TOKENIZER_FILES, 4 * _MIB),
+    TOKENIZER: 64 * _MIB,
+}  # fmt: skip
+"""The files that `FarziData.from_pretrained` reads: patterns of names, and the most bytes of each. None: the file is not read at once."""
+SHOWN_FILES: dict[str, int | None] = dict.fromkeys(
+    (CARD, VIEWER, *(f"{name}/train-*.parquet" for name in _TABLES), *OTHER_TOKENIZER_FILES)
+)
+"""The files for people and for `datasets`, and those that are not read."""
+
+FOLDERS = tuple(sorted({pattern.split("/")[0] for pattern in (*LOADED_FILES, *SHOWN_FILES) if "/" in pattern}))
+# Such a name is a plain one on every system: it has no drive, no stream and no `..`, and is not hidden.
+_PLAIN = re.compile(r"(?!\.)[^/\\:*?\"<>|\x00-\x1f]+")
+
+
+def is_known(name: str) -> bool:
+    """Whether an artefact has a place for the file `name`, a path relative to its folder with slashes."""
+    return pattern_of(name) is not None
+
+
+def size_limit(name: str) -> int | None:
+    """The most bytes that the known file `name` may have; None where there is no limit."""
+    return {**LOADED_FILES, **SHOWN_FILES}[pattern_of(name)]
+
+
+def pattern_of(name: str) -> str | None:
+    """The pattern of LOADED_FILES or SHOWN_FILES that `name` matches; None if there is none."""
+    parts = name.split("/")
+    if not all(_PLAIN.fullmatch(part) for part in parts):
+        return None
+    found = (p for p in (*LOADED_FILES, *SHOWN_FILES) if p.count("/") == name.count("/") and fnmatchcase(name, p))
+    return next(found, None)
+
+
+# -- reading them ----------------------------------------------------------------------------------------------------
 
 COMMITTED = ".farzi-committed"
 """A folder inside the artefact's folder. It holds a saved artefact until its files are moved into place."""

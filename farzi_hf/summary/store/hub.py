@@ -13,8 +13,16 @@ from typing import TypeVar
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError, SafetensorsParsingError
 
-from farzi_hf.summary.store.folder import ArtefactFolder, read_artefact
-from farzi_hf.summary.store.layout import CARD, CONFIG, LOADED_FILES, PLOTS, TENSORS, is_known
+from farzi_hf.summary.store.folder import (
+    CARD,
+    CONFIG,
+    LOADED_FILES,
+    PLOTS,
+    TENSORS,
+    ArtefactFolder,
+    is_known,
+    read_artefact,
+)
 from farzi_hf.summary.store.tensor_file import read_metadata
 
 PLACEHOLDER = "path/to/this/folder"  # the repository's name in a card that is not pushed yet

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from farzi_hf.summary.store.contents import Contents
+from farzi_hf.summary.store.card import Contents
 from farzi_hf.summary.store.text import script_json
 
 _SLOT = "__SUMMARY__"

@@ -17,8 +17,7 @@ from typing import Any
 
 from farzi_hf.data import Vocabulary
 from farzi_hf.summary.store import tokenizer_probe
-from farzi_hf.summary.store.folder import ArtefactFolder
-from farzi_hf.summary.store.layout import (
+from farzi_hf.summary.store.folder import (
     CHAT_TEMPLATES,
     OTHER_TOKENIZER_FILES,
     SPECIAL_TOKENS,
@@ -26,6 +25,7 @@ from farzi_hf.summary.store.layout import (
     TOKENIZER_CONFIG,
     TOKENIZER_FILES,
     VOCABULARY,
+    ArtefactFolder,
 )
 from farzi_hf.summary.store.text import as_mapping, parse_json
 

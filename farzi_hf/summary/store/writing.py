@@ -28,11 +28,9 @@ import pyarrow.parquet as pq
 from torch import Tensor
 
 from farzi_hf.summary.store.atomic_folder import replace_files
-from farzi_hf.summary.store.card import greedy_texts, render_card, tables_of
+from farzi_hf.summary.store.card import Contents, greedy_texts, render_card, tables_of
 from farzi_hf.summary.store.card_learner import plain_learner
-from farzi_hf.summary.store.contents import Contents
-from farzi_hf.summary.store.folder import ArtefactFolder, read_artefact
-from farzi_hf.summary.store.layout import (
+from farzi_hf.summary.store.folder import (
     CARD,
     CONFIG,
     METRICS,
@@ -40,7 +38,9 @@ from farzi_hf.summary.store.layout import (
     PLOTS_LIMIT,
     RECIPE,
     VIEWER,
+    ArtefactFolder,
     is_known,
+    read_artefact,
     size_limit,
 )  # fmt: skip
 from farzi_hf.summary.store.text import (
@@ -106,7 +106,7 @@ def load_results(artefact: ArtefactFolder | Path) -> Results:
     """The metrics, recipe and plots of an artefact.
 
     Raises:
-        ValueError: a file holds something else, or it is larger than `store.layout` allows.
+        ValueError: a file holds something else, or it is larger than `store.folder` allows.
     """
     if not isinstance(artefact, ArtefactFolder):
         return read_artefact(artefact, load_results)

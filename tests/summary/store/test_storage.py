@@ -12,8 +12,8 @@ from tiny_trainer import tiny_trainer
 from torch import Tensor
 
 from farzi_hf import FarziData, FarziDataConfig
-from farzi_hf.summary.store.layout import CARD, TENSORS
-from farzi_hf.summary.store.storage import STORAGES
+from farzi_hf.summary.store.folder import CARD, TENSORS
+from farzi_hf.summary.store.tensor_file import STORAGES
 
 ROUNDED = [name for name in STORAGES if name != "exact"]
 OWN = {"labels": "own", "inputs": "tokens"}
