@@ -8,32 +8,29 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from datasets import Dataset
 from experiment import Experiment, changed, record
 from safetensors.torch import load_file, save_file
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from farzi_hf import FarziConfig, FarziTrainer
 from farzi_hf.cli.distil import comparison_of, trainer_of
-from farzi_hf.cli.run_folder import begin_run, check_outputs, find_checkpoint, same_settings
-from farzi_hf.distillation.checkpoints import discard_checkpoints, with_new_names
+from farzi_hf.cli.run_folder import begin_run, check_outputs, find_checkpoint, kept
+from farzi_hf.distillation.checkpoints import discard_checkpoints
 from farzi_hf.metrics import mean_and_spread
-from farzi_hf.report import Comparison, Evidence, Student, save_text
+from farzi_hf.report import Comparison, Evidence, Student
+from farzi_hf.report.rendering import distillation_seconds
 from farzi_hf.summary.store.atomic_folder import replace_file
-from farzi_hf.summary.store.text import json_text, numbers_of
 from farzi_hf.tasks import Row, Task
 
 FULL, LONG = "full data", "full data, long"
-CELL, SUMMARY = (
-    "cell.json",
-    "summary.safetensors",
-)  # files of a cell; the second holds latents and decoder, if the cell distils
-SECONDS = "seconds.json"  # in a checkpoint
+CELL, SUMMARY = "cell.json", "summary.safetensors"
+"""Files of a cell; the second one holds the tensors of the summary, if the cell distils."""
 
 Done = dict[str, Any]
 """The results of a cell for one seed: `students` (the statistics of each student), `bytes`, `steps`, `seconds`, `facts`, …"""
@@ -65,24 +62,15 @@ def on_start(trainer: FarziTrainer, c: Comparison) -> Trained:
     return on_summary(trainer, c)
 
 
-def on_random(trainer: FarziTrainer, c: Comparison) -> Trained:
-    """Students on μ random real sequences. Each student has its own sequences."""
-    return Trained(*c.real_students(c.draw_sequences, c.steps, c.seeds), c.steps)
+def on_real(draw: Callable[[Comparison, int], Dataset]) -> Students:
+    """Students on real sequences: `draw(comparison, seed)`, those of each student."""
+    return lambda trainer, c: Trained(*c.real_students(partial(draw, c), c.steps, c.seeds), c.steps)
 
 
-def on_random_bytes(trainer: FarziTrainer, c: Comparison) -> Trained:
-    """Students on random real sequences with as many bytes as the summary. Each student has its own sequences."""
-    return Trained(*c.real_students(c.draw_bytes, c.steps, c.seeds), c.steps)
-
-
-def on_head(trainer: FarziTrainer, c: Comparison) -> Trained:
-    """Students on the μ longest real sequences."""
-    return Trained(*c.real_students(c.longest_sequences, c.steps, c.seeds), c.steps)
-
-
-def on_everything(trainer: FarziTrainer, c: Comparison) -> Trained:
-    """Students on all real data, with as many steps as the others."""
-    return Trained(*c.real_students(c.all_sequences, c.steps, c.seeds), c.steps)
+on_random = on_real(Comparison.draw_sequences)  # as many as the summary has
+on_random_bytes = on_real(Comparison.draw_bytes)
+on_head = on_real(Comparison.longest_sequences)
+on_everything = on_real(Comparison.all_sequences)  # with as many steps as the others
 
 
 def on_everything_long(trainer: FarziTrainer, c: Comparison) -> Trained:
@@ -149,66 +137,41 @@ def cell_row(task: Task, method: str, done: Sequence[Done]) -> Row:
     return {**row, "seconds": round(sum(part["seconds"] for part in done), 1)}
 
 
-class Clock(TrainerCallback):
-    """Counts the seconds of a cell. Each checkpoint gets the seconds until then, so that a start that goes on from it counts them too."""
-
-    def __init__(self) -> None:
-        self._begin = time.perf_counter()
-
-    @property
-    def seconds(self) -> float:
-        """From the begin of the cell until now."""
-        return time.perf_counter() - self._begin
-
-    def go_on_from(self, checkpoint: str | None) -> None:
-        """Adds the seconds of earlier starts. Checkpoints of older versions have none."""
-        if checkpoint is not None and (path := Path(checkpoint, SECONDS)).exists():
-            self._begin -= json.loads(path.read_text(encoding="utf-8"))
-
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if args.should_save:
-            path = Path(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}", SECONDS)
-            save_text(json.dumps(self.seconds), path)
-
-
 def _run(e: Experiment, cell: Cell, seed: int) -> Done:
+    """The results of a cell for one seed. An earlier start with the same settings has kept them, or they are made now."""
     if cell.source is not None:
         _run(e, cell.source, seed)
-    folder, settings = _folder(e, cell, seed), _settings(e, cell, seed)
-    if done := _kept(folder / CELL, settings):
-        return done
-    clock = Clock()
-    trainer = _trained(e, cell, seed, clock)
-    c = comparison_of(trainer, e.data, seed, cell.learner)
-    trained = cell.students(trainer, c)
-    statistics = [c.statistics(student, c.splits["test"]) for student in trained.students]
-    done = {
-        "settings": settings,
-        "bytes": trained.nbytes,
-        "steps": trained.steps,
-        "students": [values.tolist() for values in statistics],
-        **({} if cell.facts is None else {"facts": dict(cell.facts(trainer, c, trained.students))}),
-        "history": trainer.state.log_history,
-        "seconds": clock.seconds,
-    }
-    headline = e.task.headline(mean_and_spread([e.task.metrics(values) for values in statistics]))
-    print(f"{cell.method}, seed {seed}: test {headline}, {done['seconds']:.0f} s", flush=True)
-    save_text(json_text(done, indent=None), folder / CELL)
+    folder = _folder(e, cell, seed)
+    done = kept(folder / CELL, _settings(e, cell, seed), lambda: _made(e, cell, seed))
     discard_checkpoints(folder)  # of a start that a signal ended: other settings would be refused because of it
     return done
 
 
-def _kept(path: Path, settings: Mapping[str, Any]) -> Done | None:
-    """The cell in a file, if it was run with these settings."""
-    if not path.exists():
-        return None
-    done = numbers_of(json.loads(path.read_text(encoding="utf-8")))
-    before = done["settings"] if "settings" in done else done["asked"]  # as older versions called them
-    return done if same_settings(with_new_names(before), settings) else None
+def _made(e: Experiment, cell: Cell, seed: int) -> Done:
+    begin = time.perf_counter()
+    trainer, checkpoint = _trained(e, cell, seed)
+    history = trainer.state.log_history
+    before = [] if checkpoint is None else [x for x in history if x["step"] <= int(checkpoint.rpartition("-")[2])]
+    c = comparison_of(trainer, e.data, seed, cell.learner)
+    trained = cell.students(trainer, c)
+    statistics = [c.statistics(student, c.splits["test"]) for student in trained.students]
+    seconds = (
+        distillation_seconds(before) + time.perf_counter() - begin
+    )  # of the steps before a resume, and of all since
+    headline = e.task.headline(mean_and_spread([e.task.metrics(values) for values in statistics]))
+    print(f"{cell.method}, seed {seed}: test {headline}, {seconds:.0f} s", flush=True)
+    return {
+        "bytes": trained.nbytes,
+        "steps": trained.steps,
+        "students": [values.tolist() for values in statistics],
+        **({} if cell.facts is None else {"facts": dict(cell.facts(trainer, c, trained.students))}),
+        "history": history,
+        "seconds": seconds,
+    }
 
 
-def _trained(e: Experiment, cell: Cell, seed: int, clock: Clock) -> FarziTrainer:
-    """The trainer of a cell. Its summary is the one on which the students will train."""
+def _trained(e: Experiment, cell: Cell, seed: int) -> tuple[FarziTrainer, str | None]:
+    """The trainer of a cell, whose summary is the one on which the students will train, and the checkpoint from which it went on."""
     folder, args, settings = _folder(e, cell, seed), _arguments(e, cell, seed), _settings(e, cell, seed)
     checkpoint = None
     if cell.distils:
@@ -218,22 +181,19 @@ def _trained(e: Experiment, cell: Cell, seed: int, clock: Clock) -> FarziTrainer
     summary = None if cell.source is None else load_file(_folder(e, cell.source, seed) / SUMMARY)
     if (
         summary and "label_decoder" in summary
-    ):  # its default is the width of the learner's head, and that was another learner
+    ):  # the default is the width of the learner's head: that was another learner
         args = changed(args, label_dim=len(summary["label_decoder"]))
     trainer = trainer_of(e.data, args, seed, cell.learner)
     if cell.prepare is not None:
         cell.prepare(trainer)
     if cell.distils:
         begin_run(trainer, settings, checkpoint)
-        clock.go_on_from(checkpoint)
-        trainer.add_callback(clock)
         trainer.train(resume_from_checkpoint=checkpoint)
-        (folder / CELL).unlink(missing_ok=True)  # of other settings: from now on the summary beside it is another one
         replace_file(folder / SUMMARY, lambda new: save_file(trainer.model.state_dict(), new))
     elif summary is not None:
         trainer.model.load_state_dict(summary)
         trainer.model.store_as(args.storage)
-    return trainer
+    return trainer, checkpoint
 
 
 def _folder(e: Experiment, cell: Cell, seed: int) -> Path:

@@ -69,21 +69,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The tables and the figure of one data set."""
     keep_freed_memory()
     with ends_in_one_line("cold_start.py"):
-        e = Experiment.parse(
-            "cold_start",
-            "Cold start",
-            argv,
-            ("strata.csv", "strata.json", "cold_start.png"),
-            forms=OWN_FORM | PAPER_FORM,
-        )
+        files = ("strata.csv", "strata.json", "cold_start.png")
+        e = Experiment.parse("cold_start", "Cold start", argv, files, forms=OWN_FORM | PAPER_FORM)
         if e.data.task_class is not Recommendation:
             raise ValueError(f"--dataset {e.dataset} has no users and items: choose a data set of interactions")
         ours = sized_cell(e, "Farzi", e.args.num_sequences)
         evidence = evidence_of(e, [ours, *full_cells()])
     strata, popular = Strata.of(e)
-    hits = {name: hits_of(students) for name, students in evidence.students.items()} | {
-        POPULARITY: (popular <= 100).astype(float)
-    }
+    hits = {name: hits_of(students) for name, students in evidence.students.items()}
+    hits[POPULARITY] = (popular <= 100).astype(float)
     strata_rows = [
         {"method": name, "by": by, **row}
         for by in ("items", "users")

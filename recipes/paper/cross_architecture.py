@@ -23,7 +23,6 @@ from experiment import OWN_FORM, PAPER_FORM, Experiment
 
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.report import Claim, RunSettings, markdown
-from farzi_hf.report.plots import plot_comparison
 from farzi_hf.tasks import LanguageModeling, Recommendation, Row, Task
 
 Learners = dict[str, Mapping[str, Any]]
@@ -39,9 +38,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The table of one data set."""
     keep_freed_memory()
     with ends_in_one_line("cross_architecture.py"):
-        e = Experiment.parse(
-            "cross_architecture", "Other architectures", argv, ("cross_architecture.png",), forms=OWN_FORM | PAPER_FORM
-        )
+        figure, forms = "cross_architecture.png", OWN_FORM | PAPER_FORM
+        e = Experiment.parse("cross_architecture", "Other architectures", argv, (figure,), forms=forms)
         learners = ARCHITECTURES[e.data.task_class](e.data.settings.learner)
         if e.data.settings.teacher is not None and e.args.labels != "own":
             raise ValueError(
@@ -56,10 +54,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     ]
     more = f"\n{matrix(e.task, rows, [*teachers, FULL, LONG], list(learners))}\n{paper_table(e.dataset)}"
     e.write(rows, findings, more)
-    plot_comparison(
-        [{**row, "method": f"{'' if row['method'].startswith(FULL) else 'Farzi, '}{row['method']}"} for row in rows],
-        e.folder / "cross_architecture.png", e.task.metric, metric_label=e.task.metric_label,
-    )  # fmt: skip
+    e.plot(
+        [row if row["method"].startswith(FULL) else {**row, "method": f"Farzi, {row['method']}"} for row in rows],
+        figure,
+    )
 
 
 # All architectures are as wide as the run's own learner, which is the first, and have one layer. Recurrent networks do not normalise
@@ -134,26 +132,12 @@ def cells(teachers: Mapping[str, str], learners: Learners) -> list[Cell]:
 
 def claims(teachers: Sequence[str], learners: Sequence[str]) -> list[Claim]:
     """The paper's claims: students are as good on every summary as on full data, and best on a summary of their own kind."""
-    reached = [
-        Claim(
-            f"{student} does at least 98 % as well on a summary distilled with {teacher} as on full data",
-            pair(teacher, student),
-            pair(LONG, student),
-            0.98,
-        )
-        for teacher in teachers
-        for student in learners
-    ]
-    return reached + [
-        Claim(
-            f"{student} does better on its own summary than on one of {teacher}",
-            pair(student, student),
-            pair(teacher, student),
-        )
-        for student in teachers
-        for teacher in teachers
-        if teacher != student
-    ]
+    pairs = [(teacher, student) for teacher in teachers for student in learners]
+    reached = "{1} does at least 98 % as well on a summary distilled with {0} as on full data"
+    own = "{1} does better on its own summary than on one of {0}"
+    found = [Claim(reached.format(*names), pair(*names), pair(LONG, names[1]), 0.98) for names in pairs]
+    others = [(teacher, student) for student in teachers for teacher in teachers if teacher != student]
+    return found + [Claim(own.format(*names), pair(names[1], names[1]), pair(*names)) for names in others]
 
 
 def matrix(task: Task, rows: Sequence[Row], teachers: Sequence[str], students: Sequence[str]) -> str:
@@ -172,13 +156,8 @@ def paper_table(dataset: str) -> str:
     """The figures of the paper."""
     if dataset != "ml-100k":
         return ""
-    table = [
-        {
-            "the paper, HR@10 / HR@100": teacher,
-            **{name: f"{hr10:.1f} / {hr100:.1f}" for name, (hr10, hr100) in row.items()},
-        }
-        for teacher, row in PAPER.items()
-    ]
+    cells = {name: {s: f"{hr10:.1f} / {hr100:.1f}" for s, (hr10, hr100) in row.items()} for name, row in PAPER.items()}
+    table = [{"the paper, HR@10 / HR@100": name, **row} for name, row in cells.items()]
     return f"\nThe paper's figures are of [50×150]:\n\n{markdown(table)}\n"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from argparse import ArgumentParser
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,9 @@ from farzi_hf.cli.distil import comparison_of, trainer_of
 from farzi_hf.cli.run_folder import check_outputs
 from farzi_hf.data.seeds import check_different
 from farzi_hf.report import Claim, RunSettings, TaskData, listed, markdown, pooled_row, save_csv, save_json, save_text
+from farzi_hf.report.plots import plot_comparison
 from farzi_hf.report.rendering import environment
-from farzi_hf.tasks import LanguageModeling, Recommendation, Row, Task
+from farzi_hf.tasks import Recommendation, Row, Task
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs" / "tables"
 CARDS = Path(__file__).resolve().parents[2] / "model_cards"
@@ -37,19 +38,12 @@ class PaperArguments:
 
     seeds: list[int] = field(default_factory=lambda: [0, 1, 2], metadata={"help": "of each row"})
     budgets: list[int] = field(default_factory=lambda: [10, 25, 50], metadata={"help": "μ of sample_efficiency.py"})
-    latent_dims: list[int] = field(
-        default_factory=lambda: [4, 8, 16], metadata={"help": "d of regularization.py, or e of own labels"}
-    )
+    latent_dims: list[int] = field(default_factory=lambda: [4, 8, 16], metadata={"help": "d or e of regularization.py"})
     sgd_learning_rate: float = field(default=1.0, metadata={"help": "rate of inner_optimizers.py's inner SGD"})
     momentum_learning_rate: float = field(default=0.3, metadata={"help": "rate of its inner SGD with momentum"})
     sgd_momentum: float = field(default=0.9, metadata={"help": "of the same"})
-    cost_steps: list[int] = field(
-        default_factory=lambda: [10, 20, 40, 80], metadata={"help": "T at which inner_optimizers.py measures time"}
-    )
-    teachers: list[str] = field(
-        default_factory=list,
-        metadata={"help": "architectures of cross_architecture.py that make summaries; by default all"},
-    )
+    cost_steps: list[int] = field(default_factory=lambda: [10, 20, 40, 80], metadata={"help": "T of its times"})
+    teachers: list[str] = field(default_factory=list, metadata={"help": "cross_architecture.py: by default all"})
     card_dir: str | None = field(default=None, metadata={"help": "folder of the table"})
 
     def __post_init__(self) -> None:
@@ -65,33 +59,9 @@ class TrajectoryArguments:
     trajectory_steps: int = field(default=100, metadata={"help": "of each"})
     save_every: int = field(default=10, metadata={"help": "steps between two checkpoints"})
     trajectory_batch_size: int | None = field(
-        default=None, metadata={"help": "real sequences per step; by default as many tokens as an inner step has"}
+        default=None, metadata={"help": "by default as many tokens as an inner step"}
     )
     together: int = field(default=1, metadata={"help": "learners that train at once, on the same minibatches"})
-
-
-def choose(argv: Sequence[str] | None, forms: Forms) -> tuple[str, str, str, list[str]]:
-    """The data set, the scale, the form, and the other arguments.
-
-    Raises:
-        ValueError: there is no such config.
-    """
-    parser = ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--dataset", choices=DATASETS, default="sample")
-    parser.add_argument("--scale", choices=SCALES, default="quick")
-    parser.add_argument("--form", choices=forms, default=next(iter(forms)))
-    known, rest = parser.parse_known_args(argv)
-    given = any(word.partition("=")[0] == "--config" for word in rest)
-    if not given and not _config(forms[known.form], known.dataset, known.scale).exists():
-        raise ValueError(
-            f"form={known.form!r} has no settings for {known.dataset} at scale {known.scale}; choose another of {', '.join(forms)}, "
-            "or another --scale"
-        )
-    return known.dataset, known.scale, known.form, rest
-
-
-def _config(prefix: str, dataset: str, scale: str) -> Path:
-    return CONFIGS / f"{prefix}_{dataset}_{scale}.yaml"
 
 
 def card_folder(
@@ -120,11 +90,6 @@ def changed(args: FarziConfig, **settings: Any) -> FarziConfig:
     return args
 
 
-def described(settings: Mapping[str, Any]) -> str:
-    """Settings in one line."""
-    return ", ".join(f"{name} {value}" for name, value in settings.items())
-
-
 # -- Ω ---------------------------------------------------------------------------------------------------------------
 
 
@@ -147,26 +112,16 @@ def record(data: TaskData, args: FarziConfig, seed: int, recording: TrajectoryAr
 
 @dataclass(frozen=True)
 class Experiment:
-    """One table of the paper on one data set.
+    """One table of the paper on one data set."""
 
-    Attributes:
-        title: title of the card.
-        dataset, scale: parts of the names of the config and of the card's folder.
-        data: the data set and its task.
-        args: settings of the distillations; a row can override them.
-        recording: settings of the recording of Ω, for rows that start from it.
-        settings: settings of the table.
-        folder: folder of the card.
-    """
-
-    title: str
+    title: str  # of the card
     dataset: str
     scale: str
     data: TaskData
-    args: FarziConfig
+    args: FarziConfig  # settings of the distillations; a row can override them
     recording: TrajectoryArguments
-    settings: Any
-    folder: Path
+    settings: Any  # of the table
+    folder: Path  # of the card
 
     @classmethod
     def parse(
@@ -184,20 +139,29 @@ class Experiment:
         Raises:
             ValueError: unknown or unusable settings, or a file in the card's folder that no recipe wrote.
         """
-        dataset, scale, form, rest = choose(argv, forms)
+        parser = ArgumentParser(add_help=False, allow_abbrev=False)
+        parser.add_argument("--dataset", choices=DATASETS, default="sample")
+        parser.add_argument("--scale", choices=SCALES, default="quick")
+        parser.add_argument("--form", choices=forms, default=next(iter(forms)))
+        known, rest = parser.parse_known_args(argv)
+        config = CONFIGS / f"{forms[known.form]}_{known.dataset}_{known.scale}.yaml"
+        if not config.exists() and not any(word.partition("=")[0] == "--config" for word in rest):
+            raise ValueError(
+                f"form={known.form!r} has no settings for {known.dataset} at scale {known.scale}; choose another of {', '.join(forms)}, "
+                "or another --scale"
+            )
         kinds = (RunSettings, FarziConfig, TrajectoryArguments, settings)
-        run, args, recording, own = parse_arguments(kinds, _config(forms[form], dataset, scale), rest)
-        folder = card_folder(name, dataset, scale, own.card_dir, files, default=form == next(iter(forms)))
-        return cls(title, dataset, scale, run.load(), args, recording, own, folder)
+        run, args, recording, own = parse_arguments(kinds, config, rest)
+        default = known.form == next(iter(forms))
+        folder = card_folder(name, known.dataset, known.scale, own.card_dir, files, default)
+        return cls(title, known.dataset, known.scale, run.load(), args, recording, own, folder)
 
     @property
     def task(self) -> Task:
-        """The task of the data set."""
         return self.data.task
 
     @property
     def seeds(self) -> list[int]:
-        """Of each row."""
         return self.settings.seeds
 
     def counted(self) -> list[Row]:
@@ -209,19 +173,19 @@ class Experiment:
     def omega(self) -> dict[str, str]:
         """The settings of Ω, as a fact for the card."""
         r = self.recording
-        return {
-            "Ω": f"{r.num_recorded} trainings of {r.trajectory_steps} steps, a checkpoint every {r.save_every}; share of fresh "
-            f"starts {self.args.fresh_start_fraction}, latest start {self.args.last_start}"
-        }
+        recorded = f"{r.num_recorded} trainings of {r.trajectory_steps} steps, a checkpoint every {r.save_every}"
+        starts = f"share of fresh starts {self.args.fresh_start_fraction}, latest start {self.args.last_start}"
+        return {"Ω": f"{recorded}; {starts}"}
+
+    def plot(self, rows: Sequence[Row], file: str, metric: str | None = None, label: str | None = None) -> None:
+        """Draws the rows side by side into the card's folder; by default their main metric."""
+        metric, label = metric or self.task.metric, label or self.task.metric_label
+        plot_comparison(rows, self.folder / file, metric, metric_label=label)
 
     def write(
-        self,
-        rows: Sequence[Row],
-        findings: Sequence[str],
-        more: str = "",
-        columns: Mapping[str, str] | None = None,
+        self, rows: Sequence[Row], findings: Sequence[str], more: str = "", columns: Mapping[str, str] | None = None,
         facts: Mapping[str, Any] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Writes the card: `table.json`, `table.csv` and `table.md`. It also prints `table.md`.
 
         Args:
@@ -236,13 +200,15 @@ class Experiment:
             "seconds of all cells": round(sum(row.get("seconds", 0) for row in rows)),
             **environment(self.args),
         }
-        self.folder.mkdir(parents=True, exist_ok=True)
-        table = markdown([_readable(self.task, row, columns or {}) for row in rows])
+        table = []
+        for row in rows:
+            own = {title: f"{row[name]:,.4g}" if name in row else "" for name, title in (columns or {}).items()}
+            seconds = f"{row['seconds']:,.0f}" if "seconds" in row else ""
+            table.append({**self.task.readable(row), **own, "seconds": seconds})
         first = "".join(f"{finding}\n\n" for finding in findings)
         title = f"{self.title}, {self.dataset}, {self.scale} scale"
-        text = f"# {title}\n\n{first}{table}\n\n{listed(facts)}\n{more}"
-        kept = {"findings": list(findings), "rows": rows, **facts}
-        save_json(kept, self.folder / "table.json")
+        text = f"# {title}\n\n{first}{markdown(table)}\n\n{listed(facts)}\n{more}"
+        save_json({"findings": list(findings), "rows": rows, **facts}, self.folder / "table.json")
         save_text(text, self.folder / "table.md")
         save_csv(rows, self.folder / "table.csv")
         print(f"\n{text}\nTable: {self.folder / 'table.md'}")
@@ -254,7 +220,7 @@ def shared_facts(e: Experiment) -> dict[str, Any]:
     return {
         "data set": e.data.settings.dataset,
         "size": f"[{args.num_sequences}×{args.sequence_length}]",
-        **INPUT_FACTS[args.inputs](args),
+        **(_soft(args) if args.inputs == "soft" else {"inputs": f"ids, {args.input_sequences.replace('_', ' ')}"}),
         "labels": args.labels,
         **({"teachers": e.data.settings.teachers} if e.data.settings.teacher is not None else {}),
         "inner steps T": args.inner_steps,
@@ -274,16 +240,6 @@ def _soft(args: FarziConfig) -> dict[str, Any]:
     return {"inputs": f"soft, d = {args.latent_dim}", **start, **(kappa if args.initialization == "spectral" else {})}
 
 
-def _ids(args: FarziConfig) -> dict[str, Any]:
-    return {"inputs": f"ids, {args.input_sequences.replace('_', ' ')}"}
-
-
-INPUT_FACTS: dict[str, Callable[[FarziConfig], dict[str, Any]]] = {"soft": _soft, "tokens": _ids}
-
-
-# -- the paper's statements about summaries and full data -------------------------------------------------------------
-
-
 def full_data_claim(task: Task, subject: str, ours: str, full: str) -> Claim:
     """The paper's claim: in recommendation, a summary is as good as full data; in text, it is worse.
 
@@ -291,23 +247,6 @@ def full_data_claim(task: Task, subject: str, ours: str, full: str) -> Claim:
         subject: the summary, in words.
         ours, full: the two rows.
     """
-    return FULL_DATA_CLAIMS[type(task)](subject, ours, full)
-
-
-def _stays_behind(subject: str, ours: str, full: str) -> Claim:
+    if isinstance(task, Recommendation):
+        return Claim(f"{subject[0].upper()}{subject[1:]} does at least 98 % as well as full data", ours, full, 0.98)
     return Claim(f"In text, full data is better than {subject}", full, ours)
-
-
-def _reaches(subject: str, ours: str, full: str) -> Claim:
-    return Claim(f"{subject[0].upper()}{subject[1:]} does at least 98 % as well as full data", ours, full, 0.98)
-
-
-FULL_DATA_CLAIMS: dict[type[Task], Callable[[str, str, str], Claim]] = {
-    LanguageModeling: _stays_behind,
-    Recommendation: _reaches,
-}
-
-
-def _readable(task: Task, row: Row, columns: Mapping[str, str]) -> dict[str, str]:
-    more = {title: f"{row[name]:,.4g}" if name in row else "" for name, title in columns.items()}
-    return {**task.readable(row), **more, "seconds": f"{row['seconds']:,.0f}" if "seconds" in row else ""}

@@ -31,7 +31,6 @@ from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.distillation import Learner, SyntheticTraining, random_starts
 from farzi_hf.distillation.objectives.base import Batch
 from farzi_hf.report import Claim, Comparison, Student
-from farzi_hf.report.plots import plot_comparison
 from farzi_hf.summary.forms import Tensors, device_of
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmark"))
@@ -96,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     findings += cost_findings(costs)
     more = f"\n{windows(e)}Cost of one meta-gradient (`benchmark.py`), all T steps differentiated:\n\n{benchmark.tables(benchmark.in_order(costs))}"
     e.write(rows, findings, more, {"seconds_per_step": "s per outer step"})
-    plot_comparison(rows, e.folder / "quality.png", e.task.metric, metric_label=e.task.metric_label)
+    e.plot(rows, "quality.png")
 
 
 def cells(e: Experiment) -> list[Cell]:

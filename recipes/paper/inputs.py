@@ -17,7 +17,6 @@ from cells import FULL, LONG, Cell, evidence_of, full_cells
 from experiment import Experiment
 
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
-from farzi_hf.report.plots import plot_comparison
 from farzi_hf.summary.initialization import INPUT_SEQUENCES
 
 
@@ -25,16 +24,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The table and figure of one data set."""
     keep_freed_memory()
     with ends_in_one_line("inputs.py"):
-        e = Experiment.parse(
-            "inputs", "Inputs with a teacher's labels", argv, ("inputs.png",), forms={"inputs": "inputs"}
-        )
+        forms = {"inputs": "inputs"}
+        e = Experiment.parse("inputs", "Inputs with a teacher's labels", argv, ("inputs.png",), forms=forms)
         cells = [Cell(title(name), {"input_sequences": name}) for name in INPUT_SEQUENCES]
         evidence = evidence_of(e, [*cells, *full_cells()])
     findings = [evidence.finding(title(name), title("real_windows")) for name in ("made_up", "made_up_by_root")]
     findings += [evidence.finding(cell.method, other) for cell in cells for other in (LONG, FULL)]
     rows = list(evidence.rows.values())
     e.write(rows, findings)
-    plot_comparison(rows, e.folder / "inputs.png", e.task.metric, metric_label=e.task.metric_label)
+    e.plot(rows, "inputs.png")
 
 
 def title(name: str) -> str:

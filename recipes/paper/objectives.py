@@ -19,12 +19,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cells import LONG, Cell, Students, evidence_of, on_everything, on_everything_long, on_random, on_start
-from experiment import Experiment, Forms, described, full_data_claim
+from experiment import Experiment, Forms, full_data_claim
 
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.data.seeds import check_different
 from farzi_hf.report import Claim, markdown
-from farzi_hf.report.plots import plot_comparison
 from farzi_hf.tasks import Task
 
 FORMS: Forms = {"own": "objectives_own", "paper": "objectives"}
@@ -85,17 +84,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     findings = evidence.verdicts([claim for claim in claims(e.task) if {claim.ours, claim.other} <= names])
     findings += [evidence.finding(name, START) for name in DISTILLED if {name, START} <= names]
     matched = f"{e.args.synthetic_steps or e.args.inner_steps} synthetic against {e.args.expert_steps} real steps"
-    facts = {**e.omega(), **inner_optimizers(e), "MTT": matched}
+    adam = f"α {e.args.inner_learning_rate}, β {tuple(e.args.inner_betas)}, ε {e.args.inner_epsilon}"
+    inner = {"inner Adam": adam, "inner SGD": f"α {e.settings.sgd_learning_rate}, momentum {e.settings.sgd_momentum}"}
+    facts = {**e.omega(), **inner, "MTT": matched}
     e.write(rows, findings, paper_table(e.dataset), facts=facts)
-    plot_comparison(rows, e.folder / "comparison.png", e.task.metric, metric_label=e.task.metric_label)
+    e.plot(rows, "comparison.png")
 
 
 def cells(e: Experiment) -> list[Cell]:
     """The cells in the order of the table. Ω is recorded once per optimizer and seed, with that optimizer."""
-    inner = {
-        "SGD": sgd(e.settings.sgd_learning_rate, e.settings.sgd_momentum),
-        "Adam": {"inner_optimizer": "adam"},
-    }
+    momentum = sgd(e.settings.sgd_learning_rate, e.settings.sgd_momentum)
+    inner = {"SGD": momentum, "Adam": {"inner_optimizer": "adam"}}
     rows = []
     for method in e.settings.methods:
         if method == LONG:  # the best that this learner can reach; the row has its own settings
@@ -118,26 +117,14 @@ def sgd(learning_rate: float, momentum: float) -> dict[str, Any]:
 
 def claims(task: Task) -> list[Claim]:
     """The paper's claims: Adam in the inner loop is better for every objective, Ω helps, and only recommendation reaches full data."""
-    return [
-        *(
-            Claim(f"{name} is better with Adam inside than with SGD", f"{name}, Adam", f"{name}, SGD")
-            for name in OBJECTIVES
-        ),
-        *(
-            Claim(f"With Adam inside, Farzi is better than {name}", "Farzi, Adam", f"{name}, Adam")
-            for name in OBJECTIVES
-            if name != "Farzi"
-        ),
-        Claim("Farzi is better than random sampling", "Farzi, Adam", "random sampling, Adam"),
-        full_data_claim(task, "Farzi", "Farzi, Adam", LONG),
+    adam = {name: f"{name}, Adam" for name in OBJECTIVES}
+    found = [
+        Claim(f"{name} is better with Adam inside than with SGD", ours, f"{name}, SGD") for name, ours in adam.items()
     ]
-
-
-def inner_optimizers(e: Experiment) -> dict[str, str]:
-    """Both, in words."""
-    adam = {"α": e.args.inner_learning_rate, "β": tuple(e.args.inner_betas), "ε": e.args.inner_epsilon}
-    sgd = {"α": e.settings.sgd_learning_rate, "momentum": e.settings.sgd_momentum}
-    return {"inner Adam": described(adam), "inner SGD": described(sgd)}
+    farzi = adam.pop("Farzi")
+    found += [Claim(f"With Adam inside, Farzi is better than {name}", farzi, other) for name, other in adam.items()]
+    found.append(Claim("Farzi is better than random sampling", farzi, "random sampling, Adam"))
+    return [*found, full_data_claim(task, "Farzi", farzi, LONG)]
 
 
 def paper_table(dataset: str) -> str:

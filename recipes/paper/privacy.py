@@ -22,7 +22,6 @@ from experiment import Experiment, PaperArguments
 from farzi_hf import FarziTrainer
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.report import Comparison, Student
-from farzi_hf.report.plots import plot_comparison
 
 START, OPEN, CLIPPED = "no outer step", "not private", "clipped, no noise"
 COLUMNS = {"epsilon": "ε", "releases": "releases"}
@@ -47,15 +46,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The table and figure of one data set."""
     keep_freed_memory()
     with ends_in_one_line("privacy.py"):
-        e = Experiment.parse(
-            "privacy", "Differential privacy", argv, ("privacy.png",), PrivacyArguments, forms={"paper": "privacy"}
-        )
+        forms = {"paper": "privacy"}
+        e = Experiment.parse("privacy", "Differential privacy", argv, ("privacy.png",), PrivacyArguments, forms)
         evidence = evidence_of(e, cells(e.settings.noise_multipliers))
     private = [private_row(sigma) for sigma in e.settings.noise_multipliers]
     findings = [evidence.finding(name, other) for name in private for other in (OPEN, START)]
     rows = [*evidence.rows.values(), *e.counted()]
     e.write(rows, [*findings, evidence.finding(OPEN, FULL)], columns=COLUMNS)
-    plot_comparison(rows, e.folder / "privacy.png", e.task.metric, metric_label=e.task.metric_label)
+    e.plot(rows, "privacy.png")
 
 
 def private_row(sigma: float) -> str:

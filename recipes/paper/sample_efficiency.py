@@ -39,9 +39,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The table and the figure of one data set."""
     keep_freed_memory()
     with ends_in_one_line("sample_efficiency.py"):
-        e = Experiment.parse(
-            "sample_efficiency", "Sample efficiency", argv, ("sample_efficiency.png",), forms=OWN_FORM | PAPER_FORM
-        )
+        figure = "sample_efficiency.png"
+        e = Experiment.parse("sample_efficiency", "Sample efficiency", argv, (figure,), forms=OWN_FORM | PAPER_FORM)
         budgets = sorted(e.settings.budgets)
         sized = {(family, size): sized_cell(e, family, size) for family in FAMILIES for size in budgets}
         evidence = evidence_of(e, [*sized.values(), *full_cells()])
@@ -51,15 +50,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     findings = [*evidence.verdicts(claims(e, sized, budgets)), evidence.finding(largest, FULL), *behind(shares, theirs)]
     more = f"\n{share_table(e.task.ratio_label, shares, theirs)}\n{paper_table(e.dataset)}"
     e.write([*rows.values(), *e.counted()], findings, more)
-    sizes = {
-        size: rows[sized["Farzi", size].method]["bytes"] for size in budgets
-    }  # the upper axis shows the bytes of summaries
+    sizes = {size: rows[sized["Farzi", size].method]["bytes"] for size in budgets}  # of summaries, for the upper axis
     curves = [
         {**rows[cell.method], "method": family, "num_sequences": size, "bytes": sizes[size]}
         for (family, size), cell in sized.items()
     ]
     lines = {"full_data": rows[FULL][e.task.metric], "full_data,_long": rows[LONG][e.task.metric]}
-    plot_budget(curves, e.folder / "sample_efficiency.png", e.task.metric, metric_label=e.task.metric_label, **lines)
+    plot_budget(curves, e.folder / figure, e.task.metric, metric_label=e.task.metric_label, **lines)
 
 
 def sized_cell(e: Experiment, family: str, size: int) -> Cell:
@@ -76,14 +73,9 @@ def claims(e: Experiment, sized: Mapping[tuple[str, int], Cell], budgets: Sequen
     smallest, largest = (sized["Farzi", size].method for size in (budgets[0], budgets[-1]))
     found = [full_data_claim(e.task, "a summary", largest, LONG)]
     for family in ("random", "head (longest)"):
-        found += [
-            Claim(
-                f"A summary of {size} sequences is better than as many real ones, {family}",
-                sized["Farzi", size].method,
-                sized[family, size].method,
-            )
-            for size in budgets
-        ]
+        for size in budgets:
+            text = f"A summary of {size} sequences is better than as many real ones, {family}"
+            found.append(Claim(text, sized["Farzi", size].method, sized[family, size].method))
     return [*found, Claim("More synthetic sequences are better", largest, smallest)] if smallest != largest else found
 
 
@@ -111,16 +103,12 @@ def share_table(label: str, ours: Mapping[str, Share], theirs: Mapping[str, floa
     """A table of our shares and the paper's, by size. Sizes that both have share a row."""
     title = f"share of full data's quality, % ({label})"
     sizes = sorted({*ours, *theirs}, key=lambda size: [int(number) for number in size.split("×")])
-    return markdown(
-        [
-            {
-                title: f"[{size}]",
-                "ours, of full data, long": percent(ours[size]) if size in ours else "",
-                "the paper's": f"{100 * theirs[size]:.1f}" if size in theirs else "",
-            }
-            for size in sizes
-        ]
-    )
+    rows = []
+    for size in sizes:
+        mine = percent(ours[size]) if size in ours else ""
+        paper = f"{100 * theirs[size]:.1f}" if size in theirs else ""
+        rows.append({title: f"[{size}]", "ours, of full data, long": mine, "the paper's": paper})
+    return markdown(rows)
 
 
 def percent(share: Share) -> str:

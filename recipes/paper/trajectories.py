@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
-from experiment import TrajectoryArguments, changed, described, record
+from experiment import TrajectoryArguments, changed, record
 
 from farzi_hf import FarziConfig
 from farzi_hf.cli.arguments import parse_arguments
@@ -30,16 +29,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     keep_freed_memory()
     with ends_in_one_line("trajectories.py"):
         kinds = (RunSettings, FarziConfig, TrajectoryArguments)
-        settings, args, recording = parse_arguments(kinds, CONFIG, argv)
-        data, folder = settings.load(), args.trajectories or f"{args.output_dir}/trajectories"
+        run_settings, args, recording = parse_arguments(kinds, CONFIG, argv)
+        data, folder = run_settings.load(), args.trajectories or f"{args.output_dir}/trajectories"
         for seed in data.seeds(args.seed):
             bank = record(data, changed(args, trajectories=folder), seed, recording)
             gibibytes = sum(os.stat(path).st_size for path in bank.folder.iterdir()) / 2**30
             if args.process_index == 0:
-                print(
-                    f"{bank.folder}: {len(bank)} trajectories ({described(asdict(recording))}), {gibibytes:.3f} GiB",
-                    flush=True,
-                )
+                settings = ", ".join(f"{name} {value}" for name, value in vars(recording).items())
+                print(f"{bank.folder}: {len(bank)} trajectories ({settings}), {gibibytes:.3f} GiB", flush=True)
 
 
 if __name__ == "__main__":

@@ -64,11 +64,8 @@ def name_of(count: int) -> str:
 def claims(counts: Sequence[int]) -> list[Claim]:
     """The paper's claims: a few trajectories are much better than none, and many are hardly better than a few."""
     some = sorted(count for count in counts if count)
-    found = [
-        Claim(f"{count} trajectories are better than none, at equal numbers of outer steps", name_of(count), name_of(0))
-        for count in some
-        if 0 in counts
-    ]
+    text = "{} trajectories are better than none, at equal numbers of outer steps"
+    found = [Claim(text.format(count), name_of(count), name_of(0)) for count in some if 0 in counts]
     if some and some[0] < FEW < some[-1] and FEW in some:
         found.append(Claim(f"{FEW} are at least 98 % as good as {some[-1]}", name_of(FEW), name_of(some[-1]), 0.98))
     return found

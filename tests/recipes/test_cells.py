@@ -20,7 +20,20 @@ pytestmark = pytest.mark.usefixtures("small_data")
 
 
 def experiment(folder: Path) -> Experiment:
-    form = ("--inputs", "tokens", "--labels", "own", "--num_students", "1", "--save_strategy", "no", "--learner", GPT2)
+    form = (
+        "--inputs",
+        "tokens",
+        "--labels",
+        "own",
+        "--num_students",
+        "1",
+        "--save_strategy",
+        "no",
+        "--learner",
+        GPT2,
+        "--logging_steps",
+        "1",
+    )
     return Experiment.parse("any", "Any", [*COMPARED, *form, *places(folder)], forms=OWN_FORM)
 
 
@@ -28,6 +41,7 @@ def test_a_cell_that_goes_on_counts_all_its_seconds_and_leaves_no_checkpoint(tmp
     """Other settings are then a new cell, and no error."""
     now, make, callbacks = [100.0], cells.trainer_of, [SignalAt("SIGINT", step=0)]
     monkeypatch.setattr(cells, "time", Namespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(cells, "distillation_seconds", lambda log: 50 * len({entry["step"] for entry in log}))
 
     def slow_trainer(*args):
         now[0] += 50
