@@ -7,8 +7,8 @@
 With `pip install farzi-hf[bench]` there is a row of TRAK too.
 
 Each score is judged by the linear datamodelling score (Park et al., 2023): the rank correlation of predicted and true test loss over
-retrainings that leave out random sequences. Then a share of the sequences is spoilt, and the scores should find them. Last, time and
-memory of each way to differentiate are measured over T. Everything is kept in `output_dir`, so a run that was stopped goes on.
+retrainings that leave out random sequences. Then time and memory of each way to differentiate are measured over T. Everything is kept in
+`output_dir`, so a run that was stopped goes on.
 The settings are in `configs/tables/attribution_DATASET_quick.yaml`; the card goes to `model_cards/attribution_DATASET/`.
 """
 
@@ -33,11 +33,10 @@ sys.path.append(str(Path(__file__).resolve().parent / "benchmark"))
 from influence import COSINE, EXACT, RANDOM, TRACIN, TRAK, TRAK_MODELS, AttributionProblem, parse, say
 from influence_card import FILES, datamodelling_rows, write
 from influence_cost import measured
-from influence_faults import fault_rows
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Scores, retrainings, faults and costs of one data set, and its card."""
+    """Scores, retrainings and costs of one data set, and its card."""
     keep_freed_memory()
     argv = sys.argv[1:] if argv is None else list(argv)
     with ends_in_one_line("attribution.py"):
@@ -51,9 +50,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             retrained(problem, seed, steps) for seed in args.seeds
         ]  # and what really happens without some of them
         scored += datamodelling_rows(problem, steps, scores, losses)
-    faults = fault_rows(problem.of_faults)
-    costs = measured(problem, argv)
-    write(name, problem, folder, scored, faults, costs)
+    write(name, problem, folder, scored, measured(problem, argv))
 
 
 def scores_of(problem: AttributionProblem, seed: int, steps: int) -> dict[str, Any]:

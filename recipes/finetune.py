@@ -29,7 +29,6 @@ from farzi_hf.distillation.teacher import TeacherTraining
 from farzi_hf.report import Comparison, Measured, Student, TaskData, markdown, save_csv, save_text
 from farzi_hf.report.plots import plot_comparison
 from farzi_hf.report.rows import stock_arguments, train_stock
-from farzi_hf.tasks import Task
 
 
 @dataclass
@@ -40,9 +39,7 @@ class FinetuneArguments:
     revision: str | None = field(default=None, metadata={"help": "branch, tag or commit of the repository"})
     data_dir: str | None = field(default=None, metadata={"help": "folder with the real data"})
     learner: str | None = field(default=None, metadata={"help": "arguments of AutoConfig.for_model, as JSON"})
-    model: str | None = field(
-        default=None, metadata={"help": "pretrained weights to start from, in place of a learner"}
-    )
+    model: str | None = field(default=None, metadata={"help": "pretrained weights, in place of a learner"})
     steps: int | None = field(default=None, metadata={"help": "training steps; by default the summary's number"})
     long_steps: int = field(default=2000, metadata={"help": "training steps of the row 'full data, long'"})
     num_students: int = field(default=3, metadata={"help": "models per row, each with its own seed"})
@@ -65,7 +62,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         c = comparison_of(args, FarziData.from_pretrained(args.summary, args.revision))
     write_recipe(Path(args.output_dir), asdict(args))
     print(f"{args.summary}: {c.config.model_type}, {c.steps} steps", flush=True)
-    report(c.task, [c.row(part) for part in [*on_summary(c, args), *on_real(c, args), *c.counted()]], args)
+    measured = [*on_summary(c, args), *on_real(c, args), *c.counted()]
+    rows, folder = [c.row(part) for part in measured], Path(args.output_dir)
+    table = markdown([c.task.readable(row) for row in rows])
+    save_text(table + "\n", folder / "table.md")
+    save_csv(rows, folder / "table.csv")
+    plot_comparison(rows, folder / "comparison.png", c.task.metric, metric_label=c.task.metric_label)
+    print(f"\n{table}\n\nTable: {folder / 'table.md'}")
 
 
 def comparison_of(args: FinetuneArguments, farzi: FarziData) -> Comparison:
@@ -77,21 +80,17 @@ def comparison_of(args: FinetuneArguments, farzi: FarziData) -> Comparison:
     changes = {} if args.learner is None else {"learner": args.learner}
     data = TaskData.of_summary(farzi, args.data_dir, **changes)
     length, seed = farzi.config.sequence_length, data.seeds(farzi.results.recipe.get("seed", 42))[0]
-    config = data.learner_config(data.settings.learner, length)
-    if args.model:
-        config = AutoConfig.from_pretrained(args.model, trust_remote_code=False)
-    learner = Learner(config)
+    given = data.settings.learner
+    pretrained = args.model and AutoConfig.from_pretrained(args.model, trust_remote_code=False)
+    config = pretrained or data.learner_config(given, length)
     training = SyntheticTraining.of(farzi.config.inner, farzi.config.tau)
     device = "cuda" if torch.cuda.is_available() and not args.use_cpu else "cpu"
     return Comparison(
-        task=data.task, splits=data.splits(seed), config=config, learner=learner, farzi=farzi,
+        task=data.task, splits=data.splits(seed), config=config, learner=Learner(config), farzi=farzi,
         training=training, long_training=TeacherTraining(training.optimizer, args.long_steps, 16),
         steps=args.steps or farzi.config.inner["steps"], length=getattr(config, "max_length", length), seed=42,
         num_students=args.num_students, device=device, quiet=True,
     )  # fmt: skip
-
-
-# -- rows ------------------------------------------------------------------------------------------------------------
 
 
 def trained(
@@ -102,11 +101,8 @@ def trained(
 
     def train(seed: int) -> Student:
         torch.manual_seed(seed)
-        model = (
-            AutoModelForCausalLM.from_pretrained(args.model, trust_remote_code=False)
-            if args.model
-            else AutoModelForCausalLM.from_config(c.config, trust_remote_code=False)
-        )
+        make = AutoModelForCausalLM.from_pretrained if args.model else AutoModelForCausalLM.from_config
+        model = make(args.model or c.config, trust_remote_code=False)
         arguments = stock_arguments(c, args.output_dir, seed, **{"max_steps": c.steps, **settings})
         return train_stock(model, rows(seed), collator, arguments)
 
@@ -141,16 +137,6 @@ def on_real(c: Comparison, args: FinetuneArguments) -> list[Measured]:
         rows = lambda seed, draw=draw: c.training_rows(draw(seed))  # noqa: E731
         measured.append(trained(c, args, method, rows, c.task.collator, c.nbytes(first), **settings))
     return measured
-
-
-def report(task: Task, rows: Sequence[dict[str, Any]], args: FinetuneArguments) -> None:
-    """Writes the table and the figure, and prints the table."""
-    folder = Path(args.output_dir)
-    table = markdown([task.readable(row) for row in rows])
-    save_text(table + "\n", folder / "table.md")
-    save_csv(rows, folder / "table.csv")
-    plot_comparison(rows, folder / "comparison.png", task.metric, metric_label=task.metric_label)
-    print(f"\n{table}\n\nTable: {folder / 'table.md'}")
 
 
 if __name__ == "__main__":

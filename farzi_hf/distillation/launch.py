@@ -75,7 +75,7 @@ def check_world_size(world_size: int, gpus: int) -> None:
 
 @cache
 def warn_of_bf16() -> None:
-    """Say once what bf16 autocast does to second derivatives, measured by recipes/benchmark/bf16.py."""
+    """Say once what bf16 autocast does to second derivatives, measured by recipes/benchmark/benchmark.py."""
     logger.warning(
         "bf16=True: the meta-gradient is made of second derivatives, and bf16 rounds them: %s. Leave bf16 out; if memory is short, "
         "set adjoint='reversible' or a smaller window.", BF16_ERROR,

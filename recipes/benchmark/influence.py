@@ -1,10 +1,10 @@
-"""The trainings whose sequences `attribution.py` scores: settings, data, planted faults, and results that are kept."""
+"""The trainings whose sequences `attribution.py` scores: settings, data, and results that are kept."""
 
 from __future__ import annotations
 
 from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from farzi_hf.data.seeds import Purpose, check_different, derive, stream
 from farzi_hf.distillation import Learner
 from farzi_hf.engine import OPTIMIZERS, InnerOptimizer
 from farzi_hf.report import RunSettings, TaskData
-from farzi_hf.tasks import LanguageModeling, Recommendation
+from farzi_hf.tasks import Recommendation
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs" / "tables"
 CARDS = Path(__file__).resolve().parents[2] / "model_cards"
@@ -47,7 +47,7 @@ def setting(default: Any, help: str) -> Any:
 
 @dataclass
 class AttributionArguments:
-    """The trainings, the retrainings, the faults and the measurements of cost."""
+    """The trainings, the retrainings and the measurements of cost."""
 
     num_train: int = setting(1000, "training sequences; all, if there are fewer")
     num_test: int = setting(200, "test sequences; their mean loss is explained")
@@ -65,9 +65,6 @@ class AttributionArguments:
     retrainings: int = setting(100, "per seed and T")
     left_out: float = setting(0.05, "share of the sequences that a retraining leaves out")
     together: int = setting(20, "retrainings that take their steps together")
-    faults: float = setting(0.01, "share of the training sequences that are planted faults")
-    fault_train: int = setting(1000, "training sequences among which faults are planted")
-    fault_steps: int = setting(1000, "T of the training in which they are to be found")
     cost_steps: list[int] = field(default_factory=lambda: [100, 1000, 5000], metadata={"help": "T of time and memory"})
     ways: list[str] = field(default_factory=lambda: list(WAYS), metadata={"help": "that are measured"})
     memory_limit: float = setting(2.0, "GiB of a process that is measured")
@@ -81,8 +78,6 @@ class AttributionArguments:
         for name, least in (("steps", 1), ("seeds", 0), ("cost_steps", 1)):
             check_different(name, getattr(self, name), least)
         check_different("ways", self.ways)
-        if self.fault_steps < 1:
-            raise ValueError(f"fault_steps={self.fault_steps} trains nothing: give at least 1")
         for name in self.ways:
             if name not in WAYS:
                 raise ValueError(f"ways: {name!r} is unknown; choose from {', '.join(map(repr, WAYS))}")
@@ -142,9 +137,9 @@ class AttributionProblem:
     def collated(self, rows: Sequence[Sequence[int]]) -> dict[str, Tensor]:
         return dict(self.task.collator([{"input_ids": list(row)} for row in rows]))
 
-    def training(self, seed: int, steps: int, rows: Sequence[Sequence[int]] | None = None) -> WeightedTraining:
-        """T steps on these sequences, by default on the training sequences."""
-        ids, args = self.train_ids if rows is None else rows, self.args
+    def training(self, seed: int, steps: int) -> WeightedTraining:
+        """T steps on the training sequences."""
+        ids, args = self.train_ids, self.args
         batches = minibatches(len(ids), args.batch_size, steps, seed)
         if batches is None:
             raise ValueError(f"batch_size={args.batch_size} takes all {len(ids)} sequences: give a smaller one")
@@ -178,47 +173,7 @@ class AttributionProblem:
         chosen = stream(derive(0, Purpose.SUBSET), Purpose.SUBSET, len(split)).permutation(len(rows))[:count]
         return [rows[i][ends] for i in chosen]
 
-    # -- planted faults ----------------------------------------------------------------------------------------------
-
-    @cached_property
-    def of_faults(self) -> AttributionProblem:
-        """The trainings in which faults are to be found. A model can only find them where it has learnt what is usual."""
-        changed = {"num_train": self.args.fault_train, "steps": [self.args.fault_steps]}
-        return AttributionProblem(self.data, replace(self.args, **changed))
-
-    def faulty(self, seed: int) -> tuple[list[list[int]], Tensor]:
-        """The training sequences with planted faults, and which of them are faults (n,)."""
-        rows = [list(row) for row in self.train_ids]
-        generator = stream(seed, Purpose.FAULTS)
-        chosen = generator.permutation(len(rows))[: max(1, round(self.args.faults * len(rows)))]
-        for i in chosen:
-            rows[i] = FAULTS[type(self.task)](rows[i], self, generator)
-        return rows, torch.zeros(len(rows), dtype=torch.bool).index_fill(0, torch.from_numpy(chosen), True)
-
-    def corrupted(self, rows: Sequence[Sequence[int]], seed: int) -> list[dict[str, Tensor]]:
-        """Four copies of the sequences as batches; all of them are faults."""
-        spoil = FAULTS[type(self.task)]
-        generators = (stream(seed, Purpose.FAULTS, copy) for copy in range(1, 5))
-        return [self.collated([spoil(row, self, generator) for row in rows]) for generator in generators]
-
 
 _COMMON = (
     "num_train", "num_test", "shortest", "longest", "batch_size", "inner_optimizer", "learning_rate", "epsilon", "momentum",
 )  # fmt: skip
-
-
-def _shuffled_words(row: Sequence[int], problem: AttributionProblem, generator: np.random.Generator) -> list[int]:
-    """The same words in a random order. The ids of begin and end stay in their places, which would give a fault away."""
-    tokenizer = problem.task.processing_class
-    ends = (tokenizer.bos_token_id, tokenizer.eos_token_id)
-    spoilt, words = np.array(row), ~np.isin(row, ends)
-    spoilt[words] = generator.permutation(spoilt[words])
-    return spoilt.tolist()
-
-
-def _random_items(row: Sequence[int], problem: AttributionProblem, generator: np.random.Generator) -> list[int]:
-    """As many items, each drawn from all with equal probability. Item 0 is the padding."""
-    return generator.integers(1, problem.learner.vocab_size, len(row)).tolist()
-
-
-FAULTS = {LanguageModeling: _shuffled_words, Recommendation: _random_items}

@@ -1,4 +1,4 @@
-"""The card of `attribution.py`: how well scores predict retrainings and find faults, and what the exact ones cost."""
+"""The card of `attribution.py`: how well scores predict retrainings, and what the exact ones cost."""
 
 from __future__ import annotations
 
@@ -22,10 +22,7 @@ FILES = ("table.json", "table.md", "table.csv", "costs.csv", "attribution.png")
 DRAWN = ("training alone", "autograd", "torch.utils.checkpoint", "Tape", "Checkpoint", "Reversible")
 """The ways whose memory the figure shows. That of compiled ones is about the same."""
 RESAMPLES = 1000
-RULE = (
-    "Intervals are the middle 95 % over resampled retrainings; all seeds are averaged. Corrupted copies of a sequence have the kind of fault "
-    "that was planted, so that row knows what to look for; the others do not."
-)
+RULE = "Intervals are the middle 95 % over resampled retrainings; all seeds are averaged."
 
 
 def datamodelling_rows(
@@ -57,19 +54,18 @@ def resampled(left_out: torch.Tensor, scores: Sequence[float], losses: Sequence[
     return np.array([spearman(predicted[k], true[k]) for k in chosen])
 
 
-def write(name: str, problem: AttributionProblem, folder: Path, scored: Rows, faults: Rows, costs: Rows) -> None:
+def write(name: str, problem: AttributionProblem, folder: Path, scored: Rows, costs: Rows) -> None:
     """The card: `table.json`, `table.md`, `table.csv`, `costs.csv` and the figure."""
     facts = facts_of(problem)
     tables = {
         "Linear datamodelling score": datamodelling_table(scored),
-        "Recall of planted faults": fault_table(faults),
         "CPU seconds per step, and peak memory": cost_table(costs, problem.args.memory_limit),
     }
     parts = "\n\n".join(f"**{title}**\n\n{table}" for title, table in tables.items())
     text = f"# Attribution, {name}, quick scale\n\n{parts}\n\n{RULE}\n\n{listed(facts)}\n\n![attribution](attribution.png)\n"
-    save_json({"scores": scored, "faults": faults, "costs": costs, **facts}, folder / "table.json")
+    save_json({"scores": scored, "costs": costs, **facts}, folder / "table.json")
     save_text(text, folder / "table.md")
-    save_csv([*scored, *faults], folder / "table.csv")
+    save_csv(scored, folder / "table.csv")
     save_csv(costs, folder / "costs.csv")
     plot_attribution(scored, [row for row in costs if row["method"] in DRAWN], folder / "attribution.png")
     say(f"\n{text}\nTable: {folder / 'table.md'}")
@@ -79,7 +75,6 @@ def facts_of(problem: AttributionProblem) -> dict[str, Any]:
     """The circumstances of the measurement."""
     args, steps, lengths = problem.args, max(problem.args.steps), list(map(len, problem.train_ids))
     kept = [problem.kept(f"seed-{seed}/T-{steps}/scores", dict) for seed in args.seeds]
-    planted = problem.of_faults.faulty(args.seeds[0])[1]
     training, exact = (float(np.mean([x[f"{key}_seconds"] for x in kept])) for key in ("training", "influence"))
     return {
         "training sequences, tokens": f"{len(lengths)}, {sum(lengths)}",
@@ -91,7 +86,6 @@ def facts_of(problem: AttributionProblem) -> dict[str, Any]:
         "mean test loss in nats per token, before and after": f"{kept[0]['test_before']:.3f}, {kept[0]['test_after']:.3f}",
         f"CPU ms per step at T = {steps}": f"training {1e3 * training / steps:.1f}, exact influence {1e3 * exact / steps:.1f} "
         f"({exact / training:.2f} times training)",
-        "planted faults": f"{planted.sum()} of {len(planted)} sequences for each seed, k of recall@k; T = {args.fault_steps:,}",
         "TRAK": "its authors' library, the margin of each token"
         if find_spec("trak")
         else "not measured: pip install farzi-hf[bench]",
@@ -107,14 +101,6 @@ def datamodelling_table(rows: Rows) -> str:
             "mean test loss": "{:.3f} ({:.3f}–{:.3f})".format(row["lds"], *row["lds_interval"]),
             "seeds": ", ".join(f"{x:.3f}" for x in row["lds_seeds"]),
         }
-        for row in rows
-    ])  # fmt: skip
-
-
-def fault_table(rows: Rows) -> str:
-    """A line per method."""
-    return markdown([
-        {"method": row["method"], "recall@k": f"{row['recall']:.2f}", "seeds": ", ".join(f"{x:.2f}" for x in row["recall_seeds"])}
         for row in rows
     ])  # fmt: skip
 

@@ -229,17 +229,22 @@ class Ours:
     Args:
         adjoint: a function that returns the adjoint.
         torch_compile: an argument of `unroll`.
+        bf16: whether the losses run under autocast, as `FarziConfig(bf16=True)` does.
     """
 
     adjoint: Callable[[], Adjoint]
     torch_compile: bool = False
+    bf16: bool = False
 
     def __call__(self, problem: Problem, steps: int) -> Parameters:
         return self.train(problem, steps, self.adjoint())
 
     def train(self, problem: Problem, steps: int, adjoint: Adjoint) -> Parameters:
         settings = {"optimizer": InnerAdam(**ADAM), "steps": steps, "adjoint": adjoint}
-        return unroll(problem.fused_loss, problem.start, problem.summary, torch_compile=self.torch_compile, **settings)
+        with torch.autocast(problem.latents.device.type, torch.bfloat16, enabled=self.bf16):
+            return unroll(
+                problem.fused_loss, problem.start, problem.summary, torch_compile=self.torch_compile, **settings
+            )
 
     def step_seconds(self, problem: Problem, timer: Callable[[Callable], tuple[float, float]]) -> tuple[float, float]:
         """Seconds of G, one inner gradient, and of R, one reverse step, each with Adam's elementwise part.
@@ -266,6 +271,7 @@ METHODS: dict[str, Method] = {
     "torch.utils.checkpoint": step_checkpoint,
     **{kind.__name__: Ours(kind) for kind in (GradientGraphs, Direct, Tape, Checkpoint, Reversible)},
     **{f"{kind.__name__}, compiled": Ours(kind, torch_compile=True) for kind in (Tape, Checkpoint, Reversible)},
+    "Tape, bf16": Ours(Tape, bf16=True),
 }
 REFERENCE = "Tape"  # in float64
 PACKAGES = {"higher": "higher", "TorchOpt": "torchopt"}  # what a method imports

@@ -44,22 +44,15 @@ FACTS = {
     "summary": "[20×20], T = 30, window 20, adjoint chosen by itself",
     "evaluations, checkpoints": "every 100, every 50 outer steps",
 }
-BLOCKS = 20
-"""The run is cut into this number of equal parts, and the line is fitted to their medians. Evaluations and checkpoints are short peaks."""
-FEWEST = 4
-"""Measurements that a line with a standard error needs."""
-SETTLING = 0.1
-"""Share of the first steps that the line leaves out. In these steps, libraries are loaded and the heap grows to its size."""
+BLOCKS = 20  # equal parts of the run, to whose medians the line is fitted: evaluations and checkpoints are short peaks
+FEWEST = 4  # measurements that a line with a standard error needs
+SETTLING = (
+    0.1  # share of the steps that the line leaves out: first, libraries are loaded and the heap grows to its size
+)
 
 
 class Watch(TrainerCallback):
-    """Measures this process every few outer steps, and ends the training after some minutes.
-
-    Args:
-        minutes: duration, from the first outer step on.
-        every: outer steps between two measurements.
-        file: gets each measurement at once, so that none is lost if the program is killed.
-    """
+    """Measures this process every few outer steps, and ends the training after some minutes. The file gets each measurement at once."""
 
     def __init__(self, minutes: float, every: int, file: Path) -> None:
         self.minutes, self.every, self.file = minutes, every, file

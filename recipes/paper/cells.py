@@ -92,7 +92,6 @@ class Cell:
         distils: whether the cell distils first.
         learner: the learner of the students and of the distillation; None takes the learner of the run's settings.
         source: the cell whose summary the students train on; that cell is run first. None means this cell.
-        prepare: a function that changes the trainer before it trains.
         facts: a function that measures more numbers beside the students' metrics.
     """
 
@@ -102,7 +101,6 @@ class Cell:
     distils: bool = True
     learner: Mapping[str, Any] | None = None
     source: Cell | None = None
-    prepare: Callable[[FarziTrainer], None] | None = None
     facts: Callable[[FarziTrainer, Comparison, Sequence[Student]], Mapping[str, float]] | None = None
 
     @property
@@ -184,8 +182,6 @@ def _trained(e: Experiment, cell: Cell, seed: int) -> tuple[FarziTrainer, str | 
     ):  # the default is the width of the learner's head: that was another learner
         args = changed(args, label_dim=len(summary["label_decoder"]))
     trainer = trainer_of(e.data, args, seed, cell.learner)
-    if cell.prepare is not None:
-        cell.prepare(trainer)
     if cell.distils:
         begin_run(trainer, settings, checkpoint)
         trainer.train(resume_from_checkpoint=checkpoint)
@@ -216,6 +212,4 @@ def _settings(e: Experiment, cell: Cell, seed: int) -> dict[str, Any]:
         settings |= {**asdict(e.recording), "num_recorded": args.num_trajectories or e.recording.num_recorded}
     if cell.source is not None:
         settings["source"] = _settings(e, cell.source, seed)
-    if cell.prepare is not None:
-        settings["prepare"] = cell.prepare.__name__
     return json.loads(json.dumps(settings))

@@ -38,7 +38,7 @@ class PaperArguments:
 
     seeds: list[int] = field(default_factory=lambda: [0, 1, 2], metadata={"help": "of each row"})
     budgets: list[int] = field(default_factory=lambda: [10, 25, 50], metadata={"help": "μ of sample_efficiency.py"})
-    latent_dims: list[int] = field(default_factory=lambda: [4, 8, 16], metadata={"help": "d or e of regularization.py"})
+    label_dims: list[int] = field(default_factory=lambda: [4, 8, 16], metadata={"help": "e of regularization.py"})
     sgd_learning_rate: float = field(default=1.0, metadata={"help": "rate of inner_optimizers.py's inner SGD"})
     momentum_learning_rate: float = field(default=0.3, metadata={"help": "rate of its inner SGD with momentum"})
     sgd_momentum: float = field(default=0.9, metadata={"help": "of the same"})
@@ -47,7 +47,7 @@ class PaperArguments:
     card_dir: str | None = field(default=None, metadata={"help": "folder of the table"})
 
     def __post_init__(self) -> None:
-        for name, least in (("seeds", 0), ("budgets", 1), ("latent_dims", 1), ("cost_steps", 1)):
+        for name, least in (("seeds", 0), ("budgets", 1), ("label_dims", 1), ("cost_steps", 1)):
             check_different(name, getattr(self, name), least)
 
 

@@ -1,4 +1,4 @@
-"""Compares inner optimizers: SGD, SGD with momentum, and Adam. Adam is differentiated by us, by plain autograd and by `higher`.
+"""Compares inner optimizers: SGD, SGD with momentum, and Adam, which is differentiated by us and by plain autograd.
 
     python recipes/paper/inner_optimizers.py --dataset ml-100k --data_dir FOLDER
     python recipes/paper/inner_optimizers.py --dataset ptb --data_dir FOLDER
@@ -12,71 +12,32 @@ repeat them. The settings are in `configs/tables/paper_DATASET_SCALE.yaml`; the 
 
 from __future__ import annotations
 
-import copy
 import importlib.util
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from cells import FULL, LONG, Cell, evidence_of, full_cells
 from experiment import Experiment
 from objectives import sgd
-from torch import Tensor
 
 from farzi_hf import FarziTrainer
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
-from farzi_hf.distillation import Learner, SyntheticTraining, random_starts
-from farzi_hf.distillation.objectives.base import Batch
 from farzi_hf.report import Claim, Comparison, Student
-from farzi_hf.summary.forms import Tensors, device_of
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmark"))
 import benchmark
 from harness import Facts, read_rows
 
-OURS, AUTOGRAD, HIGHER = "Farzi, Adam", "Farzi, Adam by autograd", "Farzi, Adam by higher"
+OURS, AUTOGRAD = "Farzi, Adam", "Farzi, Adam by autograd"
 SGD, MOMENTUM = "Farzi, SGD", "Farzi, SGD with momentum"
 CLAIMS = (
     Claim("Adam inside makes better data than SGD", OURS, SGD),
     Claim("Adam inside makes better data than SGD with momentum", OURS, MOMENTUM),
     Claim("Reverse-mode Adam makes at least 95 % as good data as autograd's", OURS, AUTOGRAD, 0.95),
-    Claim("Reverse-mode Adam makes at least 95 % as good data as higher's", OURS, HIGHER, 0.95),
 )
 COSTS = ("autograd", "higher", "Tape", "Checkpoint", "Reversible")
-
-
-@dataclass(frozen=True)
-class HigherMatching:
-    """`MetaMatching` with `higher` in place of `unroll`: it keeps the graph of every step.
-
-    The Adam of `higher` adds ε before the bias correction, so it differs slightly from torch's. All T steps are differentiated,
-    without a window.
-
-    Args:
-        training: the inner loop. Only its loss and Adam's settings are used.
-        steps: T.
-    """
-
-    training: SyntheticTraining
-    steps: int
-
-    def __call__(self, learner: Learner, summary: Tensors, batch: Batch, seed: int) -> Tensor:
-        """The outer loss, differentiable in the summary's tensors."""
-        import higher
-
-        model, adam = copy.deepcopy(learner.model), self.training.optimizer
-        start = random_starts(learner, seed, device_of(summary))
-        model.load_state_dict(start, strict=False)  # buffers stay
-        optimizer = torch.optim.Adam(model.parameters(), lr=adam.lr, betas=adam.betas, eps=adam.eps)
-        loss = self.training.inner_loss(learner, summary, self.steps, seed)
-        with higher.innerloop_ctx(model, optimizer) as (functional, differentiable):
-            for step in range(1, self.steps + 1):
-                theta = dict(zip(start, functional.parameters(), strict=True))
-                differentiable.step(loss(theta, tuple(summary.values()), step))
-            return learner.hard_loss(dict(zip(start, functional.parameters(), strict=True)), batch)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -93,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     benchmark.main(cost_arguments(e))
     costs = read_rows(e.folder / "cost", benchmark.FILES)
     findings += cost_findings(costs)
-    more = f"\n{windows(e)}Cost of one meta-gradient (`benchmark.py`), all T steps differentiated:\n\n{benchmark.tables(benchmark.in_order(costs))}"
+    more = f"\nCost of one meta-gradient (`benchmark.py`), all T steps differentiated:\n\n{benchmark.tables(benchmark.in_order(costs))}"
     e.write(rows, findings, more, {"seconds_per_step": "s per outer step"})
     e.plot(rows, "quality.png")
 
@@ -109,29 +70,13 @@ def cells(e: Experiment) -> list[Cell]:
         Cell(MOMENTUM, sgd(e.settings.momentum_learning_rate, e.settings.sgd_momentum), facts=seconds_per_step),
         Cell(OURS, facts=seconds_per_step),
         Cell(AUTOGRAD, {"adjoint": "direct"}, facts=seconds_per_step),
-        Cell(HIGHER, {"window": None}, facts=seconds_per_step, prepare=differentiate_by_higher),
     ]
-
-
-def differentiate_by_higher(trainer: FarziTrainer) -> None:
-    """Replaces the outer loss."""
-    trainer.objective = HigherMatching(trainer.training, trainer.args.inner_steps)
 
 
 def seconds_per_step(trainer: FarziTrainer, c: Comparison, students: Sequence[Student]) -> Mapping[str, float]:
     """The median of the logged means. If nothing was logged, an empty dict."""
     logged = [entry["seconds_per_step"] for entry in trainer.state.log_history if "seconds_per_step" in entry]
     return {"seconds_per_step": statistics.median(logged)} if logged else {}
-
-
-def windows(e: Experiment) -> str:
-    """A note about the window: the row of `higher` has none, but the others may have one."""
-    if not e.args.window:
-        return ""
-    return (
-        f"{HIGHER} differentiates all T = {e.args.inner_steps} steps, but the other rows only the last {e.args.window}. This may explain a part "
-        "of the difference.\n\n"
-    )
 
 
 def cost_arguments(e: Experiment) -> list[str]:

@@ -6,7 +6,6 @@ import csv
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -16,7 +15,6 @@ import influence_card
 import influence_cost
 from influence import CONFIGS, EXACT, TRAK, AttributionArguments, AttributionProblem, parse
 from influence_cost import METHODS
-from influence_faults import own_losses
 from tiny_recipes import GPT2, SASREC, places
 
 from farzi_hf.attribution import WeightedTraining
@@ -25,9 +23,8 @@ from farzi_hf.attribution import WeightedTraining
 pytestmark = [pytest.mark.usefixtures("small_data"), pytest.mark.filterwarnings("ignore:invalid escape sequence")]
 LEARNERS = {"sample": GPT2, "sample_interactions": SASREC}
 TINY = (
-    "--num_train", "12", "--num_test", "4", "--longest", "8", "--steps", "2", "3", "--seeds", "0", "1", "--faults", "0.2",
+    "--num_train", "12", "--num_test", "4", "--longest", "8", "--steps", "2", "3", "--seeds", "0", "1",
     "--retrainings", "8", "--together", "3", "--left_out", "0.2", "--cost_steps", "2", "--batch_size", "3", "--vocab_size", "60",
-    "--fault_train", "15", "--fault_steps", "3",
 )  # fmt: skip
 TRAININGS = ("training alone", "ordinary loop")
 COSTS = [
@@ -60,11 +57,8 @@ def test_a_run_writes_its_card_and_a_second_one_trains_nothing(tmp_path, monkeyp
     assert [row["steps"] for row in table["scores"] if row["method"] == EXACT] == [2, 3]
     assert all(-1 <= low <= high <= 1 for low, high in (row["lds_interval"] for row in table["scores"]))
     assert all(len(row["lds_seeds"]) == 2 for row in table["scores"])
-    of_three_faults_and_two_seeds = {round(k / 6, 6) for k in range(7)}
-    assert {round(row["recall"], 6) for row in table["faults"]} <= of_three_faults_and_two_seeds
-    assert table["planted faults"].startswith("3 of 15 sequences")
     with (tmp_path / "card" / "table.csv").open(encoding="utf-8") as file:
-        assert len(list(csv.DictReader(file))) == len(table["scores"]) + len(table["faults"])
+        assert len(list(csv.DictReader(file))) == len(table["scores"])
     assert "out of memory (2 GiB)" in printed
 
     monkeypatch.setattr(WeightedTraining, "train", None)
@@ -77,38 +71,6 @@ def test_a_measurement_that_failed_is_not_kept(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(influence_cost, "in_process", lambda *args: facts.pop(0))
     p = problem("sample", tmp_path, "--ways", "Tape")
     assert [influence_cost.measured(p, [])[0]["status"] for _ in range(3)] == ["failed", "ok", "ok"]
-
-
-@pytest.mark.parametrize("dataset", LEARNERS)
-def test_faults_are_other_sequences_of_the_same_length(dataset: str, tmp_path) -> None:
-    p = problem(dataset, tmp_path)
-    rows, planted = p.faulty(0)
-    assert planted.sum() == 2
-    assert [len(row) for row in rows] == [len(row) for row in p.train_ids]
-    assert [row != own for row, own in zip(rows, p.train_ids, strict=True)] == planted.tolist()
-    if dataset == "sample":
-        assert [sorted(row) for row in rows] == [sorted(row) for row in p.train_ids]
-        ends = [p.task.processing_class.bos_token_id, p.task.processing_class.eos_token_id]
-        for row, own in zip(rows, p.train_ids, strict=True):
-            assert np.isin(row, ends).tolist() == np.isin(own, ends).tolist()
-
-
-@pytest.mark.parametrize("dataset", LEARNERS)
-def test_own_losses_are_those_of_each_sequence_alone(dataset: str, tmp_path) -> None:
-    p = problem(dataset, tmp_path)
-    training = p.training(0, 3)
-    theta = training.train()
-    alone = [p.learner.hard_loss(theta, training.minibatch(torch.tensor([i]))) for i in range(training.num_rows)]
-    torch.testing.assert_close(own_losses(training, theta), torch.stack(alone).detach())
-
-
-def test_corrupted_copies_are_other_sequences_each_time(tmp_path) -> None:
-    p = problem("sample_interactions", tmp_path)
-    first, second, *_ = p.corrupted(p.train_ids, 0)
-    real = p.collated(p.train_ids)
-    assert first["input_ids"].shape == real["input_ids"].shape
-    assert not torch.equal(first["input_ids"], second["input_ids"])
-    assert (first["input_ids"] != real["input_ids"]).any(1).all()
 
 
 @pytest.mark.parametrize("dataset", LEARNERS)
@@ -186,7 +148,6 @@ def test_after_the_warm_up_nothing_is_compiled(tmp_path) -> None:
         ({"retrainings": 2}, "retrainings=2 and left_out=0.05 give no correlation"),
         ({"seeds": []}, r"seeds=\[\] is not usable: give a list of different numbers"),
         ({"ways": ["Tape", "Tape"]}, "give a list of different values"),
-        ({"fault_steps": 0}, "fault_steps=0 trains nothing"),
     ],
 )
 def test_unusable_settings_are_named(changes: dict, message: str) -> None:
