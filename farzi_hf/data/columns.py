@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from reprlib import repr as short
 from typing import Any, NoReturn
@@ -39,49 +39,16 @@ class Columns:
     item_ids: Sequence[Any]
 
 
-Ids = Callable[[pa.ChunkedArray, str, Any], pa.ChunkedArray]
-
-
-def as_given(ids: pa.ChunkedArray, name: str, source: Any) -> pa.ChunkedArray:
-    """The ids unchanged, integers or text."""
-    return ids
-
-
-def numbered(ids: pa.ChunkedArray, name: str, source: Any) -> pa.ChunkedArray:
-    """Text as numbers, if all are plain integers: then 10 comes after 9, and no two ids become equal.
-
-    Otherwise all stay text. A warning names two texts that would be the same number.
-    """
-    if _is_integer_text(ids):
-        return ids.cast(pa.int64())
-    different = ids.unique()
-    plain = pc.replace_substring_regex(different, _WRITTEN_OTHERWISE, r"\1").to_numpy(zero_copy_only=False)
-    _, first, count = np.unique(plain, return_index=True, return_counts=True)
-    if (count > 1).any():
-        alike = np.flatnonzero(plain == plain[first[count.argmax()]])[:2]
-        two = " and ".join(short(different[int(place)].as_py()) for place in alike)
-        why = "because not all are plain integers; write them alike if they are one"
-        logger.warning("%s: the %ss %s stay two, %s", source, name, two, why)
-    return ids
-
-
-def integers(ids: pa.ChunkedArray, name: str, source: Any) -> pa.ChunkedArray:
-    """Text as numbers, for data sets whose description says that ids are numbers. Other text is refused."""
-    if _is_integer_text(ids):
-        return ids.cast(pa.int64())
-    row = pc.index(pc.match_substring_regex(ids, _INTEGER), False).as_py()
-    row = _first_failure(ids, [pa.int64()]) if row < 0 else row  # too large
-    _refuse(source, name, row, ids, "is no integer without leading zeros: it is damaged or another file")
-
-
-def columns(table: pa.Table, source: Any, ids: Ids = as_given) -> Columns:
+def columns(table: pa.Table, source: Any, numbers: bool = False, only_numbers: bool = False) -> Columns:
     """The columns of a table with user, item and timestamp. Other columns are ignored.
 
     Args:
         table: ids are integers or text. Different ids stay different: the text 007 is not 7. Timestamps are integers,
             finite floats, dates, datetimes, or text that holds integers, decimals or ISO 8601 dates and times.
         source: the file, for errors.
-        ids: converts the ids. `numbered` and `integers` are for files, in which all ids are text.
+        numbers: for files of text, where text may mean numbers. If all ids of a column are plain integers, they become numbers: then 10
+            comes after 9, and no two ids become equal. Otherwise all stay text, and a warning names two that would be the same number.
+        only_numbers: the same, for data sets whose description says that ids are numbers; other text is refused.
 
     Raises:
         ValueError: a column is missing or exists twice, there are no rows, or a value is empty or cannot be read; the row is named.
@@ -94,7 +61,9 @@ def columns(table: pa.Table, source: Any, ids: Ids = as_given) -> Columns:
     if len(table) == 0:
         raise ValueError(f"{source} holds no interactions: it is empty or cut short")
     users, items, times = (_checked(table[name], name, source) for name in NAMES)
-    (users, _), (items, item_ids) = (_numbers(ids(x, name, source)) for x, name in ((users, "user"), (items, "item")))
+    if numbers or only_numbers:
+        users, items = (_read(x, n, source, only_numbers) for x, n in ((users, "user"), (items, "item")))
+    (users, _), (items, item_ids) = _numbers(users), _numbers(items)
     return Columns(users, items, _times(times, source), item_ids)
 
 
@@ -128,15 +97,25 @@ def _numbers(ids: pa.ChunkedArray) -> tuple[np.ndarray, list[Any]]:
     return rank.astype(np.min_scalar_type(len(rank)))[encoded.indices.to_numpy()], different.tolist()
 
 
-def _is_integer_text(column: pa.ChunkedArray) -> bool:
-    """Whether every entry is the plain text of a 64-bit integer. Then different texts are different numbers."""
-    if not (_is_text(column) and pc.all(pc.match_substring_regex(column, _INTEGER)).as_py()):
-        return False
+def _read(ids: pa.ChunkedArray, name: str, source: Any, only_numbers: bool) -> pa.ChunkedArray:
+    """The ids as numbers where their text is that of numbers: see `columns`."""
+    other = pc.index(pc.match_substring_regex(ids, _INTEGER), False).as_py()
     try:
-        column.cast(pa.int64())
+        if other < 0:
+            return ids.cast(pa.int64())
     except pa.ArrowInvalid:  # too large
-        return False
-    return True
+        other = _first_failure(ids, [pa.int64()])
+    if only_numbers:
+        _refuse(source, name, other, ids, "is no integer without leading zeros: it is damaged or another file")
+    different = ids.unique()
+    plain = pc.replace_substring_regex(different, _WRITTEN_OTHERWISE, r"\1").to_numpy(zero_copy_only=False)
+    _, first, count = np.unique(plain, return_index=True, return_counts=True)
+    if (count > 1).any():
+        alike = np.flatnonzero(plain == plain[first[count.argmax()]])[:2]
+        two = " and ".join(short(different[int(place)].as_py()) for place in alike)
+        why = "because not all are plain integers; write them alike if they are one"
+        logger.warning("%s: the %ss %s stay two, %s", source, name, two, why)
+    return ids
 
 
 def _times(column: pa.ChunkedArray, source: Any) -> np.ndarray:

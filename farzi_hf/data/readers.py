@@ -23,7 +23,7 @@ import pyarrow.csv as csv
 import pyarrow.parquet as parquet
 from datasets import Dataset, DownloadManager, load_dataset
 
-from farzi_hf.data.columns import NAMES, Columns, columns, integers, numbered
+from farzi_hf.data.columns import NAMES, Columns, columns
 
 
 class DataUnavailableError(RuntimeError):
@@ -105,12 +105,9 @@ def _read_file(path: Path) -> Columns:
     return read(path)
 
 
-def _read_csv(path: Path) -> Columns:
-    return columns(parse(utf8(path), path, ",", quote='"'), path, numbered)
-
-
-def _read_tsv(path: Path) -> Columns:
-    return columns(parse(utf8(path), path, "\t", quote='"'), path, numbered)
+def _read_text(path: Path) -> Columns:
+    delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
+    return columns(parse(utf8(path), path, delimiter, quote='"'), path, numbers=True)
 
 
 def _read_parquet(path: Path) -> Columns:
@@ -149,7 +146,7 @@ def _row(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 _READERS = {
-    ".csv": _read_csv, ".tsv": _read_tsv, ".parquet": _read_parquet, ".json": _read_json, ".jsonl": _read_json,
+    ".csv": _read_text, ".tsv": _read_text, ".parquet": _read_parquet, ".json": _read_json, ".jsonl": _read_json,
 }  # fmt: skip
 # A name with such an ending means a file; the Hub is not asked.
 _FILE_SUFFIXES = (*_READERS, ".txt", ".dat", ".data", ".arrow", ".feather", ".gz", ".zip", ".xlsx", ".xls", ".pkl")
@@ -206,7 +203,7 @@ def _read_movielens(delimiter: bytes) -> Callable[[list[Path]], Columns]:
         if _BETWEEN in text:
             raise ValueError(f"{path} holds the control character {_BETWEEN!r}: it is damaged or another file")
         table = parse(text.replace(delimiter, _BETWEEN), path, _BETWEEN.decode(), _RATINGS, {"rating": pa.float64()})
-        return columns(table, path, integers)
+        return columns(table, path, only_numbers=True)
 
     return read
 
@@ -217,7 +214,7 @@ def _read_amazon(files: list[Path]) -> Columns:
     text = utf8(path)
     head = re.split(rb"[\r\n]", text.lstrip(b"\r\n"), maxsplit=1)[0].decode(errors="replace")
     if set(NAMES) <= set(next(python_csv.reader([head]), [])):
-        return columns(parse(text, path, ",", quote='"'), path, numbered)
+        return columns(parse(text, path, ",", quote='"'), path, numbers=True)
     table = parse(text, path, ",", _RATINGS, {"rating": pa.float64()}, quote='"')
 
     def are(first: str, second: str) -> bool:
@@ -226,9 +223,9 @@ def _read_amazon(files: list[Path]) -> Columns:
 
     number, user, item = r"\A[+-]?[0-9]+\z", r"\AA[0-9A-Z]+\z", r"\A[0-9B][0-9A-Z]+\z"
     if are(number, number) or are(user, item):
-        return columns(table, path, numbered)
+        return columns(table, path, numbers=True)
     if are(item, user):
-        return columns(table.rename_columns(["item", "user", *_RATINGS[2:]]), path, numbered)
+        return columns(table.rename_columns(["item", "user", *_RATINGS[2:]]), path, numbers=True)
     raise ValueError(
         f"{path} does not say which column holds the users: neither are both columns numbers, nor one Amazon's user ids (A…) "
         "and the other its item ids (B… or digits) throughout; give it the first line user,item,rating,timestamp"
@@ -274,8 +271,13 @@ def _netflix_ratings(text: bytes, path: Path, movie: int) -> tuple[np.ndarray, n
     if movie > _NETFLIX_MOVIES:
         raise ValueError(f"{path} has movie {movie}, the prize's are 1 … {_NETFLIX_MOVIES}: it is damaged")
     # Arrow would leave out an empty line, end a line at a carriage return alone, and read 07 and 0x7 as 7.
-    if odd := re.search(rb"^(?![1-9]|\Z).*|\r(?!\n)", text, re.MULTILINE):
-        raise ValueError(f"{path} has the line {odd[0][:40]!r} up to movie {movie}: it is damaged or cut short")
+    letters = np.frombuffer(text, np.uint8)
+    starts = np.r_[0, np.flatnonzero(letters[:-1] == ord("\n")) + 1]
+    digits = (letters[starts] >= ord("1")) & (letters[starts] <= ord("9"))
+    if not digits.all() or text.count(b"\r") != text.count(b"\r\n"):
+        raise ValueError(
+            f"{path} has a line up to movie {movie} that is no user,rating,date: it is damaged or cut short"
+        )
     table = parse(text, path, ",", tuple(_NETFLIX_TYPES), _NETFLIX_TYPES)
     users, days = table["user"].to_numpy(), table["date"].cast(pa.int32()).to_numpy()
     limits = np.iinfo(np.int16)  # days since 1970, up to the year 2059

@@ -226,10 +226,10 @@ def test_an_empty_file_is_an_error(name, folder, text):
     [("5,3,2005-01-01\n", "does not begin with a line such as '1:'"), ("1:\n5,3,\n", "has no date, or one outside"), ("1:\n", "cut short"),
      ("1:\n5,3,2005-01-01\n2", "cut short or another file"), ("01:\n5,3,2005-01-01\n", "does not begin with"),
      ("1:\n5,3,2005-01-01\n17771:\n5,3,2005-01-01\n", "has movie 17771, the prize's are 1 … 17770"),
-     ("1:\n5,3,2005-01-01\n05,3,2005-01-01\n", "has the line b'05,3,2005-01-01' up to movie 1"), ("1:\n0x5,3,2005-01-01\n", "the line b'0x5,"),
-     ("1:\n-5,3,2005-01-01\n", "the line b'-5,"), ("1:\n2147483647,3,2005-01-01\n", "has user 2147483647, the prize's are"),
-     ("1:\n5,3,2105-01-01\n", "or one outside 1880"), ("1:\n\n5,3,2005-01-01\n", "has the line b''"),
-     ("1:\n5,3,2005-01-01\r6,3,2005-01-01\n", r"has the line b'\\r'")],
+     ("1:\n5,3,2005-01-01\n05,3,2005-01-01\n", "a line up to movie 1 that is no user,"), ("1:\n0x5,3,2005-01-01\n", "that is no user,rating,date"),
+     ("1:\n-5,3,2005-01-01\n", "that is no user,rating,date"), ("1:\n2147483647,3,2005-01-01\n", "has user 2147483647, the prize's are"),
+     ("1:\n5,3,2105-01-01\n", "or one outside 1880"), ("1:\n\n5,3,2005-01-01\n", "that is no user,rating,date"),
+     ("1:\n5,3,2005-01-01\r6,3,2005-01-01\n", "that is no user,rating,date")],
 )  # fmt: skip
 def test_what_is_none_of_netflixs_files(tmp_path, text, message):
     (tmp_path / "combined_data_1.txt").write_text(text)
