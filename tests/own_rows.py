@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from farzi_hf.data import (
-    Interactions,
-)
+from farzi_hf.data import Interactions
 
 # user, item, timestamp: user 7 has four rows, two of them equal, at one time two; user 5 has three, user 9 two
 ROWS = [(7, 30, 5), (5, 20, 1), (7, 10, 2), (9, 20, 1), (7, 20, 5), (5, 30, 0), (9, 50, 2), (5, 40, 3), (7, 10, 2)]

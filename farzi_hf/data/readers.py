@@ -31,18 +31,20 @@ class DataUnavailableError(RuntimeError):
 
 
 def utf8(path: Path) -> bytes:
-    """The text of a file in UTF-8 without a byte order mark. A file that begins with the mark of UTF-16 is converted.
+    """The text of a file in UTF-8 without byte order marks. A file that begins with the mark of UTF-16 is converted.
 
     Raises:
-        ValueError: the file looks like UTF-16 but is none.
+        ValueError: the file begins as UTF-16 but is none.
     """
     text = path.read_bytes()
     if text.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         try:
-            return text.decode("utf-16").encode()
+            text = text.decode("utf-16").encode()
         except UnicodeError as error:
             raise ValueError(f"{path} begins as UTF-16, but is none ({_reason(error)}): it is cut short") from None
-    return text.removeprefix(codecs.BOM_UTF8)
+    while text.startswith(codecs.BOM_UTF8):
+        text = text.removeprefix(codecs.BOM_UTF8)
+    return text
 
 
 def _reason(error: Exception) -> str:

@@ -50,7 +50,7 @@ def weights(seed: int = 0) -> Tensor:
     return 0.5 + torch.rand(N, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def test_the_loss_is_the_weighted_sum_over_the_unweighted_number_of_tokens(training: WeightedTraining) -> None:
+def test_the_loss_is_the_weighted_sum_over_the_unweighted_number_of_tokens(training):
     w, chosen = weights(), training.batches[0]
     rows = {name: x[chosen] for name, x in training.rows.items()}
     logits = training.learner.logits(training.start, rows)[:, :-1]
@@ -64,7 +64,7 @@ def test_the_loss_is_the_weighted_sum_over_the_unweighted_number_of_tokens(train
 
 
 @pytest.mark.parametrize("adjoint", [None, Reversible(), Checkpoint(slots=2), Tape()], ids=repr)
-def test_every_adjoint_gives_the_derivative_of_autograd(training: WeightedTraining, adjoint) -> None:
+def test_every_adjoint_gives_the_derivative_of_autograd(training, adjoint):
     expected = influence(training, TEST, weights=weights(), adjoint=Direct())
     assert expected.abs().min() > 1e-5
     # `Reversible` holds the optimizer's accumulators in integers with the precision of float32.
@@ -78,7 +78,7 @@ def test_every_adjoint_gives_the_derivative_of_autograd(training: WeightedTraini
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("adjoint", [Reversible(), Checkpoint(slots=2), Tape()], ids=repr)
-def test_compiled_steps_give_the_same_influence_and_are_compiled_once(training: WeightedTraining, adjoint) -> None:
+def test_compiled_steps_give_the_same_influence_and_are_compiled_once(training, adjoint):
     """Whatever the number of padded columns and of predicted ids in a minibatch, which differs here."""
     assert len({int((training.rows["labels"][chosen] != IGNORED).sum()) for chosen in training.batches}) > 2
     expected = influence(training, TEST, weights=weights(), adjoint=Direct())
@@ -91,7 +91,7 @@ def test_compiled_steps_give_the_same_influence_and_are_compiled_once(training: 
     assert 0 < stats["unique_graphs"] == before
 
 
-def test_it_is_what_small_changes_of_the_weights_do(training: WeightedTraining) -> None:
+def test_it_is_what_small_changes_of_the_weights_do(training):
     w, h = weights(), 1e-5
     found = influence(training, TEST, weights=w, adjoint=Tape())
     for i in range(N):
@@ -100,14 +100,14 @@ def test_it_is_what_small_changes_of_the_weights_do(training: WeightedTraining) 
         torch.testing.assert_close(found[i], -(above - below) / (2 * h), rtol=1e-4, atol=1e-8)
 
 
-def test_several_losses_have_a_row_each(training: WeightedTraining) -> None:
+def test_several_losses_have_a_row_each(training):
     one = {name: x[:1] for name, x in TEST.items()}
     losses = lambda theta: torch.stack([training.learner.hard_loss(theta, batch) for batch in (TEST, one)])  # noqa: E731
     expected = torch.stack([influence(training, test) for test in (TEST, one)])
     torch.testing.assert_close(influence(training, losses), expected)
 
 
-def test_a_weight_of_zero_is_a_sequence_left_out_and_one_that_no_batch_has_does_nothing(learner: Learner) -> None:
+def test_a_weight_of_zero_is_a_sequence_left_out_and_one_that_no_batch_has_does_nothing(learner):
     start = {name: x.double() for name, x in learner.initial_parameters(0).items()}
     batches = torch.tensor([[0, 1], [2, 0]])
     training = WeightedTraining(learner, sentences(4, seed=2), batches, InnerSGD(lr=0.5), start)
@@ -124,7 +124,7 @@ def test_a_weight_of_zero_is_a_sequence_left_out_and_one_that_no_batch_has_does_
         torch.testing.assert_close(other.train(without)[name], x)
 
 
-def test_trainings_together_are_trainings_alone(training: WeightedTraining) -> None:
+def test_trainings_together_are_trainings_alone(training):
     w = torch.stack([weights(seed) for seed in range(3)])
     for found, own in zip(training.train_each(w, at_once=2), w, strict=True):
         for name, x in training.train(own).items():
@@ -133,7 +133,7 @@ def test_trainings_together_are_trainings_alone(training: WeightedTraining) -> N
     torch.testing.assert_close(half, training.train(torch.full((N,), 0.5)))
 
 
-def test_gradient_scores_are_those_of_single_gradients(training: WeightedTraining) -> None:
+def test_gradient_scores_are_those_of_single_gradients(training):
     theta = training.start
 
     def gradient(rows: dict[str, Tensor]) -> Tensor:
@@ -181,12 +181,12 @@ def test_gradient_scores_are_those_of_single_gradients(training: WeightedTrainin
         ),
     ],
 )
-def test_a_training_says_what_is_wrong(training: WeightedTraining, changes: dict, message: str) -> None:
+def test_a_training_says_what_is_wrong(training, changes, message):
     with pytest.raises(ValueError, match=message):
         replace(training, **changes)
 
 
-def test_influence_says_what_is_wrong(training: WeightedTraining) -> None:
+def test_influence_says_what_is_wrong(training):
     with pytest.raises(ValueError, match=r"weights has the shape \(3,\)"):
         influence(training, TEST, weights=torch.ones(3))
     with pytest.raises(ValueError, match=r"weights is torch.int64, in which nothing can be differentiated"):
@@ -223,7 +223,7 @@ def test_influence_says_what_is_wrong(training: WeightedTraining) -> None:
         influence(training, lambda theta: training.learner.hard_loss(theta, TEST) * torch.inf)
 
 
-def test_frozen_parameters_have_no_part_in_gradient_scores() -> None:
+def test_frozen_parameters_have_no_part_in_gradient_scores():
     def scores(trained: tuple[str, ...]) -> tuple[Tensor, Tensor]:
         def model() -> torch.nn.Module:
             torch.manual_seed(0)
@@ -246,7 +246,7 @@ def test_frozen_parameters_have_no_part_in_gradient_scores() -> None:
 
 
 @pytest.mark.parametrize("quiet", [torch.no_grad, torch.inference_mode])
-def test_influence_is_a_derivative_also_where_the_caller_wants_no_others(training: WeightedTraining, quiet) -> None:
+def test_influence_is_a_derivative_also_where_the_caller_wants_no_others(training, quiet):
     expected = influence(training, TEST)
     products = gradient_products(training, TEST, [training.start])
     with quiet():
@@ -255,7 +255,7 @@ def test_influence_is_a_derivative_also_where_the_caller_wants_no_others(trainin
         torch.testing.assert_close(gradient_products(training, TEST, [training.start]), products)
 
 
-def test_a_sequence_without_anything_to_predict_scores_zero(training: WeightedTraining) -> None:
+def test_a_sequence_without_anything_to_predict_scores_zero(training):
     alone = {name: x.clone() for name, x in training.rows.items()}
     alone["labels"][2, 1:] = IGNORED
     found = gradient_cosines(replace(training, rows=alone), TEST, training.start)
@@ -263,7 +263,7 @@ def test_a_sequence_without_anything_to_predict_scores_zero(training: WeightedTr
     assert found.isfinite().all()
 
 
-def test_weights_are_of_the_type_of_what_trains() -> None:
+def test_weights_are_of_the_type_of_what_trains():
     """A constant base in bfloat16 comes first among the parameters."""
 
     def model() -> torch.nn.Module:

@@ -12,7 +12,7 @@ from farzi_hf.distillation import Learner
 from farzi_hf.engine import InnerSGD
 
 
-def test_the_score_is_one_where_losses_grow_with_what_is_left_out() -> None:
+def test_the_score_is_one_where_losses_grow_with_what_is_left_out():
     scores = torch.tensor([0.3, -0.2, 0.05, 1.0])
     left_out = torch.tensor([[1, 0, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1], [1, 1, 1, 1], [0, 0, 0, 0]]).bool()
     losses = (left_out.float() @ scores).exp()
@@ -20,19 +20,19 @@ def test_the_score_is_one_where_losses_grow_with_what_is_left_out() -> None:
     assert linear_datamodeling_score(-scores, left_out, losses) == pytest.approx(-1)
 
 
-def test_it_is_spearmans_correlation_with_shared_ranks() -> None:
+def test_it_is_spearmans_correlation_with_shared_ranks():
     """Predictions 0 0 1 2 and losses 1 2 0 3: the ranks are 0.5 0.5 2 3 and 1 2 0 3."""
     left_out = torch.tensor([[0, 0], [0, 0], [1, 0], [0, 1]]).bool()
     found = linear_datamodeling_score(torch.tensor([1.0, 2.0]), left_out, torch.tensor([1.0, 2.0, 0.0, 3.0]))
     assert found == pytest.approx(1.5 / (4.5 * 5) ** 0.5)
 
 
-def test_the_score_refuses_shapes_that_do_not_fit() -> None:
+def test_the_score_refuses_shapes_that_do_not_fit():
     with pytest.raises(ValueError, match=r"left_out has the shape \(4, 2\) for 4 retrainings and 3 sequences"):
         linear_datamodeling_score(torch.ones(3), torch.ones(4, 2), torch.ones(4))
 
 
-def test_recall_counts_faults_among_the_lowest_scores() -> None:
+def test_recall_counts_faults_among_the_lowest_scores():
     scores, planted = torch.tensor([0.1, -3.0, -2.0, 5.0]), torch.tensor([True, True, False, False])
     assert recall_at(scores, planted) == 0.5
     assert recall_at(scores, planted, k=3) == 1.0
@@ -49,7 +49,7 @@ def learner() -> Learner:
     return Learner(config_of("gpt2", initializer_range=0.3))
 
 
-def test_a_slow_training_is_smooth_and_a_wild_one_is_not(learner: Learner) -> None:
+def test_a_slow_training_is_smooth_and_a_wild_one_is_not(learner):
     generator = torch.Generator().manual_seed(0)
     ids, test = (torch.randint(1, 13, (8, 6), generator=generator) for _ in range(2))
     start = {name: x.double() for name, x in learner.initial_parameters(0).items()}
@@ -75,7 +75,7 @@ def test_a_slow_training_is_smooth_and_a_wild_one_is_not(learner: Learner) -> No
         ({}, r"losses of shape \(2,\)"),
     ],
 )
-def test_smoothness_says_what_is_wrong(learner: Learner, settings: dict, message: str) -> None:
+def test_smoothness_says_what_is_wrong(learner, settings, message):
     ids = torch.randint(1, 13, (8, 6), generator=torch.Generator().manual_seed(0))
     training = WeightedTraining(
         learner,

@@ -36,8 +36,12 @@ def number(text: str) -> str:
     return text
 
 
+def decoded(text: bytes, **settings: str) -> str:
+    return text.decode("utf-16" if text[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8", **settings).lstrip("\ufeff")
+
+
 def lines_of(text: bytes) -> list[str]:
-    return [line for line in re.split("\r\n|\n|\r", text.decode("utf-8-sig")) if line]
+    return [line for line in re.split("\r\n|\n|\r", decoded(text)) if line]
 
 
 def parse_movielens(delimiter: str) -> Parse:
@@ -49,7 +53,7 @@ def parse_movielens(delimiter: str) -> Parse:
 
 
 def parse_magazine(text: bytes) -> Rows:
-    rows = [row for row in csv.reader(io.StringIO(text.decode("utf-8-sig"), newline="")) if row]
+    rows = [row for row in csv.reader(io.StringIO(decoded(text), newline="")) if row]
     if rows and {"user", "item", "timestamp"} <= set(rows[0]):
         return of_header(rows)
     first, second = ({row[i] for row in rows} for i in (0, 1))
@@ -73,7 +77,7 @@ def of_header(rows: list[list[str]]) -> Rows:
 def parse_csv(delimiter: str) -> Parse:
     def parse(text: bytes) -> Rows:
         # A byte that is no UTF-8 matters in the three columns that are read, and not in the others.
-        stream = io.StringIO(text.decode("utf-8-sig", errors="surrogateescape"), newline="")
+        stream = io.StringIO(decoded(text, errors="surrogateescape"), newline="")
         rows = of_header([row for row in csv.reader(stream, delimiter=delimiter) if row])
         return [tuple(value.encode().decode() for value in row) for row in rows]
 
@@ -93,7 +97,7 @@ def parse_netflix(text: bytes) -> Rows:
 
 
 def parse_jsonl(text: bytes) -> Rows:
-    rows = [json.loads(line) for line in text.splitlines() if line.strip()]
+    rows = [json.loads(line) for line in decoded(text).encode().splitlines() if line.strip()]
     return [(row["user"], row["item"], row["timestamp"]) for row in rows]
 
 
@@ -154,27 +158,8 @@ netflix_ratings = st.lists(
 )
 starts = st.sampled_from(["", "\ufeff", "\n", "\ufeff\r\n\n"])
 ends = st.sampled_from(["\n", "\r\n", "\r"])
-JUNK = [
-    b'"',
-    b",",
-    b"\t",
-    b"::",
-    b":",
-    b"\n",
-    b"\r",
-    b" ",
-    b"\x00",
-    b"\x1f",
-    b"\xff",
-    b"\xef\xbb\xbf",
-    b"-",
-    b"0",
-    b"0x",
-    b"A",
-    b"NaN",
-    b"user",
-    b"\xc3\xa9",
-]
+JUNK = [b'"', b",", b"\t", b"::", b":", b"\n", b"\r", b" ", b"\x00", b"\x1f", b"\xff", b"\xef\xbb\xbf", b"\xff\xfe", b"-", b"0", b"0x", b"A", b"NaN",
+        b"user", b"\xc3\xa9"]  # fmt: skip
 damage = st.lists(st.tuples(st.integers(0, 200), st.integers(0, 3), st.sampled_from(JUNK)), max_size=3)
 
 

@@ -12,21 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from datasets import Dataset
-from hypothesis import given
-from hypothesis import strategies as st
 from own_rows import EXPECTED, ROWS, lines, lists
 
-from farzi_hf.data import (
-    DataUnavailableError,
-    InteractionCollator,
-    Interactions,
-    evaluation_windows,
-    load_interactions,
-    load_sample_interactions,
-    training_windows,
-)
+from farzi_hf.data import DataUnavailableError, Interactions, load_interactions, load_sample_interactions
 from farzi_hf.data.readers import SOURCES
-from farzi_hf.tasks import Recommendation
 
 
 def netflix(rows: list[tuple[int, int, int]]) -> str:
@@ -290,54 +279,6 @@ def test_the_split_is_of_users_80_10_10_disjoint_and_seeded():
     assert first["test"]["input_ids"] != other["test"]["input_ids"]
     with pytest.raises(ValueError, match="there are 9 users"):
         Interactions(sequences[:9], 57).strong_generalization_split(0)
-
-
-@given(st.lists(st.lists(st.integers(1, 99), min_size=1, max_size=20), min_size=1, max_size=4), st.integers(2, 8))
-def test_windows_hold_every_pair_once(histories, max_length):
-    windows = training_windows(Dataset.from_dict({"input_ids": histories}), max_length)["input_ids"]
-    assert all(2 <= len(window) <= max_length for window in windows)
-    pairs = [pair for window in windows for pair in pairwise(window)]
-    assert pairs == [pair for history in histories for pair in pairwise(history)]
-    assert len(windows) == sum(-(-(len(history) - 1) // (max_length - 1)) for history in histories)
-
-
-def test_evaluation_windows_end_with_the_target_and_know_all_that_was_seen():
-    histories = Dataset.from_dict({"input_ids": [[1, 2, 3, 4, 5], [6, 7]]})
-    windows = evaluation_windows(histories, 3)
-    assert windows["input_ids"][:] == [[3, 4, 5], [6, 7]]
-    assert windows["seen"][:] == [[1, 2, 3, 4], [6]]
-    batch = InteractionCollator()(list(windows))
-    assert batch["seen"].tolist() == [[1, 2, 3, 4], [6, 0, 0, 0]]
-    assert batch["labels"].tolist() == [[3, 4, 5], [6, 7, -100]]
-    with pytest.raises(TypeError, match=r'rows\[0\] is a list: give rows such as {"input_ids": \[5, 7\]}'):
-        InteractionCollator()([[3, 4, 5], [6, 7]])
-    for windows_of in (training_windows, evaluation_windows):
-        with pytest.raises(ValueError, match="max_length=1"):
-            windows_of(histories, 1)
-
-
-def test_empty_histories_have_no_window_and_nothing_to_predict():
-    histories = Dataset.from_dict({"input_ids": [[1, 2, 3], [], [4, 5]]})
-    assert training_windows(histories, 2)["input_ids"][:] == [[1, 2], [2, 3], [4, 5]]
-    assert training_windows(histories, 3)["input_ids"][:] == [[1, 2, 3], [4, 5]]
-    assert evaluation_windows(histories, 3)["input_ids"][:] == [[1, 2, 3], [], [4, 5]]
-    assert evaluation_windows(histories, 3)["seen"][:] == [[1, 2], [], [4]]
-
-
-@pytest.mark.parametrize("row", [[0, 0, 5, 7], [5, 7, 0, 0], [5, 0, 7]])
-def test_padding_within_histories_is_refused(row):
-    """It would be predicted, and a padded history would lose its last items."""
-    task, histories = Recommendation(["", *map(str, range(1, 9))]), Dataset.from_dict({"input_ids": [[1, 2], row]})
-    for rows_of in (task.training_rows, task.evaluation_rows):
-        with pytest.raises(ValueError, match=r"dataset\['input_ids'\]\[1\] holds item 0, which is the padding"):
-            rows_of(histories, 3)
-
-
-@pytest.mark.parametrize("cut", [training_windows, evaluation_windows])
-def test_columns_that_windows_would_lose_are_refused(cut):
-    histories = Dataset.from_dict({"input_ids": [[1, 2, 3]], "attention_mask": [[1, 1, 0]]})
-    with pytest.raises(ValueError, match="attention_mask, which windows would lose"):
-        cut(histories, 3)
 
 
 def test_sample_interactions_have_an_order_that_popularity_does_not_know():

@@ -1,4 +1,4 @@
-"""Readers, sample corpus, tokenizer and checks."""
+"""Text: readers, the sample corpus, docstrings as a corpus, tokenizers."""
 
 from __future__ import annotations
 
@@ -10,28 +10,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from datasets import Dataset, DatasetDict, Features, List, Value
+from datasets import Dataset, DatasetDict
 from fuzzing import fuzzed
 from hypothesis import example, given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, DataCollatorForLanguageModeling, PreTrainedTokenizerFast
 
 from farzi_hf.data import (
-    check_sequences,
+    bpe_tokenizer,
     flatten_sequences,
+    load_docstrings,
     load_ptb,
     load_sample_text,
-    minibatches,
     tokenize,
     word_tokenizer,
 )
 from farzi_hf.data import text as data
 from farzi_hf.data.samples import PREPOSITIONS, TOPICS, inflect
-
-
-def rows(*ids: list[int]) -> Dataset:
-    return Dataset.from_dict({"input_ids": list(ids)}, features=Features({"input_ids": List(Value("int64"))}))
-
 
 # --- readers
 
@@ -43,7 +38,7 @@ def ptb_folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_ptb_from_a_folder(ptb_folder: Path) -> None:
+def test_ptb_from_a_folder(ptb_folder):
     dataset = load_ptb(ptb_folder)
     assert {split: [line.split() for line in dataset[split]["text"]] for split in dataset} == {
         split: [[name, "<unk>", "N"], ["no", "it", "was", "n't"]]
@@ -51,7 +46,7 @@ def test_ptb_from_a_folder(ptb_folder: Path) -> None:
     }
 
 
-def test_ptb_from_the_hub_snapshot(ptb_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ptb_from_the_hub_snapshot(ptb_folder, monkeypatch):
     # What the Hub's Parquet export looks like once it is on disk.
     for split in data.SPLITS:
         (ptb_folder / "penn_treebank" / split).mkdir(parents=True)
@@ -61,7 +56,7 @@ def test_ptb_from_the_hub_snapshot(ptb_folder: Path, monkeypatch: pytest.MonkeyP
     assert {split: list(dataset[split]["text"]) for split in dataset} == {split: [split] for split in data.SPLITS}
 
 
-def test_ptb_names_the_missing_file(ptb_folder: Path) -> None:
+def test_ptb_names_the_missing_file(ptb_folder):
     (ptb_folder / "ptb.valid.txt").unlink()
     with pytest.raises(ValueError, match=r"data_dir=.* lacks ptb\.valid\.txt"):
         load_ptb(ptb_folder)
@@ -76,13 +71,13 @@ def test_ptb_names_the_missing_file(ptb_folder: Path) -> None:
     ],
     ids=["Latin-1", "UTF-16", "empty", "blank"],
 )  # fmt: skip
-def test_ptb_names_a_file_that_holds_no_text(ptb_folder: Path, content: bytes, message: str) -> None:
+def test_ptb_names_a_file_that_holds_no_text(ptb_folder, content, message):
     (ptb_folder / "ptb.valid.txt").write_bytes(content)
     with pytest.raises(ValueError, match=message):
         load_ptb(ptb_folder)
 
 
-def test_ptb_lines_end_where_a_line_ends(ptb_folder: Path) -> None:
+def test_ptb_lines_end_where_a_line_ends(ptb_folder):
     content = "\ufeffa\u2028b \x85 c\r\nd\x0b\x0ce\rf\n\n\x00 g"
     for encoding in ("utf-8", "utf-16"):
         (ptb_folder / "ptb.valid.txt").write_bytes(
@@ -97,7 +92,7 @@ def test_ptb_lines_end_where_a_line_ends(ptb_folder: Path) -> None:
 @example(b"\xef\xbb\xbf")
 @example(b"\r")
 @example(b"\x1c")
-def test_random_bytes_become_sequences_or_an_error_with_the_name(ptb_folder: Path, content: bytes) -> None:
+def test_random_bytes_become_sequences_or_an_error_with_the_name(ptb_folder, content):
     (ptb_folder / "ptb.train.txt").write_bytes(content)
     tokenized, refusal = None, None
     try:
@@ -107,7 +102,7 @@ def test_random_bytes_become_sequences_or_an_error_with_the_name(ptb_folder: Pat
     except ValueError as error:
         refusal = str(error)
     try:
-        text = content.decode("utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")
+        text = content.decode("utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8").lstrip("\ufeff")
     except UnicodeDecodeError:
         text = ""
     if sentences := [line for line in re.split("\r\n|\r|\n", text) if line.strip()]:
@@ -118,7 +113,7 @@ def test_random_bytes_become_sequences_or_an_error_with_the_name(ptb_folder: Pat
         assert "ptb.train.txt" in refusal
 
 
-def test_ptb_unreachable_is_one_line_that_names_the_remedies(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ptb_unreachable_is_one_line_that_names_the_remedies(monkeypatch):
     def unreachable(*args: object, **kwargs: object) -> None:
         raise ConnectionError("Name or service not known")
 
@@ -133,7 +128,7 @@ def test_ptb_unreachable_is_one_line_that_names_the_remedies(monkeypatch: pytest
 
 
 @pytest.mark.skipif("FARZI_PTB_DIR" not in os.environ, reason="FARZI_PTB_DIR names no folder with Penn Treebank")
-def test_real_ptb() -> None:
+def test_real_ptb():
     dataset = load_ptb(os.environ["FARZI_PTB_DIR"])
     assert {split: len(dataset[split]) for split in dataset} == {"train": 42_068, "validation": 3_370, "test": 3_761}
     tokenizer = word_tokenizer(dataset["train"]["text"])
@@ -145,7 +140,7 @@ def test_real_ptb() -> None:
 # --- the sample corpus
 
 
-def test_sample_text_is_seeded_and_disjoint() -> None:
+def test_sample_text_is_seeded_and_disjoint():
     first, again, other = (load_sample_text(500, seed=seed) for seed in (0, 0, 1))
     texts = [text for split in first.values() for text in split["text"]]
     assert {split: len(first[split]) for split in first} == {"train": 400, "validation": 50, "test": 50}
@@ -154,7 +149,7 @@ def test_sample_text_is_seeded_and_disjoint() -> None:
     assert list(first["train"]["text"]) != list(other["train"]["text"])
 
 
-def test_sample_text_refuses_an_empty_split() -> None:
+def test_sample_text_refuses_an_empty_split():
     with pytest.raises(ValueError, match="num_sentences=9"):
         load_sample_text(9)
 
@@ -164,7 +159,7 @@ def sentences() -> list[list[str]]:
     return [text.split() for text in load_sample_text(8000)["train"]["text"]]
 
 
-def test_sample_vocabulary_is_zipfian(sentences: list[list[str]]) -> None:
+def test_sample_vocabulary_is_zipfian(sentences):
     counts = np.array(sorted(Counter(word for sentence in sentences for word in sentence).values(), reverse=True))
     assert 300 < len(counts) < 600
     ranks = np.arange(1, len(counts) + 1)
@@ -173,7 +168,7 @@ def test_sample_vocabulary_is_zipfian(sentences: list[list[str]]) -> None:
     assert np.corrcoef(np.log(ranks), np.log(counts))[0, 1] < -0.95
 
 
-def test_sample_verbs_agree_with_a_subject_that_the_previous_word_hides(sentences: list[list[str]]) -> None:
+def test_sample_verbs_agree_with_a_subject_that_the_previous_word_hides(sentences):
     people = {
         form: number
         for topic in TOPICS
@@ -213,7 +208,7 @@ def test_sample_verbs_agree_with_a_subject_that_the_previous_word_hides(sentence
     assert best_bigram < 0.75  # even fitted to these very sentences
 
 
-def test_sample_pairs_close(sentences: list[list[str]]) -> None:
+def test_sample_pairs_close(sentences):
     for sentence in sentences:
         assert (sentence[0] in ("do", "does")) == (sentence[-1] == "?")
         assert sentence.count("either") == sentence.count("or")
@@ -225,7 +220,7 @@ def test_sample_pairs_close(sentences: list[list[str]]) -> None:
 # --- the tokenizer
 
 
-def test_word_tokenizer_ids() -> None:
+def test_word_tokenizer_ids():
     tokenizer = word_tokenizer(["b a a <unk>", "c b a", "<unk> d <unk> <unk>"], vocab_size=3)
     assert tokenizer.get_vocab() == {"<pad>": 0, "<unk>": 1, "<s>": 2, "</s>": 3, "a": 4, "b": 5, "c": 6}
     assert tokenizer("a d <unk> c").input_ids == [2, 4, 1, 1, 6, 3]
@@ -237,19 +232,19 @@ def test_word_tokenizer_ids() -> None:
     )
 
 
-def test_word_tokenizer_knows_all_words_that_it_splits_into() -> None:
+def test_word_tokenizer_knows_all_words_that_it_splits_into():
     tokenizer = word_tokenizer(["a\x1cb \x1f c\u2028d\xa0e"])
     assert tokenizer("a\x1cb \x1f c\u2028d\xa0e").input_ids == [2, 5, 4, 6, 7, 8, 3]
 
 
-def test_word_tokenizer_decodes_words_joined_by_blanks() -> None:
+def test_word_tokenizer_decodes_words_joined_by_blanks():
     tokenizer = word_tokenizer(["it was n't 's mr. ?"])
     ids = tokenizer("mr. it was n't ?").input_ids
     assert tokenizer.decode(ids) == "<s> mr. it was n't ? </s>"
     assert tokenizer.decode(ids, skip_special_tokens=True) == "mr. it was n't ?"
 
 
-def test_word_tokenizer_survives_saving(tokenizer: PreTrainedTokenizerFast, text: DatasetDict, tmp_path: Path) -> None:
+def test_word_tokenizer_survives_saving(tokenizer, text, tmp_path):
     tokenizer.save_pretrained(tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
     sentences = list(text["test"]["text"])
@@ -258,7 +253,7 @@ def test_word_tokenizer_survives_saving(tokenizer: PreTrainedTokenizerFast, text
     assert loaded.decode([2, 4, 1, 3]) == tokenizer.decode([2, 4, 1, 3])
 
 
-def test_word_tokenizer_collates(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_word_tokenizer_collates(tokenizer):
     collator = DataCollatorForLanguageModeling(tokenizer, mlm=False)
     batch = collator([{"input_ids": [2, 5, 3]}, {"input_ids": [2, 3]}])
     assert batch["input_ids"].tolist() == [[2, 5, 3], [2, 3, 0]]
@@ -269,15 +264,61 @@ def test_word_tokenizer_collates(tokenizer: PreTrainedTokenizerFast) -> None:
     ("sentences", "vocab_size", "message"),
     [([" ", "<unk>"], 5, "no words"), (["a"], 0, "vocab_size=0"), ("the cat", 5, "sentences is one text")],
 )
-def test_word_tokenizer_bad_input(sentences: list[str] | str, vocab_size: int, message: str) -> None:
+def test_word_tokenizer_bad_input(sentences, vocab_size, message):
     with pytest.raises(ValueError, match=message):
         word_tokenizer(sentences, vocab_size)
+
+
+# --- docstrings
+
+
+@pytest.fixture
+def modules(tmp_path: Path) -> Path:
+    """Forty files with three docstrings of four paragraphs each; two paragraphs are the same in all of them."""
+    for i in range(40):
+        code = f'"""Module number {i}.\n\n    With a second line."""\nclass A:\n    "Same"\n    def f(self):\n        "Returns {i}."\n'
+        (tmp_path / f"m{i}.py").write_text(code)
+    (tmp_path / "broken.py").write_text("def (")
+    return tmp_path
+
+
+def test_every_docstring_is_in_one_split_and_read_once(modules):
+    found = load_docstrings(modules)
+    texts = [text for split in found.values() for text in split["text"]]
+    assert len(texts) == len(set(texts)) == 40 + 40 + 2
+    assert {"Module number 7.", "With a second line."} <= set(texts)
+    for split in found.values():  # the docstrings of a file stay together
+        numbers = {text.split()[2].rstrip(".") for text in split["text"] if text.startswith("Module")}
+        assert numbers == {text.split()[1].rstrip(".") for text in split["text"] if text.startswith("Returns")}
+    assert len(found["train"]) > len(found["test"]) > 0
+
+
+def test_a_folder_without_docstrings_is_refused(tmp_path):
+    with pytest.raises(
+        ValueError, match="has no docstrings for train, validation, test: give a folder with more files"
+    ):
+        load_docstrings(tmp_path)
+
+
+def test_a_bpe_tokenizer_loses_nothing(modules):
+    tokenizer = bpe_tokenizer(load_docstrings(modules)["train"]["text"], 300)
+    assert 256 + 4 < len(tokenizer) <= 304
+    text = "Something else: naïve  code()\n"
+    ids = tokenizer(text)["input_ids"]
+    assert (ids[0], ids[-1]) == (tokenizer.bos_token_id, tokenizer.eos_token_id)
+    assert tokenizer.decode(ids, skip_special_tokens=True) == text
+    assert tokenizer.unk_token_id not in ids
+
+
+def test_a_bpe_tokenizer_has_room_for_all_bytes():
+    with pytest.raises(ValueError, match="vocab_size=255 has no room for all bytes"):
+        bpe_tokenizer(["text"], 255)
 
 
 # --- tokenize
 
 
-def test_tokenize_leaves_out_blank_lines_only() -> None:
+def test_tokenize_leaves_out_blank_lines_only():
     tokenizer = word_tokenizer(["a b"])
     encoded = tokenize(
         DatasetDict(train=Dataset.from_dict({"text": ["a", "", "b a", "  "], "source": list("wxyz")})), tokenizer
@@ -286,7 +327,7 @@ def test_tokenize_leaves_out_blank_lines_only() -> None:
     assert list(encoded["train"]["input_ids"]) == [[2, 4, 3], [2, 5, 4, 3]]
 
 
-def test_tokenize_takes_splits_of_datasets(tokenizer: PreTrainedTokenizerFast, text: DatasetDict) -> None:
+def test_tokenize_takes_splits_of_datasets(tokenizer, text):
     with pytest.raises(TypeError, match=r"dataset is a Dataset and no DatasetDict: pass DatasetDict\(train=dataset\)"):
         tokenize(text["train"], tokenizer)
     with pytest.raises(
@@ -295,7 +336,7 @@ def test_tokenize_takes_splits_of_datasets(tokenizer: PreTrainedTokenizerFast, t
         tokenize({"train": text["train"].to_iterable_dataset()}, tokenizer)
 
 
-def test_tokenize_cuts_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_tokenize_cuts_and_says_so(caplog):
     tokenizer = word_tokenizer(["a b"])
     with caplog.at_level(logging.WARNING, logger="farzi_hf.data.text"):
         encoded = tokenize(DatasetDict(train=Dataset.from_dict({"text": ["a b a", "a"]})), tokenizer, max_length=3)
@@ -313,59 +354,6 @@ def test_tokenize_cuts_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
         ({"text": [1, 2]}, None, r"dataset\['train'\]\['text'\] holds int64 values"),
     ],
 )
-def test_tokenize_bad_input(columns: dict[str, list[str]], max_length: int | None, message: str) -> None:
+def test_tokenize_bad_input(columns, max_length, message):
     with pytest.raises(ValueError, match=message):
         tokenize(DatasetDict(train=Dataset.from_dict(columns)), word_tokenizer(["a"]), max_length)
-
-
-# --- check_sequences
-
-
-@given(st.lists(st.lists(st.integers(0, 9), max_size=4), min_size=1, max_size=6))
-def test_flatten_sequences_keeps_everything(ids: list[list[int]]) -> None:
-    dataset = rows(*ids).select(range(len(ids)))
-    flat, lengths = flatten_sequences(dataset)
-    assert flat.tolist() == [token for row in ids for token in row]
-    assert lengths.tolist() == [len(row) for row in ids]
-
-
-def test_check_sequences_follows_a_selection() -> None:
-    dataset = rows([2, 99], [2, 4, 3], [2]).with_format("torch")
-    check_sequences(dataset.select([1]), vocab_size=5)
-    with pytest.raises(ValueError, match=r"\[1\] holds id 99"):
-        check_sequences(dataset.select([1, 0]), vocab_size=5)
-
-
-@pytest.mark.parametrize(
-    ("dataset", "message"),
-    [
-        (rows(), "dataset is empty"),
-        (rows([2, 3], [2], []), r"\['input_ids'\]\[2\] has 0 ids \(2 rows are as short\)"),
-        (rows([2, 3], [2, 4, 5]), r"\['input_ids'\]\[1\] holds id 5, outside 0 … 4 for vocab_size=5"),
-        (rows([2, -1]), "holds id -1"),
-        (Dataset.from_dict({"text": ["a"]}), r"has columns \['text'\], but no 'input_ids'"),
-        (Dataset.from_dict({"input_ids": [[0.5, 1.0]]}), "holds double values"),
-        (Dataset.from_dict({"input_ids": [1, 2]}), "has type int"),
-        (Dataset.from_dict({"input_ids": [[1, 2], None]}), "null values"),
-        (Dataset.from_dict({"input_ids": [[1, None]]}), "null values"),
-        (DatasetDict(train=rows([1, 2])), "is a DatasetDict"),
-    ],
-)  # fmt: skip
-def test_check_sequences_bad_input(dataset: Dataset, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        check_sequences(dataset, vocab_size=5)
-
-
-def test_minibatches_are_epochs_in_random_order_without_the_last_incomplete_one():
-    batches = minibatches(7, 3, 5, seed=1)
-    assert batches.shape == (5, 3)
-    assert all(len(set(epoch.flatten().tolist())) == 6 for epoch in (batches[:2], batches[2:4]))
-    assert batches.tolist() == minibatches(7, 3, 8, seed=1)[:5].tolist() != minibatches(7, 3, 5, seed=2).tolist()
-    assert minibatches(7, 7, 5, seed=1) is minibatches(7, None, 5, seed=1) is None
-
-
-@pytest.mark.parametrize(("rows", "batch_size", "steps"), [(7, 3, 0), (7, 0, 5), (0, 3, 5), (7, None, -1)])
-def test_minibatches_of_nothing_are_refused(rows, batch_size, steps):
-    message = rf"rows={rows}, batch_size={batch_size} and steps={steps} are no training: give 1 or more"
-    with pytest.raises(ValueError, match=message):
-        minibatches(rows, batch_size, steps, seed=0)

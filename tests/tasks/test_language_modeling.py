@@ -1,0 +1,249 @@
+"""Metrics of text against plain loops, under the stock Trainer, and as an `evaluate` module; count models against tables written out."""
+
+from __future__ import annotations
+
+import math
+import os
+from itertools import pairwise
+from pathlib import Path
+
+import evaluate
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import (
+    AutoModelForCausalLM,
+    DataCollatorForLanguageModeling,
+    EvalPrediction,
+    Trainer,
+    TrainingArguments,
+)
+
+from farzi_hf.data import load_ptb, tokenize, word_tokenizer
+from farzi_hf.metrics import (
+    language_modeling_metrics,
+    pad_statistics,
+    perplexity_interval,
+    sentence_totals,
+    token_metrics,
+    token_statistics,
+)
+from farzi_hf.tasks import InterpolatedBigram, Unigram
+from farzi_hf.tasks import text as text_task
+
+MODULE = Path(text_task.__file__)
+
+
+def by_hand(logits: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
+    """The definitions, token by token."""
+    sentences, right, count = [], 0, 0
+    for row, targets in zip(logits.double(), labels, strict=True):
+        nll = []
+        for j in range(len(targets) - 1):
+            target = int(targets[j + 1])
+            if target != -100:
+                nll.append(-math.log(torch.softmax(row[j], -1)[target].item()))
+                right += int(row[j].argmax()) == target
+        count += len(nll)
+        sentences.append(nll)
+    return {
+        "perplexity": math.exp(sum(map(sum, sentences)) / count),
+        "sentence_perplexity": float(np.mean([math.exp(sum(nll) / len(nll)) for nll in sentences])),
+        "accuracy": right / count,
+    }
+
+
+@pytest.fixture
+def batch() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(0, 7, (5, 6), generator=generator)
+    labels[1, 4:] = -100
+    labels[3, 2:] = -100
+    return torch.randn(5, 6, 7, generator=generator) * 2, labels
+
+
+def test_metrics_equal_their_definitions(batch):
+    statistics = token_statistics(*batch)
+    assert statistics.shape == (5, 5, 3)
+    assert statistics.dtype == torch.float32
+    assert token_metrics(statistics.numpy()) == pytest.approx(by_hand(*batch), rel=1e-5)
+
+
+def test_statistics_take_half_precision_and_the_tuple_of_a_trainer(batch):
+    logits, labels = batch
+    expected = token_statistics(logits.bfloat16().float(), labels)
+    torch.testing.assert_close(token_statistics((logits.bfloat16(), None), labels), expected)
+
+
+def test_the_trainers_padding_does_not_count(batch):
+    statistics = token_statistics(*batch).numpy()
+    padded = np.pad(statistics, ((0, 0), (0, 3), (0, 0)), constant_values=-100)
+    assert token_metrics(padded) == token_metrics(statistics)
+
+
+def test_metrics_under_the_stock_trainer(tiny_config, sequences, tokenizer, tmp_path):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(tiny_config)
+    collator = DataCollatorForLanguageModeling(tokenizer, mlm=False)
+    args = TrainingArguments(
+        tmp_path, per_device_eval_batch_size=3, use_cpu=True, dataloader_pin_memory=False, disable_tqdm=True
+    )
+    trainer = Trainer(
+        model, args, data_collator=collator, eval_dataset=sequences["test"],
+        preprocess_logits_for_metrics=token_statistics, compute_metrics=language_modeling_metrics,
+    )  # fmt: skip
+    measured = trainer.evaluate()
+    whole = collator(list(sequences["test"]))
+    with torch.no_grad():
+        expected = by_hand(model.eval()(**whole).logits, whole["labels"])
+    assert {name: measured[f"eval_{name}"] for name in expected} == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_diverged_model_has_infinite_perplexity():
+    statistics = np.array([[[2000.0, 0.0, 1.0]]])
+    assert token_metrics(statistics) == {"perplexity": math.inf, "sentence_perplexity": math.inf, "accuracy": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("statistics", "message"),
+    [
+        (np.zeros((2, 3, 7)), r"shape \(2, 3, 7\).*preprocess_logits_for_metrics"),
+        (np.zeros((2, 4, 3)), "no predicted token"),
+    ],
+)
+def test_metrics_bad_input(statistics, message):
+    with pytest.raises(ValueError, match=message):
+        language_modeling_metrics(EvalPrediction(predictions=statistics, label_ids=None))
+
+
+def test_evaluate_module(batch):
+    metric = evaluate.load(str(MODULE))
+    statistics = token_statistics(*batch)
+    expected = token_metrics(statistics.numpy())
+    assert metric.compute(predictions=statistics) == pytest.approx(expected)
+    metric.add_batch(predictions=statistics[:2])
+    metric.add_batch(predictions=[row[row[:, 2] > 0] for row in statistics[2:].numpy()])  # as long as each sentence is
+    assert metric.compute() == pytest.approx(expected)
+
+
+def test_pad_statistics_of_ragged_rows():
+    padded = pad_statistics([[[1.0, 0.0, 1.0]], [], [[2.0, 1.0, 1.0], [3.0, 0.0, 1.0]]])
+    assert padded.shape == (3, 2, 3)
+    assert sentence_totals(padded).tolist() == [[1.0, 0.0, 1.0], [5.0, 1.0, 2.0]]
+
+
+def test_perplexity_interval_resamples_sentences():
+    nll = np.random.default_rng(0).gamma(4.0, 1.0, size=(100, 1, 1))
+    statistics = np.concatenate([np.repeat(nll, 8, axis=1), np.ones((100, 8, 2))], axis=-1)  # 8 equal tokens a sentence
+    low, high = perplexity_interval(statistics, resamples=300)
+    assert low < token_metrics(statistics)["perplexity"] < high
+    # eight copies of a token say no more than one
+    assert (low, high) == pytest.approx(perplexity_interval(statistics[:, :1], resamples=300))
+
+
+# -- models that only count ------------------------------------------------------------------------------------------
+
+V = 6
+SEQUENCES = st.lists(st.lists(st.integers(0, V - 1), min_size=2, max_size=6), min_size=1, max_size=6)
+
+
+def dataset(ids: list[list[int]]) -> Dataset:
+    return Dataset.from_dict({"input_ids": ids})
+
+
+def table(model: Unigram | InterpolatedBigram) -> np.ndarray:
+    """(V, V): p(next | previous) for every pair, through the public method."""
+    previous, following = np.divmod(np.arange(V * V), V)
+    return model.probabilities(previous, following).reshape(V, V)
+
+
+def dense(ids: list[list[int]], scale: float | None) -> np.ndarray:
+    """(V, V): the same from dense tables; a unigram where ``scale`` is None."""
+    counts = np.zeros((V, V))
+    for row in ids:
+        for previous, following in pairwise(row):
+            counts[previous, following] += 1
+    unigram = (counts.sum(0) + 1) / (counts.sum() + V)
+    if scale is None:
+        return np.tile(unigram, (V, 1))
+    result = np.tile(unigram, (V, 1))
+    for history in np.flatnonzero(counts.sum(1)):
+        total, followers = counts[history].sum(), (counts[history] > 0).sum()
+        weight = total / (total + scale * followers)
+        result[history] = weight * counts[history] / total + (1 - weight) * unigram
+    return result
+
+
+@settings(max_examples=30, deadline=None)
+@given(SEQUENCES)
+def test_unigram_is_the_dense_one(ids):
+    model = Unigram.fit(dataset(ids), V)
+    np.testing.assert_allclose(table(model), dense(ids, None))
+    assert (model.predictions(np.arange(V)) == dense(ids, None).argmax(1)).all()
+
+
+@settings(max_examples=30, deadline=None)
+@given(SEQUENCES, SEQUENCES)
+def test_bigram_is_the_dense_one(ids, held_out):
+    model = InterpolatedBigram.fit(dataset(ids), V, dataset(held_out))
+    expected = dense(ids, model.scale)
+    np.testing.assert_allclose(table(model), expected)
+    np.testing.assert_allclose(table(model).sum(1), 1.0)
+    top = expected[np.arange(V), model.predictions(np.arange(V))]
+    np.testing.assert_allclose(top, expected.max(1))  # which of two equals, rounding decides
+
+
+def test_bigram_scale_is_chosen_on_validation(sequences, tokenizer):
+    def perplexity(scale: float) -> float:
+        model.scale = scale
+        return model.metrics(sequences["validation"])["perplexity"]
+
+    model = InterpolatedBigram.fit(sequences["train"], len(tokenizer), sequences["validation"])
+    chosen = model.scale
+    assert 1 / 32 < chosen < 16
+    assert perplexity(chosen) < min(perplexity(chosen * 1.5), perplexity(chosen / 1.5))
+
+
+@pytest.mark.parametrize("bigram", [False, True])
+def test_metrics_predict_all_but_the_first_token(bigram):
+    train, test = [[2, 4, 4, 3], [2, 5, 3]], [[2, 4, 3], [2, 5, 4, 5, 3]]
+    model = InterpolatedBigram.fit(dataset(train), V, dataset(test)) if bigram else Unigram.fit(dataset(train), V)
+    expected = dense(train, model.scale if bigram else None)
+    logs = [[np.log(expected[p, n]) for p, n in pairwise(row)] for row in test]
+    right = [expected[p].argmax() == n for row in test for p, n in pairwise(row)]
+    assert model.token_statistics(dataset(test)).shape == (2, 4, 3)
+    assert model.metrics(dataset(test)) == pytest.approx({
+        "perplexity": np.exp(-np.concatenate(logs).mean()),
+        "sentence_perplexity": np.mean([np.exp(-np.mean(row)) for row in logs]),
+        "accuracy": np.mean(right),
+    })  # fmt: skip
+
+
+def test_order_of_difficulty(sequences, tokenizer):
+    unigram = Unigram.fit(sequences["train"], len(tokenizer)).metrics(sequences["test"])
+    bigram = InterpolatedBigram.fit(sequences["train"], len(tokenizer), sequences["validation"]).metrics(
+        sequences["test"]
+    )
+    assert bigram["perplexity"] < 0.6 * unigram["perplexity"] < 0.6 * len(tokenizer)
+    assert bigram["accuracy"] > unigram["accuracy"]
+
+
+def test_ids_outside_the_vocabulary_are_refused(sequences, tokenizer):
+    with pytest.raises(ValueError, match="vocab_size=10"):
+        Unigram.fit(sequences["train"], 10)
+    with pytest.raises(ValueError, match="holds id 99"):
+        Unigram.fit(sequences["train"], len(tokenizer)).metrics(dataset([[2, 99]]))
+
+
+@pytest.mark.skipif("FARZI_PTB_DIR" not in os.environ, reason="FARZI_PTB_DIR names no folder with Penn Treebank")
+def test_published_figures_on_ptb():
+    text = load_ptb(os.environ["FARZI_PTB_DIR"])
+    tokenizer = word_tokenizer(text["train"]["text"])
+    splits = tokenize(text, tokenizer)
+    unigram = Unigram.fit(splits["train"], len(tokenizer))
+    bigram = InterpolatedBigram.fit(splits["train"], len(tokenizer), splits["validation"])
+    assert unigram.metrics(splits["test"])["perplexity"] == pytest.approx(196.6, abs=0.1)
+    assert bigram.metrics(splits["test"])["perplexity"] == pytest.approx(72.4, abs=0.1)

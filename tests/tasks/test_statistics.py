@@ -1,0 +1,36 @@
+"""Bootstrap intervals, and the mean and spread of students."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from farzi_hf.metrics import bootstrap_interval, mean_and_spread
+
+
+def test_bootstrap_interval_is_as_wide_as_the_normal_one():
+    values = np.random.default_rng(0).normal(3.0, 2.0, size=400)
+    low, high = bootstrap_interval(values, confidence=0.9)
+    half = 1.645 * values.std() / math.sqrt(len(values))
+    assert (low, high) == pytest.approx((values.mean() - half, values.mean() + half), abs=0.03)
+    assert (low, high) == bootstrap_interval(values, confidence=0.9)
+    assert (low, high) != bootstrap_interval(values, confidence=0.9, seed=1)
+
+
+def test_mean_and_spread_of_students():
+    row = mean_and_spread([{"auc": 0.25}, {"auc": 0.75}])
+    assert row == {"auc": 0.5, "auc_std": pytest.approx(0.5 / math.sqrt(2))}
+    assert mean_and_spread([{"auc": 0.25}]) == {"auc": 0.25, "auc_std": 0.0}
+    diverged = mean_and_spread([{"perplexity": 9.0}, {"perplexity": math.inf}])
+    assert (diverged["perplexity"], math.isnan(diverged["perplexity_std"])) == (math.inf, True)
+
+
+@pytest.mark.parametrize(
+    ("values", "settings", "message"),
+    [([], {}, "values is empty"), ([1.0], {"confidence": 95}, "confidence=95"), ([1.0], {"resamples": 0}, "resamples=0 resamples nothing")],
+)  # fmt: skip
+def test_bootstrap_bad_input(values, settings, message):
+    with pytest.raises(ValueError, match=message):
+        bootstrap_interval(np.array(values), **settings)
