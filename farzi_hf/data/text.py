@@ -242,9 +242,13 @@ def _check_sentences(sentences: Iterable[str]) -> None:
         raise ValueError("sentences is one text: pass a list of them, such as [text].")
 
 
+TOKENIZERS: dict[str, Callable[[Iterable[str], int], PreTrainedTokenizerFast]] = {"docstrings": bpe_tokenizer}
+"""What makes the tokenizer of a text of `TEXTS`, from its training sentences and the number of entries. By default it is `word_tokenizer`."""
+
+
 def tokenizer_of(name: str, sentences: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """The tokenizer of a text of `TEXTS`, made from its training sentences: of words, or for docstrings of parts of words."""
-    return (bpe_tokenizer if name == "docstrings" else word_tokenizer)(sentences, vocab_size)
+    """The tokenizer of a text data set, made from its training sentences."""
+    return TOKENIZERS.get(name, word_tokenizer)(sentences, vocab_size)
 
 
 # -- from text to ids ------------------------------------------------------------------------------------------------

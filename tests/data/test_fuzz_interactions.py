@@ -53,9 +53,10 @@ def parse_movielens(delimiter: str) -> Parse:
 
 
 def parse_magazine(text: bytes) -> Rows:
-    rows = [row for row in csv.reader(io.StringIO(decoded(text), newline="")) if row]
+    # A byte that is no UTF-8 matters in the columns that are read, and not in the others.
+    rows = [row for row in csv.reader(io.StringIO(decoded(text, errors="surrogateescape"), newline="")) if row]
     if rows and {"user", "item", "timestamp"} <= set(rows[0]):
-        return of_header(rows)
+        return parse_csv(",")(text)
     first, second = ({row[i] for row in rows} for i in (0, 1))
     if any(len(row) != 4 for row in rows):
         raise ValueError("a row of another length")
@@ -76,7 +77,6 @@ def of_header(rows: list[list[str]]) -> Rows:
 
 def parse_csv(delimiter: str) -> Parse:
     def parse(text: bytes) -> Rows:
-        # A byte that is no UTF-8 matters in the three columns that are read, and not in the others.
         stream = io.StringIO(decoded(text, errors="surrogateescape"), newline="")
         rows = of_header([row for row in csv.reader(stream, delimiter=delimiter) if row])
         return [tuple(value.encode().decode() for value in row) for row in rows]

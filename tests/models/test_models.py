@@ -1,107 +1,231 @@
-"""The project's own language models."""
+"""The project's own models: causal, blind to padding, twice differentiable, saved and loaded, and what recommenders recommend."""
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 from torch.func import functional_call
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, Trainer, TrainingArguments
 
-from farzi_hf.models import RNNConfig, RNNForCausalLM
+from farzi_hf.data import InteractionCollator, evaluation_windows, load_sample_interactions, training_windows
+from farzi_hf.metrics import recommendation_metrics, target_ranks
+from farzi_hf.models import FMLPForNextItem, GRU4RecForNextItem, RNNForCausalLM, SASRecConfig, SASRecForNextItem
+from farzi_hf.models.fmlp import _CausalFilter
 
-V = 11
+NUM_ITEMS, LENGTH = 11, 6
+V = NUM_ITEMS + 1
+RECOMMENDERS = {"sasrec": SASRecForNextItem, "gru4rec": GRU4RecForNextItem, "fmlp": FMLPForNextItem}
+MODELS = {**RECOMMENDERS, "farzi_rnn": RNNForCausalLM}
+of_each_model = pytest.mark.parametrize("kind", MODELS)
+of_each_recommender = pytest.mark.parametrize("kind", RECOMMENDERS)
+tied_or_not = pytest.mark.parametrize("tied", [True, False])
 
 
-def tiny(**changes) -> RNNForCausalLM:
+def tiny(kind: str, num_items: int = NUM_ITEMS, max_length: int = LENGTH, **changes):
     torch.manual_seed(0)
-    return RNNForCausalLM(RNNConfig(**{"vocab_size": V, "hidden_size": 6, **changes}))
+    own = {"num_items": num_items, "max_length": max_length} if kind in RECOMMENDERS else {"vocab_size": num_items + 1}
+    sizes = {"hidden_size": 8, "initializer_range": 0.5, **own, **changes}
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes)).eval()
 
 
-def test_auto_classes_build_it():
-    config = AutoConfig.for_model("farzi_rnn", vocab_size=V, hidden_size=6)
-    assert isinstance(AutoModelForCausalLM.from_config(config), RNNForCausalLM)
+def items(rows: int = 3, length: int = LENGTH) -> Tensor:
+    return torch.randint(1, V, (rows, length), generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_save_and_load(tmp_path, tied):
-    model = tiny(num_hidden_layers=2, tie_word_embeddings=tied).eval()
+@tied_or_not
+@of_each_model
+def test_auto_classes_build_it_and_it_survives_a_folder(kind, tied, tmp_path):
+    model = tiny(kind, num_hidden_layers=2, dropout=0.1, tie_word_embeddings=tied)
+    assert type(model) is MODELS[kind]
+    model.save_pretrained(tmp_path)
+    for auto in (AutoModel, AutoModelForCausalLM)[kind == "farzi_rnn" :]:
+        loaded = auto.from_pretrained(tmp_path).eval()
+        assert torch.equal(loaded(items()).logits, model(items()).logits)
+        assert (loaded.config.vocab_size, loaded.config.hidden_size, loaded.config.dropout) == (V, 8, 0.1)
+        assert (loaded.output.weight is loaded.embedding.weight) == tied
+    if kind in RECOMMENDERS:
+        assert (loaded.config.num_items, loaded.config.max_length) == (NUM_ITEMS, LENGTH)
+
+
+@tied_or_not
+@of_each_model
+def test_entries_can_be_added(kind, tied, tmp_path):
+    model = tiny(kind, tie_word_embeddings=tied)
+    before = model(items()).logits
+    model.resize_token_embeddings(V + 3, mean_resizing=False)
+    torch.testing.assert_close(model(items()).logits[..., :V], before)
+    assert (model.output.weight is model.embedding.weight) == tied
     model.save_pretrained(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
-    ids = torch.randint(V, (2, 5))
-    assert torch.equal(loaded(ids).logits, model(ids).logits)
-    assert (loaded.output.weight is loaded.embedding.weight) == tied
+    assert torch.equal(loaded(items()).logits, model(items()).logits)
+    if kind in RECOMMENDERS:
+        assert loaded.config.num_items == NUM_ITEMS + 3
+        assert loaded.recommend([[NUM_ITEMS + 3]], k=3).shape == (1, 3)
 
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_words_can_be_added(tied):
-    model, ids = tiny(tie_word_embeddings=tied).eval(), torch.randint(V, (2, 5))
-    before = model(ids).logits
-    model.resize_token_embeddings(V + 3, mean_resizing=False)
-    torch.testing.assert_close(model(ids).logits[..., :V], before)
-    assert (model.output.weight is model.embedding.weight) == tied
-
-
-def test_embeddings_in_place_of_ids_and_causality():
-    model = tiny().eval()
-    ids = torch.randint(V, (2, 5))
-    logits = model(ids).logits
-    assert logits.shape == (2, 5, V)
-    assert torch.equal(model(inputs_embeds=model.get_input_embeddings()(ids)).logits, logits)
-    torch.testing.assert_close(model(ids[:, :3]).logits, logits[:, :3])
-
-
-def test_labels_give_the_shifted_loss_and_ignore_padding():
-    model = tiny().eval()
-    ids = torch.randint(V, (2, 5))
-    labels = ids.clone()
-    labels[0, 3:] = -100
-    logits = model(ids).logits
-    expected = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
-    torch.testing.assert_close(model(ids, labels=labels).loss, expected)
-
-
-def test_initial_weights_depend_on_the_seed_alone():
-    first, second = tiny(), tiny()
+@of_each_model
+def test_initial_weights_depend_on_the_seed_alone(kind):
+    first, second = tiny(kind), tiny(kind)
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
-    assert first.gru.weight_hh_l0.abs().max() <= 6**-0.5
+    for module in first.modules():
+        if isinstance(module, torch.nn.GRU):
+            assert 0 < module.weight_hh_l0.abs().max() <= 8**-0.5
+
+
+@of_each_model
+def test_no_position_sees_the_future(kind):
+    model, ids = tiny(kind, num_hidden_layers=2), items()
+    logits = model(ids).logits
+    assert logits.shape == (3, LENGTH, V)
+    assert torch.equal(model(inputs_embeds=model.get_input_embeddings()(ids)).logits, logits)
+    for position in range(LENGTH - 1):
+        changed = ids.clone()
+        changed[:, position + 1 :] = changed[:, position + 1 :] % NUM_ITEMS + 1
+        assert torch.equal(model(changed).logits[:, : position + 1], logits[:, : position + 1])
+        assert not torch.equal(model(changed).logits[:, position + 1], logits[:, position + 1])
+        torch.testing.assert_close(model(ids[:, : position + 1]).logits, logits[:, : position + 1])
+
+
+@of_each_model
+def test_padding_has_no_influence(kind):
+    """Not on other positions, whatever stands there; not on the loss; not on a gradient."""
+    model, ids = tiny(kind), items()
+    batch = InteractionCollator()([{"input_ids": ids[0, :4].tolist()}, {"input_ids": ids[1].tolist()}])
+    padded = model(**batch)
+    torch.testing.assert_close(padded.logits[0, :4], model(ids[:1, :4]).logits[0])
+    filled = {**batch, "input_ids": batch["input_ids"].masked_fill(batch["attention_mask"] == 0, 7)}
+    assert torch.equal(model(**filled).loss, padded.loss)
+    parts = [model(ids[i : i + 1, :n], labels=ids[i : i + 1, :n]).loss * (n - 1) for i, n in ((0, 4), (1, LENGTH))]
+    torch.testing.assert_close(padded.loss, sum(parts) / (3 + LENGTH - 1))
+    embeds = model.embedding(batch["input_ids"]).detach().requires_grad_()
+    model(inputs_embeds=embeds, labels=batch["labels"]).loss.backward()
+    assert embeds.grad[0, 4:].abs().max() == 0 < embeds.grad[0, 2].abs().max()
+
+
+@of_each_model
+def test_the_loss_is_that_of_the_next_entry_and_soft_labels_cost_what_their_ids_cost(kind):
+    model, ids = tiny(kind), items()
+    hard = model(ids, labels=ids)
+    torch.testing.assert_close(hard.loss, F.cross_entropy(hard.logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()))
+    if kind in RECOMMENDERS:
+        one_hot = F.one_hot(ids, V).float()
+        soft = model(inputs_embeds=one_hot @ model.embedding.weight, labels=one_hot)
+        torch.testing.assert_close(soft.loss, hard.loss)
 
 
 @pytest.mark.parametrize(
     "device",
     ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif("not torch.cuda.is_available()")])],
 )
-def test_second_derivatives_through_functional_call(device):
-    model = tiny(hidden_size=3, vocab_size=5).double().to(device)
+@of_each_model
+def test_second_derivatives_through_functional_call(kind, device):
+    """In the parameters that are used, and in soft inputs, which are also the labels."""
+    model = tiny(kind, hidden_size=2, num_items=3, max_length=3).double().to(device)
     names, values = zip(*model.named_parameters(), strict=True)
-    embeds = torch.randn(1, 3, 3, dtype=torch.float64, device=device, requires_grad=True)
+    soft = torch.softmax(torch.randn(1, 3, 4, dtype=torch.float64), -1).to(device).requires_grad_()
 
-    def loss(embeds, *parameters):
-        logits = functional_call(
-            model, dict(zip(names, parameters, strict=True)), kwargs={"inputs_embeds": embeds}
-        ).logits
-        return logits.logsumexp(-1).sum() + logits[..., 0].square().sum()
+    def loss(soft: Tensor, *parameters: Tensor) -> Tensor:
+        params = dict(zip(names, parameters, strict=True))
+        logits = functional_call(model, params, kwargs={"inputs_embeds": soft @ params["embedding.weight"]}).logits
+        return F.cross_entropy(logits[:, :-1].flatten(0, 1), soft[:, 1:].flatten(0, 1))
 
-    inputs = (embeds, *(p.detach().requires_grad_() for p in values))
-    unused = [names.index("embedding.weight") + 1]
-    assert all(
-        (gradient is None) == (i in unused)
-        for i, gradient in enumerate(torch.autograd.grad(loss(*inputs), inputs, allow_unused=True))
-    )
-    used = tuple(x for i, x in enumerate(inputs) if i not in unused)
-
-    def loss_of_used(embeds, *rest):
-        return loss(embeds, values[0].detach(), *rest)
-
-    assert torch.autograd.gradcheck(loss_of_used, used)
-    assert torch.autograd.gradgradcheck(loss_of_used, used)
+    inputs = (soft, *(value.detach().requires_grad_() for value in values))
+    assert torch.autograd.gradcheck(loss, inputs)
+    assert torch.autograd.gradgradcheck(loss, inputs)
 
 
-@pytest.mark.parametrize("changes", [{"vocab_size": 0}, {"hidden_size": 0}, {"num_hidden_layers": 0}, {"dropout": 1.0}])
-def test_bad_sizes_are_refused(changes):
-    with pytest.raises(ValueError, match=next(iter(changes))):
-        RNNConfig(**changes)
+def test_the_filter_is_the_product_of_spectra_over_twice_the_length():
+    torch.manual_seed(0)
+    layer = _CausalFilter(SASRecConfig(NUM_ITEMS, 4, max_length=8))
+    torch.nn.init.normal_(layer.taps)
+    x = torch.randn(2, LENGTH, 4)
+    spectrum = torch.fft.rfft(x, 2 * LENGTH, dim=1) * torch.fft.rfft(layer.taps[:LENGTH], 2 * LENGTH, dim=0)
+    torch.testing.assert_close(layer(x), torch.fft.irfft(spectrum, 2 * LENGTH, dim=1)[:, :LENGTH])
 
 
-def test_ids_or_embeddings_but_not_both():
+# -- recommendations -------------------------------------------------------------------------------------------------
+
+
+@of_each_recommender
+def test_recommendations_are_the_best_scores_after_the_history(kind):
+    model, histories = tiny(kind), [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10, 11, 1]]
+    model.train()
+    everything = model.recommend(histories, NUM_ITEMS, exclude_seen=False)
+    assert model.training
+    model.eval()
+    for row, history in zip(everything, histories, strict=True):
+        scores = model(torch.tensor([history[-(LENGTH - 1) :]])).logits[0, -1]
+        assert row.tolist() == (scores[1:].argsort(descending=True, stable=True) + 1).tolist()
+    unseen = model.recommend(histories, 3)
+    for row, ranked, history in zip(unseen, everything, histories, strict=True):
+        assert row.tolist() == [item for item in ranked.tolist() if item not in history][:3]
+    torch.nn.init.zeros_(model.output.weight)
+    torch.nn.init.zeros_(model.output.bias)
+    assert model.recommend([[2, 1]], 3).tolist() == [[3, 4, 5]]  # equal scores go by id
+
+
+@pytest.mark.parametrize(
+    ("histories", "k", "message"),
+    [
+        ([], 1, "histories is empty"), ([[1], []], 1, r"histories\[1\] is empty: .* most popular"),
+        ([[1, 12]], 1, r"histories\[0\] holds item 12: the model knows items 1 … 11"), ([[0]], 1, r"holds item 0"),
+        ([[1, 2]], 10, "k=10 .* from 1 to 9"), ([[1, 2]], 0, "k=0"),
+    ],
+)  # fmt: skip
+def test_histories_that_cannot_be_served(histories, k, message):
+    with pytest.raises(ValueError, match=message):
+        tiny("gru4rec").recommend(histories, k)
+
+
+# -- bad input, training ---------------------------------------------------------------------------------------------
+
+
+@of_each_model
+def test_inputs_that_cannot_be_read(kind):
     with pytest.raises(ValueError, match="exactly one of input_ids and inputs_embeds"):
-        tiny()()
+        tiny(kind)()
+    if kind in RECOMMENDERS:
+        with pytest.raises(ValueError, match="7 positions, the model max_length=6: keep the last 6"):
+            tiny(kind)(torch.ones(1, LENGTH + 1, dtype=torch.long))
+        with pytest.raises(ValueError, match="attention_mask starts with 0: pad sequences on the right"):
+            tiny(kind)(torch.tensor([[0, 1]]), attention_mask=torch.tensor([[0, 1]]))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("num_items", 0), ("hidden_size", 0), ("max_length", 2.5), ("num_hidden_layers", 0), ("dropout", 1.0)]
+)  # fmt: skip
+@of_each_model
+def test_bad_sizes_are_refused(kind, name, value):
+    name, value = ("vocab_size", 0) if kind == "farzi_rnn" and name in ("num_items", "max_length") else (name, value)
+    with pytest.raises(ValueError, match=name):
+        AutoConfig.for_model(kind, **{name: value})
+
+
+def test_heads_have_to_share_the_hidden_size():
+    with pytest.raises(ValueError, match="num_attention_heads=3 does not divide hidden_size=8"):
+        tiny("sasrec", num_attention_heads=3)
+
+
+@of_each_recommender
+def test_the_stock_trainer_learns_and_ranks(kind, tmp_path):
+    interactions = load_sample_interactions(60)
+    rows = interactions.strong_generalization_split(0)["train"]
+    model = tiny(kind, num_items=interactions.num_items, max_length=10, hidden_size=16, initializer_range=0.1)
+    args = TrainingArguments(
+        str(tmp_path), max_steps=60, per_device_train_batch_size=16, learning_rate=0.02, use_cpu=True, report_to="none",
+        disable_tqdm=True, save_strategy="no", label_names=["labels", "seen"], dataloader_pin_memory=False,
+    )  # fmt: skip
+    trainer = Trainer(
+        model, args, InteractionCollator(), training_windows(rows, 10), evaluation_windows(rows, 10),
+        preprocess_logits_for_metrics=target_ranks, compute_metrics=recommendation_metrics,
+    )  # fmt: skip
+    before = trainer.evaluate()
+    trainer.train()
+    after = trainer.evaluate()
+    assert after["eval_loss"] < 0.9 * before["eval_loss"]
+    assert after["eval_auc"] > before["eval_auc"] + 0.1
+    assert not math.isnan(after["eval_hr@10"])
