@@ -9,15 +9,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from datasets import Dataset
 from transformers import AutoModelForCausalLM, PreTrainedModel, Trainer
 
 import farzi_hf.models  # noqa: F401  registers the architectures that transformers lacks
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory
 from farzi_hf.cli.run_folder import check_outputs
 from farzi_hf.data import vocabulary_of
+from farzi_hf.data.seeds import check_seed
 from farzi_hf.report import TaskData
 from farzi_hf.summary import FarziData, attach_soft_inputs, soft_cross_entropy
 from farzi_hf.summary.store.card_learner import learner_config
+from farzi_hf.tasks import Task
 
 
 def command(argv: Sequence[str]) -> None:
@@ -45,13 +48,16 @@ def command(argv: Sequence[str]) -> None:
         farzi = FarziData.from_pretrained(args.summary, args.revision)
         check_outputs(output, outputs(farzi))
         data = TaskData.of_summary(farzi, args.data_dir) if args.evaluate else None
+        if data is not None:
+            seed = check_seed(farzi.results.recipe.get("seed", 42), "recipe.yaml: seed")
+            test = data.task.evaluation_rows(data.splits(data.seeds(seed)[0])["test"], farzi.config.sequence_length)
         trainer = trainer_of(farzi, model_of(farzi, args), args)
     trainer.train()
     trainer.model.save_pretrained(output)
     vocabulary_of(farzi.processing_class).save(output)
     print(f"{trainer.state.global_step} steps on {args.summary}; the model is in {output}")
     if data is not None:
-        report(trainer, farzi, data)
+        report(trainer, data.task, test)
 
 
 def outputs(farzi: FarziData) -> list[str]:
@@ -100,15 +106,13 @@ def trainer_of(farzi: FarziData, model: PreTrainedModel, args: Namespace) -> Tra
     )  # fmt: skip
 
 
-def report(trainer: Trainer, farzi: FarziData, data: TaskData) -> None:
-    """Prints the metrics of the student on the test split."""
-    task, length = data.task, farzi.config.sequence_length
-    test = data.splits(data.seeds(farzi.results.recipe.get("seed", 42))[0])["test"]
+def report(trainer: Trainer, task: Task, test: Dataset) -> None:
+    """Prints the metrics of the student on rows of the test split."""
     judge = Trainer(
         model=trainer.model, args=trainer.args, data_collator=task.collator, compute_metrics=task.compute_metrics,
         preprocess_logits_for_metrics=task.preprocess_logits_for_metrics, compute_loss_func=soft_cross_entropy,
     )  # fmt: skip
     judge.label_names = list(task.label_names)
-    metrics = judge.evaluate(task.evaluation_rows(test, length), metric_key_prefix="test")
+    metrics = judge.evaluate(test, metric_key_prefix="test")
     shown = {name: value for name, value in metrics.items() if not name.endswith(("runtime", "per_second", "_time"))}
     print("\n".join(f"{name}: {value:.4g}" for name, value in shown.items() if isinstance(value, float)))

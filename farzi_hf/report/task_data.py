@@ -6,14 +6,17 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from datasets import DatasetDict
 from transformers import PreTrainedConfig
 
 from farzi_hf.data import SAMPLE_INTERACTIONS, TEXTS
+from farzi_hf.data.readers import SOURCES
 from farzi_hf.data.seeds import check_different, check_seed
 from farzi_hf.data.streams import described
+from farzi_hf.distillation.settings import converted
 from farzi_hf.report.rows import BASELINES
 from farzi_hf.summary import FarziData
 from farzi_hf.tasks import LanguageModeling, Recommendation, Task
@@ -94,15 +97,29 @@ class RunSettings:
             changes: other settings, in place of those of the recipe.
 
         Raises:
-            ValueError: the recipe names no data set.
+            ValueError: the recipe names no data set, or a file or repository that it may not choose, or a setting has another type.
         """
-        recipe = farzi.results.recipe
-        if recipe.get("dataset") is None:
+        recipe = {**farzi.results.recipe, **changes}
+        name = recipe.get("dataset")
+        if name is None:
             raise ValueError(
                 "summary: it has no recipe.yaml that names its dataset; give a summary that `farzi distil` wrote, or leave the real data out"
             )
-        known = {f.name: recipe[f.name] for f in fields(cls) if f.name in recipe}
-        return cls(**{**known, **changes, "data_dir": data_dir})
+        own = not isinstance(name, str) or name not in {*TEXTS, *SOURCES, SAMPLE_INTERACTIONS}
+        if (
+            own
+            and "dataset" not in changes
+            and (data_dir is None or not isinstance(name, str) or Path(name).name != name)
+        ):
+            raise ValueError(
+                f"recipe.yaml: dataset={name!r:.200} is no data set of this library, and a recipe does not choose files or repositories; give "
+                "data_dir, the folder with the file of that name"
+            )
+        try:
+            settings = {f.name: recipe[f.name] for f in fields(cls) if f.name in recipe} | converted(cls, recipe)
+            return cls(**{**settings, "data_dir": data_dir})
+        except ValueError as error:
+            raise ValueError(f"recipe.yaml: {error}") from None
 
     def load(self) -> TaskData:
         """The data set. Its files are read at the first use."""

@@ -170,6 +170,26 @@ def test_train_leaves_out_what_is_no_plain_field_of_the_learner(summary, tmp_pat
         assert all(record.getMessage().isprintable() for record in caplog.records)
 
 
+@pytest.mark.parametrize(
+    ("recipe", "key"),
+    [
+        *[
+            ({"dataset": name}, "dataset")
+            for name in ([1], 3, "/etc/passwd", "outside.csv", "../outside.csv", "user/evil")
+        ],
+        *[({"num_students": "x"}, "num_students"), ({"splits": 3}, "splits"), ({"baselines": [[1]]}, "baselines")],
+        *[({"vocab_size": "x"}, "vocab_size"), ({"max_length": [1]}, "max_length"), ({"teacher": 5}, "teacher")],
+    ],
+    ids=str,
+)
+def test_evaluation_reads_no_data_that_a_recipe_chooses(summary, tmp_path, monkeypatch, recipe, key):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "outside.csv").write_text("user,item,timestamp\n1,2,3\n")
+    change(summary / "recipe.yaml", **{"dataset": "sample", **recipe})
+    line = refusal("train", str(summary), "--evaluate", "--output_dir", str(tmp_path / "student"))
+    assert "recipe.yaml: " + key in line
+
+
 def test_train_on_an_honest_summary_still_trains(summary, tmp_path):
     change(summary / "recipe.yaml", learner=GPT2)
     main(["train", str(summary), "--output_dir", str(tmp_path / "student")])
