@@ -9,13 +9,10 @@ the items before it. The script prints one line for each stage with the process'
 
 from __future__ import annotations
 
-import sys
 import time
 from argparse import ArgumentParser
 from collections.abc import Sequence
-from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 import psutil
@@ -27,7 +24,6 @@ from farzi_hf.cli.program import ends_in_one_line, return_freed_memory
 from farzi_hf.data import load_interactions
 from farzi_hf.distillation.callbacks import peak_memory
 from farzi_hf.models import SASRecConfig
-from farzi_hf.report import save_json
 from farzi_hf.tasks import Recommendation
 
 USERS, ITEMS, INTERACTIONS = 480_189, 17_770, 100_480_507
@@ -38,19 +34,18 @@ _DAYS = 2243  # of the prize's data, from 1999-11-11 to 2005-12-31
 
 
 class Stages:
-    """What each stage costs: its seconds, the memory at its end, and the largest memory of the process so far. Each is printed at once."""
+    """Prints what each stage costs: its seconds, the memory at its end, and the largest memory of the process so far."""
 
     def __init__(self) -> None:
-        self.rows: list[dict[str, Any]] = []
         self._since = time.perf_counter()
 
-    def end(self, stage: str) -> None:
-        """Ends the stage that began with the end of the one before."""
-        now, resident = time.perf_counter(), psutil.Process().memory_info().rss
-        memory = {"resident_mib": resident // MIB, "peak_mib": peak_memory(torch.device("cpu")) // MIB}
-        self.rows.append({"stage": stage, "seconds": round(now - self._since, 1), **memory})
+    def end(self, stage: str) -> int:
+        """Ends the stage that began with the end of the one before. Returns the largest memory so far, in MiB."""
+        now, resident = time.perf_counter(), psutil.Process().memory_info().rss // MIB
+        peak = peak_memory(torch.device("cpu")) // MIB
+        print(f"{stage}: {now - self._since:.1f} s, {resident} MiB, at most {peak} MiB", flush=True)
         self._since = now
-        print(", ".join(f"{name} {value}" for name, value in self.rows[-1].items()), flush=True)
+        return peak
 
 
 def generated(users: int, items: int, interactions: int, seed: int = 0) -> pa.Table:
@@ -69,8 +64,8 @@ def generated(users: int, items: int, interactions: int, seed: int = 0) -> pa.Ta
     return pa.table(columns)
 
 
-def distil_first_step(table: pa.Table, folder: str, stages: Stages, **settings: object) -> None:
-    """Reads, splits and distils; ends after one outer step."""
+def distil_first_step(table: pa.Table, folder: str, stages: Stages) -> int:
+    """Reads, splits and distils; ends after one outer step. Returns the largest memory in MiB."""
     interactions = load_interactions(table)
     stages.end("histories")
     splits = interactions.strong_generalization_split(seed=0)
@@ -78,35 +73,27 @@ def distil_first_step(table: pa.Table, folder: str, stages: Stages, **settings: 
     args = FarziConfig(
         folder, num_sequences=50, sequence_length=100, inner_steps=10, synthetic_batch_size=5, teacher_steps=10, max_steps=1,
         per_device_train_batch_size=16, teacher_batch_size=16, eval_students=1, save_strategy="no", report_to="none", use_cpu=True,
-        disable_tqdm=True, **settings,
+        disable_tqdm=True, inputs="soft", labels="own", initialization="spectral",
     )  # fmt: skip
     learner = SASRecConfig(interactions.num_items, hidden_size=32, max_length=args.sequence_length)
     trainer = FarziTrainer(learner, args, splits["train"], task=Recommendation(interactions.vocabulary))
     stages.end("trainer: windows, checks, start")
     trainer.train()
-    stages.end("teacher and first outer step")
+    return stages.end("teacher and first outer step")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--share", type=float, default=1.0, help="of the users and of the interactions")
-    parser.add_argument("--inputs", default="soft", help="tokens | soft")
-    parser.add_argument("--initialization", default="spectral", help="of soft inputs")
-    parser.add_argument("--json", type=Path, help="a file for the stages")
     settings = parser.parse_args(argv)
-    if settings.json and settings.json.exists():
-        sys.exit(f"large_interactions.py: json={str(settings.json)!r} exists already: give a new name, or move it away")
     return_freed_memory()
     stages = Stages()
     stages.end("libraries")
     table = generated(int(settings.share * USERS), ITEMS, int(settings.share * INTERACTIONS))
     stages.end("arrays")
     with ends_in_one_line("large_interactions.py"), TemporaryDirectory() as folder:
-        form = {"inputs": settings.inputs, "labels": "own", "initialization": settings.initialization}
-        distil_first_step(table, folder, stages, **form)
-    if settings.json:
-        save_json(stages.rows, settings.json)
-    print(f"Peak {stages.rows[-1]['peak_mib']} MiB; the limit at the full size is {LIMIT_MIB} MiB.")
+        peak = distil_first_step(table, folder, stages)
+    print(f"Peak {peak} MiB; the limit at the full size is {LIMIT_MIB} MiB.")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ the card goes to `model_cards/cold_start_DATASET/`, or to `…_shared/`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -40,29 +39,21 @@ FIRST = {"items": "1, most popular", "users": "1, longest histories"}
 POPULARITY = "popularity"
 
 
-@dataclass(frozen=True)
-class Strata:
-    """For each test user of all splits, the tenth (0 … 9) of the target item and of the user's history.
+def strata_of(e: Experiment) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """For each test user of all splits, the tenth (0 … 9) of the target item and of the user's history; and popularity's ranks (N,) of the targets.
 
     Tenth 0 has the most popular items and the longest histories.
     """
-
-    items: np.ndarray
-    users: np.ndarray
-
-    @classmethod
-    def of(cls, e: Experiment) -> tuple[Strata, np.ndarray]:
-        """The strata, and the ranks (N,) that popularity gives the targets."""
-        items, lengths, ranks = [], [], []
-        vocab_size = len(e.task.processing_class)
-        for seed in e.seeds:
-            splits = e.data.splits(seed)
-            histories = splits["test"]["input_ids"]
-            counts = popularity(splits["train"], vocab_size)
-            items.append(tenths(counts[1:])[[history[-1] - 1 for history in histories]])  # 0 is the padding
-            lengths.append([len(history) - 1 for history in histories])
-            ranks.append(ranks_of_scores(lambda history, counts=counts: counts, histories)[:, 0])
-        return cls(np.concatenate(items), tenths(np.concatenate(lengths))), np.concatenate(ranks)
+    items, lengths, ranks = [], [], []
+    vocab_size = len(e.task.processing_class)
+    for seed in e.seeds:
+        splits = e.data.splits(seed)
+        histories = splits["test"]["input_ids"]
+        counts = popularity(splits["train"], vocab_size)
+        items.append(tenths(counts[1:])[[history[-1] - 1 for history in histories]])  # 0 is the padding
+        lengths.append([len(history) - 1 for history in histories])
+        ranks.append(ranks_of_scores(lambda history, counts=counts: counts, histories)[:, 0])
+    return {"items": np.concatenate(items), "users": tenths(np.concatenate(lengths))}, np.concatenate(ranks)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -75,16 +66,16 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise ValueError(f"--dataset {e.dataset} has no users and items: choose a data set of interactions")
         ours = sized_cell(e, "Farzi", e.args.num_sequences)
         evidence = evidence_of(e, [ours, *full_cells()])
-    strata, popular = Strata.of(e)
+    strata, popular = strata_of(e)
     hits = {name: hits_of(students) for name, students in evidence.students.items()}
     hits[POPULARITY] = (popular <= 100).astype(float)
     strata_rows = [
         {"method": name, "by": by, **row}
-        for by in ("items", "users")
+        for by, tenth in strata.items()
         for name in hits
-        for row in tenths_rows(hits[name], getattr(strata, by))
+        for row in tenths_rows(hits[name], tenth)
     ]
-    judged = [v for by in ("items", "users") for v in regions(ours.method, LONG, by, hits, getattr(strata, by))]
+    judged = [verdict for by, tenth in strata.items() for verdict in regions(ours.method, LONG, by, hits, tenth)]
     findings = [f"{counted([verdict for verdict, _ in judged])} The 95 % interval (over test users) decides."]
     findings += [f"- {verdict}: {text}" for verdict, text in judged]
     findings += [evidence.finding(ours.method, name) for name in (LONG, FULL)]

@@ -15,7 +15,7 @@ card goes to `model_cards/cross_architecture_DATASET/`, or to `…_shared/`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cells import FULL, LONG, Cell, evidence_of, full_cells
@@ -42,9 +42,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         e = Experiment.parse("cross_architecture", "Other architectures", argv, (figure,), forms=forms)
         learners = ARCHITECTURES[e.data.task_class](e.data.settings.learner)
         if e.data.settings.teacher is not None and e.args.labels != "own":
-            raise ValueError(
-                f"teacher is given, but labels={e.args.labels!r} has none; leave it out, or take --labels own"
-            )
+            given = f"teacher is given, but labels={e.args.labels!r} has none"
+            raise ValueError(f"{given}; leave it out, or take --labels own")
         teachers = sources(e.settings.teachers, e.data.settings, learners)
         evidence = evidence_of(e, cells(teachers, learners))
     rows = list(evidence.rows.values())
@@ -85,10 +84,7 @@ def recommenders(own: Mapping[str, Any]) -> Learners:
     }
 
 
-ARCHITECTURES: dict[type[Task], Callable[[Mapping[str, Any]], Learners]] = {
-    LanguageModeling: text_architectures,
-    Recommendation: recommenders,
-}
+ARCHITECTURES = {LanguageModeling: text_architectures, Recommendation: recommenders}
 
 
 def pair(teacher: str, student: str) -> str:

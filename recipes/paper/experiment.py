@@ -42,12 +42,11 @@ class PaperArguments:
     sgd_learning_rate: float = field(default=1.0, metadata={"help": "rate of inner_optimizers.py's inner SGD"})
     momentum_learning_rate: float = field(default=0.3, metadata={"help": "rate of its inner SGD with momentum"})
     sgd_momentum: float = field(default=0.9, metadata={"help": "of the same"})
-    cost_steps: list[int] = field(default_factory=lambda: [10, 20, 40, 80], metadata={"help": "T of its times"})
     teachers: list[str] = field(default_factory=list, metadata={"help": "cross_architecture.py: by default all"})
     card_dir: str | None = field(default=None, metadata={"help": "folder of the table"})
 
     def __post_init__(self) -> None:
-        for name, least in (("seeds", 0), ("budgets", 1), ("label_dims", 1), ("cost_steps", 1)):
+        for name, least in (("seeds", 0), ("budgets", 1), ("label_dims", 1)):
             check_different(name, getattr(self, name), least)
 
 
@@ -241,12 +240,7 @@ def _soft(args: FarziConfig) -> dict[str, Any]:
 
 
 def full_data_claim(task: Task, subject: str, ours: str, full: str) -> Claim:
-    """The paper's claim: in recommendation, a summary is as good as full data; in text, it is worse.
-
-    Args:
-        subject: the summary, in words.
-        ours, full: the two rows.
-    """
+    """The paper's claim of `subject`, the summary: in recommendation, it is as good as full data; in text, it is worse."""
     if isinstance(task, Recommendation):
         return Claim(f"{subject[0].upper()}{subject[1:]} does at least 98 % as well as full data", ours, full, 0.98)
     return Claim(f"In text, full data is better than {subject}", full, ours)

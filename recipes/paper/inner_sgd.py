@@ -8,7 +8,7 @@ on the validation split. A last row has Adam with the config's settings.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from experiment import Experiment, changed
@@ -16,7 +16,7 @@ from objectives import FORMS, ObjectiveArguments, sgd
 
 from farzi_hf.cli.distil import comparison_of, trainer_of
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
-from farzi_hf.report import Comparison, Student, markdown
+from farzi_hf.report import markdown
 
 
 @dataclass
@@ -46,17 +46,11 @@ def measured(e: Experiment, name: str, **settings) -> dict[str, str]:
         trainer = trainer_of(e.data, changed(e.args, seed=seed, **settings), seed)
         trainer.tune_initialization()
         comparisons.append(comparison_of(trainer, e.data, seed))
-    row = {
-        "inner optimizer": name,
-        "full data": _errors(comparisons, lambda c: c.real_student(c.splits["train"], c.steps, c.seeds[0])),
-        "summary before any outer step": _errors(comparisons, lambda c: c.summary_student()),
-    }
-    print(", ".join(row.values()), flush=True)
-    return row
-
-
-def _errors(comparisons: Sequence[Comparison], train: Callable[[Comparison], Student]) -> str:
-    return " ".join(f"{c.validation_error(train(c)):.4g}" for c in comparisons)
+    real = [c.validation_error(c.real_student(c.splits["train"], c.steps, c.seeds[0])) for c in comparisons]
+    start = [c.validation_error(c.summary_student()) for c in comparisons]
+    real, start = (" ".join(f"{error:.4g}" for error in errors) for errors in (real, start))
+    print(f"{name}, {real}, {start}", flush=True)
+    return {"inner optimizer": name, "full data": real, "summary before any outer step": start}
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cells import LONG, Cell, Students, evidence_of, on_everything, on_everything_long, on_random, on_start
+from cells import LONG, Cell, evidence_of, on_everything, on_everything_long, on_random, on_start
 from experiment import Experiment, Forms, full_data_claim
 
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
@@ -34,11 +34,7 @@ OBJECTIVES: dict[str, dict[str, Any]] = {  # only meta-matching can use a pool o
     "Farzi": {"objective": "meta_matching"},
 }
 FROM_TRAJECTORIES = ("MTT", "Farzi")
-UNDISTILLED: dict[str, Students] = {
-    "no outer step": on_start,
-    "random sampling": on_random,
-    "full data": on_everything,
-}
+UNDISTILLED = {"no outer step": on_start, "random sampling": on_random, "full data": on_everything}
 DISTILLED, START = [f"{name}, Adam" for name in OBJECTIVES], "no outer step, Adam"
 METHODS = (*OBJECTIVES, *UNDISTILLED, LONG)
 # The paper's comparison of objectives: one run each, no intervals. For random sampling and full data, the paper names no optimizer.

@@ -36,6 +36,12 @@ COLUMNS = {
     "rank": "rank", "effective_rank": "effective rank", "train_loss": "train loss", "validation_loss": "validation loss", "gap": "gap",
 }  # fmt: skip
 
+EXPLANATION = """
+Rank: singular values of the matrix of soft tokens, μ ξ × V, above 1e-4 of the largest; effective rank: exp of the entropy of their shares.
+The softmax is not linear, so the rank is not bounded by e. Losses are of students on real sequences, in nats per token; gap: validation less
+training. Theorem 3.1 of the paper compares two upper bounds: nothing here proves it or depends on it.
+"""
+
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The table and figures of one data set."""
@@ -47,12 +53,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     by_e = [cell.method for cell in factorised]
     rows = list(evidence.rows.values())
     claims = [Claim(CLAIM, name, whole.method) for name in by_e]
-    findings = [
-        *evidence.verdicts(claims),
-        *(evidence.finding(by_e[-1], name) for name in dict.fromkeys((LONG, by_e[0]))),
-    ]
+    findings = evidence.verdicts(claims)
+    findings += [evidence.finding(by_e[-1], name) for name in dict.fromkeys((LONG, by_e[0]))]
     findings += [compared(evidence.rows[name], evidence.rows[whole.method], len(e.seeds)) for name in by_e]
-    e.write(rows, findings, explanation(), COLUMNS)
+    e.write(rows, findings, EXPLANATION, COLUMNS)
     e.plot(rows, "quality.png")
     e.plot(rows, "rank.png", "effective_rank", "Effective rank of the soft tokens")
     e.plot(rows, "gap.png", "gap", "Validation less training loss of students (nats)")
@@ -119,15 +123,6 @@ def compared(row: Row, naive: Row, seeds: int) -> str:
         f"{row['method']} against {naive['method']}, mean ± standard deviation over {seeds} seeds: effective rank "
         f"{value(row, 'effective_rank')} against {value(naive, 'effective_rank')}, generalisation gap {value(row, 'gap')} "
         f"against {value(naive, 'gap')} nats; bytes {row['bytes']:,} against {naive['bytes']:,}."
-    )
-
-
-def explanation() -> str:
-    """The text below the table."""
-    return (
-        "\nRank: singular values of the matrix of soft tokens, μ ξ × V, above 1e-4 of the largest; effective rank: exp of the entropy of "
-        "their shares. The softmax is not linear, so the rank is not bounded by e. Losses are of students on real sequences, in nats per "
-        "token; gap: validation less training. Theorem 3.1 of the paper compares two upper bounds: nothing here proves it or depends on it.\n"
     )
 
 

@@ -23,7 +23,6 @@ from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.report import Claim, markdown
 from farzi_hf.report.evidence import PAPER, PAPER_TEXT
 from farzi_hf.report.plots import plot_budget
-from farzi_hf.tasks import Recommendation
 
 FAMILIES: dict[str, tuple[Students, bool, str]] = {  # students, whether they need a summary, title of a row
     "Farzi": (on_summary, True, "Farzi [{size}×{length}]"),
@@ -48,8 +47,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     shares = {f"{size}×{e.args.sequence_length}": evidence.ratio(sized["Farzi", size].method, LONG) for size in budgets}
     theirs = paper_shares(e.dataset)
     findings = [*evidence.verdicts(claims(e, sized, budgets)), evidence.finding(largest, FULL), *behind(shares, theirs)]
-    more = f"\n{share_table(e.task.ratio_label, shares, theirs)}\n{paper_table(e.dataset)}"
-    e.write([*rows.values(), *e.counted()], findings, more)
+    e.write([*rows.values(), *e.counted()], findings, f"\n{share_table(e.task.ratio_label, shares, theirs)}\n")
     sizes = {size: rows[sized["Farzi", size].method]["bytes"] for size in budgets}  # of summaries, for the upper axis
     curves = [
         {**rows[cell.method], "method": family, "num_sequences": size, "bytes": sizes[size]}
@@ -115,21 +113,6 @@ def percent(share: Share) -> str:
     """The share in per cent, with its interval."""
     value, (low, high) = share
     return f"{100 * value:.1f} ({100 * low:.1f}–{100 * high:.1f})"
-
-
-def paper_table(dataset: str) -> str:
-    """The paper's figures. Only the shape of the curve can be compared, because the numbers of steps are different."""
-    if dataset == "ptb":
-        names, known, scale = ("perplexity", "accuracy, %"), PAPER_TEXT, 1
-    elif dataset in PAPER:
-        names, known, scale = tuple(f"{name.upper()}, %" for name in Recommendation.shown), PAPER[dataset], 100
-    else:
-        return ""
-    table = [
-        {"the paper": size, **{name: f"{scale * value:.1f}" for name, value in zip(names, values, strict=True)}}
-        for size, values in known.items()
-    ]
-    return f"\n{markdown(table)}\n"
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 pytest.importorskip("matplotlib")
 pytest.importorskip("psutil")
 import benchmark
-import large_interactions
 import scaling
 import soak
 from benchmark import relative_error, summarised, tables
@@ -298,12 +297,3 @@ def test_files_of_others_are_refused_in_one_line_before_any_work(tmp_path, monke
         with pytest.raises(SystemExit, match=message):
             module.main([*(["--methods", "Tape"] if module is benchmark else []), "--output_dir", str(folder)])
         assert {path.name: path.read_bytes() for path in folder.iterdir()} == {name: b"name,price\napple,1\n"}
-
-
-def test_a_file_of_stages_is_not_overwritten(tmp_path):
-    path = tmp_path / "stages.json"
-    path.write_text("precious")
-    message = r"^large_interactions.py: json='.*stages.json' exists already: give a new name"
-    with pytest.raises(SystemExit, match=message):
-        large_interactions.main(["--share", "0.0001", "--json", str(path)])
-    assert path.read_text() == "precious"
