@@ -77,9 +77,7 @@ class SyntheticTraining:
         rows = self._minibatches(summary, of_steps, seed)
         optimizer, trained = self.optimizer_for(of_steps), AllRows()
         if not (self.torch_compile or isinstance(start, TrainingState)):
-            trained = trained_rows(
-                learner, summary, start, optimizer
-            )  # of the whole summary: their number stays the same
+            trained = trained_rows(learner, summary, start, optimizer)  # of the whole summary
             start = trained.narrow(start)
         summary, rows = self._compact(summary, rows, start, steps)
         theta = unroll(
@@ -127,19 +125,14 @@ class SyntheticTraining:
         return self._loss(learner, summary, self._minibatches(summary, steps, seed))
 
     def _minibatches(self, summary: Tensors, steps: int, seed: int) -> Tensor | None:
-        """The rows of each step's minibatch (steps or more, b_syn); None if every step takes all."""
+        """The rows of each step's minibatch (steps, b_syn); None if every step takes all."""
         first = next(iter(summary.values()))
         rows = minibatches(len(first), self.batch_size, steps, seed)
         if rows is None:
             return None
-        rows = rows.to(first.device)
         if self.torch_compile:  # code for a training of T steps is code for all others
-            torch._dynamo.maybe_mark_dynamic(rows, 0)
-            return rows
-        # To measure a step takes as long as some steps. Its memory depends on all shapes that it sees, and outer steps often have inner
-        # loops of different lengths: these then share a few shapes.
-        unused = (1 << (steps - 1).bit_length()) - steps
-        return torch.cat([rows, rows.new_full((unused, rows.shape[1]), len(first))])  # of no sequence
+            torch._dynamo.maybe_mark_dynamic(rows := rows.to(first.device), 0)
+        return rows.to(first.device)
 
     def _compact(
         self, summary: Tensors, rows: Tensor | None, start: Parameters | TrainingState, steps: int
@@ -149,15 +142,13 @@ class SyntheticTraining:
         The derivative of an inner step in a tensor is as large as the tensor, and each step of the window adds one up. So the steps get
         only what they see: their cost does not depend on μ then. Rows and gradients are the same, bit for bit.
         """
-        if (
-            rows is None or self.torch_compile
-        ):  # compiled code is made for one shape, and the number of seen rows changes
+        if rows is None or self.torch_compile:  # compiled code is made for one shape, and that of the seen rows changes
             return summary, rows
         taken = start.step if isinstance(start, TrainingState) else 0
         seen, places = rows[taken : taken + steps].unique(return_inverse=True)
         if len(seen) == len(next(iter(summary.values()))):
             return summary, rows
-        compact = torch.full_like(rows, len(seen))  # of the same shape for every window of a training
+        compact = torch.full_like(rows, len(seen))  # of no sequence
         compact[taken : taken + steps] = places
         return rows_of(summary, seen), compact
 

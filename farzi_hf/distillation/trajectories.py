@@ -89,15 +89,21 @@ def record_trajectories(
         raise ValueError(
             f"steps={steps} is no multiple of save_every={save_every}; the last checkpoint would be missing"
         )
+    if optimizer.lr_schedule is not None:
+        raise ValueError(
+            "optimizer has an lr_schedule, which a manifest cannot describe; record with a constant learning rate"
+        )
     check_seed(seed)
     with noted_signals() as noted, names_the_disk(folder):
         if isinstance(train_dataset, IterableDataset):
-            train_dataset = RowStream(train_dataset, partial(_checked, learner=learner, data_collator=data_collator))
+            train_dataset = RowStream(train_dataset, lambda some: check_rows(some, learner, data_collator) or some)
         else:
             check_rows(train_dataset, learner, data_collator)
+        settings = {name: value for name, value in asdict(optimizer).items() if name != "lr_schedule"}
         manifest = {
             "version": VERSION, "steps": steps, "save_every": save_every, "batch_size": batch_size, "seed": seed, "together": together,
-            "optimizer": _optimizer_facts(optimizer), "data": described(train_dataset)["fingerprint"], **_model_facts(learner),
+            "optimizer": {"class": type(optimizer).__name__, **settings}, "data": described(train_dataset)["fingerprint"],
+            **_model_facts(learner),
             "streams": 2,  # the version of the rule that turns seeds into random numbers; recordings with another rule cannot go on
         }  # fmt: skip
         first_process_first(lambda: _adopt_manifest(folder, manifest))
@@ -132,11 +138,6 @@ def record_trajectories(
             "of them see; give a folder on a disk that all machines share"
         )
     return TrajectoryBank(folder)
-
-
-def _checked(some: Dataset, learner: Learner, data_collator: Callable) -> Dataset:
-    check_rows(some, learner, data_collator)
-    return some
 
 
 def _train(
@@ -184,15 +185,6 @@ def _adopt_manifest(folder: Path, manifest: dict[str, Any]) -> None:
                 f"folder={str(folder)!r} holds trajectories recorded with other {name}{details}: choose another folder, or "
                 "remove this one and record again"
             )
-
-
-def _optimizer_facts(optimizer: InnerOptimizer) -> dict[str, Any]:
-    if optimizer.lr_schedule is not None:
-        raise ValueError(
-            "optimizer has an lr_schedule, which a manifest cannot describe; record with a constant learning rate"
-        )
-    settings = {name: value for name, value in asdict(optimizer).items() if name != "lr_schedule"}
-    return {"class": type(optimizer).__name__, **settings}
 
 
 # -- reading ---------------------------------------------------------------------------------------------------------

@@ -203,39 +203,28 @@ def test_a_training_that_diverges_is_no_trajectory(record, tmp_path):
 
 
 def test_only_the_checkpoint_that_is_asked_for_is_read(record, monkeypatch):
-    bank, indices, real = record(), [], trajectories.safe_open
-
-    class Slice:
-        def __init__(self, tensor):
-            self.tensor = tensor
-
-        def __getitem__(self, index):
-            indices.append(index)
-            return self.tensor[index]
+    bank, asked, real = record(), [], trajectories.safe_open
 
     class File:
         """Has no `get_tensor`."""
 
         def __init__(self, path, framework):
-            self.file = real(path, framework=framework)
+            self.open = real(path, framework=framework)
+            self.keys = self.open.keys
 
         def __enter__(self):
-            self.open = self.file.__enter__()
             return self
 
         def __exit__(self, *error):
-            return self.file.__exit__(*error)
-
-        def keys(self):
-            return self.open.keys()
+            return None
 
         def get_slice(self, name):
-            return Slice(self.open.get_slice(name))
+            asked.append(name)
+            return {2: self.open.get_slice(name)[2]}  # of no other index
 
     monkeypatch.setattr(trajectories, "safe_open", File)
     bank.checkpoint(1, 4)
-    assert set(indices) == {2}
-    assert len(indices) == len(bank.manifest["parameters"])
+    assert sorted(asked) == sorted(bank.manifest["parameters"])
 
 
 def test_another_model_is_refused_by_what_differs(record, learner):

@@ -55,7 +55,7 @@ from farzi_hf.distillation.real_training import RealData
 from farzi_hf.distillation.teacher import Labelling
 from farzi_hf.distillation.trajectories import TrajectoryBank
 from farzi_hf.engine import setting
-from farzi_hf.summary.forms import Tensors
+from farzi_hf.summary.forms import LABELS, Tensors
 from farzi_hf.summary.store.tensor_file import fingerprint
 
 _KEY, _HISTORY = "privacy.key", "privacy.history"
@@ -133,9 +133,9 @@ class PrivateMatching(ConfigurableObjective):
             ImportError: Opacus is not installed.
         """
         asked = f"objective={config.objective!r}"
-        if config.labels == "own" and (labelling is None or labelling.given is None):
+        if LABELS[config.labels].by_teachers and (labelling is None or labelling.given is None):
             raise ValueError(
-                f"{asked} with labels='own', and no teacher: one would be trained on the data, without privacy; give a teacher that is "
+                f"{asked} with labels={config.labels!r}, and no teacher: one would be trained on the data, without privacy; give a teacher that is "
                 "private or has not seen the data, or set labels='shared'"
             )
         if isinstance(real.dataset, RowStream):

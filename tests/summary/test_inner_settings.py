@@ -1,4 +1,4 @@
-"""`FarziData.training_arguments`: a student of the stock Trainer trains as the learners of the distillation did."""
+"""`config.inner`: its schedules, and a student of the stock Trainer that trains as the learners of the distillation did."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from tiny_models import LENGTH, V, soft_trainer, tiny_model
 from transformers import SchedulerType, TrainingArguments
 
 from farzi_hf.distillation import Learner, SyntheticTraining
-from farzi_hf.engine import OPTIMIZERS, InnerAdam, InnerSGD
+from farzi_hf.engine import OPTIMIZERS, Direct, InnerAdam, InnerSGD
 from farzi_hf.summary import FarziData, FarziDataConfig
-from farzi_hf.summary.inner_settings import LR_SCHEDULES
+from farzi_hf.summary.inner_settings import LR_SCHEDULES, lr_schedule
 
 ADAM = {"optimizer": "adam", "lr": 0.02, "betas": [0.5, 0.99], "eps": 1e-3, "eps_root": 0.0, "weight_decay": 0.0}
 SGD = {"optimizer": "sgd", "lr": 0.3, "momentum": 0.5, "weight_decay": 0.0}
@@ -69,21 +69,13 @@ def test_changes_go_first(tmp_path):
     args = summary({**ADAM, **SIZES}).training_arguments(tmp_path, use_cpu=True, **changes)
     assert {name: getattr(args, name) for name in changes} == changes
     assert args.per_device_train_batch_size == 8
-
-
-def test_epochs_take_the_place_of_the_steps(tmp_path):
-    inner = {**ADAM, **SIZES, "synthetic_batch_size": 4, "lr_scheduler_type": "warmup_stable_decay"}
-    args = summary(inner).training_arguments(tmp_path, use_cpu=True, disable_tqdm=True, num_train_epochs=3)
-    assert (args.num_train_epochs, args.max_steps) == (3, -1)
-    assert args.lr_scheduler_kwargs["num_decay_steps"] == 3
-    trainer = soft_trainer(tiny_model("gpt2"), summary(inner), args)
-    trainer.train()
-    assert trainer.state.global_step == 6  # of two steps an epoch
+    assert args.dataloader_pin_memory == (args.device.type != "cpu")
 
 
 @pytest.mark.parametrize(
     ("changes", "steps"),
     [
+        ({"num_train_epochs": 3}, 6),
         ({"num_train_epochs": 3, "max_steps": -1}, 6),
         ({"num_train_epochs": 4, "gradient_accumulation_steps": 2}, 4),
         ({"num_train_epochs": 3, "per_device_train_batch_size": 3}, 9),
@@ -98,11 +90,6 @@ def test_a_schedule_is_one_of_the_steps_that_trainer_takes(tmp_path, changes, st
     trainer.train()
     assert trainer.state.global_step == steps
     assert args.lr_scheduler_kwargs["num_decay_steps"] == steps // 2
-
-
-def test_nothing_is_pinned_on_a_cpu(tmp_path):
-    args = summary({**ADAM, **SIZES}).training_arguments(tmp_path)
-    assert args.dataloader_pin_memory == (args.device.type != "cpu")
 
 
 @pytest.mark.parametrize("inner", [None, {}, ADAM, {"steps": 7}], ids=["none", "empty", "no steps", "no lr"])
@@ -166,3 +153,54 @@ def test_a_last_incomplete_batch_is_said(tmp_path, caplog):
         farzi = summary({**ADAM, **SIZES})
         farzi.training_arguments(tmp_path, per_device_train_batch_size=farzi.config.num_sequences - 1)
     assert "does not divide" in caplog.text
+
+
+# -- schedules -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "rates"),
+    [("linear", [1.0, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6]), ("warmup_stable_decay", [1.0, 1.0, 1.0, 1.0, 2 / 3, 1 / 3])],
+)
+def test_a_rate_falls_at_once_or_stays_for_half_of_the_steps(name, rates):
+    rate = lr_schedule(name, 6)
+    assert [rate(step) for step in range(1, 7)] == pytest.approx(rates)
+    assert lr_schedule(name, 1)(1) == 1.0
+
+
+def test_a_constant_rate_needs_no_schedule_and_an_unknown_one_is_refused():
+    assert lr_schedule("constant", 4) is None
+    known = "constant, linear, cosine, warmup_stable_decay"
+    with pytest.raises(ValueError, match=f"lr_scheduler_type='steep' is unknown; choose one of {known}"):
+        lr_schedule("steep", 4)
+
+
+def test_the_beginning_of_a_training_has_the_rates_of_the_whole():
+    """One step of SGD of four moves the parameters as far as one step of one: the whole rate. Two of four move them by less than two of two."""
+    torch.manual_seed(0)
+    learner = Learner(tiny_model("gpt2"))
+    farzi = FarziData(FarziDataConfig(4, LENGTH, 4, V, latent_std=1.0))
+    training = SyntheticTraining(InnerSGD(0.1), 1.0, lr_scheduler_type="linear")
+    start = learner.initial_parameters(0)
+
+    def theta(steps: int, of_steps: int | None) -> torch.Tensor:
+        params = training(learner, farzi.tensors, start=start, steps=steps, seed=0, of_steps=of_steps)
+        return torch.cat([x.reshape(-1) for x in params.values()])
+
+    assert torch.equal(theta(1, 4), theta(1, None))
+    first, of_four, of_two = theta(1, None), theta(2, 4), theta(2, None)
+    torch.testing.assert_close((of_four - first) * 0.5, (of_two - first) * 0.75, rtol=1e-4, atol=1e-6)
+
+
+def test_the_meta_gradient_with_a_schedule_is_that_of_autograd():
+    torch.manual_seed(0)
+    learner = Learner(lambda: tiny_model("gpt2").double())
+    farzi = FarziData(FarziDataConfig(4, LENGTH, 4, V, latent_std=1.0)).double()
+    found = []
+    for adjoint in (None, Direct()):
+        training = SyntheticTraining(InnerSGD(0.1, 0.5), 1.0, adjoint=adjoint, lr_scheduler_type="cosine")
+        theta = training(learner, farzi.tensors, start=learner.initial_parameters(0), steps=5, seed=0)
+        loss = sum(x.square().sum() for x in theta.values())
+        found.append(torch.autograd.grad(loss, [farzi.latents, farzi.decoder]))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
