@@ -13,7 +13,7 @@ from torch import Tensor
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.distillation import Learner, SyntheticTraining, random_starts
 from farzi_hf.distillation.learner_pool import LearnerPool
-from farzi_hf.engine import InnerAdam, InnerSGD, Reversible, Tape, choice
+from farzi_hf.engine import InnerAdam, InnerSGD, Reversible, Tape
 from farzi_hf.summary import FarziData
 
 WINDOW, YOUNGEST, OLDEST = 2, 5, 11
@@ -64,15 +64,6 @@ def test_ages_stay_in_their_range_and_old_learners_are_replaced(learner, farzi):
     assert [age for place, _, age in ages if place == 0] == [5, 7, 9, 11, 5]
     assert [age for place, _, age in ages if place == 1] == [7, 9, 11, 5, 7]
     assert [generation for place, generation, _ in ages if place == 2] == [0, 0, 1, 1, 1]
-
-
-def test_the_step_of_a_pool_is_measured_once_for_each_number_of_sequences_that_it_sees(learner, farzi, monkeypatch):
-    """To measure one takes longer than a window of few steps."""
-    monkeypatch.setattr(choice, "_MEASURED", {})
-    learners = pool()
-    for _ in range(9):
-        learners(learner, farzi.tensors)
-    assert len(choice._MEASURED) <= farzi.config.num_sequences - training().batch_size + 1
 
 
 def test_the_steps_of_a_window_are_taken_again_on_the_changed_summary(learner, farzi):
