@@ -16,7 +16,7 @@ from farzi_hf.engine import Adjoint, InnerLoss, InnerOptimizer, TrainingState, t
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.forms import Tensors, batch_of, rows_of
 from farzi_hf.summary.inner_settings import inner_optimizer, lr_schedule
-from farzi_hf.summary.targets import SoftTokens
+from farzi_hf.summary.soft_tokens import SoftTokens
 
 
 @dataclass(frozen=True)

@@ -26,10 +26,15 @@ from farzi_hf.distillation.learner_checks import (
 )
 from farzi_hf.distillation.learner_init import LearnerInit, factory
 from farzi_hf.distillation.linear_head import LinearHead, parameter_names
-from farzi_hf.summary.linear_cross_entropy import linear_cross_entropy
-from farzi_hf.summary.mean_embedding import mean_embedding
-from farzi_hf.summary.soft_tokens import feed_soft_tokens, train_padding_row, vocabulary_size
-from farzi_hf.summary.targets import HardTargets, SoftTokens, Targets
+from farzi_hf.summary.soft_tokens import (
+    HardTargets,
+    SoftTokens,
+    Targets,
+    feed_soft_tokens,
+    train_padding_row,
+    vocabulary_size,
+)
+from farzi_hf.summary.vocabulary_sums import linear_cross_entropy, mean_embedding
 
 Parameters = dict[str, Tensor]
 

@@ -34,7 +34,6 @@ from farzi_hf.summary.store.tensor_file import STORAGES, fingerprint, load_tenso
 from farzi_hf.summary.store.text import without_local_paths
 from farzi_hf.summary.store.vocabulary_files import load_vocabulary
 from farzi_hf.summary.store.writing import load_results, read_plots, rows_table, write_artefact
-from farzi_hf.summary.targets import SoftTokens
 
 _SHOWN_TOKENS = 5  # likeliest tokens of each position, in the artefact's tables
 

@@ -27,8 +27,7 @@ from torch import Tensor
 
 from farzi_hf.engine import setting
 from farzi_hf.summary.initialization import INITIALIZATIONS, INPUT_SEQUENCES
-from farzi_hf.summary.soft_tokens import soft_tokens
-from farzi_hf.summary.targets import SoftTokens
+from farzi_hf.summary.soft_tokens import SoftTokens, soft_tokens
 
 Tensors = Mapping[str, Tensor]
 """The tensors of a summary, by name."""

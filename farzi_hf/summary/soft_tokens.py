@@ -1,7 +1,10 @@
-"""Soft tokens: the softmax that computes them, the embedding that feeds them to a model, and the loss on them."""
+"""Soft tokens: the softmax that computes them, what positions should predict, the embedding that feeds them to a model, and the loss."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,7 +12,183 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from farzi_hf.summary.targets import SoftTokens
+
+class Targets(ABC):
+    """What n positions should predict: a distribution q over the vocabulary each.
+
+    `farzi_hf.summary.vocabulary_sums` takes them in blocks of r positions.
+    """
+
+    tensors: tuple[Tensor, ...] = ()
+    """Those that the distributions depend on."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """n."""
+
+    @abstractmethod
+    def check(self, entries: int) -> None:
+        """Raises ValueError unless they are distributions over that many entries."""
+
+    def to(self, dtype: torch.dtype) -> Targets:
+        """The same with numbers of this type. Ids stay what they are."""
+        return self
+
+    @abstractmethod
+    def cross_entropy(self, logits: Tensor) -> Tensor:
+        """logsumexp(z_j) − ⟨q_j, z_j⟩ of logits (n, V), (n,), by torch's own functions."""
+
+    @abstractmethod
+    def block(self, rows: slice, out: Tensor, free: Tensor) -> Tensor:
+        """Those of the positions `rows`, without a graph, in a form that the methods below take. May overwrite `out` and `free` (r, V)."""
+
+    @abstractmethod
+    def dot(self, block: Tensor, z: Tensor, free: Tensor) -> Tensor:
+        """⟨q_j, z_j⟩ of a block, (r,). Overwrites `free`."""
+
+    @abstractmethod
+    def subtract(self, block: Tensor, p: Tensor) -> Tensor:
+        """p − q of a block, in the memory of `p` (r, V)."""
+
+    def pull_back(  # noqa: B027  ids have no derivative
+        self,
+        rows: slice,
+        block: Tensor,
+        dq: Tensor,
+        means: Tensor,
+        scale: Tensor | float,
+        totals: Sequence[Tensor | None],
+        free: Tensor,
+    ) -> None:
+        """Adds a block's part of the derivatives in `tensors` to `totals`, if that in q is `scale` · `dq`. Overwrites `free`.
+
+        Args:
+            means: ⟨q_j, dq_j⟩, (r,).
+            totals: None where nobody needs one.
+        """
+
+
+@dataclass(frozen=True, eq=False)
+class HardTargets(Targets):
+    """Ids (n,)."""
+
+    ids: Tensor
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def check(self, entries: int) -> None:
+        if torch.compiler.is_compiling() or not len(self.ids):
+            return
+        least, largest = map(int, torch.aminmax(self.ids))
+        if not 0 <= least <= largest < entries:
+            raise ValueError(
+                f"targets has ids from {least} to {largest}, but the vocabulary has the ids 0 to {entries - 1}"
+            )
+
+    def cross_entropy(self, logits: Tensor) -> Tensor:
+        return F.cross_entropy(logits, self.ids, reduction="none")
+
+    def block(self, rows: slice, out: Tensor, free: Tensor) -> Tensor:
+        return self.ids[rows, None]
+
+    def dot(self, block: Tensor, z: Tensor, free: Tensor) -> Tensor:
+        return z.gather(1, block)[:, 0]
+
+    def subtract(self, block: Tensor, p: Tensor) -> Tensor:
+        return p.scatter_add_(1, block, p.new_full(block.shape, -1.0))
+
+
+@dataclass(frozen=True, eq=False)
+class SoftTokens(Targets):
+    """`softmax(latents @ decoder / τ)`: distributions over the vocabulary, as the factors that they are made of.
+
+    Args:
+        latents: (…, d).
+        decoder: (d, V); None if the latents have V numbers themselves.
+        tau: τ.
+    """
+
+    latents: Tensor
+    decoder: Tensor | None
+    tau: float = 1.0
+
+    @property
+    def shape(self) -> torch.Size:
+        """(…, V)."""
+        entries = (self.latents if self.decoder is None else self.decoder).shape[-1]
+        return torch.Size((*self.latents.shape[:-1], entries))
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.latents,) if self.decoder is None else (self.latents, self.decoder)
+
+    def probabilities(self) -> Tensor:
+        """All of them at once, (…, V)."""
+        latents = self.latents / self.tau  # the smaller of the two factors
+        return torch.softmax(latents if self.decoder is None else latents @ self.decoder, dim=-1)
+
+    def to(self, dtype: torch.dtype) -> SoftTokens:
+        return SoftTokens(self.latents.to(dtype), None if self.decoder is None else self.decoder.to(dtype), self.tau)
+
+    def flat(self) -> SoftTokens:
+        """The same with one axis of positions."""
+        return SoftTokens(self.latents.flatten(0, -2), self.decoder, self.tau)
+
+    def following(self) -> SoftTokens:
+        """Of sequences (b, ξ, V), what comes next: (b, ξ − 1, V)."""
+        return SoftTokens(self.latents[:, 1:], self.decoder, self.tau)
+
+    def __len__(self) -> int:
+        return len(self.latents)
+
+    def check(self, entries: int) -> None:
+        if self.shape[-1] != entries:
+            raise ValueError(
+                f"soft tokens over {self.shape[-1]} entries, but the model's vocabulary has {entries}; build the model with "
+                "vocab_size=farzi.config.vocab_size"
+            )
+
+    def cross_entropy(self, logits: Tensor) -> Tensor:
+        return -(self.probabilities() * logits.log_softmax(-1)).sum(-1)
+
+    def block(self, rows: slice, out: Tensor, free: Tensor) -> Tensor:
+        latents = self.latents.detach()[rows] / self.tau
+        logits = latents if self.decoder is None else torch.mm(latents, self.decoder.detach(), out=free)
+        return torch.softmax(logits, 1, out=out)
+
+    def dot(self, block: Tensor, z: Tensor, free: Tensor) -> Tensor:
+        return row_dot(block, z, free)
+
+    def subtract(self, block: Tensor, p: Tensor) -> Tensor:
+        return p.sub_(block)
+
+    def pull_back(
+        self,
+        rows: slice,
+        block: Tensor,
+        dq: Tensor,
+        means: Tensor,
+        scale: Tensor | float,
+        totals: Sequence[Tensor | None],
+        free: Tensor,
+    ) -> None:
+        if all(total is None for total in totals):
+            return
+        du = torch.sub(dq, means[:, None], out=free).mul_(block)
+        if self.decoder is None:
+            totals[0][rows].add_(du.mul_(scale / self.tau))
+            return
+        dlatents, ddecoder = totals
+        if dlatents is not None:
+            dlatents[rows].add_(torch.mm(du, self.decoder.detach().T).mul_(scale / self.tau))
+        if ddecoder is not None:
+            ddecoder.addmm_((self.latents.detach()[rows] * (scale / self.tau)).T, du)
+
+
+def row_dot(x: Tensor, y: Tensor, free: Tensor) -> Tensor:
+    """⟨x_j, y_j⟩ of each row, (r,), of matrices (r, V). Overwrites `free`."""
+    return torch.mul(x, y, out=free).sum(1)
 
 
 def soft_tokens(latents: Tensor, decoder: Tensor, tau: float) -> Tensor:

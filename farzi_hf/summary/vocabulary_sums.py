@@ -1,30 +1,59 @@
 """Sums over a large vocabulary: the cross-entropy of a linear head, and the mean embedding of soft tokens. Both are twice differentiable.
 
 Logits z = h M and soft tokens q = softmax(u D / τ) are numbers for each position and each of the V entries. Nothing of that size is
-kept, unless it is small: a block of positions (`farzi_hf.summary.tiles`) is computed, used and forgotten, and computed again for the
-derivatives. Time is linear in the number of positions and in V, and memory is a few blocks, and the arguments with their gradients.
+kept: a block of positions is computed, used and forgotten, and computed again for the derivatives. Time is linear in the number of positions
+and in V, and memory is a few blocks, and the arguments with their gradients.
 
 An inner step needs three things of each function: its value, its gradient in the weights, and the product of a vector with the derivative of
-that gradient. The gradient of the cross-entropy comes at once with its value.
-
-The two functions are in modules of their names, `linear_cross_entropy` and `mean_embedding`; what both need is here. In the docstrings, j is
-a position, v an entry of the vocabulary, p_j = softmax(z_j), and ⟨a, b⟩ is a sum over the vocabulary.
+that gradient. The gradient of the cross-entropy comes at once with its value. In the docstrings, j is a position, v an entry of the
+vocabulary, p_j = softmax(z_j), and ⟨a, b⟩ is a sum over the vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from farzi_hf.summary.targets import Targets
-from farzi_hf.summary.tiles import Tiles
+from farzi_hf.summary.soft_tokens import SoftTokens, Targets, row_dot
+
+BLOCK = {"cpu": 1 << 20, "cuda": 1 << 26}
+"""The numbers of a block, by the kind of device; on the CPU, for each thread. Those of a core's cache are the fastest."""
+
+FEWEST = 48
+"""The fewest positions of a block. Each block reads the head and adds to its gradient once: products of fewer positions are slow."""
 
 
-def exact(function: Callable) -> Callable:
+class _Blocks:
+    """The blocks of a matrix (n, V), and memory for them.
+
+    Args:
+        like: has the type and device of the memory.
+        count: how many matrices (r, V) exist at the same time.
+    """
+
+    def __init__(self, n: int, entries: int, like: Tensor, count: int) -> None:
+        device = like.device.type
+        numbers = BLOCK.get(device, BLOCK["cpu"]) * (torch.get_num_threads() if device == "cpu" else 1)
+        parts = max(1, -(-n // max(FEWEST, numbers // entries)))
+        self.n, self.entries, self.count, self.size = n, entries, count, max(1, -(-n // parts))
+        self.memory = like.new_empty(count * min(self.size, n) * entries)
+
+    def __iter__(self) -> Iterator[tuple[slice, Tensor]]:
+        """The positions of each block, and the memory (count, r, V) for its matrices."""
+        for first in range(0, self.n, self.size):
+            rows = slice(first, min(first + self.size, self.n))
+            shape = self.count, rows.stop - first, self.entries
+            yield rows, self.memory[: math.prod(shape)].view(shape)
+
+
+def _exact(function: Callable) -> Callable:
     """The function outside of autocast, which would round products: a backward pass may run inside."""
 
     @wraps(function)
@@ -36,48 +65,12 @@ def exact(function: Callable) -> Callable:
     return run
 
 
-def zeros(tensors: Sequence[Tensor], needed: Sequence[bool]) -> list[Tensor | None]:
+def _zeros(tensors: Sequence[Tensor | None], needed: Sequence[bool]) -> list[Tensor | None]:
     """Zeros to add the derivatives in the tensors to, or None where nobody needs one."""
     return [torch.zeros_like(x) if need else None for x, need in zip(tensors, needed, strict=True)]
 
 
-NARROW = 32
-"""Products whose result has fewer columns are faster when they are computed transposed."""
-
-
-def add_product(total: Tensor, x: Tensor, y: Tensor, *, first: bool = False) -> None:
-    """total (v, k) += xᵀ y, of x (r, v) and y (r, k). If this is the `first` summand, what `total` holds does not count."""
-    if y.shape[1] >= NARROW:
-        total.addmm_(x.T, y, beta=0 if first else 1)
-    elif first:
-        total.copy_(torch.mm(y.T, x).T)
-    else:
-        total.add_(torch.mm(y.T, x).T)
-
-
-def derivative_of_head(head: Tensor, needed: bool, positions: int) -> Tensor | None:
-    """Memory for a derivative in the head, which the first block of positions overwrites; None if nobody needs one."""
-    if not needed:
-        return None
-    return torch.empty_like(head) if positions else torch.zeros_like(head)
-
-
-def asked_for(ctx: Any, tensors: Sequence[Tensor | None]) -> list[bool]:
-    """Which derivatives the present backward pass needs, in a `Function` whose arguments that are tensors were these, and None.
-
-    `ctx.needs_input_grad` says which of them have one. Autograd may have been asked for fewer: the reverse of a training's first step needs
-    the derivatives in the data alone.
-    """
-    nodes = iter(ctx.next_functions)
-    return [x is not None and _is_asked_for(next(nodes)[0]) for x in tensors]
-
-
-def _is_asked_for(node: Any) -> bool:
-    # Autograd does not answer for a leaf.
-    return node is not None and (not node.next_functions or torch._C._will_engine_execute_node(node))
-
-
-def check_once(name: str) -> None:
+def _check_once(name: str) -> None:
     """Raises RuntimeError where a derivative is asked for that can be differentiated again."""
     if torch.is_grad_enabled():
         raise RuntimeError(
@@ -86,20 +79,274 @@ def check_once(name: str) -> None:
         )
 
 
-@exact
-def pulled_back(targets: Targets, x: Tensor, table: Tensor, scale: Tensor | float, needed: Sequence[bool]) -> list:
+@_exact
+def _pulled_back(targets: Targets, x: Tensor, table: Tensor, scale: Tensor | float, needed: Sequence[bool]) -> list:
     """The derivatives in the targets' tensors, if that in q_j is `scale` · x_j M, where the table (V, k) has the M_v as its rows."""
-    totals = zeros(targets.tensors, needed)
-    tiles = Tiles(len(x), len(table), x)
-    memory, q_memory, tile = tiles.block(), targets.memory(tiles), tiles.tile()
-    for rows in tiles.rows:
-        dqs, free, q = tiles.split(memory, rows), tiles.views(tile, rows), targets.block(tiles, rows, q_memory)
-        means = []
-        for i, entries in enumerate(tiles.entries):
-            torch.mm(x[rows], table[entries].T, out=dqs[i])
-            q.fill(i, free[i])
-            means.append(q.dot(i, dqs[i], free[i]))
-        mean = q.total(means)
-        for i in range(len(tiles.entries)):
-            q.pull_back(i, dqs[i], mean, scale, totals, free[i])
+    totals = _zeros(targets.tensors, needed)
+    for rows, (q, dq, free) in _Blocks(len(x), len(table), x, 3):
+        q = targets.block(rows, q, free)
+        torch.mm(x[rows], table.T, out=dq)
+        targets.pull_back(rows, q, dq, targets.dot(q, dq, free), scale, totals, free)
     return totals
+
+
+# -- the cross-entropy -----------------------------------------------------------------------------------------------
+
+
+def linear_cross_entropy(
+    states: Tensor, weight: Tensor | None, bias: Tensor | None, targets: Targets, counts: Tensor | None = None
+) -> Tensor:
+    """Σ_j c_j ℓ_j with ℓ_j = logsumexp(z_j) − ⟨q_j, z_j⟩ in nats, a scalar.
+
+    The first derivatives in states, weight, bias and counts can be differentiated again, in everything. Those in the targets cannot:
+    with create_graph=True they raise an error.
+
+    Args:
+        states: (n, k). The sum is computed in their type, or in float32 if that has more bits.
+        weight: (V, k) of the head; None if the states are the logits, which are then kept.
+        bias: (V,), or None.
+        targets: q, n of them.
+        counts: c (n,), how much each position counts; None stands for 1. Only for targets without derivatives, such as ids.
+
+    Raises:
+        ValueError: there are counts, and targets with derivatives; or the targets are not those of n positions and V entries.
+    """
+    entries = states.shape[-1] if weight is None else len(weight)
+    if len(targets) != len(states):
+        raise ValueError(f"there are {len(targets)} targets for {len(states)} states; give one for each")
+    targets.check(entries)
+    if counts is not None and targets.tensors:
+        raise ValueError(f"counts are given beside {type(targets).__name__}, which have derivatives; give HardTargets")
+    dtype = torch.promote_types(states.dtype, torch.float32)
+    states, targets = states.to(dtype), targets.to(dtype)
+    weight, bias = (None if x is None else x.to(dtype) for x in (weight, bias))
+    with torch.autocast(states.device.type, enabled=False):
+        # torch.compile fuses the plain formula, and cannot differentiate a Function twice.
+        if weight is None or torch.compiler.is_compiling():
+            losses = targets.cross_entropy(states if weight is None else F.linear(states, weight, bias))
+            return (losses if counts is None else losses * counts).sum()
+        # A bias is one more column, where states have a 1.
+        head = weight if bias is None else torch.cat([weight, bias[:, None]], dim=1)
+        h = states if bias is None else torch.cat([states, torch.ones_like(states[:, :1])], dim=1)
+        value = _CrossEntropy.apply(targets, h, head.contiguous(), counts)
+        if any(x.requires_grad for x in targets.tensors):
+            value = value + _TargetDerivative.apply(targets, h.detach(), head.detach(), *targets.tensors)
+    return value
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """The value, and with s its derivative: dh_j = s c_j Σ_v (p − q)_jv M_v, dM_v = s Σ_j c_j (p − q)_jv h_j and dc_j = s ℓ_j.
+
+    `head` (V, k) has the M_v as its rows. So has the embedding that may share them, and sums of their derivatives run along the memory.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, targets: Targets, h: Tensor, head: Tensor, counts: Tensor | None) -> Tensor:
+        ctx.targets, ctx.found = targets, _losses_and_gradient(targets, h, head, counts, ctx.needs_input_grad[1:3])
+        ctx.save_for_backward(h, head, counts)
+        losses = ctx.found[0]
+        return losses.sum() if counts is None else losses.dot(counts)
+
+    @staticmethod
+    def backward(ctx: Any, s: Tensor) -> tuple[Any, ...]:
+        h, head, counts = ctx.saved_tensors
+        # The gradient is as large as the head: it is handed on, and computed again for a second backward pass through the same graph.
+        found = ctx.found or _losses_and_gradient(ctx.targets, h, head, counts, ctx.needs_input_grad[1:3])
+        ctx.found = None
+        return None, *_Gradient.apply(ctx.targets, found, s, h, head, counts, *ctx.targets.tensors)
+
+
+@torch.no_grad()
+@_exact
+def _losses_and_gradient(
+    targets: Targets, h: Tensor, head: Tensor, counts: Tensor | None, needed: Sequence[bool]
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """ℓ (n,), and the derivatives of Σ_j c_j ℓ_j in h and in the head."""
+    losses, (dh, dhead) = h.new_empty(len(h)), _zeros((h, head), needed)
+    for rows, (p, q, free) in _Blocks(len(h), len(head), h, 3):
+        q = targets.block(rows, q, free)
+        log_p = torch.log_softmax(torch.mm(h[rows], head.T, out=free), 1, out=p)
+        losses[rows] = -targets.dot(q, log_p, free)
+        difference = targets.subtract(q, log_p.exp_()) if any(needed) else None
+        if counts is not None and any(needed):
+            difference.mul_(counts[rows, None])
+        if dh is not None:
+            torch.mm(difference, head, out=dh[rows])
+        if dhead is not None:
+            dhead.addmm_(difference.T, h[rows])
+    return losses, dh, dhead
+
+
+class _Gradient(torch.autograd.Function):
+    """s times (dh, dM, dc), which `_CrossEntropy` has found for s = 1. Its derivatives along the cotangents (a, A, b):
+
+    with y = a M + h A, r_j = p_j ∘ (y_j − ⟨p_j, y_j⟩) and e_j = c_j r_j + b_j (p − q)_j, they are s Σ_v e_jv M_v + c_j (p − q)_jv A_v in
+    h_j, s Σ_j e_jv h_j + c_j (p − q)_jv a_j in M_v, s ⟨(p − q)_j, y_j⟩ in c_j, −s y_j in q_j, and ⟨a, dh⟩ + ⟨A, dM⟩ + ⟨b, dc⟩ in s.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        targets: Targets,
+        found: tuple[Tensor, Tensor | None, Tensor | None],
+        s: Tensor,
+        h: Tensor,
+        head: Tensor,
+        counts: Tensor | None,
+        *tensors: Tensor,
+    ) -> tuple:
+        ctx.targets = targets
+        ctx.set_materialize_grads(False)
+        losses, dh, dhead = found
+        found = dh, dhead, None if counts is None else losses
+        needs_ds = ctx.needs_input_grad[2]
+        ctx.save_for_backward(s, h, head, counts, *tensors, *(found if needs_ds else ()))
+        return tuple(None if x is None else x * s if needs_ds else x.mul_(s) for x in found)
+
+    @staticmethod
+    @once_differentiable
+    @_exact
+    def backward(ctx: Any, a: Tensor | None, big_a: Tensor | None, b: Tensor | None) -> tuple[Any, ...]:
+        _, _, needs_ds, *needed = ctx.needs_input_grad
+        if (a is None and big_a is None and b is None) or not (needs_ds or any(needed)):
+            return (None,) * len(ctx.needs_input_grad)
+        s, h, head, counts, *rest = ctx.saved_tensors
+        targets, ds = ctx.targets, None
+        if needs_ds:  # a loss that is not linear in the cross-entropy
+            found = rest[len(targets.tensors) :]
+            ds = sum((x * y).sum() for x, y in zip(found, (a, big_a, b), strict=True) if y is not None)
+        h_bar, head_bar, counts_bar, *q_bars = _zeros((h, head, counts, *targets.tensors), needed)
+        pairs = [(x, table) for x, table in ((a, head), (h, big_a)) if x is not None and table is not None]
+        xs, tables = (torch.cat(parts, 1) for parts in zip(*pairs, strict=True))  # y = a M + h A in one product
+        for rows, memory in _Blocks(len(h), len(head), h, 4):
+            p, y, q, free = memory
+            q = targets.block(rows, q, free)
+            torch.softmax(torch.mm(h[rows], head.T, out=free), 1, out=p)
+            torch.mm(xs[rows], tables.T, out=y)
+            q_mean = targets.dot(q, y, free)
+            targets.pull_back(rows, q, y, q_mean, -s, q_bars, free)
+            p_mean = row_dot(p, y, free)
+            if counts_bar is not None:
+                counts_bar[rows] = (p_mean - q_mean) * s
+            e, difference = y.sub_(p_mean[:, None]).mul_(p), targets.subtract(q, p)
+            if counts is not None:
+                e.mul_(counts[rows, None])
+            if b is not None:
+                e.addcmul_(difference, b[rows, None])
+            if counts is not None:
+                difference.mul_(counts[rows, None])
+            if (
+                head_bar is not None
+            ):  # Σ_j (p − q)_j a_j + e_j h_j in one product: both matrices are neighbours in memory
+                both = torch.cat([torch.zeros_like(h[rows]) if a is None else a[rows], h[rows]]).mul_(s)
+                head_bar.addmm_(memory[:2].flatten(0, 1).T, both)
+            if h_bar is not None:
+                torch.mm(e, head, out=h_bar[rows])
+                if big_a is not None:
+                    h_bar[rows].addmm_(difference, big_a)
+        if h_bar is not None:
+            h_bar.mul_(s)
+        return None, None, ds, h_bar, head_bar, counts_bar, *q_bars
+
+
+class _TargetDerivative(torch.autograd.Function):
+    """Zero, with the derivatives of −Σ_j ⟨q_j, z_j⟩ in the targets' tensors.
+
+    It is a node of its own, so that autograd computes them only where somebody asks for them. An inner step does not.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, targets: Targets, h: Tensor, head: Tensor, *tensors: Tensor) -> Tensor:
+        ctx.targets = targets
+        ctx.save_for_backward(h, head, *tensors)
+        return h.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, s: Tensor) -> tuple[Any, ...]:
+        _check_once("targets")
+        h, head, *_ = ctx.saved_tensors
+        return None, None, None, *_pulled_back(ctx.targets, h, head, -s, ctx.needs_input_grad[3:])
+
+
+# -- the mean embedding ----------------------------------------------------------------------------------------------
+
+
+def mean_embedding(tokens: SoftTokens, table: Tensor) -> Tensor:
+    """Σ_v q_v E_v: soft tokens (…, V) and the embeddings E (V, h) of all entries give (…, h), of the type of E.
+
+    The first derivatives in E can be differentiated again, in everything. Those in the tokens cannot: with
+    create_graph=True they raise an error.
+
+    Raises:
+        ValueError: the tokens are of another vocabulary than the table.
+    """
+    tokens.check(len(table))
+    with torch.autocast(table.device.type, enabled=False):
+        dtype = torch.promote_types(tokens.latents.dtype, table.dtype)
+        flat, entries = tokens.to(dtype).flat(), table.to(dtype)
+        if torch.compiler.is_compiling():
+            x = flat.probabilities() @ entries
+        else:
+            x = _MeanEmbedding.apply(flat, entries)
+            if any(y.requires_grad for y in flat.tensors):
+                x = x + _TokenDerivative.apply(flat, entries.detach(), *flat.tensors)
+    return x.to(table.dtype).view(*tokens.shape[:-1], table.shape[1])
+
+
+class _MeanEmbedding(torch.autograd.Function):
+    """x_j = Σ_v q_jv E_v, (n, h); dE_v = Σ_j q_jv dx_j."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: SoftTokens, table: Tensor) -> Tensor:
+        ctx.tokens = tokens
+        return _product(tokens, table)
+
+    @staticmethod
+    def backward(ctx: Any, dx: Tensor) -> tuple[None, Tensor]:
+        return None, _TableGradient.apply(ctx.tokens, dx, *ctx.tokens.tensors)
+
+
+class _TableGradient(torch.autograd.Function):
+    """dE (V, h); with A the cotangent of it, its derivatives are Σ_v q_jv A_v in dx_j, and ⟨A_v, dx_j⟩ in q_jv."""
+
+    @staticmethod
+    @_exact
+    def forward(ctx: Any, tokens: SoftTokens, dx: Tensor, *tensors: Tensor) -> Tensor:
+        ctx.tokens = tokens
+        ctx.save_for_backward(dx, *tensors)
+        total = dx.new_zeros(tokens.shape[-1], dx.shape[1])
+        for rows, (q, free) in _Blocks(len(dx), len(total), dx, 2):
+            total.addmm_(tokens.block(rows, q, free).T, dx[rows])
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, big_a: Tensor) -> tuple[Any, ...]:
+        (dx, *_), needed = ctx.saved_tensors, ctx.needs_input_grad[2:]
+        totals = _pulled_back(ctx.tokens, dx, big_a, 1.0, needed) if any(needed) else [None for _ in needed]
+        return None, _product(ctx.tokens, big_a), *totals
+
+
+class _TokenDerivative(torch.autograd.Function):
+    """Zeros (n, h), with the derivatives of x_j = Σ_v q_jv E_v in the tensors of q. It is a node of its own, as `_TargetDerivative` is."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: SoftTokens, table: Tensor, *tensors: Tensor) -> Tensor:
+        ctx.tokens = tokens
+        ctx.save_for_backward(table, *tensors)
+        return table.new_zeros(len(tokens), table.shape[1])
+
+    @staticmethod
+    def backward(ctx: Any, dx: Tensor) -> tuple[Any, ...]:
+        _check_once("tokens")
+        table, *_ = ctx.saved_tensors
+        return None, None, *_pulled_back(ctx.tokens, dx, table, 1.0, ctx.needs_input_grad[2:])
+
+
+@_exact
+def _product(tokens: SoftTokens, table: Tensor) -> Tensor:
+    """Σ_v q_v E_v of each position, (n, h)."""
+    x = table.new_empty(len(tokens), table.shape[1])
+    for rows, (q, free) in _Blocks(len(x), len(table), table, 2):
+        torch.mm(tokens.block(rows, q, free), table, out=x[rows])
+    return x

@@ -19,7 +19,7 @@ from farzi_hf.data import load_sample_text, tokenize, word_tokenizer
 from farzi_hf.distillation import Learner, Parameters
 from farzi_hf.engine import Adjoint, Checkpoint, Direct, GradientGraphs, InnerAdam, Reversible, Tape, unroll
 from farzi_hf.summary import FarziData, FarziDataConfig, soft_tokens
-from farzi_hf.summary.targets import SoftTokens
+from farzi_hf.summary.soft_tokens import SoftTokens
 
 ADAM = {"lr": 0.01, "betas": (0.9, 0.999), "eps": 1e-4}
 EPS_ROOT = 1e-30

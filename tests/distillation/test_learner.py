@@ -18,8 +18,7 @@ from farzi_hf.data import SequenceCollator
 from farzi_hf.distillation import Learner, SyntheticTraining
 from farzi_hf.distillation.learner import leaves
 from farzi_hf.engine import InnerAdam, Tape, unroll
-from farzi_hf.summary.soft_tokens import shifted_cross_entropy
-from farzi_hf.summary.targets import SoftTokens
+from farzi_hf.summary.soft_tokens import SoftTokens, shifted_cross_entropy
 
 LENGTH = 5
 

@@ -23,7 +23,7 @@ from transformers.models.gpt2.modeling_gpt2 import GPT2LMHeadModel
 
 from farzi_hf.distillation import Learner
 from farzi_hf.models import fmlp
-from farzi_hf.summary.targets import SoftTokens
+from farzi_hf.summary.soft_tokens import SoftTokens
 
 BIDIRECTIONAL = {
     "bert": {"num_hidden_layers": 2}, "roberta": {"num_hidden_layers": 1}, "electra": {"num_hidden_layers": 1},

@@ -15,7 +15,7 @@ from transformers.modeling_outputs import CausalLMOutput
 from farzi_hf.distillation import Learner
 from farzi_hf.models import RNNConfig
 from farzi_hf.summary import attach_soft_inputs, soft_cross_entropy
-from farzi_hf.summary.targets import SoftTokens
+from farzi_hf.summary.soft_tokens import SoftTokens
 
 
 @pytest.fixture(params=CONFIGS)

@@ -1,11 +1,9 @@
-"""Sums over the vocabulary: equal to the plain formulas up to second derivatives, whatever the tiles, and without a tensor of that size."""
+"""Sums over the vocabulary: equal to the plain formulas up to second derivatives, whatever the blocks, and without a tensor of that size."""
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import math
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -13,12 +11,10 @@ import torch
 import torch.nn.functional as F
 from live_bytes import LiveBytes
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
-from farzi_hf.summary import tiles
-from farzi_hf.summary.linear_cross_entropy import linear_cross_entropy
-from farzi_hf.summary.mean_embedding import mean_embedding
-from farzi_hf.summary.targets import HardTargets, SoftTokens
+from farzi_hf.summary import vocabulary_sums
+from farzi_hf.summary.soft_tokens import HardTargets, SoftTokens
+from farzi_hf.summary.vocabulary_sums import linear_cross_entropy, mean_embedding
 
 N, K, V, D, TAU = 7, 3, 11, 2, 0.7
 
@@ -28,18 +24,12 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=generator, dtype=torch.float64).requires_grad_()
 
 
-@pytest.fixture(params=["one tile", "many tiles, kept", "many tiles", "wide tiles"])
+@pytest.fixture(params=["one block", "many blocks"])
 def cut(request, monkeypatch):
-    """Blocks of two positions, and tiles of two entries, or of all."""
-    if request.param == "one tile":
-        return
-    monkeypatch.setattr(tiles, "FEWEST", 2)
-    monkeypatch.setattr(tiles, "ALIGNED", 1)
-    monkeypatch.setitem(tiles.BLOCK, "cpu", 2 * V)
-    if request.param != "wide tiles":
-        monkeypatch.setitem(tiles.TILE, "cpu", 4 // torch.get_num_threads())
-    if request.param != "many tiles, kept":
-        monkeypatch.setattr(tiles, "KEPT", 0)
+    """Seven positions in one block, or in blocks of two."""
+    if request.param == "many blocks":
+        monkeypatch.setattr(vocabulary_sums, "FEWEST", 2)
+        monkeypatch.setitem(vocabulary_sums.BLOCK, "cpu", 1)
 
 
 def derivatives(value: Tensor, weights: list[Tensor], everything: list[Tensor]) -> list[Tensor]:
@@ -120,35 +110,6 @@ def test_a_frozen_argument_changes_nothing_for_the_other(cut, frozen):
     assert_equal(derivatives(found, trained, [*trained, *tokens]), expected)
 
 
-@pytest.mark.parametrize("asked", [["latents", "decoder"], ["h"], ["w"], ["h", "latents"]])
-def test_derivatives_that_nobody_asks_for_take_no_time(cut, asked):
-    """Of a second derivative, where autograd is asked for some of them only."""
-    given = {
-        "h": normal(N, K),
-        "w": normal(V, K, seed=1),
-        "latents": normal(N, D, seed=3),
-        "decoder": normal(D, V, seed=4),
-    }
-
-    def seconds(names: list[str], function: Callable) -> tuple[list[Tensor], int]:
-        h, w, latents, decoder = (x * 1 for x in given.values())  # as in a network, none is a leaf
-        first = torch.autograd.grad(function(h, w, latents, decoder), (h, w), create_graph=True)
-        along = [normal(*g.shape, seed=9).detach() for g in first]
-        with FlopCounterMode(display=False) as flops:
-            found = torch.autograd.grad(first, [given[name] for name in names], along)
-        return found, flops.get_total_flops()
-
-    def sums(h: Tensor, w: Tensor, latents: Tensor, decoder: Tensor) -> Tensor:
-        return linear_cross_entropy(h, w, None, SoftTokens(latents, decoder, TAU))
-
-    def plain(h: Tensor, w: Tensor, latents: Tensor, decoder: Tensor) -> Tensor:
-        return plain_cross_entropy(h, w, None, torch.softmax(latents @ decoder / TAU, -1))
-
-    found, flops = seconds(asked, sums)
-    assert_equal(found, seconds(asked, plain)[0])
-    assert flops < seconds(list(given), sums)[1]
-
-
 def test_mean_embedding_is_the_plain_product(cut):
     """In a loss that is not linear in the embeddings, as a network is not."""
     tokens, table, mixing = [normal(N, D), normal(D, V, seed=1)], normal(V, 4, seed=2), normal(4, 4, seed=3).detach()
@@ -163,7 +124,6 @@ def test_mean_embedding_is_the_plain_product(cut):
 
 
 def test_one_hot_tokens_have_the_embedding_of_their_ids(cut):
-    """Tiles without their id hold nothing but −inf."""
     table, ids = normal(V, 4), torch.tensor([[3, 0], [10, 3]])
     found = mean_embedding(SoftTokens(F.one_hot(ids, V).double().log(), None), table)
     assert torch.equal(found, table[ids])
@@ -204,10 +164,8 @@ def test_large_logits_do_not_overflow():
 
 
 @pytest.mark.parametrize(("scale", "offset"), [(100.0, 0.0), (10.0, 1e4)])
-@pytest.mark.parametrize("kept", [True, False])
-def test_large_logits_are_as_exact_as_torchs(monkeypatch, scale, offset, kept):
+def test_large_logits_are_as_exact_as_torchs(scale, offset):
     """In float32. What a sum over the entries is rounded by, at the size of the logits, is no factor of a position's probabilities."""
-    monkeypatch.setattr(tiles, "KEPT", tiles.KEPT if kept else 0)
     exact = [normal(50, 8), normal(1000, 8, seed=1) * scale / 8**0.5, normal(1000, seed=2) + offset]
     ids = torch.arange(50)
 
@@ -272,41 +230,6 @@ def test_targets_of_another_vocabulary_or_number_are_refused():
         linear_cross_entropy(h, w, None, HardTargets(torch.zeros(N + 1, dtype=torch.long)))
 
 
-def test_passes_may_have_other_numbers_of_threads(monkeypatch):
-    """Kept blocks keep their tiles."""
-    monkeypatch.setitem(tiles.TILE, "cpu", 16)
-    monkeypatch.setattr(tiles, "ALIGNED", 1)
-    threads = iter([1, 1, 2, 3, 2, 1, 3, 2, 1])
-    weights, tokens = [normal(N, K), normal(V, K, seed=1)], [normal(N, D, seed=3), normal(D, V, seed=4)]
-    q = torch.softmax(tokens[0] @ tokens[1] / TAU, -1)
-    expected = derivatives(plain_cross_entropy(*weights, None, q), weights, [*weights, *tokens])
-    monkeypatch.setattr(torch, "get_num_threads", lambda: next(threads))
-    soft = SoftTokens(*tokens, TAU)
-    for _ in range(2):
-        found = derivatives(linear_cross_entropy(*weights, None, soft), weights, [*weights, *tokens])
-        assert_equal(found, expected)
-
-
-def test_other_tokens_have_blocks_of_their_own():
-    h, w, decoder = normal(N, K), normal(V, K, seed=1), normal(D, V, seed=4)
-    first, second = (SoftTokens(normal(N, D, seed=i), decoder) for i in (3, 5))
-    linear_cross_entropy(h, w, None, first)
-    again = dataclasses.replace(first, latents=second.latents)
-    assert linear_cross_entropy(h, w, None, again) == linear_cross_entropy(h, w, None, second)
-
-
-def test_tokens_that_change_in_place_are_computed_again(cut):
-    h, w, u, d = normal(N, K), normal(V, K, seed=1), normal(N, D, seed=2), normal(D, V, seed=3)
-    tokens = SoftTokens(u, d, TAU)
-    linear_cross_entropy(h, w, None, tokens)
-    with torch.no_grad():
-        u.add_(1.0)
-        d.mul_(-1.0)
-    expected = plain_cross_entropy(h, w, None, torch.softmax(u @ d / TAU, -1))
-    torch.testing.assert_close(linear_cross_entropy(h, w, None, tokens), expected)
-    torch.testing.assert_close(mean_embedding(tokens, w), torch.softmax(u @ d / TAU, -1) @ w)
-
-
 @pytest.mark.parametrize("value", ["the function", "its gradient"])
 @pytest.mark.parametrize("function", ["cross-entropy", "embedding"])
 def test_tokens_that_change_before_the_backward_pass_raise(cut, function, value):
@@ -357,13 +280,12 @@ def test_threads_may_go_back_through_one_graph(cut):
     value = g.square().sum()
     expected = torch.autograd.grad(value, (h, u), retain_graph=True)
     with ThreadPoolExecutor(3) as pool:
-        for found in pool.map(lambda _: torch.autograd.grad(value, (h, u), retain_graph=True), range(60)):
+        for found in pool.map(lambda _: torch.autograd.grad(value, (h, u), retain_graph=True), range(20)):
             assert_equal(list(found), list(expected))
 
 
 @pytest.mark.parametrize("tau", [1.0, TAU])
-def test_a_graph_keeps_no_copy_of_soft_tokens_without_factors(monkeypatch, tau):
-    monkeypatch.setattr(tiles, "KEPT", 0)
+def test_a_graph_keeps_no_copy_of_soft_tokens_without_factors(tau):
     h, w, u = normal(64, K), normal(500, K, seed=1), normal(64, 500, seed=2)
     with LiveBytes() as live:
         kept = torch.autograd.grad(linear_cross_entropy(h, w, None, SoftTokens(u, None, tau)), h, create_graph=True)
@@ -373,11 +295,10 @@ def test_a_graph_keeps_no_copy_of_soft_tokens_without_factors(monkeypatch, tau):
 
 
 def test_no_tensor_has_the_size_of_positions_times_vocabulary(monkeypatch):
-    """Value, gradient and second derivatives; a block has a two-hundredth of the positions."""
-    monkeypatch.setitem(tiles.BLOCK, "cpu", 1 << 12)
-    monkeypatch.setattr(tiles, "FEWEST", 2)
-    monkeypatch.setattr(tiles, "KEPT", 0)
-    n, v = 1000, 1000
+    """Value, gradient and second derivatives; a block has a hundredth of the positions, and there are four at a time."""
+    monkeypatch.setitem(vocabulary_sums.BLOCK, "cpu", 1)
+    monkeypatch.setattr(vocabulary_sums, "FEWEST", 2)
+    n, v = 200, 1000
     h, w, u, d = (torch.randn(*s).requires_grad_() for s in ((n, 4), (v, 4), (n, 3), (3, v)))
     sizes = []
 
@@ -393,4 +314,4 @@ def test_no_tensor_has_the_size_of_positions_times_vocabulary(monkeypatch):
         g = torch.autograd.grad(loss, (h, w), create_graph=True)
         sum(x.square().sum() for x in g).backward()
     assert u.grad.abs().sum() > 0
-    assert max(sizes) <= 8 * max(n, v) < n * v / 100  # both factors of a product, side by side
+    assert max(sizes) <= 8 * max(n, v) < n * v / 20  # four blocks, or both factors of a product side by side
