@@ -139,6 +139,62 @@ def json_changed(folder: Path, data: st.DataObject) -> None:
         path.write_text(json.dumps(content))
 
 
+CANARIES = st.sampled_from(["../outside/precious", "/etc/passwd", "outside/precious", "user/repository", "\x1b[2J"])
+KEYS = st.sampled_from(
+    ["vocab", "merges", "vocab_file", "tokenizer_class", "auto_map", "pad_token", "extra_special_tokens", "chat_template", "model_max_length",
+     "padding_side", "model_input_names", "added_tokens_decoder", "init_inputs", "save_pretrained", "backend", "add_bos_token"]
+)  # fmt: skip
+PARTS = {
+    "normalizer": ["Precompiled", "Replace", "Strip", "Prepend", "NFC"], "pre_tokenizer": ["FixedLength", "Split", "ByteLevel", "Metaspace"],
+    "decoder": ["Strip", "Replace", "WordPiece", "CTC", "ByteLevel"], "post_processor": ["TemplateProcessing", "RobertaProcessing"],
+    "model": ["BPE", "WordLevel", "WordPiece", "Unigram"],
+}  # fmt: skip
+FIELDS = st.sampled_from(
+    ["precompiled_charsmap", "pattern", "content", "start", "stop", "length", "behavior", "invert", "prepend", "vocab", "merges", "unk_token",
+     "unk_id", "continuing_subword_prefix", "replacement", "single", "pair", "special_tokens", "sep", "cls"]
+)  # fmt: skip
+TEXTS = st.one_of(
+    VALUES,
+    CANARIES,
+    st.text("aé/=", max_size=20),
+    st.just({"Regex": "."}),
+    st.just({"a": 0, "é": 1, "aé": 2}),
+    st.just([["a", "é"]]),
+)
+
+
+def tokenizer_changed(folder: Path, data: st.DataObject) -> None:
+    """Parts of the tokenizer that the library knows, with fields of any value."""
+    path = folder / "tokenizer.json"
+    check_not_special(path)
+    part = data.draw(st.sampled_from(sorted(PARTS)), label="part")
+    fields = data.draw(st.dictionaries(FIELDS, TEXTS, max_size=6), label="fields")
+    with suppress(ValueError, TypeError):  # damaged before
+        kind = {"type": data.draw(st.sampled_from(PARTS[part]))}
+        path.write_text(json.dumps({**json.loads(path.read_bytes()), part: {**kind, **fields}}))
+
+
+def settings_changed(folder: Path, data: st.DataObject) -> None:
+    """The tokenizer's settings, in either file, with names of files and with values of any kind."""
+    path = folder / data.draw(st.sampled_from(["tokenizer_config.json", "special_tokens_map.json"]))
+    check_not_special(path)
+    path.write_text(
+        json.dumps(data.draw(st.dictionaries(KEYS, st.one_of(VALUES, CANARIES), max_size=5), label="settings"))
+    )
+
+
+def learner_changed(folder: Path, data: st.DataObject) -> None:
+    """The learner of the recipe, with names of code and files, at any depth."""
+    check_not_special(folder / "recipe.yaml")
+    names = st.sampled_from(["auto_map", "_name_or_path", "attn_implementation", "model_type", "text_config", "n_embd"])
+    learner = data.draw(
+        st.recursive(st.one_of(VALUES, CANARIES), lambda part: st.dictionaries(names, part, max_size=3)),
+        label="learner",
+    )
+    with suppress(ValueError):  # it holds what UTF-8 cannot
+        (folder / "recipe.yaml").write_text(json.dumps({"learner": learner, "teacher": learner}))
+
+
 def places_of(content: Any):
     """All pairs of a list or mapping in `content` and an index or key of it."""
     pairs = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
@@ -208,6 +264,7 @@ def committed(folder: Path, data: st.DataObject) -> None:
 
 DAMAGE = [
     bytes_changed, cut, replaced, removed, inflated, linked, of_another_kind, json_changed, yaml_changed, tensors_changed, committed,
+    tokenizer_changed, settings_changed, learner_changed,
 ]  # fmt: skip
 
 
