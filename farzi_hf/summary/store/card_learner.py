@@ -61,16 +61,12 @@ def plain_learner(value: Any, name: str) -> Any:
         return value
     kept = {}
     for key, part in value.items():
-        texts = part if isinstance(part, list) else [part]
-        names = key != "model_type" and any(isinstance(text, str) and ("/" in text or "\\" in text) for text in texts)
-        if key in _NAMING or names:
-            logger.warning(
-                "%s.%s is left out: it may name code or files elsewhere, which are never fetched.",
-                name,
-                ascii(key)[1:-1],
-            )
+        texts = [text for text in (part if isinstance(part, list) else [part]) if isinstance(text, str)]
+        full = f"{name}.{ascii(key)[1:-1]}"
+        if key in _NAMING or (key != "model_type" and any("/" in text or "\\" in text for text in texts)):
+            logger.warning("%s is left out: it may name code or files elsewhere, which are never fetched.", full)
         else:
-            kept[key] = plain_learner(part, f"{name}.{ascii(key)[1:-1]}")
+            kept[key] = plain_learner(part, full)
     return kept
 
 

@@ -11,7 +11,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -26,7 +25,7 @@ from farzi_hf.summary.store.folder import (
     TOKENIZER_FILES,
     VOCABULARY,
     ArtefactFolder,
-)
+)  # fmt: skip
 from farzi_hf.summary.store.text import as_mapping, parse_json
 
 logger = logging.getLogger(__name__)
@@ -36,31 +35,20 @@ _TIMEOUT = 60.0  # seconds on the clock: other programs may keep the processor b
 _SOUND: set[bytes] = set()  # SHA-256 of each tokenizer.json that the probe has passed in this process
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _are_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(map(_is_text, value))
-
-
-def _is_side(value: Any) -> bool:
-    return value in ("left", "right")
-
-
-def _is_choice(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _EXTRA_TOKENS = ("additional_special_tokens", "extra_special_tokens")  # the old name and the new one
-_SETTINGS: dict[str, Callable[[Any], bool]] = {
-    **dict.fromkeys(_NAMED_TOKENS, _is_text), **dict.fromkeys(_EXTRA_TOKENS, _are_texts),
-    "chat_template": _is_text, "model_input_names": _are_texts, "padding_side": _is_side, "truncation_side": _is_side,
-    "clean_up_tokenization_spaces": _is_choice, "split_special_tokens": _is_choice,
-    "model_max_length": lambda value: type(value) is int and value > 0,
+_SETTINGS: dict[str, Any] = {
+    **dict.fromkeys(_NAMED_TOKENS, str), **dict.fromkeys(_EXTRA_TOKENS, list), "chat_template": str, "model_input_names": list,
+    "model_max_length": int, "clean_up_tokenization_spaces": bool, "split_special_tokens": bool,
+    **dict.fromkeys(("padding_side", "truncation_side"), ("left", "right")),
 }  # fmt: skip
-"""The settings that are read, with a check of each. No other entry of the two files is looked at."""
+"""The settings that are read: their types, list: of texts, or their values. No other entry of the two files is looked at."""
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    if isinstance(kind, tuple):
+        return value in kind
+    return type(value) is kind and (kind is not list or all(isinstance(part, str) for part in value))
 
 
 def save_vocabulary(vocabulary: Vocabulary, folder: Path) -> None:
@@ -71,8 +59,7 @@ def save_vocabulary(vocabulary: Vocabulary, folder: Path) -> None:
         for path in set(folder.iterdir()) - before:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         logger.warning(
-            "The summary is saved without its tokenizer, which writes no %s. After loading, set farzi.processing_class.",
-            TOKENIZER,
+            "Saved without the tokenizer, which writes no %s; set farzi.processing_class after loading.", TOKENIZER
         )
 
 
@@ -100,7 +87,7 @@ def load_vocabulary(artefact: ArtefactFolder, most: int) -> Any:
             f"{path} brings a vocabulary of far more than the {most:,} entries of config.json; fetch it again"
         )
     names = parse_json(content, path)
-    if not _are_texts(names):
+    if not _fits(names, list):
         raise ValueError(f"{path} is no list of strings, the names of the items; fetch the file again, or mend it")
     return names
 
@@ -151,7 +138,7 @@ def _settings(artefact: ArtefactFolder, name: str) -> dict[str, Any]:
         tokens = list(found[key].values()) if isinstance(found[key], dict) else found[key]  # by name, or in a list
         found[key] = list(map(_content, tokens)) if isinstance(tokens, list) else tokens
     for key, value in found.items():
-        if not _SETTINGS[key](value):
+        if not _fits(value, _SETTINGS[key]):
             raise ValueError(
                 f"{path} has {key}={ascii(value)[:80]}, which is no such setting; mend or remove the entry"
             )
