@@ -14,7 +14,7 @@ from farzi_hf.distillation.inner_training import SyntheticTraining
 from farzi_hf.distillation.launch import check_supported, check_world_size, processes_without_gpu, warn_of_bf16
 from farzi_hf.distillation.layer_checkpoint import check_checkpointed_layers
 from farzi_hf.distillation.learner import Learner
-from farzi_hf.distillation.objectives import OBJECTIVES, Objective
+from farzi_hf.distillation.objectives import OBJECTIVES, Objective, Parts
 from farzi_hf.distillation.real_training import RealData
 from farzi_hf.distillation.settings import (
     Setting,
@@ -264,8 +264,8 @@ class FarziConfig(TrainingArguments):
         bank = None if self.trajectories is None else TrajectoryBank(self.trajectories, self.num_trajectories)
         if bank is not None and learner is not None:
             bank.check(learner, None if real is None else real.dataset)
-        parts = training or self.make_training(), bank, real or RealData(None, None), labelling
-        return OBJECTIVES[self.objective].from_config(self, *parts)
+        parts = Parts(training or self.make_training(), bank, real or RealData(None, None), labelling)
+        return OBJECTIVES[self.objective].from_config(self, parts)
 
 
 _OUTER = (

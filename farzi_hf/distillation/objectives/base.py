@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -11,8 +12,9 @@ from torch import Tensor
 from farzi_hf.distillation.inner_training import SyntheticTraining
 from farzi_hf.distillation.learner import Learner, LearnerBatch
 from farzi_hf.distillation.real_training import RealData
+from farzi_hf.distillation.settings import made
 from farzi_hf.distillation.teacher import Labelling
-from farzi_hf.distillation.trajectories import TrajectoryBank
+from farzi_hf.distillation.trajectories import PretrainedStarts, Starts, TrajectoryBank, random_starts
 from farzi_hf.summary.forms import Tensors
 
 Batch = Mapping[str, Tensor]
@@ -20,6 +22,27 @@ Batch = Mapping[str, Tensor]
 
 Objective = Callable[[Learner, Tensors, Batch, int], Tensor]
 """`objective(learner, summary, batch, seed)`; the summary is its tensors by name, see `farzi_hf.summary.forms`."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What an objective is made of, besides its settings.
+
+    Attributes:
+        training: the inner loop.
+        bank: Ω, if there is one.
+        real: the rows of real data.
+        labelling: where the summary's labels come from.
+    """
+
+    training: SyntheticTraining
+    bank: TrajectoryBank | None
+    real: RealData
+    labelling: Labelling | None
+
+    def starts(self, config: Any) -> Starts:
+        """The starts of inner loops. Without Ω, all are fresh; with Ω, some come from it."""
+        return random_starts if self.bank is None else made(PretrainedStarts, config, bank=self.bank)
 
 
 class ConfigurableObjective(ABC):
@@ -32,23 +55,8 @@ class ConfigurableObjective(ABC):
 
     @classmethod
     @abstractmethod
-    def from_config(
-        cls,
-        config: Any,
-        training: SyntheticTraining,
-        bank: TrajectoryBank | None,
-        real: RealData,
-        labelling: Labelling | None,
-    ) -> ConfigurableObjective:
-        """The objective with the settings of a `FarziConfig`.
-
-        Args:
-            config: a `FarziConfig` that `check` has passed.
-            training: the inner loop.
-            bank: Ω, None where `config.trajectories` is None.
-            real: the rows of real data.
-            labelling: where the summary's labels come from.
-        """
+    def from_config(cls, config: Any, parts: Parts) -> ConfigurableObjective:
+        """The objective with the settings of a `FarziConfig` that `check` has passed."""
 
     def figures(self) -> dict[str, Any]:
         """What this objective adds to the log and to the card. Most have nothing."""

@@ -13,9 +13,8 @@ from torch import Tensor
 from farzi_hf.data.seeds import Purpose, stream
 from farzi_hf.distillation.inner_training import SyntheticTraining
 from farzi_hf.distillation.learner import Learner, Parameters, leaves
-from farzi_hf.distillation.objectives.base import Batch, ConfigurableObjective, together
-from farzi_hf.distillation.settings import made
-from farzi_hf.distillation.trajectories import PretrainedStarts, Starts, TrajectoryBank, random_starts, start_of
+from farzi_hf.distillation.objectives.base import Batch, ConfigurableObjective, Parts, together
+from farzi_hf.distillation.trajectories import Starts, random_starts, start_of
 from farzi_hf.engine import autocast_settings, no_autocast
 from farzi_hf.summary.forms import Tensors, device_of
 
@@ -41,11 +40,8 @@ class GradientMatching(ConfigurableObjective):
     starts: Starts = random_starts
 
     @classmethod
-    def from_config(
-        cls, config: Any, training: SyntheticTraining, bank: TrajectoryBank | None, *_: Any
-    ) -> GradientMatching:
-        starts = random_starts if bank is None else made(PretrainedStarts, config, bank=bank)
-        return cls(training, config.inner_steps, config.learners_per_step, starts)
+    def from_config(cls, config: Any, parts: Parts) -> GradientMatching:
+        return cls(parts.training, config.inner_steps, config.learners_per_step, parts.starts(config))
 
     def __call__(self, learner: Learner, summary: Tensors, batch: Batch, seed: int) -> Tensor:
         """The distance, between 0 and twice the number of tensors, differentiable in the summary's tensors."""

@@ -12,9 +12,8 @@ from farzi_hf.data.seeds import Purpose, derive, stream
 from farzi_hf.distillation.inner_training import SyntheticTraining
 from farzi_hf.distillation.learner import Learner, LearnerBatch, Parameters
 from farzi_hf.distillation.learner_pool import LearnerPool
-from farzi_hf.distillation.objectives.base import Batch, ConfigurableObjective, together
-from farzi_hf.distillation.settings import made
-from farzi_hf.distillation.trajectories import PretrainedStarts, Starts, TrajectoryBank, random_starts, start_of
+from farzi_hf.distillation.objectives.base import Batch, ConfigurableObjective, Parts, together
+from farzi_hf.distillation.trajectories import Starts, random_starts, start_of
 from farzi_hf.engine import setting
 from farzi_hf.summary.forms import Tensors, device_of
 
@@ -65,11 +64,9 @@ class MetaMatching(ConfigurableObjective):
             )
 
     @classmethod
-    def from_config(
-        cls, config: Any, training: SyntheticTraining, bank: TrajectoryBank | None, *_: Any
-    ) -> MetaMatching:
+    def from_config(cls, config: Any, parts: Parts) -> MetaMatching:
         steps, least, pool = config.inner_steps, config.inner_steps_min or config.inner_steps, None
-        starts = random_starts if bank is None else made(PretrainedStarts, config, bank=bank)
+        training, starts = parts.training, parts.starts(config)
         if config.learner_pool is not None:
             seed = derive(config.seed, Purpose.POOL, config.process_index)
             pool = LearnerPool(training, config.learner_pool, least, steps, starts, seed)

@@ -47,13 +47,10 @@ from torch import Tensor
 
 from farzi_hf.data.seeds import Purpose, stream
 from farzi_hf.data.streams import RowStream, described
-from farzi_hf.distillation.inner_training import SyntheticTraining
 from farzi_hf.distillation.learner import Learner, LearnerBatch, Parameters, leaves
-from farzi_hf.distillation.objectives.base import Batch, ConfigurableObjective
+from farzi_hf.distillation.objectives.base import Batch, ConfigurableObjective, Parts
 from farzi_hf.distillation.objectives.meta_matching import MetaMatching
 from farzi_hf.distillation.real_training import RealData
-from farzi_hf.distillation.teacher import Labelling
-from farzi_hf.distillation.trajectories import TrajectoryBank
 from farzi_hf.engine import setting
 from farzi_hf.summary.forms import LABELS, Tensors
 from farzi_hf.summary.store.tensor_file import fingerprint
@@ -118,22 +115,15 @@ class PrivateMatching(ConfigurableObjective):
                 )
 
     @classmethod
-    def from_config(
-        cls,
-        config: Any,
-        training: SyntheticTraining,
-        bank: TrajectoryBank | None,
-        real: RealData,
-        labelling: Labelling | None,
-    ) -> PrivateMatching:
+    def from_config(cls, config: Any, parts: Parts) -> PrivateMatching:
         """The objective with the settings of a `FarziConfig`.
 
         Raises:
             ValueError: the rows are a stream, δ or b does not fit their number, or labels would come from a teacher that is trained on them.
             ImportError: Opacus is not installed.
         """
-        asked = f"objective={config.objective!r}"
-        if LABELS[config.labels].by_teachers and (labelling is None or labelling.given is None):
+        asked, real = f"objective={config.objective!r}", parts.real
+        if LABELS[config.labels].by_teachers and (parts.labelling is None or parts.labelling.given is None):
             raise ValueError(
                 f"{asked} with labels={config.labels!r}, and no teacher: one would be trained on the data, without privacy; give a teacher that is "
                 "private or has not seen the data, or set labels='shared'"
@@ -153,7 +143,7 @@ class PrivateMatching(ConfigurableObjective):
                 f"privacy_delta={config.privacy_delta} is not less than 1 / {number}, so that a whole row could be given away; set a smaller one"
             )
         _accountant([])
-        matching = MetaMatching.from_config(config, training, bank)
+        matching = MetaMatching.from_config(config, parts)
         noise, delta = config.privacy_noise_multiplier, config.privacy_delta
         return cls(matching, real, size, noise, delta, processes=config.world_size)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from farzi_hf.distillation.inner_training import SyntheticTraining
 from farzi_hf.distillation.learner import Learner, Parameters
-from farzi_hf.distillation.objectives.base import Batch, ConfigurableObjective, together
+from farzi_hf.distillation.objectives.base import Batch, ConfigurableObjective, Parts, together
 from farzi_hf.distillation.trajectories import TrajectoryBank, last_start
 from farzi_hf.engine import setting
 from farzi_hf.summary.forms import Tensors, device_of
@@ -61,11 +61,9 @@ class TrajectoryMatching(ConfigurableObjective):
             )
 
     @classmethod
-    def from_config(
-        cls, config: Any, training: SyntheticTraining, bank: TrajectoryBank | None, *_: Any
-    ) -> TrajectoryMatching:
+    def from_config(cls, config: Any, parts: Parts) -> TrajectoryMatching:
         return cls(
-            training, bank, config.synthetic_steps or config.inner_steps, config.expert_steps, config.learners_per_step,
+            parts.training, parts.bank, config.synthetic_steps or config.inner_steps, config.expert_steps, config.learners_per_step,
             config.last_start,
         )  # fmt: skip
 
