@@ -25,14 +25,8 @@ from farzi_hf.tasks import Recommendation, Row
 
 def environment(args: TrainingArguments) -> dict[str, Any]:
     """The facts on which a result depends beside its recipe and seeds: versions and hardware."""
-    facts = {
-        "world_size": args.world_size,
-        "device": args.device.type,
-        "farzi_hf": farzi_hf.__version__,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-    }
-    return facts | commit_of(Path(__file__))
+    versions = {"farzi_hf": farzi_hf.__version__, "torch": torch.__version__, "transformers": transformers.__version__}
+    return {"world_size": args.world_size, "device": args.device.type, **versions, **commit_of(Path(__file__))}
 
 
 def commit_of(path: Path) -> dict[str, str]:
@@ -108,9 +102,8 @@ def provenance(c: Comparison, data: TaskData, seed: int) -> dict[str, Any]:
         "split": f"{data.split_label(seed)}; seed of the distillation {c.seed}",
         "command": "farzi distil recipe.yaml",
     }
-    if known := PROVENANCES.get(name):
-        facts |= {"dataset": known.title, "licence": known.licence, "licence_text": known.text}
-    return facts
+    known = PROVENANCES.get(name)
+    return {**facts, "dataset": known.title, "licence": known.licence, "licence_text": known.text} if known else facts
 
 
 def cost(c: Comparison) -> dict[str, float]:
@@ -144,11 +137,10 @@ def paper_rows(dataset: str, size: str) -> list[Row]:
 
 def ratios(rows: Sequence[Row], ours: str, full: str = "full data, long") -> dict[str, str]:
     """A recommender's metrics on the summary divided by its metrics on full data, in per cent; with the paper's ratios, if it has them."""
-    by_method = {row["method"]: row for row in rows}
-    facts = {}
+    by_method, facts = {row["method"]: row for row in rows}, {}
+    reported = [row for row in rows if row["method"].startswith("the paper")]
     if ours in by_method and full in by_method:
         facts["Farzi / full data, long"] = _ratio(by_method[ours], by_method[full])
-    reported = [row for row in rows if row["method"].startswith("the paper")]
     if len(reported) == 2:
         facts["the paper's"] = _ratio(*reported)
     return facts

@@ -55,49 +55,7 @@ def train_stock(model: PreTrainedModel, rows: Dataset, collator: Callable, args:
     return model_student(model)
 
 
-# -- on real data ----------------------------------------------------------------------------------------------------
-
-
-def full(c: Comparison) -> Measured:
-    """Students on all real data, with as many steps as on the summary."""
-    return c.trained_on_real("full data", c.all_sequences, c.steps)
-
-
-def full_long(c: Comparison) -> Measured:
-    """Students on all real data, trained for as long as helps."""
-    nbytes, steps = c.nbytes(c.splits["train"]), c.long_training.steps
-    return c.trained("full data, long", c.long_student, c.seeds, nbytes, steps)
-
-
-def random(c: Comparison) -> Measured:
-    """Students on μ random sequences."""
-    return c.trained_on_real("random, same sequences", c.draw_sequences, c.steps)
-
-
-def random_early_stop(c: Comparison) -> Measured:
-    """As `random`, but stopped early: T steps on so little data would overfit."""
-    return stopped_early(c, "random, stopped early", c.draw_sequences)
-
-
-def random_tokens(c: Comparison) -> Measured:
-    """Students on μ · ξ tokens: as many as the summary has positions."""
-    tokens = c.farzi.config.num_sequences * c.farzi.config.sequence_length
-    return c.trained_on_real("random, same tokens", lambda seed: c.draw_tokens(tokens, seed), c.steps)
-
-
-def random_bytes(c: Comparison) -> Measured:
-    """Students on as many bytes of real data as the summary needs for latents and decoder."""
-    return c.trained_on_real("random, same bytes", c.draw_bytes, c.steps)
-
-
-def random_bytes_early_stop(c: Comparison) -> Measured:
-    """As `random_bytes`, but stopped early."""
-    return stopped_early(c, "random, same bytes, stopped early", c.draw_bytes)
-
-
-def head(c: Comparison) -> Measured:
-    """Students on the μ longest sequences."""
-    return c.trained_on_real("head (longest)", c.longest_sequences, c.steps)
+# -- on real data ---------------------------------------------------------------------------------------------------
 
 
 def stopped_early(c: Comparison, method: str, draw: Callable[[int], Dataset]) -> Measured:
@@ -113,16 +71,17 @@ def stopped_early(c: Comparison, method: str, draw: Callable[[int], Dataset]) ->
 
 
 BASELINES: dict[str, Callable[[Comparison], Measured]] = {
-    function.__name__: function
-    for function in (
-        full,
-        full_long,
-        random,
-        random_early_stop,
-        random_tokens,
-        random_bytes,
-        random_bytes_early_stop,
-        head,
-    )
+    # all data: for as many steps as on the summary, and for as long as helps
+    "full": lambda c: c.trained_on_real("full data", c.all_sequences, c.steps),
+    "full_long": lambda c: c.trained(
+        "full data, long", c.long_student, c.seeds, c.nbytes(c.splits["train"]), c.long_training.steps
+    ),
+    # random sequences: μ of them, with μ · ξ ids, and with the bytes of the summary. T steps on so few may overfit, so some stop early.
+    "random": lambda c: c.trained_on_real("random, same sequences", c.draw_sequences, c.steps),
+    "random_early_stop": lambda c: stopped_early(c, "random, stopped early", c.draw_sequences),
+    "random_tokens": lambda c: c.trained_on_real("random, same tokens", c.draw_positions, c.steps),
+    "random_bytes": lambda c: c.trained_on_real("random, same bytes", c.draw_bytes, c.steps),
+    "random_bytes_early_stop": lambda c: stopped_early(c, "random, same bytes, stopped early", c.draw_bytes),
+    "head": lambda c: c.trained_on_real("head (longest)", c.longest_sequences, c.steps),
 }
-"""Rows on real data. The keys are the names that the setting `baselines` takes."""
+"""Rows on real data, by the names that the setting `baselines` takes."""

@@ -153,9 +153,7 @@ def _made(e: Experiment, cell: Cell, seed: int) -> Done:
     c = comparison_of(trainer, e.data, seed, cell.learner)
     trained = cell.students(trainer, c)
     statistics = [c.statistics(student, c.splits["test"]) for student in trained.students]
-    seconds = (
-        distillation_seconds(before) + time.perf_counter() - begin
-    )  # of the steps before a resume, and of all since
+    seconds = distillation_seconds(before) + time.perf_counter() - begin
     headline = e.task.headline(mean_and_spread([e.task.metrics(values) for values in statistics]))
     print(f"{cell.method}, seed {seed}: test {headline}, {seconds:.0f} s", flush=True)
     return {
@@ -177,9 +175,7 @@ def _trained(e: Experiment, cell: Cell, seed: int) -> tuple[FarziTrainer, str | 
     if args.trajectories is not None:
         record(e.data, args, seed, e.recording)
     summary = None if cell.source is None else load_file(_folder(e, cell.source, seed) / SUMMARY)
-    if (
-        summary and "label_decoder" in summary
-    ):  # the default is the width of the learner's head: that was another learner
+    if summary and "label_decoder" in summary:  # its width is by default that of the learner's head
         args = changed(args, label_dim=len(summary["label_decoder"]))
     trainer = trainer_of(e.data, args, seed, cell.learner)
     if cell.distils:

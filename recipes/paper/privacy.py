@@ -31,9 +31,7 @@ COLUMNS = {"epsilon": "ε", "releases": "releases"}
 class PrivacyArguments(PaperArguments):
     """Settings of the table."""
 
-    noise_multipliers: list[float] = field(
-        default_factory=lambda: [0.5, 1.0, 2.0], metadata={"help": "σ of the private rows"}
-    )
+    noise_multipliers: list[float] = field(default_factory=lambda: [0.5, 1.0, 2.0], metadata={"help": "σ of rows"})
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -55,18 +55,8 @@ def methods(folder: Path) -> list[str]:
 def test_text_from_the_hub_on_another_architecture(hub, text, tmp_path, capsys):
     FarziData.from_pretrained(text).push_to_hub("farzi-text", revision="v2")
     output = tmp_path / "out"
-    arguments = [
-        "--summary",
-        "user/farzi-text",
-        "--revision",
-        "v2",
-        "--learner",
-        LLAMA,
-        "--output_dir",
-        str(output),
-        *FAST,
-    ]
-    finetune.main(arguments)
+    named = ["--summary", "user/farzi-text", "--revision", "v2"]
+    finetune.main([*named, "--learner", LLAMA, "--output_dir", str(output), *FAST])
     terminal = capsys.readouterr().out
     assert "llama, 4 steps" in terminal
     assert (output / "table.md").read_text() in terminal
@@ -80,16 +70,8 @@ def test_pretrained_weights_are_where_training_starts(text, tmp_path):
     with torch.no_grad():
         model.lm_head.weight.fill_(0.0)  # whatever it reads, it predicts all words alike
     model.save_pretrained(tmp_path / "pretrained")
-    arguments = [
-        "--summary",
-        str(text),
-        "--model",
-        str(tmp_path / "pretrained"),
-        "--output_dir",
-        str(tmp_path / "out"),
-        *FAST,
-    ]
-    finetune.main([*arguments, "--steps", "1"])
+    folders = ["--summary", str(text), "--model", str(tmp_path / "pretrained"), "--output_dir", str(tmp_path / "out")]
+    finetune.main([*folders, *FAST, "--steps", "1"])
     rows = csv.DictReader((tmp_path / "out" / "table.csv").read_text(encoding="utf-8").splitlines())
     perplexity = {row["method"]: float(row["perplexity"]) for row in rows}
     assert perplexity["Farzi, soft tokens"] == pytest.approx(54, rel=0.2)

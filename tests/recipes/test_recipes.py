@@ -64,49 +64,32 @@ def test_without_data_a_script_writes_one_line(tmp_path):
     assert "--dataset sample" in run.stderr
 
 
-@pytest.mark.parametrize(
-    ("name", "script"),
-    [
-        ("recipe.yaml", ptb.main),
-        ("table.md", ptb.main),
-        ("plots/tokens.png", ptb.main),
-        ("plots", ptb.main),
-        ("summary/README.md", ptb.main),
-        ("summary/config.json", ptb.main),
-        ("checkpoint-500/weights.bin", ptb.main),
-        ("table.csv", recsys.main),
-        ("recipe.yaml", recsys.main),
-        ("comparison_auc.png", recsys.main),
-        ("split-1/results.json", recsys.main),
-        ("split-1/recipe.yaml", recsys.main),
-        ("split-1/summary/README.md", recsys.main),
-        ("split-1/checkpoint-2/notes", recsys.main),
-        ("table.md", finetune.main),
-        ("comparison.png", finetune.main),
-        ("recipe.yaml", finetune.main),
-        ("card/table.json", objectives.main),
-        ("card/comparison.png", objectives.main),
-        ("card/table.md", sample_efficiency.main),
-        ("card/sample_efficiency.png", sample_efficiency.main),
-        ("runs/farzi-4-8/seed-1/cell.json", sample_efficiency.main),
-        ("runs/farzi-4-8/seed-1/summary.safetensors", sample_efficiency.main),
-    ],
-)
-def test_what_no_recipe_wrote_is_refused_before_any_work(tmp_path, name, script, monkeypatch):
+FOREIGN = {
+    ptb: "recipe.yaml table.md plots/tokens.png plots summary/README.md summary/config.json checkpoint-500/weights.bin",
+    recsys: "table.csv recipe.yaml comparison_auc.png split-1/results.json split-1/recipe.yaml split-1/summary/README.md split-1/checkpoint-2/notes",
+    finetune: "table.md comparison.png recipe.yaml",
+    objectives: "card/table.json card/comparison.png",
+    sample_efficiency: "card/table.md card/sample_efficiency.png runs/farzi-4-8/seed-1/cell.json runs/farzi-4-8/seed-1/summary.safetensors",
+}
+"""Files of others, by the recipe that would overwrite them."""
+
+
+@pytest.mark.parametrize(("script", "name"), [(recipe, name) for recipe in FOREIGN for name in FOREIGN[recipe].split()])
+def test_what_no_recipe_wrote_is_refused_before_any_work(tmp_path, script, name, monkeypatch):
     path = tmp_path / "out" / name
     path.parent.mkdir(parents=True)
     path.write_text("eggs: 3\nflour: 500 g\n")
     before = sorted((tmp_path / "out").rglob("*"))
     monkeypatch.setattr(TaskData, "splits", lambda *_: pytest.fail("it has begun to work"))
     arguments = {
-        ptb.main: [*DEMO, "--output_dir", str(tmp_path / "out"), "--no_resume"],
-        recsys.main: [*DEMO_RECSYS, "--splits", "0", "1", "--output_dir", str(tmp_path / "out")],
-        finetune.main: ["--summary", "no/such", "--output_dir", str(tmp_path / "out")],
-        objectives.main: [*COMPARED, *places(tmp_path / "out")],
-        sample_efficiency.main: [*COMPARED, "--budgets", "4", *places(tmp_path / "out")],
+        ptb: [*DEMO, "--output_dir", str(tmp_path / "out"), "--no_resume"],
+        recsys: [*DEMO_RECSYS, "--splits", "0", "1", "--output_dir", str(tmp_path / "out")],
+        finetune: ["--summary", "no/such", "--output_dir", str(tmp_path / "out")],
+        objectives: ["--form", "paper", *COMPARED, *places(tmp_path / "out")],
+        sample_efficiency: [*COMPARED, "--budgets", "4", *places(tmp_path / "out")],
     }[script]
     with pytest.raises(SystemExit) as stop:
-        script(arguments)
+        script.main(arguments)
     assert path.name in stop.value.code or path.parent.name in stop.value.code
     assert "choose another" in stop.value.code
     assert "\n" not in stop.value.code
