@@ -165,7 +165,7 @@ class FarziConfig(TrainingArguments):
         Raises:
             ValueError: a setting is out of range, or does not fit another one.
         """
-        converted(type(self), vars(self))
+        vars(self).update(converted(type(self), vars(self)))
         check_settings(self)
         if not 0 <= self.learning_rate < math.inf:
             raise ValueError(

@@ -6,15 +6,8 @@ from farzi_hf.engine.optimizers.paper_adam import PaperAdam
 from farzi_hf.engine.optimizers.sgd import InnerSGD
 
 __all__ = [
-    "OPTIMIZERS",
-    "InnerAdam",
-    "InnerOptimizer",
-    "InnerSGD",
-    "InvertibleOptimizer",
-    "PaperAdam",
-    "State",
-    "setting",
-]
+    "OPTIMIZERS", "InnerAdam", "InnerOptimizer", "InnerSGD", "InvertibleOptimizer", "PaperAdam", "State", "setting",
+]  # fmt: skip
 
 OPTIMIZERS: dict[str, type[InnerOptimizer]] = {"adam": InnerAdam, "sgd": InnerSGD}
 """The optimizers that a config can name. `PaperAdam` is not among them, because its gradient is not exact."""

@@ -62,28 +62,20 @@ class InnerAdam(InvertibleOptimizer):
 
     lr: float = learning_rate()
     betas: tuple[float, float] = setting(
-        (0.9, 0.999),
-        "β1 β2 of the inner Adam; in a few hundred steps, β1 = 0.9 overshoots",
-        name="inner_betas",
-        start=[0.7, 0.999],
-    )
+        (0.9, 0.999), "β1 β2 of the inner Adam; in a few hundred steps, β1 = 0.9 overshoots", name="inner_betas", start=[0.7, 0.999]
+    )  # fmt: skip
     eps: float = setting(
-        1e-8,
-        "ε of the inner Adam; students learn most with 1e-6, a larger one, such as 1e-4, keeps the meta-gradient of a long unroll smooth",
-        name="inner_epsilon",
-        start=1e-6,
-    )
+        1e-8, "ε of the inner Adam; a larger one, such as 1e-4, keeps the meta-gradient of a long unroll smooth",
+        name="inner_epsilon", start=1e-6,
+    )  # fmt: skip
     eps_root: float = 0.0
     weight_decay: float = 0.0
     lr_schedule: Callable[[int], float] | None = None
 
     def __post_init__(self) -> None:
         check_common(self)
-        if not (
-            isinstance(self.betas, (tuple, list))
-            and len(self.betas) == 2
-            and all(is_number(beta) and 0 <= beta < 1 for beta in self.betas)
-        ):
+        pair = isinstance(self.betas, (tuple, list)) and len(self.betas) == 2
+        if not (pair and all(is_number(beta) and 0 <= beta < 1 for beta in self.betas)):
             raise ValueError(
                 f"betas must be two numbers in [0, 1), got {self.betas!r}; the usual choice is (0.9, 0.999)"
             )
@@ -96,9 +88,8 @@ class InnerAdam(InvertibleOptimizer):
 
     @property
     def keeps_unused(self) -> bool:
-        return (
-            self.weight_decay == 0 and type(self).step is InnerAdam.step
-        )  # a class derived from this one may decay otherwise
+        # A class derived from this one may decay otherwise.
+        return self.weight_decay == 0 and type(self).step is InnerAdam.step
 
     def stock_settings(self) -> dict[str, Any]:
         beta1, beta2 = self.betas

@@ -60,9 +60,8 @@ class InnerSGD(InvertibleOptimizer):
 
     @property
     def keeps_unused(self) -> bool:
-        return (
-            self.weight_decay == 0 and type(self).step is InnerSGD.step
-        )  # a class derived from this one may decay otherwise
+        # A class derived from this one may decay otherwise.
+        return self.weight_decay == 0 and type(self).step is InnerSGD.step
 
     def stock_settings(self) -> dict[str, Any]:
         momentum = f"momentum={self.momentum}"
