@@ -16,16 +16,19 @@ from transformers import PreTrainedModel
 from farzi_hf.data import IGNORED
 from farzi_hf.data.seeds import Purpose, check_seed, derive
 from farzi_hf.distillation.layer_checkpoint import keep_inputs_of_layers
-from farzi_hf.distillation.learner_checks import (
+from farzi_hf.distillation.learner_model import (
+    LearnerInit,
+    LinearHead,
+    Parameters,
     check_causal,
     check_model,
     check_twice_differentiable,
+    factory,
     looks_up_only,
+    parameter_names,
     readable_positions,
     without_peft,
 )
-from farzi_hf.distillation.learner_init import LearnerInit, factory
-from farzi_hf.distillation.linear_head import LinearHead, parameter_names
 from farzi_hf.summary.soft_tokens import (
     HardTargets,
     SoftTokens,
@@ -35,8 +38,6 @@ from farzi_hf.summary.soft_tokens import (
     vocabulary_size,
 )
 from farzi_hf.summary.vocabulary_sums import linear_cross_entropy, mean_embedding
-
-Parameters = dict[str, Tensor]
 
 
 class Learner:

@@ -21,7 +21,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.distillation.learner import Learner, Parameters
-from farzi_hf.distillation.linear_head import LinearHead
+from farzi_hf.distillation.learner_model import LinearHead
 from farzi_hf.distillation.processes import broadcast, shared
 from farzi_hf.distillation.real_training import RealBatches, RealData, train_on_real
 from farzi_hf.distillation.trajectories import TrajectoryBank
