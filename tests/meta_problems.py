@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from farzi_hf.engine import InnerAdam, InnerOptimizer, InnerSGD, PaperAdam
 
@@ -106,27 +106,6 @@ def gru(dtype: torch.dtype = torch.float64) -> MetaProblem:
     return MetaProblem(inner_loss, dict(model.named_parameters()), (x, y))
 
 
-def llama(dtype: torch.dtype = torch.float64) -> MetaProblem:
-    """Rotary positions, gated units, RMS norms, untied embeddings, one of the norms frozen; all soft sequences at every step."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=11, hidden_size=8, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=8, attn_implementation="eager", bos_token_id=None,
-        eos_token_id=None, use_cache=False, initializer_range=0.3,
-    )  # fmt: skip
-    model = LlamaForCausalLM(config).to(dtype)
-    model.model.norm.weight.requires_grad_(False)
-    soft = _normal(3, 5, 11, dtype=dtype).softmax(-1).requires_grad_()
-
-    def inner_loss(params: dict[str, Tensor], inputs: tuple[Tensor, ...], step: int) -> Tensor:
-        (tokens,) = inputs
-        embeds = tokens @ params["model.embed_tokens.weight"]
-        logits = functional_call(model, params, kwargs={"inputs_embeds": embeds}).logits
-        return -(tokens[:, 1:] * logits[:, :-1].log_softmax(-1)).sum(-1).mean()
-
-    return MetaProblem(inner_loss, dict(model.named_parameters()), (soft,))
-
-
 def tied_items(dtype: torch.dtype = torch.float64) -> MetaProblem:
     """What a sequential recommender is made of: item embeddings that are also the output layer, one attention, minibatches."""
     torch.manual_seed(0)
@@ -153,7 +132,7 @@ def tied_items(dtype: torch.dtype = torch.float64) -> MetaProblem:
 
 
 PROBLEMS: dict[str, Callable[..., MetaProblem]] = {
-    "mlp": mlp, "gpt2": gpt2, "gru": gru, "llama": llama, "tied_items": tied_items,
+    "mlp": mlp, "gpt2": gpt2, "gru": gru, "tied_items": tied_items,
 }  # fmt: skip
 
 

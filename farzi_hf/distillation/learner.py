@@ -81,7 +81,7 @@ class Learner:
         self.vocab_size = vocabulary_size(self.model)
         self._embedding_names = parameter_names(self.model, self.model.get_input_embeddings())
         self._readable = 0
-        check_causal(self.model, self._logits_of)
+        check_causal(self.model, lambda params, ids: self.logits(params, whole(ids)))
         self.head = LinearHead.of(self.model)
         """None if the logits are another function of the last hidden states than a linear one."""
         check_twice_differentiable(self.model, self._loss_of_embedded)
@@ -123,7 +123,11 @@ class Learner:
     def lookup(self) -> str | None:
         """The name of the input embedding, if a loss depends on no other rows of it than those of the ids; None otherwise."""
         name = self._embedding_names.get("weight")
-        return name if name is not None and looks_up_only(self.model, name, self._loss_of_ids) else None
+
+        def loss(params: Parameters, ids: Tensor) -> Tensor:
+            return self.hard_loss(params, {**whole(ids), "labels": ids})
+
+        return name if name is not None and looks_up_only(self.model, name, loss) else None
 
     # One learner and several learners have the same interface: a start is drawn for each seed, and the starts are stacked.
 
@@ -221,12 +225,6 @@ class Learner:
     def _loss_of_embedded(self, params: Parameters, embedded: Tensor) -> Tensor:
         states = self.states(params, {"inputs_embeds": embedded}).flatten(0, 1)
         return self.loss_of_states(params, states, HardTargets(states.new_zeros(len(states), dtype=torch.long)))
-
-    def _loss_of_ids(self, params: Parameters, ids: Tensor) -> Tensor:
-        return self.hard_loss(params, {**whole(ids), "labels": ids})
-
-    def _logits_of(self, params: Parameters, ids: Tensor) -> Tensor:
-        return self.logits(params, whole(ids))
 
     def _new_model(self) -> PreTrainedModel:
         model = without_peft(self._factory())

@@ -107,35 +107,15 @@ class LearnerPool:
         return tensors
 
     def load_state_dict(self, tensors: Mapping[str, Tensor], learner: Learner | LearnerBatch, device: Any) -> None:
-        """The inverse of `state_dict`.
-
-        Raises:
-            ValueError: the pool had another size, or its learners another optimizer or other parameters.
-        """
-        counts = tensors["members"].tolist()
-        if len(counts) != len(self._members):
-            raise ValueError(
-                f"learner_pool={len(self._members)}, but the checkpoint has a pool of {len(counts)} learners; give that number"
-            )
+        """The inverse of `state_dict`, in a pool with the same settings."""
         self._turn = int(tensors["turn"])
-        for place, (generation, step) in enumerate(counts):
-            seed = derive(self.seed, Purpose.POOL_LEARNER, place, generation)
+        for place, (generation, step) in enumerate(tensors["members"].tolist()):
             self._members[place] = _Member(generation)
             if step >= 0:
-                start = start_of(self.starts, learner, seed, device)
-                layout = Layout.of(start)  # with the constants of this learner
+                seed = derive(self.seed, Purpose.POOL_LEARNER, place, generation)
+                layout = Layout.of(start_of(self.starts, learner, seed, device))  # with the constants of this learner
                 states = tuple(
-                    tuple(x.to(device) for x in self._buffers(tensors, f"{place}.{group}.", len(flat)))
-                    for group, flat in enumerate(layout.flatten(start))
+                    tuple(tensors[f"{place}.{group}.{i}"].to(device) for i in range(self.training.optimizer.fields))
+                    for group in range(len(layout.groups))
                 )
                 self._members[place].state = TrainingState(layout, states, step)
-
-    def _buffers(self, tensors: Mapping[str, Tensor], prefix: str, size: int) -> list[Tensor]:
-        """A saved state of the optimizer, for `size` parameters."""
-        found = [tensors[name] for name in sorted(tensors) if name.startswith(prefix)]
-        if [len(x) for x in found] != [size] * self.training.optimizer.fields:
-            raise ValueError(
-                f"the checkpoint's pool has learners with {len(found)} buffers of {len(found[0]) if found else 0} numbers, but "
-                f"inner_optimizer and learners_per_step make {self.training.optimizer.fields} of {size}; give the values of the checkpoint's run"
-            )
-        return found

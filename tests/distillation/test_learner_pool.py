@@ -13,7 +13,7 @@ from torch import Tensor
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.distillation import Learner, SyntheticTraining, random_starts
 from farzi_hf.distillation.learner_pool import LearnerPool
-from farzi_hf.engine import InnerAdam, InnerSGD, Reversible, Tape
+from farzi_hf.engine import InnerAdam, Reversible, Tape
 from farzi_hf.summary import FarziData
 
 WINDOW, YOUNGEST, OLDEST = 2, 5, 11
@@ -101,27 +101,6 @@ def test_a_pool_goes_on_from_its_state(learner, farzi, turns, together):
     for _ in range(4):
         ours, theirs = second(several, farzi.tensors), first(several, farzi.tensors)
         assert all(torch.equal(ours[name], x) for name, x in theirs.items())
-
-
-def test_a_pool_of_another_size_is_refused(learner):
-    with pytest.raises(ValueError, match=r"learner_pool=2, but the checkpoint has a pool of 3 learners"):
-        pool(2).load_state_dict(pool(3).state_dict(), learner, "cpu")
-
-
-@pytest.mark.parametrize(
-    ("other", "together"),
-    [(InnerSGD(0.02, momentum=0.9), 1), (training().optimizer, 2)],
-    ids=["another optimizer", "several learners"],
-)
-def test_learners_of_another_kind_are_refused(learner, farzi, other, together):
-    first = pool()
-    first(learner, farzi.tensors)
-    second = LearnerPool(replace(training(), optimizer=other), 3, YOUNGEST, OLDEST, random_starts, seed=7)
-    several = learner if together == 1 else learner.batch(together)
-    with pytest.raises(
-        ValueError, match=r"pool has learners with 3 buffers of .* inner_optimizer and learners_per_step make"
-    ):
-        second.load_state_dict(first.state_dict(), several, "cpu")
 
 
 @pytest.mark.parametrize("adjoint", [Tape(), Reversible()], ids=["NaN", "no room"])

@@ -11,10 +11,10 @@ from adjoint_checks import CLOSE, assert_exact, every_adjoint, meta_gradient, re
 from meta_problems import ADAM, OPTIMIZERS, PROBLEMS, gradients, outer_loss, relative_error
 from torch import Tensor
 
-from farzi_hf.engine import Adjoint, Checkpoint, Direct, InnerAdam, InnerSGD, PaperAdam, Reversible, Tape, unroll
+from farzi_hf.engine import Adjoint, Checkpoint, Direct, InnerAdam, PaperAdam, Reversible, Tape, unroll
 
 
-@pytest.mark.parametrize("name", [name for name in PROBLEMS if name != "llama"])  # which computes its norms in float32
+@pytest.mark.parametrize("name", PROBLEMS)
 @pytest.mark.parametrize("optimizer", [name for name in OPTIMIZERS if name != "adam_small_eps"])
 def test_reference_against_finite_differences(name: str, optimizer: str) -> None:
     problem, h = PROBLEMS[name](), 1e-6
@@ -84,7 +84,7 @@ def by_direct(name: str, optimizer: str, steps: int) -> list[Tensor]:
 
 @every_adjoint
 @pytest.mark.parametrize("optimizer", ["adam_decay_schedule", "sgd_momentum"])
-@pytest.mark.parametrize("window", [1, 4, 8, 9])
+@pytest.mark.parametrize("window", [1, 4, 9])
 def test_window_differentiates_the_last_steps_only(optimizer: str, window: int, adjoint: Adjoint) -> None:
     problem = mp.mlp()
     found = meta_gradient(problem, OPTIMIZERS[optimizer], 9, window=window, adjoint=adjoint)
@@ -107,17 +107,6 @@ def test_first_step_numbers_minibatches_and_schedule(optimizer: str, adjoint: Ad
     assert_exact(
         problem, gradients(outer_loss(theta), problem.leaves), reference("mlp", optimizer, 4, None, 6), adjoint
     )
-
-
-@every_adjoint
-def test_two_runs_in_a_row_are_one(adjoint: Adjoint) -> None:
-    problem, sgd = mp.mlp(), InnerSGD(lr=0.1, weight_decay=0.1, lr_schedule=mp.warmup_then_decay)  # no state but w
-    skip_irreversible(sgd, adjoint)
-    options = {"optimizer": sgd, "adjoint": adjoint}
-    middle = unroll(problem.inner_loss, problem.params, problem.inputs, steps=3, **options)
-    theta = unroll(problem.inner_loss, middle, problem.inputs, steps=4, first_step=4, **options)
-    whole = meta_gradient(problem, sgd, 7, adjoint=adjoint)
-    assert_exact(problem, gradients(outer_loss(theta), problem.leaves), whole, adjoint)
 
 
 @every_adjoint

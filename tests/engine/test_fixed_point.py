@@ -73,32 +73,6 @@ def test_comes_back_bit_for_bit(optimizer, size, steps, before, magnitude, dtype
     assert all(not total.words and (total.remainders is None or not total.remainders.any()) for total in state.sums)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
-@given(
-    optimizer=optimizers,
-    size=st.integers(1, 30),
-    steps=st.integers(2, 50),
-    cut=st.floats(0, 1),
-    seed=st.integers(0, 1000),
-)
-def test_going_back_half_way_and_on_again_is_as_if_nothing_had_been(optimizer, size, steps, cut, seed) -> None:
-    gradients = list(normal(steps, size, seed=seed).float())
-    turn = round(cut * (steps - 1))
-    straight, turned = (FixedPointState(optimizer, optimizer.init(torch.ones(size)), 0) for _ in range(2))
-    there(straight, gradients)
-    there(turned, gradients)
-    for t in range(steps, turn, -1):
-        turned.unstep(t, optimizer.lr)
-        turned.restore(gradients[t - 1], t)
-    for t in range(turn + 1, steps + 1):
-        turned.step(gradients[t - 1], t, optimizer.lr)
-    assert all(map(torch.equal, integers(turned), integers(straight)))
-    back(turned, gradients)
-    assert all(
-        map(torch.equal, integers(turned), integers(FixedPointState(optimizer, optimizer.init(torch.ones(size)), 0)))
-    )
-
-
 def changing(steps: int, size: int) -> list[Tensor]:
     """Gradients that are zero, all but zero, huge, ordinary, and that grow and shrink by 10^8."""
     kinds = [

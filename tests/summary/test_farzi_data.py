@@ -125,13 +125,6 @@ def test_dataset_and_collator_give_the_soft_tokens():
     assert (batch["shift_labels"] >= 0).all()
 
 
-def test_collator_takes_plain_lists_and_no_gradient():
-    farzi = tiny()
-    batch = farzi.collator()([{"input_ids": farzi.latents[1].tolist()}])
-    torch.testing.assert_close(batch["input_ids"], farzi(torch.tensor([1])).detach())
-    assert not batch["input_ids"].requires_grad
-
-
 # -- hard tokens -----------------------------------------------------------------------------------------------------
 
 
