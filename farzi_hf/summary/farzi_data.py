@@ -24,9 +24,8 @@ from farzi_hf.models.next_item import check_size
 from farzi_hf.summary.collator import SoftTokenCollator
 from farzi_hf.summary.config import FarziDataConfig, check_choice
 from farzi_hf.summary.forms import batch_of
-from farzi_hf.summary.hard_tokens import hard_ids, hard_labels
 from farzi_hf.summary.inner_settings import stock_arguments
-from farzi_hf.summary.reading import Decoded, check_numbers, decode, frequencies
+from farzi_hf.summary.reading import Decoded, check_numbers, decode, frequencies, hard_ids, hard_labels
 from farzi_hf.summary.soft_tokens import SoftTokens
 from farzi_hf.summary.store import ArtefactFolder, Results, fetch_artefact, push_folder, read_artefact
 from farzi_hf.summary.store.card import Contents

@@ -13,7 +13,7 @@ from tokenizers.models import WordLevel
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedTokenizerFast
 
-from farzi_hf.summary import FarziData, FarziDataConfig, hard_tokens, reading, soft_tokens
+from farzi_hf.summary import FarziData, FarziDataConfig, reading, soft_tokens
 
 WORDS = ["<pad>", "<unk>", "<s>", "</s>", "the", "cat", "sat"]
 INNER = {"optimizer": "adam", "lr": 0.01, "eps": 1e-4, "betas": (0.9, 0.999), "steps": 300}
@@ -145,7 +145,7 @@ def test_the_hard_dataset_of_likeliest_tokens():
 
 
 def test_drawn_tokens_follow_the_distributions(monkeypatch):
-    monkeypatch.setattr(hard_tokens, "CHUNK", 3)  # chunks that end within a sequence
+    monkeypatch.setattr(reading, "CHUNK", 3)  # chunks that end within a sequence
     farzi, n = tiny(tau=0.5), 4000
     drawn = farzi.as_hard_dataset(n, seed=1)[:]["input_ids"].view(4, n, 5)
     shares = torch.nn.functional.one_hot(drawn, 7).float().mean(1)
@@ -250,8 +250,7 @@ class LargestTensor(TorchDispatchMode):
 
 
 def test_nothing_of_size_mu_xi_v_exists(monkeypatch, tmp_path):
-    for module in (reading, hard_tokens):
-        monkeypatch.setattr(module, "CHUNK", 16)
+    monkeypatch.setattr(reading, "CHUNK", 16)
     farzi = tiny(num_sequences=20, sequence_length=10, vocab_size=300)
     with LargestTensor() as largest:
         farzi(torch.tensor([0, 1])).sum().backward()
