@@ -1,4 +1,4 @@
-"""What the processes of trainer/test_processes.py do. Each leaves what it found in `output_dir/process-RANK.pt`."""
+"""What the processes of distillation/test_processes.py do. Each leaves what it found in `output_dir/process-RANK.pt`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_trainer import begin_process, tensors, tiny_data, tiny_trainer
+from tiny_trainer import begin_process, logged, tensors, tiny_data, tiny_trainer
 
 from farzi_hf import FarziTrainer, record_trajectories
 from farzi_hf.distillation.processes import agreed
+from farzi_hf.distillation.students import Students
 from farzi_hf.distillation.teacher import TeacherTraining
 from farzi_hf.engine import InnerAdam
 
@@ -29,7 +30,7 @@ def resumed_pool(settings: dict[str, Any], environment: dict[str, str], log: Pat
     advance = pool.training.advance
     object.__setattr__(pool.training, "advance", lambda *args, **kwargs: turns.append(1) or advance(*args, **kwargs))
     trainer.train(resume_from_checkpoint=trainer.args.resume_from_checkpoint)
-    losses = [x["loss"] for x in trainer.state.log_history if "loss" in x]
+    losses = [*logged(trainer, "loss"), *logged(trainer, "train_loss")]
     leave(trainer, tensors=tensors(trainer), pool=pool.state_dict(), losses=losses, turns=len(turns))
 
 
@@ -56,13 +57,13 @@ def shared_work(settings: dict[str, Any], environment: dict[str, str], log: Path
 def all_work(trainer: FarziTrainer) -> dict[str, Any]:
     """What processes share, and how much of it this one did."""
     taught, studied = [], []
-    train_teacher, train_student = TeacherTraining.train, trainer.train_student
+    train_teacher, train_student = TeacherTraining.train, Students.on_summary
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TeacherTraining, "train", lambda *args: taught.append(1) or train_teacher(*args))
+        patch.setattr(Students, "on_summary", lambda self, i: studied.append(i) or train_student(self, i))
         trainer.tune_initialization()
-    trainer.train_student = lambda i: studied.append(i) or train_student(i)
-    before = torch.get_rng_state()
-    metrics = trainer.evaluate()
+        before = torch.get_rng_state()
+        metrics = trainer.evaluate()
     folder = Path(trainer.args.output_dir, "omega")
     bank = record_trajectories(
         trainer.learner, InnerAdam(0.01), trainer.train_dataset, trainer.data_collator, folder, **OMEGA

@@ -17,7 +17,7 @@ from transformers.trainer_callback import TrainerCallback
 
 from farzi_hf import FarziConfig, FarziTrainer
 from farzi_hf.data import load_sample_text, tokenize, word_tokenizer
-from farzi_hf.distillation.signals import Interrupted
+from farzi_hf.distillation.processes import Interrupted
 
 SETTINGS = {
     "inputs": "soft", "labels": "shared", "inner_betas": [0.5, 0.999],
@@ -66,6 +66,11 @@ def tensors(trainer: FarziTrainer) -> list[Tensor]:
     summary = [p.detach().clone() for p in trainer.model.parameters()]
     states = trainer.optimizer.state_dict()["state"] if trainer.optimizer else {}
     return summary + [x.clone() for _, state in sorted(states.items()) for _, x in sorted(state.items())]
+
+
+def logged(trainer: FarziTrainer, name: str) -> list[float]:
+    """The values of a figure in the log."""
+    return [entry[name] for entry in trainer.state.log_history if name in entry]
 
 
 class PoisonedGradient:
@@ -123,8 +128,8 @@ def run(settings: dict[str, Any], environment: dict[str, str], log: Path, dying:
     if dying is not None:
         die_while_saving(trainer, dying)
     trainer.train()
-    rank, losses = trainer.args.process_index, [x["loss"] for x in trainer.state.log_history if "loss" in x]
-    result = {"tensors": tensors(trainer), "losses": losses, "evaluation": trainer.evaluate()}
+    rank = trainer.args.process_index
+    result = {"tensors": tensors(trainer), "losses": logged(trainer, "loss"), "evaluation": trainer.evaluate()}
     if trainer.args.world_size > 1:
         result |= {"world_size": trainer.args.world_size, "poisoned": poisoned(trainer, rank)}
         result["interrupted"] = interrupted(trainer, rank)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import os
 import sys
 from argparse import ArgumentParser
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ import yaml
 from datasets import disable_progress_bars
 from transformers import HfArgumentParser, TrainingArguments
 
-from farzi_hf.distillation.checkpoints import HISTORY, with_new_names
+from farzi_hf.distillation.checkpoints import with_new_names
 from farzi_hf.distillation.settings import values_of_file, without_removed
 
 
@@ -45,10 +44,8 @@ def parse_arguments(
     config = first.parse_known_args(argv)[0].config
     parser = HfArgumentParser(types, usage="%(prog)s [--config FILE.yaml] [--FIELD VALUE …]", allow_abbrev=False)
     known = {field.name for kind in types for field in fields(kind) if field.init}
-    values = read_yaml(config, known | {HISTORY})
-    if values.pop(HISTORY, None) and os.environ.get("RANK", "0") == "0":
-        said = "some settings were changed during the run; a new run has the last ones from its first step on."
-        print(f"{config}: {said}", file=sys.stderr)
+    values = read_yaml(config, known | {"history"})
+    values.pop("history", None)  # in recipes of older versions, whose settings could change during a run
     given = {word[2:].partition("=")[0] for word in argv if word.startswith("--")}
     values = {name: value for name, value in values.items() if name not in given}
     for kind in types:

@@ -15,25 +15,20 @@ from pathlib import Path
 from typing import Any
 
 from farzi_hf.cli.arguments import example_configs, find_config, parse_arguments
-from farzi_hf.cli.figures import FIGURES, draw
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory
 from farzi_hf.cli.run_folder import (
     begin_run,
     check_outputs,
     find_checkpoint,
     kept,
-    locked,
-    print_start,
     stored,
-    with_history,
     write_recipe,
 )
 from farzi_hf.distillation.callbacks import phase
-from farzi_hf.distillation.checkpoints import HISTORY
+from farzi_hf.distillation.checkpoints import locked
 from farzi_hf.distillation.config import FarziConfig
 from farzi_hf.distillation.objectives import OBJECTIVES, facts_of
-from farzi_hf.distillation.resumable_trainer import OF_THE_OPTIMIZER
-from farzi_hf.distillation.row_checks import check_rows, run_check
+from farzi_hf.distillation.rows import check_rows, run_check
 from farzi_hf.distillation.trainer import FarziTrainer
 from farzi_hf.report import (
     BASELINES,
@@ -47,7 +42,7 @@ from farzi_hf.report import (
     save_csv,
     save_text,
 )
-from farzi_hf.report.plots import plot_comparison
+from farzi_hf.report.plots import plot_comparison, plot_distillation, plot_entropy, plot_popularity, plot_tokens
 from farzi_hf.report.rendering import (
     check_loadable,
     cost,
@@ -60,10 +55,12 @@ from farzi_hf.report.rendering import (
 )
 from farzi_hf.report.rows import on_summary, under_stock_trainer
 from farzi_hf.summary.forms import LABELS
+from farzi_hf.tasks import Row, popularity
 
 logger = logging.getLogger(__name__)
 
 RESULTS, START = "results.json", "start.json"
+FIGURES = ("distillation", "comparison", "tokens", "entropy", "popularity")
 _USAGE = "farzi distil CONFIG [--FIELD VALUE …]    CONFIG: a YAML file, or the name of an example such as demo"
 
 
@@ -99,17 +96,11 @@ def comparison_of(
         task=data.task,
         splits=data.splits(seed),
         config=data.learner_config(learner or settings.learner, args.sequence_length),
-        learner=trainer.learner,
-        farzi=trainer.model,
-        training=trainer.training,
-        steps=args.inner_steps,
         length=args.sequence_length,
-        seed=args.seed,
         num_students=settings.num_students,
         long_training=replace(teacher, steps=steps, batch_size=size),
         batch_size=args.per_device_eval_batch_size,
-        device=args.device,
-        quiet=args.disable_tqdm,
+        **vars(trainer.students),
     )
 
 
@@ -127,30 +118,24 @@ class Run:
 
     def __init__(self, data: TaskData, args: FarziConfig, seed: int) -> None:
         self.data, self.args, self.seed = data, args, seed
-        self.folder = Path(args.output_dir)
+        self.folder, self.summary_folder = Path(args.output_dir), Path(args.output_dir, "summary")
         self.recipe = {**data.recipe([seed]), **args.to_recipe()}
-        self.checkpoint = find_checkpoint(args, self.recipe, data.settings.resume, outputs())
-
-    @property
-    def title(self) -> str:
-        """The name of the summary's row."""
-        return f"Farzi [{self.args.num_sequences}×{self.args.sequence_length}]"
-
-    @property
-    def summary_folder(self) -> Path:
-        """The folder of the artefact."""
-        return self.folder / "summary"
+        self.checkpoint = find_checkpoint(args, data.settings.resume, outputs())
 
     def begin(self) -> FarziTrainer:
         """Makes the trainer. From now on, the folder belongs to this run."""
+        args = self.args
         # Read now: later, another process may have written it, and all have to decide alike.
-        self._start = None if self.checkpoint is None else stored(self.folder / START, self.settings(START))
-        self.trainer = trainer_of(self.data, self.args, self.seed)
+        self._start = None if self.checkpoint is None else stored(self.folder / START, self.settings)
+        self.trainer = trainer_of(self.data, args, self.seed)
         begin_run(self.trainer, self.recipe, self.checkpoint)
-        self.recipe = with_history(self.recipe, self.trainer)
         if self.is_first:
-            (self.folder / RESULTS).unlink(missing_ok=True)  # of another run: a later start would take them for its own
-            print_start(self.trainer, self.checkpoint)
+            for name in (RESULTS,) if self.checkpoint else (RESULTS, START):
+                (self.folder / name).unlink(
+                    missing_ok=True
+                )  # of another run: a later start would take them for its own
+            start = f"going on from {self.checkpoint}" if self.checkpoint else "a new run, no checkpoint to go on from"
+            print(f"{self.folder}: {start}; world size {args.world_size}, {args.device.type}", flush=True)
         return self.trainer
 
     @property
@@ -187,26 +172,21 @@ class Run:
         vocabulary = self.data.task.processing_class
         self.trainer.model.save_pretrained(self.summary_folder, vocabulary, metrics=metrics, recipe=self.recipe)
 
-    def settings(self, name: str) -> dict[str, Any]:
-        """The settings on which the content of a file depends. The start of the summary does not depend on the outer optimizer."""
-        found = {**vars(self.data.settings), **self.recipe, "data": self._fingerprint}
-        without = {HISTORY, *(OF_THE_OPTIMIZER if name == START else ())}
-        return {key: value for key, value in found.items() if key not in without}
-
     @cached_property
-    def _fingerprint(self) -> str:
+    def settings(self) -> dict[str, Any]:
+        """The settings on which kept results depend."""
         with phase(f"Data set {self.data.settings.dataset}", disable=self.args.disable_tqdm or not self.is_first):
-            return self.data.fingerprint(self.seed)
+            return {**vars(self.data.settings), **self.recipe, "data": self.data.fingerprint(self.seed)}
 
     def finished(self) -> dict[str, Any] | None:
         """The results of an earlier start, if it came to its end with these settings. All processes call this."""
         with self.args.main_process_first(desc="results"):
-            return stored(self.folder / RESULTS, self.settings(RESULTS)) if self.data.settings.resume else None
+            return stored(self.folder / RESULTS, self.settings) if self.data.settings.resume else None
 
     def keep(self, name: str, measured: Sequence[Measured], **facts: Any) -> dict[str, Any]:
         """Writes measurements into the run's folder, where `finished` and a later `begin` find them."""
         done = {"measured": [part.to_json() for part in measured], **facts}
-        return kept(self.folder / name, self.settings(name), lambda: done)
+        return kept(self.folder / name, self.settings, lambda: done)
 
     def at_start(self) -> list[Measured]:
         """The row of students on the start of the summary. Without outer steps it would be that of the summary itself, and is left out.
@@ -228,7 +208,8 @@ class Run:
 
     def students(self, before: Sequence[Measured]) -> list[Measured]:
         """Rows of students on the summary: distilled, at the start, and under the stock Trainer."""
-        measured = [on_summary(self.comparison, self.title), *before]
+        size = f"{self.args.num_sequences}×{self.args.sequence_length}"
+        measured = [on_summary(self.comparison, f"Farzi [{size}]"), *before]
         if self.args.world_size > 1:  # one Trainer of several would wait for the others
             return measured
         if self.trainer.training.optimizer.stock_settings() is None:
@@ -258,6 +239,31 @@ def outputs() -> list[str]:
     return [RESULTS, START, "table.md", "table.csv", *(f"plots/{name}.png" for name in FIGURES)]
 
 
+def draw(c: Comparison, history: Sequence[Mapping[str, Any]], rows: Sequence[Row], folder: Path) -> list[Path]:
+    """Draws the figures of a distillation into a folder, and returns their files. `history` is what the trainer has logged."""
+    task, farzi, size = c.task, c.farzi, c.learner.vocab_size
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = {name: folder / f"{name}.png" for name in FIGURES}
+    if any(entry.keys() & {"loss", f"eval_{task.metric}"} for entry in history):
+        # The curve of the outer loop, with horizontal lines to compare with, all on the validation split.
+        student = c.real_student(c.splits["train"], c.steps, c.seeds[0])
+        plot_distillation(
+            history, paths["distillation"], metric=f"eval_{task.metric}", norm="grad_norm",
+            metric_label=f"Validation {task.metric_label.removeprefix('Test ')} of fresh students",
+            full_data_same_steps=task.metrics(c.statistics(student, c.splits["validation"]))[task.metric],
+            **task.reference_lines(c.splits, size),
+        )  # fmt: skip
+    else:
+        del paths["distillation"]  # the run was so short that nothing was logged
+    plot_comparison(rows, paths["comparison"], task.metric, metric_label=task.metric_label)
+    decoded, counts = farzi.contents().decoded, popularity(c.splits["train"], size)
+    plot_tokens(decoded, paths["tokens"])
+    plot_entropy(decoded, paths["entropy"], vocab_size=size)
+    frequencies = {"summary": farzi.frequencies().cpu().numpy(), "real data": counts}
+    plot_popularity(frequencies, counts, paths["popularity"], entries=task.entries)
+    return list(paths.values())
+
+
 # -- several seeds ---------------------------------------------------------------------------------------------------
 
 
@@ -269,7 +275,11 @@ def distil(settings: RunSettings, args: FarziConfig) -> None:
     figures = map(comparison_name, data.task_class.compared)
     with args.main_process_first(desc="folders"):
         check_outputs(Path(args.output_dir), ["recipe.yaml", "table.md", "table.csv", *figures], of_run=True)
-        runs = [Run(data, with_folder(args, folder), seed) for folder, seed in zip(folders, seeds, strict=True)]
+        runs = []
+        for folder, seed in zip(folders, seeds, strict=True):
+            own = copy.copy(args)
+            own.output_dir = folder
+            runs.append(Run(data, own, seed))
     done = [distil_once(run) for run in runs]
     if args.process_index == 0:
         report(data, args, done)
@@ -277,24 +287,20 @@ def distil(settings: RunSettings, args: FarziConfig) -> None:
 
 def distil_once(run: Run) -> dict[str, Any]:
     """Measurements and facts of one seed. If `results.json` has them already, they are read from there."""
-    settings = run.data.settings
     if done := run.finished():
         return done
     with locked(run.args):
-        trainer = run.begin()
-        before = run.at_start() if settings.distil else []
-        if settings.distil:
+        trainer, measured = run.begin(), []
+        if run.data.settings.distil:
+            before = run.at_start()
             trainer.train(resume_from_checkpoint=run.checkpoint)
-        if not run.is_first:
-            return {}
-        measured = []
-        if settings.distil:
-            run.save()
-            measured = run.students(before)
-        measured += run.real()
-        if settings.distil:
-            run.finish(measured)
-        return run.keep(RESULTS, measured, facts=run.facts)
+            if run.is_first:
+                run.save()
+                measured = [*run.students(before), *run.real()]
+                run.finish(measured)
+        elif run.is_first:
+            measured = run.real()
+        return run.keep(RESULTS, measured, facts=run.facts) if run.is_first else {}
 
 
 def report(data: TaskData, args: FarziConfig, done: Sequence[Mapping[str, Any]]) -> None:
@@ -325,13 +331,6 @@ def report(data: TaskData, args: FarziConfig, done: Sequence[Mapping[str, Any]])
 def comparison_name(metric: str) -> str:
     """The file of the figure of a metric."""
     return f"comparison_{metric.replace('@', '_')}.png"
-
-
-def with_folder(args: FarziConfig, folder: str) -> FarziConfig:
-    """The same settings with another output folder."""
-    args = copy.copy(args)
-    args.output_dir = folder
-    return args
 
 
 def command(argv: Sequence[str]) -> None:

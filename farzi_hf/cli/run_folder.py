@@ -5,28 +5,15 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import MISSING, fields
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from farzi_hf.distillation.checkpoints import (
-    HISTORY,
-    changes,
-    check_kept,
-    check_no_foreign,
-    described,
-    discard_checkpoints,
-    last_checkpoint,
-    read_record,
-    with_new_names,
-)
+from farzi_hf.distillation.checkpoints import check_no_foreign, discard_checkpoints, last_checkpoint, locked
 from farzi_hf.distillation.config import FarziConfig
 from farzi_hf.distillation.trainer import FarziTrainer
 from farzi_hf.report.tables import save_text
-from farzi_hf.summary.store.atomic_folder import check_destination, exclusive
+from farzi_hf.summary.store.atomic_folder import check_destination
 from farzi_hf.summary.store.text import as_written, json_text, numbers_of, yaml_text
 
 HEADER = "# Written by a recipe of farzi_hf: here it goes on, and replaces results of its own.\n"
@@ -35,7 +22,6 @@ _SIGNATURES = {
     "cell.json": ("settings", "asked"),
 }  # our files have one of these keys
 _OF_RUNS = ("results.json", "start.json", "summary")  # of a distillation
-PLOTS = ("distillation", "comparison", "tokens", "entropy", "popularity")
 
 
 def check_outputs(folder: Path, names: Iterable[str], of_run: bool = False) -> None:
@@ -90,42 +76,49 @@ def written_by_a_recipe(folder: Path) -> bool:
     return False
 
 
-def find_checkpoint(
-    args: FarziConfig, recipe: Mapping[str, Any], resume: bool, outputs: Iterable[str] = (), exactly: bool = False
-) -> str | None:
+def find_checkpoint(args: FarziConfig, resume: bool, outputs: Iterable[str] = ()) -> str | None:
     """The checkpoint to go on from, or None for a new run. This writes nothing. Call `begin_run` when the trainer exists.
 
     Args:
-        recipe: all settings, including the settings in `args`.
         resume: whether to go on from the last checkpoint in `args.output_dir`.
         outputs: the files that the run will write there, beside `recipe.yaml` and `summary/`.
-        exactly: whether any change of settings since the checkpoint is an error.
 
     Raises:
-        ValueError: the run would overwrite files that no recipe has written, or would change settings that cannot change.
+        ValueError: the run would overwrite files that no recipe has written.
     """
     folder = Path(args.output_dir)
     check_outputs(folder, ["recipe.yaml", *outputs], of_run=True)
     check_destination(folder / "summary")
     check_no_foreign(folder)
-    checkpoint = args.resume_from_checkpoint or (last_checkpoint(folder) if resume else None)
-    if checkpoint is not None:
+    return args.resume_from_checkpoint or (last_checkpoint(folder) if resume else None)
+
+
+def begin_run(trainer: FarziTrainer, recipe: Mapping[str, Any], checkpoint: str | None) -> None:
+    """Writes `recipe.yaml`. If the run is new, our old checkpoints in its folder are discarded.
+
+    Raises:
+        ValueError: see `FarziTrainer.check_run`; another run writes to the folder.
+    """
+    args = trainer.args
+    # The lock fails while another run writes there, so its files stay.
+    with args.main_process_first(desc="checkpoints"), locked(args):
+        if checkpoint is None and args.process_index == 0:
+            discard_checkpoints(args.output_dir)
         try:
-            _check_recipe(args, recipe, checkpoint, exactly)
+            trainer.check_run(checkpoint)
         except ValueError as error:
-            raise ValueError(f"{error}; --no_resume discards the checkpoints in {args.output_dir}") from None
-    return checkpoint
+            remedy = "" if checkpoint is None else f"; --no_resume discards the checkpoints in {args.output_dir}"
+            raise ValueError(f"{error}{remedy}") from None
+        if args.process_index == 0:
+            write_recipe(Path(args.output_dir), recipe)
 
 
-def _check_recipe(args: FarziConfig, recipe: Mapping[str, Any], checkpoint: str, exactly: bool) -> None:
-    read_record(checkpoint).resumed(args.to_recipe(), checkpoint, step=0)
-    path = Path(checkpoint).parent / "recipe.yaml"
-    before = with_new_names(yaml.safe_load(path.read_text(encoding="utf-8"))) if path.exists() else {}
-    names = [name for name in {**before, **recipe} if name != HISTORY] if before else []
-    earlier = {**_defaults(), **before}
-    changed = changes({name: earlier.get(name) for name in names}, {name: recipe.get(name) for name in names})
-    may_change = set() if exactly else args.to_recipe().keys()
-    check_kept(changed, checkpoint, [name for name in names if name not in may_change])
+def write_recipe(folder: Path, recipe: Mapping[str, Any]) -> None:
+    """Writes `recipe.yaml`. Its first line marks the folder as written by a recipe."""
+    save_text(HEADER + yaml_text(recipe), folder / "recipe.yaml")
+
+
+# -- results that are made once --------------------------------------------------------------------------------------
 
 
 def kept(
@@ -172,66 +165,8 @@ def stored(path: Path, settings: Mapping[str, Any]) -> Any | None:
 def same_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Whether a result that was made with the settings `before` is one of `now`.
 
-    Settings of `FarziConfig` that an older version did not have count as their defaults, so the default of a new setting has to be
-    what was done before. The settings of a `source`, on whose result this one depends, are compared alike. How the run was started makes no
-    difference, nor where its config and its data were: `data` has a hash of them.
+    How the run was started makes no difference, nor where its config and its data were: `data` has a hash of them.
     """
-    before, now = (as_written(_independent_of_place(settings)) for settings in (before, now))
-    if "source" in before and "source" in now and not same_settings(before.pop("source"), now.pop("source")):
-        return False
-    defaults = _defaults()
-    return set(before) <= set(now) and all(before.get(name, defaults.get(name)) == now[name] for name in now)
-
-
-def _independent_of_place(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in settings.items() if name not in ("config", "resume", "data_dir")}
-
-
-def _defaults() -> dict[str, Any]:
-    """The defaults of `FarziConfig`, as a recipe has them."""
-    return {
-        f.name: f.default if f.default_factory is MISSING else f.default_factory()
-        for f in fields(FarziConfig)
-        if f.default is not MISSING or f.default_factory is not MISSING
-    }
-
-
-def begin_run(trainer: FarziTrainer, recipe: Mapping[str, Any], checkpoint: str | None) -> None:
-    """Writes `recipe.yaml`, with the changes of this resume. If the run is new, our old checkpoints in its folder are discarded.
-
-    Raises:
-        ValueError: see `FarziTrainer.check_run`; another run writes to the folder.
-    """
-    args = trainer.args
-    # The lock fails while another run writes there, so its files stay.
-    with args.main_process_first(desc="checkpoints"), locked(args):
-        if checkpoint is None and args.process_index == 0:
-            discard_checkpoints(args.output_dir)
-        trainer.check_run(checkpoint)
-        if args.process_index == 0:
-            write_recipe(Path(args.output_dir), with_history(recipe, trainer))
-
-
-def locked(args: FarziConfig) -> AbstractContextManager[None]:
-    """The run's folder for the first process alone. The other processes of the run write into it too."""
-    return exclusive(args.output_dir) if args.process_index == 0 else nullcontext()
-
-
-def with_history(recipe: Mapping[str, Any], trainer: FarziTrainer) -> dict[str, Any]:
-    """The recipe of a run, with the changes that resumes have made."""
-    return {**recipe, HISTORY: trainer.history} if trainer.history else dict(recipe)
-
-
-def write_recipe(folder: Path, recipe: Mapping[str, Any]) -> None:
-    """Writes `recipe.yaml`. Its first line marks the folder as written by a recipe."""
-    save_text(HEADER + yaml_text(recipe), folder / "recipe.yaml")
-
-
-def print_start(trainer: FarziTrainer, checkpoint: str | None) -> None:
-    """Prints one line: whether the run is new or goes on from a checkpoint."""
-    args, start = (
-        trainer.args,
-        f"going on from {checkpoint}" if checkpoint else "a new run, no checkpoint to go on from",
-    )
-    changed = f", with other settings: {described(trainer.changed)}" if trainer.changed else ""
-    print(f"{args.output_dir}: {start}{changed}; world size {args.world_size}, {args.device.type}", flush=True)
+    without = ("config", "resume", "data_dir")
+    before, now = ({k: v for k, v in as_written(x).items() if k not in without} for x in (before, now))
+    return before == now

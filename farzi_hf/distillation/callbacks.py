@@ -1,4 +1,4 @@
-"""Callbacks of `FarziTrainer`: figures for its log, warnings, deletion of old checkpoints, and progress bars."""
+"""Callbacks of `FarziTrainer`: figures for its log, warnings, and progress bars."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ import psutil
 import torch
 from accelerate import Accelerator
 from tqdm.auto import tqdm
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-
-from farzi_hf.distillation.checkpoints import keep_last
+from transformers import TrainerCallback, TrainerState
 
 try:
     import resource
@@ -71,79 +69,64 @@ def peak_memory(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-class MeanCorrection:
-    """The mean of finite losses only. Trainer divides its sum, in which the others are 0, by all of them."""
+class FiniteMeans:
+    """The means of finite losses only, since the last log and of the whole run. Trainer divides its sums, in which the others are 0, by all.
 
-    def __init__(self) -> None:
-        self._finite, self._all = 0, 0
+    `counts` are losses of this process: the finite ones and all since the last log, then the same of the run.
+    """
+
+    def __init__(self, counts: Sequence[float] = (0, 0, 0, 0)) -> None:
+        self.counts = [int(count) for count in counts]
 
     def count(self, finite: bool) -> None:
         """Counts one loss of this process."""
-        self._finite += finite
-        self._all += 1
+        self.counts = [n + more for n, more in zip(self.counts, (finite, 1, finite, 1), strict=True)]
 
-    def factor(self, accelerator: Accelerator) -> float:
-        """What Trainer's mean is multiplied by; NaN if no loss was finite. All processes call this."""
-        counts = torch.tensor([self._finite, self._all], dtype=torch.float64, device=accelerator.device)
-        finite, number = accelerator.reduce(counts, reduction="sum").tolist()
+    def factor_since_log(self, accelerator: Accelerator) -> float:
+        """What Trainer's mean since the last log is multiplied by; NaN if no loss was finite. All processes call this at a log."""
+        factor, self.counts[:2] = self._factor(self.counts[:2], accelerator), [0, 0]
+        return factor
+
+    def factor_of_run(self, accelerator: Accelerator) -> float:
+        """The same for the mean of the whole run."""
+        return self._factor(self.counts[2:], accelerator)
+
+    @staticmethod
+    def _factor(counts: Sequence[int], accelerator: Accelerator) -> float:
+        both = torch.tensor(counts, dtype=torch.float64, device=accelerator.device)
+        finite, number = accelerator.reduce(both, reduction="sum").tolist()
         return number / finite if finite else math.nan
 
 
 # -- warnings --------------------------------------------------------------------------------------------------------
 
 
-class ChaosWarning(TrainerCallback):
-    """Warns once if the meta-gradient is far too large. It looks at the norm before clipping, because clipping hides the problem."""
+class TroubleWarnings(TrainerCallback):
+    """Warns once if the meta-gradient is far too large, and once if the outer loss has stayed well above its first value.
+
+    The norm is that before clipping, because clipping hides the problem.
+    """
 
     def __init__(self) -> None:
-        self._warned = False
+        self._chaos_said, self._divergence_said = False, False
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def on_log(self, args: Any, state: TrainerState, control: Any, logs: dict | None = None, **kwargs: Any) -> None:
         norm = (logs or {}).get("grad_norm", 0.0)
-        if norm > CHAOTIC and not self._warned:
-            self._warned = True
+        if norm > CHAOTIC and not self._chaos_said:
+            self._chaos_said = True
             logger.warning(
                 "Step %d: the norm of the meta-gradient is %.3g, but about 0.1 is usual. The learner's training is chaotic, and its exact "
-                "gradient is useless. Set a window (a fifth of inner_steps is a good first try), or raise inner_epsilon.",
-                state.global_step,
-                norm,
-            )
-
-
-class DivergenceWarning(TrainerCallback):
-    """Warns once if the outer loss has stayed well above its first value."""
-
-    def __init__(self) -> None:
-        self._warned = False
-
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict | None = None,
-        **kwargs: Any,
-    ) -> None:
+                "gradient is useless. Set a window (a fifth of inner_steps is a good first try), or raise inner_epsilon.", state.global_step, norm,
+            )  # fmt: skip
         entries = [entry for entry in state.log_history if "loss" in entry]
-        if self._warned or "loss" not in (logs or {}) or not diverged([entry["loss"] for entry in entries]):
-            return
-        self._warned, last = True, entries[-_LAST_LOGS:]
-        logger.warning(
-            "Step %d: the outer loss has been above its start since step %d: its mean is %.3g, and it began at %.3g. The distillation diverges. "
-            "Go on from an earlier checkpoint, or start a new run, with a smaller learning_rate or inner_learning_rate, a window, or a "
-            "larger inner_epsilon.",
-            state.global_step,
-            last[0]["step"],
-            np.mean([entry["loss"] for entry in last]),
-            entries[0]["loss"],
-        )
+        losses = [entry["loss"] for entry in entries]
+        if "loss" in (logs or {}) and not self._divergence_said and diverged(losses):
+            self._divergence_said = True
+            logger.warning(
+                "Step %d: the outer loss has been above its start since step %d: its mean is %.3g, and it began at %.3g. The distillation "
+                "diverges. Start a new run with a smaller learning_rate or inner_learning_rate, a window, or a larger inner_epsilon.",
+                state.global_step, entries[-_LAST_LOGS]["step"], np.mean(losses[-_LAST_LOGS:]), losses[0],
+            )  # fmt: skip
 
 
 def diverged(losses: Sequence[float]) -> bool:
@@ -151,70 +134,11 @@ def diverged(losses: Sequence[float]) -> bool:
     return len(losses) > _LAST_LOGS and all(loss > DIVERGED * losses[0] for loss in losses[-_LAST_LOGS:])
 
 
-# -- checkpoints -----------------------------------------------------------------------------------------------------
-
-
-class KeepLastCheckpoints(TrainerCallback):
-    """Keeps the `limit` latest checkpoints and the best one. If `limit` is None or 0, it keeps all. It never touches folders of others."""
-
-    def __init__(self, limit: int | None) -> None:
-        self._limit = limit
-
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if args.should_save and self._limit:
-            keep_last(args.output_dir, self._limit, state.best_model_checkpoint)
-
-
-class LocatedBest(TrainerCallback):
-    """Gives a run that goes on the best checkpoint where it lies now; Trainer would take the path from the state of the checkpoint."""
-
-    def __init__(self, best: str | None) -> None:
-        self._best = best
-
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        state.best_model_checkpoint = self._best
-
-
-class CurrentIntervals(TrainerCallback):
-    """Applies the present `logging_steps`, `eval_steps` and `save_steps` at a resume. Trainer would take those of the checkpoint."""
-
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        state.compute_steps(args, state.max_steps)
-
-
 # -- progress --------------------------------------------------------------------------------------------------------
 
 
-class StudentProgress(TrainerCallback):
-    """One progress bar for all students of an evaluation. A student counts its training as one unit, and each batch as one."""
-
-    def __init__(self) -> None:
-        self._bar: tqdm | None = None
-
-    @contextmanager
-    def shown(self, students: int, batches: int, disable: bool) -> Iterator[None]:
-        """Shows the bar. Enter this context before the first training."""
-        title = f"{students} student{'s' * (students > 1)}"
-        total = students * (batches + 1)
-        with tqdm(total=total, desc=title, disable=disable, leave=False, dynamic_ncols=True) as self._bar:
-            yield
-        self._bar = None
-
-    def trained(self) -> None:
-        """Call this when a student is trained."""
-        self._bar.update()
-
-    def on_prediction_step(self, *args: Any, **kwargs: Any) -> None:
-        if self._bar is not None:
-            self._bar.update()
-
-
 def without_prediction_bar(progress: type[TrainerCallback]) -> type[TrainerCallback]:
-    """A class of Trainer's progress bars without the bar of an evaluation. That bar starts late and shows only one student."""
+    """A class of Trainer's progress bars without the bar of an evaluation, which starts late and shows only one student."""
     return type(progress.__name__, (progress,), {"on_prediction_step": TrainerCallback.on_prediction_step})
 
 

@@ -11,11 +11,11 @@ from transformers import TrainingArguments
 
 from farzi_hf.data.seeds import check_seed
 from farzi_hf.distillation.inner_training import SyntheticTraining
-from farzi_hf.distillation.launch import check_supported, check_world_size, processes_without_gpu, warn_of_bf16
 from farzi_hf.distillation.layer_checkpoint import check_checkpointed_layers
 from farzi_hf.distillation.learner import Learner
 from farzi_hf.distillation.objectives import OBJECTIVES, Objective, Parts
-from farzi_hf.distillation.real_training import RealData
+from farzi_hf.distillation.processes import check_supported, check_world_size, processes_without_gpu, warn_of_bf16
+from farzi_hf.distillation.rows import RealData
 from farzi_hf.distillation.settings import (
     Setting,
     check_settings,

@@ -1,21 +1,114 @@
-"""Work that several processes share: each does a part, and all get the results, as tensors over the process group.
+"""Processes: what their launcher asked for, work that several of them share, and signals.
 
-With one process, all of it is done here and nothing is exchanged. All processes must call these functions in the same order.
+In shared work each process does a part, and all get the results, as tensors over the process group. With one process, all of it is done
+here and nothing is exchanged. All processes must call these functions in the same order.
 """
 
 from __future__ import annotations
 
+import logging
+import os
+import signal
+import threading
 from collections.abc import Callable, Iterator
-from functools import partial
-from typing import TypeVar
+from contextlib import contextmanager
+from functools import cache, partial
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from accelerate import PartialState
-from torch import Tensor, distributed
+from torch import distributed
 
 from farzi_hf.distillation.learner import Parameters
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
+
+# -- what the launcher asked for -------------------------------------------------------------------------------------
+
+SHARDING = {
+    "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",
+    "ACCELERATE_USE_FSDP": "FSDP",
+    "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
+    "ACCELERATE_USE_PARALLELISM_CONFIG": "a parallelism config",
+}
+"""Variables with which `accelerate launch` tells a program to cut its model into pieces."""
+BF16_ERROR = "relative error 0.7 at T = 10 and 13 at T = 100, so that it points elsewhere, on a small model (float32: 0.0004 and 0.002)"
+"""Against float64; see `warn_of_bf16`."""
+_WORLD_SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+_TWO_ON_CPU = "accelerate launch --config_file recipes/accelerate/two_cpu_processes.yaml"
+_SAME = "ACCELERATE_USE_CPU=true accelerate launch --multi_gpu --num_processes 2"
+
+
+def check_supported() -> None:
+    """Raise ValueError if the launcher asked for a model in pieces (DeepSpeed, FSDP and the like), or for a precision with loss scaling."""
+    if (precision := os.environ.get("ACCELERATE_MIXED_PRECISION", "no")) in ("fp16", "fp8"):
+        raise ValueError(
+            f"ACCELERATE_MIXED_PRECISION={precision} is not supported: gradients of the inner loop have no loss scaling and underflow; launch "
+            "with --mixed_precision no, or bf16"
+        )
+    for variable, name in SHARDING.items():
+        if _is_true(variable):
+            raise ValueError(
+                f"{variable}={os.environ[variable]}: {name} is not supported, because a summary is small and needs no sharding; launch "
+                "several processes with plain data parallelism, for instance --config_file recipes/accelerate/many_gpus.yaml"
+            )
+
+
+def processes_without_gpu() -> bool:
+    """Whether the launcher started several processes on a machine without a GPU. Trainer needs `use_cpu` then, or each process is alone."""
+    return _asked() > 1 and not torch.accelerator.is_available()
+
+
+def check_world_size(world_size: int, gpus: int) -> None:
+    """Compare the number of processes with what the launcher asked for, and with the GPUs of this process.
+
+    `accelerate launch --cpu --num_processes 2` starts one process and says nothing. It leaves the address of a meeting point, which it
+    sets for several processes only. Such an address may also come from elsewhere, so this is a warning.
+
+    Raises:
+        ValueError: the launcher started several processes, but each would train alone, in the same output folder; or one process would
+            share its batches among several GPUs.
+    """
+    if gpus > 1:
+        raise ValueError(
+            f"this process sees {gpus} GPUs, among which Trainer would share each batch, and an inner loop is on one; launch a process for "
+            f"each with `accelerate launch --num_processes {gpus} …`, or show one with CUDA_VISIBLE_DEVICES=0"
+        )
+    if world_size > 1:
+        return
+    if _asked() > 1:
+        raise ValueError(
+            f"the launcher started {_asked()} processes, but each of them would train alone (world size 1); set use_cpu=True to train "
+            "on CPUs, or start one process"
+        )
+    if _is_true("ACCELERATE_USE_CPU") and {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
+        logger.warning(
+            "accelerate launch was asked for several processes, but it has started ONE (world size 1): with --cpu it starts no more. "
+            "Launch with `%s …`, or `%s …`.", _SAME, _TWO_ON_CPU,
+        )  # fmt: skip
+
+
+@cache
+def warn_of_bf16() -> None:
+    """Say once what bf16 autocast does to second derivatives, measured by recipes/benchmark/benchmark.py."""
+    logger.warning(
+        "bf16=True: the meta-gradient is made of second derivatives, and bf16 rounds them: %s. Leave bf16 out; if memory is short, "
+        "set adjoint='reversible' or a smaller window.", BF16_ERROR,
+    )  # fmt: skip
+
+
+def _asked() -> int:
+    """The number of processes that torchrun, accelerate or MPI has started."""
+    return max(int(os.environ.get(name) or 1) for name in _WORLD_SIZES)
+
+
+def _is_true(variable: str) -> bool:
+    return os.environ.get(variable, "false").lower() in ("1", "true", "yes")
+
+
+# -- shared work -----------------------------------------------------------------------------------------------------
 
 
 def world() -> tuple[int, int]:
@@ -55,19 +148,22 @@ def agreed(work: Callable[[], T]) -> T:
 
 def first_process_first(work: Callable[[], T]) -> T:
     """`work()`, in the first process before the others."""
-    if world()[0] == 0:
-        result = agreed(work)
-        agreed(lambda: None)
-        return result
-    agreed(lambda: None)
-    return agreed(work)
+    first = world()[0] == 0
+    results = [agreed(work if now else lambda: None) for now in (first, not first)]
+    return results[0 if first else 1]
 
 
+@torch.no_grad()
 def broadcast(tensors: Parameters, source: int = 0) -> None:
     """Writes the values of one process into the tensors of all others, in place. Names, shapes and dtypes are the same in all."""
-    if world()[1] > 1:
-        for tensor in tensors.values():
-            _broadcast(tensor, source)
+    rank, processes = world()
+    for tensor in tensors.values() if processes > 1 else ():
+        sent = (
+            tensor.detach().to(PartialState().device).contiguous()
+        )  # the device of the process group may be another one
+        distributed.broadcast(sent, source)
+        if rank != source:
+            tensor.copy_(sent)
 
 
 def shared(count: int, train: Callable[[int], Parameters], like: Callable[[], Parameters]) -> Iterator[Parameters]:
@@ -79,23 +175,65 @@ def shared(count: int, train: Callable[[int], Parameters], like: Callable[[], Pa
     """
     rank, processes = world()
     for first in range(0, count, processes):
-        own, number = None, first + rank
-        if processes == 1:
-            own = train(number)
-        elif number < count:
-            own = agreed(partial(train, number))
-        else:
-            agreed(lambda: None)
+        number = first + rank
+        own = agreed(partial(train, number) if number < count else lambda: None) if processes > 1 else train(number)
         for source in range(min(processes, count - first)):
             params = own if source == rank else {name: x.clone() for name, x in like().items()}
             broadcast(params, source)
             yield params
 
 
-@torch.no_grad()
-def _broadcast(tensor: Tensor, source: int) -> None:
-    """Over the device of the process group, which may not be that of the tensor."""
-    sent = tensor.detach().to(PartialState().device).contiguous()
-    distributed.broadcast(sent, source)
-    if world()[0] != source:
-        tensor.copy_(sent)
+# -- signals ---------------------------------------------------------------------------------------------------------
+
+# Windows has no SIGHUP.
+_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+
+
+class Interrupted(SystemExit):
+    """A signal ended the work at a point from which it can go on. Its `code` is the usual one: 130, 143 or 129."""
+
+    def __init__(self, number: int):
+        super().__init__(128 + number)
+
+
+class NotedSignal:
+    """Remembers the first signal in `number`, which is 0 until then. A second one ends the program at once."""
+
+    number = 0
+
+    def __call__(self, number: int, frame: Any) -> None:
+        """The handler."""
+        if self.number:
+            raise Interrupted(number)
+        self.number = number
+
+
+@contextmanager
+def noted_signals() -> Iterator[NotedSignal]:
+    """Inside this block, SIGINT, SIGTERM and SIGHUP are noted, and the work goes on to a point from which it can be resumed.
+
+    A handler that the user has set stays, and an ignored signal stays ignored (SIGHUP under nohup). Python allows handlers only in the
+    main thread, so nothing is noted in others.
+
+    Raises:
+        Interrupted: at the end of the block, if a signal was noted and nobody has acted on it.
+    """
+    noted, earlier = NotedSignal(), {}
+    if threading.current_thread() is threading.main_thread():
+        defaults = (signal.SIG_DFL, signal.default_int_handler)
+        earlier = {number: handler for number in _SIGNALS if (handler := signal.getsignal(number)) in defaults}
+    try:
+        for number in earlier:
+            signal.signal(number, noted)
+        yield noted
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+    if noted.number:
+        end(noted.number, "the work under way is finished")
+
+
+def end(number: int, message: str) -> NoReturn:
+    """Ends the program with one line, unless someone catches `Interrupted`."""
+    logger.warning("%s: %s.", signal.Signals(number).name, message)
+    raise Interrupted(number)

@@ -23,7 +23,7 @@ from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.distillation.learner import Learner, Parameters
 from farzi_hf.distillation.learner_model import LinearHead
 from farzi_hf.distillation.processes import broadcast, shared
-from farzi_hf.distillation.real_training import RealBatches, RealData, train_on_real
+from farzi_hf.distillation.rows import RealBatches, RealData, train_on_real
 from farzi_hf.distillation.trajectories import TrajectoryBank
 from farzi_hf.engine import InnerAdam, InnerOptimizer, setting
 from farzi_hf.summary import FarziData

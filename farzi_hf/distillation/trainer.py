@@ -1,13 +1,15 @@
-"""FarziTrainer: a `transformers.Trainer` whose trained model is the summary. It only connects the parts of the other modules."""
+"""FarziTrainer: a `transformers.Trainer` whose trained model is the summary.
+
+It holds its parts: the `Run` in its folder, `Students` that measure the summary, the rows, the labels' source and the callbacks. Its methods
+are those of Trainer that differ here.
+"""
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,60 +17,43 @@ from typing import Any
 import torch
 from datasets import Dataset, IterableDataset
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from torch.utils.data import DataLoader
+from transformers import PreTrainedConfig, PreTrainedModel, Trainer
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from transformers.trainer_callback import TrainerState
-from transformers.trainer_utils import TrainOutput
+from transformers.trainer_utils import HubStrategy, TrainOutput
 
 from farzi_hf.data.seeds import Purpose, derive
-from farzi_hf.data.streams import RowStream, described
-from farzi_hf.distillation.callbacks import (
-    ChaosWarning,
-    CurrentIntervals,
-    DivergenceWarning,
-    MeanCorrection,
-    StepFigures,
-    StudentProgress,
-    phase,
-    without_prediction_bar,
-)
-from farzi_hf.distillation.checkpoints import changes, last_checkpoint
-from farzi_hf.distillation.checkpoints import described as as_text
+from farzi_hf.data.streams import RowStream
+from farzi_hf.distillation.callbacks import FiniteMeans, StepFigures, TroubleWarnings, phase, without_prediction_bar
 from farzi_hf.distillation.config import FarziConfig
 from farzi_hf.distillation.learner import Learner, Parameters
-from farzi_hf.distillation.objectives import ConfigurableObjective, Objective, facts_of, figures_of
-from farzi_hf.distillation.real_rows import RealRows
-from farzi_hf.distillation.real_training import RealData
-from farzi_hf.distillation.resumable_trainer import OF_THE_OPTIMIZER
-from farzi_hf.distillation.row_checks import check_sequence_length, run_check
-from farzi_hf.distillation.start_trial import choose_start
-from farzi_hf.distillation.student_trainer import StudentTrainer
+from farzi_hf.distillation.objectives import Objective, facts_of, figures_of
+from farzi_hf.distillation.rows import RealData, RealRows, check_sequence_length, run_check
+from farzi_hf.distillation.run import Run, is_finished
+from farzi_hf.distillation.students import Students
 from farzi_hf.distillation.teacher import GivenTeachers, Labelling, UntrainedTeachers
-from farzi_hf.distillation.trajectories import TrajectoryBank
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.forms import LABELS, Tensors
-from farzi_hf.summary.initialization import spectral_starts
-from farzi_hf.summary.store.atomic_folder import check_destination
+from farzi_hf.summary.soft_tokens import shifted_cross_entropy
+from farzi_hf.summary.store import hub
+from farzi_hf.summary.store.atomic_folder import check_destination, names_the_disk
 from farzi_hf.summary.store.tensor_file import fingerprint
 from farzi_hf.tasks import LanguageModeling, Task
 
 logger = logging.getLogger(__name__)
 
-READ_LATER = (
-    *OF_THE_OPTIMIZER, "gradient_accumulation_steps", "max_grad_norm", "optim", "data_seed", "dataloader_drop_last", "eval_students",
-    "max_non_finite", "storage",
-)  # fmt: skip
-"""Settings of a recipe that `train` reads. The others are built into the trainer's parts when it is made."""
+_SPEED = ("_runtime", "_samples_per_second", "_steps_per_second", "_model_preparation_time")
 
 
-class FarziTrainer(StudentTrainer):
+class FarziTrainer(Trainer):
     """Distils `train_dataset` into a `FarziData`, which is the Trainer's `model`.
 
     Each outer step trains a fresh learner for T steps on the summary and computes its loss on a batch of real sequences. The
     exact gradient of this loss through the training updates latents and decoder (equation 2 of the paper). All random numbers of
     a step are functions of (seed, global step, process). A run that resumes from a checkpoint therefore equals an uninterrupted
-    run, bit for bit. n processes equal one process that accumulates n batches per step. Settings that are changed at a resume
-    take effect, and `history` and the recipe record them; the settings in `checkpoints.KEPT` cannot change.
+    run, bit for bit, and so does its log, except for times. n processes equal one process that accumulates n batches per step. A run goes on
+    with the settings that it began with; with others, begin a new run that goes on from a summary: `farzi_data`.
 
     The log has the Trainer's own figures and these: `loss`, the mean of the outer losses that are finite (NaN if none is);
     `grad_norm`, the norm of the meta-gradient before clipping; `non_finite_steps`;
@@ -120,7 +105,7 @@ class FarziTrainer(StudentTrainer):
             )
         self.task = task or LanguageModeling(processing_class)
         self.learner = Learner(learner_init, checkpoint_layers=args.checkpoint_layers)
-        self._labelling = Labelling.by(teacher, self.learner)
+        self.labelling = Labelling.by(teacher, self.learner)
         check_sequence_length(args.sequence_length, self.learner)
         collator = data_collator or self.task.collator
         self._real_rows = RealRows(self.task, self.learner, collator, args.sequence_length)
@@ -148,23 +133,26 @@ class FarziTrainer(StudentTrainer):
             raise ValueError(
                 f"objective is given, and args.objective={args.objective!r} names another one; leave one of them out"
             )
-        self.objective = objective or args.make_objective(self.learner, self.training, real, self._labelling)
+        self.objective = objective or args.make_objective(self.learner, self.training, real, self.labelling)
         # A recipe cannot hold an object, so it holds the name of the class. FarziConfig refuses such a recipe.
-        self._given = {"objective": type(objective).__name__} if objective is not None else {}
+        self.own_objective = {"objective": type(objective).__name__} if objective is not None else {}
         # Each micro-batch has its own learner, and its loss is a mean over that micro-batch alone.
         self.model_accepts_loss_kwargs = False
         self._student: Parameters | None = None
-        self._micro_step = (-1, 0)
-        self._interval, self._run = MeanCorrection(), MeanCorrection()
-        self._evaluations: dict[str, dict[str, float]] = {}
-        self._built_with, self._began_with = args.to_recipe(), None
-        self._add_callbacks()
+        self._own_optimizer = self.optimizer is None
+        self.losses, self._micro_step = FiniteMeans(), (-1, 0)
+        self.run, self._figures = Run(self), StepFigures(args.device)
+        for callback in (self.run, self._figures, TroubleWarnings()):
+            self.add_callback(callback)
+        if not args.disable_tqdm:
+            self.remove_callback(DEFAULT_PROGRESS_CALLBACK)
+            self.add_callback(without_prediction_bar(DEFAULT_PROGRESS_CALLBACK))
 
     def _summary(self, args: FarziConfig, farzi_data: FarziData | None, rows: Dataset | RowStream | None) -> FarziData:
         """The summary to train: the one that is given, or a new one at its start."""
-        label_dim = self._labelling.label_dim if args.labels == "own" else None
+        label_dim = self.labelling.label_dim if args.labels == "own" else None
         config = args.summary_config(self.learner.vocab_size, label_dim)
-        self._start_facts, self._open_start = {}, None
+        self._open_start = None
         if farzi_data is not None:
             farzi_data.config.check_equal(config)
         summary = farzi_data or FarziData(config)
@@ -178,112 +166,125 @@ class FarziTrainer(StudentTrainer):
             self._open_start = summary.fingerprint() if is_open else None
         return summary
 
-    def _add_callbacks(self) -> None:
-        self._figures, self._students_bar = StepFigures(self.args.device), StudentProgress()
-        for callback in (self._figures, ChaosWarning(), DivergenceWarning(), CurrentIntervals(), self._students_bar):
-            self.add_callback(callback)
-        if not self.args.disable_tqdm:
-            self.remove_callback(DEFAULT_PROGRESS_CALLBACK)
-            self.add_callback(without_prediction_bar(DEFAULT_PROGRESS_CALLBACK))
+    # -- training ----------------------------------------------------------------------------------------------------
 
-    def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
-        """As in `Trainer`. The finished summary is rounded as `args.storage` says; checkpoints and what is pushed meanwhile are exact.
+    def check_run(self, resume_from_checkpoint: str | bool | None = None) -> None:
+        """The checks that `train(resume_from_checkpoint)` makes before its first step. Call this before other long work.
 
-        Evaluations during the training are of exact numbers, and are not saved with rounded ones: call `evaluate()` afterwards.
+        Raises:
+            ValueError: there is no checkpoint to go on from; or a setting differs from the checkpoint's; or the output folder
+                holds checkpoints of another run, or something else with the name of a checkpoint.
+        """
+        self.run.prepare(resume_from_checkpoint)
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> TrainOutput:
+        """As in `Trainer`; `resume_from_checkpoint=True` goes on from the last complete checkpoint in the output folder.
+
+        SIGINT, SIGTERM and SIGHUP end the training after a checkpoint of the present step, with every `save_strategy`.
+        The finished summary is rounded as `args.storage` says; checkpoints and what is pushed meanwhile are exact. Evaluations
+        during the training are of exact numbers, and are not saved with rounded ones: call `evaluate()` afterwards.
+
+        Raises:
+            ValueError: see `check_run`; another run writes to the output folder.
+            Interrupted: a `SystemExit`: a signal came, and the checkpoint is written.
+            FloatingPointError: more than `args.max_non_finite` meta-gradients were not finite.
         """
         self.model.config.storage = "exact"
-        output = super().train(*args, **kwargs)
+        with self.run.in_folder():
+            state = self.run.prepare(resume_from_checkpoint)
+            if state is None:
+                self.tune_initialization()
+            else:
+                self.run.restore(state)
+            self.losses, self._micro_step = FiniteMeans(), (-1, 0)
+            self.model.config.inner = self.args.inner_settings()
+            if self._own_optimizer:
+                self.optimizer = None  # its moments are those of an earlier training
+            if state is not None and is_finished(state):
+                output = self._as_finished(state)
+            elif self.args.max_steps == 0:  # the summary stays at its start; Trainer would take one step
+                self.log(dict(self.run.record.start_facts))
+                output = TrainOutput(0, math.nan, {})
+            else:
+                output = super().train(self.run.checkpoint, **kwargs)
         self.model.store_as(self.args.storage)
         return output._replace(training_loss=output.metrics.get("train_loss", output.training_loss))
 
-    def _prepare_run(self, checkpoint: str | None) -> TrainerState | None:
-        changed = changes(self._built_with, self.args.to_recipe())
-        if late := {name: pair for name, pair in changed.items() if name not in READ_LATER}:
-            raise ValueError(
-                f"args have changed since FarziTrainer was made, which they were built into: {as_text(late)}; make another FarziTrainer"
-            )
-        state = super()._prepare_run(checkpoint)
-        facts = [*state.log_history, self._record.start_facts] if state else []
-        self._began_with = next((x["concentration"] for x in facts if "concentration" in x), None)
-        return state
-
-    # -- outer step --------------------------------------------------------------------------------------------------
-
-    def _begin(self, state: TrainerState | None) -> None:
-        if state is None:
-            self.tune_initialization()
-        else:
-            self._start_facts = dict(self._record.start_facts)
-        self._record = replace(self._record, start_facts=self._start_facts)
-        self._micro_step = (-1, 0)
-        self._interval, self._run = MeanCorrection(), MeanCorrection()
-        self.model.config.inner = self.args.inner_settings()
-        if not self.args.max_steps:
-            self.log(self._start_facts)
+    def _as_finished(self, state: TrainerState) -> TrainOutput:
+        """The result of a run that has taken all its steps already. `Trainer` would take one more step."""
+        self._load_from_checkpoint(
+            (self.args.load_best_model_at_end and state.best_model_checkpoint) or self.run.checkpoint
+        )
+        self.state = state
+        if self.args.push_to_hub:  # the run may have been killed before its last push
+            self._push_from_checkpoint(self.run.checkpoint)
+            self._finish_current_push()
+        return TrainOutput(state.global_step, math.nan, {})
 
     def tune_initialization(self) -> None:
         """Completes the start of a new summary: it chooses κ, unless `args.concentration` gives it; or it labels the inputs by a teacher.
 
-        `train()` calls this first. Call it to look at the start before the training; after `check_run` of a run that goes on, it is the start
-        of that run. For κ, two learners train from scratch on each
+        `train()` calls this first. Call it to look at the start before the training. For κ, two learners train from scratch on each
         candidate, as long as two or three outer steps take. A teacher trains on the real data, unless one was given.
         """
         if self._open_start is None or self._open_start != self.model.fingerprint():  # complete, or changed by someone
             return
-        args, started = self.args, time.perf_counter()
+        args, facts, started = self.args, self.run.record.start_facts, time.perf_counter()
         real = RealData(self.train_dataset, self.data_collator, args.device, self._quiet)
-        if args.labels == "own":
-            self._labelling(self.model, real, args)
-        elif self._began_with is not None:
-            spectral_starts(self.model, self.train_dataset, args.seed)(self._began_with)
+        if LABELS[args.labels].by_teachers:
+            self.labelling(self.model, real, args)
         else:
-            train, size = partial(self._trained, Purpose.START_TRIAL), args.per_device_train_batch_size
-            self._start_facts["concentration"] = choose_start(self.model, self.learner, train, real, size, args.seed)
-        self._start_facts["start_seconds"] = round(time.perf_counter() - started, 2)
+            facts["concentration"] = self.students.choose_start(real, args.per_device_train_batch_size)
+        facts["start_seconds"] = round(time.perf_counter() - started, 2)
         self._open_start = None
+
+    # -- outer step --------------------------------------------------------------------------------------------------
 
     def compute_loss(
         self, model: nn.Module, inputs: Mapping[str, Tensor], return_outputs: bool = False, **kwargs: Any
     ) -> Tensor:
         """The outer loss. Its gradient in latents and decoder is the meta-gradient."""
-        # The model's forward makes this an ordinary step for DistributedDataParallel.
-        return model(functional=partial(self._outer_loss, inputs, self._learner_seed()))
+        seed = self._learner_seed()
 
-    def _outer_loss(self, inputs: Mapping[str, Tensor], seed: int, tensors: Tensors) -> Tensor:
-        try:
-            return self.objective(self.learner, tensors, inputs, seed)
-        except OverflowError as error:  # a learner diverged so far that the adjoint has no room for it
-            logger.warning("Step %d: the learner diverged: %s.", self.state.global_step, error)
-            return math.nan * sum(x.sum() for x in tensors.values())
+        def outer_loss(tensors: Tensors) -> Tensor:
+            try:
+                return self.objective(self.learner, tensors, inputs, seed)
+            except OverflowError as error:  # a learner diverged so far that the adjoint has no room for it
+                logger.warning("Step %d: the learner diverged: %s.", self.state.global_step, error)
+                return math.nan * sum(x.sum() for x in tensors.values())
+
+        return model(functional=outer_loss)  # its forward makes this an ordinary step for DistributedDataParallel
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         """One micro-batch. A meta-gradient without a finite norm is dropped and does not change the summary."""
         loss = super().training_step(*args, **kwargs)
-        # The gradient is now summed over micro-batches and processes, so that all processes decide alike.
-        if self.accelerator.sync_gradients and not torch.isfinite(self._gradient_norm()):
-            self._drop_gradients()
+        if (
+            self.accelerator.sync_gradients
+        ):  # it is summed over micro-batches and processes, so that all processes decide alike
+            gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+            # As clipping computes it: infinite for entries that are large but finite, which clipping would set to zero.
+            norm = (
+                torch.stack([torch.linalg.vector_norm(x) for x in gradients]).norm() if gradients else torch.zeros(())
+            )
+            if not torch.isfinite(norm):
+                self._skip_step()
         finite = bool(torch.isfinite(loss))
-        self._interval.count(finite)
-        self._run.count(finite)
+        self.losses.count(finite)
         return loss if finite else torch.zeros_like(loss)  # a NaN would never leave Trainer's running sum
 
-    def _gradient_norm(self) -> Tensor:
-        """The norm as clipping computes it: infinite for entries that are large but finite, which clipping would set to zero."""
-        norms = [torch.linalg.vector_norm(p.grad) for p in self.model.parameters() if p.grad is not None]
-        return torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())
-
-    def _drop_gradients(self) -> None:
+    def _skip_step(self) -> None:
         for parameter in self.model.parameters():
             parameter.grad = None  # the optimizer then leaves latents and decoder as they are
-        step, skipped = self.state.global_step, self._record.non_finite_steps + 1
-        self._record = replace(self._record, non_finite_steps=skipped)
-        logger.warning("Step %d: the meta-gradient is not finite; skipped (%d so far).", step, skipped)
-        if skipped > self.args.max_non_finite:
-            folder = self.args.output_dir
-            where = f"go on from the last checkpoint in {folder}" if last_checkpoint(folder) else "start a new run"
+        self.run.record.non_finite_steps += 1
+        skipped, limit = self.run.record.non_finite_steps, self.args.max_non_finite
+        logger.warning(
+            "Step %d: the meta-gradient is not finite; skipped (%d so far).", self.state.global_step, skipped
+        )
+        if skipped > limit:
             raise FloatingPointError(
-                f"{skipped} meta-gradients were not finite, more than max_non_finite={self.args.max_non_finite}; {where} "
-                "with a smaller inner_learning_rate, learning_rate or window, or a larger inner_epsilon"
+                f"{skipped} meta-gradients were not finite, more than max_non_finite={limit}; begin a new run in another output_dir, from "
+                "this summary (farzi_data=trainer.model) or anew, with a smaller inner_learning_rate, learning_rate or window, or a larger "
+                "inner_epsilon"
             )
 
     def _learner_seed(self) -> int:
@@ -294,52 +295,209 @@ class FarziTrainer(StudentTrainer):
         return derive(self.args.seed, Purpose.OUTER_STEP, step, position)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        record = self.run.record
         if "loss" in logs:
-            logs["loss"] *= self._interval.factor(self.accelerator)
-            self._interval = MeanCorrection()
-            logs |= {
-                "non_finite_steps": self._record.non_finite_steps,
-                **self._figures.since_last_log(),
-                **figures_of(self.objective),
-            }
-        if "train_loss" in logs:
-            logs["train_loss"] *= self._run.factor(self.accelerator)
+            logs["loss"] *= self.losses.factor_since_log(self.accelerator)
+            logs |= {"non_finite_steps": record.non_finite_steps, **self._figures.since_last_log()}
+            logs |= figures_of(self.objective)
+        if "train_loss" in logs:  # of all steps, also of those before a resume
+            mean = self._total_loss_scalar / max(1, self.state.global_step)
+            logs["train_loss"] = mean * self.losses.factor_of_run(self.accelerator)
         if {"loss", "train_loss"} & logs.keys():
-            logs, self._start_facts = {**logs, **self._start_facts}, {}  # logged once
-            self._record = replace(self._record, start_facts={})
+            logs = {**logs, **record.start_facts}  # logged once
+            record.start_facts.clear()
         super().log(logs, start_time)
 
-    # -- data and artefact -------------------------------------------------------------------------------------------
+    # -- evaluation --------------------------------------------------------------------------------------------------
+
+    @property
+    def _quiet(self) -> bool:
+        """Whether this process shows no progress."""
+        return self.args.disable_tqdm or not self.is_world_process_zero()
+
+    @property
+    def students(self) -> Students:
+        """Trains students on the summary as it is now, with the settings of the inner loop."""
+        args = self.args
+        return Students(self.learner, self.model, self.training, args.inner_steps, args.seed, args.device, self._quiet)
+
+    def train_student(self, index: int = 0) -> Parameters:
+        """θ_T of evaluation student `index`: it starts from fresh weights and trains on the summary with the inner loop's settings."""
+        return self.students.on_summary(index)
+
+    def evaluate(
+        self,
+        eval_dataset: str | Dataset | Mapping[str, Dataset] | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> dict[str, float]:
+        """Trains `args.eval_students` students from scratch on the summary and evaluates each on real data. Processes share the work.
+
+        Args:
+            eval_dataset: another evaluation set, several by name, or the name of one of the trainer's. All sets see the same students.
+
+        Returns:
+            For each metric its mean over the students and, as `…_std`, their standard deviation. If there are several sets, a set's
+            metrics are called `eval_NAME_…`.
+        """
+        count = self.args.eval_students
+        with torch.random.fork_rng(devices=[]):  # a data loader draws a random number; training must not depend on it
+            rows = self._real_rows.evaluated(eval_dataset, self.eval_dataset)
+            # Trainer keeps loaders with persistent workers, but it keeps one for all data sets given here; not those for tests.
+            loaders = {f"{metric_key_prefix}{name}": self.get_test_dataloader(x) for name, x in rows.items()}
+            metrics = self.students.evaluated(count, partial(self._measured, loaders))
+        metrics[f"{metric_key_prefix}_students"] = count
+        self.log(metrics)
+        self.run.remember(self.model.fingerprint(), {**metrics, "step": self.state.global_step})
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def _measured(self, loaders: Mapping[str, DataLoader], index: int, student: Parameters) -> dict[str, float]:
+        self._student, metrics = student, {}
+        only_loss = True if self.compute_metrics is None else None
+        for prefix, loader in loaders.items():
+            metrics |= self.evaluation_loop(loader, f"Student {index + 1}", only_loss, metric_key_prefix=prefix).metrics
+        self._student = None
+        return {k: float(v) for k, v in metrics.items() if not k.endswith(_SPEED)}
+
+    def get_test_dataloader(self, test_dataset: Dataset) -> DataLoader:
+        """As in `Trainer`, but `dataloader_drop_last` is for training alone: an evaluation is of all rows."""
+        drop_last, self.args.dataloader_drop_last = self.args.dataloader_drop_last, False
+        try:
+            return super().get_test_dataloader(test_dataset)
+        finally:
+            self.args.dataloader_drop_last = drop_last
+
+    def prediction_step(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Tensor],
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """The student's loss, logits and labels on a real batch. If `args.label_names` has several names, labels are a tuple."""
+        if self._student is None:
+            raise RuntimeError("a summary has no predictions of its own; call evaluate(), which trains students on it")
+        inputs = self._prepare_inputs(inputs)
+        with torch.no_grad():
+            logits = self.learner.logits(self._student, inputs)
+            loss, count = shifted_cross_entropy(logits, inputs["labels"])
+        references = tuple(inputs[name] for name in self.label_names)
+        references = references[0] if len(references) == 1 else references
+        return (loss / count, None, None) if prediction_loss_only else (loss / count, logits, references)
 
     def _set_signature_columns_if_needed(self) -> None:
         if self._signature_columns is None:  # the columns of the learner, not of FarziData.forward
             self._signature_columns = ["input_ids", "attention_mask", *self.label_names]
 
-    def _settings(self) -> dict[str, Any]:
-        config = json.loads(self.learner.model.config.to_json_string(use_diff=False))
-        learner = {k: v for k, v in config.items() if not k.startswith("_") and k != "transformers_version"}
-        data = {"train_dataset": described(self.train_dataset), "world_size": self.args.world_size}
-        if self.args.trajectories is not None and not self._given:  # the folder alone may be another one, or have moved
-            data["trajectories_recorded"] = TrajectoryBank(self.args.trajectories).fingerprint
-        return {**self.args.to_recipe(), **self._given, "learner": learner, **data}
+    # -- checkpoints -------------------------------------------------------------------------------------------------
 
-    def _process_state(self) -> dict[str, Tensor]:
-        return self.objective.state_dict() if isinstance(self.objective, ConfigurableObjective) else {}
+    def _maybe_log_save_evaluate(
+        self, tr_loss: Any, grad_norm: Any, model: Any, trial: Any, *args: Any, **kw: Any
+    ) -> None:
+        """Trainer calls this at the end of each step. A noted signal is handled after Trainer's own work.
 
-    def _load_process_state(self, tensors: dict[str, Tensor]) -> None:
-        self.objective.load_state_dict(tensors, self.learner, self.args.device)
+        A callback could not do this. With `save_strategy="best"`, Trainer ignores a callback that wants to save. And after a callback
+        has stopped the training, Trainer can remove the checkpoint.
+        """
+        super()._maybe_log_save_evaluate(tr_loss, grad_norm, model, trial, *args, **kw)
+        number = self.run.signal()
+        if number and self.run.saved_step != self.state.global_step:
+            self._save_checkpoint(model, trial)
+            self.control = self.callback_handler.on_save(self.args, self.state, self.control)
+        if number:
+            self._finish_current_push()
+        self.run.end_step(number)
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        with names_the_disk(self.args.output_dir):
+            super()._save_checkpoint(model, trial)
+        self.run.saved_step = self.state.global_step
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        """As in Trainer, and what else a resume needs of this process: the state of the objective, and sums of the log."""
+        super()._save_rng_state(output_dir)
+        self.run.save_process_state(output_dir)
+
+    # -- the artefact ------------------------------------------------------------------------------------------------
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Writes the artefact (`FarziData.save_pretrained`). Inside a checkpoint, it writes the tensors for a resume instead.
+
+        If the same summary was saved with a table and plots before, these stay. If `args.push_to_hub` is set, it also pushes.
+        """
+        if _internal_call:
+            if self.args.should_save:
+                self.run.begin_checkpoint(Path(output_dir))
+            # The other processes write their states into the folder, and would create it too early.
+            self.accelerator.wait_for_everyone()
+            super().save_model(output_dir, _internal_call)
+        elif self.args.should_save:
+            self.model.save_pretrained(output_dir or self.args.output_dir, **self._artefact())
+            if self.args.push_to_hub:
+                self.push_to_hub(commit_message="Save summary")
 
     def _artefact(self) -> dict[str, Any]:
-        # Only metrics of exactly the numbers in the file count. After load_best_model_at_end, the last evaluation belongs to other tensors.
-        known, evaluation = self.model.results, self._evaluations.get(fingerprint(self.model.contents().tensors), {})
-        # The trainer knows the rows, but not where they come from. Run adds the name.
-        recipe = {
-            "dataset": None,
-            "learner": self.learner.model.config.to_diff_dict(),
-            **self.args.to_recipe(),
-            **self._given,
-        }
-        return {
-            "metrics": {**known.metrics, **evaluation, **facts_of(self.objective)},
-            "recipe": known.recipe or {**recipe, **self._record.recipe_entry},
-        }
+        """Arguments of `FarziData.save_pretrained`: metrics and recipe of exactly the present tensors.
+
+        After load_best_model_at_end, or where storage rounds, the last evaluation is of other tensors, and does not count.
+        """
+        known, evaluation = self.model.results, self.run.evaluations.get(fingerprint(self.model.contents().tensors), {})
+        # The trainer knows the rows, but not where they come from. The command line adds the name.
+        learner = self.learner.model.config.to_diff_dict()
+        recipe = {"dataset": None, "learner": learner, **self.args.to_recipe(), **self.own_objective}
+        metrics = {**known.metrics, **evaluation, **facts_of(self.objective)}
+        return {"metrics": metrics, "recipe": known.recipe or recipe}
+
+    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
+        """Creates the *dataset* repository `args.hub_model_id`, if it does not exist. By default it has the output folder's name.
+
+        If `args.push_to_hub` is set, Trainer calls this at the start. A wrong name or token then fails before the training. With
+        `hub_strategy="end"`, `save_model()` also pushes. With "every_save" (Trainer's default), every checkpoint pushes the summary
+        too, in the background, in one commit.
+
+        Raises:
+            ValueError: `hub_strategy` would upload checkpoints.
+        """
+        if self.args.hub_strategy not in (HubStrategy.END, HubStrategy.EVERY_SAVE):
+            raise ValueError(
+                f"hub_strategy={self.args.hub_strategy.value!r} uploads checkpoints with optimizer states, which do not belong "
+                "into a dataset repository; use 'every_save' or 'end'"
+            )
+        self.push_in_progress = None
+        if self.is_world_process_zero():
+            args, token = self.args, token or self.args.hub_token
+            name = args.hub_model_id or Path(args.output_dir).absolute().name
+            private = args.hub_private_repo if private is None else private
+            self.hub_model_id = hub.create_repository(name, private, args.hub_revision, token)
+
+    def push_to_hub(self, repo_id: str | None = None, private: bool | None = None, **kwargs: Any) -> str | None:
+        """Uploads the summary to the *dataset* repository `repo_id`. The first process returns the address, all others None.
+
+        Defaults: `args.hub_model_id`, `hub_private_repo`, `hub_token`, `hub_revision`. See `FarziData.push_to_hub`.
+        """
+        if not self.is_world_process_zero():  # the first alone knows the default name
+            return None
+        repo_id = repo_id or self.hub_model_id or self.args.hub_model_id
+        if repo_id is None:
+            raise ValueError(
+                "repo_id and args.hub_model_id are both None; give the dataset repository's name, 'user/farzi-…'"
+            )
+        self._finish_current_push()
+        private = self.args.hub_private_repo if private is None else private
+        settings = {"private": private, "token": self.args.hub_token, "revision": self.args.hub_revision, **kwargs}
+        return self.model.push_to_hub(repo_id, **{**self._artefact(), **settings})
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        """Pushes the present summary in the background. While an earlier push is running, this does nothing.
+
+        It overrides Trainer's method, which uploads the files of a *model* repository. A push that fails does not end the training.
+        """
+        args = self.args
+        if not self.is_world_process_zero() or args.hub_strategy != HubStrategy.EVERY_SAVE:
+            return
+        if self.push_in_progress is not None and not self.push_in_progress.is_done():
+            if not args.hub_always_push:
+                return
+            self._finish_current_push()
+        self.push_in_progress = self.run.push_in_background(self._artefact())

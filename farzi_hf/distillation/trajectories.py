@@ -25,10 +25,8 @@ from torch import Tensor
 from farzi_hf.data.seeds import Purpose, check_seed, derive, stream
 from farzi_hf.data.streams import RowStream, described
 from farzi_hf.distillation.learner import Learner, LearnerBatch, Parameters
-from farzi_hf.distillation.processes import agreed, first_process_first, largest, world
-from farzi_hf.distillation.real_training import RealBatches, RealData, train_on_real
-from farzi_hf.distillation.row_checks import check_rows
-from farzi_hf.distillation.signals import NotedSignal, end, noted_signals
+from farzi_hf.distillation.processes import NotedSignal, agreed, end, first_process_first, largest, noted_signals, world
+from farzi_hf.distillation.rows import RealBatches, RealData, check_rows, train_on_real
 from farzi_hf.engine import InnerOptimizer, setting
 from farzi_hf.summary.store.atomic_folder import names_the_disk, replace_file
 from farzi_hf.summary.store.text import as_written, json_text

@@ -22,11 +22,10 @@ from transformers import PreTrainedConfig
 from farzi_hf.data import flatten_sequences, head_sequences, random_sequences
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.data.sequences import as_rows
-from farzi_hf.distillation import Learner, Parameters, SyntheticTraining
-from farzi_hf.distillation.real_training import RealBatches, RealData
+from farzi_hf.distillation import Parameters
+from farzi_hf.distillation.rows import RealData
+from farzi_hf.distillation.students import Students
 from farzi_hf.distillation.teacher import TeacherTraining
-from farzi_hf.engine import train
-from farzi_hf.summary import FarziData
 from farzi_hf.summary.store.tensor_file import STORAGES
 from farzi_hf.tasks import Row, Task
 
@@ -62,41 +61,27 @@ class Measured:
         return {**asdict(self), "students": [values.tolist() for values in self.students]}
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """Trains and measures students of one summary and one seed.
+@dataclass(frozen=True, kw_only=True)
+class Comparison(Students):
+    """Trains and measures the students of one summary and one seed, and students on real data beside them.
 
     Args:
         task: measures the students.
         splits: train, validation and test as sequences in `input_ids`.
         config: the learner's config, for students of the stock Trainer.
-        learner: the learner as pure functions.
-        farzi: the summary.
-        training: the inner loop. Its optimizer also trains the students on real data.
-        steps: T.
         length: the number of entries that the learner reads.
-        seed: seed of the distillation.
-        num_students: students per row. Each has its own start and, if the row draws a subset, its own subset.
         long_training: how students train on real data for as long as helps: as teachers of labels do, or longer.
+        num_students: students per row. Each has its own start and, if the row draws a subset, its own subset.
         batch_size: batch size of the evaluation.
-        device: the device of all tensors.
-        quiet: whether progress bars are hidden.
     """
 
     task: Task
     splits: DatasetDict
     config: PreTrainedConfig
-    learner: Learner
-    farzi: FarziData
-    training: SyntheticTraining
-    long_training: TeacherTraining
-    steps: int
     length: int
-    seed: int
+    long_training: TeacherTraining
     num_students: int = 3
     batch_size: int = 128
-    device: torch.device | str = "cpu"
-    quiet: bool = False
 
     @property
     def tokens_per_step(self) -> int:
@@ -130,20 +115,12 @@ class Comparison:
 
     def summary_student(self, index: int = 0) -> Student:
         """Student `index` of the summary as it is now: the same as `FarziTrainer.train_student(index)`."""
-        seed = derive(self.seed, Purpose.EVALUATION_STUDENT, index)
-        theta = self.training.from_scratch(self.learner, self.farzi, steps=self.steps, seed=seed, device=self.device)
-        return self.student(theta)
+        return self.student(self.on_summary(index))
 
     def real_student(self, sequences: Dataset, steps: int, seed: int) -> Student:
         """A student after `steps` steps of the inner optimizer. Each step reads about as many tokens as an inner step."""
-        data, learner = self.real_data(sequences), self.learner
-        batches = RealBatches.of(data, self.real_batch_size(data.dataset), steps, seed)
-
-        def loss(params: Parameters, inputs: tuple, step: int) -> Tensor:
-            return learner.hard_loss(params, batches(step))
-
-        start = learner.initial_parameters(seed, self.device)
-        return self.student(train(loss, start, (), optimizer=self.training.optimizer_for(steps), steps=steps).params)
+        data = self.real_data(sequences)
+        return self.student(self.on_real(data, self.real_batch_size(data.dataset), steps, seed))
 
     def long_student(self, seed: int, steps: int | None = None) -> Student:
         """A student trained on all real data with `long_training`, or with `steps` steps of that kind."""

@@ -91,9 +91,9 @@ def test_a_new_run_that_was_interrupted_goes_on_and_is_not_taken_for_the_one_bef
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(SIZES), encoding="utf-8")
     command = ["distil", str(tmp_path / "tiny.yaml"), "--output_dir", str(tmp_path / "run")]
     main(command)
-    callbacks = FarziTrainer._add_callbacks
+    make = FarziTrainer.__init__
     with monkeypatch.context() as patch:
-        patch.setattr(FarziTrainer, "_add_callbacks", lambda self: (callbacks(self), self.add_callback(Stop()))[0])
+        patch.setattr(FarziTrainer, "__init__", lambda self, **given: make(self, **given) or self.add_callback(Stop()))
         with pytest.raises(SystemExit):
             main([*command, "--no_resume"])
     summary = tmp_path / "run" / "summary" / "farzi.safetensors"
@@ -144,24 +144,8 @@ def test_results_of_other_data_are_not_those_of_a_run(distilled, tmp_path, monke
     """A folder of data may have other files by now, or `data_dir` may name another folder."""
     output = shutil.copytree(distilled, tmp_path / "run")
     monkeypatch.setitem(TEXTS, "sample", lambda data_dir: load_sample_text(200, seed=1))
-    with pytest.raises(SystemExit, match=r"train_dataset\.fingerprint='\w+' cannot be changed"):
+    with pytest.raises(SystemExit, match=r"train_dataset\.fingerprint \w+ → \w+: a run goes on with its own settings"):
         main(["distil", str(distilled.parent / "tiny.yaml"), "--output_dir", str(output)])
-
-
-def test_a_run_that_is_done_keeps_the_changes_of_its_recipe(tmp_path, monkeypatch):
-    use_small_data(monkeypatch)
-    leave_out_figures(monkeypatch)
-    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(SIZES), encoding="utf-8")
-    arguments = ["distil", str(tmp_path / "tiny.yaml"), "--output_dir", str(tmp_path / "run"), "--save_steps", "1"]
-    main(arguments)
-    for _ in range(2):  # it goes on, and is done already
-        main([*arguments, "--max_steps", "3"])
-        recipe = yaml.safe_load((tmp_path / "run" / "recipe.yaml").read_text(encoding="utf-8"))
-        assert recipe["history"] == [{"step": 2, "changed": {"max_steps": [2, 3]}}]
-        monkeypatch.setattr("farzi_hf.cli.distil.Run.students", lambda *_: pytest.fail("measures again"))
-    with pytest.raises(SystemExit, match="num_sequences=5 cannot be changed"):
-        main([*arguments, "--max_steps", "3", "--num_sequences", "5"])
-    assert yaml.safe_load((tmp_path / "run" / "recipe.yaml").read_text(encoding="utf-8")) == recipe
 
 
 def test_a_test_split_that_cannot_be_read_is_found_before_the_distillation(tmp_path, monkeypatch):

@@ -24,7 +24,7 @@ from farzi_hf.data import (
 from farzi_hf.data import sequences as sequences_module
 from farzi_hf.data.sequences import sampled_sequences
 from farzi_hf.distillation import Learner
-from farzi_hf.distillation.row_checks import check_rows
+from farzi_hf.distillation.rows import check_rows
 
 COUNT, USERS, ITEMS = 1_000_000, 5_000, 12
 

@@ -23,7 +23,7 @@ from farzi_hf.distillation import (
 )
 from farzi_hf.distillation.learner_pool import LearnerPool
 from farzi_hf.distillation.objectives import TrajectoryMatching
-from farzi_hf.distillation.real_training import RealData
+from farzi_hf.distillation.rows import RealData
 from farzi_hf.distillation.teacher import TeacherTraining
 from farzi_hf.engine import InnerAdam, Reversible, Tape
 from farzi_hf.summary import FarziData, FarziDataConfig

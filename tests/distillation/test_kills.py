@@ -1,6 +1,6 @@
 """kill -9 at twenty moments, SIGTERM, SIGINT and SIGHUP: what goes on afterwards ends bit for bit as if nothing had happened.
 
-python -m pytest tests/trainer/test_kills.py -m slow
+python -m pytest tests/distillation/test_kills.py -m slow
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 from trainer_runs import forked
 
 from farzi_hf import FarziData
-from farzi_hf.distillation.trainer import last_checkpoint
+from farzi_hf.distillation.checkpoints import last_checkpoint
 
 pytestmark = pytest.mark.slow
 SEED = 14
@@ -140,16 +140,3 @@ def test_a_signal_loses_no_step(jobs, hub, tmp_path, name):
     line = f"{name}: the run is saved in {checkpoint} and can be resumed from there."
     assert folder.with_suffix(".log").read_text().splitlines() == [line]
     assert jobs.finish("distil", folder) == expected
-
-
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
-def test_a_recording_that_a_signal_ends_goes_on(jobs, hub, tmp_path, name):
-    whole, expected = jobs.undisturbed("record")
-    number, folder = getattr(signal, name), tmp_path / "record"
-    share = random.Random(name).uniform(0.0, 0.5)
-    ended = jobs.run("record", folder, number, "record", share * whole.seconds("record"))
-    assert ended.code == 128 + number
-    there = len(list(folder.glob("*.safetensors")))
-    line = f"{name}: {folder} has {there} of 4 trajectories, recording can go on from there."
-    assert folder.with_suffix(".log").read_text().splitlines() == [line]
-    assert jobs.finish("record", folder) == expected

@@ -1,15 +1,164 @@
-"""Two real processes that share a distillation: pools, students, teachers, recordings; and what the launcher asked for."""
+"""Several processes: what their launcher asked for, and a distillation that two real ones share."""
 
 from __future__ import annotations
 
+import logging
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from process_jobs import all_work, resumed_pool, shared_work
-from tiny_trainer import tiny_trainer
+from tiny_trainer import PoisonedGradient, logged, tensors, tiny_trainer
 from trainer_runs import run
+
+from farzi_hf import FarziConfig
+from farzi_hf.distillation.checkpoints import last_checkpoint
+from farzi_hf.distillation.processes import BF16_ERROR, SHARDING, check_world_size, processes_without_gpu, warn_of_bf16
+
+SAID = "accelerate launch was asked for several processes, but it has started ONE"
+
+
+@pytest.fixture
+def plain(monkeypatch):
+    """No launcher."""
+    names = (
+        "WORLD_SIZE",
+        "RANK",
+        "LOCAL_RANK",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "ACCELERATE_USE_CPU",
+        "ACCELERATE_MIXED_PRECISION",
+    )
+    for name in (*names, *SHARDING):
+        monkeypatch.delenv(name, raising=False)
+
+
+# -- what the launcher asked for -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variable", SHARDING)
+def test_sharding_by_the_launcher_is_refused_in_one_line(plain, monkeypatch, variable):
+    monkeypatch.setenv(variable, "true")
+    with pytest.raises(
+        ValueError, match=f"^{variable}=true: .* is not supported, .*plain data parallelism.*$"
+    ) as found:
+        FarziConfig("out", use_cpu=True)
+    assert "\n" not in str(found.value)
+    monkeypatch.setenv(variable, "false")
+    FarziConfig("out", use_cpu=True)
+
+
+def test_fp16_of_the_launcher_is_refused(plain, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")
+    with pytest.raises(ValueError, match=r"^ACCELERATE_MIXED_PRECISION=fp16 is not supported: .*or bf16$"):
+        FarziConfig("out", use_cpu=True)
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
+    FarziConfig("out", use_cpu=True)
+
+
+def test_bf16_is_said_once_with_what_it_costs(plain, caplog):
+    warn_of_bf16.cache_clear()
+    FarziConfig("out", use_cpu=True)
+    assert not caplog.records
+    for _ in range(2):
+        FarziConfig("out", use_cpu=True, bf16=True)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert BF16_ERROR in said
+    assert "Leave bf16 out" in said
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({"ACCELERATE_USE_CPU": "True", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}, True),
+        ({"ACCELERATE_USE_CPU": "True"}, False),  # --num_processes 1
+        ({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}, False),  # not of accelerate launch --cpu
+    ],
+)
+def test_one_process_where_several_were_asked_for_is_said(plain, monkeypatch, caplog, environment, said):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    FarziConfig("out", use_cpu=True)
+    assert [SAID in record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == [
+        True
+    ] * said
+
+
+def test_processes_that_would_each_train_alone_are_refused(plain, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    check_world_size(2, 1)
+    with pytest.raises(ValueError, match=r"started 2 processes, but each of them would train alone .*use_cpu=True"):
+        check_world_size(1, 0)
+
+
+def test_one_process_with_several_gpus_is_refused(plain):
+    check_world_size(1, 1)
+    with pytest.raises(ValueError, match=r"sees 2 GPUs.*accelerate launch --num_processes 2 .*CUDA_VISIBLE_DEVICES=0"):
+        check_world_size(1, 2)
+
+
+def test_several_processes_without_a_gpu_use_the_cpu(plain, monkeypatch):
+    assert not processes_without_gpu()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert processes_without_gpu() is not torch.accelerator.is_available()
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    assert not processes_without_gpu()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [1, 2])
+def test_the_installed_accelerate_in_a_script_of_a_user(plain, tmp_path, number):
+    script = tmp_path / "script.py"
+    script.write_text("from farzi_hf import FarziConfig\nprint('world', FarziConfig('out').world_size)\n")
+    command = [
+        sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", str(number), "--num_machines", "1",
+        str(script),
+    ]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "ACCELERATE_USE_CPU": "false"}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path, env=environment)
+    assert done.stdout == "world 1\n"
+    assert (SAID in done.stderr) == (number == 2)
+
+
+# -- a distillation --------------------------------------------------------------------------------------------------
+
+
+def test_two_processes_are_one_that_accumulates_two_batches(tmp_path, sequences, tokenizer):
+    """Also: both find the same, both skip a step in which one of them finds a NaN, evaluate as one does,
+    and stop at the same step when one of them gets a signal."""
+    shared = {"max_steps": 2, "per_device_train_batch_size": 20}
+    folder = tmp_path / "two"
+    folder.mkdir()
+    codes = run(folder, shared, processes=2)
+    assert codes == [0, 0], [path.read_text() for path in tmp_path.glob("two.*.log")]
+    first, second = (torch.load(folder / f"process-{rank}.pt") for rank in (0, 1))
+    assert first["world_size"] == second["world_size"] == 2
+
+    one = tiny_trainer(tmp_path / "one", sequences, tokenizer, gradient_accumulation_steps=2, **shared)
+    one.train()
+    for a, b, expected in zip(first["tensors"], second["tensors"], tensors(one), strict=True):
+        assert torch.equal(a, b)
+        torch.testing.assert_close(a, expected, rtol=1e-6, atol=1e-6)
+    assert first["losses"] == pytest.approx(logged(one, "loss"), rel=1e-6)
+    assert first["evaluation"] == second["evaluation"]
+    for name, value in one.evaluate().items():
+        if "loss" not in name:  # as in every Trainer, eval_loss is a mean over batches, and these are cut differently
+            assert first["evaluation"][name] == pytest.approx(value, rel=1e-4)
+
+    assert first["interrupted"] == second["interrupted"] == (143, 1)  # both at the end of the same step
+    assert last_checkpoint(folder) == str(folder / "checkpoint-1")
+
+    one.objective = PoisonedGradient(one.objective, calls=(3,))
+    one.train()
+    assert first["poisoned"]["skipped"] == second["poisoned"]["skipped"] == logged(one, "non_finite_steps") == [0, 1]
+    for a, b, expected in zip(*(x["poisoned"]["tensors"] for x in (first, second)), tensors(one), strict=True):
+        assert torch.equal(a, b)
+        torch.testing.assert_close(a, expected, rtol=1e-6, atol=1e-6)
 
 
 def in_two(folder: Path, target: Any, **settings: Any) -> list[dict[str, Any]]:
@@ -35,7 +184,7 @@ def same(ours: Any, theirs: Any) -> bool:
 # -- a pool in each process ------------------------------------------------------------------------------------------
 
 POOL = {
-    "learner_pool": 2, "inner_steps": 6, "inner_steps_min": 4, "window": 2, "max_steps": 5, "save_strategy": "steps",
+    "learner_pool": 2, "inner_steps": 6, "inner_steps_min": 4, "window": 2, "max_steps": 5, "logging_steps": 2, "save_strategy": "steps",
     "save_steps": 3, "per_device_train_batch_size": 20,
 }  # fmt: skip
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import random
-from functools import partial
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,28 +11,17 @@ import pytest
 import torch
 import yaml
 from datasets import load_dataset
-from tiny_trainer import tensors, tiny_learner, tiny_trainer
+from safetensors.torch import load_file
+from tiny_trainer import PoisonedGradient, logged, tensors, tiny_learner
 from transformers import AutoConfig, AutoModelForCausalLM, DataCollatorForLanguageModeling, LlamaConfig
 from transformers.trainer_callback import TrainerCallback
 
-from farzi_hf import FarziTrainer
 from farzi_hf.distillation import callbacks
-from farzi_hf.metrics import token_metrics, token_statistics
+from farzi_hf.distillation.checkpoints import last_checkpoint
 from farzi_hf.report import RunSettings
 from farzi_hf.summary import FarziData
-from farzi_hf.summary.initialization import CANDIDATES
 
 V = 54
-
-
-@pytest.fixture
-def make(tmp_path, sequences, tokenizer):
-    """`tiny_trainer` in a folder of its own."""
-    return partial(tiny_trainer, tmp_path / "out", sequences, tokenizer)
-
-
-def logged(trainer: FarziTrainer, name: str) -> list[float]:
-    return [entry[name] for entry in trainer.state.log_history if name in entry]
 
 
 def assert_equal(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
@@ -69,6 +56,18 @@ def test_every_adjoint_distils_the_same(make, adjoint):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # the compiler has some of its own
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+def test_a_compiled_inner_loop_distils_the_same(make):
+    """The compiler fuses sums of the inner loop, whose rounding four steps of training pass on."""
+    expected, trainer = (make(torch_compile=way, inner_steps_min=None, window=None) for way in (False, True))
+    for each in (expected, trainer):
+        each.train()
+    for ours, theirs in zip(tensors(trainer), tensors(expected), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
 def test_learners_per_step_average_the_outer_loss(make):
     """Of the first step: the loss of three learners at once lies among those of single learners, and is none of them."""
     three = make(learners_per_step=3, max_steps=1)
@@ -92,43 +91,6 @@ def test_logs(make):
         assert entry["non_finite_steps"] == 0
         assert 0 < entry["seconds_per_step"] < 10
         assert 0.05 < entry["peak_memory_gib"] < 50
-
-
-def test_a_start_is_chosen_by_what_students_learn_from_it(make):
-    """Of the candidates the one with the least loss; once, and only where it is open."""
-    chosen, losses = make(max_steps=1, concentration=None, inner_steps=20), {}
-    for concentration in CANDIDATES:
-        fixed = make(concentration=concentration, inner_steps=20)
-        losses[concentration] = fixed.evaluate(fixed.train_dataset)["eval_loss"]  # other learners, the same answer
-        before = fixed.model.fingerprint()
-        fixed.tune_initialization()
-        assert fixed.model.fingerprint() == before  # κ was given
-    chosen.tune_initialization()
-    best = min(losses, key=losses.get)
-    assert sorted(losses.values())[1] > losses[best] + 0.02  # no matter of luck
-    assert_equal(tensors(chosen)[:2], tensors(make(concentration=best))[:2])
-    start = chosen.model.fingerprint()
-    chosen.tune_initialization()
-    assert chosen.model.fingerprint() == start
-    chosen.train()
-    assert logged(chosen, "concentration") == [best]
-
-    alone = make(max_steps=1, concentration=None, inner_steps=20)
-    alone.train()  # chooses by itself
-    assert logged(alone, "concentration") == [best]
-    assert_equal(tensors(alone), tensors(chosen))
-
-
-def test_a_summary_that_someone_has_changed_is_left_as_it_is(make):
-    trainer = make(concentration=None)
-    with torch.no_grad():
-        trainer.model.latents += 1
-    before = trainer.model.fingerprint()
-    trainer.tune_initialization()
-    assert trainer.model.fingerprint() == before
-    given = make({"farzi_data": trainer.model}, concentration=None)
-    given.tune_initialization()
-    assert given.model.fingerprint() == before
 
 
 def test_a_chaotic_training_is_said_once_with_the_remedy(make, caplog):
@@ -195,15 +157,6 @@ def test_the_loss_is_that_of_the_objective_on_the_batch(make):
         )
 
 
-def test_training_twice_starts_anew_from_the_summary_reached(make):
-    """With a learning rate of 0 the summary stays, so the second run has to repeat the first."""
-    trainer = make(max_steps=1, learning_rate=0.0)
-    trainer.train()
-    first = logged(trainer, "loss")
-    trainer.train()
-    assert logged(trainer, "loss") == first
-
-
 @pytest.mark.parametrize("kind", ["factory", "config", "model"])
 def test_learners_of_every_kind(make, kind):
     config = LlamaConfig(
@@ -229,101 +182,93 @@ def test_columns_that_the_learner_does_not_read_are_dropped(make, text, sequence
     assert logged(trainer, "grad_norm")[0] > 0
 
 
-# -- evaluation ------------------------------------------------------------------------------------------------------
+# -- gradients that are not finite -----------------------------------------------------------------------------------
 
 
-def test_evaluation_is_mean_and_deviation_over_students(make, sequences, tokenizer):
-    trainer = make(eval_students=3)
-    metrics = trainer.evaluate()
-    batch = DataCollatorForLanguageModeling(tokenizer, mlm=False)(list(sequences["validation"]))
-    students = []
-    for i in range(3):
-        with torch.no_grad():
-            logits = trainer.learner.logits(trainer.train_student(i), batch)
-        students.append(token_metrics(token_statistics(logits, batch["labels"]).numpy()))
-    for name in ("perplexity", "sentence_perplexity", "accuracy"):
-        values = [student[name] for student in students]
-        assert metrics[f"eval_{name}"] == pytest.approx(np.mean(values), rel=1e-5)
-        assert metrics[f"eval_{name}_std"] == pytest.approx(np.std(values, ddof=1), rel=1e-3)
-    assert metrics["eval_perplexity_std"] > 0
-    assert metrics["eval_students"] == 3
-    assert metrics["eval_loss"] == pytest.approx(np.log(metrics["eval_perplexity"]), rel=0.05)
+class Record(TrainerCallback):
+    """Latents and decoder after each step."""
+
+    def __init__(self):
+        self.steps = []
+
+    def on_step_end(self, args, state, control, model, **kwargs):
+        self.steps.append([p.detach().clone() for p in model.parameters()])
 
 
-def test_one_student_has_no_deviation(make):
-    assert make(eval_students=1).evaluate()["eval_perplexity_std"] == 0
-
-
-def test_a_diverged_student_gives_infinity_not_a_warning(make):
-    perplexities = iter([5.0, float("inf")])
-    trainer = make({"compute_metrics": lambda _: {"perplexity": next(perplexities)}})
-    metrics = trainer.evaluate()
-    assert metrics["eval_perplexity"] == float("inf")
-    assert np.isnan(metrics["eval_perplexity_std"])
-
-
-def test_evaluation_takes_another_dataset_and_prefix(make, sequences):
-    metrics = make(eval_students=1).evaluate(sequences["test"], metric_key_prefix="test")
-    assert {"test_loss", "test_perplexity"} <= metrics.keys()
-    assert not any(name.startswith("eval") for name in metrics)
-
-
-def test_without_metrics_the_loss_is_left(make):
-    trainer = make({"compute_metrics": None})
-    assert trainer.evaluate().keys() == {"eval_loss", "eval_loss_std", "eval_students", "epoch"}
-
-
-def test_evaluations_of_one_summary_are_saved_together(make, sequences, tmp_path):
-    trainer = make()
-    first = trainer.evaluate()
-    second = trainer.evaluate(sequences["test"], metric_key_prefix="test")
-    trainer.save_model(str(tmp_path / "saved"))
-    metrics = json.loads((tmp_path / "saved" / "metrics.json").read_text(encoding="utf-8"))
-    assert metrics == {**metrics, "eval_loss": first["eval_loss"], "test_loss": second["test_loss"]}
-
-
-def test_evaluation_leaves_random_states_alone(make):
-    trainer = make()
-    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1]  # noqa: NPY002
-    trainer.evaluate()
-    assert torch.equal(torch.get_rng_state(), before[0])
-    assert random.getstate() == before[1]
-    assert np.array_equal(np.random.get_state()[1], before[2])  # noqa: NPY002
-
-
-def test_evaluation_does_not_change_the_distillation(make):
-    """Over more than one epoch, so that data are shuffled after an evaluation."""
-    quiet = make(max_steps=6)
-    quiet.train()
-    evaluating = make(max_steps=6, eval_strategy="steps", eval_steps=1, eval_on_start=True)
-    evaluating.evaluate()
-    evaluating.train()
-    assert len(logged(evaluating, "eval_perplexity")) == 7
-    assert_equal(tensors(evaluating), tensors(quiet))
-    assert logged(evaluating, "loss") == logged(quiet, "loss")
-
-
-def test_the_best_summary_is_the_one_with_the_lowest_perplexity(make):
-    perplexities = iter([5.0, 3.0, 9.0])
-    trainer = make(
-        {"compute_metrics": lambda _: {"perplexity": next(perplexities)}},
-        max_steps=3, eval_students=1, eval_strategy="steps", eval_steps=1, save_strategy="steps", save_steps=1,
-        load_best_model_at_end=True, metric_for_best_model="perplexity",
-    )  # fmt: skip
-    kept = []
-
-    class Keep(TrainerCallback):
-        def on_step_end(self, *args, model, **kwargs):
-            kept.append([p.detach().clone() for p in model.parameters()])
-
-    trainer.add_callback(Keep)
+def test_a_gradient_that_is_not_finite_is_skipped_and_counted(make):
+    """In the third step, when the optimizer's moments would still move the summary."""
+    record = Record()
+    trainer = make({"callbacks": [record]}, max_steps=4, weight_decay=0.1)
+    trainer.objective = PoisonedGradient(trainer.objective, calls=(2,))
     trainer.train()
-    assert trainer.state.best_model_checkpoint.endswith("checkpoint-2")
-    assert_equal(list(trainer.model.parameters()), kept[1])
-    trainer.save_model(folder := f"{trainer.args.output_dir}/best")
-    assert FarziData.from_pretrained(folder).latents.equal(kept[1][0])
-    saved = yaml.safe_load(Path(folder, "metrics.json").read_text(encoding="utf-8"))
-    assert (saved["eval_perplexity"], saved["step"]) == (3.0, 2)
+    for before, after in zip(record.steps[1], record.steps[2], strict=True):
+        assert torch.equal(before, after)
+    for earlier, later in ((0, 1), (2, 3)):
+        assert not torch.equal(record.steps[earlier][0], record.steps[later][0])
+    assert logged(trainer, "non_finite_steps") == [0, 0, 1, 1]
+    assert all(np.isfinite(logged(trainer, "loss")))
+    assert all(torch.isfinite(x).all() for x in tensors(trainer))
+
+
+def test_a_gradient_of_infinite_norm_is_skipped_and_counted(make):
+    """Each of its entries is finite; clipping would make zeros of them, and the run would end well, having done nothing."""
+    trainer = make(max_steps=4, tau=1e-30, max_non_finite=2, save_strategy="steps", save_steps=1)
+    start = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    message = "3 meta-gradients were not finite, more than max_non_finite=2; begin a new run .*smaller inner_learning_rate, learning_rate"
+    with pytest.raises(FloatingPointError, match=message):
+        trainer.train()
+    assert logged(trainer, "non_finite_steps") == [1, 2]
+    saved = load_file(Path(last_checkpoint(trainer.args.output_dir), "model.safetensors"))
+    assert all(torch.equal(saved[name], before) for name, before in start.items())
+
+
+@pytest.mark.parametrize("lost", [0, 2])
+@pytest.mark.parametrize("every", [1, 4])
+def test_a_loss_that_is_not_finite_shows_in_the_log(make, every, lost):
+    """Alone as NaN; a mean is of the others."""
+    trainer = make(max_steps=4, logging_steps=every)
+    objective, losses = trainer.objective, []
+
+    def sometimes_nan(*args):
+        loss = objective(*args) * (float("nan") if len(losses) == lost else 1.0)
+        losses.append(loss.item())
+        return loss
+
+    trainer.objective = sometimes_nan
+    output = trainer.train()
+    expected = losses if every == 1 else [np.nanmean(losses)]
+    assert logged(trainer, "loss") == pytest.approx(expected, rel=1e-6, nan_ok=True)
+    assert output.training_loss == pytest.approx(np.nanmean(losses), rel=1e-6)
+    assert output.metrics["train_loss"] == output.training_loss == logged(trainer, "train_loss")[0]
+    assert logged(trainer, "non_finite_steps")[-1] == 1
+
+
+def test_one_bad_micro_batch_skips_the_whole_step_once(make):
+    record = Record()
+    trainer = make({"callbacks": [record]}, max_steps=3, gradient_accumulation_steps=2, per_device_train_batch_size=20)
+    trainer.objective = PoisonedGradient(trainer.objective, calls=(2,))  # the first half of the second step
+    trainer.train()
+    assert torch.equal(record.steps[0][0], record.steps[1][0])
+    assert not torch.equal(record.steps[1][0], record.steps[2][0])
+    assert logged(trainer, "non_finite_steps") == [0, 1, 1]
+
+
+def test_the_count_starts_anew_with_each_training(make):
+    trainer = make(max_steps=2, max_non_finite=2)
+    objective = trainer.objective
+    for _ in range(2):
+        trainer.objective = PoisonedGradient(objective)
+        trainer.train()
+        assert logged(trainer, "non_finite_steps") == [1, 2]
+
+
+def test_a_learner_without_room_in_the_adjoint_is_a_skipped_step(make, caplog):
+    trainer = make(max_steps=2, inner_learning_rate=1e9, adjoint="reversible")
+    start = [x.clone() for x in tensors(trainer)]
+    trainer.train()
+    assert logged(trainer, "non_finite_steps") == [1, 2]
+    assert all(map(torch.equal, tensors(trainer), start))
+    assert "the learner diverged: adjoint=Reversible() holds its states in integers with room for" in caplog.text
 
 
 # -- artefact --------------------------------------------------------------------------------------------------------
@@ -372,21 +317,10 @@ def test_the_artefact_claims_no_metrics_of_numbers_that_its_file_rounds(make, tm
     assert FarziData.from_pretrained(tmp_path / "after").results.metrics["eval_perplexity"] == expected
 
 
-def test_a_summary_without_tokenizer(make, tokenizer):
-    collator = DataCollatorForLanguageModeling(tokenizer, mlm=False)
-    trainer = make(
-        {"processing_class": None, "data_collator": collator}, max_steps=1, save_strategy="steps", save_steps=1
-    )
-    trainer.train()
-    trainer.save_model()
-    assert FarziData.from_pretrained(trainer.args.output_dir).processing_class is None
-
-
-def test_a_summary_of_named_items(make, tokenizer):
-    items, collator = [f"item {i}" for i in range(V)], DataCollatorForLanguageModeling(tokenizer, mlm=False)
-    trainer = make(
-        {"processing_class": items, "data_collator": collator}, max_steps=1, save_strategy="steps", save_steps=1
-    )
+@pytest.mark.parametrize("items", [None, [f"item {i}" for i in range(V)]])
+def test_a_summary_without_tokenizer_or_of_named_items(make, tokenizer, items):
+    given = {"processing_class": items, "data_collator": DataCollatorForLanguageModeling(tokenizer, mlm=False)}
+    trainer = make(given, max_steps=1, save_strategy="steps", save_steps=1)
     trainer.train()
     trainer.save_model()
     assert FarziData.from_pretrained(trainer.args.output_dir).processing_class == items
@@ -416,12 +350,3 @@ def test_tensorboard_gets_the_logs(make):
         reader.Tags()["scalars"]
     )
     assert [event.value for event in reader.Scalars("train/loss")] == pytest.approx(logged(trainer, "loss"))
-
-
-def test_trackio_gets_the_logs(make):
-    """Into a local database, below HF_HOME; only a Space would need the network."""
-    storage = pytest.importorskip("trackio.sqlite_storage").SQLiteStorage
-    trainer = make(report_to=["trackio"], project="farzi-tests", run_name="tiny", max_steps=2)
-    trainer.train()
-    found = [entry["train/loss"] for entry in storage.get_logs("farzi-tests", "tiny") if "train/loss" in entry]
-    assert found == pytest.approx(logged(trainer, "loss"))

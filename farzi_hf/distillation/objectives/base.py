@@ -11,7 +11,7 @@ from torch import Tensor
 
 from farzi_hf.distillation.inner_training import SyntheticTraining
 from farzi_hf.distillation.learner import Learner, LearnerBatch
-from farzi_hf.distillation.real_training import RealData
+from farzi_hf.distillation.rows import RealData
 from farzi_hf.distillation.settings import made
 from farzi_hf.distillation.teacher import Labelling
 from farzi_hf.distillation.trajectories import PretrainedStarts, Starts, TrajectoryBank, random_starts

@@ -50,7 +50,7 @@ from farzi_hf.data.streams import RowStream, described
 from farzi_hf.distillation.learner import Learner, LearnerBatch, Parameters, leaves
 from farzi_hf.distillation.objectives.base import Batch, ConfigurableObjective, Parts
 from farzi_hf.distillation.objectives.meta_matching import MetaMatching
-from farzi_hf.distillation.real_training import RealData
+from farzi_hf.distillation.rows import RealData
 from farzi_hf.engine import setting
 from farzi_hf.summary.forms import LABELS, Tensors
 from farzi_hf.summary.store.tensor_file import fingerprint

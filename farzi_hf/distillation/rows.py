@@ -1,0 +1,304 @@
+"""Real rows: cut as a task cuts them, checked for the learner, and trained on by teachers, students and Ω. Errors name the argument."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import torch
+from datasets import Dataset, IterableDataset
+from torch import Tensor
+
+from farzi_hf.data import IGNORED, check_sequences, minibatches, random_sequences
+from farzi_hf.data.sequences import SEQUENCE_COLUMNS, as_rows, check_ids, stored_sequences
+from farzi_hf.data.streams import RowStream
+from farzi_hf.distillation.learner import Learner, LearnerBatch, Parameters
+from farzi_hf.engine import InnerOptimizer, TrainingState, train
+from farzi_hf.tasks import Task
+
+if TYPE_CHECKING:
+    from farzi_hf.distillation.config import FarziConfig
+
+Collator = Callable[[list[dict[str, Any]]], Mapping[str, Tensor]]
+EvaluationSets = Dataset | Mapping[str, Dataset] | None
+"""One evaluation set, or several by name."""
+T = TypeVar("T")
+
+# -- the rows of a trainer -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RealRows:
+    """Makes the rows that a learner reads of the data sets that a user gives.
+
+    Args:
+        task: cuts histories.
+        learner: must be able to read the rows.
+        collator: makes a batch of rows.
+        length: ξ, of a synthetic sequence.
+    """
+
+    task: Task
+    learner: Learner
+    collator: Callable
+    length: int
+
+    def training(self, dataset: Dataset | IterableDataset | None, args: FarziConfig) -> Dataset | RowStream | None:
+        """The rows to train on; None stays None. A stream is cut and checked while it is read.
+
+        Args:
+            args: a stream sets `accelerator_config.dispatch_batches` to False: each process reads and pads its own rows.
+
+        Raises:
+            ValueError: rows cannot be used; or the epochs of a stream are to be counted.
+        """
+        if not isinstance(dataset, IterableDataset):
+            rows = None if dataset is None else self._checked("train_dataset", self.task.training_rows, dataset)
+            size = args.train_batch_size * args.world_size
+            if args.dataloader_drop_last and rows is not None and len(rows) < size:
+                raise ValueError(
+                    f"dataloader_drop_last=True drops all {len(rows)} rows of train_dataset: a batch has {size}; leave it out"
+                )
+            return rows
+        if args.max_steps < 0:
+            raise ValueError(
+                f"train_dataset is a stream, whose length is not known, so num_train_epochs={args.num_train_epochs} cannot be counted: "
+                "give max_steps, and leave num_train_epochs out"
+            )
+        args.accelerator_config.dispatch_batches = False
+        return run_check("train_dataset", RowStream, dataset, self._prepared, args.train_batch_size * args.world_size)
+
+    def _prepared(self, some: Dataset) -> Dataset:
+        rows = self.task.training_rows(some, self.length)
+        if len(rows):  # short histories may leave none
+            check_rows(rows, self.learner, self.collator)
+        return rows
+
+    def evaluation(self, given: EvaluationSets) -> Dataset | dict[str, Dataset] | None:
+        """The rows to evaluate on, of one set or by name; None stays None.
+
+        Raises:
+            ValueError: a set cannot be used, or there is none in the dict.
+        """
+        if given is None or not isinstance(given, Mapping):
+            return None if given is None else self._checked("eval_dataset", self.task.evaluation_rows, given)
+        if not given:
+            raise ValueError("eval_dataset is a dict without data sets: give at least one, or None")
+        rows = self.task.evaluation_rows
+        return {name: self._checked(f"eval_dataset[{name!r}]", rows, dataset) for name, dataset in given.items()}
+
+    def evaluated(self, given: str | EvaluationSets, own: EvaluationSets) -> dict[str, Dataset]:
+        """The rows of one evaluation, by what is added to the prefix of their metrics: nothing, or `_NAME` where there are several sets.
+
+        Args:
+            given: to `evaluate()`: data, or the name of a set of `own`.
+            own: the rows of the trainer, checked; they are taken where `given` is None.
+
+        Raises:
+            ValueError: as `evaluation`; or there are no rows, or none of this name.
+        """
+        if isinstance(given, str):
+            if not (isinstance(own, Mapping) and given in own):
+                names = f"several, {', '.join(own)}" if isinstance(own, Mapping) else "none with a name"
+                raise ValueError(
+                    f"eval_dataset={given!r} is not one of FarziTrainer's sets: it has {names}; give a name or rows"
+                )
+            return {"": own[given]}
+        rows = own if given is None else self.evaluation(given)
+        if rows is None:
+            raise ValueError("eval_dataset is None; give one to evaluate() or to FarziTrainer")
+        return {f"_{name}": x for name, x in rows.items()} if isinstance(rows, Mapping) else {"": rows}
+
+    def _checked(self, argument: str, cut: Callable[[Dataset, int], Dataset], dataset: Dataset) -> Dataset:
+        if isinstance(dataset, IterableDataset):
+            raise ValueError(
+                f"{argument} is a stream, but each student is evaluated on all of it: give a Dataset, such as "
+                "Dataset.from_list(list(stream.take(1000)))"
+            )
+        rows = run_check(argument, cut, dataset, self.length)
+        if rows is not dataset and len(dataset):  # errors should name the user's rows, not those cut of them
+            run_check(argument, check_ids, dataset, self.learner.vocab_size)
+            if not len(rows):
+                raise ValueError(
+                    f"{argument}: none of its {len(dataset)} rows has 2 ids, so there is nothing to predict"
+                )
+        run_check(argument, check_rows, rows, self.learner, self.collator)
+        # Rows as lists. A transform of the user's stays.
+        return rows if rows.format["type"] == "custom" else rows.with_format(None)
+
+
+# -- checks ----------------------------------------------------------------------------------------------------------
+
+
+def check_rows(dataset: Dataset, learner: Learner, data_collator: Callable) -> None:
+    """Raise one clear ValueError unless the learner can read every row and has something to predict in it.
+
+    Args:
+        dataset: rows with `input_ids`. The columns `attention_mask` and `labels` may follow, with the same lengths.
+    """
+    check_sequences(dataset, learner.vocab_size)
+    ids, lengths = stored_sequences(dataset)
+    longest = int(lengths.argmax())
+    if (limit := learner.readable(int(lengths[longest]))) < lengths[longest]:
+        raise ValueError(
+            f"dataset['input_ids'][{longest}] has {lengths[longest]} ids, but the learner reads {limit} at most: cut rows with "
+            f"tokenize(max_length={limit}) or training_windows(…, {limit}), or give a learner of more positions"
+        )
+    padding_id = getattr(data_collator, "padding_id", None)
+    predicted = np.ones_like(ids, dtype=bool) if padding_id is None else ids != padding_id
+    if "labels" in dataset.column_names:
+        labels = _beside(dataset, "labels", lengths)
+        predicted = labels != IGNORED
+        if (outside := predicted & ((labels < 0) | (labels >= learner.vocab_size))).any():
+            raise ValueError(
+                f"dataset['labels'] holds {labels[outside.argmax()]}: give {IGNORED} or ids of 0 … {learner.vocab_size - 1}"
+            )
+    starts = np.cumsum(lengths) - lengths
+    if "attention_mask" in dataset.column_names:
+        read = _beside(dataset, "attention_mask", lengths) != 0
+        begins = np.insert(~read[:-1] & read[1:], 0, False)
+        begins[starts] = False
+        if begins.any():
+            row = int(np.searchsorted(starts, begins.argmax(), side="right")) - 1
+            raise ValueError(
+                f"dataset['attention_mask'][{row}] has 0 before 1: an id after padding would be predicted from padding; pad on the right "
+                "(tokenizer.padding_side = 'right'), or give rows without padding"
+            )
+        predicted &= read
+    predicted[starts] = False  # nothing stands before the first id of a row, so it is not predicted
+    if len(empty := np.flatnonzero(~np.logical_or.reduceat(predicted, starts))):
+        raise ValueError(
+            f"dataset[{int(empty[0])}] has nothing to predict after its first id ({len(empty)} rows are like it): all is padding, or "
+            f"labels of {IGNORED}, or attention_mask 0; filter such rows out, or drop the column"
+        )
+
+
+def _beside(dataset: Dataset, column: str, lengths: np.ndarray) -> np.ndarray:
+    values, sizes = stored_sequences(dataset, column)
+    if (other := sizes != lengths).any():
+        row = int(other.argmax())
+        raise ValueError(
+            f"dataset[{column!r}][{row}] has {sizes[row]} values beside {lengths[row]} ids: make them equally long, or drop the column"
+        )
+    return values
+
+
+def check_sequence_length(length: int, learner: Learner) -> None:
+    """Raise one clear ValueError unless the learner can read the summary's sequences."""
+    if (limit := learner.readable(length)) < length:
+        raise ValueError(
+            f"sequence_length={length}, but the learner reads {limit} positions at most: lower it, or give a learner of more positions"
+        )
+
+
+def run_check(name: str, check: Callable[..., T], *args: Any) -> T:
+    """Returns `check(*args)`. A ValueError of the check is raised again, with the name of our argument in front."""
+    try:
+        return check(*args)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+# -- training on them ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RealData:
+    """The real data, and what is needed to train on them.
+
+    Args:
+        dataset: real sequences, in the column `input_ids`, with `attention_mask` and `labels` where there are any; or a stream of them.
+        collator: makes a batch of rows.
+        device: of the learner.
+        quiet: whether no progress is shown.
+    """
+
+    dataset: Dataset | RowStream
+    collator: Collator
+    device: torch.device | str | None = None
+    quiet: bool = False
+
+    @cached_property
+    def _columns(self) -> Dataset:
+        """What a loss depends on, without the user's other columns."""
+        return self.dataset.select_columns([name for name in SEQUENCE_COLUMNS if name in self.dataset.column_names])
+
+    def rows(self, numbers: Any = slice(None)) -> list[dict[str, Any]]:
+        """The rows with these numbers; all by default."""
+        return as_rows(self._columns[numbers])
+
+    def some(self, count: int, seed: int) -> list[dict[str, Any]]:
+        """`count` random rows; all rows, if there are not so many."""
+        if isinstance(self.dataset, RowStream):
+            return list(islice(self.dataset.shuffled(seed), count))
+        return list(random_sequences(self._columns, min(count, len(self.dataset)), seed))
+
+    def batch(self, rows: list[dict[str, Any]]) -> Mapping[str, Tensor]:
+        """A batch on the device."""
+        return {name: x.to(self.device) for name, x in self.collator(rows).items()}
+
+
+@dataclass(frozen=True)
+class RealBatches:
+    """The real minibatch of every step: `batches(step)`, steps count from 1."""
+
+    data: RealData
+    rows: Tensor | None
+
+    @classmethod
+    def of(cls, data: RealData, batch_size: int, steps: int, seed: int) -> RealBatches | StreamBatches:
+        """The minibatches of `steps` steps. They depend on `seed`. A batch larger than the data set takes all rows."""
+        if isinstance(data.dataset, RowStream):
+            return StreamBatches(data, batch_size, seed)
+        return cls(data, minibatches(len(data.dataset), batch_size, steps, seed))
+
+    def __call__(self, step: int) -> Mapping[str, Tensor]:
+        data = self.data
+        return data.batch(data.rows() if self.rows is None else data.rows(self.rows[step - 1]))
+
+
+class StreamBatches:
+    """The real minibatch of every step of a stream, which is shuffled with a seed. Ask for step 1, then for step 2, and so on."""
+
+    def __init__(self, data: RealData, batch_size: int, seed: int) -> None:
+        self._data, self._size, self._rows = data, batch_size, data.dataset.shuffled(seed)
+        self._step, self._batch = 0, {}
+
+    def __call__(self, step: int) -> Mapping[str, Tensor]:
+        if step == self._step + 1:
+            self._step, self._batch = step, self._data.batch(list(islice(self._rows, self._size)))
+        if step != self._step:
+            raise RuntimeError(f"step={step} after step {self._step}: a stream is read forward; make new StreamBatches")
+        return self._batch
+
+
+def train_on_real(
+    learner: Learner | LearnerBatch,
+    optimizer: InnerOptimizer,
+    start: Parameters,
+    batches: RealBatches | StreamBatches,
+    *,
+    steps: int,
+    every: int,
+) -> Iterator[Parameters]:
+    """Trains one learner, or several on the same minibatches, and yields θ after every `every` steps and at the end.
+
+    Raises:
+        FloatingPointError: the training diverged.
+    """
+
+    def loss(params: Parameters, inputs: tuple, step: int) -> Tensor:
+        return learner.hard_loss(params, batches(step)) * learner.size  # a sum: each learner has its own gradient
+
+    state: Parameters | TrainingState = start
+    for first in range(0, steps, every):
+        state = train(loss, state, (), optimizer=optimizer, steps=min(every, steps - first))
+        if not all(torch.isfinite(x).all() for x in state.params.values()):
+            raise FloatingPointError(
+                f"training on real data diverged within {state.step} steps; give a smaller learning rate than that of optimizer={optimizer}"
+            )
+        yield state.params

@@ -1,0 +1,512 @@
+"""Real rows: what FarziTrainer refuses before the work, packing, padding, streams, and the workers of data loaders."""
+
+from __future__ import annotations
+
+import copy
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset, IterableDataset
+from tiny_models import V as MODEL_V
+from tiny_models import config_of
+from tiny_trainer import logged, tensors, tiny_learner, tiny_trainer
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    DataCollatorForLanguageModeling,
+    PreTrainedTokenizerFast,
+    TrainingArguments,
+)
+
+from farzi_hf import FarziConfig, FarziTrainer
+from farzi_hf.data import (
+    InteractionCollator,
+    SequenceCollator,
+    load_sample_interactions,
+    vocabulary_of,
+    word_tokenizer,
+)
+from farzi_hf.data.sequences import packed_windows
+from farzi_hf.distillation import Learner, record_trajectories
+from farzi_hf.distillation.rows import check_rows
+from farzi_hf.distillation.students import Students
+from farzi_hf.engine import InnerAdam, InnerSGD
+from farzi_hf.models import SASRecConfig
+from farzi_hf.summary import FarziData, FarziDataConfig
+from farzi_hf.tasks import LanguageModeling, Recommendation
+
+V = 54
+POSITIONS = 64  # of tiny_learner
+
+
+def rows(*ids: list[int], **columns: list) -> Dataset:
+    return Dataset.from_dict({"input_ids": list(ids), **columns})
+
+
+# -- what is refused -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["train_dataset", "eval_dataset"])
+@pytest.mark.parametrize(
+    ("dataset", "message"),
+    [
+        (Dataset.from_dict({"text": ["a"]}), "has columns .*, but no 'input_ids': run farzi_hf.data.tokenize"),
+        (rows([2, 3]).select([]), "is empty: pass at least one sequence"),
+        (rows([2, 3], [2]), r"\[1\] has 1 ids .*: next-token prediction needs at least 2"),
+        (rows([2, V, 3]), f"holds id {V}, outside 0 … {V - 1}"),
+        (rows([2, -1, 3]), "holds id -1, outside"),
+        ([[2, 3]], r"is a list: pass a datasets\.Dataset"),
+    ],
+    ids=["no column", "empty", "short", "large id", "negative id", "list"],
+)
+def test_unusable_data_are_refused_by_name(make, name, dataset, message):
+    with pytest.raises(ValueError, match=f"^{name}: dataset.*({message})"):
+        make({name: dataset})
+
+
+def test_unusable_data_are_refused_by_evaluate(make, monkeypatch):
+    trainer = make()
+    with pytest.raises(ValueError, match=r"^train_dataset: dataset is a dict: pass a datasets\.Dataset \(one split\)"):
+        make({"train_dataset": {"a": rows([2, 3])}})
+    with pytest.raises(ValueError, match=r"^eval_dataset: dataset\['input_ids'\]\[0\] has 1 ids"):
+        trainer.evaluate(rows([2]))
+    trainer.eval_dataset = None
+    monkeypatch.setattr(Students, "on_summary", lambda *_: pytest.fail("students trained for nothing"))
+    with pytest.raises(ValueError, match=r"eval_dataset is None; give one to evaluate\(\) or to FarziTrainer"):
+        trainer.evaluate()
+
+
+@pytest.mark.parametrize("args", [None, TrainingArguments("out", use_cpu=True), {"output_dir": "out"}], ids=type)
+def test_args_of_another_type_are_refused(make, args):
+    with pytest.raises(TypeError, match=f"args is {type(args).__name__}; give a FarziConfig"):
+        make({"args": args})
+
+
+def test_no_tokenizer_needs_a_collator(make):
+    with pytest.raises(ValueError, match="processing_class, data_collator and task are all None; give the tokenizer"):
+        make({"processing_class": None})
+
+
+def test_a_tokenizer_larger_than_the_learner_is_refused(make, text):
+    larger = word_tokenizer(text["train"]["text"], vocab_size=60)
+    with pytest.raises(ValueError, match=f"processing_class brings a vocabulary of {len(larger)} entries, .* {V}"):
+        make({"processing_class": larger})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "source"),
+    [
+        ("vocab_size", V + 1, "the learner's"),
+        ("num_sequences", 5, "args.num_sequences"),
+        ("sequence_length", 5, "args.sequence_length"),
+        ("latent_dim", 5, "args.latent_dim"),
+        ("tau", 0.5, "args.tau"),
+    ],
+)
+def test_a_summary_that_args_do_not_describe_is_refused(make, name, value, source):
+    shape = {"num_sequences": 4, "sequence_length": 8, "latent_dim": 4, "vocab_size": V}
+    farzi = FarziData(FarziDataConfig(**{**shape, name: value}))
+    with pytest.raises(ValueError, match=f"farzi_data has {name}={value}, but {source} is .*; make the two equal"):
+        make({"farzi_data": farzi})
+
+
+def test_a_summary_of_another_vocabulary_is_refused(make, text):
+    other = word_tokenizer(sorted(text["train"]["text"])[:60], vocab_size=50)
+    farzi = FarziData(FarziDataConfig(4, 8, 4, V, vocabulary_hash=vocabulary_of(other).hash()))
+    with pytest.raises(ValueError, match=r"processing_class brings a vocabulary with hash .*; use that tokenizer"):
+        make({"farzi_data": farzi})
+
+
+@pytest.mark.parametrize("name", ["config.json", "README.md"])
+def test_a_folder_with_something_else_is_refused_before_the_work(make, tmp_path, name):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / name).write_text("{}")
+    with pytest.raises(ValueError, match=f"^output_dir: folder=.* has a {name} but no farzi.safetensors"):
+        make()
+
+
+def test_a_learner_that_starts_with_nan_is_refused(make):
+    def broken():
+        model = AutoModelForCausalLM.from_config(tiny_learner(V))
+        model.transformer.wpe.weight.data[0, 0] = float("nan")
+        return model
+
+    with pytest.raises(ValueError, match=r"learner_init returned a model whose transformer\.wpe\.weight holds NaN"):
+        make({"learner_init": broken})
+
+
+def test_a_summary_makes_no_predictions_of_its_own(make, sequences):
+    with pytest.raises(RuntimeError, match=r"call evaluate\(\), which trains students"):
+        make().predict(sequences["test"])
+
+
+def test_errors_name_the_rows_of_the_user_and_not_those_cut_of_them(make):
+    histories = {"task": Recommendation([f"item {i}" for i in range(V)]), "processing_class": None}
+    long = list(range(2, 40))
+    with pytest.raises(ValueError, match=r"^train_dataset: dataset\['input_ids'\]\[2\] holds id -1"):
+        make({**histories, "train_dataset": rows(long, long, [2, -1, 3]), "eval_dataset": rows([2, 3])})
+    with pytest.raises(ValueError, match=r"^train_dataset: none of its 3 rows has 2 ids"):
+        make({**histories, "train_dataset": rows([2], [3], [4]), "eval_dataset": rows([2, 3])})
+
+
+@pytest.mark.parametrize("kind", ["numpy", "pandas", "arrow", "torch"])
+def test_rows_may_have_any_format(make, sequences, kind):
+    own = {"inputs": "tokens", "labels": "own", "teacher_steps": 2, "concentration": None, "max_steps": 1}
+    make({"train_dataset": sequences["train"].with_format(kind)}, **own).train()
+
+
+def test_dropping_the_last_batch_leaves_evaluations_whole(make, sequences):
+    """20 validation rows are less than a batch of 128."""
+    settings = {"per_device_eval_batch_size": 128, "eval_students": 1}
+    found, expected = (make(**settings, dataloader_drop_last=drop).evaluate() for drop in (True, False))
+    assert found["eval_perplexity"] == expected["eval_perplexity"]
+    with pytest.raises(
+        ValueError, match=r"dataloader_drop_last=True drops all 3 rows of train_dataset: a batch has 40"
+    ):
+        make({"train_dataset": sequences["train"].select(range(3))}, dataloader_drop_last=True)
+
+
+# -- positions -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["train_dataset", "eval_dataset"])
+def test_a_row_of_more_ids_than_positions_is_refused(make, sequences, name):
+    fits, long = [5] * POSITIONS, [5] * (POSITIONS + 1)
+    message = rf"^{name}: dataset\['input_ids'\]\[1\] has 65 ids, but the learner reads 64 at most: .*max_length=64"
+    with pytest.raises(ValueError, match=message):
+        make({name: rows(fits, long, fits)})
+    trainer = make({name: rows(*[fits] * 50)})
+    if name == "eval_dataset":
+        with pytest.raises(ValueError, match=message):
+            trainer.evaluate(rows(fits, long))
+
+
+def test_a_sequence_length_beyond_the_positions_is_refused(make):
+    make(sequence_length=POSITIONS)
+    with pytest.raises(ValueError, match=r"^sequence_length=65, but the learner reads 64 positions at most: lower it"):
+        make(sequence_length=POSITIONS + 1)
+
+
+def test_trajectories_of_too_long_rows_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"dataset\['input_ids'\]\[0\] has 65 ids, but the learner reads 64"):
+        record_trajectories(
+            Learner(tiny_learner(54)), InnerAdam(lr=0.05), rows([5] * 65), SequenceCollator(), tmp_path / "omega", num=1, steps=2,
+            save_every=1, batch_size=1, seed=0,
+        )  # fmt: skip
+
+
+ROBERTA = {
+    "hidden_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "intermediate_size": 8,
+    "is_decoder": True,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "limit"),
+    [
+        (config_of("gpt2", n_positions=20), 20), (config_of("opt", max_position_embeddings=20), 20), (config_of("sasrec", max_length=20), 20),
+        (AutoConfig.for_model("roberta", vocab_size=MODEL_V, max_position_embeddings=20, pad_token_id=1, **ROBERTA), 18),
+        (config_of("llama", max_position_embeddings=20), 50), (config_of("mamba"), 50), (config_of("bloom"), 50),
+    ],
+    ids=lambda value: getattr(value, "model_type", None),
+)  # fmt: skip
+def test_what_a_model_reads_is_tried(config, limit):
+    learner = Learner(config)
+    assert [learner.readable(length) for length in (1, 17, 50, 18, 50)] == [1, 17, limit, min(18, limit), limit]
+    ids = torch.full((1, limit), 5)
+    learner.logits(learner.initial_parameters(0), {"input_ids": ids})
+
+
+@pytest.mark.gpu
+def test_a_gpu_still_works_after_a_length_was_refused():
+    learner = Learner(config_of("gpt2", n_positions=20)).to("cuda")
+    assert learner.readable(30) == 20
+    assert (
+        learner.logits(learner.initial_parameters(0, "cuda"), {"input_ids": torch.ones(1, 20, dtype=int).cuda()})
+        .isfinite()
+        .all()
+    )
+
+
+# -- something to predict --------------------------------------------------------------------------------------------
+
+IDS = [2, 5, 6, 3]
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        rows(IDS, [0, 0, 0], IDS), rows(IDS, [2, 0, 0], IDS),
+        rows(IDS, IDS, IDS, labels=[IDS, [-100] * 4, IDS]), rows(IDS, IDS, IDS, labels=[IDS, [2, -100, -100, -100], IDS]),
+        rows(IDS, IDS, IDS, attention_mask=[[1] * 4, [0] * 4, [1] * 4]),
+        rows(IDS, IDS, IDS, labels=[IDS, [-100, -100, -100, 3], IDS], attention_mask=[[1] * 4, [1, 1, 1, 0], [1] * 4]),
+    ],
+    ids=["padding", "padding but for the first", "labels", "labels but for the first", "attention_mask", "both"],
+)  # fmt: skip
+@pytest.mark.parametrize("name", ["train_dataset", "eval_dataset"])
+def test_a_row_without_anything_to_predict_is_refused(make, name, dataset):
+    with pytest.raises(
+        ValueError, match=rf"^{name}: dataset\[1\] has nothing to predict after its first id \(1 rows are like it\)"
+    ):
+        make({name: dataset})
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"labels": [IDS, [2, 5]]}, r"dataset\['labels'\]\[1\] has 2 values beside 4 ids: make them equally long"),
+        ({"attention_mask": [[1] * 5, [1] * 4]}, r"dataset\['attention_mask'\]\[0\] has 5 values beside 4 ids"),
+        ({"labels": [IDS, [2, 5, 54, 3]]}, "dataset\\['labels'\\] holds 54: give -100 or ids of 0 … 53"),
+        ({"labels": [IDS, [2, 5, -1, 3]]}, r"dataset\['labels'\] holds -1"),
+        ({"labels": [[0.5] * 4] * 2}, r"dataset\['labels'\] holds double values: it must hold integers"),
+        ({"labels": [1, 2]}, r"dataset\['labels'\] has type int64"),
+    ],
+)
+def test_columns_that_do_not_fit_the_ids_are_refused(make, columns, message):
+    with pytest.raises(ValueError, match=f"^train_dataset: {message}"):
+        make({"train_dataset": rows(IDS, IDS, **columns)})
+
+
+def test_items_of_padding_only_are_refused():
+    learner = Learner(config_of("sasrec"))
+    check_rows(rows([1, 2], [0, 3]), learner, InteractionCollator())
+    with pytest.raises(ValueError, match=r"dataset\[1\] has nothing to predict"):
+        check_rows(rows([1, 2], [0, 0]), learner, InteractionCollator())
+
+
+# -- the default collator --------------------------------------------------------------------------------------------
+
+
+def without_padding(tokenizer: PreTrainedTokenizerFast, token: str | None) -> PreTrainedTokenizerFast:
+    changed = copy.deepcopy(tokenizer)
+    changed.pad_token = token
+    return changed
+
+
+def test_padding_of_its_own_is_collated_as_by_transformers(tokenizer):
+    batch = [{"input_ids": [2, 5, 1, 3]}, {"input_ids": [2, 3]}, {"input_ids": [2, 4, 3, 0, 0]}]
+    expected = DataCollatorForLanguageModeling(tokenizer, mlm=False)(
+        [{**row, "attention_mask": [1] * len(row["input_ids"])} for row in batch]
+    )
+    found = LanguageModeling(tokenizer).collator(batch)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("token", [None, "</s>", "<s>", "<unk>"])
+def test_a_token_that_also_pads_is_still_predicted(tokenizer, token):
+    batch = LanguageModeling(without_padding(tokenizer, token)).collator(
+        [{"input_ids": [2, 5, 1, 3]}, {"input_ids": [2, 3]}]
+    )
+    assert batch["labels"].tolist() == [[2, 5, 1, 3], [2, 3, -100, -100]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1, 1], [1, 1, 0, 0]]
+
+
+def test_rows_may_bring_labels_and_a_mask():
+    batch = SequenceCollator(0)([
+        {"input_ids": [2, 5, 3, 3], "attention_mask": [1, 1, 1, 0], "labels": [-100, 5, 3, 3], "other": "x"},
+        {"input_ids": [2, 3], "attention_mask": [1, 1], "labels": [-100, 3], "other": "y"},
+    ])  # fmt: skip
+    assert {name: x.tolist() for name, x in batch.items()} == {
+        "input_ids": [[2, 5, 3, 3], [2, 3, 0, 0]], "attention_mask": [[1, 1, 1, 0], [1, 1, 0, 0]],
+        "labels": [[-100, 5, 3, -100], [-100, 3, -100, -100]],
+    }  # fmt: skip
+
+
+def test_a_tokenizer_without_padding_distils_what_one_with_it_does(tmp_path, sequences, tokenizer):
+    """GPT-2's own has none."""
+    results = []
+    for i, token in enumerate((tokenizer.pad_token, None, tokenizer.eos_token)):
+        trainer = tiny_trainer(
+            tmp_path / str(i),
+            sequences,
+            without_padding(tokenizer, token),
+            max_steps=2,
+            save_strategy="steps",
+            save_steps=2,
+        )
+        trainer.train()
+        trainer.save_model()
+        results.append((trainer.model.latents.detach().clone(), trainer.evaluate()["eval_loss"]))
+    for latents, loss in results[1:]:
+        assert torch.equal(latents, results[0][0])
+        assert loss == results[0][1]
+
+
+@pytest.mark.parametrize("mask", [[0, 0, 1, 1], [1, 0, 1, 1]])
+def test_padding_before_an_id_is_refused(make, mask):
+    """A tokenizer that pads on the left gave other perplexities: the first id was predicted from padding."""
+    padded = rows([5, 6, 0, 0], [0, 0, 5, 6], attention_mask=[[1, 1, 0, 0], mask])
+    with pytest.raises(
+        ValueError, match=r"^train_dataset: dataset\['attention_mask'\]\[1\] has 0 before 1: .*padding_side"
+    ):
+        make({"train_dataset": padded})
+    make({"train_dataset": rows(*[[5, 6, 0, 0]] * 50, attention_mask=[[1, 1, 0, 0]] * 50)})
+
+
+# -- packing ---------------------------------------------------------------------------------------------------------
+
+
+def test_windows_are_full_and_hold_every_pair_of_neighbours_once():
+    rows = [[2, 10, 3], [2, 11, 12, 3], [2, 13, 3], [2, 3]]
+    windows = packed_windows(Dataset.from_dict({"input_ids": rows}), 5)["input_ids"][:]
+    assert windows == [[2, 10, 3, 2], [2, 11, 12, 3, 2], [2, 13, 3, 2, 3]]
+    stream = np.concatenate(rows).tolist()
+    assert [pair for row in windows for pair in pairwise(row)] == list(pairwise(stream))
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_training_rows_are_packed_and_evaluation_rows_are_not(tmp_path, sequences, tokenizer, streaming):
+    train = sequences["train"].to_iterable_dataset() if streaming else sequences["train"]
+    trainer = tiny_trainer(
+        tmp_path / "out", sequences, tokenizer,
+        {"task": LanguageModeling(tokenizer, pack=True), "processing_class": None, "train_dataset": train}, max_steps=1,
+    )  # fmt: skip
+    rows = (trainer.train_dataset.head() if streaming else trainer.train_dataset)["input_ids"][:]
+    assert {len(row) for row in rows[1:]} == {8}
+    ids = [rows[0][0], *(i for row in rows for i in row[1:])]
+    assert ids == np.concatenate(sequences["train"]["input_ids"][:]).tolist()
+    assert trainer.eval_dataset["input_ids"][:] == sequences["validation"]["input_ids"][:]
+    trainer.train()
+    assert trainer.state.log_history[0]["loss"] > 0
+
+
+def test_columns_that_cannot_be_packed_are_refused(tmp_path, sequences, tokenizer):
+    rows = sequences["train"].map(lambda row: {"labels": row["input_ids"]})
+    with pytest.raises(ValueError, match=r"^train_dataset: dataset has the columns labels, which windows would lose"):
+        tiny_trainer(
+            tmp_path / "out", sequences, tokenizer,
+            {"task": LanguageModeling(tokenizer, pack=True), "processing_class": None, "train_dataset": rows},
+        )  # fmt: skip
+
+
+# -- streams and workers ---------------------------------------------------------------------------------------------
+
+OWN = {"inputs": "tokens", "labels": "own", "teacher_steps": 3}
+RUN = {"max_steps": 6, "save_strategy": "steps", "save_steps": 1, "save_total_limit": None}  # an epoch has 4 steps
+
+
+def same(one: FarziTrainer, other: FarziTrainer) -> bool:
+    return logged(one, "loss") == logged(other, "loss") and all(map(torch.equal, tensors(one), tensors(other)))
+
+
+def rows_only_as_a_stream(sequences) -> IterableDataset:
+    """As from a file that is read: without a length, two shards, shuffled."""
+    return sequences["train"].to_iterable_dataset(num_shards=2).shuffle(seed=0, buffer_size=50)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory, sequences, tokenizer):
+    stream = rows_only_as_a_stream(sequences)
+    trainer = tiny_trainer(tmp_path_factory.mktemp("stream"), sequences, tokenizer, {"train_dataset": stream}, **RUN)
+    trainer.train()
+    return trainer
+
+
+@pytest.mark.parametrize("step", [2, 5])
+def test_a_run_resumes_bit_identically_in_the_middle_of_an_epoch(make, sequences, uninterrupted, step):
+    trainer = make({"train_dataset": rows_only_as_a_stream(sequences)}, **RUN)
+    trainer.train(resume_from_checkpoint=f"{uninterrupted.args.output_dir}/checkpoint-{step}")
+    assert same(trainer, uninterrupted)
+
+
+def test_a_run_does_not_resume_on_another_stream(make, sequences, uninterrupted):
+    trainer = make({"train_dataset": rows_only_as_a_stream(sequences).skip(3)}, **RUN)
+    with pytest.raises(ValueError, match="train_dataset"):
+        trainer.check_run(f"{uninterrupted.args.output_dir}/checkpoint-2")
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # with one core
+@pytest.mark.parametrize("streaming", [False, True], ids=["map-style", "stream"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_give_the_same_run(tmp_path, sequences, tokenizer, streaming, workers):
+    def run(number: int) -> FarziTrainer:
+        data = {"train_dataset": rows_only_as_a_stream(sequences)} if streaming else {}
+        settings = {"max_steps": 5, "dataloader_num_workers": number, "inner_steps": 2, "inner_steps_min": None}
+        trainer = tiny_trainer(tmp_path / str(number), sequences, tokenizer, data, **settings)
+        trainer.train()
+        return trainer
+
+    assert same(run(workers), run(0))
+
+
+@pytest.mark.parametrize("settings", [OWN, {"concentration": None}], ids=["teacher", "choice of κ"])
+def test_the_start_needs_no_more_than_a_stream(make, sequences, settings):
+    def run() -> FarziTrainer:
+        trainer = make({"train_dataset": rows_only_as_a_stream(sequences)}, **settings)
+        trainer.tune_initialization()
+        return trainer
+
+    one, other = run(), run()
+    for ours, theirs in zip(one.model.tensors.values(), other.model.tensors.values(), strict=True):
+        assert torch.equal(ours, theirs)
+    assert one._open_start is None
+
+
+def test_the_start_is_that_of_the_same_rows_in_memory(make, sequences):
+    streaming = make({"train_dataset": sequences["train"].to_iterable_dataset()})
+    assert all(map(torch.equal, tensors(streaming), tensors(make())))
+
+
+def test_histories_are_cut_while_they_come(tmp_path):
+    data = load_sample_interactions(60)
+    histories = data.strong_generalization_split(seed=0)
+    args = FarziConfig(
+        str(tmp_path), num_sequences=4, sequence_length=5, inner_steps=2, max_steps=1, teacher_steps=2, eval_students=1,
+        per_device_train_batch_size=8, save_strategy="no", use_cpu=True, disable_tqdm=True, report_to="none",
+    )  # fmt: skip
+    trainer = FarziTrainer(
+        SASRecConfig(data.num_items, hidden_size=8, max_length=5), args, histories["train"].to_iterable_dataset(),
+        histories["validation"], task=Recommendation(data.vocabulary),
+    )  # fmt: skip
+    trainer.train()
+    assert trainer.state.log_history[-1]["train_loss"] > 0
+    assert max(map(len, trainer.train_dataset.head()["input_ids"])) == 5
+
+
+def test_trajectories_are_recorded_on_a_stream(tmp_path, sequences):
+    learner = Learner(tiny_learner(V))
+    settings = {"num": 2, "steps": 2, "save_every": 1, "batch_size": 8}
+    stream = sequences["train"].to_iterable_dataset()
+    banks = {
+        name: record_trajectories(
+            learner, InnerSGD(lr=0.1), stream, InteractionCollator(), tmp_path / name, seed=seed, **settings
+        )
+        for name, seed in (("one", 0), ("same", 0), ("other", 1))
+    }
+    ends = {name: torch.cat([x.flatten() for x in bank.checkpoint(1, 2).values()]) for name, bank in banks.items()}
+    assert torch.equal(ends["one"], ends["same"])
+    assert not torch.equal(ends["one"], ends["other"])
+    short = Dataset.from_dict({"input_ids": [[2, 3], [2]]}).to_iterable_dataset()
+    with pytest.raises(ValueError, match=r"rows 0 … 1 of the stream.* has 1 ids"):
+        record_trajectories(learner, InnerSGD(lr=0.1), short, InteractionCollator(), tmp_path / "x", seed=0, **settings)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings", "message"),
+    [
+        ({}, {"max_steps": -1, "num_train_epochs": 1}, "train_dataset is a stream, .*num_train_epochs=1.*: give max_steps"),
+        ({"eval_dataset": Dataset.from_dict({"input_ids": [[2, 3]]}).to_iterable_dataset()}, {},
+         r"eval_dataset is a stream, .*: give a Dataset"),
+        ({"train_dataset": Dataset.from_dict({"input_ids": [[2, 3], [2, V]]}).to_iterable_dataset()}, {},
+         rf"^train_dataset: rows 0 … 1 of the stream, .*\[1\] holds id {V}"),
+        ({"train_dataset": Dataset.from_dict({"text": ["a"]}).to_iterable_dataset()}, {}, "^train_dataset: .*no 'input_ids'"),
+    ],
+    ids=["epochs", "evaluation", "a large id", "no column"],
+)  # fmt: skip
+def test_what_cannot_work_with_a_stream_is_refused(make, sequences, arguments, settings, message):
+    with pytest.raises(ValueError, match=message):
+        make({"train_dataset": sequences["train"].to_iterable_dataset(), **arguments}, **settings)
+
+
+def test_a_later_row_that_cannot_be_used_ends_the_training(make, sequences):
+    rows = [*sequences["train"]["input_ids"], *[[2, 3]] * 200, [2]]
+    trainer = make({"train_dataset": Dataset.from_dict({"input_ids": rows}).to_iterable_dataset()}, concentration=8.0,
+                   initialization="random", max_steps=20, inner_steps=1, inner_steps_min=None)  # fmt: skip
+    with pytest.raises(ValueError, match=r"rows 256 … 360 of the stream, .*has 1 ids"):
+        trainer.train()

@@ -1,0 +1,238 @@
+"""Students: what an evaluation measures, on one set or several."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from datasets import Dataset, DatasetDict
+from tiny_trainer import logged, tensors
+from transformers import DataCollatorForLanguageModeling
+from transformers.trainer_callback import TrainerCallback
+
+from farzi_hf.distillation.students import Students
+from farzi_hf.metrics import token_metrics, token_statistics
+from farzi_hf.summary import FarziData
+from farzi_hf.summary.initialization import CANDIDATES
+
+V = 54
+
+
+# -- evaluation ------------------------------------------------------------------------------------------------------
+
+
+def test_evaluation_is_mean_and_deviation_over_students(make, sequences, tokenizer):
+    trainer = make(eval_students=3)
+    metrics = trainer.evaluate()
+    batch = DataCollatorForLanguageModeling(tokenizer, mlm=False)(list(sequences["validation"]))
+    students = []
+    for i in range(3):
+        with torch.no_grad():
+            logits = trainer.learner.logits(trainer.train_student(i), batch)
+        students.append(token_metrics(token_statistics(logits, batch["labels"]).numpy()))
+    for name in ("perplexity", "sentence_perplexity", "accuracy"):
+        values = [student[name] for student in students]
+        assert metrics[f"eval_{name}"] == pytest.approx(np.mean(values), rel=1e-5)
+        assert metrics[f"eval_{name}_std"] == pytest.approx(np.std(values, ddof=1), rel=1e-3)
+    assert metrics["eval_perplexity_std"] > 0
+    assert metrics["eval_students"] == 3
+    assert metrics["eval_loss"] == pytest.approx(np.log(metrics["eval_perplexity"]), rel=0.05)
+
+
+def test_one_student_has_no_deviation(make):
+    assert make(eval_students=1).evaluate()["eval_perplexity_std"] == 0
+
+
+def test_a_diverged_student_gives_infinity_not_a_warning(make):
+    perplexities = iter([5.0, float("inf")])
+    trainer = make({"compute_metrics": lambda _: {"perplexity": next(perplexities)}})
+    metrics = trainer.evaluate()
+    assert metrics["eval_perplexity"] == float("inf")
+    assert np.isnan(metrics["eval_perplexity_std"])
+
+
+def test_evaluation_takes_another_dataset_and_prefix(make, sequences):
+    metrics = make(eval_students=1).evaluate(sequences["test"], metric_key_prefix="test")
+    assert {"test_loss", "test_perplexity"} <= metrics.keys()
+    assert not any(name.startswith("eval") for name in metrics)
+
+
+def test_without_metrics_the_loss_is_left(make):
+    trainer = make({"compute_metrics": None})
+    assert trainer.evaluate().keys() == {"eval_loss", "eval_loss_std", "eval_students", "epoch"}
+
+
+def test_evaluations_of_one_summary_are_saved_together(make, sequences, tmp_path):
+    trainer = make()
+    first = trainer.evaluate()
+    second = trainer.evaluate(sequences["test"], metric_key_prefix="test")
+    trainer.save_model(str(tmp_path / "saved"))
+    metrics = json.loads((tmp_path / "saved" / "metrics.json").read_text(encoding="utf-8"))
+    assert metrics == {**metrics, "eval_loss": first["eval_loss"], "test_loss": second["test_loss"]}
+
+
+def test_evaluation_leaves_random_states_alone(make):
+    trainer = make()
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1]  # noqa: NPY002
+    trainer.evaluate()
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert random.getstate() == before[1]
+    assert np.array_equal(np.random.get_state()[1], before[2])  # noqa: NPY002
+
+
+def test_evaluation_does_not_change_the_distillation(make):
+    """Over more than one epoch, so that data are shuffled after an evaluation."""
+    quiet = make(max_steps=6)
+    quiet.train()
+    evaluating = make(max_steps=6, eval_strategy="steps", eval_steps=1, eval_on_start=True)
+    evaluating.evaluate()
+    evaluating.train()
+    assert len(logged(evaluating, "eval_perplexity")) == 7
+    assert all(map(torch.equal, tensors(evaluating), tensors(quiet)))
+    assert logged(evaluating, "loss") == logged(quiet, "loss")
+
+
+def test_the_best_summary_is_the_one_with_the_lowest_perplexity(make):
+    perplexities = iter([5.0, 3.0, 9.0])
+    trainer = make(
+        {"compute_metrics": lambda _: {"perplexity": next(perplexities)}},
+        max_steps=3, eval_students=1, eval_strategy="steps", eval_steps=1, save_strategy="steps", save_steps=1,
+        load_best_model_at_end=True, metric_for_best_model="perplexity",
+    )  # fmt: skip
+    kept = []
+
+    class Keep(TrainerCallback):
+        def on_step_end(self, *args, model, **kwargs):
+            kept.append([p.detach().clone() for p in model.parameters()])
+
+    trainer.add_callback(Keep)
+    trainer.train()
+    assert trainer.state.best_model_checkpoint.endswith("checkpoint-2")
+    assert all(map(torch.equal, trainer.model.parameters(), kept[1]))
+    trainer.save_model(folder := f"{trainer.args.output_dir}/best")
+    assert FarziData.from_pretrained(folder).latents.equal(kept[1][0])
+    saved = yaml.safe_load(Path(folder, "metrics.json").read_text(encoding="utf-8"))
+    assert (saved["eval_perplexity"], saved["step"]) == (3.0, 2)
+
+
+# -- the choice of a start -------------------------------------------------------------------------------------------
+
+
+def test_a_start_is_chosen_by_what_students_learn_from_it(make):
+    """Of the candidates the one with the least loss; once, and only where it is open."""
+    chosen, losses = make(max_steps=1, concentration=None, inner_steps=20), {}
+    for concentration in CANDIDATES:
+        fixed = make(concentration=concentration, inner_steps=20)
+        losses[concentration] = fixed.evaluate(fixed.train_dataset)["eval_loss"]  # other learners, the same answer
+        before = fixed.model.fingerprint()
+        fixed.tune_initialization()
+        assert fixed.model.fingerprint() == before  # κ was given
+    chosen.tune_initialization()
+    best = min(losses, key=losses.get)
+    assert sorted(losses.values())[1] > losses[best] + 0.02  # no matter of luck
+    assert all(map(torch.equal, tensors(chosen)[:2], tensors(make(concentration=best))[:2]))
+    start = chosen.model.fingerprint()
+    chosen.tune_initialization()
+    assert chosen.model.fingerprint() == start
+    chosen.train()
+    assert logged(chosen, "concentration") == [best]
+
+    alone = make(max_steps=1, concentration=None, inner_steps=20)
+    alone.train()  # chooses by itself
+    assert logged(alone, "concentration") == [best]
+    assert all(map(torch.equal, tensors(alone), tensors(chosen)))
+
+
+def test_a_summary_that_someone_has_changed_is_left_as_it_is(make):
+    trainer = make(concentration=None)
+    with torch.no_grad():
+        trainer.model.latents += 1
+    before = trainer.model.fingerprint()
+    trainer.tune_initialization()
+    assert trainer.model.fingerprint() == before
+    given = make({"farzi_data": trainer.model}, concentration=None)
+    given.tune_initialization()
+    assert given.model.fingerprint() == before
+
+
+# -- several sets ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [dict, DatasetDict])
+def test_each_set_has_the_metrics_that_it_has_alone(make, sequences, kind):
+    sets = kind({"near": sequences["validation"], "far": sequences["test"]})
+    trainer = make({"eval_dataset": sets})
+    together = trainer.evaluate()
+    for name, rows in sets.items():
+        alone = trainer.evaluate(rows, metric_key_prefix=f"eval_{name}")
+        alone.pop(f"eval_{name}_students")
+        assert f"eval_{name}_perplexity" in alone
+        assert {key: together[key] for key in alone} == alone
+    assert together["eval_near_perplexity"] != together["eval_far_perplexity"]
+    assert together["eval_students"] == 2
+    assert "eval_perplexity" not in together
+
+
+def test_all_sets_see_the_same_students(make, sequences, monkeypatch):
+    trainer = make({"eval_dataset": {"near": sequences["validation"], "far": sequences["test"]}})
+    trained, train = [], Students.on_summary
+    monkeypatch.setattr(Students, "on_summary", lambda self, index: trained.append(index) or train(self, index))
+    trainer.evaluate()
+    assert trained == [0, 1]
+
+
+def test_a_set_is_evaluated_by_hand(make, sequences):
+    trainer = make({"eval_dataset": {"near": sequences["validation"], "far": sequences["test"]}})
+    by_name = trainer.evaluate("far")
+    assert by_name == trainer.evaluate(sequences["test"])
+    others = trainer.evaluate({"far": sequences["test"]}, metric_key_prefix="test")
+    assert others["test_far_perplexity"] == by_name["eval_perplexity"]
+    with pytest.raises(
+        ValueError, match=r"eval_dataset='wide' is not one of FarziTrainer's sets: it has several, near, far"
+    ):
+        trainer.evaluate("wide")
+    with pytest.raises(ValueError, match=r"eval_dataset='near' is not one of .*: it has none with a name"):
+        make().evaluate("near")
+
+
+def test_a_run_logs_the_sets_and_keeps_the_best_by_one_of_them(make, sequences):
+    perplexities = iter([1.0, 5.0, 2.0, 3.0, 3.0, 9.0])  # near and far by turns: the second step is best on far
+    trainer = make(
+        {"eval_dataset": {"near": sequences["validation"], "far": sequences["test"]},
+         "compute_metrics": lambda _: {"perplexity": next(perplexities)}},
+        max_steps=3, eval_students=1, eval_strategy="steps", eval_steps=1, save_strategy="steps", save_steps=1,
+        load_best_model_at_end=True, metric_for_best_model="far_perplexity",
+    )  # fmt: skip
+    trainer.train()
+    logged = [entry["eval_far_perplexity"] for entry in trainer.state.log_history if "eval_far_perplexity" in entry]
+    assert logged == [5.0, 3.0, 9.0]
+    assert trainer.state.best_model_checkpoint.endswith("checkpoint-2")
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+@pytest.mark.parametrize(
+    ("sets", "message"),
+    [
+        ({"short": [[2, 3], [2]]}, r"^eval_dataset\['short'\]: dataset\['input_ids'\]\[1\] has 1 ids"),
+        ({"fine": [[2, 3]], "wide": [[2, V]]}, rf"^eval_dataset\['wide'\]: dataset\['input_ids'\]\[0\] holds id {V}"),
+        ({}, r"^eval_dataset is a dict without data sets: give at least one, or None"),
+    ],
+    ids=["short", "wide", "empty"],
+)
+def test_the_unusable_set_is_named(make, sets, message, by_hand):
+    sets = {name: Dataset.from_dict({"input_ids": rows}) for name, rows in sets.items()}
+    with pytest.raises(ValueError, match=message):
+        make().evaluate(sets) if by_hand else make({"eval_dataset": sets})
+
+
+def test_workers_that_stay_evaluate_the_given_set(make, sequences):
+    """Trainer would evaluate the first set again."""
+    settings = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True, "eval_students": 1}
+    trainer, plain = make(**settings), make(eval_students=1)
+    assert trainer.evaluate() == plain.evaluate()
+    assert trainer.evaluate(sequences["test"]) == plain.evaluate(sequences["test"])
