@@ -4,10 +4,10 @@ This room imports engine, data, models, summary and distillation. It exports the
 training, the training as a function of the sequences' weights, simpler scores to compare with, and the measures of all scores.
 """
 
-from farzi_hf.attribution.measures import linear_datamodeling_score, metasmoothness, recall_at, spearman
+from farzi_hf.attribution.measures import linear_datamodeling_score, metasmoothness, spearman
 from farzi_hf.attribution.scores import gradient_cosines, gradient_products, influence
 from farzi_hf.attribution.weighted_training import WeightedTraining
 
 __all__ = [
-    "WeightedTraining", "gradient_cosines", "gradient_products", "influence", "linear_datamodeling_score", "metasmoothness", "recall_at", "spearman",
+    "WeightedTraining", "gradient_cosines", "gradient_products", "influence", "linear_datamodeling_score", "metasmoothness", "spearman",
 ]  # fmt: skip

@@ -43,28 +43,6 @@ def spearman(x: np.ndarray, y: np.ndarray) -> float:
     return float(np.corrcoef(ranks(x), ranks(y))[0, 1])
 
 
-def recall_at(scores: Tensor, planted: Tensor, k: int | None = None) -> float:
-    """The share of the planted faults among the k sequences with the lowest scores.
-
-    Args:
-        scores: (n,).
-        planted: (n,), whether a sequence is a fault.
-        k: None stands for the number of faults.
-
-    Raises:
-        ValueError: the shapes differ, nothing is planted, or k is not from 1 to n.
-    """
-    if planted.shape != scores.shape or not planted.any():
-        raise ValueError(
-            f"planted has the shape {tuple(planted.shape)} and {int(planted.sum())} faults for {len(scores)} scores; give a bool for each "
-            "score, and at least one fault"
-        )
-    k = int(planted.sum()) if k is None else k
-    if not 1 <= k <= len(scores):
-        raise ValueError(f"k={k}; give a number from 1 to {len(scores)}")
-    return float(planted[scores.argsort()[:k]].sum() / planted.sum())
-
-
 def metasmoothness(
     training: WeightedTraining, test: Test, *, size: float = 0.05, directions: int = 8, seed: int = 0
 ) -> dict[str, float]:

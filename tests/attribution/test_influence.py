@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -151,96 +152,94 @@ def test_gradient_scores_are_those_of_single_gradients(training):
     torch.testing.assert_close(gradient_cosines(training, TEST, theta), torch.stack(cosines))
 
 
+ROWS = sentences(N, seed=2)
+LEFT_PADDED = torch.tensor([[1, 1, 1, 1, 1, 0]] * 3 + [[0, 1, 1, 1, 1, 1]] * 4)
+NO_LABELS = torch.full((N, 6), IGNORED)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"batches": torch.tensor([[0, 7]])}, "batches names the rows 0 to 7, but rows has 7 sequences"),
         ({"batches": torch.tensor([0, 1])}, r"batches is torch.int64 of shape \(2,\)"),
         ({"batches": torch.tensor([[True, False]])}, r"batches is torch.bool of shape \(1, 2\)"),
-        (
-            {"rows": {**sentences(N, seed=2), "user": torch.arange(N)}},
-            r"rows has the shapes {'user': \(7,\)}; give every column as \(n, L\)",
-        ),
+        ({"rows": {**ROWS, "user": torch.arange(N)}}, r"rows has the shapes {'user': \(7,\)}; give every column as \(n, L\)"),
         ({"rows": {"input_ids": torch.ones(7, 3)}}, "rows has input_ids; give input_ids and labels"),
-        (
-            {"rows": {**sentences(N, seed=2), "input_ids": torch.full((N, 6), V)}},
-            rf"rows\['input_ids'\] holds the id {V}, outside 0 … {V - 1}; give ids of the learner's vocabulary",
-        ),
-        (
-            {
-                "rows": {
-                    **sentences(N, seed=2),
-                    "attention_mask": torch.tensor([[1, 1, 1, 1, 1, 0]] * 3 + [[0, 1, 1, 1, 1, 1]] * 4),
-                }
-            },
-            r"rows\['attention_mask'\]\[3\] has padding before an id; pad on the right",
-        ),
-        (
-            {"rows": {**sentences(N, seed=2), "labels": torch.full((N, 6), IGNORED)}},
-            r"batches\[0\] has only rows without a label to predict",
-        ),
+        ({"rows": {**ROWS, "input_ids": torch.full((N, 6), V)}}, rf"rows\['input_ids'\] holds the id {V}, outside 0 … {V - 1}; give ids of"),
+        ({"rows": {**ROWS, "attention_mask": LEFT_PADDED}}, r"rows\['attention_mask'\]\[3\] has padding before an id; pad on the right"),
+        ({"rows": {**ROWS, "labels": NO_LABELS}}, r"batches\[0\] has only rows without a label to predict"),
     ],
-)
+)  # fmt: skip
 def test_a_training_says_what_is_wrong(training, changes, message):
     with pytest.raises(ValueError, match=message):
         replace(training, **changes)
 
 
-def test_influence_says_what_is_wrong(training):
-    with pytest.raises(ValueError, match=r"weights has the shape \(3,\)"):
-        influence(training, TEST, weights=torch.ones(3))
-    with pytest.raises(ValueError, match=r"weights is torch.int64, in which nothing can be differentiated"):
-        influence(training, TEST, weights=torch.ones(N, dtype=torch.long))
-    with pytest.raises(ValueError, match=r"weights\[2\] is not finite"):
-        influence(training, TEST, weights=torch.tensor([1.0, 1.0, torch.nan, 1.0, 1.0, 1.0, 1.0]))
-    with pytest.raises(TypeError, match="weights is a list; give a tensor"):
-        influence(training, TEST, weights=[1.0] * N)
-    with pytest.raises(ValueError, match=r"losses of shape \(1, 1\)"):
-        influence(training, lambda theta: training.learner.hard_loss(theta, TEST).view(1, 1))
-    with pytest.raises(ValueError, match=r"losses of shape \(0,\)"):
-        influence(training, lambda theta: training.learner.hard_loss(theta, TEST).new_zeros(0))
-    with pytest.raises(TypeError, match=r"test returned float '1\.5'; return a tensor"):
-        influence(training, lambda theta: 1.5)
-    with pytest.raises(ValueError, match="test returned a loss that does not depend on θ"):
-        influence(training, lambda theta: training.learner.hard_loss(training.start, TEST))
-    with pytest.raises(ValueError, match="test has input_ids; give input_ids and labels"):
-        influence(training, {"input_ids": TEST["input_ids"]})
-    for test in (None, [TEST]):
-        with pytest.raises(
-            TypeError, match=r"test is a (NoneType|list); give a batch with input_ids and labels, or a function of θ"
-        ):
-            influence(training, test)
-    for column in ("input_ids", "labels"):
-        with pytest.raises(ValueError, match=rf"test\['{column}'\] holds the id {V}, outside 0 … {V - 1}"):
-            influence(training, {**TEST, column: torch.full_like(TEST[column], V)})
-    with pytest.raises(ValueError, match="test has no label to predict"):
-        influence(training, {**TEST, "labels": torch.full_like(TEST["labels"], IGNORED)})
+@pytest.mark.parametrize(
+    ("weights", "error", "message"),
+    [
+        (torch.ones(3), ValueError, r"weights has the shape \(3,\)"), ([1.0] * N, TypeError, "weights is a list; give a tensor"),
+        (torch.ones(N, dtype=torch.long), ValueError, "weights is torch.int64, in which nothing can be differentiated"),
+        (torch.tensor([1.0, 1.0, torch.nan, 1.0, 1.0, 1.0, 1.0]), ValueError, r"weights\[2\] is not finite"),
+    ],
+)  # fmt: skip
+def test_weights_that_cannot_be_used(training, weights, error, message):
+    with pytest.raises(error, match=message):
+        influence(training, TEST, weights=weights)
+
+
+@pytest.mark.parametrize(
+    ("test", "error", "message"),
+    [
+        (lambda loss, theta: loss(theta).view(1, 1), ValueError, r"losses of shape \(1, 1\)"),
+        (lambda loss, theta: loss(theta).new_zeros(0), ValueError, r"losses of shape \(0,\)"),
+        (lambda loss, theta: loss(theta) * torch.inf, FloatingPointError, "the influence is not finite after 6 steps"),
+        (lambda loss, theta: loss(theta).detach(), ValueError, "test returned a loss that does not depend on θ"),
+        (lambda loss, theta: 1.5, TypeError, r"test returned float '1\.5'; return a tensor"),
+        (None, TypeError, "test is a NoneType; give a batch with input_ids and labels, or a function of θ"),
+        ([TEST], TypeError, "test is a list; give a batch"),
+        ({"input_ids": TEST["input_ids"]}, ValueError, "test has input_ids; give input_ids and labels"),
+        ({**TEST, "input_ids": TEST["input_ids"] + V}, ValueError, rf"test\['input_ids'\] holds the id \d+, outside 0 … {V - 1}"),
+        ({**TEST, "labels": TEST["labels"] - 50}, ValueError, rf"test\['labels'\] holds the id -\d+, outside 0 … {V - 1}"),
+        ({**TEST, "labels": torch.full_like(TEST["labels"], IGNORED)}, ValueError, "test has no label to predict"),
+    ],
+)  # fmt: skip
+def test_tests_that_cannot_be_used(training, test, error, message):
+    given = partial(test, lambda theta: training.learner.hard_loss(theta, TEST)) if callable(test) else test
+    with pytest.raises(error, match=message):
+        influence(training, given)
+
+
+def test_scores_and_trainings_of_nothing_are_refused(training):
     with pytest.raises(ValueError, match="checkpoints is empty"):
         gradient_products(training, TEST, [])
     with pytest.raises(ValueError, match="steps=7, but the training has 1 to 6"):
         training.train(steps=7)
-    with pytest.raises(FloatingPointError, match="the influence is not finite after 6 steps"):
-        influence(training, lambda theta: training.learner.hard_loss(theta, TEST) * torch.inf)
+
+
+def partly_frozen(trained: tuple[str, ...], frozen_type: torch.dtype = torch.float32) -> WeightedTraining:
+    """Of a model in which only parameters with one of these names train."""
+
+    def model() -> torch.nn.Module:
+        torch.manual_seed(0)
+        made = AutoModelForCausalLM.from_config(config_of("gpt2", initializer_range=0.3))
+        for name, x in made.named_parameters():
+            x.requires_grad_(any(part in name for part in trained))
+            x.data = x.data if x.requires_grad else x.data.to(frozen_type)
+        return made
+
+    learner, batches = Learner(model), minibatches(N, BATCH, STEPS, seed=1)
+    return WeightedTraining(learner, ROWS, batches, InnerSGD(0.1), learner.initial_parameters(0))
 
 
 def test_frozen_parameters_have_no_part_in_gradient_scores():
-    def scores(trained: tuple[str, ...]) -> tuple[Tensor, Tensor]:
-        def model() -> torch.nn.Module:
-            torch.manual_seed(0)
-            made = AutoModelForCausalLM.from_config(config_of("gpt2", initializer_range=0.3))
-            for name, x in made.named_parameters():
-                x.requires_grad_(any(part in name for part in trained))
-            return made
+    """Products add up over groups of parameters, and cosines are at most 1 in each."""
 
-        learner = Learner(model)
-        batches = minibatches(N, BATCH, STEPS, seed=1)
-        training = WeightedTraining(
-            learner, sentences(N, seed=2), batches, InnerSGD(0.1), learner.initial_parameters(0)
-        )
+    def scores(*trained: str) -> tuple[Tensor, Tensor]:
+        training = partly_frozen(trained)
         return gradient_products(training, TEST, [training.start]), gradient_cosines(training, TEST, training.start)
 
-    # Products add up over groups of parameters, and cosines are at most 1 in each.
-    embeddings, others, both = scores(("wte",)), scores(("ln_",)), scores(("wte", "ln_"))
+    embeddings, others, both = scores("wte"), scores("ln_"), scores("wte", "ln_")
     torch.testing.assert_close(embeddings[0] + others[0], both[0], rtol=1e-3, atol=1e-5)
     assert embeddings[1].abs().max() <= 1 + 1e-5
 
@@ -265,19 +264,7 @@ def test_a_sequence_without_anything_to_predict_scores_zero(training):
 
 def test_weights_are_of_the_type_of_what_trains():
     """A constant base in bfloat16 comes first among the parameters."""
-
-    def model() -> torch.nn.Module:
-        torch.manual_seed(0)
-        made = AutoModelForCausalLM.from_config(config_of("gpt2", initializer_range=0.3))
-        for name, x in made.named_parameters():
-            if not (trains := "ln_" in name):
-                x.data = x.data.bfloat16()
-            x.requires_grad_(trains)
-        return made
-
-    learner = Learner(model)
-    batches = minibatches(N, BATCH, STEPS, seed=1)
-    training = WeightedTraining(learner, sentences(N, seed=2), batches, InnerSGD(0.1), learner.initial_parameters(0))
+    training = partly_frozen(("ln_",), torch.bfloat16)
     assert next(iter(training.start.values())).dtype == torch.bfloat16
     assert training.ones.dtype == torch.float32
     assert training.checked(torch.ones(N).double()).dtype == torch.float32

@@ -1,4 +1,4 @@
-"""The measures of scores: the datamodelling score, the recall of faults, and the smoothness of a training."""
+"""The measures of scores: the datamodelling score and the smoothness of a training."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny_models import config_of
 
-from farzi_hf.attribution import WeightedTraining, linear_datamodeling_score, metasmoothness, recall_at
+from farzi_hf.attribution import WeightedTraining, linear_datamodeling_score, metasmoothness
 from farzi_hf.data import minibatches
 from farzi_hf.distillation import Learner
 from farzi_hf.engine import InnerSGD
@@ -30,18 +30,6 @@ def test_it_is_spearmans_correlation_with_shared_ranks():
 def test_the_score_refuses_shapes_that_do_not_fit():
     with pytest.raises(ValueError, match=r"left_out has the shape \(4, 2\) for 4 retrainings and 3 sequences"):
         linear_datamodeling_score(torch.ones(3), torch.ones(4, 2), torch.ones(4))
-
-
-def test_recall_counts_faults_among_the_lowest_scores():
-    scores, planted = torch.tensor([0.1, -3.0, -2.0, 5.0]), torch.tensor([True, True, False, False])
-    assert recall_at(scores, planted) == 0.5
-    assert recall_at(scores, planted, k=3) == 1.0
-    with pytest.raises(ValueError, match="0 faults for 4 scores"):
-        recall_at(scores, torch.zeros(4, dtype=torch.bool))
-    with pytest.raises(ValueError, match=r"shape \(2,\) and 2 faults for 4 scores"):
-        recall_at(scores, planted[:2])
-    with pytest.raises(ValueError, match="k=-1; give a number from 1 to 4"):
-        recall_at(scores, planted, k=-1)
 
 
 @pytest.fixture(scope="module")
