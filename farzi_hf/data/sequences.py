@@ -58,7 +58,7 @@ def stored_sequences(dataset: Dataset, column: str = "input_ids") -> tuple[np.nd
 
 def check_sequences(dataset: Dataset, vocab_size: int) -> None:
     """Raises ValueError unless every row holds at least 2 ids, all of them in 0 … ``vocab_size`` − 1."""
-    ids, lengths = stored_sequences(dataset)
+    lengths = stored_sequences(dataset)[1]
     if len(lengths) == 0:
         raise ValueError("dataset is empty: pass at least one sequence.")
     if lengths.min() < 2:
@@ -67,15 +67,12 @@ def check_sequences(dataset: Dataset, vocab_size: int) -> None:
             f"dataset['input_ids'][{row}] has {lengths[row]} ids ({int((lengths < 2).sum())} rows are as short): "
             "next-token prediction needs at least 2, filter the others out."
         )
-    _check_ids(ids, lengths, vocab_size)
+    check_ids(dataset, vocab_size)
 
 
 def check_ids(dataset: Dataset, vocab_size: int) -> None:
     """Raises ValueError unless all ids are in 0 … ``vocab_size`` − 1."""
-    _check_ids(*stored_sequences(dataset), vocab_size)
-
-
-def _check_ids(ids: np.ndarray, lengths: np.ndarray, vocab_size: int) -> None:
+    ids, lengths = stored_sequences(dataset)
     outside = np.flatnonzero((ids < 0) | (ids >= vocab_size))
     if len(outside):
         row = int(np.searchsorted(np.cumsum(lengths), outside[0], side="right"))

@@ -55,17 +55,15 @@ class RowStream(torch.utils.data.IterableDataset):
         self._prepare, self._batch_size = prepare, batch_size
         # A function of tables sets all columns by itself.
         self._rows = rows.with_format("arrow").map(self._prepared, with_indices=True, batched=True, batch_size=_READ)
-        self._first: Row | None = None
+        self._first: list[int] | None = None  # the ids of the first row, by which a second reading is known
         try:
-            self._first = self.head(rows=1)[0]
+            self._first = self.head(rows=1)[0]["input_ids"]
         except (AttributeError, TypeError) as error:  # of datasets, of rows that are no mappings
             raise ValueError(f'dataset is a stream of rows other than {{"input_ids": [5, 7]}} ({error})') from error
 
     def _prepared(self, table: pa.Table, indices: list[int]) -> pa.Table:
         try:
-            return self._prepare(in_memory(**dict(zip(table.column_names, table.columns, strict=True)))).with_format(
-                "arrow"
-            )[:]
+            return self._prepare(_of_table(table)).with_format("arrow")[:]
         except ValueError as error:
             raise ValueError(
                 f"rows {indices[0]} … {indices[-1]} of the stream, counted from their first: {error}"
@@ -86,14 +84,14 @@ class RowStream(torch.utils.data.IterableDataset):
         """The first rows: `rows` of them, or those that hold about so many ids together; all, if there are fewer."""
         parts, read = [], 0
         for table in self._rows.with_format("arrow").iter(_READ):
-            parts.append(in_memory(**dict(zip(table.column_names, table.columns, strict=True))))
+            parts.append(_of_table(table))
             read += len(table) if rows else len(stored_sequences(parts[-1])[0])
             if read >= (rows or ids):
                 break
         if not parts:
-            raise ValueError(_ONCE if self._first else _EMPTY)
+            raise ValueError(_EMPTY if self._first is None else _ONCE)
         head = concatenate_datasets(parts)
-        if self._first and self._first != head[0]:
+        if self._first not in (None, head[0]["input_ids"]):
             raise ValueError(_ONCE)
         return head.select(range(min(rows, len(head)))) if rows else head
 
@@ -120,15 +118,19 @@ def start_sequences(dataset: Dataset | RowStream, seed: int) -> tuple[np.ndarray
     return sampled_sequences(attended(dataset), seed)
 
 
-def _again_and_again(rows: IterableDataset, first: Row | None = None) -> Iterator[Row]:
-    """The rows of epoch after epoch. If `first` is given, it has to be the first row of all."""
+def _of_table(table: pa.Table) -> Dataset:
+    return in_memory(**dict(zip(table.column_names, table.columns, strict=True)))
+
+
+def _again_and_again(rows: IterableDataset, first: list[int] | None = None) -> Iterator[Row]:
+    """The rows of epoch after epoch. If `first` is given, these have to be the ids of the first row of all."""
     rows = rows.with_format(None)  # with an epoch of its own, which no other process or iteration changes
     for epoch in itertools.count():
         rows.set_epoch(epoch)
         columns = None
         for columns in rows.iter(_READ):  # iter() does not divide a stream among the workers of a DataLoader
             for row in as_rows(columns):
-                if first is not None and row != first:
+                if first not in (None, row["input_ids"]):
                     raise ValueError(_ONCE)
                 first = None
                 yield row
