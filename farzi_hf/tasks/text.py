@@ -110,9 +110,13 @@ def perplexity_interval(
     """Bootstrap interval of the corpus perplexity, resampling sentences: tokens of one sentence are not independent.
 
     Args:
-        statistics: (N, L − 1, 3) as `token_statistics` gives them.
+        statistics: (N, L − 1, 3) as `token_statistics` gives them, or (students, N, L − 1, 3) for several models on the same sentences; the
+            interval is then that of their mean.
     """
-    return bootstrap_interval(sentence_totals(statistics), corpus_perplexity, confidence, resamples, seed)
+    statistics = np.asarray(statistics)
+    students = statistics.reshape(-1, *statistics.shape[-3:])
+    totals = np.stack([sentence_totals(student) for student in students], axis=1)  # (N, students, 3)
+    return bootstrap_interval(totals, lambda rows: np.mean(corpus_perplexity(rows)), confidence, resamples, seed)
 
 
 class TokenMetrics(evaluate.Metric):
@@ -345,8 +349,7 @@ class LanguageModeling(Task):
         return totals[np.argsort(order)][:, None]
 
     def intervals(self, students: Statistics) -> dict[str, tuple[float, float]]:
-        totals = np.stack([sentence_totals(student) for seed in students for student in seed], axis=1)
-        return {"perplexity": bootstrap_interval(totals, lambda rows: float(np.mean(corpus_perplexity(rows))))}
+        return {"perplexity": perplexity_interval(np.concatenate([np.asarray(seed) for seed in students]))}
 
     def counted(self, train: Dataset, validation: Dataset, test: Dataset, vocab_size: int) -> dict[str, np.ndarray]:
         """A unigram and an interpolated bigram."""

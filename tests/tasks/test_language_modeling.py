@@ -142,6 +142,8 @@ def test_perplexity_interval_resamples_sentences():
     assert low < token_metrics(statistics)["perplexity"] < high
     # eight copies of a token say no more than one
     assert (low, high) == pytest.approx(perplexity_interval(statistics[:, :1], resamples=300))
+    # Two students on the same sentences: the interval of their mean, not of twice as many sentences.
+    assert (low, high) == perplexity_interval(np.stack([statistics, statistics]), resamples=300)
 
 
 # -- models that only count ------------------------------------------------------------------------------------------
