@@ -141,7 +141,7 @@ class ArtefactFolder:
         return path
 
     def read(self, name: str) -> bytes:
-        """The content of the file `name`, one of `layout.LOADED_FILES` with a limit."""
+        """The content of the file `name`, one of `LOADED_FILES` with a limit."""
         path, limit = self.path(name), size_limit(name)
         with _opened(path) as file:
             if os.fstat(file.fileno()).st_size > limit:
@@ -231,12 +231,14 @@ def find_file(root: Path, name: str) -> Path | None:
             )
     path = path / last
     mode = mode_of(path)
-    if mode is not None and stat.S_ISREG(mode) and os.lstat(path).st_nlink > 1:
-        raise ValueError(
-            f"{path} is a hard link: the same file has another name, and may be anybody's; put a copy of it in its place"
-        )
-    if mode is None or stat.S_ISREG(mode):
-        return None if mode is None else path
+    if mode is None:
+        return None
+    if stat.S_ISREG(mode):
+        if os.lstat(path).st_nlink > 1:
+            raise ValueError(
+                f"{path} is a hard link: its other name may be that of a private file; put a copy in its place"
+            )
+        return path
     if not stat.S_ISLNK(mode):
         raise ValueError(f"{path} is no plain file but a folder or a device; put the file there, or remove it")
     if (blob := _blob(root, path)) is None:
