@@ -21,11 +21,13 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 logger = logging.getLogger(__name__)
 
 REMOVED = {
-    "inner_epsilon_root": (0.0, "give an objective with SyntheticTraining(InnerAdam(…, eps_root=…), …) in Python"),
-    "inner_weight_decay": (0.0, "give an objective with SyntheticTraining(InnerAdam(…, weight_decay=…), …) in Python"),
-    "latent_std": (0.1, "give farzi_data=FarziData(FarziDataConfig(…, latent_std=…)) in Python"),
+    "inner_epsilon_root": (0.0, "make it the default of a subclass of InnerAdam in farzi_hf.engine.OPTIMIZERS"),
+    "latent_std": (0.1, "give FarziTrainer farzi_data=FarziData(FarziDataConfig(…, latent_std=…))"),
     "sparse_updates": (False, "an outer step changes all sequences"),
-    "privacy_max_grad_norm": (1.0, "give an objective PrivateMatching(…, max_grad_norm=…) in Python"),
+    "privacy_max_grad_norm": (
+        1.0,
+        "make it the default of a subclass of PrivateMatching in farzi_hf.distillation.OBJECTIVES",
+    ),
 }
 """Settings of older versions: what they were by default, and what to do about another value."""
 
@@ -36,8 +38,8 @@ class Setting:
 
     metadata: dict[str, Any]
     default: Any
-    used_by: dict[str, list[str] | None]
-    """By field: the variants that use the setting if the field names one of them; None: those that are there if the field is not None."""
+    choices: dict[str, Mapping[str, Any] | None]
+    """The fields that decide whether it has an effect: by the variant that they name in this table; None: where they are not None."""
 
     @property
     def help(self) -> str:
@@ -67,7 +69,7 @@ def with_settings(*parts: type) -> Callable[[type], type]:
     return decorate
 
 
-def _add(config: type, name: str, hint: Any, declared: Any, used_by: dict[str, Any]) -> None:
+def _add(config: type, name: str, hint: Any, declared: Any, choices: dict[str, Any]) -> None:
     """Adds one field to the class, and those that come with it."""
     if not isinstance(declared, Field):  # a default of another library's field
         config.__annotations__[name] = hint
@@ -78,19 +80,16 @@ def _add(config: type, name: str, hint: Any, declared: Any, used_by: dict[str, A
     if known is not None:
         if known.default != default:
             raise TypeError(f"{name} has the default {known.default!r} in one variant and {default!r} in another")
-        for choice, variants in used_by.items():
-            known.used_by[choice] = None if variants is None else [*known.used_by.get(choice, []), *variants]
+        known.choices |= choices
         if metadata.get("help") not in known.metadata["help"]:
             known.metadata["help"] += f"; {metadata['help']}"
     else:
-        known = config.settings[name] = Setting(metadata, default, {**used_by})
+        known = config.settings[name] = Setting(metadata, default, choices)
         config.__annotations__[name] = hint
-        for variant, kind in metadata.get("table", {}).items():
+        table = metadata.get("table")
+        for kind in [*(table or {}).values(), *metadata.get("parts", ())]:
             for its_name, its_hint, its_field in settings_of(kind):
-                _add(config, its_name, its_hint, its_field, {name: [variant]})
-        for part in metadata.get("parts", ()):
-            for its_name, its_hint, its_field in settings_of(part):
-                _add(config, its_name, its_hint, its_field, {name: None})
+                _add(config, its_name, its_hint, its_field, {name: table})
     made = {"default_factory": lambda: list(default)} if isinstance(default, list) else {"default": default}
     setattr(config, name, field(**made, metadata={"help": known.help}))
 
@@ -160,9 +159,9 @@ def check_settings(config: Any) -> None:
 def _idle(config: Any, name: str) -> str | None:
     """Why a setting has no effect; None where it has one."""
     reason = None
-    for choice, variants in config.settings[name].used_by.items():
+    for choice, table in config.settings[name].choices.items():
         chosen = getattr(config, choice)
-        used = chosen is not None if variants is None else chosen in variants
+        used = chosen is not None if table is None else name in [own for own, _, _ in settings_of(table[chosen])]
         reason = _idle(config, choice) or (None if used else f"{choice}={chosen!r}")
         if reason is None:
             return None

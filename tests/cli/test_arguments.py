@@ -153,29 +153,16 @@ def test_the_recipe_of_a_summary_that_python_distilled_needs_a_data_set(tmp_path
 
 def test_an_older_recipe_goes_on_where_removed_settings_had_their_defaults(tmp_path, caplog):
     path = tmp_path / "recipe.yaml"
-    old = {
-        "dataset": "sample",
-        "inner_epsilon_root": 0.0,
-        "latent_std": 0.1,
-        "privacy_max_grad_norm": 1.0,
-        "privacy_noise_multiplier": None,
-    }
+    old = {"dataset": "sample", "inner_epsilon_root": 0.0, "latent_std": 0.1, "privacy_max_grad_norm": 1.0}
     path.write_text(yaml.safe_dump(old), encoding="utf-8")
     parse("--config", str(path))
     (line,) = (record.message for record in caplog.records)
     assert line.endswith(
         "recipe.yaml': inner_epsilon_root, latent_std, privacy_max_grad_norm: no settings any more. They have their defaults, so nothing changes."
     )
-    for changed, remedy in (
-        (
-            {"inner_weight_decay": 0.1},
-            "inner_weight_decay=0.1 is no setting of a config any more; give an objective with SyntheticTraining",
-        ),
-        (
-            {"privacy_noise_multiplier": 1.0},
-            "privacy_noise_multiplier=1.0 has no effect with objective='meta_matching': set objective='private_matching'",
-        ),
-    ):
+    gone = "inner_epsilon_root=0.1 is no setting of a config any more; make it the default of a subclass of InnerAdam"
+    open_now = "has no effect with objective='meta_matching': set objective='private_matching'"
+    for changed, remedy in (({"inner_epsilon_root": 0.1}, gone), ({"privacy_noise_multiplier": 1.0}, open_now)):
         path.write_text(yaml.safe_dump({**old, **changed}), encoding="utf-8")
         with pytest.raises(ValueError, match=re.escape(remedy)):
             parse("--config", str(path))

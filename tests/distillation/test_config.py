@@ -20,8 +20,9 @@ from farzi_hf.engine import Direct, InnerAdam, InnerSGD, Tape, setting
 # Nothing here is a default, so that every one of them has to travel.
 UNUSUAL = {
     "num_sequences": 7, "sequence_length": 9, "inputs": "soft", "labels": "shared", "latent_dim": 3, "tau": 0.5, "initialization": "clusters",
-    "concentration": 3.0, "inner_learning_rate": 0.03, "inner_betas": [0.6, 0.98], "inner_epsilon": 1e-5, "inner_steps": 12, "inner_steps_min": 4,
-    "inner_lr_scheduler_type": "linear", "window": 5, "synthetic_batch_size": 2, "learners_per_step": 2, "adjoint": "tape", "eval_students": 2,
+    "concentration": 3.0, "inner_learning_rate": 0.03, "inner_betas": [0.6, 0.98], "inner_epsilon": 1e-5, "inner_weight_decay": 0.01,
+    "inner_steps": 12, "inner_steps_min": 4, "inner_lr_scheduler_type": "linear", "window": 5, "synthetic_batch_size": 2,
+    "learners_per_step": 2, "adjoint": "tape", "eval_students": 2,
     "trajectories": "omega", "num_trajectories": 4, "fresh_start_fraction": 0.25, "last_start": 30, "max_non_finite": 3, "teacher_steps": 3,
     "teacher_learning_rate": 0.02, "teacher_batch_size": 5, "teacher_weight_decay": 0.1, "num_teachers": 2, "storage": "int8",
     "learning_rate": 0.2, "lr_scheduler_type": "linear", "max_steps": 11, "max_grad_norm": 0.7, "per_device_train_batch_size": 3,
@@ -267,10 +268,13 @@ def test_fields_of_other_types_than_plain_ones_are_the_trainers_business():
 
 
 def test_an_inner_optimizer_gets_its_settings_and_no_others():
-    assert config(**UNUSUAL).make_inner_optimizer() == InnerAdam(lr=0.03, betas=(0.6, 0.98), eps=1e-5)
+    assert config(**UNUSUAL).make_inner_optimizer() == InnerAdam(
+        lr=0.03, betas=(0.6, 0.98), eps=1e-5, weight_decay=0.01
+    )
     assert config(**SGD).make_inner_optimizer() == InnerSGD(lr=0.03, momentum=0.3)
     assert config(**SGD, inner_steps=12).inner_settings() == {
-        "optimizer": "sgd", "lr": 0.03, "momentum": 0.3, "steps": 12, "synthetic_batch_size": 50, "lr_scheduler_type": "constant",
+        "optimizer": "sgd", "lr": 0.03, "momentum": 0.3, "weight_decay": 0.0, "steps": 12, "synthetic_batch_size": 50,
+        "lr_scheduler_type": "constant",
     }  # fmt: skip
 
 
@@ -278,6 +282,20 @@ def test_every_inner_optimizer_has_a_learning_rate_in_the_config():
     for name, kind in engine.OPTIMIZERS.items():
         made = config(inner_optimizer=name, inner_learning_rate=0.0625).make_inner_optimizer()
         assert (type(made), made.lr) == (kind, 0.0625)
+
+
+@dataclass(frozen=True)
+class Rooted(InnerAdam):
+    eps_root: float = 1e-9
+
+
+def test_a_table_takes_variants_of_others(monkeypatch, caplog):
+    """As the error about a setting that is gone says."""
+    monkeypatch.setitem(engine.OPTIMIZERS, "rooted", Rooted)
+    args = config(inner_optimizer="rooted", inner_epsilon=1e-5)
+    assert args.make_inner_optimizer() == Rooted(0.02, (0.7, 0.999), 1e-5, 1e-9)
+    assert args.make_training().optimizer == args.make_inner_optimizer()
+    assert not caplog.records
 
 
 def test_the_inner_loop_gets_its_settings():
@@ -307,7 +325,8 @@ def test_the_summary_carries_the_inner_loop_along():
     assert (summary.num_sequences, summary.sequence_length, summary.latent_dim) == (7, 9, 3)
     assert (summary.vocab_size, summary.tau, summary.storage) == (13, 0.5, "int8")
     assert summary.inner == {
-        "optimizer": "adam", "lr": 0.03, "betas": [0.6, 0.98], "eps": 1e-5, "steps": 12, "synthetic_batch_size": 2, "lr_scheduler_type": "linear",
+        "optimizer": "adam", "lr": 0.03, "betas": [0.6, 0.98], "eps": 1e-5, "weight_decay": 0.01, "steps": 12, "synthetic_batch_size": 2,
+        "lr_scheduler_type": "linear",
     }  # fmt: skip
     assert config(num_sequences=7).summary_config(13).inner["synthetic_batch_size"] == 7
 

@@ -22,6 +22,7 @@ from farzi_hf.engine.optimizers.base import (
     moves_root,
     root,
     setting,
+    weight_decay,
 )
 
 
@@ -69,7 +70,7 @@ class InnerAdam(InvertibleOptimizer):
         name="inner_epsilon", start=1e-6,
     )  # fmt: skip
     eps_root: float = 0.0
-    weight_decay: float = 0.0
+    weight_decay: float = weight_decay()
     lr_schedule: Callable[[int], float] | None = None
 
     def __post_init__(self) -> None:

@@ -39,6 +39,11 @@ def learning_rate() -> Any:
     return setting(help="α, the learning rate of the inner optimizer", name="inner_learning_rate", start=0.02)
 
 
+def weight_decay() -> Any:
+    """The setting `weight_decay` of optimizers."""
+    return setting(0.0, "λ of the inner optimizer", name="inner_weight_decay")
+
+
 class InnerOptimizer(ABC):
     """The interface that `unroll` needs.
 

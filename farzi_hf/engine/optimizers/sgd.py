@@ -19,6 +19,7 @@ from farzi_hf.engine.optimizers.base import (
     is_number,
     learning_rate,
     setting,
+    weight_decay,
 )
 
 
@@ -50,7 +51,7 @@ class InnerSGD(InvertibleOptimizer):
 
     lr: float = learning_rate()
     momentum: float = setting(0.0, "momentum of the inner SGD", name="inner_momentum")
-    weight_decay: float = 0.0
+    weight_decay: float = weight_decay()
     lr_schedule: Callable[[int], float] | None = None
 
     def __post_init__(self) -> None:
