@@ -248,7 +248,7 @@ def draw(c: Comparison, history: Sequence[Mapping[str, Any]], rows: Sequence[Row
         # The curve of the outer loop, with horizontal lines to compare with, all on the validation split.
         student = c.real_student(c.splits["train"], c.steps, c.seeds[0])
         plot_distillation(
-            history, paths["distillation"], metric=f"eval_{task.metric}", norm="grad_norm",
+            history, paths["distillation"], metric=f"eval_{task.metric}",
             metric_label=f"Validation {task.metric_label.removeprefix('Test ')} of fresh students",
             full_data_same_steps=task.metrics(c.statistics(student, c.splits["validation"]))[task.metric],
             **task.reference_lines(c.splits, size),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import re
 import struct
 import sys
@@ -52,9 +53,10 @@ def position(*tokens):
 
 
 def test_distillation_draws_a_panel_per_quantity_that_was_logged(tmp_path):
-    plot_distillation(LOG, tmp_path / "all.png", full_data=82.0, unigram=196.6)
-    plot_distillation([row for row in LOG if "loss" in row], tmp_path / "training.png")
-    plot_distillation(LOG, tmp_path / "student.png", loss="absent", norm="absent", full_data=82.0)
+    metric = {"metric": "eval_perplexity", "metric_label": "Perplexity of a fresh student"}
+    plot_distillation(LOG, tmp_path / "all.png", **metric, full_data=82.0, unigram=196.6)
+    plot_distillation([row for row in LOG if "loss" in row], tmp_path / "training.png", **metric)
+    plot_distillation([row for row in LOG if "loss" not in row], tmp_path / "student.png", **metric, full_data=82.0)
     heights = [size_of(tmp_path / f"{name}.png")[1] for name in ("all", "training", "student")]
     assert heights == sorted(heights, reverse=True)
     assert len(set(heights)) == 3
@@ -62,13 +64,15 @@ def test_distillation_draws_a_panel_per_quantity_that_was_logged(tmp_path):
 
 def test_distillation_without_anything_to_show_is_refused(tmp_path):
     with pytest.raises(ValueError, match="log_history has no eval_perplexity, loss or grad_norm"):
-        plot_distillation([{"step": 1, "loss": float("nan")}], tmp_path / "none.png")
+        plot_distillation(
+            [{"step": 1, "loss": math.nan}], tmp_path / "none.png", metric="eval_perplexity", metric_label=""
+        )
 
 
 def test_tokens_wrap_into_strips_and_are_shown_as_they_are(tmp_path):
     decoded = [[position("$x$", "<unk>"), position("unmanageably-long-token", "a_b")] * 6, [position(3, 14)] * 4]
     plot_tokens(decoded, tmp_path / "words.png")
-    plot_tokens(decoded, tmp_path / "ids.png", sequence=1)
+    plot_tokens(decoded[1:], tmp_path / "ids.png")
     assert size_of(tmp_path / "words.png")[1] > size_of(tmp_path / "ids.png")[1]
 
 

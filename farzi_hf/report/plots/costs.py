@@ -128,15 +128,15 @@ def plot_memory(rows: Rows, path: File, *, line: tuple[float, float]) -> None:
     steps = np.array([row["step"] for row in rows])
     slope, origin = line
     figure, (above, below) = style.panels(7.5, 4.6, 2, sharex=True, height_ratios=(2, 1))
-    for axis in (above.yaxis, below.xaxis, below.yaxis):
-        style.plain_numbers(axis)
-    above.plot(steps, [row["resident_mib"] for row in rows], color=style.ACCENT, linewidth=1.0, label="measured")
+    for axes, name, label in ((above, "resident_mib", "Resident memory (MiB)"), (below, "open_files", "Open files")):
+        axes.plot(steps, [row[name] for row in rows], color=style.ACCENT, linewidth=1.0, label="measured")
+        axes.set_ylabel(label)
+        style.plain_numbers(axes.yaxis)
     label = f"straight line: {1000 * slope:+.2f} MiB per 1,000 outer steps"
     above.plot(steps, origin + slope * steps, color=style.INK, linestyle="--", linewidth=1.2, label=label)
-    above.set(ylabel="Resident memory (MiB)")
     above.legend(frameon=False, fontsize=9, loc="lower right")
-    below.plot(steps, [row["open_files"] for row in rows], color=style.ACCENT, linewidth=1.0)
-    below.set(xlabel="Outer step", ylabel="Open files")
+    below.set_xlabel("Outer step")
+    style.plain_numbers(below.xaxis)
     for axes in (above, below):
         axes.set_ylim(bottom=0)
     style.save(figure, path)

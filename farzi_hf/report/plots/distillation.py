@@ -13,29 +13,27 @@ from matplotlib.ticker import MaxNLocator
 from farzi_hf.report.plots import style
 from farzi_hf.report.plots.style import File, Rows
 
+_COLUMNS = 10  # positions in one strip of plot_tokens
 _LONGEST_TOKEN = 12  # characters of a token that a cell of plot_tokens shows
 
 
-def plot_distillation(
-    log_history: Rows, path: File, *, metric: str = "eval_perplexity", metric_label: str = "Perplexity of a fresh student",
-    loss: str = "loss", norm: str = "grad_norm", **baselines: float,
-) -> None:  # fmt: skip
+def plot_distillation(log_history: Rows, path: File, *, metric: str, metric_label: str, **baselines: float) -> None:
     """The curves of a distillation against outer steps: student metric, outer loss, norm of the meta-gradient.
 
     A quantity that was never logged has no panel. Values that are not finite are left out.
 
     Args:
         log_history: `trainer.state.log_history`: rows with `step` and any of the quantities.
-        metric, loss, norm: the names of the quantities in these rows. `{metric}_std` is drawn as a band, if rows have it.
+        metric: the name of the student metric in these rows. `{metric}_std` is drawn as a band, if rows have it.
         baselines: horizontal lines in the metric's panel, by name: `full_data=82.0, unigram=196.6`.
 
     Raises:
         ValueError: none of the quantities was logged.
     """
-    drawn = {name: _series(log_history, name) for name in (metric, loss, norm)}
+    drawn = {name: _series(log_history, name) for name in (metric, "loss", "grad_norm")}
     drawn = {name: points for name, points in drawn.items() if len(points)}
     if not drawn:
-        raise ValueError(f"log_history has no {metric}, {loss} or {norm}; pass trainer.state.log_history of a run")
+        raise ValueError(f"log_history has no {metric}, loss or grad_norm; pass trainer.state.log_history of a run")
     heights = [1.6 if name == metric else 1.0 for name in drawn]
     height = 0.6 + 1.9 * sum(heights)
     figure, panels = style.panels(7.5, height, len(drawn), sharex=True, height_ratios=heights)
@@ -46,8 +44,8 @@ def plot_distillation(
             axes.set_ylabel(metric_label)
         else:
             _draw_noisy(axes, points)
-            axes.set_ylabel("Outer loss (nats)" if name == loss else "Meta-gradient norm")
-            if name == norm:
+            axes.set_ylabel("Outer loss (nats)" if name == "loss" else "Meta-gradient norm")
+            if name == "grad_norm":
                 style.logarithmic(axes, "y")
     style.plain_numbers(panels[-1].xaxis)
     panels[-1].set_xlabel("Outer step")
@@ -70,30 +68,28 @@ def _draw_noisy(axes: Axes, points: np.ndarray) -> None:
     axes.plot(steps, median, color=style.INK, linewidth=1.6)
 
 
-def plot_tokens(decoded: Sequence[Rows], path: File, *, sequence: int = 0, columns: int = 10) -> None:
-    """One decoded synthetic sequence. Each position shows its likeliest tokens with their probabilities, and its entropy.
+def plot_tokens(decoded: Sequence[Rows], path: File) -> None:
+    """The first decoded synthetic sequence. Each position shows its likeliest tokens with their probabilities, and its entropy.
 
     Where positions have labels of their own, these are the tokens of the label, and the likeliest input stands below.
 
     Args:
         decoded: `farzi.decode(top_k)`.
-        sequence: the index of the sequence.
-        columns: the number of positions in one strip.
     """
-    positions = decoded[sequence]
+    positions, columns = decoded[0], min(_COLUMNS, len(decoded[0]))
     strips = [positions[start : start + columns] for start in range(0, len(positions), columns)]
     top_k = len(_told(positions[0])["tokens"])
     labels = [str(token) for position in positions for token in _told(position)["tokens"]]
     cell = 0.3 + 0.08 * min(max(map(len, labels)), _LONGEST_TOKEN)
-    width = max(6.0, 1.5 + cell * min(columns, len(positions)))
+    width = max(6.0, 1.5 + cell * columns)
     figure = Figure(figsize=(width, 0.5 + len(strips) * (0.36 * top_k + 0.5)), layout="constrained")
     panels = figure.subplots(len(strips), squeeze=False)[:, 0]
     for i, (axes, strip) in enumerate(zip(panels, strips, strict=True)):
-        image = _draw_strip(axes, strip, i * columns, min(columns, len(positions)))
+        image = _draw_strip(axes, strip, i * columns, columns)
     figure.colorbar(image, ax=list(panels), label="Probability", aspect=30, pad=0.01)
     own = "label_tokens" in positions[0]
     what = "likeliest tokens after each position, whose input stands below" if own else "likeliest tokens per position"
-    figure.suptitle(f"Synthetic sequence {sequence}: {what}", fontsize=11)
+    figure.suptitle(f"Synthetic sequence 0: {what}", fontsize=11)
     style.save(figure, path)
 
 
