@@ -61,12 +61,8 @@ class _Checkpointed:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return self.plain(*args, **kwargs)
-        given = (
-            dict(self.plain.named_parameters()),
-            args,
-            kwargs,
-        )  # while the learner runs, these are its own parameters
-        leaves, structure = pytree.tree_flatten(given)
+        params = dict(self.plain.named_parameters())  # while the learner runs, they are its own
+        leaves, structure = pytree.tree_flatten((params, args, kwargs))
         places = [i for i, x in enumerate(leaves) if isinstance(x, Tensor) and x.requires_grad]
         inputs = [leaves[i] for i in places]
         device = next(x.device.type for x in leaves if isinstance(x, Tensor))

@@ -40,8 +40,7 @@ class CompiledLoop(InnerLoop):
         inputs: Buffers,
         cotangents: States,
         dx: Buffers,
-        *,
-        to_weights: bool = True,  # compiled code has them in any case
+        graph: None = None,
     ) -> Buffers:
         needed = tuple(x.requires_grad for x in inputs)
         if after is None:

@@ -229,46 +229,30 @@ class InnerLoop:
         inputs: Buffers,
         cotangents: States,
         dx: Buffers,
-        *,
-        to_weights: bool = True,
+        graph: GradientGraph | None = None,
     ) -> Buffers:
         """Carry `cotangents` back through step t, and add the step's part to `dx`, both in place; returns g_t.
 
-        Costs 3 G: G for the gradient with its graph, and 2 G for `reverse_graph`.
+        Costs 3 G: G for the gradient with its graph, and 2 G for one vector-Jacobian product through it.
 
         Args:
-            before: states before the step. Their accumulators are not needed if `after` is given.
-            after: the accumulators after the step; with None they are computed from those before it.
+            t: the step.
+            before: the states before the step. If `after` is given, their parameters are enough.
+            after: gives the accumulators after the step; with None they are computed from those before it.
             inputs: detached. Those that require grad are differentiated.
             cotangents: derivatives of the outer loss in the states after the step; when this returns, in those before it.
             dx: one accumulator for each input that requires grad.
-            to_weights: whether anybody needs the derivative in the parameters before the step. If not, the cotangents are of no use after it.
+            graph: of the gradient, if it is at hand.
         """
-        graph = self.gradient_graph(weights(before), inputs, t)
-        return self.reverse_graph(t, graph, before, after, cotangents, dx, to_weights=to_weights)
-
-    def reverse_graph(
-        self,
-        t: int,
-        graph: GradientGraph,
-        before: States,
-        after: Accumulators | None,
-        cotangents: States,
-        dx: Buffers,
-        *,
-        to_weights: bool = True,
-    ) -> Buffers:
-        """`reverse` with the gradient's graph at hand: one vector-Jacobian product through it."""
+        graph = graph or self.gradient_graph(weights(before), inputs, t)
         g = tuple(flat.detach() for flat in graph.g)
         dg = self._pullback(t, before, after, g, cotangents)
         linked = [(flat, vector) for flat, vector in zip(graph.g, dg, strict=True) if flat.requires_grad]
-        sources, totals = tuple(x for x in graph.inputs if x.requires_grad), dx
-        if to_weights:
-            sources, totals = (*graph.w, *sources), (*weights(cotangents), *dx)
-        if linked and sources:  # the loss is not linear: there are second derivatives
+        if linked:  # the loss is not linear: there are second derivatives
             graphs, dg = zip(*linked, strict=True)
+            sources = (*graph.w, *(x for x in graph.inputs if x.requires_grad))
             products = torch.autograd.grad(graphs, sources, dg, allow_unused=True)
-            for total, product in zip(totals, products, strict=True):
+            for total, product in zip((*weights(cotangents), *dx), products, strict=True):
                 if product is not None:
                     total.add_(product)  # dw += H_ww·dg, dx += H_xw·dg
         return g

@@ -135,9 +135,8 @@ def linear_cross_entropy(
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """The value, and with s its derivative: dh_j = s c_j Σ_v (p − q)_jv M_v, dM_v = s Σ_j c_j (p − q)_jv h_j and dc_j = s ℓ_j.
-
-    `head` (V, k) has the M_v as its rows. So has the embedding that may share them, and sums of their derivatives run along the memory.
+    """The value Σ_j c_j ℓ_j. If s is the derivative in the value, those in the arguments are dh_j = s c_j Σ_v (p − q)_jv M_v,
+    dM_v = s Σ_j c_j (p − q)_jv h_j and dc_j = s ℓ_j. The rows of `head` (V, k) are the M_v.
     """
 
     @staticmethod
@@ -150,7 +149,7 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, s: Tensor) -> tuple[Any, ...]:
         h, head, counts = ctx.saved_tensors
-        # The gradient is as large as the head: it is handed on, and computed again for a second backward pass through the same graph.
+        # The gradient is as large as the head, so the graph does not keep it. A second backward pass computes it again.
         found = ctx.found or _losses_and_gradient(ctx.targets, h, head, counts, ctx.needs_input_grad[1:3])
         ctx.found = None
         return None, *_Gradient.apply(ctx.targets, found, s, h, head, counts, *ctx.targets.tensors)
@@ -252,7 +251,7 @@ class _Gradient(torch.autograd.Function):
 class _TargetDerivative(torch.autograd.Function):
     """Zero, with the derivatives of −Σ_j ⟨q_j, z_j⟩ in the targets' tensors.
 
-    It is a node of its own, so that autograd computes them only where somebody asks for them. An inner step does not.
+    Autograd runs this node only where these derivatives are asked for. An inner step does not ask for them.
     """
 
     @staticmethod
@@ -328,7 +327,7 @@ class _TableGradient(torch.autograd.Function):
 
 
 class _TokenDerivative(torch.autograd.Function):
-    """Zeros (n, h), with the derivatives of x_j = Σ_v q_jv E_v in the tensors of q. It is a node of its own, as `_TargetDerivative` is."""
+    """Zeros (n, h), with the derivatives of x_j = Σ_v q_jv E_v in the tensors of q, for the reason of `_TargetDerivative`."""
 
     @staticmethod
     def forward(ctx: Any, tokens: SoftTokens, table: Tensor, *tensors: Tensor) -> Tensor:

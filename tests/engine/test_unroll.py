@@ -12,7 +12,7 @@ from adjoint_checks import every_adjoint, reference
 from meta_problems import ADAM, gradients, outer_loss, relative_error
 from torch import Tensor, nn
 
-from farzi_hf.engine import Adjoint, Checkpoint, Direct, GradientGraphs, InnerAdam, Reversible, Tape, unroll
+from farzi_hf.engine import Adjoint, Checkpoint, Direct, InnerAdam, Reversible, Tape, unroll
 
 
 @every_adjoint
@@ -219,44 +219,3 @@ def test_tensors_without_elements_and_counts_of_numpy_are_fine(adjoint: Adjoint 
     )
     assert theta["none"].shape == (0,)
     assert torch.autograd.grad(theta["w"].sum(), x)[0].all()
-
-
-class _Cube(torch.autograd.Function):
-    """w³, which counts how often its gradient is differentiated in w."""
-
-    @staticmethod
-    def forward(ctx, w: Tensor, counted: list) -> Tensor:
-        ctx.save_for_backward(w)
-        ctx.counted = counted
-        return w**3
-
-    @staticmethod
-    def backward(ctx, g: Tensor) -> tuple:
-        (w,) = ctx.saved_tensors
-        slope = 3 * w**2
-        slope.register_hook(lambda _: ctx.counted.append(1)) if slope.requires_grad else None
-        return slope * g, None
-
-
-@pytest.mark.parametrize("adjoint", [GradientGraphs(), Tape(), Checkpoint(), Reversible()])
-@pytest.mark.parametrize(
-    ("trains", "window", "times"), [(False, None, 3), (True, None, 4), (False, 2, 1), (True, 2, 1)]
-)
-def test_the_first_step_has_no_derivative_in_parameters_that_nobody_asks_for(
-    adjoint: Adjoint, trains: bool, window: int | None, times: int
-) -> None:
-    counted: list = []
-
-    def inner_loss(params: dict, inputs: tuple, step: int) -> Tensor:
-        return (_Cube.apply(params["w"], counted) * inputs[0]).sum() / 100
-
-    def gradients_of(adjoint: Adjoint) -> tuple[Tensor, ...]:
-        w, x = torch.tensor([0.5, 1.0], requires_grad=trains), torch.tensor([1.0, 2.0], requires_grad=True)
-        theta = unroll(inner_loss, {"w": w}, (x,), optimizer=ADAM, steps=4, window=window, adjoint=adjoint)
-        counted.clear()
-        return torch.autograd.grad(theta["w"].square().sum(), (x, w) if trains else (x,))
-
-    expected = gradients_of(Direct())
-    for ours, theirs in zip(gradients_of(adjoint), expected, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-7)
-    assert len(counted) == times

@@ -13,7 +13,7 @@ from farzi_hf.engine.inner_loop import Accumulators, Buffers, GradientGraph, Inn
 
 
 class Reverse(Protocol):
-    """`InnerLoop.reverse` of one backward pass, or `InnerLoop.reverse_graph` if the graph of the gradient is given. Returns g_t."""
+    """`InnerLoop.reverse` of one backward pass. Returns g_t."""
 
     def __call__(
         self, t: int, before: States, after: Accumulators | None, graph: GradientGraph | None = None
@@ -133,13 +133,8 @@ class _Unrolled(torch.autograd.Function):
         dx = iter(totals := tuple(torch.zeros_like(x) for x in inputs if x.requires_grad))
         cotangents = loop.cotangents(dw)
 
-        needs_start = not loop.is_cut and any(ctx.needs_input_grad[2 : 2 + len(dw)])
-
         def reverse(t: int, before: States, after: Accumulators | None, graph: GradientGraph | None = None) -> Buffers:
-            to_weights = needs_start or t > loop.differentiated[0]
-            if graph is None:
-                return loop.reverse(t, before, after, inputs, cotangents, totals, to_weights=to_weights)
-            return loop.reverse_graph(t, graph, before, after, cotangents, totals, to_weights=to_weights)
+            return loop.reverse(t, before, after, inputs, cotangents, totals, graph)
 
         with no_autocast(loop.autocast):
             adjoint.retrace(loop, ctx.record, inputs, reverse)
