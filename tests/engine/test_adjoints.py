@@ -124,7 +124,7 @@ def test_paper_rule_is_exact_at_one_step_only() -> None:
     rules = [PaperAdam(lr=0.02, eps=1e-3, weight_decay=0.1), InnerAdam(lr=0.02, eps=1e-3, weight_decay=0.1)]
     one, exact_one = (meta_gradient(problem, rule, 1) for rule in rules)
     assert relative_error(one, exact_one) <= 1e-12
-    many, exact_many = (torch.cat([x.flatten() for x in meta_gradient(problem, rule, 30)]) for rule in rules)
+    many, exact_many = (torch.cat([x.flatten() for x in meta_gradient(problem, rule, 20)]) for rule in rules)
     assert torch.cosine_similarity(many, exact_many, dim=0) < 0.99
 
 

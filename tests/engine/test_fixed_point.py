@@ -49,7 +49,7 @@ optimizers = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(
     optimizer=optimizers,
     size=st.integers(1, 50),
@@ -169,11 +169,11 @@ def test_the_largest_gradients_have_room_at_every_step(optimizer: InnerOptimizer
     """Their sum would wrap around without a sign of it."""
     exact = state = optimizer.init(torch.zeros(3, dtype=torch.float64))
     held = FixedPointState(optimizer, state, 0)
-    for t in range(1, 3001):
+    for t in range(1, 1201):
         g = torch.tensor([LARGEST_GRADIENT, -LARGEST_GRADIENT, LARGEST_GRADIENT * (-1) ** t], dtype=torch.float64)
         held.step(g, t, optimizer.lr)
         exact = optimizer.step(exact, g, t, optimizer.lr)
-    for found, expected in zip(held.accumulators(slice(None), 3000), exact[1:], strict=True):
+    for found, expected in zip(held.accumulators(slice(None), 1200), exact[1:], strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=1.0)
 
 
