@@ -194,26 +194,18 @@ def test_a_spectral_start_knows_which_token_stood_where(sequences, tokenizer):
 
 
 @pytest.mark.parametrize("initialize", STARTS.values(), ids=STARTS)
-def test_a_start_is_a_function_of_its_seed(initialize):
-    starts = []
+def test_a_start_is_a_function_of_its_seed_and_leaves_the_global_random_state_alone(initialize):
+    before, starts = (torch.get_rng_state(), np.random.get_state()[1]), []  # noqa: NPY002
     for seed in (1, 1, 2):
         starts.append(farzi := summary())
+        torch.set_rng_state(before[0])  # a new summary draws from it
         initialize(farzi, dataset_of(SENTENCES), seed)
+        assert torch.equal(torch.get_rng_state(), before[0])
+        assert np.array_equal(np.random.get_state()[1], before[1])  # noqa: NPY002
     first, second, other = (soft_tokens(farzi) for farzi in starts)
     assert torch.equal(first, second)
     assert not torch.allclose(first, other)
-    for parameter in starts[0].parameters():
-        assert parameter.requires_grad
-        assert parameter.is_leaf
-
-
-@pytest.mark.parametrize("initialize", STARTS.values(), ids=STARTS)
-def test_a_start_leaves_the_global_random_state_alone(initialize):
-    farzi = summary()
-    before = torch.get_rng_state(), np.random.get_state()[1]  # noqa: NPY002
-    initialize(farzi, dataset_of(SENTENCES), seed=1)
-    assert torch.equal(torch.get_rng_state(), before[0])
-    assert np.array_equal(np.random.get_state()[1], before[1])  # noqa: NPY002
+    assert all(parameter.requires_grad and parameter.is_leaf for parameter in starts[0].parameters())
 
 
 def test_random_starts_have_the_deviation_of_the_config():
@@ -230,16 +222,12 @@ def test_one_dimension_holds_the_token_frequencies(tau):
     torch.testing.assert_close(soft_tokens(farzi), frequencies(SENTENCES).expand(6, 7, V))
 
 
-@pytest.mark.parametrize("d", [2, V, V + 5])
-def test_any_number_of_dimensions(d):
+@pytest.mark.parametrize(
+    ("d", "sentences"),
+    [(2, SENTENCES), (V, SENTENCES), (V + 5, SENTENCES), (4, [[2, 4, 3]]), (4, [[2, 3]]), (4, [[4, 4]])],
+)
+def test_any_number_of_dimensions_and_few_real_tokens(d, sentences):
     farzi = summary(d=d)
-    Spectral()(farzi, dataset_of(SENTENCES), seed=0)
-    assert torch.isfinite(soft_tokens(farzi)).all()
-
-
-@pytest.mark.parametrize("sentences", [[[2, 4, 3]], [[2, 3]], [[4, 4]]])
-def test_fewer_real_tokens_than_synthetic_ones(sentences):
-    farzi = summary(mu=6, xi=7)
     Spectral()(farzi, dataset_of(sentences), seed=0)
     assert torch.isfinite(soft_tokens(farzi)).all()
 
