@@ -24,10 +24,7 @@ REMOVED = {
     "inner_epsilon_root": (0.0, "make it the default of a subclass of InnerAdam in farzi_hf.engine.OPTIMIZERS"),
     "latent_std": (0.1, "give FarziTrainer farzi_data=FarziData(FarziDataConfig(…, latent_std=…))"),
     "sparse_updates": (False, "an outer step changes all sequences"),
-    "privacy_max_grad_norm": (
-        1.0,
-        "make it the default of a subclass of PrivateMatching in farzi_hf.distillation.OBJECTIVES",
-    ),
+    "privacy_max_grad_norm": (1.0, "make it the default of a subclass of PrivateMatching in distillation.OBJECTIVES"),
 }
 """Settings of older versions: what they were by default, and what to do about another value."""
 
@@ -90,8 +87,8 @@ def _add(config: type, name: str, hint: Any, declared: Any, choices: dict[str, A
         for kind in [*(table or {}).values(), *metadata.get("parts", ())]:
             for its_name, its_hint, its_field in settings_of(kind):
                 _add(config, its_name, its_hint, its_field, {name: table})
-    made = {"default_factory": lambda: list(default)} if isinstance(default, list) else {"default": default}
-    setattr(config, name, field(**made, metadata={"help": known.help}))
+    given = {"default_factory": lambda: list(default)} if isinstance(default, list) else {"default": default}
+    setattr(config, name, field(**given, metadata={"help": known.help}))
 
 
 def settings_of(kind: Any) -> Iterator[tuple[str, Any, Field]]:
@@ -128,9 +125,8 @@ def without_removed(values: Mapping[str, Any], source: str) -> dict[str, Any]:
                 f"{source}: {name}={value!r} is no setting of a config any more; {remedy}, and remove the key"
             )
     if gone:
-        logger.warning(
-            "%s: %s: no settings any more. They have their defaults, so nothing changes.", source, ", ".join(gone)
-        )
+        said = "no settings any more. They have their defaults, so nothing changes; the keys can be removed."
+        logger.warning("%s: %s: %s", source, ", ".join(gone), said)
     return {name: value for name, value in values.items() if name not in gone}
 
 
