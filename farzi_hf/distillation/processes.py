@@ -158,9 +158,7 @@ def broadcast(tensors: Parameters, source: int = 0) -> None:
     """Writes the values of one process into the tensors of all others, in place. Names, shapes and dtypes are the same in all."""
     rank, processes = world()
     for tensor in tensors.values() if processes > 1 else ():
-        sent = (
-            tensor.detach().to(PartialState().device).contiguous()
-        )  # the device of the process group may be another one
+        sent = tensor.detach().to(PartialState().device).contiguous()  # the process group may have another device
         distributed.broadcast(sent, source)
         if rank != source:
             tensor.copy_(sent)

@@ -212,9 +212,8 @@ class FarziTrainer(Trainer):
 
     def _as_finished(self, state: TrainerState) -> TrainOutput:
         """The result of a run that has taken all its steps already. `Trainer` would take one more step."""
-        self._load_from_checkpoint(
-            (self.args.load_best_model_at_end and state.best_model_checkpoint) or self.run.checkpoint
-        )
+        best = state.best_model_checkpoint if self.args.load_best_model_at_end else None
+        self._load_from_checkpoint(best or self.run.checkpoint)
         self.state = state
         if self.args.push_to_hub:  # the run may have been killed before its last push
             self._push_from_checkpoint(self.run.checkpoint)
@@ -240,9 +239,7 @@ class FarziTrainer(Trainer):
 
     # -- outer step --------------------------------------------------------------------------------------------------
 
-    def compute_loss(
-        self, model: nn.Module, inputs: Mapping[str, Tensor], return_outputs: bool = False, **kwargs: Any
-    ) -> Tensor:
+    def compute_loss(self, model: nn.Module, inputs: Mapping[str, Tensor], *args: Any, **kwargs: Any) -> Tensor:
         """The outer loss. Its gradient in latents and decoder is the meta-gradient."""
         seed = self._learner_seed()
 
@@ -258,15 +255,11 @@ class FarziTrainer(Trainer):
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         """One micro-batch. A meta-gradient without a finite norm is dropped and does not change the summary."""
         loss = super().training_step(*args, **kwargs)
-        if (
-            self.accelerator.sync_gradients
-        ):  # it is summed over micro-batches and processes, so that all processes decide alike
-            gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        # After the last micro-batch the gradient is summed over all of them and over processes, so that all processes decide alike.
+        if self.accelerator.sync_gradients:
+            norms = [torch.linalg.vector_norm(p.grad) for p in self.model.parameters() if p.grad is not None]
             # As clipping computes it: infinite for entries that are large but finite, which clipping would set to zero.
-            norm = (
-                torch.stack([torch.linalg.vector_norm(x) for x in gradients]).norm() if gradients else torch.zeros(())
-            )
-            if not torch.isfinite(norm):
+            if norms and not torch.isfinite(torch.stack(norms).norm()):
                 self._skip_step()
         finite = bool(torch.isfinite(loss))
         self.losses.count(finite)
@@ -276,10 +269,8 @@ class FarziTrainer(Trainer):
         for parameter in self.model.parameters():
             parameter.grad = None  # the optimizer then leaves latents and decoder as they are
         self.run.record.non_finite_steps += 1
-        skipped, limit = self.run.record.non_finite_steps, self.args.max_non_finite
-        logger.warning(
-            "Step %d: the meta-gradient is not finite; skipped (%d so far).", self.state.global_step, skipped
-        )
+        step, skipped, limit = self.state.global_step, self.run.record.non_finite_steps, self.args.max_non_finite
+        logger.warning("Step %d: the meta-gradient is not finite; skipped (%d so far).", step, skipped)
         if skipped > limit:
             raise FloatingPointError(
                 f"{skipped} meta-gradients were not finite, more than max_non_finite={limit}; begin a new run in another output_dir, from "

@@ -61,6 +61,7 @@ def test_distil_leaves_a_table_figures_and_a_loadable_summary(distilled):
     assert farzi.results.metrics["command"] == "farzi distil recipe.yaml"
 
 
+@pytest.mark.slow
 def test_results_do_not_stay_beside_the_summary_of_a_run_with_other_settings(tmp_path, monkeypatch):
     """That run was interrupted while its students trained."""
 

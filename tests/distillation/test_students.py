@@ -56,12 +56,6 @@ def test_a_diverged_student_gives_infinity_not_a_warning(make):
     assert np.isnan(metrics["eval_perplexity_std"])
 
 
-def test_evaluation_takes_another_dataset_and_prefix(make, sequences):
-    metrics = make(eval_students=1).evaluate(sequences["test"], metric_key_prefix="test")
-    assert {"test_loss", "test_perplexity"} <= metrics.keys()
-    assert not any(name.startswith("eval") for name in metrics)
-
-
 def test_without_metrics_the_loss_is_left(make):
     trainer = make({"compute_metrics": None})
     assert trainer.evaluate().keys() == {"eval_loss", "eval_loss_std", "eval_students", "epoch"}
@@ -191,6 +185,7 @@ def test_a_set_is_evaluated_by_hand(make, sequences):
     by_name = trainer.evaluate("far")
     assert by_name == trainer.evaluate(sequences["test"])
     others = trainer.evaluate({"far": sequences["test"]}, metric_key_prefix="test")
+    assert not any(name.startswith("eval") for name in others)
     assert others["test_far_perplexity"] == by_name["eval_perplexity"]
     with pytest.raises(
         ValueError, match=r"eval_dataset='wide' is not one of FarziTrainer's sets: it has several, near, far"

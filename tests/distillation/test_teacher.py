@@ -174,7 +174,7 @@ def test_the_meta_gradient_is_exact(sequences, adjoint, inputs):
         assert (found[name] - gradient).norm() < tolerance * gradient.norm()
 
 
-@pytest.mark.parametrize("inputs", ["tokens", "soft"])
+@pytest.mark.parametrize("inputs", ["tokens", pytest.param("soft", marks=pytest.mark.slow)])
 def test_a_distillation_of_labels_makes_students_better(tmp_path, sequences, tokenizer, inputs):
     trainer = tiny_trainer(
         tmp_path, sequences, tokenizer, **{**OWN, "inputs": inputs}, max_steps=15, learning_rate=0.003
@@ -262,7 +262,7 @@ def test_a_teacher_of_another_config_is_trained_and_labels(tmp_path, sequences, 
 def test_teachers_of_several_kinds_are_trained_and_label_together(tmp_path, sequences, tokenizer):
     kinds = [tiny_learner(V), RNNConfig(vocab_size=V, hidden_size=8)]
     trainer = tiny_trainer(
-        tmp_path, sequences, tokenizer, trainer={"teacher": kinds}, **OWN, label_dim=24, num_teachers=2
+        tmp_path, sequences, tokenizer, {"teacher": kinds}, **{**OWN, "teacher_steps": 10}, label_dim=24, num_teachers=2
     )
     trainer.tune_initialization()
     data = RealData(trainer.train_dataset, trainer.data_collator, quiet=True)
