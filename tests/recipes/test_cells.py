@@ -29,12 +29,10 @@ def experiment(folder: Path) -> Experiment:
         "1",
         "--save_strategy",
         "no",
-        "--learner",
-        GPT2,
         "--logging_steps",
         "1",
     )
-    return Experiment.parse("any", "Any", [*COMPARED, *form, *places(folder)], forms=OWN_FORM)
+    return Experiment.parse("any", "Any", [*COMPARED, *form, "--learner", GPT2, *places(folder)], forms=OWN_FORM)
 
 
 def test_a_cell_that_goes_on_counts_all_its_seconds_and_leaves_no_checkpoint(tmp_path, monkeypatch):

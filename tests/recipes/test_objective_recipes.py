@@ -32,18 +32,8 @@ OMEGA = (
 
 
 def tiny(dataset: str, folder: Path) -> list[str]:
-    return [
-        "--dataset",
-        dataset,
-        "--form",
-        "paper",
-        *COMPARED,
-        *START,
-        *OMEGA,
-        *places(folder),
-        "--learner",
-        LEARNERS[dataset],
-    ]
+    named = ["--dataset", dataset, "--form", "paper", "--learner", LEARNERS[dataset]]
+    return [*named, *COMPARED, *START, *OMEGA, *places(folder)]
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:

@@ -188,17 +188,8 @@ def test_a_run_that_goes_on_does_not_make_its_start_again(finished_text, tmp_pat
 @pytest.mark.usefixtures("no_figures")
 def test_the_card_of_a_private_run_has_its_epsilon(tmp_path, small_data):
     pytest.importorskip("opacus")
-    private = [
-        "--objective",
-        "private_matching",
-        "--privacy_noise_multiplier",
-        "1",
-        "--initialization",
-        "random",
-        "--baselines",
-        "head",
-    ]
-    ptb.main([*DEMO, *private, "--output_dir", str(tmp_path)])
+    private = ["--objective", "private_matching", "--privacy_noise_multiplier", "1", "--initialization", "random"]
+    ptb.main([*DEMO, *private, "--baselines", "head", "--output_dir", str(tmp_path)])
     metrics = json.loads((tmp_path / "summary" / "metrics.json").read_text(encoding="utf-8"))
     assert metrics["privacy_releases"] == 2
     card = (tmp_path / "summary" / "README.md").read_text(encoding="utf-8")
