@@ -7,7 +7,6 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -58,38 +57,33 @@ def distillation_seconds(log_history: Sequence[Mapping[str, Any]]) -> float:
     return seconds
 
 
-@dataclass(frozen=True)
-class Provenance:
-    """A data set's name on a card, its licence as the Hub names it, and a sentence about the licence."""
-
-    title: str
-    licence: str
-    text: str
+def _source(title: str, text: str, licence: str = "other") -> dict[str, str]:
+    """A data set's name on a card, a sentence about its licence, and the licence as the Hub names it."""
+    return {"dataset": title, "licence": licence, "licence_text": text}
 
 
 _MOVIELENS = "The source, MovieLens, may be used for research; GroupLens forbids its redistribution."
-_OURS = Provenance(
-    "the sample data of farzi_hf", "apache-2.0",
-    "The source was invented for farzi_hf, whose licence is Apache-2.0. It does not describe real people.",
-)  # fmt: skip
+_INVENTED = "The source was invented for farzi_hf, whose licence is Apache-2.0. It does not describe real people."
+_OURS = _source("the sample data of farzi_hf", _INVENTED, "apache-2.0")
 PROVENANCES = {
-    "ptb": Provenance(
-        "Penn Treebank", "other",
+    "ptb": _source(
+        "Penn Treebank",
         "The source, Penn Treebank, is licensed by the Linguistic Data Consortium (LDC99T42). Ask the consortium before you publish "
         "a summary of it.",
     ),
-    "ml-100k": Provenance("MovieLens-100k", "other", _MOVIELENS),
-    "ml-1m": Provenance("MovieLens-1M", "other", _MOVIELENS),
-    "magazine": Provenance(
-        "Amazon Magazine Subscriptions", "other",
+    "ml-100k": _source("MovieLens-100k", _MOVIELENS),
+    "ml-1m": _source("MovieLens-1M", _MOVIELENS),
+    "magazine": _source(
+        "Amazon Magazine Subscriptions",
         "The source, Amazon reviews of magazine subscriptions, was collected for research and states no licence.",
     ),
-    "netflix": Provenance(
-        "the Netflix Prize data", "other", "The source was published for a contest and for research. It may not be redistributed."
+    "netflix": _source(
+        "the Netflix Prize data",
+        "The source was published for a contest and for research. It may not be redistributed.",
     ),
     "sample": _OURS,
     "sample_interactions": _OURS,
-}  # fmt: skip
+}
 
 
 def provenance(c: Comparison, data: TaskData, seed: int) -> dict[str, Any]:
@@ -102,8 +96,7 @@ def provenance(c: Comparison, data: TaskData, seed: int) -> dict[str, Any]:
         "split": f"{data.split_label(seed)}; seed of the distillation {c.seed}",
         "command": "farzi distil recipe.yaml",
     }
-    known = PROVENANCES.get(name)
-    return {**facts, "dataset": known.title, "licence": known.licence, "licence_text": known.text} if known else facts
+    return {**facts, **PROVENANCES.get(name, {})}
 
 
 def cost(c: Comparison) -> dict[str, float]:
