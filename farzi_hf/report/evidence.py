@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 
 from farzi_hf.tasks import Row, Statistics, Task
 
@@ -73,6 +72,9 @@ class Evidence:
     task: Task
     rows: Mapping[str, Row]
     students: Mapping[str, Statistics]
+    _ratios: dict[tuple[str, str], tuple[float, tuple[float, float]]] = field(
+        default_factory=dict, init=False, repr=False
+    )
 
     def finding(self, ours: str, other: str) -> str:
         """A sentence with the quality of `ours` as a share of the quality of `other`, and the interval of this share."""
@@ -110,12 +112,8 @@ class Evidence:
             return AGREES
         return DIFFERS if high < claim.at_least and not any(seeds) else OPEN
 
-    @cached_property
-    def _ratios(self) -> dict[tuple[str, str], tuple[float, tuple[float, float]]]:
-        return {}  # `ratio` fills this cache, because each ratio needs a thousand resamples
-
     def ratio(self, ours: str, other: str) -> tuple[float, tuple[float, float]]:
-        """The quality of `ours` divided by the quality of `other`, and the interval of this ratio."""
+        """The quality of `ours` divided by the quality of `other`, and the interval of this ratio. It takes a thousand resamples, once."""
         if (ours, other) not in self._ratios:
             self._ratios[ours, other] = self.task.ratio(self.students[ours], self.students[other])
         return self._ratios[ours, other]
