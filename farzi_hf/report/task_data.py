@@ -105,12 +105,9 @@ class RunSettings:
             raise ValueError(
                 "summary: it has no recipe.yaml that names its dataset; give a summary that `farzi distil` wrote, or leave the real data out"
             )
-        own = not isinstance(name, str) or name not in {*TEXTS, *SOURCES, SAMPLE_INTERACTIONS}
-        if (
-            own
-            and "dataset" not in changes
-            and (data_dir is None or not isinstance(name, str) or Path(name).name != name)
-        ):
+        ours = isinstance(name, str) and name in {*TEXTS, *SOURCES, SAMPLE_INTERACTIONS}
+        in_folder = isinstance(name, str) and Path(name).name == name and data_dir is not None
+        if not (ours or in_folder or "dataset" in changes):
             raise ValueError(
                 f"recipe.yaml: dataset={name!r:.200} is no data set of this library, and a recipe does not choose files or repositories; give "
                 "data_dir, the folder with the file of that name"
