@@ -99,10 +99,10 @@ def load_interactions(
 
     Args:
         name: "ml-100k" (file `u.data`), "ml-1m" (`ratings.dat`), "magazine" (`Magazine_Subscriptions.csv`: Amazon's own, or
-            numbers with the user first, or with a header), "netflix" (`combined_data_*.txt`, within 4 GiB). Or your own with
-            columns user, item and timestamp: a `datasets.Dataset`, a data frame, a file (.csv, .tsv, .parquet, .json, .jsonl),
-            or the name of a data set that `datasets.load_dataset` finds (its split "train").
-        data_dir: folder with the files. Without it a named data set is downloaded once, if it has a public download.
+            numbers with the user first, or with a header). Or your own with columns user, item and timestamp: a `datasets.Dataset`,
+            a data frame, a file (.csv, .tsv, .parquet, .json, .jsonl), or the name of a data set that `datasets.load_dataset`
+            finds (its split "train").
+        data_dir: folder with the files. Without it a named data set is downloaded once.
         min_interactions: users with fewer rows are left out. The default gives the paper's counts.
 
     Raises:
@@ -114,8 +114,8 @@ def load_interactions(
     if not isinstance(name, str) or name not in SOURCES:
         return _sequences(read_own(name, data_dir), min_interactions)
     source = SOURCES[name]
-    files = source.files(name, data_dir)
-    return _sequences(source.read(files), min_interactions, source.titles(files))
+    path = source.find(name, data_dir)
+    return _sequences(source.read(path), min_interactions, source.titles(path))
 
 
 def _sequences(columns: Columns, min_interactions: int, titles: dict[Any, str] | None = None) -> Interactions:

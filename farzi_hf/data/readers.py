@@ -10,13 +10,12 @@ import codecs
 import csv as python_csv
 import json
 import re
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as csv
@@ -109,7 +108,7 @@ def _read_file(path: Path) -> Columns:
 
 def _read_text(path: Path) -> Columns:
     delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
-    return columns(parse(utf8(path), path, delimiter, quote='"'), path, numbers=True)
+    return columns(_parse(utf8(path), path, delimiter), path, numbers=True)
 
 
 def _read_parquet(path: Path) -> Columns:
@@ -154,15 +153,10 @@ _READERS = {
 _FILE_SUFFIXES = (*_READERS, ".txt", ".dat", ".data", ".arrow", ".feather", ".gz", ".zip", ".xlsx", ".xls", ".pkl")
 
 
-def parse(
-    text: bytes,
-    path: Path,
-    delimiter: str,
-    names: Sequence[str] | None = None,
-    types: Mapping[str, pa.DataType] | None = None,
-    quote: str | bool = False,
+def _parse(
+    text: bytes, path: Path, delimiter: str, names: Sequence[str] | None = None, quote: str | bool = '"'
 ) -> pa.Table:
-    """A table whose user, item and timestamp are text unless `types` says otherwise. Empty lines are skipped.
+    """A table whose user, item and timestamp are text, and its rating a number. Empty lines are skipped.
 
     A last line without a line break is read. A line without all columns is an error.
 
@@ -177,7 +171,7 @@ def parse(
             read_options=csv.ReadOptions(column_names=names and list(names), use_threads=False),
             parse_options=csv.ParseOptions(delimiter=delimiter, quote_char=quote, newlines_in_values=bool(quote)),
             convert_options=csv.ConvertOptions(
-                column_types={**dict.fromkeys(NAMES, pa.string()), **(types or {})},
+                column_types={**dict.fromkeys(NAMES, pa.string()), **({"rating": pa.float64()} if names else {})},
                 null_values=[""],
                 strings_can_be_null=True,
             ),
@@ -198,149 +192,77 @@ _RATINGS = ("user", "item", "rating", "timestamp")
 _BETWEEN = b"\x1f"  # a delimiter of one byte that is in none of these files
 
 
-def _read_movielens(delimiter: bytes) -> Callable[[list[Path]], Columns]:
-    def read(files: list[Path]) -> Columns:
-        (path,) = files
-        text = utf8(path)
-        if _BETWEEN in text:
-            raise ValueError(f"{path} holds the control character {_BETWEEN!r}: it is damaged or another file")
-        table = parse(text.replace(delimiter, _BETWEEN), path, _BETWEEN.decode(), _RATINGS, {"rating": pa.float64()})
-        return columns(table, path, only_numbers=True)
-
-    return read
+def _read_movielens(path: Path, delimiter: bytes) -> Columns:
+    text = utf8(path)
+    if _BETWEEN in text:
+        raise ValueError(f"{path} holds the control character {_BETWEEN!r}: it is damaged or another file")
+    table = _parse(text.replace(delimiter, _BETWEEN), path, _BETWEEN.decode(), _RATINGS, quote=False)
+    return columns(table, path, only_numbers=True)
 
 
-def _read_amazon(files: list[Path]) -> Columns:
+def _read_amazon(path: Path) -> Columns:
     """Amazon's own file without a header, with user and item in either order; a file of numbers, user first; or any with a header."""
-    (path,) = files
     text = utf8(path)
     head = re.split(rb"[\r\n]", text.lstrip(b"\r\n"), maxsplit=1)[0].decode(errors="replace")
     if set(NAMES) <= set(next(python_csv.reader([head]), [])):
-        return columns(parse(text, path, ",", quote='"'), path, numbers=True)
-    table = parse(text, path, ",", _RATINGS, {"rating": pa.float64()}, quote='"')
+        return columns(_parse(text, path, ","), path, numbers=True)
+    table = _parse(text, path, ",", _RATINGS)
 
     def are(first: str, second: str) -> bool:
-        pairs = zip((table["user"], table["item"]), (first, second), strict=True)
+        pairs = ((table["user"], first), (table["item"], second))
         return all(pc.all(pc.match_substring_regex(column, pattern)).as_py() is not False for column, pattern in pairs)
 
     number, user, item = r"\A[+-]?[0-9]+\z", r"\AA[0-9A-Z]+\z", r"\A[0-9B][0-9A-Z]+\z"
-    if are(number, number) or are(user, item):
-        return columns(table, path, numbers=True)
     if are(item, user):
-        return columns(table.rename_columns(["item", "user", *_RATINGS[2:]]), path, numbers=True)
-    raise ValueError(
-        f"{path} does not say which column holds the users: neither are both columns numbers, nor one Amazon's user ids (A…) "
-        "and the other its item ids (B… or digits) throughout; give it the first line user,item,rating,timestamp"
-    )
-
-
-_NETFLIX_BLOCK = 1 << 26  # bytes per block
-_NETFLIX_MOVIES, _NETFLIX_USERS = 17_770, 2_649_429  # the largest ids, from the prize's description
-_NETFLIX_TYPES = {"user": pa.int32(), "rating": pa.int8(), "date": pa.date32()}
-
-
-def _read_netflix(files: list[Path]) -> Columns:
-    """Lines `MOVIE:`, each followed by lines of user,rating,date. They are read in blocks; 8 bytes are kept per interaction."""
-    parts = [part for path in files for part in _netflix_blocks(path)]
-    if not parts:
-        raise ValueError(f"{files[0]} holds no interaction, nor do {len(files) - 1} files beside it: cut short")
-    users, items, days = (np.concatenate(column) for column in zip(*parts, strict=True))
-    return Columns(users, items, days, range(int(items.max()) + 1))
-
-
-def _netflix_blocks(path: Path) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """(users, items, days) of each block of a file."""
-    parts, movie = [], 0
-    with path.open("rb") as file:
-        while block := file.read(_NETFLIX_BLOCK):
-            # the lines before the first movie of the block, then by turns a movie and its lines
-            first, *rest = re.split(rb"^([1-9]\d*):\r?\n", block + file.readline(), flags=re.MULTILINE)
-            if not movie and (first or not rest):
-                raise ValueError(
-                    f"{path} does not begin with a line such as '1:': it is not one of Netflix's combined files"
-                )
-            movies, texts = [movie, *map(int, rest[::2])], [first, *rest[1::2]]
-            movie = movies[-1]
-            rows = [text.count(b"\n") + (text[-1:] not in (b"\n", b"")) for text in texts]
-            if sum(rows):
-                users, days = _netflix_ratings(b"".join(texts), path, max(movies))
-                parts.append((users, np.repeat(np.array(movies, dtype=np.uint16), rows), days))
-    return parts
-
-
-def _netflix_ratings(text: bytes, path: Path, movie: int) -> tuple[np.ndarray, np.ndarray]:
-    """(users, days) of a block without the lines of the movies. `movie` is its largest one, for errors."""
-    if movie > _NETFLIX_MOVIES:
-        raise ValueError(f"{path} has movie {movie}, the prize's are 1 … {_NETFLIX_MOVIES}: it is damaged")
-    # Arrow would leave out an empty line, end a line at a carriage return alone, and read 07 and 0x7 as 7.
-    letters = np.frombuffer(text, np.uint8)
-    starts = np.r_[0, np.flatnonzero(letters[:-1] == ord("\n")) + 1]
-    digits = (letters[starts] >= ord("1")) & (letters[starts] <= ord("9"))
-    if not digits.all() or text.count(b"\r") != text.count(b"\r\n"):
+        table = table.rename_columns(["item", "user", *_RATINGS[2:]])
+    elif not (are(number, number) or are(user, item)):
         raise ValueError(
-            f"{path} has a line up to movie {movie} that is no user,rating,date: it is damaged or cut short"
+            f"{path} does not say which column holds the users: neither are both columns numbers, nor one Amazon's user ids (A…) "
+            "and the other its item ids (B… or digits) throughout; give it the first line user,item,rating,timestamp"
         )
-    table = parse(text, path, ",", tuple(_NETFLIX_TYPES), _NETFLIX_TYPES)
-    users, days = table["user"].to_numpy(), table["date"].cast(pa.int32()).to_numpy()
-    limits = np.iinfo(np.int16)  # days since 1970, up to the year 2059
-    if table["date"].null_count or days.min() < limits.min or days.max() > limits.max:
-        raise ValueError(f"{path} has no date, or one outside 1880 … 2059, up to movie {movie}: it is damaged")
-    if users.max() > _NETFLIX_USERS:
-        raise ValueError(f"{path} has user {users.max()}, the prize's are 1 … {_NETFLIX_USERS}: it is damaged")
-    return users, days.astype(np.int16)
+    return columns(table, path, numbers=True)
 
 
 @dataclass(frozen=True)
 class Source:
-    """The place of a data set and the reader of its files.
+    """The place of a data set and the reader of its file.
 
     Args:
-        pattern: the names of the files with interactions.
-        url: the file or archive to download, or the page that says how to get the data.
-        read: reads the interactions from these files.
+        file: the name of the file with interactions.
+        url: the file or archive to download.
+        read: reads the interactions from the file.
         title_file: the name of the file with the items' titles.
         title: a regular expression with the id and the title of a line of that file.
-        downloads: whether `url` is the data itself.
     """
 
-    pattern: str
+    file: str
     url: str
-    read: Callable[[list[Path]], Columns]
+    read: Callable[[Path], Columns]
     title_file: str | None = None
     title: str = ""
-    downloads: bool = True
 
-    def files(self, name: str, data_dir: str | Path | None) -> list[Path]:
-        folder = self._download(name) if data_dir is None else Path(data_dir)
-        files = [folder] if folder.is_file() else sorted(path for path in folder.rglob(self.pattern) if path.is_file())
-        if not files:
-            raise ValueError(
-                f"data_dir={str(data_dir)!r} lacks {self.pattern}: pass the folder that holds it ({self.url})"
-            )
-        (file, count), *_ = Counter(path.name for path in files).most_common(1)
-        if count > 1:
-            found = ", ".join(str(path.parent) for path in files if path.name == file)
-            raise ValueError(
-                f"data_dir={str(data_dir)!r} holds {file} {count} times ({found}): pass one of these folders"
-            )
-        return files
-
-    def _download(self, name: str) -> Path:
-        remedy = f"get it from {self.url} and pass data_dir, the folder with {self.pattern}"
-        if not self.downloads:
-            raise DataUnavailableError(f"{name} has no public download: {remedy}")
+    def find(self, name: str, data_dir: str | Path | None) -> Path:
+        """The file, anywhere in the user's folder, or downloaded."""
         try:
-            return Path(DownloadManager().download_and_extract(self.url))
+            folder = Path(DownloadManager().download_and_extract(self.url) if data_dir is None else data_dir)
         # Any failure (no network, a proxy's answer, a moved file) means the same here.
         except Exception as error:
+            remedy = f"get it from {self.url} and pass data_dir, the folder with {self.file}"
             raise DataUnavailableError(f"{name} cannot be downloaded: {remedy}") from error
+        files = [folder] if folder.is_file() else sorted(path for path in folder.rglob(self.file) if path.is_file())
+        if not files:
+            raise ValueError(f"data_dir={str(folder)!r} lacks {self.file}: pass the folder that holds it ({self.url})")
+        if len(files) > 1:
+            found = f"{len(files)} times ({', '.join(str(path.parent) for path in files)})"
+            raise ValueError(f"data_dir={str(folder)!r} holds {self.file} {found}: pass one of these folders")
+        return files[0]
 
-    def titles(self, files: list[Path]) -> dict[int, str] | None:
-        """The titles by original id; None if there is no file of titles."""
-        path = files[0].with_name(self.title_file) if self.title_file else None
+    def titles(self, path: Path) -> dict[int, str] | None:
+        """The titles by original id; None if there is no file of titles beside the file of interactions."""
+        path = path.with_name(self.title_file) if self.title_file else None
         if path is None or not path.is_file():
             return None
-        # The files of MovieLens and Netflix are in Latin-1; splitlines() would also split at "\x85".
+        # MovieLens' files are in Latin-1; splitlines() would also split at "\x85".
         lines = [line for line in path.read_text(encoding="latin-1").split("\n") if line]
         found = [re.match(self.title, line) for line in lines]
         if None in found:
@@ -351,19 +273,15 @@ class Source:
 
 SOURCES: dict[str, Source] = {
     "ml-100k": Source(
-        "u.data", "https://files.grouplens.org/datasets/movielens/ml-100k.zip", _read_movielens(b"\t"),
+        "u.data", "https://files.grouplens.org/datasets/movielens/ml-100k.zip", partial(_read_movielens, delimiter=b"\t"),
         "u.item", r"(\d+)\|([^|]*)",
     ),
     "ml-1m": Source(
-        "ratings.dat", "https://files.grouplens.org/datasets/movielens/ml-1m.zip", _read_movielens(b"::"),
+        "ratings.dat", "https://files.grouplens.org/datasets/movielens/ml-1m.zip", partial(_read_movielens, delimiter=b"::"),
         "movies.dat", r"(\d+)::(.*?)(?:::|$)",
     ),
     "magazine": Source(
         "Magazine_Subscriptions.csv",
         "https://jmcauley.ucsd.edu/data/amazon_v2/categoryFilesSmall/Magazine_Subscriptions.csv", _read_amazon,
-    ),
-    "netflix": Source(
-        "combined_data_*.txt", "https://www.kaggle.com/datasets/netflix-inc/netflix-prize-data", _read_netflix,
-        "movie_titles.csv", r"(\d+),[^,]*,(.*)", downloads=False,
     ),
 }  # fmt: skip

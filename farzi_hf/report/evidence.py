@@ -19,7 +19,6 @@ PAPER = {
         "100×100": (0.195, 0.619, 0.101, 0.9016), "full data": (0.182, 0.606, 0.093, 0.9011),
     },
     "ml-1m": {"200×50": (0.254, 0.618, 0.141, 0.9315), "full data": (0.262, 0.628, 0.144, 0.9291)},
-    "netflix": {"500×200": (0.178, 0.407, 0.116, 0.9449), "full data": (0.181, 0.419, 0.118, 0.947)},
 }  # fmt: skip
 """By data set and size, "μ×ξ": HR@10, HR@100, nDCG@10, AUC of SASRec (Tables 1 and 5). Each figure is from one run and has no interval."""
 

@@ -77,10 +77,6 @@ PROVENANCES = {
         "Amazon Magazine Subscriptions",
         "The source, Amazon reviews of magazine subscriptions, was collected for research and states no licence.",
     ),
-    "netflix": _source(
-        "the Netflix Prize data",
-        "The source was published for a contest and for research. It may not be redistributed.",
-    ),
     "sample": _OURS,
     "sample_interactions": _OURS,
 }

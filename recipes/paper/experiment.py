@@ -22,7 +22,7 @@ from farzi_hf.tasks import Recommendation, Row, Task
 CONFIGS = Path(__file__).resolve().parents[1] / "configs" / "tables"
 CARDS = Path(__file__).resolve().parents[2] / "model_cards"
 TABLE = ("table.json", "table.md", "table.csv")
-DATASETS = ("ptb", "ml-100k", "ml-1m", "magazine", "netflix", "sample", "sample_interactions")
+DATASETS = ("ptb", "ml-100k", "magazine", "sample", "sample_interactions")
 SCALES = ("quick", "paper")
 Forms = Mapping[str, str]
 """The values of `--form`, the default first, and how the names of their configs begin."""

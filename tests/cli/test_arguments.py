@@ -20,8 +20,7 @@ from farzi_hf.report import BASELINES, RunSettings
 TYPES = (RunSettings, FarziConfig)
 DEFAULT = CONFIGS / "ptb_50x50.yaml"
 SIZES = {
-    "demo", "demo_recsys", "ptb_10x50", "ptb_50x50", "ptb_400x50", "magazine_50x20", "ml-100k_50x50", "ml-1m_200x50", "netflix_500x200",
-    "docstrings_200x64",
+    "demo", "demo_recsys", "ptb_10x50", "ptb_50x50", "ptb_400x50", "magazine_50x20", "ml-100k_50x50", "docstrings_200x64",
 }  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Callable
-from datetime import date, datetime
+from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from farzi_hf.data import load_interactions
 Rows = list[tuple[str, str, str]]  # user, item and timestamp as they are written
 Parse = Callable[[bytes], Rows]
 
-FILES = {"ml-100k": "u.data", "ml-1m": "ratings.dat", "magazine": "Magazine_Subscriptions.csv", "netflix": "combined_data_1.txt"}  # fmt: skip
+FILES = {"ml-100k": "u.data", "ml-1m": "ratings.dat", "magazine": "Magazine_Subscriptions.csv"}  # fmt: skip
 
 
 # -- the slow parse: a ValueError where a file says nothing for certain ----------------------------------------------
@@ -84,18 +84,6 @@ def parse_csv(delimiter: str) -> Parse:
     return parse
 
 
-def parse_netflix(text: bytes) -> Rows:
-    rows, movie = [], None
-    lines = re.split(b"\r?\n", text)
-    for line in lines if lines[-1] else lines[:-1]:
-        if match := re.fullmatch(rb"(\d+):", line):
-            movie = number(match[1].decode())
-        else:
-            user, _, day = line.decode().split(",")
-            rows.append((number(user.strip()), movie, date.fromisoformat(day.strip()).isoformat()))
-    return rows
-
-
 def parse_jsonl(text: bytes) -> Rows:
     rows = [json.loads(line) for line in decoded(text).encode().splitlines() if line.strip()]
     return [(row["user"], row["item"], row["timestamp"]) for row in rows]
@@ -153,9 +141,6 @@ times = st.one_of(
     st.lists(st.decimals(-1000, 1000, places=3).map(str), min_size=12, max_size=12),
     st.lists(st.datetimes(datetime(1, 1, 2), datetime(9999, 1, 1)).map(datetime.isoformat), min_size=12, max_size=12),
 )  # fmt: skip
-netflix_ratings = st.lists(
-    st.tuples(st.integers(1, 2_649_429), st.dates(date(1950, 1, 1), date(2050, 1, 1))), max_size=4
-)
 starts = st.sampled_from(["", "\ufeff", "\n", "\ufeff\r\n\n"])
 ends = st.sampled_from(["\n", "\r\n", "\r"])
 JUNK = [b'"', b",", b"\t", b"::", b":", b"\n", b"\r", b" ", b"\x00", b"\x1f", b"\xff", b"\xef\xbb\xbf", b"\xff\xfe", b"-", b"0", b"0x", b"A", b"NaN",
@@ -222,21 +207,6 @@ def test_own_text_files(tmp_path, suffix, delimiter, rows, always, start, end, c
 
 @pytest.mark.fuzz
 @fuzzed
-@given(
-    st.lists(st.tuples(st.integers(1, 17_770), netflix_ratings), min_size=1, max_size=4),
-    st.sampled_from(["\n", "\r\n"]),
-    damage,
-)
-def test_netflix(tmp_path, movies, end, changes):
-    text = "".join(
-        f"{movie}:{end}" + "".join(f"{user},3,{day}{end}" for user, day in ratings) for movie, ratings in movies
-    )
-    valid = not changes and any(ratings for _, ratings in movies)
-    check(tmp_path / FILES["netflix"], "netflix", damaged(text.encode(), changes), parse_netflix, valid)
-
-
-@pytest.mark.fuzz
-@fuzzed
 @given(st.lists(st.fixed_dictionaries({
     "user": st.one_of(st.integers(1, 3), st.integers()), "item": words,
     "timestamp": st.one_of(st.integers(0, 5), st.floats(), st.integers(), st.none()),
@@ -279,7 +249,7 @@ def test_one_timestamp_that_is_none_is_refused_with_its_row(tmp_path, rows, bad,
 @example(b"")
 @example(b"\xef\xbb\xbf")
 def test_random_bytes_are_refused_by_name_or_read_as_python_reads_them(tmp_path, name, text):
-    parses = {"ml-100k": parse_movielens("\t"), "ml-1m": parse_movielens("::"), "magazine": parse_magazine, "netflix": parse_netflix,
+    parses = {"ml-100k": parse_movielens("\t"), "ml-1m": parse_movielens("::"), "magazine": parse_magazine,
               "own.csv": parse_csv(","), "own.tsv": parse_csv("\t"), "own.jsonl": parse_jsonl, "own.json": parse_jsonl}  # fmt: skip
     path = tmp_path / FILES.get(name, name)
     check(path, name if name in FILES else path, text, parses.get(name), valid=False)
