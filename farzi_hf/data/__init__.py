@@ -28,19 +28,19 @@ from farzi_hf.data.sequences import (
 from farzi_hf.data.text import (
     SPECIAL_TOKENS,
     TEXTS,
+    TOKENIZERS,
     bpe_tokenizer,
     load_docstrings,
     load_ptb,
     load_sample_text,
     tokenize,
-    tokenizer_of,
     word_tokenizer,
 )
 from farzi_hf.data.vocabulary import Vocabulary, vocabulary_of
 
 __all__ = [
-    "IGNORED", "SAMPLE_INTERACTIONS", "SPECIAL_TOKENS", "SPLITS", "TEXTS", "DataUnavailableError", "InteractionCollator", "Interactions",
-    "SequenceCollator", "Vocabulary", "bpe_tokenizer", "check_sequences", "evaluation_windows", "flatten_sequences", "head_sequences",
-    "load_docstrings", "load_interactions", "load_ptb", "load_sample_interactions", "load_sample_text", "minibatches", "random_sequences",
-    "sequences_fingerprint", "tokenize", "tokenizer_of", "training_windows", "vocabulary_of", "word_tokenizer",
+    "IGNORED", "SAMPLE_INTERACTIONS", "SPECIAL_TOKENS", "SPLITS", "TEXTS", "TOKENIZERS", "DataUnavailableError", "InteractionCollator",
+    "Interactions", "SequenceCollator", "Vocabulary", "bpe_tokenizer", "check_sequences", "evaluation_windows", "flatten_sequences",
+    "head_sequences", "load_docstrings", "load_interactions", "load_ptb", "load_sample_interactions", "load_sample_text", "minibatches",
+    "random_sequences", "sequences_fingerprint", "tokenize", "training_windows", "vocabulary_of", "word_tokenizer",
 ]  # fmt: skip

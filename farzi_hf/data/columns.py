@@ -72,7 +72,7 @@ def _checked(column: pa.ChunkedArray, name: str, source: Any) -> pa.ChunkedArray
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     kind = column.type
-    empty = pc.is_null(column, nan_is_null=False)
+    empty = pc.is_null(column)
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         column = column.cast(pa.large_string())
         empty = pc.or_(empty, pc.fill_null(pc.equal(column, ""), True))
@@ -112,9 +112,10 @@ def _read(ids: pa.ChunkedArray, name: str, source: Any, only_numbers: bool) -> p
     _, first, count = np.unique(plain, return_index=True, return_counts=True)
     if (count > 1).any():
         alike = np.flatnonzero(plain == plain[first[count.argmax()]])[:2]
-        two = " and ".join(short(different[int(place)].as_py()) for place in alike)
-        why = "because not all are plain integers; write them alike if they are one"
-        logger.warning("%s: the %ss %s stay two, %s", source, name, two, why)
+        logger.warning(
+            "%s: the %ss %s stay two, because not all are plain integers; write them alike if they are one",
+            source, name, " and ".join(short(different[int(place)].as_py()) for place in alike),
+        )  # fmt: skip
     return ids
 
 
@@ -122,10 +123,8 @@ def _times(column: pa.ChunkedArray, source: Any) -> np.ndarray:
     kind = column.type
     if _is_text(column):
         return _times_of_text(column, source)
-    if pa.types.is_timestamp(kind) or pa.types.is_date64(kind):
-        return column.cast(pa.int64()).to_numpy()
-    if pa.types.is_date32(kind):
-        return column.cast(pa.int32()).to_numpy()
+    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+        return column.cast(pa.int32() if kind == pa.date32() else pa.int64()).to_numpy()
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
         _refuse(source, "timestamp", 0, column, f"is of type {kind}: {_FORMS}")
     times = column.to_numpy()
@@ -139,8 +138,9 @@ def _times_of_text(column: pa.ChunkedArray, source: Any) -> np.ndarray:
     if other < 0 and not pc.all(pc.match_substring_regex(column, _INTEGER)).as_py():
         times = column.cast(pa.float64()).to_numpy()
         if (large := np.abs(times) >= _EXACT_FLOAT).any():
-            why = f"is too large beside decimal fractions: {_FORMS}"
-            _refuse(source, "timestamp", int(large.argmax()), column, why)
+            _refuse(
+                source, "timestamp", int(large.argmax()), column, f"is too large beside decimal fractions: {_FORMS}"
+            )
         return times
     kinds = [pa.int64()] if other < 0 else _ISO_8601
     for kind in kinds:
@@ -155,15 +155,16 @@ def _times_of_text(column: pa.ChunkedArray, source: Any) -> np.ndarray:
 def _first_failure(column: pa.ChunkedArray, kinds: Sequence[pa.DataType]) -> int:
     """The row at which the type that reads the most rows fails."""
 
-    def fails(rows: int, kind: pa.DataType) -> bool:
-        try:
-            column.slice(0, rows).cast(kind)
-        except pa.ArrowInvalid:
-            return True
-        return False
+    def fails(rows: int) -> bool:
+        for kind in kinds:
+            try:
+                column.slice(0, rows).cast(kind)
+            except pa.ArrowInvalid:
+                continue
+            return False
+        return True
 
-    lengths = range(len(column) + 1)
-    return max(bisect_left(lengths, True, key=lambda rows, kind=kind: fails(rows, kind)) for kind in kinds) - 1
+    return bisect_left(range(len(column) + 1), True, key=fails) - 1
 
 
 def _refuse(source: Any, name: str, row: int, column: pa.ChunkedArray, why: str) -> NoReturn:

@@ -58,19 +58,18 @@ def _reason(error: Exception) -> str:
 def read_own(data: Any, data_dir: str | Path | None = None) -> Columns:
     """The columns of a `datasets.Dataset`, of a table that Arrow reads (a data frame), of a file, or of a data set of the Hub.
 
-    Args:
-        data: the rows, an existing file, or the name of a data set for `datasets.load_dataset`.
-        data_dir: the folder of the file.
-
-    Raises:
-        ValueError: the file is missing or of a kind that is not read, or columns or values cannot be used.
-        TypeError: `data` is something else.
-        DataUnavailableError: the data set is not within reach.
+    For arguments and errors see `data.load_interactions`.
     """
     if isinstance(data, (str, Path)):
-        path = Path(data) if data_dir is None else Path(data_dir) / data
+        path = Path(data_dir or "") / data
         if isinstance(data, Path) or data_dir is not None or path.exists() or path.suffix.lower() in _FILE_SUFFIXES:
-            return _read_file(path)
+            if not path.is_file():
+                kind = "a folder: give one of its files" if path.is_dir() else "no file: check the name"
+                raise ValueError(f"{path} is {kind}, or give a split of datasets.load_dataset")
+            if (read := _READERS.get(path.suffix.lower())) is None:
+                kinds = f"give {', '.join(_READERS)} with columns user, item and timestamp, or a data frame"
+                raise ValueError(f"{path} is of a kind that is not read here: {kinds}")
+            return read(path)
         try:
             data = load_dataset(data, split="train")
         # Any failure means the same here: no such data set within reach.
@@ -92,18 +91,6 @@ def read_own(data: Any, data_dir: str | Path | None = None) -> Columns:
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise ValueError(f"the data frame cannot be read ({_reason(error)}): give each column one type") from None
     return columns(table, "the data set")
-
-
-def _read_file(path: Path) -> Columns:
-    if not path.is_file():
-        kind = "a folder: give one of its files" if path.is_dir() else "no file: check the name"
-        raise ValueError(f"{path} is {kind}, or give a split of datasets.load_dataset")
-    if (read := _READERS.get(path.suffix.lower())) is None:
-        raise ValueError(
-            f"{path} is of a kind that is not read here: give {', '.join(_READERS)} with columns user, item and timestamp, "
-            "or a data frame"
-        )
-    return read(path)
 
 
 def _read_text(path: Path) -> Columns:

@@ -194,7 +194,8 @@ def word_tokenizer(sentences: Iterable[str], vocab_size: int = 2000) -> PreTrain
     """
     if vocab_size < 1:
         raise ValueError(f"vocab_size={vocab_size} keeps no word: pass a positive number.")
-    _check_sentences(sentences)
+    if isinstance(sentences, str):  # its letters would be the sentences
+        raise ValueError("sentences is one text: pass a list of them, such as [text].")
     counts = Counter(word for sentence in sentences for word in _WORD.findall(sentence))
     for token in SPECIAL_TOKENS:
         del counts[token]
@@ -216,7 +217,8 @@ def bpe_tokenizer(sentences: Iterable[str], vocab_size: int = 8000) -> PreTraine
     """
     if vocab_size < 256:
         raise ValueError(f"vocab_size={vocab_size} has no room for all bytes: give 256 or more.")
-    _check_sentences(sentences)
+    if isinstance(sentences, str):
+        raise ValueError("sentences is one text: pass a list of them, such as [text].")
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer, tokenizer.decoder = ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     trainer = BpeTrainer(
@@ -236,19 +238,8 @@ def _with_special_tokens(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     )  # fmt: skip
 
 
-def _check_sentences(sentences: Iterable[str]) -> None:
-    """Raises ValueError for a single text: its letters would be the sentences."""
-    if isinstance(sentences, str):
-        raise ValueError("sentences is one text: pass a list of them, such as [text].")
-
-
 TOKENIZERS: dict[str, Callable[[Iterable[str], int], PreTrainedTokenizerFast]] = {"docstrings": bpe_tokenizer}
-"""What makes the tokenizer of a text of `TEXTS`, from its training sentences and the number of entries. By default it is `word_tokenizer`."""
-
-
-def tokenizer_of(name: str, sentences: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """The tokenizer of a text data set, made from its training sentences."""
-    return TOKENIZERS.get(name, word_tokenizer)(sentences, vocab_size)
+"""What makes the tokenizer of a text of `TEXTS`, from its training sentences and the number of entries, if it is not `word_tokenizer`."""
 
 
 # -- from text to ids ------------------------------------------------------------------------------------------------

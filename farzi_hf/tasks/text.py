@@ -20,7 +20,16 @@ from numpy.typing import ArrayLike
 from torch.nn import functional as F
 from transformers import AutoConfig, EvalPrediction, PreTrainedConfig
 
-from farzi_hf.data import IGNORED, TEXTS, SequenceCollator, check_sequences, flatten_sequences, tokenize, tokenizer_of
+from farzi_hf.data import (
+    IGNORED,
+    TEXTS,
+    TOKENIZERS,
+    SequenceCollator,
+    check_sequences,
+    flatten_sequences,
+    tokenize,
+    word_tokenizer,
+)
 from farzi_hf.data.sequences import packed_windows
 from farzi_hf.tasks.base import Outputs, Row, Statistics, Task, count_cells
 from farzi_hf.tasks.statistics import bootstrap_interval
@@ -297,7 +306,7 @@ class LanguageModeling(Task):
     ) -> tuple[LanguageModeling, Callable[[int], DatasetDict]]:
         """A text of `TEXTS`, as the tokens of its own tokenizer. Training sequences alone are cut to `max_length` ids."""
         text = TEXTS[name](data_dir)
-        tokenizer = tokenizer_of(name, text["train"]["text"], vocab_size)
+        tokenizer = TOKENIZERS.get(name, word_tokenizer)(text["train"]["text"], vocab_size)
         train = tokenize(DatasetDict(train=text["train"]), tokenizer, max_length)
         held_out = DatasetDict({name: rows for name, rows in text.items() if name != "train"})
         splits = DatasetDict(**train, **tokenize(held_out, tokenizer))
