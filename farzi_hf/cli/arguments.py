@@ -72,25 +72,19 @@ def help_screen(types: Sequence[type], default_config: Path, usage: str | None =
         own = [field for field in fields(kind) if field.init and field.name not in known]
         lines += ["", *(wrapped.fill(f"  {'--' + field.name:<26} {field.metadata.get('help', '')}") for field in own)]
     examples = "--output_dir, --max_steps, --learning_rate, --per_device_train_batch_size, --seed, --eval_steps, --save_steps, --use_cpu"
-    return "\n".join(
-        [*lines, "", "All fields of transformers.TrainingArguments work too, for the outer loop:", f"  {examples}, …"]
-    )
+    lines += ["", "All fields of transformers.TrainingArguments work too, for the outer loop:", f"  {examples}, …"]
+    return "\n".join(lines)
 
 
 def find_config(name: str) -> Path:
-    """The YAML file of that name: a path, or an example config. Example configs are installed with the package.
-
-    Raises:
-        ValueError: there is no such file.
-    """
-    if Path(name).is_file():
-        return Path(name)
+    """The YAML file of that name: a path, or an example config. Raises ValueError if there is none."""
     examples = example_configs()
-    if name.removesuffix(".yaml") in examples:
-        return examples[name.removesuffix(".yaml")]
-    raise ValueError(
-        f"config={name!r} is neither a file nor an example: give a YAML file, or one of {', '.join(examples)}"
-    )
+    path = Path(name) if Path(name).is_file() else examples.get(name.removesuffix(".yaml"))
+    if path is None:
+        raise ValueError(
+            f"config={name!r} is neither a file nor an example: give a YAML file, or one of {', '.join(examples)}"
+        )
+    return path
 
 
 def example_configs() -> dict[str, Path]:

@@ -16,14 +16,7 @@ from typing import Any
 
 from farzi_hf.cli.arguments import example_configs, find_config, parse_arguments
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory
-from farzi_hf.cli.run_folder import (
-    begin_run,
-    check_outputs,
-    find_checkpoint,
-    kept,
-    stored,
-    write_recipe,
-)
+from farzi_hf.cli.run_folder import begin_run, check_outputs, find_checkpoint, kept, stored, write_recipe
 from farzi_hf.distillation.callbacks import phase
 from farzi_hf.distillation.checkpoints import locked
 from farzi_hf.distillation.config import FarziConfig
@@ -48,7 +41,6 @@ from farzi_hf.report.rendering import (
     cost,
     distillation_seconds,
     environment,
-    how_to_load,
     paper_rows,
     provenance,
     ratios,
@@ -72,13 +64,9 @@ def trainer_of(data: TaskData, args: FarziConfig, seed: int, learner: Mapping[st
     splits, settings = data.splits(seed), data.settings
     teachers = [data.learner_config(teacher, args.sequence_length) for teacher in settings.teachers]
     trainer = FarziTrainer(
-        learner_init=data.learner_config(learner or settings.learner, args.sequence_length),
-        args=args,
-        teacher=None if settings.teacher is None else teachers,
-        task=data.task,
-        train_dataset=splits["train"],
-        eval_dataset=splits["validation"],
-    )
+        learner_init=data.learner_config(learner or settings.learner, args.sequence_length), args=args, task=data.task,
+        teacher=None if settings.teacher is None else teachers, train_dataset=splits["train"], eval_dataset=splits["validation"],
+    )  # fmt: skip
     # Its students are measured on this split after hours, so an error in it should come now.
     test = run_check("test split", data.task.evaluation_rows, splits["test"], args.sequence_length)
     run_check("test split", check_rows, test, trainer.learner, trainer.data_collator)
@@ -93,15 +81,10 @@ def comparison_of(
     teacher = args.make_teacher_training()
     steps, size = settings.long_steps or teacher.steps, settings.long_batch_size or teacher.batch_size
     return Comparison(
-        task=data.task,
-        splits=data.splits(seed),
-        config=data.learner_config(learner or settings.learner, args.sequence_length),
-        length=args.sequence_length,
-        num_students=settings.num_students,
-        long_training=replace(teacher, steps=steps, batch_size=size),
-        batch_size=args.per_device_eval_batch_size,
-        **vars(trainer.students),
-    )
+        task=data.task, splits=data.splits(seed), config=data.learner_config(learner or settings.learner, args.sequence_length),
+        length=args.sequence_length, num_students=settings.num_students, batch_size=args.per_device_eval_batch_size,
+        long_training=replace(teacher, steps=steps, batch_size=size), **vars(trainer.students),
+    )  # fmt: skip
 
 
 class Run:
@@ -120,22 +103,21 @@ class Run:
         self.data, self.args, self.seed = data, args, seed
         self.folder, self.summary_folder = Path(args.output_dir), Path(args.output_dir, "summary")
         self.recipe = {**data.recipe([seed]), **args.to_recipe()}
-        self.checkpoint = find_checkpoint(args, data.settings.resume, outputs())
+        files = [RESULTS, START, "table.md", "table.csv", *(f"plots/{name}.png" for name in FIGURES)]
+        self.checkpoint = find_checkpoint(args, data.settings.resume, files)
 
     def begin(self) -> FarziTrainer:
         """Makes the trainer. From now on, the folder belongs to this run."""
-        args = self.args
         # Read now: later, another process may have written it, and all have to decide alike.
         self._start = None if self.checkpoint is None else stored(self.folder / START, self.settings)
-        self.trainer = trainer_of(self.data, args, self.seed)
+        self.trainer = trainer_of(self.data, self.args, self.seed)
         begin_run(self.trainer, self.recipe, self.checkpoint)
         if self.is_first:
+            # Those of another run go: a later start would take them for its own.
             for name in (RESULTS,) if self.checkpoint else (RESULTS, START):
-                (self.folder / name).unlink(
-                    missing_ok=True
-                )  # of another run: a later start would take them for its own
+                (self.folder / name).unlink(missing_ok=True)
             start = f"going on from {self.checkpoint}" if self.checkpoint else "a new run, no checkpoint to go on from"
-            print(f"{self.folder}: {start}; world size {args.world_size}, {args.device.type}", flush=True)
+            print(f"{self.folder}: {start}; world size {self.args.world_size}, {self.args.device.type}", flush=True)
         return self.trainer
 
     @property
@@ -213,9 +195,8 @@ class Run:
         if self.args.world_size > 1:  # one Trainer of several would wait for the others
             return measured
         if self.trainer.training.optimizer.stock_settings() is None:
-            logger.warning(
-                "Trainer has no optimizer like %s: no row under the stock Trainer.", self.args.inner_optimizer
-            )
+            optimizer = self.args.inner_optimizer
+            logger.warning("Trainer has no optimizer like %s: no row under the stock Trainer.", optimizer)
             return measured
         return [*measured, under_stock_trainer(self.comparison, self.summary_folder)]
 
@@ -232,11 +213,6 @@ class Run:
         metrics = {"table": rows, **self.facts, **provenance(c, self.data, self.seed), **cost(c)}
         self.trainer.model.save_pretrained(self.summary_folder, metrics=metrics, recipe=self.recipe, plots=plots)
         check_loadable(self.summary_folder)
-
-
-def outputs() -> list[str]:
-    """The files that a run writes into its folder, beside `recipe.yaml` and `summary/`."""
-    return [RESULTS, START, "table.md", "table.csv", *(f"plots/{name}.png" for name in FIGURES)]
 
 
 def draw(c: Comparison, history: Sequence[Mapping[str, Any]], rows: Sequence[Row], folder: Path) -> list[Path]:
@@ -269,38 +245,32 @@ def draw(c: Comparison, history: Sequence[Mapping[str, Any]], rows: Sequence[Row
 
 def distil(settings: RunSettings, args: FarziConfig) -> None:
     """Runs a whole config: distils and compares every seed, and makes one table. Finished seeds are not run again."""
-    data = settings.load()
-    seeds = data.seeds(args.seed)
-    folders = [data.run_folder(args.output_dir, seed) for seed in seeds]
-    figures = map(comparison_name, data.task_class.compared)
+    data, runs, done = settings.load(), [], []
+    figures = [f"comparison_{metric.replace('@', '_')}.png" for metric in data.task_class.compared]
     with args.main_process_first(desc="folders"):
         check_outputs(Path(args.output_dir), ["recipe.yaml", "table.md", "table.csv", *figures], of_run=True)
-        runs = []
-        for folder, seed in zip(folders, seeds, strict=True):
+        for seed in data.seeds(args.seed):
             own = copy.copy(args)
-            own.output_dir = folder
+            own.output_dir = data.run_folder(args.output_dir, seed)
             runs.append(Run(data, own, seed))
-    done = [distil_once(run) for run in runs]
+    for run in runs:
+        if found := run.finished():
+            done.append(found)
+            continue
+        with locked(run.args):
+            trainer, measured = run.begin(), []
+            if settings.distil:
+                before = run.at_start()
+                trainer.train(resume_from_checkpoint=run.checkpoint)
+                if run.is_first:
+                    run.save()
+                    measured = [*run.students(before), *run.real()]
+                    run.finish(measured)
+            elif run.is_first:
+                measured = run.real()
+            done.append(run.keep(RESULTS, measured, facts=run.facts) if run.is_first else {})
     if args.process_index == 0:
         report(data, args, done)
-
-
-def distil_once(run: Run) -> dict[str, Any]:
-    """Measurements and facts of one seed. If `results.json` has them already, they are read from there."""
-    if done := run.finished():
-        return done
-    with locked(run.args):
-        trainer, measured = run.begin(), []
-        if run.data.settings.distil:
-            before = run.at_start()
-            trainer.train(resume_from_checkpoint=run.checkpoint)
-            if run.is_first:
-                run.save()
-                measured = [*run.students(before), *run.real()]
-                run.finish(measured)
-        elif run.is_first:
-            measured = run.real()
-        return run.keep(RESULTS, measured, facts=run.facts) if run.is_first else {}
 
 
 def report(data: TaskData, args: FarziConfig, done: Sequence[Mapping[str, Any]]) -> None:
@@ -322,15 +292,12 @@ def report(data: TaskData, args: FarziConfig, done: Sequence[Mapping[str, Any]])
     save_csv(rows, output / "table.csv")
     if not alone:
         for metric in task.compared:
-            plot_comparison(rows, output / comparison_name(metric), metric, metric_label=f"Test {metric}")
+            path = output / f"comparison_{metric.replace('@', '_')}.png"
+            plot_comparison(rows, path, metric, metric_label=f"Test {metric}")
     print(f"\n{table}\n\nTable: {output / 'table.md'}")
     if settings.distil:
-        print(how_to_load(Path(data.run_folder(args.output_dir, seeds[0])) / "summary"))
-
-
-def comparison_name(metric: str) -> str:
-    """The file of the figure of a metric."""
-    return f"comparison_{metric.replace('@', '_')}.png"
+        folder = Path(data.run_folder(args.output_dir, seeds[0]), "summary")
+        print(f"Load the summary: FarziData.from_pretrained({str(folder)!r})")
 
 
 def command(argv: Sequence[str]) -> None:

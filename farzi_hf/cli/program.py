@@ -15,8 +15,6 @@ from farzi_hf.data import DataUnavailableError
 from farzi_hf.summary.store.atomic_folder import DiskFullError
 from farzi_hf.summary.store.text import terminal_text
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of <malloc.h>
-
 
 def keep_freed_memory() -> None:
     """Tells glibc's malloc to keep freed memory instead of returning it to the system.
@@ -37,14 +35,11 @@ def return_freed_memory() -> None:
 
 
 def _malloc_options(mmap_threshold: int, trim_threshold: int) -> None:
-    """Sets two thresholds of glibc's malloc, in bytes; see mallopt(3).
-
-    From `mmap_threshold` on, an allocation gets its own mapping. If `trim_threshold` bytes are free at its end, the heap shrinks.
-    """
+    """Sets how many bytes get a mapping of their own, and how many that are free at its end shrink the heap; see mallopt(3)."""
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
-        libc.mallopt(M_MMAP_THRESHOLD, mmap_threshold)
-        libc.mallopt(M_TRIM_THRESHOLD, trim_threshold)
+        libc.mallopt(-3, mmap_threshold)  # M_MMAP_THRESHOLD of <malloc.h>
+        libc.mallopt(-1, trim_threshold)  # M_TRIM_THRESHOLD
 
 
 @contextmanager

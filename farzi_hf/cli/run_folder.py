@@ -17,10 +17,7 @@ from farzi_hf.summary.store.atomic_folder import check_destination
 from farzi_hf.summary.store.text import as_written, json_text, numbers_of, yaml_text
 
 HEADER = "# Written by a recipe of farzi_hf: here it goes on, and replaces results of its own.\n"
-_SIGNATURES = {
-    "table.json": ("findings", "scores"),
-    "cell.json": ("settings", "asked"),
-}  # our files have one of these keys
+_KEYS = {"table.json": ("findings", "scores"), "cell.json": ("settings", "asked")}  # our files have one of these
 _OF_RUNS = ("results.json", "start.json", "summary")  # of a distillation
 
 
@@ -36,7 +33,19 @@ def check_outputs(folder: Path, names: Iterable[str], of_run: bool = False) -> N
         ValueError: one of the files exists and no recipe has written to the folder, or one that makes other results; or a file has
             the name of a needed folder.
     """
-    check_files(folder, names, written_by_a_recipe(folder) and _is_of_run(folder) in (None, of_run))
+    # Our files show whether a recipe has written to the folder, and which kind of recipe.
+    ours = False
+    with suppress(OSError, UnicodeDecodeError):
+        ours = (folder / "recipe.yaml").read_text(encoding="utf-8").startswith(HEADER)
+    for name, keys in _KEYS.items():
+        with suppress(OSError, ValueError):
+            content = json.loads((folder / name).read_text(encoding="utf-8"))
+            ours |= isinstance(content, dict) and any(key in content for key in keys)
+    if any((folder / name).exists() for name in _OF_RUNS):
+        ours &= of_run
+    elif (folder / "table.json").exists():
+        ours &= not of_run
+    check_files(folder, names, ours)
 
 
 def check_files(folder: Path, names: Iterable[str], ours: bool) -> None:
@@ -54,26 +63,6 @@ def check_files(folder: Path, names: Iterable[str], ours: bool) -> None:
                 f"{str(path)!r} exists already and would be overwritten; only the run that made it may do that when it goes on: choose another "
                 "folder, or move it away"
             )
-
-
-def _is_of_run(folder: Path) -> bool | None:
-    """Whether a folder is that of a distillation; None if neither its files nor those of a table are there."""
-    if any((folder / name).exists() for name in _OF_RUNS):
-        return True
-    return False if (folder / "table.json").exists() else None
-
-
-def written_by_a_recipe(folder: Path) -> bool:
-    """Whether a recipe has written to this folder. Some of its files show it."""
-    with suppress(OSError, UnicodeDecodeError):
-        if (folder / "recipe.yaml").read_text(encoding="utf-8").startswith(HEADER):
-            return True
-    for name, keys in _SIGNATURES.items():
-        with suppress(OSError, ValueError):
-            content = json.loads((folder / name).read_text(encoding="utf-8"))
-            if isinstance(content, dict) and any(key in content for key in keys):
-                return True
-    return False
 
 
 def find_checkpoint(args: FarziConfig, resume: bool, outputs: Iterable[str] = ()) -> str | None:
@@ -152,21 +141,14 @@ def stored(path: Path, settings: Mapping[str, Any]) -> Any | None:
     """
     if not path.exists():
         return None
+    # How the run was started makes no difference, nor where its config and its data were: `data` has a hash of them.
+    without = ("config", "resume", "data_dir")
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        before = numbers_of(found["settings"]).items()
+        before = dict(numbers_of(found["settings"]).items())
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{str(path)!r} exists already, and no recipe has written it: choose another output_dir, or move it away ({error!r})"
         ) from None
-    return numbers_of(found.get("value")) if same_settings(dict(before), settings) else None
-
-
-def same_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether a result that was made with the settings `before` is one of `now`.
-
-    How the run was started makes no difference, nor where its config and its data were: `data` has a hash of them.
-    """
-    without = ("config", "resume", "data_dir")
-    before, now = ({k: v for k, v in as_written(x).items() if k not in without} for x in (before, now))
-    return before == now
+    before, now = ({k: v for k, v in as_written(x).items() if k not in without} for x in (before, settings))
+    return numbers_of(found.get("value")) if before == now else None

@@ -6,6 +6,7 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 from typing import Any
 
+from farzi_hf.cli import COMMANDS
 from farzi_hf.cli.program import ends_in_one_line
 from farzi_hf.report.tables import markdown
 from farzi_hf.summary import FarziData
@@ -16,10 +17,7 @@ from farzi_hf.summary.store.text import terminal_text
 
 def command(argv: Sequence[str]) -> None:
     """Prints the facts of the summary, the likeliest entries of its positions, and its table of results."""
-    parser = ArgumentParser(
-        "farzi show",
-        description="Prints the facts of a summary, the likeliest entries of its positions, and its results.",
-    )
+    parser = ArgumentParser("farzi show", description=COMMANDS["show"])
     parser.add_argument("summary", help="folder, or dataset repository of the Hub, user/farzi-…")
     parser.add_argument("--revision", help="branch, tag or commit of the repository")
     parser.add_argument("--sequences", type=int, default=2, help="number of synthetic sequences to print (default: 2)")
@@ -41,50 +39,46 @@ def command(argv: Sequence[str]) -> None:
 def facts(farzi: FarziData) -> dict[str, str]:
     """The facts of a summary: its source, its size, and the settings to train on it."""
     config, metrics, recipe = farzi.config, farzi.results.metrics, farzi.results.recipe
-    inner = config.inner or {}
-    learner = recipe.get("learner")
+    learner, unnamed = recipe.get("learner"), "" if farzi.processing_class is not None else ", without names"
     known = {
         "distilled from": metrics.get("dataset") or recipe.get("dataset"),
         "with a learner": learner.get("model_type") if isinstance(learner, dict) else None,
         "sequences × positions": f"{config.num_sequences:,} × {config.sequence_length:,}",
         "numbers per position": f"{sum(config.shapes[name][-1] for name in config.learnt if name in PER_SEQUENCE):,}",
-        "vocabulary": f"{config.vocab_size:,} entries"
-        + ("" if farzi.processing_class is not None else ", without names"),
+        "vocabulary": f"{config.vocab_size:,} entries{unnamed}",
         "bytes": f"{farzi.nbytes:,}",
         "bytes of the data": f"{metrics['data_bytes']:,}" if isinstance(metrics.get("data_bytes"), int) else None,
-        "to be trained with": ", ".join(f"{name} {value}" for name, value in inner.items()) or None,
+        "to be trained with": ", ".join(f"{name} {value}" for name, value in (config.inner or {}).items()) or None,
     }
     return {name: str(value) for name, value in known.items() if value is not None}
 
 
 def positions(decoded: Sequence[Sequence[dict[str, Any]]], count: int) -> list[dict[str, str]]:
     """The first positions of these sequences, a row each."""
+
+    def likeliest(position: dict[str, Any], kind: str = "") -> str:
+        shown = zip(position[f"{kind}tokens"], position[f"{kind}probabilities"], strict=True)
+        return ", ".join(f"{terminal_text(token, 40)} {probability:.2f}" for token, probability in shown)
+
     rows = []
     for i, sequence in enumerate(decoded):
         for j, position in enumerate(sequence[:count]):
             row = {"sequence, position": f"{i}, {j}", "entropy (nats)": f"{position['entropy']:.2f}"}
-            row["likeliest entries"] = _likeliest(position["tokens"], position["probabilities"])
+            row["likeliest entries"] = likeliest(position)
             if "label_tokens" in position:
                 row["entropy of the label"] = f"{position['label_entropy']:.2f}"
-                row["its label"] = _likeliest(position["label_tokens"], position["label_probabilities"])
+                row["its label"] = likeliest(position, "label_")
             rows.append(row)
     return rows
 
 
-def _likeliest(tokens: Sequence[str], probabilities: Sequence[float]) -> str:
-    shown = zip(tokens, probabilities, strict=True)
-    return ", ".join(f"{terminal_text(token, 40)} {probability:.2f}" for token, probability in shown)
-
-
 def results(rows: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
     """The rows in the artefact's table, without spreads and intervals."""
+
+    def cell(value: Any) -> str:
+        if isinstance(value, float):
+            return f"{value:.4f}" if abs(value) < 1 else f"{value:,.1f}"
+        return "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+
     columns = [name for name in rows[0] if not name.endswith(("_std", "_interval", "seconds"))]
-    return [{name: _cell(row.get(name)) for name in columns} for row in rows]
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, float):
-        return f"{value:.4f}" if abs(value) < 1 else f"{value:,.1f}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    return [{name: cell(row.get(name)) for name in columns} for row in rows]

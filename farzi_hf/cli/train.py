@@ -29,12 +29,9 @@ def command(argv: Sequence[str]) -> None:
     parser.add_argument("summary", help="folder, or dataset repository of the Hub, user/farzi-…")
     parser.add_argument("--revision", help="branch, tag or commit of the repository")
     parser.add_argument(
-        "--learner",
-        help="arguments of AutoConfig.for_model as JSON, or pretrained weights; default: the summary's own learner",
+        "--learner", help="arguments of AutoConfig.for_model as JSON, or pretrained weights; default: the summary's own"
     )
-    parser.add_argument(
-        "--output_dir", default="outputs/student", help="folder of the model (default: outputs/student)"
-    )
+    parser.add_argument("--output_dir", default="outputs/student", help="folder of the model (default: %(default)s)")
     parser.add_argument("--steps", type=int, help="training steps (default: the summary's own number)")
     parser.add_argument("--seed", type=int, default=0, help="seed of weights and order of the data (default: 0)")
     parser.add_argument("--evaluate", action="store_true", help="evaluate on the test split of the summary's source")
@@ -51,7 +48,11 @@ def command(argv: Sequence[str]) -> None:
         if data is not None:
             seed = check_seed(farzi.results.recipe.get("seed", 42), "recipe.yaml: seed")
             test = data.task.evaluation_rows(data.splits(data.seeds(seed)[0])["test"], farzi.config.sequence_length)
-        trainer = trainer_of(farzi, model_of(farzi, args), args)
+        changes = {} if args.steps is None else {"max_steps": args.steps}
+        trainer = Trainer(
+            model=attach_soft_inputs(model_of(farzi, args)), train_dataset=farzi.as_dataset(), data_collator=farzi.collator(),
+            compute_loss_func=soft_cross_entropy, args=farzi.training_arguments(args.output_dir, seed=args.seed, **changes),
+        )  # fmt: skip
     trainer.train()
     trainer.model.save_pretrained(output)
     vocabulary_of(farzi.processing_class).save(output)
@@ -91,19 +92,9 @@ def model_of(farzi: FarziData, args: Namespace) -> PreTrainedModel:
         with torch.no_grad():
             model.eval()(input_ids=torch.zeros(1, farzi.config.sequence_length, dtype=torch.long))
     except Exception as error:  # each model fails in its own way
-        raise ValueError(
-            f"{source} makes a model that does not read {farzi.config.sequence_length} positions ({error}); choose one with --learner"
-        ) from error
+        why = f"does not read {farzi.config.sequence_length} positions ({error})"
+        raise ValueError(f"{source} makes a model that {why}; choose one with --learner") from error
     return model
-
-
-def trainer_of(farzi: FarziData, model: PreTrainedModel, args: Namespace) -> Trainer:
-    """The stock Trainer, on soft tokens."""
-    changes = {} if args.steps is None else {"max_steps": args.steps}
-    return Trainer(
-        model=attach_soft_inputs(model), train_dataset=farzi.as_dataset(), data_collator=farzi.collator(),
-        compute_loss_func=soft_cross_entropy, args=farzi.training_arguments(args.output_dir, seed=args.seed, **changes),
-    )  # fmt: skip
 
 
 def report(trainer: Trainer, task: Task, test: Dataset) -> None:

@@ -145,11 +145,3 @@ def check_loadable(folder: Path) -> None:
     with tempfile.TemporaryDirectory() as cache:
         for name in get_dataset_config_names(str(folder)):
             load_dataset(str(folder), name, split="train", cache_dir=cache)
-
-
-def how_to_load(folder: Path) -> str:
-    """The lines of Python that load the summary."""
-    return (
-        "Load the summary:\n\n    from datasets import get_dataset_config_names, load_dataset\n    from farzi_hf import FarziData\n"
-        f"    rows, farzi = load_dataset({str(folder)!r}), FarziData.from_pretrained({str(folder)!r})\n"
-    )
