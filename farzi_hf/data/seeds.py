@@ -30,8 +30,7 @@ class Purpose(IntEnum):
     SUMMARY_NORMAL = 0  # latents and decoder of a random start
     SUMMARY_WINDOWS = 1  # the real sequences of a spectral start
     SUMMARY_PROJECTION = 2  # the random projection in its decomposition
-    START_TRIAL = 3  # (learner): the learners that try a κ
-    START_TRIAL_ROWS = 4  # the real sequences that they are measured on
+    # 3 and 4 were of an older version
     OUTER_STEP = 5  # (global step, position among the micro-batches of all processes): all that an objective draws
     LEARNER = 6  # (k): of the learners that train together, those after the first
     INNER_STEPS = 7  # T of an outer step

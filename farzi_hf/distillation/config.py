@@ -11,7 +11,6 @@ from transformers import TrainingArguments
 
 from farzi_hf.data.seeds import check_seed
 from farzi_hf.distillation.inner_training import SyntheticTraining
-from farzi_hf.distillation.layer_checkpoint import check_checkpointed_layers
 from farzi_hf.distillation.learner import Learner
 from farzi_hf.distillation.objectives import OBJECTIVES, Objective, Parts
 from farzi_hf.distillation.processes import check_supported, check_world_size, processes_without_gpu, warn_of_bf16
@@ -174,7 +173,14 @@ class FarziConfig(TrainingArguments):
         for name in ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} is not usable; give an integer of at least 1")
-        check_checkpointed_layers(self)
+        if self.checkpoint_layers and (
+            self.learners_per_step > 1 or self.torch_compile
+        ):  # vmap and compile do not see through it
+            raise ValueError(
+                f"checkpoint_layers=True with learners_per_step={self.learners_per_step} and torch_compile={self.torch_compile}: layers are "
+                "computed again for one learner at a time, in plain code; use learners_per_step=1 and "
+                f"gradient_accumulation_steps={self.learners_per_step}, and leave torch_compile out"
+            )
         OBJECTIVES[self.objective].check(self)
         rate, decay = self.teacher_learning_rate, self.teacher_weight_decay
         for make, what in (

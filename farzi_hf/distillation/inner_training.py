@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,13 +10,11 @@ import torch
 from torch import Tensor
 
 from farzi_hf.data import minibatches
-from farzi_hf.distillation.learner import Learner, LearnerBatch, Parameters
-from farzi_hf.distillation.seen_rows import AllRows, trained_rows
+from farzi_hf.distillation.learner import Learner, LearnerBatch, Parameters, is_constant
 from farzi_hf.engine import Adjoint, InnerLoss, InnerOptimizer, TrainingState, train, unroll
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.forms import Tensors, batch_of, rows_of
 from farzi_hf.summary.inner_settings import inner_optimizer, lr_schedule
-from farzi_hf.summary.soft_tokens import SoftTokens
 
 
 @dataclass(frozen=True)
@@ -75,13 +73,18 @@ class SyntheticTraining:
         """
         of_steps = of_steps or steps
         rows = self._minibatches(summary, of_steps, seed)
-        optimizer, trained = self.optimizer_for(of_steps), AllRows()
+        optimizer, widen = self.optimizer_for(of_steps), None
         if not (self.torch_compile or isinstance(start, TrainingState)):
-            trained = trained_rows(learner, summary, start, optimizer)  # of the whole summary
-            start = trained.narrow(start)
+            start, widen = only_seen_rows(learner, summary, start, optimizer)  # of the whole summary
         summary, rows = self._compact(summary, rows, start, steps)
+        loss = own = self._loss(learner, summary, rows)
+        if widen is not None:
+
+            def loss(params: Parameters, inputs: tuple[Tensor, ...], step: int) -> Tensor:
+                return own(widen(params), inputs, step)
+
         theta = unroll(
-            trained.loss(self._loss(learner, summary, rows)),
+            loss,
             start,
             tuple(summary.values()),
             optimizer=optimizer,
@@ -90,7 +93,7 @@ class SyntheticTraining:
             window=None if self.window is None else min(self.window, steps),
             torch_compile=self.torch_compile,
         )
-        return trained.widen(theta)
+        return theta if widen is None else widen(theta)
 
     def advance(
         self,
@@ -157,10 +160,37 @@ class SyntheticTraining:
 
         def loss(params: Parameters, inputs: tuple[Tensor, ...], step: int) -> Tensor:
             tensors = dict(zip(names, inputs, strict=True))
-            return learner.soft_loss(params, *self.minibatch(tensors, slice(None) if rows is None else rows[step - 1]))
+            return learner.soft_loss(
+                params, *batch_of(tensors, slice(None) if rows is None else rows[step - 1], self.tau)
+            )
 
         return loss
 
-    def minibatch(self, tensors: Tensors, rows: Tensor | slice) -> tuple[Tensor | SoftTokens, SoftTokens]:
-        """Inputs and targets of the sequences `rows`, as `Learner.soft_loss` takes them."""
-        return batch_of(tensors, rows, self.tau)
+
+WORTH = 0.5
+"""The largest share of the rows for which it pays to leave out the others: each step writes the rows into a copy of the embedding."""
+
+
+@torch.inference_mode(False)  # rows are saved for a backward pass
+def only_seen_rows(
+    learner: Learner | LearnerBatch, summary: Tensors, start: Parameters, optimizer: InnerOptimizer
+) -> tuple[Parameters, Callable[[Parameters], Parameters] | None]:
+    """The parameters of an inner loop that trains only those rows of the input embedding that the summary's ids look up.
+
+    The others have no gradient in any step, and an optimizer without weight decay leaves them as they are. So no step has to update,
+    differentiate or keep them; parameters and gradients are those of the whole training, bit for bit. At GPT-2's vocabulary that is 30 % of the
+    memory of a model with a head of its own (docs/scale.md).
+
+    Returns:
+        The parameters, and a function that puts the rows back among the others; None where all rows have to train.
+    """
+    ids = summary.get("input_ids")
+    if ids is None or not optimizer.keeps_unused:
+        return start, None
+    rows = ids.long().unique()
+    if len(rows) > WORTH * learner.vocab_size or (name := learner.lookup) is None:
+        return start, None
+    if is_constant(start[name]) or any(x.requires_grad for x in start.values()):
+        return start, None
+    table = start[name].detach().clone()  # the caller may change it meanwhile
+    return {**start, name: table[rows]}, lambda params: {**params, name: table.index_copy(0, rows, params[name])}

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor
 from tqdm.auto import tqdm
@@ -15,19 +13,11 @@ from tqdm.auto import tqdm
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.distillation.inner_training import SyntheticTraining
 from farzi_hf.distillation.learner import Learner, Parameters
-from farzi_hf.distillation.processes import broadcast, shared
+from farzi_hf.distillation.processes import shared
 from farzi_hf.distillation.rows import RealBatches, RealData
 from farzi_hf.engine import train
 from farzi_hf.summary import FarziData
-from farzi_hf.summary.initialization import CANDIDATES, choose_concentration, spectral_starts
 from farzi_hf.tasks.statistics import mean_and_spread
-
-logger = logging.getLogger(__name__)
-
-TRIALS = 2
-"""Students that train on each candidate of a start."""
-BATCHES = 4
-"""Real batches on which their loss is taken."""
 
 
 @dataclass(frozen=True)
@@ -75,32 +65,3 @@ class Students:
         students = shared(count, self.on_summary, partial(self.learner.initial_parameters, 0, self.device))
         shown = tqdm(students, "Students", count, disable=self.quiet, leave=False, dynamic_ncols=True)
         return mean_and_spread([measure(i, theta) for i, theta in enumerate(shown)])
-
-    def choose_start(self, data: RealData, size: int) -> float:
-        """Sets the summary to its spectral start at the best candidate κ, and returns κ: students on it have the least loss on real batches.
-
-        Args:
-            size: real sequences per batch.
-        """
-        rows = data.some(BATCHES * size, derive(self.seed, Purpose.START_TRIAL_ROWS))
-        batches = [data.batch(rows[first : first + size]) for first in range(0, len(rows), size)]
-        found: list[str] = []
-        total = len(CANDIDATES) * TRIALS
-        with tqdm(total=total, desc="Choosing κ of the start", disable=self.quiet, dynamic_ncols=True) as bar:
-
-            @torch.no_grad()
-            def loss() -> float:
-                losses = []
-                for index in range(TRIALS):
-                    theta = self.on_summary(index, Purpose.START_TRIAL)
-                    losses += [self.learner.hard_loss(theta, batch).item() for batch in batches]
-                    bar.update()
-                found.append(f"{CANDIDATES[len(found)]:g}: {np.mean(losses):.3f}")
-                bar.set_postfix_str(f"loss by κ: {', '.join(found)}")
-                return np.mean(losses)
-
-            start_at = spectral_starts(self.farzi, data.dataset, self.seed)
-            concentration, _ = choose_concentration(start_at, loss)
-        broadcast(self.farzi.tensors)  # processes must not choose differently
-        logger.info("Start of the summary: loss on training data by κ: %s.", ", ".join(found))
-        return concentration

@@ -57,8 +57,7 @@ class FarziTrainer(Trainer):
 
     The log has the Trainer's own figures and these: `loss`, the mean of the outer losses that are finite (NaN if none is);
     `grad_norm`, the norm of the meta-gradient before clipping; `non_finite_steps`;
-    `seconds_per_step`; `peak_memory_gib`. The first entry also has `start_seconds`, the time of teachers or of the choice of κ, and
-    `concentration`, if κ was chosen.
+    `seconds_per_step`; `peak_memory_gib`. The first entry also has `start_seconds`, the time of teachers.
 
     Args:
         learner_init: the learner: a function that returns a freshly initialised model, a config, or a model (only its class
@@ -160,10 +159,8 @@ class FarziTrainer(Trainer):
             summary.adopt_processing_class(self.task.processing_class, "processing_class")
         if farzi_data is None and rows is not None:
             with phase("Start of the summary", disable=args.disable_tqdm or args.process_index > 0):
-                start = args.make_start()
-                start(summary, rows, args.seed)
-            is_open = LABELS[args.labels].by_teachers or start.is_open
-            self._open_start = summary.fingerprint() if is_open else None
+                args.make_start()(summary, rows, args.seed)
+            self._open_start = summary.fingerprint() if LABELS[args.labels].by_teachers else None
         return summary
 
     # -- training ----------------------------------------------------------------------------------------------------
@@ -221,20 +218,16 @@ class FarziTrainer(Trainer):
         return TrainOutput(state.global_step, math.nan, {})
 
     def tune_initialization(self) -> None:
-        """Completes the start of a new summary: it chooses κ, unless `args.concentration` gives it; or it labels the inputs by a teacher.
+        """Completes the start of a new summary with labels of its own: teachers label its inputs. Others are complete already.
 
-        `train()` calls this first. Call it to look at the start before the training. For κ, two learners train from scratch on each
-        candidate, as long as two or three outer steps take. A teacher trains on the real data, unless one was given.
+        `train()` calls this first. Call it to look at the start before the training. A teacher trains on the real data, unless one was given.
         """
         if self._open_start is None or self._open_start != self.model.fingerprint():  # complete, or changed by someone
             return
-        args, facts, started = self.args, self.run.record.start_facts, time.perf_counter()
-        real = RealData(self.train_dataset, self.data_collator, args.device, self._quiet)
-        if LABELS[args.labels].by_teachers:
-            self.labelling(self.model, real, args)
-        else:
-            facts["concentration"] = self.students.choose_start(real, args.per_device_train_batch_size)
-        facts["start_seconds"] = round(time.perf_counter() - started, 2)
+        started = time.perf_counter()
+        real = RealData(self.train_dataset, self.data_collator, self.args.device, self._quiet)
+        self.labelling(self.model, real, self.args)
+        self.run.record.start_facts["start_seconds"] = round(time.perf_counter() - started, 2)
         self._open_start = None
 
     # -- outer step --------------------------------------------------------------------------------------------------

@@ -3,12 +3,11 @@
 After a random start every soft token is near uniform. On text the meta-gradient then moves all positions to the same token
 frequencies, and the distillation stays there: a summary without order has no gradient towards order (a saddle). `Spectral` starts beyond
 the saddle, at real sequences in which each token is softened to the tokens that are used alike. How soft they have to be depends on the
-data, on μ and on T: `choose_concentration` tries some values.
+data, on μ and on T.
 """
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,8 +28,7 @@ if TYPE_CHECKING:
     from farzi_hf.summary.farzi_data import FarziData
 
 CONCENTRATION = 8.0
-CANDIDATES = (2.0, 4.0, 8.0, 16.0)
-"""κ that `choose_concentration` tries."""
+"""κ of a spectral start, by default."""
 
 
 class Start(ABC):
@@ -38,11 +36,6 @@ class Start(ABC):
 
     by_teacher: ClassVar[bool] = False
     """Whether the input embeddings of the teacher, where there is one, make a better start than `token_vectors`."""
-
-    @property
-    def is_open(self) -> bool:
-        """Whether learners have to choose κ, by `choose_concentration`."""
-        return False
 
     @abstractmethod
     def __call__(
@@ -101,43 +94,31 @@ class Spectral(Start):
     random order, and repeated if there are too few.
 
     Args:
-        concentration: κ. With a small κ only frequencies are left; with a large κ only the real tokens, which a learner memorises. None:
-            `CONCENTRATION`, until learners have chosen another one.
+        concentration: κ. With a small κ only frequencies are left; with a large κ only the real tokens, which a learner memorises: the more
+            often T steps repeat a sequence, the smaller it should be. None: `CONCENTRATION`.
     """
 
     concentration: float | None = setting(
-        None, "κ of a spectral start; by default, training begins with a trial of a few values on training data"
+        None, "κ of a spectral start, by default 8; about 2 suits summaries of ten sequences"
     )
 
     def __post_init__(self) -> None:
         _check_concentration(self.concentration)
 
-    @property
-    def is_open(self) -> bool:
-        return self.concentration is None
-
     def __call__(
         self, farzi: FarziData, dataset: Dataset | RowStream, seed: int, vectors: Tensor | None = None
     ) -> None:
-        spectral_starts(farzi, dataset, seed)(CONCENTRATION if self.concentration is None else self.concentration)
-
-
-def spectral_starts(farzi: FarziData, dataset: Dataset | RowStream, seed: int) -> Callable[[float], None]:
-    """A function of κ that sets `farzi` to its `spectral` start at κ. Windows and token vectors are computed once, here."""
-    config, generator = farzi.config, stream(seed, Purpose.SUMMARY_WINDOWS)
-    tokens, lengths = start_sequences(dataset, seed)
-    windows = torch.from_numpy(real_windows(tokens, lengths, (config.num_sequences, config.sequence_length), generator))
-    frequency = np.bincount(tokens, minlength=config.vocab_size) + 0.1  # no token is impossible
-    log_frequency = torch.from_numpy(np.log(frequency)).float()
-    log_frequency = (log_frequency - log_frequency.mean())[None]
-    unit_vectors = token_vectors(tokens, lengths, config.vocab_size, config.latent_dim - 1, seed)
-
-    def start_at(concentration: float) -> None:
-        vectors = unit_vectors * concentration**0.5
+        config, generator = farzi.config, stream(seed, Purpose.SUMMARY_WINDOWS)
+        kappa = CONCENTRATION if self.concentration is None else self.concentration
+        tokens, lengths = start_sequences(dataset, seed)
+        shape = (config.num_sequences, config.sequence_length)
+        windows = torch.from_numpy(real_windows(tokens, lengths, shape, generator))
+        frequency = np.bincount(tokens, minlength=config.vocab_size) + 0.1  # no token is impossible
+        log_frequency = torch.from_numpy(np.log(frequency)).float()
+        log_frequency = (log_frequency - log_frequency.mean())[None]
+        vectors = token_vectors(tokens, lengths, config.vocab_size, config.latent_dim - 1, seed) * kappa**0.5
         farzi.latents.data.copy_(torch.cat([torch.ones(*windows.shape, 1), vectors[windows]], dim=-1))
         farzi.decoder.data.copy_(torch.cat([log_frequency, vectors.T]) * config.tau)
-
-    return start_at
 
 
 @dataclass(frozen=True)
@@ -223,30 +204,6 @@ def _centres(points: Tensor, weights: Tensor, number: int, generator: torch.Gene
         total = torch.zeros_like(centres).index_add_(0, group, points * weights[:, None])
         centres = torch.where(weight > 0, total / weight.clamp_min(1e-9), centres)
     return centres, torch.cdist(points, centres).argmin(dim=1)
-
-
-def choose_concentration(
-    start_at: Callable[[float], None], loss: Callable[[], float]
-) -> tuple[float, dict[float, float]]:
-    """Leaves a summary at the start with that of the `CANDIDATES` κ at which `loss()` is least.
-
-    A few sequences that many inner steps repeat are learnt by heart where their tokens are sharp, and then training on them
-    is chaotic as well; many sequences may be sharper. The start that is best for students is a good start for the distillation.
-
-    Args:
-        start_at: sets the summary to its start at a κ, see `spectral_starts`.
-        loss: of learners trained on the summary as it is; may be NaN or infinite.
-
-    Returns:
-        κ, and the loss at each of them.
-    """
-    losses = {}
-    for candidate in CANDIDATES:
-        start_at(candidate)
-        losses[candidate] = loss()
-    chosen = min(losses, key=lambda value: losses[value] if math.isfinite(losses[value]) else math.inf)
-    start_at(chosen)
-    return chosen, losses
 
 
 def token_vectors(tokens: np.ndarray, lengths: np.ndarray, vocab_size: int, dim: int, seed: int) -> Tensor:

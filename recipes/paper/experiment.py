@@ -17,6 +17,7 @@ from farzi_hf.data.seeds import check_different
 from farzi_hf.report import Claim, RunSettings, TaskData, listed, markdown, pooled_row, save_csv, save_json, save_text
 from farzi_hf.report.plots import plot_comparison
 from farzi_hf.report.rendering import environment
+from farzi_hf.summary.initialization import CONCENTRATION
 from farzi_hf.tasks import Recommendation, Row, Task
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs" / "tables"
@@ -234,7 +235,7 @@ def shared_facts(e: Experiment) -> dict[str, Any]:
 
 
 def _soft(args: FarziConfig) -> dict[str, Any]:
-    kappa = {"κ": "chosen by trial" if args.concentration is None else args.concentration}
+    kappa = {"κ": CONCENTRATION if args.concentration is None else args.concentration}
     start = {"start of the summary": args.initialization}
     return {"inputs": f"soft, d = {args.latent_dim}", **start, **(kappa if args.initialization == "spectral" else {})}
 

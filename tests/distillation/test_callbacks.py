@@ -100,14 +100,6 @@ def test_an_evaluation_has_one_bar_of_students_that_ends_at_its_total(make, capf
     assert not re.search(r"\d+it \[", terminal)
 
 
-def test_the_choice_of_a_start_shows_its_trials_and_their_losses(make, capfd):
-    trainer = make(disable_tqdm=False, concentration=None)
-    trainer.tune_initialization()
-    bars = [line for line in shown(capfd.readouterr().err) if line.startswith("Choosing κ")]
-    assert "0/8" in bars[0]
-    assert re.search(r"8/8 \[.*loss by κ: 2: \d\.\d+, 4: .*, 8: .*, 16: \d", bars[-1])
-
-
 def test_nothing_is_shown_where_bars_are_off(make, capfd):
     trainer = make(concentration=None, max_steps=1, eval_strategy="steps", eval_steps=1)
     trainer.train()

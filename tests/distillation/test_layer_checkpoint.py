@@ -67,5 +67,5 @@ def test_what_cannot_be_recomputed_is_named(tmp_path):
         Learner(GRU4RecConfig(num_items=V - 1, hidden_size=8), checkpoint_layers=True)
     with pytest.raises(ValueError, match="learners_per_step=1 and gradient_accumulation_steps=2"):
         FarziConfig(str(tmp_path), checkpoint_layers=True, learners_per_step=2, use_cpu=True)
-    with pytest.raises(ValueError, match="checkpoint_layers=True with torch_compile=True"):
+    with pytest.raises(ValueError, match=r"torch_compile=True: .* leave torch_compile out"):
         FarziConfig(str(tmp_path), checkpoint_layers=True, torch_compile=True, use_cpu=True)

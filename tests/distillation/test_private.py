@@ -183,7 +183,6 @@ PRIVATE = {
     "initialization": "random",
     "privacy_noise_multiplier": 1.3,
     "privacy_delta": 1e-3,
-    "concentration": None,
 }
 
 

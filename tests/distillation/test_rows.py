@@ -153,7 +153,7 @@ def test_errors_name_the_rows_of_the_user_and_not_those_cut_of_them(make):
 
 @pytest.mark.parametrize("kind", ["numpy", "pandas", "arrow", "torch"])
 def test_rows_may_have_any_format(make, sequences, kind):
-    own = {"inputs": "tokens", "labels": "own", "teacher_steps": 2, "concentration": None, "max_steps": 1}
+    own = {"inputs": "tokens", "labels": "own", "teacher_steps": 2, "max_steps": 1}
     make({"train_dataset": sequences["train"].with_format(kind)}, **own).train()
 
 
@@ -435,10 +435,9 @@ def test_workers_give_the_same_run(tmp_path, sequences, tokenizer, streaming, wo
     assert same(run(workers), run(0))
 
 
-@pytest.mark.parametrize("settings", [OWN, {"concentration": None}], ids=["teacher", "choice of κ"])
-def test_the_start_needs_no_more_than_a_stream(make, sequences, settings):
+def test_a_teacher_needs_no_more_than_a_stream(make, sequences):
     def run() -> FarziTrainer:
-        trainer = make({"train_dataset": rows_only_as_a_stream(sequences)}, **settings)
+        trainer = make({"train_dataset": rows_only_as_a_stream(sequences)}, **OWN)
         trainer.tune_initialization()
         return trainer
 

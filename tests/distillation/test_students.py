@@ -18,7 +18,6 @@ from transformers.trainer_callback import TrainerCallback
 from farzi_hf.distillation.students import Students
 from farzi_hf.metrics import token_metrics, token_statistics
 from farzi_hf.summary import FarziData
-from farzi_hf.summary.initialization import CANDIDATES
 
 V = 54
 
@@ -112,46 +111,6 @@ def test_the_best_summary_is_the_one_with_the_lowest_perplexity(make):
     assert FarziData.from_pretrained(folder).latents.equal(kept[1][0])
     saved = yaml.safe_load(Path(folder, "metrics.json").read_text(encoding="utf-8"))
     assert (saved["eval_perplexity"], saved["step"]) == (3.0, 2)
-
-
-# -- the choice of a start -------------------------------------------------------------------------------------------
-
-
-def test_a_start_is_chosen_by_what_students_learn_from_it(make):
-    """Of the candidates the one with the least loss; once, and only where it is open."""
-    chosen, losses = make(max_steps=1, concentration=None, inner_steps=20), {}
-    for concentration in CANDIDATES:
-        fixed = make(concentration=concentration, inner_steps=20)
-        losses[concentration] = fixed.evaluate(fixed.train_dataset)["eval_loss"]  # other learners, the same answer
-        before = fixed.model.fingerprint()
-        fixed.tune_initialization()
-        assert fixed.model.fingerprint() == before  # κ was given
-    chosen.tune_initialization()
-    best = min(losses, key=losses.get)
-    assert sorted(losses.values())[1] > losses[best] + 0.02  # no matter of luck
-    assert all(map(torch.equal, tensors(chosen)[:2], tensors(make(concentration=best))[:2]))
-    start = chosen.model.fingerprint()
-    chosen.tune_initialization()
-    assert chosen.model.fingerprint() == start
-    chosen.train()
-    assert logged(chosen, "concentration") == [best]
-
-    alone = make(max_steps=1, concentration=None, inner_steps=20)
-    alone.train()  # chooses by itself
-    assert logged(alone, "concentration") == [best]
-    assert all(map(torch.equal, tensors(alone), tensors(chosen)))
-
-
-def test_a_summary_that_someone_has_changed_is_left_as_it_is(make):
-    trainer = make(concentration=None)
-    with torch.no_grad():
-        trainer.model.latents += 1
-    before = trainer.model.fingerprint()
-    trainer.tune_initialization()
-    assert trainer.model.fingerprint() == before
-    given = make({"farzi_data": trainer.model}, concentration=None)
-    given.tune_initialization()
-    assert given.model.fingerprint() == before
 
 
 # -- several sets ----------------------------------------------------------------------------------------------------

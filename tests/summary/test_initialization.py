@@ -18,14 +18,11 @@ from farzi_hf.data import flatten_sequences
 from farzi_hf.data.seeds import Purpose, stream
 from farzi_hf.summary import FarziData, FarziDataConfig
 from farzi_hf.summary.initialization import (
-    CANDIDATES,
     Clusters,
     Random,
     Spectral,
     _mutual_information,
     _neighbours,
-    choose_concentration,
-    spectral_starts,
     token_vectors,
 )
 from farzi_hf.summary.input_sequences import real_windows
@@ -149,32 +146,6 @@ def test_a_spectral_start_is_its_formula(tau):
     vectors = token_vectors(*flat(SENTENCES), V, 3, seed=3)
     expected = frequencies(SENTENCES) * (2.0 * vectors[torch.from_numpy(windows)] @ vectors.T).exp()
     torch.testing.assert_close(soft_tokens(farzi), expected / expected.sum(-1, keepdim=True))
-
-
-@pytest.mark.parametrize(
-    ("losses", "best"),
-    [([4.0, 3.0, 2.0, 5.0], 8.0), ([float("nan"), 3.0, float("inf"), 5.0], 4.0), ([1.0, 1.0, 2.0, 3.0], 2.0)],
-)
-def test_the_concentration_with_the_least_loss_is_taken(losses, best):
-    """Each candidate is bit for bit the start at its κ; a loss that is not finite is none."""
-    farzi = summary(tau=0.5)
-    seen = []
-
-    def tensors(farzi) -> list[Tensor]:
-        return [parameter.detach().clone() for parameter in farzi.parameters()]
-
-    def loss() -> float:
-        seen.append(tensors(farzi))
-        return losses[len(seen) - 1]
-
-    chosen, tried = choose_concentration(spectral_starts(farzi, dataset_of(SENTENCES), seed=3), loss)
-    assert list(tried) == list(CANDIDATES)
-    np.testing.assert_equal(list(tried.values()), losses)
-    assert chosen == best
-    for concentration, found in [*zip(CANDIDATES, seen, strict=True), (chosen, tensors(farzi))]:
-        expected = summary(tau=0.5)
-        Spectral(concentration)(expected, dataset_of(SENTENCES), seed=3)
-        assert all(map(torch.equal, found, tensors(expected)))
 
 
 def test_a_spectral_start_knows_which_token_stood_where(sequences, tokenizer):
