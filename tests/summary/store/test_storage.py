@@ -175,8 +175,8 @@ def test_a_distillation_rounds_its_finished_summary_and_no_checkpoint(tmp_path, 
     resumed.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-1"))
     assert resumed.model.fingerprint() == trainer.model.fingerprint()
     smaller = tiny_trainer(tmp_path / "a", sequences, tokenizer, **{**settings, "storage": "int4"})
-    smaller.train(resume_from_checkpoint=True)  # a finished run: only its rounding changes
-    assert smaller.model.nbytes < trainer.model.nbytes
+    with pytest.raises(ValueError, match="storage int8 → int4: a run goes on with its own settings"):
+        smaller.train(resume_from_checkpoint=True)
     going_on = {**settings, "storage": "exact"}
     on = tiny_trainer(tmp_path / "c", sequences, tokenizer, trainer={"farzi_data": trainer.model}, **going_on)
     on.train()
