@@ -13,7 +13,7 @@ from farzi_hf.distillation.checkpoints import check_no_foreign, discard_checkpoi
 from farzi_hf.distillation.config import FarziConfig
 from farzi_hf.distillation.trainer import FarziTrainer
 from farzi_hf.report.tables import save_text
-from farzi_hf.summary.store.atomic_folder import check_destination
+from farzi_hf.summary.store.folder import check_destination
 from farzi_hf.summary.store.text import as_written, json_text, numbers_of, yaml_text
 
 HEADER = "# Written by a recipe of farzi_hf: here it goes on, and replaces results of its own.\n"

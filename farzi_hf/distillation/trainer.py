@@ -37,7 +37,8 @@ from farzi_hf.summary import FarziData
 from farzi_hf.summary.forms import LABELS, Tensors
 from farzi_hf.summary.soft_tokens import shifted_cross_entropy
 from farzi_hf.summary.store import hub
-from farzi_hf.summary.store.atomic_folder import check_destination, names_the_disk
+from farzi_hf.summary.store.atomic_folder import names_the_disk
+from farzi_hf.summary.store.folder import check_destination
 from farzi_hf.summary.store.tensor_file import fingerprint
 from farzi_hf.tasks import LanguageModeling, Task
 

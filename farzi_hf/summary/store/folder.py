@@ -1,13 +1,23 @@
-"""The files that an artefact may have, and reading them from a folder that is not trusted: no link is followed, and nothing is changed there.
+"""The folder of an artefact: which files it may have, reading them without trust, and replacing them all at once.
 
-The metadata of an artefact's tensors list its files. That list is not trusted: only files whose names are also in the closed list here
-are read, pushed, moved or removed. A size limit holds for each file that is read into memory.
+The metadata of the artefact's tensors list its files. That list is not trusted: only files whose names are also in the closed list here
+are read, pushed, moved or removed. No link is followed. A size limit holds for each file that is read into memory.
 
-A save that was interrupted after its commit (see `atomic_folder`) is read from where it lies. The next save moves it into place.
+A save takes a folder through three states. A process that dies leaves one of them, and the next save goes on from there.
+
+| state | beside the artefact's files, the folder holds | a reader reads |
+|---|---|---|
+| whole | nothing of ours | the files |
+| writing | `.farzi-writing`, a new artefact that is not complete | the files |
+| committed | `.farzi-committed`, those files of a complete new artefact that are not in place yet | each file of the new artefact where it lies |
+
+One rename turns `writing` into `committed`. Then each file is moved into place. The tensors, which list the files, are moved last.
+Renaming the whole folder would be simpler, but a run's checkpoints in it are not ours to move.
 """
 
 from __future__ import annotations
 
+import filecmp
 import os
 import re
 import shutil
@@ -16,11 +26,15 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
+from itertools import count
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
+from torch import Tensor
+
 from farzi_hf.data.vocabulary import ITEMS_FILE
-from farzi_hf.summary.store.tensor_file import read_header
+from farzi_hf.summary.store.atomic_folder import exclusive, flush, names_the_disk
+from farzi_hf.summary.store.tensor_file import FILES_LIMIT, listed_files, write_tensors
 
 T = TypeVar("T")
 
@@ -35,12 +49,6 @@ VIEWER = "viewer.html"
 PLOTS = "plots"
 VOCABULARY = ITEMS_FILE
 TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
-
-_MIB = 2**20
-PLOTS_LIMIT = 64 * _MIB
-"""The most bytes of all plots together."""
-_TABLES = ("latents", "decoder", "tokens", "labels", "label_decoder")
-_IMAGES = ("png", "jpg", "jpeg", "svg", "webp", "gif", "pdf")
 CHAT_TEMPLATES = ("chat_template.jinja", "additional_chat_templates/*.jinja")
 TOKENIZER_FILES = (TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS, *CHAT_TEMPLATES)
 OTHER_TOKENIZER_FILES = (
@@ -49,47 +57,38 @@ OTHER_TOKENIZER_FILES = (
 )  # fmt: skip
 """Files that a tokenizer writes beside tokenizer.json, or wrote under earlier versions. They are replaced as all others, and never read."""
 
-_RESULT_FILES = {RECIPE: _MIB // 8, METRICS: 2 * _MIB, **{f"{PLOTS}/*.{kind}": 32 * _MIB for kind in _IMAGES}}
+_MIB = 2**20
+PLOTS_LIMIT = 64 * _MIB
+"""The most bytes of all plots together."""
 LOADED_FILES: dict[str, int | None] = {
-    TENSORS: None, CONFIG: _MIB, **_RESULT_FILES, VOCABULARY: 64 * _MIB, **dict.fromkeys(TOKENIZER_FILES, 4 * _MIB),
-    TOKENIZER: 64 * _MIB,
+    TENSORS: None, CONFIG: _MIB, RECIPE: _MIB // 8, METRICS: 2 * _MIB, VOCABULARY: 64 * _MIB,
+    **{f"{PLOTS}/*.{kind}": 32 * _MIB for kind in ("png", "jpg", "jpeg", "svg", "webp", "gif", "pdf")},
+    **dict.fromkeys(TOKENIZER_FILES, 4 * _MIB), TOKENIZER: 64 * _MIB,
 }  # fmt: skip
 """The files that `FarziData.from_pretrained` reads: patterns of names, and the most bytes of each. None: the file is not read at once."""
-SHOWN_FILES: dict[str, int | None] = dict.fromkeys(
-    (CARD, VIEWER, *(f"{name}/train-*.parquet" for name in _TABLES), *OTHER_TOKENIZER_FILES)
-)
-"""The files for people and for `datasets`, and those that are not read."""
-
-FOLDERS = tuple(sorted({pattern.split("/")[0] for pattern in (*LOADED_FILES, *SHOWN_FILES) if "/" in pattern}))
+_TABLES = [f"{name}/train-*.parquet" for name in ("latents", "decoder", "tokens", "labels", "label_decoder")]
+_FILES = {**LOADED_FILES, **dict.fromkeys((CARD, VIEWER, *_TABLES, *OTHER_TOKENIZER_FILES))}
+_FOLDERS = sorted({pattern.split("/")[0] for pattern in _FILES if "/" in pattern})
 # Such a name is a plain one on every system: it has no drive, no stream and no `..`, and is not hidden.
 _PLAIN = re.compile(r"(?!\.)[^/\\:*?\"<>|\x00-\x1f]+")
 
 
-def is_known(name: str) -> bool:
-    """Whether an artefact has a place for the file `name`, a path relative to its folder with slashes."""
-    return pattern_of(name) is not None
+def pattern_of(name: str) -> str | None:
+    """The pattern that `name`, a path relative to the folder with slashes, matches; None: an artefact has no place for such a file."""
+    if not all(map(_PLAIN.fullmatch, name.split("/"))):
+        return None
+    return next((p for p in _FILES if p.count("/") == name.count("/") and fnmatchcase(name, p)), None)
 
 
 def size_limit(name: str) -> int | None:
     """The most bytes that the known file `name` may have; None where there is no limit."""
-    return {**LOADED_FILES, **SHOWN_FILES}[pattern_of(name)]
-
-
-def pattern_of(name: str) -> str | None:
-    """The pattern of LOADED_FILES or SHOWN_FILES that `name` matches; None if there is none."""
-    parts = name.split("/")
-    if not all(_PLAIN.fullmatch(part) for part in parts):
-        return None
-    found = (p for p in (*LOADED_FILES, *SHOWN_FILES) if p.count("/") == name.count("/") and fnmatchcase(name, p))
-    return next(found, None)
+    return _FILES[pattern_of(name)]
 
 
 # -- reading them ----------------------------------------------------------------------------------------------------
 
-COMMITTED = ".farzi-committed"
-"""A folder inside the artefact's folder. It holds a saved artefact until its files are moved into place."""
-
-_ATTEMPTS, _SECONDS, _PAUSE = 10, 1.0, 0.02
+_WRITING, _COMMITTED = ".farzi-writing", ".farzi-committed"
+_SECONDS, _PAUSE = 1.0, 0.02
 _BLOB = re.compile(r"[0-9a-f]{32,128}")
 _FLAGS = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
@@ -97,20 +96,19 @@ _FLAGS = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 
 class ArtefactFolder:
     """The files of the artefact in `folder`, as they are now.
 
+    Attributes:
+        names: relative paths of the artefact's files: those that its tensors list and that have a place here, and the tensors.
+
     Raises:
         FileNotFoundError: there is no artefact.
         ValueError: there is a link or a device where a file should be, or the tensors are damaged.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._committed = committed_folder(folder)
-        before = find_file(folder, TENSORS)
-        old = () if before is None else read_header(before).files or ()
-        self._names, self._removed = old, frozenset()
-        if self._committed is not None:
-            self._names = read_header(self._committed / TENSORS).files or ()
-            self._removed = frozenset(old) - set(self._names)
+        self.folder, self.names = folder, [TENSORS]
+        self._committed = find_file(folder, f"{_COMMITTED}/{TENSORS}") is not None
+        if (tensors := self.find(TENSORS)) is not None:
+            self.names = [*filter(pattern_of, listed_files(tensors)), TENSORS]
         for name in (TENSORS, CONFIG):
             if self.find(name) is None:
                 raise FileNotFoundError(
@@ -118,20 +116,17 @@ class ArtefactFolder:
                     "name a folder or repository written by FarziData.save_pretrained or push_to_hub"
                 )
 
-    @property
-    def names(self) -> list[str]:
-        """Relative paths of the artefact's files: the tensors, and those that their metadata list and `is_known` accepts."""
-        return [*(name for name in self._names if is_known(name)), TENSORS]
-
     def find(self, name: str) -> Path | None:
         """Where the file `name` lies, None if it does not exist."""
-        if self._committed is not None and (name in self._names or name == TENSORS):
-            return find_file(self._committed, name) or find_file(self.folder, name)  # moved already, or not yet
-        return None if name in self._removed else find_file(self.folder, name)
+        if not self._committed:
+            return find_file(self.folder, name)
+        if name not in self.names:  # it is of the old artefact
+            return None
+        return find_file(self.folder, f"{_COMMITTED}/{name}") or find_file(self.folder, name)
 
     def present(self, patterns: Collection[str]) -> list[str]:
         """Names of the files that exist and match one of `patterns` of the layout. A wildcard finds only files that the artefact lists."""
-        candidates = dict.fromkeys((*patterns, *self._names))
+        candidates = dict.fromkeys((*patterns, *self.names))
         return [name for name in candidates if pattern_of(name) in patterns and self.find(name) is not None]
 
     def path(self, name: str) -> Path:
@@ -140,74 +135,52 @@ class ArtefactFolder:
             raise FileNotFoundError(f"{self.folder / name} is missing; save the summary or fetch it again")
         return path
 
-    def read(self, name: str) -> bytes:
-        """The content of the file `name`, one of `LOADED_FILES` with a limit."""
+    @contextmanager
+    def opened(self, name: str) -> Iterator[BinaryIO]:
+        """The file `name`. It is refused where it is too large, or a link or a pipe has taken its place since it was found."""
         path, limit = self.path(name), size_limit(name)
-        with _opened(path) as file:
-            if os.fstat(file.fileno()).st_size > limit:
+        with os.fdopen(os.open(path, _FLAGS), "rb") as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise ValueError(f"{path} is no plain file; put the file there, or remove it")
+            if limit is not None and found.st_size > limit:
                 raise ValueError(
                     f"{path} is larger than the {limit:,} bytes that are read of such a file; remove or shrink it"
                 )
-            return file.read(limit)
+            yield file
 
-    def copy(self, target: Path, names: list[str]) -> None:
-        """Copies the files `names` into the folder `target`. A file that is larger than its limit is refused."""
-        for name in names:
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
-            if size_limit(name) is not None:
-                (target / name).write_bytes(self.read(name))
-                continue
-            with _opened(self.path(name)) as source, (target / name).open("wb") as copy:
-                shutil.copyfileobj(source, copy)
+    def read(self, name: str) -> bytes:
+        """The content of the file `name`, one with a limit."""
+        with self.opened(name) as file:
+            return file.read(size_limit(name))
 
 
 def read_artefact(folder: Path, read: Callable[[ArtefactFolder], T]) -> T:
     """`read(artefact)`, read again if another process has saved in `folder` meanwhile: never a mix of two artefacts."""
-    error: Exception = ValueError(
-        f"{str(folder)!r} is written to again and again; wait until that ends, or read a copy"
-    )
     end = time.monotonic() + _SECONDS
-    for attempt in range(_ATTEMPTS):
-        if attempt > 1 and time.monotonic() > end:
-            break
-        state, pending = _state(folder)
+    for attempt in count():
+        before = _state(folder)
+        error = f"{str(folder)!r} is written to again and again; wait until that ends, or read a copy"
         try:
             result = read(ArtefactFolder(folder))
-        except (ValueError, FileNotFoundError) as problem:
-            if not pending and (state, pending) == _state(folder):
-                raise
-            error = problem
-            time.sleep(_PAUSE)  # files are being moved into place
-        else:
-            if state == _state(folder)[0]:
+            if before[1:] == _state(folder)[1:]:
                 return result
-    raise error
+        except (ValueError, FileNotFoundError) as problem:
+            moving, error = before[0], problem  # files of a committed save may move while they are read
+            if not moving and before == _state(folder):
+                raise
+        if attempt > 1 and time.monotonic() > end:
+            raise error if isinstance(error, Exception) else ValueError(error)
+        time.sleep(_PAUSE)
 
 
-def _state(folder: Path) -> tuple[tuple[int, ...] | None, bool]:
-    """Identifies the artefact's tensors, and says whether their save is still to be finished. Finishing keeps the same file."""
-    for path in (folder / COMMITTED / TENSORS, folder / TENSORS):
+def _state(folder: Path) -> tuple[bool | int, ...]:
+    """Whether the state is `committed`; and what identifies the artefact's tensors, which moving a file does not change."""
+    for path in (folder / _COMMITTED / TENSORS, folder / TENSORS):
         with suppress(OSError):
             found = os.lstat(path)
-            return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns), path.parent != folder
-    return None, False
-
-
-def committed_folder(folder: Path) -> Path | None:
-    """The folder of a save that is committed but not finished, None if there is none.
-
-    Raises:
-        ValueError: something else has its name.
-    """
-    committed = folder / COMMITTED
-    mode = mode_of(committed)
-    if mode is None:
-        return None
-    if not stat.S_ISDIR(mode):
-        raise ValueError(
-            f"{committed} is a link or a file, which no save leaves; remove it, and do not trust this folder"
-        )
-    return None if find_file(committed, TENSORS) is None else committed
+            return path.parent != folder, found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    return (False,)
 
 
 def find_file(root: Path, name: str) -> Path | None:
@@ -222,39 +195,34 @@ def find_file(root: Path, name: str) -> Path | None:
     *parents, last = name.split("/")
     for part in parents:
         path = path / part
-        mode = mode_of(path)
-        if mode is None:
+        if (mode := _mode_of(path)) is None:
             return None
         if not stat.S_ISDIR(mode):
-            raise ValueError(
-                f"{path} is a link or a file where a folder is due; put the folder itself there, or remove it"
-            )
+            raise ValueError(f"{path} is a link or a file where a folder is due; put the folder there, or remove it")
     path = path / last
-    mode = mode_of(path)
-    if mode is None:
+    if (mode := _mode_of(path)) is None:
         return None
-    if stat.S_ISREG(mode):
-        if os.lstat(path).st_nlink > 1:
-            raise ValueError(
-                f"{path} is a hard link: its other name may be that of a private file; put a copy in its place"
-            )
-        return path
-    if not stat.S_ISLNK(mode):
-        raise ValueError(f"{path} is no plain file but a folder or a device; put the file there, or remove it")
-    if (blob := _blob(root, path)) is None:
+    if stat.S_ISLNK(mode):
+        if (blob := _blob(root, path)) is not None:
+            return blob
         raise ValueError(
             f"{path} is a link, which is not followed because it may lead anywhere; put the file itself in its place, or load the "
             "repository by its name"
         )
-    return blob
+    if not stat.S_ISREG(mode):
+        raise ValueError(f"{path} is no plain file but a folder or a device; put the file there, or remove it")
+    if os.lstat(path).st_nlink > 1:
+        raise ValueError(
+            f"{path} is a hard link: its other name may be that of a private file; put a copy in its place"
+        )
+    return path
 
 
-def mode_of(path: Path) -> int | None:
+def _mode_of(path: Path) -> int | None:
     """The mode of `path` itself, even if it is a link; None if there is nothing."""
-    try:
+    with suppress(FileNotFoundError, NotADirectoryError):
         return os.lstat(path).st_mode
-    except (FileNotFoundError, NotADirectoryError):
-        return None
+    return None
 
 
 def _blob(root: Path, link: Path) -> Path | None:
@@ -264,14 +232,128 @@ def _blob(root: Path, link: Path) -> Path | None:
     if snapshot.parent.name != "snapshots" or not blobs.parent.name.startswith("datasets--"):
         return None
     target = Path(os.path.normpath(snapshot / link.relative_to(root).parent / os.readlink(link)))
-    inside = target.parent.resolve() == blobs and stat.S_ISDIR(mode_of(blobs) or 0)
-    return target if inside and _BLOB.fullmatch(target.name) and stat.S_ISREG(mode_of(target) or 0) else None
+    inside = target.parent.resolve() == blobs and stat.S_ISDIR(_mode_of(blobs) or 0)
+    return target if inside and _BLOB.fullmatch(target.name) and stat.S_ISREG(_mode_of(target) or 0) else None
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[BinaryIO]:
-    """Opens the plain file `path`. If a link or a pipe has taken its place since it was found, that is refused."""
-    with os.fdopen(os.open(path, _FLAGS), "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise ValueError(f"{path} is no plain file; put the file there, or remove it")
-        yield file
+# -- replacing them --------------------------------------------------------------------------------------------------
+
+
+def replace_files(folder: Path, write: Callable[[Path], None], tensors: dict[str, Tensor]) -> None:
+    """Replaces the artefact in `folder` by the files that `write(empty_folder)` writes, and by `tensors`. Other files stay.
+
+    Raises:
+        ValueError: see `check_destination`; a file that an artefact has no place for; somebody else writes to `folder`.
+        OSError: for instance a full disk. The old artefact is then unchanged.
+    """
+    with names_the_disk(folder), exclusive(folder):
+        check_destination(folder)
+        writing = folder / _WRITING
+        _remove(writing)
+        _move_into_place(folder)
+        try:
+            writing.mkdir()
+            write(writing)
+            names = [path.relative_to(writing).as_posix() for path in _files(writing)]
+            _check_names(writing, names)
+            same = filecmp.cmpfiles(writing, folder, names, shallow=False)[0]
+            check_destination(folder, {*names} - {*same})
+            write_tensors(writing / TENSORS, tensors, names)
+            for path in [*_files(writing), writing]:
+                flush(path)
+            writing.rename(folder / _COMMITTED)
+        finally:
+            shutil.rmtree(writing, ignore_errors=True)
+        _move_into_place(folder)
+
+
+def _move_into_place(folder: Path) -> None:
+    """Ends the state `committed`, if the folder is in it. It can be interrupted and repeated."""
+    if new := _listed(folder, f"{_COMMITTED}/{TENSORS}"):
+        check_destination(folder, new)
+        for name in _listed(folder, TENSORS) - new:
+            with suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                (folder / name).unlink()
+        for name in [*new, TENSORS]:
+            if (source := find_file(folder, f"{_COMMITTED}/{name}")) is not None:  # else it was moved before
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                os.replace(source, folder / name)
+    _remove(folder / _COMMITTED)
+
+
+def check_destination(folder: Path, names: Collection[str] = (CONFIG, CARD, VIEWER)) -> None:
+    """Raises ValueError if writing an artefact with the files `names` to `folder` would overwrite files of something else.
+
+    By default `names` are the files that every artefact has. Call it before a long distillation rather than at its end.
+    """
+    if folder.is_symlink():
+        raise ValueError(
+            f"folder={str(folder)!r} is a link, which is not written through; name the folder {str(folder.resolve())!r} itself"
+        )
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"folder={str(folder)!r} is a file; name a folder to save the summary in")
+    for path in (folder / name for name in _FOLDERS):
+        if not stat.S_ISDIR(_mode_of(path) or stat.S_IFDIR):
+            raise ValueError(
+                f"{path} is a link or a file where the summary has a folder; remove it, or choose another folder"
+            )
+    owned = _listed(folder, TENSORS) | _listed(folder, f"{_COMMITTED}/{TENSORS}")
+    for name in names:
+        mode = _mode_of(folder / name)
+        if mode is not None and stat.S_ISDIR(mode):
+            raise ValueError(
+                f"{folder / name} is a folder where the summary has a file; remove it, or choose another folder"
+            )
+        if mode is not None and name not in owned:
+            raise ValueError(
+                f"folder={str(folder)!r} has a {name} but no {TENSORS} that claims it: it holds something else, which saving would "
+                "overwrite; choose another folder"
+            )
+
+
+def _listed(folder: Path, tensors: str) -> set[str]:
+    """The files that those tensors list, and those that every artefact has; none without tensors."""
+    path = find_file(folder, tensors)
+    return set() if path is None else {CONFIG, CARD, VIEWER, *filter(pattern_of, listed_files(path))}
+
+
+def _check_names(writing: Path, names: list[str]) -> None:
+    """Raises ValueError for files that `from_pretrained` would refuse."""
+    if len(names) > FILES_LIMIT:
+        raise ValueError(
+            f"an artefact would have {len(names):,} files, more than the {FILES_LIMIT:,} that it can have; give fewer plots"
+        )
+    for name in names:
+        if not pattern_of(name):
+            raise ValueError(
+                f"an artefact has no place for {name!r}: give plots as images, and as processing_class a fast tokenizer, which saves "
+                "itself as tokenizer.json"
+            )
+        size, limit = (writing / name).stat().st_size, size_limit(name)
+        if limit is not None and size > limit:
+            raise ValueError(
+                f"{name} would have {size:,} bytes, more than the {limit:,} that are read of it; make it smaller"
+            )
+
+
+def _remove(folder: Path) -> None:
+    """Removes a folder that only a save makes, with the files in it that an artefact can have. The caller holds the lock.
+
+    Raises:
+        ValueError: it holds others, or it is no folder.
+    """
+    if stat.S_ISDIR(_mode_of(folder) or 0):
+        for path in _files(folder):
+            if pattern_of(path.relative_to(folder).as_posix()):
+                path.unlink()
+        for path in (*(folder / name for name in _FOLDERS), folder):
+            with suppress(OSError):  # it is not empty, or not there
+                path.rmdir()
+    if _mode_of(folder) is not None:
+        raise ValueError(f"{folder} holds what no save of this library leaves; remove it, and do not trust this folder")
+
+
+def _files(folder: Path) -> list[Path]:
+    """The plain files under `folder`, without those behind links."""
+    found = (Path(parent, name) for parent, _, names in os.walk(folder) for name in names)
+    return sorted(path for path in found if stat.S_ISREG(_mode_of(path) or 0))

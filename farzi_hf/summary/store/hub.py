@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from farzi_hf.summary.store.folder import (
     PLOTS,
     TENSORS,
     ArtefactFolder,
-    is_known,
+    pattern_of,
     read_artefact,
 )
 from farzi_hf.summary.store.tensor_file import read_metadata
@@ -113,7 +114,10 @@ def push_folder(
 
 def _copy(artefact: ArtefactFolder, target: Path) -> list[str]:
     names = list(dict.fromkeys((CARD, CONFIG, *artefact.names)))
-    artefact.copy(target, names)
+    for name in names:
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        with artefact.opened(name) as source, (target / name).open("wb") as copy:
+            shutil.copyfileobj(source, copy)
     return names
 
 
@@ -128,7 +132,7 @@ def _commit(api: HfApi, folder: Path, files: list[str], repo_id: str, revision: 
     card = (folder / CARD).read_text(encoding="utf-8").replace(PLACEHOLDER, repo_id)
     operations.append(CommitOperationAdd(CARD, card.encode()))
     present = {sibling.rfilename for sibling in head.siblings or []}
-    old = {name for name in present if is_known(name)} - set(files)
+    old = {name for name in present if pattern_of(name)} - set(files)
     owned = _listed(api, repo_id, head.sha) if TENSORS in present else set()
     if foreign := sorted(name for name in old - owned if not name.startswith(f"{PLOTS}/")):
         raise ValueError(
@@ -152,7 +156,7 @@ def _listed(api: HfApi, repo_id: str, commit: str) -> set[str]:
     except (SafetensorsParsingError, ValueError) as error:
         logger.warning("%s of %s lists no files: %s", TENSORS, repo_id, error)
         return set()
-    return set(listed or ())
+    return set(listed)
 
 
 def _retry(request: Callable[[], T]) -> T:

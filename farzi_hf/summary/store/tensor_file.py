@@ -14,9 +14,8 @@ import hashlib
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -33,8 +32,7 @@ FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 """The types of floating-point tensors, by their names in safetensors."""
 
 
-@dataclass(frozen=True)
-class Stored:
+class Stored(NamedTuple):
     """A tensor of the file: its shape, and the types that it may have."""
 
     shape: tuple[int, ...]
@@ -59,8 +57,7 @@ class Storage:
             shapes: of the summary's tensors.
             learnt: the names of those that are learnt; the others are ids.
         """
-        ids = frozenset({"I32"})
-        return {name: Stored(tuple(shape), FLOATS if name in learnt else ids) for name, shape in shapes.items()}
+        return {n: Stored(tuple(shape), FLOATS if n in learnt else frozenset({"I32"})) for n, shape in shapes.items()}
 
     def stored(self, tensors: Tensors) -> dict[str, Tensor]:
         """What the file holds of a summary's tensors."""
@@ -127,39 +124,34 @@ class Whole(Storage):
                 fits = x.numel() == 0 or int(x.max()) <= torch.iinfo(torch.int16).max
                 found[name] = x.to(torch.int16 if fits else torch.int32)
                 continue
-            scale = self._scale(name, x.detach().float())
-            whole = (x.detach().float() / _along(name, scale, x)).round()
-            found[name], found[name + self._SCALE] = self._packed(name, whole.to(torch.int8)), scale
+            x = x.detach().float().movedim(_dimensions(name), -1)
+            mantissa, exponent = torch.frexp(x.abs().amax(list(range(x.dim() - 1))) / self._largest)
+            scale = torch.ldexp((mantissa * 2**12).ceil() / 2**12, exponent).clamp(min=self._SMALLEST)
+            found[name] = self._packed(name, (x / scale).round().to(torch.int8))
+            found[name + self._SCALE] = scale
         return found
 
     def loaded(self, stored: Tensors) -> dict[str, Tensor]:
         found = {}
         for name, x in stored.items():
-            if name + self._SCALE in stored:
-                scale = stored[name + self._SCALE]
-                whole = self._unpacked(name, x, len(scale))
-                found[name] = whole.float() * _along(name, scale, whole)
+            if (scale := stored.get(name + self._SCALE)) is not None:
+                whole = self._unpacked(name, x, len(scale)).float() * scale
+                found[name] = whole.movedim(-1, _dimensions(name)).contiguous()
             elif not name.endswith(self._SCALE):
                 found[name] = x.to(torch.int32)
         return found
-
-    def _scale(self, name: str, x: Tensor) -> Tensor:
-        """(e,), above 0."""
-        others = [i for i in range(x.dim()) if i != _dimensions(name) % x.dim()]
-        mantissa, exponent = torch.frexp(x.abs().amax(others) / self._largest)
-        return torch.ldexp((mantissa * 2**12).ceil() / 2**12, exponent).clamp(min=self._SMALLEST)
 
     def _shape(self, name: str, shape: Sequence[int]) -> tuple[int, ...]:
         """The shape of the file's tensor, of a summary's tensor with `shape`."""
         return tuple(shape)
 
     def _packed(self, name: str, whole: Tensor) -> Tensor:
-        """The file's tensor, of whole numbers (int8)."""
-        return whole
+        """The file's tensor, of whole numbers (…, e) in int8."""
+        return whole.movedim(-1, _dimensions(name)).contiguous()
 
     def _unpacked(self, name: str, packed: Tensor, dimensions: int) -> Tensor:
-        """The inverse of `_packed`; int8."""
-        return packed
+        """The inverse of `_packed`."""
+        return packed.movedim(_dimensions(name), -1)
 
 
 class Packed(Whole):
@@ -175,31 +167,23 @@ class Packed(Whole):
         return max(1, (vocab_size - 1).bit_length())
 
     def _shape(self, name: str, shape: Sequence[int]) -> tuple[int, ...]:
-        axis = _dimensions(name)
-        others = shape[1:] if axis == 0 else shape[:-1]
-        return (*others, -(-shape[axis] * self.bits // 8))
+        others = shape[1:] if _dimensions(name) == 0 else shape[:-1]
+        return (*others, -(-shape[_dimensions(name)] * self.bits // 8))
 
     def _packed(self, name: str, whole: Tensor) -> Tensor:
-        rows = (whole.cpu().movedim(_dimensions(name), -1) + 2 ** (self.bits - 1)).to(torch.uint8).numpy()
+        rows = (whole.cpu() + 2 ** (self.bits - 1)).to(torch.uint8).numpy()
         bits = np.unpackbits(rows[..., None], axis=-1)[..., 8 - self.bits :]
         return torch.from_numpy(np.packbits(bits.reshape(*rows.shape[:-1], -1), axis=-1)).to(whole.device)
 
     def _unpacked(self, name: str, packed: Tensor, dimensions: int) -> Tensor:
         bits = np.unpackbits(packed.cpu().numpy(), axis=-1, count=dimensions * self.bits)
-        bits = bits.reshape(*packed.shape[:-1], dimensions, self.bits)
-        rows = np.packbits(bits, axis=-1)[..., 0] >> (8 - self.bits)
-        whole = torch.from_numpy(rows).to(packed.device, torch.int8) - 2 ** (self.bits - 1)
-        return whole.movedim(-1, _dimensions(name)).contiguous()
+        rows = np.packbits(bits.reshape(*packed.shape[:-1], dimensions, self.bits), axis=-1)[..., 0] >> (8 - self.bits)
+        return torch.from_numpy(rows).to(packed.device, torch.int8) - 2 ** (self.bits - 1)
 
 
 def _dimensions(name: str) -> int:
     """The axis of the d or e dimensions: the first of a decoder (e, V), the last of latents (μ, ξ, e)."""
     return 0 if name.endswith("decoder") else -1
-
-
-def _along(name: str, scale: Tensor, x: Tensor) -> Tensor:
-    """A scale (e,) as a tensor that x can be multiplied with."""
-    return scale.view(-1, *[1] * (x.dim() - 1)) if _dimensions(name) == 0 else scale
 
 
 STORAGES: dict[str, Storage] = {way.name: way for way in (Storage(), Whole(8), Packed(6), Packed(5), Packed(4))}
@@ -213,23 +197,7 @@ FILES_LIMIT, _TENSORS_LIMIT, _HEADER_LIMIT = 1000, 10_000, 2**20
 _ENTRY, _OLD_ENTRY = "farzi", "files"  # the old entry is a list of names, without checksums
 
 
-@dataclass(frozen=True)
-class Header:
-    """The header of a tensor file.
-
-    Attributes:
-        files: relative paths of the artefact's other files, None where the file has no list.
-        checksums: `checksum` of each tensor; empty in files of older versions.
-        shapes, dtypes: of each tensor; types by their names in safetensors, as "F32".
-    """
-
-    files: tuple[str, ...] | None
-    checksums: Mapping[str, str]
-    shapes: Mapping[str, tuple[int, ...]]
-    dtypes: Mapping[str, str]
-
-
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], files: list[str]) -> None:
+def write_tensors(path: Path, tensors: Tensors, files: list[str]) -> None:
     """Writes contiguous CPU tensors and the names of the artefact's other files to `path`."""
     facts = {"files": files, "sha256": {name: checksum(tensor) for name, tensor in tensors.items()}}
     path.touch()
@@ -238,44 +206,39 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], files: list[str]) -
     path.chmod(mode)
 
 
-def read_header(path: Path) -> Header:
-    """The header of the file `path`, which is not trusted.
+def listed_files(path: Path) -> list[str]:
+    """The artefact's other files, by their relative paths, as the tensor file `path` lists them. It is not trusted.
 
     Raises:
         ValueError: the file is damaged, or it lists files outside its folder, which no honest artefact does.
     """
     with _opened(path) as file:
-        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 — it is no mapping
-        shapes = {name: tuple(part.get_shape()) for name, part in slices.items()}
-        dtypes = {name: part.get_dtype() for name, part in slices.items()}
-        metadata = file.metadata() or {}
-    files, checksums = read_metadata(metadata, path)
-    return Header(files, checksums, shapes, dtypes)
+        return read_metadata(file.metadata() or {}, path)[0]
 
 
-def read_metadata(metadata: Mapping[str, str], path: Path) -> tuple[tuple[str, ...] | None, Mapping[str, str]]:
-    """`files` and `checksums` of a `Header`, from the metadata of the file `path`, which are not trusted.
+def read_metadata(metadata: Mapping[str, str], path: Path) -> tuple[list[str], Mapping[str, str]]:
+    """The listed files, and the `checksum` of each tensor, from the metadata of the file `path`. Files of older versions lack one or both.
 
     Raises:
-        ValueError: as `read_header`.
+        ValueError: as `listed_files`.
     """
     facts = {}
     if _ENTRY in metadata:
         facts = as_mapping(parse_json(metadata[_ENTRY].encode(), path), path)
     elif _OLD_ENTRY in metadata:
         facts = {"files": parse_json(metadata[_OLD_ENTRY].encode(), path)}
-    files, checksums = facts.get("files"), as_mapping(facts.get("sha256", {}), path)
-    if files is not None and not (isinstance(files, list) and all(isinstance(name, str) for name in files)):
+    files, checksums = facts.get("files", []), as_mapping(facts.get("sha256", {}), path)
+    if not (isinstance(files, list) and all(isinstance(name, str) for name in files)):
         raise ValueError(f"{path} lists its artefact's files as {files!r:.80}, not by their names; fetch it again")
-    if len(files or ()) > FILES_LIMIT:
+    if len(files) > FILES_LIMIT:
         raise ValueError(
             f"{path} lists {len(files):,} files, more than the {FILES_LIMIT:,} of an artefact; do not trust this folder"
         )
-    for name in files or ():
+    for name in files:
         parts = name.replace("\\", "/").split("/")
         if ".." in parts or not parts[0] or ":" in parts[0]:
             raise ValueError(f"{path} claims the file {name!r:.200} outside its folder; do not trust this folder")
-    return None if files is None else tuple(files), checksums
+    return files, checksums
 
 
 def load_tensors(path: Path, layout: Mapping[str, Stored]) -> dict[str, Tensor]:
@@ -284,28 +247,29 @@ def load_tensors(path: Path, layout: Mapping[str, Stored]) -> dict[str, Tensor]:
     Raises:
         ValueError: the file is damaged, has other tensors, shapes or types than a summary, or its numbers do not match the checksum.
     """
-    header = read_header(path)
-    for name, expected in layout.items():
-        found = header.shapes.get(name, "missing")
-        if found != expected.shape:
+    with _opened(path) as file:
+        found = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 — it is no mapping
+        for name, expected in layout.items():
+            shape = tuple(found[name].get_shape()) if name in found else "missing"
+            if shape != expected.shape:
+                raise ValueError(
+                    f"{name} in {path} is {shape}, but config.json says {expected.shape}; the two files belong to different "
+                    "summaries, fetch it again"
+                )
+        if extra := sorted(found.keys() - layout.keys()):
             raise ValueError(
-                f"{name} in {path} is {found}, but config.json says {expected.shape}; the two files belong to different "
-                "summaries, fetch it again"
+                f"{path} holds {', '.join(map(repr, extra)):.200} beside {', '.join(layout)}, which config.json does not mention; "
+                "fetch it again, or load it with the version of farzi_hf that wrote it"
             )
-    if extra := sorted(set(header.shapes) - set(layout)):
-        raise ValueError(
-            f"{path} holds {', '.join(map(repr, extra)):.200} beside {', '.join(layout)}, which config.json does not mention; "
-            "fetch it again, or load it with the version of farzi_hf that wrote it"
-        )
-    wrong = [name for name, expected in layout.items() if header.dtypes[name] not in expected.dtypes]
-    if wrong or len(FLOATS.intersection(header.dtypes.values())) > 1:
-        types = ", ".join(f"{name} {dtype}" for name, dtype in sorted(header.dtypes.items()))
-        allowed = ", ".join(f"{name} {' or '.join(sorted(expected.dtypes))}" for name, expected in layout.items())
-        raise ValueError(f"{path} holds {types}; a summary has {allowed}, and one type of floats; fetch it again")
-    with _opened(path) as file:  # copied, because the file may be replaced or truncated
-        tensors = {name: file.get_tensor(name).clone() for name in layout}
+        dtypes = {name: part.get_dtype() for name, part in sorted(found.items())}
+        if any(dtypes[n] not in part.dtypes for n, part in layout.items()) or len(FLOATS & {*dtypes.values()}) > 1:
+            types = ", ".join(f"{name} {dtype}" for name, dtype in dtypes.items())
+            allowed = ", ".join(f"{name} {' or '.join(sorted(part.dtypes))}" for name, part in layout.items())
+            raise ValueError(f"{path} holds {types}; a summary has {allowed}, and one type of floats; fetch it again")
+        tensors = {name: file.get_tensor(name).clone() for name in layout}  # the file may be replaced or truncated
+        checksums = read_metadata(file.metadata() or {}, path)[1]
     for name, tensor in tensors.items():
-        if header.checksums.get(name, expected := checksum(tensor)) != expected:
+        if name in checksums and checksums[name] != checksum(tensor):
             raise ValueError(
                 f"{name} in {path} has another checksum than it was saved with; it is damaged, fetch it again"
             )
@@ -320,7 +284,7 @@ def checksum(tensor: Tensor) -> str:
     return digest.hexdigest()
 
 
-def fingerprint(tensors: Mapping[str, Tensor]) -> str:
+def fingerprint(tensors: Tensors) -> str:
     """A hash of all tensors, in their order."""
     return " ".join(map(checksum, tensors.values()))
 

@@ -27,7 +27,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from torch import Tensor
 
-from farzi_hf.summary.store.atomic_folder import replace_files
 from farzi_hf.summary.store.card import Contents, greedy_texts, render_card, tables_of
 from farzi_hf.summary.store.card_learner import plain_learner
 from farzi_hf.summary.store.folder import (
@@ -39,8 +38,9 @@ from farzi_hf.summary.store.folder import (
     RECIPE,
     VIEWER,
     ArtefactFolder,
-    is_known,
+    pattern_of,
     read_artefact,
+    replace_files,
     size_limit,
 )  # fmt: skip
 from farzi_hf.summary.store.text import (
@@ -75,7 +75,7 @@ class Results:
 
 
 def write_artefact(contents: Contents, folder: Path, results: Results) -> None:
-    """Writes the whole artefact into `folder`, atomically; see `atomic_folder.replace_files`.
+    """Writes the whole artefact into `folder`, atomically; see `folder.replace_files`.
 
     Empty metrics, recipe or plots get no file.
     """
@@ -140,7 +140,7 @@ def read_plots(paths: Sequence[str | os.PathLike]) -> dict[str, bytes]:
     plots: dict[str, bytes] = {}
     for path in map(Path, paths):
         name = f"{PLOTS}/{path.name}"
-        if not is_known(name) or path.name in plots:
+        if not pattern_of(name) or path.name in plots:
             reason = (
                 "another plot has the same name" if path.name in plots else "it has no name of an image, like curve.png"
             )

@@ -110,7 +110,7 @@ def test_what_would_be_refused_is_not_saved(tmp_path, monkeypatch):
         ValueError, match="plots has images of 100,663,296 bytes, more than the 67,108,864 that are read"
     ):
         tiny().save_pretrained(tmp_path / "new", plots=plots)
-    monkeypatch.setattr("farzi_hf.summary.store.atomic_folder.FILES_LIMIT", 3)
+    monkeypatch.setattr("farzi_hf.summary.store.folder.FILES_LIMIT", 3)
     with pytest.raises(ValueError, match="an artefact would have 6 files, more than the 3"):
         tiny().save_pretrained(tmp_path / "new")
 

@@ -257,19 +257,25 @@ def test_a_second_start_of_a_run_that_goes_on_writes_no_recipe(tmp_path, sequenc
 
 
 def test_what_dead_writers_left_is_removed_and_nothing_else(tmp_path):
-    ours = [f".farzi-writing-{'0' * 31}{i}" for i in range(2)] + [".farzi-writing"]
-    for name in ours:
-        (tmp_path / name / "latents").mkdir(parents=True)
-        (tmp_path / name / "latents" / "train-00000-of-00001.parquet").touch()
-        (tmp_path / name / "config.json").touch()
-    (tmp_path / ours[1] / "precious.txt").write_text("mine")
+    left = tmp_path / ".farzi-writing"
+    (left / "latents").mkdir(parents=True)
+    (left / "latents" / "train-00000-of-00001.parquet").touch()
+    (left / "config.json").touch()
     (tmp_path / ".farzi-writing-notes").mkdir()
-    (tmp_path / f".farzi-writing-{'a' * 32}").symlink_to(tmp_path / ".farzi-writing-notes")
-    (tmp_path / f".farzi-writing-{'b' * 32}").write_text("a file")
     tiny().save_pretrained(tmp_path)
-    left = sorted(path.name for path in tmp_path.glob(".*"))
-    assert left == sorted([ours[1], ".farzi-writing-notes", f".farzi-writing-{'a' * 32}", f".farzi-writing-{'b' * 32}"])
-    assert [path.name for path in (tmp_path / ours[1]).iterdir()] == ["precious.txt"]
+    assert [path.name for path in tmp_path.glob(".*")] == [".farzi-writing-notes"]
+    for plant in (left.mkdir, lambda: left.symlink_to(tmp_path / ".farzi-writing-notes")):
+        plant()
+        if left.is_symlink() is False:
+            (left / "config.json").touch()
+            (left / "precious.txt").write_text("mine")
+        with pytest.raises(ValueError, match=r"\.farzi-writing holds what no save of this library leaves; remove it"):
+            tiny(tau=0.5).save_pretrained(tmp_path)
+        assert FarziData.from_pretrained(tmp_path).config.tau == 1.0
+        if not left.is_symlink():
+            assert [path.name for path in left.iterdir()] == ["precious.txt"]
+            (left / "precious.txt").unlink()
+            left.rmdir()
 
 
 # -- a full disk -----------------------------------------------------------------------------------------------------
