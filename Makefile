@@ -27,7 +27,7 @@ test: $(VENV)/.installed ## the test suite, without the tests marked slow or gpu
 # What every range of versions in pyproject.toml has to hold for: reading, training, saving, pushing, plotting.
 CORE := tests/test_imports.py $(addprefix tests/,engine data models tasks report summary/test_collator.py summary/test_farzi_data.py \
 	summary/test_forms.py summary/test_initialization.py summary/test_soft_training.py summary/test_stock_settings.py \
-	summary/test_vocabulary_sums.py summary/store/test_publishing.py summary/store/test_hub.py distillation/test_learner.py \
+	summary/test_vocabulary_sums.py summary/store/test_writing.py summary/store/test_hub.py distillation/test_learner.py \
 	distillation/test_trajectories.py distillation/test_config.py distillation/test_trainer.py distillation/test_interrupts.py)
 
 # Old releases call what newer releases of others call deprecated: warnings are no errors here. The deselected test asks a

@@ -19,23 +19,11 @@ from farzi_hf.summary import FarziData
 
 EVENTS = {"open", "subprocess.Popen", "os.posix_spawn", "os.exec", "os.system", "os.fork", "socket.connect", "os.rename", "os.remove"}  # fmt: skip
 SETTINGS = (
-    "vocab",
-    "merges",
-    "vocab_file",
-    "merges_file",
-    "tokenizer_file",
-    "name_or_path",
-    "spm_file",
-    "sentencepiece_model_ckpt",
-)
+    "vocab", "merges", "vocab_file", "merges_file", "tokenizer_file", "name_or_path", "spm_file", "sentencepiece_model_ckpt",
+)  # fmt: skip
 LEARNER = {
-    "model_type": "gpt2",
-    "n_embd": 8,
-    "n_layer": 1,
-    "n_head": 2,
-    "n_positions": 8,
-    "activation_function": "gelu_new",
-}
+    "model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 8, "activation_function": "gelu_new",
+}  # fmt: skip
 NAMES = ("auto_map", "_name_or_path", "name_or_path", "code_revision", "attn_implementation", "_attn_implementation")
 """Keys that transformers has taken for names of files or repositories, beside those that a summary has."""
 
@@ -57,13 +45,8 @@ def harmless(folder: Path) -> None:
 def files_of(folder: Path) -> dict[str, Any]:
     """The contents of the summary's files of text."""
     names = (
-        "config.json",
-        "tokenizer_config.json",
-        "special_tokens_map.json",
-        "tokenizer.json",
-        "metrics.json",
-        "recipe.yaml",
-    )
+        "config.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.json", "metrics.json", "recipe.yaml",
+    )  # fmt: skip
     return {name: yaml.safe_load((folder / name).read_text()) for name in names}
 
 

@@ -19,7 +19,7 @@ from farzi_hf.data import vocabulary_of
 from farzi_hf.data.seeds import check_seed
 from farzi_hf.report import TaskData
 from farzi_hf.summary import FarziData, attach_soft_inputs, soft_cross_entropy
-from farzi_hf.summary.store.card_learner import learner_config
+from farzi_hf.summary.store.untrusted import learner_config
 from farzi_hf.tasks import Task
 
 

@@ -16,7 +16,7 @@ from farzi_hf.data import Vocabulary
 from farzi_hf.models.next_item import check_size
 from farzi_hf.summary.forms import INPUTS, LABELS
 from farzi_hf.summary.store.tensor_file import STORAGES
-from farzi_hf.summary.store.text import as_mapping, parse_json
+from farzi_hf.summary.store.text import parse_mapping
 
 
 class FarziDataConfig(PreTrainedConfig):
@@ -160,7 +160,7 @@ class FarziDataConfig(PreTrainedConfig):
         Raises:
             ValueError: the file is no config of a summary.
         """
-        values = as_mapping(parse_json(content, path), path)
+        values = parse_mapping(content, path)
         if values.get("model_type", cls.model_type) != cls.model_type:
             raise ValueError(
                 f"{path} is the config of a {values['model_type']!r}, not of a summary; fetch the file again"

@@ -32,7 +32,7 @@ from farzi_hf.summary.store.card import Contents
 from farzi_hf.summary.store.folder import CONFIG, TENSORS
 from farzi_hf.summary.store.tensor_file import STORAGES, fingerprint, load_tensors
 from farzi_hf.summary.store.text import without_local_paths
-from farzi_hf.summary.store.vocabulary_files import load_vocabulary
+from farzi_hf.summary.store.untrusted import load_vocabulary
 from farzi_hf.summary.store.writing import load_results, read_plots, rows_table, write_artefact
 
 _SHOWN_TOKENS = 5  # likeliest tokens of each position, in the artefact's tables
@@ -223,7 +223,7 @@ class FarziData(nn.Module):
         """Writes the whole artefact (tensors, config, vocabulary, parquet tables, card) into `folder`.
 
         Atomic: a crash at any point leaves the old artefact or the new one whole. Other files in the folder stay, for instance
-        a checkpoint's optimizer state. See `farzi_hf.summary.store.writing` for the layout.
+        a checkpoint's optimizer state. docs/artefact.md lists the files.
 
         `metrics`, `recipe` and `plots` that are not given stay as they were last saved or loaded, see `results`. Absolute
         paths in them are cut to their last part.

@@ -159,7 +159,7 @@ def test_train_names_the_field_of_the_learner(summary, tmp_path, learner, key):
 def test_train_leaves_out_what_is_no_plain_field_of_the_learner(summary, tmp_path, caplog, more):
     """The first one lasts; the others are only looked at."""
     from farzi_hf.data import vocabulary_of
-    from farzi_hf.summary.store.card_learner import learner_config
+    from farzi_hf.summary.store.untrusted import learner_config
 
     change(summary / "recipe.yaml", learner={**GPT2, **more})
     farzi = FarziData.from_pretrained(summary)

@@ -62,9 +62,7 @@ def exclusive(folder: str | os.PathLike) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder.resolve() / LOCK
     if path.is_symlink() or (path.exists() and not (path.is_file() and path.stat().st_nlink == 1)):
-        raise ValueError(
-            f"{path} is a link or a device, and no lock of this library; remove it, and do not trust this folder"
-        )
+        raise ValueError(f"{path} is a link or a device, and no lock of this library; remove it")
     lock = FileLock(path, is_singleton=True)  # one object per path, or a thread would wait for itself
     try:
         lock.acquire(blocking=False)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from keyword import iskeyword
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import DatasetCard, DatasetCardData
 from torch import Tensor
-from transformers import PreTrainedConfig
+from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from farzi_hf.data import Vocabulary
 from farzi_hf.summary.initialization import INPUT_SEQUENCES
-from farzi_hf.summary.store.card_learner import learner_code
 from farzi_hf.summary.store.hub import PLACEHOLDER
 from farzi_hf.summary.store.tensor_file import STORAGES, Storage
 from farzi_hf.summary.store.text import (
@@ -25,29 +26,19 @@ from farzi_hf.summary.store.text import (
     markdown_image,
     markdown_text,
     one_line,
+    python_literal,
     yaml_text,
 )
+from farzi_hf.summary.store.untrusted import NOT_SHOWN, sizes_of
 
 _TABLES = {"latents": "latents", "decoder": "decoder", "labels": "label_latents", "label_decoder": "label_decoder"}
 """The tables of the dataset repository, with the tensor that each of them shows."""
 
 _NEEDED = {"lr": ("learning_rate", 0.01), "steps": ("max_steps", 100)}
 """Settings of the inner loop that a student needs: their names in TrainingArguments, and values to begin with where a summary has none."""
-_NOT_ANONYMOUS = (
-    "This is not an anonymised dataset. No differential privacy was used; what sequences say, taken together, may give away what single people "
-    "wrote or bought, all the more as they may have been started from real ones."
-)
 _SAID_ELSEWHERE = (
-    "table",
-    "dataset",
-    "data_bytes",
-    "data_sequences",
-    "split",
-    "licence",
-    "licence_text",
-    "command",
-    "privacy",
-)
+    "table", "dataset", "data_bytes", "data_sequences", "split", "licence", "licence_text", "command", "privacy",
+)  # fmt: skip
 """Entries of metrics that have a place of their own on the card."""
 
 
@@ -114,7 +105,10 @@ def render_card(
     metrics, recipe = metrics or {}, recipe or {}
     check_results(metrics, recipe, "metrics", "recipe")
     figures = {name: value for name, value in metrics.items() if name not in _SAID_ELSEWHERE}
-    guessed = {name: value for key, (name, value) in _NEEDED.items() if key not in (config.inner or {})}
+    learner = recipe.get("learner")
+    known = isinstance(learner, Mapping) and isinstance(learner.get("model_type"), str)
+    made = INPUT_SEQUENCES.get(str(recipe.get("input_sequences"))) if config.inputs == "tokens" else None
+    examples = greedy_texts(vocabulary, contents.decoded[:3]) if vocabulary.named else []
     card = DatasetCard.from_template(
         _metadata(contents, metrics),
         template_path=str(Path(__file__).parent / "templates" / "card.md"),
@@ -124,16 +118,21 @@ def render_card(
         tables=tables_of(contents.tensors),
         facts=markdown_table([{"": k, " ": v} for k, v in _facts(contents, metrics, recipe).items()]),
         dataset=markdown_text(metrics.get("dataset") or "a dataset"),
-        learner=learner_code(recipe, config, vocabulary),
-        guessed=guessed,
+        learner_known=known,
+        learner=_learner_code(learner if known else vocabulary.small_learner, config, vocabulary),
+        guessed={name: value for key, (name, value) in _NEEDED.items() if key not in (config.inner or {})},
         inner=markdown_table([{"setting": k, "value": str(v)} for k, v in (config.inner or {}).items()]),
         results=markdown_table(_with_spread(metrics.get("table", []))),
         figures=markdown_table([{"figure": k, "value": v} for k, v in figures.items()]),
-        cost=_cost(metrics),
-        privacy=_privacy(config, metrics, recipe),
+        cost=[metrics.get(f"{name}_seconds") for name in ("distillation", "student", "full_data")],
+        device=markdown_text(metrics.get("device") or ""),
+        full_steps=metrics.get("full_data_steps"),
+        ceil=math.ceil,
+        plain=_plain,
+        privacy=markdown_text(metrics.get("privacy") or getattr(made, "protects", "")),
         licence=markdown_text(metrics.get("licence_text") or ""),
         command=markdown_fence(str(metrics["command"]), "bash") if metrics.get("command") else "",
-        examples=_examples(vocabulary, contents.decoded[:3]),
+        examples=markdown_fence("\n".join(" ".join(text.split()) for text in examples), "text") if examples else "",
         positions=markdown_table([_position_row(j, p) for j, p in enumerate(contents.decoded[0][:8])]),
         recipe=markdown_fence(yaml_text(recipe).rstrip(), "yaml") if recipe else "",
         plots=[markdown_image(plot) for plot in plots],
@@ -170,12 +169,13 @@ def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
 def _metadata(contents: Contents, metrics: Mapping[str, Any]) -> DatasetCardData:
     """The YAML header. It holds no results, because the Hub knows no `model-index` of datasets."""
     config, vocabulary = contents.config, contents.vocabulary
+    sizes = ("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M")
     return DatasetCardData(
         pretty_name=f"Farzi data [{config.num_sequences}×{config.sequence_length}]",
-        license=_licence(metrics),
+        license=one_line(metrics.get("licence") or "") or None,
         tags=["farzi", "dataset-distillation", "synthetic", *vocabulary.tags],
         task_categories=list(vocabulary.task_categories) or None,
-        size_categories=[_size_category(config.num_sequences)],
+        size_categories=[sizes[bisect_right([10**3, 10**4, 10**5, 10**6], config.num_sequences)]],
         configs=[
             {"config_name": name, "data_files": [{"split": "train", "path": f"{name}/train-*.parquet"}]}
             | ({"default": True} if i == 0 else {})
@@ -184,21 +184,11 @@ def _metadata(contents: Contents, metrics: Mapping[str, Any]) -> DatasetCardData
     )
 
 
-def _privacy(config: Any, metrics: Mapping[str, Any], recipe: Mapping[str, Any]) -> str:
-    """What the summary protects."""
-    if metrics.get("privacy"):
-        return markdown_text(metrics["privacy"])
-    made = INPUT_SEQUENCES.get(str(recipe.get("input_sequences"))) if config.inputs == "tokens" else None
-    return _NOT_ANONYMOUS if made is None else made.protects
-
-
-def _licence(metrics: Mapping[str, Any]) -> str | None:
-    return one_line(metrics.get("licence") or "") or None
-
-
 def _facts(contents: Contents, metrics: Mapping[str, Any], recipe: Mapping[str, Any]) -> dict[str, Any]:
     """The first table: sizes and source of the summary."""
     config, size, rows = contents.config, metrics.get("data_bytes"), metrics.get("data_sequences")
+    given = recipe.get("teacher")
+    teachers = [name for one in (given if isinstance(given, list) else [given]) if (name := _model(one))]
     facts = {
         "distilled from": metrics.get("dataset"),
         "synthetic sequences (μ)": config.num_sequences,
@@ -213,7 +203,7 @@ def _facts(contents: Contents, metrics: Mapping[str, Any], recipe: Mapping[str, 
         "the data": f"{size:,} bytes" + (f", {rows:,} sequences" if rows else "") if size else None,
         "size of the data": f"{_plain(100 * contents.nbytes / size, 3)} % of the bytes" if size else None,
         "learner": _model(recipe.get("learner"), metrics.get("learner_parameters")),
-        "teachers, whose labels it has": _teachers(recipe.get("teacher")) if config.labels == "own" else None,
+        "teachers, whose labels it has": ", ".join(teachers) if config.labels == "own" and teachers else None,
         "split": metrics.get("split"),
         "vocabulary hash (SHA-256)": markdown_code(config.vocabulary_hash) if config.vocabulary_hash else None,
     }
@@ -232,34 +222,24 @@ def _model(model: Any, parameters: float | None = None) -> str | None:
     return f"{model['model_type']}{size}" + (f" ({settings})" if settings else "")
 
 
-def _teachers(given: Any) -> str | None:
-    """The models of the recipe that label the inputs, where they are not the learner."""
-    names = [_model(one) for one in (given if isinstance(given, list) else [given])]
-    return ", ".join(name for name in names if name) or None
+def _learner_code(learner: Mapping[str, Any], config: PreTrainedConfig, vocabulary: Vocabulary) -> str:
+    """Python that makes the learner's config: sizes that follow from the summary, and the fields that differ from their class's defaults."""
+    kind, sizes = learner["model_type"], sizes_of(learner, config, vocabulary)
+    of_class = CONFIG_MAPPING[kind] if kind in CONFIG_MAPPING else None  # noqa: SIM401  its get() does not load classes
+    default = {"dtype": "float32"}  # a class leaves it open
+    changed = {
+        name: value
+        for name, value in learner.items()
+        if name not in NOT_SHOWN | sizes.keys() and value != default.get(name, getattr(of_class, name, ...))
+    }
 
+    def argument(name: str, value: Any) -> str:
+        # In ASCII: Python normalises other names, and two could become equal.
+        plain = name.isidentifier() and name.isascii() and not iskeyword(name)
+        return f"{name}={python_literal(value)}" if plain else f"**{python_literal({name: value})}"
 
-def _cost(metrics: Mapping[str, Any]) -> str:
-    """The time of the distillation, and the number of trainings on the summary that save as much."""
-    cost, student, full = (metrics.get(f"{name}_seconds") for name in ("distillation", "student", "full_data"))
-    if cost is None:
-        return ""
-    device = f" on {markdown_text(metrics['device'])}" if "device" in metrics else ""
-    text = f"The distillation took {cost:,.0f} s{device}."
-    if student is None:
-        return text
-    text += f" A training on the summary takes {_plain(student, 3)} s"
-    if full is None:
-        return text + "."
-    steps = metrics.get("full_data_steps")
-    text += f"; one on the full data that does as well takes {_plain(full, 3)} s" + (
-        f", {steps:,} steps." if steps else "."
-    )
-    if full - student < 1e-6:  # seconds
-        return text + " So the summary does not save time; it saves data."
-    return text + (
-        f" The distillation has paid for itself after {math.ceil(cost / (full - student)):,} trainings (break-even), each of "
-        f"which saves {_plain(full - student, 3)} s."
-    )
+    arguments = [python_literal(kind), *(argument(name, value) for name, value in {**sizes, **changed}.items())]
+    return "config = AutoConfig.for_model(\n" + "".join(f"    {part},\n" for part in arguments) + ")"
 
 
 def _with_spread(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -295,23 +275,11 @@ def _cell(value: Any) -> Markdown:
 
 
 def _position_row(j: int, position: Mapping[str, Any]) -> dict[str, Any]:
-    shown = zip(position["tokens"], position["probabilities"], strict=True)
-    tokens = ", ".join(f"{markdown_code(str(token))} {probability:.2f}" for token, probability in shown)
-    row = {"position": str(j), "likeliest entries": Markdown(tokens), "entropy (nats)": position["entropy"]}
+    def likeliest(of: str) -> Markdown:
+        shown = zip(position[f"{of}tokens"], position[f"{of}probabilities"], strict=True)
+        return Markdown(", ".join(f"{markdown_code(str(token))} {probability:.2f}" for token, probability in shown))
+
+    row = {"position": str(j), "likeliest entries": likeliest(""), "entropy (nats)": position["entropy"]}
     if "label_tokens" in position:
-        likeliest = zip(position["label_tokens"], position["label_probabilities"], strict=True)
-        labels = ", ".join(f"{markdown_code(str(token))} {probability:.2f}" for token, probability in likeliest)
-        row |= {"its label": Markdown(labels), "entropy of the label": position["label_entropy"]}
+        row |= {"its label": likeliest("label_"), "entropy of the label": position["label_entropy"]}
     return row
-
-
-def _examples(vocabulary: Vocabulary, decoded: list) -> str:
-    """Sequences as text, one per line; nothing where entries have no names."""
-    if not vocabulary.named:
-        return ""
-    return markdown_fence("\n".join(" ".join(text.split()) for text in greedy_texts(vocabulary, decoded)), "text")
-
-
-def _size_category(rows: int) -> str:
-    limits = {1_000: "n<1K", 10_000: "1K<n<10K", 100_000: "10K<n<100K", 1_000_000: "100K<n<1M"}
-    return next((name for limit, name in limits.items() if rows < limit), "1M<n<10M")

@@ -144,9 +144,7 @@ class ArtefactFolder:
             if not stat.S_ISREG(found.st_mode):
                 raise ValueError(f"{path} is no plain file; put the file there, or remove it")
             if limit is not None and found.st_size > limit:
-                raise ValueError(
-                    f"{path} is larger than the {limit:,} bytes that are read of such a file; remove or shrink it"
-                )
+                raise ValueError(f"{path} is larger than the {limit:,} bytes that are read; remove or shrink it")
             yield file
 
     def read(self, name: str) -> bytes:
@@ -212,9 +210,7 @@ def find_file(root: Path, name: str) -> Path | None:
     if not stat.S_ISREG(mode):
         raise ValueError(f"{path} is no plain file but a folder or a device; put the file there, or remove it")
     if os.lstat(path).st_nlink > 1:
-        raise ValueError(
-            f"{path} is a hard link: its other name may be that of a private file; put a copy in its place"
-        )
+        raise ValueError(f"{path} is a hard link, whose other name may be a private file's; put a copy in its place")
     return path
 
 
@@ -294,16 +290,12 @@ def check_destination(folder: Path, names: Collection[str] = (CONFIG, CARD, VIEW
         raise ValueError(f"folder={str(folder)!r} is a file; name a folder to save the summary in")
     for path in (folder / name for name in _FOLDERS):
         if not stat.S_ISDIR(_mode_of(path) or stat.S_IFDIR):
-            raise ValueError(
-                f"{path} is a link or a file where the summary has a folder; remove it, or choose another folder"
-            )
+            raise ValueError(f"{path} is a link or a file where a folder is due; choose another, or remove it")
     owned = _listed(folder, TENSORS) | _listed(folder, f"{_COMMITTED}/{TENSORS}")
     for name in names:
         mode = _mode_of(folder / name)
         if mode is not None and stat.S_ISDIR(mode):
-            raise ValueError(
-                f"{folder / name} is a folder where the summary has a file; remove it, or choose another folder"
-            )
+            raise ValueError(f"{folder / name} is a folder where a file is due; choose another folder, or remove it")
         if mode is not None and name not in owned:
             raise ValueError(
                 f"folder={str(folder)!r} has a {name} but no {TENSORS} that claims it: it holds something else, which saving would "
@@ -331,9 +323,7 @@ def _check_names(writing: Path, names: list[str]) -> None:
             )
         size, limit = (writing / name).stat().st_size, size_limit(name)
         if limit is not None and size > limit:
-            raise ValueError(
-                f"{name} would have {size:,} bytes, more than the {limit:,} that are read of it; make it smaller"
-            )
+            raise ValueError(f"{name} would have {size:,} bytes, of which {limit:,} are read; make it smaller")
 
 
 def _remove(folder: Path) -> None:

@@ -14,16 +14,8 @@ from typing import TypeVar
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError, SafetensorsParsingError
 
-from farzi_hf.summary.store.folder import (
-    CARD,
-    CONFIG,
-    LOADED_FILES,
-    PLOTS,
-    TENSORS,
-    ArtefactFolder,
-    pattern_of,
-    read_artefact,
-)
+from farzi_hf.summary.store import folder as layout
+from farzi_hf.summary.store.folder import ArtefactFolder, pattern_of, read_artefact
 from farzi_hf.summary.store.tensor_file import read_metadata
 
 PLACEHOLDER = "path/to/this/folder"  # the repository's name in a card that is not pushed yet
@@ -50,17 +42,16 @@ def fetch_artefact(
     Raises:
         FileNotFoundError: `folder_or_repo` is neither a folder nor a dataset repository within reach.
     """
-    folder = Path(folder_or_repo)
-    if folder.is_dir():
-        return folder
+    repo = str(folder_or_repo)
+    if Path(repo).is_dir():
+        return Path(repo)
     try:
         return Path(_retry(lambda: snapshot_download(
-            str(folder_or_repo), repo_type="dataset", revision=revision, token=token, cache_dir=cache_dir,
-            allow_patterns=list(LOADED_FILES),
-        )))  # fmt: skip
+            repo, repo_type="dataset", revision=revision, token=token, cache_dir=cache_dir, allow_patterns=list(layout.LOADED_FILES)
+        ), repo))  # fmt: skip
     except (OSError, HTTPError, HFValidationError) as error:
         raise FileNotFoundError(
-            f"folder_or_repo={str(folder_or_repo)!r} is neither a folder nor a dataset repository within reach "
+            f"folder_or_repo={repo!r} is neither a folder nor a dataset repository within reach "
             f"(revision {revision or 'main'}): {error}"
         ) from error
 
@@ -69,11 +60,15 @@ def create_repository(
     repo_id: str, private: bool | None = None, revision: str | None = None, token: str | None = None
 ) -> str:
     """Makes the dataset repository and the branch `revision` if they do not exist; returns the repository's full name."""
-    api = HfApi(token=token)
-    repo_id = _retry(lambda: api.create_repo(repo_id, repo_type="dataset", private=private, exist_ok=True)).repo_id
-    if revision is not None:
-        _retry(lambda: api.create_branch(repo_id, branch=revision, repo_type="dataset", exist_ok=True))
-    return repo_id
+
+    def create() -> str:
+        api = HfApi(token=token)
+        full = api.create_repo(repo_id, repo_type="dataset", private=private, exist_ok=True).repo_id
+        if revision is not None:
+            api.create_branch(full, branch=revision, repo_type="dataset", exist_ok=True)
+        return full
+
+    return _retry(create, repo_id)
 
 
 def push_folder(
@@ -98,22 +93,16 @@ def push_folder(
             resumes.
         HfHubHTTPError: the Hub refuses the request, for instance because the token has no rights.
     """
-    try:
-        with tempfile.TemporaryDirectory() as whole:  # a copy of one save: another may follow meanwhile
-            files = read_artefact(Path(folder), lambda artefact: _copy(artefact, Path(whole)))
-            repo_id = create_repository(repo_id, private, revision, token)
-            return _retry(lambda: _commit(HfApi(token=token), Path(whole), files, repo_id, revision, commit_message))
-    except (HTTPError, RuntimeError) as error:
-        if not _is_passing(error):
-            raise
-        raise ConnectionError(
-            f"repo_id={repo_id!r} could not be pushed to in {_ATTEMPTS} attempts ({error}); nothing is committed, push "
-            "again when the connection is back: files that have arrived are not sent twice"
-        ) from error
+    with tempfile.TemporaryDirectory() as whole:  # a copy of one save: another may follow meanwhile
+        files = read_artefact(Path(folder), lambda artefact: _copy(artefact, Path(whole)))
+        repo_id = create_repository(repo_id, private, revision, token)
+        api = HfApi(token=token)
+        return _retry(lambda: _commit(api, Path(whole), files, repo_id, revision, commit_message), repo_id)
 
 
 def _copy(artefact: ArtefactFolder, target: Path) -> list[str]:
-    names = list(dict.fromkeys((CARD, CONFIG, *artefact.names)))
+    """Copies the artefact's files, and returns their names."""
+    names = list(dict.fromkeys((layout.CARD, layout.CONFIG, *artefact.names)))
     for name in names:
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         with artefact.opened(name) as source, (target / name).open("wb") as copy:
@@ -128,57 +117,48 @@ def _commit(api: HfApi, folder: Path, files: list[str], repo_id: str, revision: 
     load a mix of two artefacts between them.
     """
     head = api.dataset_info(repo_id, revision=revision)
-    operations = [CommitOperationAdd(name, folder / name) for name in files if name != CARD]
-    card = (folder / CARD).read_text(encoding="utf-8").replace(PLACEHOLDER, repo_id)
-    operations.append(CommitOperationAdd(CARD, card.encode()))
+    operations = [CommitOperationAdd(name, folder / name) for name in files if name != layout.CARD]
+    card = (folder / layout.CARD).read_text(encoding="utf-8").replace(PLACEHOLDER, repo_id)
+    operations.append(CommitOperationAdd(layout.CARD, card.encode()))
     present = {sibling.rfilename for sibling in head.siblings or []}
-    old = {name for name in present if pattern_of(name)} - set(files)
-    owned = _listed(api, repo_id, head.sha) if TENSORS in present else set()
-    if foreign := sorted(name for name in old - owned if not name.startswith(f"{PLOTS}/")):
+    old, owned = {name for name in present if pattern_of(name)} - set(files), set()
+    if layout.TENSORS in present:
+        try:
+            header = api.parse_safetensors_file_metadata(
+                repo_id, layout.TENSORS, repo_type="dataset", revision=head.sha
+            )
+            owned = set(read_metadata(header.metadata, Path(repo_id, layout.TENSORS))[0])
+        except (SafetensorsParsingError, ValueError) as error:
+            logger.warning("%s of %s lists no files: %s", layout.TENSORS, repo_id, error)
+    if foreign := sorted(name for name in old - owned if not name.startswith(f"{layout.PLOTS}/")):
         raise ValueError(
             f"repo_id={repo_id!r} has {', '.join(foreign)}, which no summary there lists as its own, and which would be read as part of this "
             "one; remove them from the repository, or choose another one"
         )
     operations += [CommitOperationDelete(name) for name in sorted(old & owned)]
     # With `parent_commit`, a commit that is sent again because its answer was lost is refused the second time.
-    commit = api.create_commit(
-        repo_id, operations, commit_message=commit_message, repo_type="dataset", revision=revision,
-        parent_commit=head.sha,
-    )  # fmt: skip
-    return commit.commit_url
+    return api.create_commit(
+        repo_id, operations, commit_message=commit_message, repo_type="dataset", revision=revision, parent_commit=head.sha
+    ).commit_url  # fmt: skip
 
 
-def _listed(api: HfApi, repo_id: str, commit: str) -> set[str]:
-    """The files that the artefact in the repository lists as its own."""
-    try:
-        header = api.parse_safetensors_file_metadata(repo_id, TENSORS, repo_type="dataset", revision=commit)
-        listed, _ = read_metadata(header.metadata, Path(repo_id, TENSORS))
-    except (SafetensorsParsingError, ValueError) as error:
-        logger.warning("%s of %s lists no files: %s", TENSORS, repo_id, error)
-        return set()
-    return set(listed)
-
-
-def _retry(request: Callable[[], T]) -> T:
+def _retry(request: Callable[[], T], repo_id: str) -> T:
     """`request()`, repeated after 1, 2, 4 and 8 seconds if the connection or the server fails.
 
     huggingface_hub repeats some single requests, but not all of them, and no sequence of several.
     """
-    for attempt in range(_ATTEMPTS - 1):
+    for attempt in range(_ATTEMPTS):
+        time.sleep(2 ** (attempt - 1) if attempt else 0)
         try:
             return request()
-        except (HTTPError, RuntimeError) as error:
-            if not _is_passing(error):
+        except (HTTPError, RuntimeError) as problem:
+            error = problem.__cause__ if isinstance(problem, RuntimeError) else problem  # of one of several uploads
+            status = error.response.status_code if isinstance(error, HfHubHTTPError) else 500
+            if not isinstance(error, HTTPError) or (status < 500 and status not in _PASSING):
                 raise
-            logger.warning("%s; attempt %d of %d failed.", error, attempt + 1, _ATTEMPTS)
-        time.sleep(2**attempt)
-    return request()
-
-
-def _is_passing(error: Exception) -> bool:
-    """Whether another attempt may succeed: the connection broke, or the Hub's answer is one of the passing errors."""
-    if isinstance(error, RuntimeError):  # huggingface_hub wraps errors in it while it uploads several files
-        error = error.__cause__
-    if isinstance(error, HfHubHTTPError):
-        return error.response.status_code >= 500 or error.response.status_code in _PASSING
-    return isinstance(error, HTTPError)
+            logger.warning("%s; attempt %d of %d failed.", problem, attempt + 1, _ATTEMPTS)
+            last = problem
+    raise ConnectionError(
+        f"repo_id={repo_id!r} could not be reached in {_ATTEMPTS} attempts ({last}); try again when the connection is "
+        "back: nothing is committed, and files that have arrived are not sent twice"
+    ) from last

@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from farzi_hf.summary.store.text import as_mapping, parse_json
+from farzi_hf.summary.store.text import parse, parse_mapping
 
 Tensors = Mapping[str, Tensor]
 Shapes = Mapping[str, tuple[int, ...]]
@@ -76,9 +76,7 @@ class Storage:
         kept = self.loaded(self.stored(tensors))
         for name, tensor in tensors.items():
             if kept[name].dtype != tensor.dtype:
-                raise ValueError(
-                    f"storage={self.name!r} is for float32, but {name} is {tensor.dtype}; call float() first"
-                )
+                raise ValueError(f"storage={self.name!r} is for float32, and {name} is {tensor.dtype}; call float()")
         return kept
 
     def nbytes(self, tensors: Tensors) -> int:
@@ -224,12 +222,12 @@ def read_metadata(metadata: Mapping[str, str], path: Path) -> tuple[list[str], M
     """
     facts = {}
     if _ENTRY in metadata:
-        facts = as_mapping(parse_json(metadata[_ENTRY].encode(), path), path)
+        facts = parse_mapping(metadata[_ENTRY].encode(), path)
     elif _OLD_ENTRY in metadata:
-        facts = {"files": parse_json(metadata[_OLD_ENTRY].encode(), path)}
-    files, checksums = facts.get("files", []), as_mapping(facts.get("sha256", {}), path)
-    if not (isinstance(files, list) and all(isinstance(name, str) for name in files)):
-        raise ValueError(f"{path} lists its artefact's files as {files!r:.80}, not by their names; fetch it again")
+        facts = {"files": parse(metadata[_OLD_ENTRY].encode(), path)}
+    files, checksums = facts.get("files", []), facts.get("sha256", {})
+    if not (isinstance(files, list) and all(isinstance(name, str) for name in files) and isinstance(checksums, dict)):
+        raise ValueError(f"{path} says of itself {facts!r:.80}, which no summary does; fetch it again")
     if len(files) > FILES_LIMIT:
         raise ValueError(
             f"{path} lists {len(files):,} files, more than the {FILES_LIMIT:,} of an artefact; do not trust this folder"
@@ -270,9 +268,7 @@ def load_tensors(path: Path, layout: Mapping[str, Stored]) -> dict[str, Tensor]:
         checksums = read_metadata(file.metadata() or {}, path)[1]
     for name, tensor in tensors.items():
         if name in checksums and checksums[name] != checksum(tensor):
-            raise ValueError(
-                f"{name} in {path} has another checksum than it was saved with; it is damaged, fetch it again"
-            )
+            raise ValueError(f"{name} in {path} has another checksum than it was saved with; fetch it again")
     return tensors
 
 

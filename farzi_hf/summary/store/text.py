@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 from urllib.parse import quote
@@ -22,39 +22,6 @@ import yaml
 _DEPTH = 100  # lists and mappings inside each other; ours have five levels
 
 
-def parse_json(content: bytes, path: Path) -> Any:
-    """The value in `content`, which was read from `path`."""
-    return _parse(json.loads, content, path, "JSON")
-
-
-def parse_yaml(content: bytes, path: Path) -> Any:
-    """The value in `content`, which was read from `path`. It has to be data that JSON can hold too, without YAML's aliases."""
-    return _parse(_load_yaml, content, path, "YAML")
-
-
-def as_mapping(value: Any, path: Path) -> dict[str, Any]:
-    """`value`, which was read from the file `path`; it has to be a mapping with strings as keys."""
-    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-        return value
-    raise ValueError(
-        f"{path} holds a {type(value).__name__} where a mapping of names to values is due; fetch the file again, or mend it"
-    )
-
-
-def _parse(load: Callable[[str], Any], content: bytes, path: Path, kind: str) -> Any:
-    try:
-        level = [value := load(content.decode("utf-8"))]
-        for _ in range(_DEPTH):
-            parts = [part for part in level if isinstance(part, dict | list)]
-            level = [child for part in parts for child in (part.values() if isinstance(part, dict) else part)]
-        if level:
-            raise RecursionError
-    except (ValueError, yaml.YAMLError, RecursionError) as error:
-        reason = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
-        raise ValueError(f"{path} is no readable {kind}: {reason}; fetch the file again, or mend it") from None
-    return value
-
-
 class _PlainLoader(yaml.SafeLoader):
     """Refuses aliases: a few lines of them can stand for more data than fits into memory."""
 
@@ -64,13 +31,30 @@ class _PlainLoader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
 
-def _load_yaml(text: str) -> Any:
-    value = yaml.load(text, _PlainLoader)
+def parse(content: bytes, path: Path, kind: str = "JSON") -> Any:
+    """The value in `content`, which was read from `path`. In YAML, the other `kind`, it has to be a value that JSON can hold too."""
     try:
-        json.dumps(value)
-    except TypeError as error:  # dates, sets, bytes, and keys such as lists
-        raise ValueError(f"it holds what JSON cannot ({error})") from None
+        text = content.decode("utf-8")
+        level = [value := yaml.load(text, _PlainLoader) if kind == "YAML" else json.loads(text)]
+        for _ in range(_DEPTH):
+            parts = [part for part in level if isinstance(part, dict | list)]
+            level = [child for part in parts for child in (part.values() if isinstance(part, dict) else part)]
+        if level:
+            raise RecursionError("it is nested too deep")
+        json.dumps(value)  # YAML has dates, sets, bytes, and keys such as lists
+    except (ValueError, TypeError, yaml.YAMLError, RecursionError) as error:
+        raise ValueError(f"{path} is no readable {kind}: {error}; fetch the file again, or mend it") from None
     return value
+
+
+def parse_mapping(content: bytes, path: Path, kind: str = "JSON") -> dict[str, Any]:
+    """As `parse`; the value has to be a mapping with strings as keys."""
+    value = parse(content, path, kind)
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return value
+    raise ValueError(
+        f"{path} holds a {type(value).__name__} where a mapping of names to values is due; fetch the file again, or mend it"
+    )
 
 
 _FIGURES = (
@@ -89,21 +73,20 @@ def check_results(metrics: Mapping[str, Any], recipe: Mapping[str, Any], of_metr
         ValueError: an entry has another type than it needs.
     """
 
+    def is_number(value: Any) -> bool:
+        return value is None or type(value) in (int, float)
+
     def check(right: bool, entry: str, value: Any, reason: str) -> None:
         if not right:
             raise ValueError(f"{entry}={value!r:.200} is {reason}")
 
-    def is_number(value: Any) -> bool:
-        return value is None or (isinstance(value, float | int) and not isinstance(value, bool))
-
     for name in _FIGURES:
         right = is_number(value := metrics.get(name)) and abs(value or 0) < 1e18  # the card computes with it
         check(right, f"{of_metrics}[{name!r}]", value, "not a number; give one, or leave it out")
-    for of, values, name, remedy in (
-        (of_metrics, metrics, "licence", "give the licence's name on the Hub, for instance 'mit'"),
-        (of_recipe, recipe, "input_sequences", "mend it"),
-    ):
-        check(isinstance(values.get(name), str | None), f"{of}[{name!r}]", values.get(name), f"no text; {remedy}")
+    check(isinstance(value := metrics.get("licence"), str | None), f"{of_metrics}['licence']", value,
+          "no text; give the licence's name on the Hub, for instance 'mit'")  # fmt: skip
+    check(isinstance(value := recipe.get("input_sequences"), str | None), f"{of_recipe}['input_sequences']", value,
+          "no text; mend it")  # fmt: skip
     rows = metrics.get("table", [])
     right = isinstance(rows, list | tuple) and all(isinstance(row, Mapping) and row for row in rows)
     check(right, f"{of_metrics}['table']", rows, "no list of rows, which map columns to values; mend it")
@@ -153,7 +136,7 @@ class Markdown(str):
 
 def one_line(text: str) -> str:
     """`text` without line breaks and other controls, and without blanks at its ends."""
-    return _without_controls(text).strip()
+    return _CONTROLS.sub(" ", text).strip()
 
 
 def terminal_text(value: Any, most: int = 200) -> str:
@@ -178,7 +161,7 @@ def markdown_text(value: Any) -> Markdown:
 
 def markdown_code(text: str) -> Markdown:
     """`text` in the font of code, for a paragraph or a table cell. Blanks at its ends are kept."""
-    text = _without_controls(text)
+    text = _CONTROLS.sub(" ", text)
     if not _PLAIN_CODE.fullmatch(text):  # parsers differ in what a bar or a backslash between backticks means
         return Markdown(f"<code>{''.join(c if c.isalnum() else _entity(c) for c in text)}</code>")
     blank = " " if text[0] == text[-1] == " " else ""  # Markdown takes one away
@@ -189,7 +172,7 @@ def markdown_fence(text: str, language: str) -> Markdown:
     """`text`, which may have several lines, as a block of code. No line of the text can end the block."""
     longest = max(map(len, re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
-    lines = "\n".join(map(_without_controls, text.split("\n")))
+    lines = "\n".join(_CONTROLS.sub(" ", line) for line in text.split("\n"))
     return Markdown(f"{fence}{language}\n{lines}\n{fence}")
 
 
@@ -212,28 +195,32 @@ def python_literal(value: Any) -> str:
     return f'"{source[1:-1]}"' if single else source
 
 
+class _Dumper(yaml.SafeDumper):
+    """Writes strings of several lines in double quotes, because PyYAML's other styles lose some kinds of line breaks."""
+
+    def represent_str(self, text: str) -> yaml.Node:
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style='"' if _CONTROLS.search(text) else None)
+
+
+_Dumper.add_representer(str, _Dumper.represent_str)
+
+
 def yaml_text(content: Mapping[str, Any]) -> str:
     """`content`, anything JSON can hold, as YAML in the same order."""
-    plain = json.loads(json.dumps(content))
-    return yaml.dump(plain, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    return yaml.dump(json.loads(json.dumps(content)), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
-_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+def as_written(value: Any) -> Any:
+    """`value`, anything JSON can hold, as a file of JSON gives it back: NaN and infinity, which JSON lacks, are strings with their names.
+
+    Two values are compared in this form, because a config of transformers holds such strings itself.
+    """
+    return json.loads(json.dumps(value), parse_constant=str)
 
 
 def json_text(value: Any, indent: int | None = 2, ensure_ascii: bool = True) -> str:
-    """`value` as a file of JSON. NaN and infinity, which JSON lacks, are the strings "NaN", "Infinity" and "-Infinity"."""
-
-    def strict(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {key: strict(x) for key, x in value.items()}
-        if isinstance(value, list | tuple):
-            return [strict(x) for x in value]
-        if isinstance(value, float) and not math.isfinite(value):
-            return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-        return value
-
-    return json.dumps(strict(value), indent=indent, ensure_ascii=ensure_ascii, allow_nan=False) + "\n"
+    """`value` as a file of JSON, see `as_written`."""
+    return json.dumps(as_written(value), indent=indent, ensure_ascii=ensure_ascii) + "\n"
 
 
 def numbers_of(value: Any) -> Any:
@@ -242,13 +229,7 @@ def numbers_of(value: Any) -> Any:
         return {key: numbers_of(x) for key, x in value.items()}
     if isinstance(value, list):
         return [numbers_of(x) for x in value]
-    return _NOT_FINITE.get(value, value) if isinstance(value, str) else value
-
-
-def as_written(value: Any) -> Any:
-    """`value` as it is read from `json_text`, where numbers that are not finite stay strings. Two values are compared in this form: a config
-    of transformers holds such strings itself."""
-    return json.loads(json_text(value))
+    return float(value) if value in ("NaN", "Infinity", "-Infinity") else value
 
 
 def script_json(value: Any) -> str:
@@ -262,21 +243,5 @@ def script_json(value: Any) -> str:
     return re.sub("[<\ud800-\udfff]", lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
-class _Dumper(yaml.SafeDumper):
-    """Writes strings of several lines in double quotes, because PyYAML's other styles lose some kinds of line breaks."""
-
-
-def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"' if _CONTROLS.search(text) else None)
-
-
-_Dumper.add_representer(str, _represent_text)
-
-
-def _without_controls(text: str) -> str:
-    return _CONTROLS.sub(" ", text)
-
-
 def _entity(character: str) -> str:
-    names = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
-    return names.get(character, f"&#{ord(character)};")
+    return {"&": "&amp;", "<": "&lt;", ">": "&gt;"}.get(character, f"&#{ord(character)};")

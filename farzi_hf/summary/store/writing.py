@@ -1,62 +1,32 @@
 """Writing the artefact: the files of a summary on disk, and so in its dataset repository. They are written all or not at all.
 
-```
-README.md                      card; its YAML declares the tables below
-latents/train-*.parquet        default config: index, latents (ξ, d) and, with a vocabulary, the greedy text
-decoder/train-*.parquet        id, token where known, decoder (d,)
-labels/train-*.parquet         where labels are own: index, labels (ξ, e); with ids for inputs also input_ids and text, the default config then
-label_decoder/train-*.parquet  the same as decoder, of labels: id, token, decoder (e,)
-tokens/train-*.parquet         sequence, position, top-k tokens with probabilities, entropy in nats; of own labels too
-farzi.safetensors              the tensors as `config.storage` stores them: the source of truth; metadata: checksums, and the artefact's files
-config.json                    FarziDataConfig
-viewer.html                    a page to browse the sequences, which also works from file://
-tokenizer files or vocabulary.json, recipe.yaml, metrics.json, plots/*: where there are any
-```
+The page "The artefact" of the documentation lists them.
 """
 
 from __future__ import annotations
 
+import base64
 import os
-import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from torch import Tensor
 
+from farzi_hf.summary.store import folder as layout
 from farzi_hf.summary.store.card import Contents, greedy_texts, render_card, tables_of
-from farzi_hf.summary.store.card_learner import plain_learner
-from farzi_hf.summary.store.folder import (
-    CARD,
-    CONFIG,
-    METRICS,
-    PLOTS,
-    PLOTS_LIMIT,
-    RECIPE,
-    VIEWER,
-    ArtefactFolder,
-    pattern_of,
-    read_artefact,
-    replace_files,
-    size_limit,
-)  # fmt: skip
-from farzi_hf.summary.store.text import (
-    as_mapping,
-    check_results,
-    json_text,
-    numbers_of,
-    parse_json,
-    parse_yaml,
-    yaml_text,
-)
-from farzi_hf.summary.store.viewer import render_viewer
-from farzi_hf.summary.store.vocabulary_files import save_vocabulary
+from farzi_hf.summary.store.folder import ArtefactFolder, pattern_of, read_artefact, replace_files, size_limit
+from farzi_hf.summary.store.text import check_results, json_text, numbers_of, parse_mapping, script_json, yaml_text
+from farzi_hf.summary.store.untrusted import plain_learner, save_vocabulary
 
 _AT_ONCE = 1000
 """Sequences that are decoded at the same time."""
+SHOWN = 2000
+"""The most sequences of the page to browse: a browser takes long to open a page of hundreds of megabytes."""
 
 
 @dataclass(frozen=True)
@@ -79,27 +49,34 @@ def write_artefact(contents: Contents, folder: Path, results: Results) -> None:
 
     Empty metrics, recipe or plots get no file.
     """
+    texts = {}
+    if results.recipe:
+        texts[layout.RECIPE] = yaml_text(results.recipe)
+    if results.metrics:
+        texts[layout.METRICS] = json_text(results.metrics)
 
     def write(staging: Path) -> None:
+        save_vocabulary(contents.vocabulary, staging)
         for name, table in _tables(contents).items():
             (staging / name).mkdir()
             pq.write_table(table, staging / name / "train-00000-of-00001.parquet")
-        contents.config.to_json_file(staging / CONFIG)
-        save_vocabulary(contents.vocabulary, staging)
-        if results.recipe:
-            _write_text(staging / RECIPE, yaml_text(results.recipe))
-        if results.metrics:
-            _write_text(staging / METRICS, json_text(results.metrics))
+        contents.config.to_json_file(staging / layout.CONFIG)
         for name, content in results.plots.items():
-            (staging / PLOTS).mkdir(exist_ok=True)
-            (staging / PLOTS / name).write_bytes(content)
-        shown = [f"{PLOTS}/{name}" for name in results.plots]
-        _write_text(staging / CARD, render_card(contents, results.metrics, results.recipe, shown))
-        _write_text(staging / VIEWER, render_viewer(contents))
+            (staging / layout.PLOTS).mkdir(exist_ok=True)
+            (staging / layout.PLOTS / name).write_bytes(content)
+        texts[layout.CARD] = render_card(
+            contents, results.metrics, results.recipe, [f"{layout.PLOTS}/{name}" for name in results.plots]
+        )
+        texts[layout.VIEWER] = render_viewer(contents)
+        for name, text in texts.items():
+            (staging / name).write_text(text, encoding="utf-8")
 
     tensors = {name: tensor.detach().cpu() for name, tensor in contents.tensors.items()}
     stored = {name: tensor.contiguous() for name, tensor in contents.storage.stored(tensors).items()}
     replace_files(folder, write, stored)
+
+
+# -- the results -----------------------------------------------------------------------------------------------------
 
 
 def load_results(artefact: ArtefactFolder | Path) -> Results:
@@ -110,24 +87,20 @@ def load_results(artefact: ArtefactFolder | Path) -> Results:
     """
     if not isinstance(artefact, ArtefactFolder):
         return read_artefact(artefact, load_results)
-
-    def mapping(name: str, parse: Callable[[bytes, Path], Any]) -> dict[str, Any]:
-        path = artefact.find(name)
-        return {} if path is None else as_mapping(parse(artefact.read(name), path), path)
-
-    metrics, recipe = numbers_of(mapping(METRICS, parse_json)), mapping(RECIPE, parse_yaml)
-    check_results(metrics, recipe, str(artefact.folder / METRICS), str(artefact.folder / RECIPE))
-    models = {
-        name: plain_learner(recipe[name], f"{artefact.folder / RECIPE}: {name}")
-        for name in ("learner", "teacher")
-        if name in recipe
-    }
+    metrics, recipe = (
+        {} if (path := artefact.find(name)) is None else parse_mapping(artefact.read(name), path, kind)
+        for name, kind in ((layout.METRICS, "JSON"), (layout.RECIPE, "YAML"))
+    )
+    metrics, of_recipe = numbers_of(metrics), str(artefact.folder / layout.RECIPE)
+    check_results(metrics, recipe, str(artefact.folder / layout.METRICS), of_recipe)
+    for name in {"learner", "teacher"} & recipe.keys():
+        recipe[name] = plain_learner(recipe[name], f"{of_recipe}: {name}")
     plots: dict[str, bytes] = {}
     for name in artefact.names:
-        if name.startswith(f"{PLOTS}/") and artefact.find(name) is not None:
-            plots[name.removeprefix(f"{PLOTS}/")] = artefact.read(name)
-            check_plots(plots, str(artefact.folder / PLOTS))
-    return Results(metrics, {**recipe, **models}, plots)
+        if name.startswith(f"{layout.PLOTS}/") and artefact.find(name) is not None:
+            plots[name.removeprefix(f"{layout.PLOTS}/")] = artefact.read(name)
+            _check_plots(plots, str(artefact.folder / layout.PLOTS))
+    return Results(metrics, recipe, plots)
 
 
 def read_plots(paths: Sequence[str | os.PathLike]) -> dict[str, bytes]:
@@ -139,28 +112,30 @@ def read_plots(paths: Sequence[str | os.PathLike]) -> dict[str, bytes]:
     """
     plots: dict[str, bytes] = {}
     for path in map(Path, paths):
-        name = f"{PLOTS}/{path.name}"
-        if not pattern_of(name) or path.name in plots:
-            reason = (
-                "another plot has the same name" if path.name in plots else "it has no name of an image, like curve.png"
-            )
-            raise ValueError(f"plots has {str(path)!r}, which cannot go into the artefact: {reason}; rename it")
-        found, limit = path.stat(), size_limit(name)
-        if not stat.S_ISREG(found.st_mode) or found.st_size > limit:
-            raise ValueError(
-                f"plots has {str(path)!r}, which is no file of at most {limit:,} bytes; give images of that size"
-            )
+        name = f"{layout.PLOTS}/{path.name}"
+        reason = None
+        if not pattern_of(name):
+            reason = "it has no name of an image, like curve.png; rename it"
+        elif path.name in plots:
+            reason = "another plot has the same name; rename it"
+        elif path.stat().st_size > (limit := size_limit(name)) or not path.is_file():
+            reason = f"it is no file of at most {limit:,} bytes; give images of that size"
+        if reason is not None:
+            raise ValueError(f"plots has {str(path)!r}, which cannot go into the artefact: {reason}")
         plots[path.name] = path.read_bytes()
-        check_plots(plots, "plots")
+        _check_plots(plots, "plots")
     return plots
 
 
-def check_plots(plots: Mapping[str, bytes], source: str) -> None:
+def _check_plots(plots: Mapping[str, bytes], source: str) -> None:
     """Raises ValueError if the plots together are too large to be read."""
-    if (size := sum(map(len, plots.values()))) > PLOTS_LIMIT:
+    if (size := sum(map(len, plots.values()))) > layout.PLOTS_LIMIT:
         raise ValueError(
-            f"{source} has images of {size:,} bytes, more than the {PLOTS_LIMIT:,} that are read; give fewer or smaller ones"
+            f"{source} has images of {size:,} bytes, more than the {layout.PLOTS_LIMIT:,} that are read; give fewer or smaller ones"
         )
+
+
+# -- the tables ------------------------------------------------------------------------------------------------------
 
 
 def rows_table(tensors: Mapping[str, Tensor]) -> pa.Table:
@@ -222,5 +197,32 @@ def _decoder(decoder: Tensor, contents: Contents) -> pa.Table:
     return pa.table({"id": range(size), **names, "decoder": _float_lists(decoder.T, len(decoder))})
 
 
-def _write_text(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
+# -- the page to browse ----------------------------------------------------------------------------------------------
+
+
+def render_viewer(contents: Contents) -> str:
+    """`viewer.html` of a summary, of its first `SHOWN` sequences. It needs a browser and no server.
+
+    The page holds latents and decoder of the soft inputs, or else of the labels, in float32, and computes the distributions that it
+    shows. It has about 4/3 of their bytes, plus the vocabulary.
+    """
+    config, tensors = contents.config, contents.tensors
+    soft = "latents" in tensors
+    latents, decoder = (tensors[name if soft else f"label_{name}"] for name in ("latents", "decoder"))
+    entropy = "entropy" if soft else "label_entropy"
+    entropies = [[position[entropy] for position in sequence] for sequence in contents.decoded[:SHOWN]]
+    data = {
+        "sequence_length": config.sequence_length, "vocab_size": config.vocab_size, "num_sequences": len(entropies),
+        "all_sequences": config.num_sequences, "latent_dim": latents.shape[-1], "tau": config.tau if soft else 1.0,
+        "tokens": contents.vocabulary.names(config.vocab_size), "latents": _base64(latents[:SHOWN]),
+        "decoder": _base64(decoder.T),  # transposed, so that the numbers of an entry are neighbours
+        "entropy": _base64(entropies),
+    }  # fmt: skip
+    template = (Path(__file__).parent / "templates" / "viewer.html").read_text(encoding="utf-8")
+    return template.replace("__SUMMARY__", script_json(data))
+
+
+def _base64(numbers: Tensor | list) -> str:
+    if isinstance(numbers, Tensor):
+        numbers = numbers.detach().float().cpu().numpy()
+    return base64.b64encode(np.ascontiguousarray(numbers, dtype="<f4").tobytes()).decode()

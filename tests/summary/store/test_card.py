@@ -43,10 +43,8 @@ def python_blocks(card: str) -> list[str]:
 anything = st.sampled_from(HOSTILE) | st.text(st.characters(), max_size=20)
 json_values = st.none() | st.booleans() | st.integers() | st.floats() | anything
 json_trees = st.recursive(
-    json_values,
-    lambda inside: st.lists(inside, max_size=3) | st.dictionaries(anything, inside, max_size=3),
-    max_leaves=4,
-)
+    json_values, lambda inside: st.lists(inside, max_size=3) | st.dictionaries(anything, inside, max_size=3), max_leaves=4,
+)  # fmt: skip
 
 
 def hostile_metrics(text: str) -> dict[str, Any]:
@@ -120,12 +118,8 @@ def test_no_string_breaks_the_card(text):
 def test_a_hostile_string_gives_the_same_elements_as_a_harmless_one(text):
     def elements(word: str) -> list[str]:
         metrics = {
-            "dataset": word,
-            "licence_text": word,
-            "licence": word,
-            "split": word,
-            "table": [{"method": word, "loss": 1.5}],
-        }
+            "dataset": word, "licence_text": word, "licence": word, "split": word, "table": [{"method": word, "loss": 1.5}],
+        }  # fmt: skip
         return structure(card_of(tiny(), metrics))
 
     assert elements(text) == elements("a")
@@ -305,13 +299,8 @@ def test_an_architecture_that_nobody_here_knows_is_printed_with_all_its_fields()
 
 def test_a_summary_of_sgd_is_trained_with_sgd(tmp_path):
     inner = {
-        "optimizer": "sgd",
-        "lr": 0.5,
-        "weight_decay": 0.01,
-        "momentum": 0.9,
-        "steps": 1,
-        "synthetic_batch_size": 2,
-    }
+        "optimizer": "sgd", "lr": 0.5, "weight_decay": 0.01, "momentum": 0.9, "steps": 1, "synthetic_batch_size": 2,
+    }  # fmt: skip
     names = run_python_of(
         saved(tmp_path / "summary", WORDS, {"learner": SASREC.to_diff_dict()}, inner=inner), tmp_path / "cache"
     )

@@ -25,7 +25,7 @@ from transformers import TrainingArguments
 from farzi_hf.cli import main
 from farzi_hf.distillation.config import FarziConfig
 from farzi_hf.summary import FarziData, FarziDataConfig
-from farzi_hf.summary.store.card_learner import learner_config
+from farzi_hf.summary.store.untrusted import learner_config
 
 T = TypeVar("T")
 SECONDS = 20  # of one load, as this process spends them: other work on the machine does not count
@@ -154,13 +154,8 @@ FIELDS = st.sampled_from(
      "unk_id", "continuing_subword_prefix", "replacement", "single", "pair", "special_tokens", "sep", "cls"]
 )  # fmt: skip
 TEXTS = st.one_of(
-    VALUES,
-    CANARIES,
-    st.text("aé/=", max_size=20),
-    st.just({"Regex": "."}),
-    st.just({"a": 0, "é": 1, "aé": 2}),
-    st.just([["a", "é"]]),
-)
+    VALUES, CANARIES, st.text("aé/=", max_size=20), st.just({"Regex": "."}), st.just({"a": 0, "é": 1, "aé": 2}), st.just([["a", "é"]]),
+)  # fmt: skip
 
 
 def tokenizer_changed(folder: Path, data: st.DataObject) -> None:
@@ -204,28 +199,9 @@ def places_of(content: Any):
 
 
 def yaml_changed(folder: Path, data: st.DataObject) -> None:
-    parts = st.sampled_from(
-        [
-            ": ",
-            "- ",
-            "&a ",
-            "*a",
-            "[",
-            "]",
-            "{",
-            "}",
-            "\n",
-            "  ",
-            "!!",
-            "!!python/name:os.system",
-            "<<",
-            "? ",
-            "1e400",
-            "2024-01-01",
-            "x",
-            "|",
-        ]
-    )
+    parts = st.sampled_from([
+        ": ", "- ", "&a ", "*a", "[", "]", "{", "}", "\n", "  ", "!!", "!!python/name:os.system", "<<", "? ", "1e400", "2024-01-01", "x", "|",
+    ])  # fmt: skip
     path = folder / "recipe.yaml"
     check_not_special(path)
     path.write_text("".join(data.draw(st.lists(parts, max_size=30), label="yaml")))
@@ -298,28 +274,11 @@ READ_METRICS = (
     "distillation_seconds", "student_seconds", "full_data_seconds", "full_data_steps", "privacy_epsilon", "privacy_delta",
 )  # fmt: skip
 READ_INNER = (
-    "steps",
-    "synthetic_batch_size",
-    "optimizer",
-    "lr",
-    "betas",
-    "eps",
-    "eps_root",
-    "momentum",
-    "weight_decay",
-    "lr_scheduler_type",
-)
+    "steps", "synthetic_batch_size", "optimizer", "lr", "betas", "eps", "eps_root", "momentum", "weight_decay", "lr_scheduler_type",
+)  # fmt: skip
 READ_LEARNER = (
-    "n_embd",
-    "n_layer",
-    "n_head",
-    "n_positions",
-    "activation_function",
-    "dtype",
-    "attn_pdrop",
-    "initializer_range",
-    "rope_scaling",
-)
+    "n_embd", "n_layer", "n_head", "n_positions", "activation_function", "dtype", "attn_pdrop", "initializer_range", "rope_scaling",
+)  # fmt: skip
 
 
 @pytest.mark.fuzz
@@ -395,15 +354,8 @@ def listing_without_content(folder: Path) -> dict[str, tuple]:
 
 
 SUMMARY_FIELDS = (
-    "num_sequences",
-    "sequence_length",
-    "latent_dim",
-    "vocab_size",
-    "tau",
-    "latent_std",
-    "inner",
-    "vocabulary_hash",
-)
+    "num_sequences", "sequence_length", "latent_dim", "vocab_size", "tau", "latent_std", "inner", "vocabulary_hash",
+)  # fmt: skip
 
 
 @pytest.mark.fuzz

@@ -54,11 +54,8 @@ def canaries(world: Path) -> list[str]:
 def with_settings(files: dict, kind: str, canary: str, merges: str, file: str) -> dict:
     """A summary without tokenizer.json, whose settings name files."""
     named = {
-        **dict.fromkeys(SETTINGS, canary),
-        "merges": merges,
-        "init_inputs": [canary],
-        "auto_map": {"AutoTokenizer": [canary, None]},
-    }
+        **dict.fromkeys(SETTINGS, canary), "merges": merges, "init_inputs": [canary], "auto_map": {"AutoTokenizer": [canary, None]},
+    }  # fmt: skip
     settings = {**files["tokenizer_config.json"], "tokenizer_class": kind}
     return {"tokenizer.json": None, "tokenizer_config.json": settings, file: {**settings, **named}}
 
@@ -80,7 +77,7 @@ def learners(world: Path, canary: str) -> list[dict]:
 def jobs_of(world: Path, full: bool) -> list:
     """Jobs for `opened_files.handle`: the harmless summary comes first."""
     files, paths = files_of(world / "harmless"), canaries(world)
-    after = cycle([("load",), ("load",), ("save", "show")])
+    after = cycle([*[("load",)] * 5, ("save", "show")])
     turn = cycle(paths)
     every = [("harmless", {}, ("load", "save", "push", "show", "train"))]
     for kind in KINDS:
@@ -94,7 +91,7 @@ def jobs_of(world: Path, full: bool) -> list:
             for canary in paths if full else [next(turn)]:
                 operations = ("save", "push", "show", "train") if full else next(after)
                 every.append((f"{file} {place} {canary}", {file: with_text(content, place, canary)}, operations))
-    for canary in paths if full else paths[:2]:
+    for canary in paths if full else paths[:1]:
         for learner in learners(world, canary):
             recipe = {**files["recipe.yaml"], "learner": learner}
             every.append((f"recipe.yaml {learner}", {"recipe.yaml": recipe}, ("train", "save") if full else ("train",)))
@@ -136,12 +133,8 @@ def check(world: Path, hub, jobs: list, answer: str, limit: float) -> None:
 def check_opened(world: Path, opened: list) -> None:
     """Each file is one of the summary, the output, the packages, a temporary folder or the Hub's cache, or a harmless summary needs it too."""
     packages = [
-        sys.prefix,
-        sys.base_prefix,
-        str(ROOT / "tests"),
-        *farzi_hf.__path__,
-        *filter(None, [sys.pycache_prefix]),
-    ]
+        sys.prefix, sys.base_prefix, str(ROOT / "tests"), *farzi_hf.__path__, *filter(None, [sys.pycache_prefix]),
+    ]  # fmt: skip
     scratch = [huggingface_hub.constants.HF_HOME, f"{tempfile.gettempdir()}/tmp"]
     usual = {args[0] for name, _, args in opened if name == "harmless"}
     assert len(opened) > 500
@@ -163,14 +156,14 @@ def check_started(seen: dict) -> None:
     for event in ("os.exec", "os.system", "os.posix_spawn", "os.fork"):
         assert not seen[event]
     for name, operation, args in seen["subprocess.Popen"]:
-        assert "tokenizer_probe.py" in args[1], f"{name}: {operation} starts {args}"
+        assert "def _trial() -> None:" in args[1], f"{name}: {operation} starts {args}"
         assert args[0] == sys.executable
 
 
 @pytest.mark.parametrize("answer", ["y\ny\n", ""], ids=["yes", "closed"])
 def test_hostile_summaries_touch_nothing_else(world, hub, answer):
     jobs = jobs_of(world, full=False)
-    check(world, hub, jobs if answer else jobs[:1] + jobs[-13:], answer, 100)
+    check(world, hub, jobs if answer else jobs[:1] + jobs[-7:], answer, 100)
 
 
 @pytest.mark.slow

@@ -20,18 +20,12 @@ from hypothesis import strategies as st
 from tiny_artefacts import WORDS, tiny, word_tokenizer
 
 from farzi_hf.summary import FarziData
-from farzi_hf.summary.store import viewer
-from farzi_hf.summary.store.viewer import render_viewer
+from farzi_hf.summary.store import writing
+from farzi_hf.summary.store.writing import render_viewer
 
 EVIL = [
-    "</script><script>document.title='owned'</script>",
-    "<img src=x onerror=alert(1)>",
-    "<!--",
-    "&amp;",
-    "__SUMMARY__",
-    "ü",
-    '"\\',
-]
+    "</script><script>document.title='owned'</script>", "<img src=x onerror=alert(1)>", "<!--", "&amp;", "__SUMMARY__", "ü", '"\\',
+]  # fmt: skip
 
 
 class Elements(HTMLParser):
@@ -178,7 +172,7 @@ def test_it_works_in_a_browser_from_a_file(tmp_path):
 def test_the_page_of_a_large_summary_holds_its_first_sequences(tmp_path, monkeypatch):
     farzi, few = with_vocabulary(WORDS), 2
     assert numbers(page(farzi, tmp_path))["num_sequences"] == farzi.config.num_sequences > few
-    monkeypatch.setattr(viewer, "SHOWN", few)
+    monkeypatch.setattr(writing, "SHOWN", few)
     data = numbers(page(farzi, tmp_path))
     assert (data["num_sequences"], data["all_sequences"]) == (few, farzi.config.num_sequences)
     held = np.frombuffer(base64.b64decode(data["latents"]), dtype="<f4").reshape(few, *farzi.latents.shape[1:])

@@ -1,19 +1,22 @@
-"""One writer at a time in a folder: the second is refused, a dead one stands in nobody's way, and what it left is removed."""
+"""One writer at a time in a folder: the second is refused, a dead one stands in nobody's way, what it left is removed; and a full disk is named."""
 
 from __future__ import annotations
 
 import errno
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from full_disk import NO_SPACE, FullFile
 from safetensors import SafetensorError
 from tiny_artefacts import METRICS, WORDS, listing, save_variant, tiny, variant, word_tokenizer
 from tiny_trainer import tiny_trainer
@@ -24,7 +27,7 @@ from farzi_hf.distillation.checkpoints import last_checkpoint
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.store import tensor_file
 from farzi_hf.summary.store import writing as publishing
-from farzi_hf.summary.store.atomic_folder import LOCK, DiskFullError, exclusive, replace_file
+from farzi_hf.summary.store.atomic_folder import LOCK, DiskFullError, exclusive, names_the_disk, replace_file
 
 ROOT = Path(__file__).parents[3]
 IN_USE = r"folder='.*' is in use: another process or thread writes to it; wait until that ends, or choose another"
@@ -281,18 +284,30 @@ def test_what_dead_writers_left_is_removed_and_nothing_else(tmp_path):
 # -- a full disk -----------------------------------------------------------------------------------------------------
 
 
-def no_room(*args, **kwargs):
-    raise OSError(errno.ENOSPC, "Error writing bytes to file. Detail: [errno 28] No space left on device")
+# The messages are those that a file system of 64 KiB led to.
 
 
-def no_room_for_tensors(tensors, path, metadata):
-    Path(path).write_bytes(b"half")
-    raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+def by_torch(*args, **kwargs):
+    torch.save(torch.zeros(10_000), FullFile())
+
+
+def by_safetensors(tensors=None, path=None, metadata=None):
+    if path is not None:
+        Path(path).write_bytes(b"half")
+    raise SafetensorError(f"Error while serializing: I/O error: {NO_SPACE} (os error 28)")
+
+
+def by_arrow(*args, **kwargs):
+    raise OSError(errno.ENOSPC, f"Error writing bytes to file. Detail: [errno 28] {NO_SPACE}")
+
+
+def by_a_quota(*args, **kwargs):
+    raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
 
 
 @pytest.mark.parametrize(
     ("module", "name", "failing"),
-    [(publishing.pq, "write_table", no_room), (tensor_file, "save_file", no_room_for_tensors)],
+    [(publishing.pq, "write_table", by_arrow), (tensor_file, "save_file", by_safetensors)],
 )
 def test_a_full_disk_is_named_and_the_old_artefact_stays(tmp_path, monkeypatch, module, name, failing):
     folder = tmp_path / "artefact"
@@ -303,3 +318,36 @@ def test_a_full_disk_is_named_and_the_old_artefact_stays(tmp_path, monkeypatch, 
         tiny(tau=0.5).save_pretrained(folder, WORDS)
     assert raised.value.errno == errno.ENOSPC
     assert listing(folder) == before
+
+
+@pytest.fixture
+def disk(monkeypatch):
+    """What every disk is like."""
+    disk = SimpleNamespace(total=10**9, used=0, free=10**6)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: disk)
+    return disk
+
+
+@pytest.mark.parametrize("write", [by_torch, by_safetensors, by_arrow, by_a_quota])
+def test_a_full_disk_is_named(tmp_path, disk, write):
+    """Even where the half of a file is gone again; torch alone leaves it, and says nothing of a disk."""
+    if write is by_torch:
+        disk.free = 0
+    folder = tmp_path / "not there yet"
+    message = rf"the disk is full \({disk.free:,} of its 1,000,000,000 bytes are free now\); make room .*: '{folder}'"
+    with pytest.raises(OSError, match=message) as raised, names_the_disk(folder):
+        write()
+    assert raised.value.errno == errno.ENOSPC
+    assert raised.value.filename == str(folder)
+    assert raised.value.__cause__ is not None
+
+
+@pytest.mark.parametrize(
+    ("free", "error"),
+    [(10**6, RuntimeError("unexpected pos 8512 vs 8406")), (0, OSError(errno.EACCES, "no")), (0, KeyError(1))],
+)
+def test_other_errors_stay_what_they_are(tmp_path, disk, free, error):
+    disk.free = free
+    with pytest.raises(type(error)) as raised, names_the_disk(tmp_path):
+        raise error
+    assert raised.value is error

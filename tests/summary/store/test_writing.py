@@ -37,10 +37,8 @@ def plot(tmp_path_factory) -> Path:
 
 def test_metrics_that_are_not_finite_are_json_for_every_reader(tmp_path):
     metrics = {
-        "table": [{"name": "diverged", "perplexity": math.inf, "spread": [1.5, -math.inf]}],
-        "gap": math.nan,
-        "note": "ok",
-    }
+        "table": [{"name": "diverged", "perplexity": math.inf, "spread": [1.5, -math.inf]}], "gap": math.nan, "note": "ok",
+    }  # fmt: skip
     tiny().save_pretrained(tmp_path, processing_class=word_tokenizer(), metrics=metrics)
 
     def refuse(name: str) -> None:

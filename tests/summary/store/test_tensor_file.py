@@ -123,7 +123,7 @@ def test_recipe_and_metrics_stay_with_a_summary_that_is_rounded(tmp_path):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_only_float32_is_rounded(dtype):
-    with pytest.raises(ValueError, match=r"storage='int8' is for float32, but .*; call float"):
+    with pytest.raises(ValueError, match=r"storage='int8' is for float32, and .*; call float"):
         summary().to(dtype).store_as("int8")
 
 

@@ -1,0 +1,333 @@
+"""Making the tokenizer, the names of items and the learner of an artefact from files that somebody else may have written.
+
+A tokenizer is made of `tokenizer.json` alone, with plain settings from two other files: transformers' own loader reads any file that those name.
+A learner is made of plain values of its architecture's own fields, and is first built without numbers, to see what it costs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import logging
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import torch
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_parameter_registration_hook,
+)
+from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+
+from farzi_hf.data import Vocabulary
+from farzi_hf.models.next_item import NextItemConfig
+from farzi_hf.summary.store import folder as layout
+from farzi_hf.summary.store.folder import ArtefactFolder
+from farzi_hf.summary.store.text import parse, parse_mapping, terminal_text
+
+logger = logging.getLogger(__name__)
+
+# -- the vocabulary --------------------------------------------------------------------------------------------------
+
+_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_EXTRA_TOKENS = ("additional_special_tokens", "extra_special_tokens")  # the old name and the new one
+_SETTINGS: dict[str, Any] = {
+    **dict.fromkeys(_NAMED_TOKENS, str), **dict.fromkeys(_EXTRA_TOKENS, list), "chat_template": str, "model_input_names": list,
+    "model_max_length": int, "clean_up_tokenization_spaces": bool, "split_special_tokens": bool,
+    **dict.fromkeys(("padding_side", "truncation_side"), ("left", "right")),
+}  # fmt: skip
+"""The settings that are read: their types, list: of texts, or their values. No other entry of the two files is looked at."""
+
+
+def save_vocabulary(vocabulary: Vocabulary, folder: Path) -> None:
+    """Writes the vocabulary's files into `folder`. A tokenizer that has no tokenizer.json could not be read back: it is left out, with a warning.
+
+    Raises:
+        ValueError: a name is no text.
+    """
+    for i, name in vocabulary.pairs():
+        if re.search("[\ud800-\udfff]", name):
+            raise ValueError(
+                f"processing_class has {name!a:.200} as the name of entry {i}: half of a surrogate pair is no text; give another name"
+            )
+    before = set(folder.iterdir())
+    vocabulary.save(folder)
+    if (folder / layout.TOKENIZER_CONFIG).exists() and not (folder / layout.TOKENIZER).exists():
+        for path in set(folder.iterdir()) - before:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        logger.warning(
+            "Saved without the tokenizer, which writes no %s; set farzi.processing_class after loading.",
+            layout.TOKENIZER,
+        )
+
+
+def load_vocabulary(artefact: ArtefactFolder, most: int) -> Any:
+    """The tokenizer or the item list saved in an artefact, `None` where it has neither.
+
+    Args:
+        most: V, the most names of items.
+
+    Raises:
+        ValueError: the files hold neither, or the tokenizer takes too much time or memory. Code that comes with a tokenizer is never run.
+    """
+    if artefact.find(layout.TOKENIZER) is not None:
+        return _load_tokenizer(artefact)
+    if (path := artefact.find(layout.VOCABULARY)) is None:
+        if others := artefact.present((*layout.TOKENIZER_FILES, *layout.OTHER_TOKENIZER_FILES)):
+            logger.warning(
+                "%s has %s but no %s: the summary is loaded without a tokenizer. Set farzi.processing_class to a tokenizer that has one; "
+                "farzi.save_pretrained then adds it.", artefact.folder, ascii(others[0]), layout.TOKENIZER,
+            )  # fmt: skip
+        return None
+    content = artefact.read(layout.VOCABULARY)
+    if content.count(b",") > 8 * most + 1000:  # before they take memory; names may have some commas themselves
+        raise ValueError(f"{path} has far more than the {most:,} entries of config.json; fetch it again")
+    names = parse(content, path)
+    if not _fits(names, list):
+        raise ValueError(f"{path} is no list of strings, the names of the items; fetch the file again, or mend it")
+    return names
+
+
+def _load_tokenizer(artefact: ArtefactFolder) -> Any:
+    from tokenizers import Tokenizer  # slow to import, and writing does not need them
+    from transformers import PreTrainedTokenizerFast
+
+    settings = {**_settings(artefact, layout.SPECIAL_TOKENS), **_settings(artefact, layout.TOKENIZER_CONFIG)}
+    extra = [token for name in _EXTRA_TOKENS for token in settings.pop(name, ())]
+    names = artefact.present(layout.CHAT_TEMPLATES)  # files of their own; the main one is the default
+    templates = {PurePosixPath(n).stem if "/" in n else "default": artefact.read(n).decode("utf-8") for n in names}
+    if templates:
+        settings["chat_template"] = templates.get("default") if len(templates) == 1 else templates
+    content = artefact.read(layout.TOKENIZER)
+    try:
+        _try_out(content)
+        backend = _NotCopied(Tokenizer.from_str(content.decode("utf-8")))
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **settings)
+        known = tokenizer.get_added_vocab()
+        tokenizer.extra_special_tokens = [token for token in dict.fromkeys(extra) if token in known]
+    except Exception as error:  # a parser of other people's files can raise anything
+        raise ValueError(
+            f"no tokenizer can be made of {artefact.path(layout.TOKENIZER)} ({type(error).__name__}: {error}); fetch it again, or remove "
+            "the tokenizer's files and set processing_class to a tokenizer of your own"
+        ) from error
+    tokenizer.name_or_path = str(artefact.folder)
+    return tokenizer
+
+
+class _NotCopied:
+    """Gives the tokenizer in place of the copy that transformers asks for, which takes as long as loading."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self._tokenizer
+
+
+def _settings(artefact: ArtefactFolder, name: str) -> dict[str, Any]:
+    """The entries of the file `name` that `_SETTINGS` knows. Special tokens become plain text: tokenizer.json has their details."""
+    if (path := artefact.find(name)) is None:
+        return {}
+
+    def content(token: Any) -> Any:
+        return token.get("content") if isinstance(token, dict) else token
+
+    found = {k: v for k, v in parse_mapping(artefact.read(name), path).items() if k in _SETTINGS and v is not None}
+    for key, value in found.items():
+        if key in _EXTRA_TOKENS and isinstance(value, dict | list):
+            found[key] = list(map(content, value.values() if isinstance(value, dict) else value))
+        elif key in _NAMED_TOKENS:
+            found[key] = content(value)
+        if not _fits(found[key], _SETTINGS[key]):
+            raise ValueError(f"{path} has {key}={ascii(value)[:80]}, which is no such setting; mend or remove it")
+    return found
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    if isinstance(kind, tuple):
+        return value in kind
+    return type(value) is kind and (kind is not list or all(isinstance(part, str) for part in value))
+
+
+# -- the trial of a tokenizer ----------------------------------------------------------------------------------------
+
+_SECONDS = 3  # on the processor: a vocabulary of 260,000 entries takes one
+_TIMEOUT = 60.0  # seconds on the clock: other programs may keep the processor busy
+_SOUND: set[bytes] = set()  # SHA-256 of each tokenizer.json that has passed in this process
+
+
+def _try_out(content: bytes) -> None:
+    """Makes and uses the tokenizer in another process. The library is written in Rust, and a bad file can end the process that reads it.
+
+    Raises:
+        ValueError: the other process has failed.
+    """
+    import tokenizers
+
+    digest = hashlib.sha256(content).digest()
+    if digest in _SOUND:
+        return
+    memory = 2**28 + 40 * len(content)  # a vocabulary takes 30 times its file
+    limits = [str(Path(tokenizers.__file__).parents[1]), str(memory), str(_SECONDS)]
+    command = [sys.executable, "-I", "-B", "-c", f"{_SOURCE}_trial()", *limits]
+    quiet = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
+    done = subprocess.run(command, input=content, capture_output=True, timeout=_TIMEOUT, env=quiet, check=False)
+    if done.returncode < 0:
+        raise ValueError(f"it takes more than {_SECONDS} s, more than {memory / 2**20:.0f} MiB, or crashes its reader")
+    if done.returncode:
+        raise ValueError(ascii(done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:])[2:-2])
+    _SOUND.add(digest)
+
+
+def _trial() -> None:
+    """What the other process runs, which imports nothing of ours: it uses the tokenizer on stdin, or ends with one line that says why not."""
+    import sys
+    from contextlib import suppress
+
+    packages, memory, seconds = sys.argv[1:]
+    with suppress(ImportError, OSError, ValueError):  # Windows has no such limits
+        import resource
+
+        for kind, limit in (("RLIMIT_AS", memory), ("RLIMIT_CPU", seconds), ("RLIMIT_CORE", 0)):
+            resource.setrlimit(getattr(resource, kind), (int(limit), int(limit)))
+    sys.path.append(packages)  # where the caller has found the library: -I leaves out PYTHONPATH
+    try:
+        from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.from_str(sys.stdin.buffer.read().decode("utf-8"))
+        ids = sorted(tokenizer.get_vocab().values())
+        for use in (
+            lambda: tokenizer.decode(ids, skip_special_tokens=False),
+            lambda: tokenizer.decode_batch([[i] for i in ids], skip_special_tokens=False),
+            lambda: tokenizer.encode("A short text: 1, 2, 3."),
+        ):
+            with suppress(Exception):  # an error, such as a missing unknown token, is no crash
+                use()
+    except BaseException as error:  # Rust's panics are no Exception
+        sys.exit(" ".join(f"{type(error).__name__}: {error}".split()))
+
+
+_SOURCE = inspect.getsource(_trial)
+
+
+# -- the learner -----------------------------------------------------------------------------------------------------
+
+_NAMING = {"auto_map", "name_or_path", "_name_or_path", "code_revision", "trust_remote_code"}
+NOT_SHOWN = {"model_type", "transformers_version", "architectures", "use_cache"}
+"""Fields that do not change a training."""
+_FIELDS_OF_ALL = {field.name for field in fields(PreTrainedConfig)}
+_SPECIAL_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
+_DTYPES = ("float16", "bfloat16", "float32", "float64")
+_NUMBERS, _TENSORS, _LAYERS, _INTEGER, _FLOAT = 10**9, 5000, 1000, 10**7, 1e12
+"""Limits of a learner that somebody else chose: its numbers and tensors, and each of its settings."""
+
+
+def plain_learner(value: Any, name: str) -> Any:
+    """`value`, the config of a model, or several, without entries that name code, files or repositories: `_NAMING`, and all texts with a slash.
+
+    A warning names each by `name` and its own key; configs may contain configs.
+    """
+    if isinstance(value, list):
+        return [plain_learner(part, f"{name}[{i}]") for i, part in enumerate(value)]
+    if not isinstance(value, Mapping):
+        return value
+    kept = {}
+    for key, part in value.items():
+        texts = [text for text in (part if isinstance(part, list) else [part]) if isinstance(text, str)]
+        full = f"{name}.{ascii(key)[1:-1]}"
+        if key in _NAMING or (key != "model_type" and any("/" in text or "\\" in text for text in texts)):
+            logger.warning("%s is left out: it may name code or files elsewhere, which are never fetched.", full)
+        else:
+            kept[key] = plain_learner(part, full)
+    return kept
+
+
+def sizes_of(learner: Mapping[str, Any], config: PreTrainedConfig, vocabulary: Vocabulary) -> dict[str, int | None]:
+    """The fields of a learner that follow from the summary. Recipes may leave them out, and those of this project do."""
+    kind = learner["model_type"]
+    if kind in CONFIG_MAPPING and issubclass(CONFIG_MAPPING[kind], NextItemConfig):
+        return {"num_items": config.vocab_size - 1, "max_length": learner.get("max_length", config.sequence_length)}
+    if "vocab_size" in learner:  # a whole config
+        return {"vocab_size": config.vocab_size}
+    ids = vocabulary.special_ids(_SPECIAL_TOKENS)
+    return {"vocab_size": config.vocab_size, **{name: learner.get(name, ids[name]) for name in _SPECIAL_TOKENS}}
+
+
+def learner_config(learner: Any, config: PreTrainedConfig, vocabulary: Vocabulary, source: str) -> PreTrainedConfig:
+    """The config of a learner over the summary's vocabulary; without a learner, of a small one.
+
+    Only plain values of the architecture's own fields count: what else a config can hold (code, names of files and repositories, configs
+    inside it) is left out with a warning.
+
+    Args:
+        learner: arguments of `AutoConfig.for_model`; sizes of the vocabulary are replaced.
+        source: what an error calls it.
+
+    Raises:
+        ValueError: no model can be made of it, or one beyond the limits; the error names the field.
+    """
+    learner = vocabulary.small_learner if learner in (None, {}) else learner
+    kind = learner.get("model_type") if isinstance(learner, Mapping) else None
+    known = isinstance(kind, str) and kind in CONFIG_MAPPING
+    if not known or CONFIG_MAPPING[kind] not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ValueError(
+            f"{source}={learner!r:.200} is no mapping with the model_type of a causal language model; choose one with --learner"
+        )
+    plain = {name: value for name, value in learner.items() if _is_plain(CONFIG_MAPPING[kind], name, value)}
+    if left := sorted(learner.keys() - plain.keys() - NOT_SHOWN - _FIELDS_OF_ALL):
+        logger.warning("%s: %s left out; only an architecture's own fields count.", source, terminal_text(left))
+    settings = {"model_type": kind, **plain, **sizes_of(learner, config, vocabulary)}
+    if (reason := _failure(settings)) is None:
+        return AutoConfig.for_model(**settings)
+    blamed, end = f"={plain!r:.300}", time.monotonic() + 5
+    for name in sorted(plain, key=lambda name: -plain[name] if isinstance(plain[name], int) else 0):
+        others = {other: value for other, value in settings.items() if other != name}
+        if time.monotonic() < end and None in (_failure(others), _failure({**others, name: 1})):
+            blamed = f"[{name!r}]={plain[name]!r:.200}"  # without it, or with 1 in its place, there is a model
+            break
+    raise ValueError(f"{source}{blamed} makes no {kind} ({reason}); mend it, or choose one with --learner")
+
+
+def _is_plain(kind: type[PreTrainedConfig], name: str, value: Any) -> bool:
+    """Whether this is a field of that architecture, or a number, with a value that holds no config and names no code."""
+    if name.startswith("rope_"):
+        return True
+    if name not in {field.name for field in fields(kind)} - _FIELDS_OF_ALL | {"dtype", *kind.attribute_map}:
+        return not hasattr(PreTrainedConfig, name) and isinstance(value, int | float)
+    return not any(isinstance(part, list | Mapping) for part in (value if isinstance(value, list) else [value]))
+
+
+def _failure(settings: Mapping[str, Any]) -> str | None:
+    """Why no model can be made with these settings; None where one can. It is built without numbers, and no further than the limits."""
+    sizes = [0, 0]
+
+    def count(module: torch.nn.Module, name: str, tensor: torch.Tensor | None) -> None:
+        sizes[0] += 0 if tensor is None else tensor.numel()
+        sizes[1] += 1
+        if sizes[0] > _NUMBERS or sizes[1] > _TENSORS:
+            raise ValueError(f"it has more than {_NUMBERS:,} numbers, or more than {_TENSORS:,} tensors")
+
+    hooks = [register_module_parameter_registration_hook(count), register_module_buffer_registration_hook(count)]
+    try:
+        if settings.get("dtype") not in (None, *_DTYPES):
+            raise ValueError(f"dtype is none of {', '.join(_DTYPES)}")
+        for name, value in settings.items():
+            limit = _FLOAT if isinstance(value, float) else _LAYERS if "layer" in name else _INTEGER
+            if isinstance(value, int | float) and not abs(value) <= limit:
+                raise ValueError(f"{name} is more than {limit:,.0f}")
+        with torch.device("meta"):
+            AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings), trust_remote_code=False)
+    except Exception as error:  # each architecture fails in its own way
+        return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return None
