@@ -260,25 +260,23 @@ def test_a_second_start_of_a_run_that_goes_on_writes_no_recipe(tmp_path, sequenc
 
 
 def test_what_dead_writers_left_is_removed_and_nothing_else(tmp_path):
-    left = tmp_path / ".farzi-writing"
+    left, notes = tmp_path / ".farzi-writing", tmp_path / ".farzi-writing-notes"
     (left / "latents").mkdir(parents=True)
     (left / "latents" / "train-00000-of-00001.parquet").touch()
     (left / "config.json").touch()
-    (tmp_path / ".farzi-writing-notes").mkdir()
+    notes.mkdir()
     tiny().save_pretrained(tmp_path)
-    assert [path.name for path in tmp_path.glob(".*")] == [".farzi-writing-notes"]
-    for plant in (left.mkdir, lambda: left.symlink_to(tmp_path / ".farzi-writing-notes")):
-        plant()
-        if left.is_symlink() is False:
-            (left / "config.json").touch()
-            (left / "precious.txt").write_text("mine")
-        with pytest.raises(ValueError, match=r"\.farzi-writing holds what no save of this library leaves; remove it"):
-            tiny(tau=0.5).save_pretrained(tmp_path)
-        assert FarziData.from_pretrained(tmp_path).config.tau == 1.0
-        if not left.is_symlink():
-            assert [path.name for path in left.iterdir()] == ["precious.txt"]
-            (left / "precious.txt").unlink()
-            left.rmdir()
+    assert [path.name for path in tmp_path.glob(".*")] == [notes.name]
+    left.symlink_to(notes)
+    with pytest.raises(ValueError, match=r"\.farzi-writing holds what no save of this library leaves; remove it"):
+        tiny(tau=0.5).save_pretrained(tmp_path)
+    left.unlink()
+    left.mkdir()
+    (left / "precious.txt").write_text("mine")
+    with pytest.raises(ValueError, match=r"\.farzi-writing holds what no save of this library leaves; remove it"):
+        tiny(tau=0.5).save_pretrained(tmp_path)
+    assert (left / "precious.txt").read_text() == "mine"
+    assert FarziData.from_pretrained(tmp_path).config.tau == 1.0
 
 
 # -- a full disk -----------------------------------------------------------------------------------------------------

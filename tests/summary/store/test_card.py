@@ -172,18 +172,20 @@ def test_no_vocabulary_licence_or_name_breaks_the_card(vocabulary, metrics, text
             raise
 
 
-@pytest.mark.parametrize("name", ["distillation_seconds", "data_bytes", "data_sequences", "learner_parameters"])
-def test_a_figure_that_is_no_number_is_refused(name):
-    metrics = {"distillation_seconds": 1.0, "data_bytes": 10, "data_sequences": 2, name: "many"}
-    with pytest.raises(ValueError, match=rf"metrics\['{name}'\]='many' is not a number; give one"):
+FIGURES = ("distillation_seconds", "data_bytes", "data_sequences", "learner_parameters")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        *((name, "many", "not a number; give one") for name in FIGURES),
+        ("licence", {"a": 1}, "no text; give the licence's name on the Hub"),
+    ],
+)
+def test_an_entry_of_another_type_is_refused(name, value, message):
+    metrics = {**dict.fromkeys(FIGURES, 2), name: value}
+    with pytest.raises(ValueError, match=re.escape(f"metrics['{name}']={value!r} is {message}")):
         card_of(tiny(), metrics)
-
-
-def test_a_licence_that_is_no_text_is_refused():
-    with pytest.raises(
-        ValueError, match=r"metrics\['licence'\]=\{'a': 1\} is no text; give the licence's name on the Hub"
-    ):
-        card_of(tiny(), {"licence": {"a": 1}})
 
 
 # -- its Python trains -----------------------------------------------------------------------------------------------
@@ -238,6 +240,9 @@ def test_the_card_trains_the_learner_of_the_recipe(tmp_path, vocabulary, config)
     folder = saved(tmp_path / "summary", vocabulary, {"learner": config.to_diff_dict()})
     names = run_python_of(folder, tmp_path / "cache")
     assert is_of(learner_of(names), config)
+    assert len(names["tokens"]) == 4 * 5
+    assert names["farzi"].nbytes == tiny().nbytes
+    torch.testing.assert_close(names["probabilities"], tiny()(torch.tensor([0])).detach())
     assert names["student"].state.global_step == 2
     assert names["student"].args.learning_rate == INNER["lr"]
     rows = [{"input_ids": [2, 4, 5]}, {"input_ids": [4, 5, 6, 4, 3]}]

@@ -162,26 +162,6 @@ def test_all_files_have_the_mode_of_the_umask(tmp_path, umask):
     assert modes == dict.fromkeys(modes, 0o666 & ~umask)
 
 
-@pytest.mark.parametrize("kind", ["BertTokenizer", "GPT2Tokenizer", "LayoutLMTokenizer"])
-@pytest.mark.parametrize("file", ["tokenizer_config.json", "special_tokens_map.json"])
-def test_the_settings_of_a_tokenizer_name_no_files_elsewhere(folder, outside, caplog, kind, file):
-    words, vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat"], str(outside / "vocab.txt")
-    Path(vocabulary).write_text("\n".join([*words[:-1], "hunter2"]))
-    (folder / "tokenizer.json").unlink()
-    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": kind}))
-    keys = ("vocab", "merges", "vocab_file", "merges_file", "tokenizer_file")
-    (folder / file).write_text(
-        json.dumps({"tokenizer_class": kind, **dict.fromkeys(keys, vocabulary), "init_inputs": [vocabulary]})
-    )
-    (folder / "vocab.txt").write_text("\n".join(words))
-    change(folder / "config.json", vocabulary_hash=None)
-    farzi = FarziData.from_pretrained(folder)
-    assert farzi.processing_class is None
-    assert "but no tokenizer.json" in caplog.text
-    farzi.save_pretrained(folder.parent / "saved")
-    assert not any(b"hunter2" in path.read_bytes() for path in (folder.parent / "saved").rglob("*") if path.is_file())
-
-
 # -- names -----------------------------------------------------------------------------------------------------------
 
 
@@ -205,7 +185,7 @@ def test_files_that_no_artefact_has_are_not_touched_whatever_is_claimed(hub, fol
     assert not (folder / "plots" / "curve.png").exists()
 
 
-@pytest.mark.parametrize("name", ["metrics.json", "recipe.yaml", "viewer.html", "tokenizer.json", "plots/curve.png"])
+@pytest.mark.parametrize("name", ["config.json", *READ[2:6], *SHOWN[:2]])
 def test_files_of_somebody_else_are_not_overwritten(tmp_path, plot, name):
     mine = tmp_path / "mine" / name
     mine.parent.mkdir(parents=True)
@@ -495,12 +475,3 @@ def test_other_links_in_a_snapshot_are_not_followed(snapshot, outside, kind):
         link.symlink_to(target)
     with pytest.raises(ValueError, match="is a link, which is not followed"):
         FarziData.from_pretrained(snapshot)
-
-
-def test_token_and_cache_of_a_download(hub, tmp_path):
-    from hub_server import TOKEN
-
-    tiny().push_to_hub("farzi-secret", private=True, token=TOKEN)
-    farzi = FarziData.from_pretrained("user/farzi-secret", token=TOKEN, cache_dir=tmp_path / "cache")
-    assert torch.equal(farzi.latents, tiny().latents)
-    assert list((tmp_path / "cache").glob("datasets--user--farzi-secret/snapshots/*/farzi.safetensors"))

@@ -102,8 +102,11 @@ def test_nothing_but_the_artefact_leaves_a_folder_that_holds_more(hub, tmp_path)
     assert files_of(hub) == PLAIN
 
 
-def test_a_private_repository_opens_with_the_token_alone(hub):
+def test_a_private_repository_opens_with_the_token_alone(hub, tmp_path):
     tiny().push_to_hub("secret", private=True, token=TOKEN)
+    farzi = FarziData.from_pretrained("user/secret", token=TOKEN, cache_dir=tmp_path / "cache")
+    assert torch.equal(farzi.latents, tiny().latents)
+    assert list((tmp_path / "cache").glob("datasets--user--secret/snapshots/*/farzi.safetensors"))
     assert hub.repositories["user/secret"].private
     with pytest.raises(FileNotFoundError, match="neither a folder nor a dataset repository within reach"):
         FarziData.from_pretrained("user/secret")

@@ -125,7 +125,7 @@ def check(world: Path, hub, jobs: list, answer: str, limit: float) -> None:
     kept = [path.read_bytes() for path in (world / "out").rglob("*") if path.is_file()]
     pushed = [content for repository in hub.repositories.values() for content in repository.files().values()]
     assert (world / "out" / "s0-student" / "model.safetensors").exists()
-    assert len(kept) > 50
+    assert len(kept) > 30
     assert len(pushed) > 10
     assert not any(SECRET.encode() in content for content in kept + pushed)
 

@@ -141,6 +141,12 @@ def test_files_of_tokenizers_that_earlier_versions_wrote_go_with_the_next_save(t
     assert not (tmp_path / "vocab.txt").exists()
 
 
+def test_half_of_a_surrogate_pair_in_a_name_is_refused_by_the_name_of_the_argument(tmp_path):
+    with pytest.raises(ValueError, match=r"processing_class has 'half \\ud800' as the name of entry 3"):
+        tiny().save_pretrained(tmp_path, ["a", "b", "c", "half \ud800", "d", "e", "f"])
+    assert list(tmp_path.iterdir()) == []
+
+
 # -- files that end the process that reads them ----------------------------------------------------------------------
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import math
 import os
@@ -25,7 +24,6 @@ from farzi_hf.data import vocabulary_of
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.farzi_data import _SHOWN_TOKENS as DECODED_TOP_K
 from farzi_hf.summary.store import ArtefactFolder
-from farzi_hf.summary.store.hub import PLACEHOLDER
 
 
 @pytest.fixture
@@ -180,20 +178,6 @@ def test_card_of_a_bare_summary_has_no_empty_sections(tmp_path):
     assert "task_categories" not in card
 
 
-def test_code_on_the_card_runs(tmp_path):
-    tiny(inner=INNER).save_pretrained(tmp_path / "artefact", word_tokenizer())
-    card = (tmp_path / "artefact" / "README.md").read_text()
-    *blocks, train = re.findall(r"```python\n(.*?)```", card, flags=re.S)
-    names: dict = {}
-    for block in blocks:
-        block = block.replace('split="train"', f"split='train', cache_dir={str(tmp_path / 'cache')!r}")
-        exec(block.replace(PLACEHOLDER, str(tmp_path / "artefact")), names)
-    assert len(names["tokens"]) == 4 * 5
-    assert names["farzi"].nbytes == tiny().nbytes
-    torch.testing.assert_close(names["probabilities"], tiny()(torch.tensor([0])).detach())
-    ast.parse(train)
-
-
 # -- replacing a folder ----------------------------------------------------------------------------------------------
 
 
@@ -211,14 +195,6 @@ def test_a_plot_that_lies_in_the_folder_already_is_kept(tmp_path, plot):
     tiny().save_pretrained(tmp_path, plots=[plot])
     tiny().save_pretrained(tmp_path, plots=[tmp_path / "plots" / "curve.png"])
     assert (tmp_path / "plots" / "curve.png").read_bytes() == plot.read_bytes()
-
-
-@pytest.mark.parametrize("name", ["config.json", "README.md"])
-def test_a_folder_that_holds_something_else_is_refused(tmp_path, name):
-    (tmp_path / name).write_text("{}")
-    with pytest.raises(ValueError, match=f"has a {name} but no farzi.safetensors"):
-        tiny().save_pretrained(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 def test_a_file_in_place_of_the_folder_is_refused(tmp_path):
