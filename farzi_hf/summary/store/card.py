@@ -60,11 +60,6 @@ class Contents:
     decoded: Sequence[Sequence[Mapping[str, Any]]]
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of all tensors: the size of the summary as it is stored."""
-        return self.storage.nbytes(self.tensors)
-
-    @property
     def storage(self) -> Storage:
         """How the tensors are stored."""
         return STORAGES[self.config.storage]
@@ -187,7 +182,7 @@ def _metadata(contents: Contents, metrics: Mapping[str, Any]) -> DatasetCardData
 def _facts(contents: Contents, metrics: Mapping[str, Any], recipe: Mapping[str, Any]) -> dict[str, Any]:
     """The first table: sizes and source of the summary."""
     config, size, rows = contents.config, metrics.get("data_bytes"), metrics.get("data_sequences")
-    given = recipe.get("teacher")
+    given, nbytes = recipe.get("teacher"), contents.storage.nbytes(contents.tensors)
     teachers = [name for one in (given if isinstance(given, list) else [given]) if (name := _model(one))]
     facts = {
         "distilled from": metrics.get("dataset"),
@@ -198,10 +193,10 @@ def _facts(contents: Contents, metrics: Mapping[str, Any], recipe: Mapping[str, 
         "inputs": "ids, which were not learnt" if "input_ids" in contents.tensors else None,
         "vocabulary (V)": config.vocab_size,
         "temperature (τ)": config.tau,
-        "all of its numbers": f"{contents.nbytes:,} bytes",
+        "all of its numbers": f"{nbytes:,} bytes",
         "stored": contents.storage.description,
         "the data": f"{size:,} bytes" + (f", {rows:,} sequences" if rows else "") if size else None,
-        "size of the data": f"{_plain(100 * contents.nbytes / size, 3)} % of the bytes" if size else None,
+        "size of the data": f"{_plain(100 * nbytes / size, 3)} % of the bytes" if size else None,
         "learner": _model(recipe.get("learner"), metrics.get("learner_parameters")),
         "teachers, whose labels it has": ", ".join(teachers) if config.labels == "own" and teachers else None,
         "split": metrics.get("split"),

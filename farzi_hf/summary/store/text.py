@@ -74,7 +74,7 @@ def check_results(metrics: Mapping[str, Any], recipe: Mapping[str, Any], of_metr
     """
 
     def is_number(value: Any) -> bool:
-        return value is None or type(value) in (int, float)
+        return value is None or (isinstance(value, float | int) and not isinstance(value, bool))
 
     def check(right: bool, entry: str, value: Any, reason: str) -> None:
         if not right:

@@ -14,7 +14,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path, PurePosixPath
@@ -109,8 +108,7 @@ def _load_tokenizer(artefact: ArtefactFolder) -> Any:
     content = artefact.read(layout.TOKENIZER)
     try:
         _try_out(content)
-        backend = _NotCopied(Tokenizer.from_str(content.decode("utf-8")))
-        tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **settings)
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(content.decode("utf-8")), **settings)
         known = tokenizer.get_added_vocab()
         tokenizer.extra_special_tokens = [token for token in dict.fromkeys(extra) if token in known]
     except Exception as error:  # a parser of other people's files can raise anything
@@ -120,16 +118,6 @@ def _load_tokenizer(artefact: ArtefactFolder) -> Any:
         ) from error
     tokenizer.name_or_path = str(artefact.folder)
     return tokenizer
-
-
-class _NotCopied:
-    """Gives the tokenizer in place of the copy that transformers asks for, which takes as long as loading."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-
-    def __deepcopy__(self, memo: Any) -> Any:
-        return self._tokenizer
 
 
 def _settings(artefact: ArtefactFolder, name: str) -> dict[str, Any]:
@@ -272,7 +260,7 @@ def learner_config(learner: Any, config: PreTrainedConfig, vocabulary: Vocabular
         source: what an error calls it.
 
     Raises:
-        ValueError: no model can be made of it, or one beyond the limits; the error names the field.
+        ValueError: no model can be made of it, or one beyond the limits.
     """
     learner = vocabulary.small_learner if learner in (None, {}) else learner
     kind = learner.get("model_type") if isinstance(learner, Mapping) else None
@@ -287,13 +275,7 @@ def learner_config(learner: Any, config: PreTrainedConfig, vocabulary: Vocabular
     settings = {"model_type": kind, **plain, **sizes_of(learner, config, vocabulary)}
     if (reason := _failure(settings)) is None:
         return AutoConfig.for_model(**settings)
-    blamed, end = f"={plain!r:.300}", time.monotonic() + 5
-    for name in sorted(plain, key=lambda name: -plain[name] if isinstance(plain[name], int) else 0):
-        others = {other: value for other, value in settings.items() if other != name}
-        if time.monotonic() < end and None in (_failure(others), _failure({**others, name: 1})):
-            blamed = f"[{name!r}]={plain[name]!r:.200}"  # without it, or with 1 in its place, there is a model
-            break
-    raise ValueError(f"{source}{blamed} makes no {kind} ({reason}); mend it, or choose one with --learner")
+    raise ValueError(f"{source}={plain!r:.500} makes no {kind} ({reason}); mend it, or choose one with --learner")
 
 
 def _is_plain(kind: type[PreTrainedConfig], name: str, value: Any) -> bool:

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -135,7 +136,7 @@ def test_what_is_shown_is_what_was_said():
 
 def test_figures_have_no_powers_of_ten():
     row = {"method": "random", "perplexity": 2827.4, "perplexity_std": 524.3, "perplexity_interval": [2737.0, 999.6]}
-    cost = {"distillation_seconds": 9000.0, "student_seconds": 1.25, "full_data_seconds": 4321.0}
+    cost = {"distillation_seconds": 9000.0, "student_seconds": np.float64(1.25), "full_data_seconds": 4321.0}
     card = card_of(tiny(), {"table": [row], "data_bytes": 3, **cost})
     assert "| 2,827 ± 524 (2,737 to 999.6) |" in card
     assert "takes 1.25 s" in card
