@@ -15,14 +15,13 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset, DatasetDict
-from torch import Tensor, nn
+from torch import Tensor
 from tqdm.auto import tqdm
 from transformers import PreTrainedConfig
 
 from farzi_hf.data import flatten_sequences, head_sequences, random_sequences
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.data.sequences import as_rows
-from farzi_hf.distillation import Parameters
 from farzi_hf.distillation.rows import RealData
 from farzi_hf.distillation.students import Students
 from farzi_hf.distillation.teacher import TeacherTraining
@@ -109,23 +108,21 @@ class Comparison(Students):
 
     # -- students ----------------------------------------------------------------------------------------------------
 
-    def student(self, theta: Parameters) -> Student:
-        """The learner with parameters θ."""
-        return partial(self.learner.logits, theta)
-
     def summary_student(self, index: int = 0) -> Student:
         """Student `index` of the summary as it is now: the same as `FarziTrainer.train_student(index)`."""
-        return self.student(self.on_summary(index))
+        return partial(self.learner.logits, self.on_summary(index))
 
     def real_student(self, sequences: Dataset, steps: int, seed: int) -> Student:
         """A student after `steps` steps of the inner optimizer. Each step reads about as many tokens as an inner step."""
         data = self.real_data(sequences)
-        return self.student(self.on_real(data, self.real_batch_size(data.dataset), steps, seed))
+        theta = self.on_real(data, self.real_batch_size(data.dataset), steps, seed)
+        return partial(self.learner.logits, theta)
 
     def long_student(self, seed: int, steps: int | None = None) -> Student:
         """A student trained on all real data with `long_training`, or with `steps` steps of that kind."""
         training = self.long_training if steps is None else replace(self.long_training, steps=steps)
-        return self.student(training.train(self.learner, self.real_data(self.splits["train"]), seed))
+        theta = training.train(self.learner, self.real_data(self.splits["train"]), seed)
+        return partial(self.learner.logits, theta)
 
     # -- real data ---------------------------------------------------------------------------------------------------
 
@@ -184,17 +181,14 @@ class Comparison(Students):
 
     # -- measurements ------------------------------------------------------------------------------------------------
 
-    def batch(self, columns: Mapping[str, list]) -> Mapping[str, Tensor]:
-        """A batch on the device, made of the columns of some rows."""
-        return {name: tensor.to(self.device) for name, tensor in self.task.collator(as_rows(columns)).items()}
-
     def outputs(
         self, student: Student, rows: Dataset, statistic: Callable[[Tensor, Mapping[str, Tensor]], Tensor]
     ) -> list[np.ndarray]:
         """`statistic(logits, batch)` of each row."""
         found = []
         for start in range(0, len(rows), self.batch_size):
-            batch = self.batch(rows[start : start + self.batch_size])
+            batch = self.task.collator(as_rows(rows[start : start + self.batch_size]))
+            batch = {name: tensor.to(self.device) for name, tensor in batch.items()}
             with torch.no_grad():
                 found.extend(statistic(student(batch), batch).cpu().numpy())
         return found
@@ -261,14 +255,6 @@ def pooled_rows(task: Task, seeds: Sequence[Sequence[Mapping[str, Any]]]) -> lis
     """A row for each method that all seeds have, over all seeds. The others are named on a line of their own."""
     of_seeds = [{part["method"]: Measured.from_json(part) for part in parts} for parts in seeds]
     common = [method for method in of_seeds[0] if all(method in parts for parts in of_seeds)]
-    if left_out := sorted({method for parts in of_seeds for method in parts} - set(common)):
-        print(
-            f"Not in the table, as some splits lack it (made with another number of processes?): {', '.join(left_out)}"
-        )
+    if left_out := ", ".join(sorted({method for parts in of_seeds for method in parts} - set(common))):
+        print(f"Not in the table, as some splits lack it (made with another number of processes?): {left_out}")
     return [pooled_row(task, [parts[method] for parts in of_seeds]) for method in common]
-
-
-def model_student(model: nn.Module) -> Student:
-    """A trained model as a student."""
-    model = model.eval()
-    return lambda batch: model(**{name: batch[name] for name in ("input_ids", "attention_mask")}).logits

@@ -13,7 +13,7 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, PreTrainedModel, PrinterCallback, Trainer, TrainingArguments
 
 from farzi_hf.data.seeds import Purpose, derive
-from farzi_hf.report.comparison import Comparison, Measured, Student, model_student
+from farzi_hf.report.comparison import Comparison, Measured, Student
 from farzi_hf.summary import FarziData, attach_soft_inputs, soft_cross_entropy
 
 # -- on the summary --------------------------------------------------------------------------------------------------
@@ -52,7 +52,8 @@ def train_stock(model: PreTrainedModel, rows: Dataset, collator: Callable, args:
     )  # fmt: skip
     trainer.remove_callback(PrinterCallback)  # the table has the results
     trainer.train()
-    return model_student(model)
+    model = model.eval()
+    return lambda batch: model(**{name: batch[name] for name in ("input_ids", "attention_mask")}).logits
 
 
 # -- on real data ---------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from farzi_hf.data.readers import SOURCES
 from farzi_hf.data.seeds import check_different, check_seed
 from farzi_hf.data.streams import described
 from farzi_hf.distillation.settings import converted
+from farzi_hf.engine import setting
 from farzi_hf.report.rows import BASELINES
 from farzi_hf.summary import FarziData
 from farzi_hf.tasks import LanguageModeling, Recommendation, Task
@@ -26,38 +27,27 @@ from farzi_hf.tasks import LanguageModeling, Recommendation, Task
 class RunSettings:
     """The settings of a run that are not in `FarziConfig`: the data, the learner, and the rows to compare the summary with."""
 
-    config: str = field(default="", metadata={"help": "YAML file with any of these fields"})
-    dataset: str | None = field(
-        default="ptb", metadata={"help": f"{', '.join(TEXTS)}, {SAMPLE_INTERACTIONS}, or a name for load_interactions"}
-    )
-    data_dir: str | None = field(default=None, metadata={"help": "folder with the files of the data set"})
-    vocab_size: int = field(
-        default=2000, metadata={"help": "text: entries of the tokenizer, special tokens not counted"}
-    )
-    max_length: int | None = field(default=None, metadata={"help": "text: cut training sequences to this many ids"})
-    min_interactions: int = field(default=3, metadata={"help": "interactions: leave out users with fewer"})
+    config: str = setting("", "YAML file with any of these fields")
+    dataset: str | None = setting("ptb", f"{', '.join(TEXTS)}, {SAMPLE_INTERACTIONS}, or a name for load_interactions")
+    data_dir: str | None = setting(None, "folder with the files of the data set")
+    vocab_size: int = setting(2000, "text: entries of the tokenizer, special tokens not counted")
+    max_length: int | None = setting(None, "text: cut training sequences to this many ids")
+    min_interactions: int = setting(3, "interactions: leave out users with fewer")
     splits: list[int] = field(
         default_factory=lambda: [0], metadata={"help": "interactions: seeds of the splits of the users"}
     )
     learner: dict | str | None = field(default=None, metadata={"help": "arguments of AutoConfig.for_model, as JSON"})
     teacher: dict | str | None = field(  # or a list of dicts, a type that HfArgumentParser does not know
-        default=None,
-        metadata={
-            "help": "the same of the model that labels the inputs, or a list of several; by default the learner's"
-        },
-    )
-    distil: bool = field(default=True, metadata={"help": "False: make only the rows on real data"})
-    num_students: int = field(default=3, metadata={"help": "students per row, each from its own start"})
+        default=None, metadata={"help": "the same of the model, or of a list of them, that labels the inputs; by default the learner's"}
+    )  # fmt: skip
+    distil: bool = setting(True, "False: make only the rows on real data")
+    num_students: int = setting(3, "students per row, each from its own start")
     baselines: list[str] = field(
         default_factory=lambda: list(BASELINES), metadata={"help": f"rows on real data: {', '.join(BASELINES)}"}
     )
-    long_steps: int | None = field(
-        default=None, metadata={"help": "steps of the row 'full data, long'; by default the teacher's"}
-    )
-    long_batch_size: int | None = field(
-        default=None, metadata={"help": "real sequences per step of that row; by default the teacher's"}
-    )
-    resume: bool = field(default=True, metadata={"help": "go on from the last checkpoint in output_dir"})
+    long_steps: int | None = setting(None, "steps of the row 'full data, long'; by default the teacher's")
+    long_batch_size: int | None = setting(None, "real sequences per step of that row; by default the teacher's")
+    resume: bool = setting(True, "go on from the last checkpoint in output_dir")
 
     def __post_init__(self) -> None:
         if self.dataset is None:
@@ -70,9 +60,7 @@ class RunSettings:
         if self.teacher is not None:
             self.teacher = _from_json("teacher", self.teacher)
             _ = self.teachers  # raises where one of them is no model
-        if self.num_students < 1:
-            raise ValueError(f"num_students={self.num_students} trains nothing: give at least 1")
-        for name in ("long_steps", "long_batch_size"):
+        for name in ("num_students", "long_steps", "long_batch_size"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} trains nothing: give at least 1")
         check_different("splits", self.splits, 0)
@@ -88,16 +76,30 @@ class RunSettings:
         given = self.learner if self.teacher is None else self.teacher
         return [_model("teacher", one) for one in (given if isinstance(given, list) else [given])]
 
+    def load(self) -> TaskData:
+        """The data set. Its files are read at the first use."""
+        return TaskData(self)
+
+
+class TaskData:
+    """The data set that these settings name, and its task."""
+
+    def __init__(self, settings: RunSettings) -> None:
+        self.settings = settings
+        self.task_class = task_class(settings.dataset)
+        self._fingerprints: dict[int, str] = {}
+
     @classmethod
-    def of_summary(cls, farzi: FarziData, data_dir: str | None = None, **changes: Any) -> RunSettings:
-        """The settings in the recipe of a summary.
+    def of_summary(cls, farzi: FarziData, data_dir: str | None = None, **changes: Any) -> TaskData:
+        """The real data that the recipe of a summary names. Their vocabulary is then the summary's.
 
         Args:
             data_dir: the folder with the real data; a recipe does not name it.
             changes: other settings, in place of those of the recipe.
 
         Raises:
-            ValueError: the recipe names no data set, or a file or repository that it may not choose, or a setting has another type.
+            ValueError: the recipe names no data set, or a file or repository that it may not choose, or a setting has another type;
+                the data have another vocabulary.
         """
         recipe = {**farzi.results.recipe, **changes}
         name = recipe.get("dataset")
@@ -112,37 +114,12 @@ class RunSettings:
                 f"recipe.yaml: dataset={name!r:.200} is no data set of this library, and a recipe does not choose files or repositories; give "
                 "data_dir, the folder with the file of that name"
             )
+        kind = RunSettings
         try:
-            settings = {f.name: recipe[f.name] for f in fields(cls) if f.name in recipe} | converted(cls, recipe)
-            return cls(**{**settings, "data_dir": data_dir})
+            settings = {f.name: recipe[f.name] for f in fields(kind) if f.name in recipe} | converted(kind, recipe)
+            data = cls(kind(**{**settings, "data_dir": data_dir}))
         except ValueError as error:
             raise ValueError(f"recipe.yaml: {error}") from None
-
-    def load(self) -> TaskData:
-        """The data set. Its files are read at the first use."""
-        return TaskData(self)
-
-
-class TaskData:
-    """A data set and its task.
-
-    Args:
-        settings: the settings that name the data set.
-    """
-
-    def __init__(self, settings: RunSettings) -> None:
-        self.settings = settings
-        self.task_class = task_class(settings.dataset)
-        self._fingerprints: dict[int, str] = {}
-
-    @classmethod
-    def of_summary(cls, farzi: FarziData, data_dir: str | None = None, **changes: Any) -> TaskData:
-        """The real data of a summary, whose vocabulary the summary then has. The arguments are as in `RunSettings.of_summary`.
-
-        Raises:
-            ValueError: the recipe names no data set, or the data have another vocabulary.
-        """
-        data = RunSettings.of_summary(farzi, data_dir, **changes).load()
         farzi.adopt_processing_class(data.task.processing_class, f"data_dir={data_dir!r}")
         return data
 
@@ -163,10 +140,6 @@ class TaskData:
     def splits(self, seed: int) -> DatasetDict:
         """Train, validation and test as sequences in `input_ids`."""
         return self._loaded[1](seed)
-
-    def distinct_splits(self, seeds: Sequence[int]) -> list[int]:
-        """A subset of these seeds, one for each different split. Count models depend on the split alone."""
-        return list(seeds) if self.task_class.splits_differ else list(seeds[:1])
 
     def split_label(self, seed: int) -> str:
         """A description of the splits, in words."""
@@ -212,10 +185,8 @@ def task_class(dataset: str) -> type[Task]:
 
 def _from_json(name: str, value: Any) -> Any:
     """The value, which a command line gives as JSON."""
-    if not isinstance(value, str):
-        return value
     try:
-        return json.loads(value)
+        return json.loads(value) if isinstance(value, str) else value
     except ValueError as error:
         raise ValueError(f"{name}={value!r} is not JSON: {error}") from None
 

@@ -166,7 +166,7 @@ class Experiment:
 
     def counted(self) -> list[Row]:
         """The rows of count models, which are not trained."""
-        seeds = self.data.distinct_splits(self.seeds)
+        seeds = self.seeds if self.data.task_class.splits_differ else self.seeds[:1]  # they depend on the split alone
         splits = [comparison_of(trainer_of(self.data, self.args, seed), self.data, seed).counted() for seed in seeds]
         return [pooled_row(self.task, parts) for parts in zip(*splits, strict=True)]
 
