@@ -1,5 +1,6 @@
 """The metrics under their short name: `from farzi_hf.metrics import ranking_metrics`. They live in `farzi_hf.tasks`."""
 
+from farzi_hf.tasks.base import bootstrap_interval, mean_and_spread
 from farzi_hf.tasks.items import (
     rank_metrics,
     rank_statistics,
@@ -8,7 +9,6 @@ from farzi_hf.tasks.items import (
     recommendation_metrics,
     target_ranks,
 )
-from farzi_hf.tasks.statistics import bootstrap_interval, mean_and_spread
 from farzi_hf.tasks.text import (
     corpus_perplexity,
     language_modeling_metrics,

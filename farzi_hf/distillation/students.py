@@ -17,7 +17,7 @@ from farzi_hf.distillation.processes import shared
 from farzi_hf.distillation.rows import RealBatches, RealData
 from farzi_hf.engine import train
 from farzi_hf.summary import FarziData
-from farzi_hf.tasks.statistics import mean_and_spread
+from farzi_hf.tasks.base import mean_and_spread
 
 
 @dataclass(frozen=True)

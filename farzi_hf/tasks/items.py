@@ -18,20 +18,15 @@ from datasets import Dataset, DatasetDict
 from transformers import AutoConfig, EvalPrediction, PreTrainedConfig
 
 import farzi_hf.models  # noqa: F401  registers the architectures that transformers lacks
-from farzi_hf.data import (
-    IGNORED,
-    SAMPLE_INTERACTIONS,
-    InteractionCollator,
+from farzi_hf.data import IGNORED, SAMPLE_INTERACTIONS, InteractionCollator, load_interactions, load_sample_interactions
+from farzi_hf.data.sequences import (
     check_sequences,
+    check_unpadded,
     evaluation_windows,
     flatten_sequences,
-    load_interactions,
-    load_sample_interactions,
     training_windows,
 )
-from farzi_hf.data.sequences import check_unpadded
-from farzi_hf.tasks.base import Outputs, Row, Statistics, Task, count_cells
-from farzi_hf.tasks.statistics import bootstrap_interval
+from farzi_hf.tasks.base import Outputs, Row, Statistics, Task, bootstrap_interval, count_cells
 from farzi_hf.tasks.text import InterpolatedBigram
 
 # -- metrics ---------------------------------------------------------------------------------------------------------
@@ -63,9 +58,9 @@ def rank_statistics(
     if len(targets) == 0:
         raise ValueError("targets is empty: a metric needs at least one user")
     if targets.min() < 0 or targets.max() >= scores.shape[1]:
+        found = f"{targets.min()} … {targets.max()}"
         raise ValueError(
-            f"targets holds ids {targets.min()} … {targets.max()}, but scores have V={scores.shape[1]} columns: "
-            "pass ids from 0 to V − 1"
+            f"targets holds ids {found}, but scores have V={scores.shape[1]} columns: pass ids from 0 to V − 1"
         )
     target_scores = scores.gather(1, targets[:, None])
     candidates = scores != -torch.inf
@@ -97,11 +92,8 @@ def _chosen(ids: torch.Tensor | Sequence[Sequence[int]], scores: torch.Tensor) -
 
 
 def ranking_metrics(
-    scores: torch.Tensor,
-    targets: torch.Tensor,
-    ks: Sequence[int] = (10, 100),
-    seen: torch.Tensor | Sequence[Sequence[int]] | None = None,
-) -> dict[str, float]:
+    scores: torch.Tensor, targets: torch.Tensor, ks: Sequence[int] = (10, 100), seen: torch.Tensor | Sequence[Sequence[int]] | None = None
+) -> dict[str, float]:  # fmt: skip
     """``hr@k``, ``ndcg@k`` and ``auc`` over all items, as fractions; one target per user. See `rank_statistics` and `rank_metrics`."""
     return rank_metrics(rank_statistics(scores, targets, seen).numpy(force=True), ks)
 
@@ -323,10 +315,8 @@ class Recommendation(Task):
 
     def paired(self, ours: Statistics, theirs: Statistics) -> tuple[np.ndarray, Callable[[np.ndarray], float]]:
         """The quotient is our HR@100 divided by theirs, over the users of all seeds."""
-        hits = [
-            np.concatenate([(np.asarray(seed)[:, :, 0] <= 100).mean(axis=0) for seed in group])
-            for group in (ours, theirs)
-        ]
+        groups = (ours, theirs)
+        hits = [np.concatenate([(np.asarray(seed)[:, :, 0] <= 100).mean(axis=0) for seed in group]) for group in groups]
 
         def quotient(rows: np.ndarray) -> float:
             mine, others = rows.mean(axis=0)

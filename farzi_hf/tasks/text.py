@@ -20,19 +20,9 @@ from numpy.typing import ArrayLike
 from torch.nn import functional as F
 from transformers import AutoConfig, EvalPrediction, PreTrainedConfig
 
-from farzi_hf.data import (
-    IGNORED,
-    TEXTS,
-    TOKENIZERS,
-    SequenceCollator,
-    check_sequences,
-    flatten_sequences,
-    tokenize,
-    word_tokenizer,
-)
-from farzi_hf.data.sequences import packed_windows
-from farzi_hf.tasks.base import Outputs, Row, Statistics, Task, count_cells
-from farzi_hf.tasks.statistics import bootstrap_interval
+from farzi_hf.data.sequences import IGNORED, SequenceCollator, check_sequences, flatten_sequences, packed_windows
+from farzi_hf.data.text import TEXTS, TOKENIZERS, tokenize, word_tokenizer
+from farzi_hf.tasks.base import Outputs, Row, Statistics, Task, bootstrap_interval, count_cells
 
 # -- metrics ---------------------------------------------------------------------------------------------------------
 
@@ -326,10 +316,8 @@ class LanguageModeling(Task):
         """
         tokenizer = self.processing_class
         if tokenizer is None:
-            raise ValueError(
-                "processing_class, data_collator and task are all None; give the tokenizer, or a collator that returns "
-                "input_ids, attention_mask and labels"
-            )
+            remedy = "give the tokenizer, or a collator that returns input_ids, attention_mask and labels"
+            raise ValueError(f"processing_class, data_collator and task are all None; {remedy}")
         padding = getattr(tokenizer, "pad_token_id", None)
         roles = ("bos", "eos", "unk", "sep", "cls", "mask")
         others = {getattr(tokenizer, f"{role}_token_id", None) for role in roles}

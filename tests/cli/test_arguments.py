@@ -76,6 +76,8 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_defaults(tmp_path
         ("teacher: [{model_type: gpt2}, {n_embd: 8}]", "teacher={'n_embd': 8} has no model_type"),
         ("teacher: [gpt2]", "teacher='gpt2' is not JSON"),
         ("num_students: 0", "give at least 1"),
+        ("long_steps: 0", "long_steps=0 trains nothing: give at least 1"),
+        ("long_batch_size: 0", "long_batch_size=0 trains nothing: give at least 1"),
         ("splits: []", "splits=[] is not usable: give a list of different numbers of at least 0"),
         ("splits: [0, 1, 0]", "splits=[0, 1, 0] is not usable"),
         ("splits: 1", "splits=1 is a int; give a value of type list[int]"),

@@ -21,7 +21,6 @@ pytest.importorskip("matplotlib")
 from farzi_hf import FarziConfig, FarziData, FarziDataConfig, FarziTrainer
 from farzi_hf.cli import COMMANDS, main
 from farzi_hf.cli.arguments import example_configs, parse_arguments
-from farzi_hf.cli.distil import Run
 from farzi_hf.data import TEXTS, load_sample_text
 from farzi_hf.report import RunSettings, TaskData
 
@@ -59,27 +58,6 @@ def test_distil_leaves_a_table_figures_and_a_loadable_summary(distilled):
     farzi = FarziData.from_pretrained(distilled / "summary")
     assert len(farzi.results.plots) == 4  # it logged nothing, so there is no curve
     assert farzi.results.metrics["command"] == "farzi distil recipe.yaml"
-
-
-@pytest.mark.slow
-def test_results_do_not_stay_beside_the_summary_of_a_run_with_other_settings(tmp_path, monkeypatch):
-    """That run was interrupted while its students trained."""
-
-    def interrupted(run: Run, before: list) -> None:
-        raise KeyboardInterrupt
-
-    use_small_data(monkeypatch)
-    leave_out_figures(monkeypatch)
-    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump({**SIZES, "save_strategy": "no"}), encoding="utf-8")
-    command = ["distil", str(tmp_path / "tiny.yaml"), "--output_dir", str(tmp_path / "run")]
-    main(command)
-    with monkeypatch.context() as patch, suppress(KeyboardInterrupt, SystemExit):
-        patch.setattr(Run, "students", interrupted)
-        main([*command, "--max_steps", "3"])
-    summary = tmp_path / "run" / "summary"
-    assert FarziData.from_pretrained(summary).results.metrics["outer_steps"] == 3
-    main(command)
-    assert FarziData.from_pretrained(summary).results.metrics["outer_steps"] == 2
 
 
 def test_a_new_run_that_was_interrupted_goes_on_and_is_not_taken_for_the_one_before(tmp_path, monkeypatch):
@@ -132,13 +110,6 @@ def test_labels_of_their_own_go_through_the_whole_house(tmp_path, monkeypatch, c
     if not own["max_steps"]:
         main(["train", str(tmp_path / "run" / "summary"), "--evaluate", "--output_dir", str(tmp_path / "student")])
         assert AutoModelForCausalLM.from_pretrained(tmp_path / "student").config.model_type == "gpt2"
-
-
-def test_a_run_that_is_done_is_not_made_again(distilled, capsys, monkeypatch):
-    use_small_data(monkeypatch)
-    monkeypatch.setattr("farzi_hf.cli.distil.Run.begin", lambda self: pytest.fail("distils again"))
-    main(["distil", str(distilled.parent / "tiny.yaml"), "--output_dir", str(distilled)])
-    assert (distilled / "table.md").read_text(encoding="utf-8") in capsys.readouterr().out
 
 
 def test_results_of_other_data_are_not_those_of_a_run(distilled, tmp_path, monkeypatch):

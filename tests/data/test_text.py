@@ -6,16 +6,14 @@ import hashlib
 import logging
 import os
 import re
-from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import pytest
 from datasets import Dataset, DatasetDict
 from fuzzing import fuzzed
 from hypothesis import example, given
 from hypothesis import strategies as st
-from transformers import AutoTokenizer, DataCollatorForLanguageModeling, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from farzi_hf.data import (
     bpe_tokenizer,
@@ -27,7 +25,6 @@ from farzi_hf.data import (
     word_tokenizer,
 )
 from farzi_hf.data import text as data
-from farzi_hf.data.samples import PREPOSITIONS, TOPICS, inflect
 
 # --- readers
 
@@ -157,54 +154,6 @@ def test_sample_text_refuses_an_empty_split():
         load_sample_text(9)
 
 
-@pytest.fixture(scope="module")
-def sentences() -> list[list[str]]:
-    return [text.split() for text in load_sample_text(8000)["train"]["text"]]
-
-
-def test_sample_vocabulary_is_zipfian(sentences):
-    counts = np.array(sorted(Counter(word for sentence in sentences for word in sentence).values(), reverse=True))
-    assert 300 < len(counts) < 600
-    ranks = np.arange(1, len(counts) + 1)
-    slope = np.polyfit(np.log(ranks), np.log(counts), 1)[0]
-    assert -1.5 < slope < -0.7
-    assert np.corrcoef(np.log(ranks), np.log(counts))[0, 1] < -0.95
-
-
-def test_sample_verbs_agree_with_a_subject_that_the_previous_word_hides(sentences):
-    names = [person for topic in TOPICS for person in topic.people]
-    people = {form: number for name in names for form, number in ((name, "s"), (inflect(name), "p"))}
-    verbs = [verb for topic in TOPICS for group, _ in topic.frames for verb in group]
-    verbs += [verb for topic in TOPICS for verb in topic.intransitive] + ["admire", "blame", "trust"]
-    number = {form: value for verb in verbs for form, value in ((verb, "p"), (inflect(verb), "s"))}
-    seen: list[tuple[str, str, str]] = []  # number of the subject, word before the verb, number of the verb
-    for sentence in sentences:
-        # statements that start with "the captain near the boats mends …"
-        preposition = next((place for place, word in enumerate(sentence[:4]) if word in PREPOSITIONS), None)
-        statement = sentence[-1] != "?" and sentence[0] not in ("if", "either")
-        if preposition is None or sentence[preposition - 1] not in people or not statement:
-            continue
-        places = range(preposition + 2, min(preposition + 5, len(sentence)))
-        if (verb := next((place for place in places if sentence[place] in number), None)) is not None:
-            seen.append((people[sentence[preposition - 1]], sentence[verb - 1], number[sentence[verb]]))
-    assert len(seen) > 300
-    assert all(subject == verb for subject, _, verb in seen)  # the subject decides
-    by_previous: dict[str, Counter] = {}
-    for _, previous, verb in seen:
-        by_previous.setdefault(previous, Counter())[verb] += 1
-    best_bigram = sum(max(counter.values()) for counter in by_previous.values()) / len(seen)
-    assert best_bigram < 0.75  # even fitted to these very sentences
-
-
-def test_sample_pairs_close(sentences):
-    for sentence in sentences:
-        assert (sentence[0] in ("do", "does")) == (sentence[-1] == "?")
-        assert sentence.count("either") == sentence.count("or")
-        assert sentence.count("if") == sentence.count("then")
-        assert sentence.count("(") == sentence.count(")")
-        assert 4 <= len(sentence) <= 40
-
-
 # --- the tokenizer
 
 
@@ -236,20 +185,17 @@ def test_word_tokenizer_survives_saving(tokenizer, text, tmp_path):
     assert loaded.decode([2, 4, 1, 3]) == tokenizer.decode([2, 4, 1, 3])
 
 
-def test_word_tokenizer_collates(tokenizer):
-    collator = DataCollatorForLanguageModeling(tokenizer, mlm=False)
-    batch = collator([{"input_ids": [2, 5, 3]}, {"input_ids": [2, 3]}])
-    assert batch["input_ids"].tolist() == [[2, 5, 3], [2, 3, 0]]
-    assert batch["labels"].tolist() == [[2, 5, 3], [2, 3, -100]]
-
-
 @pytest.mark.parametrize(
-    ("sentences", "vocab_size", "message"),
-    [([" ", "<unk>"], 5, "no words"), (["a"], 0, "vocab_size=0"), ("the cat", 5, "sentences is one text")],
-)
-def test_word_tokenizer_bad_input(sentences, vocab_size, message):
+    ("make", "sentences", "vocab_size", "message"),
+    [
+        (word_tokenizer, [" ", "<unk>"], 5, "no words"), (word_tokenizer, ["a"], 0, "vocab_size=0"),
+        (word_tokenizer, "the cat", 5, "sentences is one text"), (bpe_tokenizer, "the cat", 300, "sentences is one text"),
+        (bpe_tokenizer, ["text"], 255, "vocab_size=255 has no room for all bytes"),
+    ],
+)  # fmt: skip
+def test_what_makes_no_tokenizer_is_refused(make, sentences, vocab_size, message):
     with pytest.raises(ValueError, match=message):
-        word_tokenizer(sentences, vocab_size)
+        make(sentences, vocab_size)
 
 
 # --- docstrings
@@ -291,11 +237,6 @@ def test_a_bpe_tokenizer_loses_nothing(modules):
     assert (ids[0], ids[-1]) == (tokenizer.bos_token_id, tokenizer.eos_token_id)
     assert tokenizer.decode(ids, skip_special_tokens=True) == text
     assert tokenizer.unk_token_id not in ids
-
-
-def test_a_bpe_tokenizer_has_room_for_all_bytes():
-    with pytest.raises(ValueError, match="vocab_size=255 has no room for all bytes"):
-        bpe_tokenizer(["text"], 255)
 
 
 # --- tokenize

@@ -20,18 +20,7 @@ pytestmark = pytest.mark.usefixtures("small_data")
 
 
 def experiment(folder: Path) -> Experiment:
-    form = (
-        "--inputs",
-        "tokens",
-        "--labels",
-        "own",
-        "--num_students",
-        "1",
-        "--save_strategy",
-        "no",
-        "--logging_steps",
-        "1",
-    )
+    form = ("--inputs", "tokens", "--labels", "own", "--num_students", "1", "--save_strategy", "no", "--logging_steps", "1")  # fmt: skip
     return Experiment.parse("any", "Any", [*COMPARED, *form, "--learner", GPT2, *places(folder)], forms=OWN_FORM)
 
 

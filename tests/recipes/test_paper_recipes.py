@@ -68,18 +68,22 @@ def methods(table: dict) -> list[str]:
 # -- settings --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "path",
-    sorted([*(CONFIGS / "tables").glob("paper_*.yaml"), *(CONFIGS / "tables").glob("own_*.yaml")]),
-    ids=lambda path: path.stem,
+TABLES = sorted(
+    path for path in (CONFIGS / "tables").glob("*.yaml") if path.stem.startswith(("paper_", "own_", "inputs_"))
 )
+
+
+@pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
 def test_every_config_can_run(path, tmp_path):
-    form, dataset, scale = re.fullmatch("(paper|own)_(.+)_(.+)", path.stem).groups()
+    form, dataset, scale = re.fullmatch("([a-z]+)_(.+)_(.+)", path.stem).groups()
     argv = ["--dataset", dataset, "--scale", scale, "--form", form, "--card_dir", str(tmp_path), "--use_cpu", "true"]
-    e = Experiment.parse("any", "Any", argv, forms=OWN_FORM | PAPER_FORM)
+    e = Experiment.parse("any", "Any", argv, forms=OWN_FORM | PAPER_FORM | {"inputs": "inputs"})
     assert e.args.output_dir == f"outputs/{path.stem}"
     assert e.data.settings.dataset == dataset
-    assert e.args.num_sequences in e.settings.budgets  # a summary that other tables find again
+    if form == "inputs":
+        assert (e.args.inputs, e.args.labels, e.args.max_steps) == ("tokens", "own", 0)
+    else:
+        assert e.args.num_sequences in e.settings.budgets  # a summary that other tables find again
 
 
 @pytest.mark.parametrize(
@@ -109,15 +113,12 @@ def test_wrong_settings_end_in_one_line(recipe, argv, message, tmp_path):
 def test_make_runs_recipes_that_there_are_on_data_sets_that_they_know():
     makefile = (RECIPES.parent / "Makefile").read_text(encoding="utf-8")
     runs = makefile.partition("PAPER := ")[2].partition("\n\n")[0].replace("\\\n", " ").split()
-    recipes = {run.partition(":")[0] for run in runs}
-    assert recipes >= {"sample_efficiency", "cross_architecture", "cold_start", "inner_optimizers", "regularization"}
-    assert recipes >= {"objectives", "trajectory_count"}
+    forms = dict.fromkeys(("sample_efficiency", "cross_architecture", "cold_start", "regularization"), "own")
+    forms |= {"objectives": "objectives_own", "trajectory_count": "objectives_own", "inner_optimizers": "paper"}
+    assert {run.partition(":")[0] for run in runs} >= set(forms)
     for recipe, _, dataset in (run.partition(":") for run in runs):
         assert (RECIPES / "paper" / f"{recipe}.py").exists()
-        own = dict.fromkeys(("sample_efficiency", "cross_architecture", "cold_start", "regularization"), "own")
-        own |= dict.fromkeys(("objectives", "trajectory_count"), "objectives_own")
-        config = {**own, "inner_optimizers": "paper"}.get(recipe, recipe)
-        assert (CONFIGS / "tables" / f"{config}_{dataset}_quick.yaml").exists()
+        assert (CONFIGS / "tables" / f"{forms.get(recipe, recipe)}_{dataset}_quick.yaml").exists()
         assert recipe != "cold_start" or task_class(dataset) is Recommendation
 
 
@@ -194,14 +195,6 @@ def test_inputs(tmp_path):
     assert len({row["perplexity"] for row in table["rows"][:4]}) == 4
     assert table["findings"][0].startswith("**made up has ")
     assert (tmp_path / "card" / "inputs.png").stat().st_size > 1000
-
-
-@pytest.mark.parametrize("path", sorted((CONFIGS / "tables").glob("inputs_*.yaml")), ids=lambda path: path.stem)
-def test_every_config_of_inputs_can_run(path, tmp_path):
-    dataset = path.stem.removeprefix("inputs_").removesuffix("_quick")
-    e = Experiment.parse("any", "Any", ["--dataset", dataset, "--card_dir", str(tmp_path)], forms={"inputs": "inputs"})
-    assert (e.args.inputs, e.args.labels, e.args.max_steps) == ("tokens", "own", 0)
-    assert e.data.settings.dataset == dataset
 
 
 def test_privacy(tmp_path):

@@ -56,14 +56,6 @@ def test_without_data_it_names_the_sample_in_one_line(tmp_path, monkeypatch, cap
     assert not capsys.readouterr().err
 
 
-@pytest.mark.slow
-def test_without_data_a_script_writes_one_line(tmp_path):
-    run = script(tmp_path, (), "--disable_tqdm", "true")
-    assert run.returncode == 1
-    assert run.stderr.count("\n") == 1
-    assert "--dataset sample" in run.stderr
-
-
 FOREIGN = {
     ptb: "recipe.yaml table.md plots/tokens.png plots summary/README.md summary/config.json checkpoint-500/weights.bin",
     recsys: "table.csv recipe.yaml comparison_auc.png split-1/results.json split-1/recipe.yaml split-1/summary/README.md split-1/checkpoint-2/notes",
@@ -202,8 +194,8 @@ def test_the_card_of_a_private_run_has_its_epsilon(tmp_path, small_data):
     "launcher",
     [
         ("-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29613"),
-        ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1",
-         "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "29614"),
+        ("-m", "accelerate.commands.launch", "--config_file", str(RECIPES / "accelerate" / "two_cpu_processes.yaml"),
+         "--main_process_port", "29614"),
     ],
     ids=["torchrun", "accelerate"],
 )  # fmt: skip

@@ -42,12 +42,6 @@ def test_a_distillation_is_measured_and_ends_when_its_time_is_over(sequences, to
         report(watch.rows, {}, tmp_path / "report")
 
 
-def test_measurements_that_are_too_few_are_an_error() -> None:
-    for few in ([], rows(0.0)[:3]):
-        with pytest.raises(ValueError, match=f"left time for {len(few)} measurements"):
-            straight_line(few)
-
-
 def test_the_report_has_a_table_a_figure_and_the_measurements(tmp_path) -> None:
     table = report(rows(0.25), {"summary": "[4×8]"}, tmp_path)
     assert "+250." in table

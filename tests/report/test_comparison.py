@@ -78,15 +78,11 @@ def test_rows_of_students_and_of_count_models_are_the_same_sentences(started):
     np.testing.assert_allclose(found[..., 0], counted.students[0][..., 0], rtol=1e-4)
 
 
-def test_a_summary_with_more_sequences_than_the_data_is_compared_with_all_of_them(started):
-    _, c = started(*TEXT)
-    c = replace(c, splits={**c.splits, "train": c.splits["train"].select(range(3))})
-    assert len(c.draw_sequences(0)) == len(c.longest_sequences(0)) == 3
-
-
-def test_a_batch_larger_than_the_summary_has_no_more_tokens_than_it(started):
+def test_no_more_sequences_and_tokens_are_drawn_than_there_are(started):
     _, c = started(*TEXT, "--synthetic_batch_size", "40")
     assert c.tokens_per_step == 4 * 8
+    c = replace(c, splits={**c.splits, "train": c.splits["train"].select(range(3))})
+    assert len(c.draw_sequences(0)) == len(c.longest_sequences(0)) == 3
 
 
 def test_recommenders_are_measured_as_the_trainer_does(started):
@@ -166,9 +162,3 @@ def test_full_data_for_long_may_be_longer_than_a_teacher_and_is_so_by_its_settin
     assert longer[0].args.make_teacher_training().steps == 3
     errors = [x.validation_error(x.long_student(0)) for x in (c, longer[1])]
     assert errors[1] < errors[0]
-
-
-@pytest.mark.parametrize("name", ["long_steps", "long_batch_size"])
-def test_a_long_row_without_steps_is_refused(name):
-    with pytest.raises(ValueError, match=f"{name}=0 trains nothing: give at least 1"):
-        RunSettings(dataset="sample", **{name: 0})
