@@ -63,20 +63,18 @@ def _source(title: str, text: str, licence: str = "other") -> dict[str, str]:
 
 
 _MOVIELENS = "The source, MovieLens, may be used for research; GroupLens forbids its redistribution."
+_TREEBANK = (
+    "The source, Penn Treebank, is licensed by the Linguistic Data Consortium (LDC99T42). Ask the consortium before you publish "
+    "a summary of it."
+)
+_AMAZON = "The source, Amazon reviews of magazine subscriptions, was collected for research and states no licence."
 _INVENTED = "The source was invented for farzi_hf, whose licence is Apache-2.0. It does not describe real people."
 _OURS = _source("the sample data of farzi_hf", _INVENTED, "apache-2.0")
 PROVENANCES = {
-    "ptb": _source(
-        "Penn Treebank",
-        "The source, Penn Treebank, is licensed by the Linguistic Data Consortium (LDC99T42). Ask the consortium before you publish "
-        "a summary of it.",
-    ),
+    "ptb": _source("Penn Treebank", _TREEBANK),
     "ml-100k": _source("MovieLens-100k", _MOVIELENS),
     "ml-1m": _source("MovieLens-1M", _MOVIELENS),
-    "magazine": _source(
-        "Amazon Magazine Subscriptions",
-        "The source, Amazon reviews of magazine subscriptions, was collected for research and states no licence.",
-    ),
+    "magazine": _source("Amazon Magazine Subscriptions", _AMAZON),
     "sample": _OURS,
     "sample_interactions": _OURS,
 }

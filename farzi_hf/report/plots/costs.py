@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from itertools import cycle
-from typing import Any
 
 import numpy as np
 
 from farzi_hf.report.plots import style
 from farzi_hf.report.plots.style import File, Rows
-
-_PEER_MARKERS = "sD^vP*"
 
 
 def plot_benchmark(rows: Rows, path: File) -> None:
@@ -29,7 +26,18 @@ def plot_benchmark(rows: Rows, path: File) -> None:
     right.set(xscale="log", xlabel="Inner steps T", ylabel="Peak memory (MB, log scale)")
     style.plain_numbers(left.yaxis)
     style.logarithmic(right, "y")
-    for method, look in _benchmark_looks(rows).items():
+    peers, ours = (
+        list(dict.fromkeys(row["method"] for row in rows if row["kind"] == kind)) for kind in ("peer", "ours")
+    )
+    peer = {"linestyle": "--", "linewidth": 1.2, "markersize": 4.5}
+    greys = np.linspace(0.35, 0.65, max(len(peers), 1))
+    looks = {m: {"color": str(greys[i]), "marker": "sD^vP*"[i % 6], **peer} for i, m in enumerate(peers)}
+    families = list(dict.fromkeys(method.removesuffix(", compiled") for method in ours))
+    for method in ours:
+        color = style.OURS[families.index(method.removesuffix(", compiled")) % len(style.OURS)]
+        fill = "white" if method.endswith(", compiled") else color
+        looks[method] = {"color": color, "markerfacecolor": fill, "linewidth": 1.8, "marker": "o", "markersize": 5}
+    for method, look in looks.items():
         cells = sorted((row for row in rows if row["method"] == method), key=lambda row: row["steps"])
         timed = [row for row in cells if style.finite(row["seconds"])]
         held = [row for row in cells if style.finite(row["memory_bytes"]) and row["status"] != "out of memory"]
@@ -47,22 +55,6 @@ def plot_benchmark(rows: Rows, path: File) -> None:
         right.annotate("out of memory", (min(lost), lost[min(lost)]), color=style.INK, **text)
     figure.legend(*right.get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize=9)
     style.save(figure, path)
-
-
-def _benchmark_looks(rows: Rows) -> dict[str, dict[str, Any]]:
-    """Line style, colour and marker of each method, peers first."""
-    peers = list(dict.fromkeys(row["method"] for row in rows if row["kind"] == "peer"))
-    ours = dict.fromkeys(row["method"] for row in rows if row["kind"] == "ours")
-    families = list(dict.fromkeys(method.removesuffix(", compiled") for method in ours))
-    styles: dict[str, dict[str, Any]] = {}
-    for i, (method, grey) in enumerate(zip(peers, np.linspace(0.35, 0.65, max(len(peers), 1)), strict=False)):
-        look = {"color": str(grey), "marker": _PEER_MARKERS[i % len(_PEER_MARKERS)]}
-        styles[method] = {**look, "linestyle": "--", "linewidth": 1.2, "markersize": 4.5}
-    for method in ours:
-        color = style.OURS[families.index(method.removesuffix(", compiled")) % len(style.OURS)]
-        fill = "white" if method.endswith(", compiled") else color
-        styles[method] = {"color": color, "markerfacecolor": fill, "linewidth": 1.8, "marker": "o", "markersize": 5}
-    return styles
 
 
 def plot_attribution(scores: Rows, costs: Rows, path: File) -> None:
