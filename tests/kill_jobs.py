@@ -17,7 +17,7 @@ from tiny_trainer import say_into, tiny_data, tiny_trainer
 from transformers.trainer_callback import TrainerCallback
 
 from farzi_hf import FarziData, record_trajectories
-from farzi_hf.distillation.checkpoints import last_checkpoint
+from farzi_hf.distillation.run import last_checkpoint
 from farzi_hf.summary.store.atomic_folder import replace_file
 
 SEQUENCES, TOKENIZER = tiny_data()

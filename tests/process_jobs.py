@@ -10,8 +10,8 @@ import torch
 from tiny_trainer import begin_process, logged, tensors, tiny_data, tiny_trainer
 
 from farzi_hf import FarziTrainer, record_trajectories
+from farzi_hf.distillation.inner_training import Students
 from farzi_hf.distillation.processes import agreed
-from farzi_hf.distillation.students import Students
 from farzi_hf.distillation.teacher import TeacherTraining
 from farzi_hf.engine import InnerAdam
 

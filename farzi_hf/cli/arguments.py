@@ -17,7 +17,6 @@ import yaml
 from datasets import disable_progress_bars
 from transformers import HfArgumentParser, TrainingArguments
 
-from farzi_hf.distillation.checkpoints import with_new_names
 from farzi_hf.distillation.settings import values_of_file, without_removed
 
 
@@ -105,7 +104,7 @@ def read_yaml(path: Path, known: set[str]) -> dict[str, Any]:
         raise ValueError(f"config={str(path)!r} cannot be read: {error}") from None
     if not isinstance(values, dict):
         raise ValueError(f"config={str(path)!r} holds a {type(values).__name__}: write lines of `field: value`")
-    values = without_removed(with_new_names(values), f"config={str(path)!r}")
+    values = without_removed(values, f"config={str(path)!r}")
     for key in values:
         if key not in known:
             close = difflib.get_close_matches(str(key), known, n=1)

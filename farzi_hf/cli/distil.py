@@ -18,10 +18,10 @@ from farzi_hf.cli.arguments import example_configs, find_config, parse_arguments
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory
 from farzi_hf.cli.run_folder import begin_run, check_outputs, find_checkpoint, kept, stored, write_recipe
 from farzi_hf.distillation.callbacks import phase
-from farzi_hf.distillation.checkpoints import locked
 from farzi_hf.distillation.config import FarziConfig
 from farzi_hf.distillation.objectives import OBJECTIVES, facts_of
 from farzi_hf.distillation.rows import check_rows, run_check
+from farzi_hf.distillation.run import locked
 from farzi_hf.distillation.trainer import FarziTrainer
 from farzi_hf.report import (
     BASELINES,

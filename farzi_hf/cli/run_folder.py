@@ -9,8 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from farzi_hf.distillation.checkpoints import check_no_foreign, discard_checkpoints, last_checkpoint, locked
 from farzi_hf.distillation.config import FarziConfig
+from farzi_hf.distillation.run import check_no_foreign, discard_checkpoints, last_checkpoint, locked
 from farzi_hf.distillation.trainer import FarziTrainer
 from farzi_hf.report.tables import save_text
 from farzi_hf.summary.store.folder import check_destination

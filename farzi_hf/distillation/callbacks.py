@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import psutil
 import torch
 from accelerate import Accelerator
@@ -25,8 +24,6 @@ except ImportError:  # Windows
 logger = logging.getLogger(__name__)
 
 CHAOTIC = 100.0  # norm of a meta-gradient
-DIVERGED = 1.1  # times the outer loss at the start
-_LAST_LOGS = 5
 
 # -- figures of the log ----------------------------------------------------------------------------------------------
 
@@ -98,40 +95,22 @@ class FiniteMeans:
         return number / finite if finite else math.nan
 
 
-# -- warnings --------------------------------------------------------------------------------------------------------
+# -- a warning --------------------------------------------------------------------------------------------------------
 
 
-class TroubleWarnings(TrainerCallback):
-    """Warns once if the meta-gradient is far too large, and once if the outer loss has stayed well above its first value.
+class ChaosWarning(TrainerCallback):
+    """Warns once if the norm of the meta-gradient is far too large, before clipping, which hides that."""
 
-    The norm is that before clipping, because clipping hides the problem.
-    """
-
-    def __init__(self) -> None:
-        self._chaos_said, self._divergence_said = False, False
+    said = False
 
     def on_log(self, args: Any, state: TrainerState, control: Any, logs: dict | None = None, **kwargs: Any) -> None:
         norm = (logs or {}).get("grad_norm", 0.0)
-        if norm > CHAOTIC and not self._chaos_said:
-            self._chaos_said = True
+        if norm > CHAOTIC and not self.said:
+            self.said = True
             logger.warning(
                 "Step %d: the norm of the meta-gradient is %.3g, but about 0.1 is usual. The learner's training is chaotic, and its exact "
                 "gradient is useless. Set a window (a fifth of inner_steps is a good first try), or raise inner_epsilon.", state.global_step, norm,
             )  # fmt: skip
-        entries = [entry for entry in state.log_history if "loss" in entry]
-        losses = [entry["loss"] for entry in entries]
-        if "loss" in (logs or {}) and not self._divergence_said and diverged(losses):
-            self._divergence_said = True
-            logger.warning(
-                "Step %d: the outer loss has been above its start since step %d: its mean is %.3g, and it began at %.3g. The distillation "
-                "diverges. Start a new run with a smaller learning_rate or inner_learning_rate, a window, or a larger inner_epsilon.",
-                state.global_step, entries[-_LAST_LOGS]["step"], np.mean(losses[-_LAST_LOGS:]), losses[0],
-            )  # fmt: skip
-
-
-def diverged(losses: Sequence[float]) -> bool:
-    """Whether each of the last five logged losses is well above the first logged loss."""
-    return len(losses) > _LAST_LOGS and all(loss > DIVERGED * losses[0] for loss in losses[-_LAST_LOGS:])
 
 
 # -- progress --------------------------------------------------------------------------------------------------------

@@ -15,14 +15,7 @@ from farzi_hf.distillation.learner import Learner
 from farzi_hf.distillation.objectives import OBJECTIVES, Objective, Parts
 from farzi_hf.distillation.processes import check_supported, check_world_size, processes_without_gpu, warn_of_bf16
 from farzi_hf.distillation.rows import RealData
-from farzi_hf.distillation.settings import (
-    Setting,
-    check_settings,
-    converted,
-    made,
-    settings_of,
-    with_settings,
-)
+from farzi_hf.distillation.settings import Setting, check_settings, converted, made, settings_of, with_settings
 from farzi_hf.distillation.teacher import Labelling, TeacherTraining
 from farzi_hf.distillation.trajectories import PretrainedStarts, TrajectoryBank
 from farzi_hf.engine import ADJOINTS, OPTIMIZERS, Adjoint, InnerOptimizer, setting
@@ -66,7 +59,7 @@ class FarziConfig(TrainingArguments):
     | `per_device_eval_batch_size` | 128 | learners are small |
     | `logging_steps` | 10 | an outer step takes seconds |
     | `save_steps` | 20 | a checkpoint has some megabytes; writing it is much faster than a step |
-    | `save_total_limit` | 3 | counts only checkpoints of this library: see `farzi_hf.distillation.checkpoints` |
+    | `save_total_limit` | 3 | counts only checkpoints of this library: see `farzi_hf.distillation.run` |
     | `optim` | adamw_torch | the fused version is not exact across devices |
     | `ddp_find_unused_parameters` | False | latents and decoder are used in every step |
     | `dataloader_pin_memory` | False on a CPU | without a GPU, pinned memory is useless and torch warns about it |

@@ -1,20 +1,26 @@
-"""The inner loop of equation (2): a learner's training on a summary."""
+"""Training on a summary: the inner loop of equation (2), and students, which show how good a summary is."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from tqdm.auto import tqdm
 
 from farzi_hf.data import minibatches
+from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.distillation.learner import Learner, LearnerBatch, Parameters, is_constant
+from farzi_hf.distillation.processes import shared
+from farzi_hf.distillation.rows import RealBatches, RealData
 from farzi_hf.engine import Adjoint, InnerLoss, InnerOptimizer, TrainingState, train, unroll
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.forms import Tensors, batch_of, rows_of
 from farzi_hf.summary.inner_settings import inner_optimizer, lr_schedule
+from farzi_hf.tasks.base import mean_and_spread
 
 
 @dataclass(frozen=True)
@@ -115,14 +121,6 @@ class SyntheticTraining:
             torch_compile=self.torch_compile,
         )
 
-    @torch.no_grad()
-    def from_scratch(
-        self, learner: Learner, farzi: FarziData, *, steps: int, seed: int, device: torch.device | str | None = None
-    ) -> Parameters:
-        """θ_T of a student, trained on the summary as it is now. The student's fresh weights and minibatches depend on `seed`."""
-        start = learner.initial_parameters(seed, device)
-        return self(learner, farzi.tensors, start=start, steps=steps, seed=seed)
-
     def inner_loss(self, learner: Learner | LearnerBatch, summary: Tensors, steps: int, seed: int) -> InnerLoss:
         """L_syn(θ) on the minibatch of each of the steps 1 … `steps`, as a function of the summary's tensors, in their order."""
         return self._loss(learner, summary, self._minibatches(summary, steps, seed))
@@ -194,3 +192,55 @@ def only_seen_rows(
         return start, None
     table = start[name].detach().clone()  # the caller may change it meanwhile
     return {**start, name: table[rows]}, lambda params: {**params, name: table.index_copy(0, rows, params[name])}
+
+
+# -- students -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Students:
+    """Trains students from scratch, on a summary or on real data in the same way. `FarziTrainer.evaluate` and the rows of a report both use it.
+
+    Args:
+        learner: the students' model, as pure functions.
+        farzi: the summary.
+        training: the inner loop. Its optimizer also trains the students on real data.
+        steps: T.
+        seed: of the distillation; a student's fresh weights and minibatches depend on it, and on the student's number.
+        device: of all tensors.
+        quiet: whether progress bars are hidden.
+    """
+
+    learner: Learner
+    farzi: FarziData
+    training: SyntheticTraining
+    steps: int
+    seed: int
+    device: torch.device | str = "cpu"
+    quiet: bool = False
+
+    @torch.no_grad()
+    def on_summary(self, index: int = 0) -> Parameters:
+        """θ_T of student `index` of the summary as it is now."""
+        seed = derive(self.seed, Purpose.EVALUATION_STUDENT, index)
+        start = self.learner.initial_parameters(seed, self.device)
+        return self.training(self.learner, self.farzi.tensors, start=start, steps=self.steps, seed=seed)
+
+    def on_real(self, data: RealData, batch_size: int, steps: int, seed: int) -> Parameters:
+        """θ after `steps` steps of the inner optimizer on real data, `batch_size` sequences each."""
+        learner, batches = self.learner, RealBatches.of(data, batch_size, steps, seed)
+
+        def loss(params: Parameters, inputs: tuple, step: int) -> Tensor:
+            return learner.hard_loss(params, batches(step))
+
+        start = learner.initial_parameters(seed, self.device)
+        return train(loss, start, (), optimizer=self.training.optimizer_for(steps), steps=steps).params
+
+    def evaluated(self, count: int, measure: Callable[[int, Parameters], dict[str, float]]) -> dict[str, float]:
+        """Mean and standard deviation (`…_std`) of the metrics `measure(i, θ_T)` of students 0 … `count` − 1.
+
+        Several processes share the training, and each measures all students.
+        """
+        students = shared(count, self.on_summary, partial(self.learner.initial_parameters, 0, self.device))
+        shown = tqdm(students, "Students", count, disable=self.quiet, leave=False, dynamic_ncols=True)
+        return mean_and_spread([measure(i, theta) for i, theta in enumerate(shown)])

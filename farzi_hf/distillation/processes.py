@@ -36,9 +36,20 @@ SHARDING = {
 """Variables with which `accelerate launch` tells a program to cut its model into pieces."""
 BF16_ERROR = "relative error 0.7 at T = 10 and 13 at T = 100, so that it points elsewhere, on a small model (float32: 0.0004 and 0.002)"
 """Against float64; see `warn_of_bf16`."""
-_WORLD_SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
-_TWO_ON_CPU = "accelerate launch --config_file recipes/accelerate/two_cpu_processes.yaml"
-_SAME = "ACCELERATE_USE_CPU=true accelerate launch --multi_gpu --num_processes 2"
+_WORLD_SIZES = (
+    "WORLD_SIZE",
+    "PMI_SIZE",
+    "OMPI_COMM_WORLD_SIZE",
+    "MV2_COMM_WORLD_SIZE",
+)  # of torchrun, accelerate and MPI
+
+
+def _is_true(variable: str) -> bool:
+    return os.environ.get(variable, "false").lower() in ("1", "true", "yes")
+
+
+def _asked() -> int:
+    return max(int(os.environ.get(name) or 1) for name in _WORLD_SIZES)
 
 
 def check_supported() -> None:
@@ -48,12 +59,11 @@ def check_supported() -> None:
             f"ACCELERATE_MIXED_PRECISION={precision} is not supported: gradients of the inner loop have no loss scaling and underflow; launch "
             "with --mixed_precision no, or bf16"
         )
-    for variable, name in SHARDING.items():
-        if _is_true(variable):
-            raise ValueError(
-                f"{variable}={os.environ[variable]}: {name} is not supported, because a summary is small and needs no sharding; launch "
-                "several processes with plain data parallelism, for instance --config_file recipes/accelerate/many_gpus.yaml"
-            )
+    for variable in filter(_is_true, SHARDING):
+        raise ValueError(
+            f"{variable}={os.environ[variable]}: {SHARDING[variable]} is not supported, because a summary is small and needs no sharding; launch "
+            "several processes with plain data parallelism, for instance --config_file recipes/accelerate/many_gpus.yaml"
+        )
 
 
 def processes_without_gpu() -> bool:
@@ -76,18 +86,16 @@ def check_world_size(world_size: int, gpus: int) -> None:
             f"this process sees {gpus} GPUs, among which Trainer would share each batch, and an inner loop is on one; launch a process for "
             f"each with `accelerate launch --num_processes {gpus} …`, or show one with CUDA_VISIBLE_DEVICES=0"
         )
-    if world_size > 1:
-        return
-    if _asked() > 1:
+    if world_size == 1 < _asked():
         raise ValueError(
             f"the launcher started {_asked()} processes, but each of them would train alone (world size 1); set use_cpu=True to train "
             "on CPUs, or start one process"
         )
-    if _is_true("ACCELERATE_USE_CPU") and {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
+    if world_size == 1 and _is_true("ACCELERATE_USE_CPU") and {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
         logger.warning(
             "accelerate launch was asked for several processes, but it has started ONE (world size 1): with --cpu it starts no more. "
-            "Launch with `%s …`, or `%s …`.", _SAME, _TWO_ON_CPU,
-        )  # fmt: skip
+            "Launch with `accelerate launch --config_file recipes/accelerate/two_cpu_processes.yaml …`."
+        )
 
 
 @cache
@@ -97,15 +105,6 @@ def warn_of_bf16() -> None:
         "bf16=True: the meta-gradient is made of second derivatives, and bf16 rounds them: %s. Leave bf16 out; if memory is short, "
         "set adjoint='reversible' or a smaller window.", BF16_ERROR,
     )  # fmt: skip
-
-
-def _asked() -> int:
-    """The number of processes that torchrun, accelerate or MPI has started."""
-    return max(int(os.environ.get(name) or 1) for name in _WORLD_SIZES)
-
-
-def _is_true(variable: str) -> bool:
-    return os.environ.get(variable, "false").lower() in ("1", "true", "yes")
 
 
 # -- shared work -----------------------------------------------------------------------------------------------------
@@ -144,13 +143,6 @@ def agreed(work: Callable[[], T]) -> T:
     if number:
         raise RuntimeError(f"process {number - 1} failed in work that all processes share; its own message says why")
     return result
-
-
-def first_process_first(work: Callable[[], T]) -> T:
-    """`work()`, in the first process before the others."""
-    first = world()[0] == 0
-    results = [agreed(work if now else lambda: None) for now in (first, not first)]
-    return results[0 if first else 1]
 
 
 @torch.no_grad()

@@ -27,6 +27,8 @@ REMOVED = {
     "privacy_max_grad_norm": (1.0, "make it the default of a subclass of PrivateMatching in distillation.OBJECTIVES"),
 }
 """Settings of older versions: what they were by default, and what to do about another value."""
+RENAMED = {"sharpness": "concentration", "fresh_starts": "fresh_start_fraction"}
+"""New names of settings, by their names in older recipes."""
 
 
 @dataclass
@@ -112,11 +114,12 @@ def made(kind: Any, config: Any, **parts: Any) -> Any:
 
 
 def without_removed(values: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Settings of an older version without those that no longer exist. Says so in one line.
+    """Settings of an older version by their present names, without those that no longer exist. Says so in one line.
 
     Raises:
         ValueError: one of them was not at its default.
     """
+    values = {RENAMED.get(name, name): value for name, value in values.items()}
     gone = {name: value for name, value in values.items() if name in REMOVED}
     for name, value in gone.items():
         default, remedy = REMOVED[name]

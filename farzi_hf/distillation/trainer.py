@@ -25,13 +25,13 @@ from transformers.trainer_utils import HubStrategy, TrainOutput
 
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.data.streams import RowStream
-from farzi_hf.distillation.callbacks import FiniteMeans, StepFigures, TroubleWarnings, phase, without_prediction_bar
+from farzi_hf.distillation.callbacks import ChaosWarning, FiniteMeans, StepFigures, phase, without_prediction_bar
 from farzi_hf.distillation.config import FarziConfig
+from farzi_hf.distillation.inner_training import Students
 from farzi_hf.distillation.learner import Learner, Parameters
 from farzi_hf.distillation.objectives import Objective, facts_of, figures_of
 from farzi_hf.distillation.rows import RealData, RealRows, check_sequence_length, run_check
 from farzi_hf.distillation.run import Run, is_finished
-from farzi_hf.distillation.students import Students
 from farzi_hf.distillation.teacher import GivenTeachers, Labelling, UntrainedTeachers
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.forms import LABELS, Tensors
@@ -142,7 +142,7 @@ class FarziTrainer(Trainer):
         self._own_optimizer = self.optimizer is None
         self.losses, self._micro_step = FiniteMeans(), (-1, 0)
         self.run, self._figures = Run(self), StepFigures(args.device)
-        for callback in (self.run, self._figures, TroubleWarnings()):
+        for callback in (self.run, self._figures, ChaosWarning()):
             self.add_callback(callback)
         if not args.disable_tqdm:
             self.remove_callback(DEFAULT_PROGRESS_CALLBACK)

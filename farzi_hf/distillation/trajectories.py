@@ -25,7 +25,7 @@ from torch import Tensor
 from farzi_hf.data.seeds import Purpose, check_seed, derive, stream
 from farzi_hf.data.streams import RowStream, described
 from farzi_hf.distillation.learner import Learner, LearnerBatch, Parameters
-from farzi_hf.distillation.processes import NotedSignal, agreed, end, first_process_first, largest, noted_signals, world
+from farzi_hf.distillation.processes import agreed, end, largest, noted_signals, world
 from farzi_hf.distillation.rows import RealBatches, RealData, check_rows, train_on_real
 from farzi_hf.engine import InnerOptimizer, setting
 from farzi_hf.summary.store.atomic_folder import names_the_disk, replace_file
@@ -34,6 +34,10 @@ from farzi_hf.summary.store.text import as_written, json_text
 logger = logging.getLogger(__name__)
 
 MANIFEST, VERSION = "manifest.json", 1
+
+
+def _shard(folder: Path, trajectory: int) -> Path:
+    return folder / f"trajectory-{trajectory:05d}.safetensors"
 
 
 def record_trajectories(
@@ -104,7 +108,9 @@ def record_trajectories(
             **_model_facts(learner),
             "streams": 2,  # the version of the rule that turns seeds into random numbers; recordings with another rule cannot go on
         }  # fmt: skip
-        first_process_first(lambda: _adopt_manifest(folder, manifest))
+        rank, processes = world()
+        agreed(lambda: None if rank else _adopt_manifest(folder, manifest))  # the first process writes it
+        agreed(lambda: _adopt_manifest(folder, manifest))
         data = RealData(train_dataset, data_collator, device)
 
         def record(first: int) -> bool:
@@ -116,16 +122,25 @@ def record_trajectories(
             minibatch_seed = derive(seed, Purpose.RECORDED_MINIBATCHES, first)
             batches = RealBatches.of(data, batch_size, steps, minibatch_seed)
             starts = [learner.initial_parameters(derive(seed, Purpose.RECORDED_START, i), device) for i in group]
-            trajectories = _train(learner, optimizer, starts, batches, steps, save_every, noted)
-            if trajectories is None:
-                return False
+            several = learner if len(starts) == 1 else learner.batch(len(starts))
+            checkpoints, own = (
+                [several.stack(starts)],
+                {name for each in starts for name in learner.without_shared(each)},
+            )
+            for params in train_on_real(several, optimizer, checkpoints[0], batches, steps=steps, every=save_every):
+                if noted.number:
+                    return False
+                checkpoints.append({name: x.cpu() for name, x in params.items() if name in own})
             for i in missing:
-                shard = {name: x[:, i - first].contiguous() for name, x in trajectories.items()}
+                shard = {
+                    name: torch.stack([x[name].cpu().view(len(starts), *x0.shape)[i - first] for x in checkpoints])
+                    for name, x0 in starts[0].items()
+                    if name in own
+                }
                 replace_file(_shard(folder, i), partial(save_file, shard))
             logger.info("%s: trajectories %d to %d of %d.", folder, first, group[-1], num)
             return True
 
-        rank, processes = world()
         agreed(lambda: all(map(record, range(rank * together, num, processes * together))))
         there = sum(_shard(folder, i).exists() for i in range(num))
         if number := largest(noted.number):
@@ -136,32 +151,6 @@ def record_trajectories(
             "of them see; give a folder on a disk that all machines share"
         )
     return TrajectoryBank(folder)
-
-
-def _train(
-    learner: Learner,
-    optimizer: InnerOptimizer,
-    starts: list[Parameters],
-    batches: RealBatches,
-    steps: int,
-    save_every: int,
-    noted: NotedSignal,
-) -> Parameters | None:
-    """Checkpoints (checkpoints, K, …) of K learners that train on the same minibatches. Returns None after a signal."""
-    several = learner if len(starts) == 1 else learner.batch(len(starts))
-    start = several.stack(starts)
-    names = {name for each in starts for name in learner.without_shared(each)}
-    checkpoints = [start]
-    for params in train_on_real(several, optimizer, start, batches, steps=steps, every=save_every):
-        if noted.number:
-            return None
-        checkpoints.append({name: x.cpu() for name, x in params.items() if name in names})
-    shape = (steps // save_every + 1, len(starts))
-    return {
-        name: torch.stack([x[name].cpu() for x in checkpoints]).view(*shape, *x0.shape)
-        for name, x0 in starts[0].items()
-        if name in names
-    }
 
 
 def _adopt_manifest(folder: Path, manifest: dict[str, Any]) -> None:
@@ -210,10 +199,6 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
             "record them again"
         )
     return manifest
-
-
-def _shard(folder: Path, trajectory: int) -> Path:
-    return folder / f"trajectory-{trajectory:05d}.safetensors"
 
 
 class TrajectoryBank:

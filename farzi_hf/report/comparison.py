@@ -22,8 +22,8 @@ from transformers import PreTrainedConfig
 from farzi_hf.data import flatten_sequences, head_sequences, random_sequences
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.data.sequences import as_rows
+from farzi_hf.distillation.inner_training import Students
 from farzi_hf.distillation.rows import RealData
-from farzi_hf.distillation.students import Students
 from farzi_hf.distillation.teacher import TeacherTraining
 from farzi_hf.summary.store.tensor_file import STORAGES
 from farzi_hf.tasks import Row, Task

@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from farzi_hf import FarziConfig, FarziTrainer
 from farzi_hf.cli.distil import comparison_of, trainer_of
 from farzi_hf.cli.run_folder import begin_run, check_outputs, find_checkpoint, kept
-from farzi_hf.distillation.checkpoints import discard_checkpoints
+from farzi_hf.distillation.run import discard_checkpoints
 from farzi_hf.metrics import mean_and_spread
 from farzi_hf.report import Comparison, Evidence, Student
 from farzi_hf.report.rendering import distillation_seconds

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import io
-import logging
 import re
 import sys
 from types import SimpleNamespace
 
 import psutil
-import pytest
 import torch
 
 from farzi_hf.distillation import callbacks
-from farzi_hf.distillation.callbacks import diverged, peak_memory, phase
+from farzi_hf.distillation.callbacks import peak_memory, phase
 
 CPU = torch.device("cpu")
 
@@ -55,36 +53,6 @@ def test_there_need_not_be_a_module_resource(monkeypatch):
     on_windows = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(on_windows)
     assert on_windows.peak_memory(CPU) > 2**20
-
-
-# -- divergence ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("losses", "expected"),
-    [
-        ([3.0, 4.0, 4.0, 4.0, 4.0, 4.0], True),
-        ([3.0, 4.0, 4.0, 4.0, 4.0], False),  # not for long
-        ([3.0, 4.0, 4.0, 3.2, 4.0, 4.0], False),  # it came back
-        ([3.0, 3.2, 3.2, 3.2, 3.2, 3.2], False),  # not well above
-        ([5.0, 4.0, 4.5, 4.6, 4.7, 4.8, 4.9], False),  # worse than it was, but no worse than at first
-        ([float("nan"), 4.0, 4.0, 4.0, 4.0, 4.0], False),
-    ],
-)
-def test_a_loss_that_stays_well_above_the_first_one_diverges(losses, expected):
-    assert diverged(losses) is expected
-
-
-def test_divergence_is_said_once_with_the_figures_and_the_remedy(make, caplog):
-    trainer = make(max_steps=14, learning_rate=5.0, lr_scheduler_type="constant")
-    trainer.train()
-    (warning,) = [record for record in caplog.records if "diverges" in record.getMessage()]
-    first = trainer.state.log_history[0]["loss"]
-    assert warning.levelno == logging.WARNING
-    assert f"and it began at {first:.3g}" in warning.getMessage()
-    assert "\n" not in warning.getMessage()
-    for remedy in ("Start a new run", "smaller learning_rate or inner_learning_rate", "window", "inner_epsilon"):
-        assert remedy in warning.getMessage()
 
 
 # -- progress --------------------------------------------------------------------------------------------------------

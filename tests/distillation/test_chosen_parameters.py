@@ -21,8 +21,8 @@ from farzi_hf.distillation import (
     random_starts,
     record_trajectories,
 )
-from farzi_hf.distillation.learner_pool import LearnerPool
 from farzi_hf.distillation.objectives import TrajectoryMatching
+from farzi_hf.distillation.objectives.meta_matching import LearnerPool
 from farzi_hf.distillation.rows import RealData
 from farzi_hf.distillation.teacher import TeacherTraining
 from farzi_hf.engine import InnerAdam, Reversible, Tape

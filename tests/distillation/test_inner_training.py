@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from farzi_hf.distillation import Learner, SyntheticTraining, inner_training
+from farzi_hf.distillation.inner_training import Students
 from farzi_hf.engine import Checkpoint, Direct, GradientGraphs, InnerAdam, InnerSGD, Reversible, Tape
 from farzi_hf.models import SASRecConfig
 from farzi_hf.summary import FarziData, FarziDataConfig
@@ -125,7 +126,7 @@ def test_soft_inputs_and_ids_of_most_entries_keep_all_rows(learner, farzi):
 
 def test_a_first_training_in_inference_mode_and_a_start_that_changes(learner, farzi):
     with torch.inference_mode():
-        TRAINING.from_scratch(learner, farzi, steps=2, seed=0)
+        Students(learner, farzi, TRAINING, steps=2, seed=0).on_summary()
     expected = outcome(learner, farzi, TRAINING)[-1]
     farzi.zero_grad()
     start = learner.initial_parameters(0)

@@ -16,7 +16,7 @@ import pytest
 from trainer_runs import forked
 
 from farzi_hf import FarziData
-from farzi_hf.distillation.checkpoints import last_checkpoint
+from farzi_hf.distillation.run import last_checkpoint
 
 pytestmark = pytest.mark.slow
 SEED = 14

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.distillation import Learner, SyntheticTraining, random_starts
-from farzi_hf.distillation.learner_pool import LearnerPool
+from farzi_hf.distillation.objectives.meta_matching import LearnerPool
 from farzi_hf.engine import InnerAdam, Reversible, Tape
 from farzi_hf.summary import FarziData
 

@@ -16,8 +16,8 @@ from tiny_trainer import PoisonedGradient, logged, tensors, tiny_trainer
 from trainer_runs import run
 
 from farzi_hf import FarziConfig
-from farzi_hf.distillation.checkpoints import last_checkpoint
 from farzi_hf.distillation.processes import BF16_ERROR, SHARDING, check_world_size, processes_without_gpu, warn_of_bf16
+from farzi_hf.distillation.run import last_checkpoint
 
 SAID = "accelerate launch was asked for several processes, but it has started ONE"
 

@@ -21,17 +21,11 @@ from transformers import (
 )
 
 from farzi_hf import FarziConfig, FarziTrainer
-from farzi_hf.data import (
-    InteractionCollator,
-    SequenceCollator,
-    load_sample_interactions,
-    vocabulary_of,
-    word_tokenizer,
-)
+from farzi_hf.data import InteractionCollator, SequenceCollator, load_sample_interactions, vocabulary_of, word_tokenizer
 from farzi_hf.data.sequences import packed_windows
 from farzi_hf.distillation import Learner, record_trajectories
+from farzi_hf.distillation.inner_training import Students
 from farzi_hf.distillation.rows import check_rows
-from farzi_hf.distillation.students import Students
 from farzi_hf.engine import InnerAdam, InnerSGD
 from farzi_hf.models import SASRecConfig
 from farzi_hf.summary import FarziData, FarziDataConfig

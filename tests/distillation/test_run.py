@@ -21,8 +21,8 @@ from transformers.trainer_callback import TrainerCallback
 
 from farzi_hf import FarziTrainer
 from farzi_hf.distillation import record_trajectories
-from farzi_hf.distillation.checkpoints import RECORD, discard_checkpoints, last_checkpoint
 from farzi_hf.distillation.processes import Interrupted, noted_signals
+from farzi_hf.distillation.run import RECORD, discard_checkpoints, last_checkpoint
 
 SAVED = {"max_steps": 4, "save_strategy": "steps", "save_steps": 1, "lr_scheduler_type": "constant"}
 RESUMABLE = {

@@ -15,7 +15,7 @@ from tiny_trainer import logged, tensors
 from transformers import DataCollatorForLanguageModeling
 from transformers.trainer_callback import TrainerCallback
 
-from farzi_hf.distillation.students import Students
+from farzi_hf.distillation.inner_training import Students
 from farzi_hf.metrics import token_metrics, token_statistics
 from farzi_hf.summary import FarziData
 

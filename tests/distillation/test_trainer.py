@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, DataCollatorForLangua
 from transformers.trainer_callback import TrainerCallback
 
 from farzi_hf.distillation import callbacks
-from farzi_hf.distillation.checkpoints import last_checkpoint
+from farzi_hf.distillation.run import last_checkpoint
 from farzi_hf.report import RunSettings
 from farzi_hf.summary import FarziData
 

@@ -15,13 +15,7 @@ from datasets import Dataset
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from farzi_hf.distillation import (
-    Learner,
-    PretrainedStarts,
-    TrajectoryBank,
-    record_trajectories,
-    trajectories,
-)
+from farzi_hf.distillation import Learner, PretrainedStarts, TrajectoryBank, record_trajectories, trajectories
 from farzi_hf.distillation.trajectories import MANIFEST
 from farzi_hf.engine import InnerAdam, InnerSGD
 

@@ -23,7 +23,7 @@ from tiny_trainer import tiny_trainer
 from transformers import TrainerCallback
 
 from farzi_hf.cli.run_folder import begin_run
-from farzi_hf.distillation.checkpoints import last_checkpoint
+from farzi_hf.distillation.run import last_checkpoint
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.store import tensor_file
 from farzi_hf.summary.store import writing as publishing
