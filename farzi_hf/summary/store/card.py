@@ -102,6 +102,7 @@ def render_card(
     figures = {name: value for name, value in metrics.items() if name not in _SAID_ELSEWHERE}
     learner = recipe.get("learner")
     known = isinstance(learner, Mapping) and isinstance(learner.get("model_type"), str)
+    given = recipe.get("teacher")
     made = INPUT_SEQUENCES.get(str(recipe.get("input_sequences"))) if config.inputs == "tokens" else None
     examples = greedy_texts(vocabulary, contents.decoded[:3]) if vocabulary.named else []
     card = DatasetCard.from_template(
@@ -111,7 +112,13 @@ def render_card(
         config=config,
         vocabulary=vocabulary,
         tables=tables_of(contents.tensors),
-        facts=markdown_table([{"": k, " ": v} for k, v in _facts(contents, metrics, recipe).items()]),
+        metrics=metrics,
+        storage=contents.storage,
+        nbytes=contents.storage.nbytes(contents.tensors),
+        learner_facts=_model(recipe.get("learner"), metrics.get("learner_parameters")),
+        teachers=", ".join(filter(None, map(_model, given if isinstance(given, list) else [given]))),
+        cell=_cell,
+        code=markdown_code,
         dataset=markdown_text(metrics.get("dataset") or "a dataset"),
         learner_known=known,
         learner=_learner_code(learner if known else vocabulary.small_learner, config, vocabulary),
@@ -177,34 +184,6 @@ def _metadata(contents: Contents, metrics: Mapping[str, Any]) -> DatasetCardData
             for i, name in enumerate(tables_of(contents.tensors))
         ],
     )
-
-
-def _facts(contents: Contents, metrics: Mapping[str, Any], recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """The first table: sizes and source of the summary."""
-    config, size, rows = contents.config, metrics.get("data_bytes"), metrics.get("data_sequences")
-    given, nbytes = recipe.get("teacher"), contents.storage.nbytes(contents.tensors)
-    teachers = [name for one in (given if isinstance(given, list) else [given]) if (name := _model(one))]
-    facts = {
-        "distilled from": metrics.get("dataset"),
-        "synthetic sequences (μ)": config.num_sequences,
-        "positions per sequence (ξ)": config.sequence_length,
-        "latent dimension (d)": config.latent_dim if config.inputs == "soft" else None,
-        "labels": f"of their own, dimension (e) {config.label_dim}" if config.label_dim else None,
-        "inputs": "ids, which were not learnt" if "input_ids" in contents.tensors else None,
-        "vocabulary (V)": config.vocab_size,
-        "temperature (τ)": config.tau,
-        "all of its numbers": f"{nbytes:,} bytes",
-        "stored": contents.storage.description,
-        "the data": f"{size:,} bytes" + (f", {rows:,} sequences" if rows else "") if size else None,
-        "size of the data": f"{_plain(100 * nbytes / size, 3)} % of the bytes" if size else None,
-        "learner": _model(recipe.get("learner"), metrics.get("learner_parameters")),
-        "teachers, whose labels it has": ", ".join(teachers) if config.labels == "own" and teachers else None,
-        "split": metrics.get("split"),
-        "vocabulary hash (SHA-256)": markdown_code(config.vocabulary_hash) if config.vocabulary_hash else None,
-    }
-    if size and rows:
-        facts["size of the data"] += f", {100 * config.num_sequences / rows:.3g} % of the sequences"
-    return {name: value for name, value in facts.items() if value is not None}
 
 
 def _model(model: Any, parameters: float | None = None) -> str | None:

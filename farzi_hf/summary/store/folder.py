@@ -252,7 +252,8 @@ def replace_files(folder: Path, write: Callable[[Path], None], tensors: dict[str
             write(writing)
             names = [path.relative_to(writing).as_posix() for path in _files(writing)]
             _check_names(writing, names)
-            same = filecmp.cmpfiles(writing, folder, names, shallow=False)[0]
+            there = [name for name in names if find_file(folder, name) is not None]
+            same = filecmp.cmpfiles(writing, folder, there, shallow=False)[0]
             check_destination(folder, {*names} - {*same})
             write_tensors(writing / TENSORS, tensors, names)
             for path in [*_files(writing), writing]:
@@ -268,8 +269,7 @@ def _move_into_place(folder: Path) -> None:
     if new := _listed(folder, f"{_COMMITTED}/{TENSORS}"):
         check_destination(folder, new)
         for name in _listed(folder, TENSORS) - new:
-            with suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
-                (folder / name).unlink()
+            (folder / name).unlink(missing_ok=True)
         for name in [*new, TENSORS]:
             if (source := find_file(folder, f"{_COMMITTED}/{name}")) is not None:  # else it was moved before
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -288,15 +288,9 @@ def check_destination(folder: Path, names: Collection[str] = (CONFIG, CARD, VIEW
         )
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"folder={str(folder)!r} is a file; name a folder to save the summary in")
-    for path in (folder / name for name in _FOLDERS):
-        if not stat.S_ISDIR(_mode_of(path) or stat.S_IFDIR):
-            raise ValueError(f"{path} is a link or a file where a folder is due; choose another, or remove it")
     owned = _listed(folder, TENSORS) | _listed(folder, f"{_COMMITTED}/{TENSORS}")
-    for name in names:
-        mode = _mode_of(folder / name)
-        if mode is not None and stat.S_ISDIR(mode):
-            raise ValueError(f"{folder / name} is a folder where a file is due; choose another folder, or remove it")
-        if mode is not None and name not in owned:
+    for name in sorted({*names, *owned}):  # the old files too: none is replaced or removed through a link
+        if find_file(folder, name) is not None and name not in owned:
             raise ValueError(
                 f"folder={str(folder)!r} has a {name} but no {TENSORS} that claims it: it holds something else, which saving would "
                 "overwrite; choose another folder"

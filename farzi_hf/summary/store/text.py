@@ -78,23 +78,21 @@ def check_results(metrics: Mapping[str, Any], recipe: Mapping[str, Any], of_metr
 
     def check(right: bool, entry: str, value: Any, reason: str) -> None:
         if not right:
-            raise ValueError(f"{entry}={value!r:.200} is {reason}")
+            raise ValueError(f"{entry}={value!r:.200} is {reason}; mend it, or leave it out")
 
     for name in _FIGURES:
         right = is_number(value := metrics.get(name)) and abs(value or 0) < 1e18  # the card computes with it
-        check(right, f"{of_metrics}[{name!r}]", value, "not a number; give one, or leave it out")
-    check(isinstance(value := metrics.get("licence"), str | None), f"{of_metrics}['licence']", value,
-          "no text; give the licence's name on the Hub, for instance 'mit'")  # fmt: skip
-    check(isinstance(value := recipe.get("input_sequences"), str | None), f"{of_recipe}['input_sequences']", value,
-          "no text; mend it")  # fmt: skip
+        check(right, f"{of_metrics}[{name!r}]", value, "not a number")
+    for of, values, name in ((of_metrics, metrics, "licence"), (of_recipe, recipe, "input_sequences")):
+        check(isinstance(value := values.get(name), str | None), f"{of}[{name!r}]", value, "no text")
     rows = metrics.get("table", [])
     right = isinstance(rows, list | tuple) and all(isinstance(row, Mapping) and row for row in rows)
-    check(right, f"{of_metrics}['table']", rows, "no list of rows, which map columns to values; mend it")
+    check(right, f"{of_metrics}['table']", rows, "no list of rows, which map columns to values")
     for i, row in enumerate(rows):
         for column, value in row.items():
             if column.endswith(("_std", "_interval")):
                 right = all(map(is_number, value if isinstance(value, list | tuple) else [value]))
-                check(right, f"{of_metrics}['table'][{i}][{column!r}]", value, "no number; mend it")
+                check(right, f"{of_metrics}['table'][{i}][{column!r}]", value, "no number")
 
 
 # -- what is published, and where it is shown ------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from farzi_hf.summary.store import folder as layout
 from farzi_hf.summary.store.card import Contents, greedy_texts, render_card, tables_of
-from farzi_hf.summary.store.folder import ArtefactFolder, pattern_of, read_artefact, replace_files, size_limit
+from farzi_hf.summary.store.folder import ArtefactFolder, pattern_of, replace_files
 from farzi_hf.summary.store.text import check_results, json_text, numbers_of, parse_mapping, script_json, yaml_text
 from farzi_hf.summary.store.untrusted import plain_learner, save_vocabulary
 
@@ -79,14 +79,12 @@ def write_artefact(contents: Contents, folder: Path, results: Results) -> None:
 # -- the results -----------------------------------------------------------------------------------------------------
 
 
-def load_results(artefact: ArtefactFolder | Path) -> Results:
+def load_results(artefact: ArtefactFolder) -> Results:
     """The metrics, recipe and plots of an artefact.
 
     Raises:
         ValueError: a file holds something else, or it is larger than `store.folder` allows.
     """
-    if not isinstance(artefact, ArtefactFolder):
-        return read_artefact(artefact, load_results)
     metrics, recipe = (
         {} if (path := artefact.find(name)) is None else parse_mapping(artefact.read(name), path, kind)
         for name, kind in ((layout.METRICS, "JSON"), (layout.RECIPE, "YAML"))
@@ -95,11 +93,9 @@ def load_results(artefact: ArtefactFolder | Path) -> Results:
     check_results(metrics, recipe, str(artefact.folder / layout.METRICS), of_recipe)
     for name in {"learner", "teacher"} & recipe.keys():
         recipe[name] = plain_learner(recipe[name], f"{of_recipe}: {name}")
-    plots: dict[str, bytes] = {}
-    for name in artefact.names:
-        if name.startswith(f"{layout.PLOTS}/") and artefact.find(name) is not None:
-            plots[name.removeprefix(f"{layout.PLOTS}/")] = artefact.read(name)
-            _check_plots(plots, str(artefact.folder / layout.PLOTS))
+    paths = {name: artefact.find(name) for name in artefact.names if name.startswith(f"{layout.PLOTS}/")}
+    _check_plots(filter(None, paths.values()), str(artefact.folder / layout.PLOTS))
+    plots = {name.removeprefix(f"{layout.PLOTS}/"): artefact.read(name) for name, path in paths.items() if path}
     return Results(metrics, recipe, plots)
 
 
@@ -107,29 +103,21 @@ def read_plots(paths: Sequence[str | os.PathLike]) -> dict[str, bytes]:
     """The contents of image files by name, as `Results` has them.
 
     Raises:
-        ValueError: a name is not that of an image, two plots have the same name, or a file is too large.
+        ValueError: a name is not that of an image, two plots have the same name, or they are too large.
         FileNotFoundError: there is no such file.
     """
     plots: dict[str, bytes] = {}
+    _check_plots(map(Path, paths), "plots")
     for path in map(Path, paths):
-        name = f"{layout.PLOTS}/{path.name}"
-        reason = None
-        if not pattern_of(name):
-            reason = "it has no name of an image, like curve.png; rename it"
-        elif path.name in plots:
-            reason = "another plot has the same name; rename it"
-        elif path.stat().st_size > (limit := size_limit(name)) or not path.is_file():
-            reason = f"it is no file of at most {limit:,} bytes; give images of that size"
-        if reason is not None:
-            raise ValueError(f"plots has {str(path)!r}, which cannot go into the artefact: {reason}")
+        if not pattern_of(f"{layout.PLOTS}/{path.name}") or path.name in plots or not path.is_file():
+            raise ValueError(f"plots has {str(path)!r}; give image files, each with a name of its own, like curve.png")
         plots[path.name] = path.read_bytes()
-        _check_plots(plots, "plots")
     return plots
 
 
-def _check_plots(plots: Mapping[str, bytes], source: str) -> None:
-    """Raises ValueError if the plots together are too large to be read."""
-    if (size := sum(map(len, plots.values()))) > layout.PLOTS_LIMIT:
+def _check_plots(paths: Iterable[Path], source: str) -> None:
+    """Raises ValueError if images are together too large to be read."""
+    if (size := sum(path.stat().st_size for path in paths)) > layout.PLOTS_LIMIT:
         raise ValueError(
             f"{source} has images of {size:,} bytes, more than the {layout.PLOTS_LIMIT:,} that are read; give fewer or smaller ones"
         )

@@ -179,8 +179,8 @@ FIGURES = ("distillation_seconds", "data_bytes", "data_sequences", "learner_para
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        *((name, "many", "not a number; give one") for name in FIGURES),
-        ("licence", {"a": 1}, "no text; give the licence's name on the Hub"),
+        *((name, "many", "not a number; mend it") for name in FIGURES),
+        ("licence", {"a": 1}, "no text; mend it, or leave it out"),
     ],
 )
 def test_an_entry_of_another_type_is_refused(name, value, message):

@@ -16,7 +16,6 @@ from tiny_trainer import tiny_trainer
 
 import farzi_hf.summary.store.hub
 from farzi_hf.summary import FarziData
-from farzi_hf.summary.store.writing import load_results
 
 PLAIN = {
     "README.md", "config.json", "farzi.safetensors", "viewer.html",
@@ -289,7 +288,7 @@ def test_the_trainer_keeps_the_table_and_plots_that_its_summary_was_saved_with(h
     trainer.evaluate()
     trainer.model.save_pretrained(tmp_path / "summary", metrics=METRICS, recipe={"seed": 7}, plots=[plot])
     trainer.save_model()
-    saved = load_results(tmp_path / "out")
+    saved = FarziData.from_pretrained(tmp_path / "out").results
     assert saved.metrics["table"] == METRICS["table"]
     assert "eval_perplexity" in saved.metrics
     assert saved.recipe == {"seed": 7}
@@ -298,7 +297,7 @@ def test_the_trainer_keeps_the_table_and_plots_that_its_summary_was_saved_with(h
     assert "plots/curve.png" in files_of(hub)
     trainer.train()  # another summary: what was said of the old one does not hold
     trainer.save_model()
-    saved = load_results(tmp_path / "out")
+    saved = FarziData.from_pretrained(tmp_path / "out").results
     assert saved.metrics == {}
     assert saved.plots == {}
     assert saved.recipe["learner"]["model_type"] == "gpt2"
