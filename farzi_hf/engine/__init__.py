@@ -14,7 +14,7 @@ from farzi_hf.engine.optimizers import (
     PaperAdam,
     State,
     setting,
-)
+)  # fmt: skip
 from farzi_hf.engine.unroll import train, unroll
 
 __all__ = [

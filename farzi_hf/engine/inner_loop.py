@@ -6,7 +6,7 @@ not depend on the number of tensors. Adjoints (`farzi_hf.engine.adjoints`) decid
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -21,7 +21,7 @@ Buffers = tuple[Tensor, ...]
 InnerLoss = Callable[[dict[str, Tensor], tuple[Tensor, ...], int], Tensor]
 States = tuple[State, ...]
 """One optimizer state per group."""
-Accumulators = Callable[[int, slice], Sequence[Tensor]]
+Accumulators = Callable[[int, slice], State]
 """`after(group, rows)`: the accumulators of a group after a step, for some of its elements."""
 AutocastSettings = dict[str, tuple[torch.dtype, bool]]
 """For each kind of device: the autocast dtype, and whether autocast is on."""
@@ -262,12 +262,9 @@ class InnerLoop:
         lr, dg = self.rate(t), tuple(map(torch.empty_like, g))
         for group, (state, flat, cotangent, target) in enumerate(zip(before, g, cotangents, dg, strict=True)):
             for rows in chunks(flat, CHUNK):
-                if after is None:
-                    _, *accumulators = self.optimizer.step(_part(state, rows), flat[rows], t, lr)
-                else:
-                    accumulators = after(group, rows)
-                w, cotangent_part = state[0][rows], _part(cotangent, rows)
-                target[rows] = self.optimizer.pullback(w, accumulators, flat[rows], cotangent_part, t, lr)
+                part, g = _part(state, rows), flat[rows]
+                accumulators = after(group, rows) if after else self.optimizer.step(part, g, t, lr)[1:]
+                target[rows] = self.optimizer.pullback(part[0], accumulators, g, _part(cotangent, rows), t, lr)
         return dg
 
     def rate(self, t: int) -> float:

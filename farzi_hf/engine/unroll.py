@@ -8,14 +8,17 @@ memory. `adjoint=None` takes the fastest one that fits into memory.
 
 from __future__ import annotations
 
+import logging
+from functools import cache
 from numbers import Integral
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor, nn
 
-from farzi_hf.engine.adjoints import Adjoint
-from farzi_hf.engine.choice import choose_adjoint
+from farzi_hf.engine.adjoints import ADJOINTS, Adjoint
+from farzi_hf.engine.adjoints.base import graph_bytes
 from farzi_hf.engine.compiled_loop import CompiledLoop
 from farzi_hf.engine.inner_loop import (
     Buffers,
@@ -26,8 +29,10 @@ from farzi_hf.engine.inner_loop import (
     autocast_settings,
     no_autocast,
     weights,
-)
+)  # fmt: skip
 from farzi_hf.engine.optimizers import InnerOptimizer
+
+_log_once = cache(logging.getLogger(__name__).log)
 
 
 def unroll(
@@ -82,10 +87,8 @@ def unroll(
     params, inputs = _ordinary(params, inputs)
     loop, w = _loop(inner_loss, params, inputs, optimizer, steps, window, first_step, torch_compile)
     differentiable = torch.is_grad_enabled() and any(x.requires_grad for x in (*w, *inputs))
-    with (
-        torch.inference_mode(False),
-        no_autocast(loop.autocast),
-    ):  # training needs gradients even if the caller has turned them off
+    # Training needs gradients even if the caller has turned them off.
+    with torch.inference_mode(False), no_autocast(loop.autocast):
         if differentiable:
             adjoint = adjoint or choose_adjoint(loop, w, inputs)
             if refusal := adjoint.refusal(loop):
@@ -118,6 +121,32 @@ def train(
     with torch.inference_mode(False), no_autocast(loop.autocast):
         states = loop.advance(loop.start(w), tuple(x.detach() for x in inputs), loop.all)
     return TrainingState(loop.layout, states, loop.steps)
+
+
+def choose_adjoint(loop: InnerLoop, w: Buffers, inputs: Buffers) -> Adjoint:
+    """The fastest adjoint that supports the loop and needs no more than its `share` of the device's memory.
+
+    The memory of each is estimated from the graph of one gradient, which is taken for this. The choice and its reason are logged
+    (level INFO). If no adjoint fits, the one with the least memory is taken, with a warning.
+    """
+    total, graph = _total_memory(w[0].device), graph_bytes(loop, w, inputs)
+    candidates = [adjoint for kind in ADJOINTS.values() if kind.share and not (adjoint := kind()).refusal(loop)]
+    needs = {adjoint: adjoint.memory(loop, w, inputs, graph) for adjoint in candidates}
+    fitting = [adjoint for adjoint in candidates if needs[adjoint] <= adjoint.share * total]
+    chosen = fitting[0] if fitting else min(candidates, key=needs.__getitem__)
+    listed = ", ".join(
+        f"{type(adjoint).__name__} {need / 2**30:.2g} of {adjoint.share * total / 2**30:.2g} GiB"
+        for adjoint, need in needs.items()
+    )
+    reason = "the fastest that fits" if fitting else "the smallest, none fits"
+    _log_once(logging.INFO if fitting else logging.WARNING, f"adjoint={chosen!r}: {reason} (estimates: {listed})")
+    return chosen
+
+
+def _total_memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return psutil.virtual_memory().total
 
 
 def _loop(

@@ -21,12 +21,12 @@ from transformers import TrainingArguments
 
 from farzi_hf.data import Vocabulary, vocabulary_of
 from farzi_hf.models.next_item import check_size
-from farzi_hf.summary.collator import SoftTokenCollator
 from farzi_hf.summary.config import FarziDataConfig, check_choice
 from farzi_hf.summary.forms import batch_of
 from farzi_hf.summary.inner_settings import stock_arguments
 from farzi_hf.summary.reading import Decoded, check_numbers, decode, frequencies, hard_ids, hard_labels
 from farzi_hf.summary.soft_tokens import SoftTokens
+from farzi_hf.summary.soft_training import SoftTokenCollator
 from farzi_hf.summary.store import ArtefactFolder, Results, fetch_artefact, push_folder, read_artefact
 from farzi_hf.summary.store.card import Contents
 from farzi_hf.summary.store.folder import CONFIG, TENSORS
@@ -123,7 +123,10 @@ class FarziData(nn.Module):
 
         It can be pickled, and holds copies of the decoders on the CPU.
         """
-        return SoftTokenCollator.of(self.tensors, self.config)
+        copies = {name: x.detach().cpu().clone() for name, x in self.tensors.items() if name.endswith("decoder")}
+        return SoftTokenCollator(
+            copies.get("decoder"), self.config.tau, copies.get("label_decoder"), self.config.vocab_size
+        )
 
     def training_arguments(self, output_dir: str | os.PathLike, **changes: Any) -> TrainingArguments:
         """The stock Trainer's arguments for a student that trains as the learners of the distillation did.

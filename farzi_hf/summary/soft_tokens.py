@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -13,69 +12,18 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 
-class Targets(ABC):
-    """What n positions should predict: a distribution q over the vocabulary each.
-
-    `farzi_hf.summary.vocabulary_sums` takes them in blocks of r positions.
-    """
-
-    tensors: tuple[Tensor, ...] = ()
-    """Those that the distributions depend on."""
-
-    @abstractmethod
-    def __len__(self) -> int:
-        """n."""
-
-    @abstractmethod
-    def check(self, entries: int) -> None:
-        """Raises ValueError unless they are distributions over that many entries."""
-
-    def to(self, dtype: torch.dtype) -> Targets:
-        """The same with numbers of this type. Ids stay what they are."""
-        return self
-
-    @abstractmethod
-    def cross_entropy(self, logits: Tensor) -> Tensor:
-        """logsumexp(z_j) − ⟨q_j, z_j⟩ of logits (n, V), (n,), by torch's own functions."""
-
-    @abstractmethod
-    def block(self, rows: slice, out: Tensor, free: Tensor) -> Tensor:
-        """Those of the positions `rows`, without a graph, in a form that the methods below take. May overwrite `out` and `free` (r, V)."""
-
-    @abstractmethod
-    def dot(self, block: Tensor, z: Tensor, free: Tensor) -> Tensor:
-        """⟨q_j, z_j⟩ of a block, (r,). Overwrites `free`."""
-
-    @abstractmethod
-    def subtract(self, block: Tensor, p: Tensor) -> Tensor:
-        """p − q of a block, in the memory of `p` (r, V)."""
-
-    def pull_back(  # noqa: B027  ids have no derivative
-        self,
-        rows: slice,
-        block: Tensor,
-        dq: Tensor,
-        means: Tensor,
-        scale: Tensor | float,
-        totals: Sequence[Tensor | None],
-        free: Tensor,
-    ) -> None:
-        """Adds a block's part of the derivatives in `tensors` to `totals`, if that in q is `scale` · `dq`. Overwrites `free`.
-
-        Args:
-            means: ⟨q_j, dq_j⟩, (r,).
-            totals: None where nobody needs one.
-        """
-
-
 @dataclass(frozen=True, eq=False)
-class HardTargets(Targets):
-    """Ids (n,)."""
+class HardTargets:
+    """Ids (n,) that n positions should predict. The methods are those of `SoftTokens`; ids have no derivative."""
 
     ids: Tensor
+    tensors: ClassVar[tuple[Tensor, ...]] = ()
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def to(self, dtype: torch.dtype) -> HardTargets:
+        return self
 
     def check(self, entries: int) -> None:
         if torch.compiler.is_compiling() or not len(self.ids):
@@ -98,10 +46,15 @@ class HardTargets(Targets):
     def subtract(self, block: Tensor, p: Tensor) -> Tensor:
         return p.scatter_add_(1, block, p.new_full(block.shape, -1.0))
 
+    def pull_back(self, *_: Any) -> None:
+        return
+
 
 @dataclass(frozen=True, eq=False)
-class SoftTokens(Targets):
+class SoftTokens:
     """`softmax(latents @ decoder / τ)`: distributions over the vocabulary, as the factors that they are made of.
+
+    As targets q of n positions they have one axis. `farzi_hf.summary.vocabulary_sums` takes them in blocks of r positions.
 
     Args:
         latents: (…, d).
@@ -121,6 +74,7 @@ class SoftTokens(Targets):
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
+        """Those that the distributions depend on."""
         return (self.latents,) if self.decoder is None else (self.latents, self.decoder)
 
     def probabilities(self) -> Tensor:
@@ -129,6 +83,7 @@ class SoftTokens(Targets):
         return torch.softmax(latents if self.decoder is None else latents @ self.decoder, dim=-1)
 
     def to(self, dtype: torch.dtype) -> SoftTokens:
+        """The same with numbers of this type."""
         return SoftTokens(self.latents.to(dtype), None if self.decoder is None else self.decoder.to(dtype), self.tau)
 
     def flat(self) -> SoftTokens:
@@ -143,6 +98,7 @@ class SoftTokens(Targets):
         return len(self.latents)
 
     def check(self, entries: int) -> None:
+        """Raises ValueError unless they are distributions over that many entries."""
         if self.shape[-1] != entries:
             raise ValueError(
                 f"soft tokens over {self.shape[-1]} entries, but the model's vocabulary has {entries}; build the model with "
@@ -150,17 +106,21 @@ class SoftTokens(Targets):
             )
 
     def cross_entropy(self, logits: Tensor) -> Tensor:
+        """logsumexp(z_j) − ⟨q_j, z_j⟩ of logits (n, V), (n,), by torch's own functions."""
         return -(self.probabilities() * logits.log_softmax(-1)).sum(-1)
 
     def block(self, rows: slice, out: Tensor, free: Tensor) -> Tensor:
+        """Those of the positions `rows`, without a graph, in a form that the methods below take. May overwrite `out` and `free` (r, V)."""
         latents = self.latents.detach()[rows] / self.tau
         logits = latents if self.decoder is None else torch.mm(latents, self.decoder.detach(), out=free)
         return torch.softmax(logits, 1, out=out)
 
     def dot(self, block: Tensor, z: Tensor, free: Tensor) -> Tensor:
+        """⟨q_j, z_j⟩ of a block, (r,). Overwrites `free`."""
         return row_dot(block, z, free)
 
     def subtract(self, block: Tensor, p: Tensor) -> Tensor:
+        """p − q of a block, in the memory of `p` (r, V)."""
         return p.sub_(block)
 
     def pull_back(
@@ -173,6 +133,12 @@ class SoftTokens(Targets):
         totals: Sequence[Tensor | None],
         free: Tensor,
     ) -> None:
+        """Adds a block's part of the derivatives in `tensors` to `totals`, if that in q is `scale` · `dq`. Overwrites `free`.
+
+        Args:
+            means: ⟨q_j, dq_j⟩, (r,).
+            totals: None where nobody needs one.
+        """
         if all(total is None for total in totals):
             return
         du = torch.sub(dq, means[:, None], out=free).mul_(block)
@@ -184,6 +150,9 @@ class SoftTokens(Targets):
             dlatents[rows].add_(torch.mm(du, self.decoder.detach().T).mul_(scale / self.tau))
         if ddecoder is not None:
             ddecoder.addmm_((self.latents.detach()[rows] * (scale / self.tau)).T, du)
+
+
+Targets = HardTargets | SoftTokens
 
 
 def row_dot(x: Tensor, y: Tensor, free: Tensor) -> Tensor:
@@ -222,18 +191,11 @@ def shifted_cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tenso
     return loss, (targets != -100).sum()
 
 
-def embed_soft_tokens(model: PreTrainedModel, tokens: Tensor) -> Tensor:
-    """(b, L, V) probabilities → (b, L, h): the mean input embedding under each distribution.
+def feed_soft_tokens(model: PreTrainedModel, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    """Forward pre-hook (`with_kwargs=True`): floating-point `input_ids` (b, L, V) reach the model as their mean embeddings (b, L, h).
 
     The embedding module itself is called on all ids, because some modules scale their output (Gemma's does).
     """
-    embedding = model.get_input_embeddings()
-    table = embedding(torch.arange(tokens.shape[-1], device=tokens.device))
-    return tokens.to(table.dtype) @ table
-
-
-def feed_soft_tokens(model: PreTrainedModel, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-    """Forward pre-hook (`with_kwargs=True`): floating-point `input_ids` (b, L, V) reach the model as `inputs_embeds`."""
     soft = kwargs.get("input_ids", args[0] if args else None)
     if not (isinstance(soft, Tensor) and soft.is_floating_point()):
         return args, kwargs
@@ -245,7 +207,8 @@ def feed_soft_tokens(model: PreTrainedModel, args: tuple, kwargs: dict[str, Any]
         )
     # Autocast would round the product to half precision, and a one-hot token would no longer be exactly its id.
     with torch.autocast(soft.device.type, enabled=False):
-        embeds = embed_soft_tokens(model, soft)
+        table = model.get_input_embeddings()(torch.arange(entries, device=soft.device))
+        embeds = soft.to(table.dtype) @ table
     # Only Trainer needs shift_labels, for counting. A model without **kwargs would raise TypeError.
     kept = {key: value for key, value in kwargs.items() if key not in ("input_ids", "shift_labels")}
     return (None, *args[1:]) if args else (), {**kept, "inputs_embeds": embeds}

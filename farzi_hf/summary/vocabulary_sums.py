@@ -70,15 +70,6 @@ def _zeros(tensors: Sequence[Tensor | None], needed: Sequence[bool]) -> list[Ten
     return [torch.zeros_like(x) if need else None for x, need in zip(tensors, needed, strict=True)]
 
 
-def _check_once(name: str) -> None:
-    """Raises RuntimeError where a derivative is asked for that can be differentiated again."""
-    if torch.is_grad_enabled():
-        raise RuntimeError(
-            f"the derivative in the {name} cannot be differentiated again, but create_graph is True; take this derivative without "
-            "it, or compute the loss from SoftTokens.probabilities()"
-        )
-
-
 @_exact
 def _pulled_back(targets: Targets, x: Tensor, table: Tensor, scale: Tensor | float, needed: Sequence[bool]) -> list:
     """The derivatives in the targets' tensors, if that in q_j is `scale` · x_j M, where the table (V, k) has the M_v as its rows."""
@@ -130,7 +121,7 @@ def linear_cross_entropy(
         h = states if bias is None else torch.cat([states, torch.ones_like(states[:, :1])], dim=1)
         value = _CrossEntropy.apply(targets, h, head.contiguous(), counts)
         if any(x.requires_grad for x in targets.tensors):
-            value = value + _TargetDerivative.apply(targets, h.detach(), head.detach(), *targets.tensors)
+            value = value - (h.detach() * _TokenDerivative.apply(targets, head.detach(), *targets.tensors)).sum()
     return value
 
 
@@ -184,17 +175,8 @@ class _Gradient(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        targets: Targets,
-        found: tuple[Tensor, Tensor | None, Tensor | None],
-        s: Tensor,
-        h: Tensor,
-        head: Tensor,
-        counts: Tensor | None,
-        *tensors: Tensor,
-    ) -> tuple:
-        ctx.targets = targets
+    def forward(ctx: Any, targets: Targets, found: tuple, s: Tensor, *arguments: Tensor | None) -> tuple:
+        ctx.targets, (h, head, counts, *tensors) = targets, arguments
         ctx.set_materialize_grads(False)
         losses, dh, dhead = found
         found = dh, dhead, None if counts is None else losses
@@ -234,9 +216,8 @@ class _Gradient(torch.autograd.Function):
                 e.addcmul_(difference, b[rows, None])
             if counts is not None:
                 difference.mul_(counts[rows, None])
-            if (
-                head_bar is not None
-            ):  # Σ_j (p − q)_j a_j + e_j h_j in one product: both matrices are neighbours in memory
+            if head_bar is not None:
+                # Σ_j (p − q)_j a_j + e_j h_j in one product: both matrices are neighbours in memory.
                 both = torch.cat([torch.zeros_like(h[rows]) if a is None else a[rows], h[rows]]).mul_(s)
                 head_bar.addmm_(memory[:2].flatten(0, 1).T, both)
             if h_bar is not None:
@@ -246,25 +227,6 @@ class _Gradient(torch.autograd.Function):
         if h_bar is not None:
             h_bar.mul_(s)
         return None, None, ds, h_bar, head_bar, counts_bar, *q_bars
-
-
-class _TargetDerivative(torch.autograd.Function):
-    """Zero, with the derivatives of −Σ_j ⟨q_j, z_j⟩ in the targets' tensors.
-
-    Autograd runs this node only where these derivatives are asked for. An inner step does not ask for them.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, targets: Targets, h: Tensor, head: Tensor, *tensors: Tensor) -> Tensor:
-        ctx.targets = targets
-        ctx.save_for_backward(h, head, *tensors)
-        return h.new_zeros(())
-
-    @staticmethod
-    def backward(ctx: Any, s: Tensor) -> tuple[Any, ...]:
-        _check_once("targets")
-        h, head, *_ = ctx.saved_tensors
-        return None, None, None, *_pulled_back(ctx.targets, h, head, -s, ctx.needs_input_grad[3:])
 
 
 # -- the mean embedding ----------------------------------------------------------------------------------------------
@@ -327,7 +289,10 @@ class _TableGradient(torch.autograd.Function):
 
 
 class _TokenDerivative(torch.autograd.Function):
-    """Zeros (n, h), with the derivatives of x_j = Σ_v q_jv E_v in the tensors of q, for the reason of `_TargetDerivative`."""
+    """Zeros (n, h), with the derivatives of x_j = Σ_v q_jv E_v in the tensors of q.
+
+    Autograd runs this node only where these derivatives are asked for. An inner step does not ask for them.
+    """
 
     @staticmethod
     def forward(ctx: Any, tokens: SoftTokens, table: Tensor, *tensors: Tensor) -> Tensor:
@@ -337,7 +302,11 @@ class _TokenDerivative(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dx: Tensor) -> tuple[Any, ...]:
-        _check_once("tokens")
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "the derivative in soft tokens cannot be differentiated again, but create_graph is True; take this derivative without "
+                "it, or compute the loss from SoftTokens.probabilities()"
+            )
         table, *_ = ctx.saved_tensors
         return None, None, *_pulled_back(ctx.tokens, dx, table, 1.0, ctx.needs_input_grad[2:])
 

@@ -23,7 +23,7 @@ from transformers import GPT2Config
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, return_freed_memory, run
 from farzi_hf.distillation import Learner, Parameters
 from farzi_hf.engine import InnerAdam, InnerLoss, Tape, unroll
-from farzi_hf.engine.choice import graph_bytes
+from farzi_hf.engine.adjoints.base import graph_bytes
 from farzi_hf.engine.inner_loop import InnerLoop, Layout
 from farzi_hf.report import listed, markdown, save_csv, save_text
 from farzi_hf.report.plots import plot_scaling

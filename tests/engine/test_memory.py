@@ -13,7 +13,7 @@ from torch import Tensor
 
 from farzi_hf import Direct, GradientGraphs, InnerAdam, engine, unroll
 from farzi_hf.engine import Adjoint
-from farzi_hf.engine.choice import graph_bytes
+from farzi_hf.engine.adjoints.base import graph_bytes
 from farzi_hf.engine.inner_loop import CHUNK, InnerLoop, Layout
 
 ROWS, WIDTH = 32, 256

@@ -186,9 +186,9 @@ def test_large_logits_are_as_exact_as_torchs(scale, offset):
 def test_a_second_derivative_that_is_not_there_raises():
     h, w, latents = normal(N, K), normal(V, K, seed=1), normal(N, V, seed=2)
     value = linear_cross_entropy(h, w, None, SoftTokens(latents, None))
-    with pytest.raises(RuntimeError, match="derivative in the targets cannot be differentiated again"):
+    with pytest.raises(RuntimeError, match="derivative in soft tokens cannot be differentiated again"):
         torch.autograd.grad(value, latents, create_graph=True)
-    with pytest.raises(RuntimeError, match="derivative in the tokens cannot be differentiated again"):
+    with pytest.raises(RuntimeError, match="derivative in soft tokens cannot be differentiated again"):
         torch.autograd.grad(mean_embedding(SoftTokens(latents, None), w).sum(), latents, create_graph=True)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Protocol
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -11,13 +12,8 @@ from torch.autograd.function import FunctionCtx
 
 from farzi_hf.engine.inner_loop import Accumulators, Buffers, GradientGraph, InnerLoop, States, no_autocast, weights
 
-
-class Reverse(Protocol):
-    """`InnerLoop.reverse` of one backward pass. Returns g_t."""
-
-    def __call__(
-        self, t: int, before: States, after: Accumulators | None, graph: GradientGraph | None = None
-    ) -> Buffers: ...
+Reverse = Callable[..., Buffers]
+"""`reverse(t, before, after, graph=None)`, which is `InnerLoop.reverse` of one backward pass. Returns g_t."""
 
 
 class Adjoint(ABC):
@@ -55,9 +51,8 @@ class RecordingAdjoint(Adjoint):
             graph: bytes of the graph of one gradient. While it is differentiated, there is about as much again.
         """
         cotangents = loop.optimizer.fields * nbytes(w) + nbytes(tuple(x for x in inputs if x.requires_grad))
-        return (
-            2 * graph + self.record_bytes(loop, w) + 3 * nbytes(w) + cotangents
-        )  # dg, its product, and θ_T, which the caller has
+        # 3 P for dg, its product, and θ_T, which the caller has.
+        return 2 * graph + self.record_bytes(loop, w) + 3 * nbytes(w) + cotangents
 
     @abstractmethod
     def record_bytes(self, loop: InnerLoop, w: Buffers) -> int:
@@ -150,3 +145,18 @@ def clone(states: States) -> States:
 def nbytes(w: Buffers) -> int:
     """Bytes of all buffers."""
     return sum(flat.nbytes for flat in w)
+
+
+def graph_bytes(loop: InnerLoop, w: Buffers, inputs: Buffers) -> int:
+    """Bytes that autograd saves of the gradient of one step to differentiate it later, with the gradient itself."""
+    there = {x.untyped_storage().data_ptr() for x in (*w, *inputs)}
+    saved: dict[int, int] = {}
+
+    def note(x: Tensor) -> Tensor:
+        if x.untyped_storage().data_ptr() not in there:
+            saved[x.data_ptr()] = max(saved.get(x.data_ptr(), 0), x.nbytes)
+        return x.detach()
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
+        graph = loop.gradient_graph(w, inputs, loop.differentiated[0])
+    return sum(saved.values()) + nbytes(graph.g)

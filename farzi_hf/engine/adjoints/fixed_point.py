@@ -274,9 +274,9 @@ class FixedPointState:
         for rows in _parts(self.w):
             self._move(rows, self.optimizer.displacement(self.accumulators(rows, t), t, lr))
 
-    def accumulators(self, rows: slice, t: int) -> list[Tensor]:
+    def accumulators(self, rows: slice, t: int) -> State:
         """The accumulators after step `t`, in float64. Call it before `restore`."""
-        return [total.value(rows, t - self.before) for total in self.sums]
+        return tuple(total.value(rows, t - self.before) for total in self.sums)
 
     def restore(self, g: Tensor, t: int) -> None:
         """Take the accumulators back to before step `t`, whose gradient was `g`. `unstep` has taken the parameters back already."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -10,6 +10,9 @@ from torch import Tensor
 
 from farzi_hf.engine.adjoints.base import Adjoint, RecordingAdjoint, Reverse, nbytes
 from farzi_hf.engine.inner_loop import Buffers, GradientGraph, InnerLoop, States, weights
+
+Graphs = tuple[States, list[tuple[GradientGraph, States]]]
+"""The states before the first step, and for each step its gradient's graph and the accumulators after it."""
 
 
 @dataclass(frozen=True)
@@ -63,32 +66,26 @@ class GradientGraphs(RecordingAdjoint):
         return None
 
     def record(self, loop: InnerLoop, states: States, inputs: Buffers) -> tuple[States, Graphs]:
-        record = Graphs(states)
+        start, steps = states, []
         for t in loop.differentiated:
             graph = loop.gradient_graph(weights(states), inputs, t)
             states = loop.updated(states, tuple(flat.detach() for flat in graph.g), t)
-            record.steps.append((graph, tuple(state[1:] for state in states)))
-        return states, record
+            steps.append((graph, tuple(state[1:] for state in states)))
+        return states, (start, steps)
 
     def retrace(self, loop: InnerLoop, record: Graphs, inputs: Buffers, reverse: Reverse) -> None:
-        if not record.steps:  # a second backward pass over a retained graph
-            record = self.record(loop, record.start, inputs)[1]
-        steps, record.steps = record.steps, []  # also if the pass stops with an error
+        start, kept = record
+        if not kept:  # a second backward pass over a retained graph
+            kept = self.record(loop, start, inputs)[1][1]
+        steps = kept.copy()
+        kept.clear()  # also if the pass stops with an error
         for t in reversed(loop.differentiated):
             graph, after = steps.pop()
             before = tuple((flat.detach(),) for flat in graph.w)
-            reverse(t, before, lambda group, rows, after=after: [x[rows] for x in after[group]], graph)
+            reverse(t, before, lambda group, rows, after=after: tuple(x[rows] for x in after[group]), graph)
 
     def memory(self, loop: InnerLoop, w: Buffers, inputs: Buffers, graph: int) -> int:
         return super().memory(loop, w, inputs, graph) + (len(loop.differentiated) - 1) * graph
 
     def record_bytes(self, loop: InnerLoop, w: Buffers) -> int:
         return nbytes(w) * loop.optimizer.fields * (len(loop.differentiated) + 1)
-
-
-@dataclass
-class Graphs:
-    """The states before the first step, and for each step its gradient's graph and the accumulators after it."""
-
-    start: States
-    steps: list[tuple[GradientGraph, States]] = field(default_factory=list)

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch import Tensor
 
 from farzi_hf.engine.adjoints.base import RecordingAdjoint, Reverse, nbytes
 from farzi_hf.engine.adjoints.fixed_point import SMALLEST_DECAY, FixedPointState, largest
 from farzi_hf.engine.inner_loop import CHUNK, Buffers, InnerLoop, States, weights
-from farzi_hf.engine.optimizers import InvertibleOptimizer
+from farzi_hf.engine.optimizers import InvertibleOptimizer, State
 
 
 @dataclass(frozen=True)
@@ -46,17 +45,21 @@ class Reversible(RecordingAdjoint):
             )
         return None
 
-    def record(self, loop: InnerLoop, states: States, inputs: Buffers) -> tuple[States, Reversal | Diverged]:
+    def record(self, loop: InnerLoop, states: States, inputs: Buffers) -> tuple[States, Reversal | States]:
         if all(math.isfinite(largest(x)) for state in states for x in state):
             reversal = Reversal(loop, states)
             if reversal.forward(inputs):
                 reversal.end = reversal.full_checksums()
                 return reversal.release(), reversal
         lost = tuple(tuple(torch.full_like(x, math.nan) for x in state) for state in states)
-        return lost, Diverged(loop, lost)
+        return lost, lost
 
-    def retrace(self, loop: InnerLoop, record: Reversal | Diverged, inputs: Buffers, reverse: Reverse) -> None:
-        record.backward(inputs, reverse)
+    def retrace(self, loop: InnerLoop, record: Reversal | States, inputs: Buffers, reverse: Reverse) -> None:
+        if isinstance(record, Reversal):
+            return record.backward(inputs, reverse)
+        # The training left the finite numbers. The meta-gradient is then NaN, as with every adjoint: in all that a step uses.
+        for t in reversed(loop.differentiated):
+            reverse(t, record, None)
 
     def record_bytes(self, loop: InnerLoop, w: Buffers) -> int:
         steps, total = len(loop.differentiated), 0.0
@@ -66,19 +69,6 @@ class Reversible(RecordingAdjoint):
             accumulators = 8 * len(single.sums) * min(flat.numel(), CHUNK)  # in float64, for the pullback
             total += flat.numel() * single.itemsize(steps) + accumulators
         return int(total) + nbytes(w)  # and θ_T, which is not the parameters that the way back starts from
-
-
-@dataclass(frozen=True)
-class Diverged:
-    """A training that left the finite numbers. The meta-gradient is then NaN, as with every adjoint."""
-
-    loop: InnerLoop
-    states: States
-
-    def backward(self, inputs: Buffers, reverse: Reverse) -> None:
-        """From the end to the start: each step makes the derivatives in what it uses NaN."""
-        for t in reversed(self.loop.differentiated):
-            reverse(t, self.states, None)
 
 
 class Reversal:
@@ -145,9 +135,9 @@ class Reversal:
             )
         self.under_way = True
 
-    def _accumulators(self, t: int, group: int, rows: slice) -> list[Tensor]:
+    def _accumulators(self, t: int, group: int, rows: slice) -> State:
         dtype = self.groups[group].weights.dtype
-        return [x.to(dtype) for x in self.groups[group].accumulators(rows, t)]
+        return tuple(x.to(dtype) for x in self.groups[group].accumulators(rows, t))
 
     def _check(self, t: int, same: bool) -> None:
         if not same:

@@ -36,7 +36,7 @@ class Tape(RecordingAdjoint):
                 trail.append(loop.updated(trail[-1], g.pop(t), t))
             for t in reversed(ts):
                 after = trail.pop()
-                reverse(t, trail[-1], lambda group, rows, after=after: [x[rows] for x in after[group][1:]])
+                reverse(t, trail[-1], lambda group, rows, after=after: tuple(x[rows] for x in after[group][1:]))
 
     def record_bytes(self, loop: InnerLoop, w: Buffers) -> int:
         segments = _segments(loop.differentiated)  # the last one is opened first, when all others are still closed

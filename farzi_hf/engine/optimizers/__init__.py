@@ -1,8 +1,7 @@
 """The optimizers of the inner loop. Each has a file of its own and a line in the table `OPTIMIZERS`."""
 
-from farzi_hf.engine.optimizers.adam import InnerAdam
+from farzi_hf.engine.optimizers.adam import InnerAdam, PaperAdam
 from farzi_hf.engine.optimizers.base import InnerOptimizer, InvertibleOptimizer, State, setting
-from farzi_hf.engine.optimizers.paper_adam import PaperAdam
 from farzi_hf.engine.optimizers.sgd import InnerSGD
 
 __all__ = [

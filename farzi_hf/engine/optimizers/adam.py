@@ -1,9 +1,9 @@
-"""Adam with the exact reverse of its step."""
+"""Adam with the exact reverse of its step; and `PaperAdam`, with the reverse rule that the paper prints, for comparison."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -23,7 +23,7 @@ from farzi_hf.engine.optimizers.base import (
     root,
     setting,
     weight_decay,
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -118,9 +118,7 @@ class InnerAdam(InvertibleOptimizer):
         w = torch.addcdiv(w, m, s + e, value=-a, out=w_out)  # (4)
         return w, m, v
 
-    def pullback(
-        self, w: Tensor, accumulators: Sequence[Tensor], g: Tensor, cotangent: State, t: int, lr: float
-    ) -> Tensor:
+    def pullback(self, w: Tensor, accumulators: State, g: Tensor, cotangent: State, t: int, lr: float) -> Tensor:
         (m, v), (dw, dm, dv) = accumulators, cotangent
         (beta1, beta2), (a, e, r) = self.betas, self._corrected(t, lr)
         g = decayed(g, w, self.weight_decay)  # (1)
@@ -146,7 +144,7 @@ class InnerAdam(InvertibleOptimizer):
         g = decayed(g, w, self.weight_decay)  # (1)
         return g * (1 - self.betas[0]), g.square().mul_(1 - self.betas[1])  # (2), (3)
 
-    def displacement(self, accumulators: Sequence[Tensor], t: int, lr: float) -> Tensor:
+    def displacement(self, accumulators: State, t: int, lr: float) -> Tensor:
         (m, v), (a, e, r) = accumulators, self._corrected(t, lr)
         return m.mul_(a).div_(root(v.add_(r) if r else v).add_(e))  # (4)
 
@@ -156,3 +154,36 @@ class InnerAdam(InvertibleOptimizer):
         least = -math.log2((self.eps + math.sqrt(self.eps_root)) * math.sqrt(1 - self.betas[1]))
         q = max(0, math.ceil(least)) + FLOAT32_BITS + 1
         return q if index == 0 else 2 * q - FLOAT32_BITS
+
+
+@dataclass(frozen=True)
+class PaperAdam(InnerAdam):
+    r"""`InnerAdam` with the reverse rule of Farzi's Algorithm 2. It is *not* the exact derivative and serves for comparison only.
+
+    The paper keeps one cotangent for both moments (line 13 of the algorithm). Two errors of the paper are corrected here: the
+    signs of its Hessian-vector products, and the missing root over $\hat v$. With $\beta' = (1-\beta_2)/(1-\beta_1)$ the rule is
+
+    1. $dm \mathrel{+}= a\, (\beta' m_t g / (s (s+e)^2) - 1/(s+e))\, dw$
+    2. $dg = (1-\beta_1)\, dm$
+    3. $dm \leftarrow \beta_1 dm$
+
+    In this rule, the path through $v_t$ decays with $\beta_1$ in place of $\beta_2$. It also keeps the factor $g_t$, where step j
+    should use $g_j$. The rule is exact at T = 1, and its error grows with T. Only adjoints that call `pullback` can use this
+    optimizer, so `Direct` cannot. Arguments and forward steps are those of `InnerAdam`.
+    """
+
+    exact: ClassVar[bool] = False
+
+    def pullback(self, w: Tensor, accumulators: State, g: Tensor, cotangent: State, t: int, lr: float) -> Tensor:
+        (m, v), (dw, dm, _) = accumulators, cotangent
+        (beta1, beta2), (a, e, r) = self.betas, self._corrected(t, lr)
+        g = decayed(g, w, self.weight_decay)
+        x = v + r
+        s = root(x)
+        u = (dw * a).div_(s + e)
+        dm.addcmul_(u, (m / s).mul_(moves_root(x)).div_(s + e).mul_(g), value=(1 - beta2) / (1 - beta1)).sub_(u)  # (1)
+        dg = dm * (1 - beta1)  # (2)
+        dm.mul_(beta1)  # (3)
+        if self.weight_decay:
+            dw.add_(dg, alpha=self.weight_decay)
+        return dg

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import MISSING, field
 from numbers import Real
 from typing import Any, ClassVar
@@ -100,9 +100,7 @@ class InnerOptimizer(ABC):
         """The state after step `t` with loss gradient `g`, written over `out` if given, else new and differentiable."""
 
     @abstractmethod
-    def pullback(
-        self, w: Tensor, accumulators: Sequence[Tensor], g: Tensor, cotangent: State, t: int, lr: float
-    ) -> Tensor:
+    def pullback(self, w: Tensor, accumulators: State, g: Tensor, cotangent: State, t: int, lr: float) -> Tensor:
         """Carry `cotangent` back through the optimizer's arithmetic in step `t`, in place; return `dg`.
 
         `w` are the parameters before the step, `accumulators` the rest of the state after it. The path through the network is
@@ -127,7 +125,7 @@ class InvertibleOptimizer(InnerOptimizer):
         """c_t of each accumulator; `w` are the parameters before the step. |c_t| may not fall where |w| and |g| rise together."""
 
     @abstractmethod
-    def displacement(self, accumulators: Sequence[Tensor], t: int, lr: float) -> Tensor:
+    def displacement(self, accumulators: State, t: int, lr: float) -> Tensor:
         """w_{t-1} − w_t, from the accumulators after step `t`. These may be overwritten, also with the result."""
 
     @abstractmethod

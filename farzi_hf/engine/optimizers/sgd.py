@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -20,7 +20,7 @@ from farzi_hf.engine.optimizers.base import (
     learning_rate,
     setting,
     weight_decay,
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,7 @@ class InnerSGD(InvertibleOptimizer):
         w = torch.add(w, m, alpha=-lr, out=w_out)  # (3)
         return w, m
 
-    def pullback(
-        self, w: Tensor, accumulators: Sequence[Tensor], g: Tensor, cotangent: State, t: int, lr: float
-    ) -> Tensor:
+    def pullback(self, w: Tensor, accumulators: State, g: Tensor, cotangent: State, t: int, lr: float) -> Tensor:
         dw, dm = cotangent
         dm.sub_(dw, alpha=lr)  # (4)
         dg = dm.clone()  # (5)
@@ -96,7 +94,7 @@ class InnerSGD(InvertibleOptimizer):
     def increments(self, w: Tensor, g: Tensor) -> tuple[Tensor, ...]:
         return (decayed(g, w, self.weight_decay),)  # (1)
 
-    def displacement(self, accumulators: Sequence[Tensor], t: int, lr: float) -> Tensor:
+    def displacement(self, accumulators: State, t: int, lr: float) -> Tensor:
         return accumulators[0].mul_(lr)  # (3)
 
     def resolution(self, index: int) -> int:
