@@ -130,12 +130,6 @@ class FarziDataConfig(PreTrainedConfig):
             )
         self.vocabulary_hash = found
 
-    def adopt_special_tokens(self, processing_class: Any) -> None:
-        """Takes over the ids of a tokenizer's special tokens. Trainer would do so too, with a warning."""
-        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
-            if hasattr(processing_class, name):
-                setattr(self, name, getattr(processing_class, name))
-
     def check_equal(self, expected: FarziDataConfig) -> None:
         """Raises ValueError unless this is the shape, and the temperature, of a summary with the config `expected`."""
         for name in (

@@ -24,7 +24,7 @@ from farzi_hf.models.next_item import check_size
 from farzi_hf.summary.config import FarziDataConfig, check_choice
 from farzi_hf.summary.forms import batch_of
 from farzi_hf.summary.inner_settings import stock_arguments
-from farzi_hf.summary.reading import Decoded, check_numbers, decode, frequencies, hard_ids, hard_labels
+from farzi_hf.summary.reading import Decoded, check_numbers, decode, frequencies, hard_rows
 from farzi_hf.summary.soft_tokens import SoftTokens
 from farzi_hf.summary.soft_training import SoftTokenCollator
 from farzi_hf.summary.store import ArtefactFolder, Results, fetch_artefact, push_folder, read_artefact
@@ -91,9 +91,8 @@ class FarziData(nn.Module):
 
         They are the soft tokens. A summary whose inputs are ids has none; its probabilities are those of its labels.
 
-        A distillation needs the parameters themselves for its meta-objective. It passes the objective through `forward`, so that
-        everything that wraps the module sees an ordinary forward and backward pass: DistributedDataParallel sets its gradient
-        hooks here, autocast its casts, `torch.compile` its guards. Reading `farzi.latents` from outside would bypass them.
+        A distillation passes its meta-objective through `forward`, so that DistributedDataParallel and autocast, which wrap the module,
+        see an ordinary forward and backward pass. Reading `farzi.latents` from outside would bypass them.
 
         Raises:
             ValueError: neither argument is given (the soft tokens of all μ sequences at once would not fit into memory),
@@ -113,8 +112,7 @@ class FarziData(nn.Module):
         """The sequences as a `datasets.Dataset` of μ rows for the stock Trainer. Use it with `collator()`.
 
         The column `input_ids` holds (ξ, d) floats, which the collator turns into soft tokens batch by batch, or ξ ids. Labels of
-        their own are in the column `labels`, (ξ, e) floats. The names are those of arguments of a model's forward, because Trainer
-        drops other columns.
+        their own are in the column `labels`, (ξ, e) floats. Trainer drops columns of other names.
         """
         return Dataset(rows_table(self.tensors)).with_format("torch")
 
@@ -162,8 +160,7 @@ class FarziData(nn.Module):
             Labels equal the inputs, or are drawn from the summary's own labels; a student predicts `labels[j + 1]` after position j,
             so the last own label, which has no place in such a row, is left out.
         """
-        ids = hard_ids(self.tensors, self.config.tau, samples_per_sequence, seed)
-        labels = hard_labels(self.tensors, ids, samples_per_sequence, seed)
+        ids, labels = hard_rows(self.tensors, self.config.tau, samples_per_sequence, seed)
         return Dataset.from_dict({"input_ids": ids.tolist(), "labels": labels.tolist()}).with_format("torch")
 
     def sample_text(self, samples_per_sequence: int = 1, seed: int = 0) -> list[str]:
@@ -174,8 +171,8 @@ class FarziData(nn.Module):
         """
         vocabulary = self.vocabulary
         names = vocabulary.names(self.config.vocab_size)
-        rows = hard_ids(self.tensors, self.config.tau, samples_per_sequence, seed).tolist()
-        return [vocabulary.text([names[i] for i in row]) for row in rows]
+        ids, _ = hard_rows(self.tensors, self.config.tau, samples_per_sequence, seed)
+        return [vocabulary.text([names[i] for i in row]) for row in ids.tolist()]
 
     def decode(self, top_k: int = 5) -> list[list[dict[str, Any]]]:
         """The likeliest tokens of each position, their probabilities, and the entropy.
@@ -210,10 +207,8 @@ class FarziData(nn.Module):
     def contents(self) -> Contents:
         """The parts that the artefact is written from, with numbers as whoever loads it will find them."""
         exact = {name: tensor.detach() for name, tensor in self.tensors.items()}
-        tensors = STORAGES[self.config.storage].rounded(exact)
-        return Contents(
-            tensors, self.config, self.vocabulary, Decoded(tensors, self.config, self.vocabulary, _SHOWN_TOKENS)
-        )
+        parts = STORAGES[self.config.storage].rounded(exact), self.config, self.vocabulary
+        return Contents(*parts, Decoded(*parts, _SHOWN_TOKENS))
 
     def save_pretrained(
         self,
@@ -243,8 +238,8 @@ class FarziData(nn.Module):
         """
         if processing_class is not None:
             self.processing_class = processing_class
-        self.adopt_vocabulary("processing_class")
-        self._check_numbers("it is not worth saving, go back to a good checkpoint")
+        self.config.adopt_vocabulary(self.vocabulary, "processing_class")
+        check_numbers(self.tensors, self.config, "it is not worth saving, go back to a good checkpoint")
         known = self.results
         results = Results(
             metrics=without_local_paths(known.metrics if metrics is None else metrics),
@@ -284,8 +279,8 @@ class FarziData(nn.Module):
         storage = STORAGES[config.storage]
         stored = load_tensors(artefact.path(TENSORS), storage.layout(config.shapes, config.learnt))
         farzi = cls(config, load_vocabulary(artefact, config.vocab_size), storage.loaded(stored))
-        farzi._check_numbers(f"{artefact.path(TENSORS)} is of no use, fetch another one")
-        farzi.adopt_vocabulary("folder_or_repo")
+        check_numbers(farzi.tensors, config, f"{artefact.path(TENSORS)} is of no use, fetch another one")
+        config.adopt_vocabulary(farzi.vocabulary, "folder_or_repo")
         farzi._results = (load_results(artefact), farzi.fingerprint())
         return farzi
 
@@ -316,10 +311,6 @@ class FarziData(nn.Module):
                 folder, repo_id, private=private, revision=revision, token=token, commit_message=commit_message
             )
 
-    def _check_numbers(self, remedy: str) -> None:
-        """Raises ValueError if soft tokens cannot be computed, or would not be finite."""
-        check_numbers(self.tensors, self.config, remedy)
-
     def frequencies(self) -> Tensor:
         """(V,): the share of each vocabulary entry over the inputs of all μ·ξ positions; sums to 1."""
         return frequencies(self.tensors, self.config)
@@ -344,9 +335,11 @@ class FarziData(nn.Module):
             ValueError: the summary has another vocabulary.
         """
         self.processing_class = processing_class
-        self.adopt_vocabulary(argument)
-        self.config.adopt_special_tokens(processing_class)
-
-    def adopt_vocabulary(self, argument: str) -> None:
-        """Checks the vocabulary against the config. A config without a vocabulary's hash gets this one's."""
         self.config.adopt_vocabulary(self.vocabulary, argument)
+        for name in (
+            "bos_token_id",
+            "eos_token_id",
+            "pad_token_id",
+        ):  # Trainer would take them over too, with a warning
+            if hasattr(processing_class, name):
+                setattr(self.config, name, getattr(processing_class, name))

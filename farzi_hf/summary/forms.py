@@ -17,7 +17,6 @@ Functions take the tensors of a summary by name, as `FarziData.tensors` gives th
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -33,7 +32,7 @@ Tensors = Mapping[str, Tensor]
 """The tensors of a summary, by name."""
 
 
-class Form(ABC):
+class Form:
     """One form of the inputs or of the labels. `Settings`, where it has one, has the settings of a `FarziConfig` that concern this form alone.
 
     Attributes:
@@ -45,9 +44,9 @@ class Form(ABC):
     given: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
-    @abstractmethod
     def shapes(cls, config: Any) -> dict[str, tuple[int, ...]]:
         """The shapes of its tensors in a summary with that `FarziDataConfig`."""
+        return {}
 
 
 class SoftInputs(Form):
@@ -102,10 +101,6 @@ class SharedLabels(Form):
     by_teachers = False
     """Whether teachers complete the start of a summary."""
 
-    @classmethod
-    def shapes(cls, config: Any) -> dict[str, tuple[int, ...]]:
-        return {}
-
     @staticmethod
     def batch(tensors: Tensors, rows: Tensor | slice, inputs: SoftTokens) -> SoftTokens:
         """(b, ξ − 1, V): the input of position j + 1 is what a student predicts at position j."""
@@ -145,7 +140,7 @@ PER_SEQUENCE = ("latents", "input_ids", "label_latents")
 """The tensors with a row for each sequence."""
 
 
-def rows_of(tensors: Tensors, rows: Tensor) -> dict[str, Tensor]:
+def rows_of(tensors: Tensors, rows: Tensor | slice) -> dict[str, Tensor]:
     """The summary of the sequences `rows (n,)` alone, differentiable in the whole one."""
     return {name: x[rows] if name in PER_SEQUENCE else x for name, x in tensors.items()}
 

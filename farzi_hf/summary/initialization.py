@@ -8,6 +8,7 @@ data, on μ and on T.
 
 from __future__ import annotations
 
+import heapq
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,10 +23,12 @@ from torch import Tensor
 from farzi_hf.data.seeds import Purpose, derive, stream
 from farzi_hf.data.streams import RowStream, start_sequences
 from farzi_hf.engine import setting
-from farzi_hf.summary.input_sequences import covering_windows, made_up, made_up_by_root, real_windows
 
 if TYPE_CHECKING:
     from farzi_hf.summary.farzi_data import FarziData
+
+Rows = Dataset | RowStream
+Array = np.ndarray
 
 CONCENTRATION = 8.0
 """κ of a spectral start, by default."""
@@ -38,9 +41,7 @@ class Start(ABC):
     """Whether the input embeddings of the teacher, where there is one, make a better start than `token_vectors`."""
 
     @abstractmethod
-    def __call__(
-        self, farzi: FarziData, dataset: Dataset | RowStream, seed: int, vectors: Tensor | None = None
-    ) -> None:
+    def __call__(self, farzi: FarziData, dataset: Rows, seed: int, vectors: Tensor | None = None) -> None:
         """Sets the inputs of a summary.
 
         Args:
@@ -53,19 +54,17 @@ class Start(ABC):
 
 @dataclass(frozen=True)
 class Ids(Start):
-    """Ids of a function of `input_sequences`.
+    """Ids of `real_windows` or another function of its kind.
 
     Attributes:
         draw: the function.
         protects: what a card says about ids that were made so.
     """
 
-    draw: Callable[..., np.ndarray]
+    draw: Callable[..., Array]
     protects: str
 
-    def __call__(
-        self, farzi: FarziData, dataset: Dataset | RowStream, seed: int, vectors: Tensor | None = None
-    ) -> None:
+    def __call__(self, farzi: FarziData, dataset: Rows, seed: int, vectors: Tensor | None = None) -> None:
         tokens, lengths = start_sequences(dataset, seed)
         ids = self.draw(tokens, lengths, tuple(farzi.input_ids.shape), stream(seed, Purpose.INPUT_SEQUENCES))
         farzi.input_ids.copy_(torch.from_numpy(ids))
@@ -75,9 +74,7 @@ class Ids(Start):
 class Random(Start):
     """Normal latents and decoder with standard deviation `config.latent_std`: soft tokens close to uniform."""
 
-    def __call__(
-        self, farzi: FarziData, dataset: Dataset | RowStream, seed: int, vectors: Tensor | None = None
-    ) -> None:
+    def __call__(self, farzi: FarziData, dataset: Rows, seed: int, vectors: Tensor | None = None) -> None:
         generator = torch.Generator().manual_seed(derive(seed, Purpose.SUMMARY_NORMAL))
         for parameter in (farzi.latents, farzi.decoder):
             draw = torch.randn(parameter.shape, generator=generator) * farzi.config.latent_std
@@ -105,9 +102,7 @@ class Spectral(Start):
     def __post_init__(self) -> None:
         _check_concentration(self.concentration)
 
-    def __call__(
-        self, farzi: FarziData, dataset: Dataset | RowStream, seed: int, vectors: Tensor | None = None
-    ) -> None:
+    def __call__(self, farzi: FarziData, dataset: Rows, seed: int, vectors: Tensor | None = None) -> None:
         config, generator = farzi.config, stream(seed, Purpose.SUMMARY_WINDOWS)
         kappa = CONCENTRATION if self.concentration is None else self.concentration
         tokens, lengths = start_sequences(dataset, seed)
@@ -144,9 +139,7 @@ class Clusters(Start):
     def __post_init__(self) -> None:
         _check_concentration(self.concentration)
 
-    def __call__(
-        self, farzi: FarziData, dataset: Dataset | RowStream, seed: int, vectors: Tensor | None = None
-    ) -> None:
+    def __call__(self, farzi: FarziData, dataset: Rows, seed: int, vectors: Tensor | None = None) -> None:
         config, kappa = farzi.config, 0.5 if self.concentration is None else self.concentration
         if config.latent_dim < 3 or config.labels != "own":
             raise ValueError(
@@ -206,7 +199,7 @@ def _centres(points: Tensor, weights: Tensor, number: int, generator: torch.Gene
     return centres, torch.cdist(points, centres).argmin(dim=1)
 
 
-def token_vectors(tokens: np.ndarray, lengths: np.ndarray, vocab_size: int, dim: int, seed: int) -> Tensor:
+def token_vectors(tokens: Array, lengths: Array, vocab_size: int, dim: int, seed: int) -> Tensor:
     """(V, dim) unit vectors: tokens with the same left and right neighbours point the same way.
 
     They are the leading left singular vectors, scaled by the roots of the singular values, of a matrix: the positive pointwise mutual
@@ -231,7 +224,7 @@ def token_vectors(tokens: np.ndarray, lengths: np.ndarray, vocab_size: int, dim:
     return torch.nn.functional.normalize(vectors, dim=1, eps=1e-4 * vectors.norm(dim=1).max().item() + 1e-12)
 
 
-def _neighbours(tokens: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _neighbours(tokens: Array, lengths: Array) -> tuple[Array, Array]:
     """Each pair of adjacent tokens of a sequence, as (left, right)."""
     inside = np.ones(len(tokens), dtype=bool)
     inside[np.cumsum(lengths) - 1] = False  # the last token of a sequence has no right neighbour
@@ -239,7 +232,7 @@ def _neighbours(tokens: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np
     return tokens[at], tokens[at + 1]
 
 
-def _mutual_information(tokens: np.ndarray, contexts: np.ndarray, vocab_size: int, smoothing: float = 0.75) -> Tensor:
+def _mutual_information(tokens: Array, contexts: Array, vocab_size: int, smoothing: float = 0.75) -> Tensor:
     """Sparse (V, V): max(0, log p(context | token) / p(context)), with p(context) ∝ count^0.75 against rare contexts."""
     pairs, counts = np.unique(tokens * vocab_size + contexts, return_counts=True)
     token, context = pairs // vocab_size, pairs % vocab_size
@@ -252,6 +245,60 @@ def _mutual_information(tokens: np.ndarray, contexts: np.ndarray, vocab_size: in
 
 def _sparse(indices: Tensor, values: Tensor, shape: tuple[int, ...]) -> Tensor:
     return torch.sparse_coo_tensor(indices, values, shape, check_invariants=True)  # torch warns unless it is given
+
+
+# -- ids: functions of all ids of the data end to end, the length of each sequence, the shape (μ, ξ) and a generator ------
+
+
+def real_windows(tokens: Array, lengths: Array, shape: tuple[int, int], generator: np.random.Generator) -> Array:
+    """Consecutive ids of the sequences in random order, repeated if there are too few."""
+    starts, needed, stream = np.cumsum(lengths) - lengths, shape[0] * shape[1], []
+    for i in generator.permutation(len(lengths)):
+        if needed <= 0:
+            break
+        stream.append(tokens[starts[i] : starts[i] + lengths[i]])
+        needed -= lengths[i]
+    return np.resize(np.concatenate(stream), shape).astype(np.int64)
+
+
+def covering_windows(tokens: Array, lengths: Array, shape: tuple[int, int], generator: np.random.Generator) -> Array:
+    """Real windows that together show as many different ids as a greedy choice finds: each shows the most ids that are still missing."""
+    count = max(1, len(tokens) // shape[1])
+    windows = real_windows(tokens, lengths, (count, shape[1]), generator)
+    missing = set(tokens.tolist())
+    queue = [(-len(ids), i, ids) for i, ids in enumerate(map(set, windows.tolist()))]
+    heapq.heapify(queue)
+    chosen: list[int] = []
+    while queue and len(chosen) < shape[0]:
+        _, i, ids = heapq.heappop(queue)
+        left = ids & missing
+        if queue and -len(left) > queue[0][0]:  # the gain has shrunk since it was computed
+            heapq.heappush(queue, (-len(left), i, left))
+            continue
+        chosen.append(i)
+        missing -= left
+    return np.resize(windows[chosen], shape)
+
+
+def made_up(tokens: Array, lengths: Array, shape: tuple[int, int], generator: np.random.Generator) -> Array:
+    """Each id of the data once, the rest drawn by frequency, all in random order: no sequence of the data is in it.
+
+    If there are more ids than positions, different ids are drawn by frequency.
+    """
+    ids, counts = np.unique(tokens, return_counts=True)
+    shares, size = counts / counts.sum(), shape[0] * shape[1]
+    if len(ids) >= size:
+        drawn = generator.choice(ids, size, replace=False, p=shares)
+    else:
+        drawn = np.concatenate([ids, generator.choice(ids, size - len(ids), p=shares)])
+    return generator.permutation(drawn).reshape(shape)
+
+
+def made_up_by_root(tokens: Array, lengths: Array, shape: tuple[int, int], generator: np.random.Generator) -> Array:
+    """Ids drawn by the square root of their frequency, each on its own: no sequence of the data is in it."""
+    ids, counts = np.unique(tokens, return_counts=True)
+    shares = counts**0.5 / (counts**0.5).sum()
+    return generator.choice(ids, shape, p=shares)
 
 
 INITIALIZATIONS: dict[str, type[Start]] = {"spectral": Spectral, "clusters": Clusters, "random": Random}

@@ -12,7 +12,7 @@ from torch import Tensor
 from farzi_hf.data import Vocabulary
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.summary.config import FarziDataConfig, check_size
-from farzi_hf.summary.forms import PER_SEQUENCE, Tensors
+from farzi_hf.summary.forms import Tensors, rows_of
 from farzi_hf.summary.soft_tokens import soft_tokens
 
 CHUNK = 512
@@ -37,8 +37,7 @@ class Decoded(Sequence):
     def __getitem__(self, rows: int | slice) -> Any:
         if not isinstance(rows, slice):
             return self[rows:][0] if rows == -1 else self[rows : rows + 1][0]
-        part = {name: x[rows] if name in PER_SEQUENCE else x for name, x in self.tensors.items()}
-        return decode(part, self.config, self.vocabulary, self.top_k)
+        return decode(rows_of(self.tensors, rows), self.config, self.vocabulary, self.top_k)
 
     def __iter__(self) -> Iterator[list[dict[str, Any]]]:
         for start in range(0, len(self), _AT_ONCE):
@@ -69,9 +68,8 @@ def _likeliest(latents: Tensor, decoder: Tensor, k: int, names: Any) -> list[dic
     for log_p in _log_probabilities(latents, decoder):
         top = log_p.topk(k)
         entropy = torch.special.entr(log_p.exp()).sum(-1)
-        for ids, probabilities, nats in zip(
-            top.indices.tolist(), top.values.exp().tolist(), entropy.tolist(), strict=True
-        ):
+        found = top.indices.tolist(), top.values.exp().tolist(), entropy.tolist()
+        for ids, probabilities, nats in zip(*found, strict=True):
             positions.append({"tokens": [names[i] for i in ids], "probabilities": probabilities, "entropy": nats})
     return positions
 
@@ -84,15 +82,9 @@ def _log_probabilities(latents: Tensor, decoder: Tensor) -> Iterator[Tensor]:
 
 @torch.no_grad()
 def hard_tokens(latents: Tensor, decoder: Tensor, tau: float, samples: int | None, seed: int, *part: int) -> Tensor:
-    """Ids (μ·n, ξ), the rows of one synthetic sequence one after the other.
+    """Ids (μ·n, ξ) of latents (μ, ξ, d) and a decoder (d, V), the n rows of one synthetic sequence one after the other.
 
-    Args:
-        latents, decoder: (μ, ξ, d) and (d, V).
-        tau: τ.
-        samples: n, the draws per synthetic sequence. Every position is drawn from its own distribution. With None, n is 1 and each
-            position has its likeliest token.
-        seed: of the draws.
-        part: tells other draws of the same seed apart.
+    With None, n is 1 and each position has its likeliest token. `part` tells other draws of the same seed apart.
     """
     generator = torch.Generator(latents.device).manual_seed(derive(seed, Purpose.HARD_TOKENS, *part))
     drawn = []
@@ -106,8 +98,8 @@ def hard_tokens(latents: Tensor, decoder: Tensor, tau: float, samples: int | Non
     return by_position.transpose(1, 2).flatten(0, 1)
 
 
-def hard_ids(tensors: Tensors, tau: float, samples: int | None, seed: int) -> Tensor:
-    """The inputs of a summary as ids, (μ·n, ξ). Inputs that are ids come n times.
+def hard_rows(tensors: Tensors, tau: float, samples: int | None, seed: int) -> tuple[Tensor, Tensor]:
+    """Inputs and labels of a summary as ids, (μ·n, ξ) each; see `FarziData.as_hard_dataset`. Inputs that are ids come n times.
 
     Raises:
         ValueError: n is below 1.
@@ -115,16 +107,13 @@ def hard_ids(tensors: Tensors, tau: float, samples: int | None, seed: int) -> Te
     if samples is not None:
         check_size("samples_per_sequence", samples, 1)
     if "input_ids" in tensors:
-        return tensors["input_ids"].long().repeat_interleave(samples or 1, dim=0)
-    return hard_tokens(tensors["latents"], tensors["decoder"], tau, samples, seed)
-
-
-def hard_labels(tensors: Tensors, ids: Tensor, samples: int | None, seed: int) -> Tensor:
-    """The labels that belong to `hard_ids`, (μ·n, ξ): a student predicts `labels[:, j + 1]` after position j."""
+        ids = tensors["input_ids"].long().repeat_interleave(samples or 1, dim=0)
+    else:
+        ids = hard_tokens(tensors["latents"], tensors["decoder"], tau, samples, seed)
     if "label_latents" not in tensors:
-        return ids
+        return ids, ids
     drawn = hard_tokens(tensors["label_latents"], tensors["label_decoder"], 1.0, samples, seed, 1)
-    return torch.cat([ids[:, :1], drawn[:, :-1].to(ids)], dim=1)
+    return ids, torch.cat([ids[:, :1], drawn[:, :-1].to(ids)], dim=1)
 
 
 @torch.no_grad()

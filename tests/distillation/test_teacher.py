@@ -21,8 +21,7 @@ from farzi_hf.distillation.rows import RealBatches, RealData
 from farzi_hf.distillation.teacher import Labelling, Teacher, TeacherTraining, head_width, label
 from farzi_hf.engine import Direct, InnerAdam, Reversible, Tape
 from farzi_hf.models.rnn import RNNConfig
-from farzi_hf.summary.initialization import INPUT_SEQUENCES
-from farzi_hf.summary.input_sequences import covering_windows, made_up, real_windows
+from farzi_hf.summary.initialization import INPUT_SEQUENCES, covering_windows, made_up, real_windows
 
 V = 54
 OWN = {"labels": "own", "inputs": "tokens", "teacher_steps": 30, "teacher_batch_size": 20}

@@ -40,7 +40,9 @@ def test_without_an_adjoint_the_fastest_that_fits_is_taken(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     kinds = (GradientGraphs, Direct, Tape, Reversible, Checkpoint)
-    monkeypatch.setitem(unroll.__globals__, "ADJOINTS", {kind.__name__: kind for kind in kinds})  # whatever else there is
+    monkeypatch.setitem(
+        unroll.__globals__, "ADJOINTS", {kind.__name__: kind for kind in kinds}
+    )  # whatever else there is
     monkeypatch.setitem(unroll.__globals__, "_total_memory", lambda device: 4 * room)
     unroll.__globals__["_log_once"].cache_clear()
     problem = mp.mlp()

@@ -23,9 +23,9 @@ from farzi_hf.summary.initialization import (
     Spectral,
     _mutual_information,
     _neighbours,
+    real_windows,
     token_vectors,
 )
-from farzi_hf.summary.input_sequences import real_windows
 
 SENTENCES = [[2, 4, 5, 4, 3], [2, 5, 5, 3], [2, 6, 3], [2, 4, 5, 6, 4, 3]]
 V = 8
