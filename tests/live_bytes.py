@@ -1,4 +1,4 @@
-"""The bytes of the tensors that live: every tensor that an operation makes is counted as long as it exists."""
+"""Watchers of all tensors that operations make: how many bytes of them live, and how large the largest is."""
 
 from __future__ import annotations
 
@@ -48,6 +48,19 @@ class LiveBytes(TorchDispatchMode):
     def _forget(self, key: int, size: int) -> None:
         self._known.discard(key)
         self.now -= size
+
+
+class LargestTensor(TorchDispatchMode):
+    """`elements`: of the largest dense tensor that an operation in this context made."""
+
+    elements = 0
+
+    def __torch_dispatch__(
+        self, func: Callable, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        found = func(*args, **(kwargs or {}))
+        self.elements = max([self.elements, *(x.numel() for x in _tensors(found))])
+        return found
 
 
 def _tensors(tree: Any) -> Iterator[Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -41,8 +42,8 @@ def tiny(**changes) -> FarziData:
     return FarziData(FarziDataConfig(**{**sizes, **changes}))
 
 
-def word_tokenizer() -> PreTrainedTokenizerFast:
-    model = WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>")
+def word_tokenizer(words: Sequence[str] = WORDS) -> PreTrainedTokenizerFast:
+    model = WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>")
     return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(model), pad_token="<pad>", unk_token="<unk>")
 
 

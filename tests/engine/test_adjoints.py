@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import meta_problems as mp
 import pytest
 import torch
@@ -32,54 +30,20 @@ def test_reference_against_finite_differences(name: str, optimizer: str) -> None
 
 
 OFTEN = ("adam_decay_schedule", "sgd_momentum")
-EVERY = [(problem, optimizer, steps) for problem in PROBLEMS for optimizer in OPTIMIZERS for steps in (1, 2, 7, 20)]
+QUICK = {("mlp", optimizer, steps) for optimizer in OPTIMIZERS for steps in (1, 2, 9)}
+QUICK |= {(problem, optimizer, 7) for problem in PROBLEMS for optimizer in OFTEN}
+SLOW = {(problem, optimizer, steps) for problem in PROBLEMS for optimizer in OPTIMIZERS for steps in (1, 2, 7, 20)}
+SLOW |= {(problem, optimizer, steps) for problem in PROBLEMS for optimizer in OFTEN for steps in (100, 300)}
+CASES = [*sorted(QUICK), *(pytest.param(*case, marks=pytest.mark.slow) for case in sorted(SLOW - QUICK))]
 
 
 @every_adjoint
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_every_optimizer_against_reference(optimizer: str, adjoint: Adjoint) -> None:
-    skip_irreversible(OPTIMIZERS[optimizer], adjoint)
-    for steps in (1, 2, 9):
-        problem = mp.mlp()
-        found = meta_gradient(problem, OPTIMIZERS[optimizer], steps, adjoint=adjoint)
-        assert_exact(problem, found, reference("mlp", optimizer, steps), adjoint)
-
-
-@every_adjoint
-@pytest.mark.parametrize("name", PROBLEMS)
-def test_every_problem_against_reference(name: str, adjoint: Adjoint) -> None:
-    for optimizer in OFTEN:
-        problem = PROBLEMS[name]()
-        found = meta_gradient(problem, OPTIMIZERS[optimizer], 7, adjoint=adjoint)
-        assert_exact(problem, found, reference(name, optimizer, 7), adjoint)
-
-
-@pytest.mark.slow
-@every_adjoint
-@pytest.mark.parametrize(("name", "optimizer", "steps"), EVERY)
+@pytest.mark.parametrize(("name", "optimizer", "steps"), CASES)
 def test_against_reference(name: str, optimizer: str, steps: int, adjoint: Adjoint) -> None:
     skip_irreversible(OPTIMIZERS[optimizer], adjoint)
     problem = PROBLEMS[name]()
     found = meta_gradient(problem, OPTIMIZERS[optimizer], steps, adjoint=adjoint)
     assert_exact(problem, found, reference(name, optimizer, steps), adjoint)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("adjoint", [Tape(), Checkpoint(), Checkpoint(slots=3), Reversible()])
-@pytest.mark.parametrize("name", PROBLEMS)
-@pytest.mark.parametrize("optimizer", ["adam_decay_schedule", "sgd_momentum"])
-@pytest.mark.parametrize("steps", [100, 300])
-def test_against_direct_over_many_steps(name: str, optimizer: str, steps: int, adjoint: Adjoint) -> None:
-    problem = PROBLEMS[name]()
-    found = meta_gradient(problem, OPTIMIZERS[optimizer], steps, adjoint=adjoint)
-    assert_exact(problem, found, by_direct(name, optimizer, steps), adjoint)
-
-
-@cache
-def by_direct(name: str, optimizer: str, steps: int) -> list[Tensor]:
-    found = meta_gradient(PROBLEMS[name](), OPTIMIZERS[optimizer], steps, adjoint=Direct())
-    assert_exact(PROBLEMS[name](), found, reference(name, optimizer, steps), Direct())
-    return found
 
 
 @every_adjoint
@@ -119,7 +83,7 @@ def test_dead_parameters_keep_the_gradient_finite_at_the_default_eps(adjoint: Ad
     assert relative_error([found[2]], [expected]) <= (CLOSE if isinstance(adjoint, Reversible) else 0)
 
 
-def test_paper_rule_is_exact_at_one_step_only() -> None:
+def test_paper_rule_is_exact_at_one_step_only_and_direct_refuses_it() -> None:
     problem = mp.gpt2()
     rules = [PaperAdam(lr=0.02, eps=1e-3, weight_decay=0.1), InnerAdam(lr=0.02, eps=1e-3, weight_decay=0.1)]
     one, exact_one = (meta_gradient(problem, rule, 1) for rule in rules)
@@ -127,8 +91,6 @@ def test_paper_rule_is_exact_at_one_step_only() -> None:
     many, exact_many = (torch.cat([x.flatten() for x in meta_gradient(problem, rule, 20)]) for rule in rules)
     assert torch.cosine_similarity(many, exact_many, dim=0) < 0.99
 
-
-def test_direct_refuses_the_paper_rule() -> None:
     with pytest.raises(ValueError, match=r"adjoint=Direct\(\).*PaperAdam.*use adjoint=Tape\(\)"):
         meta_gradient(mp.mlp(), PaperAdam(lr=0.1), 2, adjoint=Direct())
 

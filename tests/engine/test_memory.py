@@ -1,18 +1,21 @@
-"""No call of `unroll` leaves memory behind, and the estimates by which an adjoint is chosen are roughly right."""
+"""No call of `unroll` leaves memory behind, and an adjoint is chosen by estimates that are roughly right."""
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Callable
 
+import meta_problems as mp
 import psutil
 import pytest
 import torch
+from adjoint_checks import meta_gradient
 from live_bytes import LiveBytes
+from meta_problems import ADAM
 from torch import Tensor
 
-from farzi_hf import Direct, GradientGraphs, InnerAdam, engine, unroll
-from farzi_hf.engine import Adjoint
+from farzi_hf import engine
+from farzi_hf.engine import Adjoint, Direct, GradientGraphs, InnerAdam, InnerOptimizer, InnerSGD, PaperAdam, unroll
 from farzi_hf.engine.adjoints.base import graph_bytes
 from farzi_hf.engine.inner_loop import CHUNK, InnerLoop, Layout
 
@@ -100,3 +103,33 @@ def test_updates_that_a_tape_repeats_need_no_temporaries_as_large_as_the_paramet
         after = loop.updated(states, g, 1)
     assert used.peak <= 4 * (optimizer.fields * n + 6 * CHUNK)
     assert all(map(torch.equal, after[0], loop.update(states, g, 1)[0]))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "room", "expected"),
+    [
+        (ADAM, 1e9, "GradientGraphs"),
+        (ADAM, 1e5, "Tape"),
+        (ADAM, 1.2e4, "Reversible"),
+        (InnerSGD(lr=0.1), 1.2e4, "Checkpoint"),
+        (PaperAdam(lr=0.1), 1e9, "GradientGraphs"),
+        (ADAM, 10, "Reversible"),
+    ],
+)
+def test_without_an_adjoint_the_fastest_that_fits_is_taken(
+    optimizer: InnerOptimizer, room: float, expected: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:  # fmt: skip
+    known = {name: engine.ADJOINTS[name] for name in ("gradient_graphs", "tape", "reversible", "checkpoint")}
+    monkeypatch.setitem(unroll.__globals__, "ADJOINTS", known)  # whatever else there is
+    monkeypatch.setitem(unroll.__globals__, "_total_memory", lambda device: 4 * room)
+    unroll.__globals__["_log_once"].cache_clear()
+    problem = mp.mlp()
+    with caplog.at_level("INFO"):
+        found = meta_gradient(problem, optimizer, 40)
+        unroll(*problem.arguments, optimizer=optimizer, steps=40)
+    (record,) = caplog.records
+    assert record.levelname == ("WARNING" if room == 10 else "INFO")
+    assert record.message.startswith(f"adjoint={expected}(")
+    assert "estimates: " in record.message
+    adjoint = getattr(engine, expected)()
+    assert all(map(torch.equal, found, meta_gradient(problem, optimizer, 40, adjoint=adjoint)))

@@ -36,9 +36,9 @@ def test_every_optimizer_that_a_config_can_name_is_tried() -> None:
         assert {type(optimizer) for optimizer in tried} >= set(engine.OPTIMIZERS.values())
 
 
-@pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("name", TWINS)
-def test_forward_equals_the_torch_twin(name: str, in_place: bool) -> None:
+def test_forward_equals_the_torch_twin(name: str) -> None:
+    """With the same bits in place, or a replay from recorded gradients would not end where the forward pass did."""
     optimizer, twin, options = TWINS[name]
     start = torch.linspace(-1, 1, 6, dtype=torch.float64)
     w = start.clone().requires_grad_()
@@ -50,14 +50,9 @@ def test_forward_equals_the_torch_twin(name: str, in_place: bool) -> None:
         rosenbrock(w).backward()
         torch_optimizer.step()
         scheduler.step()
-    torch.testing.assert_close(run(optimizer, start, 50, in_place=in_place), w.detach(), rtol=1e-12, atol=1e-12)
-
-
-def test_in_place_and_new_buffers_give_the_same_bits() -> None:
-    """What lets a replay from recorded gradients end where the forward pass did."""
-    start = torch.linspace(-1, 1, 1003)
-    for optimizer, _, _ in TWINS.values():
-        assert torch.equal(run(optimizer, start, 9, in_place=False), run(optimizer, start, 9, in_place=True))
+    found = run(optimizer, start, 50, in_place=False)
+    torch.testing.assert_close(found, w.detach(), rtol=1e-12, atol=1e-12)
+    assert torch.equal(found, run(optimizer, start, 50, in_place=True))
 
 
 def test_eps_root_is_added_to_the_corrected_second_moment() -> None:

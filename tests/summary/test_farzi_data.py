@@ -8,41 +8,19 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import PreTrainedTokenizerFast
+from live_bytes import LargestTensor
+from tiny_artefacts import WORDS, tiny, word_tokenizer
 
 from farzi_hf.summary import FarziData, FarziDataConfig, reading, soft_tokens
 
-WORDS = ["<pad>", "<unk>", "<s>", "</s>", "the", "cat", "sat"]
 INNER = {"optimizer": "adam", "lr": 0.01, "eps": 1e-4, "betas": (0.9, 0.999), "steps": 300}
-
-
-def tiny(**changes) -> FarziData:
-    torch.manual_seed(0)
-    sizes = {"num_sequences": 4, "sequence_length": 5, "latent_dim": 3, "vocab_size": len(WORDS), "latent_std": 1.0}
-    return FarziData(FarziDataConfig(**{**sizes, **changes}))
-
-
-def word_tokenizer(words=WORDS) -> PreTrainedTokenizerFast:
-    model = WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>")
-    return PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(model), pad_token="<pad>", unk_token="<unk>", bos_token="<s>", eos_token="</s>"
-    )
 
 
 # -- config ----------------------------------------------------------------------------------------------------------
 
 
-def test_config_is_built_without_arguments_and_positionally():
-    FarziDataConfig()
-    config = FarziDataConfig(400, 50, 16, 2004, 0.5)
-    assert (config.num_sequences, config.sequence_length, config.latent_dim, config.vocab_size) == (400, 50, 16, 2004)
-    assert config.tau == 0.5
-
-
 def test_config_survives_a_save(tmp_path):
+    FarziDataConfig()  # as transformers builds it
     config = FarziDataConfig(4, 5, 3, 7, tau=2, inner=INNER, vocabulary_hash="abc")
     config.save_pretrained(tmp_path)
     loaded = FarziDataConfig.from_pretrained(tmp_path)
@@ -171,10 +149,11 @@ def test_sampled_texts_are_those_of_the_drawn_ids():
     assert [text.split() for text in farzi.sample_text(2, seed=3)] == [[WORDS[i] for i in row] for row in ids]
 
 
-@pytest.mark.parametrize("samples", [0, 1.5, True])
-def test_bad_numbers_of_samples_are_refused(samples):
-    with pytest.raises(ValueError, match="samples_per_sequence must be an integer of at least 1"):
-        tiny().as_hard_dataset(samples)
+@pytest.mark.parametrize("number", [0, 1.5, True])
+def test_bad_numbers_of_samples_and_tokens_are_refused(number):
+    for name, read in (("samples_per_sequence", tiny().as_hard_dataset), ("top_k", tiny().decode)):
+        with pytest.raises(ValueError, match=f"{name} must be an integer of at least 1, got {number}"):
+            read(number)
 
 
 # -- decode ----------------------------------------------------------------------------------------------------------
@@ -211,11 +190,6 @@ def test_decode_names_tokens_where_there_is_a_vocabulary():
     assert farzi.decode(2)[0][0]["tokens"] == [WORDS[0] if i == 0 else f"[{i}]" for i in ids]
 
 
-def test_decode_refuses_no_tokens_at_all():
-    with pytest.raises(ValueError, match="top_k must be an integer of at least 1, got 0"):
-        tiny().decode(0)
-
-
 @pytest.mark.parametrize("form", [{}, {"inputs": "tokens", "labels": "own", "label_dim": 2}])
 def test_the_contents_decode_a_few_sequences_at_a_time(form, monkeypatch):
     farzi, read = tiny(**form), []
@@ -234,19 +208,6 @@ def test_the_contents_decode_a_few_sequences_at_a_time(form, monkeypatch):
     assert read == [3, 1, 1, 1, 2]
     with pytest.raises(IndexError):
         decoded[4]
-
-
-class LargestTensor(TorchDispatchMode):
-    """Records the number of elements of the largest tensor that any operation makes."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        for tensor in result if isinstance(result, tuple | list) else (result,):
-            if isinstance(tensor, torch.Tensor):
-                self.elements = max(self.elements, tensor.numel())
-        return result
 
 
 def test_nothing_of_size_mu_xi_v_exists(monkeypatch, tmp_path):
@@ -294,9 +255,6 @@ def test_another_vocabulary_is_refused_on_save_and_on_load(tmp_path):
     other.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="folder_or_repo brings a vocabulary with hash"):
         FarziData.from_pretrained(tmp_path)
-
-
-def test_a_vocabulary_larger_than_the_summary_is_refused(tmp_path):
     with pytest.raises(ValueError, match="vocabulary of 8 entries, but the summary's vocab_size is 7"):
         tiny().save_pretrained(tmp_path, processing_class=[*WORDS, "dog"])
 
@@ -311,19 +269,15 @@ def test_a_broken_summary_is_not_saved(tmp_path):
     assert torch.equal(FarziData.from_pretrained(tmp_path).latents, before)
 
 
-def test_files_of_different_summaries_are_refused(tmp_path):
+def test_files_of_different_summaries_are_refused_and_a_missing_one_is_named(tmp_path):
     tiny().save_pretrained(tmp_path)
     FarziDataConfig(9, 5, 3, 7).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"latents in .* is \(4, 5, 3\), but config.json says \(9, 5, 3\)"):
         FarziData.from_pretrained(tmp_path)
-
-
-@pytest.mark.parametrize("name", ["farzi.safetensors", "config.json"])
-def test_a_missing_file_is_named(tmp_path, name):
-    tiny().save_pretrained(tmp_path)
-    (tmp_path / name).unlink()
-    with pytest.raises(FileNotFoundError, match=f"has no {name}"):
-        FarziData.from_pretrained(tmp_path)
+    for name in ("farzi.safetensors", "config.json"):
+        (tmp_path / name).unlink()
+        with pytest.raises(FileNotFoundError, match=f"has no {name}"):
+            FarziData.from_pretrained(tmp_path)
 
 
 def test_what_it_was_saved_with_is_remembered_as_long_as_it_holds(tmp_path):

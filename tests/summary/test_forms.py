@@ -9,12 +9,8 @@ import pytest
 import torch
 from datasets import get_dataset_config_names
 from tiny_artefacts import WORDS, tiny, word_tokenizer
-from tiny_models import LENGTH, V, tiny_model
-from transformers import Trainer
 
-from farzi_hf import FarziData, FarziDataConfig, attach_soft_inputs, soft_cross_entropy
-from farzi_hf.distillation import Learner, SyntheticTraining
-from farzi_hf.engine import InnerAdam
+from farzi_hf import FarziData, FarziDataConfig
 from farzi_hf.summary.forms import batch_of
 from farzi_hf.summary.store.hub import PLACEHOLDER
 
@@ -25,12 +21,6 @@ FORMS = {
 }
 each_form = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 INNER = {"optimizer": "adam", "lr": 0.02, "betas": [0.5, 0.99], "eps": 1e-3, "steps": 7, "synthetic_batch_size": 8}
-
-
-def summary(form: dict, **changes) -> FarziData:
-    torch.manual_seed(0)
-    sizes = {"num_sequences": 8, "sequence_length": LENGTH, "latent_dim": 4, "vocab_size": V, "latent_std": 1.0}
-    return FarziData(FarziDataConfig(**{**sizes, **form, **changes}))
 
 
 # -- inputs and labels -----------------------------------------------------------------------------------------------
@@ -128,27 +118,6 @@ def test_hard_rows_have_labels_of_their_own():
     likeliest = (farzi.label_latents @ farzi.label_decoder).argmax(-1)
     assert torch.equal(rows["labels"][:, 1:], likeliest[:, :-1])
     assert farzi.as_hard_dataset(3)[:]["input_ids"].shape == (12, 5)
-
-
-# -- training --------------------------------------------------------------------------------------------------------
-
-
-@each_form
-def test_a_student_of_the_stock_trainer_is_the_learner_of_the_inner_loop(tmp_path, form):
-    farzi = summary(form, inner=INNER)
-    model = tiny_model("gpt2")
-    start = {name: p.detach().clone() for name, p in model.named_parameters()}
-    training = SyntheticTraining(InnerAdam(0.02, (0.5, 0.99), 1e-3), farzi.config.tau)
-    expected = training(Learner(model), farzi.tensors, start=start, steps=7, seed=0)
-    trainer = Trainer(
-        model=attach_soft_inputs(model), train_dataset=farzi.as_dataset(), data_collator=farzi.collator(),
-        compute_loss_func=soft_cross_entropy, args=farzi.training_arguments(tmp_path, use_cpu=True, disable_tqdm=True),
-    )  # fmt: skip
-    trainer.train()
-    found = dict(trainer.model.named_parameters())
-    assert max((found[name] - start[name]).abs().max() for name in start) > 0.05
-    for name, parameter in expected.items():
-        torch.testing.assert_close(found[name], parameter, rtol=1e-4, atol=1e-5)
 
 
 def test_the_collator_takes_rows_of_ids_to_evaluate_on():

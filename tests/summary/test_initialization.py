@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
+from live_bytes import LargestTensor
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from farzi_hf.data import flatten_sequences
 from farzi_hf.data.seeds import Purpose, stream
@@ -203,24 +202,12 @@ def test_any_number_of_dimensions_and_few_real_tokens(d, sentences):
     assert torch.isfinite(soft_tokens(farzi)).all()
 
 
-class _Largest(TorchDispatchMode):
-    """Remembers the number of elements of the largest tensor that any operation returns."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        sizes = [x.numel() for x in tree_leaves(result) if isinstance(x, Tensor) and not x.is_sparse]
-        self.elements = max([self.elements, *sizes])
-        return result
-
-
 def test_nothing_has_the_size_of_all_soft_tokens():
     mu, xi, d, vocab_size = 60, 50, 4, 500
     generator = np.random.default_rng(0)
     sentences = dataset_of([generator.integers(vocab_size, size=12).tolist() for _ in range(400)])
     farzi = summary(mu, xi, d, vocab_size)
-    with _Largest() as largest:
+    with LargestTensor() as largest:
         Spectral()(farzi, sentences, seed=0)
     tracemalloc.start()  # NumPy reports its allocations to it
     try:

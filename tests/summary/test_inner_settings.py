@@ -20,9 +20,9 @@ SGD = {"optimizer": "sgd", "lr": 0.3, "momentum": 0.5, "weight_decay": 0.0}
 SIZES = {"steps": 7, "synthetic_batch_size": 8}
 
 
-def summary(inner) -> FarziData:
+def summary(inner, **form) -> FarziData:
     torch.manual_seed(1)
-    return FarziData(FarziDataConfig(8, LENGTH, 4, V, latent_std=1.0, inner=inner))
+    return FarziData(FarziDataConfig(8, LENGTH, 4, V, latent_std=1.0, inner=inner, **form))
 
 
 def student(farzi: FarziData, args: TrainingArguments) -> dict[str, torch.Tensor]:
@@ -44,15 +44,17 @@ def test_a_student_is_that_of_the_arguments_written_out(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("schedule", LR_SCHEDULES)
-@pytest.mark.parametrize(
-    ("inner", "optimizer"),
-    [(ADAM, InnerAdam(0.02, (0.5, 0.99), 1e-3)), (SGD, InnerSGD(0.3, 0.5))],
-    ids=["adam", "sgd"],
-)
-def test_a_student_is_the_learner_of_the_inner_loop(tmp_path, inner, optimizer, schedule):
+OWN = {"labels": "own", "label_dim": 2}
+LIKE = {"adam": (ADAM, InnerAdam(0.02, (0.5, 0.99), 1e-3)), "sgd": (SGD, InnerSGD(0.3, 0.5))}
+STUDENTS = [(name, schedule, {}) for name in LIKE for schedule in LR_SCHEDULES]
+STUDENTS += [("adam", "constant", OWN), ("adam", "constant", {**OWN, "inputs": "tokens"})]
+
+
+@pytest.mark.parametrize(("name", "schedule", "form"), STUDENTS)
+def test_a_student_is_the_learner_of_the_inner_loop(tmp_path, name, schedule, form):
     """From the same start, on the same batches: all sequences in each step."""
-    farzi = summary({**inner, **SIZES, "lr_scheduler_type": schedule})
+    inner, optimizer = LIKE[name]
+    farzi = summary({**inner, **SIZES, "lr_scheduler_type": schedule}, **form)
     model = tiny_model("gpt2")
     start = {name: p.detach().clone() for name, p in model.named_parameters()}
     training = SyntheticTraining(optimizer, farzi.config.tau, lr_scheduler_type=schedule)

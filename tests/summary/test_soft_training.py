@@ -74,24 +74,24 @@ def test_training_loss_is_nats_per_predicted_token(trained_model, tmp_path):
     assert trainer.state.log_history[0]["loss"] == pytest.approx(torch.log(torch.tensor(V)).item(), rel=0.3)
 
 
+def trained_whole_and_in_parts(model, tmp_path) -> dict:
+    """The parameters after steps on eight sequences, which equal those after steps on four times two."""
+    trained = []
+    for batch, accumulation in ((8, 1), (2, 4)):
+        one = attach_soft_inputs(copy.deepcopy(model))
+        args = arguments(
+            tmp_path, optim="sgd", per_device_train_batch_size=batch, gradient_accumulation_steps=accumulation,
+            max_grad_norm=0.0, learning_rate=1.0, lr_scheduler_type="constant",
+        )  # fmt: skip
+        soft_trainer(one, tiny_summary(), args).train()
+        trained.append({name: p.detach() for name, p in one.named_parameters()})
+    torch.testing.assert_close(*trained, atol=1e-6, rtol=1e-5)
+    return trained[0]
+
+
 @pytest.mark.parametrize("kind", ["gpt2", "mamba"])
 def test_accumulation_equals_a_large_batch(kind, tmp_path):
-    farzi, trained = tiny_summary(), []
-    for batch, accumulation in ((8, 1), (2, 4)):
-        model = tiny_model(kind)
-        args = arguments(
-            tmp_path,
-            optim="sgd",
-            per_device_train_batch_size=batch,
-            gradient_accumulation_steps=accumulation,
-            max_grad_norm=0.0,
-            learning_rate=1.0,
-            lr_scheduler_type="constant",
-        )
-        soft_trainer(model, farzi, args).train()
-        trained.append(dict(model.named_parameters()))
-    for name, parameter in trained[0].items():
-        torch.testing.assert_close(parameter, trained[1][name], atol=1e-6, rtol=1e-5)
+    trained_whole_and_in_parts(tiny_model(kind), tmp_path)
 
 
 # peft asks transformers for a property by its old name
@@ -117,21 +117,11 @@ def test_lora_takes_soft_tokens_as_it_takes_ids(lora):
 
 @old_name
 def test_lora_trains_its_adapters_alone_and_accumulates(lora, tmp_path):
-    farzi, start = tiny_summary(), {name: p.detach().clone() for name, p in lora.named_parameters()}
-    trained = []
-    for batch, accumulation in ((8, 1), (2, 4)):
-        model = attach_soft_inputs(copy.deepcopy(lora))
-        args = arguments(
-            tmp_path, optim="sgd", per_device_train_batch_size=batch, gradient_accumulation_steps=accumulation,
-            max_grad_norm=0.0, learning_rate=1.0, lr_scheduler_type="constant",
-        )  # fmt: skip
-        soft_trainer(model, farzi, args).train()
-        trained.append(dict(model.named_parameters()))
-    changed = {name for name, p in trained[0].items() if not torch.equal(p, start[name])}
+    start = {name: p.detach().clone() for name, p in lora.named_parameters()}
+    trained = trained_whole_and_in_parts(lora, tmp_path)
+    changed = {name for name, p in trained.items() if not torch.equal(p, start[name])}
     assert changed
     assert all("lora_" in name for name in changed)
-    for name, parameter in trained[0].items():
-        torch.testing.assert_close(parameter, trained[1][name], atol=1e-6, rtol=1e-5)
 
 
 def test_hard_tokens_need_nothing_of_ours(tmp_path):
