@@ -33,20 +33,12 @@ class CompiledLoop(InnerLoop):
     replayed_gradient = detached_gradient
 
     def reverse(
-        self,
-        t: int,
-        before: States,
-        after: Accumulators | None,
-        inputs: Buffers,
-        cotangents: States,
-        dx: Buffers,
+        self, t: int, before: States, after: Accumulators | None, inputs: Buffers, cotangents: States, dx: Buffers,
         graph: None = None,
-    ) -> Buffers:
+    ) -> Buffers:  # fmt: skip
         needed = tuple(x.requires_grad for x in inputs)
-        if after is None:
-            accumulators = tuple(state[1:] for state in before)
-        else:
-            accumulators = tuple(tuple(after(group, slice(None))) for group in range(len(before)))
+        everything = slice(None)
+        accumulators = tuple(after(i, everything) if after else state[1:] for i, state in enumerate(before))
         inputs = tuple(x.detach() for x in inputs)
         g, earlier, products = self._call(
             _reverse, weights(before), inputs, self.number(t), needed, self.optimizer, accumulators, after is not None,
@@ -89,19 +81,9 @@ def _gradient(inner_loss: InnerLoss, layout: Layout, w: Buffers, inputs: Buffers
 
 
 def _reverse(
-    inner_loss: InnerLoss,
-    layout: Layout,
-    w: Buffers,
-    inputs: Buffers,
-    step: int,
-    needed: tuple[bool, ...],
-    optimizer: InnerOptimizer,
-    accumulators: tuple[Buffers, ...],
-    stepped: bool,
-    cotangents: States,
-    t: int,
-    lr: float,
-) -> tuple[Buffers, States, Buffers]:
+    inner_loss: InnerLoss, layout: Layout, w: Buffers, inputs: Buffers, step: int, needed: tuple[bool, ...],
+    optimizer: InnerOptimizer, accumulators: tuple[Buffers, ...], stepped: bool, cotangents: States, t: int, lr: float,
+) -> tuple[Buffers, States, Buffers]:  # fmt: skip
     """`InnerLoop.reverse` as a pure function. `accumulators` are those after the step if `stepped`, otherwise those before it."""
 
     def gradient(w: Buffers, differentiated: Buffers) -> Buffers:

@@ -206,7 +206,7 @@ class InnerLoop:
 
     def differentiable_step(self, states: States, inputs: Buffers, t: int) -> States:
         """The states after step t, differentiable in the states before it and in `inputs`."""
-        states = tuple((_requiring_grad(state[0]), *state[1:]) for state in states)
+        states = tuple((w if w.requires_grad else w.detach().requires_grad_(), *rest) for w, *rest in states)
         # Each step has inputs of its own, so that a loss which differentiates in them does not go back through earlier steps.
         inputs = tuple(x.view_as(x) if x.requires_grad else x for x in inputs)
         return self.update(states, self.gradient(weights(states), inputs, t, create_graph=True), t)
@@ -222,15 +222,9 @@ class InnerLoop:
         return states
 
     def reverse(
-        self,
-        t: int,
-        before: States,
-        after: Accumulators | None,
-        inputs: Buffers,
-        cotangents: States,
-        dx: Buffers,
+        self, t: int, before: States, after: Accumulators | None, inputs: Buffers, cotangents: States, dx: Buffers,
         graph: GradientGraph | None = None,
-    ) -> Buffers:
+    ) -> Buffers:  # fmt: skip
         """Carry `cotangents` back through step t, and add the step's part to `dx`, both in place; returns g_t.
 
         Costs 3 G: G for the gradient with its graph, and 2 G for one vector-Jacobian product through it.
@@ -293,10 +287,6 @@ def weights(states: States) -> Buffers:
 def leaves(w: Buffers) -> Buffers:
     """The parameters as leaves for autograd. They share memory with `w`."""
     return tuple(flat.detach().requires_grad_() for flat in w)
-
-
-def _requiring_grad(w: Tensor) -> Tensor:
-    return w if w.requires_grad else w.detach().requires_grad_()
 
 
 def autocast_settings(tensors: Buffers) -> AutocastSettings:

@@ -29,7 +29,7 @@ from farzi_hf.engine.inner_loop import (
     autocast_settings,
     no_autocast,
     weights,
-)  # fmt: skip
+)
 from farzi_hf.engine.optimizers import InnerOptimizer
 
 _log_once = cache(logging.getLogger(__name__).log)
@@ -84,8 +84,7 @@ def unroll(
     """
     _check_types(params, inputs, optimizer, adjoint)
     _check_counts(steps, window, first_step)
-    params, inputs = _ordinary(params, inputs)
-    loop, w = _loop(inner_loss, params, inputs, optimizer, steps, window, first_step, torch_compile)
+    loop, w, inputs = _loop(inner_loss, params, inputs, optimizer, steps, window, first_step, torch_compile)
     differentiable = torch.is_grad_enabled() and any(x.requires_grad for x in (*w, *inputs))
     # Training needs gradients even if the caller has turned them off.
     with torch.inference_mode(False), no_autocast(loop.autocast):
@@ -116,8 +115,7 @@ def train(
     """
     _check_types(params, inputs, optimizer, None)
     _check_counts(steps, None, first_step)
-    params, inputs = _ordinary(params, inputs)
-    loop, w = _loop(inner_loss, params, inputs, optimizer, steps, None, first_step, torch_compile)
+    loop, w, inputs = _loop(inner_loss, params, inputs, optimizer, steps, None, first_step, torch_compile)
     with torch.inference_mode(False), no_autocast(loop.autocast):
         states = loop.advance(loop.start(w), tuple(x.detach() for x in inputs), loop.all)
     return TrainingState(loop.layout, states, loop.steps)
@@ -150,41 +148,29 @@ def _total_memory(device: torch.device) -> int:
 
 
 def _loop(
-    inner_loss: InnerLoss,
-    start: dict[str, Tensor] | TrainingState,
-    inputs: tuple[Tensor, ...],
-    optimizer: InnerOptimizer,
-    steps: int,
-    window: int | None,
-    first_step: int,
-    torch_compile: bool,
-) -> tuple[InnerLoop, Buffers]:
-    """The loop, and the parameters at its start."""
+    inner_loss: InnerLoss, start: dict[str, Tensor] | TrainingState, inputs: tuple[Tensor, ...], optimizer: InnerOptimizer,
+    steps: int, window: int | None, first_step: int, torch_compile: bool,
+) -> tuple[InnerLoop, Buffers, Buffers]:  # fmt: skip
+    """The loop, the parameters at its start, and its inputs."""
     kind = CompiledLoop if torch_compile else InnerLoop
+    inputs = tuple(map(_ordinary, inputs))
     if isinstance(start, TrainingState):
         layout, w, taken, reached = start.layout, weights(start.states), start.step, start.states
     else:
+        start = {name: _ordinary(x) for name, x in start.items()}
         layout, taken, reached = Layout.of(start), 0, None
         w = layout.flatten(start)
     settings = autocast_settings((*w, *inputs))
     loop = kind(inner_loss, optimizer, layout, taken + steps, window or steps, first_step, settings, taken, reached)
-    return loop, w
+    return loop, w, inputs
 
 
 @torch.inference_mode(False)
-def _ordinary(
-    params: dict[str, Tensor] | TrainingState, inputs: tuple[Tensor, ...]
-) -> tuple[dict[str, Tensor] | TrainingState, tuple[Tensor, ...]]:
-    """The same, with copies of tensors that were made in inference mode: no graph can have those."""
-
-    def copied(x: Tensor) -> Tensor:
-        if not x.is_inference():
-            return x
-        return nn.Parameter(x.clone(), x.requires_grad) if isinstance(x, nn.Parameter) else x.clone()
-
-    if isinstance(params, dict):
-        params = {name: copied(x) for name, x in params.items()}
-    return params, tuple(map(copied, inputs))
+def _ordinary(x: Tensor) -> Tensor:
+    """`x`, or a copy if it was made in inference mode: no graph can have such a tensor."""
+    if not x.is_inference():
+        return x
+    return nn.Parameter(x.clone(), x.requires_grad) if isinstance(x, nn.Parameter) else x.clone()
 
 
 def _check_types(params: Any, inputs: Any, optimizer: Any, adjoint: Any) -> None:

@@ -124,15 +124,9 @@ class SoftTokens:
         return p.sub_(block)
 
     def pull_back(
-        self,
-        rows: slice,
-        block: Tensor,
-        dq: Tensor,
-        means: Tensor,
-        scale: Tensor | float,
-        totals: Sequence[Tensor | None],
+        self, rows: slice, block: Tensor, dq: Tensor, means: Tensor, scale: Tensor | float, totals: Sequence[Tensor | None],
         free: Tensor,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Adds a block's part of the derivatives in `tensors` to `totals`, if that in q is `scale` · `dq`. Overwrites `free`.
 
         Args:

@@ -14,8 +14,7 @@ from farzi_hf.engine.optimizers.base import (
     FLOAT32_BITS,
     InvertibleOptimizer,
     State,
-    check_at_least_zero,
-    check_common,
+    check_fields,
     decayed,
     is_number,
     learning_rate,
@@ -23,7 +22,7 @@ from farzi_hf.engine.optimizers.base import (
     root,
     setting,
     weight_decay,
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
@@ -74,13 +73,12 @@ class InnerAdam(InvertibleOptimizer):
     lr_schedule: Callable[[int], float] | None = None
 
     def __post_init__(self) -> None:
-        check_common(self)
+        check_fields(self, "eps", "eps_root")
         pair = isinstance(self.betas, (tuple, list)) and len(self.betas) == 2
         if not (pair and all(is_number(beta) and 0 <= beta < 1 for beta in self.betas)):
             raise ValueError(
                 f"betas must be two numbers in [0, 1), got {self.betas!r}; the usual choice is (0.9, 0.999)"
             )
-        check_at_least_zero(self, "eps", "eps_root")
         if self.eps == self.eps_root == 0:
             raise ValueError(
                 "eps and eps_root are both 0.0, which makes 0/0 of a parameter without gradient; "

@@ -158,21 +158,16 @@ def is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def check_at_least_zero(optimizer: InnerOptimizer, *names: str) -> None:
-    """Raises ValueError unless each of these fields is a finite number from 0 on."""
-    for name in names:
-        value = getattr(optimizer, name)
-        if not (is_number(value) and value >= 0):
-            raise ValueError(f"{name} must be a finite number >= 0, got {value!r}; 0.0 turns it off")
-
-
-def check_common(optimizer: InnerOptimizer) -> None:
-    """Checks the fields that every optimizer has."""
+def check_fields(optimizer: InnerOptimizer, *names: str) -> None:
+    """Raises ValueError unless the fields that every optimizer has are usable, and these others are finite numbers from 0 on."""
     if not (is_number(optimizer.lr) and optimizer.lr > 0):
         raise ValueError(
             f"lr must be a finite number > 0, got {optimizer.lr!r} (YAML reads 1e-2 as text: write 1.0e-2)"
         )
-    check_at_least_zero(optimizer, "weight_decay")
+    for name in ("weight_decay", *names):
+        value = getattr(optimizer, name)
+        if not (is_number(value) and value >= 0):
+            raise ValueError(f"{name} must be a finite number >= 0, got {value!r}; 0.0 turns it off")
     if optimizer.lr_schedule is not None and not callable(optimizer.lr_schedule):
         raise ValueError(
             f"lr_schedule must map a step to a multiplier of lr, got {optimizer.lr_schedule!r}; pass a function or None"

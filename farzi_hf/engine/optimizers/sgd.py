@@ -14,13 +14,13 @@ from farzi_hf.engine.optimizers.base import (
     FLOAT32_BITS,
     InvertibleOptimizer,
     State,
-    check_common,
+    check_fields,
     decayed,
     is_number,
     learning_rate,
     setting,
     weight_decay,
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class InnerSGD(InvertibleOptimizer):
     lr_schedule: Callable[[int], float] | None = None
 
     def __post_init__(self) -> None:
-        check_common(self)
+        check_fields(self)
         if not (is_number(self.momentum) and 0 <= self.momentum < 1):
             raise ValueError(f"momentum must be a number in [0, 1), got {self.momentum!r}; 0.0 turns it off")
 
