@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from farzi_hf.engine import InnerAdam, InnerOptimizer, InnerSGD, PaperAdam
@@ -106,34 +105,7 @@ def gru(dtype: torch.dtype = torch.float64) -> MetaProblem:
     return MetaProblem(inner_loss, dict(model.named_parameters()), (x, y))
 
 
-def tied_items(dtype: torch.dtype = torch.float64) -> MetaProblem:
-    """What a sequential recommender is made of: item embeddings that are also the output layer, one attention, minibatches."""
-    torch.manual_seed(0)
-    attention = nn.MultiheadAttention(6, 2, batch_first=True).to(dtype)
-    params = {
-        "items": _normal(9, 6, scale=0.5, dtype=dtype).requires_grad_(),
-        "positions": _normal(7, 6, scale=0.1, dtype=dtype).requires_grad_(),  # the last two are dead
-        "scale": nn.Parameter(torch.ones(6, dtype=dtype), requires_grad=False),
-        **{f"attention.{name}": w for name, w in attention.named_parameters()},
-    }
-    soft = _normal(4, 5, 9, dtype=dtype).softmax(-1).requires_grad_()
-    future = torch.ones(5, 5, dtype=torch.bool).triu(1)
-
-    def inner_loss(params: dict[str, Tensor], inputs: tuple[Tensor, ...], step: int) -> Tensor:
-        tokens = inputs[0][[step % 4, (step + 1) % 4]]
-        hidden = tokens @ params["items"] + params["positions"][:5]
-        weights = {name.removeprefix("attention."): w for name, w in params.items() if name.startswith("attention.")}
-        with sdpa_kernel(SDPBackend.MATH):
-            update, _ = functional_call(attention, weights, (hidden, hidden, hidden), {"attn_mask": future})
-        logits = ((hidden + update) * params["scale"]) @ params["items"].T
-        return -(tokens[:, 1:] * logits[:, :-1].log_softmax(-1)).sum(-1).mean()
-
-    return MetaProblem(inner_loss, params, (soft,))
-
-
-PROBLEMS: dict[str, Callable[..., MetaProblem]] = {
-    "mlp": mlp, "gpt2": gpt2, "gru": gru, "tied_items": tied_items,
-}  # fmt: skip
+PROBLEMS: dict[str, Callable[..., MetaProblem]] = {"mlp": mlp, "gpt2": gpt2, "gru": gru}
 
 
 def warmup_then_decay(step: int) -> float:

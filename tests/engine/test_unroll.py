@@ -126,20 +126,6 @@ def test_the_backward_pass_leaves_the_result_as_it_is(adjoint: Adjoint) -> None:
     assert all(torch.equal(x, before[name]) for name, x in theta.items())
 
 
-@pytest.mark.parametrize("window", [None, 10])
-def test_tape_holds_gradients_and_sparse_states_until_backward(window: int | None) -> None:
-    problem = mp.mlp()
-    steps, numbers = 50, sum(x.numel() for x in problem.params.values() if x.requires_grad)
-    theta = unroll(*problem.arguments, optimizer=ADAM, steps=steps, window=window, adjoint=Tape())
-    node = _node(theta["in"])
-    taped = window or steps
-    segments = -(-taped // 8) if window is None else 3  # ⌈√50⌉ = 8 steps each, ⌈√10⌉ = 4
-    kept = [*node.record.stack, *node.record.start[0]]
-    assert sum(x.untyped_storage().nbytes() for x in kept) == 8 * numbers * (taped + 3 * segments)
-    outer_loss(theta).backward()
-    assert not node.record.stack
-
-
 @pytest.mark.parametrize(("adjoint", "evaluations"), [(Tape(), 24), (Checkpoint(), 32), (Reversible(), 24)])
 def test_recordings_keep_one_graph_at_a_time(adjoint: Adjoint, evaluations: int) -> None:
     problem, alive, most = mp.gpt2(), [], 0
@@ -155,14 +141,6 @@ def test_recordings_keep_one_graph_at_a_time(adjoint: Adjoint, evaluations: int)
     loss.backward()
     assert len(alive) == evaluations
     assert most == 0, "when a step is evaluated, the graphs of all others are gone"
-
-
-def _node(result: Tensor) -> torch.autograd.graph.Node:
-    """The engine's node in the graph of a result, under a view and a split."""
-    node = result.grad_fn
-    while "Unrolled" not in node.name():
-        node = node.next_functions[0][0]
-    return node
 
 
 def _frozen() -> dict[str, Tensor]:

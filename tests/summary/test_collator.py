@@ -8,10 +8,9 @@ import pytest
 import torch
 from datasets import Dataset
 from tiny_models import CONFIGS, LENGTH, NEXT_ITEM, V, arguments, soft_trainer, tiny_model, tiny_summary
-from transformers import Trainer
 
 from farzi_hf.data import evaluation_windows, training_windows
-from farzi_hf.metrics import language_modeling_metrics, recommendation_metrics, target_ranks, token_statistics
+from farzi_hf.metrics import recommendation_metrics, target_ranks
 from farzi_hf.summary import attach_soft_inputs, soft_cross_entropy
 
 IDS = [[3, 4, 5, 6, 7], [8, 9], [10, 11, 12]]
@@ -76,32 +75,6 @@ def test_the_loss_of_ids_is_exactly_the_models_own(kind):
         soft_cross_entropy(model(input_ids=torch.tensor([ids])), torch.tensor([ids])) * (len(ids) - 1) for ids in IDS
     )
     torch.testing.assert_close(outputs.loss, alone / 7)  # the padding counts for nothing
-
-
-def test_trainer_trains_on_soft_rows_and_evaluates_on_rows_of_any_length(tmp_path):
-    model = tiny_model("gpt2")
-    trainer = soft_trainer(
-        model, tiny_summary(), arguments(tmp_path, per_device_eval_batch_size=8),
-        compute_metrics=language_modeling_metrics, preprocess_logits_for_metrics=token_statistics,
-    )  # fmt: skip
-    trainer.train()
-    metrics = trainer.evaluate(Dataset.from_dict({"input_ids": IDS}))
-    own = model.eval()(**collator()([{"input_ids": ids} for ids in IDS])).loss.item()
-    assert metrics["eval_loss"] == pytest.approx(own, rel=1e-6)
-    assert metrics["eval_perplexity"] == pytest.approx(torch.tensor(own).exp().item(), rel=1e-5)
-    masked = Dataset.from_dict({"input_ids": IDS, "attention_mask": [[1] * len(ids) for ids in IDS]})
-    assert trainer.evaluate(masked)["eval_loss"] == metrics["eval_loss"]
-
-
-def test_the_same_collator_trains_on_rows_of_ids(tmp_path):
-    model = tiny_model("gpt2")
-    trainer = Trainer(
-        model=attach_soft_inputs(model), args=arguments(tmp_path, max_steps=1, learning_rate=0.0),
-        train_dataset=Dataset.from_dict({"input_ids": IDS}), data_collator=collator(), compute_loss_func=soft_cross_entropy,
-    )  # fmt: skip
-    own = model(**collator()([{"input_ids": ids} for ids in IDS])).loss.item()
-    trainer.train()
-    assert trainer.state.log_history[0]["loss"] == pytest.approx(own, rel=1e-6)
 
 
 @pytest.mark.parametrize("kind", NEXT_ITEM)
