@@ -107,7 +107,8 @@ class FarziDataConfig(PreTrainedConfig):
     @property
     def learnt(self) -> tuple[str, ...]:
         """The names of the tensors that are learnt."""
-        return (*INPUTS[self.inputs].learnt, *LABELS[self.labels].learnt)
+        forms = (INPUTS[self.inputs], LABELS[self.labels])
+        return tuple(name for form in forms if form.is_learnt for name in form.tensors)
 
     def adopt_vocabulary(self, vocabulary: Vocabulary, argument: str) -> None:
         """Checks a vocabulary, and takes over its hash if there is none yet.

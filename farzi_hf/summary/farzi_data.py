@@ -129,11 +129,9 @@ class FarziData(nn.Module):
     def training_arguments(self, output_dir: str | os.PathLike, **changes: Any) -> TrainingArguments:
         """The stock Trainer's arguments for a student that trains as the learners of the distillation did.
 
-        From `config.inner` come the optimizer with its learning rate, betas, ε, momentum and weight decay, the number of steps and
-        the batch size. The learning rate stays constant and gradients are not clipped, as in the inner loop. Nothing is
-        saved or reported, every tenth step is logged, and memory is not pinned on a CPU.
-
-        A warning says where Trainer differs: AdamW's weight decay, and a last incomplete batch, which the inner loop leaves out.
+        From `config.inner` come the optimizer and its settings, the schedule, the number of steps and the batch size. As in the inner loop,
+        gradients are not clipped. Nothing is saved or reported, and every tenth step is logged. A warning says where Trainer
+        differs: AdamW's weight decay, and a last incomplete batch, which the inner loop leaves out.
 
         Args:
             output_dir: Trainer's folder. It stays empty unless `changes` asks for files.
@@ -189,8 +187,8 @@ class FarziData(nn.Module):
     def store_as(self, storage: str) -> None:
         """Rounds the tensors, in place, to what a way of storing keeps of them. They are saved that way from now on.
 
-        Do this once, when the summary is complete: it changes what students learn, by little, and `nbytes`. Recipe, metrics and
-        plots of an earlier save stay; the metrics are those of the exact numbers until you measure again.
+        Do this once, when the summary is complete: it changes what students learn, by little, and `nbytes`. The metrics of an earlier
+        save stay those of the exact numbers until you measure again.
 
         Args:
             storage: "int8", "int6", "int5" or "int4", so many bits for each number of a float32 summary; or "exact", which rounds nothing.

@@ -36,23 +36,25 @@ class Form:
     """One form of the inputs or of the labels. `Settings`, where it has one, has the settings of a `FarziConfig` that concern this form alone.
 
     Attributes:
-        learnt: the names of its tensors that are parameters.
-        given: the names of its tensors that stay as they are.
+        tensors: each with the fields of a `FarziDataConfig` that are its sizes.
+        is_learnt: whether they are parameters; otherwise they stay as they are.
     """
 
-    learnt: ClassVar[tuple[str, ...]] = ()
-    given: ClassVar[tuple[str, ...]] = ()
+    tensors: ClassVar[dict[str, tuple[str, ...]]] = {}
+    is_learnt: ClassVar[bool] = True
 
     @classmethod
     def shapes(cls, config: Any) -> dict[str, tuple[int, ...]]:
-        """The shapes of its tensors in a summary with that `FarziDataConfig`."""
-        return {}
+        """The shapes of its tensors in a summary with that config."""
+        return {name: tuple(getattr(config, size) for size in sizes) for name, sizes in cls.tensors.items()}
 
 
 class SoftInputs(Form):
     """Learnt distributions over the vocabulary."""
 
-    learnt = ("latents", "decoder")
+    tensors: ClassVar = {
+        "latents": ("num_sequences", "sequence_length", "latent_dim"), "decoder": ("latent_dim", "vocab_size")
+    }  # fmt: skip
     start = "initialization"
     """The setting that names their start."""
 
@@ -61,11 +63,6 @@ class SoftInputs(Form):
         latent_dim: int = setting(16, "d, numbers per synthetic token", least=1)
         tau: float = setting(1.0, "τ, softmax temperature")
         initialization: str = setting("spectral", "where soft inputs start", table=INITIALIZATIONS)
-
-    @classmethod
-    def shapes(cls, config: Any) -> dict[str, tuple[int, ...]]:
-        latents = (config.num_sequences, config.sequence_length, config.latent_dim)
-        return {"latents": latents, "decoder": (config.latent_dim, config.vocab_size)}
 
     @staticmethod
     def batch(tensors: Tensors, rows: Tensor | slice, tau: float) -> SoftTokens:
@@ -76,16 +73,13 @@ class SoftInputs(Form):
 class TokenInputs(Form):
     """Ids of the vocabulary, which any model reads without soft inputs."""
 
-    given = ("input_ids",)
+    tensors: ClassVar = {"input_ids": ("num_sequences", "sequence_length")}
+    is_learnt = False
     start = "input_sequences"
 
     @dataclass(frozen=True)
     class Settings:
         input_sequences: str = setting("made_up", "where the ids come from", table=INPUT_SEQUENCES)
-
-    @classmethod
-    def shapes(cls, config: Any) -> dict[str, tuple[int, ...]]:
-        return {"input_ids": (config.num_sequences, config.sequence_length)}
 
     @staticmethod
     def batch(tensors: Tensors, rows: Tensor | slice, tau: float) -> Tensor:
@@ -112,18 +106,15 @@ class OwnLabels(Form):
 
     row_of_start = "same inputs, teacher's labels"
     by_teachers = True
-    learnt = ("label_latents", "label_decoder")
+    tensors: ClassVar = {
+        "label_latents": ("num_sequences", "sequence_length", "label_dim"), "label_decoder": ("label_dim", "vocab_size")
+    }  # fmt: skip
 
     @dataclass(frozen=True)
     class Settings:
         label_dim: int | None = setting(
             None, "e, numbers per own label; by default as many as the head of one teacher has", least=1
         )
-
-    @classmethod
-    def shapes(cls, config: Any) -> dict[str, tuple[int, ...]]:
-        latents = (config.num_sequences, config.sequence_length, config.label_dim)
-        return {"label_latents": latents, "label_decoder": (config.label_dim, config.vocab_size)}
 
     @staticmethod
     def batch(tensors: Tensors, rows: Tensor | slice, inputs: Tensor | SoftTokens) -> SoftTokens:
@@ -136,7 +127,9 @@ LABELS: dict[str, type[SharedLabels] | type[OwnLabels]] = {"shared": SharedLabel
 """By the name that `FarziDataConfig.inputs` and `FarziDataConfig.labels` give them."""
 
 
-PER_SEQUENCE = ("latents", "input_ids", "label_latents")
+PER_SEQUENCE = tuple(
+    name for form in (*INPUTS.values(), *LABELS.values()) for name, sizes in form.tensors.items() if sizes[0] == "num_sequences"
+)  # fmt: skip
 """The tensors with a row for each sequence."""
 
 
@@ -168,10 +161,10 @@ def batch_of(tensors: Tensors, rows: Tensor | slice, tau: float) -> tuple[Tensor
 def _form_of(tensors: Tensors, forms: Collection[type[Form]]) -> Any:
     """The form whose tensors are there. One without tensors is what is left. In words that torch.compile can trace."""
     for form in forms:
-        for name in (*form.learnt, *form.given):
+        for name in form.tensors:
             if name in tensors:
                 return form
-    return next(form for form in forms if not (*form.learnt, *form.given))
+    return next(form for form in forms if not form.tensors)
 
 
 @torch.no_grad()
