@@ -275,10 +275,10 @@ def test_files_of_different_summaries_are_refused_and_a_missing_one_is_named(tmp
     with pytest.raises(ValueError, match=r"latents in .* is \(4, 5, 3\), but config.json says \(9, 5, 3\)"):
         FarziData.from_pretrained(tmp_path)
     for name in ("farzi.safetensors", "config.json"):
-        tiny().save_pretrained(tmp_path / name)
-        (tmp_path / name / name).unlink()
+        tiny().save_pretrained(folder := tmp_path / f"without {name}")
+        (folder / name).unlink()
         with pytest.raises(FileNotFoundError, match=f"has no {name}"):
-            FarziData.from_pretrained(tmp_path / name)
+            FarziData.from_pretrained(folder)
 
 
 def test_what_it_was_saved_with_is_remembered_as_long_as_it_holds(tmp_path):
