@@ -37,7 +37,6 @@ from farzi_hf.report import (
 )
 from farzi_hf.report.plots import plot_comparison, plot_distillation, plot_entropy, plot_popularity, plot_tokens
 from farzi_hf.report.rendering import (
-    check_loadable,
     cost,
     distillation_seconds,
     environment,
@@ -212,7 +211,6 @@ class Run:
         plots = draw(c, self.trainer.state.log_history, rows, self.folder / "plots")
         metrics = {"table": rows, **self.facts, **provenance(c, self.data, self.seed), **cost(c)}
         self.trainer.model.save_pretrained(self.summary_folder, metrics=metrics, recipe=self.recipe, plots=plots)
-        check_loadable(self.summary_folder)
 
 
 def draw(c: Comparison, history: Sequence[Mapping[str, Any]], rows: Sequence[Row], folder: Path) -> list[Path]:

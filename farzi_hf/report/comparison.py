@@ -7,7 +7,7 @@ per step.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -168,16 +168,9 @@ class Comparison(Students):
         """Random sequences with as many bytes as the summary has, or a few more; all, if they have fewer."""
         return self.draw_tokens(8 * self.farzi.nbytes // self.token_bits, seed)
 
-    def real_students(
-        self, draw: Callable[[int], Dataset], steps: int, seeds: Iterable[int]
-    ) -> tuple[list[Student], int]:
-        """One student per seed, each trained on the subset `draw(seed)`, and the mean bytes of these subsets."""
-        students, sizes = [], []
-        for seed in seeds:
-            subset = draw(seed)
-            students.append(self.real_student(subset, steps, seed))
-            sizes.append(self.nbytes(subset))
-        return students, round(np.mean(sizes))
+    def drawn_bytes(self, draw: Callable[[int], Dataset]) -> int:
+        """The mean bytes of the subsets `draw(seed)` of all students."""
+        return round(np.mean([self.nbytes(draw(seed)) for seed in self.seeds]))
 
     # -- measurements ------------------------------------------------------------------------------------------------
 
@@ -201,29 +194,23 @@ class Comparison(Students):
         """The number that early stopping minimises."""
         return self.task.error(self.statistics(student, self.splits["validation"]))
 
-    def measured(
-        self, method: str, students: Sequence[Student], nbytes: int, steps: int, seconds: float | None = None
-    ) -> Measured:
-        """Measures students on the test split, and prints one line with their result."""
-        statistics = [self.statistics(student, self.splits["test"]) for student in students]
-        mean = None if seconds is None else round(seconds / len(students), 2)
-        found = Measured(method, statistics, nbytes, steps, mean)
-        print(f"{method}: test {self.task.headline(self.row(found))}", flush=True)
-        return found
-
     def trained(
         self, method: str, train: Callable[[int], Student], numbers: Sequence[int], nbytes: int, steps: int
     ) -> Measured:
-        """Trains the students `train(number)` and measures them."""
+        """Trains the students `train(number)`, measures them on the test split, and prints one line with their result."""
         start = time.perf_counter()
-        students = [train(number) for number in self.shown(numbers, method)]
-        return self.measured(method, students, nbytes, steps, time.perf_counter() - start)
+        shown = tqdm(numbers, method, disable=self.quiet, leave=False, dynamic_ncols=True)
+        students = [train(number) for number in shown]
+        seconds = round((time.perf_counter() - start) / len(students), 2)
+        statistics = [self.statistics(student, self.splits["test"]) for student in students]
+        found = Measured(method, statistics, nbytes, steps, seconds)
+        print(f"{method}: test {self.task.headline(self.row(found))}", flush=True)
+        return found
 
     def trained_on_real(self, method: str, draw: Callable[[int], Dataset], steps: int) -> Measured:
         """Trains students on real data, each on the subset `draw(seed)`, and measures them."""
-        start = time.perf_counter()
-        students, nbytes = self.real_students(draw, steps, self.shown(self.seeds, method))
-        return self.measured(method, students, nbytes, steps, time.perf_counter() - start)
+        nbytes = self.drawn_bytes(draw)
+        return self.trained(method, lambda seed: self.real_student(draw(seed), steps, seed), self.seeds, nbytes, steps)
 
     def counted(self) -> list[Measured]:
         """Count models, which are not trained. Their `nbytes` are the bytes of the training split."""
@@ -235,10 +222,6 @@ class Comparison(Students):
         """The row of this seed alone."""
         return pooled_row(self.task, [measured])
 
-    def shown(self, numbers: Sequence[int], title: str) -> Iterable[int]:
-        """The numbers of a row's students, with a progress bar."""
-        return tqdm(numbers, title, disable=self.quiet, leave=False, dynamic_ncols=True)
-
 
 def pooled_row(task: Task, seeds: Sequence[Measured]) -> Row:
     """The row of one method over all seeds: metrics with spread and intervals, and the means of bytes, steps and seconds."""
@@ -246,8 +229,7 @@ def pooled_row(task: Task, seeds: Sequence[Measured]) -> Row:
     row = task.row(first.method, [part.students for part in seeds], round(np.mean([part.nbytes for part in seeds])))
     if first.steps is not None:
         row |= {"steps": round(np.mean([part.steps for part in seeds])), "students": len(first.students)}
-        if first.seconds is not None:
-            row["seconds"] = round(np.mean([part.seconds for part in seeds]), 2)
+        row["seconds"] = round(np.mean([part.seconds for part in seeds]), 2)
     return row
 
 

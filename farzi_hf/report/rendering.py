@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import subprocess
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import Any
 
 import torch
 import transformers
-from datasets import get_dataset_config_names, load_dataset
 from transformers import TrainingArguments
 
 import farzi_hf
@@ -136,10 +134,3 @@ def ratios(rows: Sequence[Row], ours: str, full: str = "full data, long") -> dic
 def _ratio(row: Row, full: Row) -> str:
     shares = {name: f"{100 * row[name] / full[name]:.1f} %" if full[name] else "–" for name in Recommendation.shown}
     return ", ".join(f"{name.upper()} {share}" for name, share in shares.items())
-
-
-def check_loadable(folder: Path) -> None:
-    """Loads the artefact's tables with an empty cache, to prove that anyone can load them."""
-    with tempfile.TemporaryDirectory() as cache:
-        for name in get_dataset_config_names(str(folder)):
-            load_dataset(str(folder), name, split="train", cache_dir=cache)

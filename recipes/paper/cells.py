@@ -64,7 +64,9 @@ def on_start(trainer: FarziTrainer, c: Comparison) -> Trained:
 
 def on_real(draw: Callable[[Comparison, int], Dataset]) -> Students:
     """Students on real sequences: `draw(comparison, seed)`, those of each student."""
-    return lambda trainer, c: Trained(*c.real_students(partial(draw, c), c.steps, c.seeds), c.steps)
+    return lambda trainer, c: Trained(
+        [c.real_student(draw(c, seed), c.steps, seed) for seed in c.seeds], c.drawn_bytes(partial(draw, c)), c.steps
+    )
 
 
 on_random = on_real(Comparison.draw_sequences)  # as many as the summary has

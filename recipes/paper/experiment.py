@@ -146,10 +146,8 @@ class Experiment:
         known, rest = parser.parse_known_args(argv)
         config = CONFIGS / f"{forms[known.form]}_{known.dataset}_{known.scale}.yaml"
         if not config.exists() and not any(word.partition("=")[0] == "--config" for word in rest):
-            raise ValueError(
-                f"form={known.form!r} has no settings for {known.dataset} at scale {known.scale}; choose another of {', '.join(forms)}, "
-                "or another --scale"
-            )
+            where, others = f"{known.dataset} at scale {known.scale}", ", ".join(forms)
+            raise ValueError(f"form={known.form!r} has no settings for {where}; choose another of {others}")
         kinds = (RunSettings, FarziConfig, TrajectoryArguments, settings)
         run, args, recording, own = parse_arguments(kinds, config, rest)
         default = known.form == next(iter(forms))

@@ -83,6 +83,19 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_defaults(tmp_path
         ("splits: 1", "splits=1 is a int; give a value of type list[int]"),
         ("inner_steps: 0", "inner_steps=0 is not usable"),
         ("dataset: sample_interactions\nsequence_length: 1", "sequence_length=1 is not usable"),
+        ("num_students: null", "num_students=None is a NoneType; give a value of type int"),
+        ("num_students: 2.5", "num_students=2.5 is a float; give a value of type int"),
+        ("distil: null", "distil=None is a NoneType; give a value of type bool"),
+        ("baselines: [1]", "baselines=[1] is a list; give a value of type list[str]"),
+        ("baselines: head", "baselines='head' is a str; give a value of type list[str]"),
+        ("splits: '0'", "splits='0' is a str; give a value of type list[int]"),
+        ("inner_betas: [0.5, x]", "inner_betas='x' is not a number; write it as 0.01 or 1.0e-2"),
+        ("splits: {a: 1}", "splits={'a': 1} is a dict; give a value of type list[int]"),
+        ("dataset: [ptb]", "dataset=['ptb'] is a list; give a value of type str or None"),
+        ("long_steps: [3]", "long_steps=[3] is a list; give a value of type int or None"),
+        ("max_steps: 2.5", "max_steps=2.5 is a float; give a value of type int"),
+        ("max_steps: null", "max_steps=None is a NoneType; give a value of type int"),
+        ("save_total_limit: 0.5", "save_total_limit=0.5 is a float; give a value of type int or None"),
     ],
 )
 def test_a_config_that_is_wrong_ends_in_one_line(tmp_path, content, message):
@@ -105,31 +118,6 @@ def test_data_that_are_not_there_end_in_one_line(settings, message):
     with pytest.raises(SystemExit) as stop, ends_in_one_line("recsys.py"):
         RunSettings(**settings).load().splits(0)
     assert message in stop.value.code
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("num_students: null", "num_students=None is a NoneType; give a value of type int"),
-        ("num_students: 2.5", "num_students=2.5 is a float; give a value of type int"),
-        ("distil: null", "distil=None is a NoneType; give a value of type bool"),
-        ("baselines: [1]", "baselines=[1] is a list; give a value of type list[str]"),
-        ("baselines: head", "baselines='head' is a str; give a value of type list[str]"),
-        ("splits: '0'", "splits='0' is a str; give a value of type list[int]"),
-        ("inner_betas: [0.5, x]", "inner_betas='x' is not a number; write it as 0.01 or 1.0e-2"),
-        ("splits: {a: 1}", "splits={'a': 1} is a dict; give a value of type list[int]"),
-        ("dataset: [ptb]", "dataset=['ptb'] is a list; give a value of type str or None"),
-        ("long_steps: [3]", "long_steps=[3] is a list; give a value of type int or None"),
-        ("max_steps: 2.5", "max_steps=2.5 is a float; give a value of type int"),
-        ("max_steps: null", "max_steps=None is a NoneType; give a value of type int"),
-        ("save_total_limit: 0.5", "save_total_limit=0.5 is a float; give a value of type int or None"),
-    ],
-)
-def test_values_of_another_type_are_named(tmp_path, line, message):
-    path = tmp_path / "c.yaml"
-    path.write_text(f"{line}\nuse_cpu: true\n" + ("" if "dataset" in line else "dataset: sample\n"), encoding="utf-8")
-    with pytest.raises(ValueError, match=rf"^config='.*c.yaml': {re.escape(message)}$"):
-        parse_arguments(TYPES, path, [])
 
 
 def test_what_yaml_reads_as_another_type_is_what_was_meant(tmp_path):

@@ -20,14 +20,3 @@ def test_a_case_is_timed(more: tuple[str, ...], capsys, monkeypatch) -> None:
     assert [line.split(":")[0] for line in runs] == ["run 0", "run 1"]
     assert last.startswith("outer step: ")
     assert last.endswith("MiB")
-
-
-def test_the_head_of_gpt2_may_be_its_embedding() -> None:
-    numbers = []
-    for more in ((), ("--shared_head",)):
-        args = many_items.arguments(["gpt2", *TINY, *more])
-        assert (args.batch, args.hidden) == (10, 4)
-        numbers.append(
-            sum(x.numel() for x in many_items.Learner(many_items.config_of(args)).initial_parameters(0).values())
-        )
-    assert numbers[0] - numbers[1] == 30 * 4

@@ -17,7 +17,6 @@ import inner_sgd
 import objectives
 import trajectories
 import trajectory_count
-from cells import LONG
 from experiment import Experiment
 from objectives import FORMS, PAPER, ObjectiveArguments
 
@@ -76,39 +75,6 @@ def test_the_papers_rows_have_the_names_of_ours(tmp_path):
 
 
 # -- whole runs ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("dataset", "methods", "metric"),
-    [
-        ("sample", ["Farzi", "random sampling"], "perplexity"),
-        ("sample_interactions", ["MTT", "full data, long"], "hr@100"),
-    ],
-)
-def test_a_table_over_seeds_whose_cells_are_run_once(tmp_path, capsys, dataset, methods, metric):
-    argv, card = [*tiny(dataset, tmp_path), "--methods", *methods], tmp_path / "card"
-    objectives.main(argv)
-    printed = capsys.readouterr().out
-    expected = [f"{name}, {inner}" for name in methods if name != LONG for inner in ("SGD", "Adam")]
-    expected += [LONG] if LONG in methods else []
-    table = json.loads((card / "table.json").read_text(encoding="utf-8"))
-    assert (
-        [row["method"] for row in table["rows"]] == expected == [row["method"] for row in read_csv(card / "table.csv")]
-    )
-    assert (table["outer steps"], table["seeds"]) == (2, [0, 1])
-    assert all(row["students"] == 4 and row["seconds"] > 0 and metric in row for row in table["rows"])
-    assert [row["steps"] for row in table["rows"]] == [3 if name == LONG else 4 for name in expected]
-    assert "ranks" not in (card / "table.json").read_text(encoding="utf-8")
-    assert (card / "table.md").read_text(encoding="utf-8") in printed
-    assert (card / "comparison.png").stat().st_size > 1000
-    times = {path: os.stat(path).st_mtime_ns for path in (tmp_path / "runs").glob("*/*/cell.json")}
-    assert len(times) == 2 * len(expected)
-    again = tmp_path / "runs" / f"{expected[0].lower().replace(', ', '-')}" / "seed-1" / "cell.json"
-    again.unlink()
-    objectives.main(argv)
-    assert {path for path in times if os.stat(path).st_mtime_ns != times[path]} == {again}
-    assert json.loads((card / "table.json").read_text(encoding="utf-8"))["rows"][0][metric] == table["rows"][0][metric]
 
 
 def test_each_split_has_trajectories_of_its_own(tmp_path):

@@ -150,9 +150,11 @@ def test_sample_efficiency(tmp_path, capsys, dataset, metric, counted):
     assert "\n| [5×8] " in text
     times = modified(tmp_path)
     assert len(times) == 2 * 10
+    changed = next(iter(times))
+    changed.unlink()
     sample_efficiency.main(argv)
-    assert modified(tmp_path) == times
-    assert card(tmp_path)["rows"] == table["rows"]
+    assert {path for path, time in modified(tmp_path).items() if time != times[path]} == {changed}
+    assert [row["method"] for row in card(tmp_path)["rows"]] == methods(table)
 
 
 @pytest.mark.slow
@@ -177,13 +179,7 @@ def test_cross_architecture(tmp_path, dataset, teachers, names):
     assert len(summaries) == 2 * len(teachers)  # one per teacher and seed, whoever learns from it
     assert len(table["findings"]) == 1 + len(pairs) + len(teachers) * (len(teachers) - 1) + len(names)
     assert f"| {names[-1]} " in (tmp_path / "card" / "table.md").read_text(encoding="utf-8")
-    times = modified(tmp_path)
-    assert len(times) == 2 * len(names) * (len(teachers) + 2)
-    changed = tmp_path / "runs" / f"{names[0]}-{names[0]}".lower() / "seed-1" / "cell.json"
-    changed.unlink()
-    cross_architecture.main(argv)
-    assert {path for path in times if os.stat(path).st_mtime_ns != times[path]} == {changed}
-    assert card(tmp_path)["rows"][1:] == table["rows"][1:]
+    assert len(modified(tmp_path)) == 2 * len(names) * (len(teachers) + 2)
 
 
 def test_inputs(tmp_path):

@@ -224,15 +224,6 @@ def test_metrics_predict_all_but_the_first_token(bigram):
     })  # fmt: skip
 
 
-def test_order_of_difficulty(sequences, tokenizer):
-    unigram = Unigram.fit(sequences["train"], len(tokenizer)).metrics(sequences["test"])
-    bigram = InterpolatedBigram.fit(sequences["train"], len(tokenizer), sequences["validation"]).metrics(
-        sequences["test"]
-    )
-    assert bigram["perplexity"] < 0.6 * unigram["perplexity"] < 0.6 * len(tokenizer)
-    assert bigram["accuracy"] > unigram["accuracy"]
-
-
 def test_ids_outside_the_vocabulary_are_refused(sequences, tokenizer):
     with pytest.raises(ValueError, match="vocab_size=10"):
         Unigram.fit(sequences["train"], 10)

@@ -76,16 +76,6 @@ def test_equal_scores_go_by_id_and_count_half_in_the_auc(row, data):
     assert ranking_metrics(scores, targets, (2,)) == pytest.approx(by_hand(scores, targets, 2))
 
 
-def test_ranks_do_not_depend_on_the_batches(case):
-    scores, targets = case
-    whole = rank_statistics(scores, targets)
-    assert whole.dtype == torch.float64
-    assert torch.equal(
-        torch.cat([rank_statistics(s, t) for s, t in zip(scores.split(7), targets.split(7), strict=True)]), whole
-    )
-    assert torch.equal(rank_statistics(scores.double(), targets), whole)
-
-
 def test_torchmetrics_agrees(case):
     scores, targets = case
     relevant = torch.nn.functional.one_hot(targets, V)
@@ -172,12 +162,9 @@ def test_bad_input(scores, targets, seen, message):
         ranking_metrics(scores, targets, seen=seen)
 
 
-def test_statistics_of_another_kind_are_refused():
+def test_statistics_and_histories_of_another_kind_are_refused():
     with pytest.raises(ValueError, match=r"shape \(2, 3, 7\).*preprocess_logits_for_metrics=target_ranks"):
         recommendation_metrics(EvalPrediction(predictions=np.zeros((2, 3, 7)), label_ids=None))
-
-
-def test_a_history_of_a_single_item_is_refused():
     labels = torch.tensor([[3, 4, 5], [2, -100, -100]])
     with pytest.raises(ValueError, match=r"labels\[1\] has no item before the target: give histories of at least two"):
         target_ranks(torch.randn(2, 3, 9), labels)
