@@ -128,24 +128,18 @@ def _check_plots(paths: Iterable[Path], source: str) -> None:
 
 def rows_table(tensors: Mapping[str, Tensor]) -> pa.Table:
     """μ rows for a Trainer: `input_ids`, latents (ξ, d) or ids (ξ,), and `labels` (ξ, e) where labels are own."""
-    inputs = _latents(tensors["latents"]) if "latents" in tensors else _ids(tensors["input_ids"])
-    labels = {"labels": _latents(tensors["label_latents"])} if "label_latents" in tensors else {}
-    return pa.table({"input_ids": inputs, **labels})
+    inputs = tensors["latents"] if "latents" in tensors else tensors["input_ids"]
+    labels = {"labels": _lists(tensors["label_latents"])} if "label_latents" in tensors else {}
+    return pa.table({"input_ids": _lists(inputs), **labels})
 
 
-def _latents(latents: Tensor) -> pa.Array:
-    """(μ, ξ, d) as μ fixed-size float32 lists."""
-    _, length, dim = latents.shape
-    return pa.FixedSizeListArray.from_arrays(_float_lists(latents.flatten(0, 1), dim), length)
-
-
-def _float_lists(rows: Tensor, dim: int) -> pa.Array:
-    return pa.FixedSizeListArray.from_arrays(pa.array(rows.detach().float().cpu().reshape(-1).numpy()), dim)
-
-
-def _ids(ids: Tensor) -> pa.Array:
-    """(μ, ξ) as μ fixed-size lists of integers."""
-    return pa.FixedSizeListArray.from_arrays(pa.array(ids.cpu().long().reshape(-1).numpy()), ids.shape[1])
+def _lists(numbers: Tensor) -> pa.Array:
+    """(n, …) as n fixed-size lists, of lists where there are more axes; in float32 or int64."""
+    numbers = numbers.detach().cpu()
+    found = pa.array((numbers.float() if numbers.is_floating_point() else numbers.long()).reshape(-1).numpy())
+    for size in reversed(numbers.shape[1:]):
+        found = pa.FixedSizeListArray.from_arrays(found, size)
+    return found
 
 
 def _tables(contents: Contents) -> dict[str, pa.Table]:
@@ -154,35 +148,25 @@ def _tables(contents: Contents) -> dict[str, pa.Table]:
     texts, parts = [], []
     for start in range(0, len(decoded), _AT_ONCE):
         sequences = decoded[start : start + _AT_ONCE]
-        parts.append(_tokens(sequences, start))
+        rows = [
+            {"sequence": i, "position": j, **position}
+            for i, sequence in enumerate(sequences, start)
+            for j, position in enumerate(sequence)
+        ]
+        parts.append(pa.Table.from_pylist(rows))
         texts += greedy_texts(vocabulary, sequences) if vocabulary.named else []
     first, text = {"index": pa.array(range(len(decoded)))}, {"text": pa.array(texts)} if vocabulary.named else {}
+    entries = {"id": range(size := contents.config.vocab_size)}
+    entries |= {"token": vocabulary.names(size)} if vocabulary.named else {}
     tables = {"tokens": pa.concat_tables(parts)}
     if "latents" in tensors:
-        tables["latents"] = pa.table({**first, "latents": _latents(tensors["latents"]), **text})
-        tables["decoder"] = _decoder(tensors["decoder"], contents)
+        tables["latents"] = pa.table({**first, "latents": _lists(tensors["latents"]), **text})
+        tables["decoder"] = pa.table({**entries, "decoder": _lists(tensors["decoder"].T)})
     if "label_latents" in tensors:
-        ids = {"input_ids": _ids(tensors["input_ids"]), **text} if "input_ids" in tensors else {}
-        tables["labels"] = pa.table({**first, "labels": _latents(tensors["label_latents"]), **ids})
-        tables["label_decoder"] = _decoder(tensors["label_decoder"], contents)
+        ids = {"input_ids": _lists(tensors["input_ids"]), **text} if "input_ids" in tensors else {}
+        tables["labels"] = pa.table({**first, "labels": _lists(tensors["label_latents"]), **ids})
+        tables["label_decoder"] = pa.table({**entries, "decoder": _lists(tensors["label_decoder"].T)})
     return {name: tables[name] for name in tables_of(tensors)}
-
-
-def _tokens(decoded: Sequence[Sequence[Mapping[str, Any]]], first: int) -> pa.Table:
-    """A row for each position of these sequences; `first` is the number of the first of them."""
-    rows = [
-        {"sequence": i, "position": j, **position}
-        for i, sequence in enumerate(decoded, first)
-        for j, position in enumerate(sequence)
-    ]
-    return pa.Table.from_pylist(rows)
-
-
-def _decoder(decoder: Tensor, contents: Contents) -> pa.Table:
-    """A row for each entry of the vocabulary."""
-    size, vocabulary = contents.config.vocab_size, contents.vocabulary
-    names = {"token": vocabulary.names(size)} if vocabulary.named else {}
-    return pa.table({"id": range(size), **names, "decoder": _float_lists(decoder.T, len(decoder))})
 
 
 # -- the page to browse ----------------------------------------------------------------------------------------------

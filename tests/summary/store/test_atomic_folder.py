@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,7 +18,7 @@ import pytest
 import torch
 from full_disk import NO_SPACE, FullFile
 from safetensors import SafetensorError
-from tiny_artefacts import METRICS, WORDS, listing, save_variant, tiny, variant, word_tokenizer
+from tiny_artefacts import METRICS, WORDS, listing, save_variant, tiny, word_tokenizer
 from tiny_trainer import tiny_trainer
 from transformers import TrainerCallback
 
@@ -29,7 +29,6 @@ from farzi_hf.summary.store import tensor_file
 from farzi_hf.summary.store import writing as publishing
 from farzi_hf.summary.store.atomic_folder import LOCK, DiskFullError, exclusive, names_the_disk, replace_file
 
-ROOT = Path(__file__).parents[3]
 IN_USE = r"folder='.*' is in use: another process or thread writes to it; wait until that ends, or choose another"
 
 
@@ -164,35 +163,6 @@ def test_of_many_writers_each_saves_or_is_refused_and_readers_see_one_artefact(t
     assert reader_errors == []
     assert read
     save_variant(1, tmp_path)
-    assert not list(tmp_path.glob(".*"))
-
-
-@pytest.mark.slow
-def test_of_several_processes_each_saves_or_is_refused(tmp_path):
-    code = (
-        f"import sys, pathlib; sys.path[:0] = [{os.fspath(Path(__file__).parents[2])!r}]\n"
-        "from tiny_artefacts import save_variant\n"
-        "print('ready', flush=True); sys.stdin.readline(); saved = 0\n"
-        "for n in range(int(sys.argv[1]), int(sys.argv[1]) + 10):\n"
-        "    try: save_variant(n, pathlib.Path(sys.argv[2])); saved += 1\n"
-        "    except ValueError as error: assert 'is in use' in str(error), error\n"
-        "print(saved)"
-    )
-    with ExitStack() as stack:
-        children = []
-        for first in (10, 20, 30):
-            command = [sys.executable, "-c", code, str(first), str(tmp_path)]
-            children.append(stack.enter_context(subprocess.Popen(command, cwd=ROOT, stdin=-1, stdout=-1, text=True)))
-            stack.callback(children[-1].kill)
-        for child in children:
-            assert child.stdout.readline() == "ready\n"
-        for child in children:
-            child.stdin.write("\n")
-            child.stdin.flush()
-        saved = [int(child.communicate()[0]) for child in children]
-    assert sum(saved) > 0
-    number = FarziData.from_pretrained(tmp_path).config.inner["variant"]
-    assert torch.equal(FarziData.from_pretrained(tmp_path).latents, variant(number).latents)
     assert not list(tmp_path.glob(".*"))
 
 

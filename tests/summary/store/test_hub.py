@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 
 import pytest
@@ -353,11 +352,3 @@ def test_pushing_needs_a_name(make):
         ValueError, match=r"repo_id and args\.hub_model_id are both None; give the dataset repository's name"
     ):
         make().push_to_hub()
-
-
-def test_a_saved_folder_can_be_moved(hub, tmp_path):
-    """Nothing in it names where it was."""
-    tiny().save_pretrained(tmp_path / "a", processing_class=WORDS)
-    shutil.move(tmp_path / "a", tmp_path / "b")
-    farzi_hf.summary.store.hub.push_folder(tmp_path / "b", "farzi")
-    assert all(str(tmp_path).encode() not in content for content in hub.repositories["user/farzi"].files().values())
