@@ -56,11 +56,11 @@ class Purpose(IntEnum):
     SUMMARY_CLUSTERS = 27  # the groups of tokens of a start, and their order
     WEIGHT_DIRECTIONS = 28  # changes of the training sequences' weights, by which smoothness is measured
     LEFT_OUT = 29  # the training sequences that each retraining leaves out
-    FAULTS = 30  # which training sequences are faults, and what is in them
+    # 30 was of an older version
     RANDOM_SCORES = 31  # scores that know nothing, to compare with
     PRIVATE_SAMPLE = 32  # the real rows of a private step; the seed is the secret of its release
     PRIVATE_NOISE = 33  # the noise of a private step; of the same secret
-    CONFIGURATIONS = 34  # (architecture): which combinations of settings are configurations to choose from
+    # 34 was of an older version
     TEACHER_KIND = 35  # (kind): all that teachers of the second and later kinds draw
 
 
