@@ -18,7 +18,7 @@ from farzi_hf.distillation.rows import RealData
 from farzi_hf.distillation.settings import Setting, check_settings, converted, made, settings_of, with_settings
 from farzi_hf.distillation.teacher import Labelling, TeacherTraining
 from farzi_hf.distillation.trajectories import PretrainedStarts, TrajectoryBank
-from farzi_hf.engine import ADJOINTS, OPTIMIZERS, Adjoint, InnerOptimizer, setting
+from farzi_hf.engine import ADJOINTS, OPTIMIZERS, Adjoint, InnerAdam, InnerOptimizer, setting
 from farzi_hf.summary import FarziDataConfig
 from farzi_hf.summary.forms import INPUTS, LABELS
 from farzi_hf.summary.initialization import Start
@@ -238,7 +238,8 @@ class FarziConfig(TrainingArguments):
 
     def make_teacher_training(self) -> TeacherTraining:
         """How a teacher of labels is trained."""
-        return TeacherTraining.from_config(self)
+        optimizer = InnerAdam(self.teacher_learning_rate, (0.5, 0.999), 1e-4, weight_decay=self.teacher_weight_decay)
+        return TeacherTraining(optimizer, self.teacher_steps, self.teacher_batch_size, self.num_teachers)
 
     def make_training(self) -> SyntheticTraining:
         """The inner loop."""

@@ -84,7 +84,12 @@ class Learner:
         check_causal(self.model, lambda params, ids: self.logits(params, whole(ids)))
         self.head = LinearHead.of(self.model)
         """None if the logits are another function of the last hidden states than a linear one."""
-        check_twice_differentiable(self.model, self._loss_of_embedded)
+
+        def loss(params: Parameters, embedded: Tensor) -> Tensor:
+            states = self.states(params, {"inputs_embeds": embedded}).flatten(0, 1)
+            return self.loss_of_states(params, states, HardTargets(states.new_zeros(len(states), dtype=torch.long)))
+
+        check_twice_differentiable(self.model, loss)
 
     def initial_parameters(self, seed: int, device: torch.device | str | None = None) -> Parameters:
         """θ_0: the weights that the factory draws under `seed`. They depend on nothing else.
@@ -94,13 +99,12 @@ class Learner:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(check_seed(seed))
             model = self._new_model()
-        drawn = {name: (x.requires_grad, x.detach().to(device)) for name, x in model.named_parameters()}
-        return {name: x if trains else self._constant(name, x) for name, (trains, x) in drawn.items()}
-
-    def _constant(self, name: str, drawn: Tensor) -> Tensor:
-        """A parameter that does not train: that of this object's model where it is equal, so that learners share its memory."""
-        own = self.model.get_parameter(name)
-        return own if own.device == drawn.device and torch.equal(own, drawn) else nn.Parameter(drawn, False)
+        params = {name: x.detach().to(device) for name, x in model.named_parameters()}
+        for name in [name for name, x in model.named_parameters() if not x.requires_grad]:
+            own, drawn = self.model.get_parameter(name), params[name]
+            shared = own.device == drawn.device and torch.equal(own, drawn)  # learners share its memory
+            params[name] = own if shared else nn.Parameter(drawn, False)
+        return params
 
     def without_shared(self, params: Parameters) -> Parameters:
         """The parameters without the constants that all learners share: what a file has to hold."""
@@ -221,10 +225,6 @@ class Learner:
         if length > self._readable:
             self._readable = readable_positions(self.model, length)
         return min(length, self._readable)
-
-    def _loss_of_embedded(self, params: Parameters, embedded: Tensor) -> Tensor:
-        states = self.states(params, {"inputs_embeds": embedded}).flatten(0, 1)
-        return self.loss_of_states(params, states, HardTargets(states.new_zeros(len(states), dtype=torch.long)))
 
     def _new_model(self) -> PreTrainedModel:
         model = without_peft(self._factory())

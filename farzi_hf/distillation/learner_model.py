@@ -49,22 +49,20 @@ def factory(learner_init: LearnerInit) -> Callable[[], PreTrainedModel]:
 
 
 def _from_config(config: PreTrainedConfig) -> PreTrainedModel:
+    config = copy.deepcopy(config)  # it is written into
     try:
-        return AutoModelForCausalLM.from_config(
-            copy.deepcopy(config), trust_remote_code=False
-        )  # it writes into its argument
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     except ValueError as error:
         if "trust_remote_code" in str(error):
-            raise ValueError(
-                f"learner_init is a {type(config).__name__} whose model is code of a repository (auto_map), which is not run; give a function "
-                "that makes the model, if you trust it"
-            ) from None
-        if "Unrecognized configuration class" not in str(error):
+            reason = "its model is code of a repository (auto_map), which is not run; give a function that makes the model, if you trust it"
+        elif "Unrecognized configuration class" in str(error):  # the message lists two hundred classes
+            reason = (
+                f"transformers has no causal language model of model_type {config.model_type!r}; give the config of one, for instance a "
+                "GPT2Config"
+            )
+        else:
             raise
-        raise ValueError(  # transformers' own message lists two hundred classes
-            f"learner_init is a {type(config).__name__}, and transformers has no causal language model of model_type "
-            f"{config.model_type!r}; give the config of one, for instance a GPT2Config"
-        ) from None
+        raise ValueError(f"learner_init is a {type(config).__name__}: {reason}") from None
 
 
 # -- checks ----------------------------------------------------------------------------------------------------------

@@ -187,14 +187,6 @@ def _beside(dataset: Dataset, column: str, lengths: np.ndarray) -> np.ndarray:
     return values
 
 
-def check_sequence_length(length: int, learner: Learner) -> None:
-    """Raise one clear ValueError unless the learner can read the summary's sequences."""
-    if (limit := learner.readable(length)) < length:
-        raise ValueError(
-            f"sequence_length={length}, but the learner reads {limit} positions at most: lower it, or give a learner of more positions"
-        )
-
-
 def run_check(name: str, check: Callable[..., T], *args: Any) -> T:
     """Returns `check(*args)`. A ValueError of the check is raised again, with the name of our argument in front."""
     try:

@@ -134,7 +134,8 @@ class Run(TrainerCallback):
             beside = Path(self.checkpoint).parent / Path(state.best_model_checkpoint).name
             state.best_model_checkpoint = str(beside) if is_ours(beside) else state.best_model_checkpoint
         self._best = state.best_model_checkpoint
-        for needed in () if is_finished(state) else (Path(self.checkpoint, OPTIMIZER_NAME), self._process_file()):
+        finished = state.global_step >= state.max_steps
+        for needed in () if finished else (Path(self.checkpoint, OPTIMIZER_NAME), self._process_file()):
             if not needed.exists():
                 raise ValueError(
                     f"resume_from_checkpoint={self.checkpoint!r} has no {needed.name}, without which a run cannot go on bit for bit; name a "
@@ -262,11 +263,6 @@ class Run(TrainerCallback):
                     logger.warning("%s: not pushed: %s", message, error)
 
         return PushInProgress([HfApi().run_as_future(push)])
-
-
-def is_finished(state: TrainerState) -> bool:
-    """Whether a run has taken all its steps."""
-    return state.global_step >= state.max_steps
 
 
 # -- records ---------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from farzi_hf.distillation.learner_model import LinearHead
 from farzi_hf.distillation.processes import broadcast, shared
 from farzi_hf.distillation.rows import RealBatches, RealData, train_on_real
 from farzi_hf.distillation.trajectories import TrajectoryBank
-from farzi_hf.engine import InnerAdam, InnerOptimizer, setting
+from farzi_hf.engine import InnerOptimizer, setting
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.forms import batch_of
 from farzi_hf.summary.inner_settings import lr_schedule
@@ -78,13 +78,6 @@ class TeacherTraining:
         )
         num_teachers: int = setting(1, "teachers; the labels are those of the mean of their logits", least=1)
 
-    @classmethod
-    def from_config(cls, config: Any) -> TeacherTraining:
-        """The training that the settings of a `FarziConfig` name."""
-        rate, decay = config.teacher_learning_rate, config.teacher_weight_decay
-        optimizer = InnerAdam(rate, (0.5, 0.999), 1e-4, weight_decay=decay)
-        return cls(optimizer, config.teacher_steps, config.teacher_batch_size, config.num_teachers)
-
     def train(self, learner: Learner, data: RealData, seed: int) -> Parameters:
         """The parameters of one teacher. Its initialisation and its minibatches depend on `seed`.
 
@@ -97,30 +90,6 @@ class TeacherTraining:
         steps = train_on_real(learner, optimizer, start, batches, steps=self.steps, every=1)
         bar = tqdm(steps, "Teacher", self.steps, disable=data.quiet, leave=False, dynamic_ncols=True)
         return deque(bar, maxlen=1).pop()
-
-    def teachers(self, learner: Learner, data: RealData, seed: int) -> list[Teacher]:
-        """All of them, each with a seed of its own. Several processes share the work."""
-        seeds = [derive(seed, Purpose.TEACHER_NUMBER, i) for i in range(self.count)]
-        like = partial(learner.initial_parameters, seeds[0], data.device)
-        found = shared(self.count, lambda i: self.train(learner, data, seeds[i]), like)
-        return [Teacher(learner, params) for params in found]
-
-
-def given_teachers(given: GivenTeachers, learner: Learner, device: torch.device | str | None = None) -> list[Teacher]:
-    """The teachers that a caller has given.
-
-    Args:
-        learner: the model of the trajectories, where Ω is given.
-    """
-    if isinstance(given, TrajectoryBank):
-        given.check(learner)
-        ends = (given.checkpoint(i, given.steps, device) for i in range(len(given)))
-        return [Teacher(learner, learner.with_shared(params)) for params in ends]
-    models = [given] if isinstance(given, PreTrainedModel) else given
-    return [
-        Teacher(Learner(model).to(device), {name: x.detach().to(device) for name, x in model.named_parameters()})
-        for model in models
-    ]
 
 
 def head_width(learner: Learner) -> int:
@@ -162,20 +131,28 @@ class Labelling:
             raise ValueError(f"teacher has models and configs: {names}; give trained models only, or configs only")
         return cls(tuple(map(Learner, several))) if all(configs) else cls((learner,), several)
 
-    @property
-    def label_dim(self) -> int:
-        """The `label_dim` with which labels hold all that a teacher of the first kind predicts."""
-        return head_width(self.kinds[0])
-
     def teachers(self, data: RealData, training: TeacherTraining, seed: int) -> list[Teacher]:
-        """The teachers, trained if they were not given: of each kind as many as `training` says."""
-        kinds = [kind.to(data.device) for kind in self.kinds]
-        if self.given is not None:
-            return given_teachers(self.given, kinds[0], data.device)
-        seeds = [seed, *(derive(seed, Purpose.TEACHER_KIND, i) for i in range(1, len(kinds)))]
-        return [
-            teacher for kind, own in zip(kinds, seeds, strict=True) for teacher in training.teachers(kind, data, own)
-        ]
+        """The teachers that were given; or of each kind as many as `training` says, each with a seed of its own. Processes share the work."""
+        kinds, given, device = [kind.to(data.device) for kind in self.kinds], self.given, data.device
+        if isinstance(given, TrajectoryBank):
+            given.check(kinds[0])
+            ends = (given.checkpoint(i, given.steps, device) for i in range(len(given)))
+            return [Teacher(kinds[0], kinds[0].with_shared(params)) for params in ends]
+        if given is not None:
+            models = [given] if isinstance(given, PreTrainedModel) else given
+            params = ({name: x.detach().to(device) for name, x in model.named_parameters()} for model in models)
+            return [Teacher(Learner(model).to(device), own) for model, own in zip(models, params, strict=True)]
+        found = []
+
+        def train(kind: Learner, seeds: Sequence[int], number: int) -> Parameters:
+            return training.train(kind, data, seeds[number])
+
+        for number, kind in enumerate(kinds):
+            first = derive(seed, Purpose.TEACHER_KIND, number) if number else seed
+            seeds = [derive(first, Purpose.TEACHER_NUMBER, i) for i in range(training.count)]
+            like = partial(kind.initial_parameters, seeds[0], device)
+            found += [Teacher(kind, params) for params in shared(training.count, partial(train, kind, seeds), like)]
+        return found
 
     def __call__(self, farzi: FarziData, data: RealData, settings: Any) -> None:
         """Sets the labels of a summary. Groups of tokens are those that the first teacher sees alike.
@@ -188,7 +165,8 @@ class Labelling:
         teachers = self.teachers(data, settings.make_teacher_training(), settings.seed)
         start = settings.make_start()
         if start.by_teacher:
-            start(farzi, data.dataset, settings.seed, _embedding(teachers[0]))
+            learner, params = teachers[0].learner, teachers[0].params
+            start(farzi, data.dataset, settings.seed, learner.embeddings(params, learner.vocab_size))
         logger.info("Labels from teachers, %.3g nats from their predictions.", label(farzi, teachers))
         broadcast(farzi.tensors)  # processors that differ would make labels that differ in the last bits
 
@@ -243,11 +221,6 @@ def _factors(farzi: FarziData, teacher: Teacher) -> tuple[Tensor, Tensor]:
     if bias is None:
         return states, weight.T
     return torch.cat([states, torch.ones_like(states[:, :1])], dim=1), torch.cat([weight.T, bias[None]])
-
-
-def _embedding(teacher: Teacher) -> Tensor:
-    """(V, h), the input embeddings."""
-    return teacher.learner.embeddings(teacher.params, teacher.learner.vocab_size)
 
 
 def _head(learner: Learner) -> LinearHead:

@@ -30,9 +30,9 @@ from farzi_hf.distillation.config import FarziConfig
 from farzi_hf.distillation.inner_training import Students
 from farzi_hf.distillation.learner import Learner, Parameters
 from farzi_hf.distillation.objectives import Objective, facts_of, figures_of
-from farzi_hf.distillation.rows import RealData, RealRows, check_sequence_length, run_check
-from farzi_hf.distillation.run import Run, is_finished
-from farzi_hf.distillation.teacher import GivenTeachers, Labelling, UntrainedTeachers
+from farzi_hf.distillation.rows import RealData, RealRows, run_check
+from farzi_hf.distillation.run import Run
+from farzi_hf.distillation.teacher import GivenTeachers, Labelling, UntrainedTeachers, head_width
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.forms import LABELS, Tensors
 from farzi_hf.summary.soft_tokens import shifted_cross_entropy
@@ -106,7 +106,11 @@ class FarziTrainer(Trainer):
         self.task = task or LanguageModeling(processing_class)
         self.learner = Learner(learner_init, checkpoint_layers=args.checkpoint_layers)
         self.labelling = Labelling.by(teacher, self.learner)
-        check_sequence_length(args.sequence_length, self.learner)
+        if (limit := self.learner.readable(args.sequence_length)) < args.sequence_length:
+            raise ValueError(
+                f"sequence_length={args.sequence_length}, but the learner reads {limit} positions at most: lower it, or give a learner of more "
+                "positions"
+            )
         collator = data_collator or self.task.collator
         self._real_rows = RealRows(self.task, self.learner, collator, args.sequence_length)
         train_dataset = self._real_rows.training(train_dataset, args)
@@ -150,7 +154,7 @@ class FarziTrainer(Trainer):
 
     def _summary(self, args: FarziConfig, farzi_data: FarziData | None, rows: Dataset | RowStream | None) -> FarziData:
         """The summary to train: the one that is given, or a new one at its start."""
-        label_dim = self.labelling.label_dim if args.labels == "own" else None
+        label_dim = head_width(self.labelling.kinds[0]) if args.labels == "own" else None
         config = args.summary_config(self.learner.vocab_size, label_dim)
         self._open_start = None
         if farzi_data is not None:
@@ -198,7 +202,7 @@ class FarziTrainer(Trainer):
             self.model.config.inner = self.args.inner_settings()
             if self._own_optimizer:
                 self.optimizer = None  # its moments are those of an earlier training
-            if state is not None and is_finished(state):
+            if state is not None and state.global_step >= state.max_steps:
                 output = self._as_finished(state)
             elif self.args.max_steps == 0:  # the summary stays at its start; Trainer would take one step
                 self.log(dict(self.run.record.start_facts))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import re
 import sys
@@ -45,14 +44,6 @@ def test_peak_memory_in_the_units_of_each_system(monkeypatch):
     monkeypatch.setattr(callbacks, "resource", None)  # Windows has no such module
     monkeypatch.setattr(psutil.Process, "memory_info", lambda _: SimpleNamespace(rss=3, peak_wset=7))
     assert peak_memory(CPU) == 7
-
-
-def test_there_need_not_be_a_module_resource(monkeypatch):
-    monkeypatch.setitem(sys.modules, "resource", None)
-    spec = importlib.util.spec_from_file_location("on_windows", callbacks.__file__)
-    on_windows = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(on_windows)
-    assert on_windows.peak_memory(CPU) > 2**20
 
 
 # -- progress --------------------------------------------------------------------------------------------------------

@@ -254,19 +254,16 @@ def test_settings_that_break_privacy_are_refused(tmp_path, changes, message):
     [
         ({"labels": "own"}, {}, "labels='own', and no teacher"),
         ({}, {"objective": lambda *_: None}, "objective is given, and args.objective='private_matching' names another"),
+        ({}, {"train_dataset": "a stream"}, r"with a stream as train_dataset: .*give a Dataset"),
         ({"privacy_delta": 0.01}, {}, "privacy_delta=0.01 is not less than 1 / 160"),
         ({"per_device_train_batch_size": 161}, {}, "per_device_train_batch_size=161 is more than the 160 rows"),
     ],
 )
 def test_a_trainer_refuses_what_breaks_privacy(tmp_path, sequences, tokenizer, changes, arguments, message):
+    if "train_dataset" in arguments:
+        arguments = {"train_dataset": sequences["train"].to_iterable_dataset()}
     with pytest.raises(ValueError, match=message):
         tiny_trainer(tmp_path / "out", sequences, tokenizer, arguments, **{**PRIVATE, **changes})
-
-
-def test_a_stream_is_refused(tmp_path, sequences, tokenizer):
-    stream = sequences["train"].to_iterable_dataset()
-    with pytest.raises(ValueError, match=r"with a stream as train_dataset: .*give a Dataset"):
-        tiny_trainer(tmp_path / "out", sequences, tokenizer, {"train_dataset": stream}, **PRIVATE)
 
 
 def test_constants_have_no_part_in_gradients_clipping_and_noise():

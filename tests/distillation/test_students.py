@@ -43,10 +43,6 @@ def test_evaluation_is_mean_and_deviation_over_students(make, sequences, tokeniz
     assert metrics["eval_loss"] == pytest.approx(np.log(metrics["eval_perplexity"]), rel=0.05)
 
 
-def test_one_student_has_no_deviation(make):
-    assert make(eval_students=1).evaluate()["eval_perplexity_std"] == 0
-
-
 def test_a_diverged_student_gives_infinity_not_a_warning(make):
     perplexities = iter([5.0, float("inf")])
     trainer = make({"compute_metrics": lambda _: {"perplexity": next(perplexities)}})
@@ -55,9 +51,11 @@ def test_a_diverged_student_gives_infinity_not_a_warning(make):
     assert np.isnan(metrics["eval_perplexity_std"])
 
 
-def test_without_metrics_the_loss_is_left(make):
-    trainer = make({"compute_metrics": None})
-    assert trainer.evaluate().keys() == {"eval_loss", "eval_loss_std", "eval_students", "epoch"}
+def test_without_metrics_the_loss_is_left_and_one_student_has_no_deviation(make):
+    trainer = make({"compute_metrics": None}, eval_students=1)
+    metrics = trainer.evaluate()
+    assert metrics.keys() == {"eval_loss", "eval_loss_std", "eval_students", "epoch"}
+    assert metrics["eval_loss_std"] == 0
 
 
 def test_evaluations_of_one_summary_are_saved_together(make, sequences, tmp_path):

@@ -47,15 +47,6 @@ def test_training_makes_students_better(make):
     assert np.mean(losses[-3:]) < losses[0] - 0.5
 
 
-@pytest.mark.parametrize("adjoint", ["direct", "checkpoint", "reversible"])
-def test_every_adjoint_distils_the_same(make, adjoint):
-    expected, trainer = make(adjoint="tape", max_steps=2), make(adjoint=adjoint, max_steps=2)
-    for each in (expected, trainer):
-        each.train()
-    for ours, theirs in zip(trainer.model.parameters(), expected.model.parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # the compiler has some of its own
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
@@ -66,18 +57,6 @@ def test_a_compiled_inner_loop_distils_the_same(make):
         each.train()
     for ours, theirs in zip(tensors(trainer), tensors(expected), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
-
-
-def test_learners_per_step_average_the_outer_loss(make):
-    """Of the first step: the loss of three learners at once lies among those of single learners, and is none of them."""
-    three = make(learners_per_step=3, max_steps=1)
-    three.train()
-    starts = three.learner.batch(3).initial_parameters(three._learner_seed())
-    assert all(len(x) == 3 for x in starts.values())
-    one = make(max_steps=1)
-    one.train()
-    assert logged(three, "loss") != logged(one, "loss")
-    assert logged(three, "loss")[0] == pytest.approx(logged(one, "loss")[0], rel=0.1)
 
 
 def test_logs(make):
@@ -335,18 +314,3 @@ def test_going_on_with_a_saved_summary(make):
     second.train()
     assert second.model.config.inner["steps"] == 6
     assert not torch.equal(second.model.latents, first.model.latents)
-
-
-# -- reports ---------------------------------------------------------------------------------------------------------
-
-
-def test_tensorboard_gets_the_logs(make):
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    trainer = make(report_to=["tensorboard"], max_steps=2, eval_strategy="steps", eval_steps=2)
-    trainer.train()
-    (events,) = Path(trainer.args.output_dir).rglob("events.out.tfevents*")
-    reader = accumulator.EventAccumulator(str(events.parent)).Reload()
-    assert {"train/loss", "train/grad_norm", "train/non_finite_steps", "eval/perplexity"} <= set(
-        reader.Tags()["scalars"]
-    )
-    assert [event.value for event in reader.Scalars("train/loss")] == pytest.approx(logged(trainer, "loss"))

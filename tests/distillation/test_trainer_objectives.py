@@ -19,7 +19,12 @@ from farzi_hf.engine import InnerAdam
 V = 54
 NAMES = [name for name in OBJECTIVES if name != "private_matching"]  # which refuses Ω, see test_private.py
 INNER = {"adam": {}, "sgd": {"inner_optimizer": "sgd", "inner_learning_rate": 0.3, "inner_momentum": 0.5}}
-SELDOM = {("meta_matching", "adam"), ("gradient_matching", "sgd"), ("trajectory_matching", "sgd")}
+SELDOM = {
+    ("meta_matching", "adam"),
+    ("meta_matching", "sgd"),
+    ("gradient_matching", "sgd"),
+    ("trajectory_matching", "sgd"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -167,15 +172,6 @@ def test_trajectories_of_another_model_are_refused_at_once(make):
         make({"learner_init": learner})
     with pytest.raises(ValueError, match=r"folder='nowhere' has no readable manifest\.json"):
         make(trajectories="nowhere")
-
-
-def test_the_recipe_says_what_was_minimised(make, omega):
-    trainer = make(objective="gradient_matching", fresh_start_fraction=0.25, max_steps=1)
-    trainer.save_model()
-    recipe = yaml.safe_load(Path(trainer.args.output_dir, "recipe.yaml").read_text(encoding="utf-8"))
-    assert (recipe["objective"], recipe["trajectories"], recipe["fresh_start_fraction"]) == (
-        "gradient_matching", Path(omega).name, 0.25,
-    )  # fmt: skip
 
 
 def test_an_objective_of_ones_own(make):

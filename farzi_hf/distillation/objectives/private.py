@@ -159,7 +159,9 @@ class PrivateMatching(ConfigurableObjective):
         rows = [self.real.batch([row]) for row in self.real.rows(self.sample(secret).tolist())]
         total, loss = clipped_sum(several, theta, rows, self.max_grad_norm)
         released = self._noisy(total, secret)
-        self._count()
+        settings = (self.noise_multiplier, self.sampling_rate)
+        earlier = self.history.pop()[2] if self.history and self.history[-1][:2] == settings else 0
+        self.history.append((*settings, earlier + self.processes))
         linear = sum((theta[name] * (g / self.batch_size)).sum() for name, g in released.items())
         mean = loss / len(rows) if rows else torch.full_like(loss, math.nan)  # of no row: unknown
         return mean + (linear - linear.detach())
@@ -190,11 +192,6 @@ class PrivateMatching(ConfigurableObjective):
         return {name: x + torch.from_numpy(noise.normal(0, scale, x.shape)).to(x) for name, x in total.items()}
 
     # -- accounting --------------------------------------------------------------------------------------------------
-
-    def _count(self) -> None:
-        settings = (self.noise_multiplier, self.sampling_rate)
-        earlier = self.history.pop()[2] if self.history and self.history[-1][:2] == settings else 0
-        self.history.append((*settings, earlier + self.processes))
 
     @property
     def epsilon(self) -> float:
