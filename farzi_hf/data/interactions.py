@@ -58,13 +58,12 @@ class Interactions:
         if users < 10:
             raise ValueError(f"there are {users} users: a split of 80 / 10 / 10 % needs at least 10")
         order, held_out = stream(seed, Purpose.SPLIT).permutation(users), users // 10
-        parts = np.split(order, [users - 2 * held_out, users - held_out])
-        return DatasetDict({name: self._rows(part) for name, part in zip(SPLITS, parts, strict=True)})
-
-    def _rows(self, users: np.ndarray) -> Dataset:
-        chosen = [self.sequences[user] for user in users]
-        ends = np.cumsum([len(sequence) for sequence in chosen])
-        return in_memory(input_ids=pa.LargeListArray.from_arrays(np.r_[0, ends], np.concatenate(chosen)))
+        splits = DatasetDict()
+        for name, part in zip(SPLITS, np.split(order, [users - 2 * held_out, users - held_out]), strict=True):
+            chosen = [self.sequences[user] for user in part]
+            ends = np.cumsum([len(sequence) for sequence in chosen])
+            splits[name] = in_memory(input_ids=pa.LargeListArray.from_arrays(np.r_[0, ends], np.concatenate(chosen)))
+        return splits
 
 
 @dataclass(frozen=True)
@@ -123,9 +122,8 @@ def _sequences(columns: Columns, min_interactions: int, titles: dict[Any, str] |
     counts = np.bincount(columns.users)
     kept = counts >= max(min_interactions, 1)
     if not kept.any():
-        raise ValueError(
-            f"min_interactions={min_interactions} leaves no user: the most active one has {counts.max(initial=0)}"
-        )
+        most = counts.max(initial=0)
+        raise ValueError(f"min_interactions={min_interactions} leaves no user: the most active one has {most}")
     rows = np.lexsort((columns.times, columns.users))  # stable: equal timestamps keep the order of the rows
     items = columns.items[rows]
     del rows

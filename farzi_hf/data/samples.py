@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import random
 from itertools import accumulate
-from typing import NamedTuple
 
 import numpy as np
 
@@ -47,9 +46,8 @@ class Topic:
 
     def __init__(self, *words: str) -> None:
         self.men, women, self.places, self.adjectives, self.intransitive, *frames = (tuple(x.split()) for x in words)
-        self.people = tuple(
-            name for pair in zip(self.men, women, strict=True) for name in pair
-        )  # neither gender is rarer
+        # By turns, so that neither gender is rarer.
+        self.people = tuple(name for pair in zip(self.men, women, strict=True) for name in pair)
         self.frames = tuple(zip(frames[::2], frames[1::2], strict=True))
         self.things = tuple(thing for things in frames[1::2] for thing in things)
 
@@ -78,13 +76,6 @@ REFLEXIVES = {"m": "himself", "f": "herself", "p": "themselves"}
 POSSESSIVES = {"m": "his", "f": "her", "p": "their"}
 
 
-class Subject(NamedTuple):
-    """A noun phrase that governs a verb: its words, and the agreement class m, f or p (plural)."""
-
-    words: list[str]
-    agreement: str
-
-
 class SampleGrammar:
     """Draws sentences; every choice comes from one seeded generator.
 
@@ -108,8 +99,8 @@ class SampleGrammar:
             return ["either", *self._clause(topic), "or", *self._clause(topic), "."]
         if draw < 0.95:
             return ["if", *self._clause(topic), "then", *self._clause(topic), "."]
-        speaker = self._subject(topic)
-        return [*speaker.words, "say" if speaker.agreement == "p" else "says", "that", *self._clause(topic), "."]
+        speaker, agreement = self._subject(topic)
+        return [*speaker, "say" if agreement == "p" else "says", "that", *self._clause(topic), "."]
 
     def _pick(self, options: tuple):
         return self._random.choices(options, cum_weights=self._weights[len(options)])[0]
@@ -118,23 +109,25 @@ class SampleGrammar:
         return self._random.random() < probability
 
     def _clause(self, topic: Topic) -> list[str]:
-        subject = self._subject(topic)
-        clause = subject.words + self._verb_phrase(topic, subject.agreement)
+        subject, agreement = self._subject(topic)
+        clause = subject + self._verb_phrase(topic, agreement)
         return clause + self._pick(ADVERBS).split() if self._chance(0.25) else clause
 
     def _question(self, topic: Topic) -> list[str]:
-        subject = self._subject(topic)
-        auxiliary = "do" if subject.agreement == "p" else "does"
-        return [auxiliary, *subject.words, *self._verb_phrase(topic, subject.agreement, base_form=True)]
+        subject, agreement = self._subject(topic)
+        auxiliary = "do" if agreement == "p" else "does"
+        return [auxiliary, *subject, *self._verb_phrase(topic, agreement, base_form=True)]
 
-    def _subject(self, topic: Topic) -> Subject:
+    def _subject(self, topic: Topic) -> tuple[list[str], str]:
+        """A noun phrase that governs a verb: its words, and the agreement class m, f or p (plural)."""
         person = self._pick(topic.people)
         plural = self._chance(0.45)
         agreement = "p" if plural else "m" if person in topic.men else "f"
         words = self._noun_phrase(topic, person, plural)
         draw = self._random.random()
         if draw < 0.25:
-            words += [self._pick(PREPOSITIONS), *self._any_noun_phrase(topic)]
+            preposition, noun = self._pick(PREPOSITIONS), self._pick(topic.places + topic.things)
+            words += [preposition, *self._noun_phrase(topic, noun, self._chance(0.45))]
         elif draw < 0.40:
             words += ["who", *self._action(topic, agreement)]
         elif draw < 0.50:
@@ -144,7 +137,7 @@ class SampleGrammar:
             words += ["whom", *self._noun_phrase(topic, inner, inner_plural), verb]
         elif draw < 0.58:
             words += ["(", *self._pick(ASIDES).split(), ")"]
-        return Subject(words, agreement)
+        return words, agreement
 
     def _verb_phrase(self, topic: Topic, agreement: str, base_form: bool = False) -> list[str]:
         draw = self._random.random()
@@ -167,9 +160,6 @@ class SampleGrammar:
     @staticmethod
     def _verb(verb: str, form: str) -> str:
         return verb if form == "p" else inflect(verb)
-
-    def _any_noun_phrase(self, topic: Topic) -> list[str]:
-        return self._noun_phrase(topic, self._pick(topic.places + topic.things), self._chance(0.45))
 
     def _noun_phrase(self, topic: Topic, noun: str, plural: bool) -> list[str]:
         determiner = self._pick(PLURAL_DETERMINERS if plural else SINGULAR_DETERMINERS)

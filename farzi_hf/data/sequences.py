@@ -38,11 +38,10 @@ def stored_sequences(dataset: Dataset, column: str = "input_ids") -> tuple[np.nd
         raise ValueError(
             f"dataset is a {type(dataset).__name__}: pass a datasets.Dataset (one split) with a column {column!r}."
         )
-    if column not in dataset.column_names:
-        raise ValueError(
-            f"dataset has columns {dataset.column_names}, but no {column!r}: run farzi_hf.data.tokenize first."
-        )
-    if dataset.column_names != [column]:  # each new view of a data set takes a millisecond
+    names = dataset.column_names
+    if column not in names:
+        raise ValueError(f"dataset has columns {names}, but no {column!r}: run farzi_hf.data.tokenize first.")
+    if names != [column]:  # each new view of a data set takes a millisecond
         dataset = dataset.select_columns(column)
     lists = dataset.with_format("arrow")[:][column]
     kind = lists.type
@@ -137,9 +136,8 @@ def minibatches(rows: int, batch_size: int | None, steps: int, seed: int) -> tor
         ValueError: there is no row, no step, or nothing in a minibatch.
     """
     if min(rows, steps, 1 if batch_size is None else batch_size) < 1:
-        raise ValueError(
-            f"rows={rows}, batch_size={batch_size} and steps={steps} are no training: give 1 or more of each"
-        )
+        given = f"rows={rows}, batch_size={batch_size} and steps={steps}"
+        raise ValueError(f"{given} are no training: give 1 or more of each")
     if batch_size is None or batch_size >= rows:
         return None
     per_epoch = rows // batch_size
@@ -232,9 +230,8 @@ def head_sequences(dataset: Dataset, count: int) -> Dataset:
 
 def _check_count(dataset: Dataset, count: int) -> None:
     if not 1 <= count <= len(dataset):
-        raise ValueError(
-            f"count={count} of a data set with {len(dataset)} rows: pass a number from 1 to {len(dataset)}."
-        )
+        rows = len(dataset)
+        raise ValueError(f"count={count} of a data set with {rows} rows: pass a number from 1 to {rows}.")
 
 
 @dataclass(frozen=True)
@@ -254,10 +251,9 @@ class SequenceCollator:
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
         if not isinstance(rows[0], Mapping):
             raise TypeError(f'rows[0] is a {type(rows[0]).__name__}: give rows such as {{"input_ids": [5, 7]}}')
-        ids = [torch.as_tensor(row["input_ids"], dtype=torch.long) for row in rows]
-        given = {
-            name: [torch.as_tensor(row[name], dtype=torch.long) for row in rows] for name in _FILL if name in rows[0]
-        }
+        names = ["input_ids", *(name for name in _FILL if name in rows[0])]
+        given = {name: [torch.as_tensor(row[name], dtype=torch.long) for row in rows] for name in names}
+        ids = given.pop("input_ids")
         columns = {"attention_mask": [torch.ones_like(x) for x in ids], **given}
         batch = {name: pad_sequence(column, True, _FILL[name]) for name, column in columns.items()}
         batch = {"input_ids": pad_sequence(ids, True, self.padding_id or 0), **batch}

@@ -27,7 +27,6 @@ Row = dict[str, Any]
 _READ = 256  # rows that are read and prepared at once
 SHUFFLE_BUFFER = 10_000
 """Prepared rows among which `RowStream.shuffled` draws."""
-_EMPTY = "dataset is a stream without rows: pass at least one sequence of 2 ids or more."
 _ONCE = (
     "dataset is a stream that gives other rows, or none, when it is read again: pass one that begins anew, such as "
     "IterableDataset.from_generator(f), where f opens the data each time."
@@ -65,9 +64,8 @@ class RowStream(torch.utils.data.IterableDataset):
         try:
             return self._prepare(_of_table(table)).with_format("arrow")[:]
         except ValueError as error:
-            raise ValueError(
-                f"rows {indices[0]} … {indices[-1]} of the stream, counted from their first: {error}"
-            ) from None
+            rows = f"rows {indices[0]} … {indices[-1]} of the stream, counted from their first"
+            raise ValueError(f"{rows}: {error}") from None
 
     def __iter__(self) -> Iterator[Row]:
         rows, worker = _again_and_again(self._rows, self._first), torch.utils.data.get_worker_info()
@@ -89,7 +87,8 @@ class RowStream(torch.utils.data.IterableDataset):
             if read >= (rows or ids):
                 break
         if not parts:
-            raise ValueError(_EMPTY if self._first is None else _ONCE)
+            empty = "dataset is a stream without rows: pass at least one sequence of 2 ids or more."
+            raise ValueError(empty if self._first is None else _ONCE)
         head = concatenate_datasets(parts)
         if self._first not in (None, head[0]["input_ids"]):
             raise ValueError(_ONCE)

@@ -48,9 +48,8 @@ class Vocabulary:
 
     def text(self, tokens: Sequence[str]) -> str:
         """Names of entries as one text."""
-        raise ValueError(
-            "processing_class is None, so tokens have no names; set the tokenizer or item list, or use as_hard_dataset"
-        )
+        remedy = "set the tokenizer or item list, or use as_hard_dataset"
+        raise ValueError(f"processing_class is None, so tokens have no names; {remedy}")
 
     def save(self, folder: Path) -> None:
         """Writes the vocabulary's files into `folder`."""
@@ -82,9 +81,6 @@ class TokenVocabulary(Vocabulary):
 
     def pairs(self) -> list[tuple[int, str]]:
         return sorted((i, token) for token, i in self.tokenizer.get_vocab().items())
-
-    def __len__(self) -> int:
-        return len(self.tokenizer)
 
     def text(self, tokens: Sequence[str]) -> str:
         """The decoded text, special tokens included. A name that no token has stands for itself, unless the tokenizer has an unknown token."""
