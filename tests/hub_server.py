@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import yaml
 
@@ -164,9 +164,8 @@ class Handler(BaseHTTPRequestHandler):
                 arguments = match.groupdict()
                 if "repo" in arguments:
                     repository = self.hub.repositories.get(arguments.pop("repo"))
-                    if repository is None or (
-                        repository.private and TOKEN not in self.headers.get("Authorization", "")
-                    ):
+                    has_token = TOKEN in self.headers.get("Authorization", "")
+                    if repository is None or (repository.private and not has_token):
                         return 404, {"error": "Repository not found"}, {"X-Error-Code": "RepoNotFound"}
                     arguments["repository"] = repository
                     revision = arguments.get("revision") or "main"
@@ -209,12 +208,11 @@ class Handler(BaseHTTPRequestHandler):
     def preupload(self, body: bytes, repository: Repository, revision: str) -> tuple:
         files = repository.commits[revision]
         paths = [file["path"] for file in json.loads(body)["files"]]
-        modes = [
-            {"path": path, "uploadMode": "lfs" if path.endswith(LARGE) else "regular", "shouldIgnore": False,
-             "oid": oid(path, files[path]) if path in files else None}
-            for path in paths
-        ]  # fmt: skip
-        return 200, {"files": modes}
+        mode = {path: "lfs" if path.endswith(LARGE) else "regular" for path in paths}
+        known = {path: oid(path, files[path]) if path in files else None for path in paths}
+        return 200, {
+            "files": [{"path": p, "uploadMode": mode[p], "shouldIgnore": False, "oid": known[p]} for p in paths]
+        }
 
     def batch(self, body: bytes, repository: Repository) -> tuple:
         objects = json.loads(body)["objects"]
@@ -262,10 +260,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def paths_info(self, body: bytes, repository: Repository, revision: str) -> tuple:
         files = repository.commits[revision]
-        if self.headers.get("Content-Type", "").startswith("application/json"):
-            paths = json.loads(body)["paths"]
-        else:
-            paths = [unquote(part.split("=", 1)[1]) for part in body.decode().split("&") if part.startswith("paths=")]
+        is_json = self.headers.get("Content-Type", "").startswith("application/json")
+        paths = (json.loads(body) if is_json else parse_qs(body.decode())).get("paths", [])
         found = [entry(path, files[path]) for path in paths if path in files]
         return 200, found + [directory(path) for path in paths if any(name.startswith(f"{path}/") for name in files)]
 

@@ -17,9 +17,7 @@ from farzi_hf.summary.store import ArtefactFolder
 
 WORDS = ["<pad>", "<unk>", "<s>", "</s>", "the", "cat", "a|b"]
 
-
 INNER = {"optimizer": "adam", "lr": 0.01, "eps": 1e-4, "betas": [0.9, 0.999], "steps": 300, "synthetic_batch_size": 4}
-
 
 METRICS = {
     "table": [
@@ -31,7 +29,6 @@ METRICS = {
     "licence": "other", "licence_text": "The corpus is its owner's.",
     "command": "accelerate launch recipes/ptb.py --config recipe.yaml",
 }  # fmt: skip
-
 
 RECIPE = {"seed": 0, "learner": {"model_type": "gpt2", "n_embd": 16, "embd_pdrop": 0.0}}
 

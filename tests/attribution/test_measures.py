@@ -65,12 +65,7 @@ def test_a_slow_training_is_smooth_and_a_wild_one_is_not(learner):
 )
 def test_smoothness_says_what_is_wrong(learner, settings, message):
     ids = torch.randint(1, 13, (8, 6), generator=torch.Generator().manual_seed(0))
-    training = WeightedTraining(
-        learner,
-        {"input_ids": ids, "labels": ids},
-        minibatches(8, 4, 2, 0),
-        InnerSGD(0.1),
-        learner.initial_parameters(0),
-    )
+    rows, start = {"input_ids": ids, "labels": ids}, learner.initial_parameters(0)
+    training = WeightedTraining(learner, rows, minibatches(8, 4, 2, 0), InnerSGD(0.1), start)
     with pytest.raises(ValueError, match=message):
         metasmoothness(training, lambda theta: torch.stack([theta["transformer.wte.weight"].sum()] * 2), **settings)

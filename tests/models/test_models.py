@@ -38,7 +38,7 @@ def items(rows: int = 3, length: int = LENGTH) -> Tensor:
 
 @tied_or_not
 @of_each_model
-def test_auto_classes_build_it_and_it_survives_a_folder(kind, tied, tmp_path):
+def test_auto_classes_build_it_and_it_survives_a_folder_and_further_entries(kind, tied, tmp_path):
     model = tiny(kind, num_hidden_layers=2, dropout=0.1, tie_word_embeddings=tied)
     assert type(model) is MODELS[kind]
     model.save_pretrained(tmp_path)
@@ -49,22 +49,15 @@ def test_auto_classes_build_it_and_it_survives_a_folder(kind, tied, tmp_path):
         assert (loaded.output.weight is loaded.embedding.weight) == tied
     if kind in RECOMMENDERS:
         assert (loaded.config.num_items, loaded.config.max_length) == (NUM_ITEMS, LENGTH)
-
-
-@tied_or_not
-@of_each_model
-def test_entries_can_be_added(kind, tied, tmp_path):
-    model = tiny(kind, tie_word_embeddings=tied)
-    before = model(items()).logits
-    model.resize_token_embeddings(V + 3, mean_resizing=False)
-    torch.testing.assert_close(model(items()).logits[..., :V], before)
-    assert (model.output.weight is model.embedding.weight) == tied
-    model.save_pretrained(tmp_path)
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
-    assert torch.equal(loaded(items()).logits, model(items()).logits)
+    loaded.resize_token_embeddings(V + 3, mean_resizing=False)
+    torch.testing.assert_close(loaded(items()).logits[..., :V], model(items()).logits)
+    loaded.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    assert torch.equal(again(items()).logits, loaded(items()).logits)
+    assert (again.output.weight is again.embedding.weight) == tied
     if kind in RECOMMENDERS:
-        assert loaded.config.num_items == NUM_ITEMS + 3
-        assert loaded.recommend([[NUM_ITEMS + 3]], k=3).shape == (1, 3)
+        assert again.config.num_items == NUM_ITEMS + 3
+        assert again.recommend([[NUM_ITEMS + 3]], k=3).shape == (1, 3)
 
 
 @of_each_model
