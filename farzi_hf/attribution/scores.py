@@ -112,9 +112,10 @@ def gradient_products(training: WeightedTraining, test: Test, checkpoints: Seque
 def gradient_cosines(training: WeightedTraining, test: Test, theta: Parameters) -> Tensor:
     """The cosine of ∇ℓ_i(θ) and ∇L_test(θ) for each training sequence i, (n,); 0 where a gradient is 0. Costs one gradient per sequence."""
     direction = _test_gradient(training, test, theta)
-    lengths = torch.zeros_like(training.ones)
+    lengths, length = torch.zeros_like(training.ones), torch.sqrt(sum(g.square().sum() for g in direction.values()))
     for i in _predicting(training):
-        lengths[i] = _norm(_gradient(training, theta, i[None])) * _norm(direction)
+        own = _gradient(training, theta, i[None]).values()
+        lengths[i] = torch.sqrt(sum(g.square().sum() for g in own)) * length
     return _products(training, theta, direction) / lengths.clamp_min(torch.finfo(lengths.dtype).tiny)
 
 
@@ -154,7 +155,3 @@ def _by_name(loss: Tensor, theta: Parameters, create_graph: bool = False) -> Par
     trained = {name: x for name, x in theta.items() if x.requires_grad}
     found = torch.autograd.grad(loss, list(trained.values()), create_graph=create_graph, materialize_grads=True)
     return dict(zip(trained, found, strict=True))
-
-
-def _norm(gradient: Parameters) -> Tensor:
-    return torch.sqrt(sum(g.square().sum() for g in gradient.values()))

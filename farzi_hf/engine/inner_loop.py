@@ -122,8 +122,9 @@ class GradientGraph:
 class InnerLoop:
     """What an adjoint works with: it can run every step of the inner loop forward, and every step in reverse.
 
-    Steps are counted t = 1 … `steps` here. The last `window` of them are differentiated. The first `taken` of them have been taken by an
-    earlier training, which ended with the states `reached`.
+    Steps are counted t = 1 … `steps` here. The first `taken` of them have been taken by an earlier training, which ended with the states
+    `reached`. The last `window` of them are `differentiated`. If the loop `is_cut`, there are steps before the window, and no
+    gradient comes to the start.
     """
 
     inner_loss: InnerLoss
@@ -139,23 +140,15 @@ class InnerLoop:
     keeps_graphs: ClassVar[bool] = True
 
     @property
-    def all(self) -> range:
-        """The steps to take."""
-        return range(self.taken + 1, self.steps + 1)
-
-    @property
     def undifferentiated(self) -> range:
-        """The steps before the window."""
         return range(self.taken + 1, self.steps - self.window + 1)
 
     @property
     def differentiated(self) -> range:
-        """The steps of the window."""
         return range(self.steps - self.window + 1, self.steps + 1)
 
     @property
     def is_cut(self) -> bool:
-        """Whether there are steps before the window, so that no gradient comes to the start."""
         return self.window < self.steps
 
     def start(self, w: Buffers) -> States:
@@ -167,6 +160,11 @@ class InnerLoop:
     def cotangents(self, dw: Buffers) -> States:
         """The cotangents after the last step, in new buffers: no loss depends on the last accumulators."""
         return tuple(self.optimizer.init(flat.detach().clone()) for flat in dw)
+
+    def trained(self, w: Buffers, inputs: Buffers) -> States:
+        """The states after the last step, without a graph."""
+        inputs = tuple(x.detach() for x in inputs)
+        return self.advance(self.start(w), inputs, range(self.taken + 1, self.steps + 1))
 
     def gradient(self, w: Buffers, inputs: Buffers, t: int, *, create_graph: bool = False) -> Buffers:
         """g_t at `w`, which must require grad."""

@@ -94,7 +94,7 @@ def unroll(
                 raise ValueError(refusal)
             w = adjoint.run(loop, w, inputs)
         else:
-            w = weights(loop.advance(loop.start(w), inputs, loop.all))
+            w = weights(loop.trained(w, inputs))
     return loop.layout.unflatten(w)
 
 
@@ -117,8 +117,7 @@ def train(
     _check_counts(steps, None, first_step)
     loop, w, inputs = _loop(inner_loss, params, inputs, optimizer, steps, None, first_step, torch_compile)
     with torch.inference_mode(False), no_autocast(loop.autocast):
-        states = loop.advance(loop.start(w), tuple(x.detach() for x in inputs), loop.all)
-    return TrainingState(loop.layout, states, loop.steps)
+        return TrainingState(loop.layout, loop.trained(w, inputs), loop.steps)
 
 
 def choose_adjoint(loop: InnerLoop, w: Buffers, inputs: Buffers) -> Adjoint:

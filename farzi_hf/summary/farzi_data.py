@@ -63,11 +63,11 @@ class FarziData(nn.Module):
         self._results = (Results(), "")  # with the fingerprint of the tensors that they belong to
         for name, shape in config.shapes.items():
             if name in config.learnt:
-                given = torch.randn(shape) * config.latent_std if tensors is None else tensors[name]
+                given = tensors[name] if tensors else torch.randn(shape) * config.latent_std
                 self.register_parameter(name, nn.Parameter(given))
             else:
-                ids = torch.randint(config.vocab_size, shape, dtype=torch.int32) if tensors is None else tensors[name]
-                self.register_buffer(name, ids)
+                given = tensors[name] if tensors else torch.randint(config.vocab_size, shape, dtype=torch.int32)
+                self.register_buffer(name, given)
 
     @property
     def tensors(self) -> dict[str, Tensor]:

@@ -77,8 +77,7 @@ class Random(Start):
     def __call__(self, farzi: FarziData, dataset: Rows, seed: int, vectors: Tensor | None = None) -> None:
         generator = torch.Generator().manual_seed(derive(seed, Purpose.SUMMARY_NORMAL))
         for parameter in (farzi.latents, farzi.decoder):
-            draw = torch.randn(parameter.shape, generator=generator) * farzi.config.latent_std
-            parameter.data.copy_(draw)
+            parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * farzi.config.latent_std)
 
 
 @dataclass(frozen=True)
@@ -314,9 +313,7 @@ _REAL = (
     "were trained on the data."
 )
 INPUT_SEQUENCES: dict[str, Ids] = {
-    "made_up": Ids(made_up, _MADE_UP),
-    "made_up_by_root": Ids(made_up_by_root, _MADE_UP),
-    "real_windows": Ids(real_windows, _REAL),
-    "covering_windows": Ids(covering_windows, _REAL),
+    **{draw.__name__: Ids(draw, _MADE_UP) for draw in (made_up, made_up_by_root)},
+    **{draw.__name__: Ids(draw, _REAL) for draw in (real_windows, covering_windows)},
 }
 """Of inputs that are ids, by name."""

@@ -49,9 +49,7 @@ def lr_schedule(name: str, steps: int) -> Callable[[int], float] | None:
     Raises:
         ValueError: `name` is unknown.
     """
-    if name not in LR_SCHEDULES:
-        raise ValueError(f"lr_scheduler_type={name!r} is unknown; choose one of {', '.join(LR_SCHEDULES)}")
-    if name == "constant":
+    if check_choice("lr_scheduler_type", name, LR_SCHEDULES) == "constant":
         return None
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)  # a schedule is made for one
     scheduler = get_scheduler(name, optimizer, 0, steps, scheduler_specific_kwargs=LR_SCHEDULES[name](steps))

@@ -160,8 +160,7 @@ def test_a_rate_falls_at_once_or_stays_for_half_of_the_steps(name, rates):
 
 def test_a_constant_rate_needs_no_schedule_and_an_unknown_one_is_refused():
     assert lr_schedule("constant", 4) is None
-    known = "constant, linear, cosine, warmup_stable_decay"
-    with pytest.raises(ValueError, match=f"lr_scheduler_type='steep' is unknown; choose one of {known}"):
+    with pytest.raises(ValueError, match=r"lr_scheduler_type must be one of 'constant', 'linear', .*, got 'steep'"):
         lr_schedule("steep", 4)
 
 
