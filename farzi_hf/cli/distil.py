@@ -19,7 +19,7 @@ from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory
 from farzi_hf.cli.run_folder import begin_run, check_outputs, find_checkpoint, kept, stored, write_recipe
 from farzi_hf.distillation.callbacks import phase
 from farzi_hf.distillation.config import FarziConfig
-from farzi_hf.distillation.objectives import OBJECTIVES, facts_of
+from farzi_hf.distillation.objectives import OBJECTIVES
 from farzi_hf.distillation.rows import check_rows, run_check
 from farzi_hf.distillation.run import locked
 from farzi_hf.distillation.trainer import FarziTrainer
@@ -143,7 +143,7 @@ class Run:
             "outer_steps": trainer.state.global_step,
             "distillation_seconds": round(distillation_seconds(trainer.state.log_history), 2),
             "seed": args.seed,
-            **facts_of(trainer.objective),
+            **getattr(trainer.objective, "facts", dict)(),
             **environment(args),
         }
 

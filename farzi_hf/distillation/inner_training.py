@@ -15,7 +15,7 @@ from farzi_hf.data import minibatches
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.distillation.learner import Learner, LearnerBatch, Parameters, is_constant
 from farzi_hf.distillation.processes import shared
-from farzi_hf.distillation.rows import RealBatches, RealData
+from farzi_hf.distillation.rows import RealData, real_batches
 from farzi_hf.engine import Adjoint, InnerLoss, InnerOptimizer, TrainingState, train, unroll
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.forms import Tensors, batch_of, rows_of
@@ -228,7 +228,7 @@ class Students:
 
     def on_real(self, data: RealData, batch_size: int, steps: int, seed: int) -> Parameters:
         """θ after `steps` steps of the inner optimizer on real data, `batch_size` sequences each."""
-        learner, batches = self.learner, RealBatches.of(data, batch_size, steps, seed)
+        learner, batches = self.learner, real_batches(data, batch_size, steps, seed)
 
         def loss(params: Parameters, inputs: tuple, step: int) -> Tensor:
             return learner.hard_loss(params, batches(step))

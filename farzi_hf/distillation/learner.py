@@ -285,10 +285,6 @@ class LearnerBatch:
             losses.append(self.single.loss_of_states(theta, x[:, :-1][counted], targets, counts))
         return torch.stack(losses).mean()
 
-    def logits(self, params: Parameters, batch: Mapping[str, Tensor]) -> Tensor:
-        """(K, b, L, V)."""
-        return self._mapped(self.single.logits, params, batch)
-
     def _each(self, params: Parameters) -> list[Parameters]:
         """The parameters of each learner."""
         return [dict(zip(params, values, strict=True)) for values in zip(*params.values(), strict=True)]

@@ -234,45 +234,36 @@ class RealData:
         return {name: x.to(self.device) for name, x in self.collator(rows).items()}
 
 
-@dataclass(frozen=True)
-class RealBatches:
-    """The real minibatch of every step: `batches(step)`, steps count from 1."""
-
-    data: RealData
-    rows: Tensor | None
-
-    @classmethod
-    def of(cls, data: RealData, batch_size: int, steps: int, seed: int) -> RealBatches | StreamBatches:
-        """The minibatches of `steps` steps. They depend on `seed`. A batch larger than the data set takes all rows."""
-        if isinstance(data.dataset, RowStream):
-            return StreamBatches(data, batch_size, seed)
-        return cls(data, minibatches(len(data.dataset), batch_size, steps, seed))
-
-    def __call__(self, step: int) -> Mapping[str, Tensor]:
-        data = self.data
-        return data.batch(data.rows() if self.rows is None else data.rows(self.rows[step - 1]))
+RealBatches = Callable[[int], Mapping[str, Tensor]]
+"""The real minibatch of every step: `batches(step)`, steps count from 1."""
 
 
-class StreamBatches:
-    """The real minibatch of every step of a stream, which is shuffled with a seed. Ask for step 1, then for step 2, and so on."""
+def real_batches(data: RealData, batch_size: int, steps: int, seed: int) -> RealBatches:
+    """The minibatches of `steps` steps, a function of `seed`. A batch larger than the data set takes all rows.
 
-    def __init__(self, data: RealData, batch_size: int, seed: int) -> None:
-        self._data, self._size, self._rows = data, batch_size, data.dataset.shuffled(seed)
-        self._step, self._batch = 0, {}
+    A stream is shuffled with the seed, and read forward: ask for step 1, then for step 2, and so on; for the last one more than once.
+    """
+    if isinstance(data.dataset, RowStream):
+        rows, last, batch = data.dataset.shuffled(seed), 0, {}
 
-    def __call__(self, step: int) -> Mapping[str, Tensor]:
-        if step == self._step + 1:
-            self._step, self._batch = step, self._data.batch(list(islice(self._rows, self._size)))
-        if step != self._step:
-            raise RuntimeError(f"step={step} after step {self._step}: a stream is read forward; make new StreamBatches")
-        return self._batch
+        def read(step: int) -> Mapping[str, Tensor]:
+            nonlocal last, batch
+            if step == last + 1:
+                last, batch = step, data.batch(list(islice(rows, batch_size)))
+            if step != last:
+                raise RuntimeError(f"step={step} after step {last}: a stream is read forward; make new batches")
+            return batch
+
+        return read
+    numbers = minibatches(len(data.dataset), batch_size, steps, seed)
+    return lambda step: data.batch(data.rows() if numbers is None else data.rows(numbers[step - 1]))
 
 
 def train_on_real(
     learner: Learner | LearnerBatch,
     optimizer: InnerOptimizer,
     start: Parameters,
-    batches: RealBatches | StreamBatches,
+    batches: RealBatches,
     *,
     steps: int,
     every: int,

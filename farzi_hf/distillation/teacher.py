@@ -23,7 +23,7 @@ from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.distillation.learner import Learner, Parameters
 from farzi_hf.distillation.learner_model import LinearHead
 from farzi_hf.distillation.processes import broadcast, shared
-from farzi_hf.distillation.rows import RealBatches, RealData, train_on_real
+from farzi_hf.distillation.rows import RealData, real_batches, train_on_real
 from farzi_hf.distillation.trajectories import TrajectoryBank
 from farzi_hf.engine import InnerOptimizer, setting
 from farzi_hf.summary import FarziData
@@ -84,21 +84,12 @@ class TeacherTraining:
         Raises:
             FloatingPointError: the training diverged.
         """
-        batches = RealBatches.of(data, self.batch_size, self.steps, derive(seed, Purpose.TEACHER_MINIBATCHES))
+        batches = real_batches(data, self.batch_size, self.steps, derive(seed, Purpose.TEACHER_MINIBATCHES))
         optimizer = replace(self.optimizer, lr_schedule=lr_schedule("warmup_stable_decay", self.steps))
         start = learner.initial_parameters(derive(seed, Purpose.TEACHER), data.device)
         steps = train_on_real(learner, optimizer, start, batches, steps=self.steps, every=1)
         bar = tqdm(steps, "Teacher", self.steps, disable=data.quiet, leave=False, dynamic_ncols=True)
         return deque(bar, maxlen=1).pop()
-
-
-def head_width(learner: Learner) -> int:
-    """The `label_dim` with which labels hold all that such a teacher predicts.
-
-    Raises:
-        ValueError: the model has no linear head.
-    """
-    return _head(learner).width
 
 
 @dataclass(frozen=True)
@@ -212,7 +203,7 @@ def _factors(farzi: FarziData, teacher: Teacher) -> tuple[Tensor, Tensor]:
             f"teacher: it has a vocabulary of {learner.vocab_size} entries, the summary one of {farzi.config.vocab_size}; give a "
             "teacher that was trained with the summary's tokenizer or items"
         )
-    weight, bias = _head(learner).arguments(params)
+    weight, bias = linear_head(learner).arguments(params)
     states = []
     for first in range(0, farzi.config.num_sequences, _CHUNK):
         inputs, _ = batch_of(farzi.tensors, slice(first, first + _CHUNK), farzi.config.tau)
@@ -223,7 +214,12 @@ def _factors(farzi: FarziData, teacher: Teacher) -> tuple[Tensor, Tensor]:
     return torch.cat([states, torch.ones_like(states[:, :1])], dim=1), torch.cat([weight.T, bias[None]])
 
 
-def _head(learner: Learner) -> LinearHead:
+def linear_head(learner: Learner) -> LinearHead:
+    """The head of a model that is to label. Its `width` is the `label_dim` with which labels hold all that the model predicts.
+
+    Raises:
+        ValueError: the model has no linear head.
+    """
     if learner.head is None:
         raise ValueError(
             f"teacher: the logits of a {type(learner.model).__name__} are not its last hidden states times a linear head; "

@@ -29,10 +29,10 @@ from farzi_hf.distillation.callbacks import ChaosWarning, FiniteMeans, StepFigur
 from farzi_hf.distillation.config import FarziConfig
 from farzi_hf.distillation.inner_training import Students
 from farzi_hf.distillation.learner import Learner, Parameters
-from farzi_hf.distillation.objectives import Objective, facts_of, figures_of
+from farzi_hf.distillation.objectives import Objective
 from farzi_hf.distillation.rows import RealData, RealRows, run_check
 from farzi_hf.distillation.run import Run
-from farzi_hf.distillation.teacher import GivenTeachers, Labelling, UntrainedTeachers, head_width
+from farzi_hf.distillation.teacher import GivenTeachers, Labelling, UntrainedTeachers, linear_head
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.forms import LABELS, Tensors
 from farzi_hf.summary.soft_tokens import shifted_cross_entropy
@@ -154,7 +154,7 @@ class FarziTrainer(Trainer):
 
     def _summary(self, args: FarziConfig, farzi_data: FarziData | None, rows: Dataset | RowStream | None) -> FarziData:
         """The summary to train: the one that is given, or a new one at its start."""
-        label_dim = head_width(self.labelling.kinds[0]) if args.labels == "own" else None
+        label_dim = linear_head(self.labelling.kinds[0]).width if args.labels == "own" else None
         config = args.summary_config(self.learner.vocab_size, label_dim)
         self._open_start = None
         if farzi_data is not None:
@@ -288,7 +288,7 @@ class FarziTrainer(Trainer):
         if "loss" in logs:
             logs["loss"] *= self.losses.factor_since_log(self.accelerator)
             logs |= {"non_finite_steps": record.non_finite_steps, **self._figures.since_last_log()}
-            logs |= figures_of(self.objective)
+            logs |= getattr(self.objective, "figures", dict)()
         if "train_loss" in logs:  # of all steps, also of those before a resume
             mean = self._total_loss_scalar / max(1, self.state.global_step)
             logs["train_loss"] = mean * self.losses.factor_of_run(self.accelerator)
@@ -435,7 +435,7 @@ class FarziTrainer(Trainer):
         # The trainer knows the rows, but not where they come from. The command line adds the name.
         learner = self.learner.model.config.to_diff_dict()
         recipe = {"dataset": None, "learner": learner, **self.args.to_recipe(), **self.own_objective}
-        metrics = {**known.metrics, **evaluation, **facts_of(self.objective)}
+        metrics = {**known.metrics, **evaluation, **getattr(self.objective, "facts", dict)()}
         return {"metrics": metrics, "recipe": known.recipe or recipe}
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:

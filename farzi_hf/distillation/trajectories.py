@@ -26,7 +26,7 @@ from farzi_hf.data.seeds import Purpose, check_seed, derive, stream
 from farzi_hf.data.streams import RowStream, described
 from farzi_hf.distillation.learner import Learner, LearnerBatch, Parameters
 from farzi_hf.distillation.processes import agreed, end, largest, noted_signals, world
-from farzi_hf.distillation.rows import RealBatches, RealData, check_rows, train_on_real
+from farzi_hf.distillation.rows import RealData, check_rows, real_batches, train_on_real
 from farzi_hf.engine import InnerOptimizer, setting
 from farzi_hf.summary.store.atomic_folder import names_the_disk, replace_file
 from farzi_hf.summary.store.text import as_written, json_text
@@ -120,13 +120,11 @@ def record_trajectories(
             if not missing:
                 return True
             minibatch_seed = derive(seed, Purpose.RECORDED_MINIBATCHES, first)
-            batches = RealBatches.of(data, batch_size, steps, minibatch_seed)
+            batches = real_batches(data, batch_size, steps, minibatch_seed)
             starts = [learner.initial_parameters(derive(seed, Purpose.RECORDED_START, i), device) for i in group]
             several = learner if len(starts) == 1 else learner.batch(len(starts))
-            checkpoints, own = (
-                [several.stack(starts)],
-                {name for each in starts for name in learner.without_shared(each)},
-            )
+            own = {name for each in starts for name in learner.without_shared(each)}
+            checkpoints = [several.stack(starts)]
             for params in train_on_real(several, optimizer, checkpoints[0], batches, steps=steps, every=save_every):
                 if noted.number:
                     return False

@@ -17,8 +17,8 @@ from farzi_hf.data import SequenceCollator, flatten_sequences
 from farzi_hf.data.streams import RowStream
 from farzi_hf.distillation import Learner, MetaMatching, SyntheticTraining, record_trajectories
 from farzi_hf.distillation.learner import whole
-from farzi_hf.distillation.rows import RealBatches, RealData
-from farzi_hf.distillation.teacher import Labelling, Teacher, TeacherTraining, head_width, label
+from farzi_hf.distillation.rows import RealData, real_batches
+from farzi_hf.distillation.teacher import Labelling, Teacher, TeacherTraining, label, linear_head
 from farzi_hf.engine import Direct, InnerAdam, Reversible, Tape
 from farzi_hf.models.rnn import RNNConfig
 from farzi_hf.summary.initialization import INPUT_SEQUENCES, covering_windows, made_up, real_windows
@@ -30,7 +30,7 @@ OWN = {"labels": "own", "inputs": "tokens", "teacher_steps": 30, "teacher_batch_
 def summary(learner: Learner, label_dim: int | None = None, **changes) -> FarziData:
     torch.manual_seed(0)
     config = FarziDataConfig(
-        6, 8, 4, learner.vocab_size, labels="own", label_dim=label_dim or head_width(learner), **changes
+        6, 8, 4, learner.vocab_size, labels="own", label_dim=label_dim or linear_head(learner).width, **changes
     )
     return FarziData(config)
 
@@ -290,6 +290,6 @@ def test_teachers_predict_only_what_labels_and_mask_leave(stream):
     }
     rows = Dataset.from_dict({**columns, "text": ["other"] * 3})
     data = RealData(RowStream(rows.to_iterable_dataset(), lambda rows: rows) if stream else rows, SequenceCollator())
-    batch = RealBatches.of(data, 2, 3, seed=0)(1)
+    batch = real_batches(data, 2, 3, seed=0)(1)
     assert batch["labels"].tolist() == [[-100, -100, 6, -100]] * 2
     assert data.batch(data.some(1, seed=0))["labels"].tolist() == [[-100, -100, 6, -100]]

@@ -4,7 +4,7 @@ An objective is a function of the learner, the summary's tensors by name, a batc
 differentiable in the tensors. All its random numbers depend on the seed alone. With K learners at once, it returns the mean of their K scalars.
 """
 
-from farzi_hf.distillation.objectives.base import Batch, ConfigurableObjective, Objective, Parts, facts_of, figures_of
+from farzi_hf.distillation.objectives.base import Batch, ConfigurableObjective, Objective, Parts
 from farzi_hf.distillation.objectives.gradient_matching import GradientMatching
 from farzi_hf.distillation.objectives.meta_matching import MetaMatching
 from farzi_hf.distillation.objectives.private import PrivateMatching
@@ -19,5 +19,4 @@ OBJECTIVES: dict[str, type[ConfigurableObjective]] = {
 
 __all__ = [
     "OBJECTIVES", "Batch", "ConfigurableObjective", "GradientMatching", "MetaMatching", "Objective", "Parts", "PrivateMatching", "TrajectoryMatching",
-    "facts_of", "figures_of",
 ]  # fmt: skip

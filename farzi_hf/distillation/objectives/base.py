@@ -59,13 +59,12 @@ class ConfigurableObjective(ABC):
         """The objective with the settings of a `FarziConfig` that `check` has passed."""
 
     def figures(self) -> dict[str, Any]:
-        """What this objective adds to the log and to the card. Most have nothing."""
+        """What this objective adds to the log. Most have nothing."""
         return {}
 
-    @property
-    def protection(self) -> str | None:
-        """What a card says about the protection of the data by this objective; most have none."""
-        return None
+    def facts(self) -> dict[str, Any]:
+        """What this objective adds to the metrics of a summary and to its card."""
+        return self.figures()
 
     @classmethod
     def pooled(cls, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -82,17 +81,6 @@ class ConfigurableObjective(ABC):
     @abstractmethod
     def __call__(self, learner: Learner, summary: Tensors, batch: Batch, seed: int) -> Tensor:
         """As `Objective`."""
-
-
-def figures_of(objective: Any) -> dict[str, Any]:
-    """The figures of an objective for the log; nothing where it is a plain function."""
-    return objective.figures() if isinstance(objective, ConfigurableObjective) else {}
-
-
-def facts_of(objective: Any) -> dict[str, Any]:
-    """The figures of an objective for the card, and there what protects the data."""
-    protection = objective.protection if isinstance(objective, ConfigurableObjective) else None
-    return {**figures_of(objective), **({} if protection is None else {"privacy": protection})}
 
 
 def together(learner: Learner, size: int) -> Learner | LearnerBatch:

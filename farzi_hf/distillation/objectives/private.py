@@ -213,16 +213,17 @@ class PrivateMatching(ConfigurableObjective):
             "privacy_sampling_rate": self.sampling_rate, "privacy_releases": sum(steps for *_, steps in self.history),
         }  # fmt: skip
 
-    @property
-    def protection(self) -> str | None:
+    def facts(self) -> dict[str, Any]:
+        """The figures, and in words what they protect."""
         epsilon = self.epsilon
         if not self.history or math.isinf(epsilon):
-            return None
-        return (
+            return self.figures()
+        privacy = (
             f"The distillation was differentially private: ε = {epsilon:.4g} at δ = {self.delta:.4g}, for one training row (a text, or a window "
             "of a history), added or removed. This holds for the sequences; figures on this card, a start or a teacher that was given, and the "
             "choice of settings are not counted."
         )
+        return {**self.figures(), "privacy": privacy}
 
     @classmethod
     def pooled(cls, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
