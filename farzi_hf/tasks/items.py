@@ -106,9 +106,8 @@ def rank_metrics(statistics: np.ndarray, ks: Sequence[int] = (10, 100)) -> dict[
     """
     statistics = np.asarray(statistics, dtype=np.float64)
     if statistics.ndim != 2 or statistics.shape[1] != 2 or len(statistics) == 0:
-        raise ValueError(
-            f"statistics has shape {statistics.shape}, not (users, 2): give the Trainer preprocess_logits_for_metrics=target_ranks."
-        )
+        remedy = "give the Trainer preprocess_logits_for_metrics=target_ranks."
+        raise ValueError(f"statistics has shape {statistics.shape}, not (users, 2): {remedy}")
     return {name: float(values.mean()) for name, values in _per_user(statistics, ks).items()}
 
 

@@ -53,10 +53,8 @@ def sentence_totals(statistics: np.ndarray) -> np.ndarray:
     """
     statistics = np.asarray(statistics, dtype=np.float64)
     if statistics.ndim != 3 or statistics.shape[-1] != 3:
-        raise ValueError(
-            f"statistics has shape {statistics.shape}, not (sequences, length − 1, 3): "
-            "give the Trainer preprocess_logits_for_metrics=token_statistics."
-        )
+        remedy = "give the Trainer preprocess_logits_for_metrics=token_statistics."
+        raise ValueError(f"statistics has shape {statistics.shape}, not (sequences, length − 1, 3): {remedy}")
     totals = np.where(statistics[..., 2:] > 0, statistics, 0.0).sum(axis=1)
     totals = totals[totals[:, 2] > 0]
     if len(totals) == 0:
@@ -340,9 +338,8 @@ class LanguageModeling(Task):
         tokens = outputs(sequences.select(order), lambda logits, batch: token_statistics(logits, batch["labels"]))
         totals = sentence_totals(pad_statistics(tokens))
         if len(totals) < len(sequences):
-            raise ValueError(
-                f"{len(sequences) - len(totals)} of {len(sequences)} sentences have nothing to predict; filter them out"
-            )
+            few = f"{len(sequences) - len(totals)} of {len(sequences)} sentences"
+            raise ValueError(f"{few} have nothing to predict; filter them out")
         return totals[np.argsort(order)][:, None]
 
     def intervals(self, students: Statistics) -> dict[str, tuple[float, float]]:
