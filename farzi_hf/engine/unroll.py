@@ -82,8 +82,8 @@ def unroll(
         RuntimeError: a backward pass with `create_graph=True` through another adjoint than `Direct`, or `torch_compile=True` for a loss
             that cannot be compiled.
     """
-    _check_types(params, inputs, optimizer, adjoint)
-    _check_counts(steps, window, first_step)
+    if adjoint is not None and not isinstance(adjoint, Adjoint):
+        raise TypeError(f"adjoint must be an Adjoint or None, got {_described(adjoint)}; pass for example Tape()")
     loop, w, inputs = _loop(inner_loss, params, inputs, optimizer, steps, window, first_step, torch_compile)
     differentiable = torch.is_grad_enabled() and any(x.requires_grad for x in (*w, *inputs))
     # Training needs gradients even if the caller has turned them off.
@@ -113,8 +113,6 @@ def train(
     A training in several calls equals one in a single call, bit for bit. Give each call the same `inner_loss`, `optimizer` and
     `first_step`; steps are counted on.
     """
-    _check_types(params, inputs, optimizer, None)
-    _check_counts(steps, None, first_step)
     loop, w, inputs = _loop(inner_loss, params, inputs, optimizer, steps, None, first_step, torch_compile)
     with torch.inference_mode(False), no_autocast(loop.autocast):
         return TrainingState(loop.layout, loop.trained(w, inputs), loop.steps)
@@ -151,6 +149,7 @@ def _loop(
     steps: int, window: int | None, first_step: int, torch_compile: bool,
 ) -> tuple[InnerLoop, Buffers, Buffers]:  # fmt: skip
     """The loop, the parameters at its start, and its inputs."""
+    _check(start, inputs, optimizer, steps, window, first_step)
     kind = CompiledLoop if torch_compile else InnerLoop
     inputs = tuple(map(_ordinary, inputs))
     if isinstance(start, TrainingState):
@@ -172,7 +171,7 @@ def _ordinary(x: Tensor) -> Tensor:
     return nn.Parameter(x.clone(), x.requires_grad) if isinstance(x, nn.Parameter) else x.clone()
 
 
-def _check_types(params: Any, inputs: Any, optimizer: Any, adjoint: Any) -> None:
+def _check(params: Any, inputs: Any, optimizer: Any, steps: Any, window: Any, first_step: Any) -> None:
     if not isinstance(optimizer, InnerOptimizer):
         raise TypeError(
             f"optimizer must be an InnerOptimizer, got {_described(optimizer)}; pass for example InnerAdam(lr=0.01)"
@@ -187,11 +186,6 @@ def _check_types(params: Any, inputs: Any, optimizer: Any, adjoint: Any) -> None
         )
     if not isinstance(inputs, tuple) or not all(isinstance(x, Tensor) for x in inputs):
         raise TypeError(f"inputs must be a tuple of tensors, got {_described(inputs)}; for one tensor pass (x,)")
-    if adjoint is not None and not isinstance(adjoint, Adjoint):
-        raise TypeError(f"adjoint must be an Adjoint or None, got {_described(adjoint)}; pass for example Tape()")
-
-
-def _check_counts(steps: Any, window: Any, first_step: Any) -> None:
     if not _is_int(steps) or steps < 1:
         raise ValueError(f"steps must be an integer >= 1, got {steps!r}; without steps, use params as they are")
     if window is not None and not (_is_int(window) and 1 <= window <= steps):
