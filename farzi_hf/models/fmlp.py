@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import initialization
 
-from farzi_hf.models.next_item import NextItemConfig, NextItemModel, register
+from farzi_hf.models.base import NextItemConfig, NextItemModel, register
 
 
 class FMLPConfig(NextItemConfig):

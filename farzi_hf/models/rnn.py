@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_outputs import CausalLMOutput
 
-from farzi_hf.models.sequence_model import SequenceConfig, SequenceModel, check_size
+from farzi_hf.models.base import SequenceConfig, SequenceModel, check_size
 
 
 class RNNConfig(SequenceConfig):

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from farzi_hf.models.next_item import NextItemConfig, NextItemModel, register
-from farzi_hf.models.sequence_model import check_size
+from farzi_hf.models.base import NextItemConfig, NextItemModel, check_size, register
 
 
 class SASRecConfig(NextItemConfig):

@@ -13,7 +13,7 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from farzi_hf.data import Vocabulary
-from farzi_hf.models.next_item import check_size
+from farzi_hf.models.base import check_size
 from farzi_hf.summary.forms import INPUTS, LABELS
 from farzi_hf.summary.store.tensor_file import STORAGES
 from farzi_hf.summary.store.text import parse_mapping

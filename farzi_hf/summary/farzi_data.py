@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import TrainingArguments
 
 from farzi_hf.data import Vocabulary, vocabulary_of
-from farzi_hf.models.next_item import check_size
+from farzi_hf.models.base import check_size
 from farzi_hf.summary.config import FarziDataConfig, check_choice
 from farzi_hf.summary.forms import batch_of
 from farzi_hf.summary.inner_settings import stock_arguments

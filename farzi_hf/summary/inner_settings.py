@@ -17,7 +17,7 @@ import torch
 from transformers import SchedulerType, TrainingArguments, get_scheduler
 
 from farzi_hf.engine import OPTIMIZERS, InnerOptimizer
-from farzi_hf.models.next_item import check_size
+from farzi_hf.models.base import check_size
 from farzi_hf.summary.config import check_choice
 
 logger = logging.getLogger(__name__)

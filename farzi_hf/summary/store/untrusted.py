@@ -27,7 +27,7 @@ from torch.nn.modules.module import (
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from farzi_hf.data import Vocabulary
-from farzi_hf.models.next_item import NextItemConfig
+from farzi_hf.models.base import NextItemConfig
 from farzi_hf.summary.store import folder as layout
 from farzi_hf.summary.store.folder import ArtefactFolder
 from farzi_hf.summary.store.text import parse, parse_mapping, terminal_text
