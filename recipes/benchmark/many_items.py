@@ -1,7 +1,6 @@
 """Time and memory of an outer step over a large vocabulary: of Amazon Video's size, or GPT-2's.
 
     python recipes/benchmark/many_items.py                   # Video, about a minute on one core
-    python recipes/benchmark/many_items.py --threads 2
     python recipes/benchmark/many_items.py gpt2              # --shared_head: the head is the embedding, as in GPT-2 itself
     python recipes/benchmark/many_items.py gpt2 --adjoint tape
 
