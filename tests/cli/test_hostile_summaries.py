@@ -76,6 +76,7 @@ def test_a_table_escapes_its_cells():
     [
         *[({"table": table}, "table") for table in (3, "text", [1], [[1]], {"a": 1}, [{}], [None], True)],
         ({"table": [{"method": "a"}, {"x": 1.0, "x_std": "wide"}]}, "x_std"),
+        ({"table": [{"x": None, "x_std": []}]}, "x_std"),
         ({"table": [{"x": 1.0, "x_interval": {"low": 1}}]}, "x_interval"),
         ({"data_bytes": "many"}, "data_bytes"),
         ({"full_data_seconds": [1]}, "full_data_seconds"),

@@ -208,8 +208,9 @@ def test_two_processes_are_two_and_one_of_them_speaks(tmp_path, launcher, monkey
     assert metrics["world_size"] == 2
     assert [row["method"] for row in metrics["table"]][:3] == ["Farzi [4×8]", "Farzi, 0 outer steps", "head (longest)"]
     before = start_row(tmp_path / "run")
-    (tmp_path / "run" / "start.json").unlink()  # an older version has none; then both make the start again
-    more = script(tmp_path, launcher, *DEMO, "--output_dir", "run", "--baselines", "head", "--max_steps", "3")
+    for name in ("start.json", "results.json"):  # as if the run had ended before them; then both make the start again
+        (tmp_path / "run" / name).unlink()
+    more = script(tmp_path, launcher, *DEMO, "--output_dir", "run", "--baselines", "head")
     assert more.returncode == 0, more.stderr[-3000:]
     assert "going on from" in more.stdout
     assert {**start_row(tmp_path / "run"), "seconds": ""} == {**before, "seconds": ""}

@@ -91,7 +91,8 @@ def check_results(metrics: Mapping[str, Any], recipe: Mapping[str, Any], of_metr
     for i, row in enumerate(rows):
         for column, value in row.items():
             if column.endswith(("_std", "_interval")):
-                right = all(map(is_number, value if isinstance(value, list | tuple) else [value]))
+                edges = value if column.endswith("_interval") and isinstance(value, list | tuple) else [value]
+                right = all(map(is_number, edges))
                 check(right, f"{of_metrics}['table'][{i}][{column!r}]", value, "no number")
 
 
