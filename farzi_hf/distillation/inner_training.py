@@ -131,9 +131,10 @@ class SyntheticTraining:
         rows = minibatches(len(first), self.batch_size, steps, seed)
         if rows is None:
             return None
+        rows = rows.to(first.device)
         if self.torch_compile:  # code for a training of T steps is code for all others
-            torch._dynamo.maybe_mark_dynamic(rows := rows.to(first.device), 0)
-        return rows.to(first.device)
+            torch._dynamo.maybe_mark_dynamic(rows, 0)
+        return rows
 
     def _compact(
         self, summary: Tensors, rows: Tensor | None, start: Parameters | TrainingState, steps: int

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from farzi_hf.engine import setting
 from farzi_hf.summary.initialization import INITIALIZATIONS, INPUT_SEQUENCES
-from farzi_hf.summary.soft_tokens import SoftTokens, soft_tokens
+from farzi_hf.summary.soft_tokens import SoftTokens
 
 Tensors = Mapping[str, Tensor]
 """The tensors of a summary, by name."""
@@ -165,11 +165,3 @@ def _form_of(tensors: Tensors, forms: Collection[type[Form]]) -> Any:
             if name in tensors:
                 return form
     return next(form for form in forms if not form.tensors)
-
-
-@torch.no_grad()
-def label_probabilities(tensors: Tensors, positions: slice) -> Tensor | None:
-    """Own labels (n, V) of `positions` of all μ·ξ; None where labels are shared."""
-    if "label_latents" not in tensors:
-        return None
-    return soft_tokens(tensors["label_latents"].flatten(0, 1)[positions], tensors["label_decoder"], 1.0)
