@@ -34,6 +34,9 @@ from influence import COSINE, EXACT, RANDOM, TRACIN, TRAK, TRAK_MODELS, Attribut
 from influence_card import FILES, datamodelling_rows, write
 from influence_cost import measured
 
+PART = 20
+"""Retrainings that are kept at a time."""
+
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Scores, retrainings and costs of one data set, and its card."""
@@ -94,17 +97,16 @@ def by_trak(problem: AttributionProblem, seed: int, steps: int) -> dict[str, lis
 
 
 def retrained(problem: AttributionProblem, seed: int, steps: int) -> list[float]:
-    """(K,): the test loss after each retraining. Those that take their steps together are kept as soon as they are done."""
+    """(K,): the test loss after each retraining. Some at a time are kept as soon as they are done."""
     losses: list[float] = []
     while len(losses) < problem.args.retrainings:
         first = len(losses)
-        left_out = problem.left_out(seed)[first : first + problem.args.together]
+        left_out = problem.left_out(seed)[first : first + PART]
 
         def part(left_out: torch.Tensor = left_out) -> list[float]:
             training, weights = problem.training(seed, steps), 1.0 - left_out.float()
             with torch.no_grad():
-                models = training.train_each(weights, problem.args.together)
-                return [float(training.learner.hard_loss(theta, problem.test)) for theta in models]
+                return [float(training.learner.hard_loss(training.train(w), problem.test)) for w in weights]
 
         name = f"seed-{seed}/T-{steps}/retrainings-{first}-{first + len(left_out)}"
         losses += problem.kept(name, part, "left_out")

@@ -75,12 +75,12 @@ def distil(folder: Path, connection: Connection) -> None:
 
 
 def record(folder: Path, connection: Connection) -> None:
-    """Four trajectories, two at a time."""
+    """Four trajectories."""
     trainer = tiny_trainer(folder / "unused", SEQUENCES, TOKENIZER)
     with phase(connection, "record"):
         record_trajectories(
             trainer.learner, trainer.args.make_inner_optimizer(), SEQUENCES["train"], trainer.data_collator, folder,
-            num=4, steps=40, save_every=5, batch_size=20, seed=1, together=2,
+            num=4, steps=40, save_every=5, batch_size=20, seed=1,
         )  # fmt: skip
 
 

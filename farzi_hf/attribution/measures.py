@@ -75,7 +75,7 @@ def metasmoothness(
     v = torch.as_tensor(np.stack([generator.permutation(half) for _ in range(directions)])).to(scores)
     weights = 1 + size * torch.cat([torch.zeros_like(v[:1]), v, -v])
     with torch.no_grad():
-        middle, *changed = (float(loss(theta)) for theta in training.train_each(weights))
+        middle, *changed = (float(loss(theta)) for theta in map(training.train, weights))
     above, below = np.split(np.array(changed), 2)
     predicted, odd, even = -size * (v @ scores).numpy(force=True), (above - below) / 2, (above + below) / 2 - middle
     return {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -30,7 +30,7 @@ class WeightedTraining:
         batches: (T, b), the rows of each step's minibatch. `farzi_hf.data.minibatches` makes it.
         optimizer: of the training.
         start: θ_0, by name.
-        torch_compile: whether the steps are compiled, as in `unroll`; those of `train_each` never are.
+        torch_compile: whether the steps are compiled, as in `unroll`.
 
     Raises:
         ValueError: `batches` is not a matrix of row numbers, `rows` has no labels or an id outside the vocabulary, its padding is on the
@@ -108,26 +108,6 @@ class WeightedTraining:
             raise ValueError(f"steps={steps}, but the training has 1 to {self.steps} of them")
         settings = {"optimizer": self.optimizer, "steps": steps, "torch_compile": self.torch_compile}
         return train(self.loss, self.start, (self.checked(weights),), **settings).params
-
-    def train_each(self, weights: Tensor, at_once: int = 8) -> Iterator[Parameters]:
-        """θ_T of K trainings that differ in their weights alone, one after the other. Their graphs are not kept.
-
-        Args:
-            weights: (K, n).
-            at_once: so many trainings take their steps together, which is faster for small models.
-        """
-        for part in weights.split(at_once):
-            learners = self.learner.batch(len(part))
-
-            def loss(params: Parameters, inputs: tuple[Tensor, ...], step: int, learners=learners) -> Tensor:
-                chosen = self.batches[step - 1]
-                return learners.hard_loss(params, self.minibatch(chosen), inputs[0][:, chosen]) * learners.size
-
-            part = torch.stack([self.checked(w) for w in part])
-            start = learners.stack([self.start] * len(part))
-            trained = train(loss, start, (part,), optimizer=self.optimizer, steps=self.steps).params
-            for k in range(len(part)):
-                yield {name: x[k] for name, x in trained.items()}
 
     def unroll(self, weights: Tensor, adjoint: Adjoint | None = None) -> Parameters:
         """θ_T, differentiable in the weights (n,)."""

@@ -5,7 +5,7 @@ Exports `FarziConfig`, `FarziTrainer`, `Learner`, `SyntheticTraining`, the objec
 
 from farzi_hf.distillation.config import FarziConfig
 from farzi_hf.distillation.inner_training import SyntheticTraining
-from farzi_hf.distillation.learner import Learner, LearnerBatch, Parameters
+from farzi_hf.distillation.learner import Learner, Parameters
 from farzi_hf.distillation.objectives import OBJECTIVES, GradientMatching, MetaMatching, Objective, TrajectoryMatching
 from farzi_hf.distillation.trainer import FarziTrainer
 from farzi_hf.distillation.trajectories import (
@@ -22,7 +22,6 @@ __all__ = [
     "FarziTrainer",
     "GradientMatching",
     "Learner",
-    "LearnerBatch",
     "MetaMatching",
     "Objective",
     "Parameters",

@@ -94,7 +94,6 @@ class FarziConfig(TrainingArguments):
     )
 
     objective: str = setting("meta_matching", "the outer loss", table=OBJECTIVES)
-    learners_per_step: int = setting(1, "K, learners that train at once in an outer step, from different θ0", least=1)
     trajectories: str | None = setting(
         None,
         "Ω, a folder of `record_trajectories`, from which inner loops start; by default they start from random parameters",
@@ -166,13 +165,9 @@ class FarziConfig(TrainingArguments):
         for name in ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} is not usable; give an integer of at least 1")
-        if self.checkpoint_layers and (
-            self.learners_per_step > 1 or self.torch_compile
-        ):  # vmap and compile do not see through it
+        if self.checkpoint_layers and self.torch_compile:  # compiled code does not see through it
             raise ValueError(
-                f"checkpoint_layers=True with learners_per_step={self.learners_per_step} and torch_compile={self.torch_compile}: layers are "
-                "computed again for one learner at a time, in plain code; use learners_per_step=1 and "
-                f"gradient_accumulation_steps={self.learners_per_step}, and leave torch_compile out"
+                "checkpoint_layers=True with torch_compile=True: layers are computed again in plain code; leave one of them out"
             )
         OBJECTIVES[self.objective].check(self)
         rate, decay = self.teacher_learning_rate, self.teacher_weight_decay

@@ -13,7 +13,7 @@ from tqdm.auto import tqdm
 
 from farzi_hf.data import minibatches
 from farzi_hf.data.seeds import Purpose, derive
-from farzi_hf.distillation.learner import Learner, LearnerBatch, Parameters, is_constant
+from farzi_hf.distillation.learner import Learner, Parameters
 from farzi_hf.distillation.processes import shared
 from farzi_hf.distillation.rows import RealData, real_batches
 from farzi_hf.engine import Adjoint, InnerLoss, InnerOptimizer, TrainingState, train, unroll
@@ -65,7 +65,7 @@ class SyntheticTraining:
 
     def __call__(
         self,
-        learner: Learner | LearnerBatch,
+        learner: Learner,
         summary: Tensors,
         *,
         start: Parameters | TrainingState,
@@ -79,31 +79,21 @@ class SyntheticTraining:
         """
         of_steps = of_steps or steps
         rows = self._minibatches(summary, of_steps, seed)
-        optimizer, widen = self.optimizer_for(of_steps), None
-        if not (self.torch_compile or isinstance(start, TrainingState)):
-            start, widen = only_seen_rows(learner, summary, start, optimizer)  # of the whole summary
         summary, rows = self._compact(summary, rows, start, steps)
-        loss = own = self._loss(learner, summary, rows)
-        if widen is not None:
-
-            def loss(params: Parameters, inputs: tuple[Tensor, ...], step: int) -> Tensor:
-                return own(widen(params), inputs, step)
-
-        theta = unroll(
-            loss,
+        return unroll(
+            self._loss(learner, summary, rows),
             start,
             tuple(summary.values()),
-            optimizer=optimizer,
+            optimizer=self.optimizer_for(of_steps),
             steps=steps,
             adjoint=self.adjoint,
             window=None if self.window is None else min(self.window, steps),
             torch_compile=self.torch_compile,
         )
-        return theta if widen is None else widen(theta)
 
     def advance(
         self,
-        learner: Learner | LearnerBatch,
+        learner: Learner,
         summary: Tensors,
         *,
         start: Parameters | TrainingState,
@@ -121,7 +111,7 @@ class SyntheticTraining:
             torch_compile=self.torch_compile,
         )
 
-    def inner_loss(self, learner: Learner | LearnerBatch, summary: Tensors, steps: int, seed: int) -> InnerLoss:
+    def inner_loss(self, learner: Learner, summary: Tensors, steps: int, seed: int) -> InnerLoss:
         """L_syn(θ) on the minibatch of each of the steps 1 … `steps`, as a function of the summary's tensors, in their order."""
         return self._loss(learner, summary, self._minibatches(summary, steps, seed))
 
@@ -154,7 +144,7 @@ class SyntheticTraining:
         compact[taken : taken + steps] = places
         return rows_of(summary, seen), compact
 
-    def _loss(self, learner: Learner | LearnerBatch, summary: Tensors, rows: Tensor | None) -> InnerLoss:
+    def _loss(self, learner: Learner, summary: Tensors, rows: Tensor | None) -> InnerLoss:
         names = tuple(summary)
 
         def loss(params: Parameters, inputs: tuple[Tensor, ...], step: int) -> Tensor:
@@ -164,35 +154,6 @@ class SyntheticTraining:
             )
 
         return loss
-
-
-WORTH = 0.5
-"""The largest share of the rows for which it pays to leave out the others: each step writes the rows into a copy of the embedding."""
-
-
-@torch.inference_mode(False)  # rows are saved for a backward pass
-def only_seen_rows(
-    learner: Learner | LearnerBatch, summary: Tensors, start: Parameters, optimizer: InnerOptimizer
-) -> tuple[Parameters, Callable[[Parameters], Parameters] | None]:
-    """The parameters of an inner loop that trains only those rows of the input embedding that the summary's ids look up.
-
-    The others have no gradient in any step, and an optimizer without weight decay leaves them as they are. So no step has to update,
-    differentiate or keep them; parameters and gradients are those of the whole training, bit for bit. At GPT-2's vocabulary that is 30 % of the
-    memory of a model with a head of its own (docs/scale.md).
-
-    Returns:
-        The parameters, and a function that puts the rows back among the others; None where all rows have to train.
-    """
-    ids = summary.get("input_ids")
-    if ids is None or not optimizer.keeps_unused:
-        return start, None
-    rows = ids.long().unique()
-    if len(rows) > WORTH * learner.vocab_size or (name := learner.lookup) is None:
-        return start, None
-    if is_constant(start[name]) or any(x.requires_grad for x in start.values()):
-        return start, None
-    table = start[name].detach().clone()  # the caller may change it meanwhile
-    return {**start, name: table[rows]}, lambda params: {**params, name: table.index_copy(0, rows, params[name])}
 
 
 # -- students -------------------------------------------------------------------------------------------------------

@@ -5,16 +5,15 @@ Both losses go from the model's last hidden states to a number without logits in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
-from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from farzi_hf.data import IGNORED
-from farzi_hf.data.seeds import Purpose, check_seed, derive
+from farzi_hf.data.seeds import check_seed
 from farzi_hf.distillation.layer_checkpoint import keep_inputs_of_layers
 from farzi_hf.distillation.learner_model import (
     LearnerInit,
@@ -24,7 +23,6 @@ from farzi_hf.distillation.learner_model import (
     check_model,
     check_twice_differentiable,
     factory,
-    looks_up_only,
     parameter_names,
     readable_positions,
     without_peft,
@@ -119,38 +117,6 @@ class Learner:
             for name, x in own.items()
         }
 
-    def batch(self, size: int) -> LearnerBatch:
-        """`size` learners at once."""
-        return LearnerBatch(self, size)
-
-    @cached_property
-    def lookup(self) -> str | None:
-        """The name of the input embedding, if a loss depends on no other rows of it than those of the ids; None otherwise."""
-        name = self._embedding_names.get("weight")
-
-        def loss(params: Parameters, ids: Tensor) -> Tensor:
-            return self.hard_loss(params, {**whole(ids), "labels": ids})
-
-        return name if name is not None and looks_up_only(self.model, name, loss) else None
-
-    # One learner and several learners have the same interface: a start is drawn for each seed, and the starts are stacked.
-
-    size = 1
-
-    @property
-    def single(self) -> Learner:
-        """One of the learners that train together: this one."""
-        return self
-
-    def seeds(self, seed: int) -> list[int]:
-        """The seeds of the learners that train together: one."""
-        return [seed]
-
-    def stack(self, parameters: Sequence[Parameters]) -> Parameters:
-        """The parameters of all learners that train together, from the parameters of each."""
-        (single,) = parameters
-        return single
-
     def to(self, device: torch.device | str) -> Learner:
         """Moves the model's buffers. All parameter sets share these."""
         self.model.to(device)
@@ -174,14 +140,14 @@ class Learner:
         Args:
             weights: (b,), how much each sequence counts; the sum over positions is still divided by their number. None stands for 1.
         """
-        states = self.states(params, _arguments(batch))[:, :-1]
+        states, labels = self.states(params, _arguments(batch))[:, :-1], batch["labels"][:, 1:]
+        counted = labels != IGNORED
         if torch.compiler.is_compiling():  # all positions: no shape may depend on the number of those that count
-            counted, targets = (labels := batch["labels"][:, 1:]) != IGNORED, HardTargets(labels.clamp(min=0).flatten())
             counts = (counted if weights is None else counted * weights[:, None]).flatten().to(states.dtype)
-            share = counted.sum() / counted.numel()
+            targets, share = HardTargets(labels.clamp(min=0).flatten()), counted.sum() / counted.numel()
             return self.loss_of_states(params, states.flatten(0, 1), targets, counts) / share
-        counted, targets = _counted(batch)
-        return self.loss_of_states(params, states[counted], targets, _counts(weights, counted))
+        counts = None if weights is None else weights[:, None].expand_as(counted)[counted]
+        return self.loss_of_states(params, states[counted], HardTargets(labels[counted]), counts)
 
     def loss_of_states(
         self, params: Parameters, states: Tensor, targets: Targets, counts: Tensor | None = None
@@ -238,76 +204,6 @@ class Learner:
         return model.eval()
 
 
-class LearnerBatch:
-    """K learners that train at once on the same tokens: a `Learner` whose parameters have an axis K in front.
-
-    `torch.vmap` runs the learners together; learners with recurrent layers run one after the other. Under an inner optimizer
-    that works elementwise, each learner trains as if it were alone.
-    """
-
-    lookup = None  # parameters have another axis in front
-
-    def __init__(self, learner: Learner, size: int):
-        self.single, self.size, self.vocab_size = learner, size, learner.vocab_size
-        self._recurrent = any(isinstance(module, nn.RNNBase) for module in learner.model.modules())
-
-    def initial_parameters(self, seed: int, device: torch.device | str | None = None) -> Parameters:
-        """K different θ_0, stacked (K, …). They depend on `seed` alone. The first equals the θ_0 of a single learner."""
-        return self.stack([self.single.initial_parameters(seed, device) for seed in self.seeds(seed)])
-
-    def seeds(self, seed: int) -> list[int]:
-        """K seeds: `seed` itself, and K − 1 seeds derived from it."""
-        return [seed, *(derive(seed, Purpose.LEARNER, k) for k in range(1, self.size))]
-
-    def stack(self, parameters: Sequence[Parameters]) -> Parameters:
-        """The parameters of K learners, stacked (K, …)."""
-        return {name: _stacked([params[name] for params in parameters]) for name in parameters[0]}
-
-    def soft_loss(self, params: Parameters, inputs: Tensor | SoftTokens, targets: SoftTokens | None = None) -> Tensor:
-        """Σ_k L_syn(θ_k): the sum, so that the gradient in θ_k is that of its own loss."""
-        targets = _following(inputs) if targets is None else targets
-        each, positions, flat = self._each(params), targets.shape[1], targets.flat()
-        if isinstance(inputs, SoftTokens):
-            embeds = [self.single.arguments(theta, inputs)["inputs_embeds"] for theta in each]
-            states = self._mapped(self.single.states, params, {"inputs_embeds": torch.stack(embeds)}, 0)
-        else:
-            states = self._mapped(self.single.states, params, whole(inputs))
-        states = states[:, :, :positions].flatten(1, 2)
-        losses = [self.single.loss_of_states(theta, x, flat) for theta, x in zip(each, states, strict=True)]
-        return torch.stack(losses).sum()
-
-    def hard_loss(self, params: Parameters, batch: Mapping[str, Tensor], weights: Tensor | None = None) -> Tensor:
-        """Mean of the L_D(θ_k); with weights (K, b), each learner has its own weights of the sequences."""
-        states, (counted, targets) = self._mapped(self.single.states, params, _arguments(batch)), _counted(batch)
-        losses = []
-        for k, (theta, x) in enumerate(zip(self._each(params), states, strict=True)):
-            counts = _counts(None if weights is None else weights[k], counted)
-            losses.append(self.single.loss_of_states(theta, x[:, :-1][counted], targets, counts))
-        return torch.stack(losses).mean()
-
-    def _each(self, params: Parameters) -> list[Parameters]:
-        """The parameters of each learner."""
-        return [dict(zip(params, values, strict=True)) for values in zip(*params.values(), strict=True)]
-
-    def _mapped(
-        self, function: Callable, params: Parameters, arguments: Mapping[str, Tensor], axis: int | None = None
-    ) -> Tensor:
-        """`function(θ_k, arguments)` of all learners, stacked. With `axis`, each learner has its own arguments."""
-        arguments = dict(arguments)
-        if self._recurrent:  # vmap has no rule for these layers
-            own = self._each(arguments) if axis == 0 else [arguments] * self.size
-            return torch.stack([function(*pair) for pair in zip(self._each(params), own, strict=True)])
-        try:
-            return torch.vmap(function, in_dims=(0, axis))(params, arguments)
-        except RuntimeError as error:
-            if "vmap" not in str(error):
-                raise
-            raise RuntimeError(
-                f"learners_per_step={self.size}: {type(self.single.model).__name__} does not run under torch.vmap ({error}); "
-                f"use learners_per_step=1 and gradient_accumulation_steps={self.size}"
-            ) from error
-
-
 def is_constant(parameter: Tensor) -> bool:
     """Whether a parameter does not train."""
     return isinstance(parameter, nn.Parameter) and not parameter.requires_grad
@@ -318,32 +214,11 @@ def leaves(params: Parameters) -> Parameters:
     return {name: x if is_constant(x) else x.detach().requires_grad_() for name, x in params.items()}
 
 
-def _stacked(parameters: Sequence[Tensor]) -> Tensor:
-    """One parameter of K learners (K, …). A constant that they share stays one in memory."""
-    first = parameters[0]
-    if not is_constant(first):
-        return torch.stack(list(parameters))
-    shared = all(x is first for x in parameters)
-    return nn.Parameter(first.expand(len(parameters), *first.shape) if shared else torch.stack(list(parameters)), False)
-
-
 def _following(inputs: Tensor | SoftTokens) -> SoftTokens:
     """The targets of a position where they are the inputs themselves: the soft token that comes next."""
     if not isinstance(inputs, SoftTokens):
         raise ValueError("targets is None, but the inputs are ids, which are not learnt; give targets")
     return inputs.following()
-
-
-def _counted(batch: Mapping[str, Tensor]) -> tuple[Tensor, HardTargets]:
-    """Which of the positions 1 … L − 1 of a real batch predict something (b, L − 1), and what. The head runs at these only."""
-    predicted = batch["labels"][:, 1:]
-    counted = predicted != IGNORED
-    return counted, HardTargets(predicted[counted])
-
-
-def _counts(weights: Tensor | None, counted: Tensor) -> Tensor | None:
-    """The weight of each counted position, from those of the sequences (b,)."""
-    return None if weights is None else weights[:, None].expand_as(counted)[counted]
 
 
 def _arguments(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from farzi_hf.data import IGNORED, check_sequences, minibatches, random_sequences
 from farzi_hf.data.sequences import SEQUENCE_COLUMNS, as_rows, check_ids, stored_sequences
 from farzi_hf.data.streams import RowStream
-from farzi_hf.distillation.learner import Learner, LearnerBatch, Parameters
+from farzi_hf.distillation.learner import Learner, Parameters
 from farzi_hf.engine import InnerOptimizer, TrainingState, train
 from farzi_hf.tasks import Task
 
@@ -260,7 +260,7 @@ def real_batches(data: RealData, batch_size: int, steps: int, seed: int) -> Real
 
 
 def train_on_real(
-    learner: Learner | LearnerBatch,
+    learner: Learner,
     optimizer: InnerOptimizer,
     start: Parameters,
     batches: RealBatches,
@@ -268,14 +268,14 @@ def train_on_real(
     steps: int,
     every: int,
 ) -> Iterator[Parameters]:
-    """Trains one learner, or several on the same minibatches, and yields θ after every `every` steps and at the end.
+    """Trains a learner and yields θ after every `every` steps and at the end.
 
     Raises:
         FloatingPointError: the training diverged.
     """
 
     def loss(params: Parameters, inputs: tuple, step: int) -> Tensor:
-        return learner.hard_loss(params, batches(step)) * learner.size  # a sum: each learner has its own gradient
+        return learner.hard_loss(params, batches(step))
 
     state: Parameters | TrainingState = start
     for first in range(0, steps, every):

@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 REMOVED = {
     "inner_epsilon_root": (0.0, "make it the default of a subclass of InnerAdam in farzi_hf.engine.OPTIMIZERS"),
     "latent_std": (0.1, "give FarziTrainer farzi_data=FarziData(FarziDataConfig(…, latent_std=…))"),
+    "learners_per_step": (1, "gradient_accumulation_steps averages over as many learners"),
     "sparse_updates": (False, "an outer step changes all sequences"),
     "privacy_max_grad_norm": (1.0, "make it the default of a subclass of PrivateMatching in distillation.OBJECTIVES"),
 }

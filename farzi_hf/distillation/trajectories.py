@@ -24,7 +24,7 @@ from torch import Tensor
 
 from farzi_hf.data.seeds import Purpose, check_seed, derive, stream
 from farzi_hf.data.streams import RowStream, described
-from farzi_hf.distillation.learner import Learner, LearnerBatch, Parameters
+from farzi_hf.distillation.learner import Learner, Parameters
 from farzi_hf.distillation.processes import agreed, end, largest, noted_signals, world
 from farzi_hf.distillation.rows import RealData, check_rows, real_batches, train_on_real
 from farzi_hf.engine import InnerOptimizer, setting
@@ -52,7 +52,6 @@ def record_trajectories(
     save_every: int,
     batch_size: int,
     seed: int,
-    together: int = 1,
     device: torch.device | str | None = None,
 ) -> TrajectoryBank:
     """Trains `num` learners on real data, each from its own initialisation, and stores checkpoints of all of them.
@@ -71,8 +70,6 @@ def record_trajectories(
         save_every: steps between two checkpoints; `steps` must be a multiple of this number.
         batch_size: real sequences per step.
         seed: determines initialisations and minibatches.
-        together: number of learners that train at once through `torch.vmap`, on the same minibatches. These learners and all
-            their checkpoints are in memory at the same time.
         device: the device to train on; the learner's buffers must be there.
 
     Returns:
@@ -84,7 +81,7 @@ def record_trajectories(
         Interrupted: SIGINT, SIGTERM or SIGHUP came; the trajectories recorded so far stay.
     """
     folder = Path(folder)
-    for name, value in {"num": num, "steps": steps, "save_every": save_every, "together": together}.items():
+    for name, value in {"num": num, "steps": steps, "save_every": save_every}.items():
         if value < 1:
             raise ValueError(f"{name}={value} records nothing; give at least 1")
     if steps % save_every:
@@ -103,7 +100,7 @@ def record_trajectories(
             check_rows(train_dataset, learner, data_collator)
         settings = {name: value for name, value in asdict(optimizer).items() if name != "lr_schedule"}
         manifest = {
-            "version": VERSION, "steps": steps, "save_every": save_every, "batch_size": batch_size, "seed": seed, "together": together,
+            "version": VERSION, "steps": steps, "save_every": save_every, "batch_size": batch_size, "seed": seed, "together": 1,
             "optimizer": {"class": type(optimizer).__name__, **settings}, "data": described(train_dataset)["fingerprint"],
             **_model_facts(learner),
             "streams": 2,  # the version of the rule that turns seeds into random numbers; recordings with another rule cannot go on
@@ -113,33 +110,24 @@ def record_trajectories(
         agreed(lambda: _adopt_manifest(folder, manifest))
         data = RealData(train_dataset, data_collator, device)
 
-        def record(first: int) -> bool:
-            """Records one group. Returns False after a signal."""
-            group = range(first, min(first + together, num))
-            missing = [i for i in group if not _shard(folder, i).exists()]
-            if not missing:
+        def record(i: int) -> bool:
+            """Records trajectory i, unless it is there. Returns False after a signal."""
+            if _shard(folder, i).exists():
                 return True
-            minibatch_seed = derive(seed, Purpose.RECORDED_MINIBATCHES, first)
-            batches = real_batches(data, batch_size, steps, minibatch_seed)
-            starts = [learner.initial_parameters(derive(seed, Purpose.RECORDED_START, i), device) for i in group]
-            several = learner if len(starts) == 1 else learner.batch(len(starts))
-            own = {name for each in starts for name in learner.without_shared(each)}
-            checkpoints = [several.stack(starts)]
-            for params in train_on_real(several, optimizer, checkpoints[0], batches, steps=steps, every=save_every):
+            batches = real_batches(data, batch_size, steps, derive(seed, Purpose.RECORDED_MINIBATCHES, i))
+            start = learner.initial_parameters(derive(seed, Purpose.RECORDED_START, i), device)
+            own = learner.without_shared(start).keys()
+            checkpoints = [start]
+            for params in train_on_real(learner, optimizer, start, batches, steps=steps, every=save_every):
                 if noted.number:
                     return False
-                checkpoints.append({name: x.cpu() for name, x in params.items() if name in own})
-            for i in missing:
-                shard = {
-                    name: torch.stack([x[name].cpu().view(len(starts), *x0.shape)[i - first] for x in checkpoints])
-                    for name, x0 in starts[0].items()
-                    if name in own
-                }
-                replace_file(_shard(folder, i), partial(save_file, shard))
-            logger.info("%s: trajectories %d to %d of %d.", folder, first, group[-1], num)
+                checkpoints.append({name: params[name].cpu() for name in own})
+            shard = {name: torch.stack([x[name].cpu() for x in checkpoints]) for name in own}
+            replace_file(_shard(folder, i), partial(save_file, shard))
+            logger.info("%s: trajectory %d of %d.", folder, i, num)
             return True
 
-        agreed(lambda: all(map(record, range(rank * together, num, processes * together))))
+        agreed(lambda: all(map(record, range(rank, num, processes))))
         there = sum(_shard(folder, i).exists() for i in range(num))
         if number := largest(noted.number):
             end(number, f"{folder} has {there} of {num} trajectories, recording can go on from there")
@@ -309,11 +297,6 @@ Starts = Callable[[Learner, int, torch.device], Parameters]
 def random_starts(learner: Learner, seed: int, device: torch.device) -> Parameters:
     """θ_0 as the learner initialises it."""
     return learner.initial_parameters(seed, device)
-
-
-def start_of(starts: Starts, learner: Learner | LearnerBatch, seed: int, device: torch.device) -> Parameters:
-    """θ_0 of one learner, or of several that train together, each with a seed of its own."""
-    return learner.stack([starts(learner.single, each, device) for each in learner.seeds(seed)])
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,6 @@ class AttributionArguments:
     )
     retrainings: int = setting(100, "per seed and T")
     left_out: float = setting(0.05, "share of the sequences that a retraining leaves out")
-    together: int = setting(20, "retrainings that take their steps together")
     cost_steps: list[int] = field(default_factory=lambda: [100, 1000, 5000], metadata={"help": "T of time and memory"})
     ways: list[str] = field(default_factory=lambda: list(WAYS), metadata={"help": "that are measured"})
     memory_limit: float = setting(2.0, "GiB of a process that is measured")

@@ -61,7 +61,6 @@ class TrajectoryArguments:
     trajectory_batch_size: int | None = field(
         default=None, metadata={"help": "by default as many tokens as an inner step"}
     )
-    together: int = field(default=1, metadata={"help": "learners that train at once, on the same minibatches"})
 
 
 def card_folder(
@@ -103,7 +102,7 @@ def record(data: TaskData, args: FarziConfig, seed: int, recording: TrajectoryAr
         trainer.learner, args.make_inner_optimizer(), rows, trainer.data_collator,
         data.trajectory_folder(args.trajectories, seed), num=recording.num_recorded, steps=recording.trajectory_steps,
         save_every=recording.save_every, batch_size=recording.trajectory_batch_size or c.real_batch_size(rows), seed=seed,
-        together=recording.together, device=plain.device,
+        device=plain.device,
     )  # fmt: skip
 
 

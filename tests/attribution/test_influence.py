@@ -125,15 +125,6 @@ def test_a_weight_of_zero_is_a_sequence_left_out_and_one_that_no_batch_has_does_
         torch.testing.assert_close(other.train(without)[name], x)
 
 
-def test_trainings_together_are_trainings_alone(training):
-    w = torch.stack([weights(seed) for seed in range(3)])
-    for found, own in zip(training.train_each(w, at_once=2), w, strict=True):
-        for name, x in training.train(own).items():
-            torch.testing.assert_close(found[name], x)
-    (half,) = training.train_each(torch.full((1, N), 0.5))  # float32, where the parameters are float64
-    torch.testing.assert_close(half, training.train(torch.full((N,), 0.5)))
-
-
 def test_gradient_scores_are_those_of_single_gradients(training):
     theta = training.start
 

@@ -93,11 +93,11 @@ class Streams:
 
 
 def test_no_two_streams_of_a_distillation_are_one(monkeypatch, tmp_path, sequences, tokenizer):
-    """Outer steps with several epochs of minibatches, two learners at once, Ω in the mix, and two students."""
+    """Outer steps with several epochs of minibatches, Ω in the mix, and two students."""
     from farzi_hf.distillation import PretrainedStarts, record_trajectories
 
     # 4 sequences, 2 a step: an epoch has 2 steps, and T = 10 has epochs 0 … 4, two of which had the numbers of Ω's streams
-    settings = {"inner_steps": 10, "inner_steps_min": None, "learners_per_step": 2, "max_steps": 2}
+    settings = {"inner_steps": 10, "inner_steps_min": None, "max_steps": 2}
     trainer = tiny_trainer(tmp_path, sequences, tokenizer, **settings)
     trained = sequences["train"].select_columns("input_ids")
     bank = record_trajectories(

@@ -153,8 +153,6 @@ def test_constants_that_start_equal_are_one_in_memory():
     for name, x in first.items():
         assert (x is second[name]) == ("lora_" not in name)
     assert not torch.equal(*(x["transformer.h.0.attn.c_attn.lora_A.default.weight"] for x in (first, second)))
-    stacked = learner.batch(2).stack([first, second])
-    assert stacked["transformer.wte.weight"].stride(0) == 0  # not copied
 
 
 def test_constants_that_are_drawn_belong_to_their_seed():
@@ -169,18 +167,16 @@ def test_constants_that_are_drawn_belong_to_their_seed():
 
 
 @pytest.mark.parametrize("make", [lora_on_tiny_model, head_alone])
-@pytest.mark.parametrize("learners", [1, 2])
-def test_learners_that_train_together_keep_their_constants(make, learners):
+def test_learners_keep_their_constants(make):
     learner, farzi = Learner(make), summary()
     training = SyntheticTraining(OPTIMIZER, 1.0, window=2)
-    several = learner if learners == 1 else learner.batch(learners)
-    start = several.initial_parameters(3)
-    end = training(several, farzi.tensors, start=start, steps=STEPS, seed=3)
+    start = learner.initial_parameters(3)
+    end = training(learner, farzi.tensors, start=start, steps=STEPS, seed=3)
     few = {name for name, x in learner.model.named_parameters() if x.requires_grad}
     assert trained(end, start) == few
-    loss = MetaMatching(training, STEPS, STEPS, learners)(learner, farzi.tensors, BATCH, 3)
+    loss = MetaMatching(training, STEPS, STEPS)(learner, farzi.tensors, BATCH, 3)
     assert torch.autograd.grad(loss, farzi.latents)[0].norm() > 0
-    GradientMatching(training, STEPS, learners)(learner, farzi.tensors, BATCH, 3).backward()
+    GradientMatching(training, STEPS)(learner, farzi.tensors, BATCH, 3).backward()
 
 
 def test_a_pool_goes_on_with_the_constants_of_each_learner():
@@ -206,7 +202,7 @@ def test_recorded_trainings_and_teachers_train_only_the_chosen(tmp_path, sequenc
     few = {name for name, x in learner.model.named_parameters() if x.requires_grad}
     bank = record_trajectories(
         learner, InnerAdam(0.01), sequences["train"], SequenceCollator(), tmp_path / "omega", num=2, steps=4, save_every=2,
-        batch_size=20, seed=0, together=2,
+        batch_size=20, seed=0,
     )  # fmt: skip
     stored = bank.checkpoint(0, 4).keys()
     drawn = {name for name in stored if name.endswith(("wte.weight", "wpe.weight", "c_attn.weight"))}

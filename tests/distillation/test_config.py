@@ -22,7 +22,7 @@ UNUSUAL = {
     "num_sequences": 7, "sequence_length": 9, "inputs": "soft", "labels": "shared", "latent_dim": 3, "tau": 0.5, "initialization": "clusters",
     "concentration": 3.0, "inner_learning_rate": 0.03, "inner_betas": [0.6, 0.98], "inner_epsilon": 1e-5, "inner_weight_decay": 0.01,
     "inner_steps": 12, "inner_steps_min": 4, "inner_lr_scheduler_type": "linear", "window": 5, "synthetic_batch_size": 2,
-    "learners_per_step": 2, "adjoint": "tape", "eval_students": 2,
+    "adjoint": "tape", "eval_students": 2,
     "trajectories": "omega", "num_trajectories": 4, "fresh_start_fraction": 0.25, "last_start": 30, "max_non_finite": 3, "teacher_steps": 3,
     "teacher_learning_rate": 0.02, "teacher_batch_size": 5, "teacher_weight_decay": 0.1, "num_teachers": 2, "storage": "int8",
     "learning_rate": 0.2, "lr_scheduler_type": "linear", "max_steps": 11, "max_grad_norm": 0.7, "per_device_train_batch_size": 3,
@@ -303,7 +303,7 @@ def test_the_inner_loop_gets_its_settings():
     assert (training.tau, training.batch_size, training.window, training.adjoint) == (0.5, 2, 5, Tape())
     objective = config(**{**UNUSUAL, "trajectories": None}).make_objective()
     assert (objective.steps, objective.steps_min, objective.training) == (12, 4, training)
-    assert (objective.learners, objective.starts) == (2, random_starts)
+    assert objective.starts is random_starts
     assert config(inner_steps=10).make_objective(training=training).training is training
     assert config(inner_steps=10).make_objective().steps_min == 10
     assert config(inner_steps=10, inner_steps_min=10).make_objective().steps_min == 10

@@ -7,12 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config
 
 from farzi_hf.distillation import Learner, SyntheticTraining, inner_training
-from farzi_hf.distillation.inner_training import Students
-from farzi_hf.engine import Checkpoint, Direct, GradientGraphs, InnerAdam, InnerSGD, Reversible, Tape
-from farzi_hf.models import SASRecConfig
+from farzi_hf.engine import InnerAdam, Reversible
 from farzi_hf.summary import FarziData, FarziDataConfig
 
 V = 40
@@ -46,96 +44,6 @@ def outcome(learner: Learner, farzi: FarziData, training: SyntheticTraining) -> 
     ids = torch.arange(V).view(4, 10)  # also rows that no step has seen
     learner.hard_loss(theta, {"input_ids": ids, "labels": ids}).backward()
     return [*theta.values(), *(x.grad for x in farzi.parameters())]
-
-
-@pytest.mark.parametrize("adjoint", [Direct(), GradientGraphs(), Tape(), Checkpoint(), Reversible()])
-@pytest.mark.parametrize("window", [None, 3])
-def test_the_training_is_that_of_all_rows(monkeypatch, learner, farzi, adjoint, window):
-    training = replace(TRAINING, adjoint=adjoint, window=window)
-    with monkeypatch.context() as everything:
-        everything.setattr(inner_training, "WORTH", 0.0)
-        expected = outcome(learner, farzi, training)
-    found = outcome(learner, farzi, training)
-    assert not all_rows(learner, farzi)
-    assert all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
-
-
-def all_rows(learner, farzi, start=None, optimizer=TRAINING.optimizer) -> bool:
-    start = learner.initial_parameters(0) if start is None else start
-    return inner_training.only_seen_rows(learner, farzi.tensors, start, optimizer)[1] is None
-
-
-class Anchored(GPT2LMHeadModel):
-    """Uses a row of the embedding in another way, behind a gate."""
-
-    def __init__(self, config, gate: float):
-        super().__init__(config)
-        self.gate = torch.nn.Parameter(torch.tensor([gate]))
-
-    def forward(self, input_ids=None, **kwargs):
-        found = super().forward(input_ids, **kwargs)
-        found.logits = found.logits * (1 + self.gate * self.transformer.wte.weight[20].sum())
-        return found
-
-
-@pytest.mark.parametrize(
-    "learner_init",
-    [
-        gpt2(tie_word_embeddings=True), SASRecConfig(num_items=V - 1, hidden_size=8, max_length=10), lambda: Anchored(gpt2(), 1.0),
-        lambda: Anchored(gpt2(), 0.0),
-    ],
-    ids=["tied", "items", "anchored", "gate that starts at zero"],
-)  # fmt: skip
-def test_an_embedding_that_is_used_otherwise_trains_as_a_whole(learner_init, farzi):
-    assert all_rows(Learner(learner_init), farzi)
-
-
-class Decaying(InnerAdam):
-    """Decays in a way of its own."""
-
-    def step(self, state, g, t, lr, out=None):
-        return super().step((state[0] * 0.9, *state[1:]), g, t, lr, out)
-
-
-@pytest.mark.parametrize(
-    "optimizer", [InnerAdam(0.01, weight_decay=0.1), InnerSGD(0.1, weight_decay=0.1), Decaying(0.01)]
-)
-def test_decay_changes_all_rows(learner, farzi, optimizer):
-    assert all_rows(learner, farzi, optimizer=optimizer)
-
-
-def test_starts_to_differentiate_constant_embeddings_and_several_learners_keep_all_rows(learner, farzi):
-    start = learner.initial_parameters(0)
-    assert all_rows(learner, farzi, {name: x.clone().requires_grad_() for name, x in start.items()})
-    frozen = {name: torch.nn.Parameter(x, False) if "wte" in name else x for name, x in start.items()}
-    assert all_rows(learner, farzi, frozen)
-    several = learner.batch(2)
-    assert all_rows(several, farzi, several.initial_parameters(0))
-
-
-def test_soft_inputs_and_ids_of_most_entries_keep_all_rows(learner, farzi):
-    farzi.input_ids.copy_(torch.arange(20).view(4, 5) * 2)
-    farzi.input_ids[0, 0] = 1
-    assert not all_rows(learner, farzi)
-    more = FarziData(FarziDataConfig(5, 5, latent_dim=1, vocab_size=V, inputs="tokens", labels="own", label_dim=3))
-    more.input_ids.copy_(torch.arange(25).view(5, 5))
-    assert all_rows(learner, more)
-    soft = FarziData(FarziDataConfig(4, 5, latent_dim=2, vocab_size=V))
-    assert all_rows(learner, soft)
-
-
-def test_a_first_training_in_inference_mode_and_a_start_that_changes(learner, farzi):
-    with torch.inference_mode():
-        Students(learner, farzi, TRAINING, steps=2, seed=0).on_summary()
-    expected = outcome(learner, farzi, TRAINING)[-1]
-    farzi.zero_grad()
-    start = learner.initial_parameters(0)
-    theta = TRAINING(learner, farzi.tensors, start=start, steps=6, seed=0)
-    for x in start.values():
-        x.zero_()
-    ids = torch.arange(V).view(4, 10)
-    learner.hard_loss(theta, {"input_ids": ids, "labels": ids}).backward()
-    assert torch.equal([x.grad for x in farzi.parameters()][-1], expected)
 
 
 @pytest.mark.parametrize("form", ["soft", "tokens"])

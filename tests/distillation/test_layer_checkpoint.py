@@ -65,7 +65,5 @@ def test_a_deep_learner_needs_less_memory_for_its_second_derivative():
 def test_what_cannot_be_recomputed_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"checkpoint_layers=True, but GRU4Rec.* has no nn.ModuleList"):
         Learner(GRU4RecConfig(num_items=V - 1, hidden_size=8), checkpoint_layers=True)
-    with pytest.raises(ValueError, match="learners_per_step=1 and gradient_accumulation_steps=2"):
-        FarziConfig(str(tmp_path), checkpoint_layers=True, learners_per_step=2, use_cpu=True)
-    with pytest.raises(ValueError, match=r"torch_compile=True: .* leave torch_compile out"):
+    with pytest.raises(ValueError, match=r"torch_compile=True: .* leave one of them out"):
         FarziConfig(str(tmp_path), checkpoint_layers=True, torch_compile=True, use_cpu=True)

@@ -192,29 +192,6 @@ def test_a_model_that_starts_with_nan_is_refused():
         Learner(broken)
 
 
-# -- learners at once ------------------------------------------------------------------------------------------------
-
-
-def test_learners_at_once_are_single_learners_side_by_side(learner):
-    """Every family, recurrent ones too: sum of the soft losses, mean of the hard ones, and the gradients."""
-    batch, ids = learner.batch(2), random_ids()
-    if learner.model.config.model_type == "bloom":  # its GELU is a Function of its own, which vmap cannot run
-        with pytest.raises(RuntimeError, match="learners_per_step=2: BloomForCausalLM does not run"):
-            batch.hard_loss(batch.initial_parameters(0), {"input_ids": ids, "labels": ids})
-        return
-    real = {"input_ids": ids, "labels": ids}
-    params = {name: x.requires_grad_() for name, x in batch.initial_parameters(0).items()}
-    single = [{name: x[k] for name, x in params.items()} for k in range(2)]
-    x = normal(2, LENGTH, V).requires_grad_()
-    soft = SoftTokens(x, None)
-    together = [batch.soft_loss(params, soft), batch.hard_loss(params, real)]
-    apart = [sum(learner.soft_loss(p, soft) for p in single), sum(learner.hard_loss(p, real) for p in single) / 2]
-    leaves = [x, *params.values()]
-    for ours, expected in zip(together, apart, strict=True):
-        assert ours.item() == pytest.approx(expected.item(), rel=1e-12)
-    assert relative_error(gradients(sum(together), leaves), gradients(sum(apart), leaves)) < 1e-9
-
-
 # -- through training ------------------------------------------------------------------------------------------------
 
 

@@ -25,7 +25,7 @@ from farzi_hf.distillation import (
     TrajectoryMatching,
     record_trajectories,
 )
-from farzi_hf.distillation.objectives.gradient_matching import _cosine_distances
+from farzi_hf.distillation.objectives.gradient_matching import _cosine_distance
 from farzi_hf.engine import Checkpoint, Direct, InnerAdam, InnerSGD, Reversible, Tape
 from farzi_hf.summary import FarziData, FarziDataConfig
 
@@ -155,26 +155,6 @@ def test_a_window_is_cut_to_the_steps_there_are(learner, leaves, batch):
         assert torch.equal(full, cut)
 
 
-def test_learners_at_once_average_over_their_starts(learner, leaves, batch):
-    """Of K learners each trains as it would alone: same steps, same minibatches, its own θ0."""
-    inner = training(batch_size=4)
-    several = MetaMatching(training=inner, steps=5, steps_min=5, learners=3)(learner, named(leaves), batch, SEED)
-    starts = learner.batch(3).initial_parameters(SEED)
-    alone = []
-    for k in range(3):
-        start = {name: x[k] for name, x in starts.items()}
-        theta = inner(learner, named(leaves), start=start, steps=5, seed=SEED)
-        alone.append(learner.hard_loss(theta, batch))
-    assert several.item() == pytest.approx(sum(alone).item() / 3, rel=1e-12)
-    expected, found = gradients(sum(alone) / 3, list(leaves)), gradients(several, list(leaves))
-    assert relative_error(found, expected) < 1e-9
-    assert (
-        alone[0].item()
-        == MetaMatching(training=inner, steps=5, steps_min=5)(learner, named(leaves), batch, SEED).item()
-    )
-    assert len({loss.item() for loss in alone}) == 3
-
-
 # -- other objectives ------------------------------------------------------------------------------------------------
 
 ADJOINT = pytest.mark.parametrize("adjoint", [Direct(), Tape(), Checkpoint(), Reversible()], ids=str)
@@ -255,23 +235,6 @@ def test_starting_from_trajectories_is_training_from_their_checkpoints(
     assert fresh(learner, named(leaves), batch, SEED) == alone(learner, named(leaves), batch, SEED) != found
 
 
-@pytest.mark.parametrize("kind", ["gradients", "trajectories", "starts"])
-def test_several_learners_make_the_mean_over_them(learner, leaves, batch, bank, kind):
-    """Of seeds that are those of single learners, but for the minibatches and T, which they share."""
-    inner = training(batch_size=None)
-    make = {
-        "gradients": lambda k: GradientMatching(inner, steps=1, learners=k),
-        "trajectories": lambda k: TrajectoryMatching(inner, bank, synthetic_steps=2, expert_steps=4, learners=k),
-        "starts": lambda k: MetaMatching(inner, 2, 2, learners=k, starts=PretrainedStarts(bank)),
-    }[kind]
-    seeds = learner.batch(3).seeds(SEED)
-    alone = [make(1)(learner, named(leaves), batch, seed) for seed in seeds]
-    together = make(3)(learner, named(leaves), batch, SEED)
-    assert len({loss.item() for loss in alone}) > 1
-    assert together.item() == pytest.approx(sum(alone).item() / 3, rel=1e-10)
-    assert relative_error(gradients(together, list(leaves)), gradients(sum(alone) / 3, list(leaves))) < 1e-9
-
-
 def test_objectives_are_functions_of_the_seed(learner, leaves, batch, bank):
     inner = training(batch_size=2)
     for objective in (
@@ -289,11 +252,11 @@ def test_a_tensor_whose_gradient_is_rounding_has_no_direction_to_match():
         [torch.tensor([4.0, 3.0]), torch.tensor([0.0, 1e-9])],
     )
     found = [x.requires_grad_() for x in found]
-    (loss,) = _cosine_distances(found, wanted, learners=1)
+    loss = _cosine_distance(found, wanted)
     assert loss.item() == pytest.approx(1 - 24 / 25)
     assert gradients(loss, found)[1].norm() == 0
     zero = torch.zeros(2, requires_grad=True)  # far from any direction, and no NaN
-    (loss,) = _cosine_distances([zero], wanted[:1], learners=1)
+    loss = _cosine_distance([zero], wanted[:1])
     assert loss.item() == 1
     assert torch.isfinite(gradients(loss, [zero])[0]).all()
 

@@ -86,7 +86,7 @@ def test_each_objective_improves_its_own_criterion(make, sequences, tokenizer, o
 POOL = {"learner_pool": 3, "inner_steps_min": 4, "inner_steps": 8}
 
 
-@pytest.mark.parametrize("changes", [*({"objective": name} for name in NAMES), POOL, {**POOL, "learners_per_step": 2}])
+@pytest.mark.parametrize("changes", [*({"objective": name} for name in NAMES), POOL])
 def test_a_run_with_trajectories_resumes_bit_identically(make, tmp_path, changes):
     settings = {"max_steps": 6, "save_strategy": "steps", "save_steps": 2, **changes}
     whole = make(**settings)
@@ -95,15 +95,6 @@ def test_a_run_with_trajectories_resumes_bit_identically(make, tmp_path, changes
     trainer = make(**settings)
     trainer.train(resume_from_checkpoint=f"{whole.args.output_dir}/checkpoint-4")
     assert_equal(trainer, whole)
-
-
-@pytest.mark.parametrize("objective", NAMES)
-def test_several_learners_per_step(make, objective):
-    trainer = make(objective=objective, learners_per_step=2, max_steps=1)
-    before = tensors(trainer)
-    trainer.train()
-    assert trainer.state.log_history[0]["grad_norm"] > 0
-    assert not torch.equal(tensors(trainer)[0], before[0])
 
 
 def test_where_inner_loops_start_changes_the_run(make):
@@ -124,14 +115,14 @@ def test_where_inner_loops_start_changes_the_run(make):
 def test_an_objective_takes_what_it_needs_from_the_config(make, objective):
     """And the inner loop is the trainer's own."""
     trainer = make(
-        objective=objective, inner_steps=9, inner_steps_min=4, learners_per_step=2, fresh_start_fraction=0.25, last_start=6,
+        objective=objective, inner_steps=9, inner_steps_min=4, fresh_start_fraction=0.25, last_start=6,
         synthetic_steps=5, expert_steps=3,
     )  # fmt: skip
     found = trainer.objective
     assert type(found) is OBJECTIVES[objective]
     assert found.training is trainer.training
     expected = {
-        "learners": 2, "steps": 9, "steps_min": 4, "synthetic_steps": 5, "expert_steps": 3, "last_step": 6,
+        "steps": 9, "steps_min": 4, "synthetic_steps": 5, "expert_steps": 3, "last_step": 6,
     }  # fmt: skip
     settings = {field.name: getattr(found, field.name) for field in fields(found)}
     assert {name: value for name, value in settings.items() if name in expected} == {

@@ -95,14 +95,6 @@ def test_a_trajectory_is_training_on_real_data(record, optimizer):
                     torch.testing.assert_close(recorded[name], parameter.detach(), rtol=1e-9, atol=1e-11)
 
 
-def test_learners_that_train_together_train_as_alone(record, tmp_path):
-    """On all rows in every step; minibatches are shared by those together."""
-    together, alone = record(batch_size=12, together=2), record(batch_size=12, folder=tmp_path / "alone")
-    assert len(together) == len(alone) == 3
-    for ours, theirs in zip(all_checkpoints(together), all_checkpoints(alone), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-11)
-
-
 def test_trajectories_start_and_go_on_differently(record, tmp_path):
     checkpoints = torch.stack(all_checkpoints(record()))
     assert checkpoints.shape[0] == 3 * 4
@@ -145,14 +137,13 @@ def test_recording_goes_on_where_it_was_killed(record, tmp_path, monkeypatch):
     [
         ({"steps": 8}, r"steps \(6, now 8\)"),
         ({"seed": 8}, r"seed \(7, now 8\)"),
-        ({"together": 3}, r"together \(1, now 3\)"),
         ({"optimizer": SGD}, "optimizer"),
         ({"optimizer": InnerAdam(lr=0.04, eps=1e-3)}, "optimizer"),
         ({"data": sequences(1)}, "data"),
         ({"learner": Learner(partial(gpt2, n_layer=2))}, "parameters"),
         ({"learner": Learner(partial(gpt2, n_head=1))}, "model"),
     ],
-    ids=["steps", "seed", "together", "optimizer", "its settings", "data", "shapes", "model"],
+    ids=["steps", "seed", "optimizer", "its settings", "data", "shapes", "model"],
 )  # fmt: skip
 def test_a_folder_recorded_otherwise_is_refused_and_left_alone(record, tmp_path, change, name):
     record(num=1)

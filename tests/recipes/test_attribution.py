@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.usefixtures("small_data"), pytest.mark.filterwarnings(
 LEARNERS = {"sample": GPT2, "sample_interactions": SASREC}
 TINY = (
     "--num_train", "12", "--num_test", "4", "--longest", "8", "--steps", "2", "3", "--seeds", "0", "1",
-    "--retrainings", "8", "--together", "3", "--left_out", "0.2", "--cost_steps", "2", "--batch_size", "3", "--vocab_size", "60",
+    "--retrainings", "8", "--left_out", "0.2", "--cost_steps", "2", "--batch_size", "3", "--vocab_size", "60",
 )  # fmt: skip
 TRAININGS = ("training alone", "ordinary loop")
 COSTS = [
@@ -62,7 +62,6 @@ def test_a_run_writes_its_card_and_a_second_one_trains_nothing(tmp_path, monkeyp
     assert "out of memory (2 GiB)" in printed
 
     monkeypatch.setattr(WeightedTraining, "train", None)
-    monkeypatch.setattr(WeightedTraining, "train_each", None)
     attribution.main(argv)
 
 

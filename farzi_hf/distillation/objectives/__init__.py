@@ -1,7 +1,7 @@
 """Objectives: the losses that the outer loop can minimise, one file each. `OBJECTIVES` names them for `FarziConfig`.
 
 An objective is a function of the learner, the summary's tensors by name, a batch of real sequences and a seed. It returns a scalar that is
-differentiable in the tensors. All its random numbers depend on the seed alone. With K learners at once, it returns the mean of their K scalars.
+differentiable in the tensors. All its random numbers depend on the seed alone.
 """
 
 from farzi_hf.distillation.objectives.base import Batch, ConfigurableObjective, Objective, Parts

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from farzi_hf.distillation.inner_training import SyntheticTraining
-from farzi_hf.distillation.learner import Learner, LearnerBatch
+from farzi_hf.distillation.learner import Learner
 from farzi_hf.distillation.rows import RealData
 from farzi_hf.distillation.settings import made
 from farzi_hf.distillation.teacher import Labelling
@@ -81,8 +81,3 @@ class ConfigurableObjective(ABC):
     @abstractmethod
     def __call__(self, learner: Learner, summary: Tensors, batch: Batch, seed: int) -> Tensor:
         """As `Objective`."""
-
-
-def together(learner: Learner, size: int) -> Learner | LearnerBatch:
-    """A `LearnerBatch` of `size` learners; for size 1, the learner itself."""
-    return learner if size == 1 else learner.batch(size)

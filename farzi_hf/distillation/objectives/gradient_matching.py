@@ -13,8 +13,8 @@ from torch import Tensor
 from farzi_hf.data.seeds import Purpose, stream
 from farzi_hf.distillation.inner_training import SyntheticTraining
 from farzi_hf.distillation.learner import Learner, Parameters, leaves
-from farzi_hf.distillation.objectives.base import Batch, ConfigurableObjective, Parts, together
-from farzi_hf.distillation.trajectories import Starts, random_starts, start_of
+from farzi_hf.distillation.objectives.base import Batch, ConfigurableObjective, Parts
+from farzi_hf.distillation.trajectories import Starts, random_starts
 from farzi_hf.engine import autocast_settings, no_autocast
 from farzi_hf.summary.forms import Tensors, device_of
 
@@ -30,32 +30,29 @@ class GradientMatching(ConfigurableObjective):
     Args:
         training: the inner loop that leads to θ_t. The gradient is matched on the synthetic minibatch of step t + 1.
         steps: T.
-        learners: K, the number of θ_t over which the expectation is averaged.
         starts: draws θ0.
     """
 
     training: SyntheticTraining
     steps: int
-    learners: int = 1
     starts: Starts = random_starts
 
     @classmethod
     def from_config(cls, config: Any, parts: Parts) -> GradientMatching:
-        return cls(parts.training, config.inner_steps, config.learners_per_step, parts.starts(config))
+        return cls(parts.training, config.inner_steps, parts.starts(config))
 
     def __call__(self, learner: Learner, summary: Tensors, batch: Batch, seed: int) -> Tensor:
         """The distance, between 0 and twice the number of tensors, differentiable in the summary's tensors."""
         taken = int(stream(seed, Purpose.MATCHED_STEP).integers(self.steps))
-        several = together(learner, self.learners)
-        theta = start_of(self.starts, several, seed, device_of(summary))
+        theta = self.starts(learner, seed, device_of(summary))
         if taken:
             with torch.no_grad():
-                theta = self.training(several, summary, start=theta, steps=taken, seed=seed, of_steps=self.steps)
+                theta = self.training(learner, summary, start=theta, steps=taken, seed=seed, of_steps=self.steps)
         theta = leaves(theta)
-        loss = self.training.inner_loss(several, summary, taken + 1, seed)
+        loss = self.training.inner_loss(learner, summary, taken + 1, seed)
         synthetic = _gradients(loss(theta, tuple(summary.values()), taken + 1), theta, create_graph=True)
-        real = _gradients(several.hard_loss(theta, batch), theta)
-        return _cosine_distances(synthetic, real, several.size).mean()
+        real = _gradients(learner.hard_loss(theta, batch), theta)
+        return _cosine_distance(synthetic, real)
 
 
 NEGLIGIBLE = 1e-6
@@ -68,10 +65,10 @@ def _gradients(loss: Tensor, theta: Parameters, create_graph: bool = False) -> l
         return list(torch.autograd.grad(loss, trained, create_graph=create_graph, materialize_grads=True))
 
 
-def _cosine_distances(found: Sequence[Tensor], wanted: Sequence[Tensor], learners: int) -> Tensor:
-    """(K,): Σ over tensors of 1 − cos. Tensors whose wanted gradient is negligible are left out; an attention key's bias is one."""
-    found, wanted = ([x.reshape(learners, -1) for x in gradients] for gradients in (found, wanted))
-    norms = torch.stack([x.norm(dim=1) for x in wanted])  # (tensors, K)
-    matters = norms > NEGLIGIBLE * norms.norm(dim=0)
-    cosines = torch.stack([F.cosine_similarity(x, y, dim=1, eps=1e-12) for x, y in zip(found, wanted, strict=True)])
-    return torch.where(matters, 1 - cosines, 0.0).sum(dim=0)
+def _cosine_distance(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> Tensor:
+    """Σ over tensors of 1 − cos. Tensors whose wanted gradient is negligible are left out; an attention key's bias is one."""
+    norms = torch.stack([x.norm() for x in wanted])
+    cosines = torch.stack([
+        F.cosine_similarity(x.flatten(), y.flatten(), dim=0, eps=1e-12) for x, y in zip(found, wanted, strict=True)
+    ])  # fmt: skip
+    return torch.where(norms > NEGLIGIBLE * norms.norm(), 1 - cosines, 0.0).sum()

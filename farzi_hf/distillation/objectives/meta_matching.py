@@ -11,9 +11,9 @@ from torch import Tensor
 
 from farzi_hf.data.seeds import Purpose, derive, stream
 from farzi_hf.distillation.inner_training import SyntheticTraining
-from farzi_hf.distillation.learner import Learner, LearnerBatch, Parameters
-from farzi_hf.distillation.objectives.base import Batch, ConfigurableObjective, Parts, together
-from farzi_hf.distillation.trajectories import Starts, random_starts, start_of
+from farzi_hf.distillation.learner import Learner, Parameters
+from farzi_hf.distillation.objectives.base import Batch, ConfigurableObjective, Parts
+from farzi_hf.distillation.trajectories import Starts, random_starts
 from farzi_hf.engine import TrainingState, setting
 from farzi_hf.engine.inner_loop import Layout
 from farzi_hf.summary.forms import Tensors, device_of
@@ -27,7 +27,6 @@ class MetaMatching(ConfigurableObjective):
         training: the inner loop.
         steps: T.
         steps_min: T is drawn uniformly from steps_min … steps; with a window this is RaT-BPTT (arXiv 2311.07025).
-        learners: K, the number of θ0 over which the expectation is averaged, trained at once.
         starts: draws θ0. The paper's Farzi starts from Ω (`PretrainedStarts`); the paper's MM starts from `random_starts`.
         pool: learners that go on from call to call, in place of fresh ones; T is then the age of each.
     """
@@ -35,7 +34,6 @@ class MetaMatching(ConfigurableObjective):
     training: SyntheticTraining
     steps: int
     steps_min: int
-    learners: int = 1
     starts: Starts = random_starts
     pool: LearnerPool | None = None
 
@@ -71,22 +69,19 @@ class MetaMatching(ConfigurableObjective):
         if config.learner_pool is not None:
             seed = derive(config.seed, Purpose.POOL, config.process_index)
             pool = LearnerPool(training, config.learner_pool, least, steps, starts, seed)
-        return cls(training, steps, least, config.learners_per_step, starts, pool)
+        return cls(training, steps, least, starts, pool)
 
     def __call__(self, learner: Learner, summary: Tensors, batch: Batch, seed: int) -> Tensor:
         """The outer loss in nats per token, differentiable in the summary's tensors. θ0, T and minibatches depend on `seed`, or on the pool."""
-        several, theta = self.trained(learner, summary, seed)
-        return several.hard_loss(theta, batch)
+        return learner.hard_loss(self.trained(learner, summary, seed), batch)
 
-    def trained(self, learner: Learner, summary: Tensors, seed: int) -> tuple[Learner | LearnerBatch, Parameters]:
-        """The learners, and their θ after the training on the summary."""
-        several = together(learner, self.learners)
-        return several, self._fresh(several, summary, seed) if self.pool is None else self.pool(several, summary)
-
-    def _fresh(self, several: Learner | LearnerBatch, summary: Tensors, seed: int) -> Parameters:
+    def trained(self, learner: Learner, summary: Tensors, seed: int) -> Parameters:
+        """θ after the training on the summary."""
+        if self.pool is not None:
+            return self.pool(learner, summary)
         steps = int(stream(seed, Purpose.INNER_STEPS).integers(self.steps_min, self.steps + 1))
-        start = start_of(self.starts, several, seed, device_of(summary))
-        return self.training(several, summary, start=start, steps=steps, seed=seed, of_steps=self.steps)
+        start = self.starts(learner, seed, device_of(summary))
+        return self.training(learner, summary, start=start, steps=steps, seed=seed, of_steps=self.steps)
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
@@ -97,7 +92,7 @@ class MetaMatching(ConfigurableObjective):
     def load_state_dict(self, tensors: Mapping[str, Tensor], learner: Learner, device: Any) -> None:
         """Goes on with the learners of `state_dict`."""
         if self.pool is not None:
-            self.pool.load_state_dict(tensors, together(learner, self.learners), device)
+            self.pool.load_state_dict(tensors, learner, device)
 
 
 @dataclass
@@ -144,7 +139,7 @@ class LearnerPool:
         self._members = [_Member() for _ in range(size)]
         self._turn, self.window = 0, min(training.window or youngest, youngest)
 
-    def __call__(self, learner: Learner | LearnerBatch, summary: Tensors) -> Parameters:
+    def __call__(self, learner: Learner, summary: Tensors) -> Parameters:
         """θ of the next learner after its next steps, differentiable in the tensors of the summary."""
         place, member = self._turn, self._members[self._turn]
         self._turn = (place + 1) % len(self._members)
@@ -154,7 +149,7 @@ class LearnerPool:
         if member.state is None:
             age = 0 if member.generation else (self.oldest - self.youngest) * place // len(self._members)
             steps = self.youngest + age - self.window
-            start = start_of(self.starts, learner, seed, device_of(summary))
+            start = self.starts(learner, seed, device_of(summary))
         else:
             steps, start = self.window, member.state
         training = {"seed": seed, "of_steps": self.oldest}
@@ -179,14 +174,14 @@ class LearnerPool:
                 tensors |= {f"{place}.{group}.{i}": x.clone() for i, x in enumerate(buffers)}
         return tensors
 
-    def load_state_dict(self, tensors: Mapping[str, Tensor], learner: Learner | LearnerBatch, device: Any) -> None:
+    def load_state_dict(self, tensors: Mapping[str, Tensor], learner: Learner, device: Any) -> None:
         """The inverse of `state_dict`, in a pool with the same settings."""
         self._turn = int(tensors["turn"])
         for place, (generation, step) in enumerate(tensors["members"].tolist()):
             self._members[place] = _Member(generation)
             if step >= 0:
                 seed = derive(self.seed, Purpose.POOL_LEARNER, place, generation)
-                layout = Layout.of(start_of(self.starts, learner, seed, device))  # with the constants of this learner
+                layout = Layout.of(self.starts(learner, seed, device))  # with the constants of this learner
                 states = tuple(
                     tuple(tensors[f"{place}.{group}.{i}"].to(device) for i in range(self.training.optimizer.fields))
                     for group in range(len(layout.groups))

@@ -47,7 +47,7 @@ from torch import Tensor
 
 from farzi_hf.data.seeds import Purpose, stream
 from farzi_hf.data.streams import RowStream, described
-from farzi_hf.distillation.learner import Learner, LearnerBatch, Parameters, leaves
+from farzi_hf.distillation.learner import Learner, Parameters, leaves
 from farzi_hf.distillation.objectives.base import Batch, ConfigurableObjective, Parts
 from farzi_hf.distillation.objectives.meta_matching import MetaMatching
 from farzi_hf.distillation.rows import RealData
@@ -68,7 +68,7 @@ class PrivateMatching(ConfigurableObjective):
         batch_size: b, the expected size of a sample.
         noise_multiplier: σ; 0 adds no noise, and then ε is infinite.
         delta: δ, less than 1 / N.
-        max_grad_norm: C, of an example's gradient in θ. With K learners, in the θ of all.
+        max_grad_norm: C, of an example's gradient in θ.
         processes: the number of processes, each of which makes releases.
         key: secret, of samples and noise.
         history: (σ, q, number of releases) of each setting, as Opacus' accountants have it.
@@ -154,10 +154,10 @@ class PrivateMatching(ConfigurableObjective):
 
     def __call__(self, learner: Learner, summary: Tensors, batch: Batch, seed: int) -> Tensor:
         """The mean loss of the sample, whose gradient in the summary is private. The value itself is not."""
-        several, theta = self.matching.trained(learner, summary, seed)
+        theta = self.matching.trained(learner, summary, seed)
         secret = self.secret(theta, seed)
         rows = [self.real.batch([row]) for row in self.real.rows(self.sample(secret).tolist())]
-        total, loss = clipped_sum(several, theta, rows, self.max_grad_norm)
+        total, loss = clipped_sum(learner, theta, rows, self.max_grad_norm)
         released = self._noisy(total, secret)
         settings = (self.noise_multiplier, self.sampling_rate)
         earlier = self.history.pop()[2] if self.history and self.history[-1][:2] == settings else 0
@@ -254,7 +254,7 @@ class PrivateMatching(ConfigurableObjective):
 
 
 def clipped_sum(
-    learner: Learner | LearnerBatch, theta: Parameters, rows: Iterable[Mapping[str, Tensor]], norm: float
+    learner: Learner, theta: Parameters, rows: Iterable[Mapping[str, Tensor]], norm: float
 ) -> tuple[Parameters, Tensor]:
     """Σ_i clip(∇ℓ_i(θ), C), and Σ_i ℓ_i. One row after the other: any model can do it, with the memory of one gradient. Only parameters that
     train have a gradient.

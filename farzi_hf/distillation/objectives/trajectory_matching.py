@@ -10,7 +10,7 @@ from torch import Tensor
 
 from farzi_hf.distillation.inner_training import SyntheticTraining
 from farzi_hf.distillation.learner import Learner, Parameters
-from farzi_hf.distillation.objectives.base import Batch, ConfigurableObjective, Parts, together
+from farzi_hf.distillation.objectives.base import Batch, ConfigurableObjective, Parts
 from farzi_hf.distillation.trajectories import TrajectoryBank, last_start
 from farzi_hf.engine import setting
 from farzi_hf.summary.forms import Tensors, device_of
@@ -29,7 +29,6 @@ class TrajectoryMatching(ConfigurableObjective):
         bank: Ω.
         synthetic_steps: N.
         expert_steps: M, a multiple of the bank's `save_every`.
-        learners: K, the number of segments over which the expectation is averaged.
         last_step: no start is later than this step of real training; None allows every start with M steps after it.
     """
 
@@ -37,7 +36,6 @@ class TrajectoryMatching(ConfigurableObjective):
     bank: TrajectoryBank
     synthetic_steps: int
     expert_steps: int
-    learners: int = 1
     last_step: int | None = None
 
     @dataclass(frozen=True)
@@ -63,23 +61,16 @@ class TrajectoryMatching(ConfigurableObjective):
     @classmethod
     def from_config(cls, config: Any, parts: Parts) -> TrajectoryMatching:
         return cls(
-            parts.training, parts.bank, config.synthetic_steps or config.inner_steps, config.expert_steps, config.learners_per_step,
-            config.last_start,
+            parts.training, parts.bank, config.synthetic_steps or config.inner_steps, config.expert_steps, config.last_start,
         )  # fmt: skip
 
     def __call__(self, learner: Learner, summary: Tensors, batch: Batch, seed: int) -> Tensor:
         """The normalised distance: 1 where the summary teaches nothing, 0 where it teaches what the real data do."""
-        several = together(learner, self.learners)
-        segments = [
-            self.bank.segment(each, self.expert_steps, self.last_step, device_of(summary))
-            for each in several.seeds(seed)
-        ]
-        start, target = (several.stack([*map(learner.with_shared, ends)]) for ends in zip(*segments, strict=True))
-        theta = self.training(several, summary, start=start, steps=self.synthetic_steps, seed=seed)
-        left, way = (_squared_distance(x, target, several.size) for x in (theta, start))
-        return (left / way).mean()
+        ends = self.bank.segment(seed, self.expert_steps, self.last_step, device_of(summary))
+        start, target = map(learner.with_shared, ends)
+        theta = self.training(learner, summary, start=start, steps=self.synthetic_steps, seed=seed)
+        return _squared_distance(theta, target) / _squared_distance(start, target)
 
 
-def _squared_distance(a: Parameters, b: Parameters, learners: int) -> Tensor:
-    """(K,)."""
-    return torch.stack([(a[name] - b[name]).reshape(learners, -1).square().sum(1) for name in a]).sum(0)
+def _squared_distance(a: Parameters, b: Parameters) -> Tensor:
+    return torch.stack([(a[name] - b[name]).square().sum() for name in a]).sum()
