@@ -82,7 +82,7 @@ def comparison_of(args: FinetuneArguments, farzi: FarziData) -> Comparison:
     length, seed = farzi.config.sequence_length, data.seeds(farzi.results.recipe.get("seed", 42))[0]
     given = data.settings.learner
     pretrained = args.model and AutoConfig.from_pretrained(args.model, trust_remote_code=False)
-    config = pretrained or data.learner_config(given, length)
+    config = pretrained or data.task.learner_config(given, length)
     training = SyntheticTraining.of(farzi.config.inner, farzi.config.tau)
     device = "cuda" if torch.cuda.is_available() and not args.use_cpu else "cpu"
     return Comparison(

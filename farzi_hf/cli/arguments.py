@@ -45,8 +45,6 @@ def parse_arguments(
     known = {field.name for kind in types for field in fields(kind) if field.init}
     values = read_yaml(config, known | {"history"})
     values.pop("history", None)  # in recipes of older versions, whose settings could change during a run
-    given = {word[2:].partition("=")[0] for word in argv if word.startswith("--")}
-    values = {name: value for name, value in values.items() if name not in given}
     for kind in types:
         try:
             values = values_of_file(kind, values)

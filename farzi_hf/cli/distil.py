@@ -35,23 +35,16 @@ from farzi_hf.report import (
     save_csv,
     save_text,
 )
-from farzi_hf.report.plots import plot_comparison, plot_distillation, plot_entropy, plot_popularity, plot_tokens
-from farzi_hf.report.rendering import (
-    cost,
-    distillation_seconds,
-    environment,
-    paper_rows,
-    provenance,
-    ratios,
-)
+from farzi_hf.report.plots import plot_comparison, plot_distillation, plot_entropy, plot_tokens
+from farzi_hf.report.rendering import cost, distillation_seconds, environment, provenance, ratios
 from farzi_hf.report.rows import on_summary, under_stock_trainer
 from farzi_hf.summary.forms import LABELS
-from farzi_hf.tasks import Row, popularity
+from farzi_hf.tasks import Row
 
 logger = logging.getLogger(__name__)
 
 RESULTS, START = "results.json", "start.json"
-FIGURES = ("distillation", "comparison", "tokens", "entropy", "popularity")
+FIGURES = ("distillation", "comparison", "tokens", "entropy")
 _USAGE = "farzi distil CONFIG [--FIELD VALUE …]    CONFIG: a YAML file, or the name of an example such as demo"
 
 
@@ -59,11 +52,11 @@ def trainer_of(data: TaskData, args: FarziConfig, seed: int, learner: Mapping[st
     """The trainer of one seed. It uses the learner of the settings, unless `learner` gives another one."""
     if args.trajectories is not None:
         args = copy.copy(args)
-        args.trajectories = data.trajectory_folder(args.trajectories, seed)
+        args.trajectories = f"{args.trajectories}/seed-{seed}"  # other splits have seen the test users of this one
     splits, settings = data.splits(seed), data.settings
-    teachers = [data.learner_config(teacher, args.sequence_length) for teacher in settings.teachers]
+    teachers = [data.task.learner_config(teacher, args.sequence_length) for teacher in settings.teachers]
     trainer = FarziTrainer(
-        learner_init=data.learner_config(learner or settings.learner, args.sequence_length), args=args, task=data.task,
+        learner_init=data.task.learner_config(learner or settings.learner, args.sequence_length), args=args, task=data.task,
         teacher=None if settings.teacher is None else teachers, train_dataset=splits["train"], eval_dataset=splits["validation"],
     )  # fmt: skip
     # Its students are measured on this split after hours, so an error in it should come now.
@@ -80,7 +73,7 @@ def comparison_of(
     teacher = args.make_teacher_training()
     steps, size = settings.long_steps or teacher.steps, settings.long_batch_size or teacher.batch_size
     return Comparison(
-        task=data.task, splits=data.splits(seed), config=data.learner_config(learner or settings.learner, args.sequence_length),
+        task=data.task, splits=data.splits(seed), config=data.task.learner_config(learner or settings.learner, args.sequence_length),
         length=args.sequence_length, num_students=settings.num_students, batch_size=args.per_device_eval_batch_size,
         long_training=replace(teacher, steps=steps, batch_size=size), **vars(trainer.students),
     )  # fmt: skip
@@ -215,7 +208,7 @@ class Run:
 
 def draw(c: Comparison, history: Sequence[Mapping[str, Any]], rows: Sequence[Row], folder: Path) -> list[Path]:
     """Draws the figures of a distillation into a folder, and returns their files. `history` is what the trainer has logged."""
-    task, farzi, size = c.task, c.farzi, c.learner.vocab_size
+    task, size = c.task, c.learner.vocab_size
     folder.mkdir(parents=True, exist_ok=True)
     paths = {name: folder / f"{name}.png" for name in FIGURES}
     if any(entry.keys() & {"loss", f"eval_{task.metric}"} for entry in history):
@@ -230,11 +223,9 @@ def draw(c: Comparison, history: Sequence[Mapping[str, Any]], rows: Sequence[Row
     else:
         del paths["distillation"]  # the run was so short that nothing was logged
     plot_comparison(rows, paths["comparison"], task.metric, metric_label=task.metric_label)
-    decoded, counts = farzi.contents().decoded, popularity(c.splits["train"], size)
+    decoded = c.farzi.contents().decoded
     plot_tokens(decoded, paths["tokens"])
     plot_entropy(decoded, paths["entropy"], vocab_size=size)
-    frequencies = {"summary": farzi.frequencies().cpu().numpy(), "real data": counts}
-    plot_popularity(frequencies, counts, paths["popularity"], entries=task.entries)
     return list(paths.values())
 
 
@@ -246,7 +237,7 @@ def distil(settings: RunSettings, args: FarziConfig) -> None:
     data, runs, done = settings.load(), [], []
     figures = [f"comparison_{metric.replace('@', '_')}.png" for metric in data.task_class.compared]
     with args.main_process_first(desc="folders"):
-        check_outputs(Path(args.output_dir), ["recipe.yaml", "table.md", "table.csv", *figures], of_run=True)
+        check_outputs(Path(args.output_dir), ["recipe.yaml", "table.md", "table.csv", *figures])
         for seed in data.seeds(args.seed):
             own = copy.copy(args)
             own.output_dir = data.run_folder(args.output_dir, seed)
@@ -272,7 +263,7 @@ def distil(settings: RunSettings, args: FarziConfig) -> None:
 
 
 def report(data: TaskData, args: FarziConfig, done: Sequence[Mapping[str, Any]]) -> None:
-    """One table of all seeds, with the paper's figures if it has any for this data set."""
+    """One table of all seeds."""
     output, settings, task, seeds = Path(args.output_dir), data.settings, data.task, data.seeds(args.seed)
     # A single seed has its folder for itself, with its recipe and figures.
     alone = Path(data.run_folder(args.output_dir, seeds[0])) == output
@@ -280,7 +271,6 @@ def report(data: TaskData, args: FarziConfig, done: Sequence[Mapping[str, Any]])
         write_recipe(output, {**data.recipe(seeds), **args.to_recipe()})
     rows = pooled_rows(task, [part["measured"] for part in done])
     size = f"{args.num_sequences}×{args.sequence_length}"
-    rows += paper_rows(settings.dataset, size if settings.distil else "")
     seconds = round(sum(part["facts"]["distillation_seconds"] for part in done), 2)
     facts = {**OBJECTIVES[args.objective].pooled([part["facts"] for part in done]), "distillation_seconds": seconds}
     facts |= {"splits": seeds} if len(seeds) > 1 else {}

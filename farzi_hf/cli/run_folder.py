@@ -17,43 +17,35 @@ from farzi_hf.summary.store.folder import check_destination
 from farzi_hf.summary.store.text import as_written, json_text, numbers_of, yaml_text
 
 HEADER = "# Written by a recipe of farzi_hf: here it goes on, and replaces results of its own.\n"
-_KEYS = {"table.json": ("findings", "scores"), "cell.json": ("settings", "asked")}  # our files have one of these
-_OF_RUNS = ("results.json", "start.json", "summary")  # of a distillation
 
 
-def check_outputs(folder: Path, names: Iterable[str], of_run: bool = False) -> None:
-    """Refuses a folder in which a recipe would overwrite files that no recipe has written, or another one. Call this before any long work.
+def check_outputs(folder: Path, names: Iterable[str]) -> None:
+    """Refuses a folder in which a recipe would overwrite files that no recipe has written. Call this before any long work.
 
     Args:
         folder: the folder; it need not exist.
         names: the files that will be written, as paths inside the folder.
-        of_run: whether they belong to a distillation. It replaces no files of another recipe's folder, and no other recipe those of its own.
 
     Raises:
-        ValueError: one of the files exists and no recipe has written to the folder, or one that makes other results; or a file has
-            the name of a needed folder.
+        ValueError: one of the files exists and no recipe has written to the folder, or a file has the name of a needed folder.
     """
-    # Our files show whether a recipe has written to the folder, and which kind of recipe.
+    check_files(folder, names, _is_ours(folder))
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether a recipe has written to the folder: our recipes begin with a line, and our JSON files have keys, that no others have."""
     ours = False
     with suppress(OSError, UnicodeDecodeError):
         ours = (folder / "recipe.yaml").read_text(encoding="utf-8").startswith(HEADER)
-    for name, keys in _KEYS.items():
+    for name in ("table.json", "cell.json"):
         with suppress(OSError, ValueError):
             content = json.loads((folder / name).read_text(encoding="utf-8"))
-            ours |= isinstance(content, dict) and any(key in content for key in keys)
-    if any((folder / name).exists() for name in _OF_RUNS):
-        ours &= of_run
-    elif (folder / "table.json").exists():
-        ours &= not of_run
-    check_files(folder, names, ours)
+            ours |= isinstance(content, dict) and not content.keys().isdisjoint(("findings", "scores", "settings"))
+    return ours
 
 
 def check_files(folder: Path, names: Iterable[str], ours: bool) -> None:
-    """Refuses a folder whose files `names` would be overwritten, unless they are `ours`. The arguments are as in `check_outputs`.
-
-    Raises:
-        ValueError: see `check_outputs`.
-    """
+    """Refuses a folder whose files `names` would be overwritten, unless they are `ours`. The rest is as in `check_outputs`."""
     for path in (folder / name for name in names):
         for place in (folder, path.parent):
             if place.exists() and not place.is_dir():
@@ -76,7 +68,7 @@ def find_checkpoint(args: FarziConfig, resume: bool, outputs: Iterable[str] = ()
         ValueError: the run would overwrite files that no recipe has written.
     """
     folder = Path(args.output_dir)
-    check_outputs(folder, ["recipe.yaml", *outputs], of_run=True)
+    check_outputs(folder, ["recipe.yaml", *outputs])
     check_destination(folder / "summary")
     check_no_foreign(folder)
     return args.resume_from_checkpoint or (last_checkpoint(folder) if resume else None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +13,6 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Trainer
 
 import farzi_hf.models  # noqa: F401  registers the architectures that transformers lacks
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory
-from farzi_hf.cli.run_folder import check_outputs
 from farzi_hf.data import vocabulary_of
 from farzi_hf.data.seeds import check_seed
 from farzi_hf.report import TaskData
@@ -42,8 +40,9 @@ def command(argv: Sequence[str]) -> None:
         if args.steps is not None and args.steps < 1:
             raise ValueError(f"--steps {args.steps} trains nothing: give at least 1")
         output = Path(args.output_dir)
+        if output.is_file() or (output.is_dir() and any(output.iterdir())):
+            raise ValueError(f"--output_dir {str(output)!r} exists already and is not empty: choose another folder")
         farzi = FarziData.from_pretrained(args.summary, args.revision)
-        check_outputs(output, outputs(farzi))
         data = TaskData.of_summary(farzi, args.data_dir) if args.evaluate else None
         if data is not None:
             seed = check_seed(farzi.results.recipe.get("seed", 42), "recipe.yaml: seed")
@@ -59,14 +58,6 @@ def command(argv: Sequence[str]) -> None:
     print(f"{trainer.state.global_step} steps on {args.summary}; the model is in {output}")
     if data is not None:
         report(trainer, data.task, test)
-
-
-def outputs(farzi: FarziData) -> list[str]:
-    """The files that the command writes: of the model, and of the vocabulary."""
-    with tempfile.TemporaryDirectory() as folder:  # only a tokenizer itself knows its files
-        vocabulary_of(farzi.processing_class).save(Path(folder))
-        names = sorted(path.name for path in Path(folder).iterdir())
-    return ["config.json", "generation_config.json", "model.safetensors", *names]
 
 
 def model_of(farzi: FarziData, args: Namespace) -> PreTrainedModel:

@@ -15,7 +15,6 @@ from transformers import TrainingArguments
 
 import farzi_hf
 from farzi_hf.report.comparison import Comparison
-from farzi_hf.report.evidence import PAPER
 from farzi_hf.report.task_data import TaskData
 from farzi_hf.tasks import Recommendation, Row
 
@@ -81,14 +80,15 @@ PROVENANCES = {
 def provenance(c: Comparison, data: TaskData, seed: int) -> dict[str, Any]:
     """Facts about the source data, for the card: see `farzi_hf.summary.store.render_card`."""
     name = data.settings.dataset
-    facts = {
+    seed_of_split = f", seed {seed}" if data.task_class.splits_differ else ""
+    return {
         "dataset": name,
         "data_bytes": c.nbytes(c.splits["train"]),
         "data_sequences": len(c.splits["train"]),
-        "split": f"{data.split_label(seed)}; seed of the distillation {c.seed}",
+        "split": f"{data.task_class.split_label}{seed_of_split}; seed of the distillation {c.seed}",
         "command": "farzi distil recipe.yaml",
+        **PROVENANCES.get(name, {}),
     }
-    return {**facts, **PROVENANCES.get(name, {})}
 
 
 def cost(c: Comparison) -> dict[str, float]:
@@ -113,24 +113,11 @@ def cost(c: Comparison) -> dict[str, float]:
     return facts
 
 
-def paper_rows(dataset: str, size: str) -> list[Row]:
-    """The paper's figures for a recommender: for this size "μ×ξ" if the paper has it, and for the whole data."""
-    known = {name: values for name, values in PAPER.get(dataset, {}).items() if name in (size, "full data")}
-    names = tuple(Recommendation.shown)
-    return [{"method": f"the paper, {name}", **dict(zip(names, values, strict=True))} for name, values in known.items()]
-
-
 def ratios(rows: Sequence[Row], ours: str, full: str = "full data, long") -> dict[str, str]:
-    """A recommender's metrics on the summary divided by its metrics on full data, in per cent; with the paper's ratios, if it has them."""
-    by_method, facts = {row["method"]: row for row in rows}, {}
-    reported = [row for row in rows if row["method"].startswith("the paper")]
-    if ours in by_method and full in by_method:
-        facts["Farzi / full data, long"] = _ratio(by_method[ours], by_method[full])
-    if len(reported) == 2:
-        facts["the paper's"] = _ratio(*reported)
-    return facts
-
-
-def _ratio(row: Row, full: Row) -> str:
-    shares = {name: f"{100 * row[name] / full[name]:.1f} %" if full[name] else "–" for name in Recommendation.shown}
-    return ", ".join(f"{name.upper()} {share}" for name, share in shares.items())
+    """A recommender's metrics on the summary divided by its metrics on full data, in per cent."""
+    by_method = {row["method"]: row for row in rows}
+    if not {ours, full} <= set(by_method):
+        return {}
+    mine, theirs = by_method[ours], by_method[full]
+    shares = {n: f"{100 * mine[n] / theirs[n]:.1f} %" if theirs[n] else "–" for n in Recommendation.shown}
+    return {f"Farzi / {full}": ", ".join(f"{name.upper()} {share}" for name, share in shares.items())}

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from datasets import DatasetDict
-from transformers import PreTrainedConfig
 
 from farzi_hf.data import SAMPLE_INTERACTIONS, TEXTS
 from farzi_hf.data.readers import SOURCES
@@ -141,21 +140,9 @@ class TaskData:
         """Train, validation and test as sequences in `input_ids`."""
         return self._loaded[1](seed)
 
-    def split_label(self, seed: int) -> str:
-        """A description of the splits, in words."""
-        return self.task_class.split_label + (f", seed {seed}" if self.task_class.splits_differ else "")
-
-    def learner_config(self, learner: Mapping[str, Any], length: int) -> PreTrainedConfig:
-        """The config of an architecture that has the data's vocabulary and reads `length` entries."""
-        return self.task.learner_config(learner, length)
-
     def run_folder(self, output_dir: str, seed: int) -> str:
         """The folder for the results of one seed, in a run of several seeds."""
         return f"{output_dir}/split-{seed}" if self.task_class.splits_differ else output_dir
-
-    def trajectory_folder(self, folder: str, seed: int) -> str:
-        """The folder inside `folder` with the recorded trainings of one seed: those of another split have seen the test users of this one."""
-        return f"{folder}/{'split' if self.task_class.splits_differ else 'seed'}-{seed}"
 
     def recipe(self, seeds: Sequence[int]) -> dict[str, Any]:
         """The settings that determine the learner and the data of these seeds."""

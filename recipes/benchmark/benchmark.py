@@ -39,7 +39,7 @@ from transformers import HfArgumentParser
 
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, return_freed_memory, run
 from farzi_hf.report import markdown, save_csv, save_text
-from farzi_hf.report.plots import plot_benchmark
+from farzi_hf.report.plots import Panel, plot_curves
 
 FILES = ("results.json", "results.csv", "table.md", "benchmark.png")
 LONG_REPETITION = 20.0  # seconds; a cell that takes longer is not repeated
@@ -112,7 +112,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     save_csv([{**dict.fromkeys(FIRST), **row} for row in rows], output / FILES[1])
     save_text(text, output / FILES[2])
     if any(row.get("seconds") for row in rows):
-        plot_benchmark([{**dict.fromkeys(FIRST), **row} for row in rows], output / FILES[3])
+        timed = [{**row, "per_step": row["seconds"] / row["steps"]} for row in rows if row.get("seconds")]
+        steps = (timed, "steps", "per_step", "Inner steps T", "Milliseconds per inner step", "x", 1e3)
+        memory = (timed, "steps", "memory_bytes", "Inner steps T", "Peak memory (MB, log scale)", "xy", 1e-6)
+        plot_curves(output / FILES[3], Panel(*steps), Panel(*memory))
     print(f"{text}\nResults: {output}")
     if failed := [f"{row['method']}, T = {row['steps']}: {row['note']}" for row in rows if unfinished(row)]:
         sys.exit("benchmark.py: failed cells, which the next run tries again:\n" + "\n".join(failed))

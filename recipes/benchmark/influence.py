@@ -122,7 +122,7 @@ class AttributionProblem:
 
     @cached_property
     def learner(self) -> Learner:
-        return Learner(self.data.learner_config(self.data.settings.learner, self.args.longest))
+        return Learner(self.data.task.learner_config(self.data.settings.learner, self.args.longest))
 
     @cached_property
     def train_ids(self) -> list[list[int]]:

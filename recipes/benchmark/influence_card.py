@@ -15,7 +15,7 @@ from influence import AttributionProblem, say
 from farzi_hf.attribution import spearman
 from farzi_hf.data.seeds import Purpose, stream
 from farzi_hf.report import listed, markdown, save_csv, save_json, save_text
-from farzi_hf.report.plots import plot_attribution
+from farzi_hf.report.plots import Panel, plot_curves
 
 Rows = list[dict[str, Any]]
 FILES = ("table.json", "table.md", "table.csv", "costs.csv", "attribution.png")
@@ -67,7 +67,10 @@ def write(name: str, problem: AttributionProblem, folder: Path, scored: Rows, co
     save_text(text, folder / "table.md")
     save_csv(scored, folder / "table.csv")
     save_csv(costs, folder / "costs.csv")
-    plot_attribution(scored, [row for row in costs if row["method"] in DRAWN], folder / "attribution.png")
+    drawn, steps = [row for row in costs if row["method"] in DRAWN], "Training steps T"
+    scores = Panel(scored, "steps", "lds", steps, "Linear datamodelling score", "x")
+    memory = Panel(drawn, "steps", "memory_bytes", steps, "Peak memory above the start (MiB)", "xy", 2.0**-20)
+    plot_curves(folder / "attribution.png", scores, memory)
     say(f"\n{text}\nTable: {folder / 'table.md'}")
 
 

@@ -26,7 +26,7 @@ from farzi_hf.engine import InnerAdam, InnerLoss, Tape, unroll
 from farzi_hf.engine.adjoints.base import graph_bytes
 from farzi_hf.engine.inner_loop import InnerLoop, Layout
 from farzi_hf.report import listed, markdown, save_csv, save_text
-from farzi_hf.report.plots import plot_scaling
+from farzi_hf.report.plots import Panel, plot_curves
 from farzi_hf.summary import FarziData, FarziDataConfig
 from farzi_hf.summary.forms import batch_of
 
@@ -122,7 +122,19 @@ def write(rows: Sequence[Facts], output: Path) -> None:
     facts = listed({**facts, "T": STEPS, "sequences": SEQUENCES, "h": WIDTH})
     save_text(f"# An inner step over the vocabulary and the length\n\n{table}\n\n{facts}\n", output / FILES[2])
     if any(row["status"] == "ok" for row in rows):
-        plot_scaling(rows, output / FILES[3])
+        drawn = [
+            {
+                **row,
+                "method": f"{row['loss']}, ξ = {row['length']}",
+                "kind": "peer" if row["loss"] == "textbook" else "ours",
+            }
+            for row in rows
+        ]
+        size = "Entries of the vocabulary, V"
+        seconds = Panel(drawn, "vocabulary", "seconds", size, "CPU seconds per inner step", "xy")
+        plot_curves(
+            output / FILES[3], seconds, Panel(drawn, "vocabulary", "memory_bytes", size, "Peak memory (MB)", "xy", 1e-6)
+        )
     print((output / FILES[2]).read_text(encoding="utf-8"))
 
 

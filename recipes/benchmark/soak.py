@@ -24,7 +24,7 @@ from farzi_hf.cli.distil import trainer_of
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.cli.run_folder import check_files
 from farzi_hf.report import RunSettings, markdown, save_csv, save_text
-from farzi_hf.report.plots import plot_memory
+from farzi_hf.report.plots import Panel, plot_curves
 from farzi_hf.summary.store.atomic_folder import names_the_disk
 
 MIB = 2**20
@@ -114,7 +114,11 @@ def report(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, str], folder: 
     note = f"One process. The slope is that of a straight line through {BLOCKS} medians, without the first {SETTLING:.0%} of the steps."
     save_csv(rows, folder / "memory.csv")  # first: it shows that the folder is ours
     save_text(f"{table}\n\n{note}\n\n![memory](memory.png)\n", folder / "table.md")
-    plot_memory(rows, folder / "memory.png", line=(slope, origin))
+    measured = [{**row, "method": "measured"} for row in rows]
+    line = {"method": f"straight line: {1000 * slope:+.2f} MiB per 1,000 outer steps", "kind": "peer"}
+    ends = [{**line, "step": step, "resident_mib": origin + slope * step} for step in (0, rows[-1]["step"])]
+    memory = Panel([*measured, *ends], "step", "resident_mib", "Outer step", "Resident memory (MiB)")
+    plot_curves(folder / "memory.png", memory, Panel(measured, "step", "open_files", "Outer step", "Open files"))
     return table
 
 

@@ -26,7 +26,7 @@ from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.metrics import bootstrap_interval
 from farzi_hf.report import markdown, save_csv, save_json
 from farzi_hf.report.evidence import AGREES, DIFFERS, OPEN, counted
-from farzi_hf.report.plots import plot_deciles
+from farzi_hf.report.plots import Panel, plot_curves
 from farzi_hf.tasks import Recommendation, Statistics, popularity
 from farzi_hf.tasks.items import ranks_of_scores
 
@@ -84,7 +84,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     e.write(rows, findings, more)
     save_csv(strata_rows, e.folder / "strata.csv")
     save_json(strata_rows, e.folder / "strata.json")
-    plot_deciles(strata_rows, e.folder / "cold_start.png", metric_label="Test HR@100")
+    order = {"items": "most popular first", "users": "longest histories first"}
+    panels = (
+        Panel(
+            [row for row in strata_rows if row["by"] == by],
+            "tenth",
+            "hr@100",
+            f"Tenths of the {by}, {first}",
+            "Test HR@100",
+        )
+        for by, first in order.items()
+    )
+    plot_curves(e.folder / "cold_start.png", *panels)
 
 
 def tenths(values: np.ndarray) -> np.ndarray:

@@ -100,7 +100,7 @@ def record(data: TaskData, args: FarziConfig, seed: int, recording: TrajectoryAr
     rows = c.training_rows(c.splits["train"])
     return record_trajectories(
         trainer.learner, args.make_inner_optimizer(), rows, trainer.data_collator,
-        data.trajectory_folder(args.trajectories, seed), num=recording.num_recorded, steps=recording.trajectory_steps,
+        f"{args.trajectories}/seed-{seed}", num=recording.num_recorded, steps=recording.trajectory_steps,
         save_every=recording.save_every, batch_size=recording.trajectory_batch_size or c.real_batch_size(rows), seed=seed,
         device=plain.device,
     )  # fmt: skip

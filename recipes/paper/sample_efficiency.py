@@ -21,8 +21,7 @@ from experiment import OWN_FORM, PAPER_FORM, Experiment, full_data_claim
 
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.report import Claim, markdown
-from farzi_hf.report.evidence import PAPER, PAPER_TEXT
-from farzi_hf.report.plots import plot_budget
+from farzi_hf.report.plots import Panel, plot_curves
 
 FAMILIES: dict[str, tuple[Students, bool, str]] = {  # students, whether they need a summary, title of a row
     "Farzi": (on_summary, True, "Farzi [{size}×{length}]"),
@@ -45,16 +44,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         evidence = evidence_of(e, [*sized.values(), *full_cells()])
     rows, largest = evidence.rows, sized["Farzi", budgets[-1]].method
     shares = {f"{size}×{e.args.sequence_length}": evidence.ratio(sized["Farzi", size].method, LONG) for size in budgets}
-    theirs = paper_shares(e.dataset)
-    findings = [*evidence.verdicts(claims(e, sized, budgets)), evidence.finding(largest, FULL), *behind(shares, theirs)]
-    e.write([*rows.values(), *e.counted()], findings, f"\n{share_table(e.task.ratio_label, shares, theirs)}\n")
-    sizes = {size: rows[sized["Farzi", size].method]["bytes"] for size in budgets}  # of summaries, for the upper axis
-    curves = [
-        {**rows[cell.method], "method": family, "num_sequences": size, "bytes": sizes[size]}
-        for (family, size), cell in sized.items()
-    ]
-    lines = {"full_data": rows[FULL][e.task.metric], "full_data,_long": rows[LONG][e.task.metric]}
-    plot_budget(curves, e.folder / figure, e.task.metric, metric_label=e.task.metric_label, **lines)
+    title = f"share of full data's quality, % ({e.task.ratio_label})"
+    table = [{title: f"[{size}]", "of full data, long": percent(share)} for size, share in shares.items()]
+    findings = [*evidence.verdicts(claims(e, sized, budgets)), evidence.finding(largest, FULL)]
+    e.write([*rows.values(), *e.counted()], findings, f"\n{markdown(table)}\n")
+    curves = [{**rows[cell.method], "method": family, "μ": size} for (family, size), cell in sized.items()]
+    lines = {name: rows[name][e.task.metric] for name in (FULL, LONG)}
+    axes = "x" if e.task.percent else "xy"
+    label = "Synthetic sequences μ"
+    plot_curves(e.folder / figure, Panel(curves, "μ", e.task.metric, label, e.task.metric_label, axes, lines=lines))
 
 
 def sized_cell(e: Experiment, family: str, size: int) -> Cell:
@@ -75,38 +73,6 @@ def claims(e: Experiment, sized: Mapping[tuple[str, int], Cell], budgets: Sequen
             text = f"A summary of {size} sequences is better than as many real ones, {family}"
             found.append(Claim(text, sized["Farzi", size].method, sized[family, size].method))
     return [*found, Claim("More synthetic sequences are better", largest, smallest)] if smallest != largest else found
-
-
-def paper_shares(dataset: str) -> dict[str, float]:
-    """The quality of the paper's summaries as a share of its full data, by size: a ratio of HR@100 or of perplexities."""
-    if dataset == "ptb":
-        return {size: PAPER_TEXT[FULL][0] / values[0] for size, values in PAPER_TEXT.items() if size != FULL}
-    known = PAPER.get(dataset, {})
-    return {size: values[1] / known[FULL][1] for size, values in known.items() if size != FULL}
-
-
-def behind(ours: Mapping[str, Share], theirs: Mapping[str, float]) -> list[str]:
-    """A sentence for each size that the paper also has."""
-    sentences = []
-    for size in [size for size in ours if size in theirs]:
-        points = 100 * (ours[size][0] - theirs[size])
-        sentences.append(
-            f"At the paper's size [{size}], Farzi has {percent(ours[size])} % of full data, long; the paper's has {100 * theirs[size]:.1f} % of "
-            f"its own full data: we are {abs(points):.1f} points {'behind' if points < 0 else 'ahead'}."
-        )
-    return sentences
-
-
-def share_table(label: str, ours: Mapping[str, Share], theirs: Mapping[str, float]) -> str:
-    """A table of our shares and the paper's, by size. Sizes that both have share a row."""
-    title = f"share of full data's quality, % ({label})"
-    sizes = sorted({*ours, *theirs}, key=lambda size: [int(number) for number in size.split("×")])
-    rows = []
-    for size in sizes:
-        mine = percent(ours[size]) if size in ours else ""
-        paper = f"{100 * theirs[size]:.1f}" if size in theirs else ""
-        rows.append({title: f"[{size}]", "ours, of full data, long": mine, "the paper's": paper})
-    return markdown(rows)
 
 
 def percent(share: Share) -> str:

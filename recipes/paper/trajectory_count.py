@@ -19,7 +19,7 @@ from objectives import FORMS, ObjectiveArguments
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.data.seeds import check_different
 from farzi_hf.report import Claim
-from farzi_hf.report.plots import plot_trajectory_count
+from farzi_hf.report.plots import Panel, plot_curves
 
 FEW = 5  # the paper's curve is flat from this number on
 
@@ -45,9 +45,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         e = replace(e, recording=replace(e.recording, num_recorded=max(counts)))
         evidence = evidence_of(e, cells(e))
     rows = [{**row, "trajectories": count} for row, count in zip(evidence.rows.values(), counts, strict=True)]
+    curve = [{**row, "method": "student on the summary"} for row in rows]
     facts = {**e.omega(), "inner optimizer": e.args.inner_settings()}
     e.write(rows, evidence.verdicts(claims(counts)), facts=facts)
-    plot_trajectory_count(rows, e.folder / figure, e.task.metric, metric_label=e.task.metric_label)
+    label = "|Ω|, pretrained trajectories (0: random initialisation alone)"
+    plot_curves(e.folder / figure, Panel(curve, "trajectories", e.task.metric, label, e.task.metric_label))
 
 
 def cells(e: Experiment) -> list[Cell]:

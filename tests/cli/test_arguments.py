@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field
 from typing import get_type_hints
 
 import pytest
@@ -163,27 +162,3 @@ def test_the_help_names_every_setting_and_no_line_is_cut(capsys):
     words = " ".join(screen.split())
     for name, setting in FarziConfig.settings.items():
         assert f"--{name} {' '.join(setting.help.split())}" in words
-
-
-def test_a_value_that_the_command_line_replaces_may_be_of_any_type(tmp_path):
-    path = tmp_path / "c.yaml"
-    path.write_text("dataset: sample\nmax_steps: null\nsplits: x\n", encoding="utf-8")
-    settings, args = parse_arguments(TYPES, path, ["--max_steps=3", "--splits", "1", "2"])
-    assert (args.max_steps, settings.splits) == (3, [1, 2])
-
-
-@dataclass
-class Settings:
-    """As those of a recipe, which convert nothing themselves."""
-
-    output_dir: str = ""
-    config: str = ""
-    rates: list[float] = field(default_factory=list)
-    names: list[str] = field(default_factory=list)
-
-
-def test_texts_in_lists_of_numbers_are_numbers_in_every_dataclass(tmp_path):
-    path = tmp_path / "c.yaml"
-    path.write_text("rates: [1e-2, 3]\nnames: [1e-2]\n", encoding="utf-8")
-    (settings,) = parse_arguments((Settings,), path, [])
-    assert (settings.rates, settings.names) == ([0.01, 3], ["1e-2"])

@@ -10,7 +10,7 @@ import yaml
 from tiny_trainer import tiny_trainer
 
 from farzi_hf import FarziConfig
-from farzi_hf.cli.run_folder import begin_run, check_outputs, find_checkpoint, kept, stored, write_recipe
+from farzi_hf.cli.run_folder import begin_run, find_checkpoint, kept, stored
 
 SAVED = {"save_strategy": "steps", "save_steps": 1, "max_steps": 2, "lr_scheduler_type": "constant"}
 
@@ -81,22 +81,6 @@ def test_a_result_is_one_of_the_same_settings(tmp_path, before, now, same):
     kept(tmp_path / "x.json", before, lambda: "result")
     assert (stored(tmp_path / "x.json", now) == "result") == same
     assert stored(tmp_path / "x.json", before) == "result"
-
-
-def test_a_recipe_replaces_no_files_of_another_kind(tmp_path):
-    """Both have a recipe.yaml of ours, and tables of the same name."""
-    run, table = tmp_path / "run", tmp_path / "table"
-    for folder, own in ((run, "results.json"), (table, "table.json")):
-        write_recipe(folder, {"seed": 0})
-        (folder / own).write_text('{"scores": []}', encoding="utf-8")
-        (folder / "table.md").write_text("mine", encoding="utf-8")
-    check_outputs(run, ["table.md"], of_run=True)
-    check_outputs(table, ["table.md"])
-    check_outputs(run, ["other.md"])
-    with pytest.raises(ValueError, match=r"table.md' exists already .* only the run that made it"):
-        check_outputs(run, ["table.md"])
-    with pytest.raises(ValueError, match=r"table.md' exists already .* only the run that made it"):
-        check_outputs(table, ["table.md"], of_run=True)
 
 
 def test_a_kept_result_is_json_for_every_reader(tmp_path):

@@ -127,7 +127,7 @@ def cells(monkeypatch) -> list[tuple[str, int]]:
     monkeypatch.setattr(benchmark, "in_process", run_here)
     for name in ("keep_freed_memory", "return_freed_memory"):  # they would act on this process for good
         monkeypatch.setattr(benchmark, name, lambda: None)
-    monkeypatch.setattr(benchmark, "plot_benchmark", lambda rows, path: path.touch())
+    monkeypatch.setattr(benchmark, "plot_curves", lambda path, *panels: path.touch())
     return ran
 
 

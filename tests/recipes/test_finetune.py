@@ -66,7 +66,7 @@ def test_text_from_the_hub_on_another_architecture(hub, text, tmp_path, capsys):
 
 def test_pretrained_weights_are_where_training_starts(text, tmp_path):
     data = RunSettings(dataset="sample", vocab_size=50).load()
-    model = AutoModelForCausalLM.from_config(data.learner_config(GPT2, 8))
+    model = AutoModelForCausalLM.from_config(data.task.learner_config(GPT2, 8))
     with torch.no_grad():
         model.lm_head.weight.fill_(0.0)  # whatever it reads, it predicts all words alike
     model.save_pretrained(tmp_path / "pretrained")

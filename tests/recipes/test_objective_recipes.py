@@ -85,9 +85,9 @@ def test_each_split_has_trajectories_of_its_own(tmp_path):
     trajectories.main([
         "--config", str(CONFIGS / "demo_recsys.yaml"), *argv, "--splits", "0", "3", "--trajectories", str(folder),
     ])  # fmt: skip
-    manifests = [json.loads((folder / f"split-{i}" / "manifest.json").read_text()) for i in (0, 3)]
+    manifests = [json.loads((folder / f"seed-{i}" / "manifest.json").read_text()) for i in (0, 3)]
     assert manifests[0]["data"] != manifests[1]["data"]
-    with safe_open(folder / "split-3" / "trajectory-00001.safetensors", framework="pt") as shard:
+    with safe_open(folder / "seed-3" / "trajectory-00001.safetensors", framework="pt") as shard:
         assert all(len(shard.get_tensor(name)) == 3 for name in manifests[1]["parameters"])
 
 

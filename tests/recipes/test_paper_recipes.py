@@ -260,25 +260,6 @@ def test_students_of_several_teachers_together(tmp_path):
         cross_architecture.main([*argv, "--teachers", "RNN"])
 
 
-def test_shares_of_full_data_beside_the_papers():
-    ours = {"10×10": (0.9, (0.8, 1.0)), "25×20": (1.1, (1.05, 1.2)), "30×20": (1.2, (1.1, 1.3))}
-    theirs = sample_efficiency.paper_shares("magazine")
-    assert list(theirs) == ["10×10", "25×20", "50×20"]
-    assert theirs["50×20"] == pytest.approx(0.521 / 0.520)  # HR@100
-    assert sample_efficiency.behind(ours, theirs) == [
-        "At the paper's size [10×10], Farzi has 90.0 (80.0–100.0) % of full data, long; the paper's has 100.6 % of its own full data: "
-        "we are 10.6 points behind.",
-        "At the paper's size [25×20], Farzi has 110.0 (105.0–120.0) % of full data, long; the paper's has 100.6 % of its own full data: "
-        "we are 9.4 points ahead.",
-    ]
-    lines = sample_efficiency.share_table("HR@100", ours, theirs).splitlines()
-    assert [line.split("|")[1].strip() for line in lines[2:]] == ["[10×10]", "[25×20]", "[30×20]", "[50×20]"]
-    assert [cell.strip() for cell in lines[2].split("|")[2:4]] == ["90.0 (80.0–100.0)", "100.6"]
-    assert [cell.strip() for cell in lines[4].split("|")[2:4]] == ["120.0 (110.0–130.0)", ""]
-    assert sample_efficiency.paper_shares("ptb")["400×50"] == pytest.approx(72.10 / 91.9)  # perplexity: less is better
-    assert sample_efficiency.paper_shares("sample") == {}
-
-
 def test_a_long_run_does_not_replace_the_quick_card():
     folder = card_folder("cold_start", "magazine", "paper", None)
     assert folder == RECIPES.parent / "model_cards" / "cold_start_magazine_paper"

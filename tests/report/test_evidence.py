@@ -1,4 +1,4 @@
-"""How one row does beside another, whether that is what the paper found, and the paper's own figures."""
+"""How one row does beside another, and whether that is what the paper found."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from farzi_hf.report import Claim, Evidence
-from farzi_hf.report.rendering import paper_rows, ratios
+from farzi_hf.report.rendering import ratios
 from farzi_hf.tasks import LanguageModeling, Recommendation
 
 ITEMS, TEXT = Recommendation(None), LanguageModeling(None)
@@ -81,20 +81,6 @@ def test_a_claim_is_decided_by_the_interval_and_by_every_seed():
     assert "at least as good in 1 of 2 seeds, 2 and 2 students" in sentences[3]
     assert "; the statement needs 90 %." in sentences[6]
     assert evidence.verdicts([]) == []
-
-
-def test_the_papers_figures_stand_beside_ours():
-    ours = [
-        {"method": name, **dict.fromkeys(Recommendation.shown, value)}
-        for name, value in (("Farzi [50×50]", 0.2), ("full data, long", 0.25))
-    ]
-    rows = [*ours, *paper_rows("ml-100k", "50×50")]
-    assert [row["method"] for row in rows[2:]] == ["the paper, 50×50", "the paper, full data"]
-    facts = ratios(rows, "Farzi [50×50]")
-    assert facts["Farzi / full data, long"].startswith("HR@10 80.0 %")
-    assert facts["the paper's"].startswith("HR@10 107.7 %")
-    assert paper_rows("sample", "50×50") == []
-    assert ITEMS.readable(rows[2])["HR@100, %"] == "62.9"
 
 
 def test_a_metric_that_full_data_lack_has_no_ratio():

@@ -12,18 +12,9 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
-import numpy as np
 from matplotlib.figure import Figure
 
-from farzi_hf.report.plots import (
-    plot_benchmark,
-    plot_budget,
-    plot_comparison,
-    plot_distillation,
-    plot_entropy,
-    plot_popularity,
-    plot_tokens,
-)
+from farzi_hf.report.plots import Panel, plot_comparison, plot_curves, plot_distillation, plot_entropy, plot_tokens
 from farzi_hf.report.plots.style import logarithmic, number, plain_numbers
 
 LOG = [
@@ -60,13 +51,8 @@ def test_distillation_draws_a_panel_per_quantity_that_was_logged(tmp_path):
     heights = [size_of(tmp_path / f"{name}.png")[1] for name in ("all", "training", "student")]
     assert heights == sorted(heights, reverse=True)
     assert len(set(heights)) == 3
-
-
-def test_distillation_without_anything_to_show_is_refused(tmp_path):
     with pytest.raises(ValueError, match="log_history has no eval_perplexity, loss or grad_norm"):
-        plot_distillation(
-            [{"step": 1, "loss": math.nan}], tmp_path / "none.png", metric="eval_perplexity", metric_label=""
-        )
+        plot_distillation([{"step": 1, "loss": math.nan}], tmp_path / "none.png", **metric)
 
 
 def test_tokens_wrap_into_strips_and_are_shown_as_they_are(tmp_path):
@@ -102,46 +88,26 @@ def test_comparison_leaves_out_what_has_no_value(tmp_path):
     assert not (tmp_path / "none.png").exists()
 
 
-def test_budget_draws_a_curve_per_method(tmp_path):
+def test_curves_end_where_nothing_was_measured_and_peers_look_otherwise(tmp_path):
     rows = [
-        {"method": method, "num_sequences": n, "bytes": 100 * n, "perplexity": factor / n, "perplexity_interval": [0.9 / n, 2.2 / n]}
-        for method, factor in (("Farzi", 1.0), ("random", 2.0)) for n in (100, 10, 50)
+        {"method": method, "kind": kind, "T": steps, "seconds": factor * steps, "seconds_interval": [0.9 * factor * steps, 2 * factor * steps]}
+        for method, kind, factor in (("Tape", "ours", 1.0), ("autograd", "peer", 2.0)) for steps in (100, 10, 50)
     ]  # fmt: skip
-    plot_budget(rows, tmp_path / "both.png", "perplexity", full_data=0.01, metric_label="Perplexity")
-    plot_budget(rows[:3], tmp_path / "one.png", "perplexity", full_data=0.01, metric_label="Perplexity")
-    assert (tmp_path / "both.png").read_bytes() != (tmp_path / "one.png").read_bytes()
-    with pytest.raises(ValueError, match="rows has no finite 'accuracy'"):
-        plot_budget(rows, tmp_path / "none.png", "accuracy")
 
+    def picture(rows: list[dict], axes: str = "x", **lines: float) -> bytes:
+        panel = Panel(rows, "T", "seconds", "Steps T", "Seconds", axes, lines=lines)
+        plot_curves(tmp_path / "a.png", panel, panel)
+        return (tmp_path / "a.png").read_bytes()
 
-def test_entropy_is_drawn_against_the_uniform_one(tmp_path):
-    decoded = [[position("a", "b")] * 6, [position("c", "d")] * 6]
-    plot_entropy(decoded, tmp_path / "small.png", vocab_size=4)
-    plot_entropy(decoded, tmp_path / "large.png", vocab_size=400)
-    assert (tmp_path / "small.png").read_bytes() != (tmp_path / "large.png").read_bytes()
-
-
-def test_popularity_takes_shares_on_any_scale(tmp_path):
-    counts = np.arange(25.0)
-    plot_popularity({"summary": np.ones(25), "real data": counts}, counts, tmp_path / "a.png", entries="items")
-    plot_popularity({"summary": np.full(25, 0.04), "real data": counts}, counts, tmp_path / "b.png", entries="items")
-    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
-    plot_popularity({"summary": counts, "real data": counts}, counts, tmp_path / "c.png", entries="items")
-    assert (tmp_path / "a.png").read_bytes() != (tmp_path / "c.png").read_bytes()
-
-
-def test_benchmark_leaves_out_what_was_not_measured(tmp_path):
-    figures = {("autograd", "peer"): 0.2, ("Tape", "ours"): 0.1, ("Tape, compiled", "ours"): 0.08}
-    rows = [
-        {"method": method, "kind": kind, "steps": steps, "status": "ok", "memory_limit_gib": "20.0",
-         "seconds": seconds * steps, "memory_bytes": steps << 20}
-        for (method, kind), seconds in figures.items() for steps in (10, 100)
-    ]  # fmt: skip
-    plot_benchmark(rows, tmp_path / "whole.png")
-    rows[1].update(status="out of memory", seconds=None, memory_bytes=None)
-    plot_benchmark(rows, tmp_path / "lost.png")
-    assert size_of(tmp_path / "whole.png") == size_of(tmp_path / "lost.png")
-    assert (tmp_path / "whole.png").read_bytes() != (tmp_path / "lost.png").read_bytes()
+    whole = picture(rows)
+    lost = [{**rows[0], "seconds": None}, {**rows[0], "T": 70, "seconds": math.inf}, *rows[1:]]
+    without = [{name: value for name, value in row.items() if name != "seconds_interval"} for row in rows]
+    alike = [{**row, "kind": "ours"} for row in rows]
+    others = [picture(lost), picture(without), picture(alike), picture(rows, "xy"), picture(rows, full_data=9.0)]
+    assert len({whole, *others}) == 6
+    assert picture(lost) == picture(rows[1:])
+    with pytest.raises(ValueError, match="rows has no finite 'seconds'"):
+        picture([{"method": "a", "T": 1}])
 
 
 @pytest.mark.parametrize(
@@ -171,7 +137,5 @@ def test_no_global_state_is_touched(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
     for name in [name for name in sys.modules if name.startswith("farzi_hf.report.plots")]:
         monkeypatch.delitem(sys.modules, name)
-    importlib.import_module("farzi_hf.report.plots").plot_popularity(
-        {"real data": np.ones(25)}, np.ones(25), tmp_path / "a.png", entries="items"
-    )
+    importlib.import_module("farzi_hf.report.plots").plot_comparison(ROWS, tmp_path / "a.png", "perplexity")
     assert (tmp_path / "a.png").exists()

@@ -1,8 +1,12 @@
-"""Figures of tables: methods side by side, against the size of a summary, against |Ω|, and in tenths of items and users."""
+"""Figures of tables: methods side by side as bars, and as curves over a size, a number of steps or a length."""
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from matplotlib.axes import Axes
 
 from farzi_hf.report.plots import style
 from farzi_hf.report.plots.style import File, Rows
@@ -42,86 +46,77 @@ def plot_comparison(rows: Rows, path: File, metric: str, *, metric_label: str | 
     style.save(figure, path)
 
 
-def plot_budget(rows: Rows, path: File, metric: str, *, metric_label: str | None = None, **lines: float) -> None:
-    """A metric against the budget, with a curve and a band per method.
-
-    The lower axis shows the number of synthetic sequences, logarithmic. The upper axis shows the bytes.
+@dataclass(frozen=True)
+class Panel:
+    """One panel of `plot_curves`.
 
     Args:
-        rows: one per method and budget: `method`, `num_sequences`, `bytes` and the metric. `{metric}_interval`, a (low, high)
-            pair, is optional and becomes the band. Rows whose metric is missing or not finite are left out.
-        lines: values that do not depend on the budget, by name: `full_data=82.3, unigram=196.5`.
+        rows: each has `method` and the columns `x` and `y`. `{y}_interval`, a (low, high) pair, is optional and becomes a band. Rows whose
+            `y` is missing or not finite are left out, so a curve ends where a method ran out of memory. `kind` may be "peer".
+        logarithmic: the axes that are logarithmic: "", "x", "y" or "xy".
+        scale: values of `y` and their intervals are multiplied by it.
+        lines: values that do not depend on `x`, by name: `{"full data": 82.3}`.
+    """
+
+    rows: Rows
+    x: str
+    y: str
+    x_label: str
+    y_label: str
+    logarithmic: str = ""
+    scale: float = 1.0
+    lines: Mapping[str, float] = field(default_factory=dict)
+
+
+def plot_curves(path: File, *given: Panel) -> None:
+    """Panels side by side with a curve per method, which looks the same in all of them. Peers are dashed and grey.
+
+    A linear axis of values starts at 0, unless some are negative.
 
     Raises:
-        ValueError: no row has the metric.
+        ValueError: no row of a panel has its value.
     """
-    rows = sorted((row for row in rows if style.finite(row.get(metric))), key=lambda row: row["num_sequences"])
-    if not rows:
-        raise ValueError(
-            f"rows has no finite {metric!r}; pass rows such as {{'num_sequences': 50, {metric!r}: 1.0, …}}"
-        )
-    figure, (axes,) = style.panels(7.5, 4.6)
-    axes.set(xscale="log", xlabel="Synthetic sequences μ", ylabel=metric_label or metric)
-    style.curves(axes, rows, "num_sequences", metric, style.OURS, size=5, alpha=0.18)
-    style.draw_lines(axes, lines)
-    style.plain_numbers(axes.yaxis)
-    values = [row[metric] for row in rows] + list(lines.values())
-    if min(values) > 0 and max(values) > 10 * min(values):
-        style.logarithmic(axes, "y")
-    sizes = {row["num_sequences"]: row["bytes"] for row in rows}
-    style.ticks(axes, sizes)
-    above = axes.secondary_xaxis("top")
-    style.ticks(above, sizes, map(_bytes, sizes.values()))
-    above.set_xlabel("Bytes of a summary")
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    looks = _looks(row for panel in given for row in panel.rows)
+    figure, panels = style.panels(2.5 + 4.0 * len(given), 4.8, 1, len(given))
+    legend = {}
+    for axes, panel in zip(panels, given, strict=True):
+        rows = sorted((r for r in panel.rows if style.finite(r.get(panel.y))), key=lambda row: row[panel.x])
+        if not rows:
+            raise ValueError(f"rows has no finite {panel.y!r}; pass rows such as {{{panel.x!r}: 50, {panel.y!r}: 1.0}}")
+        for method in dict.fromkeys(row["method"] for row in rows):
+            _draw_curve(axes, panel, [row for row in rows if row["method"] == method], looks[method])
+        style.draw_lines(axes, panel.lines)
+        axes.set(xlabel=panel.x_label, ylabel=panel.y_label)
+        for which, axis in (("x", axes.xaxis), ("y", axes.yaxis)):
+            style.logarithmic(axes, which) if which in panel.logarithmic else style.plain_numbers(axis)
+        if "y" not in panel.logarithmic and min(row[panel.y] for row in rows) >= 0:
+            axes.set_ylim(bottom=0)
+        handles, labels = axes.get_legend_handles_labels()
+        legend |= dict(zip(labels, handles, strict=True))
+    figure.legend(legend.values(), legend.keys(), loc="outside lower center", ncols=3, frameon=False, fontsize=9)
     style.save(figure, path)
 
 
-def _bytes(size: float) -> str:
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size >= scale:
-            return f"{style.number(size / scale, 3)} {unit}"
-    return f"{size:.0f} bytes"
+def _looks(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """How the curve of each method looks."""
+    kinds = {row["method"]: row.get("kind") for row in rows}
+    looks = {}
+    for i, (method, kind) in enumerate(kinds.items()):
+        marker = "osD^vP*"[(i if kind == "peer" else i // len(style.OURS)) % 7]
+        color = style.MUTED if kind == "peer" else style.OURS[i % len(style.OURS)]
+        looks[method] = {
+            "color": color,
+            "linestyle": "--" if kind == "peer" else "-",
+            "marker": marker,
+            "markersize": 4,
+        }
+    return looks
 
 
-def plot_trajectory_count(rows: Rows, path: File, metric: str, *, metric_label: str) -> None:
-    """A metric against |Ω|, with one tick per count. The band is the standard deviation over students.
-
-    Args:
-        rows: `trajectories`, the metric and `{metric}_std`, in the order in which they are drawn.
-    """
-    figure, (axes,) = style.panels(6.5, 4.0)
-    points, spread = (np.array([*enumerate(row[name] for row in rows)], float) for name in (metric, f"{metric}_std"))
-    style.draw_metric(axes, points, spread, {})
-    axes.set_xticks(range(len(rows)), [str(row["trajectories"]) for row in rows])
-    axes.set(xlabel="|Ω|, pretrained trajectories (0: random initialisation alone)", ylabel=metric_label)
-    style.plain_numbers(axes.yaxis)
-    style.save(figure, path)
-
-
-def plot_deciles(rows: Rows, path: File, *, metric_label: str) -> None:
-    """HR@100 in each tenth: a panel for items and a panel for users, with a line per method. Intervals are drawn as bars.
-
-    Args:
-        rows: one per `method`, `by` ("items" or "users") and `tenth`. Tenth 1 has the most popular items or the longest
-            histories. Each row has `n`, the number of test users in the tenth. If `n` is above 0, it also has `hr@100` and
-            `hr@100_interval`.
-    """
-    figure, panels = style.panels(10.5, 4.2, 1, 2, sharey=True)
-    methods = list(dict.fromkeys(row["method"] for row in rows))
-    order = {"items": "most popular first", "users": "longest histories first"}
-    for axes, by in zip(panels, order, strict=True):
-        for i, method in enumerate(methods):
-            curve = [row for row in rows if (row["method"], row["by"]) == (method, by) and row["n"]]
-            values = np.array([row["hr@100"] for row in curve])
-            edges = np.array([row["hr@100_interval"] for row in curve]).reshape(-1, 2)
-            places = np.array([row["tenth"] for row in curve]) + 0.12 * (i - (len(methods) - 1) / 2)
-            look = {"color": style.OURS[i % len(style.OURS)], "marker": "o", "markersize": 4, "linewidth": 1.2}
-            axes.errorbar(places, values, np.abs(edges.T - values), label=method, **look)
-        counts = {row["tenth"]: row["n"] for row in rows if row["by"] == by}
-        axes.set_xticks(list(counts), [f"{tenth}\nn = {n}" for tenth, n in counts.items()], fontsize=7.5)
-        axes.set_xlabel(f"Tenths of the {by}, {order[by]}")
-    panels[0].set_ylabel(metric_label)
-    style.plain_numbers(panels[0].yaxis)
-    panels[0].legend(frameon=False, fontsize=9)
-    style.save(figure, path)
+def _draw_curve(axes: Axes, panel: Panel, rows: Rows, look: Mapping[str, Any]) -> None:
+    places = [row[panel.x] for row in rows]
+    axes.plot(places, [panel.scale * row[panel.y] for row in rows], label=rows[0]["method"], **look)
+    if any(row.get(f"{panel.y}_interval") for row in rows):
+        edges = [row.get(f"{panel.y}_interval") or (row[panel.y], row[panel.y]) for row in rows]
+        low, high = ([panel.scale * edge for edge in side] for side in zip(*edges, strict=True))
+        axes.fill_between(places, low, high, color=look["color"], alpha=0.15, linewidth=0)

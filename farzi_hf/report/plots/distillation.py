@@ -1,4 +1,4 @@
-"""Figures of one distillation: its curves, and the likeliest tokens, the entropy and the popularity of entries of its summary."""
+"""Figures of one distillation: its curves, and the likeliest tokens and the entropy of its summary."""
 
 from __future__ import annotations
 
@@ -40,7 +40,14 @@ def plot_distillation(log_history: Rows, path: File, *, metric: str, metric_labe
     for axes, (name, points) in zip(panels, drawn.items(), strict=True):
         style.plain_numbers(axes.yaxis)
         if name == metric:
-            style.draw_metric(axes, points, _series(log_history, f"{metric}_std"), baselines)
+            steps, values = points.T
+            axes.plot(steps, values, color=style.ACCENT, marker="o", markersize=4, label="student on the summary")
+            spread = _series(log_history, f"{metric}_std")[:, 1]
+            if len(spread) == len(values):
+                band = {"color": style.ACCENT, "alpha": 0.18, "linewidth": 0}
+                axes.fill_between(steps, values - spread, values + spread, **band)
+            style.draw_lines(axes, baselines)
+            axes.legend(ncols=3, **style.ABOVE)
             axes.set_ylabel(metric_label)
         else:
             _draw_noisy(axes, points)
@@ -114,31 +121,6 @@ def plot_entropy(decoded: Sequence[Rows], path: File, *, vocab_size: int) -> Non
     axes.set(xlabel="Position", ylabel="Entropy (nats)", ylim=(0, 1.05 * top), xlim=positions[[0, -1]])
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(ncols=4, **style.ABOVE)
-    style.save(figure, path)
-
-
-def plot_popularity(shares: Mapping[str, np.ndarray], counts: np.ndarray, path: File, *, entries: str) -> None:
-    """The share of popular and of rare entries: a bar for each tenth of the vocabulary, most popular first.
-
-    Args:
-        shares: by name, a weight (V,) for each entry: `{"summary": …, "real data": counts}`. The first one is ours. Each is
-            scaled to a sum of 1.
-        counts: (V,), how often each entry occurs in the real data. These counts order the entries.
-    """
-    deciles = np.array_split(np.argsort(-counts, kind="stable"), 10)
-    figure, (axes,) = style.panels(7.5, 3.8)
-    width, colors = 0.8 / len(shares), (style.ACCENT, style.MUTED, style.LINES[1], style.LINES[3])
-    for i, (name, share) in enumerate(shares.items()):
-        heights = [100 * share[decile].sum() / share.sum() for decile in deciles]
-        places = np.arange(10) + (i - (len(shares) - 1) / 2) * width
-        bars = axes.bar(places, heights, width, color=colors[i % len(colors)], label=name)
-        axes.bar_label(bars, [style.number(height, digits=2) for height in heights], fontsize=6.5, padding=1)
-    style.logarithmic(axes, "y")
-    axes.yaxis.set_major_formatter(lambda value, position: f"{style.number(value)} %")
-    axes.set_xticks(range(10), [f"{10 * i}–{10 * i + 10} %" for i in range(10)], fontsize=8)
-    axes.grid(visible=False, axis="x")
-    axes.set(xlabel=f"Tenths of the {len(counts):,} {entries}, most popular first", ylabel="Share (log scale)")
-    axes.legend(frameon=False, fontsize=9)
     style.save(figure, path)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,13 +76,6 @@ def logarithmic(axes: Axes, which: str) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def ticks(axes: Axes, values: Iterable[float], labels: Iterable[str] | None = None) -> None:
-    """Sets the ticks of the lower axis to these values only."""
-    values = list(values)
-    axes.set_xticks(values, list(labels or (f"{value:,}" for value in values)))
-    axes.set_xticks([], minor=True)
-
-
 def panels(width: float, height: float, *grid: int, **options: Any) -> tuple[Figure, list[Axes]]:
     """A figure of so many inches and its panels, from left to right and from top to bottom: without a frame, with a faint grid."""
     figure = Figure(figsize=(width, height), layout="constrained")
@@ -95,30 +88,6 @@ def panels(width: float, height: float, *grid: int, **options: Any) -> tuple[Fig
 
 
 # -- what is drawn ---------------------------------------------------------------------------------------------------
-
-
-def curves(
-    axes: Axes, rows: Rows, x: str, y: str, colors: Sequence[str], size: float, alpha: float, unit: float = 1.0
-) -> None:
-    """A curve per `method` over `x`, in units of `unit`. `{y}_interval`, a (low, high) pair, is a band where rows have it."""
-    for i, method in enumerate(dict.fromkeys(row["method"] for row in rows)):
-        curve = sorted((row for row in rows if row["method"] == method), key=lambda row: row[x])
-        places, color = [row[x] for row in curve], colors[i % len(colors)]
-        values = [row[y] / unit for row in curve]
-        axes.plot(places, values, color=color, marker="o", markersize=size, label=method)
-        if any(row.get(f"{y}_interval") for row in curve):
-            edges = [row.get(f"{y}_interval") or (row[y], row[y]) for row in curve]
-            axes.fill_between(places, *zip(*edges, strict=True), color=color, alpha=alpha, linewidth=0)
-
-
-def draw_metric(axes: Axes, points: np.ndarray, spread: np.ndarray, baselines: Mapping[str, float]) -> None:
-    """Draws a curve of (step, value) pairs (n, 2), with horizontal lines to compare with. The spread (n, 2), if any, is a band."""
-    steps, values = points.T
-    axes.plot(steps, values, color=ACCENT, marker="o", markersize=4, label="student on the summary")
-    if len(spread) == len(points):
-        axes.fill_between(steps, values - spread[:, 1], values + spread[:, 1], color=ACCENT, alpha=0.18, linewidth=0)
-    draw_lines(axes, baselines)
-    axes.legend(ncols=3, **ABOVE)
 
 
 def draw_lines(axes: Axes, lines: Mapping[str, float]) -> None:
