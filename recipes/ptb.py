@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             this.begin()
 
     if not done:
-        done = distilled(this) if settings.distil else real_data_alone(this)
+        done = distilled(this)
     if this.is_first:
         report(data, args, [done])  # table.md, table.csv, and the table on the terminal
 
@@ -53,11 +53,6 @@ def distilled(this: Run) -> dict[str, Any]:
     measured = [*this.students(before), *this.real()]  # rows on the summary; rows on real data and count models
     this.finish(measured)  # saves the artefact again, with its results, figures and cost
     return this.keep(RESULTS, measured, facts=this.facts)  # a later start finds them
-
-
-def real_data_alone(this: Run) -> dict[str, Any]:
-    """`--distil false`: the rows on real data, and no summary."""
-    return this.keep(RESULTS, this.real(), facts=this.facts) if this.is_first else {}
 
 
 if __name__ == "__main__":

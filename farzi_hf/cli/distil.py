@@ -96,18 +96,15 @@ class Run:
         self.folder, self.summary_folder = Path(args.output_dir), Path(args.output_dir, "summary")
         self.recipe = {**data.recipe([seed]), **args.to_recipe()}
         files = [RESULTS, START, "table.md", "table.csv", *(f"plots/{name}.png" for name in FIGURES)]
-        self.checkpoint = find_checkpoint(args, data.settings.resume, files)
+        self.checkpoint = find_checkpoint(args, files)
 
     def begin(self) -> FarziTrainer:
         """Makes the trainer. From now on, the folder belongs to this run."""
         # Read now: later, another process may have written it, and all have to decide alike.
-        self._start = None if self.checkpoint is None else stored(self.folder / START, self.settings)
+        self._start = stored(self.folder / START, self.settings)
         self.trainer = trainer_of(self.data, self.args, self.seed)
         begin_run(self.trainer, self.recipe, self.checkpoint)
         if self.is_first:
-            # Those of another run go: a later start would take them for its own.
-            for name in (RESULTS,) if self.checkpoint else (RESULTS, START):
-                (self.folder / name).unlink(missing_ok=True)
             start = f"going on from {self.checkpoint}" if self.checkpoint else "a new run, no checkpoint to go on from"
             print(f"{self.folder}: {start}; world size {self.args.world_size}, {self.args.device.type}", flush=True)
         return self.trainer
@@ -155,7 +152,7 @@ class Run:
     def finished(self) -> dict[str, Any] | None:
         """The results of an earlier start, if it came to its end with these settings. All processes call this."""
         with self.args.main_process_first(desc="results"):
-            return stored(self.folder / RESULTS, self.settings) if self.data.settings.resume else None
+            return stored(self.folder / RESULTS, self.settings)
 
     def keep(self, name: str, measured: Sequence[Measured], **facts: Any) -> dict[str, Any]:
         """Writes measurements into the run's folder, where `finished` and a later `begin` find them."""
@@ -247,24 +244,21 @@ def distil(settings: RunSettings, args: FarziConfig) -> None:
             done.append(found)
             continue
         with locked(run.args):
-            trainer, measured = run.begin(), []
-            if settings.distil:
-                before = run.at_start()
-                trainer.train(resume_from_checkpoint=run.checkpoint)
-                if run.is_first:
-                    run.save()
-                    measured = [*run.students(before), *run.real()]
-                    run.finish(measured)
-            elif run.is_first:
-                measured = run.real()
-            done.append(run.keep(RESULTS, measured, facts=run.facts) if run.is_first else {})
+            trainer = run.begin()
+            before = run.at_start()
+            trainer.train(resume_from_checkpoint=run.checkpoint)
+            if run.is_first:
+                run.save()
+                measured = [*run.students(before), *run.real()]
+                run.finish(measured)
+                done.append(run.keep(RESULTS, measured, facts=run.facts))
     if args.process_index == 0:
         report(data, args, done)
 
 
 def report(data: TaskData, args: FarziConfig, done: Sequence[Mapping[str, Any]]) -> None:
     """One table of all seeds."""
-    output, settings, task, seeds = Path(args.output_dir), data.settings, data.task, data.seeds(args.seed)
+    output, task, seeds = Path(args.output_dir), data.task, data.seeds(args.seed)
     # A single seed has its folder for itself, with its recipe and figures.
     alone = Path(data.run_folder(args.output_dir, seeds[0])) == output
     if not alone:
@@ -283,9 +277,8 @@ def report(data: TaskData, args: FarziConfig, done: Sequence[Mapping[str, Any]])
             path = output / f"comparison_{metric.replace('@', '_')}.png"
             plot_comparison(rows, path, metric, metric_label=f"Test {metric}")
     print(f"\n{table}\n\nTable: {output / 'table.md'}")
-    if settings.distil:
-        folder = Path(data.run_folder(args.output_dir, seeds[0]), "summary")
-        print(f"Load the summary: FarziData.from_pretrained({str(folder)!r})")
+    folder = Path(data.run_folder(args.output_dir, seeds[0]), "summary")
+    print(f"Load the summary: FarziData.from_pretrained({str(folder)!r})")
 
 
 def command(argv: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from farzi_hf.distillation.config import FarziConfig
-from farzi_hf.distillation.run import check_no_foreign, discard_checkpoints, last_checkpoint, locked
+from farzi_hf.distillation.run import check_no_foreign, last_checkpoint, locked
 from farzi_hf.distillation.trainer import FarziTrainer
 from farzi_hf.report.tables import save_text
 from farzi_hf.summary.store.folder import check_destination
@@ -57,12 +57,11 @@ def check_files(folder: Path, names: Iterable[str], ours: bool) -> None:
             )
 
 
-def find_checkpoint(args: FarziConfig, resume: bool, outputs: Iterable[str] = ()) -> str | None:
+def find_checkpoint(args: FarziConfig, outputs: Iterable[str] = ()) -> str | None:
     """The checkpoint to go on from, or None for a new run. This writes nothing. Call `begin_run` when the trainer exists.
 
     Args:
-        resume: whether to go on from the last checkpoint in `args.output_dir`.
-        outputs: the files that the run will write there, beside `recipe.yaml` and `summary/`.
+        outputs: the files that the run will write into `args.output_dir`, beside `recipe.yaml` and `summary/`.
 
     Raises:
         ValueError: the run would overwrite files that no recipe has written.
@@ -71,11 +70,11 @@ def find_checkpoint(args: FarziConfig, resume: bool, outputs: Iterable[str] = ()
     check_outputs(folder, ["recipe.yaml", *outputs])
     check_destination(folder / "summary")
     check_no_foreign(folder)
-    return args.resume_from_checkpoint or (last_checkpoint(folder) if resume else None)
+    return args.resume_from_checkpoint or last_checkpoint(folder)
 
 
 def begin_run(trainer: FarziTrainer, recipe: Mapping[str, Any], checkpoint: str | None) -> None:
-    """Writes `recipe.yaml`. If the run is new, our old checkpoints in its folder are discarded.
+    """Checks the run's settings, and writes `recipe.yaml`.
 
     Raises:
         ValueError: see `FarziTrainer.check_run`; another run writes to the folder.
@@ -83,13 +82,7 @@ def begin_run(trainer: FarziTrainer, recipe: Mapping[str, Any], checkpoint: str 
     args = trainer.args
     # The lock fails while another run writes there, so its files stay.
     with args.main_process_first(desc="checkpoints"), locked(args):
-        if checkpoint is None and args.process_index == 0:
-            discard_checkpoints(args.output_dir)
-        try:
-            trainer.check_run(checkpoint)
-        except ValueError as error:
-            remedy = "" if checkpoint is None else f"; --no_resume discards the checkpoints in {args.output_dir}"
-            raise ValueError(f"{error}{remedy}") from None
+        trainer.check_run(checkpoint)
         if args.process_index == 0:
             write_recipe(Path(args.output_dir), recipe)
 
@@ -134,7 +127,7 @@ def stored(path: Path, settings: Mapping[str, Any]) -> Any | None:
     if not path.exists():
         return None
     # How the run was started makes no difference, nor where its config and its data were: `data` has a hash of them.
-    without = ("config", "resume", "data_dir")
+    without = ("config", "data_dir", "resume", "distil")  # the last two in files of older versions
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         before = dict(numbers_of(found["settings"]).items())

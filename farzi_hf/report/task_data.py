@@ -39,14 +39,12 @@ class RunSettings:
     teacher: dict | str | None = field(  # or a list of dicts, a type that HfArgumentParser does not know
         default=None, metadata={"help": "the same of the model, or of a list of them, that labels the inputs; by default the learner's"}
     )  # fmt: skip
-    distil: bool = setting(True, "False: make only the rows on real data")
     num_students: int = setting(3, "students per row, each from its own start")
     baselines: list[str] = field(
         default_factory=lambda: list(BASELINES), metadata={"help": f"rows on real data: {', '.join(BASELINES)}"}
     )
     long_steps: int | None = setting(None, "steps of the row 'full data, long'; by default the teacher's")
     long_batch_size: int | None = setting(None, "real sequences per step of that row; by default the teacher's")
-    resume: bool = setting(True, "go on from the last checkpoint in output_dir")
 
     def __post_init__(self) -> None:
         if self.dataset is None:

@@ -173,7 +173,7 @@ def _trained(e: Experiment, cell: Cell, seed: int) -> tuple[FarziTrainer, str | 
     folder, args, settings = _folder(e, cell, seed), _arguments(e, cell, seed), _settings(e, cell, seed)
     checkpoint = None
     if cell.distils:
-        checkpoint = find_checkpoint(args, e.data.settings.resume, (CELL, SUMMARY))
+        checkpoint = find_checkpoint(args, (CELL, SUMMARY))
     if args.trajectories is not None:
         record(e.data, args, seed, e.recording)
     summary = None if cell.source is None else load_file(_folder(e, cell.source, seed) / SUMMARY)

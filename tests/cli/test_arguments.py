@@ -53,10 +53,10 @@ def test_a_config_gives_every_field_its_type_and_a_model(name):
 
 def test_the_command_line_wins_over_the_file_and_the_file_over_defaults(tmp_path):
     path = tmp_path / "mine.yaml"
-    path.write_text("learning_rate: 2e-2\ninner_epsilon: 1e-5\ninner_betas: [0.8, 0.9]\nresume: false\n")
+    path.write_text("learning_rate: 2e-2\ninner_epsilon: 1e-5\ninner_betas: [0.8, 0.9]\n")
     settings, args = parse("--config", str(path), "--inner_epsilon", "1e-3", "--learner", '{"model_type": "farzi_rnn"}')
     assert (args.learning_rate, args.inner_epsilon, args.inner_betas) == (0.02, 0.001, [0.8, 0.9])
-    assert (settings.resume, settings.learner) == (False, {"model_type": "farzi_rnn"})
+    assert settings.learner == {"model_type": "farzi_rnn"}
     assert settings.teachers == [settings.learner]
     kinds = [{"model_type": "gpt2"}, {"model_type": "farzi_rnn"}]
     settings, _ = parse("--config", str(path), "--teacher", json.dumps(kinds))
@@ -84,7 +84,6 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_defaults(tmp_path
         ("dataset: sample_interactions\nsequence_length: 1", "sequence_length=1 is not usable"),
         ("num_students: null", "num_students=None is a NoneType; give a value of type int"),
         ("num_students: 2.5", "num_students=2.5 is a float; give a value of type int"),
-        ("distil: null", "distil=None is a NoneType; give a value of type bool"),
         ("baselines: [1]", "baselines=[1] is a list; give a value of type list[str]"),
         ("baselines: head", "baselines='head' is a str; give a value of type list[str]"),
         ("splits: '0'", "splits='0' is a str; give a value of type list[int]"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from contextlib import suppress
@@ -15,10 +14,10 @@ import pytest
 import yaml
 from datasets import Dataset
 from tiny_recipes import leave_out_figures, use_small_data
-from transformers import AutoModelForCausalLM, TrainerCallback
+from transformers import AutoModelForCausalLM
 
 pytest.importorskip("matplotlib")
-from farzi_hf import FarziConfig, FarziData, FarziDataConfig, FarziTrainer
+from farzi_hf import FarziConfig, FarziData, FarziDataConfig
 from farzi_hf.cli import COMMANDS, main
 from farzi_hf.cli.arguments import example_configs, parse_arguments
 from farzi_hf.data import TEXTS, load_sample_text
@@ -58,28 +57,6 @@ def test_distil_leaves_a_table_figures_and_a_loadable_summary(distilled):
     farzi = FarziData.from_pretrained(distilled / "summary")
     assert len(farzi.results.plots) == 3  # it logged nothing, so there is no curve
     assert farzi.results.metrics["command"] == "farzi distil recipe.yaml"
-
-
-def test_a_new_run_that_was_interrupted_goes_on_and_is_not_taken_for_the_one_before(tmp_path, monkeypatch):
-    class Stop(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            signal.raise_signal(signal.SIGTERM)
-
-    use_small_data(monkeypatch)
-    leave_out_figures(monkeypatch)
-    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(SIZES), encoding="utf-8")
-    command = ["distil", str(tmp_path / "tiny.yaml"), "--output_dir", str(tmp_path / "run")]
-    main(command)
-    make = FarziTrainer.__init__
-    with monkeypatch.context() as patch:
-        patch.setattr(FarziTrainer, "__init__", lambda self, **given: make(self, **given) or self.add_callback(Stop()))
-        with pytest.raises(SystemExit):
-            main([*command, "--no_resume"])
-    summary = tmp_path / "run" / "summary" / "farzi.safetensors"
-    before = summary.stat().st_mtime_ns
-    main(command)
-    assert summary.stat().st_mtime_ns > before, "the old results were shown, and the new run was never finished"
-    assert len(list((tmp_path / "run").glob("checkpoint-*"))) > 0
 
 
 @pytest.mark.parametrize(

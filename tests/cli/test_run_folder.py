@@ -19,10 +19,10 @@ SAVED = {"save_strategy": "steps", "save_steps": 1, "max_steps": 2, "lr_schedule
 def started(tmp_path, sequences, tokenizer):
     """A run as recipes make it, with settings over those of `tiny_trainer`, up to its first step."""
 
-    def start(resume: bool = True, **settings):
+    def start(**settings):
         trainer = tiny_trainer(tmp_path / "run", sequences, tokenizer, **{**SAVED, **settings})
         recipe = {"learner": {"model_type": "gpt2"}, **trainer.args.to_recipe()}
-        checkpoint = find_checkpoint(trainer.args, resume, ["table.md"])
+        checkpoint = find_checkpoint(trainer.args, ["table.md"])
         begin_run(trainer, recipe, checkpoint)
         return trainer, checkpoint
 
@@ -36,29 +36,21 @@ def test_a_run_goes_on_with_its_own_settings_alone(started, tmp_path):
     recipe = yaml.safe_load((tmp_path / "run" / "recipe.yaml").read_text(encoding="utf-8"))
     assert recipe == {"learner": {"model_type": "gpt2"}, **trainer.args.to_recipe()}
     assert started()[1] == str(tmp_path / "run" / "checkpoint-2")
-    remedy = r"begin a new run in another output_dir, .*; --no_resume discards the checkpoints in .*run"
+    remedy = r"begin a new run in another output_dir"
     with pytest.raises(ValueError, match=rf"^max_steps 2 → 3, learning_rate 0\.05 → 0\.001: .*{remedy}"):
         started(max_steps=3, learning_rate=0.001)
     assert (tmp_path / "run" / "checkpoint-2").exists()
     assert yaml.safe_load((tmp_path / "run" / "recipe.yaml").read_text(encoding="utf-8")) == recipe
 
 
-def test_a_new_run_discards_checkpoints_of_ours_alone(started, tmp_path):
-    started()[0].train()
-    notes = tmp_path / "run" / "checkpoint-notes" / "precious.txt"
-    notes.parent.mkdir()
-    notes.write_text("precious")
-    assert started(resume=False, num_sequences=5)[1] is None
-    assert not (tmp_path / "run" / "checkpoint-2").exists()
-    assert notes.read_text() == "precious"
+def test_a_checkpoint_of_others_is_refused(started, tmp_path):
     foreign = tmp_path / "run" / "checkpoint-500" / "weights.bin"
-    foreign.parent.mkdir()
+    foreign.parent.mkdir(parents=True)
     foreign.write_text("precious")
     with pytest.raises(
-        ValueError,
-        match=r"output_dir='.*run' holds checkpoint-500, which .* choose another output_dir, or move it away",
+        ValueError, match=r"output_dir='.*run' holds checkpoint-500, which .* choose another output_dir"
     ):
-        started(resume=False)
+        started()
     assert foreign.read_text() == "precious"
 
 
@@ -71,7 +63,6 @@ def test_a_new_run_discards_checkpoints_of_ours_alone(started, tmp_path):
         ({"source": {"seed": 1}}, {"source": {"seed": 2}}, False),
         ({"config": "a.yaml", "data_dir": "x", "data": "1"}, {"config": "/b/a.yaml", "data_dir": "y", "data": "1"}, True),
         ({"data_dir": "x"}, {"data_dir": "x", "data": "2"}, False),
-        ({"resume": True}, {"resume": False}, True),
         ({}, {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 1}, False), ({}, {"optim_args": "amsgrad=True"}, False),
     ],
 )  # fmt: skip

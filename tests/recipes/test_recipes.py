@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import yaml
 from datasets import load_dataset
-from tiny_recipes import COMPARED, CONFIGS, DEMO, DEMO_RECSYS, RECIPES, places
+from tiny_recipes import COMPARED, DEMO, DEMO_RECSYS, RECIPES, places
 
 pytest.importorskip("matplotlib")
 import finetune
@@ -74,7 +74,7 @@ def test_what_no_recipe_wrote_is_refused_before_any_work(tmp_path, script, name,
     before = sorted((tmp_path / "out").rglob("*"))
     monkeypatch.setattr(TaskData, "splits", lambda *_: pytest.fail("it has begun to work"))
     arguments = {
-        ptb: [*DEMO, "--output_dir", str(tmp_path / "out"), "--no_resume"],
+        ptb: [*DEMO, "--output_dir", str(tmp_path / "out")],
         recsys: [*DEMO_RECSYS, "--splits", "0", "1", "--output_dir", str(tmp_path / "out")],
         finetune: ["--summary", "no/such", "--output_dir", str(tmp_path / "out")],
         objectives: ["--form", "paper", *COMPARED, *places(tmp_path / "out")],
@@ -151,19 +151,6 @@ def test_a_run_that_is_done_is_shown_again_and_not_made_again(finished_text, tmp
     ptb.main([*DEMO, "--disable_tqdm", "false", "--output_dir", str(output)])
     assert (output / "table.csv").read_bytes() == (finished_text.output / "table.csv").read_bytes()
     assert (output / "table.md").read_text() in capsys.readouterr().out
-
-
-@pytest.mark.usefixtures("no_figures")
-def test_text_has_a_table_of_real_data_alone(tmp_path, small_data):
-    config = yaml.safe_load((CONFIGS / "demo.yaml").read_text(encoding="utf-8"))
-    (tmp_path / "real.yaml").write_text(
-        yaml.safe_dump({**config, "distil": False, "baselines": ["head"]}), encoding="utf-8"
-    )
-    ptb.main([*DEMO, "--config", str(tmp_path / "real.yaml"), "--output_dir", str(tmp_path / "run")])
-    table = (tmp_path / "run" / "table.md").read_text()
-    assert "head (longest)" in table
-    assert "Farzi" not in table.split("\n\n")[0]
-    assert not (tmp_path / "run" / "summary").exists()
 
 
 @pytest.mark.usefixtures("no_figures")

@@ -56,12 +56,3 @@ def test_what_is_done_stays_done_and_the_rest_goes_on(finished_items, tmp_path, 
     assert {path: os.stat(path).st_mtime_ns for path in times} == times
     recsys.main([*DEMO_RECSYS, "--output_dir", str(output), "--splits", "1", "--baselines", "head"])
     assert f"going on from {output / 'split-1' / 'checkpoint-2'}" in capsys.readouterr().out
-
-
-@pytest.mark.usefixtures("no_figures")
-def test_real_data_alone(tmp_path, small_data):
-    recsys.main([*DEMO_RECSYS, "--output_dir", str(tmp_path), "--distil", "false", "--baselines", "full_long"])
-    table = (tmp_path / "table.md").read_text()
-    assert "full data, long" in table
-    assert "Farzi" not in table.split("\n\n")[0]
-    assert not (tmp_path / "split-0" / "summary").exists()
