@@ -13,14 +13,17 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from datasets import Dataset, DatasetDict
 
-from farzi_hf.data.columns import Columns
-from farzi_hf.data.readers import SOURCES, read_own
+from farzi_hf.data.readers import INTEGER, NAMES, SOURCES, read_own, reason
 from farzi_hf.data.samples import SampleCatalogue
 from farzi_hf.data.seeds import Purpose, stream
 from farzi_hf.data.sequences import SPLITS, SequenceCollator, in_memory
 
+# Microseconds come before nanoseconds, which end in 2262; a whole column has a zone, or none has. Arrow alone would read 0x10 as an integer.
+_TIMES = (*(pa.timestamp(unit, zone) for unit in ("us", "ns") for zone in (None, "UTC")), pa.float64())
+_FORMS = "give integers, finite numbers, dates, or ISO 8601 text such as 2020-12-31T23:59:59"
 PADDING_TITLE = "<pad>"
 SAMPLE_INTERACTIONS = "sample_interactions"
 """The name that configs use for the embedded interactions, `load_sample_interactions`."""
@@ -92,45 +95,99 @@ def load_interactions(
 ) -> Interactions:
     """A data set of interactions as one sequence per user. An ambiguous value is refused; nothing is guessed.
 
-    Ids stay as they are: the texts 007 and 7 are two users. In a text file (.csv, .tsv), ids are numbers if the whole column holds plain
-    integers, else all are text; a warning names two texts, such as 1 and 1.0, that would be the same number. Timestamps are integers,
-    finite numbers, dates and datetimes, or text with integers, decimals or ISO 8601 dates and times.
+    Ids stay as they are: the texts 007 and 7 are two users. In a text file, ids are numbers if the whole column holds plain integers, else
+    all are text; a warning names two texts, such as 1 and 1.0, that would be the same number. Timestamps are integers, finite numbers,
+    dates and datetimes, or text with numbers or ISO 8601 dates and times.
 
     Args:
-        name: "ml-100k" (file `u.data`), "ml-1m" (`ratings.dat`), "magazine" (`Magazine_Subscriptions.csv`: Amazon's own, or
-            numbers with the user first, or with a header). Or your own with columns user, item and timestamp: a `datasets.Dataset`,
-            a data frame, a file (.csv, .tsv, .parquet, .json, .jsonl), or the name of a data set that `datasets.load_dataset`
-            finds (its split "train").
+        name: "ml-100k" (file `u.data`) or "magazine" (`Magazine_Subscriptions.csv`: Amazon's own, or numbers with the user first, or with
+            a header). Or your own with columns user, item and timestamp: a `datasets.Dataset`, a data frame, a file (.csv, .tsv,
+            .parquet, .jsonl), or the name of a data set that `datasets.load_dataset` finds (its split "train").
         data_dir: folder with the files. Without it a named data set is downloaded once.
         min_interactions: users with fewer rows are left out. The default gives the paper's counts.
 
     Raises:
-        ValueError: files or columns are missing, a file exists twice, is cut short or has other columns, an id or timestamp cannot be
-            used, or no user is left.
-        TypeError: `name` is neither text nor a table.
+        ValueError: a file or a column is missing or there twice, a file is cut short, an id or timestamp cannot be used, or no user is left.
         DataUnavailableError: there is no `data_dir`, and the data cannot be downloaded.
     """
     if not isinstance(name, str) or name not in SOURCES:
-        return _sequences(read_own(name, data_dir), min_interactions)
-    source = SOURCES[name]
-    path = source.find(name, data_dir)
-    return _sequences(source.read(path), min_interactions, source.titles(path))
+        source = name if isinstance(name, (str, Path)) else "the data set"
+        return _sequences(read_own(name, data_dir), source, min_interactions)
+    path = SOURCES[name].find(name, data_dir)
+    return _sequences(SOURCES[name].read(path), path, min_interactions, SOURCES[name].titles(path))
 
 
-def _sequences(columns: Columns, min_interactions: int, titles: dict[Any, str] | None = None) -> Interactions:
+def _sequences(
+    table: pa.Table, source: Any, min_interactions: int, titles: dict[Any, str] | None = None
+) -> Interactions:
     """Sorts, filters and numbers the rows. 100 M rows need less than 4 GiB, because there is no Python object per row."""
-    counts = np.bincount(columns.users)
+    names = table.column_names
+    if any(names.count(name) != 1 for name in NAMES):
+        raise ValueError(f"{source} has columns {names}: rename them, {', '.join(NAMES)} must each be there once")
+    if len(table) == 0:
+        raise ValueError(f"{source} holds no interactions: it is empty or cut short")
+    users, items, times = (_filled(table[name], name, source) for name in NAMES)
+    (users, _), (items, item_ids), times = _numbered(users), _numbered(items), _times(times, source)
+    counts = np.bincount(users)
     kept = counts >= max(min_interactions, 1)
     if not kept.any():
         most = counts.max(initial=0)
         raise ValueError(f"min_interactions={min_interactions} leaves no user: the most active one has {most}")
-    rows = np.lexsort((columns.times, columns.users))  # stable: equal timestamps keep the order of the rows
-    items = columns.items[rows]
+    rows = np.lexsort((times, users))  # stable: equal timestamps keep the order of the rows
+    items = items[rows]
     del rows
     items = items[np.repeat(kept, counts)]
-    used = np.bincount(items, minlength=len(columns.item_ids)) > 0
+    used = np.bincount(items, minlength=len(item_ids)) > 0
     number = np.cumsum(used, dtype=np.int32)
     flat = number[items]
-    ids = [columns.item_ids[i] for i in np.flatnonzero(used)]
+    ids = [item_ids[i] for i in np.flatnonzero(used)]
     names = [PADDING_TITLE, *(titles.get(item, str(item)) for item in ids)] if titles else None
     return Interactions(np.split(flat, np.cumsum(counts[kept])[:-1]), len(ids), names, ids)
+
+
+def _filled(column: pa.ChunkedArray, name: str, source: Any) -> pa.ChunkedArray:
+    """The column without dictionaries (pandas' categories) and with text in one encoding, if it has no empty value."""
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    empty = pc.is_null(column)
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type) or pa.types.is_string_view(column.type):
+        column = column.cast(pa.large_string())
+        empty = pc.fill_null(pc.equal(column, ""), True)
+    if count := pc.sum(empty).as_py():
+        raise ValueError(
+            f"{source}: column {name!r} has {count} empty values in {len(column)} rows, the first in row "
+            f"{pc.index(empty, True).as_py()} (counted from 0): it is cut short or damaged"
+        )
+    if name != "timestamp" and not (_is_text(column) or pa.types.is_integer(column.type)):
+        raise ValueError(f"{source}: column {name!r} is of type {column.type}: give ids as integers or text")
+    return column
+
+
+def _is_text(column: pa.ChunkedArray) -> bool:
+    return pa.types.is_large_string(column.type)
+
+
+def _numbered(ids: pa.ChunkedArray) -> tuple[np.ndarray, list[Any]]:
+    """Small integers in the order of the ids (n,), and the different ids. There are no wide integers of n rows and no sort of them."""
+    encoded = ids.dictionary_encode().combine_chunks()
+    different, rank = np.unique(encoded.dictionary.to_numpy(zero_copy_only=False), return_inverse=True)
+    return rank.astype(np.min_scalar_type(len(rank)))[encoded.indices.to_numpy()], different.tolist()
+
+
+def _times(column: pa.ChunkedArray, source: Any) -> np.ndarray:
+    """Numbers or NumPy's datetimes (n,). Text is read as integers, as dates and times, or as other numbers, whichever reads all of it."""
+    integers = _is_text(column) and pc.all(pc.match_substring_regex(column, INTEGER)).as_py()
+    kinds, errors = ([pa.int64()] if integers else _TIMES) if _is_text(column) else [column.type], []
+    for kind in kinds:
+        try:
+            times = column.cast(kind).to_numpy()
+            break
+        except pa.ArrowInvalid as error:
+            errors.append(error)
+    else:
+        raise ValueError(
+            f"{source}: column 'timestamp' cannot be read as one kind of time ({reason(errors[0])}): {_FORMS}"
+        )
+    if times.dtype.kind not in "iufM" or not np.isfinite(times).all():
+        raise ValueError(f"{source}: column 'timestamp' of type {column.type} has values without a time: {_FORMS}")
+    return times

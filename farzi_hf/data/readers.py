@@ -1,14 +1,14 @@
 """Readers of interactions: the data sets of the paper by name, and the user's own tables, files and data sets of the Hub.
 
-Each reader returns `Columns`, arrays with one entry per row. `data.interactions` makes sequences of them. Text files are read with Arrow and not
-with `datasets.load_dataset`, which would turn the id 007 into 7, and a text that looks like a date into one.
+Each reader returns an Arrow table, of which `data.interactions` makes sequences. Files are read with Arrow and not with
+`datasets.load_dataset`, which would turn the id 007 into 7.
 """
 
 from __future__ import annotations
 
 import codecs
-import csv as python_csv
-import json
+import contextlib
+import logging
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,11 +18,15 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv as csv
-import pyarrow.parquet as parquet
 from datasets import Dataset, DownloadManager, load_dataset
+from pyarrow import csv, json, parquet
 
-from farzi_hf.data.columns import NAMES, Columns, columns
+logger = logging.getLogger(__name__)
+
+NAMES = ("user", "item", "timestamp")
+
+INTEGER = r"\A(0|-?[1-9][0-9]*)\z"  # no leading zeros and no plus sign, so that different texts are different numbers
+_WRITTEN_OTHERWISE = r"\A\s*[+]?0*([0-9]+?)(\.0*)?\s*\z"  # 01, 1.0, +1 or a blank before it
 
 
 class DataUnavailableError(RuntimeError):
@@ -30,23 +34,16 @@ class DataUnavailableError(RuntimeError):
 
 
 def utf8(path: Path) -> bytes:
-    """The text of a file in UTF-8 without byte order marks. A file that begins with the mark of UTF-16 is converted.
-
-    Raises:
-        ValueError: the file begins as UTF-16 but is none.
-    """
+    """The text of a file in UTF-8 without byte order marks. A file that begins with the mark of UTF-16 is converted."""
     text = path.read_bytes()
     if text.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        try:
-            text = text.decode("utf-16").encode()
-        except UnicodeError as error:
-            raise ValueError(f"{path} begins as UTF-16, but is none ({_reason(error)}): it is cut short") from None
+        text = text.decode("utf-16").encode()
     while text.startswith(codecs.BOM_UTF8):
         text = text.removeprefix(codecs.BOM_UTF8)
     return text
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
     """The first line of an error, in which text of a file cannot control a terminal."""
     line = next(iter(str(error).splitlines()), type(error).__name__)
     return repr(line)[1:-1]
@@ -55,159 +52,116 @@ def _reason(error: Exception) -> str:
 # -- tables and files of the user ------------------------------------------------------------------------------------
 
 
-def read_own(data: Any, data_dir: str | Path | None = None) -> Columns:
-    """The columns of a `datasets.Dataset`, of a table that Arrow reads (a data frame), of a file, or of a data set of the Hub.
+def read_own(data: Any, data_dir: str | Path | None = None) -> pa.Table:
+    """The table of a `datasets.Dataset`, of anything that Arrow reads (a data frame), of a file, or of a data set of the Hub.
 
     For arguments and errors see `data.load_interactions`.
     """
-    if isinstance(data, (str, Path)):
-        path = Path(data_dir or "") / data
-        if isinstance(data, Path) or data_dir is not None or path.exists() or path.suffix.lower() in _FILE_SUFFIXES:
-            if not path.is_file():
-                kind = "a folder: give one of its files" if path.is_dir() else "no file: check the name"
-                raise ValueError(f"{path} is {kind}, or give a split of datasets.load_dataset")
-            if (read := _READERS.get(path.suffix.lower())) is None:
-                kinds = f"give {', '.join(_READERS)} with columns user, item and timestamp, or a data frame"
-                raise ValueError(f"{path} is of a kind that is not read here: {kinds}")
-            return read(path)
-        try:
-            data = load_dataset(data, split="train")
-        # Any failure means the same here: no such data set within reach.
-        except Exception as error:
-            raise DataUnavailableError(
-                f"name={data!r} is none of {', '.join(SOURCES)}, no file, and cannot be loaded by datasets.load_dataset: {_reason(error)}"
-            ) from error
-    elif data_dir is not None:
-        raise ValueError(f"data_dir={str(data_dir)!r} is for files, and name is a {type(data).__name__}: leave it out")
     if isinstance(data, Dataset):
-        return columns(data.with_format("arrow")[:], "the data set")
-    if not hasattr(data, "__arrow_c_stream__"):
-        raise TypeError(
-            f"name is a {type(data).__name__}; give one of {', '.join(SOURCES)}, a file, a datasets.Dataset (one split) or a "
-            "data frame with columns user, item and timestamp"
-        )
+        return data.with_format("arrow")[:]
+    if not isinstance(data, (str, Path)):
+        return pa.table(data)
+    path = Path(data_dir or "") / data
+    if isinstance(data, Path) or data_dir is not None or path.exists() or path.suffix.lower() in _READERS:
+        if not path.is_file() or (read := _READERS.get(path.suffix.lower())) is None:
+            kinds = f"give {', '.join(_READERS)} with columns {', '.join(NAMES)}, or a data frame"
+            raise ValueError(f"{path} is no file that is read here: {kinds}")
+        return read(path)
     try:
-        table = pa.table(data)
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise ValueError(f"the data frame cannot be read ({_reason(error)}): give each column one type") from None
-    return columns(table, "the data set")
+        return load_dataset(data, split="train").with_format("arrow")[:]
+    # Any failure means the same here: no such data set within reach.
+    except Exception as error:
+        raise DataUnavailableError(
+            f"name={data!r} is none of {', '.join(SOURCES)}, no file, and cannot be loaded by datasets.load_dataset: {reason(error)}"
+        ) from error
 
 
-def _read_text(path: Path) -> Columns:
-    delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
-    return columns(_parse(utf8(path), path, delimiter), path, numbers=True)
-
-
-def _read_parquet(path: Path) -> Columns:
+def _read_parquet(path: Path) -> pa.Table:
     try:
-        file = parquet.ParquetFile(path)
-        complete = set(NAMES) <= set(file.schema_arrow.names)
-        table = file.read(columns=list(NAMES)) if complete else file.schema_arrow.empty_table()
+        return parquet.ParquetFile(path).read(columns=list(NAMES))
     except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"{path} is no whole Parquet file ({_reason(error)})") from None
-    return columns(table, path)
+        raise ValueError(f"{path} is no whole Parquet file ({reason(error)})") from None
 
 
-def _read_json(path: Path) -> Columns:
-    """Rows as a list, or as one object per line. Text that looks like a date or a number stays text."""
-    text = utf8(path)
+def _read_json(path: Path) -> pa.Table:
     try:
-        whole = text.lstrip().startswith(b"[")
-        texts = [text] if whole else [line for line in text.splitlines() if line.strip()]
-        rows = [json.loads(each, object_pairs_hook=_row) for each in texts]
-        rows = rows[0] if whole else rows
-        given = {name: [row.get(name) for row in rows] for name in NAMES}
-        table = pa.table({name: column for name, column in given.items() if any(x is not None for x in column)})
-    except (ValueError, TypeError, AttributeError, RecursionError, OverflowError) as error:
-        raise ValueError(
-            f'{path} does not hold rows {{"user": …, "item": …, "timestamp": …}} with one type per column ({_reason(error)}): '
-            "it is cut short or another file"
-        ) from None
-    return columns(table, path)
-
-
-def _row(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    row = dict(pairs)
-    if len(row) < len(pairs):
-        raise ValueError(f"{[name for name, _ in pairs]} names a column twice")
-    return row
-
-
-_READERS = {
-    ".csv": _read_text, ".tsv": _read_text, ".parquet": _read_parquet, ".json": _read_json, ".jsonl": _read_json,
-}  # fmt: skip
-# A name with such an ending means a file; the Hub is not asked.
-_FILE_SUFFIXES = (*_READERS, ".txt", ".dat", ".data", ".arrow", ".feather", ".gz", ".zip", ".xlsx", ".xls", ".pkl")
-
-
-def _parse(
-    text: bytes, path: Path, delimiter: str, names: Sequence[str] | None = None, quote: str | bool = '"'
-) -> pa.Table:
-    """A table whose user, item and timestamp are text, and its rating a number. Empty lines are skipped.
-
-    A last line without a line break is read. A line without all columns is an error.
-
-    Args:
-        names: the names of the columns; by default the first line that is not empty has them.
-        quote: the character that may enclose a field.
-    """
-    try:
-        table = csv.read_csv(
-            pa.BufferReader(text),
-            # With one thread, errors name the row.
-            read_options=csv.ReadOptions(column_names=names and list(names), use_threads=False),
-            parse_options=csv.ParseOptions(delimiter=delimiter, quote_char=quote, newlines_in_values=bool(quote)),
-            convert_options=csv.ConvertOptions(
-                column_types={**dict.fromkeys(NAMES, pa.string()), **({"rating": pa.float64()} if names else {})},
-                null_values=[""],
-                strings_can_be_null=True,
-            ),
-        )
+        table = json.read_json(pa.BufferReader(utf8(path)))
         table.column_names  # noqa: B018  Arrow decodes them only now
         return table
     except (pa.ArrowInvalid, UnicodeDecodeError) as error:
+        rows = 'rows {"user": …, "item": …, "timestamp": …}, one per line, with one type per column'
+        raise ValueError(f"{path} does not hold {rows} ({reason(error)}): it is cut short or another file") from None
+
+
+def _read_csv(path: Path, delimiter: str = ",", names: Sequence[str] = ()) -> pa.Table:
+    """A table whose user, item and timestamp are text; ids become numbers where all are. Empty lines are skipped.
+
+    Args:
+        names: the names of the columns; by default the first line that is not empty has them.
+
+    Raises:
+        ValueError: a line has more or fewer columns than the others, or the file is no text.
+    """
+    try:
+        table = csv.read_csv(
+            pa.BufferReader(utf8(path)),
+            read_options=csv.ReadOptions(column_names=names, use_threads=False),  # with one thread, errors name the row
+            parse_options=csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+            convert_options=csv.ConvertOptions(column_types=dict.fromkeys(NAMES, pa.string())),
+        )
+        columns = table.column_names  # Arrow decodes them only now
+    except (pa.ArrowInvalid, UnicodeDecodeError) as error:
         expected = f"lines of {delimiter.join(names)}" if names else "a header and lines as long as it"
         why = "it is cut short or another file"
-        if b"\0" in text:
-            why = "it holds zero bytes, as UTF-16 does: convert it with `iconv -f UTF-16 -t UTF-8`"
-        raise ValueError(f"{path} does not hold {expected} throughout ({_reason(error)}): {why}") from None
+        raise ValueError(f"{path} does not hold {expected} throughout ({reason(error)}): {why}") from None
+    for name in ("user", "item"):
+        if columns.count(name) == 1:
+            table = table.set_column(columns.index(name), name, _numbers(table[name], name, path))
+    return table
 
+
+def _numbers(ids: pa.ChunkedArray, name: str, path: Path) -> pa.ChunkedArray:
+    """Ids as numbers where all are the text of plain integers: then 10 comes after 9, and no two ids become equal.
+
+    Otherwise all stay text, and a warning names two that would be the same number.
+    """
+    if pc.all(pc.match_substring_regex(ids, INTEGER)).as_py():
+        with contextlib.suppress(pa.ArrowInvalid):  # too large
+            return ids.cast(pa.int64())
+    different, first = ids.drop_null().unique(), {}
+    plain = pc.replace_substring_regex(different, _WRITTEN_OTHERWISE, r"\1")
+    for text, number in zip(different.to_pylist(), plain.to_pylist(), strict=True):
+        if (other := first.setdefault(number, text)) != text:
+            both = f"{other!r} and {text!r}"
+            logger.warning("%s: the %ss %s stay two; write them alike if they are one", path, name, both)
+            break
+    return ids
+
+
+_READERS = {
+    ".csv": _read_csv, ".tsv": partial(_read_csv, delimiter="\t"), ".parquet": _read_parquet, ".jsonl": _read_json,
+}  # fmt: skip
 
 # -- the paper's data sets -------------------------------------------------------------------------------------------
 
 _RATINGS = ("user", "item", "rating", "timestamp")
-_BETWEEN = b"\x1f"  # a delimiter of one byte that is in none of these files
 
 
-def _read_movielens(path: Path, delimiter: bytes) -> Columns:
-    text = utf8(path)
-    if _BETWEEN in text:
-        raise ValueError(f"{path} holds the control character {_BETWEEN!r}: it is damaged or another file")
-    table = _parse(text.replace(delimiter, _BETWEEN), path, _BETWEEN.decode(), _RATINGS, quote=False)
-    return columns(table, path, only_numbers=True)
-
-
-def _read_amazon(path: Path) -> Columns:
-    """Amazon's own file without a header, with user and item in either order; a file of numbers, user first; or any with a header."""
-    text = utf8(path)
-    head = re.split(rb"[\r\n]", text.lstrip(b"\r\n"), maxsplit=1)[0].decode(errors="replace")
-    if set(NAMES) <= set(next(python_csv.reader([head]), [])):
-        return columns(_parse(text, path, ","), path, numbers=True)
-    table = _parse(text, path, ",", _RATINGS)
-
-    def are(first: str, second: str) -> bool:
-        pairs = ((table["user"], first), (table["item"], second))
-        return all(pc.all(pc.match_substring_regex(column, pattern)).as_py() is not False for column, pattern in pairs)
-
-    number, user, item = r"\A[+-]?[0-9]+\z", r"\AA[0-9A-Z]+\z", r"\A[0-9B][0-9A-Z]+\z"
-    if are(item, user):
-        table = table.rename_columns(["item", "user", *_RATINGS[2:]])
-    elif not (are(number, number) or are(user, item)):
+def _read_amazon(path: Path) -> pa.Table:
+    """A file with a header; or Amazon's own without one, with user and item in either order; or numbers, the user first."""
+    table = _read_csv(path)
+    if set(NAMES) <= set(table.column_names):
+        return table
+    table = _read_csv(path, names=_RATINGS)
+    # Amazon's users begin with A, its items do not.
+    kinds = [
+        pc.all(pc.match_substring_regex(table[x].cast(pa.string()), r"\A(A[0-9A-Z]+|[0-9]+)\z")) for x in NAMES[:2]
+    ]
+    if not any(kind.as_py() for kind in kinds):
         raise ValueError(
-            f"{path} does not say which column holds the users: neither are both columns numbers, nor one Amazon's user ids (A…) "
-            "and the other its item ids (B… or digits) throughout; give it the first line user,item,rating,timestamp"
+            f"{path} does not say which column holds the users: give it the first line {','.join(_RATINGS)}"
         )
-    return columns(table, path, numbers=True)
+    return table if kinds[0].as_py() else table.rename_columns(["item", "user", *_RATINGS[2:]])
 
 
 @dataclass(frozen=True)
@@ -218,15 +172,13 @@ class Source:
         file: the name of the file with interactions.
         url: the file or archive to download.
         read: reads the interactions from the file.
-        title_file: the name of the file with the items' titles.
-        title: a regular expression with the id and the title of a line of that file.
+        title_file: the name of the file with the items' titles, in MovieLens' form.
     """
 
     file: str
     url: str
-    read: Callable[[Path], Columns]
+    read: Callable[[Path], pa.Table]
     title_file: str | None = None
-    title: str = ""
 
     def find(self, name: str, data_dir: str | Path | None) -> Path:
         """The file, anywhere in the user's folder, or downloaded."""
@@ -236,36 +188,24 @@ class Source:
         except Exception as error:
             remedy = f"get it from {self.url} and pass data_dir, the folder with {self.file}"
             raise DataUnavailableError(f"{name} cannot be downloaded: {remedy}") from error
-        files = [folder] if folder.is_file() else sorted(path for path in folder.rglob(self.file) if path.is_file())
-        if not files:
-            raise ValueError(f"data_dir={str(folder)!r} lacks {self.file}: pass the folder that holds it ({self.url})")
-        if len(files) > 1:
-            found = f"{len(files)} times ({', '.join(str(path.parent) for path in files)})"
-            raise ValueError(f"data_dir={str(folder)!r} holds {self.file} {found}: pass one of these folders")
+        files = [folder] if folder.is_file() else [path for path in folder.rglob(self.file) if path.is_file()]
+        if len(files) != 1:
+            found = "holds more than one" if files else "lacks"
+            raise ValueError(f"data_dir={str(folder)!r} {found} {self.file}: pass the folder that has it ({self.url})")
         return files[0]
 
     def titles(self, path: Path) -> dict[int, str] | None:
         """The titles by original id; None if there is no file of titles beside the file of interactions."""
-        path = path.with_name(self.title_file) if self.title_file else None
-        if path is None or not path.is_file():
+        if self.title_file is None or not (path := path.with_name(self.title_file)).is_file():
             return None
-        # MovieLens' files are in Latin-1; splitlines() would also split at "\x85".
-        lines = [line for line in path.read_text(encoding="latin-1").split("\n") if line]
-        found = [re.match(self.title, line) for line in lines]
-        if None in found:
-            odd = lines[found.index(None)][:60]
-            raise ValueError(f"{path} has a line without id or title ({odd!r}): it is cut short or damaged")
-        return {int(match[1]): match[2] for match in found}
+        lines = re.findall(r"^(\d+)\|([^|\n]*)", path.read_text(encoding="latin-1"), re.MULTILINE)
+        return {int(item): title for item, title in lines}
 
 
 SOURCES: dict[str, Source] = {
     "ml-100k": Source(
-        "u.data", "https://files.grouplens.org/datasets/movielens/ml-100k.zip", partial(_read_movielens, delimiter=b"\t"),
-        "u.item", r"(\d+)\|([^|]*)",
-    ),
-    "ml-1m": Source(
-        "ratings.dat", "https://files.grouplens.org/datasets/movielens/ml-1m.zip", partial(_read_movielens, delimiter=b"::"),
-        "movies.dat", r"(\d+)::(.*?)(?:::|$)",
+        "u.data", "https://files.grouplens.org/datasets/movielens/ml-100k.zip",
+        partial(_read_csv, delimiter="\t", names=_RATINGS), "u.item",
     ),
     "magazine": Source(
         "Magazine_Subscriptions.csv",

