@@ -34,7 +34,7 @@ def resumed_pool(settings: dict[str, Any], environment: dict[str, str], log: Pat
     leave(trainer, tensors=tensors(trainer), pool=pool.state_dict(), losses=losses, turns=len(turns))
 
 
-OMEGA = {"num": 5, "steps": 4, "save_every": 2, "batch_size": 20, "seed": 1, "together": 2}
+OMEGA = {"num": 5, "steps": 4, "save_every": 2, "batch_size": 20, "seed": 1}
 
 
 def shared_work(settings: dict[str, Any], environment: dict[str, str], log: Path, dying: None) -> None:

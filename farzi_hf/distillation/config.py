@@ -251,14 +251,14 @@ class FarziConfig(TrainingArguments):
         """Makes the outer loss.
 
         Args:
-            learner: if given, the trajectories must belong to this model, and to the rows of `real`.
+            learner: if given, the trajectories must belong to this model.
             training: the inner loop; by default a new one.
             real: the rows of real data.
             labelling: where the summary's labels come from.
         """
         bank = None if self.trajectories is None else TrajectoryBank(self.trajectories, self.num_trajectories)
         if bank is not None and learner is not None:
-            bank.check(learner, None if real is None else real.dataset)
+            bank.check(learner)
         parts = Parts(training or self.make_training(), bank, real or RealData(None, None), labelling)
         return OBJECTIVES[self.objective].from_config(self, parts)
 

@@ -25,7 +25,6 @@ from farzi_hf.distillation.learner_model import (
     factory,
     parameter_names,
     readable_positions,
-    without_peft,
 )
 from farzi_hf.summary.soft_tokens import (
     HardTargets,
@@ -64,8 +63,8 @@ class Learner:
 
     Raises:
         TypeError: `learner_init` makes no `PreTrainedModel`.
-        ValueError: the model is not causal (tried on a few tokens), starts with NaN or infinity, changes its own weights when
-            it runs, has no second derivative, has nothing to train, or would train in half precision.
+        ValueError: the model is not causal (tried on a few tokens), starts with NaN or infinity, has no second derivative,
+            has nothing to train, or would train in half precision.
     """
 
     def __init__(self, learner_init: LearnerInit, *, checkpoint_layers: bool = False):
@@ -193,7 +192,8 @@ class Learner:
         return min(length, self._readable)
 
     def _new_model(self) -> PreTrainedModel:
-        model = without_peft(self._factory())
+        model = self._factory()
+        model = getattr(model, "get_base_model", lambda: model)()  # with PEFT's adapters, without its class around them
         if not isinstance(model, PreTrainedModel):
             raise TypeError(
                 f"learner_init returned {type(model).__name__}; return a transformers PreTrainedModel, "

@@ -57,13 +57,7 @@ class RealRows:
             ValueError: rows cannot be used; or the epochs of a stream are to be counted.
         """
         if not isinstance(dataset, IterableDataset):
-            rows = None if dataset is None else self._checked("train_dataset", self.task.training_rows, dataset)
-            size = args.train_batch_size * args.world_size
-            if args.dataloader_drop_last and rows is not None and len(rows) < size:
-                raise ValueError(
-                    f"dataloader_drop_last=True drops all {len(rows)} rows of train_dataset: a batch has {size}; leave it out"
-                )
-            return rows
+            return None if dataset is None else self._checked("train_dataset", self.task.training_rows, dataset)
         if args.max_steps < 0:
             raise ValueError(
                 f"train_dataset is a stream, whose length is not known, so num_train_epochs={args.num_train_epochs} cannot be counted: "
@@ -120,12 +114,8 @@ class RealRows:
                 "Dataset.from_list(list(stream.take(1000)))"
             )
         rows = run_check(argument, cut, dataset, self.length)
-        if rows is not dataset and len(dataset):  # errors should name the user's rows, not those cut of them
+        if len(rows):  # errors should name the user's rows, not those cut of them
             run_check(argument, check_ids, dataset, self.learner.vocab_size)
-            if not len(rows):
-                raise ValueError(
-                    f"{argument}: none of its {len(dataset)} rows has 2 ids, so there is nothing to predict"
-                )
         run_check(argument, check_rows, rows, self.learner, self.collator)
         # Rows as lists. A transform of the user's stays.
         return rows if rows.format["type"] == "custom" else rows.with_format(None)
@@ -241,17 +231,15 @@ RealBatches = Callable[[int], Mapping[str, Tensor]]
 def real_batches(data: RealData, batch_size: int, steps: int, seed: int) -> RealBatches:
     """The minibatches of `steps` steps, a function of `seed`. A batch larger than the data set takes all rows.
 
-    A stream is shuffled with the seed, and read forward: ask for step 1, then for step 2, and so on; for the last one more than once.
+    A stream is shuffled with the seed, and read forward: ask for step 1, then for step 2, and so on.
     """
     if isinstance(data.dataset, RowStream):
         rows, last, batch = data.dataset.shuffled(seed), 0, {}
 
         def read(step: int) -> Mapping[str, Tensor]:
             nonlocal last, batch
-            if step == last + 1:
-                last, batch = step, data.batch(list(islice(rows, batch_size)))
             if step != last:
-                raise RuntimeError(f"step={step} after step {last}: a stream is read forward; make new batches")
+                last, batch = step, data.batch(list(islice(rows, batch_size)))
             return batch
 
         return read

@@ -7,7 +7,6 @@ the same form, with K h numbers; where `label_dim` is less, the closest labels o
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -24,16 +23,12 @@ from farzi_hf.distillation.learner import Learner, Parameters
 from farzi_hf.distillation.learner_model import LinearHead
 from farzi_hf.distillation.processes import broadcast, shared
 from farzi_hf.distillation.rows import RealData, real_batches, train_on_real
-from farzi_hf.distillation.trajectories import TrajectoryBank
 from farzi_hf.engine import InnerOptimizer, setting
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.forms import batch_of
 from farzi_hf.summary.inner_settings import lr_schedule
 
-logger = logging.getLogger(__name__)
-
 _CHUNK = 64  # sequences that a teacher reads at once
-_SAMPLE = 2048  # positions on which the loss of a smaller label_dim is measured
 
 
 @dataclass(frozen=True)
@@ -44,8 +39,8 @@ class Teacher:
     params: Parameters
 
 
-GivenTeachers = PreTrainedModel | Sequence[PreTrainedModel] | TrajectoryBank
-"""Trained models over the summary's vocabulary, or the last checkpoints of Ω."""
+GivenTeachers = PreTrainedModel | Sequence[PreTrainedModel]
+"""Trained models over the summary's vocabulary."""
 UntrainedTeachers = PreTrainedConfig | Sequence[PreTrainedConfig]
 """Configs of models that are trained for it, one kind or several."""
 
@@ -97,12 +92,12 @@ class Labelling:
     """Where the labels of a summary come from.
 
     Args:
-        kinds: the models that are to be trained for it, or the one whose trajectories are given.
+        kinds: the models that are to be trained for it.
         given: trained teachers; None if they are to be trained.
     """
 
     kinds: tuple[Learner, ...]
-    given: GivenTeachers | None = None
+    given: tuple[PreTrainedModel, ...] | None = None
 
     @classmethod
     def by(cls, teacher: GivenTeachers | UntrainedTeachers | None, learner: Learner) -> Labelling:
@@ -111,34 +106,27 @@ class Labelling:
         Raises:
             ValueError: the teachers are none, or some of them are models and others configs.
         """
-        if teacher is None or isinstance(teacher, PreTrainedModel | TrajectoryBank):
-            return cls((learner,), teacher)
-        several = (teacher,) if isinstance(teacher, PreTrainedConfig) else tuple(teacher)
-        if not several:
-            raise ValueError("teacher is empty; give at least one model or config")
-        configs = [isinstance(one, PreTrainedConfig) for one in several]
-        if any(configs) and not all(configs):
-            names = ", ".join(type(one).__name__ for one in several)
-            raise ValueError(f"teacher has models and configs: {names}; give trained models only, or configs only")
-        return cls(tuple(map(Learner, several))) if all(configs) else cls((learner,), several)
+        if teacher is None:
+            return cls((learner,))
+        several = (teacher,) if isinstance(teacher, PreTrainedModel | PreTrainedConfig) else tuple(teacher)
+        configs = {isinstance(one, PreTrainedConfig) for one in several}
+        if len(configs) != 1:
+            names = ", ".join(type(one).__name__ for one in several) or "empty"
+            raise ValueError(f"teacher is {names}; give trained models only, or configs only")
+        return cls(tuple(map(Learner, several))) if configs == {True} else cls((learner,), several)
 
     def teachers(self, data: RealData, training: TeacherTraining, seed: int) -> list[Teacher]:
         """The teachers that were given; or of each kind as many as `training` says, each with a seed of its own. Processes share the work."""
-        kinds, given, device = [kind.to(data.device) for kind in self.kinds], self.given, data.device
-        if isinstance(given, TrajectoryBank):
-            given.check(kinds[0])
-            ends = (given.checkpoint(i, given.steps, device) for i in range(len(given)))
-            return [Teacher(kinds[0], kinds[0].with_shared(params)) for params in ends]
-        if given is not None:
-            models = [given] if isinstance(given, PreTrainedModel) else given
-            params = ({name: x.detach().to(device) for name, x in model.named_parameters()} for model in models)
-            return [Teacher(Learner(model).to(device), own) for model, own in zip(models, params, strict=True)]
+        device = data.device
+        if self.given is not None:
+            params = ({name: x.detach().to(device) for name, x in model.named_parameters()} for model in self.given)
+            return [Teacher(Learner(model).to(device), own) for model, own in zip(self.given, params, strict=True)]
         found = []
 
         def train(kind: Learner, seeds: Sequence[int], number: int) -> Parameters:
             return training.train(kind, data, seeds[number])
 
-        for number, kind in enumerate(kinds):
+        for number, kind in enumerate(kind.to(device) for kind in self.kinds):
             first = derive(seed, Purpose.TEACHER_KIND, number) if number else seed
             seeds = [derive(first, Purpose.TEACHER_NUMBER, i) for i in range(training.count)]
             like = partial(kind.initial_parameters, seeds[0], device)
@@ -158,20 +146,17 @@ class Labelling:
         if start.by_teacher:
             learner, params = teachers[0].learner, teachers[0].params
             start(farzi, data.dataset, settings.seed, learner.embeddings(params, learner.vocab_size))
-        logger.info("Labels from teachers, %.3g nats from their predictions.", label(farzi, teachers))
+        label(farzi, teachers)
         broadcast(farzi.tensors)  # processors that differ would make labels that differ in the last bits
 
 
 @torch.no_grad()
-def label(farzi: FarziData, teachers: Sequence[Teacher]) -> float:
+def label(farzi: FarziData, teachers: Sequence[Teacher]) -> None:
     """Sets the labels of a summary to what teachers predict after each of its inputs: the softmax of the mean of their logits.
 
     Args:
         farzi: with labels of its own; changed in place.
         teachers: over the vocabulary of the summary.
-
-    Returns:
-        What is lost because `label_dim` is too small: the mean KL divergence in nats from the teachers' predictions to the labels.
 
     Raises:
         ValueError: the logits of a teacher are not a linear function of its last hidden states, or it has another vocabulary.
@@ -188,11 +173,6 @@ def label(farzi: FarziData, teachers: Sequence[Teacher]) -> float:
     # Dimensions to spare: their latents are 0, so labels stay; their decoder is not, so that latents have a gradient.
     spare = torch.randn(missing, decoder.shape[1], generator=torch.Generator().manual_seed(0)).to(decoder)
     farzi.label_decoder.copy_(torch.cat([decoder, spare * farzi.config.latent_std]))
-    if latents is states:
-        return 0.0
-    sample = slice(None, None, max(1, len(states) // _SAMPLE))
-    p, q = (states[sample] @ weight).log_softmax(-1), (latents[sample] @ decoder).log_softmax(-1)
-    return float((p.exp() * (p - q)).sum(-1).mean())
 
 
 def _factors(farzi: FarziData, teacher: Teacher) -> tuple[Tensor, Tensor]:

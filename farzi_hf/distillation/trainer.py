@@ -73,8 +73,8 @@ class FarziTrainer(Trainer):
         objective: the outer loss, as in `farzi_hf.distillation.objectives`; by default the objective that `args` names.
         task: `LanguageModeling(tokenizer)` or `Recommendation(vocabulary)`. The task sets collator, label names and metrics. Data
             sets are then whole sentences or histories; the task cuts histories that are longer than a synthetic sequence.
-        teacher: labels the inputs of a summary with `labels="own"`: a trained model over the same vocabulary, several models, or a
-            `TrajectoryBank`; or configs of one or several models, which are trained for it as `args.teacher_…` say. By default, the learner is.
+        teacher: labels the inputs of a summary with `labels="own"`: a trained model over the same vocabulary, several models,
+            or configs of one or several models, which are trained for it as `args.teacher_…` say. By default, the learner is.
         kwargs: arguments of `Trainer`, such as callbacks and optimizers. `compute_metrics` and `preprocess_logits_for_metrics`
             replace those of the task.
 

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from torch import Tensor
 from farzi_hf.data.seeds import Purpose, check_seed, derive, stream
 from farzi_hf.data.streams import RowStream, described
 from farzi_hf.distillation.learner import Learner, Parameters
-from farzi_hf.distillation.processes import agreed, end, largest, noted_signals, world
+from farzi_hf.distillation.processes import agreed, world
 from farzi_hf.distillation.rows import RealData, check_rows, real_batches, train_on_real
 from farzi_hf.engine import InnerOptimizer, setting
 from farzi_hf.summary.store.atomic_folder import names_the_disk, replace_file
@@ -73,83 +74,62 @@ def record_trajectories(
         device: the device to train on; the learner's buffers must be there.
 
     Returns:
-        All trajectories in the folder.
+        The first `num` trajectories in the folder.
 
     Raises:
         ValueError: an argument is out of range, or the folder holds trajectories that were recorded with other settings.
         FloatingPointError: a training diverged.
-        Interrupted: SIGINT, SIGTERM or SIGHUP came; the trajectories recorded so far stay.
     """
     folder = Path(folder)
-    for name, value in {"num": num, "steps": steps, "save_every": save_every}.items():
-        if value < 1:
-            raise ValueError(f"{name}={value} records nothing; give at least 1")
-    if steps % save_every:
+    if min(num, save_every) < 1 or steps < 1 or steps % save_every:
         raise ValueError(
-            f"steps={steps} is no multiple of save_every={save_every}; the last checkpoint would be missing"
+            f"num={num}, steps={steps} and save_every={save_every}: give at least 1 of each, and steps that are a multiple of save_every"
         )
     if optimizer.lr_schedule is not None:
         raise ValueError(
             "optimizer has an lr_schedule, which a manifest cannot describe; record with a constant learning rate"
         )
     check_seed(seed)
-    with noted_signals() as noted, names_the_disk(folder):
-        if isinstance(train_dataset, IterableDataset):
-            train_dataset = RowStream(train_dataset, lambda some: check_rows(some, learner, data_collator) or some)
-        else:
-            check_rows(train_dataset, learner, data_collator)
-        settings = {name: value for name, value in asdict(optimizer).items() if name != "lr_schedule"}
-        manifest = {
-            "version": VERSION, "steps": steps, "save_every": save_every, "batch_size": batch_size, "seed": seed, "together": 1,
-            "optimizer": {"class": type(optimizer).__name__, **settings}, "data": described(train_dataset)["fingerprint"],
-            **_model_facts(learner),
-            "streams": 2,  # the version of the rule that turns seeds into random numbers; recordings with another rule cannot go on
-        }  # fmt: skip
-        rank, processes = world()
+    if isinstance(train_dataset, IterableDataset):
+        train_dataset = RowStream(train_dataset, lambda some: check_rows(some, learner, data_collator) or some)
+    else:
+        check_rows(train_dataset, learner, data_collator)
+    settings = {name: value for name, value in asdict(optimizer).items() if name != "lr_schedule"}
+    manifest = {
+        "version": VERSION, "steps": steps, "save_every": save_every, "batch_size": batch_size, "seed": seed,
+        "together": 1,  # older versions could record several on the same minibatches
+        "optimizer": {"class": type(optimizer).__name__, **settings}, "data": described(train_dataset)["fingerprint"],
+        **_model_facts(learner),
+        "streams": 2,  # the version of the rule that turns seeds into random numbers; recordings with another rule cannot go on
+    }  # fmt: skip
+    data, (rank, processes) = RealData(train_dataset, data_collator, device), world()
+
+    def record(i: int) -> None:
+        batches = real_batches(data, batch_size, steps, derive(seed, Purpose.RECORDED_MINIBATCHES, i))
+        start = learner.initial_parameters(derive(seed, Purpose.RECORDED_START, i), device)
+        trained = train_on_real(learner, optimizer, start, batches, steps=steps, every=save_every)
+        checkpoints = [learner.without_shared(params) for params in chain([start], trained)]
+        shard = {name: torch.stack([x[name].cpu() for x in checkpoints]) for name in checkpoints[0]}
+        replace_file(_shard(folder, i), partial(save_file, shard))
+        logger.info("%s: trajectory %d of %d.", folder, i, num)
+
+    def record_missing() -> None:
+        for i in range(rank, num, processes):
+            if not _shard(folder, i).exists():
+                record(i)
+
+    with names_the_disk(folder):
         agreed(lambda: None if rank else _adopt_manifest(folder, manifest))  # the first process writes it
         agreed(lambda: _adopt_manifest(folder, manifest))
-        data = RealData(train_dataset, data_collator, device)
-
-        def record(i: int) -> bool:
-            """Records trajectory i, unless it is there. Returns False after a signal."""
-            if _shard(folder, i).exists():
-                return True
-            batches = real_batches(data, batch_size, steps, derive(seed, Purpose.RECORDED_MINIBATCHES, i))
-            start = learner.initial_parameters(derive(seed, Purpose.RECORDED_START, i), device)
-            own = learner.without_shared(start).keys()
-            checkpoints = [start]
-            for params in train_on_real(learner, optimizer, start, batches, steps=steps, every=save_every):
-                if noted.number:
-                    return False
-                checkpoints.append({name: params[name].cpu() for name in own})
-            shard = {name: torch.stack([x[name].cpu() for x in checkpoints]) for name in own}
-            replace_file(_shard(folder, i), partial(save_file, shard))
-            logger.info("%s: trajectory %d of %d.", folder, i, num)
-            return True
-
-        agreed(lambda: all(map(record, range(rank, num, processes))))
-        there = sum(_shard(folder, i).exists() for i in range(num))
-        if number := largest(noted.number):
-            end(number, f"{folder} has {there} of {num} trajectories, recording can go on from there")
-    if there < num:
-        raise ValueError(
-            f"folder={str(folder)!r} holds {there} of {num} trajectories, because {processes} processes recorded into folders that not all "
-            "of them see; give a folder on a disk that all machines share"
-        )
-    return TrajectoryBank(folder)
+        agreed(record_missing)
+    return TrajectoryBank(folder, num)
 
 
 def _adopt_manifest(folder: Path, manifest: dict[str, Any]) -> None:
     """Writes the manifest into a new folder. An old folder must have the same manifest already."""
-    path = folder / MANIFEST
-    if not path.exists():
-        if folder.exists() and any(folder.glob("trajectory-*.safetensors")):
-            raise ValueError(
-                f"folder={str(folder)!r} has trajectories but no {MANIFEST}, so their settings are unknown; choose another folder"
-            )
+    if not (folder / MANIFEST).exists():
         text = json_text(manifest, indent=1, ensure_ascii=False)
-        replace_file(path, lambda new: new.write_text(text, encoding="utf-8"))
-        return
+        replace_file(folder / MANIFEST, lambda new: new.write_text(text, encoding="utf-8"))
     before = _read_manifest(folder)
     for name, value in as_written(manifest).items():
         if before.get(name) != value:
@@ -224,11 +204,8 @@ class TrajectoryBank:
         """A hash of what the recording depends on. It is the same in another folder."""
         return hashlib.sha256(json.dumps(self.manifest, sort_keys=True).encode()).hexdigest()[:16]
 
-    def check(self, learner: Learner, rows: Dataset | RowStream | None = None) -> None:
-        """Raises ValueError unless the trajectories belong to this learner. The message names the difference.
-
-        If they were recorded on other rows than these, it warns: they may be the same data, cut in another way, or hold a test set.
-        """
+    def check(self, learner: Learner) -> None:
+        """Raises ValueError unless the trajectories belong to this learner. The message names the difference."""
         ours = as_written(_model_facts(learner))
         for kind, what in (("parameters", "parameter"), ("model", "config's")):
             recorded = self.manifest[kind]
@@ -239,12 +216,6 @@ class TrajectoryBank:
                         f"{recorded.get(name, 'missing')} there, {ours[kind].get(name, 'missing')} in the learner; record "
                         "trajectories of this learner with recipes/paper/trajectories.py"
                     )
-
-        if rows is not None and (found := described(rows)["fingerprint"]) != self.manifest["data"]:
-            logger.warning(
-                "%s: the trajectories were recorded on other rows (%s) than train_dataset has (%s). Make sure that no test set was "
-                "among them.", self.folder, self.manifest["data"], found,
-            )  # fmt: skip
 
     def checkpoint(self, trajectory: int, step: int, device: torch.device | str | None = None) -> Parameters:
         """θ of one trajectory after `step` steps. Only this part of the file is read."""

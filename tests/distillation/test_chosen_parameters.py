@@ -239,8 +239,5 @@ def test_what_cannot_be_a_learner_is_refused():
         Learner(lambda: tiny_model("gpt2").requires_grad_(False))
     with pytest.raises(ValueError, match=r"trains in torch.bfloat16.*dtype=torch.float32"):
         Learner(lambda: tiny_model("gpt2").bfloat16())
-    prompt = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
-    with pytest.raises(ValueError, match=r"PromptTuningConfig, which puts learnt tokens before the text.*LoraConfig"):
-        Learner(lambda: peft.get_peft_model(tiny_model("gpt2"), prompt))
     with pytest.raises(TypeError, match="learner_init is PeftModelForCausalLM; give a function"):
         Learner(lora())

@@ -11,11 +11,9 @@ from torch import Tensor, nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
-    BartConfig,
     GPT2Config,
     PreTrainedConfig,
     PreTrainedModel,
-    RwkvConfig,
     T5Config,
     T5ForConditionalGeneration,
 )
@@ -23,7 +21,6 @@ from transformers.models.gpt2.modeling_gpt2 import GPT2LMHeadModel
 
 from farzi_hf.distillation import Learner
 from farzi_hf.models import fmlp
-from farzi_hf.summary.soft_tokens import SoftTokens
 
 BIDIRECTIONAL = {
     "bert": {"num_hidden_layers": 2}, "roberta": {"num_hidden_layers": 1}, "electra": {"num_hidden_layers": 1},
@@ -149,40 +146,13 @@ def test_a_model_without_a_second_derivative_is_refused():
     refused(lambda: FusedGPT2(config_of("gpt2")), message)
 
 
-def test_a_model_that_changes_its_weights_is_refused():
-    size = {"vocab_size": V, "hidden_size": 8, "num_hidden_layers": 2, "attention_hidden_size": 8, "context_length": 16}
-    refused(
-        RwkvConfig(**size),
-        r"a RwkvForCausalLM \(model_type 'rwkv'\), which changes its \S+ when it runs, .*rescale_every=0",
-    )
-    learner = Learner(RwkvConfig(**size, rescale_every=0))
-    theta = {name: weight.requires_grad_() for name, weight in learner.initial_parameters(0).items()}
-    loss = learner.soft_loss(theta, SoftTokens(torch.zeros(2, 5, V), None))
-    (first,) = torch.autograd.grad(loss, theta["head.weight"], create_graph=True)
-    assert torch.autograd.grad(first.square().sum(), theta["rwkv.blocks.0.attention.time_decay"])[0].isfinite().all()
-
-
 # -- what is no decoder ----------------------------------------------------------------------------------------------
-
-T5 = T5Config(vocab_size=V, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
 
 
 def test_an_encoder_with_a_decoder_is_refused():
-    refused(T5, "learner_init is a T5Config: transformers has no causal language model of model_type 't5'")
-    refused(
-        lambda: T5ForConditionalGeneration(T5),
-        r"a T5ForConditionalGeneration \(model_type 't5'\), an encoder with a decoder",
-    )
-    decoder = BartConfig(
-        vocab_size=V, d_model=8, decoder_layers=1, decoder_attention_heads=2, decoder_ffn_dim=8, encoder_layers=1,
-        encoder_attention_heads=2, encoder_ffn_dim=8, pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=2,
-    )  # fmt: skip
-    Learner(decoder)  # its decoder alone
-
-
-def test_another_error_of_a_config_stays_as_it_is():
-    with pytest.raises(ValueError, match="divisible by num_heads"):
-        Learner(config_of("gpt2", n_embd=15))
+    config = T5Config(vocab_size=V, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
+    refused(config, "learner_init is a T5Config, of which transformers makes no causal language model: Unrecognized")
+    refused(lambda: T5ForConditionalGeneration(config), "which does not run on token ids alone .*give a causal")
 
 
 def test_a_model_that_does_not_run_is_refused():

@@ -60,7 +60,7 @@ def test_ages_stay_in_their_range_and_old_learners_are_replaced(learner, farzi):
     for _ in range(15):
         place = learners._turn
         learners(learner, farzi.tensors)
-        ages.append((place, learners._members[place].generation, learners._members[place].state.step + WINDOW))
+        ages.append((place, learners._generations[place], learners._states[place].step + WINDOW))
     assert [age for place, _, age in ages if place == 0] == [5, 7, 9, 11, 5]
     assert [age for place, _, age in ages if place == 1] == [7, 9, 11, 5, 7]
     assert [generation for place, generation, _ in ages if place == 2] == [0, 0, 1, 1, 1]
@@ -105,4 +105,4 @@ def test_a_learner_that_diverges_makes_way_for_a_fresh_one(learner, farzi, adjoi
     learners = LearnerPool(wild, 1, YOUNGEST, OLDEST, random_starts, seed=7)
     with pytest.raises(OverflowError) if isinstance(adjoint, Reversible) else nullcontext():
         learners(learner, farzi.tensors)
-    assert (learners._members[0].generation, learners._members[0].state) == (1, None)
+    assert (learners._generations, learners._states) == ([1], [None])

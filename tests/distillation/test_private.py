@@ -169,7 +169,7 @@ def test_a_clipped_noisy_release_is_all_that_the_summary_sees(learner, farzi):
     gradients = []
     for numbers in (slice(0, 25), slice(25, 50)):
         real = replace(objective.real, dataset=Dataset.from_dict(objective.real.dataset[numbers]))
-        other = replace(objective, real=real, history=[])
+        other = replace(objective, real=real)
         other._noisy = lambda total, secret: given
         gradients.append(torch.autograd.grad(other(learner, farzi.tensors, {}, 5), list(farzi.parameters())))
     assert all(map(torch.equal, *gradients))

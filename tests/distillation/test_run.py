@@ -20,7 +20,6 @@ from trainer_runs import run
 from transformers.trainer_callback import TrainerCallback
 
 from farzi_hf import FarziTrainer
-from farzi_hf.distillation import record_trajectories
 from farzi_hf.distillation.processes import Interrupted, noted_signals
 from farzi_hf.distillation.run import RECORD, discard_checkpoints, last_checkpoint
 
@@ -318,37 +317,6 @@ def test_a_signal_on_which_nobody_has_acted_is_not_lost(caplog):
         signal.raise_signal(signal.SIGINT)
     assert ended.value.code == 130
     assert caplog.messages == ["SIGINT: the work under way is finished."]
-
-
-@pytest.mark.parametrize("name", CODES)
-def test_a_recording_keeps_what_it_has_and_goes_on(make, sequences, tmp_path, caplog, name):
-    trainer, batches = make(), []
-
-    def collator(rows):
-        batches.append(rows)
-        if len(batches) == 6:  # the second trajectory of four steps each
-            signal.raise_signal(getattr(signal, name))
-        return trainer.data_collator(rows)
-
-    def record(folder: Path):
-        return record_trajectories(
-            trainer.learner, trainer.args.make_inner_optimizer(), sequences["train"], collator, folder,
-            num=3, steps=4, save_every=2, batch_size=8, seed=1,
-        )  # fmt: skip
-
-    with pytest.raises(Interrupted) as ended:
-        record(tmp_path / "omega")
-    assert ended.value.code == CODES[name]
-    assert len(batches) == 6
-    message = f"{name}: {tmp_path / 'omega'} has 1 of 3 trajectories, recording can go on from there."
-    assert caplog.messages == [message]
-    first = tmp_path / "omega" / "trajectory-00000.safetensors"
-    modified = first.stat().st_mtime_ns
-    record(tmp_path / "omega")
-    record(tmp_path / "whole")
-    assert first.stat().st_mtime_ns == modified
-    for path in sorted((tmp_path / "whole").iterdir()):
-        assert path.read_bytes() == (tmp_path / "omega" / path.name).read_bytes()
 
 
 def test_kill_9_while_a_checkpoint_is_written(make, uninterrupted):

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, GPT2Config
 from farzi_hf import FarziData, FarziDataConfig, SASRecConfig
 from farzi_hf.data import SequenceCollator, flatten_sequences
 from farzi_hf.data.streams import RowStream
-from farzi_hf.distillation import Learner, MetaMatching, SyntheticTraining, record_trajectories
+from farzi_hf.distillation import Learner, MetaMatching, SyntheticTraining
 from farzi_hf.distillation.learner import whole
 from farzi_hf.distillation.rows import RealData, real_batches
 from farzi_hf.distillation.teacher import Labelling, Teacher, TeacherTraining, label, linear_head
@@ -44,7 +44,7 @@ def test_labels_are_what_the_teacher_predicts(kind, inputs):
     params = learner.initial_parameters(1)
     params = {name: x + 0.3 * torch.randn_like(x) for name, x in params.items()}  # the bias of a head starts at 0
     farzi = summary(learner, inputs=inputs)
-    assert label(farzi, [Teacher(learner, params)]) == 0.0
+    label(farzi, [Teacher(learner, params)])
     given = farzi.input_ids.long() if inputs == "tokens" else farzi(torch.arange(6)).detach()
     expected = learner.logits(params, whole(given)).softmax(-1)
     found = torch.softmax(farzi.label_latents @ farzi.label_decoder, -1)
@@ -53,10 +53,14 @@ def test_labels_are_what_the_teacher_predicts(kind, inputs):
 
 def test_fewer_dimensions_lose_a_little_and_more_lose_nothing():
     learner = Learner(tiny_learner(V))
-    params = learner.initial_parameters(1)
-    params = {name: x + 0.3 * torch.randn_like(x) for name, x in params.items()}
-    lost = {dim: label(summary(learner, dim), [Teacher(learner, params)]) for dim in (1, 4, 12, 16, 20)}
-    assert lost[1] > lost[4] > lost[12] > lost[16] == lost[20] == 0.0
+    params = some_parameters(learner, 1)
+    lost = {}
+    for dim in (1, 4, 12, 16, 20):
+        farzi = summary(learner, dim, inputs="tokens")
+        label(farzi, [Teacher(learner, params)])
+        expected = learner.logits(params, whole(farzi.input_ids.long())).log_softmax(-1)
+        lost[dim] = (expected.exp() * (expected - (farzi.label_latents @ farzi.label_decoder).log_softmax(-1))).sum()
+    assert lost[1] > lost[4] > lost[12] > 1e-2 > 1e-5 > max(lost[16].abs(), lost[20].abs())
 
 
 def test_a_teacher_learns_and_is_a_function_of_its_seed(sequences):
@@ -84,16 +88,11 @@ def test_several_teachers_label_by_the_mean_of_their_logits():
     learners = [Learner(tiny_learner(V)), Learner(SASRecConfig(num_items=V - 1, hidden_size=8, max_length=10))]
     teachers = [Teacher(learner, some_parameters(learner, i)) for i, learner in enumerate(learners)]
     farzi = summary(learners[0], 16 + 9, inputs="tokens")
-    assert label(farzi, teachers) == 0.0
+    label(farzi, teachers)
     logits = [t.learner.logits(t.params, whole(farzi.input_ids.long())) for t in teachers]
     expected = ((logits[0] + logits[1]) / 2).softmax(-1)
     found = torch.softmax(farzi.label_latents @ farzi.label_decoder, -1)
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
-    assert (
-        0
-        < label(summary(learners[0], 20, inputs="tokens"), teachers)
-        < label(summary(learners[0], 8, inputs="tokens"), teachers)
-    )
 
 
 def test_a_teacher_of_another_vocabulary_is_refused():
@@ -200,20 +199,6 @@ def test_given_teachers_label(tmp_path, sequences, tokenizer, count):
 def test_teachers_are_models_or_configs(teacher, message):
     with pytest.raises(ValueError, match=message):
         Labelling.by(teacher, Learner(tiny_learner(V)))
-
-
-def test_the_last_checkpoints_of_recorded_trainings_label(tmp_path, sequences, tokenizer):
-    learner = Learner(tiny_learner(V))
-    bank = record_trajectories(
-        learner, InnerAdam(0.01), sequences["train"], SequenceCollator(), tmp_path / "omega", num=2, steps=4, save_every=2,
-        batch_size=20, seed=0,
-    )  # fmt: skip
-    trainer = tiny_trainer(tmp_path, sequences, tokenizer, trainer={"teacher": bank}, **OWN, label_dim=32)
-    trainer.tune_initialization()
-    inputs = whole(trainer.model.input_ids.long())
-    logits = [learner.logits(bank.checkpoint(i, 4), inputs) for i in range(2)]
-    expected = ((logits[0] + logits[1]) / 2).softmax(-1)
-    torch.testing.assert_close(trainer.model(torch.arange(len(expected))), expected, rtol=1e-3, atol=1e-5)
 
 
 def test_no_outer_step_leaves_the_summary_at_its_start(tmp_path, sequences, tokenizer):

@@ -95,23 +95,6 @@ class MetaMatching(ConfigurableObjective):
             self.pool.load_state_dict(tensors, learner, device)
 
 
-@dataclass
-class _Member:
-    """A place of the pool.
-
-    Attributes:
-        generation: how many learners have had the place before.
-        state: the learner in it; None before the first.
-    """
-
-    generation: int = 0
-    state: TrainingState | None = None
-
-    def retire(self) -> None:
-        """Make way for a fresh learner."""
-        self.generation, self.state = self.generation + 1, None
-
-
 class LearnerPool:
     """Learners that go on from outer step to outer step, in place of a fresh learner for each. Each call takes the next one, and differentiates
     its next `window` steps.
@@ -136,41 +119,48 @@ class LearnerPool:
     ) -> None:
         self.training, self.youngest, self.oldest = training, youngest, oldest
         self.starts, self.seed = starts, seed
-        self._members = [_Member() for _ in range(size)]
         self._turn, self.window = 0, min(training.window or youngest, youngest)
+        self._generations = [0] * size  # how many learners have had each place before
+        self._states: list[TrainingState | None] = [None] * size
 
     def __call__(self, learner: Learner, summary: Tensors) -> Parameters:
         """θ of the next learner after its next steps, differentiable in the tensors of the summary."""
-        place, member = self._turn, self._members[self._turn]
-        self._turn = (place + 1) % len(self._members)
-        if member.state is not None and member.state.step + 2 * self.window > self.oldest:
-            member.retire()
-        seed = derive(self.seed, Purpose.POOL_LEARNER, place, member.generation)
-        if member.state is None:
-            age = 0 if member.generation else (self.oldest - self.youngest) * place // len(self._members)
+        place, start, steps = self._turn, self._states[self._turn], self.window
+        self._turn = (place + 1) % len(self._states)
+        if start is not None and start.step + 2 * self.window > self.oldest:
+            self._retire(place)
+            start = None
+        seed = derive(self.seed, Purpose.POOL_LEARNER, place, self._generations[place])
+        if start is None:
+            first = self._generations[place] == 0
+            age = (self.oldest - self.youngest) * place // len(self._states) if first else 0
             steps = self.youngest + age - self.window
             start = self.starts(learner, seed, device_of(summary))
-        else:
-            steps, start = self.window, member.state
         training = {"seed": seed, "of_steps": self.oldest}
-        member.state = self.training.advance(learner, summary, start=start, steps=steps, **training)
+        state = self._states[place] = self.training.advance(learner, summary, start=start, steps=steps, **training)
         try:
-            theta = self.training(learner, summary, start=member.state, steps=self.window, **training)
+            theta = self.training(learner, summary, start=state, steps=self.window, **training)
         except OverflowError:  # it has diverged, and is too large for the adjoint
-            member.retire()
+            self._retire(place)
             raise
         if not torch.stack([x.isfinite().all() for x in theta.values()]).all():
-            member.retire()
+            self._retire(place)
         return theta
+
+    def _retire(self, place: int) -> None:
+        """A learner makes way for a fresh one."""
+        self._generations[place] += 1
+        self._states[place] = None
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Tensor]:
         """All that a resumed run needs to go on as if it had not been interrupted."""
-        counts = [[member.generation, -1 if member.state is None else member.state.step] for member in self._members]
-        tensors = {"turn": torch.tensor(self._turn), "members": torch.tensor(counts)}
-        for place, member in enumerate(self._members):
-            for group, buffers in enumerate(member.state.states if member.state else ()):
+        steps = [-1 if state is None else state.step for state in self._states]
+        members = torch.tensor([*zip(self._generations, steps, strict=True)])
+        tensors = {"turn": torch.tensor(self._turn), "members": members}
+        for place, state in enumerate(self._states):
+            for group, buffers in enumerate(state.states if state else ()):
                 tensors |= {f"{place}.{group}.{i}": x.clone() for i, x in enumerate(buffers)}
         return tensors
 
@@ -178,7 +168,7 @@ class LearnerPool:
         """The inverse of `state_dict`, in a pool with the same settings."""
         self._turn = int(tensors["turn"])
         for place, (generation, step) in enumerate(tensors["members"].tolist()):
-            self._members[place] = _Member(generation)
+            self._generations[place], self._states[place] = generation, None
             if step >= 0:
                 seed = derive(self.seed, Purpose.POOL_LEARNER, place, generation)
                 layout = Layout.of(self.starts(learner, seed, device))  # with the constants of this learner
@@ -186,4 +176,4 @@ class LearnerPool:
                     tuple(tensors[f"{place}.{group}.{i}"].to(device) for i in range(self.training.optimizer.fields))
                     for group in range(len(layout.groups))
                 )
-                self._members[place].state = TrainingState(layout, states, step)
+                self._states[place] = TrainingState(layout, states, step)

@@ -55,7 +55,7 @@ from farzi_hf.engine import setting
 from farzi_hf.summary.forms import LABELS, Tensors
 from farzi_hf.summary.store.tensor_file import fingerprint
 
-_KEY, _HISTORY = "privacy.key", "privacy.history"
+_KEY, _RELEASES = "privacy.key", "privacy.releases"
 
 
 @dataclass
@@ -71,7 +71,7 @@ class PrivateMatching(ConfigurableObjective):
         max_grad_norm: C, of an example's gradient in θ.
         processes: the number of processes, each of which makes releases.
         key: secret, of samples and noise.
-        history: (σ, q, number of releases) of each setting, as Opacus' accountants have it.
+        releases: so many were made.
     """
 
     matching: MetaMatching
@@ -82,7 +82,7 @@ class PrivateMatching(ConfigurableObjective):
     max_grad_norm: float = 1.0
     processes: int = 1
     key: int = field(default_factory=lambda: secrets.randbits(63))
-    history: list[tuple[float, float, int]] = field(default_factory=list)
+    releases: int = 0
 
     @dataclass(frozen=True)
     class Settings(MetaMatching.Settings):
@@ -142,7 +142,7 @@ class PrivateMatching(ConfigurableObjective):
             raise ValueError(
                 f"privacy_delta={config.privacy_delta} is not less than 1 / {number}, so that a whole row could be given away; set a smaller one"
             )
-        _accountant([])
+        _accountant()
         matching = MetaMatching.from_config(config, parts)
         noise, delta = config.privacy_noise_multiplier, config.privacy_delta
         return cls(matching, real, size, noise, delta, processes=config.world_size)
@@ -159,9 +159,7 @@ class PrivateMatching(ConfigurableObjective):
         rows = [self.real.batch([row]) for row in self.real.rows(self.sample(secret).tolist())]
         total, loss = clipped_sum(learner, theta, rows, self.max_grad_norm)
         released = self._noisy(total, secret)
-        settings = (self.noise_multiplier, self.sampling_rate)
-        earlier = self.history.pop()[2] if self.history and self.history[-1][:2] == settings else 0
-        self.history.append((*settings, earlier + self.processes))
+        self.releases += self.processes
         linear = sum((theta[name] * (g / self.batch_size)).sum() for name, g in released.items())
         mean = loss / len(rows) if rows else torch.full_like(loss, math.nan)  # of no row: unknown
         return mean + (linear - linear.detach())
@@ -196,27 +194,29 @@ class PrivateMatching(ConfigurableObjective):
     @property
     def epsilon(self) -> float:
         """ε of all releases so far at δ, by Opacus' RDP accountant."""
-        if not self.history:
+        if not self.releases:
             return 0.0
-        if any(sigma == 0 for sigma, *_ in self.history):
+        if self.noise_multiplier == 0:
             return math.inf
-        return float(_accountant(self.history).get_epsilon(self.delta))
+        accountant = _accountant()
+        accountant.history = [(self.noise_multiplier, self.sampling_rate, self.releases)]
+        return float(accountant.get_epsilon(self.delta))
 
     def figures(self) -> dict[str, float | str]:
         """For the log, the metrics and the card; nothing before the first release."""
-        if not self.history:
+        if not self.releases:
             return {}
         epsilon = self.epsilon
         return {
             "privacy_epsilon": epsilon if math.isfinite(epsilon) else "infinite", "privacy_delta": self.delta,
             "privacy_noise_multiplier": self.noise_multiplier, "privacy_max_grad_norm": self.max_grad_norm,
-            "privacy_sampling_rate": self.sampling_rate, "privacy_releases": sum(steps for *_, steps in self.history),
+            "privacy_sampling_rate": self.sampling_rate, "privacy_releases": self.releases,
         }  # fmt: skip
 
     def facts(self) -> dict[str, Any]:
         """The figures, and in words what they protect."""
         epsilon = self.epsilon
-        if not self.history or math.isinf(epsilon):
+        if not self.releases or math.isinf(epsilon):
             return self.figures()
         privacy = (
             f"The distillation was differentially private: ε = {epsilon:.4g} at δ = {self.delta:.4g}, for one training row (a text, or a window "
@@ -242,15 +242,15 @@ class PrivateMatching(ConfigurableObjective):
 
     def state_dict(self) -> dict[str, Tensor]:
         """The key, the releases so far, and what the matching has."""
-        history = torch.tensor(self.history, dtype=torch.float64).reshape(-1, 3)
-        return {**self.matching.state_dict(), _KEY: torch.tensor(self.key), _HISTORY: history}
+        return {
+            **self.matching.state_dict(), _KEY: torch.tensor(self.key), _RELEASES: torch.tensor(self.releases),
+        }  # fmt: skip
 
     def load_state_dict(self, tensors: Mapping[str, Tensor], learner: Learner, device: Any) -> None:
         """Goes on with the samples, the noise and the account of `state_dict`."""
         self.key = int(tensors[_KEY])
-        self.history = [(sigma, q, int(steps)) for sigma, q, steps in tensors[_HISTORY].tolist()]
-        rest = {name: x for name, x in tensors.items() if name not in (_KEY, _HISTORY)}
-        self.matching.load_state_dict(rest, learner, device)
+        self.releases = int(tensors[_RELEASES])
+        self.matching.load_state_dict(tensors, learner, device)
 
 
 def clipped_sum(
@@ -281,13 +281,11 @@ def clipped_sum(
     return total, losses
 
 
-def _accountant(history: list[tuple[float, float, int]]) -> Any:
+def _accountant() -> Any:
     try:
         from opacus.accountants import RDPAccountant  # seconds to import, and optional
     except ImportError as error:
         raise ImportError(
             "objective='private_matching': ε is computed by Opacus, which is not installed; pip install 'farzi-hf[privacy]'"
         ) from error
-    accountant = RDPAccountant()
-    accountant.history = list(history)
-    return accountant
+    return RDPAccountant()
