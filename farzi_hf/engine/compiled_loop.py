@@ -9,7 +9,7 @@ a change of them compiles nothing again.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
@@ -17,17 +17,16 @@ import torch
 from farzi_hf.engine.inner_loop import Accumulators, Buffers, InnerLoop, InnerLoss, Layout, States, autocast, weights
 from farzi_hf.engine.optimizers import InnerOptimizer
 
-_VARIANTS = 64  # of one function that are in memory at the same time, for different losses, shapes and dtypes
+_VARIANTS = 64  # of one function, for different losses, shapes and dtypes
 
 
 class CompiledLoop(InnerLoop):
     """A compiled `InnerLoop`. It makes no graphs, so `Direct` and `GradientGraphs` cannot use it."""
 
-    keeps_graphs = False
+    makes_graphs = False
 
     def detached_gradient(self, w: Buffers, inputs: Buffers, t: int) -> Buffers:
-        inputs = tuple(x.detach() for x in inputs)
-        w = tuple(flat.detach() for flat in w)
+        inputs, w = (tuple(x.detach() for x in tensors) for tensors in (inputs, w))
         return self._call(_gradient, w, inputs, self.number(t))
 
     replayed_gradient = detached_gradient
@@ -52,27 +51,19 @@ class CompiledLoop(InnerLoop):
         return g
 
     def _call(self, function: Callable, w: Buffers, *args: Any) -> Any:
-        on_cuda = w[0].is_cuda
-        compiled = partial(_compiled(function, on_cuda), self.inner_loss, self.layout, w, *args)
         with autocast(self.autocast), torch._dynamo.config.patch(recompile_limit=_VARIANTS):
             try:
-                try:
-                    result = compiled()
-                except torch._dynamo.exc.FailOnRecompileLimitHit:  # forget those that were compiled before
-                    torch.compiler.reset()
-                    result = compiled()
+                return _compiled(function)(self.inner_loss, self.layout, w, *args)
             except torch._dynamo.exc.TorchDynamoException as error:
                 raise RuntimeError(
                     "torch_compile=True needs an inner_loss that torch.compile can trace whole (fullgraph=True) and "
                     f"torch.func can differentiate; change it where the error above points, or leave it off: {error}"
                 ) from error
-        # A CUDA graph writes its results into the same memory every time.
-        return torch.utils._pytree.tree_map(torch.clone, result) if on_cuda else result
 
 
 @cache
-def _compiled(function: Callable, on_cuda: bool) -> Callable:
-    return torch.compile(function, fullgraph=True, mode="reduce-overhead" if on_cuda else None)
+def _compiled(function: Callable) -> Callable:
+    return torch.compile(function, fullgraph=True)
 
 
 def _gradient(inner_loss: InnerLoss, layout: Layout, w: Buffers, inputs: Buffers, step: int) -> Buffers:

@@ -48,14 +48,10 @@ class Layout:
         constants: dict[str, Tensor] = {}
         for name, x in params.items():
             trains = x.requires_grad or (plain_tensors_train and not isinstance(x, nn.Parameter))
-            if x.requires_grad and x.is_complex():
+            if trains and (x.dtype == torch.float16 or x.is_complex()):
                 raise ValueError(
-                    f"params[{name!r}] is {x.dtype}, which does not train; give its real and imaginary part"
-                )
-            if trains and x.dtype == torch.float16:
-                raise ValueError(
-                    f"params[{name!r}] is float16, in which the squares of gradients vanish; train float32 parameters, under autocast if "
-                    "the network should be fast"
+                    f"params[{name!r}] is {x.dtype}, in which squares of gradients vanish or are not real; train float32 parameters, under "
+                    "autocast if the network should be fast"
                 )
             if trains and x.is_floating_point():
                 groups.setdefault((x.dtype, x.device), []).append(name)
@@ -105,13 +101,7 @@ class TrainingState:
 
 @dataclass(frozen=True)
 class GradientGraph:
-    """The gradient of one step with its graph, which one backward pass can use.
-
-    Attributes:
-        w: the parameters before the step, as leaves.
-        inputs: detached, as leaves where they require grad.
-        g: g_t.
-    """
+    """The gradient `g` of one step with its graph, which one backward pass can use; `w` and `inputs` are its leaves."""
 
     w: Buffers
     inputs: Buffers
@@ -137,7 +127,7 @@ class InnerLoop:
     taken: int = 0
     reached: States | None = None
 
-    keeps_graphs: ClassVar[bool] = True
+    makes_graphs: ClassVar[bool] = True
 
     @property
     def undifferentiated(self) -> range:
@@ -156,10 +146,6 @@ class InnerLoop:
         if self.reached is not None:
             return tuple(tuple(x.detach().clone() for x in state) for state in self.reached)
         return tuple(self.optimizer.init(flat.detach().clone()) for flat in w)
-
-    def cotangents(self, dw: Buffers) -> States:
-        """The cotangents after the last step, in new buffers: no loss depends on the last accumulators."""
-        return tuple(self.optimizer.init(flat.detach().clone()) for flat in dw)
 
     def trained(self, w: Buffers, inputs: Buffers) -> States:
         """The states after the last step, without a graph."""
@@ -189,34 +175,21 @@ class InnerLoop:
         return tuple(flat.detach() for flat in self.gradient_graph(w, inputs, t).g)
 
     def update(self, states: States, g: Buffers, t: int, out: States | None = None) -> States:
-        """The optimizer's step t. It writes into the buffers of `out` if given, otherwise into new ones (differentiable)."""
-        lr = self.rate(t)
-        if out is None:
-            return tuple(self.optimizer.step(state, flat, t, lr) for state, flat in zip(states, g, strict=True))
+        """The states after step t, without a graph, in the buffers of `out` or in new ones."""
+        lr, out = self.rate(t), out or tuple(tuple(map(torch.empty_like, state)) for state in states)
         for state, flat, target in zip(states, g, out, strict=True):
             for rows in chunks(flat, CHUNK):
                 self.optimizer.step(_part(state, rows), flat[rows], t, lr, out=_part(target, rows))
         return out
 
-    def updated(self, states: States, g: Buffers, t: int) -> States:
-        """The states after step t, in new buffers and without a graph."""
-        return self.update(states, g, t, out=tuple(tuple(map(torch.empty_like, state)) for state in states))
-
-    def differentiable_step(self, states: States, inputs: Buffers, t: int) -> States:
-        """The states after step t, differentiable in the states before it and in `inputs`."""
-        states = tuple((w if w.requires_grad else w.detach().requires_grad_(), *rest) for w, *rest in states)
-        # Each step has inputs of its own, so that a loss which differentiates in them does not go back through earlier steps.
-        inputs = tuple(x.view_as(x) if x.requires_grad else x for x in inputs)
-        return self.update(states, self.gradient(weights(states), inputs, t, create_graph=True), t)
-
-    def advance(self, states: States, inputs: Buffers, ts: range, tape: list[Tensor] | None = None) -> States:
+    def advance(self, states: States, inputs: Buffers, ts: range, tape: list[Buffers] | None = None) -> States:
         """Take the steps `ts` without a graph, in the buffers of `states`; append each g_t to `tape` if given."""
         with torch.no_grad():
             for t in ts:
                 g = self.detached_gradient(weights(states), inputs, t)
                 states = self.update(states, g, t, out=states)
                 if tape is not None:
-                    tape.extend(g)
+                    tape.append(g)
         return states
 
     def reverse(
@@ -307,13 +280,9 @@ def no_autocast(settings: AutocastSettings) -> ExitStack:
 
 
 def _check_loss(loss: Any, step: int) -> None:
-    if not isinstance(loss, Tensor) or loss.dim() != 0:
-        got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"{type(loss).__name__} {str(loss)[:60]}"
+    if not (isinstance(loss, Tensor) and loss.dim() == 0 and loss.requires_grad):
+        shape = f" of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else ""
         raise ValueError(
-            f"inner_loss must return a scalar tensor, got {got} at step {step}; reduce it with .mean() or .sum()"
-        )
-    if not loss.requires_grad:
-        raise ValueError(
-            f"inner_loss must depend on the trained params, got {loss} without a graph at step {step}; "
-            "compute it from the params it is given, without detach() or no_grad()"
+            f"inner_loss must return a scalar tensor that depends on the trained params, got {str(loss)[:60]}{shape} at step {step}; reduce "
+            "it with .mean() or .sum(), and compute it from the params it is given, without detach() or no_grad()"
         )

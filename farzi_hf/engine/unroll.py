@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from farzi_hf.engine.adjoints import ADJOINTS, Adjoint
 from farzi_hf.engine.adjoints.base import graph_bytes
@@ -84,9 +84,9 @@ def unroll(
     """
     if adjoint is not None and not isinstance(adjoint, Adjoint):
         raise TypeError(f"adjoint must be an Adjoint or None, got {_described(adjoint)}; pass for example Tape()")
-    loop, w, inputs = _loop(inner_loss, params, inputs, optimizer, steps, window, first_step, torch_compile)
+    with torch.inference_mode(False):  # training needs gradients even if the caller has turned them off
+        loop, w = _loop(inner_loss, params, inputs, optimizer, steps, window, first_step, torch_compile)
     differentiable = torch.is_grad_enabled() and any(x.requires_grad for x in (*w, *inputs))
-    # Training needs gradients even if the caller has turned them off.
     with torch.inference_mode(False), no_autocast(loop.autocast):
         if differentiable:
             adjoint = adjoint or choose_adjoint(loop, w, inputs)
@@ -113,9 +113,10 @@ def train(
     A training in several calls equals one in a single call, bit for bit. Give each call the same `inner_loss`, `optimizer` and
     `first_step`; steps are counted on.
     """
-    loop, w, inputs = _loop(inner_loss, params, inputs, optimizer, steps, None, first_step, torch_compile)
-    with torch.inference_mode(False), no_autocast(loop.autocast):
-        return TrainingState(loop.layout, loop.trained(w, inputs), loop.steps)
+    with torch.inference_mode(False):
+        loop, w = _loop(inner_loss, params, inputs, optimizer, steps, None, first_step, torch_compile)
+        with no_autocast(loop.autocast):
+            return TrainingState(loop.layout, loop.trained(w, inputs), loop.steps)
 
 
 def choose_adjoint(loop: InnerLoop, w: Buffers, inputs: Buffers) -> Adjoint:
@@ -127,8 +128,8 @@ def choose_adjoint(loop: InnerLoop, w: Buffers, inputs: Buffers) -> Adjoint:
     total, graph = _total_memory(w[0].device), graph_bytes(loop, w, inputs)
     candidates = [adjoint for kind in ADJOINTS.values() if kind.share and not (adjoint := kind()).refusal(loop)]
     needs = {adjoint: adjoint.memory(loop, w, inputs, graph) for adjoint in candidates}
-    fitting = [adjoint for adjoint in candidates if needs[adjoint] <= adjoint.share * total]
-    chosen = fitting[0] if fitting else min(candidates, key=needs.__getitem__)
+    fitting = [adjoint for adjoint, need in needs.items() if need <= adjoint.share * total]
+    chosen = fitting[0] if fitting else min(needs, key=needs.__getitem__)
     listed = ", ".join(
         f"{type(adjoint).__name__} {need / 2**30:.2g} of {adjoint.share * total / 2**30:.2g} GiB"
         for adjoint, need in needs.items()
@@ -147,31 +148,21 @@ def _total_memory(device: torch.device) -> int:
 def _loop(
     inner_loss: InnerLoss, start: dict[str, Tensor] | TrainingState, inputs: tuple[Tensor, ...], optimizer: InnerOptimizer,
     steps: int, window: int | None, first_step: int, torch_compile: bool,
-) -> tuple[InnerLoop, Buffers, Buffers]:  # fmt: skip
-    """The loop, the parameters at its start, and its inputs."""
-    _check(start, inputs, optimizer, steps, window, first_step)
+) -> tuple[InnerLoop, Buffers]:  # fmt: skip
+    """The loop, and the parameters at its start."""
+    _check(start, inputs, optimizer, steps, window)
     kind = CompiledLoop if torch_compile else InnerLoop
-    inputs = tuple(map(_ordinary, inputs))
     if isinstance(start, TrainingState):
         layout, w, taken, reached = start.layout, weights(start.states), start.step, start.states
     else:
-        start = {name: _ordinary(x) for name, x in start.items()}
         layout, taken, reached = Layout.of(start), 0, None
         w = layout.flatten(start)
     settings = autocast_settings((*w, *inputs))
     loop = kind(inner_loss, optimizer, layout, taken + steps, window or steps, first_step, settings, taken, reached)
-    return loop, w, inputs
+    return loop, w
 
 
-@torch.inference_mode(False)
-def _ordinary(x: Tensor) -> Tensor:
-    """`x`, or a copy if it was made in inference mode: no graph can have such a tensor."""
-    if not x.is_inference():
-        return x
-    return nn.Parameter(x.clone(), x.requires_grad) if isinstance(x, nn.Parameter) else x.clone()
-
-
-def _check(params: Any, inputs: Any, optimizer: Any, steps: Any, window: Any, first_step: Any) -> None:
+def _check(params: Any, inputs: Any, optimizer: Any, steps: Any, window: Any) -> None:
     if not isinstance(optimizer, InnerOptimizer):
         raise TypeError(
             f"optimizer must be an InnerOptimizer, got {_described(optimizer)}; pass for example InnerAdam(lr=0.01)"
@@ -186,18 +177,12 @@ def _check(params: Any, inputs: Any, optimizer: Any, steps: Any, window: Any, fi
         )
     if not isinstance(inputs, tuple) or not all(isinstance(x, Tensor) for x in inputs):
         raise TypeError(f"inputs must be a tuple of tensors, got {_described(inputs)}; for one tensor pass (x,)")
-    if not _is_int(steps) or steps < 1:
+    if not isinstance(steps, Integral) or steps < 1:
         raise ValueError(f"steps must be an integer >= 1, got {steps!r}; without steps, use params as they are")
-    if window is not None and not (_is_int(window) and 1 <= window <= steps):
+    if window is not None and not (isinstance(window, Integral) and 1 <= window <= steps):
         raise ValueError(
             f"window must be None or an integer from 1 to steps={steps}, got {window!r}; None differentiates all steps"
         )
-    if not _is_int(first_step):
-        raise ValueError(f"first_step must be an integer, got {first_step!r}; the first step of a run is 1")
-
-
-def _is_int(value: Any) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _described(value: Any) -> str:

@@ -12,16 +12,16 @@ from torch import Tensor
 
 from farzi_hf.engine import InnerAdam, InnerOptimizer, InnerSGD
 from farzi_hf.engine.adjoints import fixed_point
-from farzi_hf.engine.adjoints.fixed_point import LARGEST_GRADIENT, DecayingSum, FixedPointState
+from farzi_hf.engine.adjoints.fixed_point import LARGEST_GRADIENT, DecayingSum, FixedPointState, largest
 
 
 def normal(*shape: int, seed: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-def there(state: FixedPointState, gradients: list[Tensor]) -> None:
-    for t, g in enumerate(gradients, start=state.before + 1):
-        state.step(g, t, state.optimizer.lr)
+def there(state: FixedPointState, gradients: list[Tensor], taken: int = 0) -> None:
+    for t, g in enumerate(gradients[taken:], start=state.before + taken + 1):
+        state.step(g, largest(g), t, state.optimizer.lr)
 
 
 def back(state: FixedPointState, gradients: list[Tensor]) -> None:
@@ -34,7 +34,7 @@ def integers(state: FixedPointState) -> list[Tensor]:
     return [state.w.clone(), *(x.clone() for total in state.sums for x in total.limbs)]
 
 
-decays = st.one_of(st.floats(0.001, 0.9999), st.sampled_from([0.5, 0.9, 0.99, 0.999]))
+decays = st.one_of(st.floats(1 / 16, 0.9999), st.sampled_from([1 / 16, 0.5, 0.9, 0.99, 0.999]))
 rates = st.floats(1e-5, 0.1)
 optimizers = st.one_of(
     st.builds(
@@ -70,7 +70,7 @@ def test_comes_back_bit_for_bit(optimizer, size, steps, before, magnitude, dtype
         assert not all(map(torch.equal, integers(state), expected))
     back(state, gradients)
     assert all(map(torch.equal, integers(state), expected))
-    assert all(not total.words and (total.remainders is None or not total.remainders.any()) for total in state.sums)
+    assert not any(total.remainders for total in state.sums)
 
 
 def changing(steps: int, size: int) -> list[Tensor]:
@@ -101,7 +101,7 @@ def test_follows_floating_point_to_float32_rounding(name: str, steps: int) -> No
     state = FixedPointState(optimizer, optimizer.init(start), 0)
     exact, single = optimizer.init(start.double()), optimizer.init(start)
     for t, g in enumerate(gradients, start=1):
-        state.step(g, t, optimizer.lr)
+        state.step(g, largest(g), t, optimizer.lr)
         exact = optimizer.step(exact, g.double(), t, optimizer.lr)
         single = optimizer.step(single, g, t, optimizer.lr)
     ulp = torch.finfo(torch.float32).eps * exact[0].abs().clamp(min=1.0)
@@ -121,8 +121,8 @@ def test_keeps_the_bits_that_a_decay_forgets(beta: float, expected: float) -> No
         total.reserve(10.0)
         total.shrink(t)
         total.add(slice(None), terms[t - 1], t)
-    bits = 8 * (sum(word.nbytes for word in total.words) + (0 if total.remainders is None else total.remainders.nbytes))
-    assert bits / size / steps <= 1.02 * expected + 32 / steps
+    bits = 8 * sum(x.nbytes for x in total.remainders)
+    assert bits / size / steps <= 1.02 * expected + 8 / steps
 
 
 def test_chunks_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,22 +135,14 @@ def test_chunks_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(map(torch.equal, *map(integers, states)))
 
 
-@pytest.mark.parametrize(
-    "optimizer",
-    [
-        InnerAdam(lr=0.01),
-        pytest.param(InnerAdam(lr=0.01, betas=(0.9, 0.99), weight_decay=0.1), marks=pytest.mark.slow),
-        pytest.param(InnerAdam(lr=0.01, eps=1e-4), marks=pytest.mark.slow),
-        InnerSGD(lr=1e-39, momentum=0.9),
-    ],
-)
+@pytest.mark.parametrize("optimizer", [InnerAdam(lr=0.01), InnerSGD(lr=1e-39, momentum=0.9)])
 def test_the_largest_gradients_have_room_at_every_step(optimizer: InnerOptimizer) -> None:
     """Their sum would wrap around without a sign of it."""
     exact = state = optimizer.init(torch.zeros(3, dtype=torch.float64))
     held = FixedPointState(optimizer, state, 0)
     for t in range(1, 1201):
         g = torch.tensor([LARGEST_GRADIENT, -LARGEST_GRADIENT, LARGEST_GRADIENT * (-1) ** t], dtype=torch.float64)
-        held.step(g, t, optimizer.lr)
+        held.step(g, LARGEST_GRADIENT, t, optimizer.lr)
         exact = optimizer.step(exact, g, t, optimizer.lr)
     for found, expected in zip(held.accumulators(slice(None), 1200), exact[1:], strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=1.0)
@@ -163,15 +155,13 @@ def test_limbs_are_added_when_gradients_need_them_and_all_comes_back() -> None:
     ]
     state = FixedPointState(optimizer, optimizer.init(normal(size, seed=1)), 0)
     start = integers(state)
-    for times in ("first", "second"):
-        there(state, gradients[:50])
-        assert [len(total.limbs) for total in state.sums] == [1, 1], f"{times}: 16 bytes in all, for ordinary gradients"
-        for t in range(51, 61):
-            state.step(gradients[t - 1], t, optimizer.lr)
-        assert [len(total.limbs) for total in state.sums] == [3, 5], times
-        back(state, gradients)
-        assert len(integers(state)) == 3
-        assert all(map(torch.equal, integers(state), start)), times
+    there(state, gradients[:50])
+    assert [len(total.limbs) for total in state.sums] == [1, 1], "16 bytes in all, for ordinary gradients"
+    there(state, gradients, taken=50)
+    assert [len(total.limbs) for total in state.sums] == [3, 5]
+    back(state, gradients)
+    assert len(integers(state)) == 3
+    assert all(map(torch.equal, integers(state), start))
 
 
 @pytest.mark.parametrize(("room", "limbs"), [(1.0, 1), (1e10, 2), (1e30, 3), (1e60, 5), (1e90, 6)])

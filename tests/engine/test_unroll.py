@@ -51,23 +51,6 @@ def test_forward_without_gradients(quiet: type, adjoint: Adjoint) -> None:
     torch.testing.assert_close(theta, {name: x.detach() for name, x in expected.items()}, rtol=1e-12, atol=1e-14)
 
 
-@every_adjoint
-def test_tensors_of_inference_mode_are_inputs_as_any_other(adjoint: Adjoint) -> None:
-    def theta(w: Tensor, x: Tensor, constant: Tensor) -> Tensor:
-        loss = lambda params, inputs, step: (params["w"] * inputs[0] * params["c"]).sin().sum()  # noqa: E731
-        params = {"w": w, "c": nn.Parameter(constant, requires_grad=False)}
-        return unroll(loss, params, (x,), optimizer=ADAM, steps=3, adjoint=adjoint)["w"]
-
-    with torch.inference_mode():
-        x, constant = torch.full((2,), 0.7), torch.full((2,), 0.9)
-        quiet = theta(torch.ones(2), x, constant)
-    w = torch.ones(2, requires_grad=True)
-    torch.testing.assert_close(theta(w, x, constant), quiet)
-    (found,) = torch.autograd.grad(theta(w, x, constant).sum(), w)
-    (expected,) = torch.autograd.grad(theta(w, torch.full((2,), 0.7), torch.full((2,), 0.9)).sum(), w)
-    assert torch.equal(found, expected)
-
-
 @pytest.mark.parametrize("adjoint", [Tape(), Checkpoint(), Reversible()])
 def test_second_derivatives_are_refused_by_recordings_and_given_by_direct(adjoint: Adjoint) -> None:
     problem = mp.mlp()
@@ -83,11 +66,22 @@ def test_second_derivatives_are_refused_by_recordings_and_given_by_direct(adjoin
 
 
 @every_adjoint
-def test_backward_twice_over_a_retained_graph(adjoint: Adjoint) -> None:
-    problem = mp.mlp()
-    loss = outer_loss(unroll(*problem.arguments, optimizer=ADAM, steps=7, adjoint=adjoint))
-    first, second = (torch.autograd.grad(loss, problem.leaves, retain_graph=True) for _ in range(2))
-    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+def test_backward_twice_over_a_retained_graph_also_after_an_interrupt(adjoint: Adjoint) -> None:
+    problem, stop = mp.mlp(), []
+
+    def inner_loss(params: dict, inputs: tuple, step: int) -> Tensor:
+        if stop:
+            raise KeyboardInterrupt
+        return problem.inner_loss(params, inputs, step)
+
+    loss = outer_loss(unroll(inner_loss, *problem.arguments[1:], optimizer=ADAM, steps=7, adjoint=adjoint))
+    first = torch.autograd.grad(loss, problem.leaves, retain_graph=True)
+    if not isinstance(adjoint, Direct):  # it does not evaluate the loss again
+        stop.append(True)
+        with pytest.raises(KeyboardInterrupt):
+            torch.autograd.grad(loss, problem.leaves, retain_graph=True)
+        stop.clear()
+    assert all(map(torch.equal, first, torch.autograd.grad(loss, problem.leaves)))
 
 
 @pytest.mark.parametrize("victim", ["input", "constant"])
@@ -152,26 +146,21 @@ BAD_INPUT = {
     "fractional steps": ({"steps": 2.0}, ValueError, r"steps must be an integer >= 1, got 2\.0"),
     "empty window": ({"window": 0}, ValueError, r"window must be None or an integer from 1 to steps=3, got 0"),
     "window beyond steps": ({"window": 4}, ValueError, r"window .* from 1 to steps=3, got 4; None differentiates all"),
-    "first step": ({"first_step": None}, ValueError, r"first_step must be an integer, got None"),
     "empty params": ({"params": {}}, TypeError, r"params must be a dict of tensors with at least.*named_parameters"),
     "module": ({"params": nn.Linear(1, 1)}, TypeError, r"params must be a dict .* got Linear"),
     "nothing trains": ({"params": _frozen()}, ValueError, r"params has no tensor to train.*requires_grad=True"),
     "complex": ({"params": {"w": torch.ones(2), "c": torch.ones(1, dtype=torch.cfloat, requires_grad=True)}}, ValueError,
-                r"params\['c'\] is torch.complex64, which does not train"),
+                r"params\['c'\] is torch.complex64, in which"),
     "half": ({"params": {"w": torch.ones(2, dtype=torch.float16)}}, ValueError,
-             r"params\['w'\] is float16, in which the squares of gradients vanish; train float32"),
+             r"params\['w'\] is torch.float16, in which squares of gradients vanish .*; train float32"),
     "bare input": ({"inputs": torch.ones(2)}, TypeError, r"inputs must be a tuple of tensors, got Tensor.*pass \(x,\)"),
     "list input": ({"inputs": ([1.0],)}, TypeError, r"inputs must be a tuple of tensors, got tuple"),
     "torch optimizer": ({"optimizer": torch.optim.Adam}, TypeError, r"optimizer must .* got the class Adam.*InnerAdam"),
     "optimizer class": ({"optimizer": InnerAdam}, TypeError, r"optimizer must .* got the class InnerAdam"),
     "adjoint name": ({"adjoint": "tape"}, TypeError, r"adjoint must be an Adjoint or None, got str 'tape'.*Tape\(\)"),
-    "vector loss": ({"inner_loss": lambda p, i, s: p["w"]}, ValueError, r"inner_loss .* got shape \(2,\) at step 1"),
-    "number loss": ({"inner_loss": lambda p, i, s: 1.5}, ValueError, r"inner_loss must .* got float 1\.5 at step 1"),
-    "schedule": ({"optimizer": InnerAdam(0.1, lr_schedule=lambda step: None)}, ValueError,
-                 r"lr_schedule\(1\) returned None; it must return a finite number"),
-    "learned rate": ({"optimizer": InnerAdam(0.1, lr_schedule=lambda step: torch.ones((), requires_grad=True))}, ValueError,
-                     r"lr_schedule\(1\) returned tensor.*put it into the loss"),
-    "detached": ({"inner_loss": lambda p, i, s: p["w"].detach().sum()}, ValueError, r"inner_loss must depend on the"),
+    "vector loss": ({"inner_loss": lambda p, i, s: p["w"]}, ValueError, r"inner_loss .* of shape \(2,\) at step 1"),
+    "number loss": ({"inner_loss": lambda p, i, s: 1.5}, ValueError, r"inner_loss must .* got 1\.5 at step 1"),
+    "detached": ({"inner_loss": lambda p, i, s: p["w"].detach().sum()}, ValueError, r"inner_loss .*without detach"),
 }  # fmt: skip
 
 

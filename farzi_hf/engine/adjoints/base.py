@@ -23,8 +23,13 @@ class Adjoint(ABC):
     """The share of a device's memory that the adjoint may need to be chosen automatically; at 0 it never is. It is a share of all memory, not
     of the free memory, so that a machine always makes the same choice, and with it the same rounding."""
 
+    needs_graphs: ClassVar[bool] = False
+    """Whether the adjoint keeps autograd's graphs, which compiled steps do not have."""
+
     def refusal(self, loop: InnerLoop) -> str | None:
         """The reason why the adjoint cannot differentiate this loop, and the remedy; None if it can."""
+        if self.needs_graphs and not loop.makes_graphs:
+            return f"adjoint={type(self).__name__}() needs autograd's graphs, which torch_compile=True does without; use adjoint=Tape()"
         return None
 
     @abstractmethod
@@ -51,8 +56,8 @@ class RecordingAdjoint(Adjoint):
             graph: bytes of the graph of one gradient. While it is differentiated, there is about as much again.
         """
         cotangents = loop.optimizer.fields * nbytes(w) + nbytes(tuple(x for x in inputs if x.requires_grad))
-        # 3 P for dg, its product, and θ_T, which the caller has.
-        return 2 * graph + self.record_bytes(loop, w) + 3 * nbytes(w) + cotangents
+        # 4 P for θ_0, dg, its product, and θ_T, which the caller has.
+        return 2 * graph + self.record_bytes(loop, w) + 4 * nbytes(w) + cotangents
 
     @abstractmethod
     def record_bytes(self, loop: InnerLoop, w: Buffers) -> int:
@@ -64,42 +69,8 @@ class RecordingAdjoint(Adjoint):
 
     @abstractmethod
     def retrace(self, loop: InnerLoop, record: Any, inputs: Buffers, reverse: Reverse) -> None:
-        """Call `reverse` for the steps `loop.differentiated`, the last one first. With a retained graph, this runs once per backward pass."""
-
-
-class Recording:
-    """A stack of tensors. A backward pass removes them one by one, so that their memory can be used again.
-
-    The states at the start are kept: with a retained graph, the next backward pass makes the record again from there.
-    """
-
-    def __init__(self, states: States):
-        self.start = clone(states)
-        self.stack: list[Tensor] = []
-        self.used = False
-
-    def push(self, states: States) -> None:
-        self.stack.extend(x.clone() for state in states for x in state)
-
-    def pop(self, count: int) -> Buffers:
-        """Removes the last `count` tensors and returns them in the order in which they were added."""
-        top = tuple(self.stack[-count:])
-        del self.stack[-count:]
-        return top
-
-    def pop_states(self) -> States:
-        """Removes and returns the last states that `push` added; the states at the start if the stack is empty."""
-        if not self.stack:
-            return self.start
-        fields = len(self.start[0])
-        flat = self.pop(len(self.start) * fields)
-        return tuple(flat[i : i + fields] for i in range(0, len(flat), fields))
-
-    def renewed(self, adjoint: RecordingAdjoint, loop: InnerLoop, inputs: Buffers) -> Recording:
-        """This record if no backward pass has used it; otherwise a new record of the same steps."""
-        record = adjoint.record(loop, clone(self.start), inputs)[1] if self.used else self
-        self.used = True
-        return record
+        """Call `reverse` for the steps `loop.differentiated`, the last one first. Each part of the record can go once it was used: with a
+        retained graph, the next backward pass makes a new one."""
 
 
 class _Unrolled(torch.autograd.Function):
@@ -107,12 +78,10 @@ class _Unrolled(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: FunctionCtx, adjoint: RecordingAdjoint, loop: InnerLoop, *tensors: Tensor) -> Buffers:
-        groups = len(loop.layout.groups)
-        w, inputs = tensors[:groups], tensors[groups:]
-        states, ctx.record = adjoint.record(loop, loop.advance(loop.start(w), inputs, loop.undifferentiated), inputs)
-        # Saved by autograd, which raises an error if they are overwritten.
-        ctx.save_for_backward(*inputs, *loop.layout.constants.values())
         ctx.adjoint, ctx.loop = adjoint, loop
+        states, ctx.record = _recorded(adjoint, loop, tensors)
+        # Saved by autograd, which raises an error if they are overwritten.
+        ctx.save_for_backward(*tensors, *loop.layout.constants.values())
         return weights(states)
 
     @staticmethod
@@ -124,17 +93,26 @@ class _Unrolled(torch.autograd.Function):
                 "create_graph=True; use adjoint=Direct()"
             )
         needed = ctx.needs_input_grad[2 + len(dw) :]
-        inputs = tuple(x.detach().requires_grad_(need) for x, need in zip(saved, needed, strict=False))
+        inputs = tuple(x.detach().requires_grad_(need) for x, need in zip(saved[len(dw) :], needed, strict=False))
         dx = iter(totals := tuple(torch.zeros_like(x) for x in inputs if x.requires_grad))
-        cotangents = loop.cotangents(dw)
+        cotangents = tuple(loop.optimizer.init(flat.clone()) for flat in dw)  # no loss depends on the last accumulators
 
         def reverse(t: int, before: States, after: Accumulators | None, graph: GradientGraph | None = None) -> Buffers:
             return loop.reverse(t, before, after, inputs, cotangents, totals, graph)
 
         with no_autocast(loop.autocast):
-            adjoint.retrace(loop, ctx.record, inputs, reverse)
+            record = ctx.record or _recorded(adjoint, loop, saved[: len(dw) + len(needed)])[1]
+            ctx.record = None
+            adjoint.retrace(loop, record, inputs, reverse)
         dw = tuple(torch.zeros_like(flat) if loop.is_cut else flat for flat in weights(cotangents))
         return None, None, *dw, *(next(dx) if need else None for need in needed)
+
+
+def _recorded(adjoint: RecordingAdjoint, loop: InnerLoop, tensors: Buffers) -> tuple[States, Any]:
+    """The whole training from its start: the last states and the record."""
+    groups = len(loop.layout.groups)
+    w, inputs = tensors[:groups], tensors[groups:]
+    return adjoint.record(loop, loop.advance(loop.start(w), inputs, loop.undifferentiated), inputs)
 
 
 def clone(states: States) -> States:

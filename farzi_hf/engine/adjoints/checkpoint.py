@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from farzi_hf.engine.adjoints.base import Recording, RecordingAdjoint, Reverse, clone, nbytes
+from farzi_hf.engine.adjoints.base import RecordingAdjoint, Reverse, clone, nbytes
 from farzi_hf.engine.inner_loop import Buffers, InnerLoop, States
 
 
@@ -29,24 +29,19 @@ class Checkpoint(RecordingAdjoint):
     slots: int | None = None
 
     def __post_init__(self) -> None:
-        if self.slots is not None and (
-            not isinstance(self.slots, int) or isinstance(self.slots, bool) or self.slots < 1
-        ):
+        if self.slots is not None and not (type(self.slots) is int and self.slots >= 1):
             raise ValueError(f"slots must be None or an integer >= 1, got {self.slots!r}; None takes about sqrt(2 T)")
 
-    def record(self, loop: InnerLoop, states: States, inputs: Buffers) -> tuple[States, Recording]:
-        (first, _), *others = self._first_descent(loop.differentiated)
-        record = Recording(states)
-        states = loop.advance(states, inputs, first)
-        for ts, _ in others:
-            record.push(states)
+    def record(self, loop: InnerLoop, states: States, inputs: Buffers) -> tuple[States, list[States]]:
+        record = []
+        for ts, _ in self._first_descent(loop.differentiated):
+            record.append(clone(states))
             states = loop.advance(states, inputs, ts)
         return states, record
 
-    def retrace(self, loop: InnerLoop, record: Recording, inputs: Buffers, reverse: Reverse) -> None:
-        record = record.renewed(self, loop, inputs)
+    def retrace(self, loop: InnerLoop, record: list[States], inputs: Buffers, reverse: Reverse) -> None:
         for ts, slots in reversed(self._first_descent(loop.differentiated)):
-            _descend(loop, inputs, reverse, record.pop_states(), ts, slots)
+            _descend(loop, inputs, reverse, record.pop(), ts, slots)
 
     def record_bytes(self, loop: InnerLoop, w: Buffers) -> int:
         return nbytes(w) * loop.optimizer.fields * (self._slots(len(loop.differentiated)) + 1)
@@ -68,16 +63,11 @@ class Checkpoint(RecordingAdjoint):
 
 def _descend(loop: InnerLoop, inputs: Buffers, reverse: Reverse, start: States, ts: range, slots: int) -> None:
     """Reverse the steps `ts`, given the states before them, with `slots` places, of which `start` has one."""
-    parts = [
-        (start, ts, slots)
-    ]  # a stack, and no recursion: there may be more places than Python allows calls in calls
-    while parts:
-        start, ts, slots = parts.pop()
-        while len(ts) > 1:
-            length = split(len(ts), slots)
-            parts.append((start, ts[:length], slots))
-            start, ts, slots = loop.advance(clone(start), inputs, ts[:length]), ts[length:], slots - 1
-        reverse(ts[0], start, None)
+    while len(ts) > 1:
+        length = split(len(ts), slots)
+        _descend(loop, inputs, reverse, loop.advance(clone(start), inputs, ts[:length]), ts[length:], slots - 1)
+        ts = ts[:length]
+    reverse(ts[0], start, None)
 
 
 def split(steps: int, slots: int) -> int:

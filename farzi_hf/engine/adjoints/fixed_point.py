@@ -28,15 +28,14 @@ LARGEST_GRADIENT = torch.finfo(torch.float32).max
 """The largest element of a gradient: its square is a number of float64."""
 LARGEST_WEIGHT = 2.0**18
 """The largest parameter that the integers have room for: 262,144."""
-SMALLEST_DECAY = 2.0**-30
-"""With a smaller β the integers would have to keep everything that the accumulator forgets."""
+SMALLEST_DECAY = 2.0**-4
+"""The smallest β: what it forgets in a step are the four bits of a remainder."""
 
 _WEIGHT_BITS = 44  # below the binary point: 6e-14, finer than a float32 from 1e-6 up
 _LIMB, _HALF = 62, 31  # bits of a limb, and of the digits it is divided and multiplied by
 _LOW = (1 << _HALF) - 1
-_GROWTH = 4  # bits by which c_t β^(t0-t) may grow between two divisions
+_GROWTH = 4  # bits by which c_t β^(t0-t) may grow between two divisions, and so bits of a remainder
 _LARGEST_DENOMINATOR = 1 << 30  # of the fraction that stands for β^K; times a limb, it fits into 63 bits
-_WORD = 16  # bits of the remainders that are moved out at a time
 CPU_CHUNK = 1 << 16
 """Elements that a CPU updates at a time: fewer than in floating point, because they have 64 bits and more temporaries."""
 
@@ -44,7 +43,7 @@ CPU_CHUNK = 1 << 16
 class DecayingSum:
     """x_t = β x_{t-1} + c_t for P numbers, in integers. `subtract` is the inverse of `add`.
 
-    Memory per number: the limbs, and after the first division 4 bytes of remainders and log2(1/β) bits per step.
+    Memory per number: the limbs, and half a byte for each division, which is about log2(1/β) bits per step.
 
     Args:
         start: x_0 (P,).
@@ -58,27 +57,25 @@ class DecayingSum:
 
     def __init__(self, start: Tensor, decay: float, resolution: int):
         self.decay, self.resolution = decay, resolution
-        self.period = max(1, math.floor(_GROWTH / math.log2(1 / decay)))
+        self.period = math.floor(_GROWTH / math.log2(1 / decay))
         self.factor = Fraction(decay**self.period).limit_denominator(_LARGEST_DENOMINATOR)
         self.limbs = [torch.zeros_like(start, dtype=torch.int64)]
-        self.remainders: Tensor | None = None
-        self.words: list[Tensor] = []  # what did not fit into `remainders`
-        self.bounds, self.moved = [1], []  # after each division: a bound on the remainders, and how many words went out
+        self.remainders: list[Tensor] = []  # two divisions in each byte
         self.largest = largest(start)  # |x| that the limbs have room for
-        self.reserved: list[tuple[int, float]] = []  # limbs and `largest` before each step
+        self.reserved: list[int] = []  # limbs before each step
         self._widen()
         for rows in _parts(start):
             self._accumulate(rows, start[rows].double(), 1.0)
 
     def reserve(self, c: float) -> None:
         """Make room for the next x, whose |c| is up to `c`. X stays the same number, perhaps with more limbs."""
-        self.reserved.append((len(self.limbs), self.largest))
+        self.reserved.append(len(self.limbs))
         self.largest = max(self.largest, self.decay * self.largest + c)
         self._widen()
 
     def release(self) -> None:
         """The inverse of `reserve`: what is rounded when limbs become a floating-point number depends on how many there are."""
-        count, self.largest = self.reserved.pop()
+        count = self.reserved.pop()
         while len(self.limbs) > count:
             carry = self.limbs.pop(0)
             self.limbs[0] += carry << _LIMB
@@ -102,41 +99,25 @@ class DecayingSum:
 
     def shrink(self, t: int) -> None:
         """At the first step of a period, multiply the integers by β^K and keep the remainders."""
-        if not self._starts_period(t):
+        division, step = divmod(t - 1, self.period)
+        if step or not division:
             return
-        if self.remainders is None:
-            self.remainders = torch.zeros_like(self.limbs[0], dtype=torch.int32)
-        bound, words = self.bounds[-1] * math.ceil(1 / self.factor), []
-        while bound > 1 << 31:
-            bound = ((bound - 1) >> _WORD) + 1
-            words.append(torch.empty_like(self.limbs[0], dtype=torch.int16))
-        for rows in _parts(self.remainders):
-            kept = self._shrink(rows, self.remainders[rows].to(torch.int64))
-            for word in words:
-                word[rows] = kept
-                kept = kept >> _WORD
-            self.remainders[rows] = kept
-        self.words += words
-        self.bounds.append(bound)
-        self.moved.append(len(words))
+        if division % 2:
+            self.remainders.append(torch.zeros_like(self.limbs[0], dtype=torch.uint8))
+        for rows in _parts(self.remainders[-1]):
+            self.remainders[-1][rows] <<= _GROWTH
+            self.remainders[-1][rows] |= self._shrink(rows)
 
     def grow(self, t: int) -> None:
         """The inverse of `shrink(t)`."""
-        if not self._starts_period(t):
+        division, step = divmod(t - 1, self.period)
+        if step or not division:
             return
-        self.bounds.pop()
-        moved = self.moved.pop()
-        words, self.words = self.words[len(self.words) - moved :], self.words[: len(self.words) - moved]
-        for rows in _parts(self.remainders):
-            kept = self.remainders[rows].to(torch.int64)
-            for word in reversed(words):
-                kept = (kept << _WORD) + (word[rows].to(torch.int64) & ((1 << _WORD) - 1))
-            self.remainders[rows] = self._grow(rows, kept)
-
-    def itemsize(self, steps: int) -> float:
-        """Bytes per element after `steps` steps."""
-        forgotten = -steps * math.log2(self.decay) / 8  # they fill the remainders first, and words after that
-        return sum(limb.element_size() for limb in self.limbs) + (max(4.0, forgotten) if steps > self.period else 0.0)
+        for rows in _parts(self.remainders[-1]):
+            self._grow(rows, self.remainders[-1][rows] & ((1 << _GROWTH) - 1))
+            self.remainders[-1][rows] >>= _GROWTH
+        if division % 2:
+            self.remainders.pop()
 
     def _widen(self) -> None:
         """As many limbs as the largest X at the end of a period needs, with one bit for its sign."""
@@ -144,9 +125,6 @@ class DecayingSum:
         bits = self.resolution + magnitude + math.ceil(self.period * math.log2(1 / self.decay)) + 1
         while bits > _LIMB * len(self.limbs):
             self.limbs.insert(0, _carry(self.limbs[0]))
-
-    def _starts_period(self, t: int) -> bool:
-        return t > 1 and (t - 1) % self.period == 0
 
     def _growth(self, t: int) -> float:
         """β^(t0-t), where t0 is the step before the period of t."""
@@ -168,30 +146,25 @@ class DecayingSum:
             if limb is not self.limbs[0]:
                 carry = _carry(part)
 
-    def _shrink(self, rows: slice, kept: Tensor) -> Tensor:
-        """X ← ⌊X n/d⌋. Several X give the same result; the number `kept` records which one it was."""
+    def _shrink(self, rows: slice) -> Tensor:
+        """X ← ⌊X n/d⌋. Up to sixteen X give the same result; returns which one it was."""
         n, d = self.factor.as_integer_ratio()
         quotient, rest = self._divide(rows, d)
         digit = (rest * n).div_(d, rounding_mode="floor")  # ⌊X n/d⌋ = n ⌊X/d⌋ + ⌊n rest/d⌋
-        first, count = self._candidates(digit)
+        which = rest.sub_(self._first(digit))
         self._multiply(rows, quotient, n, digit)
-        return kept.mul_(count).add_(rest).sub_(first)
+        return which.to(torch.uint8)
 
-    def _grow(self, rows: slice, kept: Tensor) -> Tensor:
+    def _grow(self, rows: slice, which: Tensor) -> None:
         """The inverse of `_shrink`."""
         n, d = self.factor.as_integer_ratio()
         quotient, digit = self._divide(rows, n)
-        first, count = self._candidates(digit)
-        others = kept.div(count, rounding_mode="floor")
-        rest = first.add_(kept).sub_(others * count)
-        self._multiply(rows, quotient, d, rest)
-        return others
+        self._multiply(rows, quotient, d, self._first(digit).add_(which))
 
-    def _candidates(self, digit: Tensor) -> tuple[Tensor, Tensor]:
-        """The smallest remainder r with ⌊r n/d⌋ = digit, and the number of such remainders, about d/n."""
+    def _first(self, digit: Tensor) -> Tensor:
+        """The smallest remainder r with ⌊r n/d⌋ = digit. There are about d/n of them."""
         n, d = self.factor.as_integer_ratio()
-        first, end = ((x * d + (n - 1)).div_(n, rounding_mode="floor") for x in (digit, digit + 1))
-        return first, end.sub_(first)
+        return (digit * d).add_(n - 1).div_(n, rounding_mode="floor")
 
     def _divide(self, rows: slice, divisor: int) -> tuple[list[Tensor], Tensor]:
         """The digits of ⌊X / divisor⌋, top first, and the remainder."""
@@ -240,7 +213,7 @@ class FixedPointState:
         self.optimizer, self.before = optimizer, before
         start, *accumulators = state
         self.weights, self.w = torch.empty_like(start), torch.zeros_like(start, dtype=torch.int64)
-        self.weight_bounds = [_check_range("parameter", start, LARGEST_WEIGHT, before)]  # before each step
+        self.bound = _check_range("parameter", largest(start), LARGEST_WEIGHT, before)  # of the parameters
         for rows in _parts(start):
             self._move(rows, start[rows].double())
         self.sums = [
@@ -248,26 +221,22 @@ class FixedPointState:
             for i, (x, decay) in enumerate(zip(accumulators, optimizer.decays, strict=True))
         ]
 
-    def step(self, g: Tensor, t: int, lr: float) -> None:
-        """Step `t` with the gradient `g` (P,).
+    def step(self, g: Tensor, bound: float, t: int, lr: float) -> None:
+        """Step `t` with the gradient `g` (P,), whose elements are up to `bound`.
 
         Raises:
             OverflowError: the integers have no room for the parameters, or float64 has none for the square of the gradient.
         """
-        self.reserve(_check_range("gradient", g, LARGEST_GRADIENT, t))
-        for total in self.sums:
+        _check_range("gradient", bound, LARGEST_GRADIENT, t)
+        # An increment is largest for the largest parameter and gradient.
+        ends = (torch.tensor([x], dtype=torch.float64) for x in (self.bound, bound))
+        for total, c in zip(self.sums, self.optimizer.increments(*ends), strict=True):
+            total.reserve(float(c))
             total.shrink(t - self.before)
         for rows in _parts(g):
             self._accumulate(rows, g, t, DecayingSum.add)
             self._move(rows, self.optimizer.displacement(self.accumulators(rows, t), t, lr).neg_())
-        self.weight_bounds.append(_check_range("parameter", self.weights, LARGEST_WEIGHT, t))
-
-    def reserve(self, gradient: float) -> None:
-        """Make room for a step whose gradient has elements of up to `gradient`."""
-        # An increment is largest for the largest parameter and gradient.
-        ends = (torch.tensor([x], dtype=torch.float64) for x in (self.weight_bounds[-1], gradient))
-        for total, c in zip(self.sums, self.optimizer.increments(*ends), strict=True):
-            total.reserve(float(c))
+        self.bound = _check_range("parameter", largest(self.weights), LARGEST_WEIGHT, t)
 
     def unstep(self, t: int, lr: float) -> None:
         """Take the parameters back to before step `t`."""
@@ -285,19 +254,6 @@ class FixedPointState:
         for total in self.sums:
             total.grow(t - self.before)
             total.release()
-        self.weight_bounds.pop()
-
-    def itemsize(self, steps: int) -> float:
-        """Bytes per parameter after `steps` steps."""
-        return self.weights.element_size() + self.w.element_size() + sum(x.itemsize(steps) for x in self.sums)
-
-    def checksum(self) -> int:
-        """A checksum of the parameters."""
-        return int(self.w.sum())
-
-    def full_checksum(self) -> tuple[int, ...]:
-        """Checksums of all integers."""
-        return (self.checksum(), *(int(limb.sum()) for total in self.sums for limb in total.limbs))
 
     def _accumulate(
         self, rows: slice, g: Tensor, t: int, rule: Callable[[DecayingSum, slice, Tensor, int], None]
@@ -321,8 +277,7 @@ def largest(x: Tensor) -> float:
     return max(map(abs, map(float, torch.aminmax(x)))) if len(x) else 0.0
 
 
-def _check_range(name: str, x: Tensor, limit: float, t: int) -> float:
-    found = largest(x)
+def _check_range(name: str, found: float, limit: float, t: int) -> float:
     if found > limit:
         raise OverflowError(
             f"adjoint=Reversible() holds its states in integers with room for {name}s of up to {limit:.3g}, but after step {t} "

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from farzi_hf.engine.adjoints.base import Adjoint, RecordingAdjoint, Reverse, nbytes
 from farzi_hf.engine.inner_loop import Buffers, GradientGraph, InnerLoop, States, weights
 
-Graphs = tuple[States, list[tuple[GradientGraph, States]]]
-"""The states before the first step, and for each step its gradient's graph and the accumulators after it."""
+Graphs = list[tuple[GradientGraph, States]]
+"""For each step its gradient's graph and the accumulators after it."""
 
 
 @dataclass(frozen=True)
@@ -23,29 +22,34 @@ class Direct(Adjoint):
     `GradientGraphs` needs less of both.
     """
 
+    needs_graphs: ClassVar[bool] = True
+
     def refusal(self, loop: InnerLoop) -> str | None:
         if not loop.optimizer.exact:
             return (
                 f"adjoint=Direct() differentiates the steps of the optimizer and cannot follow the reverse rule of "
                 f"optimizer={type(loop.optimizer).__name__}; use adjoint=Tape()"
             )
-        if not loop.keeps_graphs:
-            return "adjoint=Direct() needs autograd's graphs, which torch_compile=True does without; use adjoint=Tape()"
-        return None
+        return super().refusal(loop)
 
     def run(self, loop: InnerLoop, w: Buffers, inputs: Buffers) -> Buffers:
+        w = tuple(flat if flat.requires_grad else flat.detach().requires_grad_() for flat in w)
         states = tuple(loop.optimizer.init(flat) for flat in w)
         if loop.is_cut:
             late = loop.advance(loop.start(w), inputs, loop.undifferentiated)
-            states = tuple((_cut(flat, state[0]), *state[1:]) for flat, state in zip(w, late, strict=True))
+            # Linked to the start by a derivative of zero (not by 0 · w, which may be NaN).
+            states = tuple(
+                (torch.where(torch.zeros_like(flat, dtype=torch.bool), flat, now), *accumulators)
+                for flat, (now, *accumulators) in zip(w, late, strict=True)
+            )
         for t in loop.differentiated:
-            states = loop.differentiable_step(states, inputs, t)
+            # Each step has inputs of its own, so that a loss which differentiates in them does not go back through earlier steps.
+            own = tuple(x.view_as(x) if x.requires_grad else x for x in inputs)
+            g = loop.gradient(weights(states), own, t, create_graph=True)
+            states = tuple(
+                loop.optimizer.step(state, flat, t, loop.rate(t)) for state, flat in zip(states, g, strict=True)
+            )
         return weights(states)
-
-
-def _cut(start: Tensor, value: Tensor) -> Tensor:
-    """`value`, linked to `start` by a derivative of zero (not by 0 · start, which may be NaN)."""
-    return torch.where(torch.zeros_like(start, dtype=torch.bool), start, value)
 
 
 @dataclass(frozen=True)
@@ -59,28 +63,19 @@ class GradientGraphs(RecordingAdjoint):
 
     # Memory that a process never had before costs more time than one gradient. A long run pays once, a single call always.
     share: ClassVar[float] = 1 / 8
-
-    def refusal(self, loop: InnerLoop) -> str | None:
-        if not loop.keeps_graphs:
-            return "adjoint=GradientGraphs() needs autograd's graphs, which torch_compile=True does without; use adjoint=Tape()"
-        return None
+    needs_graphs: ClassVar[bool] = True
 
     def record(self, loop: InnerLoop, states: States, inputs: Buffers) -> tuple[States, Graphs]:
-        start, steps = states, []
+        steps = []
         for t in loop.differentiated:
             graph = loop.gradient_graph(weights(states), inputs, t)
-            states = loop.updated(states, tuple(flat.detach() for flat in graph.g), t)
+            states = loop.update(states, tuple(flat.detach() for flat in graph.g), t)
             steps.append((graph, tuple(state[1:] for state in states)))
-        return states, (start, steps)
+        return states, steps
 
     def retrace(self, loop: InnerLoop, record: Graphs, inputs: Buffers, reverse: Reverse) -> None:
-        start, kept = record
-        if not kept:  # a second backward pass over a retained graph
-            kept = self.record(loop, start, inputs)[1][1]
-        steps = kept.copy()
-        kept.clear()  # also if the pass stops with an error
         for t in reversed(loop.differentiated):
-            graph, after = steps.pop()
+            graph, after = record.pop()
             before = tuple((flat.detach(),) for flat in graph.w)
             reverse(t, before, lambda group, rows, after=after: tuple(x[rows] for x in after[group]), graph)
 

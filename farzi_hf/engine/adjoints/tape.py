@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from farzi_hf.engine.adjoints.base import Recording, RecordingAdjoint, Reverse, nbytes
+from farzi_hf.engine.adjoints.base import RecordingAdjoint, Reverse, clone, nbytes
 from farzi_hf.engine.inner_loop import Buffers, InnerLoop, States
+
+Segments = list[tuple[States, list[Buffers]]]
+"""The states before each segment, and the gradients of its steps."""
 
 
 @dataclass(frozen=True)
@@ -18,22 +21,19 @@ class Tape(RecordingAdjoint):
     graph of one step; one copy of the inputs that need a gradient. The backward pass frees the memory step by step.
     """
 
-    def record(self, loop: InnerLoop, states: States, inputs: Buffers) -> tuple[States, Recording]:
-        first, *others = _segments(loop.differentiated)
-        record = Recording(states)
-        states = loop.advance(states, inputs, first, record.stack)
-        for ts in others:
-            record.push(states)
-            states = loop.advance(states, inputs, ts, record.stack)
+    def record(self, loop: InnerLoop, states: States, inputs: Buffers) -> tuple[States, Segments]:
+        record = []
+        for ts in _segments(loop.differentiated):
+            record.append((clone(states), tape := []))
+            states = loop.advance(states, inputs, ts, tape)
         return states, record
 
-    def retrace(self, loop: InnerLoop, record: Recording, inputs: Buffers, reverse: Reverse) -> None:
-        record = record.renewed(self, loop, inputs)
+    def retrace(self, loop: InnerLoop, record: Segments, inputs: Buffers, reverse: Reverse) -> None:
         for ts in reversed(_segments(loop.differentiated)):
-            g = {t: record.pop(len(loop.layout.groups)) for t in reversed(ts)}
-            trail = [record.pop_states()]
+            start, tape = record.pop()
+            trail = [start]
             for t in ts:
-                trail.append(loop.updated(trail[-1], g.pop(t), t))
+                trail.append(loop.update(trail[-1], tape.pop(0), t))
             for t in reversed(ts):
                 after = trail.pop()
                 reverse(t, trail[-1], lambda group, rows, after=after: tuple(x[rows] for x in after[group][1:]))

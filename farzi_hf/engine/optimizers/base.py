@@ -12,7 +12,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import MISSING, field
-from numbers import Real
 from typing import Any, ClassVar
 
 import torch
@@ -68,22 +67,9 @@ class InnerOptimizer(ABC):
         return None
 
     def rate(self, step: int) -> float:
-        """The learning rate of a global step: `lr`, times `lr_schedule(step)` where there is a schedule.
-
-        Raises:
-            ValueError: the schedule returns something else than a finite number.
-        """
-        if self.lr_schedule is None:
-            return self.lr
-        multiplier = self.lr_schedule(step)
-        if isinstance(multiplier, Tensor) and multiplier.numel() == 1 and not multiplier.requires_grad:
-            multiplier = multiplier.item()
-        if not (isinstance(multiplier, Real) and math.isfinite(multiplier)):
-            raise ValueError(
-                f"lr_schedule({step}) returned {multiplier!r}; it must return a finite number. To differentiate in a learning rate, put "
-                "it into the loss"
-            )
-        return self.lr * float(multiplier)
+        """The learning rate of a global step: `lr`, times `lr_schedule(step)` where there is a schedule. It is a number: to differentiate in a
+        learning rate, put it into the loss."""
+        return self.lr if self.lr_schedule is None else self.lr * float(self.lr_schedule(step))
 
     @abstractmethod
     def init(self, w: Tensor) -> State:
