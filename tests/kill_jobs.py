@@ -53,10 +53,9 @@ class Steps(TrainerCallback):
 
 
 def distil(folder: Path, connection: Connection) -> None:
-    """With a checkpoint and a push in the background every two steps. Leaves summary, optimizer and losses in `end.safetensors`."""
+    """With a checkpoint every two steps. Leaves summary, optimizer and losses in `end.safetensors`."""
     trainer = tiny_trainer(
-        folder, SEQUENCES, TOKENIZER, {"callbacks": [Steps(connection)]}, max_steps=STEPS, save_strategy="steps",
-        save_steps=2, push_to_hub=True, hub_model_id=folder.name, hub_always_push=True,
+        folder, SEQUENCES, TOKENIZER, {"callbacks": [Steps(connection)]}, max_steps=STEPS, save_strategy="steps", save_steps=2,
     )  # fmt: skip
     save = trainer._save_checkpoint
 

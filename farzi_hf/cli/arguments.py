@@ -17,7 +17,7 @@ import yaml
 from datasets import disable_progress_bars
 from transformers import HfArgumentParser, TrainingArguments
 
-from farzi_hf.distillation.settings import values_of_file, without_removed
+from farzi_hf.distillation.settings import converted, without_removed
 
 
 def parse_arguments(
@@ -47,7 +47,7 @@ def parse_arguments(
     values.pop("history", None)  # in recipes of older versions, whose settings could change during a run
     for kind in types:
         try:
-            values = values_of_file(kind, values)
+            values |= converted(kind, values)
         except ValueError as error:
             raise ValueError(f"config={str(config)!r}: {error}") from None
     parser.set_defaults(**{"config": str(config), "output_dir": f"outputs/{config.stem}", **values})

@@ -13,7 +13,7 @@ from farzi_hf.data.seeds import check_seed
 from farzi_hf.distillation.inner_training import SyntheticTraining
 from farzi_hf.distillation.learner import Learner
 from farzi_hf.distillation.objectives import OBJECTIVES, Objective, Parts
-from farzi_hf.distillation.processes import check_supported, check_world_size, processes_without_gpu, warn_of_bf16
+from farzi_hf.distillation.processes import check_launcher, check_world_size
 from farzi_hf.distillation.rows import RealData
 from farzi_hf.distillation.settings import Setting, check_settings, converted, made, settings_of, with_settings
 from farzi_hf.distillation.teacher import Labelling, TeacherTraining
@@ -30,9 +30,7 @@ UNSUPPORTED = {
     "fp16_full_eval": "it would round the summary itself, because this is the Trainer's model; leave it out",
     "bf16_full_eval": "it would round the summary itself, because this is the Trainer's model; leave it out, or set bf16",
     "label_smoothing_factor": "the objective is the outer loss, and it has no smoothing; leave it out",
-    "neftune_noise_alpha": "a summary has no embedding to add noise to; leave it out",
     "gradient_checkpointing": "the adjoint decides what is kept: set adjoint='checkpoint' or 'reversible'; and checkpoint_layers, for a deep learner",
-    "use_liger_kernel": "its kernels have no second derivatives; leave it out",
     "save_only_model": "a run could not go on from such a checkpoint, and the optimizer's state is twice a summary; leave it out",
     "deepspeed": "a summary is small and needs no sharding; use several processes with plain data parallelism",
     "fsdp": "a summary is small and needs no sharding; use several processes with plain data parallelism",
@@ -138,15 +136,12 @@ class FarziConfig(TrainingArguments):
                 f"num_train_epochs={self.num_train_epochs} and max_steps={self.max_steps}: exactly one of them must set the length; "
                 "give max_steps, the number of outer steps, or num_train_epochs together with max_steps=-1"
             )
-        check_supported()
-        self.use_cpu |= processes_without_gpu()
+        self.use_cpu |= check_launcher()
         # torch_compile means the inner loop here. Trainer must not see it: it would compile the summary.
         compiled, self.torch_compile = self.torch_compile, False
         super().__post_init__()
         self.torch_compile = compiled
         check_world_size(self.world_size, self.n_gpu)
-        if self.mixed_precision == "bf16":  # of this config or of the launcher
-            warn_of_bf16()
         self.dataloader_pin_memory &= self.device.type != "cpu"
         self.check()
 
@@ -156,25 +151,20 @@ class FarziConfig(TrainingArguments):
         Raises:
             ValueError: a setting is out of range, or does not fit another one.
         """
-        vars(self).update(converted(type(self), vars(self)))
         check_settings(self)
         if not 0 <= self.learning_rate < math.inf:
             raise ValueError(
                 f"learning_rate={self.learning_rate} is not usable; give a number from 0 on, for instance 0.01"
             )
-        for name in ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} is not usable; give an integer of at least 1")
         if self.checkpoint_layers and self.torch_compile:  # compiled code does not see through it
             raise ValueError(
                 "checkpoint_layers=True with torch_compile=True: layers are computed again in plain code; leave one of them out"
             )
         OBJECTIVES[self.objective].check(self)
-        rate, decay = self.teacher_learning_rate, self.teacher_weight_decay
         for make, what in (
             (self.make_inner_optimizer, "inner optimizer, inner_…"),
             (self.make_adjoint, "adjoint"),
-            (self.make_teacher_training, f"teacher, teacher_learning_rate={rate}, teacher_weight_decay={decay}"),
+            (self.make_teacher_training, "teacher, teacher_…"),
             (self.make_start, "start"),
             (lambda: made(PretrainedStarts, self, bank=None), "starts"),
             (lambda: self.summary_config(2), "summary"),

@@ -12,9 +12,10 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import partial
 from typing import Any, NoReturn, TypeVar
 
+import accelerate
 import torch
 from accelerate import PartialState
 from torch import distributed
@@ -27,55 +28,38 @@ T = TypeVar("T")
 
 # -- what the launcher asked for -------------------------------------------------------------------------------------
 
-SHARDING = {
-    "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",
-    "ACCELERATE_USE_FSDP": "FSDP",
-    "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
-    "ACCELERATE_USE_PARALLELISM_CONFIG": "a parallelism config",
-}
+SHARDING = (
+    "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP", "ACCELERATE_USE_MEGATRON_LM", "ACCELERATE_USE_PARALLELISM_CONFIG",
+)  # fmt: skip
 """Variables with which `accelerate launch` tells a program to cut its model into pieces."""
-BF16_ERROR = "relative error 0.7 at T = 10 and 13 at T = 100, so that it points elsewhere, on a small model (float32: 0.0004 and 0.002)"
-"""Against float64; see `warn_of_bf16`."""
-_WORLD_SIZES = (
-    "WORLD_SIZE",
-    "PMI_SIZE",
-    "OMPI_COMM_WORLD_SIZE",
-    "MV2_COMM_WORLD_SIZE",
-)  # of torchrun, accelerate and MPI
 
 
-def _is_true(variable: str) -> bool:
-    return os.environ.get(variable, "false").lower() in ("1", "true", "yes")
+def check_launcher() -> bool:
+    """Whether the launcher started several processes on a machine without a GPU. Trainer needs `use_cpu` then, or each process is alone.
 
-
-def _asked() -> int:
-    return max(int(os.environ.get(name) or 1) for name in _WORLD_SIZES)
-
-
-def check_supported() -> None:
-    """Raise ValueError if the launcher asked for a model in pieces (DeepSpeed, FSDP and the like), or for a precision with loss scaling."""
+    Raises:
+        ValueError: the launcher asked for a model in pieces (DeepSpeed, FSDP and the like), or for a precision with loss scaling.
+    """
     if (precision := os.environ.get("ACCELERATE_MIXED_PRECISION", "no")) in ("fp16", "fp8"):
         raise ValueError(
             f"ACCELERATE_MIXED_PRECISION={precision} is not supported: gradients of the inner loop have no loss scaling and underflow; launch "
             "with --mixed_precision no, or bf16"
         )
-    for variable in filter(_is_true, SHARDING):
-        raise ValueError(
-            f"{variable}={os.environ[variable]}: {SHARDING[variable]} is not supported, because a summary is small and needs no sharding; launch "
-            "several processes with plain data parallelism, for instance --config_file recipes/accelerate/many_gpus.yaml"
-        )
-
-
-def processes_without_gpu() -> bool:
-    """Whether the launcher started several processes on a machine without a GPU. Trainer needs `use_cpu` then, or each process is alone."""
+    for variable in SHARDING:
+        if (value := os.environ.get(variable, "false")).lower() in ("1", "true", "yes"):
+            raise ValueError(
+                f"{variable}={value} is not supported, because a summary is small and needs no sharding; launch several processes with plain "
+                "data parallelism, for instance --config_file recipes/accelerate/many_gpus.yaml"
+            )
     return _asked() > 1 and not torch.accelerator.is_available()
+
+
+def _asked() -> int:
+    return int(os.environ.get("WORLD_SIZE", 1))
 
 
 def check_world_size(world_size: int, gpus: int) -> None:
     """Compare the number of processes with what the launcher asked for, and with the GPUs of this process.
-
-    `accelerate launch --cpu --num_processes 2` starts one process and says nothing. It leaves the address of a meeting point, which it
-    sets for several processes only. Such an address may also come from elsewhere, so this is a warning.
 
     Raises:
         ValueError: the launcher started several processes, but each would train alone, in the same output folder; or one process would
@@ -91,20 +75,6 @@ def check_world_size(world_size: int, gpus: int) -> None:
             f"the launcher started {_asked()} processes, but each of them would train alone (world size 1); set use_cpu=True to train "
             "on CPUs, or start one process"
         )
-    if world_size == 1 and _is_true("ACCELERATE_USE_CPU") and {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
-        logger.warning(
-            "accelerate launch was asked for several processes, but it has started ONE (world size 1): with --cpu it starts no more. "
-            "Launch with `accelerate launch --config_file recipes/accelerate/two_cpu_processes.yaml …`."
-        )
-
-
-@cache
-def warn_of_bf16() -> None:
-    """Say once what bf16 autocast does to second derivatives, measured by recipes/benchmark/benchmark.py."""
-    logger.warning(
-        "bf16=True: the meta-gradient is made of second derivatives, and bf16 rounds them: %s. Leave bf16 out; if memory is short, "
-        "set adjoint='reversible' or a smaller window.", BF16_ERROR,
-    )  # fmt: skip
 
 
 # -- shared work -----------------------------------------------------------------------------------------------------
@@ -119,11 +89,11 @@ def world() -> tuple[int, int]:
 
 def largest(value: int) -> int:
     """The largest of the values of all processes."""
-    if world()[1] == 1:
-        return value
-    found = torch.tensor([value], device=PartialState().device)
-    distributed.all_reduce(found, distributed.ReduceOp.MAX)
-    return int(found)
+    return (
+        int(accelerate.utils.gather(torch.tensor([value], device=PartialState().device)).max())
+        if world()[1] > 1
+        else value
+    )
 
 
 def agreed(work: Callable[[], T]) -> T:
@@ -148,12 +118,9 @@ def agreed(work: Callable[[], T]) -> T:
 @torch.no_grad()
 def broadcast(tensors: Parameters, source: int = 0) -> None:
     """Writes the values of one process into the tensors of all others, in place. Names, shapes and dtypes are the same in all."""
-    rank, processes = world()
-    for tensor in tensors.values() if processes > 1 else ():
+    for tensor in tensors.values() if world()[1] > 1 else ():
         sent = tensor.detach().to(PartialState().device).contiguous()  # the process group may have another device
-        distributed.broadcast(sent, source)
-        if rank != source:
-            tensor.copy_(sent)
+        tensor.copy_(accelerate.utils.broadcast(sent, source))
 
 
 def shared(count: int, train: Callable[[int], Parameters], like: Callable[[], Parameters]) -> Iterator[Parameters]:

@@ -13,33 +13,25 @@ import json
 import logging
 import os
 import re
-import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass, field, fields, replace
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-import psutil
 import torch
-from huggingface_hub import HfApi
 from safetensors.torch import load_file, save_file
 from transformers import TrainerCallback, TrainerState, TrainingArguments
-from transformers.trainer import OPTIMIZER_NAME, TRAINER_STATE_NAME
+from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
-from transformers.utils import SAFE_WEIGHTS_NAME, PushInProgress
 
 from farzi_hf.data.streams import described as described_rows
-from farzi_hf.distillation.callbacks import FiniteMeans
 from farzi_hf.distillation.learner import Learner
 from farzi_hf.distillation.objectives import ConfigurableObjective
 from farzi_hf.distillation.processes import Interrupted, NotedSignal, end, largest, noted_signals
 from farzi_hf.distillation.trajectories import TrajectoryBank
-from farzi_hf.summary.store import hub
 from farzi_hf.summary.store.atomic_folder import exclusive, replace_file
-from farzi_hf.summary.store.tensor_file import fingerprint
-from farzi_hf.summary.store.text import as_written, json_text, numbers_of
+from farzi_hf.summary.store.text import as_written, json_text
 
 if TYPE_CHECKING:
     from farzi_hf.distillation.trainer import FarziTrainer
@@ -48,7 +40,6 @@ logger = logging.getLogger(__name__)
 
 RECORD = "farzi_run.json"
 
-_PROCESS_STATE = "state_of_process_{}.safetensors"
 _NAME = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)")
 _UNFINISHED = re.compile(r"\..+\.(\d+)-[0-9a-f]{32}")  # what `replace_file` writes first: .NAME.PROCESS-NUMBER
 
@@ -57,16 +48,17 @@ class Run(TrainerCallback):
     """What a `FarziTrainer` knows of its run, and of the run's folder `args.output_dir`.
 
     Attributes:
-        record: what the next checkpoint records.
+        settings: everything on which the run depends, as plain JSON by name.
         checkpoint: the one from which the run goes on; None for a new run.
         saved_step: the step of its last checkpoint.
-        evaluations: metrics of evaluations, by the fingerprint of the summary.
+        non_finite_steps: the steps that were skipped so far.
+        start: figures of the start of the summary, which the log has first.
     """
 
     def __init__(self, trainer: FarziTrainer) -> None:
-        self.trainer, self.record, self.checkpoint = trainer, RunRecord(), None
-        self.evaluations: dict[str, dict[str, float]] = {}
-        self._noted, self.saved_step, self._listed_step = NotedSignal(), -1, -1
+        self.trainer, self.settings, self.checkpoint = trainer, {}, None
+        self.saved_step, self.non_finite_steps, self.start = -1, 0, {}
+        self._noted = NotedSignal()
         self._built_with = trainer.args.to_recipe()
 
     # -- before the first step ---------------------------------------------------------------------------------------
@@ -82,7 +74,7 @@ class Run(TrainerCallback):
         args = self.trainer.args
         hidden = {name: getattr(args, name) for name in ("save_total_limit", "eval_on_start")}
         with locked(args), noted_signals() as self._noted:
-            self.saved_step = self._listed_step = -1
+            self.saved_step = -1
             try:
                 args.save_total_limit = None  # Trainer would remove every folder with a name like `checkpoint-…`
                 self._limit = hidden["save_total_limit"]
@@ -92,26 +84,25 @@ class Run(TrainerCallback):
                     setattr(args, name, value)
 
     def prepare(self, resume_from_checkpoint: str | bool | None) -> TrainerState | None:
-        """Checks that a run can begin or go on, and sets its record. Returns the state to go on from. It writes nothing.
+        """Checks that a run can begin or go on. Returns the state to go on from. It writes nothing.
 
         Raises:
             ValueError: see `FarziTrainer.check_run`.
         """
-        args, settings = self.trainer.args, self._settings()
+        args = self.trainer.args
         if late := changes(self._built_with, args.to_recipe()):
             raise ValueError(
                 f"args have changed since FarziTrainer was made, which they were built into: {late}; make another FarziTrainer"
             )
         folder, last = Path(args.output_dir), last_checkpoint(args.output_dir)
         check_no_foreign(folder)  # for every save_strategy, because a signal makes every run save
-        self.checkpoint = (
-            last if resume_from_checkpoint is True else resume_from_checkpoint and str(resume_from_checkpoint)
-        )
         if resume_from_checkpoint is True and last is None:
             raise ValueError(
                 f"resume_from_checkpoint=True, but output_dir={str(folder)!r} holds no complete checkpoint; call train() without it to start a "
                 "new run"
             )
+        checkpoint = last if resume_from_checkpoint is True else resume_from_checkpoint or None
+        self.checkpoint = checkpoint and str(checkpoint)
         goes_on_here = self.checkpoint and Path(self.checkpoint).resolve().parent == folder.resolve()
         if last is not None and not goes_on_here:  # checkpoints of two runs would mix
             raise ValueError(
@@ -119,32 +110,17 @@ class Run(TrainerCallback):
                 "train(resume_from_checkpoint=True), choose another output_dir, or remove it with "
                 "farzi_hf.distillation.run.discard_checkpoints(output_dir)"
             )
+        self.settings, self.non_finite_steps = as_written(self._settings()), 0
         if not self.checkpoint:
-            self.record = RunRecord(settings, start_facts=self.record.start_facts)
             return None
-        before = read_record(self.checkpoint)
-        if changed := changes(before.settings, settings):
+        if changed := changes(read_record(self.checkpoint)["settings"], self.settings):
             raise ValueError(
                 f"{changed}: a run goes on with its own settings, and {self.checkpoint} was made with others; give those, or begin "
                 "a new run in another output_dir, which can go on from a summary: farzi_data=…"
             )
-        self.record = replace(before, settings=settings, files=None)
-        state = TrainerState.load_from_json(os.path.join(self.checkpoint, TRAINER_STATE_NAME))
-        if state.best_model_checkpoint is not None:  # an absolute path, and the folder of the run may have been moved
-            beside = Path(self.checkpoint).parent / Path(state.best_model_checkpoint).name
-            state.best_model_checkpoint = str(beside) if is_ours(beside) else state.best_model_checkpoint
-        self._best = state.best_model_checkpoint
-        finished = state.global_step >= state.max_steps
-        for needed in () if finished else (Path(self.checkpoint, OPTIMIZER_NAME), self._process_file()):
-            if not needed.exists():
-                raise ValueError(
-                    f"resume_from_checkpoint={self.checkpoint!r} has no {needed.name}, without which a run cannot go on bit for bit; name a "
-                    "whole checkpoint, or begin a new run in another output_dir"
-                )
-        return state
+        return TrainerState.load_from_json(os.path.join(self.checkpoint, TRAINER_STATE_NAME))
 
     def _settings(self) -> dict[str, Any]:
-        """Everything on which the run depends, as plain JSON by name."""
         trainer, args = self.trainer, self.trainer.args
 
         def facts(model: Learner) -> dict[str, Any]:
@@ -162,51 +138,40 @@ class Run(TrainerCallback):
             "world_size": args.world_size,
         }
 
-    def restore(self, state: TrainerState) -> None:
-        """Goes on from what Trainer does not restore. Metrics in the log of the run belong into the artefact of their summary."""
+    def restore(self) -> None:
+        """Goes on from what Trainer does not restore: the state of the objective, and the sums of the log."""
         trainer = self.trainer
         trainer.args.eval_on_start = False  # the log has that evaluation
-        if (path := self._process_file()).exists():
-            self._tensors = load_file(path)
-            own = {name.removeprefix("objective."): x for name, x in self._tensors.items() if name != "log"}
-            if own:
-                trainer.objective.load_state_dict(own, trainer.learner, trainer.args.device)
-        for checkpoint in map(Path, {self.checkpoint, state.best_model_checkpoint or self.checkpoint}):
-            for entry in state.log_history:
-                if entry["step"] == step_of(checkpoint) and any(name.endswith("_students") for name in entry):
-                    tensors = load_file(checkpoint / SAFE_WEIGHTS_NAME)
-                    self.remember(
-                        fingerprint({name: tensors[name] for name in trainer.model.contents().tensors}), entry
-                    )
+        tensors = load_file(self._process_file(self.checkpoint))
+        *self._sums, skipped = tensors.pop("log").tolist()
+        self.non_finite_steps = int(skipped)
+        if tensors:
+            own = {name.removeprefix("objective."): x for name, x in tensors.items()}
+            trainer.objective.load_state_dict(own, trainer.learner, trainer.args.device)
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Goes on from what Trainer restores otherwise: the place of the best checkpoint, and sums of the log, which it begins anew."""
+        """Trainer begins the sums of the log anew."""
+        trainer = self.trainer
         if self.checkpoint:
-            state.best_model_checkpoint, trainer = self._best, self.trainer
-            *counts, loss, trainer._total_loss_scalar, last_logged = self._tensors["log"].tolist()
-            trainer.losses, trainer._globalstep_last_logged = FiniteMeans(counts), int(last_logged)
+            loss, trainer._total_loss_scalar, trainer._globalstep_last_logged = self._sums
             trainer._tr_loss.fill_(loss)
+        elif self.start:
+            trainer.log(self.start)
 
     # -- during the training -----------------------------------------------------------------------------------------
 
-    def remember(self, summary: str, metrics: Mapping[str, float]) -> None:
-        """Adds metrics of a summary, by its fingerprint, to those of other sets with another prefix."""
-        self.evaluations[summary] = dict(sorted({**self.evaluations.get(summary, {}), **metrics}.items()))
-
     def begin_checkpoint(self, folder: Path) -> None:
-        """Makes the folder of a checkpoint with the record in it. If it exists already, it becomes incomplete until it is written again.
+        """Makes the folder of a checkpoint with the record in it. What is left there of an earlier one of ours is removed.
 
         Raises:
             ValueError: the folder exists, and this library did not write it.
         """
-        self._others: set[str] = set()
         if os.path.lexists(folder):
             check_ours(folder)
-            if (folder / RECORD).exists() and (ours := read_record(folder).files) is not None:
-                self._others = files_of(folder) - set(ours)
-        (folder / TRAINER_STATE_NAME).unlink(missing_ok=True)
+            _remove(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        self.record.write(folder)
+        self._others = files_of(folder)
+        self._write_record(folder, None)
 
     def save_process_state(self, folder: str) -> None:
         """Adds what a resume needs of this process: sums of the log, and the state of the objective.
@@ -214,94 +179,56 @@ class Run(TrainerCallback):
         Afterwards the first process makes the checkpoint complete.
         """
         trainer = self.trainer
-        log = [float(trainer._tr_loss), trainer._total_loss_scalar, trainer._globalstep_last_logged]
-        tensors = {"log": torch.tensor([*trainer.losses.counts, *log], dtype=torch.float64)}
+        sums = [float(trainer._tr_loss), trainer._total_loss_scalar, trainer._globalstep_last_logged]
+        tensors = {"log": torch.tensor([*sums, self.non_finite_steps], dtype=torch.float64)}
         if isinstance(trainer.objective, ConfigurableObjective):
             tensors |= {f"objective.{name}": x for name, x in trainer.objective.state_dict().items()}
         replace_file(self._process_file(folder), partial(save_file, tensors))
         trainer.accelerator.wait_for_everyone()
 
-    def _process_file(self, folder: str | None = None) -> Path:
-        return Path(folder or self.checkpoint, _PROCESS_STATE.format(self.trainer.args.process_index))
+    def _process_file(self, folder: str) -> Path:
+        return Path(folder, f"state_of_process_{self.trainer.args.process_index}.safetensors")
+
+    def end_checkpoint(self) -> None:
+        """Lists the files of the new checkpoint in its record, and removes old checkpoints."""
+        args, state = self.trainer.args, self.trainer.state
+        self.saved_step = state.global_step
+        if args.should_save:
+            folder = Path(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
+            self._write_record(folder, sorted(files_of(folder) - self._others))
+            if self._limit:
+                keep_last(args.output_dir, self._limit, state.best_model_checkpoint)
+
+    def _write_record(self, checkpoint: Path, files: list[str] | None) -> None:
+        text = json_text({"settings": self.settings, "files": files}, indent=1, ensure_ascii=False)
+        replace_file(checkpoint / RECORD, lambda path: path.write_text(text, encoding="utf-8"))
 
     def signal(self) -> int:
         """The number of a signal that any process has noted, or 0. All processes call this."""
         return largest(self._noted.number)
 
-    def end_step(self, number: int) -> None:
-        """What comes last in a step, after callbacks have written into a new checkpoint: its list of files, and the removal of old ones.
-
-        Raises:
-            Interrupted: `number` is that of a signal.
-        """
-        trainer, args = self.trainer, self.trainer.args
-        folder = Path(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{trainer.state.global_step}")
-        if self.saved_step == trainer.state.global_step and self._listed_step != self.saved_step and args.should_save:
-            replace(self.record, files=sorted(files_of(folder) - self._others)).write(folder)
-            if self._limit:
-                keep_last(args.output_dir, self._limit, trainer.state.best_model_checkpoint)
-        self._listed_step = self.saved_step
-        if number and trainer.is_world_process_zero():
-            end(number, f"the run is saved in {folder} and can be resumed from there")
-        if number:
+    def end(self, number: int) -> NoReturn:
+        """Ends the run after its checkpoint, because of a signal. The first process says so."""
+        state = self.trainer.state
+        if not state.is_world_process_zero:
             raise Interrupted(number)
-
-    def push_in_background(self, artefact: Mapping[str, Any]) -> PushInProgress:
-        """Begins to push a copy of the present summary, because training goes on during the upload. A push that fails is logged."""
-        trainer, args, folder = self.trainer, self.trainer.args, tempfile.TemporaryDirectory()
-        trainer.model.save_pretrained(folder.name, **artefact)
-        message = f"Training in progress, step {trainer.state.global_step}"
-
-        def push() -> None:
-            with folder:
-                try:
-                    hub.push_folder(
-                        folder.name, trainer.hub_model_id, private=args.hub_private_repo, revision=args.hub_revision,
-                        token=args.hub_token, commit_message=message,
-                    )  # fmt: skip
-                except Exception as error:  # the summary is on disk, and the next push may work
-                    logger.warning("%s: not pushed: %s", message, error)
-
-        return PushInProgress([HfApi().run_as_future(push)])
+        folder = Path(self.trainer.args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
+        end(number, f"the run is saved in {folder} and can be resumed from there")
 
 
 # -- records ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class RunRecord:
-    """The record of a run in a checkpoint.
-
-    Attributes:
-        settings: of the run, by name. Plain JSON.
-        non_finite_steps: the steps that were skipped so far.
-        start_facts: figures of the start that no log has had yet.
-        files: the files of the checkpoint, by their paths in it; None until it is complete.
-    """
-
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    non_finite_steps: int = 0
-    start_facts: Mapping[str, Any] = field(default_factory=dict)
-    files: list[str] | None = None
-
-    def write(self, checkpoint: Path) -> None:
-        """Writes it into a checkpoint."""
-        text = json_text(asdict(self), indent=1, ensure_ascii=False)
-        replace_file(checkpoint / RECORD, lambda path: path.write_text(text, encoding="utf-8"))
-
-
-def read_record(checkpoint: str | os.PathLike) -> RunRecord:
-    """The record of a checkpoint.
+def read_record(checkpoint: str | os.PathLike) -> dict[str, Any]:
+    """The record of a checkpoint: `settings` of the run, and `files`, which is None until the checkpoint is complete.
 
     Raises:
         ValueError: there is no record that can be read.
     """
     try:
-        found = numbers_of(json.loads((Path(checkpoint) / RECORD).read_text(encoding="utf-8")))
-        return RunRecord(
-            **{f.name: found[f.name] for f in fields(RunRecord) if f.name in found or f.name == "settings"}
-        )
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        found = json.loads((Path(checkpoint) / RECORD).read_text(encoding="utf-8"))
+        return {"settings": dict(found["settings"]), "files": found["files"]}
+    except (OSError, ValueError, TypeError, KeyError) as error:
         raise ValueError(
             f"resume_from_checkpoint={str(checkpoint)!r} has no readable {RECORD} ({error}), so it is no checkpoint of a FarziTrainer; "
             "name one, or start anew"
@@ -313,14 +240,13 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any], inside: str = "")
 
     A setting that only one side has is left out: another version of the package added or removed it, not the user.
     """
-    found, before, now = [], as_written(before), as_written(now)
+    found = []
     for name in [name for name in before if name in now]:
         old, new = before[name], now[name]
         if isinstance(old, Mapping) and isinstance(new, Mapping):
             found.append(changes(old, new, f"{inside}{name}."))
         elif old != new:
-            old, new = (text if len(text := str(value)) <= 60 else f"{text[:60]}…" for value in (old, new))
-            found.append(f"{inside}{name} {old} → {new}")
+            found.append(f"{inside}{name} {old!s:.60} → {new!s:.60}")
     return ", ".join(filter(None, found))
 
 
@@ -358,10 +284,7 @@ def keep_last(folder: str | os.PathLike, limit: int, best: str | None) -> None:
     best_first = sorted(latest_first, key=lambda path: best is None or path.resolve() != Path(best).resolve())
     for path in ours:
         if path not in {*latest_first[:1], *best_first[:limit]}:
-            try:
-                _remove(path)
-            except OSError as error:  # a full disk is a smaller loss than the run
-                logger.warning("%s: not removed: %s", path, error)
+            _remove(path)
 
 
 def _named(folder: str | os.PathLike) -> list[Path]:
@@ -412,7 +335,7 @@ def _remove(checkpoint: Path) -> None:
     found = files_of(checkpoint) - {RECORD}
     ours = found
     with suppress(ValueError):  # there is no record yet
-        known = read_record(checkpoint).files
+        known = read_record(checkpoint)["files"]
         ours = found if known is None else found & set(known)
     for name in sorted(ours, key=lambda name: name != TRAINER_STATE_NAME):  # without the state it is incomplete
         (checkpoint / name).unlink()
@@ -428,13 +351,6 @@ def _remove(checkpoint: Path) -> None:
         logger.warning("%s holds files that are not of the checkpoint and stay: %s.", checkpoint, others)
 
 
-@contextmanager
-def locked(args: TrainingArguments) -> Iterator[None]:
-    """The run's folder for its first process alone, without files that processes began to write and were killed. The other processes of the
-    run write into it too."""
-    with exclusive(args.output_dir) if args.process_index == 0 else nullcontext():
-        for path in Path(args.output_dir).glob(".*") if args.process_index == 0 else ():
-            found = _UNFINISHED.fullmatch(path.name)
-            if found and path.is_file() and not path.is_symlink() and not psutil.pid_exists(int(found[1])):
-                path.unlink(missing_ok=True)
-        yield
+def locked(args: TrainingArguments) -> AbstractContextManager[None]:
+    """Locks the run's folder for its first process. The other processes of the run write into it too."""
+    return exclusive(args.output_dir) if args.process_index == 0 else nullcontext()

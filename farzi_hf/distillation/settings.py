@@ -12,11 +12,11 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
-from enum import EnumMeta
 from functools import cache
-from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import numpy as np
 
 logger = logging.getLogger(__name__)
 
@@ -179,24 +179,27 @@ _PLAIN = {int, float, bool, str, NoneType}
 def converted(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
     """Values for fields of the dataclass `kind`, with the types of their annotations. Python itself does not check these.
 
-    Texts such as 1e-2 become floats, because YAML reads them as text; NumPy's numbers become Python's, and paths texts. Only annotations of plain
-    types and of lists of them count, other fields are left out; a default is always right.
+    Texts such as 1e-2 become floats and the False of `save_strategy: no` a text, because YAML reads them otherwise; NumPy's numbers become
+    Python's, and paths texts. Only annotations of plain types and of lists of them count, other fields are left out; a default is always right.
 
     Raises:
         ValueError: a value has another type than its field.
     """
     hints, found = get_type_hints(kind), {}
     for name, default in ((each.name, each.default) for each in fields(kind) if each.name in values):
-        value, kinds = values[name], _kinds(hints[name])
+        value, hint = values[name], hints[name]
+        if value is False and name.endswith("_strategy"):
+            found[name] = "no"
+        kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
         parts = {part for one in kinds for part in (get_args(one) if get_origin(one) is list else (one,))}
         if not parts <= _PLAIN or value is default:
             continue
         if isinstance(value, os.PathLike):
             value = os.fspath(value)
+        elif isinstance(value, np.generic):
+            value = value.item()
         if float in parts and str not in parts:
-            value = _number(name, value)
-        if {int, float} & parts and isinstance(value, Real) and not isinstance(value, int | float):
-            value = int(value) if isinstance(value, Integral) else float(value)
+            value = [_number(name, part) for part in value] if isinstance(value, list) else _number(name, value)
         if not any(_is_a(value, one) for one in kinds):
             wanted = " or ".join(str(one) if get_args(one) else one.__name__ for one in kinds)
             wanted = wanted.replace("NoneType", "None")
@@ -205,32 +208,7 @@ def converted(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def values_of_file(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of a YAML file as a parser of the dataclass `kind` can take them: it converts texts, but not in lists, nor a text to a list.
-
-    YAML reads `save_strategy: no` as False; a choice that has a "no" gets it.
-
-    Raises:
-        ValueError: see `converted`.
-    """
-    hints, found, texts = get_type_hints(kind), dict(values), set()
-    for name in (each.name for each in fields(kind) if each.name in values):
-        kinds = _kinds(hints[name])
-        choices = {choice.value for one in kinds if isinstance(one, EnumMeta) for choice in one}
-        if values[name] is False and "no" in choices:
-            found[name] = "no"
-        if isinstance(values[name], str) and not all(get_origin(one) is list for one in kinds):
-            texts.add(name)  # to the parser
-    return {**found, **converted(kind, {name: value for name, value in found.items() if name not in texts})}
-
-
-def _kinds(hint: Any) -> tuple[Any, ...]:
-    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-
-
 def _number(name: str, value: Any) -> Any:
-    if isinstance(value, list):
-        return [_number(name, part) for part in value]
     try:
         return float(value) if isinstance(value, str) else value
     except ValueError:
@@ -243,4 +221,4 @@ def _is_a(value: Any, kind: Any) -> bool:
         return isinstance(value, list | tuple) and all(_is_a(part, get_args(kind)[0]) for part in value)
     if kind in (int, float) and isinstance(value, bool):
         return False
-    return isinstance(value, Real if kind is float else Integral if kind is int else kind)
+    return isinstance(value, (int, float) if kind is float else kind)

@@ -20,12 +20,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedConfig, PreTrainedModel, Trainer
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
-from transformers.trainer_callback import TrainerState
-from transformers.trainer_utils import HubStrategy, TrainOutput
+from transformers.trainer_utils import TrainOutput
 
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.data.streams import RowStream
-from farzi_hf.distillation.callbacks import ChaosWarning, FiniteMeans, StepFigures, phase, without_prediction_bar
+from farzi_hf.distillation.callbacks import ChaosWarning, peak_memory, phase, without_prediction_bar
 from farzi_hf.distillation.config import FarziConfig
 from farzi_hf.distillation.inner_training import Students
 from farzi_hf.distillation.learner import Learner, Parameters
@@ -56,9 +55,9 @@ class FarziTrainer(Trainer):
     run, bit for bit, and so does its log, except for times. n processes equal one process that accumulates n batches per step. A run goes on
     with the settings that it began with; with others, begin a new run that goes on from a summary: `farzi_data`.
 
-    The log has the Trainer's own figures and these: `loss`, the mean of the outer losses that are finite (NaN if none is);
-    `grad_norm`, the norm of the meta-gradient before clipping; `non_finite_steps`;
-    `seconds_per_step`; `peak_memory_gib`. The first entry also has `start_seconds`, the time of teachers.
+    The log has the Trainer's own figures and these: `loss`, the mean of the outer losses (for one that is not finite, Trainer adds the mean
+    of those before it; NaN if all are); `grad_norm`, the norm of the meta-gradient before clipping; `non_finite_steps`; `seconds_per_step`,
+    of losses and meta-gradients; `peak_memory_gib`; and, in an entry of its own, `start_seconds`, the time of teachers.
 
     Args:
         learner_init: the learner: a function that returns a freshly initialised model, a config, or a model (only its class
@@ -144,10 +143,11 @@ class FarziTrainer(Trainer):
         self.model_accepts_loss_kwargs = False
         self._student: Parameters | None = None
         self._own_optimizer = self.optimizer is None
-        self.losses, self._micro_step = FiniteMeans(), (-1, 0)
-        self.run, self._figures = Run(self), StepFigures(args.device)
-        for callback in (self.run, self._figures, ChaosWarning()):
-            self.add_callback(callback)
+        self._evaluated: tuple[str, dict[str, float]] = "", {}
+        self._micro_step, self._seconds, self._steps = (-1, 0), 0.0, 0
+        self.run = Run(self)
+        self.add_callback(self.run)
+        self.add_callback(ChaosWarning())
         if not args.disable_tqdm:
             self.remove_callback(DEFAULT_PROGRESS_CALLBACK)
             self.add_callback(without_prediction_bar(DEFAULT_PROGRESS_CALLBACK))
@@ -197,30 +197,22 @@ class FarziTrainer(Trainer):
             if state is None:
                 self.tune_initialization()
             else:
-                self.run.restore(state)
-            self.losses, self._micro_step = FiniteMeans(), (-1, 0)
+                self.run.restore()
+            self._micro_step, self._seconds, self._steps = (-1, 0), 0.0, 0
             self.model.config.inner = self.args.inner_settings()
             if self._own_optimizer:
                 self.optimizer = None  # its moments are those of an earlier training
-            if state is not None and state.global_step >= state.max_steps:
-                output = self._as_finished(state)
+            if state is not None and state.global_step >= state.max_steps:  # Trainer would take one more step
+                best = state.best_model_checkpoint if self.args.load_best_model_at_end else None
+                self._load_from_checkpoint(best or self.run.checkpoint)
+                self.state, output = state, TrainOutput(state.global_step, math.nan, {})
             elif self.args.max_steps == 0:  # the summary stays at its start; Trainer would take one step
-                self.log(dict(self.run.record.start_facts))
+                self.log(self.run.start)
                 output = TrainOutput(0, math.nan, {})
             else:
                 output = super().train(self.run.checkpoint, **kwargs)
         self.model.store_as(self.args.storage)
         return output._replace(training_loss=output.metrics.get("train_loss", output.training_loss))
-
-    def _as_finished(self, state: TrainerState) -> TrainOutput:
-        """The result of a run that has taken all its steps already. `Trainer` would take one more step."""
-        best = state.best_model_checkpoint if self.args.load_best_model_at_end else None
-        self._load_from_checkpoint(best or self.run.checkpoint)
-        self.state = state
-        if self.args.push_to_hub:  # the run may have been killed before its last push
-            self._push_from_checkpoint(self.run.checkpoint)
-            self._finish_current_push()
-        return TrainOutput(state.global_step, math.nan, {})
 
     def tune_initialization(self) -> None:
         """Completes the start of a new summary with labels of its own: teachers label its inputs. Others are complete already.
@@ -232,7 +224,7 @@ class FarziTrainer(Trainer):
         started = time.perf_counter()
         real = RealData(self.train_dataset, self.data_collator, self.args.device, self._quiet)
         self.labelling(self.model, real, self.args)
-        self.run.record.start_facts["start_seconds"] = round(time.perf_counter() - started, 2)
+        self.run.start = {"start_seconds": round(time.perf_counter() - started, 2)}
         self._open_start = None
 
     # -- outer step --------------------------------------------------------------------------------------------------
@@ -252,6 +244,7 @@ class FarziTrainer(Trainer):
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         """One micro-batch. A meta-gradient without a finite norm is dropped and does not change the summary."""
+        started = time.perf_counter()
         loss = super().training_step(*args, **kwargs)
         # After the last micro-batch the gradient is summed over all of them and over processes, so that all processes decide alike.
         if self.accelerator.sync_gradients:
@@ -259,16 +252,17 @@ class FarziTrainer(Trainer):
             # As clipping computes it: infinite for entries that are large but finite, which clipping would set to zero.
             if norms and not torch.isfinite(torch.stack(norms).norm()):
                 self._skip_step()
-        finite = bool(torch.isfinite(loss))
-        self.losses.count(finite)
-        return loss if finite else torch.zeros_like(loss)  # a NaN would never leave Trainer's running sum
+            self._steps += 1
+        self._seconds += time.perf_counter() - started
+        return loss
 
     def _skip_step(self) -> None:
-        for parameter in self.model.parameters():
-            parameter.grad = None  # the optimizer then leaves latents and decoder as they are
-        self.run.record.non_finite_steps += 1
-        step, skipped, limit = self.state.global_step, self.run.record.non_finite_steps, self.args.max_non_finite
-        logger.warning("Step %d: the meta-gradient is not finite; skipped (%d so far).", step, skipped)
+        self.model.zero_grad()  # the optimizer then leaves latents and decoder as they are
+        self.run.non_finite_steps += 1
+        skipped, limit = self.run.non_finite_steps, self.args.max_non_finite
+        logger.warning(
+            "Step %d: the meta-gradient is not finite; skipped (%d so far).", self.state.global_step, skipped
+        )
         if skipped > limit:
             raise FloatingPointError(
                 f"{skipped} meta-gradients were not finite, more than max_non_finite={limit}; begin a new run in another output_dir, from "
@@ -284,17 +278,17 @@ class FarziTrainer(Trainer):
         return derive(self.args.seed, Purpose.OUTER_STEP, step, position)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        record = self.run.record
         if "loss" in logs:
-            logs["loss"] *= self.losses.factor_since_log(self.accelerator)
-            logs |= {"non_finite_steps": record.non_finite_steps, **self._figures.since_last_log()}
+            logs["loss"] = logs["loss"] or math.nan  # Trainer's sum is 0 where no loss was finite
+            logs |= {
+                "non_finite_steps": self.run.non_finite_steps,
+                "seconds_per_step": self._seconds / max(1, self._steps),
+            }
+            logs["peak_memory_gib"] = peak_memory(self.args.device) / 2**30
             logs |= getattr(self.objective, "figures", dict)()
+            self._seconds, self._steps = 0.0, 0
         if "train_loss" in logs:  # of all steps, also of those before a resume
-            mean = self._total_loss_scalar / max(1, self.state.global_step)
-            logs["train_loss"] = mean * self.losses.factor_of_run(self.accelerator)
-        if {"loss", "train_loss"} & logs.keys():
-            logs = {**logs, **record.start_facts}  # logged once
-            record.start_facts.clear()
+            logs["train_loss"] = self._total_loss_scalar / max(1, self.state.global_step)
         super().log(logs, start_time)
 
     # -- evaluation --------------------------------------------------------------------------------------------------
@@ -337,7 +331,8 @@ class FarziTrainer(Trainer):
             metrics = self.students.evaluated(count, partial(self._measured, loaders))
         metrics[f"{metric_key_prefix}_students"] = count
         self.log(metrics)
-        self.run.remember(self.model.fingerprint(), {**metrics, "step": self.state.global_step})
+        summary, (before, known) = self.model.fingerprint(), self._evaluated
+        self._evaluated = summary, {**(known if before == summary else {}), **metrics, "step": self.state.global_step}
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
@@ -395,13 +390,12 @@ class FarziTrainer(Trainer):
             self._save_checkpoint(model, trial)
             self.control = self.callback_handler.on_save(self.args, self.state, self.control)
         if number:
-            self._finish_current_push()
-        self.run.end_step(number)
+            self.run.end(number)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         with names_the_disk(self.args.output_dir):
             super()._save_checkpoint(model, trial)
-        self.run.saved_step = self.state.global_step
+            self.run.end_checkpoint()
 
     def _save_rng_state(self, output_dir: str) -> None:
         """As in Trainer, and what else a resume needs of this process: the state of the objective, and sums of the log."""
@@ -431,7 +425,8 @@ class FarziTrainer(Trainer):
 
         After load_best_model_at_end, or where storage rounds, the last evaluation is of other tensors, and does not count.
         """
-        known, evaluation = self.model.results, self.run.evaluations.get(fingerprint(self.model.contents().tensors), {})
+        known, (summary, evaluation) = self.model.results, self._evaluated
+        evaluation = evaluation if summary == fingerprint(self.model.contents().tensors) else {}
         # The trainer knows the rows, but not where they come from. The command line adds the name.
         learner = self.learner.model.config.to_diff_dict()
         recipe = {"dataset": None, "learner": learner, **self.args.to_recipe(), **self.own_objective}
@@ -441,19 +436,9 @@ class FarziTrainer(Trainer):
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
         """Creates the *dataset* repository `args.hub_model_id`, if it does not exist. By default it has the output folder's name.
 
-        If `args.push_to_hub` is set, Trainer calls this at the start. A wrong name or token then fails before the training. With
-        `hub_strategy="end"`, `save_model()` also pushes. With "every_save" (Trainer's default), every checkpoint pushes the summary
-        too, in the background, in one commit.
-
-        Raises:
-            ValueError: `hub_strategy` would upload checkpoints.
+        If `args.push_to_hub` is set, Trainer calls this at the start. A wrong name or token then fails before the training.
+        `save_model()` pushes, with every `hub_strategy`: checkpoints stay on this machine.
         """
-        if self.args.hub_strategy not in (HubStrategy.END, HubStrategy.EVERY_SAVE):
-            raise ValueError(
-                f"hub_strategy={self.args.hub_strategy.value!r} uploads checkpoints with optimizer states, which do not belong "
-                "into a dataset repository; use 'every_save' or 'end'"
-            )
-        self.push_in_progress = None
         if self.is_world_process_zero():
             args, token = self.args, token or self.args.hub_token
             name = args.hub_model_id or Path(args.output_dir).absolute().name
@@ -472,21 +457,9 @@ class FarziTrainer(Trainer):
             raise ValueError(
                 "repo_id and args.hub_model_id are both None; give the dataset repository's name, 'user/farzi-…'"
             )
-        self._finish_current_push()
         private = self.args.hub_private_repo if private is None else private
         settings = {"private": private, "token": self.args.hub_token, "revision": self.args.hub_revision, **kwargs}
         return self.model.push_to_hub(repo_id, **{**self._artefact(), **settings})
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Pushes the present summary in the background. While an earlier push is running, this does nothing.
-
-        It overrides Trainer's method, which uploads the files of a *model* repository. A push that fails does not end the training.
-        """
-        args = self.args
-        if not self.is_world_process_zero() or args.hub_strategy != HubStrategy.EVERY_SAVE:
-            return
-        if self.push_in_progress is not None and not self.push_in_progress.is_done():
-            if not args.hub_always_push:
-                return
-            self._finish_current_push()
-        self.push_in_progress = self.run.push_in_background(self._artefact())
+        """Nothing: Trainer's method uploads the files of a *model* repository."""

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import re
 import shutil
 import signal
-import threading
-import uuid
 from pathlib import Path
 from pkgutil import resolve_name
 from types import SimpleNamespace
@@ -127,23 +124,6 @@ def test_resuming_with_other_trainings(make, settings):
     assert_same_end(trainer, whole)
 
 
-def test_the_log_counts_losses_that_were_not_finite_before_the_resume(make):
-    settings = {"max_steps": 4, "logging_steps": 4, "save_strategy": "steps", "save_steps": 1}
-
-    def trainer(*lost: int) -> FarziTrainer:
-        made = make(**settings)
-        made.objective, calls = (lambda *args, plain=made.objective: plain(*args) * next(calls)), iter(lost)
-        return made
-
-    whole = trainer(1, math.nan, 1, 1)
-    whole.train()
-    shutil.move(whole.args.output_dir, moved := f"{whole.args.output_dir}-whole")
-    resumed = trainer(1, 1)
-    resumed.train(resume_from_checkpoint=f"{moved}/checkpoint-2")
-    assert_same_end(resumed, whole)
-    assert logged(whole, "non_finite_steps") == [1]
-
-
 def test_resuming_in_the_same_process_after_ctrl_c(make, uninterrupted):
     """The interrupted trainer has already counted a micro-batch of the step that it resumes at."""
     interrupt = InterruptAt(step=5)
@@ -171,33 +151,19 @@ def test_a_second_training_of_the_same_trainer_has_an_optimizer_of_its_own(make)
     assert {int(state["step"]) for state in trainer.optimizer.state.values()} == {2}
 
 
-def test_a_run_goes_on_whose_learner_has_an_infinity_in_its_config(make, tokenizer):
-    learner = tiny_learner(len(tokenizer))
-    learner.time_step_limit = [0.0, math.inf]
-    make({"learner_init": learner, "callbacks": [StopAt(2)]}, **SAVED).train()
-    resumed = make({"learner_init": learner}, **SAVED)
-    assert resumed.train(resume_from_checkpoint=True).global_step == 4
-
-
 def test_figures_of_the_start_are_logged_once(make):
     own = {
         "inputs": "tokens",
         "labels": "own",
         "teacher_steps": 3,
-        "logging_steps": 3,
+        "max_steps": 2,
         "save_strategy": "steps",
         "save_steps": 1,
     }
-    trainer = make({"callbacks": [SignalAt("SIGINT", step=1)]}, **own)
-    with pytest.raises(Interrupted):
-        trainer.train()
-    folder = trainer.args.output_dir
-    for _ in range(2):  # from a checkpoint before that log, and from one after it
-        resumed = make(**own)
-        resumed.train(resume_from_checkpoint=True)
-        shutil.rmtree(f"{folder}/checkpoint-4")
-        assert len(logged(resumed, "start_seconds")) == 1
-    assert last_checkpoint(folder).endswith("checkpoint-3")
+    make({"callbacks": [StopAt(1)]}, **own).train()
+    resumed = make(**own)
+    resumed.train(resume_from_checkpoint=True)
+    assert len(logged(resumed, "start_seconds")) == 1
 
 
 def test_a_run_that_goes_on_counts_skipped_steps_on(make):
@@ -209,35 +175,26 @@ def test_a_run_that_goes_on_counts_skipped_steps_on(make):
         make(**settings).train(resume_from_checkpoint=True)
 
 
-@pytest.mark.parametrize("stopped", [True, False])
-def test_the_best_checkpoint_and_its_metrics_are_known_after_a_resume_elsewhere(make, tmp_path, stopped):
-    """Trainer keeps an absolute path. The metrics were known to the first process alone."""
+def test_the_best_checkpoint_is_kept_and_loaded_after_a_resume(make):
     perplexities = {1: 5.0, 2: 3.0, 3: 9.0, 4: 9.0}
     settings = {
         **SAVED, "save_total_limit": 1, "eval_students": 1, "eval_strategy": "steps", "eval_steps": 1, "load_best_model_at_end": True,
         "metric_for_best_model": "perplexity",
     }  # fmt: skip
 
-    def trainer(*callbacks: TrainerCallback) -> FarziTrainer:
+    def train(*callbacks: TrainerCallback, **resume: bool) -> FarziTrainer:
         made = make({"callbacks": list(callbacks)}, **settings)
         made.compute_metrics = lambda _: {"perplexity": perplexities[made.state.global_step]}
+        made.train(**resume)
         return made
 
-    first = trainer(*[StopAt(3)] * stopped)
-    first.train()
-    names = sorted(path.name for path in Path(first.args.output_dir).glob("checkpoint-*"))
-    assert names == ["checkpoint-2", "checkpoint-3" if stopped else "checkpoint-4"]
-    first.save_model(str(tmp_path / "first"))
-    Path(first.args.output_dir).rename(tmp_path / "moved")
-    again = trainer()
-    again.args.output_dir = str(tmp_path / "moved")
-    again.train(resume_from_checkpoint=True)
-    assert again.model.fingerprint() == first.model.fingerprint()
-    assert again.state.best_model_checkpoint == str(tmp_path / "moved" / "checkpoint-2")
-    assert (tmp_path / "moved" / "checkpoint-2").is_dir()
-    again.save_model(str(tmp_path / "again"))
-    metrics = [(tmp_path / name / "metrics.json").read_text(encoding="utf-8") for name in ("first", "again")]
-    assert metrics[0] == metrics[1]
+    first = train(StopAt(3))
+    folder = Path(first.args.output_dir)
+    assert sorted(path.name for path in folder.glob("checkpoint-*")) == ["checkpoint-2", "checkpoint-3"]
+    again = train(resume_from_checkpoint=True)
+    assert sorted(path.name for path in folder.glob("checkpoint-*")) == ["checkpoint-2", "checkpoint-4"]
+    finished = train(resume_from_checkpoint=True)
+    assert first.model.fingerprint() == again.model.fingerprint() == finished.model.fingerprint()
 
 
 # -- what ends a run -------------------------------------------------------------------------------------------------
@@ -277,23 +234,6 @@ def test_the_checkpoint_stays_where_only_the_best_are_kept(make, evaluating):
     with pytest.raises(Interrupted):
         trainer.train()
     assert last_checkpoint(trainer.args.output_dir) == f"{trainer.args.output_dir}/checkpoint-3"
-
-
-def test_a_checkpoint_that_is_due_anyway_is_written_once(make, monkeypatch):
-    trainer = make({"callbacks": [SignalAt("SIGTERM", step=1)]}, save_strategy="steps", save_steps=2)
-    saved, save = [], trainer._save_optimizer_and_scheduler
-    monkeypatch.setattr(trainer, "_save_optimizer_and_scheduler", lambda folder: (saved.append(folder), save(folder)))
-    with pytest.raises(Interrupted):
-        trainer.train()
-    assert saved == [f"{trainer.args.output_dir}/checkpoint-2"]
-
-
-def test_in_another_thread_it_trains_without_handlers(make):
-    trainer = make(max_steps=1)
-    thread = threading.Thread(target=trainer.train)
-    thread.start()
-    thread.join()
-    assert trainer.state.global_step == 1
 
 
 def test_handlers_that_someone_has_set_stay():
@@ -347,17 +287,11 @@ def test_a_full_disk_is_named_while_a_checkpoint_is_written(make, monkeypatch):
 def test_too_many_gradients_that_are_not_finite_leave_a_good_checkpoint(make):
     trainer = make(max_steps=20, save_strategy="steps", save_steps=1, max_non_finite=2)
     trainer.objective = PoisonedGradient(trainer.objective, calls=tuple(range(2, 20)))
-    message = (
-        r"3 meta-gradients were not finite, more than max_non_finite=2; begin a new run .*farzi_data=trainer\.model"
-    )
-    with pytest.raises(FloatingPointError, match=message):
+    with pytest.raises(FloatingPointError, match=r"more than max_non_finite=2; begin a new run .*trainer\.model"):
         trainer.train()
     saved = torch.load(f"{last_checkpoint(trainer.args.output_dir)}/optimizer.pt")["state"]
     assert {int(state["step"]) for state in saved.values()} == {2}
-    again = make({"farzi_data": trainer.model}, max_steps=1)
-    again.args.output_dir += "-2"
-    assert again.train().global_step == 1
-    assert all(torch.isfinite(x).all() for x in tensors(again))
+    assert all(torch.isfinite(x).all() for x in tensors(trainer))
 
 
 # -- what a run does not go on from ----------------------------------------------------------------------------------
@@ -367,11 +301,8 @@ def test_too_many_gradients_that_are_not_finite_leave_a_good_checkpoint(make):
     ("changes", "message"),
     [
         ({"num_sequences": 5}, "^num_sequences 4 → 5: a run goes on with its own settings, .*checkpoint-2 .*farzi_data="),
-        ({"seed": 4, "window": 1}, "^seed 3 → 4, window 3 → 1: a run goes on"),
-        ({"learning_rate": 0.001}, r"^learning_rate 0\.05 → 0\.001: .* or begin a new run in another output_dir"),
+        ({"seed": 4, "learning_rate": 0.001}, r"^learning_rate 0\.05 → 0\.001, seed 3 → 4: .* or begin a new run in another output_dir"),
         ({"max_steps": 8}, "^max_steps 4 → 8: "),
-        ({"max_steps": 0}, "^max_steps 4 → 0: "),
-        ({"optim": "sgd"}, "^optim adamw_torch → sgd: "),
     ],
     ids=str,
 )  # fmt: skip
@@ -397,31 +328,12 @@ def test_a_run_does_not_go_on_with_another_learner_other_data_or_other_teachers(
             make(arguments, **SAVED).train(resume_from_checkpoint=True)
 
 
-def test_a_run_does_not_go_on_with_other_processes(half, make):
-    record = half / "checkpoint-2" / RECORD
-    record.write_text(
-        record.read_text(encoding="utf-8").replace('"world_size": 1', '"world_size": 2'), encoding="utf-8"
-    )
-    with pytest.raises(ValueError, match=r"^world_size 2 → 1: "):
-        make(**SAVED).train(resume_from_checkpoint=True)
-
-
-@pytest.mark.parametrize(("name", "value"), [("inner_steps", 9), ("seed", 8), ("max_steps", 1)])
-def test_settings_cannot_change_after_the_trainer_is_made(make, name, value):
+def test_settings_cannot_change_after_the_trainer_is_made(make):
     """The recipe had them, and the distillation was another one."""
     trainer = make()
-    setattr(trainer.args, name, value)
-    with pytest.raises(
-        ValueError, match=rf"^args have changed since FarziTrainer was made, .*{name} .* → {value}; make"
-    ):
+    trainer.args.inner_steps = 9
+    with pytest.raises(ValueError, match=r"^args have changed since FarziTrainer was made, .*inner_steps 4 → 9; make"):
         trainer.train()
-
-
-@pytest.mark.parametrize("name", ["optimizer.pt", "state_of_process_0.safetensors"])
-def test_a_run_does_not_go_on_without_a_state_that_it_needs(half, make, name):
-    (half / "checkpoint-2" / name).unlink()
-    with pytest.raises(ValueError, match=rf"checkpoint-2' has no {re.escape(name)}, without which a run cannot go on"):
-        make(**SAVED).train(resume_from_checkpoint=True)
 
 
 def test_a_checkpoint_is_complete_only_when_all_processes_have_written(make, monkeypatch):
@@ -521,12 +433,9 @@ def test_rotation_removes_ours_alone(make):
 
 
 def test_files_of_others_in_our_checkpoints_stay(make, caplog):
-    """They were removed with the checkpoint. What callbacks write while it is saved belongs to it."""
+    """They were removed with the checkpoint."""
 
     class Notes(TrainerCallback):
-        def on_save(self, args, state, control, **kwargs):
-            Path(args.output_dir, f"checkpoint-{state.global_step}", "callback.txt").write_text("of this step")
-
         def on_step_begin(self, args, state, control, **kwargs):
             if state.global_step == 1:
                 precious(Path(args.output_dir, "checkpoint-1"))
@@ -537,10 +446,8 @@ def test_files_of_others_in_our_checkpoints_stay(make, caplog):
     left = sorted(path.name for path in Path(folder, "checkpoint-1").rglob("*"))
     assert left == [RECORD, "more", "weights.bin", "weights.bin"]
     assert sorted(path.name for path in Path(folder).iterdir()) == ["checkpoint-1", "checkpoint-3"]
-    said = [message for message in caplog.messages if "holds files that are not of the checkpoint" in message]
-    assert said == [
-        f"{folder}/checkpoint-1 holds files that are not of the checkpoint and stay: more/weights.bin, weights.bin."
-    ]
+    said = f"{folder}/checkpoint-1 holds files that are not of the checkpoint and stay: more/weights.bin, weights.bin."
+    assert caplog.messages.count(said) == 1
     again = make(**SAVED, save_total_limit=1)
     again.train(resume_from_checkpoint=True)
     assert discard_checkpoints(folder) == ["checkpoint-1", "checkpoint-4"]
@@ -561,16 +468,3 @@ def test_a_folder_that_appears_during_the_run_is_not_written_into(make):
         trainer.train()
     assert [path.name for path in calls[1].parent.iterdir()] == ["weights.bin"]
     assert last_checkpoint(trainer.args.output_dir).endswith("checkpoint-2")
-
-
-def test_files_that_killed_processes_began_are_removed(make):
-    trainer = make(max_steps=0)
-    folder = Path(trainer.args.output_dir)
-    folder.mkdir(exist_ok=True)
-    dead = folder / f".recipe.yaml.{2**22 + 1}-{uuid.uuid4().hex}"  # no process has so large a number
-    mine = [folder / name for name in (".recipe.yaml.1-x", f"recipe.yaml.{2**22 + 1}-{uuid.uuid4().hex}", ".bashrc")]
-    for path in (dead, *mine):
-        path.write_text("half")
-    trainer.train()
-    assert not dead.exists()
-    assert all(path.exists() for path in mine)

