@@ -143,7 +143,7 @@ class FarziTrainer(Trainer):
         self.model_accepts_loss_kwargs = False
         self._student: Parameters | None = None
         self._own_optimizer = self.optimizer is None
-        self._evaluated: tuple[str, dict[str, float]] = "", {}
+        self._evaluations: dict[str, dict[str, float]] = {}  # metrics, by the fingerprint of the summary
         self._micro_step, self._seconds, self._steps = (-1, 0), 0.0, 0
         self.run = Run(self)
         self.add_callback(self.run)
@@ -331,8 +331,8 @@ class FarziTrainer(Trainer):
             metrics = self.students.evaluated(count, partial(self._measured, loaders))
         metrics[f"{metric_key_prefix}_students"] = count
         self.log(metrics)
-        summary, (before, known) = self.model.fingerprint(), self._evaluated
-        self._evaluated = summary, {**(known if before == summary else {}), **metrics, "step": self.state.global_step}
+        known = self._evaluations.setdefault(self.model.fingerprint(), {})
+        known |= {**metrics, "step": self.state.global_step}
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
@@ -425,8 +425,8 @@ class FarziTrainer(Trainer):
 
         After load_best_model_at_end, or where storage rounds, the last evaluation is of other tensors, and does not count.
         """
-        known, (summary, evaluation) = self.model.results, self._evaluated
-        evaluation = evaluation if summary == fingerprint(self.model.contents().tensors) else {}
+        known = self.model.results
+        evaluation = self._evaluations.get(fingerprint(self.model.contents().tensors), {})
         # The trainer knows the rows, but not where they come from. The command line adds the name.
         learner = self.learner.model.config.to_diff_dict()
         recipe = {"dataset": None, "learner": learner, **self.args.to_recipe(), **self.own_objective}
