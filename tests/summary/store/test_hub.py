@@ -304,9 +304,7 @@ def test_the_trainer_keeps_the_table_and_plots_that_its_summary_was_saved_with(h
 
 @pytest.mark.parametrize("strategy", ["every_save", "all_checkpoints"])
 def test_a_saved_summary_is_pushed_and_never_a_checkpoint(hub, make, strategy):
-    trainer = make(
-        push_to_hub=True, hub_model_id="farzi", hub_strategy=strategy, save_strategy="steps", save_steps=2
-    )
+    trainer = make(push_to_hub=True, hub_model_id="farzi", hub_strategy=strategy, save_strategy="steps", save_steps=2)
     assert files_of(hub) == set()  # made at the start
     trainer.train()
     assert hub.repositories["user/farzi"].log["main"] == []
