@@ -21,7 +21,7 @@ PADDING = 0
 
 
 class SequenceConfig(PreTrainedConfig):
-    """What the sizes of all models here have. A subclass adds the size of its vocabulary.
+    """What the configs of all models here have. A subclass adds the size of its vocabulary. All arguments are keywords.
 
     Args:
         hidden_size: h, width of embeddings and layers.
@@ -34,27 +34,19 @@ class SequenceConfig(PreTrainedConfig):
         ValueError: a size below 1, or a dropout outside [0, 1).
     """
 
+    sizes: ClassVar[Sequence[str]] = ("hidden_size", "num_hidden_layers")
     hidden_size: int = 64
     num_hidden_layers: int = 1
     dropout: float = 0.0
     initializer_range: float = 0.02
     tie_word_embeddings: bool = False
 
-    def __init__(
-        self,
-        hidden_size: int = 64,
-        num_hidden_layers: int = 1,
-        dropout: float = 0.0,
-        initializer_range: float = 0.02,
-        tie_word_embeddings: bool = False,
-        **kwargs: Any,
-    ) -> None:
-        self.hidden_size = check_size("hidden_size", hidden_size)
-        self.num_hidden_layers = check_size("num_hidden_layers", num_hidden_layers)
-        if not 0.0 <= dropout < 1.0:
-            raise ValueError(f"dropout must be a probability below 1, got {dropout!r}")
-        self.dropout, self.initializer_range, self.tie_word_embeddings = dropout, initializer_range, tie_word_embeddings
-        super().__init__(**kwargs)
+    def __post_init__(self, **kwargs: Any) -> None:
+        for name in self.sizes:
+            setattr(self, name, check_size(name, getattr(self, name)))
+        if not 0.0 <= self.dropout < 1.0:
+            raise ValueError(f"dropout must be a probability below 1, got {self.dropout!r}")
+        super().__post_init__(**kwargs)
 
 
 def check_size(name: str, value: Any, least: int = 1, most: int = 2**31 - 1) -> int:
@@ -67,7 +59,7 @@ def check_size(name: str, value: Any, least: int = 1, most: int = 2**31 - 1) -> 
 
 
 class SequenceModel(PreTrainedModel):
-    """Base of the models. A subclass sets `embedding` and `output`."""
+    """Base of the models. A subclass sets `embedding` and `output`; `_states` maps embeddings (b, L, h) to states (b, L, h)."""
 
     main_input_name = "input_ids"
     _input_embed_layer = "embedding"
@@ -87,11 +79,36 @@ class SequenceModel(PreTrainedModel):
             for parameter in module.parameters():
                 initialization.uniform_(parameter, -(module.hidden_size**-0.5), module.hidden_size**-0.5)
 
-    def _embedded(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
-        """Embeddings (b, L, h): those of the ids (b, L), or the given ones. Exactly one of the two arguments must be given."""
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        **kwargs: Any,
+    ) -> CausalLMOutput:
+        """Scores of every entry at every position and, if labels are given, the mean loss per predicted entry.
+
+        Args:
+            input_ids: (b, L) ids, padded on the right.
+            attention_mask: (b, L), 0 at padding. It changes nothing: no position sees the padding after it, and its labels are −100.
+            inputs_embeds: (b, L, h) in place of ids.
+            labels: ids (b, L), where −100 is ignored, or soft labels (b, L, V). This function shifts them.
+
+        Raises:
+            ValueError: ids and embeddings are both given or both missing; of a next-item model also: there are more than max_length
+                positions, or the padding is on the left.
+        """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
-        return self.embedding(input_ids) if inputs_embeds is None else inputs_embeds
+        states = self._states(self.embedding(input_ids) if inputs_embeds is None else inputs_embeds, attention_mask)
+        logits = self.output(states)
+        loss = None
+        if labels is not None and labels.is_floating_point():
+            loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(0, 1))
+        elif labels is not None:
+            loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
+        return CausalLMOutput(loss=loss, logits=logits)
 
 
 class NextItemConfig(SequenceConfig):
@@ -102,24 +119,11 @@ class NextItemConfig(SequenceConfig):
         max_length: positions that the model reads at once; a longer history is cut to its last items.
     """
 
+    sizes = (*SequenceConfig.sizes, "num_items", "max_length")
     num_items: int = 1000
     max_length: int = 50
     tie_word_embeddings: bool = True
     pad_token_id: int = PADDING
-
-    def __init__(
-        self,
-        num_items: int = 1000,
-        hidden_size: int = 64,
-        num_hidden_layers: int = 1,
-        max_length: int = 50,
-        tie_word_embeddings: bool = True,
-        **kwargs: Any,
-    ) -> None:
-        self.num_items = check_size("num_items", num_items)
-        self.max_length = check_size("max_length", max_length)
-        own = {"tie_word_embeddings": tie_word_embeddings, "pad_token_id": PADDING}
-        super().__init__(hidden_size, num_hidden_layers, **{**kwargs, **own})
 
     @property
     def vocab_size(self) -> int:
@@ -148,35 +152,6 @@ class NextItemModel(SequenceModel):
         self.output = nn.Linear(config.hidden_size, config.vocab_size)
         self.post_init()
 
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        **kwargs: Any,
-    ) -> CausalLMOutput:
-        """Scores of every item at every position and, if labels are given, the mean loss per predicted item.
-
-        Args:
-            input_ids: (b, L) items, padded on the right.
-            attention_mask: (b, L), 0 at padding. The mask is checked, but changes nothing (see the module's docstring).
-            inputs_embeds: (b, L, h) in place of ids.
-            labels: items (b, L), where −100 is ignored, or soft items (b, L, V). This function shifts them.
-
-        Raises:
-            ValueError: ids and embeddings are both given or both missing, there are more than max_length positions, or the
-                padding is on the left.
-        """
-        states = self._states(input_ids, inputs_embeds, attention_mask)
-        logits = self.output(states)
-        loss = None
-        if labels is not None and labels.is_floating_point():
-            loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(0, 1))
-        elif labels is not None:
-            loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
-        return CausalLMOutput(loss=loss, logits=logits)
-
     @torch.no_grad()
     def recommend(self, histories: Sequence[Sequence[int]], k: int = 10, exclude_seen: bool = True) -> Tensor:
         """The k likeliest next items (n, k), best first. Among equal scores, the lower id comes first.
@@ -190,13 +165,19 @@ class NextItemModel(SequenceModel):
         Raises:
             ValueError: a history is empty, an item is unknown, or fewer than k items are left.
         """
-        _check_histories(histories, k, self.config.num_items, exclude_seen)
+        num_items = self.config.num_items
+        for i, history in enumerate(histories):
+            if len(history) == 0 or not 1 <= min(history) <= max(history) <= num_items:
+                raise ValueError(f"histories[{i}] is {history!r:.200}: give one or more of the items 1 … {num_items}")
+        left = num_items - (max(len(set(history)) for history in histories) if exclude_seen else 0)
+        if not 1 <= k <= left:
+            raise ValueError(f"k={k} items are asked for: pass a number from 1 to {left}, the items that are left")
         recent_items = max(1, self.config.max_length - 1)
         recent = [torch.as_tensor(history[-recent_items:]) for history in histories]
         ids = nn.utils.rnn.pad_sequence(recent, batch_first=True, padding_value=PADDING).to(self.device)
         training = self.training
         self.eval()
-        states = self._states(ids, None, None)
+        states = self._states(self.embedding(ids))
         self.train(training)
         last = torch.tensor([len(history) - 1 for history in recent], device=ids.device)
         scores = self.output(states[torch.arange(len(ids), device=ids.device), last]).float()
@@ -206,8 +187,7 @@ class NextItemModel(SequenceModel):
                 row[torch.as_tensor(history, device=row.device)] = -torch.inf
         return scores.argsort(dim=1, descending=True, stable=True)[:, :k]
 
-    def _states(self, input_ids: Tensor | None, inputs_embeds: Tensor | None, attention_mask: Tensor | None) -> Tensor:
-        inputs_embeds = self._embedded(input_ids, inputs_embeds)
+    def _states(self, inputs_embeds: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         length, longest = inputs_embeds.shape[1], self.config.max_length
         if length > longest:
             raise ValueError(
@@ -226,19 +206,3 @@ def register(model: type[NextItemModel]) -> type[NextItemModel]:
     AutoModel.register(config, model)
     AutoModelForCausalLM.register(config, model)
     return model
-
-
-def _check_histories(histories: Sequence[Sequence[int]], k: int, num_items: int, exclude_seen: bool) -> None:
-    if len(histories) == 0:
-        raise ValueError("histories is empty: pass at least one list of items")
-    for i, history in enumerate(histories):
-        if len(history) == 0:
-            raise ValueError(
-                f"histories[{i}] is empty: there is nothing to predict from, recommend the most popular items"
-            )
-        if min(history) < 1 or max(history) > num_items:
-            unknown = next(item for item in history if not 1 <= item <= num_items)
-            raise ValueError(f"histories[{i}] holds item {unknown}: the model knows items 1 … {num_items}")
-    left = num_items - (max(len(set(history)) for history in histories) if exclude_seen else 0)
-    if not 1 <= k <= left:
-        raise ValueError(f"k={k} items are asked for: pass a number from 1 to {left}, the items that are left")

@@ -7,8 +7,6 @@ to right.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -21,9 +19,6 @@ class FMLPConfig(NextItemConfig):
     """Size of an `FMLPForNextItem`; the arguments are those of `NextItemConfig`."""
 
     model_type = "fmlp"
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:  # without it, transformers writes an __init__ without checks
-        super().__init__(*args, **kwargs)
 
 
 @register

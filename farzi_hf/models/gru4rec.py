@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -14,9 +12,6 @@ class GRU4RecConfig(NextItemConfig):
     """Size of a `GRU4RecForNextItem`; the arguments are those of `NextItemConfig`."""
 
     model_type = "gru4rec"
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:  # without it, transformers writes an __init__ without checks
-        super().__init__(*args, **kwargs)
 
 
 @register

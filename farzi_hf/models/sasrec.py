@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from farzi_hf.models.base import NextItemConfig, NextItemModel, check_size, register
+from farzi_hf.models.base import NextItemConfig, NextItemModel, register
 
 
 class SASRecConfig(NextItemConfig):
@@ -22,15 +22,14 @@ class SASRecConfig(NextItemConfig):
 
     model_type = "sasrec"
 
+    sizes = (*NextItemConfig.sizes, "num_attention_heads")
     num_attention_heads: int = 1
 
-    def __init__(
-        self, num_items: int = 1000, hidden_size: int = 64, num_attention_heads: int = 1, **kwargs: Any
-    ) -> None:
-        self.num_attention_heads = check_size("num_attention_heads", num_attention_heads)
-        super().__init__(num_items, hidden_size, **kwargs)
-        if hidden_size % num_attention_heads:
-            raise ValueError(f"num_attention_heads={num_attention_heads} does not divide hidden_size={hidden_size}")
+    def __post_init__(self, **kwargs: Any) -> None:
+        super().__post_init__(**kwargs)
+        if self.hidden_size % self.num_attention_heads:
+            given = f"hidden_size={self.hidden_size}"
+            raise ValueError(f"num_attention_heads={self.num_attention_heads} does not divide {given}")
 
 
 @register

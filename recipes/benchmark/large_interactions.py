@@ -75,7 +75,7 @@ def distil_first_step(table: pa.Table, folder: str, stages: Stages) -> int:
         per_device_train_batch_size=16, teacher_batch_size=16, eval_students=1, save_strategy="no", report_to="none", use_cpu=True,
         disable_tqdm=True, inputs="soft", labels="own", initialization="spectral",
     )  # fmt: skip
-    learner = SASRecConfig(interactions.num_items, hidden_size=32, max_length=args.sequence_length)
+    learner = SASRecConfig(num_items=interactions.num_items, hidden_size=32, max_length=args.sequence_length)
     trainer = FarziTrainer(learner, args, splits["train"], task=Recommendation(interactions.vocabulary))
     stages.end("trainer: windows, checks, start")
     trainer.train()

@@ -425,7 +425,7 @@ def test_histories_are_cut_while_they_come(tmp_path):
         per_device_train_batch_size=8, save_strategy="no", use_cpu=True, disable_tqdm=True, report_to="none",
     )  # fmt: skip
     trainer = FarziTrainer(
-        SASRecConfig(data.num_items, hidden_size=8, max_length=5), args, histories["train"].to_iterable_dataset(),
+        SASRecConfig(num_items=data.num_items, hidden_size=8, max_length=5), args, histories["train"].to_iterable_dataset(),
         histories["validation"], task=Recommendation(data.vocabulary),
     )  # fmt: skip
     trainer.train()

@@ -133,7 +133,7 @@ def test_second_derivatives_through_functional_call(kind, device):
 
 def test_the_filter_is_the_product_of_spectra_over_twice_the_length():
     torch.manual_seed(0)
-    layer = _CausalFilter(SASRecConfig(NUM_ITEMS, 4, max_length=8))
+    layer = _CausalFilter(SASRecConfig(num_items=NUM_ITEMS, hidden_size=4, max_length=8))
     torch.nn.init.normal_(layer.taps)
     x = torch.randn(2, LENGTH, 4)
     spectrum = torch.fft.rfft(x, 2 * LENGTH, dim=1) * torch.fft.rfft(layer.taps[:LENGTH], 2 * LENGTH, dim=0)
@@ -164,8 +164,8 @@ def test_recommendations_are_the_best_scores_after_the_history(kind):
 @pytest.mark.parametrize(
     ("histories", "k", "message"),
     [
-        ([], 1, "histories is empty"), ([[1], []], 1, r"histories\[1\] is empty: .* most popular"),
-        ([[1, 12]], 1, r"histories\[0\] holds item 12: the model knows items 1 … 11"), ([[0]], 1, r"holds item 0"),
+        ([[1], []], 1, r"histories\[1\] is \[\]: give one or more"), ([[0]], 1, r"histories\[0\] is \[0\]"),
+        ([[1, 12]], 1, r"histories\[0\] is \[1, 12\]: give one or more of the items 1 … 11"),
         ([[1, 2]], 10, "k=10 .* from 1 to 9"), ([[1, 2]], 0, "k=0"),
     ],
 )  # fmt: skip

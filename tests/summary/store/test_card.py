@@ -258,7 +258,7 @@ WHOLE = {**SHORT, "vocab_size": V, "pad_token_id": 0, "bos_token_id": None, "eos
     ("vocabulary", "learner", "config"),
     [
         (word_tokenizer(), SHORT, GPT2Config(**{k: v for k, v in WHOLE.items() if k != "model_type"})),
-        (WORDS, {"model_type": "sasrec", "hidden_size": 4}, SASRecConfig(V - 1, hidden_size=4, max_length=5)),
+        (WORDS, {"model_type": "sasrec", "hidden_size": 4}, SASRecConfig(num_items=V - 1, hidden_size=4, max_length=5)),
     ],
     ids=["text", "items"],
 )
