@@ -177,6 +177,6 @@ def test_small_numbers_of_either_sign_keep_their_value_beside_any_room(room: flo
     expected = x * (1 - 0.9**59)
     torch.testing.assert_close(total.value(slice(None), 59), expected, rtol=1e-12, atol=2.0**-44)
     for t in range(59, 0, -1):
-        total.subtract(slice(None), x * 0.1, t)
+        total.add(slice(None), x * -0.1, t)
         total.grow(t)
     assert not any(limb.any() for limb in total.limbs)

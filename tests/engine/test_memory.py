@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import meta_problems as mp
 import psutil
@@ -121,7 +122,7 @@ def test_without_an_adjoint_the_fastest_that_fits_is_taken(
 ) -> None:  # fmt: skip
     known = {name: engine.ADJOINTS[name] for name in ("gradient_graphs", "tape", "reversible", "checkpoint")}
     monkeypatch.setitem(unroll.__globals__, "ADJOINTS", known)  # whatever else there is
-    monkeypatch.setitem(unroll.__globals__, "_total_memory", lambda device: 4 * room)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=4 * room))
     unroll.__globals__["_log_once"].cache_clear()
     problem = mp.mlp()
     with caplog.at_level("INFO"):
