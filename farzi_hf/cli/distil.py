@@ -259,10 +259,7 @@ def distil(settings: RunSettings, args: FarziConfig) -> None:
 def report(data: TaskData, args: FarziConfig, done: Sequence[Mapping[str, Any]]) -> None:
     """One table of all seeds."""
     output, task, seeds = Path(args.output_dir), data.task, data.seeds(args.seed)
-    # A single seed has its folder for itself, with its recipe and figures.
-    alone = Path(data.run_folder(args.output_dir, seeds[0])) == output
-    if not alone:
-        write_recipe(output, {**data.recipe(seeds), **args.to_recipe()})
+    write_recipe(output, {**data.recipe(seeds), **args.to_recipe()})
     rows = pooled_rows(task, [part["measured"] for part in done])
     size = f"{args.num_sequences}×{args.sequence_length}"
     seconds = round(sum(part["facts"]["distillation_seconds"] for part in done), 2)
@@ -272,10 +269,9 @@ def report(data: TaskData, args: FarziConfig, done: Sequence[Mapping[str, Any]])
     table = markdown([task.readable(row) for row in rows]) + "\n\n" + listed(facts)
     save_text(table + "\n", output / "table.md")
     save_csv(rows, output / "table.csv")
-    if not alone:
-        for metric in task.compared:
-            path = output / f"comparison_{metric.replace('@', '_')}.png"
-            plot_comparison(rows, path, metric, metric_label=f"Test {metric}")
+    for metric in task.compared:
+        path = output / f"comparison_{metric.replace('@', '_')}.png"
+        plot_comparison(rows, path, metric, metric_label=f"Test {metric}")
     print(f"\n{table}\n\nTable: {output / 'table.md'}")
     folder = Path(data.run_folder(args.output_dir, seeds[0]), "summary")
     print(f"Load the summary: FarziData.from_pretrained({str(folder)!r})")
@@ -286,8 +282,6 @@ def command(argv: Sequence[str]) -> None:
     keep_freed_memory()
     with ends_in_one_line("farzi distil"):
         named = [] if not argv or argv[0].startswith("-") else [argv[0]]
-        if named and any(word.split("=")[0] == "--config" for word in argv):
-            raise ValueError(f"CONFIG is given twice, as {named[0]!r} and by --config: give one of them")
         if not named and not {"-h", "--help"} & set(argv):
             raise ValueError(f"CONFIG is missing: give a YAML file, or one of {', '.join(example_configs())}")
         config = find_config(named[0] if named else "demo")

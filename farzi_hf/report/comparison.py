@@ -1,7 +1,6 @@
 """Students on a summary and students on real data, trained and measured in the same way.
 
-Both kinds of students have the same kind of start, the same inner optimizer, the same number of steps, and about as many tokens
-per step.
+Both have the same kind of start, the same inner optimizer, the same number of steps, and about as many tokens per step.
 """
 
 from __future__ import annotations
@@ -85,8 +84,8 @@ class Comparison(Students):
     @property
     def tokens_per_step(self) -> int:
         """Tokens of an inner step, b_syn · ξ."""
-        config = self.farzi.config
-        return min(self.training.batch_size or config.num_sequences, config.num_sequences) * config.sequence_length
+        size, config = self.training.batch_size, self.farzi.config
+        return min(size or config.num_sequences, config.num_sequences) * config.sequence_length
 
     @property
     def seeds(self) -> list[int]:

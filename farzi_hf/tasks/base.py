@@ -42,9 +42,7 @@ class Task(ABC):
     ratio_label: ClassVar[str]
     """The quotient that measures quality when two rows are compared, in words."""
     compared: ClassVar[Sequence[str]]
-    """The metrics that figures of a whole run show, one figure each."""
-    entries: ClassVar[str]
-    """The name of a vocabulary's entries, in the plural."""
+    """The metrics that figures of a whole run show, one figure each: of recommenders, whose runs have several splits."""
     module: ClassVar[type[evaluate.Metric]]
     """Computes the metrics from `statistics`."""
 

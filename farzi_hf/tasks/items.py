@@ -236,7 +236,6 @@ class Recommendation(Task):
     metric, metric_label, percent = "hr@100", "Test HR@100", True
     ratio_label = "our HR@100 over its"
     compared = ("hr@10", "hr@100", "ndcg@10", "auc")
-    entries = "items"
     module = RankMetrics
     shown: ClassVar[Mapping[str, str]] = {
         "hr@10": "HR@10, %", "hr@100": "HR@100, %", "ndcg@10": "nDCG@10, %", "auc": "AUC, %",

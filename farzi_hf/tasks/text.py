@@ -272,8 +272,7 @@ class LanguageModeling(Task):
     label_names = ("labels",)
     metric, metric_label, percent = "perplexity", "Test perplexity", False
     ratio_label = "its perplexity over ours"
-    compared = ("perplexity",)
-    entries = "tokens"
+    compared = ()
     module = TokenMetrics
     # Two settings matter (recipes/LOG.md). With tied embeddings, the learner stays on the unigram plateau for hundreds of steps.
     # With embeddings that start small, training is so chaotic that its gradient is useless.

@@ -176,7 +176,6 @@ def test_help_fits_on_a_screen(command, capsys):
         (["distil"], "farzi distil: CONFIG is missing"),
         (["distil", "no-such"], "neither a file nor an example: .* demo"),
         (["distil", "demo", "--inner_steps", "0"], "inner_steps=0"),
-        (["distil", "demo", "--config", "other.yaml"], "CONFIG is given twice, as 'demo' and by --config"),
         (["show", "no/such"], "farzi show: .*neither a folder nor a dataset repository"),
         (["train", "no/such", "--steps", "0"], "--steps 0 trains nothing"),
         (["push", "no/such", "x"], "farzi push: "),

@@ -6,9 +6,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
-import psutil
 import pytest
 import torch
 from harness import Limits, PeakMemory, complete, in_process, read_rows, run_limited
@@ -39,22 +37,6 @@ def test_a_process_that_does_not_end_well_says_why_and_keeps_what_it_reported(co
     facts = run_python(code, memory=0.1, seconds=2.0)
     assert (facts["a"], facts["status"]) == (1, status)
     assert facts["note"].startswith(note)
-
-
-@pytest.mark.parametrize(("others", "status"), [(2, "out of memory"), (9, "failed")])
-def test_a_machine_without_memory_is_not_blamed_on_a_method_where_others_hold_it(monkeypatch, others, status):
-    """ "failed" is tried again."""
-    full_at = time.monotonic() + 1
-
-    def memory() -> SimpleNamespace:
-        return SimpleNamespace(
-            total=others << 30, available=(100 << 20) if time.monotonic() > full_at else others << 30
-        )
-
-    monkeypatch.setattr(psutil, "virtual_memory", memory)
-    facts = run_python("print('a warning', file=sys.stderr, flush=True); print('{}', file=report); time.sleep(60)")
-    assert facts["status"] == status
-    assert "nothing was left beside" in facts["note"]  # and not the last line of stderr
 
 
 def test_nothing_of_a_process_that_was_stopped_is_left(tmp_path):
@@ -113,15 +95,6 @@ def test_a_cell_is_measured_once_until_it_failed_or_the_code_changes(tmp_path):
     assert table.ran == [1, 2, 3, 3]
     assert table(2, code="b") == [(1, "a"), (2, "b"), (3, "a")]  # the others stay until somebody asks for them
     assert table.ran == [1, 2, 3, 3, 2]
-
-
-def test_rows_of_other_settings_stay_in_the_file_and_are_not_shown(tmp_path):
-    table = Table(tmp_path)
-    table(1)
-    assert table(1, 2, limit=2) == [(1, "a"), (2, "a")]
-    assert table(1) == [(1, "a")]
-    assert table.ran == [1, 1, 2]
-    assert len(read_rows(tmp_path, table.files)) == 3
 
 
 @pytest.mark.parametrize("name", Table.files)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from farzi_hf.cli.distil import comparison_of, trainer_of
 from farzi_hf.data import flatten_sequences
 from farzi_hf.metrics import rank_metrics, token_metrics
 from farzi_hf.report import Measured, RunSettings, pooled_row
-from farzi_hf.tasks import InterpolatedBigram, LanguageModeling, Recommendation
+from farzi_hf.tasks import LanguageModeling, Recommendation
 
 ITEMS = ("--dataset", "sample_interactions", "--learner", GRU4REC)
 TEXT = ("--dataset", "sample", "--vocab_size", "50", "--window", "0")
@@ -67,24 +66,6 @@ def test_ids_of_real_data_are_counted_as_economically_as_the_summary_is_stored(s
     assert c.farzi.nbytes - 1 <= c.nbytes(drawn) <= c.farzi.nbytes + math.ceil(more * bits / 8)
 
 
-def test_rows_of_students_and_of_count_models_are_the_same_sentences(started):
-    _, c = started(*TEXT)
-    counted = c.counted()[0]
-    probabilities = InterpolatedBigram.fit(c.splits["train"], c.learner.vocab_size, c.splits["validation"]).unigram
-    scores = torch.from_numpy(np.log(probabilities.distribution))
-    student = lambda batch: scores.expand(*batch["input_ids"].shape, -1)  # noqa: E731
-    found = c.statistics(student, c.splits["test"])
-    assert counted.method == "unigram"
-    np.testing.assert_allclose(found[..., 0], counted.students[0][..., 0], rtol=1e-4)
-
-
-def test_no_more_sequences_and_tokens_are_drawn_than_there_are(started):
-    _, c = started(*TEXT, "--synthetic_batch_size", "40")
-    assert c.tokens_per_step == 4 * 8
-    c = replace(c, splits={**c.splits, "train": c.splits["train"].select(range(3))})
-    assert len(c.draw_sequences(0)) == len(c.longest_sequences(0)) == 3
-
-
 def test_recommenders_are_measured_as_the_trainer_does(started):
     trainer, c = started(*ITEMS)
     student = c.summary_student(0)
@@ -104,21 +85,6 @@ def test_recommenders_on_real_data_learn_from_whole_histories(started):
     long = c.long_student(0, 3)
     batch = {"input_ids": torch.ones(1, 3, dtype=torch.long), "attention_mask": torch.ones(1, 3)}
     assert long(batch).shape == (1, 3, 220)
-
-
-def test_popularity_and_item_pairs_are_counted(started):
-    _, c = started(*ITEMS)
-    measured = {part.method: part for part in c.counted()}
-    test, counts = c.splits["test"]["input_ids"], np.zeros(220)
-    for history in c.splits["train"]["input_ids"]:
-        np.add.at(counts, history, 1)
-    ranks = []
-    for *seen, target in test:
-        others = set(range(1, 220)) - set(seen) - {target}
-        ranks.append(1 + sum((counts[i], -i) > (counts[target], -target) for i in others))
-    assert measured["popularity"].students[0][:, 0].tolist() == ranks
-    rows = {name: c.row(part) for name, part in measured.items()}
-    assert rows["item bigram"]["hr@10"] > 2 * rows["popularity"]["hr@10"]
 
 
 # -- rows ------------------------------------------------------------------------------------------------------------

@@ -86,10 +86,7 @@ def plot_tokens(decoded: Sequence[Rows], path: File) -> None:
     positions, columns = decoded[0], min(_COLUMNS, len(decoded[0]))
     strips = [positions[start : start + columns] for start in range(0, len(positions), columns)]
     top_k = len(_told(positions[0])["tokens"])
-    labels = [str(token) for position in positions for token in _told(position)["tokens"]]
-    cell = 0.3 + 0.08 * min(max(map(len, labels)), _LONGEST_TOKEN)
-    width = max(6.0, 1.5 + cell * columns)
-    figure = Figure(figsize=(width, 0.5 + len(strips) * (0.36 * top_k + 0.5)), layout="constrained")
+    figure = Figure(figsize=(14, 0.5 + len(strips) * (0.36 * top_k + 0.5)), layout="constrained")
     panels = figure.subplots(len(strips), squeeze=False)[:, 0]
     for i, (axes, strip) in enumerate(zip(panels, strips, strict=True)):
         image = _draw_strip(axes, strip, i * columns, columns)
