@@ -23,21 +23,11 @@ from farzi_hf.distillation.objectives import OBJECTIVES
 from farzi_hf.distillation.rows import check_rows, run_check
 from farzi_hf.distillation.run import locked
 from farzi_hf.distillation.trainer import FarziTrainer
-from farzi_hf.report import (
-    BASELINES,
-    Comparison,
-    Measured,
-    RunSettings,
-    TaskData,
-    listed,
-    markdown,
-    pooled_rows,
-    save_csv,
-    save_text,
-)
+from farzi_hf.report import BASELINES, Comparison, Measured, RunSettings, TaskData, pooled_rows
 from farzi_hf.report.plots import plot_comparison, plot_distillation, plot_entropy, plot_tokens
 from farzi_hf.report.rendering import cost, distillation_seconds, environment, provenance, ratios
 from farzi_hf.report.rows import on_summary, under_stock_trainer
+from farzi_hf.report.tables import listed, markdown, save_csv, save_text
 from farzi_hf.summary.forms import LABELS
 from farzi_hf.tasks import Row
 
@@ -140,8 +130,8 @@ class Run:
     def save(self) -> None:
         """Saves the artefact as soon as the training is over, because the measurements that follow take long."""
         metrics = {**self.facts, **provenance(self.comparison, self.data, self.seed)}
-        vocabulary = self.data.task.processing_class
-        self.trainer.model.save_pretrained(self.summary_folder, vocabulary, metrics=metrics, recipe=self.recipe)
+        given = {"metrics": metrics, "recipe": self.recipe}
+        self.trainer.model.save_pretrained(self.summary_folder, self.data.task.processing_class, **given)
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -184,8 +174,7 @@ class Run:
         if self.args.world_size > 1:  # one Trainer of several would wait for the others
             return measured
         if self.trainer.training.optimizer.stock_settings() is None:
-            optimizer = self.args.inner_optimizer
-            logger.warning("Trainer has no optimizer like %s: no row under the stock Trainer.", optimizer)
+            logger.warning("Trainer has no optimizer like %s: no row with it.", self.args.inner_optimizer)
             return measured
         return [*measured, under_stock_trainer(self.comparison, self.summary_folder)]
 
@@ -217,16 +206,13 @@ def draw(c: Comparison, history: Sequence[Mapping[str, Any]], rows: Sequence[Row
             full_data_same_steps=task.metrics(c.statistics(student, c.splits["validation"]))[task.metric],
             **task.reference_lines(c.splits, size),
         )  # fmt: skip
-    else:
-        del paths["distillation"]  # the run was so short that nothing was logged
+    else:  # the run was so short that nothing was logged
+        del paths["distillation"]
     plot_comparison(rows, paths["comparison"], task.metric, metric_label=task.metric_label)
     decoded = c.farzi.contents().decoded
     plot_tokens(decoded, paths["tokens"])
     plot_entropy(decoded, paths["entropy"], vocab_size=size)
     return list(paths.values())
-
-
-# -- several seeds ---------------------------------------------------------------------------------------------------
 
 
 def distil(settings: RunSettings, args: FarziConfig) -> None:

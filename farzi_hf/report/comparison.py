@@ -105,8 +105,6 @@ class Comparison(Students):
         """Bytes of all ids."""
         return self.token_bytes(len(flatten_sequences(sequences)[0]))
 
-    # -- students ----------------------------------------------------------------------------------------------------
-
     def summary_student(self, index: int = 0) -> Student:
         """Student `index` of the summary as it is now: the same as `FarziTrainer.train_student(index)`."""
         return partial(self.learner.logits, self.on_summary(index))
@@ -122,8 +120,6 @@ class Comparison(Students):
         training = self.long_training if steps is None else replace(self.long_training, steps=steps)
         theta = training.train(self.learner, self.real_data(self.splits["train"]), seed)
         return partial(self.learner.logits, theta)
-
-    # -- real data ---------------------------------------------------------------------------------------------------
 
     def training_rows(self, sequences: Dataset) -> Dataset:
         """The rows on which a student trains."""
@@ -170,8 +166,6 @@ class Comparison(Students):
     def drawn_bytes(self, draw: Callable[[int], Dataset]) -> int:
         """The mean bytes of the subsets `draw(seed)` of all students."""
         return round(np.mean([self.nbytes(draw(seed)) for seed in self.seeds]))
-
-    # -- measurements ------------------------------------------------------------------------------------------------
 
     def outputs(
         self, student: Student, rows: Dataset, statistic: Callable[[Tensor, Mapping[str, Tensor]], Tensor]

@@ -102,7 +102,6 @@ def test_other_data_than_those_distilled_are_refused(text, monkeypatch):
     ("arguments", "message"),
     [
         (["--summary", "no/such", "--num_students", "0"], "have to be at least 1"),
-        (["--summary", "no/such", "--steps", "0"], "have to be at least 1"),
         (["--summary", "no/such", "--model", "a", "--learner", "{}"], "are both given"),
         (["--summary", "no/such"], "neither a folder nor a dataset repository"),
     ],

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from harness import Limits, PeakMemory, complete, in_process, read_rows, run_limited
+from harness import Limits, complete, in_process, read_rows, run_limited
 
 
 def run_python(code: str, memory: float = 1.0, seconds: float = 60.0) -> dict:
@@ -49,15 +49,6 @@ def test_nothing_of_a_process_that_was_stopped_is_left(tmp_path):
     assert not marker.exists()
 
 
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peak memory can be read on Linux only")
-def test_peak_memory_is_that_of_what_came_and_went_since():
-    large = torch.ones(32 << 20)
-    peak = PeakMemory()
-    torch.ones(16 << 20).sum()
-    assert 60 << 20 < peak.read() < 80 << 20
-    del large
-
-
 def doubled(report, number: int) -> None:
     """Runs in a process of its own, which imports this file by its name."""
     report({"twice": 2 * number, "threads": torch.get_num_threads()})
@@ -95,12 +86,3 @@ def test_a_cell_is_measured_once_until_it_failed_or_the_code_changes(tmp_path):
     assert table.ran == [1, 2, 3, 3]
     assert table(2, code="b") == [(1, "a"), (2, "b"), (3, "a")]  # the others stay until somebody asks for them
     assert table.ran == [1, 2, 3, 3, 2]
-
-
-@pytest.mark.parametrize("name", Table.files)
-@pytest.mark.parametrize("content", [b"name,price\napple,1\n", b"\xff\xfe", b"[]", b'[{"status": "ok"}]'])
-def test_files_of_others_are_refused(tmp_path, name, content):
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(ValueError, match=r"exists already and would be overwritten; .*move it away$"):
-        Table(tmp_path)(1)
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {name: content}

@@ -177,17 +177,10 @@ def test_the_card_of_a_private_run_has_its_epsilon(tmp_path, small_data):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "launcher",
-    [
-        ("-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29613"),
-        ("-m", "accelerate.commands.launch", "--config_file", str(RECIPES / "accelerate" / "two_cpu_processes.yaml"),
-         "--main_process_port", "29614"),
-    ],
-    ids=["torchrun", "accelerate"],
-)  # fmt: skip
-def test_two_processes_are_two_and_one_of_them_speaks(tmp_path, launcher, monkeypatch):
+def test_two_processes_are_two_and_one_of_them_speaks(tmp_path, monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    config = str(RECIPES / "accelerate" / "two_cpu_processes.yaml")
+    launcher = ("-m", "accelerate.commands.launch", "--config_file", config, "--main_process_port", "29614")
     run = script(tmp_path, launcher, *DEMO, "--output_dir", "run", "--baselines", "head")
     assert run.returncode == 0, run.stderr[-3000:]
     assert run.stdout.count("world size 2") == 1

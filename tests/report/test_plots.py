@@ -15,7 +15,7 @@ pytest.importorskip("matplotlib")
 from matplotlib.figure import Figure
 
 from farzi_hf.report.plots import Panel, plot_comparison, plot_curves, plot_distillation, plot_entropy, plot_tokens
-from farzi_hf.report.plots.style import logarithmic, number, plain_numbers
+from farzi_hf.report.plots.style import logarithmic, plain_numbers
 
 LOG = [
     *({"step": s, "loss": 5 / s, "grad_norm": float("nan") if s == 3 else s} for s in range(1, 9)),
@@ -110,15 +110,7 @@ def test_curves_end_where_nothing_was_measured_and_peers_look_otherwise(tmp_path
         picture([{"method": "a", "T": 1}])
 
 
-@pytest.mark.parametrize(
-    ("value", "digits", "text"),
-    [(524.3, 2, "524"), (100, 2, "100"), (0.00052, 2, "0.00052"), (122.319, 4, "122.3"), (112.0, 4, "112"), (1e6, 4, "1,000,000"), (0, 4, "0")],
-)  # fmt: skip
-def test_numbers_have_no_powers_of_ten(value, digits, text):
-    assert number(value, digits) == text
-
-
-@pytest.mark.parametrize(("low", "high"), [(0.065, 0.083), (80, 3000), (1e-7, 2e5), (900, 2500), (0.02, 0.9)])
+@pytest.mark.parametrize(("low", "high"), [(0.065, 0.083), (1e-7, 2e5), (900, 2500)])
 def test_axes_have_no_powers_of_ten(low, high):
     for draw in (lambda axes: logarithmic(axes, "y"), lambda axes: plain_numbers(axes.yaxis)):
         figure = Figure()
