@@ -24,7 +24,7 @@ from farzi_hf.distillation.rows import check_rows, run_check
 from farzi_hf.distillation.run import locked
 from farzi_hf.distillation.trainer import FarziTrainer
 from farzi_hf.report import BASELINES, Comparison, Measured, RunSettings, TaskData, pooled_rows
-from farzi_hf.report.plots import plot_comparison, plot_distillation, plot_entropy, plot_tokens
+from farzi_hf.report.plots import plot_comparison, plot_distillation, plot_tokens
 from farzi_hf.report.rendering import cost, distillation_seconds, environment, provenance, ratios
 from farzi_hf.report.rows import on_summary, under_stock_trainer
 from farzi_hf.report.tables import listed, markdown, save_csv, save_text
@@ -34,7 +34,7 @@ from farzi_hf.tasks import Row
 logger = logging.getLogger(__name__)
 
 RESULTS, START = "results.json", "start.json"
-FIGURES = ("distillation", "comparison", "tokens", "entropy")
+FIGURES = ("distillation", "comparison", "tokens")
 _USAGE = "farzi distil CONFIG [--FIELD VALUE …]    CONFIG: a YAML file, or the name of an example such as demo"
 
 
@@ -194,7 +194,7 @@ class Run:
 
 def draw(c: Comparison, history: Sequence[Mapping[str, Any]], rows: Sequence[Row], folder: Path) -> list[Path]:
     """Draws the figures of a distillation into a folder, and returns their files. `history` is what the trainer has logged."""
-    task, size = c.task, c.learner.vocab_size
+    task = c.task
     folder.mkdir(parents=True, exist_ok=True)
     paths = {name: folder / f"{name}.png" for name in FIGURES}
     if any(entry.keys() & {"loss", f"eval_{task.metric}"} for entry in history):
@@ -204,14 +204,12 @@ def draw(c: Comparison, history: Sequence[Mapping[str, Any]], rows: Sequence[Row
             history, paths["distillation"], metric=f"eval_{task.metric}",
             metric_label=f"Validation {task.metric_label.removeprefix('Test ')} of fresh students",
             full_data_same_steps=task.metrics(c.statistics(student, c.splits["validation"]))[task.metric],
-            **task.reference_lines(c.splits, size),
+            **task.reference_lines(c.splits, c.learner.vocab_size),
         )  # fmt: skip
     else:  # the run was so short that nothing was logged
         del paths["distillation"]
     plot_comparison(rows, paths["comparison"], task.metric, metric_label=task.metric_label)
-    decoded = c.farzi.contents().decoded
-    plot_tokens(decoded, paths["tokens"])
-    plot_entropy(decoded, paths["entropy"], vocab_size=size)
+    plot_tokens(c.farzi.contents().decoded, paths["tokens"])
     return list(paths.values())
 
 

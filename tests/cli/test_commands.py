@@ -55,7 +55,7 @@ def test_distil_leaves_a_table_figures_and_a_loadable_summary(distilled):
         "Farzi [4×8]", "Farzi, 0 outer steps", "Farzi, stock Trainer", "full data", "unigram", "interpolated bigram",
     ]  # fmt: skip
     farzi = FarziData.from_pretrained(distilled / "summary")
-    assert len(farzi.results.plots) == 3  # it logged nothing, so there is no curve
+    assert len(farzi.results.plots) == 2  # it logged nothing, so there is no curve
     assert farzi.results.metrics["command"] == "farzi distil recipe.yaml"
 
 
