@@ -7,14 +7,13 @@ gets `table.md` and `table.csv`.
 from __future__ import annotations
 
 import copy
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from farzi_hf.cli.arguments import example_configs, find_config, parse_arguments
+from farzi_hf.cli.arguments import example_configs, parse_arguments
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory
 from farzi_hf.cli.run_folder import begin_run, check_outputs, find_checkpoint, kept, stored, write_recipe
 from farzi_hf.distillation.callbacks import phase
@@ -30,8 +29,6 @@ from farzi_hf.report.rows import on_summary, under_stock_trainer
 from farzi_hf.report.tables import listed, markdown, save_csv, save_text
 from farzi_hf.summary.forms import LABELS
 from farzi_hf.tasks import Row
-
-logger = logging.getLogger(__name__)
 
 RESULTS, START = "results.json", "start.json"
 FIGURES = ("distillation", "comparison", "tokens")
@@ -171,10 +168,9 @@ class Run:
         """Rows of students on the summary: distilled, at the start, and under the stock Trainer."""
         size = f"{self.args.num_sequences}×{self.args.sequence_length}"
         measured = [on_summary(self.comparison, f"Farzi [{size}]"), *before]
-        if self.args.world_size > 1:  # one Trainer of several would wait for the others
-            return measured
-        if self.trainer.training.optimizer.stock_settings() is None:
-            logger.warning("Trainer has no optimizer like %s: no row with it.", self.args.inner_optimizer)
+        # One Trainer of several processes would wait for the others.
+        if self.args.world_size > 1 or self.trainer.training.optimizer.stock_settings() is None:
+            print(f"no row under the stock Trainer: inner_optimizer={self.args.inner_optimizer}, or several processes")
             return measured
         return [*measured, under_stock_trainer(self.comparison, self.summary_folder)]
 
@@ -245,11 +241,11 @@ def report(data: TaskData, args: FarziConfig, done: Sequence[Mapping[str, Any]])
     output, task, seeds = Path(args.output_dir), data.task, data.seeds(args.seed)
     write_recipe(output, {**data.recipe(seeds), **args.to_recipe()})
     rows = pooled_rows(task, [part["measured"] for part in done])
-    size = f"{args.num_sequences}×{args.sequence_length}"
     seconds = round(sum(part["facts"]["distillation_seconds"] for part in done), 2)
     facts = {**OBJECTIVES[args.objective].pooled([part["facts"] for part in done]), "distillation_seconds": seconds}
     facts |= {"splits": seeds} if len(seeds) > 1 else {}
-    facts |= ratios(rows, f"Farzi [{size}]") if task.percent else {}
+    if task.percent:
+        facts |= ratios(rows, f"Farzi [{args.num_sequences}×{args.sequence_length}]")
     table = markdown([task.readable(row) for row in rows]) + "\n\n" + listed(facts)
     save_text(table + "\n", output / "table.md")
     save_csv(rows, output / "table.csv")
@@ -265,9 +261,11 @@ def command(argv: Sequence[str]) -> None:
     """`farzi distil CONFIG [--FIELD VALUE …]`."""
     keep_freed_memory()
     with ends_in_one_line("farzi distil"):
-        named = [] if not argv or argv[0].startswith("-") else [argv[0]]
-        if not named and not {"-h", "--help"} & set(argv):
-            raise ValueError(f"CONFIG is missing: give a YAML file, or one of {', '.join(example_configs())}")
-        config = find_config(named[0] if named else "demo")
-        settings, args = parse_arguments((RunSettings, FarziConfig), config, argv[len(named) :], _USAGE)
+        name = argv[0] if argv and not argv[0].startswith("-") else None
+        examples = example_configs()
+        config = Path(name) if name and Path(name).is_file() else examples.get((name or "demo").removesuffix(".yaml"))
+        if config is None or (name is None and not {"-h", "--help"} & set(argv)):
+            given = "is missing" if name is None else f"{name!r} is neither a file nor an example"
+            raise ValueError(f"CONFIG {given}: give a YAML file, or one of {', '.join(examples)}")
+        settings, args = parse_arguments((RunSettings, FarziConfig), config, argv[1:] if name else argv, _USAGE)
         distil(settings, args)

@@ -29,11 +29,7 @@ def check_outputs(folder: Path, names: Iterable[str]) -> None:
     Raises:
         ValueError: one of the files exists and no recipe has written to the folder, or a file has the name of a needed folder.
     """
-    check_files(folder, names, _is_ours(folder))
-
-
-def _is_ours(folder: Path) -> bool:
-    """Whether a recipe has written to the folder: our recipes begin with a line, and our JSON files have keys, that no others have."""
+    # Our recipes begin with a line, and our JSON files have keys, that no others have.
     ours = False
     with suppress(OSError, UnicodeDecodeError):
         ours = (folder / "recipe.yaml").read_text(encoding="utf-8").startswith(HEADER)
@@ -41,7 +37,7 @@ def _is_ours(folder: Path) -> bool:
         with suppress(OSError, ValueError):
             content = json.loads((folder / name).read_text(encoding="utf-8"))
             ours |= isinstance(content, dict) and not content.keys().isdisjoint(("findings", "scores", "settings"))
-    return ours
+    check_files(folder, names, ours)
 
 
 def check_files(folder: Path, names: Iterable[str], ours: bool) -> None:

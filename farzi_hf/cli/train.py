@@ -63,9 +63,7 @@ def model_of(farzi: FarziData, args: Namespace) -> PreTrainedModel:
     try:
         learner = json.loads(args.learner) if args.learner else farzi.results.recipe.get("learner")
     except ValueError as error:
-        raise ValueError(
-            f'--learner {args.learner!r} is no JSON such as {{"model_type": "gpt2", …}}: {error}'
-        ) from None
+        raise ValueError(f"--learner {args.learner!r} is no JSON, as the fields of a config: {error}") from None
     source = "--learner" if args.learner else f"{args.summary}/recipe.yaml: learner"
     config = learner_config(learner, farzi.config, vocabulary_of(farzi.processing_class), source)
     torch.manual_seed(args.seed)

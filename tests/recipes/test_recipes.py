@@ -26,7 +26,6 @@ import sample_efficiency
 
 from farzi_hf import FarziConfig, FarziData, FarziTrainer
 from farzi_hf.cli.arguments import parse_arguments
-from farzi_hf.cli.distil import Run
 from farzi_hf.report import RunSettings, TaskData
 
 
@@ -135,22 +134,6 @@ def test_a_run_leaves_a_summary_that_loads_with_its_recipe(finished_text, tmp_pa
     settings, args = parse_arguments(types, ptb.CONFIG, ["--config", str(output / "summary" / "recipe.yaml")])
     recipe = {**settings.load().recipe([args.seed]), **args.to_recipe()}
     assert recipe == yaml.safe_load((output / "recipe.yaml").read_text())
-
-
-@pytest.mark.usefixtures("no_figures")
-def test_a_run_goes_on_when_started_again(finished_text, tmp_path, small_data, capsys):
-    output = shutil.copytree(finished_text.output, tmp_path / "run")
-    ptb.main([*DEMO, "--output_dir", str(output), "--baselines", "head"])
-    assert f"going on from {output / 'checkpoint-2'}" in capsys.readouterr().out
-
-
-def test_a_run_that_is_done_is_shown_again_and_not_made_again(finished_text, tmp_path, small_data, monkeypatch, capsys):
-    output = shutil.copytree(finished_text.output, tmp_path / "run")
-    (output / "table.csv").unlink()
-    monkeypatch.setattr(Run, "begin", lambda self: pytest.fail("distils again"))
-    ptb.main([*DEMO, "--disable_tqdm", "false", "--output_dir", str(output)])
-    assert (output / "table.csv").read_bytes() == (finished_text.output / "table.csv").read_bytes()
-    assert (output / "table.md").read_text() in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("no_figures")

@@ -10,18 +10,7 @@ from tiny_trainer import SETTINGS, SignalAt, tiny_trainer
 
 pytest.importorskip("matplotlib")
 import soak
-from soak import Watch, report
-
-
-def test_a_distillation_is_measured_and_ends_when_its_time_is_over(sequences, tokenizer, tmp_path) -> None:
-    watch = Watch(minutes=0.0, every=1, file=tmp_path / "measured.csv")
-    trainer = tiny_trainer(tmp_path, sequences, tokenizer, {"callbacks": [watch]}, max_steps=50)
-    trainer.train()
-    assert [row["step"] for row in watch.rows] == [1] == [trainer.state.global_step]
-    assert watch.rows[0]["resident_mib"] > 50
-    assert watch.rows[0]["open_files"] > 0
-    with pytest.raises(ValueError, match="it left time for 1 measurements"):
-        report(watch.rows, {}, tmp_path / "report")
+from soak import report
 
 
 def test_the_report_has_a_line_that_is_not_moved_by_peaks_or_by_the_start(tmp_path) -> None:
