@@ -70,11 +70,7 @@ def find_checkpoint(args: FarziConfig, outputs: Iterable[str] = ()) -> str | Non
 
 
 def begin_run(trainer: FarziTrainer, recipe: Mapping[str, Any], checkpoint: str | None) -> None:
-    """Checks the run's settings, and writes `recipe.yaml`.
-
-    Raises:
-        ValueError: see `FarziTrainer.check_run`; another run writes to the folder.
-    """
+    """Checks the run's settings (`FarziTrainer.check_run`) and that no other run writes to the folder, and writes `recipe.yaml`."""
     args = trainer.args
     # The lock fails while another run writes there, so its files stay.
     with args.main_process_first(desc="checkpoints"), locked(args):

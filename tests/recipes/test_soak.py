@@ -22,7 +22,6 @@ def test_the_report_has_a_line_that_is_not_moved_by_peaks_or_by_the_start(tmp_pa
     ]  # fmt: skip
     assert "+250." in report(rows, {"summary": "[4×8]"}, tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"memory.csv", "memory.png", "table.md"}
-    assert len((tmp_path / "memory.csv").read_text(encoding="utf-8").splitlines()) == 401
 
 
 def test_after_a_signal_the_measurements_are_there_and_the_earlier_report_stays(
