@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 
 class LiveBytes(TorchDispatchMode):
@@ -24,9 +25,7 @@ class LiveBytes(TorchDispatchMode):
         self.now = self.peak = 0
         self._known: set[int] = set()
 
-    def __torch_dispatch__(
-        self, func: Callable, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         for x in _tensors((args, kwargs)):  # they were there before, or are counted already
             self._watch(x.untyped_storage(), 0)
@@ -55,21 +54,12 @@ class LargestTensor(TorchDispatchMode):
 
     elements = 0
 
-    def __torch_dispatch__(
-        self, func: Callable, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         found = func(*args, **(kwargs or {}))
         self.elements = max([self.elements, *(x.numel() for x in _tensors(found))])
         return found
 
 
-def _tensors(tree: Any) -> Iterator[Tensor]:
-    """All tensors in lists, tuples and mappings, which are all that operations take."""
-    if isinstance(tree, Tensor):
-        if tree.layout == torch.strided:  # others have no storage
-            yield tree
-    elif isinstance(tree, (list, tuple)):
-        for part in tree:
-            yield from _tensors(part)
-    elif isinstance(tree, dict):
-        yield from _tensors(list(tree.values()))
+def _tensors(tree: Any) -> list[Tensor]:
+    """All dense tensors in it: others have no storage."""
+    return [x for x in tree_leaves(tree) if isinstance(x, Tensor) and x.layout == torch.strided]

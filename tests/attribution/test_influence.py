@@ -113,16 +113,10 @@ def test_a_weight_of_zero_is_a_sequence_left_out_and_one_that_no_batch_has_does_
     batches = torch.tensor([[0, 1], [2, 0]])
     training = WeightedTraining(learner, sentences(4, seed=2), batches, InnerSGD(lr=0.5), start)
     assert influence(training, TEST)[3] == 0
-    changed = {
-        **training.rows,
-        "input_ids": training.rows["input_ids"].clone(),
-        "labels": training.rows["labels"].clone(),
-    }
-    changed["input_ids"][1, 1:2], changed["labels"][1, 1:2] = 5, 5
-    without = torch.tensor([1.0, 0.0, 1.0, 1.0], dtype=torch.float64)
-    other = replace(training, rows=changed)
-    for name, x in training.train(without).items():
-        torch.testing.assert_close(other.train(without)[name], x)
+    changed = {name: x.clone() for name, x in training.rows.items()}
+    changed["input_ids"][1, 1], changed["labels"][1, 1] = 5, 5
+    without = torch.tensor([1.0, 0.0, 1.0, 1.0])  # float32, where the parameters are float64
+    torch.testing.assert_close(replace(training, rows=changed).train(without), training.train(without))
 
 
 def test_gradient_scores_are_those_of_single_gradients(training):
@@ -166,17 +160,10 @@ def test_a_training_says_what_is_wrong(training, changes, message):
         replace(training, **changes)
 
 
-@pytest.mark.parametrize(
-    ("weights", "error", "message"),
-    [
-        (torch.ones(3), ValueError, r"weights has the shape \(3,\)"), ([1.0] * N, TypeError, "weights is a list; give a tensor"),
-        (torch.ones(N, dtype=torch.long), ValueError, "weights is torch.int64, in which nothing can be differentiated"),
-        (torch.tensor([1.0, 1.0, torch.nan, 1.0, 1.0, 1.0, 1.0]), ValueError, r"weights\[2\] is not finite"),
-    ],
-)  # fmt: skip
-def test_weights_that_cannot_be_used(training, weights, error, message):
-    with pytest.raises(error, match=message):
-        influence(training, TEST, weights=weights)
+def test_weights_that_cannot_be_used(training):
+    for weights, message in ((torch.ones(3), r"the shape \(3,\)"), (torch.ones(N) / 0, r"weights\[0\] is not finite")):
+        with pytest.raises(ValueError, match=message):
+            influence(training, TEST, weights=weights)
 
 
 @pytest.mark.parametrize(
@@ -185,10 +172,7 @@ def test_weights_that_cannot_be_used(training, weights, error, message):
         (lambda loss, theta: loss(theta).view(1, 1), ValueError, r"losses of shape \(1, 1\)"),
         (lambda loss, theta: loss(theta).new_zeros(0), ValueError, r"losses of shape \(0,\)"),
         (lambda loss, theta: loss(theta) * torch.inf, FloatingPointError, "the influence is not finite after 6 steps"),
-        (lambda loss, theta: loss(theta).detach(), ValueError, "test returned a loss that does not depend on θ"),
-        (lambda loss, theta: 1.5, TypeError, r"test returned float '1\.5'; return a tensor"),
         (None, TypeError, "test is a NoneType; give a batch with input_ids and labels, or a function of θ"),
-        ([TEST], TypeError, "test is a list; give a batch"),
         ({"input_ids": TEST["input_ids"]}, ValueError, "test has input_ids; give input_ids and labels"),
         ({**TEST, "input_ids": TEST["input_ids"] + V}, ValueError, rf"test\['input_ids'\] holds the id \d+, outside 0 … {V - 1}"),
         ({**TEST, "labels": TEST["labels"] - 50}, ValueError, rf"test\['labels'\] holds the id -\d+, outside 0 … {V - 1}"),
