@@ -17,7 +17,7 @@ from transformers.trainer_callback import TrainerCallback
 
 from farzi_hf import FarziConfig, FarziTrainer
 from farzi_hf.data import load_sample_text, tokenize, word_tokenizer
-from farzi_hf.distillation.processes import Interrupted
+from farzi_hf.distillation.run import Interrupted
 
 SETTINGS = {
     "inputs": "soft", "labels": "shared", "inner_betas": [0.5, 0.999],

@@ -17,8 +17,7 @@ from trainer_runs import run
 from transformers.trainer_callback import TrainerCallback
 
 from farzi_hf import FarziTrainer
-from farzi_hf.distillation.processes import Interrupted, noted_signals
-from farzi_hf.distillation.run import RECORD, discard_checkpoints, last_checkpoint
+from farzi_hf.distillation.run import RECORD, Interrupted, discard_checkpoints, last_checkpoint
 
 SAVED = {"max_steps": 4, "save_strategy": "steps", "save_steps": 1, "lr_scheduler_type": "constant"}
 RESUMABLE = {
@@ -236,27 +235,28 @@ def test_the_checkpoint_stays_where_only_the_best_are_kept(make, evaluating):
     assert last_checkpoint(trainer.args.output_dir) == f"{trainer.args.output_dir}/checkpoint-3"
 
 
-def test_handlers_that_someone_has_set_stay():
+def test_handlers_that_someone_has_set_stay(make):
+    run = make().run
     seen = []
     earlier = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
     ignored = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
     try:
-        with noted_signals() as noted:
+        with run.in_folder():
             signal.raise_signal(signal.SIGTERM)
             signal.raise_signal(signal.SIGHUP)
         assert seen == [signal.SIGTERM]
-        assert noted.number == 0
+        assert run.noted == 0
     finally:
         signal.signal(signal.SIGTERM, earlier)
         signal.signal(signal.SIGHUP, ignored)
 
 
-def test_a_signal_on_which_nobody_has_acted_is_not_lost(caplog):
+def test_a_signal_on_which_nobody_has_acted_is_not_lost(make, caplog):
     """It came after the last step."""
-    with pytest.raises(Interrupted) as ended, noted_signals():
+    with pytest.raises(Interrupted) as ended, make().run.in_folder():
         signal.raise_signal(signal.SIGINT)
     assert ended.value.code == 130
-    assert caplog.messages == ["SIGINT: the work under way is finished."]
+    assert caplog.messages == ["SIGINT: the training has ended."]
 
 
 def test_kill_9_while_a_checkpoint_is_written(make, uninterrupted):
