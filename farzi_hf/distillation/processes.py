@@ -6,7 +6,6 @@ here and nothing is exchanged. All processes must call these functions in the sa
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -18,8 +17,6 @@ from accelerate import PartialState
 from torch import distributed
 
 from farzi_hf.distillation.learner import Parameters
-
-logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
