@@ -200,7 +200,6 @@ def draw(c: Comparison, history: Sequence[Mapping[str, Any]], rows: Sequence[Row
             history, paths["distillation"], metric=f"eval_{task.metric}",
             metric_label=f"Validation {task.metric_label.removeprefix('Test ')} of fresh students",
             full_data_same_steps=task.metrics(c.statistics(student, c.splits["validation"]))[task.metric],
-            **task.reference_lines(c.splits, c.learner.vocab_size),
         )  # fmt: skip
     else:  # the run was so short that nothing was logged
         del paths["distillation"]
