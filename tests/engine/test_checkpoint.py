@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from functools import cache
 
 import meta_problems as mp
@@ -43,19 +42,6 @@ def test_checkpoints_take_as_few_steps_again_as_any_schedule(steps: int, slots: 
     outer_loss(unroll(inner_loss, *problem.arguments[1:], optimizer=ADAM, steps=steps, adjoint=adjoint)).backward()
     slots = adjoint._slots(steps)
     assert calls == steps + fewest_advances(steps, slots) - before_the_last_state(steps, slots) + steps
-
-
-def test_default_checkpoints_take_no_step_more_than_twice() -> None:
-    problem, taken = mp.mlp(), Counter()
-
-    def inner_loss(params: dict, inputs: tuple, step: int) -> Tensor:
-        taken[step] += 1
-        return problem.inner_loss(params, inputs, step)
-
-    theta = unroll(inner_loss, *problem.arguments[1:], optimizer=ADAM, steps=100, adjoint=Checkpoint())
-    outer_loss(theta).backward()
-    assert max(taken.values()) == 3, "twice to find the states, once in reverse"
-    assert Checkpoint()._slots(100) == 13
 
 
 @pytest.mark.parametrize("slots", [0, 2.0])

@@ -57,17 +57,12 @@ def test_forward_equals_the_torch_twin(name: str) -> None:
 # --- one step in reverse ---------------------------------------------------------------------------------------------
 
 
-def state_at(optimizer: InnerOptimizer, w: Tensor, gradients: list[Tensor]) -> State:
-    state = optimizer.init(w)
-    for t, g in enumerate(gradients, 1):
-        state = optimizer.step(state, g, t, optimizer.rate(t))
-    return state
-
-
 def pullbacks(optimizer: InnerOptimizer, w: Tensor, gradients: list[Tensor], after: State) -> tuple[State, State]:
     """(dw, dm, …, dg) before the last step from those after it: by `pullback`, and by autograd through `step`."""
     *past, g = gradients
-    t, before = len(gradients), state_at(optimizer, w, past)
+    t, before = len(gradients), optimizer.init(w)
+    for earlier, gradient in enumerate(past, 1):
+        before = optimizer.step(before, gradient, earlier, optimizer.rate(earlier))
     cotangent = tuple(x.clone() for x in after)
     _, *accumulators = optimizer.step(before, g, t, optimizer.lr)
     dg = optimizer.pullback(before[0], accumulators, g, cotangent, t, optimizer.lr)
