@@ -126,9 +126,9 @@ class Learner:
 
         Args:
             inputs: soft tokens (b, ξ, V) or ids (b, ξ).
-            targets: (b, n, V), what the first n positions predict, n ≤ ξ. By default the inputs, each predicted by the position before.
+            targets: (b, n, V), what the first n positions predict, n ≤ ξ. By default the soft inputs, each predicted by the position before.
         """
-        targets = _following(inputs) if targets is None else targets
+        targets = inputs.following() if targets is None else targets
         positions = targets.shape[1]
         states = self.states(params, self.arguments(params, inputs))[:, :positions]
         return self.loss_of_states(params, states.flatten(0, 1), targets.flat())
@@ -212,13 +212,6 @@ def is_constant(parameter: Tensor) -> bool:
 def leaves(params: Parameters) -> Parameters:
     """The same parameters to differentiate in: those that train are leaves of a new graph."""
     return {name: x if is_constant(x) else x.detach().requires_grad_() for name, x in params.items()}
-
-
-def _following(inputs: Tensor | SoftTokens) -> SoftTokens:
-    """The targets of a position where they are the inputs themselves: the soft token that comes next."""
-    if not isinstance(inputs, SoftTokens):
-        raise ValueError("targets is None, but the inputs are ids, which are not learnt; give targets")
-    return inputs.following()
 
 
 def _arguments(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ import torch
 from datasets import Dataset, IterableDataset
 from torch import Tensor
 
-from farzi_hf.data import IGNORED, check_sequences, minibatches, random_sequences
+from farzi_hf.data import IGNORED, check_sequences, minibatches
 from farzi_hf.data.sequences import SEQUENCE_COLUMNS, as_rows, check_ids, stored_sequences
 from farzi_hf.data.streams import RowStream
 from farzi_hf.distillation.learner import Learner, Parameters
@@ -85,37 +85,24 @@ class RealRows:
         rows = self.task.evaluation_rows
         return {name: self._checked(f"eval_dataset[{name!r}]", rows, dataset) for name, dataset in given.items()}
 
-    def evaluated(self, given: str | EvaluationSets, own: EvaluationSets) -> dict[str, Dataset]:
+    def evaluated(self, given: EvaluationSets, own: EvaluationSets) -> dict[str, Dataset]:
         """The rows of one evaluation, by what is added to the prefix of their metrics: nothing, or `_NAME` where there are several sets.
 
         Args:
-            given: to `evaluate()`: data, or the name of a set of `own`.
+            given: to `evaluate()`.
             own: the rows of the trainer, checked; they are taken where `given` is None.
 
         Raises:
-            ValueError: as `evaluation`; or there are no rows, or none of this name.
+            ValueError: as `evaluation`; or there are no rows.
         """
-        if isinstance(given, str):
-            if not (isinstance(own, Mapping) and given in own):
-                names = f"several, {', '.join(own)}" if isinstance(own, Mapping) else "none with a name"
-                raise ValueError(
-                    f"eval_dataset={given!r} is not one of FarziTrainer's sets: it has {names}; give a name or rows"
-                )
-            return {"": own[given]}
         rows = own if given is None else self.evaluation(given)
         if rows is None:
             raise ValueError("eval_dataset is None; give one to evaluate() or to FarziTrainer")
         return {f"_{name}": x for name, x in rows.items()} if isinstance(rows, Mapping) else {"": rows}
 
     def _checked(self, argument: str, cut: Callable[[Dataset, int], Dataset], dataset: Dataset) -> Dataset:
-        if isinstance(dataset, IterableDataset):
-            raise ValueError(
-                f"{argument} is a stream, but each student is evaluated on all of it: give a Dataset, such as "
-                "Dataset.from_list(list(stream.take(1000)))"
-            )
+        run_check(argument, check_ids, dataset, self.learner.vocab_size)  # of the user's rows, not of those cut of them
         rows = run_check(argument, cut, dataset, self.length)
-        if len(rows):  # errors should name the user's rows, not those cut of them
-            run_check(argument, check_ids, dataset, self.learner.vocab_size)
         run_check(argument, check_rows, rows, self.learner, self.collator)
         # Rows as lists. A transform of the user's stays.
         return rows if rows.format["type"] == "custom" else rows.with_format(None)
@@ -141,12 +128,7 @@ def check_rows(dataset: Dataset, learner: Learner, data_collator: Callable) -> N
     padding_id = getattr(data_collator, "padding_id", None)
     predicted = np.ones_like(ids, dtype=bool) if padding_id is None else ids != padding_id
     if "labels" in dataset.column_names:
-        labels = _beside(dataset, "labels", lengths)
-        predicted = labels != IGNORED
-        if (outside := predicted & ((labels < 0) | (labels >= learner.vocab_size))).any():
-            raise ValueError(
-                f"dataset['labels'] holds {labels[outside.argmax()]}: give {IGNORED} or ids of 0 … {learner.vocab_size - 1}"
-            )
+        predicted = _beside(dataset, "labels", lengths) != IGNORED
     starts = np.cumsum(lengths) - lengths
     if "attention_mask" in dataset.column_names:
         read = _beside(dataset, "attention_mask", lengths) != 0
@@ -212,12 +194,6 @@ class RealData:
     def rows(self, numbers: Any = slice(None)) -> list[dict[str, Any]]:
         """The rows with these numbers; all by default."""
         return as_rows(self._columns[numbers])
-
-    def some(self, count: int, seed: int) -> list[dict[str, Any]]:
-        """`count` random rows; all rows, if there are not so many."""
-        if isinstance(self.dataset, RowStream):
-            return list(islice(self.dataset.shuffled(seed), count))
-        return list(random_sequences(self._columns, min(count, len(self.dataset)), seed))
 
     def batch(self, rows: list[dict[str, Any]]) -> Mapping[str, Tensor]:
         """A batch on the device."""

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedConfig, PreTrainedModel, Trainer
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
+from transformers.trainer_utils import TrainOutput
 
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.data.streams import RowStream
@@ -29,7 +29,6 @@ from farzi_hf.distillation.config import FarziConfig
 from farzi_hf.distillation.inner_training import Students
 from farzi_hf.distillation.learner import Learner, Parameters
 from farzi_hf.distillation.objectives import Objective
-from farzi_hf.distillation.processes import largest
 from farzi_hf.distillation.rows import RealData, RealRows, run_check
 from farzi_hf.distillation.run import Run
 from farzi_hf.distillation.teacher import GivenTeachers, Labelling, UntrainedTeachers, linear_head
@@ -311,14 +310,14 @@ class FarziTrainer(Trainer):
 
     def evaluate(
         self,
-        eval_dataset: str | Dataset | Mapping[str, Dataset] | None = None,
+        eval_dataset: Dataset | Mapping[str, Dataset] | None = None,
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
         """Trains `args.eval_students` students from scratch on the summary and evaluates each on real data. Processes share the work.
 
         Args:
-            eval_dataset: another evaluation set, several by name, or the name of one of the trainer's. All sets see the same students.
+            eval_dataset: another evaluation set, or several by name. All sets see the same students.
 
         Returns:
             For each metric its mean over the students and, as `…_std`, their standard deviation. If there are several sets, a set's
@@ -386,13 +385,12 @@ class FarziTrainer(Trainer):
         has stopped the training, Trainer can remove the checkpoint.
         """
         super()._maybe_log_save_evaluate(tr_loss, grad_norm, model, trial, *args, **kw)
-        number = largest(self.run.noted)  # of all processes
+        number = self.run.signal()
         if number and self.run.saved_step != self.state.global_step:
             self._save_checkpoint(model, trial)
             self.control = self.callback_handler.on_save(self.args, self.state, self.control)
         if number:
-            folder = f"{self.args.output_dir}/{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-            self.run.end(number, f"the run is saved in {folder} and can be resumed from there")
+            self.run.end(number)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         with names_the_disk(self.args.output_dir):

@@ -34,7 +34,7 @@ from farzi_hf.summary.store.text import as_written, json_text
 
 logger = logging.getLogger(__name__)
 
-MANIFEST, VERSION = "manifest.json", 1
+MANIFEST = "manifest.json"
 
 
 def _shard(folder: Path, trajectory: int) -> Path:
@@ -96,7 +96,7 @@ def record_trajectories(
         check_rows(train_dataset, learner, data_collator)
     settings = {name: value for name, value in asdict(optimizer).items() if name != "lr_schedule"}
     manifest = {
-        "version": VERSION, "steps": steps, "save_every": save_every, "batch_size": batch_size, "seed": seed,
+        "version": 1, "steps": steps, "save_every": save_every, "batch_size": batch_size, "seed": seed,
         "together": 1,  # older versions could record several on the same minibatches
         "optimizer": {"class": type(optimizer).__name__, **settings}, "data": described(train_dataset)["fingerprint"],
         **_model_facts(learner),
@@ -152,19 +152,12 @@ def _model_facts(learner: Learner) -> dict[str, Any]:
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
-    path = folder / MANIFEST
     try:
-        manifest = as_written(json.loads(path.read_text(encoding="utf-8")))
+        return as_written(json.loads((folder / MANIFEST).read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
         raise ValueError(
             f"folder={str(folder)!r} has no readable {MANIFEST} ({error}); give a folder that record_trajectories has filled"
         ) from None
-    if manifest.get("version") != VERSION:
-        raise ValueError(
-            f"folder={str(folder)!r} has trajectories of format {manifest.get('version')}, but this version reads {VERSION}; "
-            "record them again"
-        )
-    return manifest
 
 
 class TrajectoryBank:

@@ -5,22 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 from live_bytes import LiveBytes
-from transformers import GPT2Config, LlamaConfig
+from tiny_models import V, config_of
 
-from farzi_hf import FarziConfig, FarziData, FarziDataConfig, GRU4RecConfig, SASRecConfig
+from farzi_hf import FarziConfig, FarziData, FarziDataConfig
 from farzi_hf.distillation import Learner, SyntheticTraining
 from farzi_hf.engine import Checkpoint, InnerAdam, Reversible, Tape
 
-V = 11
-LLAMA = LlamaConfig(
-    vocab_size=V, hidden_size=8, intermediate_size=12, num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=8,
-    pad_token_id=0, bos_token_id=1, eos_token_id=2,
-)  # fmt: skip
-NO_DROPOUT = {"embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0, "bos_token_id": 1, "eos_token_id": 2}
 MODELS = {
-    "gpt2": GPT2Config(vocab_size=V, n_positions=8, n_embd=8, n_layer=2, n_head=2, **NO_DROPOUT),
-    "llama": LLAMA,
-    "sasrec": SASRecConfig(num_items=V - 1, hidden_size=8, num_hidden_layers=2, num_attention_heads=1, max_length=8),
+    "gpt2": config_of("gpt2", n_layer=2),
+    "llama": config_of("llama", num_hidden_layers=2),
+    "sasrec": config_of("sasrec", num_hidden_layers=2, num_attention_heads=1),
 }
 
 
@@ -47,7 +41,7 @@ def test_the_meta_gradient_is_the_same(name, adjoint):
 
 
 def test_a_deep_learner_needs_less_memory_for_its_second_derivative():
-    config = GPT2Config(vocab_size=V, n_positions=32, n_embd=32, n_layer=8, n_head=2, **NO_DROPOUT)
+    config = config_of("gpt2", n_embd=32, n_layer=8)
 
     def peak(**options) -> int:
         learner = Learner(config, **options)
@@ -64,6 +58,6 @@ def test_a_deep_learner_needs_less_memory_for_its_second_derivative():
 
 def test_what_cannot_be_recomputed_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"checkpoint_layers=True, but GRU4Rec.* has no nn.ModuleList"):
-        Learner(GRU4RecConfig(num_items=V - 1, hidden_size=8), checkpoint_layers=True)
+        Learner(config_of("gru4rec"), checkpoint_layers=True)
     with pytest.raises(ValueError, match=r"torch_compile=True: .* leave one of them out"):
         FarziConfig(str(tmp_path), checkpoint_layers=True, torch_compile=True, use_cpu=True)

@@ -74,21 +74,16 @@ def test_noise_and_samples_are_of_one_release_alone():
     secret = one.secret(theta, 3)
     assert secret == private().secret({name: x.clone() for name, x in theta.items()}, 3)
     others = {
-        private(key=12).secret(theta, 3),
-        one.secret(theta, 4),
-        one.secret({**theta, "b": torch.tensor([0.0, 1e-20])}, 3),
-        private(noise=SIGMA + 1e-9).secret(theta, 3),
-        private(norm=2 * C).secret(theta, 3),
-        replace(one, batch_size=B + 1).secret(theta, 3),
+        private(key=12).secret(theta, 3), one.secret(theta, 4), one.secret({**theta, "b": torch.tensor([0.0, 1e-20])}, 3),
+        private(noise=SIGMA + 1e-9).secret(theta, 3), private(norm=2 * C).secret(theta, 3), replace(one, batch_size=B + 1).secret(theta, 3),
         replace(one, real=replace(one.real, dataset=one.real.dataset.select([*range(1, N), 1]))).secret(theta, 3),
-    }
+    }  # fmt: skip
     assert len({secret, *others}) == 8
     zero = {"a": torch.zeros(9)}
     for other in others:
         assert not torch.isclose(one._noisy(zero, secret)["a"], one._noisy(zero, other)["a"]).any()
         assert not np.array_equal(one.sample(secret), one.sample(other))
-    totals = [{"a": torch.zeros(9)}, {"a": torch.full((9,), 1e-20)}]  # of other labels, say: whatever makes another sum
-    noises = [one._noisy(total, secret)["a"] for total in totals]
+    noises = [one._noisy({"a": torch.full((9,), x)}, secret)["a"] for x in (0.0, 1e-20)]  # whatever makes another sum
     assert not torch.isclose(*noises).any()
     keys = {PrivateMatching(one.matching, one.real, B, SIGMA, 1e-3, C).key for _ in range(4)}
     assert len(keys) == 4  # without a key, the system draws one
@@ -114,15 +109,10 @@ def test_one_row_changes_the_sum_by_at_most_c(learner, scale):
 
 
 def test_a_row_without_a_finite_gradient_adds_nothing(learner, monkeypatch):
-    theta, objective = learner.initial_parameters(0), private()
-    rows, hard_loss = rows_of(objective, [0, 1, 2]), learner.hard_loss
-    bad = rows[1]["input_ids"]
-    monkeypatch.setattr(
-        learner, "hard_loss", lambda p, r: hard_loss(p, r) * (torch.nan if r["input_ids"] is bad else 1)
-    )
-    found, loss = clipped_sum(learner, theta, rows, C)
-    monkeypatch.undo()
+    theta, rows, hard_loss = learner.initial_parameters(0), rows_of(private(), [0, 1, 2]), learner.hard_loss
     expected, rest = clipped_sum(learner, theta, [rows[0], rows[2]], C)
+    monkeypatch.setattr(learner, "hard_loss", lambda p, row: hard_loss(p, row) * (torch.nan if row is rows[1] else 1))
+    found, loss = clipped_sum(learner, theta, rows, C)
     assert torch.equal(flat(found), flat(expected))
     assert loss == rest
 
@@ -144,11 +134,8 @@ def test_without_noise_and_clipping_it_is_the_gradient_of_the_mean_loss(learner,
 def test_a_table_of_several_runs_has_the_epsilon_of_each():
     runs = [{"privacy_epsilon": 0.5, "privacy_releases": 3, "privacy_delta": 1e-4, "seed": s} for s in (0, 1)]
     assert PrivateMatching.pooled(runs[:1]) == runs[0]
-    assert PrivateMatching.pooled(runs) == {
-        "privacy_delta": 1e-4,
-        "seed": 0,
-        "privacy_epsilon_of_each_run_alone": [0.5, 0.5],
-    }
+    expected = {"privacy_delta": 1e-4, "seed": 0, "privacy_epsilon_of_each_run_alone": [0.5, 0.5]}
+    assert PrivateMatching.pooled(runs) == expected
     assert PrivateMatching.pooled([{"seed": 0}, {"seed": 1}]) == {"seed": 0}
 
 
@@ -178,12 +165,8 @@ def test_a_clipped_noisy_release_is_all_that_the_summary_sees(learner, farzi):
 # -- trainer ---------------------------------------------------------------------------------------------------------
 
 PRIVATE = {
-    **SETTINGS,
-    "objective": "private_matching",
-    "initialization": "random",
-    "privacy_noise_multiplier": 1.3,
-    "privacy_delta": 1e-3,
-}
+    **SETTINGS, "objective": "private_matching", "initialization": "random", "privacy_noise_multiplier": 1.3, "privacy_delta": 1e-3,
+}  # fmt: skip
 
 
 def test_epsilon_in_the_log_and_on_the_card_is_the_accountants(tmp_path, sequences, tokenizer):
@@ -205,9 +188,7 @@ def test_epsilon_in_the_log_and_on_the_card_is_the_accountants(tmp_path, sequenc
     assert f"ε = {expected:.4g} at δ = 0.001" in card
     assert "No differential privacy" not in card
     published = "".join(
-        p.read_text(encoding="utf-8")
-        for p in (tmp_path / "artefact").iterdir()
-        if p.suffix != ".safetensors" and p.is_file()
+        p.read_text("utf-8") for p in (tmp_path / "artefact").iterdir() if p.suffix in (".json", ".md", ".yaml")
     )
     assert str(trainer.objective.key) not in published
 
@@ -235,12 +216,10 @@ def test_a_resumed_run_has_the_same_noise_and_account(tmp_path, sequences, token
         ({"inputs": "tokens", "labels": "own"}, "inputs='tokens': ids would be drawn by their frequency"),
         (
             {"objective": "meta_matching"},
-            "has no effect with objective='meta_matching': set objective='private_matching', or",
+            "has no effect with objective='meta_matching': set objective='private_matching'",
         ),
         ({"trajectories": "omega"}, "trajectories='omega': they were trained on the data"),
-        ({"privacy_noise_multiplier": -1.0}, r"privacy_noise_multiplier=-1.0 is not usable"),
         ({"privacy_noise_multiplier": None}, r"privacy_noise_multiplier=None is not usable"),
-        ({"learner_pool": 2, "window": None}, r"learner_pool=2 needs ages"),
         ({"privacy_delta": 1.0}, r"privacy_delta=1.0 is not usable"),
     ],
 )
@@ -270,14 +249,11 @@ def test_constants_have_no_part_in_gradients_clipping_and_noise():
     """As of a base under adapters: its gradients would take most of C."""
 
     def head_alone() -> torch.nn.Module:
-        model = AutoModelForCausalLM.from_config(config_of("gpt2", tie_word_embeddings=False)).double()
-        model.requires_grad_(False)
+        model = AutoModelForCausalLM.from_config(config_of("gpt2", tie_word_embeddings=False)).requires_grad_(False)
         model.lm_head.requires_grad_(True)
         return model
 
-    frozen, objective = Learner(head_alone), private()
-    theta = frozen.initial_parameters(0)
-    (row,) = rows_of(objective, [0])
-    total, _ = clipped_sum(frozen, theta, [row], norm=1e-3)
+    frozen = Learner(head_alone)
+    total, _ = clipped_sum(frozen, frozen.initial_parameters(0), rows_of(private(), [0]), norm=1e-3)
     assert list(total) == ["lm_head.weight"]
     assert torch.linalg.vector_norm(total["lm_head.weight"]).item() == pytest.approx(1e-3)

@@ -20,11 +20,10 @@ from transformers import (
 )
 
 from farzi_hf import FarziConfig, FarziTrainer
-from farzi_hf.data import InteractionCollator, SequenceCollator, load_sample_interactions, vocabulary_of, word_tokenizer
+from farzi_hf.data import InteractionCollator, SequenceCollator, load_sample_interactions, word_tokenizer
 from farzi_hf.data.sequences import packed_windows
 from farzi_hf.distillation import Learner, record_trajectories
 from farzi_hf.distillation.inner_training import Students
-from farzi_hf.distillation.rows import check_rows
 from farzi_hf.engine import InnerSGD
 from farzi_hf.models import SASRecConfig
 from farzi_hf.summary import FarziData, FarziDataConfig
@@ -45,14 +44,11 @@ def rows(*ids: list[int], **columns: list) -> Dataset:
 @pytest.mark.parametrize(
     ("dataset", "message"),
     [
-        (Dataset.from_dict({"text": ["a"]}), "has columns .*, but no 'input_ids': run farzi_hf.data.tokenize"),
-        (rows([2, 3]).select([]), "is empty: pass at least one sequence"),
         (rows([2, 3], [2]), r"\[1\] has 1 ids .*: next-token prediction needs at least 2"),
         (rows([2, V, 3]), f"holds id {V}, outside 0 … {V - 1}"),
-        (rows([2, -1, 3]), "holds id -1, outside"),
         ([[2, 3]], r"is a list: pass a datasets\.Dataset"),
     ],
-    ids=["no column", "empty", "short", "large id", "negative id", "list"],
+    ids=["short", "large id", "list"],
 )
 def test_unusable_data_are_refused_by_name(make, name, dataset, message):
     with pytest.raises(ValueError, match=f"^{name}: dataset.*({message})"):
@@ -61,8 +57,6 @@ def test_unusable_data_are_refused_by_name(make, name, dataset, message):
 
 def test_unusable_data_are_refused_by_evaluate(make, monkeypatch):
     trainer = make()
-    with pytest.raises(ValueError, match=r"^train_dataset: dataset is a dict: pass a datasets\.Dataset \(one split\)"):
-        make({"train_dataset": {"a": rows([2, 3])}})
     with pytest.raises(ValueError, match=r"^eval_dataset: dataset\['input_ids'\]\[0\] has 1 ids"):
         trainer.evaluate(rows([2]))
     trainer.eval_dataset = None
@@ -71,7 +65,7 @@ def test_unusable_data_are_refused_by_evaluate(make, monkeypatch):
         trainer.evaluate()
 
 
-@pytest.mark.parametrize("args", [None, TrainingArguments("out", use_cpu=True), {"output_dir": "out"}], ids=type)
+@pytest.mark.parametrize("args", [None, TrainingArguments("out", use_cpu=True)], ids=type)
 def test_args_of_another_type_are_refused(make, args):
     with pytest.raises(TypeError, match=f"args is {type(args).__name__}; give a FarziConfig"):
         make({"args": args})
@@ -92,9 +86,6 @@ def test_a_tokenizer_larger_than_the_learner_is_refused(make, text):
     ("name", "value", "source"),
     [
         ("vocab_size", V + 1, "the learner's"),
-        ("num_sequences", 5, "args.num_sequences"),
-        ("sequence_length", 5, "args.sequence_length"),
-        ("latent_dim", 5, "args.latent_dim"),
         ("tau", 0.5, "args.tau"),
     ],
 )
@@ -102,13 +93,6 @@ def test_a_summary_that_args_do_not_describe_is_refused(make, name, value, sourc
     shape = {"num_sequences": 4, "sequence_length": 8, "latent_dim": 4, "vocab_size": V}
     farzi = FarziData(FarziDataConfig(**{**shape, name: value}))
     with pytest.raises(ValueError, match=f"farzi_data has {name}={value}, but {source} is .*; make the two equal"):
-        make({"farzi_data": farzi})
-
-
-def test_a_summary_of_another_vocabulary_is_refused(make, text):
-    other = word_tokenizer(sorted(text["train"]["text"])[:60], vocab_size=50)
-    farzi = FarziData(FarziDataConfig(4, 8, 4, V, vocabulary_hash=vocabulary_of(other).hash()))
-    with pytest.raises(ValueError, match=r"processing_class brings a vocabulary with hash .*; use that tokenizer"):
         make({"farzi_data": farzi})
 
 
@@ -130,11 +114,9 @@ def test_errors_name_the_rows_of_the_user_and_not_those_cut_of_them(make):
     long = list(range(2, 40))
     with pytest.raises(ValueError, match=r"^train_dataset: dataset\['input_ids'\]\[2\] holds id -1"):
         make({**histories, "train_dataset": rows(long, long, [2, -1, 3]), "eval_dataset": rows([2, 3])})
-    with pytest.raises(ValueError, match=r"^train_dataset: dataset is empty"):
-        make({**histories, "train_dataset": rows([2], [3], [4]), "eval_dataset": rows([2, 3])})
 
 
-@pytest.mark.parametrize("kind", ["numpy", "pandas", "arrow", "torch"])
+@pytest.mark.parametrize("kind", ["pandas", "torch"])
 def test_rows_may_have_any_format(make, sequences, kind):
     own = {"inputs": "tokens", "labels": "own", "teacher_steps": 2, "max_steps": 1}
     make({"train_dataset": sequences["train"].with_format(kind)}, **own).train()
@@ -151,15 +133,12 @@ def test_dropping_the_last_batch_leaves_evaluations_whole(make, sequences):
 
 
 @pytest.mark.parametrize("name", ["train_dataset", "eval_dataset"])
-def test_a_row_of_more_ids_than_positions_is_refused(make, sequences, name):
+def test_a_row_of_more_ids_than_positions_is_refused(make, name):
     fits, long = [5] * POSITIONS, [5] * (POSITIONS + 1)
     message = rf"^{name}: dataset\['input_ids'\]\[1\] has 65 ids, but the learner reads 64 at most: .*max_length=64"
     with pytest.raises(ValueError, match=message):
         make({name: rows(fits, long, fits)})
-    trainer = make({name: rows(*[fits] * 50)})
-    if name == "eval_dataset":
-        with pytest.raises(ValueError, match=message):
-            trainer.evaluate(rows(fits, long))
+    make({name: rows(*[fits] * 50)})
 
 
 def test_a_sequence_length_beyond_the_positions_is_refused(make):
@@ -193,17 +172,6 @@ def test_what_a_model_reads_is_tried(config, limit):
     learner.logits(learner.initial_parameters(0), {"input_ids": ids})
 
 
-@pytest.mark.gpu
-def test_a_gpu_still_works_after_a_length_was_refused():
-    learner = Learner(config_of("gpt2", n_positions=20)).to("cuda")
-    assert learner.readable(30) == 20
-    assert (
-        learner.logits(learner.initial_parameters(0, "cuda"), {"input_ids": torch.ones(1, 20, dtype=int).cuda()})
-        .isfinite()
-        .all()
-    )
-
-
 # -- something to predict --------------------------------------------------------------------------------------------
 
 IDS = [2, 5, 6, 3]
@@ -212,19 +180,17 @@ IDS = [2, 5, 6, 3]
 @pytest.mark.parametrize(
     "dataset",
     [
-        rows(IDS, [0, 0, 0], IDS), rows(IDS, [2, 0, 0], IDS),
-        rows(IDS, IDS, IDS, labels=[IDS, [-100] * 4, IDS]), rows(IDS, IDS, IDS, labels=[IDS, [2, -100, -100, -100], IDS]),
+        rows(IDS, [2, 0, 0], IDS),
+        rows(IDS, IDS, IDS, labels=[IDS, [2, -100, -100, -100], IDS]),
         rows(IDS, IDS, IDS, attention_mask=[[1] * 4, [0] * 4, [1] * 4]),
         rows(IDS, IDS, IDS, labels=[IDS, [-100, -100, -100, 3], IDS], attention_mask=[[1] * 4, [1, 1, 1, 0], [1] * 4]),
     ],
-    ids=["padding", "padding but for the first", "labels", "labels but for the first", "attention_mask", "both"],
-)  # fmt: skip
-@pytest.mark.parametrize("name", ["train_dataset", "eval_dataset"])
-def test_a_row_without_anything_to_predict_is_refused(make, name, dataset):
-    with pytest.raises(
-        ValueError, match=rf"^{name}: dataset\[1\] has nothing to predict after its first id \(1 rows are like it\)"
-    ):
-        make({name: dataset})
+    ids=["padding", "labels", "attention_mask", "both"],
+)
+def test_a_row_without_anything_to_predict_is_refused(make, dataset):
+    message = r"^train_dataset: dataset\[1\] has nothing to predict after its first id \(1 rows are like it\)"
+    with pytest.raises(ValueError, match=message):
+        make({"train_dataset": dataset})
 
 
 @pytest.mark.parametrize(
@@ -232,22 +198,12 @@ def test_a_row_without_anything_to_predict_is_refused(make, name, dataset):
     [
         ({"labels": [IDS, [2, 5]]}, r"dataset\['labels'\]\[1\] has 2 values beside 4 ids: make them equally long"),
         ({"attention_mask": [[1] * 5, [1] * 4]}, r"dataset\['attention_mask'\]\[0\] has 5 values beside 4 ids"),
-        ({"labels": [IDS, [2, 5, 54, 3]]}, "dataset\\['labels'\\] holds 54: give -100 or ids of 0 … 53"),
-        ({"labels": [IDS, [2, 5, -1, 3]]}, r"dataset\['labels'\] holds -1"),
-        ({"labels": [[0.5] * 4] * 2}, r"dataset\['labels'\] has type list<.*double>: it must hold a list of integers"),
-        ({"labels": [1, 2]}, r"dataset\['labels'\] has type int64"),
+        ({"labels": [[0.5] * 4] * 2}, r"dataset\['labels'\] holds double values: it must hold integers"),
     ],
 )
 def test_columns_that_do_not_fit_the_ids_are_refused(make, columns, message):
     with pytest.raises(ValueError, match=f"^train_dataset: {message}"):
         make({"train_dataset": rows(IDS, IDS, **columns)})
-
-
-def test_items_of_padding_only_are_refused():
-    learner = Learner(config_of("sasrec"))
-    check_rows(rows([1, 2], [0, 3]), learner, InteractionCollator())
-    with pytest.raises(ValueError, match=r"dataset\[1\] has nothing to predict"):
-        check_rows(rows([1, 2], [0, 0]), learner, InteractionCollator())
 
 
 # -- the default collator --------------------------------------------------------------------------------------------
@@ -289,30 +245,9 @@ def test_rows_may_bring_labels_and_a_mask():
     }  # fmt: skip
 
 
-def test_a_tokenizer_without_padding_distils_what_one_with_it_does(tmp_path, sequences, tokenizer):
-    """GPT-2's own has none."""
-    results = []
-    for i, token in enumerate((tokenizer.pad_token, None, tokenizer.eos_token)):
-        trainer = tiny_trainer(
-            tmp_path / str(i),
-            sequences,
-            without_padding(tokenizer, token),
-            max_steps=2,
-            save_strategy="steps",
-            save_steps=2,
-        )
-        trainer.train()
-        trainer.save_model()
-        results.append((trainer.model.latents.detach().clone(), trainer.evaluate()["eval_loss"]))
-    for latents, loss in results[1:]:
-        assert torch.equal(latents, results[0][0])
-        assert loss == results[0][1]
-
-
-@pytest.mark.parametrize("mask", [[0, 0, 1, 1], [1, 0, 1, 1]])
-def test_padding_before_an_id_is_refused(make, mask):
+def test_padding_before_an_id_is_refused(make):
     """A tokenizer that pads on the left gave other perplexities: the first id was predicted from padding."""
-    padded = rows([5, 6, 0, 0], [0, 0, 5, 6], attention_mask=[[1, 1, 0, 0], mask])
+    padded = rows([5, 6, 0, 0], [0, 0, 5, 6], attention_mask=[[1, 1, 0, 0], [0, 0, 1, 1]])
     with pytest.raises(
         ValueError, match=r"^train_dataset: dataset\['attention_mask'\]\[1\] has 0 before 1: .*padding_side"
     ):
@@ -347,15 +282,6 @@ def test_training_rows_are_packed_and_evaluation_rows_are_not(tmp_path, sequence
     assert trainer.state.log_history[0]["loss"] > 0
 
 
-def test_columns_that_cannot_be_packed_are_refused(tmp_path, sequences, tokenizer):
-    rows = sequences["train"].map(lambda row: {"labels": row["input_ids"]})
-    with pytest.raises(ValueError, match=r"^train_dataset: dataset has the columns labels, which windows would lose"):
-        tiny_trainer(
-            tmp_path / "out", sequences, tokenizer,
-            {"task": LanguageModeling(tokenizer, pack=True), "processing_class": None, "train_dataset": rows},
-        )  # fmt: skip
-
-
 # -- streams and workers ---------------------------------------------------------------------------------------------
 
 OWN = {"inputs": "tokens", "labels": "own", "teacher_steps": 3}
@@ -388,8 +314,7 @@ def test_a_run_resumes_bit_identically_in_the_middle_of_an_epoch(make, sequences
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # with one core
 @pytest.mark.parametrize("streaming", [False, True], ids=["map-style", "stream"])
-@pytest.mark.parametrize("workers", [1, 2])
-def test_workers_give_the_same_run(tmp_path, sequences, tokenizer, streaming, workers):
+def test_workers_give_the_same_run(tmp_path, sequences, tokenizer, streaming):
     def run(number: int) -> FarziTrainer:
         data = {"train_dataset": rows_only_as_a_stream(sequences)} if streaming else {}
         settings = {"max_steps": 5, "dataloader_num_workers": number, "inner_steps": 2, "inner_steps_min": None}
@@ -397,19 +322,15 @@ def test_workers_give_the_same_run(tmp_path, sequences, tokenizer, streaming, wo
         trainer.train()
         return trainer
 
-    assert same(run(workers), run(0))
+    assert same(run(2), run(0))
 
 
 def test_a_teacher_needs_no_more_than_a_stream(make, sequences):
-    def run() -> FarziTrainer:
-        trainer = make({"train_dataset": rows_only_as_a_stream(sequences)}, **OWN)
+    runs = [make({"train_dataset": rows_only_as_a_stream(sequences)}, **OWN) for _ in range(2)]
+    for trainer in runs:
         trainer.tune_initialization()
-        return trainer
-
-    one, other = run(), run()
-    for ours, theirs in zip(one.model.tensors.values(), other.model.tensors.values(), strict=True):
-        assert torch.equal(ours, theirs)
-    assert one._open_start is None
+        assert trainer._open_start is None
+    assert all(map(torch.equal, *(trainer.model.tensors.values() for trainer in runs)))
 
 
 def test_the_start_is_that_of_the_same_rows_in_memory(make, sequences):
@@ -434,43 +355,26 @@ def test_histories_are_cut_while_they_come(tmp_path):
 
 
 def test_trajectories_are_recorded_on_a_stream(tmp_path, sequences):
-    learner = Learner(tiny_learner(V))
-    settings = {"num": 2, "steps": 2, "save_every": 1, "batch_size": 8}
-    stream = sequences["train"].to_iterable_dataset()
-    banks = {
-        name: record_trajectories(
-            learner, InnerSGD(lr=0.1), stream, InteractionCollator(), tmp_path / name, seed=seed, **settings
-        )
+    learner, stream = Learner(tiny_learner(V)), sequences["train"].to_iterable_dataset()
+    one, same, other = (
+        record_trajectories(
+            learner, InnerSGD(lr=0.1), stream, InteractionCollator(), tmp_path / name, num=2, steps=2, save_every=1, batch_size=8, seed=seed
+        ).checkpoint(1, 2)["transformer.wte.weight"]
         for name, seed in (("one", 0), ("same", 0), ("other", 1))
-    }
-    ends = {name: torch.cat([x.flatten() for x in bank.checkpoint(1, 2).values()]) for name, bank in banks.items()}
-    assert torch.equal(ends["one"], ends["same"])
-    assert not torch.equal(ends["one"], ends["other"])
-    short = Dataset.from_dict({"input_ids": [[2, 3], [2]]}).to_iterable_dataset()
-    with pytest.raises(ValueError, match=r"rows 0 … 1 of the stream.* has 1 ids"):
-        record_trajectories(learner, InnerSGD(lr=0.1), short, InteractionCollator(), tmp_path / "x", seed=0, **settings)
+    )  # fmt: skip
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
 
 
 @pytest.mark.parametrize(
     ("arguments", "settings", "message"),
     [
         ({}, {"max_steps": -1, "num_train_epochs": 1}, "train_dataset is a stream, .*num_train_epochs=1.*: give max_steps"),
-        ({"eval_dataset": Dataset.from_dict({"input_ids": [[2, 3]]}).to_iterable_dataset()}, {},
-         r"eval_dataset is a stream, .*: give a Dataset"),
-        ({"train_dataset": Dataset.from_dict({"input_ids": [[2, 3], [2, V]]}).to_iterable_dataset()}, {},
-         rf"^train_dataset: rows 0 … 1 of the stream, .*\[1\] holds id {V}"),
-        ({"train_dataset": Dataset.from_dict({"text": ["a"]}).to_iterable_dataset()}, {}, "^train_dataset: .*no 'input_ids'"),
+        ({"eval_dataset": rows([2, 3]).to_iterable_dataset()}, {}, r"eval_dataset: dataset is a IterableDataset: pass a datasets\.Dataset"),
+        ({"train_dataset": rows([2, 3], [2, V]).to_iterable_dataset()}, {}, rf"^train_dataset: rows 0 … 1 of the stream, .*\[1\] holds id {V}"),
     ],
-    ids=["epochs", "evaluation", "a large id", "no column"],
+    ids=["epochs", "evaluation", "a large id"],
 )  # fmt: skip
 def test_what_cannot_work_with_a_stream_is_refused(make, sequences, arguments, settings, message):
     with pytest.raises(ValueError, match=message):
         make({"train_dataset": sequences["train"].to_iterable_dataset(), **arguments}, **settings)
-
-
-def test_a_later_row_that_cannot_be_used_ends_the_training(make, sequences):
-    rows = [*sequences["train"]["input_ids"], *[[2, 3]] * 200, [2]]
-    trainer = make({"train_dataset": Dataset.from_dict({"input_ids": rows}).to_iterable_dataset()}, concentration=8.0,
-                   initialization="random", max_steps=20, inner_steps=1, inner_steps_min=None)  # fmt: skip
-    with pytest.raises(ValueError, match=r"rows 256 … 360 of the stream, .*has 1 ids"):
-        trainer.train()

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import random
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import yaml
-from datasets import Dataset, DatasetDict
+from datasets import Dataset
 from tiny_trainer import logged, tensors
 from transformers import DataCollatorForLanguageModeling
 from transformers.trainer_callback import TrainerCallback
 
-from farzi_hf.distillation.inner_training import Students
 from farzi_hf.metrics import token_metrics, token_statistics
 from farzi_hf.summary import FarziData
 
@@ -45,8 +43,7 @@ def test_evaluation_is_mean_and_deviation_over_students(make, sequences, tokeniz
 
 def test_a_diverged_student_gives_infinity_not_a_warning(make):
     perplexities = iter([5.0, float("inf")])
-    trainer = make({"compute_metrics": lambda _: {"perplexity": next(perplexities)}})
-    metrics = trainer.evaluate()
+    metrics = make({"compute_metrics": lambda _: {"perplexity": next(perplexities)}}).evaluate()
     assert metrics["eval_perplexity"] == float("inf")
     assert np.isnan(metrics["eval_perplexity_std"])
 
@@ -67,15 +64,6 @@ def test_evaluations_of_one_summary_are_saved_together(make, sequences, tmp_path
     assert metrics == {**metrics, "eval_loss": first["eval_loss"], "test_loss": second["test_loss"]}
 
 
-def test_evaluation_leaves_random_states_alone(make):
-    trainer = make()
-    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1]  # noqa: NPY002
-    trainer.evaluate()
-    assert torch.equal(torch.get_rng_state(), before[0])
-    assert random.getstate() == before[1]
-    assert np.array_equal(np.random.get_state()[1], before[2])  # noqa: NPY002
-
-
 def test_evaluation_does_not_change_the_distillation(make):
     """Over more than one epoch, so that data are shuffled after an evaluation."""
     quiet = make(max_steps=6)
@@ -88,12 +76,15 @@ def test_evaluation_does_not_change_the_distillation(make):
     assert logged(evaluating, "loss") == logged(quiet, "loss")
 
 
-def test_the_best_summary_is_the_one_with_the_lowest_perplexity(make):
-    perplexities = iter([5.0, 3.0, 9.0])
+@pytest.mark.parametrize("several", [False, True])
+def test_the_best_summary_is_the_one_with_the_lowest_perplexity(make, sequences, several):
+    perplexities = iter([9.0, 5.0, 1.0, 3.0, 2.0, 9.0] if several else [5.0, 3.0, 9.0])  # near and far by turns
+    sets = {"near": sequences["validation"], "far": sequences["test"]} if several else sequences["validation"]
+    name = "far_perplexity" if several else "perplexity"
     trainer = make(
-        {"compute_metrics": lambda _: {"perplexity": next(perplexities)}},
+        {"eval_dataset": sets, "compute_metrics": lambda _: {"perplexity": next(perplexities)}},
         max_steps=3, eval_students=1, eval_strategy="steps", eval_steps=1, save_strategy="steps", save_steps=1,
-        load_best_model_at_end=True, metric_for_best_model="perplexity",
+        load_best_model_at_end=True, metric_for_best_model=name,
     )  # fmt: skip
     kept = []
 
@@ -108,15 +99,14 @@ def test_the_best_summary_is_the_one_with_the_lowest_perplexity(make):
     trainer.save_model(folder := f"{trainer.args.output_dir}/best")
     assert FarziData.from_pretrained(folder).latents.equal(kept[1][0])
     saved = yaml.safe_load(Path(folder, "metrics.json").read_text(encoding="utf-8"))
-    assert (saved["eval_perplexity"], saved["step"]) == (3.0, 2)
+    assert (saved[f"eval_{name}"], saved["step"]) == (3.0, 2)
 
 
 # -- several sets ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [dict, DatasetDict])
-def test_each_set_has_the_metrics_that_it_has_alone(make, sequences, kind):
-    sets = kind({"near": sequences["validation"], "far": sequences["test"]})
+def test_each_set_has_the_metrics_that_it_has_alone(make, sequences):
+    sets = {"near": sequences["validation"], "far": sequences["test"]}
     trainer = make({"eval_dataset": sets})
     together = trainer.evaluate()
     for name, rows in sets.items():
@@ -129,52 +119,21 @@ def test_each_set_has_the_metrics_that_it_has_alone(make, sequences, kind):
     assert "eval_perplexity" not in together
 
 
-def test_all_sets_see_the_same_students(make, sequences, monkeypatch):
+def test_sets_are_evaluated_by_hand(make, sequences):
     trainer = make({"eval_dataset": {"near": sequences["validation"], "far": sequences["test"]}})
-    trained, train = [], Students.on_summary
-    monkeypatch.setattr(Students, "on_summary", lambda self, index: trained.append(index) or train(self, index))
-    trainer.evaluate()
-    assert trained == [0, 1]
-
-
-def test_a_set_is_evaluated_by_hand(make, sequences):
-    trainer = make({"eval_dataset": {"near": sequences["validation"], "far": sequences["test"]}})
-    by_name = trainer.evaluate("far")
-    assert by_name == trainer.evaluate(sequences["test"])
     others = trainer.evaluate({"far": sequences["test"]}, metric_key_prefix="test")
     assert not any(name.startswith("eval") for name in others)
-    assert others["test_far_perplexity"] == by_name["eval_perplexity"]
-    with pytest.raises(
-        ValueError, match=r"eval_dataset='wide' is not one of FarziTrainer's sets: it has several, near, far"
-    ):
-        trainer.evaluate("wide")
-    with pytest.raises(ValueError, match=r"eval_dataset='near' is not one of .*: it has none with a name"):
-        make().evaluate("near")
-
-
-def test_a_run_logs_the_sets_and_keeps_the_best_by_one_of_them(make, sequences):
-    perplexities = iter([1.0, 5.0, 2.0, 3.0, 3.0, 9.0])  # near and far by turns: the second step is best on far
-    trainer = make(
-        {"eval_dataset": {"near": sequences["validation"], "far": sequences["test"]},
-         "compute_metrics": lambda _: {"perplexity": next(perplexities)}},
-        max_steps=3, eval_students=1, eval_strategy="steps", eval_steps=1, save_strategy="steps", save_steps=1,
-        load_best_model_at_end=True, metric_for_best_model="far_perplexity",
-    )  # fmt: skip
-    trainer.train()
-    logged = [entry["eval_far_perplexity"] for entry in trainer.state.log_history if "eval_far_perplexity" in entry]
-    assert logged == [5.0, 3.0, 9.0]
-    assert trainer.state.best_model_checkpoint.endswith("checkpoint-2")
+    assert others["test_far_perplexity"] == trainer.evaluate()["eval_far_perplexity"]
 
 
 @pytest.mark.parametrize("by_hand", [False, True])
 @pytest.mark.parametrize(
     ("sets", "message"),
     [
-        ({"short": [[2, 3], [2]]}, r"^eval_dataset\['short'\]: dataset\['input_ids'\]\[1\] has 1 ids"),
         ({"fine": [[2, 3]], "wide": [[2, V]]}, rf"^eval_dataset\['wide'\]: dataset\['input_ids'\]\[0\] holds id {V}"),
         ({}, r"^eval_dataset is a dict without data sets: give at least one, or None"),
     ],
-    ids=["short", "wide", "empty"],
+    ids=["wide", "empty"],
 )
 def test_the_unusable_set_is_named(make, sets, message, by_hand):
     sets = {name: Dataset.from_dict({"input_ids": rows}) for name, rows in sets.items()}

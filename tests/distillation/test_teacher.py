@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from tiny_trainer import tiny_learner, tiny_trainer
+from tiny_trainer import tiny_learner
 from transformers import AutoModelForCausalLM, GPT2Config
 
 from farzi_hf import FarziData, FarziDataConfig, SASRecConfig
@@ -35,14 +35,20 @@ def summary(learner: Learner, label_dim: int | None = None, **changes) -> FarziD
     return FarziData(config)
 
 
+def some_parameters(learner: Learner, seed: int) -> dict[str, torch.Tensor]:
+    """With a bias in the head, which starts at 0."""
+    generator = torch.Generator().manual_seed(seed)
+    start = learner.initial_parameters(seed)
+    return {name: x + 0.3 * torch.randn(x.shape, generator=generator) for name, x in start.items()}
+
+
 @pytest.mark.parametrize("inputs", ["tokens", "soft"])
 @pytest.mark.parametrize("kind", ["gpt2", "untied", "sasrec"])
 def test_labels_are_what_the_teacher_predicts(kind, inputs):
     config = SASRecConfig(num_items=V - 1, hidden_size=8, max_length=10) if kind == "sasrec" else tiny_learner(V)
     config.tie_word_embeddings = kind != "untied"
     learner = Learner(config)
-    params = learner.initial_parameters(1)
-    params = {name: x + 0.3 * torch.randn_like(x) for name, x in params.items()}  # the bias of a head starts at 0
+    params = some_parameters(learner, 1)
     farzi = summary(learner, inputs=inputs)
     label(farzi, [Teacher(learner, params)])
     given = farzi.input_ids.long() if inputs == "tokens" else farzi(torch.arange(6)).detach()
@@ -77,12 +83,6 @@ def test_a_teacher_learns_and_is_a_function_of_its_seed(sequences):
         replace(train, optimizer=InnerAdam(1e30)).train(learner, data, 1)
 
 
-def some_parameters(learner: Learner, seed: int) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    start = learner.initial_parameters(seed)
-    return {name: x + 0.3 * torch.randn(x.shape, generator=generator) for name, x in start.items()}
-
-
 def test_several_teachers_label_by_the_mean_of_their_logits():
     """They may be of different kinds and widths."""
     learners = [Learner(tiny_learner(V)), Learner(SASRecConfig(num_items=V - 1, hidden_size=8, max_length=10))]
@@ -104,34 +104,30 @@ def test_a_teacher_of_another_vocabulary_is_refused():
 # -- ids -------------------------------------------------------------------------------------------------------------
 
 
+def drawn(sequences, draw, shape: tuple[int, int], seed: int = 0) -> np.ndarray:
+    return draw(*flatten_sequences(sequences["train"]), shape, np.random.default_rng(seed))
+
+
 @pytest.mark.parametrize("name", INPUT_SEQUENCES)
 def test_ids_are_of_the_data_and_a_function_of_the_generator(sequences, name):
-    tokens, lengths = flatten_sequences(sequences["train"])
-    first, again, other = (
-        INPUT_SEQUENCES[name].draw(tokens, lengths, (6, 20), np.random.default_rng(seed)) for seed in (0, 0, 1)
-    )
+    first, again, other = (drawn(sequences, INPUT_SEQUENCES[name].draw, (6, 20), seed) for seed in (0, 0, 1))
     assert first.shape == (6, 20)
-    assert set(first.flatten()) <= set(tokens)
+    assert set(first.flatten()) <= set(flatten_sequences(sequences["train"])[0])
     assert np.array_equal(first, again)
     assert not np.array_equal(first, other)
 
 
 def test_made_up_sequences_show_every_id_and_no_sentence(sequences):
-    tokens, lengths = flatten_sequences(sequences["train"])
-    ids = made_up(tokens, lengths, (10, 20), np.random.default_rng(0))
-    assert set(ids.flatten()) == set(tokens)
-    few = made_up(tokens, lengths, (2, 5), np.random.default_rng(0))
-    assert len(set(few.flatten())) == 10  # different ones, where there is no room for all
+    assert set(drawn(sequences, made_up, (10, 20)).flatten()) == set(flatten_sequences(sequences["train"])[0])
+    assert len(set(drawn(sequences, made_up, (2, 5)).flatten())) == 10  # different ones, where there is no room for all
 
 
 def test_covering_windows_are_real_and_show_more(sequences):
-    tokens, lengths = flatten_sequences(sequences["train"])
-    shape = (4, 10)
-    covering = covering_windows(tokens, lengths, shape, np.random.default_rng(0))
-    assert len(set(covering.flatten())) > len(
-        set(real_windows(tokens, lengths, shape, np.random.default_rng(0)).flatten())
-    )
-    pairs = set(itertools.pairwise(tokens)) | {(3, 2)}  # the end of a sentence, the beginning of another
+    covering, plain = (drawn(sequences, draw, (4, 10)) for draw in (covering_windows, real_windows))
+    assert len(set(covering.flatten())) > len(set(plain.flatten()))
+    pairs = set(itertools.pairwise(flatten_sequences(sequences["train"])[0])) | {
+        (3, 2)
+    }  # the end of a sentence, the beginning of another
     assert {(a, b) for row in covering for a, b in itertools.pairwise(row)} <= pairs
 
 
@@ -160,10 +156,8 @@ def test_the_meta_gradient_is_exact(sequences, adjoint, inputs):
 
 
 @pytest.mark.parametrize("inputs", ["tokens", pytest.param("soft", marks=pytest.mark.slow)])
-def test_a_distillation_of_labels_makes_students_better(tmp_path, sequences, tokenizer, inputs):
-    trainer = tiny_trainer(
-        tmp_path, sequences, tokenizer, **{**OWN, "inputs": inputs}, max_steps=15, learning_rate=0.003
-    )
+def test_a_distillation_of_labels_makes_students_better(make, tmp_path, inputs):
+    trainer = make(**{**OWN, "inputs": inputs}, max_steps=15, learning_rate=0.003)
     trainer.tune_initialization()
     ids = trainer.model.tensors.get("input_ids", torch.empty(0)).clone()
     before = trainer.evaluate()["eval_perplexity"]
@@ -175,13 +169,12 @@ def test_a_distillation_of_labels_makes_students_better(tmp_path, sequences, tok
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_given_teachers_label(tmp_path, sequences, tokenizer, count):
+def test_given_teachers_label(make, count):
     models = []
     for seed in range(count):
         torch.manual_seed(seed)
         models.append(AutoModelForCausalLM.from_config(tiny_learner(V)).eval())
-    given = models if count > 1 else models[0]
-    trainer = tiny_trainer(tmp_path, sequences, tokenizer, trainer={"teacher": given}, **OWN, label_dim=16 * count)
+    trainer = make({"teacher": models if count > 1 else models[0]}, **OWN, label_dim=16 * count)
     trainer.tune_initialization()
     ids = trainer.model.input_ids.long()
     logits = [model(ids, attention_mask=torch.ones_like(ids)).logits for model in models]
@@ -201,40 +194,29 @@ def test_teachers_are_models_or_configs(teacher, message):
         Labelling.by(teacher, Learner(tiny_learner(V)))
 
 
-def test_no_outer_step_leaves_the_summary_at_its_start(tmp_path, sequences, tokenizer):
-    trainer = tiny_trainer(tmp_path / "a", sequences, tokenizer, **OWN, max_steps=0)
+def test_no_outer_step_leaves_the_summary_at_its_start(make):
+    trainer, started = make(**OWN, max_steps=0), make(**OWN)
     assert trainer.train().global_step == 0
-    (entry,) = [entry for entry in trainer.state.log_history if "start_seconds" in entry]
-    assert entry["start_seconds"] > 0
-    started = tiny_trainer(tmp_path / "b", sequences, tokenizer, **OWN)
+    assert trainer.state.log_history[-1]["start_seconds"] > 0
     started.tune_initialization()
     assert all(map(torch.equal, trainer.model.tensors.values(), started.model.tensors.values()))
-    trainer.save_model(str(tmp_path / "s"))
-    assert FarziData.from_pretrained(tmp_path / "s").fingerprint() == trainer.model.fingerprint()
 
 
-def test_a_teacher_of_another_config_is_trained_and_labels(tmp_path, sequences, tokenizer):
+@pytest.mark.parametrize(("settings", "width"), [({}, 24), ({"label_dim": 10}, 10)])
+def test_a_teacher_of_another_config_is_trained_and_labels(make, settings, width):
     """It is wider than the learner, and so are the labels, unless `label_dim` says less."""
     wide = tiny_learner(V)
     wide.n_embd = 24
-    widths = []
-    for settings in ({}, {"label_dim": 10}):
-        trainer = tiny_trainer(
-            tmp_path / str(len(widths)), sequences, tokenizer, trainer={"teacher": wide}, **OWN, **settings
-        )
-        before = trainer.model.label_latents.clone()
-        trainer.tune_initialization()
-        assert not torch.equal(trainer.model.label_latents, before)
-        assert trainer.learner.model.config.n_embd == 16
-        widths.append(trainer.model.config.label_dim)
-    assert widths == [24, 10]
+    trainer = make({"teacher": wide}, **OWN, **settings)
+    before = trainer.model.label_latents.clone()
+    trainer.tune_initialization()
+    assert not torch.equal(trainer.model.label_latents, before)
+    assert (trainer.learner.model.config.n_embd, trainer.model.config.label_dim) == (16, width)
 
 
-def test_teachers_of_several_kinds_are_trained_and_label_together(tmp_path, sequences, tokenizer):
+def test_teachers_of_several_kinds_are_trained_and_label_together(make):
     kinds = [tiny_learner(V), RNNConfig(vocab_size=V, hidden_size=8)]
-    trainer = tiny_trainer(
-        tmp_path, sequences, tokenizer, {"teacher": kinds}, **{**OWN, "teacher_steps": 10}, label_dim=24, num_teachers=2
-    )
+    trainer = make({"teacher": kinds}, **{**OWN, "teacher_steps": 10}, label_dim=24, num_teachers=2)
     trainer.tune_initialization()
     data = RealData(trainer.train_dataset, trainer.data_collator, quiet=True)
     training = trainer.args.make_teacher_training()
@@ -247,11 +229,11 @@ def test_teachers_of_several_kinds_are_trained_and_label_together(tmp_path, sequ
     assert error < other / 2  # 48 numbers do not fit into 24
 
 
-def test_groups_of_tokens_are_those_that_the_teacher_sees_alike(tmp_path, sequences, tokenizer):
+def test_groups_of_tokens_are_those_that_the_teacher_sees_alike(make):
     torch.manual_seed(0)
     teacher = AutoModelForCausalLM.from_config(tiny_learner(V))
     settings = {**OWN, "inputs": "soft", "initialization": "clusters", "latent_dim": 18, "concentration": None}
-    trainer = tiny_trainer(tmp_path, sequences, tokenizer, trainer={"teacher": teacher}, **settings)
+    trainer = make({"teacher": teacher}, **settings)
     trainer.tune_initialization()
     ours, theirs = (
         x - x.mean(0) for x in (trainer.model.decoder[:16].T.detach(), teacher.transformer.wte.weight.detach())
@@ -268,13 +250,7 @@ def test_groups_of_tokens_are_those_that_the_teacher_sees_alike(tmp_path, sequen
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_teachers_predict_only_what_labels_and_mask_leave(stream):
-    columns = {
-        "input_ids": [[4, 5, 6, 7]] * 3,
-        "labels": [[-100, -100, 6, 7]] * 3,
-        "attention_mask": [[1, 1, 1, 0]] * 3,
-    }
-    rows = Dataset.from_dict({**columns, "text": ["other"] * 3})
+    row = {"input_ids": [4, 5, 6, 7], "labels": [-100, -100, 6, 7], "attention_mask": [1, 1, 1, 0], "text": "other"}
+    rows = Dataset.from_list([row] * 3)
     data = RealData(RowStream(rows.to_iterable_dataset(), lambda rows: rows) if stream else rows, SequenceCollator())
-    batch = real_batches(data, 2, 3, seed=0)(1)
-    assert batch["labels"].tolist() == [[-100, -100, 6, -100]] * 2
-    assert data.batch(data.some(1, seed=0))["labels"].tolist() == [[-100, -100, 6, -100]]
+    assert real_batches(data, 2, 3, seed=0)(1)["labels"].tolist() == [[-100, -100, 6, -100]] * 2

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections import Counter
 from functools import partial
 
@@ -135,15 +133,12 @@ def test_recording_goes_on_where_it_was_killed(record, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("change", "name"),
     [
-        ({"steps": 8}, r"steps \(6, now 8\)"),
         ({"seed": 8}, r"seed \(7, now 8\)"),
-        ({"optimizer": SGD}, "optimizer"),
         ({"optimizer": InnerAdam(lr=0.04, eps=1e-3)}, "optimizer"),
         ({"data": sequences(1)}, "data"),
-        ({"learner": Learner(partial(gpt2, n_layer=2))}, "parameters"),
         ({"learner": Learner(partial(gpt2, n_head=1))}, "model"),
     ],
-    ids=["steps", "seed", "optimizer", "its settings", "data", "shapes", "model"],
+    ids=["seed", "optimizer", "data", "model"],
 )  # fmt: skip
 def test_a_folder_recorded_otherwise_is_refused_and_left_alone(record, tmp_path, change, name):
     record(num=1)
@@ -180,44 +175,20 @@ def test_a_training_that_diverges_is_no_trajectory(record, tmp_path):
 # -- reading ---------------------------------------------------------------------------------------------------------
 
 
-def test_only_the_checkpoint_that_is_asked_for_is_read(record, monkeypatch):
-    bank, asked, real = record(), [], trajectories.safe_open
-
-    class File:
-        """Has no `get_tensor`."""
-
-        def __init__(self, path, framework):
-            self.open = real(path, framework=framework)
-            self.keys = self.open.keys
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *error):
-            return None
-
-        def get_slice(self, name):
-            asked.append(name)
-            return {2: self.open.get_slice(name)[2]}  # of no other index
-
-    monkeypatch.setattr(trajectories, "safe_open", File)
-    bank.checkpoint(1, 4)
-    assert sorted(asked) == sorted(bank.manifest["parameters"])
-
-
-def test_another_model_is_refused_by_what_differs(record, learner):
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (partial(gpt2, n_inner=48), r"parameter transformer\.h\.0\.mlp\.c_fc\.weight is .*32.* there, .*48"),
+        (partial(gpt2, n_layer=2), r"parameter transformer\.h\.1\.ln_1\.weight is missing there"),
+        (lambda: gpt2().float(), r"parameter transformer\.wte\.weight is .*float64.* there, .*float32"),
+        (partial(gpt2, n_head=1), "config's n_head is 2 there, 1 in the learner"),
+    ],
+)
+def test_another_model_is_refused_by_what_differs(record, learner, other, message):
     bank = record(num=1)
     bank.check(learner)
-    with pytest.raises(
-        ValueError, match=r"another model: parameter transformer\.h\.0\.mlp\.c_fc\.weight is .*32.* there, .*48"
-    ):
-        bank.check(Learner(partial(gpt2, n_inner=48)))
-    with pytest.raises(ValueError, match=r"parameter transformer\.h\.1\.ln_1\.weight is missing there"):
-        bank.check(Learner(partial(gpt2, n_layer=2)))
-    with pytest.raises(ValueError, match=r"parameter transformer\.wte\.weight is .*float64.* there, .*float32"):
-        bank.check(Learner(lambda: gpt2().float()))
-    with pytest.raises(ValueError, match=r"another model: config's n_head is 2 there, 1 in the learner"):
-        bank.check(Learner(partial(gpt2, n_head=1)))
+    with pytest.raises(ValueError, match=f"another model: {message}"):
+        bank.check(Learner(other))
 
 
 def test_a_folder_without_trajectories_is_refused(record, tmp_path):
@@ -231,19 +202,6 @@ def test_a_folder_without_trajectories_is_refused(record, tmp_path):
     assert len(TrajectoryBank(tmp_path / "omega")) == 1
     with pytest.raises(ValueError, match="holds 1 trajectories, and not all of the first 1"):
         TrajectoryBank(tmp_path / "omega", 1)
-    manifest = tmp_path / "omega" / MANIFEST
-    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "version": 2}))
-    with pytest.raises(ValueError, match="trajectories of format 2, but this version reads 1"):
-        TrajectoryBank(tmp_path / "omega")
-
-
-@pytest.mark.parametrize("value", [math.inf, "NaN"], ids=str)
-def test_a_config_may_hold_what_json_has_no_number_for(record, value):
-    learner = Learner(lambda: gpt2(time_step_limit=[0.0, value]))
-    record(learner=learner, num=1)
-    record(learner=learner, num=1).check(learner)
-    with pytest.raises(ValueError, match="time_step_limit"):
-        record(learner=learner, num=1).check(Learner(lambda: gpt2(time_step_limit=[0.0, 1.0])))
 
 
 # -- sampling --------------------------------------------------------------------------------------------------------
