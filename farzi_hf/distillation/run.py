@@ -157,6 +157,7 @@ class Run(TrainerCallback):
             trainer._tr_loss.fill_(loss)
         elif self.start:
             trainer.log(self.start)
+            self.start = {}
 
     # -- during the training -----------------------------------------------------------------------------------------
 

@@ -183,8 +183,8 @@ class FarziTrainer(Trainer):
         """As in `Trainer`; `resume_from_checkpoint=True` goes on from the last complete checkpoint in the output folder.
 
         SIGINT, SIGTERM and SIGHUP end the training after a checkpoint of the present step, with every `save_strategy`.
-        The finished summary is rounded as `args.storage` says; checkpoints and what is pushed meanwhile are exact. Evaluations
-        during the training are of exact numbers, and are not saved with rounded ones: call `evaluate()` afterwards.
+        The finished summary is rounded as `args.storage` says; checkpoints are exact. Evaluations during the training are of
+        exact numbers, and are not saved with rounded ones: call `evaluate()` afterwards.
 
         Raises:
             ValueError: see `check_run`; another run writes to the output folder.
@@ -260,9 +260,8 @@ class FarziTrainer(Trainer):
         self.model.zero_grad()  # the optimizer then leaves latents and decoder as they are
         self.run.non_finite_steps += 1
         skipped, limit = self.run.non_finite_steps, self.args.max_non_finite
-        logger.warning(
-            "Step %d: the meta-gradient is not finite; skipped (%d so far).", self.state.global_step, skipped
-        )
+        step = self.state.global_step
+        logger.warning("Step %d: the meta-gradient is not finite; skipped (%d so far).", step, skipped)
         if skipped > limit:
             raise FloatingPointError(
                 f"{skipped} meta-gradients were not finite, more than max_non_finite={limit}; begin a new run in another output_dir, from "
@@ -280,10 +279,8 @@ class FarziTrainer(Trainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
             logs["loss"] = logs["loss"] or math.nan  # Trainer's sum is 0 where no loss was finite
-            logs |= {
-                "non_finite_steps": self.run.non_finite_steps,
-                "seconds_per_step": self._seconds / max(1, self._steps),
-            }
+            logs["non_finite_steps"] = self.run.non_finite_steps
+            logs["seconds_per_step"] = self._seconds / max(1, self._steps)
             logs["peak_memory_gib"] = peak_memory(self.args.device) / 2**30
             logs |= getattr(self.objective, "figures", dict)()
             self._seconds, self._steps = 0.0, 0

@@ -24,12 +24,6 @@ from farzi_hf.summary import FarziData
 V = 54
 
 
-def assert_equal(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
-    assert len(found) == len(expected) > 0
-    for ours, theirs in zip(found, expected, strict=True):
-        assert torch.equal(ours, theirs)
-
-
 # -- training --------------------------------------------------------------------------------------------------------
 
 
@@ -164,13 +158,14 @@ class Record(TrainerCallback):
 
 
 def test_a_gradient_that_is_not_finite_is_skipped_and_counted(make):
-    """In the third step, when the optimizer's moments would still move the summary."""
+    """In the third step, when the optimizer's moments would still move the summary; and where one of two micro-batches has it."""
     record = Record()
-    trainer = make({"callbacks": [record]}, max_steps=4, weight_decay=0.1)
-    trainer.objective = PoisonedGradient(trainer.objective, calls=(2,))
+    trainer = make(
+        {"callbacks": [record]}, max_steps=4, weight_decay=0.1, gradient_accumulation_steps=2, per_device_train_batch_size=20
+    )  # fmt: skip
+    trainer.objective = PoisonedGradient(trainer.objective, calls=(4,))
     trainer.train()
-    for before, after in zip(record.steps[1], record.steps[2], strict=True):
-        assert torch.equal(before, after)
+    assert all(map(torch.equal, record.steps[1], record.steps[2]))
     for earlier, later in ((0, 1), (2, 3)):
         assert not torch.equal(record.steps[earlier][0], record.steps[later][0])
     assert logged(trainer, "non_finite_steps") == [0, 0, 1, 1]
@@ -202,16 +197,6 @@ def test_a_loss_that_is_not_finite_shows_in_the_log(make, every):
     assert logged(trainer, "non_finite_steps")[-1] == 1
 
 
-def test_one_bad_micro_batch_skips_the_whole_step_once(make):
-    record = Record()
-    trainer = make({"callbacks": [record]}, max_steps=3, gradient_accumulation_steps=2, per_device_train_batch_size=20)
-    trainer.objective = PoisonedGradient(trainer.objective, calls=(2,))  # the first half of the second step
-    trainer.train()
-    assert torch.equal(record.steps[0][0], record.steps[1][0])
-    assert not torch.equal(record.steps[1][0], record.steps[2][0])
-    assert logged(trainer, "non_finite_steps") == [0, 1, 1]
-
-
 def test_a_learner_without_room_in_the_adjoint_is_a_skipped_step(make, caplog):
     trainer = make(max_steps=2, inner_learning_rate=1e9, adjoint="reversible")
     start = [x.clone() for x in tensors(trainer)]
@@ -231,7 +216,7 @@ def test_the_artefact_loads_everywhere(make, tmp_path, tokenizer):
     trainer.save_model()
     folder = trainer.args.output_dir
     loaded = FarziData.from_pretrained(folder)
-    assert_equal(list(loaded.parameters()), list(trainer.model.parameters()))
+    assert loaded.fingerprint() == trainer.model.fingerprint()
     assert loaded.config.inner == trainer.args.summary_config(V).inner
     assert loaded.processing_class.get_vocab() == tokenizer.get_vocab()
     rows = load_dataset(folder, split="train", cache_dir=str(tmp_path / "cache"))
@@ -281,7 +266,7 @@ def test_going_on_with_a_saved_summary(make):
     first.train()
     first.save_model()
     second = make({"farzi_data": FarziData.from_pretrained(first.args.output_dir)}, max_steps=1, inner_steps=6)
-    assert_equal(list(second.model.parameters()), list(first.model.parameters()))
+    assert second.model.fingerprint() == first.model.fingerprint()
     second.train()
     assert second.model.config.inner["steps"] == 6
     assert not torch.equal(second.model.latents, first.model.latents)
