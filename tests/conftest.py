@@ -61,27 +61,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[object]:
-    """Imports make many objects and hardly any garbage: nothing is collected until they are done."""
+    """A full collection walks through all that torch and transformers have imported, a third of a second, and every training under a
+    Trainer makes one. So what the imports made is left out of collections."""
     gc.disable()
     try:
         return (yield)
     finally:
-        _leave_out_of_collections()
+        gc.collect()
+        gc.freeze()
         gc.enable()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _short_collections() -> Iterator[None]:
-    """Tests import modules too, and keep what they have made for later ones. After each file, collections leave these out as well."""
-    yield
-    _leave_out_of_collections()
-
-
-def _leave_out_of_collections() -> None:
-    """Freezes all objects that there are. A full collection walks through all that torch and transformers have imported, a third
-    of a second, and every training under a Trainer makes one."""
-    gc.collect()
-    gc.freeze()
 
 
 def pytest_unconfigure() -> None:

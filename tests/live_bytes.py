@@ -1,39 +1,38 @@
-"""Watchers of all tensors that operations make: how many bytes of them live, and how large the largest is."""
+"""A watcher of all tensors that operations make."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of the tensors that operations in this context make.
+    """Counts the bytes of the dense tensors that operations in this context make.
 
     Attributes:
         now: bytes of those that are alive.
         peak: the most of `now` so far.
+        elements: of the largest of them.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.now = self.peak = 0
+        self.now = self.peak = self.elements = 0
         self._known: set[int] = set()
 
-    def __torch_dispatch__(
-        self, func: Callable, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
+    def __torch_dispatch__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         for x in _tensors((args, kwargs)):  # they were there before, or are counted already
             self._watch(x.untyped_storage(), 0)
-        found = func(*args, **kwargs)
+        found = func(*args, **(kwargs or {}))
         for x in _tensors(found):
-            storage = x.untyped_storage()
-            self._watch(storage, storage.nbytes())
+            self._watch(x.untyped_storage(), x.untyped_storage().nbytes())
+            self.elements = max(self.elements, x.numel())
         return found
 
     def _watch(self, storage: torch.UntypedStorage, size: int) -> None:
@@ -50,26 +49,5 @@ class LiveBytes(TorchDispatchMode):
         self.now -= size
 
 
-class LargestTensor(TorchDispatchMode):
-    """`elements`: of the largest dense tensor that an operation in this context made."""
-
-    elements = 0
-
-    def __torch_dispatch__(
-        self, func: Callable, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        found = func(*args, **(kwargs or {}))
-        self.elements = max([self.elements, *(x.numel() for x in _tensors(found))])
-        return found
-
-
-def _tensors(tree: Any) -> Iterator[Tensor]:
-    """All tensors in lists, tuples and mappings, which are all that operations take."""
-    if isinstance(tree, Tensor):
-        if tree.layout == torch.strided:  # others have no storage
-            yield tree
-    elif isinstance(tree, (list, tuple)):
-        for part in tree:
-            yield from _tensors(part)
-    elif isinstance(tree, dict):
-        yield from _tensors(list(tree.values()))
+def _tensors(tree: Any) -> list[Tensor]:
+    return [x for x in tree_leaves(tree) if isinstance(x, Tensor) and x.layout == torch.strided]

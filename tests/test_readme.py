@@ -68,9 +68,8 @@ def test_blocks_run_as_printed(tmp_path):
     outputs = dict(part.split("\n", 1) for part in run.stdout.split("== ")[1:])
     assert set(outputs) == {page.stem for page in pages}
     assert re.search(r"^\{'loss': .*'epoch'", outputs["README"], re.M)  # on the way
-    assert (
-        outputs["README"].count("'eval_perplexity'") == 2
-    )  # of the distillation's students, and of the stock Trainer's
+    # of the distillation's students, and of the stock Trainer's
+    assert outputs["README"].count("'eval_perplexity'") == 2
     assert outputs["recommendation"].count("'eval_hr@10'") == 2
     gradients = re.findall(r"^(?:Direct|Tape|Checkpoint)\(.*(tensor\(.*\))$", outputs["engine"], re.M)
     assert len(gradients) == 3

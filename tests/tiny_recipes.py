@@ -10,7 +10,7 @@ import pytest
 from datasets import DatasetDict
 
 from farzi_hf.data import TEXTS, Interactions, load_sample_interactions, load_sample_text
-from farzi_hf.metrics import bootstrap_interval, perplexity_interval, ranking_intervals
+from farzi_hf.metrics import bootstrap_interval
 from farzi_hf.tasks import items
 
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
@@ -55,10 +55,11 @@ def leave_out_figures(patch: pytest.MonkeyPatch) -> None:
 
 def use_small_data(patch: pytest.MonkeyPatch) -> None:
     """Fewer of the embedded sentences and users, which `sample` and `sample_interactions` then are, and fewer resamples of them."""
-    for function in (bootstrap_interval, perplexity_interval, ranking_intervals):
-        given = {p.name: p.default for p in inspect.signature(function).parameters.values() if p.default is not p.empty}
-        assert given["resamples"] == 1000
-        patch.setattr(function, "__defaults__", tuple({**given, "resamples": 100}.values()))
+    given = {
+        p.name: p.default for p in inspect.signature(bootstrap_interval).parameters.values() if p.default is not p.empty
+    }
+    assert given["resamples"] == 1000
+    patch.setattr(bootstrap_interval, "__defaults__", tuple({**given, "resamples": 100}.values()))
     patch.setitem(TEXTS, "sample", lambda data_dir: small_text())
     patch.setattr(items, "load_sample_interactions", small_interactions)
 

@@ -17,7 +17,7 @@ from transformers.trainer_callback import TrainerCallback
 
 from farzi_hf import FarziConfig, FarziTrainer
 from farzi_hf.data import load_sample_text, tokenize, word_tokenizer
-from farzi_hf.distillation.processes import Interrupted
+from farzi_hf.distillation.run import Interrupted
 
 SETTINGS = {
     "inputs": "soft", "labels": "shared", "inner_betas": [0.5, 0.999],
@@ -88,22 +88,13 @@ class PoisonedGradient:
 
 
 class SignalAt(TrainerCallback):
-    """`name` in the middle of the step after `step`, or in the evaluation after it; `times` over."""
+    """`name` in the middle of the step after `step`; `times` over."""
 
-    def __init__(self, name: str, step: int, times: int = 1, evaluating: bool = False):
+    def __init__(self, name: str, step: int, times: int = 1):
         self.number, self.step, self.times = getattr(signal, name), step, times
-        self.evaluating = evaluating
 
     def on_step_begin(self, args, state, control, **kwargs):
-        if not self.evaluating and state.global_step == self.step:
-            self.strike()
-
-    def on_evaluate(self, args, state, control, **kwargs):
-        if self.evaluating and state.global_step == self.step:
-            self.strike()
-
-    def strike(self):
-        for _ in range(self.times):
+        for _ in range(self.times if state.global_step == self.step else 0):
             signal.raise_signal(self.number)
 
 

@@ -44,8 +44,8 @@ def influence(
         costs one more training forward and backward.
 
     Raises:
-        TypeError, ValueError: `weights` has another shape, the test loss is neither a number nor a vector, does not depend on θ, or the
-            test batch has an id outside the vocabulary or nothing to predict, or the adjoint cannot do this training.
+        TypeError, ValueError: `weights` has another shape, the test loss is neither a number nor a vector, the test batch has an id outside
+            the vocabulary or nothing to predict, or the adjoint cannot do this training.
         FloatingPointError: the training diverged, or its derivative did: a result is not finite.
     """
     of_test = loss_function(training.learner, test)
@@ -55,10 +55,6 @@ def influence(
         if losses.dim() > 1 or not losses.numel():
             raise ValueError(
                 f"test returned losses of shape {tuple(losses.shape)}; return one loss, or a vector of losses"
-            )
-        if not losses.requires_grad:
-            raise ValueError(
-                "test returned a loss that does not depend on θ; compute it from its argument, without no_grad"
             )
         rows = [torch.autograd.grad(loss, w, retain_graph=True)[0].neg() for loss in losses.reshape(-1)]
     found = torch.stack(rows).view(*losses.shape, -1)
@@ -73,14 +69,7 @@ def influence(
 def loss_function(learner: Learner, test: Test) -> Callable[[Parameters], Tensor]:
     """The test loss as a function of θ. Raises an error if it is neither a function nor a batch with something to predict."""
     if callable(test):
-
-        def checked(theta: Parameters) -> Tensor:
-            if not isinstance(loss := test(theta), Tensor):
-                kind = f"{type(loss).__name__} {str(loss)[:60]!r}"
-                raise TypeError(f"test returned {kind}; return a tensor, the loss of θ")
-            return loss
-
-        return checked
+        return test
     if not isinstance(test, Mapping):
         raise TypeError(f"test is a {type(test).__name__}; give a batch with input_ids and labels, or a function of θ")
     check_batch("test", test, learner.vocab_size)

@@ -123,21 +123,13 @@ class WeightedTraining:
         """The weights (n,), of the type of the parameters; None stands for ordinary training.
 
         Raises:
-            TypeError, ValueError: they are no tensor, or have another shape, no fractions or no finite values.
+            ValueError: they have another shape or no finite values.
         """
         if weights is None:
             return self.ones
-        if not isinstance(weights, Tensor):
-            raise TypeError(
-                f"weights is a {type(weights).__name__}; give a tensor, a weight for each training sequence"
-            )
         if weights.shape != (self.num_rows,):
             raise ValueError(
                 f"weights has the shape {tuple(weights.shape)}; give a weight for each of the {self.num_rows} training sequences"
-            )
-        if not weights.is_floating_point():
-            raise ValueError(
-                f"weights is {weights.dtype}, in which nothing can be differentiated; give weights.float()"
             )
         if not bool(weights.isfinite().all()):
             raise ValueError(f"weights[{int((~weights.isfinite()).nonzero()[0])}] is not finite; give finite weights")

@@ -73,17 +73,6 @@ def help_screen(types: Sequence[type], default_config: Path, usage: str | None =
     return "\n".join(lines)
 
 
-def find_config(name: str) -> Path:
-    """The YAML file of that name: a path, or an example config. Raises ValueError if there is none."""
-    examples = example_configs()
-    path = Path(name) if Path(name).is_file() else examples.get(name.removesuffix(".yaml"))
-    if path is None:
-        raise ValueError(
-            f"config={name!r} is neither a file nor an example: give a YAML file, or one of {', '.join(examples)}"
-        )
-    return path
-
-
 def example_configs() -> dict[str, Path]:
     """Example configs by name, from the installed distribution. If the package is not installed, from its checkout."""
     with suppress(PackageNotFoundError):

@@ -7,14 +7,13 @@ gets `table.md` and `table.csv`.
 from __future__ import annotations
 
 import copy
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from farzi_hf.cli.arguments import example_configs, find_config, parse_arguments
+from farzi_hf.cli.arguments import example_configs, parse_arguments
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory
 from farzi_hf.cli.run_folder import begin_run, check_outputs, find_checkpoint, kept, stored, write_recipe
 from farzi_hf.distillation.callbacks import phase
@@ -23,28 +22,16 @@ from farzi_hf.distillation.objectives import OBJECTIVES
 from farzi_hf.distillation.rows import check_rows, run_check
 from farzi_hf.distillation.run import locked
 from farzi_hf.distillation.trainer import FarziTrainer
-from farzi_hf.report import (
-    BASELINES,
-    Comparison,
-    Measured,
-    RunSettings,
-    TaskData,
-    listed,
-    markdown,
-    pooled_rows,
-    save_csv,
-    save_text,
-)
-from farzi_hf.report.plots import plot_comparison, plot_distillation, plot_entropy, plot_tokens
+from farzi_hf.report import BASELINES, Comparison, Measured, RunSettings, TaskData, pooled_rows
+from farzi_hf.report.plots import plot_comparison, plot_distillation, plot_tokens
 from farzi_hf.report.rendering import cost, distillation_seconds, environment, provenance, ratios
 from farzi_hf.report.rows import on_summary, under_stock_trainer
+from farzi_hf.report.tables import listed, markdown, save_csv, save_text
 from farzi_hf.summary.forms import LABELS
 from farzi_hf.tasks import Row
 
-logger = logging.getLogger(__name__)
-
 RESULTS, START = "results.json", "start.json"
-FIGURES = ("distillation", "comparison", "tokens", "entropy")
+FIGURES = ("distillation", "comparison", "tokens")
 _USAGE = "farzi distil CONFIG [--FIELD VALUE …]    CONFIG: a YAML file, or the name of an example such as demo"
 
 
@@ -140,8 +127,8 @@ class Run:
     def save(self) -> None:
         """Saves the artefact as soon as the training is over, because the measurements that follow take long."""
         metrics = {**self.facts, **provenance(self.comparison, self.data, self.seed)}
-        vocabulary = self.data.task.processing_class
-        self.trainer.model.save_pretrained(self.summary_folder, vocabulary, metrics=metrics, recipe=self.recipe)
+        given = {"metrics": metrics, "recipe": self.recipe}
+        self.trainer.model.save_pretrained(self.summary_folder, self.data.task.processing_class, **given)
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -181,11 +168,9 @@ class Run:
         """Rows of students on the summary: distilled, at the start, and under the stock Trainer."""
         size = f"{self.args.num_sequences}×{self.args.sequence_length}"
         measured = [on_summary(self.comparison, f"Farzi [{size}]"), *before]
-        if self.args.world_size > 1:  # one Trainer of several would wait for the others
-            return measured
-        if self.trainer.training.optimizer.stock_settings() is None:
-            optimizer = self.args.inner_optimizer
-            logger.warning("Trainer has no optimizer like %s: no row under the stock Trainer.", optimizer)
+        # One Trainer of several processes would wait for the others.
+        if self.args.world_size > 1 or self.trainer.training.optimizer.stock_settings() is None:
+            print(f"no row under the stock Trainer: inner_optimizer={self.args.inner_optimizer}, or several processes")
             return measured
         return [*measured, under_stock_trainer(self.comparison, self.summary_folder)]
 
@@ -205,7 +190,7 @@ class Run:
 
 def draw(c: Comparison, history: Sequence[Mapping[str, Any]], rows: Sequence[Row], folder: Path) -> list[Path]:
     """Draws the figures of a distillation into a folder, and returns their files. `history` is what the trainer has logged."""
-    task, size = c.task, c.learner.vocab_size
+    task = c.task
     folder.mkdir(parents=True, exist_ok=True)
     paths = {name: folder / f"{name}.png" for name in FIGURES}
     if any(entry.keys() & {"loss", f"eval_{task.metric}"} for entry in history):
@@ -215,18 +200,12 @@ def draw(c: Comparison, history: Sequence[Mapping[str, Any]], rows: Sequence[Row
             history, paths["distillation"], metric=f"eval_{task.metric}",
             metric_label=f"Validation {task.metric_label.removeprefix('Test ')} of fresh students",
             full_data_same_steps=task.metrics(c.statistics(student, c.splits["validation"]))[task.metric],
-            **task.reference_lines(c.splits, size),
         )  # fmt: skip
-    else:
-        del paths["distillation"]  # the run was so short that nothing was logged
+    else:  # the run was so short that nothing was logged
+        del paths["distillation"]
     plot_comparison(rows, paths["comparison"], task.metric, metric_label=task.metric_label)
-    decoded = c.farzi.contents().decoded
-    plot_tokens(decoded, paths["tokens"])
-    plot_entropy(decoded, paths["entropy"], vocab_size=size)
+    plot_tokens(c.farzi.contents().decoded, paths["tokens"])
     return list(paths.values())
-
-
-# -- several seeds ---------------------------------------------------------------------------------------------------
 
 
 def distil(settings: RunSettings, args: FarziConfig) -> None:
@@ -259,23 +238,19 @@ def distil(settings: RunSettings, args: FarziConfig) -> None:
 def report(data: TaskData, args: FarziConfig, done: Sequence[Mapping[str, Any]]) -> None:
     """One table of all seeds."""
     output, task, seeds = Path(args.output_dir), data.task, data.seeds(args.seed)
-    # A single seed has its folder for itself, with its recipe and figures.
-    alone = Path(data.run_folder(args.output_dir, seeds[0])) == output
-    if not alone:
-        write_recipe(output, {**data.recipe(seeds), **args.to_recipe()})
+    write_recipe(output, {**data.recipe(seeds), **args.to_recipe()})
     rows = pooled_rows(task, [part["measured"] for part in done])
-    size = f"{args.num_sequences}×{args.sequence_length}"
     seconds = round(sum(part["facts"]["distillation_seconds"] for part in done), 2)
     facts = {**OBJECTIVES[args.objective].pooled([part["facts"] for part in done]), "distillation_seconds": seconds}
     facts |= {"splits": seeds} if len(seeds) > 1 else {}
-    facts |= ratios(rows, f"Farzi [{size}]") if task.percent else {}
+    if task.percent:
+        facts |= ratios(rows, f"Farzi [{args.num_sequences}×{args.sequence_length}]")
     table = markdown([task.readable(row) for row in rows]) + "\n\n" + listed(facts)
     save_text(table + "\n", output / "table.md")
     save_csv(rows, output / "table.csv")
-    if not alone:
-        for metric in task.compared:
-            path = output / f"comparison_{metric.replace('@', '_')}.png"
-            plot_comparison(rows, path, metric, metric_label=f"Test {metric}")
+    for metric in task.compared:
+        path = output / f"comparison_{metric.replace('@', '_')}.png"
+        plot_comparison(rows, path, metric, metric_label=f"Test {metric}")
     print(f"\n{table}\n\nTable: {output / 'table.md'}")
     folder = Path(data.run_folder(args.output_dir, seeds[0]), "summary")
     print(f"Load the summary: FarziData.from_pretrained({str(folder)!r})")
@@ -285,11 +260,11 @@ def command(argv: Sequence[str]) -> None:
     """`farzi distil CONFIG [--FIELD VALUE …]`."""
     keep_freed_memory()
     with ends_in_one_line("farzi distil"):
-        named = [] if not argv or argv[0].startswith("-") else [argv[0]]
-        if named and any(word.split("=")[0] == "--config" for word in argv):
-            raise ValueError(f"CONFIG is given twice, as {named[0]!r} and by --config: give one of them")
-        if not named and not {"-h", "--help"} & set(argv):
-            raise ValueError(f"CONFIG is missing: give a YAML file, or one of {', '.join(example_configs())}")
-        config = find_config(named[0] if named else "demo")
-        settings, args = parse_arguments((RunSettings, FarziConfig), config, argv[len(named) :], _USAGE)
+        name = argv[0] if argv and not argv[0].startswith("-") else None
+        examples = example_configs()
+        config = Path(name) if name and Path(name).is_file() else examples.get((name or "demo").removesuffix(".yaml"))
+        if config is None or (name is None and not {"-h", "--help"} & set(argv)):
+            given = "is missing" if name is None else f"{name!r} is neither a file nor an example"
+            raise ValueError(f"CONFIG {given}: give a YAML file, or one of {', '.join(examples)}")
+        settings, args = parse_arguments((RunSettings, FarziConfig), config, argv[1:] if name else argv, _USAGE)
         distil(settings, args)

@@ -17,29 +17,25 @@ from farzi_hf.summary.store.text import terminal_text
 
 
 def keep_freed_memory() -> None:
-    """Tells glibc's malloc to keep freed memory instead of returning it to the system.
+    """Tells glibc's malloc to keep freed memory. Other C libraries are not changed.
 
-    An inner loop allocates and frees the same large tensors at every step. By default, each tensor gets a new mapping, and the
-    system must clear and map its pages again. This costs a tenth of the time of a PTB run on one core. Other C libraries are
-    not changed.
+    An inner loop allocates and frees the same large tensors at every step. If each gets a new mapping, whose pages the system must
+    clear, this costs a tenth of the time of a PTB run on one core.
     """
     _malloc_options(1 << 30, -1)  # the heap never shrinks
 
 
 def return_freed_memory() -> None:
-    """The opposite of `keep_freed_memory`: every large tensor has its own mapping, and freed memory goes back to the system.
-
-    This is slower, but the memory in use then equals the memory of the present tensors, without holes in the heap.
-    """
+    """The opposite, and slower: the memory in use then equals the memory of the present tensors, without holes in the heap."""
     _malloc_options(1 << 20, 1 << 20)
 
 
 def _malloc_options(mmap_threshold: int, trim_threshold: int) -> None:
-    """Sets how many bytes get a mapping of their own, and how many that are free at its end shrink the heap; see mallopt(3)."""
+    """How many bytes get a mapping of their own, and how many that are free at its end shrink the heap: M_…_THRESHOLD of mallopt(3)."""
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
-        libc.mallopt(-3, mmap_threshold)  # M_MMAP_THRESHOLD of <malloc.h>
-        libc.mallopt(-1, trim_threshold)  # M_TRIM_THRESHOLD
+        libc.mallopt(-3, mmap_threshold)
+        libc.mallopt(-1, trim_threshold)
 
 
 @contextmanager

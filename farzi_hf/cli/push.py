@@ -16,10 +16,8 @@ def command(argv: Sequence[str]) -> None:
     parser.add_argument("repo", help="the dataset repository, user/farzi-…; created if it does not exist")
     parser.add_argument("--private", action="store_true", default=None, help="make a new repository private")
     parser.add_argument("--revision", help="branch to commit to; created if it does not exist (default: main)")
-    parser.add_argument("--message", default="Upload Farzi data", help="message of the commit")
     args = parser.parse_args(argv)
     from huggingface_hub.errors import HfHubHTTPError
 
     with ends_in_one_line("farzi push", FileNotFoundError, ConnectionError, HfHubHTTPError):
-        url = push_folder(args.summary, args.repo, args.private, args.revision, commit_message=args.message)
-        print(url)
+        print(push_folder(args.summary, args.repo, args.private, args.revision))

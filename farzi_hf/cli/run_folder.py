@@ -29,11 +29,7 @@ def check_outputs(folder: Path, names: Iterable[str]) -> None:
     Raises:
         ValueError: one of the files exists and no recipe has written to the folder, or a file has the name of a needed folder.
     """
-    check_files(folder, names, _is_ours(folder))
-
-
-def _is_ours(folder: Path) -> bool:
-    """Whether a recipe has written to the folder: our recipes begin with a line, and our JSON files have keys, that no others have."""
+    # Our recipes begin with a line, and our JSON files have keys, that no others have.
     ours = False
     with suppress(OSError, UnicodeDecodeError):
         ours = (folder / "recipe.yaml").read_text(encoding="utf-8").startswith(HEADER)
@@ -41,7 +37,7 @@ def _is_ours(folder: Path) -> bool:
         with suppress(OSError, ValueError):
             content = json.loads((folder / name).read_text(encoding="utf-8"))
             ours |= isinstance(content, dict) and not content.keys().isdisjoint(("findings", "scores", "settings"))
-    return ours
+    check_files(folder, names, ours)
 
 
 def check_files(folder: Path, names: Iterable[str], ours: bool) -> None:
@@ -74,11 +70,7 @@ def find_checkpoint(args: FarziConfig, outputs: Iterable[str] = ()) -> str | Non
 
 
 def begin_run(trainer: FarziTrainer, recipe: Mapping[str, Any], checkpoint: str | None) -> None:
-    """Checks the run's settings, and writes `recipe.yaml`.
-
-    Raises:
-        ValueError: see `FarziTrainer.check_run`; another run writes to the folder.
-    """
+    """Checks the run's settings (`FarziTrainer.check_run`) and that no other run writes to the folder, and writes `recipe.yaml`."""
     args = trainer.args
     # The lock fails while another run writes there, so its files stay.
     with args.main_process_first(desc="checkpoints"), locked(args):
@@ -88,26 +80,17 @@ def begin_run(trainer: FarziTrainer, recipe: Mapping[str, Any], checkpoint: str 
 
 
 def write_recipe(folder: Path, recipe: Mapping[str, Any]) -> None:
-    """Writes `recipe.yaml`. Its first line marks the folder as written by a recipe."""
+    """Writes `recipe.yaml`, whose first line marks the folder as written by a recipe."""
     save_text(HEADER + yaml_text(recipe), folder / "recipe.yaml")
-
-
-# -- results that are made once --------------------------------------------------------------------------------------
 
 
 def kept(
     path: Path, settings: Mapping[str, Any], make: Callable[[], Any], unless: Callable[[Any], bool] | None = None
 ) -> Any:
-    """The value of `make()`, or what an earlier start with the same settings has kept of it in the file `path`.
+    """The value of `make()`, or what an earlier start with the same settings has kept of it in the file `path`; see `stored`.
 
     The file is JSON, `{"settings": …, "value": …}`, and the value is returned as it is read from there. A file of other settings is removed
-    before the work begins, which may change what lies beside it.
-
-    Args:
-        unless: a value of which it is true is returned, and not kept.
-
-    Raises:
-        ValueError: see `stored`.
+    before the work begins, which may change what lies beside it. A value of which `unless` is true is returned, and not kept.
     """
     if (found := stored(path, settings)) is not None:
         return found
@@ -126,8 +109,8 @@ def stored(path: Path, settings: Mapping[str, Any]) -> Any | None:
     """
     if not path.exists():
         return None
-    # How the run was started makes no difference, nor where its config and its data were: `data` has a hash of them.
-    without = ("config", "data_dir", "resume", "distil")  # the last two in files of older versions
+    # Where config and data were makes no difference: `data` has a hash of them. The last two are in files of older versions.
+    without = ("config", "data_dir", "resume", "distil")
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         before = dict(numbers_of(found["settings"]).items())

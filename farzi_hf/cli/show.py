@@ -25,9 +25,6 @@ def command(argv: Sequence[str]) -> None:
     parser.add_argument("--top_k", type=int, default=4, help="number of likeliest entries per position (default: 4)")
     args = parser.parse_args(argv)
     with ends_in_one_line("farzi show", FileNotFoundError):
-        for name in ("sequences", "positions", "top_k"):
-            if getattr(args, name) < 1:
-                raise ValueError(f"--{name} {getattr(args, name)} shows nothing: give at least 1")
         farzi = FarziData.from_pretrained(args.summary, args.revision)
         print(markdown([{"the summary": name, "": value} for name, value in facts(farzi).items()], texts=[""]))
         decoded = Decoded(farzi.tensors, farzi.config, farzi.vocabulary, args.top_k)[: args.sequences]

@@ -26,9 +26,7 @@ def command(argv: Sequence[str]) -> None:
     parser = ArgumentParser("farzi train", description="Trains a model on a summary with the settings that it carries.")
     parser.add_argument("summary", help="folder, or dataset repository of the Hub, user/farzi-…")
     parser.add_argument("--revision", help="branch, tag or commit of the repository")
-    parser.add_argument(
-        "--learner", help="arguments of AutoConfig.for_model as JSON, or pretrained weights; default: the summary's own"
-    )
+    parser.add_argument("--learner", help="arguments of AutoConfig.for_model as JSON (default: the summary's own)")
     parser.add_argument("--output_dir", default="outputs/student", help="folder of the model (default: %(default)s)")
     parser.add_argument("--steps", type=int, help="training steps (default: the summary's own number)")
     parser.add_argument("--seed", type=int, default=0, help="seed of weights and order of the data (default: 0)")
@@ -61,20 +59,11 @@ def command(argv: Sequence[str]) -> None:
 
 
 def model_of(farzi: FarziData, args: Namespace) -> PreTrainedModel:
-    """A fresh model over the summary's vocabulary, or pretrained weights.
-
-    Raises:
-        ValueError: `--learner` is neither JSON nor a model with that vocabulary, or no model can be made of the learner.
-    """
-    if args.learner and not args.learner.lstrip().startswith("{"):
-        try:
-            return AutoModelForCausalLM.from_pretrained(args.learner, trust_remote_code=False)
-        except OSError as error:
-            raise ValueError(
-                f'--learner {args.learner!r} is neither JSON nor a model: give \'{{"model_type": "gpt2", …}}\', a folder or a '
-                f"name on the Hub ({str(error).splitlines()[0]})"
-            ) from None
-    learner = json.loads(args.learner) if args.learner else farzi.results.recipe.get("learner")
+    """A fresh model over the summary's vocabulary. Raises ValueError if none can be made of the learner."""
+    try:
+        learner = json.loads(args.learner) if args.learner else farzi.results.recipe.get("learner")
+    except ValueError as error:
+        raise ValueError(f"--learner {args.learner!r} is no JSON, as the fields of a config: {error}") from None
     source = "--learner" if args.learner else f"{args.summary}/recipe.yaml: learner"
     config = learner_config(learner, farzi.config, vocabulary_of(farzi.processing_class), source)
     torch.manual_seed(args.seed)

@@ -1,7 +1,6 @@
 """The embedded samples, with which the demo and the tests need no licence and no network: sentences, and viewers of a catalogue.
 
-`SampleGrammar` draws English-like sentences with more structure than a bigram model can learn. Each rule is a dependency that a model
-cannot learn if it only sees the previous word:
+`SampleGrammar` draws English-like sentences with more structure than a bigram model can learn:
 
 * **Number agreement at a distance.** A main verb agrees with its subject across a relative clause, a prepositional phrase or
   a bracketed aside, whose own nouns have a number of their own: ``the captain near the boats mends``.
@@ -10,12 +9,9 @@ cannot learn if it only sees the previous word:
 * **Selection.** A transitive verb takes only the objects of its frame: ``bakes the roll``, ``stirs the soup``.
 * **Pairs.** ``either … or``, ``if … then``, ``( … )``, and a question's first word (``does/do``) with its final ``?``.
 
-Words of one category are drawn with Zipf's weights, 1 / rank, in the order in which they are listed.
-
 `SampleCatalogue` draws the histories of viewers. The catalogue holds series of several parts in a few genres. A viewer likes two genres.
 They start a series of one of them (popular ones more often), watch its parts in order, drop it at some point, and start another; now and
-then they watch a random part of anything. So the last item tells the next one, the history tells the genre, and popularity only tells where
-people begin.
+then they watch a random part of anything. So the last item tells the next one, and the history tells the genre.
 """
 
 from __future__ import annotations
@@ -30,11 +26,9 @@ _VOWELS = "aeiou"
 
 def inflect(word: str) -> str:
     """Plural of a noun, or third person singular of a verb: English spells both by the same rule."""
-    if word.endswith(("s", "sh", "ch", "x", "z")):
-        return word + "es"
     if word.endswith("y") and word[-2] not in _VOWELS:
         return word[:-1] + "ies"
-    return word + "s"
+    return word + ("es" if word.endswith(("s", "sh", "ch", "x", "z")) else "s")
 
 
 class Topic:
@@ -77,11 +71,7 @@ POSSESSIVES = {"m": "his", "f": "her", "p": "their"}
 
 
 class SampleGrammar:
-    """Draws sentences; every choice comes from one seeded generator.
-
-    Args:
-        seed: equal seeds give equal sentences, on every platform.
-    """
+    """Draws sentences. Equal seeds give equal sentences, on every platform. Words are drawn with Zipf's weights, in the order of their list."""
 
     def __init__(self, seed: int = 0) -> None:
         self._random = random.Random(seed)
@@ -94,7 +84,9 @@ class SampleGrammar:
         if draw < 0.60:
             return [*self._clause(topic), "."]
         if draw < 0.75:
-            return [*self._question(topic), "?"]
+            subject, agreement = self._subject(topic)
+            auxiliary = "do" if agreement == "p" else "does"
+            return [auxiliary, *subject, *self._verb_phrase(topic, agreement, base_form=True), "?"]
         if draw < 0.85:
             return ["either", *self._clause(topic), "or", *self._clause(topic), "."]
         if draw < 0.95:
@@ -112,11 +104,6 @@ class SampleGrammar:
         subject, agreement = self._subject(topic)
         clause = subject + self._verb_phrase(topic, agreement)
         return clause + self._pick(ADVERBS).split() if self._chance(0.25) else clause
-
-    def _question(self, topic: Topic) -> list[str]:
-        subject, agreement = self._subject(topic)
-        auxiliary = "do" if agreement == "p" else "does"
-        return [auxiliary, *subject, *self._verb_phrase(topic, agreement, base_form=True)]
 
     def _subject(self, topic: Topic) -> tuple[list[str], str]:
         """A noun phrase that governs a verb: its words, and the agreement class m, f or p (plural)."""
@@ -179,11 +166,7 @@ CONTINUE, FAVOURITE, STRAY = 0.8, 0.85, 0.1
 
 
 class SampleCatalogue:
-    """Series with their parts, and viewers drawn from one seeded generator.
-
-    Args:
-        seed: equal seeds give equal catalogues and viewers.
-    """
+    """Series with their parts, and viewers. Equal seeds give equal ones."""
 
     def __init__(self, seed: int = 0) -> None:
         self._random = np.random.default_rng(seed)

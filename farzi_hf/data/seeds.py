@@ -6,8 +6,8 @@
 Purpose and numbers go into the spawn key of NumPy's `SeedSequence`, two words for each number. They cannot go into its entropy, which
 is padded with zeros: (2, 2, 0) would equal (2, 2, 0, 0). A spawn key is not padded.
 
-Two things are not in the table. The embedded data sets (`samples`) have a seed of their own, so that they are the same in
-every version. And transformers orders the real batches by `TrainingArguments.seed` in its own way.
+Not in the table: the embedded data sets (`samples`) have a seed of their own, and transformers orders the real batches by
+`TrainingArguments.seed` in its own way.
 """
 
 from __future__ import annotations
@@ -25,12 +25,11 @@ _WORD = 2**32
 
 
 class Purpose(IntEnum):
-    """The purpose of a stream. The numbers are part of the streams: add new ones at the end, and change none."""
+    """The purpose of a stream. The numbers are part of the streams: add new ones at the end, change none, and use no number again."""
 
     SUMMARY_NORMAL = 0  # latents and decoder of a random start
     SUMMARY_WINDOWS = 1  # the real sequences of a spectral start
     SUMMARY_PROJECTION = 2  # the random projection in its decomposition
-    # 3 and 4 were of an older version
     OUTER_STEP = 5  # (global step, position among the micro-batches of all processes): all that an objective draws
     LEARNER = 6  # (k): of the learners that train together, those after the first
     INNER_STEPS = 7  # T of an outer step
@@ -56,20 +55,14 @@ class Purpose(IntEnum):
     SUMMARY_CLUSTERS = 27  # the groups of tokens of a start, and their order
     WEIGHT_DIRECTIONS = 28  # changes of the training sequences' weights, by which smoothness is measured
     LEFT_OUT = 29  # the training sequences that each retraining leaves out
-    # 30 was of an older version
     RANDOM_SCORES = 31  # scores that know nothing, to compare with
     PRIVATE_SAMPLE = 32  # the real rows of a private step; the seed is the secret of its release
     PRIVATE_NOISE = 33  # the noise of a private step; of the same secret
-    # 34 was of an older version
     TEACHER_KIND = 35  # (kind): all that teachers of the second and later kinds draw
 
 
 def stream(seed: int, purpose: Purpose, *numbers: int) -> np.random.Generator:
-    """The generator of one purpose; `numbers` distinguish several streams of the same purpose.
-
-    Raises:
-        ValueError: `seed` or one of the numbers is negative or has more than 64 bits.
-    """
+    """The generator of one purpose; `numbers` distinguish several streams of the same purpose. See `check_seed` for errors."""
     return np.random.default_rng(_sequence(seed, purpose, numbers))
 
 
@@ -77,19 +70,12 @@ def derive(seed: int, purpose: Purpose, *numbers: int) -> int:
     """A seed of 64 bits for code that draws by itself: a factory of models, or a function with its own streams.
 
     torch's generator on the CPU uses the lower 32 bits of a seed.
-
-    Raises:
-        ValueError: as in `stream`.
     """
     return int(_sequence(seed, purpose, numbers).generate_state(1, np.uint64)[0])
 
 
 def check_seed(seed: int, name: str = "seed", bits: int = BITS) -> int:
-    """The seed as an `int`.
-
-    Raises:
-        ValueError: it is no integer, negative, or has more than `bits` bits; the message calls it `name`.
-    """
+    """The seed as an `int`. Raises ValueError if it is no integer, negative, or has more than `bits` bits; the message calls it `name`."""
     try:
         number = operator.index(seed)
     except TypeError:
@@ -100,7 +86,7 @@ def check_seed(seed: int, name: str = "seed", bits: int = BITS) -> int:
 
 
 def check_different(name: str, values: Any, least: float | None = None) -> None:
-    """Raises ValueError unless this is a list, no value is in it twice, which would look like more evidence, and none is below `least`."""
+    """Raises ValueError unless this is a list without a value that is in it twice, or below `least`."""
     listed = isinstance(values, Sequence) and not isinstance(values, str) and len(values) > 0
     twice = listed and any(value in values[:i] for i, value in enumerate(values))
     small = listed and least is not None and not all(isinstance(value, Real) and value >= least for value in values)

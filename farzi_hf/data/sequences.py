@@ -35,20 +35,14 @@ def stored_sequences(dataset: Dataset, column: str = "input_ids") -> tuple[np.nd
     Arithmetic on them can overflow.
     """
     if not isinstance(dataset, Dataset):
+        raise ValueError(f"dataset is a {type(dataset).__name__}: pass a datasets.Dataset (one split) with {column!r}.")
+    if column not in dataset.column_names:
         raise ValueError(
-            f"dataset is a {type(dataset).__name__}: pass a datasets.Dataset (one split) with a column {column!r}."
+            f"dataset has columns {dataset.column_names}, but no {column!r}: run farzi_hf.data.tokenize first."
         )
-    names = dataset.column_names
-    if column not in names:
-        raise ValueError(f"dataset has columns {names}, but no {column!r}: run farzi_hf.data.tokenize first.")
-    if names != [column]:  # each new view of a data set takes a millisecond
-        dataset = dataset.select_columns(column)
-    lists = dataset.with_format("arrow")[:][column]
-    kind = lists.type
-    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
-        raise ValueError(f"dataset[{column!r}] has type {kind}: it must hold a list of ids per row.")
-    if not pa.types.is_integer(kind.value_type):
-        raise ValueError(f"dataset[{column!r}] holds {kind.value_type} values: it must hold integers.")
+    lists = dataset.select_columns(column).with_format("arrow")[:][column]
+    if not pa.types.is_integer(getattr(lists.type, "value_type", pa.null())):
+        raise ValueError(f"dataset[{column!r}] has type {lists.type}: it must hold a list of integers per row.")
     ids, lengths = pc.list_flatten(lists), pc.list_value_length(lists)
     if ids.null_count or lengths.null_count:
         raise ValueError(f"dataset[{column!r}] holds null values: drop those rows.")

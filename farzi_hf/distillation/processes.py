@@ -1,4 +1,4 @@
-"""Processes: what their launcher asked for, work that several of them share, and signals.
+"""Processes: what their launcher asked for, and work that several of them share.
 
 In shared work each process does a part, and all get the results, as tensors over the process group. With one process, all of it is done
 here and nothing is exchanged. All processes must call these functions in the same order.
@@ -6,14 +6,10 @@ here and nothing is exchanged. All processes must call these functions in the sa
 
 from __future__ import annotations
 
-import logging
 import os
-import signal
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
-from typing import Any, NoReturn, TypeVar
+from typing import TypeVar
 
 import accelerate
 import torch
@@ -21,8 +17,6 @@ from accelerate import PartialState
 from torch import distributed
 
 from farzi_hf.distillation.learner import Parameters
-
-logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -138,59 +132,3 @@ def shared(count: int, train: Callable[[int], Parameters], like: Callable[[], Pa
             params = own if source == rank else {name: x.clone() for name, x in like().items()}
             broadcast(params, source)
             yield params
-
-
-# -- signals ---------------------------------------------------------------------------------------------------------
-
-# Windows has no SIGHUP.
-_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-
-
-class Interrupted(SystemExit):
-    """A signal ended the work at a point from which it can go on. Its `code` is the usual one: 130, 143 or 129."""
-
-    def __init__(self, number: int):
-        super().__init__(128 + number)
-
-
-class NotedSignal:
-    """Remembers the first signal in `number`, which is 0 until then. A second one ends the program at once."""
-
-    number = 0
-
-    def __call__(self, number: int, frame: Any) -> None:
-        """The handler."""
-        if self.number:
-            raise Interrupted(number)
-        self.number = number
-
-
-@contextmanager
-def noted_signals() -> Iterator[NotedSignal]:
-    """Inside this block, SIGINT, SIGTERM and SIGHUP are noted, and the work goes on to a point from which it can be resumed.
-
-    A handler that the user has set stays, and an ignored signal stays ignored (SIGHUP under nohup). Python allows handlers only in the
-    main thread, so nothing is noted in others.
-
-    Raises:
-        Interrupted: at the end of the block, if a signal was noted and nobody has acted on it.
-    """
-    noted, earlier = NotedSignal(), {}
-    if threading.current_thread() is threading.main_thread():
-        defaults = (signal.SIG_DFL, signal.default_int_handler)
-        earlier = {number: handler for number in _SIGNALS if (handler := signal.getsignal(number)) in defaults}
-    try:
-        for number in earlier:
-            signal.signal(number, noted)
-        yield noted
-    finally:
-        for number, handler in earlier.items():
-            signal.signal(number, handler)
-    if noted.number:
-        end(noted.number, "the work under way is finished")
-
-
-def end(number: int, message: str) -> NoReturn:
-    """Ends the program with one line, unless someone catches `Interrupted`."""
-    logger.warning("%s: %s.", signal.Signals(number).name, message)
-    raise Interrupted(number)

@@ -13,6 +13,8 @@ import json
 import logging
 import os
 import re
+import signal
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
@@ -28,7 +30,6 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from farzi_hf.data.streams import described as described_rows
 from farzi_hf.distillation.learner import Learner
 from farzi_hf.distillation.objectives import ConfigurableObjective
-from farzi_hf.distillation.processes import Interrupted, NotedSignal, end, largest, noted_signals
 from farzi_hf.distillation.trajectories import TrajectoryBank
 from farzi_hf.summary.store.atomic_folder import exclusive, replace_file
 from farzi_hf.summary.store.text import as_written, json_text
@@ -44,6 +45,15 @@ _NAME = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)")
 _UNFINISHED = re.compile(r"\..+\.(\d+)-[0-9a-f]{32}")  # what `replace_file` writes first: .NAME.PROCESS-NUMBER
 
 
+_SIGNALS = [
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+]  # Windows has two
+
+
+class Interrupted(SystemExit):
+    """A signal ended the run at a point from which it can go on. Its `code` is the usual one: 130, 143 or 129."""
+
+
 class Run(TrainerCallback):
     """What a `FarziTrainer` knows of its run, and of the run's folder `args.output_dir`.
 
@@ -51,14 +61,14 @@ class Run(TrainerCallback):
         settings: everything on which the run depends, as plain JSON by name.
         checkpoint: the one from which the run goes on; None for a new run.
         saved_step: the step of its last checkpoint.
+        noted: the number of the first signal that came, or 0.
         non_finite_steps: the steps that were skipped so far.
         start: figures of the start of the summary, which the log has first.
     """
 
     def __init__(self, trainer: FarziTrainer) -> None:
         self.trainer, self.settings, self.checkpoint = trainer, {}, None
-        self.saved_step, self.non_finite_steps, self.start = -1, 0, {}
-        self._noted = NotedSignal()
+        self.saved_step, self.noted, self.non_finite_steps, self.start = -1, 0, 0, {}
         self._built_with = trainer.args.to_recipe()
 
     # -- before the first step ---------------------------------------------------------------------------------------
@@ -67,21 +77,44 @@ class Run(TrainerCallback):
     def in_folder(self) -> Iterator[None]:
         """Locks the folder for this run, notes signals, and hides from Trainer what it would do to a run and its folder.
 
+        After the first SIGINT, SIGTERM or SIGHUP the training goes on to the end of the step; a second one ends the program at once. A
+        handler that the user has set stays, and an ignored signal stays ignored (SIGHUP under nohup).
+
         Raises:
             ValueError: another run writes to the folder.
-            Interrupted: see `noted_signals`.
+            Interrupted: a second signal came, or one after the last step.
         """
         args = self.trainer.args
         hidden = {name: getattr(args, name) for name in ("save_total_limit", "eval_on_start")}
-        with locked(args), noted_signals() as self._noted:
-            self.saved_step = -1
+        defaults = (signal.SIG_DFL, signal.default_int_handler)
+        handlers = {number: handler for number in _SIGNALS if (handler := signal.getsignal(number)) in defaults}
+        if threading.current_thread() is not threading.main_thread():  # Python allows no handlers in others
+            handlers = {}
+        with locked(args):
+            self.noted, self.saved_step, self._limit = 0, -1, args.save_total_limit
             try:
+                for number in handlers:
+                    signal.signal(number, self._note)
                 args.save_total_limit = None  # Trainer would remove every folder with a name like `checkpoint-…`
-                self._limit = hidden["save_total_limit"]
                 yield
             finally:
+                for number, handler in handlers.items():
+                    signal.signal(number, handler)
                 for name, value in hidden.items():
                     setattr(args, name, value)
+        if self.noted:
+            self.end(self.noted, "the training has ended")
+
+    def _note(self, number: int, frame: Any) -> None:
+        if self.noted:
+            raise Interrupted(128 + number)
+        self.noted = number
+
+    def end(self, number: int, message: str) -> NoReturn:
+        """Ends the program because of a signal. The first process says so in one line."""
+        if self.trainer.is_world_process_zero():
+            logger.warning("%s: %s.", signal.Signals(number).name, message)
+        raise Interrupted(128 + number)
 
     def prepare(self, resume_from_checkpoint: str | bool | None) -> TrainerState | None:
         """Checks that a run can begin or go on. Returns the state to go on from. It writes nothing.
@@ -203,18 +236,6 @@ class Run(TrainerCallback):
     def _write_record(self, checkpoint: Path, files: list[str] | None) -> None:
         text = json_text({"settings": self.settings, "files": files}, indent=1, ensure_ascii=False)
         replace_file(checkpoint / RECORD, lambda path: path.write_text(text, encoding="utf-8"))
-
-    def signal(self) -> int:
-        """The number of a signal that any process has noted, or 0. All processes call this."""
-        return largest(self._noted.number)
-
-    def end(self, number: int) -> NoReturn:
-        """Ends the run after its checkpoint, because of a signal. The first process says so."""
-        state = self.trainer.state
-        if not state.is_world_process_zero:
-            raise Interrupted(number)
-        folder = Path(self.trainer.args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
-        end(number, f"the run is saved in {folder} and can be resumed from there")
 
 
 # -- records ---------------------------------------------------------------------------------------------------------

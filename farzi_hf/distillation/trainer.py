@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedConfig, PreTrainedModel, Trainer
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
-from transformers.trainer_utils import TrainOutput
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.data.streams import RowStream
@@ -29,6 +29,7 @@ from farzi_hf.distillation.config import FarziConfig
 from farzi_hf.distillation.inner_training import Students
 from farzi_hf.distillation.learner import Learner, Parameters
 from farzi_hf.distillation.objectives import Objective
+from farzi_hf.distillation.processes import largest
 from farzi_hf.distillation.rows import RealData, RealRows, run_check
 from farzi_hf.distillation.run import Run
 from farzi_hf.distillation.teacher import GivenTeachers, Labelling, UntrainedTeachers, linear_head
@@ -382,12 +383,13 @@ class FarziTrainer(Trainer):
         has stopped the training, Trainer can remove the checkpoint.
         """
         super()._maybe_log_save_evaluate(tr_loss, grad_norm, model, trial, *args, **kw)
-        number = self.run.signal()
+        number = largest(self.run.noted)  # of all processes
         if number and self.run.saved_step != self.state.global_step:
             self._save_checkpoint(model, trial)
             self.control = self.callback_handler.on_save(self.args, self.state, self.control)
         if number:
-            self.run.end(number)
+            folder = f"{self.args.output_dir}/{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+            self.run.end(number, f"the run is saved in {folder} and can be resumed from there")
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         with names_the_disk(self.args.output_dir):

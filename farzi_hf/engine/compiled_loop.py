@@ -36,8 +36,7 @@ class CompiledLoop(InnerLoop):
         graph: None = None,
     ) -> Buffers:  # fmt: skip
         needed = tuple(x.requires_grad for x in inputs)
-        everything = slice(None)
-        accumulators = tuple(after(i, everything) if after else state[1:] for i, state in enumerate(before))
+        accumulators = tuple(after(i, slice(None)) if after else state[1:] for i, state in enumerate(before))
         inputs = tuple(x.detach() for x in inputs)
         g, earlier, products = self._call(
             _reverse, weights(before), inputs, self.number(t), needed, self.optimizer, accumulators, after is not None,
@@ -52,13 +51,7 @@ class CompiledLoop(InnerLoop):
 
     def _call(self, function: Callable, w: Buffers, *args: Any) -> Any:
         with autocast(self.autocast), torch._dynamo.config.patch(recompile_limit=_VARIANTS):
-            try:
-                return _compiled(function)(self.inner_loss, self.layout, w, *args)
-            except torch._dynamo.exc.TorchDynamoException as error:
-                raise RuntimeError(
-                    "torch_compile=True needs an inner_loss that torch.compile can trace whole (fullgraph=True) and "
-                    f"torch.func can differentiate; change it where the error above points, or leave it off: {error}"
-                ) from error
+            return _compiled(function)(self.inner_loss, self.layout, w, *args)
 
 
 @cache

@@ -201,11 +201,10 @@ class InnerLoop:
         Costs 3 G: G for the gradient with its graph, and 2 G for one vector-Jacobian product through it.
 
         Args:
-            t: the step.
             before: the states before the step. If `after` is given, their parameters are enough.
             after: gives the accumulators after the step; with None they are computed from those before it.
             inputs: detached. Those that require grad are differentiated.
-            cotangents: derivatives of the outer loss in the states after the step; when this returns, in those before it.
+            cotangents: derivatives of the outer loss in the states.
             dx: one accumulator for each input that requires grad.
             graph: of the gradient, if it is at hand.
         """

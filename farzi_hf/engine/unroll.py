@@ -1,9 +1,8 @@
 """Differentiate through training: `unroll` makes the result of an inner loop differentiable in its data and its start.
 
-`theta_T = unroll(inner_loss, params, inputs, optimizer=…, steps=T)` is an ordinary differentiable function: build
-any outer loss on `theta_T` and call `.backward()`. An object, the *adjoint*, recovers the trajectory in the backward pass:
-`GradientGraphs`, `Direct`, `Tape`, `Checkpoint` or `Reversible`. All give the same exact gradient, and differ in time and
-memory. `adjoint=None` takes the fastest one that fits into memory.
+Build any outer loss on `theta_T = unroll(inner_loss, params, inputs, optimizer=…, steps=T)` and call `.backward()`. An object, the
+*adjoint*, recovers the trajectory then: `GradientGraphs`, `Direct`, `Tape`, `Checkpoint` or `Reversible`. All give the same exact gradient,
+and differ in time and memory.
 """
 
 from __future__ import annotations
@@ -79,11 +78,11 @@ def unroll(
 
     Raises:
         TypeError, ValueError: an argument is unusable; the message names it, the value and the remedy.
-        RuntimeError: a backward pass with `create_graph=True` through another adjoint than `Direct`, or `torch_compile=True` for a loss
-            that cannot be compiled.
+        RuntimeError: a backward pass with `create_graph=True` through another adjoint than `Direct`; torch's own, for a loss that it cannot
+            compile.
     """
     if adjoint is not None and not isinstance(adjoint, Adjoint):
-        raise TypeError(f"adjoint must be an Adjoint or None, got {_described(adjoint)}; pass for example Tape()")
+        raise TypeError(f"adjoint must be an Adjoint or None, got {adjoint!r:.80}; pass for example Tape()")
     with torch.inference_mode(False):  # training needs gradients even if the caller has turned them off
         loop, w = _loop(inner_loss, params, inputs, optimizer, steps, window, first_step, torch_compile)
     differentiable = torch.is_grad_enabled() and any(x.requires_grad for x in (*w, *inputs))
@@ -125,7 +124,8 @@ def choose_adjoint(loop: InnerLoop, w: Buffers, inputs: Buffers) -> Adjoint:
     The memory of each is estimated from the graph of one gradient, which is taken for this. The choice and its reason are logged
     (level INFO). If no adjoint fits, the one with the least memory is taken, with a warning.
     """
-    total, graph = _total_memory(w[0].device), graph_bytes(loop, w, inputs)
+    total = torch.cuda.mem_get_info(w[0].device)[1] if w[0].is_cuda else psutil.virtual_memory().total
+    graph = graph_bytes(loop, w, inputs)
     candidates = [adjoint for kind in ADJOINTS.values() if kind.share and not (adjoint := kind()).refusal(loop)]
     needs = {adjoint: adjoint.memory(loop, w, inputs, graph) for adjoint in candidates}
     fitting = [adjoint for adjoint, need in needs.items() if need <= adjoint.share * total]
@@ -137,12 +137,6 @@ def choose_adjoint(loop: InnerLoop, w: Buffers, inputs: Buffers) -> Adjoint:
     reason = "the fastest that fits" if fitting else "the smallest, none fits"
     _log_once(logging.INFO if fitting else logging.WARNING, f"adjoint={chosen!r}: {reason} (estimates: {listed})")
     return chosen
-
-
-def _total_memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
-    return psutil.virtual_memory().total
 
 
 def _loop(
@@ -165,25 +159,21 @@ def _loop(
 def _check(params: Any, inputs: Any, optimizer: Any, steps: Any, window: Any) -> None:
     if not isinstance(optimizer, InnerOptimizer):
         raise TypeError(
-            f"optimizer must be an InnerOptimizer, got {_described(optimizer)}; pass for example InnerAdam(lr=0.01)"
+            f"optimizer must be an InnerOptimizer, got {optimizer!r:.80}; pass for example InnerAdam(lr=0.01)"
         )
     if isinstance(params, TrainingState):
         if any(len(state) != optimizer.fields for state in params.states):
             raise ValueError(f"params is a training with another optimizer than {optimizer!r}; go on with the same one")
     elif not isinstance(params, dict) or not params or not all(isinstance(x, Tensor) for x in params.values()):
         raise TypeError(
-            f"params must be a dict of tensors with at least one entry, got {_described(params)}; "
+            f"params must be a dict of tensors with at least one entry, got {params!r:.80}; "
             "for a module pass dict(module.named_parameters())"
         )
     if not isinstance(inputs, tuple) or not all(isinstance(x, Tensor) for x in inputs):
-        raise TypeError(f"inputs must be a tuple of tensors, got {_described(inputs)}; for one tensor pass (x,)")
+        raise TypeError(f"inputs must be a tuple of tensors, got {inputs!r:.80}; for one tensor pass (x,)")
     if not isinstance(steps, Integral) or steps < 1:
         raise ValueError(f"steps must be an integer >= 1, got {steps!r}; without steps, use params as they are")
     if window is not None and not (isinstance(window, Integral) and 1 <= window <= steps):
         raise ValueError(
             f"window must be None or an integer from 1 to steps={steps}, got {window!r}; None differentiates all steps"
         )
-
-
-def _described(value: Any) -> str:
-    return f"the class {value.__name__}" if isinstance(value, type) else f"{type(value).__name__} {str(value)[:60]!r}"

@@ -1,7 +1,6 @@
 """Students on a summary and students on real data, trained and measured in the same way.
 
-Both kinds of students have the same kind of start, the same inner optimizer, the same number of steps, and about as many tokens
-per step.
+Both have the same kind of start, the same inner optimizer, the same number of steps, and about as many tokens per step.
 """
 
 from __future__ import annotations
@@ -85,8 +84,8 @@ class Comparison(Students):
     @property
     def tokens_per_step(self) -> int:
         """Tokens of an inner step, b_syn · ξ."""
-        config = self.farzi.config
-        return min(self.training.batch_size or config.num_sequences, config.num_sequences) * config.sequence_length
+        size, config = self.training.batch_size, self.farzi.config
+        return min(size or config.num_sequences, config.num_sequences) * config.sequence_length
 
     @property
     def seeds(self) -> list[int]:
@@ -106,8 +105,6 @@ class Comparison(Students):
         """Bytes of all ids."""
         return self.token_bytes(len(flatten_sequences(sequences)[0]))
 
-    # -- students ----------------------------------------------------------------------------------------------------
-
     def summary_student(self, index: int = 0) -> Student:
         """Student `index` of the summary as it is now: the same as `FarziTrainer.train_student(index)`."""
         return partial(self.learner.logits, self.on_summary(index))
@@ -123,8 +120,6 @@ class Comparison(Students):
         training = self.long_training if steps is None else replace(self.long_training, steps=steps)
         theta = training.train(self.learner, self.real_data(self.splits["train"]), seed)
         return partial(self.learner.logits, theta)
-
-    # -- real data ---------------------------------------------------------------------------------------------------
 
     def training_rows(self, sequences: Dataset) -> Dataset:
         """The rows on which a student trains."""
@@ -171,8 +166,6 @@ class Comparison(Students):
     def drawn_bytes(self, draw: Callable[[int], Dataset]) -> int:
         """The mean bytes of the subsets `draw(seed)` of all students."""
         return round(np.mean([self.nbytes(draw(seed)) for seed in self.seeds]))
-
-    # -- measurements ------------------------------------------------------------------------------------------------
 
     def outputs(
         self, student: Student, rows: Dataset, statistic: Callable[[Tensor, Mapping[str, Tensor]], Tensor]

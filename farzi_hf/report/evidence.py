@@ -26,18 +26,13 @@ class Claim:
         text: the statement, as a sentence without its full stop.
         ours: the name of a row.
         other: the name of the row to compare with.
-        at_least: the statement holds if our quality is at least this share of the other row's quality; at 1, the default, it has to be
-            better, and a tie is not enough.
+        above: the statement holds if our quality is above this share of the other row's quality; a tie is not enough.
     """
 
     text: str
     ours: str
     other: str
-    at_least: float = 1.0
-
-    def holds(self, share: float) -> bool:
-        """Whether this share of the other row's quality is enough."""
-        return share > 1 if self.at_least == 1 else share >= self.at_least
+    above: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -74,7 +69,7 @@ class Evidence:
         found = [self.verdict(claim) for claim in claims]
         lines = []
         for verdict, claim in zip(found, claims, strict=True):
-            needs = f"; the statement needs {100 * claim.at_least:.0f} %" if claim.at_least != 1 else ""
+            needs = f"; the statement needs {100 * claim.above:.0f} %" if claim.above != 1 else ""
             lines.append(f"- {verdict}: {claim.text}{needs}. {self.finding(claim.ours, claim.other)}")
         rule = "A statement is decided if the 95 % interval (over test sequences) and every seed agree."
         return [f"{counted(found)} {rule}", *lines]
@@ -82,10 +77,10 @@ class Evidence:
     def verdict(self, claim: Claim) -> str:
         """AGREES or DIFFERS if the ratio's interval and all seeds lie on the same side of what the claim needs; else OPEN."""
         _, (low, high) = self.ratio(claim.ours, claim.other)
-        seeds = [claim.holds(share) for share in self._shares(claim.ours, claim.other)]
-        if claim.holds(low) and all(seeds):
+        seeds = [share > claim.above for share in self._shares(claim.ours, claim.other)]
+        if low > claim.above and all(seeds):
             return AGREES
-        return DIFFERS if high < claim.at_least and not any(seeds) else OPEN
+        return DIFFERS if high < claim.above and not any(seeds) else OPEN
 
     def ratio(self, ours: str, other: str) -> tuple[float, tuple[float, float]]:
         """The quality of `ours` divided by the quality of `other`, and the interval of this ratio, of a thousand resamples."""

@@ -54,23 +54,25 @@ def distillation_seconds(log_history: Sequence[Mapping[str, Any]]) -> float:
     return seconds
 
 
-def _source(title: str, text: str, licence: str = "other") -> dict[str, str]:
-    """A data set's name on a card, a sentence about its licence, and the licence as the Hub names it."""
-    return {"dataset": title, "licence": licence, "licence_text": text}
-
-
-_MOVIELENS = "The source, MovieLens, may be used for research; GroupLens forbids its redistribution."
-_TREEBANK = (
-    "The source, Penn Treebank, is licensed by the Linguistic Data Consortium (LDC99T42). Ask the consortium before you publish "
-    "a summary of it."
-)
-_AMAZON = "The source, Amazon reviews of magazine subscriptions, was collected for research and states no licence."
-_INVENTED = "The source was invented for farzi_hf, whose licence is Apache-2.0. It does not describe real people."
-_OURS = _source("the sample data of farzi_hf", _INVENTED, "apache-2.0")
+_OURS = {
+    "dataset": "the sample data of farzi_hf",
+    "licence": "apache-2.0",
+    "licence_text": "The source was invented for farzi_hf, whose licence is Apache-2.0. It does not describe real people.",
+}
 PROVENANCES = {
-    "ptb": _source("Penn Treebank", _TREEBANK),
-    "ml-100k": _source("MovieLens-100k", _MOVIELENS),
-    "magazine": _source("Amazon Magazine Subscriptions", _AMAZON),
+    "ptb": {
+        "dataset": "Penn Treebank",
+        "licence_text": "The source, Penn Treebank, is licensed by the Linguistic Data Consortium (LDC99T42). Ask the consortium before you "
+        "publish a summary of it.",
+    },
+    "ml-100k": {
+        "dataset": "MovieLens-100k",
+        "licence_text": "The source, MovieLens, may be used for research; GroupLens forbids its redistribution.",
+    },
+    "magazine": {
+        "dataset": "Amazon Magazine Subscriptions",
+        "licence_text": "The source, Amazon reviews of magazine subscriptions, was collected for research and states no licence.",
+    },
     "sample": _OURS,
     "sample_interactions": _OURS,
 }
@@ -86,7 +88,7 @@ def provenance(c: Comparison, data: TaskData, seed: int) -> dict[str, Any]:
         "data_sequences": len(c.splits["train"]),
         "split": f"{data.task_class.split_label}{seed_of_split}; seed of the distillation {c.seed}",
         "command": "farzi distil recipe.yaml",
-        **PROVENANCES.get(name, {}),
+        **({"licence": "other", **PROVENANCES[name]} if name in PROVENANCES else {}),
     }
 
 

@@ -16,8 +16,6 @@ from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.report.comparison import Comparison, Measured, Student
 from farzi_hf.summary import FarziData, attach_soft_inputs, soft_cross_entropy
 
-# -- on the summary --------------------------------------------------------------------------------------------------
-
 
 def on_summary(c: Comparison, method: str) -> Measured:
     """Students on the summary as it is now."""
@@ -54,9 +52,6 @@ def train_stock(model: PreTrainedModel, rows: Dataset, collator: Callable, args:
     trainer.train()
     model = model.eval()
     return lambda batch: model(**{name: batch[name] for name in ("input_ids", "attention_mask")}).logits
-
-
-# -- on real data ---------------------------------------------------------------------------------------------------
 
 
 def stopped_early(c: Comparison, method: str, draw: Callable[[int], Dataset]) -> Measured:

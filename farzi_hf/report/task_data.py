@@ -88,15 +88,14 @@ class TaskData:
 
     @classmethod
     def of_summary(cls, farzi: FarziData, data_dir: str | None = None, **changes: Any) -> TaskData:
-        """The real data that the recipe of a summary names. Their vocabulary is then the summary's.
+        """The real data that the recipe of a summary names, in the folder `data_dir`. Their vocabulary is then the summary's.
 
         Args:
-            data_dir: the folder with the real data; a recipe does not name it.
             changes: other settings, in place of those of the recipe.
 
         Raises:
-            ValueError: the recipe names no data set, or a file or repository that it may not choose, or a setting has another type;
-                the data have another vocabulary.
+            ValueError: the recipe names no data set, or one that it may not choose, or a setting has another type; the data have another
+                vocabulary.
         """
         recipe = {**farzi.results.recipe, **changes}
         name = recipe.get("dataset")

@@ -42,9 +42,7 @@ class Task(ABC):
     ratio_label: ClassVar[str]
     """The quotient that measures quality when two rows are compared, in words."""
     compared: ClassVar[Sequence[str]]
-    """The metrics that figures of a whole run show, one figure each."""
-    entries: ClassVar[str]
-    """The name of a vocabulary's entries, in the plural."""
+    """The metrics that figures of a whole run show, one figure each: of recommenders, whose runs have several splits."""
     module: ClassVar[type[evaluate.Metric]]
     """Computes the metrics from `statistics`."""
 
@@ -118,10 +116,6 @@ class Task(ABC):
     def counted(self, train: Dataset, validation: Dataset, test: Dataset, vocab_size: int) -> dict[str, np.ndarray]:
         """The statistics of count models on the test sequences, by name. Count models are not trained."""
 
-    def reference_lines(self, splits: Mapping[str, Dataset], vocab_size: int) -> dict[str, float]:
-        """Lines for the figure of a distillation: the main metric of count models on the validation split."""
-        return {}
-
     @abstractmethod
     def headline(self, row: Row) -> str:
         """The row's main figure, as text."""
@@ -132,14 +126,9 @@ class Task(ABC):
 
     @abstractmethod
     def paired(self, ours: Statistics, theirs: Statistics) -> tuple[np.ndarray, Callable[[np.ndarray], float]]:
-        """Pairs two rows, for the interval of our quality divided by theirs.
+        """The results of the students of two rows on each test sequence, (N, …), and what computes our quality divided by theirs from them.
 
-        Args:
-            ours, theirs: the students of two rows, of the same seeds.
-
-        Returns:
-            First, an array (N, …) with the results of all students on each test sequence. Second, a function that takes such an
-            array and returns our quality divided by theirs. The quotient is 1 if both are equally good.
+        Both rows have the same seeds. The quotient is 1 if both are equally good.
         """
 
     def share(self, ours: Statistics, theirs: Statistics) -> float:
@@ -174,8 +163,7 @@ def count_cells(row: Row) -> dict[str, str]:
 
 @cache
 def _module(kind: type[evaluate.Metric]) -> evaluate.Metric:
-    """The metric. It works in memory and writes nothing to the cache of `evaluate`."""
-    return kind(keep_in_memory=True)
+    return kind(keep_in_memory=True)  # nothing is written to the cache of `evaluate`
 
 
 # -- statistics of students ------------------------------------------------------------------------------------------
@@ -205,10 +193,6 @@ def bootstrap_interval(
     values = np.asarray(values)
     if len(values) == 0:
         raise ValueError("values is empty: an interval needs at least one row.")
-    if resamples < 1:
-        raise ValueError(f"resamples={resamples} resamples nothing: pass 1 or more, such as 1000.")
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence={confidence} is not a share: pass a number between 0 and 1, such as 0.95.")
     generator = stream(seed, Purpose.BOOTSTRAP)
     resampled = [statistic(values[generator.integers(len(values), size=len(values))]) for _ in range(resamples)]
     method = "linear" if np.isfinite(resampled).all() else "inverted_cdf"  # between infinite ones there is nothing

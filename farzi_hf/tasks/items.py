@@ -50,18 +50,11 @@ def rank_statistics(
         float64 (B, 2).
 
     Raises:
-        ValueError: shapes that do not match, or ids outside the columns of `scores`.
+        ValueError: shapes that do not match, or `seen` has ids outside the columns of `scores`.
     """
     scores, targets = torch.as_tensor(scores), torch.as_tensor(targets)
     if scores.ndim != 2 or targets.shape != scores.shape[:1]:
         raise ValueError(f"scores are {tuple(scores.shape)} and targets {tuple(targets.shape)}: pass (B, V) and (B,)")
-    if len(targets) == 0:
-        raise ValueError("targets is empty: a metric needs at least one user")
-    if targets.min() < 0 or targets.max() >= scores.shape[1]:
-        found = f"{targets.min()} … {targets.max()}"
-        raise ValueError(
-            f"targets holds ids {found}, but scores have V={scores.shape[1]} columns: pass ids from 0 to V − 1"
-        )
     target_scores = scores.gather(1, targets[:, None])
     candidates = scores != -torch.inf
     if seen is not None:
@@ -119,21 +112,18 @@ def _per_user(statistics: np.ndarray, ks: Sequence[int]) -> dict[str, np.ndarray
 
 
 def ranking_intervals(
-    statistics: np.ndarray,
-    ks: Sequence[int] = (10, 100),
-    confidence: float = 0.95,
-    resamples: int = 1000,
-    seed: int = 0,
+    statistics: np.ndarray, ks: Sequence[int] = (10, 100), **settings: Any
 ) -> dict[str, tuple[float, float]]:
     """Bootstrap interval of each metric of `rank_metrics`, resampling users.
 
     Args:
         statistics: (N, 2), or (students, N, 2) for several models on the same users; the interval is then that of their mean.
+        settings: confidence, resamples and seed of `bootstrap_interval`.
     """
     statistics = np.asarray(statistics, dtype=np.float64)
     per_student = [_per_user(values, ks) for values in statistics.reshape(-1, *statistics.shape[-2:])]
     means = {name: np.mean([values[name] for values in per_student], axis=0) for name in per_student[0]}
-    return {name: bootstrap_interval(v, np.mean, confidence, resamples, seed) for name, v in means.items()}
+    return {name: bootstrap_interval(values, **settings) for name, values in means.items()}
 
 
 def target_ranks(
@@ -179,7 +169,6 @@ class RankMetrics(evaluate.Metric):
         return evaluate.MetricInfo(
             description="Hit rate and nDCG at each k, and AUC, of one target per user among all items, as fractions.",
             citation="",
-            inputs_description="predictions: per user (rank of the target, AUC). ks: lengths of the recommended lists.",
             features=datasets.Features({"predictions": datasets.List(datasets.Value("float64"))}),
         )
 
@@ -236,7 +225,6 @@ class Recommendation(Task):
     metric, metric_label, percent = "hr@100", "Test HR@100", True
     ratio_label = "our HR@100 over its"
     compared = ("hr@10", "hr@100", "ndcg@10", "auc")
-    entries = "items"
     module = RankMetrics
     shown: ClassVar[Mapping[str, str]] = {
         "hr@10": "HR@10, %", "hr@100": "HR@100, %", "ndcg@10": "nDCG@10, %", "auc": "AUC, %",
@@ -262,12 +250,10 @@ class Recommendation(Task):
         return AutoConfig.for_model(**{**learner, "num_items": len(self.processing_class) - 1, "max_length": length})
 
     def training_rows(self, sequences: Dataset, length: int) -> Dataset:
-        """Windows: see `training_windows`."""
         check_unpadded(sequences)
         return training_windows(sequences, length)
 
     def evaluation_rows(self, sequences: Dataset, length: int) -> Dataset:
-        """The last items of each history, and all items that the user has had: see `evaluation_windows`."""
         check_unpadded(sequences)
         return evaluation_windows(sequences, length)
 

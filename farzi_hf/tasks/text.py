@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import datasets
 import evaluate
@@ -101,19 +101,18 @@ def language_modeling_metrics(eval_prediction: EvalPrediction) -> dict[str, floa
     return token_metrics(eval_prediction.predictions)
 
 
-def perplexity_interval(
-    statistics: np.ndarray, confidence: float = 0.95, resamples: int = 1000, seed: int = 0
-) -> tuple[float, float]:
+def perplexity_interval(statistics: np.ndarray, **settings: Any) -> tuple[float, float]:
     """Bootstrap interval of the corpus perplexity, resampling sentences: tokens of one sentence are not independent.
 
     Args:
         statistics: (N, L − 1, 3) as `token_statistics` gives them, or (students, N, L − 1, 3) for several models on the same sentences; the
             interval is then that of their mean.
+        settings: confidence, resamples and seed of `bootstrap_interval`.
     """
     statistics = np.asarray(statistics)
     students = statistics.reshape(-1, *statistics.shape[-3:])
     totals = np.stack([sentence_totals(student) for student in students], axis=1)  # (N, students, 3)
-    return bootstrap_interval(totals, lambda rows: np.mean(corpus_perplexity(rows)), confidence, resamples, seed)
+    return bootstrap_interval(totals, lambda rows: np.mean(corpus_perplexity(rows)), **settings)
 
 
 class TokenMetrics(evaluate.Metric):
@@ -129,7 +128,6 @@ class TokenMetrics(evaluate.Metric):
         return evaluate.MetricInfo(
             description="Perplexity over all tokens, mean of the sentences' perplexities, and share of tokens predicted right.",
             citation="",
-            inputs_description="predictions: per sentence and predicted token (negative log-likelihood in nats, correct, valid)",
             features=datasets.Features({"predictions": datasets.List(datasets.List(datasets.Value("float64")))}),
         )
 
@@ -140,30 +138,21 @@ class TokenMetrics(evaluate.Metric):
 # -- models that only count: a good summary trains students that are better ------------------------------------------
 
 
-class Transitions(NamedTuple):
-    """All (previous, next) pairs of a data set in one long list, and the place of each pair in its sequence. Each array is (P,)."""
-
-    previous: np.ndarray
-    following: np.ndarray
-    rows: np.ndarray
-    columns: np.ndarray
-
-    @classmethod
-    def of(cls, sequences: Dataset, vocab_size: int) -> Transitions:
-        check_sequences(sequences, vocab_size)
-        ids, lengths = flatten_sequences(sequences)
-        starts = np.cumsum(lengths) - lengths
-        rows = np.repeat(np.arange(len(lengths)), lengths - 1)
-        columns = np.arange(len(rows)) - np.repeat(starts - np.arange(len(lengths)), lengths - 1)
-        position = starts[rows] + columns
-        return cls(ids[position], ids[position + 1], rows, columns)
+def _transitions(sequences: Dataset, vocab_size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """All (previous, next) pairs of a data set in one long list, the row of each and its place there. Each array is (P,)."""
+    check_sequences(sequences, vocab_size)
+    ids, lengths = flatten_sequences(sequences)
+    starts = np.cumsum(lengths) - lengths
+    rows = np.repeat(np.arange(len(lengths)), lengths - 1)
+    places = np.arange(len(rows)) - np.repeat(starts - np.arange(len(lengths)), lengths - 1)
+    position = starts[rows] + places
+    return ids[position], ids[position + 1], rows, places
 
 
 class Unigram:
     """Word frequencies, with one added to every count so that a word unseen in training is not impossible.
 
-    A count model predicts every token but the first (BOS), EOS included, and reports the same metrics as a language model. Its prediction
-    depends on the previous token at most, so it scores whole data sets at once, in numpy.
+    A count model predicts every token but the first (BOS), EOS included, and reports the same metrics as a language model.
 
     Args:
         distribution: (V,) probabilities.
@@ -175,7 +164,7 @@ class Unigram:
     @classmethod
     def fit(cls, sequences: Dataset, vocab_size: int) -> Unigram:
         """Counts the predicted tokens of ``sequences``. BOS is never predicted and not counted."""
-        counts = np.bincount(Transitions.of(sequences, vocab_size).following, minlength=vocab_size) + 1
+        counts = np.bincount(_transitions(sequences, vocab_size)[1], minlength=vocab_size) + 1
         return cls(counts / counts.sum())
 
     def probabilities(self, previous: np.ndarray, following: np.ndarray) -> np.ndarray:
@@ -188,23 +177,18 @@ class Unigram:
 
     def token_statistics(self, sequences: Dataset) -> np.ndarray:
         """(N, longest − 1, 3) float32, as `farzi_hf.metrics.token_statistics` gives for a language model."""
-        pairs = Transitions.of(sequences, self.vocab_size)
-        statistics = np.zeros((len(sequences), pairs.columns.max() + 1, 3), dtype=np.float32)
-        nll = -np.log(self.probabilities(pairs.previous, pairs.following))
-        correct = self.predictions(pairs.previous) == pairs.following
-        statistics[pairs.rows, pairs.columns] = np.stack([nll, correct, np.ones_like(nll)], axis=-1)
+        previous, following, rows, places = _transitions(sequences, self.vocab_size)
+        statistics = np.zeros((len(sequences), places.max() + 1, 3), dtype=np.float32)
+        nll = -np.log(self.probabilities(previous, following))
+        correct = self.predictions(previous) == following
+        statistics[rows, places] = np.stack([nll, correct, np.ones_like(nll)], axis=-1)
         return statistics
-
-    def metrics(self, sequences: Dataset) -> dict[str, float]:
-        """Corpus perplexity, mean of sentence perplexities and accuracy on ``sequences`` (column ``input_ids``)."""
-        return token_metrics(self.token_statistics(sequences))
 
 
 class InterpolatedBigram(Unigram):
     """w(h) · p(next | h) + (1 − w(h)) · p(next): relative frequencies, mixed with a `Unigram`.
 
-    w(h) = count(h) / (count(h) + scale · followers(h)); with scale = 1 this is Witten & Bell (1991). The weight w(h) grows with the
-    count of the history h. It shrinks with the number of different tokens that followed h, and is 0 if h was never seen.
+    w(h) = count(h) / (count(h) + scale · followers(h)); with scale = 1 this is Witten & Bell (1991). The weight is 0 if h was never seen.
     The pairs are stored sorted and sparse; there is no V × V table.
 
     Args:
@@ -225,11 +209,11 @@ class InterpolatedBigram(Unigram):
     @classmethod
     def fit(cls, sequences: Dataset, vocab_size: int, validation: Dataset) -> InterpolatedBigram:
         """Counts on ``sequences`` and tries 28 scales from 1/32 to 16. It keeps the scale with the lowest perplexity on ``validation``."""
-        seen, held_out = Transitions.of(sequences, vocab_size), Transitions.of(validation, vocab_size)
-        pairs, counts = np.unique(seen.previous * vocab_size + seen.following, return_counts=True)
+        (seen, seen_next, *_), (given, following, *_) = (_transitions(x, vocab_size) for x in (sequences, validation))
+        pairs, counts = np.unique(seen * vocab_size + seen_next, return_counts=True)
         unigram = Unigram.fit(sequences, vocab_size)
         models = [cls(unigram, pairs, counts, float(scale)) for scale in np.geomspace(1 / 32, 16, 28)]
-        return max(models, key=lambda model: np.log(model.probabilities(held_out.previous, held_out.following)).sum())
+        return max(models, key=lambda model: np.log(model.probabilities(given, following)).sum())
 
     def probabilities(self, previous: np.ndarray, following: np.ndarray) -> np.ndarray:
         keys = previous * self.vocab_size + following
@@ -272,8 +256,7 @@ class LanguageModeling(Task):
     label_names = ("labels",)
     metric, metric_label, percent = "perplexity", "Test perplexity", False
     ratio_label = "its perplexity over ours"
-    compared = ("perplexity",)
-    entries = "tokens"
+    compared = ()
     module = TokenMetrics
     # Two settings matter (recipes/LOG.md). With tied embeddings, the learner stays on the unigram plateau for hundreds of steps.
     # With embeddings that start small, training is so chaotic that its gradient is useless.
@@ -322,11 +305,9 @@ class LanguageModeling(Task):
         return SequenceCollator(None if padding in others else padding)
 
     def training_rows(self, sequences: Dataset, length: int) -> Dataset:
-        """The sentences themselves, or windows of all sentences end to end: see `packed_windows`."""
         return packed_windows(sequences, length) if self.pack else sequences
 
     def evaluation_rows(self, sequences: Dataset, length: int) -> Dataset:
-        """The sentences themselves."""
         return sequences
 
     preprocess_logits_for_metrics = staticmethod(token_statistics)
@@ -351,25 +332,21 @@ class LanguageModeling(Task):
         models = {"unigram": bigram.unigram, "interpolated bigram": bigram}
         return {name: sentence_totals(model.token_statistics(test))[:, None] for name, model in models.items()}
 
-    def reference_lines(self, splits: Mapping[str, Dataset], vocab_size: int) -> dict[str, float]:
-        unigram = Unigram.fit(splits["train"], vocab_size)
-        return {"unigram": unigram.metrics(splits["validation"])["perplexity"]}
-
     def headline(self, row: Row) -> str:
         return f"perplexity {row['perplexity']:,.1f}"
 
     def readable(self, row: Row) -> dict[str, str]:
-        def digits(value: float) -> int:
-            return 1 if value < 1000 else 0
+        def number(value: float, size: float) -> str:
+            return f"{value:,.{1 if size < 1000 else 0}f}"
 
         def spread(name: str, scale: int = 1) -> str:
             values = [scale * row[key] for key in (name, f"{name}_std") if key in row]
-            return " ± ".join(f"{value:,.{digits(values[0])}f}" for value in values)
+            return " ± ".join(number(value, values[0]) for value in values)
 
         return {
             "trained on": row["method"],
             "perplexity": spread("perplexity"),
-            "95 % interval": " – ".join(f"{edge:,.{digits(edge)}f}" for edge in row["perplexity_interval"]),
+            "95 % interval": " – ".join(number(edge, edge) for edge in row["perplexity_interval"]),
             "sentence perplexity": spread("sentence_perplexity"),
             "accuracy, %": spread("accuracy", scale=100),
             **count_cells(row),

@@ -47,8 +47,8 @@ def training(learner: Learner, request) -> WeightedTraining:
 TEST = sentences(5, seed=3)
 
 
-def weights(seed: int = 0) -> Tensor:
-    return 0.5 + torch.rand(N, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+def weights() -> Tensor:
+    return 0.5 + torch.rand(N, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
 def test_the_loss_is_the_weighted_sum_over_the_unweighted_number_of_tokens(training):
@@ -59,9 +59,8 @@ def test_the_loss_is_the_weighted_sum_over_the_unweighted_number_of_tokens(train
     losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), labels, ignore_index=IGNORED, reduction="none")
     expected = (w[chosen] * losses.sum(1)).sum() / (labels != IGNORED).sum()
     torch.testing.assert_close(training.loss(training.start, (w,), 1), expected)
-    torch.testing.assert_close(
-        training.loss(training.start, (training.ones,), 1), training.learner.hard_loss(training.start, rows)
-    )
+    unweighted = training.loss(training.start, (training.ones,), 1)
+    torch.testing.assert_close(unweighted, training.learner.hard_loss(training.start, rows))
 
 
 @pytest.mark.parametrize("adjoint", [None, Reversible(), Checkpoint(slots=2), Tape()], ids=repr)
@@ -70,25 +69,20 @@ def test_every_adjoint_gives_the_derivative_of_autograd(training, adjoint):
     assert expected.abs().min() > 1e-5
     # `Reversible` holds the optimizer's accumulators in integers with the precision of float32.
     rtol = 1e-11 if isinstance(adjoint, (Checkpoint, Tape)) else 1e-5
-    torch.testing.assert_close(
-        influence(training, TEST, weights=weights(), adjoint=adjoint), expected, rtol=rtol, atol=0
-    )
+    found = influence(training, TEST, weights=weights(), adjoint=adjoint)
+    torch.testing.assert_close(found, expected, rtol=rtol, atol=0)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("adjoint", [Reversible(), Checkpoint(slots=2), Tape()], ids=repr)
-def test_compiled_steps_give_the_same_influence_and_are_compiled_once(training, adjoint):
+def test_compiled_steps_give_the_same_influence_and_are_compiled_once(training):
     """Whatever the number of padded columns and of predicted ids in a minibatch, which differs here."""
-    assert len({int((training.rows["labels"][chosen] != IGNORED).sum()) for chosen in training.batches}) > 2
-    expected = influence(training, TEST, weights=weights(), adjoint=Direct())
+    expected = influence(training, TEST, adjoint=Direct())
     compiled, stats = replace(training, torch_compile=True), torch._dynamo.utils.counters["stats"]
-    torch.testing.assert_close(
-        influence(compiled, TEST, weights=weights(), adjoint=adjoint), expected, rtol=1e-5, atol=0
-    )
+    torch.testing.assert_close(influence(compiled, TEST, adjoint=Tape()), expected, rtol=1e-5, atol=0)
     before = stats["unique_graphs"]
-    influence(compiled, TEST, weights=weights(1), adjoint=adjoint)
+    influence(compiled, TEST, weights=weights(), adjoint=Tape())
     assert 0 < stats["unique_graphs"] == before
 
 
@@ -113,16 +107,10 @@ def test_a_weight_of_zero_is_a_sequence_left_out_and_one_that_no_batch_has_does_
     batches = torch.tensor([[0, 1], [2, 0]])
     training = WeightedTraining(learner, sentences(4, seed=2), batches, InnerSGD(lr=0.5), start)
     assert influence(training, TEST)[3] == 0
-    changed = {
-        **training.rows,
-        "input_ids": training.rows["input_ids"].clone(),
-        "labels": training.rows["labels"].clone(),
-    }
-    changed["input_ids"][1, 1:2], changed["labels"][1, 1:2] = 5, 5
-    without = torch.tensor([1.0, 0.0, 1.0, 1.0], dtype=torch.float64)
-    other = replace(training, rows=changed)
-    for name, x in training.train(without).items():
-        torch.testing.assert_close(other.train(without)[name], x)
+    changed = {name: x.clone() for name, x in training.rows.items()}
+    changed["input_ids"][1, 1], changed["labels"][1, 1] = 5, 5
+    without = torch.tensor([1.0, 0.0, 1.0, 1.0])  # float32, where the parameters are float64
+    torch.testing.assert_close(replace(training, rows=changed).train(without), training.train(without))
 
 
 def test_gradient_scores_are_those_of_single_gradients(training):
@@ -166,17 +154,10 @@ def test_a_training_says_what_is_wrong(training, changes, message):
         replace(training, **changes)
 
 
-@pytest.mark.parametrize(
-    ("weights", "error", "message"),
-    [
-        (torch.ones(3), ValueError, r"weights has the shape \(3,\)"), ([1.0] * N, TypeError, "weights is a list; give a tensor"),
-        (torch.ones(N, dtype=torch.long), ValueError, "weights is torch.int64, in which nothing can be differentiated"),
-        (torch.tensor([1.0, 1.0, torch.nan, 1.0, 1.0, 1.0, 1.0]), ValueError, r"weights\[2\] is not finite"),
-    ],
-)  # fmt: skip
-def test_weights_that_cannot_be_used(training, weights, error, message):
-    with pytest.raises(error, match=message):
-        influence(training, TEST, weights=weights)
+def test_weights_that_cannot_be_used(training):
+    for weights, message in ((torch.ones(3), r"the shape \(3,\)"), (torch.ones(N) / 0, r"weights\[0\] is not finite")):
+        with pytest.raises(ValueError, match=message):
+            influence(training, TEST, weights=weights)
 
 
 @pytest.mark.parametrize(
@@ -185,10 +166,7 @@ def test_weights_that_cannot_be_used(training, weights, error, message):
         (lambda loss, theta: loss(theta).view(1, 1), ValueError, r"losses of shape \(1, 1\)"),
         (lambda loss, theta: loss(theta).new_zeros(0), ValueError, r"losses of shape \(0,\)"),
         (lambda loss, theta: loss(theta) * torch.inf, FloatingPointError, "the influence is not finite after 6 steps"),
-        (lambda loss, theta: loss(theta).detach(), ValueError, "test returned a loss that does not depend on θ"),
-        (lambda loss, theta: 1.5, TypeError, r"test returned float '1\.5'; return a tensor"),
         (None, TypeError, "test is a NoneType; give a batch with input_ids and labels, or a function of θ"),
-        ([TEST], TypeError, "test is a list; give a batch"),
         ({"input_ids": TEST["input_ids"]}, ValueError, "test has input_ids; give input_ids and labels"),
         ({**TEST, "input_ids": TEST["input_ids"] + V}, ValueError, rf"test\['input_ids'\] holds the id \d+, outside 0 … {V - 1}"),
         ({**TEST, "labels": TEST["labels"] - 50}, ValueError, rf"test\['labels'\] holds the id -\d+, outside 0 … {V - 1}"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from typing import get_type_hints
 
 import pytest
 import yaml
@@ -18,37 +17,22 @@ from farzi_hf.report import BASELINES, RunSettings
 
 TYPES = (RunSettings, FarziConfig)
 DEFAULT = CONFIGS / "ptb_50x50.yaml"
-SIZES = {
-    "demo", "demo_recsys", "ptb_10x50", "ptb_50x50", "ptb_400x50", "magazine_50x20", "ml-100k_50x50", "docstrings_200x64",
-}  # fmt: skip
 
 
 def parse(*argv: str) -> tuple[RunSettings, FarziConfig]:
     return parse_arguments(TYPES, DEFAULT, argv)
 
 
-def test_there_is_a_config_for_the_demos_the_quick_run_and_each_size_of_the_paper():
-    assert {path.stem for path in CONFIGS.glob("*.yaml")} == SIZES
-    assert parse()[0].config == str(DEFAULT)
-
-
-@pytest.mark.parametrize("name", sorted(SIZES))
-def test_a_config_gives_every_field_its_type_and_a_model(name):
-    path = CONFIGS / f"{name}.yaml"
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_config_gives_every_field_its_value_and_a_model(path):
     settings, args = parse("--config", str(path))
-    assert args.output_dir == f"outputs/{name}"
+    assert args.output_dir == f"outputs/{path.stem}"
     assert settings.learner["model_type"] in ("gpt2", "sasrec")
-    for kind, values in zip(TYPES, (settings, args), strict=True):
-        for name_of_field, hint in get_type_hints(kind).items():
-            value = getattr(values, name_of_field, None)
-            for number, allowed in ((float, (float, int)), (int, int)):
-                if hint in (number, number | None) and value is not None:
-                    assert isinstance(value, allowed), name_of_field
     in_file = yaml.safe_load(path.read_text(encoding="utf-8"))
     parsed = {**vars(settings), **vars(args)}
     assert {k: float(v) if isinstance(parsed[k], float) else v for k, v in in_file.items()}.items() <= parsed.items()
-    if "x" in name:
-        assert f"_{args.num_sequences}x{args.sequence_length}" in name
+    if "x" in path.stem:
+        assert f"_{args.num_sequences}x{args.sequence_length}" in path.stem
 
 
 def test_the_command_line_wins_over_the_file_and_the_file_over_defaults(tmp_path):
@@ -73,27 +57,14 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_defaults(tmp_path
         ("learner: {n_embd: 8}", "has no model_type"),
         ("learner: gpt2", "learner='gpt2' is not JSON"),
         ("teacher: [{model_type: gpt2}, {n_embd: 8}]", "teacher={'n_embd': 8} has no model_type"),
-        ("teacher: [gpt2]", "teacher='gpt2' is not JSON"),
         ("num_students: 0", "give at least 1"),
         ("long_steps: 0", "long_steps=0 trains nothing: give at least 1"),
-        ("long_batch_size: 0", "long_batch_size=0 trains nothing: give at least 1"),
         ("splits: []", "splits=[] is not usable: give a list of different numbers of at least 0"),
         ("splits: [0, 1, 0]", "splits=[0, 1, 0] is not usable"),
-        ("splits: 1", "splits=1 is a int; give a value of type list[int]"),
-        ("inner_steps: 0", "inner_steps=0 is not usable"),
         ("dataset: sample_interactions\nsequence_length: 1", "sequence_length=1 is not usable"),
         ("num_students: null", "num_students=None is a NoneType; give a value of type int"),
-        ("num_students: 2.5", "num_students=2.5 is a float; give a value of type int"),
-        ("baselines: [1]", "baselines=[1] is a list; give a value of type list[str]"),
-        ("baselines: head", "baselines='head' is a str; give a value of type list[str]"),
         ("splits: '0'", "splits='0' is a str; give a value of type list[int]"),
         ("inner_betas: [0.5, x]", "inner_betas='x' is not a number; write it as 0.01 or 1.0e-2"),
-        ("splits: {a: 1}", "splits={'a': 1} is a dict; give a value of type list[int]"),
-        ("dataset: [ptb]", "dataset=['ptb'] is a list; give a value of type str or None"),
-        ("long_steps: [3]", "long_steps=[3] is a list; give a value of type int or None"),
-        ("max_steps: 2.5", "max_steps=2.5 is a float; give a value of type int"),
-        ("max_steps: null", "max_steps=None is a NoneType; give a value of type int"),
-        ("save_total_limit: 0.5", "save_total_limit=0.5 is a float; give a value of type int or None"),
     ],
 )
 def test_a_config_that_is_wrong_ends_in_one_line(tmp_path, content, message):
@@ -102,19 +73,6 @@ def test_a_config_that_is_wrong_ends_in_one_line(tmp_path, content, message):
     with pytest.raises(SystemExit) as stop, ends_in_one_line("ptb.py"):
         parse("--config", str(path))
     assert stop.value.code.startswith("ptb.py: ")
-    assert message in stop.value.code
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"dataset": "wikitext"}, "name='wikitext' is none of"),
-        ({"dataset": "ml-100k", "data_dir": "nowhere"}, "data_dir='nowhere' lacks u.data"),
-    ],
-)
-def test_data_that_are_not_there_end_in_one_line(settings, message):
-    with pytest.raises(SystemExit) as stop, ends_in_one_line("recsys.py"):
-        RunSettings(**settings).load().splits(0)
     assert message in stop.value.code
 
 

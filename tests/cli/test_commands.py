@@ -55,14 +55,13 @@ def test_distil_leaves_a_table_figures_and_a_loadable_summary(distilled):
         "Farzi [4×8]", "Farzi, 0 outer steps", "Farzi, stock Trainer", "full data", "unigram", "interpolated bigram",
     ]  # fmt: skip
     farzi = FarziData.from_pretrained(distilled / "summary")
-    assert len(farzi.results.plots) == 3  # it logged nothing, so there is no curve
+    assert len(farzi.results.plots) == 2  # it logged nothing, so there is no curve
     assert farzi.results.metrics["command"] == "farzi distil recipe.yaml"
 
 
 @pytest.mark.parametrize(
     ("changes", "rows"),
     [
-        ({"max_steps": 0}, ["Farzi [4×8]", "Farzi, stock Trainer"]),
         ({"max_steps": 0, "inner_optimizer": "sgd"}, ["Farzi [4×8]", "Farzi, stock Trainer"]),
         ({"input_sequences": "real_windows"}, ["Farzi [4×8]", "same inputs, teacher's labels", "Farzi, stock Trainer"]),
     ],
@@ -113,14 +112,6 @@ def test_a_test_split_that_cannot_be_read_is_found_before_the_distillation(tmp_p
     ):
         main(["distil", str(tmp_path / "tiny.yaml"), "--output_dir", str(tmp_path / "run")])
     assert not list((tmp_path / "run").iterdir())
-
-
-def test_the_recipe_of_a_summary_is_a_config_under_old_names_too(distilled, tmp_path):
-    recipe = (distilled / "summary" / "recipe.yaml").read_text(encoding="utf-8")
-    (tmp_path / "old.yaml").write_text(recipe.replace("concentration:", "sharpness:"), encoding="utf-8")
-    settings, args = parse_arguments((RunSettings, FarziConfig), tmp_path / "old.yaml", ["--use_cpu", "true"])
-    assert args.concentration == 4.0
-    assert settings.learner == SIZES["learner"]
 
 
 def test_show_prints_positions_and_results(distilled, capsys):
@@ -176,7 +167,6 @@ def test_help_fits_on_a_screen(command, capsys):
         (["distil"], "farzi distil: CONFIG is missing"),
         (["distil", "no-such"], "neither a file nor an example: .* demo"),
         (["distil", "demo", "--inner_steps", "0"], "inner_steps=0"),
-        (["distil", "demo", "--config", "other.yaml"], "CONFIG is given twice, as 'demo' and by --config"),
         (["show", "no/such"], "farzi show: .*neither a folder nor a dataset repository"),
         (["train", "no/such", "--steps", "0"], "--steps 0 trains nothing"),
         (["push", "no/such", "x"], "farzi push: "),
@@ -204,5 +194,4 @@ def test_the_recipe_of_a_committed_card_is_a_config_still(path, tmp_path):
     recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
     assert settings.learner == recipe["learner"]
     assert args.num_sequences == recipe["num_sequences"]
-    renamed = recipe.get("fresh_start_fraction", recipe.get("fresh_starts"))  # older cards have the old name
-    assert args.fresh_start_fraction == renamed
+    assert args.concentration == recipe.get("concentration", recipe.get("sharpness"))  # older cards have the old name

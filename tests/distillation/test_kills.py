@@ -80,24 +80,21 @@ class Jobs:
         process.join()
         return Ended(process.exitcode, times)
 
-    def finish(self, job: str, folder: Path) -> dict[str, bytes]:
+    def finish(self, job: str, folder: Path) -> tuple[Ended, dict[str, bytes]]:
         """Runs it to its end; what it leaves."""
-        return self._undisturbed_run(job, folder)[1]
-
-    def undisturbed(self, job: str) -> tuple[Ended, dict[str, bytes]]:
-        """What it leaves, twice the same, and how long its phases take: the second time, when all is warm."""
-        if job not in self._undisturbed:
-            first, second = (self._undisturbed_run(job, self.folder / str(number) / job) for number in (1, 2))
-            assert first[1] == second[1]
-            self._undisturbed[job] = second
-        return self._undisturbed[job]
-
-    def _undisturbed_run(self, job: str, folder: Path) -> tuple[Ended, dict[str, bytes]]:
         ended = self.run(job, folder)
         assert ended.code == 0, folder.with_suffix(".log").read_text()
         contents = self.contents(job, folder)
         self.hub.forget()
         return ended, contents
+
+    def undisturbed(self, job: str) -> tuple[Ended, dict[str, bytes]]:
+        """What it leaves, twice the same, and how long its phases take: the second time, when all is warm."""
+        if job not in self._undisturbed:
+            first, second = (self.finish(job, self.folder / str(number) / job) for number in (1, 2))
+            assert first[1] == second[1]
+            self._undisturbed[job] = second
+        return self._undisturbed[job]
 
     def contents(self, job: str, folder: Path) -> dict[str, bytes]:
         """Files, and the summaries on the Hub, less what tells the time."""
@@ -124,7 +121,7 @@ def test_what_kill_9_ends_goes_on_as_if_nothing_had_happened(jobs, hub, tmp_path
         values = {value for parameter in summary.parameters() for value in parameter.unique().tolist()}
         assert values in ({1.0}, {2.0})  # the old one or the new one
         assert hub.repositories.keys() <= {"user/publish"}
-    assert jobs.finish(job, folder) == expected
+    assert jobs.finish(job, folder)[1] == expected
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
@@ -139,4 +136,4 @@ def test_a_signal_loses_no_step(jobs, hub, tmp_path, name):
     assert ended.times.keys() >= {(f"step {checkpoint.split('-')[-1]}", "has ended")}
     line = f"{name}: the run is saved in {checkpoint} and can be resumed from there."
     assert folder.with_suffix(".log").read_text().splitlines() == [line]
-    assert jobs.finish("distil", folder) == expected
+    assert jobs.finish("distil", folder)[1] == expected

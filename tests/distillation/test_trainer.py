@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +12,7 @@ import yaml
 from datasets import load_dataset
 from safetensors.torch import load_file
 from tiny_trainer import PoisonedGradient, logged, tensors, tiny_learner
-from transformers import AutoConfig, AutoModelForCausalLM, DataCollatorForLanguageModeling, LlamaConfig
+from transformers import AutoConfig, DataCollatorForLanguageModeling
 from transformers.trainer_callback import TrainerCallback
 
 from farzi_hf.distillation import trainer as trainer_module
@@ -39,18 +38,6 @@ def test_training_makes_students_better(make):
     assert after["eval_perplexity"] < 0.6 * before["eval_perplexity"]
     losses = logged(trainer, "loss")
     assert np.mean(losses[-3:]) < losses[0] - 0.5
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("default")  # the compiler has some of its own
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
-def test_a_compiled_inner_loop_distils_the_same(make):
-    """The compiler fuses sums of the inner loop, whose rounding four steps of training pass on."""
-    expected, trainer = (make(torch_compile=way, inner_steps_min=None, window=None) for way in (False, True))
-    for each in (expected, trainer):
-        each.train()
-    for ours, theirs in zip(tensors(trainer), tensors(expected), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
 def test_logs(make):
@@ -125,16 +112,6 @@ def test_the_loss_is_that_of_the_objective_on_the_batch(make):
         assert logged(trainer, "loss")[0] == pytest.approx(
             objective(learner, {"latents": latents, "decoder": decoder}, batch, seed).item()
         )
-
-
-def test_a_learner_from_a_function(make):
-    config = LlamaConfig(
-        vocab_size=V, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=2, attn_implementation="sdpa", bos_token_id=2, eos_token_id=3,
-    )  # fmt: skip
-    trainer = make({"learner_init": lambda: AutoModelForCausalLM.from_config(config)}, max_steps=1)
-    trainer.train()
-    assert logged(trainer, "grad_norm")[0] > 0
 
 
 def test_columns_that_the_learner_does_not_read_are_dropped(make, text, sequences):

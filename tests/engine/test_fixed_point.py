@@ -38,27 +38,18 @@ decays = st.one_of(st.floats(1 / 16, 0.9999), st.sampled_from([1 / 16, 0.5, 0.9,
 rates = st.floats(1e-5, 0.1)
 optimizers = st.one_of(
     st.builds(
-        InnerAdam,
-        lr=rates,
-        betas=st.tuples(decays, decays),
-        eps=st.sampled_from([1e-3, 1e-8, 1e-12]),
-        eps_root=st.sampled_from([0.0, 1e-8]),
-        weight_decay=st.sampled_from([0.0, 0.1]),
+        InnerAdam, lr=rates, betas=st.tuples(decays, decays), eps=st.sampled_from([1e-3, 1e-8, 1e-12]),
+        eps_root=st.sampled_from([0.0, 1e-8]), weight_decay=st.sampled_from([0.0, 0.1]),
     ),
     st.builds(InnerSGD, lr=rates, momentum=decays, weight_decay=st.sampled_from([0.0, 0.1])),
-)
+)  # fmt: skip
 
 
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(
-    optimizer=optimizers,
-    size=st.integers(1, 50),
-    steps=st.integers(1, 60),
-    before=st.integers(0, 9),
-    magnitude=st.floats(-12, 3),
-    dtype=st.sampled_from([torch.float32, torch.float64]),
-    seed=st.integers(0, 1000),
-)
+    optimizer=optimizers, size=st.integers(1, 50), steps=st.integers(1, 60), before=st.integers(0, 9), magnitude=st.floats(-12, 3),
+    dtype=st.sampled_from([torch.float32, torch.float64]), seed=st.integers(0, 1000),
+)  # fmt: skip
 def test_comes_back_bit_for_bit(optimizer, size, steps, before, magnitude, dtype, seed) -> None:
     """From any start, accumulators that hold something among them, as at the edge of a window."""
     start = tuple(x.abs().to(dtype) for x in normal(optimizer.fields, size, seed=seed))
@@ -94,9 +85,8 @@ FOLLOWED: dict[str, InnerOptimizer] = {
 
 
 @pytest.mark.parametrize("name", FOLLOWED)
-@pytest.mark.parametrize("steps", [30, 400])
-def test_follows_floating_point_to_float32_rounding(name: str, steps: int) -> None:
-    optimizer, gradients = FOLLOWED[name], changing(steps, 20)
+def test_follows_floating_point_to_float32_rounding(name: str) -> None:
+    optimizer, gradients = FOLLOWED[name], changing(400, 20)
     start = normal(len(gradients[0]), seed=1).float()
     state = FixedPointState(optimizer, optimizer.init(start), 0)
     exact, single = optimizer.init(start.double()), optimizer.init(start)
@@ -107,9 +97,7 @@ def test_follows_floating_point_to_float32_rounding(name: str, steps: int) -> No
     ulp = torch.finfo(torch.float32).eps * exact[0].abs().clamp(min=1.0)
     error = ((state.weights.double() - exact[0]).abs() / ulp).max()
     assert error <= 4, "four roundings of a float32, after hundreds of steps"
-    assert error <= ((single[0].double() - exact[0]).abs() / ulp).nan_to_num(math.inf).max() + 1, (
-        "no worse than float32"
-    )
+    assert error <= ((single[0].double() - exact[0]).abs() / ulp).nan_to_num(math.inf).max() + 1, "as float32"
 
 
 @pytest.mark.parametrize(("beta", "expected"), [(0.9, 0.152), (0.5, 1.0), (0.999, 0.0015)])
@@ -150,9 +138,8 @@ def test_the_largest_gradients_have_room_at_every_step(optimizer: InnerOptimizer
 
 def test_limbs_are_added_when_gradients_need_them_and_all_comes_back() -> None:
     optimizer, size = InnerAdam(lr=0.01, eps=1e-2), 40
-    gradients = [
-        scale * g for scale, g in zip([1e-3] * 50 + [1e12] + [1e30] * 9, normal(60, size, seed=0), strict=True)
-    ]
+    scales = [1e-3] * 50 + [1e12] + [1e30] * 9
+    gradients = [scale * g for scale, g in zip(scales, normal(60, size, seed=0), strict=True)]
     state = FixedPointState(optimizer, optimizer.init(normal(size, seed=1)), 0)
     start = integers(state)
     there(state, gradients[:50])
@@ -177,6 +164,6 @@ def test_small_numbers_of_either_sign_keep_their_value_beside_any_room(room: flo
     expected = x * (1 - 0.9**59)
     torch.testing.assert_close(total.value(slice(None), 59), expected, rtol=1e-12, atol=2.0**-44)
     for t in range(59, 0, -1):
-        total.subtract(slice(None), x * 0.1, t)
+        total.add(slice(None), x * -0.1, t)
         total.grow(t)
     assert not any(limb.any() for limb in total.limbs)

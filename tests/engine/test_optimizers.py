@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import FrozenInstanceError
 
 import meta_problems as mp
 import pytest
@@ -55,27 +54,15 @@ def test_forward_equals_the_torch_twin(name: str) -> None:
     assert torch.equal(found, run(optimizer, start, 50, in_place=True))
 
 
-def test_eps_root_is_added_to_the_corrected_second_moment() -> None:
-    w, g = torch.zeros(2, dtype=torch.float64), torch.tensor([3.0, 0.0], dtype=torch.float64)
-    optimizer = InnerAdam(lr=1.0, eps=1.0, eps_root=16.0)
-    stepped, *_ = optimizer.step(optimizer.init(w), g, 1, 1.0)  # after one step m̂ = g and v̂ = g²
-    torch.testing.assert_close(stepped, torch.tensor([-3 / (5 + 1), 0.0], dtype=torch.float64))
-
-
 # --- one step in reverse ---------------------------------------------------------------------------------------------
-
-
-def state_at(optimizer: InnerOptimizer, w: Tensor, gradients: list[Tensor]) -> State:
-    state = optimizer.init(w)
-    for t, g in enumerate(gradients, 1):
-        state = optimizer.step(state, g, t, optimizer.rate(t))
-    return state
 
 
 def pullbacks(optimizer: InnerOptimizer, w: Tensor, gradients: list[Tensor], after: State) -> tuple[State, State]:
     """(dw, dm, …, dg) before the last step from those after it: by `pullback`, and by autograd through `step`."""
     *past, g = gradients
-    t, before = len(gradients), state_at(optimizer, w, past)
+    t, before = len(gradients), optimizer.init(w)
+    for earlier, gradient in enumerate(past, 1):
+        before = optimizer.step(before, gradient, earlier, optimizer.rate(earlier))
     cotangent = tuple(x.clone() for x in after)
     _, *accumulators = optimizer.step(before, g, t, optimizer.lr)
     dg = optimizer.pullback(before[0], accumulators, g, cotangent, t, optimizer.lr)
@@ -90,23 +77,16 @@ unit = st.floats(0, 0.99)
 positive = st.floats(1e-4, 1.0)
 decay = st.sampled_from([0.0, 0.1])
 adams = st.builds(
-    InnerAdam,
-    lr=positive,
-    betas=st.tuples(unit, unit),
-    eps=positive,
-    eps_root=st.sampled_from([0.0, 0.01]),
-    weight_decay=decay,
-)
+    InnerAdam, lr=positive, betas=st.tuples(unit, unit), eps=positive, eps_root=st.sampled_from([0.0, 0.01]), weight_decay=decay
+)  # fmt: skip
 sgds = st.builds(InnerSGD, lr=positive, momentum=unit, weight_decay=decay)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(
-    optimizer=st.one_of(adams, sgds, st.sampled_from([*mp.OPTIMIZERS.values()])),
-    size=st.integers(1, 40),
-    t=st.integers(1, 5),
+    optimizer=st.one_of(adams, sgds, st.sampled_from([*mp.OPTIMIZERS.values()])), size=st.integers(1, 40), t=st.integers(1, 5),
     seed=st.integers(0, 1000),
-)
+)  # fmt: skip
 def test_pullback_is_the_derivative_of_a_step(optimizer: InnerOptimizer, size: int, t: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     w, *rest = torch.randn(1 + t + optimizer.fields, size, dtype=torch.float64, generator=generator)
@@ -125,33 +105,14 @@ def test_zero_and_vanishing_gradients_leave_derivatives_finite(dtype: torch.dtyp
     torch.testing.assert_close(found[-1][0], expected[-1][0])
 
 
-def test_paper_rule_drops_the_path_through_v_after_one_step() -> None:
-    generator = torch.Generator().manual_seed(0)
-    w, g, dw = torch.randn(3, 5, dtype=torch.float64, generator=generator)
-    zero = torch.zeros_like(w)
-    found, expected = pullbacks(PaperAdam(lr=0.1, eps=1e-3), w, [g], (dw, zero, zero))
-    torch.testing.assert_close((found[0], found[-1]), (expected[0], expected[-1]), rtol=1e-9, atol=0.0)
-    assert expected[2].any()
-    assert not found[2].any(), "nothing is handed on to earlier steps through v"
-
-
 # --- hyper-parameters ------------------------------------------------------------------------------------------------
-
-
-def test_optimizers_are_frozen_values() -> None:
-    assert InnerAdam(lr=0.1) == InnerAdam(lr=0.1) != PaperAdam(lr=0.1)
-    with pytest.raises(FrozenInstanceError):
-        InnerSGD(lr=0.1).lr = 1.0
 
 
 BAD: dict[str, tuple[Callable[[], InnerOptimizer], str]] = {
     "lr zero": (lambda: InnerAdam(lr=0.0), r"lr must be a finite number > 0, got 0\.0"),
-    "lr nan": (lambda: InnerSGD(lr=float("nan")), r"lr must be a finite number > 0, got nan"),
     "lr text": (lambda: InnerSGD(lr="1e-2"), r"lr must .* got '1e-2' \(YAML reads 1e-2 as text: write 1\.0e-2\)"),
-    "beta one": (lambda: InnerAdam(lr=0.1, betas=(0.9, 1.0)), r"betas must be two numbers .* got \(0\.9, 1\.0\)"),
-    "one beta": (lambda: InnerAdam(lr=0.1, betas=0.9), r"betas must be two numbers .* got 0\.9"),
+    "beta": (lambda: InnerAdam(lr=0.1, betas=(0.9, 1.0)), r"betas must be two numbers .* got \(0\.9, 1\.0\)"),
     "eps negative": (lambda: InnerAdam(lr=0.1, eps=-1e-8), r"eps must be a finite number >= 0, got -1e-08"),
-    "eps_root": (lambda: InnerAdam(lr=0.1, eps_root=-1.0), r"eps_root must be a finite number >= 0, got -1\.0"),
     "no eps": (lambda: PaperAdam(lr=0.1, eps=0.0), r"eps and eps_root are both 0\.0.*for example eps=1e-8"),
     "decay": (lambda: InnerAdam(lr=0.1, weight_decay=-0.1), r"weight_decay must be a finite number >= 0, got -0\.1"),
     "momentum": (lambda: InnerSGD(lr=0.1, momentum=1.0), r"momentum must be a number in \[0, 1\), got 1\.0"),

@@ -12,16 +12,8 @@ from torch import Tensor
 from farzi_hf.engine import Adjoint, Direct, InnerAdam, InnerOptimizer, InnerSGD, Reversible, State, Tape, unroll
 
 
-def test_reversal_of_many_steps_ends_at_the_start_and_takes_each_step_twice() -> None:
-    problem, seen = mp.gpt2(torch.float32), []
-
-    def inner_loss(params: dict, inputs: tuple, step: int) -> Tensor:
-        seen.append(step)
-        return problem.inner_loss(params, inputs, step)
-
-    theta = unroll(inner_loss, *problem.arguments[1:], optimizer=ADAM, steps=80, adjoint=Reversible())
-    outer_loss(theta).backward()  # it raises if one bit is wrong
-    assert seen == [*range(1, 81), *range(80, 0, -1)]
+def test_reversal_of_many_steps_ends_at_the_start() -> None:
+    meta_gradient(mp.gpt2(torch.float32), ADAM, 80, adjoint=Reversible())  # it raises if one bit is wrong
 
 
 def test_a_gradient_that_cannot_be_reproduced_is_an_error() -> None:
@@ -76,22 +68,9 @@ def test_an_optimizer_needs_no_inverse_unless_it_is_to_run_backwards() -> None:
         meta_gradient(problem, PlainDescent(), 5, adjoint=Reversible())
 
 
-def test_huge_gradients_before_the_window_and_in_it_have_room() -> None:
-    def loss(params: dict, inputs: tuple, step: int) -> Tensor:
-        return (params["w"] * inputs[0]).square().sum() * (1e12 if step <= 2 or step == 6 else 1.0)
-
-    w, x = torch.ones(2).double(), torch.ones(2).double().requires_grad_()
-    options = {"optimizer": InnerAdam(lr=0.01), "steps": 8, "window": 4}
-    pair = [unroll(loss, {"w": w}, (x,), **options, adjoint=adjoint)["w"] for adjoint in (Tape(), Reversible())]
-    torch.testing.assert_close(*pair)
-    torch.testing.assert_close(*(torch.autograd.grad(theta.sum(), x) for theta in pair))
-
-
 @pytest.mark.parametrize("lost_at", [0, 2, 4])
 @pytest.mark.parametrize("window", [None, 3])
-def test_a_training_that_leaves_the_finite_numbers_is_nan_as_with_other_adjoints(
-    lost_at: int, window: int | None
-) -> None:
+def test_a_training_that_leaves_the_finite_numbers_is_nan_as_with_tape(lost_at: int, window: int | None) -> None:
     """Where the input has no part in the last step, too."""
 
     def loss(params: dict, inputs: tuple, step: int) -> Tensor:
@@ -103,9 +82,8 @@ def test_a_training_that_leaves_the_finite_numbers_is_nan_as_with_other_adjoints
         w, x = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
         start = torch.where(torch.tensor([lost_at == 0, False]), torch.nan, w)
         theta = unroll(loss, {"w": start}, (x,), optimizer=InnerAdam(lr=0.01), steps=6, window=window, adjoint=adjoint)
-        found.append(
-            [theta["w"].isnan().any(), *(g.isnan().any() for g in torch.autograd.grad(theta["w"].sum(), (w, x)))]
-        )
+        made = (theta["w"], *torch.autograd.grad(theta["w"].sum(), (w, x)))
+        found.append([value.isnan().any() for value in made])
     assert found[0] == found[1]
 
 

@@ -17,9 +17,9 @@ import benchmark
 import scaling
 import soak
 from benchmark import relative_error, summarised, tables
-from methods import ADAM, METHODS, PACKAGES, Ours, Problem, Size
+from methods import METHODS, PACKAGES, Ours, Problem, Size
 
-from farzi_hf.engine import InnerAdam, Tape, unroll
+from farzi_hf.engine import Tape
 
 TINY = Size(num_sequences=4, sequence_length=8, latent_dim=4, vocab_size=60, hidden_size=16, batch_size=8)
 TINY_ARGUMENTS = [text for name, value in dataclasses.asdict(TINY).items() for text in (f"--{name}", str(value))]
@@ -63,51 +63,6 @@ def as_parameter(name: str):
 def test_a_method_has_the_gradient_of_the_reference(name):
     assert error_of(name, torch.float64) <= TOLERANCE.get(name, ROUNDING)
     assert error_of(name, torch.float32) <= 1e-3
-
-
-def test_autocast_rounds_a_meta_gradient():
-    assert 1e-3 < error_of("Tape, bf16", torch.float32) < 2
-
-
-@higher_warns
-def test_higher_differentiates_another_adam():
-    """Its ε stands outside of the bias correction: a step t divides by √v̂ + ε/√(1−β2ᵗ), at t = 1 with 32 times the ε."""
-
-    class OtherAdam(InnerAdam):
-        def _corrected(self, t, lr):
-            a, _, r = super()._corrected(t, lr)
-            return a, self.eps, r
-
-    def other(problem, steps):
-        optimizer = OtherAdam(**ADAM)
-        return unroll(problem.fused_loss, problem.start, problem.summary, optimizer=optimizer, steps=steps)
-
-    assert error_of("higher", torch.float64) > 0.1
-    found, expected = (problem(torch.float64).meta_gradient(m, STEPS) for m in (METHODS["higher"], other))
-    assert relative_error(found, expected) <= ROUNDING
-
-
-def test_g_and_r_are_those_of_single_steps():
-    """On a clock that counts inner losses: a forward step has one, a reverse step of `Tape` one."""
-    calls = []
-
-    def timer(function):
-        before = len(calls)
-        function()
-        return len(calls) - before, 0.0
-
-    p = problem(torch.float32)
-    counted = dataclasses.replace(p, learner=Counting(p.learner, calls))
-    assert Ours(Tape).step_seconds(counted, timer) == (1.0, 1.0)
-
-
-class Counting:
-    def __init__(self, learner, calls):
-        self.learner, self.calls = learner, calls
-
-    def soft_loss(self, *args):
-        self.calls.append(args)
-        return self.learner.soft_loss(*args)
 
 
 # -- a run -----------------------------------------------------------------------------------------------------------
@@ -189,14 +144,6 @@ def test_cells_that_cannot_be_measured_are_recorded_and_only_failures_are_tried_
     assert all(f"{status} |" in table for status in endings.values())
 
 
-def test_without_a_reference_nothing_is_measured(tmp_path, monkeypatch):
-    ended = {"status": "out of memory", "note": "stopped at 20.0 GiB"}
-    monkeypatch.setattr(benchmark, "in_process", lambda *_: ended)
-    with pytest.raises(SystemExit, match=r"no float64 reference for T = 3: out of memory, stopped at 20[.]0 GiB"):
-        run(tmp_path)
-    assert not (tmp_path / "results.json").exists()
-
-
 def test_figures_of_a_cell_are_medians_and_ratios_of_them():
     facts = summarised([(8.0, 6.0), (4.0, 4.0), (5.0, 5.0)], [(0.1, 0.3), (0.2, 0.3), (0.1, 0.2)], steps=10)
     assert facts == pytest.approx(
@@ -212,37 +159,6 @@ def test_the_table_of_the_card_is_that_of_its_rows():
     folder = Path(__file__).parents[2] / "model_cards" / "benchmark"
     rows = benchmark.in_order(benchmark.read_rows(folder, benchmark.FILES))
     assert tables(rows) == (folder / "table.md").read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--methods", "tape"), "methods: 'tape' is unknown; choose from 'autograd', "),
-        (("--steps", "0"), "steps=[0] and threads=1 must be at least 1"),
-        (("--device", "tpu"), "device='tpu' does not exist here: use cpu"),
-    ],
-)
-def test_arguments_that_are_wrong_end_in_one_line(tmp_path, arguments, message):
-    with pytest.raises(SystemExit) as stop:
-        run(tmp_path, *arguments)
-    assert stop.value.code.startswith(f"benchmark.py: {message}")
-
-
-def test_a_missing_peer_is_named_with_the_way_to_install_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(benchmark.importlib.util, "find_spec", lambda name: None if name == "higher" else name)
-    with pytest.raises(
-        SystemExit, match=r"needs the package higher, which is not installed: pip install farzi-hf\[bench\]"
-    ):
-        run(tmp_path, "--methods", "Tape", "higher")
-
-
-@pytest.mark.slow
-def test_cells_are_processes_of_their_own(tmp_path):
-    run(tmp_path, "--steps", "3")
-    rows = rows_of(tmp_path)
-    assert {name: row["status"] for name, row in rows.items()} == {"autograd": "ok", "Tape": "ok"}
-    assert all(row["repetitions"] == 3 and row["memory_bytes"] > 0 for row in rows.values())
-    assert (tmp_path / "benchmark.png").read_bytes()[:4] == b"\x89PNG"
 
 
 # -- scaling, and files of others ------------------------------------------------------------------------------------
@@ -275,8 +191,7 @@ def test_a_cell_of_scaling_is_measured(loss, monkeypatch):
         monkeypatch.setattr(scaling, name, lambda: None)
     facts = {}
     scaling.measure(facts.update, loss, vocabulary=50, length=6)
-    assert facts["seconds"] > 0
-    assert facts["estimated_bytes"] > 0
+    assert min(facts["seconds"], facts["estimated_bytes"]) > 0
 
 
 @pytest.mark.parametrize(

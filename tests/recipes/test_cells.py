@@ -14,7 +14,7 @@ pytest.importorskip("matplotlib")
 import cells
 from experiment import OWN_FORM, Experiment, changed
 
-from farzi_hf.distillation.processes import Interrupted
+from farzi_hf.distillation.run import Interrupted
 
 pytestmark = pytest.mark.usefixtures("small_data")
 

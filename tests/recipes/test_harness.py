@@ -6,12 +6,10 @@ import os
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
-import psutil
 import pytest
 import torch
-from harness import Limits, PeakMemory, complete, in_process, read_rows, run_limited
+from harness import Limits, complete, in_process, read_rows, run_limited
 
 
 def run_python(code: str, memory: float = 1.0, seconds: float = 60.0) -> dict:
@@ -41,22 +39,6 @@ def test_a_process_that_does_not_end_well_says_why_and_keeps_what_it_reported(co
     assert facts["note"].startswith(note)
 
 
-@pytest.mark.parametrize(("others", "status"), [(2, "out of memory"), (9, "failed")])
-def test_a_machine_without_memory_is_not_blamed_on_a_method_where_others_hold_it(monkeypatch, others, status):
-    """ "failed" is tried again."""
-    full_at = time.monotonic() + 1
-
-    def memory() -> SimpleNamespace:
-        return SimpleNamespace(
-            total=others << 30, available=(100 << 20) if time.monotonic() > full_at else others << 30
-        )
-
-    monkeypatch.setattr(psutil, "virtual_memory", memory)
-    facts = run_python("print('a warning', file=sys.stderr, flush=True); print('{}', file=report); time.sleep(60)")
-    assert facts["status"] == status
-    assert "nothing was left beside" in facts["note"]  # and not the last line of stderr
-
-
 def test_nothing_of_a_process_that_was_stopped_is_left(tmp_path):
     """Not even what it started itself."""
     marker = tmp_path / "alive"
@@ -65,15 +47,6 @@ def test_nothing_of_a_process_that_was_stopped_is_left(tmp_path):
     assert run_python(code, seconds=0.5)["status"] == "too slow"
     time.sleep(2)
     assert not marker.exists()
-
-
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peak memory can be read on Linux only")
-def test_peak_memory_is_that_of_what_came_and_went_since():
-    large = torch.ones(32 << 20)
-    peak = PeakMemory()
-    torch.ones(16 << 20).sum()
-    assert 60 << 20 < peak.read() < 80 << 20
-    del large
 
 
 def doubled(report, number: int) -> None:
@@ -113,21 +86,3 @@ def test_a_cell_is_measured_once_until_it_failed_or_the_code_changes(tmp_path):
     assert table.ran == [1, 2, 3, 3]
     assert table(2, code="b") == [(1, "a"), (2, "b"), (3, "a")]  # the others stay until somebody asks for them
     assert table.ran == [1, 2, 3, 3, 2]
-
-
-def test_rows_of_other_settings_stay_in_the_file_and_are_not_shown(tmp_path):
-    table = Table(tmp_path)
-    table(1)
-    assert table(1, 2, limit=2) == [(1, "a"), (2, "a")]
-    assert table(1) == [(1, "a")]
-    assert table.ran == [1, 1, 2]
-    assert len(read_rows(tmp_path, table.files)) == 3
-
-
-@pytest.mark.parametrize("name", Table.files)
-@pytest.mark.parametrize("content", [b"name,price\napple,1\n", b"\xff\xfe", b"[]", b'[{"status": "ok"}]'])
-def test_files_of_others_are_refused(tmp_path, name, content):
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(ValueError, match=r"exists already and would be overwritten; .*move it away$"):
-        Table(tmp_path)(1)
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {name: content}

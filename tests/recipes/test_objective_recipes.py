@@ -18,9 +18,7 @@ import objectives
 import trajectories
 import trajectory_count
 from experiment import Experiment
-from objectives import FORMS, PAPER, ObjectiveArguments
-
-from farzi_hf import FarziTrainer
+from objectives import FORMS, ObjectiveArguments
 
 pytestmark = pytest.mark.usefixtures("small_data")
 LEARNERS = {"sample": GPT2, "sample_interactions": GRU4REC}
@@ -65,13 +63,6 @@ def test_every_config_can_run(path, tmp_path):
 def experiment(*argv: str) -> Experiment:
     argv = [*argv, "--use_cpu", "true"]
     return Experiment.parse("objectives", "Objectives", argv, settings=ObjectiveArguments, forms=FORMS)
-
-
-def test_the_papers_rows_have_the_names_of_ours(tmp_path):
-    ours = {cell.method.removesuffix(", Adam") for cell in objectives.cells(experiment("--card_dir", str(tmp_path)))}
-    for _, metrics, rows in PAPER.values():
-        assert {name.removesuffix(", Adam") for name in rows} <= ours
-        assert {len(row) for row in rows.values()} == {len(metrics)}
 
 
 # -- whole runs ------------------------------------------------------------------------------------------------------
@@ -121,17 +112,7 @@ def test_objectives_with_labels_of_their_own(tmp_path, methods):
     assert len(set(perplexity.values())) == len(table["rows"])
 
 
-def test_the_grid_of_the_inner_sgd(tmp_path, capsys, monkeypatch):
-    started, complete = [], FarziTrainer.tune_initialization
-
-    def completed(trainer: FarziTrainer) -> None:
-        started.append(trainer.args.inner_optimizer)
-        complete(trainer)
-
-    monkeypatch.setattr(FarziTrainer, "tune_initialization", completed)
+def test_the_grid_of_the_inner_sgd(tmp_path, capsys):
     inner_sgd.main([*tiny("sample", tmp_path), "--learning_rates", "0.1", "--momenta", "0", "0.5"])
-    printed = capsys.readouterr().out
-    assert [line.split("|")[1].strip() for line in printed.splitlines() if line.startswith("|")][2:] == [
-        "Adam", "SGD 0.1, momentum 0", "SGD 0.1, momentum 0.5",
-    ]  # fmt: skip
-    assert started == 2 * ["adam"] + 4 * ["sgd"]  # two seeds each: students learn from a start that is complete
+    lines = [line.split("|")[1].strip() for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    assert lines[2:] == ["Adam", "SGD 0.1, momentum 0", "SGD 0.1, momentum 0.5"]

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from tiny_recipes import COMPARED, CONFIGS, GPT2, RECIPES, SASREC, START, USERS, places
 
 pytest.importorskip("matplotlib")
@@ -23,10 +22,8 @@ import objectives
 import privacy
 import regularization
 import sample_efficiency
-from experiment import OWN_FORM, PAPER_FORM, Experiment, card_folder
+from experiment import OWN_FORM, PAPER_FORM, Experiment
 
-from farzi_hf import FarziData, FarziDataConfig
-from farzi_hf.data import TEXTS, load_sample_text
 from farzi_hf.report import Comparison
 from farzi_hf.report.task_data import task_class
 from farzi_hf.tasks import Recommendation
@@ -90,12 +87,8 @@ def test_every_config_can_run(path, tmp_path):
     ("recipe", "argv", "message"),
     [
         (sample_efficiency, ["--budgets", "5", "5"], "budgets=[5, 5] is not usable: give a list of different numbers of at least 1"),
-        (sample_efficiency, ["--dataset", "ml-100k", "--data_dir", "nowhere"], "data_dir='nowhere' lacks u.data"),
-        (sample_efficiency, ["--config", "nowhere.yaml"], "config='nowhere.yaml' cannot be read"),
         (sample_efficiency, ["--dataset", "magazine", "--scale", "paper"], "form='own' has no settings for magazine at scale paper; choose"),
-        (sample_efficiency, ["--dataset", "magazine", "--scale", "paper", "--config", "nowhere.yaml"], "config='nowhere.yaml' cannot be read"),
         (privacy, ["--initialization", "spectral"], "initialization='spectral': other starts are computed from the data"),
-        (privacy, ["--noise_multipliers", "0"], "noise_multipliers=[0.0] is not usable: give different numbers above 0"),
         (cross_architecture, ["--teachers", "LSTM"], "teachers: 'LSTM' is unknown; choose from Transformer, RNN, Llama"),
         (cold_start, [], "--dataset sample has no users and items: choose a data set of interactions"),
         (regularization, ["--label_dims", "8"], "label_dims=[8] leaves nothing to compare with; give at least two numbers"),
@@ -208,17 +201,6 @@ def test_privacy(tmp_path):
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_cells_of_other_data_are_run_again(tmp_path, monkeypatch):
-    argv = [*tiny("sample", tmp_path, ()), *OWN, "--seeds", "0"]
-    inputs.main(argv)
-    first = card(tmp_path)["rows"]
-    monkeypatch.setitem(TEXTS, "sample", lambda data_dir: load_sample_text(200, seed=1))
-    inputs.main(argv)
-    for before, now in zip(first, card(tmp_path)["rows"], strict=True):
-        assert before["perplexity"] != now["perplexity"]
-
-
-@pytest.mark.usefixtures("no_figures")
 def test_a_summary_that_another_run_left_behind_is_not_taken_for_ours(tmp_path, monkeypatch):
     """A run with other settings makes a summary, and is interrupted while its students train."""
 
@@ -238,37 +220,6 @@ def test_a_summary_that_another_run_left_behind_is_not_taken_for_ours(tmp_path, 
     assert [row["perplexity"] for row in card(tmp_path)["rows"]] == expected
 
 
-@pytest.mark.usefixtures("no_figures")
-def test_a_summary_has_the_labels_of_its_teacher_whoever_learns_from_it(tmp_path):
-    cross_architecture.main(
-        [*tiny("sample", tmp_path), *OWN, "--seeds", "0", "--teachers", "RNN"]
-    )  # its head has a bias, those of others have not
-    rows = card(tmp_path)["rows"]
-    assert [row["method"] for row in rows[:3]] == ["RNN → RNN", "RNN → Transformer", "RNN → Llama"]
-    assert len({row["bytes"] for row in rows[:3]}) == 1
-
-
-def test_students_of_several_teachers_together(tmp_path):
-    kinds = [{"model_type": "farzi_rnn", "hidden_size": 8}, {"model_type": "farzi_rnn", "hidden_size": 4}]
-    argv = [*tiny("sample", tmp_path), *OWN, "--seeds", "0", "--label_dim", "12", "--teacher", json.dumps(kinds)]
-    cross_architecture.main(argv)
-    table = card(tmp_path)
-    names = [f"farzi_rnn + farzi_rnn → {student}" for student in ("Transformer", "RNN", "Llama")]
-    assert methods(table)[:3] == names
-    assert table["teachers"] == kinds
-    with pytest.raises(SystemExit, match="give one of the two"):
-        cross_architecture.main([*argv, "--teachers", "RNN"])
-
-
-def test_a_long_run_does_not_replace_the_quick_card():
-    folder = card_folder("cold_start", "magazine", "paper", None)
-    assert folder == RECIPES.parent / "model_cards" / "cold_start_magazine_paper"
-    assert card_folder("cold_start", "magazine", "quick", None) == folder.with_name("cold_start_magazine")
-    shared = card_folder("cold_start", "magazine", "quick", None, default=False)
-    assert shared == folder.with_name("cold_start_magazine_shared")
-    assert card_folder("cold_start", "magazine", "paper", "elsewhere") == Path("elsewhere")
-
-
 def test_tenths_are_equal_groups_and_the_largest_come_first():
     values = np.array([3, 9, 9, 1, 0, 4, 5, 6, 7, 8, 2, 10, 11, 12, 13, 14, 15, 16, 17, 18])
     found = cold_start.tenths(values)
@@ -280,19 +231,11 @@ def test_tenths_are_equal_groups_and_the_largest_come_first():
 def test_regions_are_paired_and_judged_by_what_the_paper_says():
     """There, a summary is worse than full data where much is known, and better elsewhere."""
     hits = {"Farzi": np.array([1.0] * 30 + [0.0] * 70), "full data": np.array([0.0] * 30 + [1.0] * 70)}
-    tenth = np.repeat(range(10), 10)
-    found = cold_start.regions("Farzi", "full data", "users", hits, tenth)
+    found = cold_start.regions("Farzi", "full data", "users", hits, np.repeat(range(10), 10))
     assert [verdict for verdict, _ in found] == ["does not agree"] * 2
     assert found[0][1].endswith("HR@100: +100.0 points (+100.0 … +100.0, 30 test users).")
-    assert found[1][1].endswith("HR@100: -100.0 points (-100.0 … -100.0, 70 test users).")
-    found = cold_start.regions("full data", "Farzi", "users", hits, tenth)
-    assert [verdict for verdict, _ in found] == ["agrees"] * 2
     found = cold_start.regions("Farzi", "full data", "items", hits, np.zeros(100))
-    assert found[0][0] == "agrees"  # 30 − 70 points of all of them
-    assert found[1] == (
-        "not decided",
-        "in the seven less popular tenths of items, a summary is better than full data. There is no test user.",
-    )
+    assert [verdict for verdict, _ in found] == ["agrees", "not decided"]  # 30 − 70 points of all; nobody is elsewhere
 
 
 @pytest.mark.slow
@@ -343,13 +286,3 @@ def test_regularization(tmp_path, dataset):
     assert two["effective_rank"] < eight["effective_rank"]
     assert "Farzi, e = 2 against Farzi, e = 8" in "".join(table["findings"])
     assert all((tmp_path / "card" / name).stat().st_size > 1000 for name in regularization.FIGURES)
-
-
-def test_ranks_are_those_of_the_matrix_of_soft_tokens():
-    farzi = FarziData(FarziDataConfig(num_sequences=3, sequence_length=5, latent_dim=2, vocab_size=7, latent_std=1.0))
-    matrix = farzi(torch.arange(3)).detach().reshape(15, 7).double()
-    values = torch.linalg.svdvals(matrix)
-    found = regularization.ranks(lambda rows: farzi(rows), 3)
-    assert found["rank"] == int((values > 1e-4 * values[0]).sum())
-    shares = values / values.sum()
-    assert found["effective_rank"] == pytest.approx(float((-(shares * shares.log()).sum()).exp()), rel=1e-3)

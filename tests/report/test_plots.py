@@ -14,8 +14,8 @@ pytest.importorskip("matplotlib")
 
 from matplotlib.figure import Figure
 
-from farzi_hf.report.plots import Panel, plot_comparison, plot_curves, plot_distillation, plot_entropy, plot_tokens
-from farzi_hf.report.plots.style import logarithmic, number, plain_numbers
+from farzi_hf.report.plots import Panel, plot_comparison, plot_curves, plot_distillation, plot_tokens
+from farzi_hf.report.plots.style import logarithmic, plain_numbers
 
 LOG = [
     *({"step": s, "loss": 5 / s, "grad_norm": float("nan") if s == 3 else s} for s in range(1, 9)),
@@ -65,18 +65,14 @@ def test_tokens_wrap_into_strips_and_are_shown_as_they_are(tmp_path):
 def test_labels_of_their_own_are_shown_in_place_of_inputs(tmp_path):
     """The input stands below its column: the picture depends on both."""
 
-    def picture(given: str, label: str) -> list[bytes]:
+    def picture(given: str, label: str) -> bytes:
         told = {f"label_{name}": value for name, value in position(label, "z").items()}
-        decoded = [[{**position("$x", given), **told}] * 4] * 2
-        plot_tokens(decoded, tmp_path / "tokens.png")
-        plot_entropy(decoded, tmp_path / "entropy.png", vocab_size=4)
-        return [(tmp_path / name).read_bytes() for name in ("tokens.png", "entropy.png")]
+        plot_tokens([[{**position(given, "y"), **told}] * 4] * 2, tmp_path / "tokens.png")
+        return (tmp_path / "tokens.png").read_bytes()
 
     plain = [[position("$x", "z")] * 4] * 2
     plot_tokens(plain, tmp_path / "plain.png")
-    assert picture("z", "b")[0] != picture("z", "c")[0]
-    assert picture("z", "b")[1] == picture("y", "b")[1]
-    assert picture("z", "$x")[0] != (tmp_path / "plain.png").read_bytes()
+    assert len({picture("a", "b"), picture("a", "c"), picture("d", "b"), (tmp_path / "plain.png").read_bytes()}) == 4
 
 
 def test_comparison_leaves_out_what_has_no_value(tmp_path):
@@ -110,15 +106,7 @@ def test_curves_end_where_nothing_was_measured_and_peers_look_otherwise(tmp_path
         picture([{"method": "a", "T": 1}])
 
 
-@pytest.mark.parametrize(
-    ("value", "digits", "text"),
-    [(524.3, 2, "524"), (100, 2, "100"), (0.00052, 2, "0.00052"), (122.319, 4, "122.3"), (112.0, 4, "112"), (1e6, 4, "1,000,000"), (0, 4, "0")],
-)  # fmt: skip
-def test_numbers_have_no_powers_of_ten(value, digits, text):
-    assert number(value, digits) == text
-
-
-@pytest.mark.parametrize(("low", "high"), [(0.065, 0.083), (80, 3000), (1e-7, 2e5), (900, 2500), (0.02, 0.9)])
+@pytest.mark.parametrize(("low", "high"), [(0.065, 0.083), (1e-7, 2e5), (900, 2500)])
 def test_axes_have_no_powers_of_ten(low, high):
     for draw in (lambda axes: logarithmic(axes, "y"), lambda axes: plain_numbers(axes.yaxis)):
         figure = Figure()

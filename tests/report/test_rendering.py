@@ -6,7 +6,6 @@ import math
 import subprocess
 from types import SimpleNamespace
 
-import pytest
 import torch
 
 from farzi_hf.report import rendering as report
@@ -18,32 +17,20 @@ def git(folder, *arguments: str) -> None:
     subprocess.run(["git", "-C", str(folder), *identity, *arguments], check=True, capture_output=True)
 
 
-@pytest.mark.parametrize("tracked", [True, False])
-def test_the_commit_is_that_of_our_own_repository(tmp_path, monkeypatch, tracked):
-    """A copy of the package in another project's repository, as in its .venv, has no commit."""
-    (tmp_path / "report.py").write_text("", encoding="utf-8")
-    (tmp_path / "theirs.py").write_text("", encoding="utf-8")
-    git(tmp_path, "init")
-    git(tmp_path, "add", "theirs.py", *(["report.py"] if tracked else []))
-    git(tmp_path, "commit", "-m", "one")
-    monkeypatch.setattr(report, "__file__", str(tmp_path / "report.py"))
-    args = SimpleNamespace(world_size=1, device=torch.device("cpu"))
-    assert ("commit" in report.environment(args)) == tracked
-
-
-def test_a_commit_is_dirty_where_the_code_has_changed_and_not_where_results_have(tmp_path):
+def test_the_commit_is_that_of_our_own_code(tmp_path):
+    """A copy of the package in another project's repository, as in its .venv, has no commit, and results do not make one dirty."""
     for name in ("report.py", "LOG.md", "model_cards/run/results.csv"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("old", encoding="utf-8")
     git(tmp_path, "init")
     git(tmp_path, "add", ".")
     git(tmp_path, "commit", "-m", "one")
+    (tmp_path / "copy.py").write_text("", encoding="utf-8")
+    assert report.commit_of(tmp_path / "copy.py") == {}
     commit = report.commit_of(tmp_path / "report.py")["commit"]
-    for name in ("LOG.md", "model_cards/run/results.csv"):
+    for name, ending in (("LOG.md", ""), ("model_cards/run/results.csv", ""), ("report.py", "-dirty")):
         (tmp_path / name).write_text("new", encoding="utf-8")
-    assert report.commit_of(tmp_path / "report.py")["commit"] == commit
-    (tmp_path / "report.py").write_text("new", encoding="utf-8")
-    assert report.commit_of(tmp_path / "report.py")["commit"] == f"{commit}-dirty"
+        assert report.commit_of(tmp_path / "report.py")["commit"] == commit + ending
 
 
 def test_no_full_training_is_as_good_as_one_that_diverged():

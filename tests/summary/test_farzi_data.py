@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from live_bytes import LargestTensor
+from live_bytes import LiveBytes
 from tiny_artefacts import WORDS, tiny, word_tokenizer
 
 from farzi_hf.summary import FarziData, FarziDataConfig, reading, soft_tokens
@@ -213,7 +213,7 @@ def test_the_contents_decode_a_few_sequences_at_a_time(form, monkeypatch):
 def test_nothing_of_size_mu_xi_v_exists(monkeypatch, tmp_path):
     monkeypatch.setattr(reading, "CHUNK", 16)
     farzi = tiny(num_sequences=20, sequence_length=10, vocab_size=300)
-    with LargestTensor() as largest:
+    with LiveBytes() as largest:
         farzi(torch.tensor([0, 1])).sum().backward()
         farzi.save_pretrained(tmp_path)
         farzi.collator()([farzi.as_dataset()[0]])

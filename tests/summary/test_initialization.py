@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from live_bytes import LargestTensor
+from live_bytes import LiveBytes
 from torch import Tensor
 
 from farzi_hf.data import flatten_sequences
@@ -184,7 +184,7 @@ def test_nothing_has_the_size_of_all_soft_tokens():
     generator = np.random.default_rng(0)
     sentences = dataset_of([generator.integers(vocab_size, size=12).tolist() for _ in range(400)])
     farzi = summary(mu, xi, d, vocab_size)
-    with LargestTensor() as largest:
+    with LiveBytes() as largest:
         Spectral()(farzi, sentences, seed=0)
     tracemalloc.start()  # NumPy reports its allocations to it
     try:

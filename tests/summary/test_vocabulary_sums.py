@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 import torch.nn.functional as F
-from live_bytes import LargestTensor, LiveBytes
+from live_bytes import LiveBytes
 from torch import Tensor
 
 from farzi_hf.summary import vocabulary_sums
@@ -276,7 +276,7 @@ def test_no_tensor_has_the_size_of_positions_times_vocabulary(monkeypatch):
     monkeypatch.setattr(vocabulary_sums, "FEWEST", 2)
     n, v = 200, 1000
     h, w, u, d = (torch.randn(*s).requires_grad_() for s in ((n, 4), (v, 4), (n, 3), (3, v)))
-    with LargestTensor() as largest:
+    with LiveBytes() as largest:
         tokens = SoftTokens(u, d)
         loss = linear_cross_entropy(h + mean_embedding(tokens, w), w, None, tokens)
         g = torch.autograd.grad(loss, (h, w), create_graph=True)

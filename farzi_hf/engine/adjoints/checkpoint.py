@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from farzi_hf.engine.adjoints.base import RecordingAdjoint, Reverse, clone, nbytes
 from farzi_hf.engine.inner_loop import Buffers, InnerLoop, States
 
+Piece = tuple[States, range, int]
+"""A state, the steps from it to the next one that is kept, and the number of places for their reverse."""
+
 
 @dataclass(frozen=True)
 class Checkpoint(RecordingAdjoint):
@@ -32,16 +35,19 @@ class Checkpoint(RecordingAdjoint):
         if self.slots is not None and not (type(self.slots) is int and self.slots >= 1):
             raise ValueError(f"slots must be None or an integer >= 1, got {self.slots!r}; None takes about sqrt(2 T)")
 
-    def record(self, loop: InnerLoop, states: States, inputs: Buffers) -> tuple[States, list[States]]:
-        record = []
-        for ts, _ in self._first_descent(loop.differentiated):
-            record.append(clone(states))
-            states = loop.advance(states, inputs, ts)
+    def record(self, loop: InnerLoop, states: States, inputs: Buffers) -> tuple[States, list[Piece]]:
+        record, ts = [], loop.differentiated
+        slots = self._slots(len(ts))
+        while ts:
+            length = split(len(ts), slots) if len(ts) > 1 and slots > 1 else len(ts)
+            record.append((clone(states), ts[:length], slots))
+            states = loop.advance(states, inputs, ts[:length])
+            ts, slots = ts[length:], slots - 1
         return states, record
 
-    def retrace(self, loop: InnerLoop, record: list[States], inputs: Buffers, reverse: Reverse) -> None:
-        for ts, slots in reversed(self._first_descent(loop.differentiated)):
-            _descend(loop, inputs, reverse, record.pop(), ts, slots)
+    def retrace(self, loop: InnerLoop, record: list[Piece], inputs: Buffers, reverse: Reverse) -> None:
+        while record:
+            _descend(loop, inputs, reverse, *record.pop())
 
     def record_bytes(self, loop: InnerLoop, w: Buffers) -> int:
         return nbytes(w) * loop.optimizer.fields * (self._slots(len(loop.differentiated)) + 1)
@@ -50,15 +56,6 @@ class Checkpoint(RecordingAdjoint):
         if self.slots is not None:
             return min(self.slots, steps)
         return next(slots for slots in range(1, steps + 1) if math.comb(slots + 2, 2) >= steps)
-
-    def _first_descent(self, ts: range) -> list[tuple[range, int]]:
-        """The steps between each state kept on the way forward and the next, and the number of places for their reverse."""
-        pieces, slots = [], self._slots(len(ts))
-        while len(ts) > 1 and slots > 1:
-            length = split(len(ts), slots)
-            pieces.append((ts[:length], slots))
-            ts, slots = ts[length:], slots - 1
-        return [*pieces, (ts, slots)]
 
 
 def _descend(loop: InnerLoop, inputs: Buffers, reverse: Reverse, start: States, ts: range, slots: int) -> None:

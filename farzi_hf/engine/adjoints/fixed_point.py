@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from fractions import Fraction
 
 import torch
@@ -41,7 +41,7 @@ CPU_CHUNK = 1 << 16
 
 
 class DecayingSum:
-    """x_t = β x_{t-1} + c_t for P numbers, in integers. `subtract` is the inverse of `add`.
+    """x_t = β x_{t-1} + c_t for P numbers, in integers. To add −c_t is the inverse of adding c_t, `grow` that of `shrink`.
 
     Memory per number: the limbs, and half a byte for each division, which is about log2(1/β) bits per step.
 
@@ -62,8 +62,8 @@ class DecayingSum:
         self.limbs = [torch.zeros_like(start, dtype=torch.int64)]
         self.remainders: list[Tensor] = []  # two divisions in each byte
         self.largest = largest(start)  # |x| that the limbs have room for
-        self.reserved: list[int] = []  # limbs before each step
-        self._widen()
+        self.reserved: list[int] = []  # limbs before the start and before each step
+        self.reserve(0.0)
         for rows in _parts(start):
             self._accumulate(rows, start[rows].double(), 1.0)
 
@@ -71,7 +71,11 @@ class DecayingSum:
         """Make room for the next x, whose |c| is up to `c`. X stays the same number, perhaps with more limbs."""
         self.reserved.append(len(self.limbs))
         self.largest = max(self.largest, self.decay * self.largest + c)
-        self._widen()
+        # As many limbs as the largest X at the end of a period needs, with one bit for its sign.
+        _, magnitude = math.frexp(self.largest)
+        bits = self.resolution + magnitude + math.ceil(self.period * math.log2(1 / self.decay)) + 1
+        while bits > _LIMB * len(self.limbs):
+            self.limbs.insert(0, _carry(self.limbs[0]))
 
     def release(self) -> None:
         """The inverse of `reserve`: what is rounded when limbs become a floating-point number depends on how many there are."""
@@ -81,12 +85,9 @@ class DecayingSum:
             self.limbs[0] += carry << _LIMB
 
     def add(self, rows: slice, c: Tensor, t: int) -> None:
-        """x_t from x_{t-1}, for the elements `rows`; c is float64. Before the first rows of a step comes `shrink(t)`."""
+        """x_t from x_{t-1}, for the elements `rows`; c is float64. Before the first rows of a step comes `shrink(t)`. With −c, x_{t-1} from
+        x_t; after the last rows comes `grow(t)`."""
         self._accumulate(rows, c, self._growth(t))
-
-    def subtract(self, rows: slice, c: Tensor, t: int) -> None:
-        """x_{t-1} from x_t, for the elements `rows`. After the last rows of a step comes `grow(t)`."""
-        self._accumulate(rows, c, -self._growth(t))
 
     def value(self, rows: slice, t: int) -> Tensor:
         """x_t in float64, for the elements `rows`."""
@@ -104,34 +105,36 @@ class DecayingSum:
             return
         if division % 2:
             self.remainders.append(torch.zeros_like(self.limbs[0], dtype=torch.uint8))
-        for rows in _parts(self.remainders[-1]):
+        n, d = self.factor.as_integer_ratio()
+        for rows in _parts(
+            self.remainders[-1]
+        ):  # X ← ⌊X n/d⌋; which of the up to sixteen X with this result it was, is kept
+            quotient, rest = self._divide(rows, d)
+            digit = (rest * n).div_(d, rounding_mode="floor")  # ⌊X n/d⌋ = n ⌊X/d⌋ + ⌊n rest/d⌋
             self.remainders[-1][rows] <<= _GROWTH
-            self.remainders[-1][rows] |= self._shrink(rows)
+            self.remainders[-1][rows] += rest.sub_(self._first(digit)).to(torch.uint8)
+            self._multiply(rows, quotient, n, digit)
 
     def grow(self, t: int) -> None:
         """The inverse of `shrink(t)`."""
         division, step = divmod(t - 1, self.period)
         if step or not division:
             return
+        n, d = self.factor.as_integer_ratio()
         for rows in _parts(self.remainders[-1]):
-            self._grow(rows, self.remainders[-1][rows] & ((1 << _GROWTH) - 1))
+            quotient, digit = self._divide(rows, n)
+            rest = self._first(digit).add_(self.remainders[-1][rows] & ((1 << _GROWTH) - 1))
             self.remainders[-1][rows] >>= _GROWTH
+            self._multiply(rows, quotient, d, rest)
         if division % 2:
             self.remainders.pop()
-
-    def _widen(self) -> None:
-        """As many limbs as the largest X at the end of a period needs, with one bit for its sign."""
-        _, magnitude = math.frexp(self.largest)
-        bits = self.resolution + magnitude + math.ceil(self.period * math.log2(1 / self.decay)) + 1
-        while bits > _LIMB * len(self.limbs):
-            self.limbs.insert(0, _carry(self.limbs[0]))
 
     def _growth(self, t: int) -> float:
         """β^(t0-t), where t0 is the step before the period of t."""
         return self.decay ** -((t - 1) % self.period + 1)
 
     def _accumulate(self, rows: slice, c: Tensor, growth: float) -> None:
-        """X + 2^S c growth, rounded towards zero. All but the product with `growth` is exact, so the same with -growth undoes it."""
+        """X + 2^S c growth, rounded towards zero. All but the product with `growth` is exact, so the same with −c undoes it."""
         rest = c * (growth * 2.0 ** (self.resolution - _LIMB * (len(self.limbs) - 1)))
         digits = []
         for _ in self.limbs[1:]:
@@ -145,21 +148,6 @@ class DecayingSum:
                 part.add_(carry)
             if limb is not self.limbs[0]:
                 carry = _carry(part)
-
-    def _shrink(self, rows: slice) -> Tensor:
-        """X ← ⌊X n/d⌋. Up to sixteen X give the same result; returns which one it was."""
-        n, d = self.factor.as_integer_ratio()
-        quotient, rest = self._divide(rows, d)
-        digit = (rest * n).div_(d, rounding_mode="floor")  # ⌊X n/d⌋ = n ⌊X/d⌋ + ⌊n rest/d⌋
-        which = rest.sub_(self._first(digit))
-        self._multiply(rows, quotient, n, digit)
-        return which.to(torch.uint8)
-
-    def _grow(self, rows: slice, which: Tensor) -> None:
-        """The inverse of `_shrink`."""
-        n, d = self.factor.as_integer_ratio()
-        quotient, digit = self._divide(rows, n)
-        self._multiply(rows, quotient, d, self._first(digit).add_(which))
 
     def _first(self, digit: Tensor) -> Tensor:
         """The smallest remainder r with ⌊r n/d⌋ = digit. There are about d/n of them."""
@@ -198,15 +186,9 @@ def _carry(limb: Tensor) -> Tensor:
 
 
 class FixedPointState:
-    """The state of one buffer of parameters under an optimizer, in integers: `step` forward, `unstep` and `restore` back.
+    """The state of one buffer of parameters in integers, after step `before`: `step` forward, `unstep` and `restore` back.
 
-    Args:
-        optimizer: gives the accumulators' decays, what a step adds to them, and how far it moves the parameters.
-        state: the start, in floating point; its parameters are rounded to multiples of 2^-44.
-        before: number of the last step that was taken.
-
-    Attributes:
-        weights: the parameters in floating point, (P,); each step overwrites them.
+    The parameters are multiples of 2^-44; `weights` (P,) are the same in floating point, and each step overwrites them.
     """
 
     def __init__(self, optimizer: InvertibleOptimizer, state: State, before: int):
@@ -234,7 +216,7 @@ class FixedPointState:
             total.reserve(float(c))
             total.shrink(t - self.before)
         for rows in _parts(g):
-            self._accumulate(rows, g, t, DecayingSum.add)
+            self._accumulate(rows, g, t, 1)
             self._move(rows, self.optimizer.displacement(self.accumulators(rows, t), t, lr).neg_())
         self.bound = _check_range("parameter", largest(self.weights), LARGEST_WEIGHT, t)
 
@@ -250,17 +232,15 @@ class FixedPointState:
     def restore(self, g: Tensor, t: int) -> None:
         """Take the accumulators back to before step `t`, whose gradient was `g`. `unstep` has taken the parameters back already."""
         for rows in _parts(g):
-            self._accumulate(rows, g, t, DecayingSum.subtract)
+            self._accumulate(rows, g, t, -1)
         for total in self.sums:
             total.grow(t - self.before)
             total.release()
 
-    def _accumulate(
-        self, rows: slice, g: Tensor, t: int, rule: Callable[[DecayingSum, slice, Tensor, int], None]
-    ) -> None:
+    def _accumulate(self, rows: slice, g: Tensor, t: int, sign: int) -> None:
         increments = self.optimizer.increments(self.weights[rows], g[rows].double())
         for total, c in zip(self.sums, increments, strict=True):
-            rule(total, rows, c, t - self.before)
+            total.add(rows, c.mul_(sign), t - self.before)
 
     def _move(self, rows: slice, u: Tensor) -> None:
         """Add u (float64, overwritten) to the parameters."""

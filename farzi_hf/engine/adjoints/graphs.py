@@ -46,9 +46,7 @@ class Direct(Adjoint):
             # Each step has inputs of its own, so that a loss which differentiates in them does not go back through earlier steps.
             own = tuple(x.view_as(x) if x.requires_grad else x for x in inputs)
             g = loop.gradient(weights(states), own, t, create_graph=True)
-            states = tuple(
-                loop.optimizer.step(state, flat, t, loop.rate(t)) for state, flat in zip(states, g, strict=True)
-            )
+            states = tuple(loop.optimizer.step(s, flat, t, loop.rate(t)) for s, flat in zip(states, g, strict=True))
         return weights(states)
 
 

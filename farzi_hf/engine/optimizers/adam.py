@@ -76,9 +76,7 @@ class InnerAdam(InvertibleOptimizer):
         check_fields(self, "eps", "eps_root")
         pair = isinstance(self.betas, (tuple, list)) and len(self.betas) == 2
         if not (pair and all(is_number(beta) and 0 <= beta < 1 for beta in self.betas)):
-            raise ValueError(
-                f"betas must be two numbers in [0, 1), got {self.betas!r}; the usual choice is (0.9, 0.999)"
-            )
+            raise ValueError(f"betas must be two numbers in [0, 1), got {self.betas!r}; give for example (0.9, 0.999)")
         if self.eps == self.eps_root == 0:
             raise ValueError(
                 "eps and eps_root are both 0.0, which makes 0/0 of a parameter without gradient; "

@@ -4,6 +4,6 @@ Figures are built without pyplot, so there is no global state and no display. Th
 """
 
 from farzi_hf.report.plots.comparison import Panel, plot_comparison, plot_curves
-from farzi_hf.report.plots.distillation import plot_distillation, plot_entropy, plot_tokens
+from farzi_hf.report.plots.distillation import plot_distillation, plot_tokens
 
-__all__ = ["Panel", "plot_comparison", "plot_curves", "plot_distillation", "plot_entropy", "plot_tokens"]
+__all__ = ["Panel", "plot_comparison", "plot_curves", "plot_distillation", "plot_tokens"]

@@ -115,7 +115,9 @@ def _looks(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
 
 def _draw_curve(axes: Axes, panel: Panel, rows: Rows, look: Mapping[str, Any]) -> None:
     places = [row[panel.x] for row in rows]
-    axes.plot(places, [panel.scale * row[panel.y] for row in rows], label=rows[0]["method"], **look)
+    marker = look["marker"] if len(rows) <= 50 else ""  # more markers would hide the curve
+    values = [panel.scale * row[panel.y] for row in rows]
+    axes.plot(places, values, label=rows[0]["method"], **{**look, "marker": marker})
     if any(row.get(f"{panel.y}_interval") for row in rows):
         edges = [row.get(f"{panel.y}_interval") or (row[panel.y], row[panel.y]) for row in rows]
         low, high = ([panel.scale * edge for edge in side] for side in zip(*edges, strict=True))

@@ -1,4 +1,4 @@
-"""Figures of one distillation: its curves, and the likeliest tokens and the entropy of its summary."""
+"""Figures of one distillation: its curves, and the likeliest tokens of its summary."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from farzi_hf.report.plots import style
 from farzi_hf.report.plots.style import File, Rows
@@ -86,10 +85,7 @@ def plot_tokens(decoded: Sequence[Rows], path: File) -> None:
     positions, columns = decoded[0], min(_COLUMNS, len(decoded[0]))
     strips = [positions[start : start + columns] for start in range(0, len(positions), columns)]
     top_k = len(_told(positions[0])["tokens"])
-    labels = [str(token) for position in positions for token in _told(position)["tokens"]]
-    cell = 0.3 + 0.08 * min(max(map(len, labels)), _LONGEST_TOKEN)
-    width = max(6.0, 1.5 + cell * columns)
-    figure = Figure(figsize=(width, 0.5 + len(strips) * (0.36 * top_k + 0.5)), layout="constrained")
+    figure = Figure(figsize=(14, 0.5 + len(strips) * (0.36 * top_k + 0.5)), layout="constrained")
     panels = figure.subplots(len(strips), squeeze=False)[:, 0]
     for i, (axes, strip) in enumerate(zip(panels, strips, strict=True)):
         image = _draw_strip(axes, strip, i * columns, columns)
@@ -97,30 +93,6 @@ def plot_tokens(decoded: Sequence[Rows], path: File) -> None:
     own = "label_tokens" in positions[0]
     what = "likeliest tokens after each position, whose input stands below" if own else "likeliest tokens per position"
     figure.suptitle(f"Synthetic sequence 0: {what}", fontsize=11)
-    style.save(figure, path)
-
-
-def plot_entropy(decoded: Sequence[Rows], path: File, *, vocab_size: int) -> None:
-    """Entropy at each position: the median over all sequences, and bands with half and with nine tenths of the sequences.
-
-    It is that of the labels, where positions have labels of their own.
-
-    Args:
-        decoded: `farzi.decode(…)`.
-        vocab_size: V; the entropy of a uniform choice, log V, is the line at the top.
-    """
-    entropy = np.array([[_told(position)["entropy"] for position in sequence] for sequence in decoded])
-    positions = np.arange(entropy.shape[1])
-    figure, (axes,) = style.panels(7.5, 3.6)
-    for low, high, alpha, label in ((5, 95, 0.15, "nine tenths"), (25, 75, 0.3, "half of the sequences")):
-        edges = np.percentile(entropy, (low, high), axis=0)
-        axes.fill_between(positions, *edges, color=style.ACCENT, alpha=alpha, linewidth=0, label=label)
-    axes.plot(positions, np.median(entropy, axis=0), color=style.ACCENT, label="median")
-    top, label = np.log(vocab_size), f"uniform over {vocab_size:,}"
-    axes.axhline(top, color=style.MUTED, linestyle="--", linewidth=1.3, label=label)
-    axes.set(xlabel="Position", ylabel="Entropy (nats)", ylim=(0, 1.05 * top), xlim=positions[[0, -1]])
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.legend(ncols=4, **style.ABOVE)
     style.save(figure, path)
 
 

@@ -41,9 +41,6 @@ def number(value: float, digits: int = 4) -> str:
     return np.format_float_positional(value, precision=digits, unique=False, fractional=False, trim="-")
 
 
-# -- axes ------------------------------------------------------------------------------------------------------------
-
-
 class _PlainNumbers(ScalarFormatter):
     """Tick labels with as many decimals as the ticks need, and commas between thousands."""
 
@@ -85,9 +82,6 @@ def panels(width: float, height: float, *grid: int, **options: Any) -> tuple[Fig
         axes.grid(color="#e6e9ed", linewidth=0.8)
         axes.set_axisbelow(True)
     return figure, found
-
-
-# -- what is drawn ---------------------------------------------------------------------------------------------------
 
 
 def draw_lines(axes: Axes, lines: Mapping[str, float]) -> None:
