@@ -89,12 +89,7 @@ def gradient_products(training: WeightedTraining, test: Test, checkpoints: Seque
 
     Args:
         checkpoints: θ_k at some steps of the training.
-
-    Raises:
-        ValueError: there are no checkpoints.
     """
-    if not checkpoints:
-        raise ValueError("checkpoints is empty; give θ of at least one step, for example [training.train()]")
     return sum(_products(training, theta, _test_gradient(training, test, theta)) for theta in checkpoints)
 
 

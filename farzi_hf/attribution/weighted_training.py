@@ -101,12 +101,9 @@ class WeightedTraining:
             steps: stop after so many steps; None takes all T.
 
         Raises:
-            ValueError: the weights are not usable, or there are fewer steps.
+            ValueError: the weights are not usable.
         """
-        steps = self.steps if steps is None else steps
-        if not 1 <= steps <= self.steps:
-            raise ValueError(f"steps={steps}, but the training has 1 to {self.steps} of them")
-        settings = {"optimizer": self.optimizer, "steps": steps, "torch_compile": self.torch_compile}
+        settings = {"optimizer": self.optimizer, "steps": steps or self.steps, "torch_compile": self.torch_compile}
         return train(self.loss, self.start, (self.checked(weights),), **settings).params
 
     def unroll(self, weights: Tensor, adjoint: Adjoint | None = None) -> Parameters:

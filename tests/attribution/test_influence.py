@@ -141,7 +141,6 @@ NO_LABELS = torch.full((N, 6), IGNORED)
     [
         ({"batches": torch.tensor([[0, 7]])}, "batches names the rows 0 to 7, but rows has 7 sequences"),
         ({"batches": torch.tensor([0, 1])}, r"batches is torch.int64 of shape \(2,\)"),
-        ({"batches": torch.tensor([[True, False]])}, r"batches is torch.bool of shape \(1, 2\)"),
         ({"rows": {**ROWS, "user": torch.arange(N)}}, r"rows has the shapes {'user': \(7,\)}; give every column as \(n, L\)"),
         ({"rows": {"input_ids": torch.ones(7, 3)}}, "rows has input_ids; give input_ids and labels"),
         ({"rows": {**ROWS, "input_ids": torch.full((N, 6), V)}}, rf"rows\['input_ids'\] holds the id {V}, outside 0 … {V - 1}; give ids of"),
@@ -164,12 +163,10 @@ def test_weights_that_cannot_be_used(training):
     ("test", "error", "message"),
     [
         (lambda loss, theta: loss(theta).view(1, 1), ValueError, r"losses of shape \(1, 1\)"),
-        (lambda loss, theta: loss(theta).new_zeros(0), ValueError, r"losses of shape \(0,\)"),
         (lambda loss, theta: loss(theta) * torch.inf, FloatingPointError, "the influence is not finite after 6 steps"),
         (None, TypeError, "test is a NoneType; give a batch with input_ids and labels, or a function of θ"),
         ({"input_ids": TEST["input_ids"]}, ValueError, "test has input_ids; give input_ids and labels"),
         ({**TEST, "input_ids": TEST["input_ids"] + V}, ValueError, rf"test\['input_ids'\] holds the id \d+, outside 0 … {V - 1}"),
-        ({**TEST, "labels": TEST["labels"] - 50}, ValueError, rf"test\['labels'\] holds the id -\d+, outside 0 … {V - 1}"),
         ({**TEST, "labels": torch.full_like(TEST["labels"], IGNORED)}, ValueError, "test has no label to predict"),
     ],
 )  # fmt: skip
@@ -177,13 +174,6 @@ def test_tests_that_cannot_be_used(training, test, error, message):
     given = partial(test, lambda theta: training.learner.hard_loss(theta, TEST)) if callable(test) else test
     with pytest.raises(error, match=message):
         influence(training, given)
-
-
-def test_scores_and_trainings_of_nothing_are_refused(training):
-    with pytest.raises(ValueError, match="checkpoints is empty"):
-        gradient_products(training, TEST, [])
-    with pytest.raises(ValueError, match="steps=7, but the training has 1 to 6"):
-        training.train(steps=7)
 
 
 def partly_frozen(trained: tuple[str, ...], frozen_type: torch.dtype = torch.float32) -> WeightedTraining:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import meta_problems as mp
 import pytest
 import torch
-from adjoint_checks import CLOSE, assert_exact, every_adjoint, meta_gradient, reference, skip_irreversible
+from adjoint_checks import assert_exact, every_adjoint, meta_gradient, reference, skip_irreversible
 from meta_problems import ADAM, OPTIMIZERS, PROBLEMS, gradients, outer_loss, relative_error
 from torch import Tensor
 
@@ -31,8 +31,7 @@ def test_reference_against_finite_differences(name: str, optimizer: str) -> None
 OFTEN = ("adam_decay_schedule", "sgd_momentum")
 QUICK = {("mlp", optimizer, steps) for optimizer in OPTIMIZERS for steps in (1, 2, 9)}
 QUICK |= {(problem, optimizer, 7) for problem in PROBLEMS for optimizer in OFTEN}
-SLOW = {(problem, optimizer, steps) for problem in PROBLEMS for optimizer in OPTIMIZERS for steps in (1, 2, 7, 20)}
-SLOW |= {(problem, optimizer, steps) for problem in PROBLEMS for optimizer in OFTEN for steps in (100, 300)}
+SLOW = {(problem, optimizer, steps) for problem in PROBLEMS for optimizer in OPTIMIZERS for steps in (7, 20, 100)}
 CASES = [*sorted(QUICK), *(pytest.param(*case, marks=pytest.mark.slow) for case in sorted(SLOW - QUICK))]
 
 
@@ -61,16 +60,6 @@ def test_first_step_numbers_minibatches_and_schedule(optimizer: str, adjoint: Ad
     problem = mp.mlp()
     found = meta_gradient(problem, OPTIMIZERS[optimizer], 4, first_step=6, adjoint=adjoint)
     assert_exact(problem, found, reference("mlp", optimizer, 4, None, 6), adjoint)
-
-
-@every_adjoint
-def test_dead_parameters_keep_the_gradient_finite_at_the_default_eps(adjoint: Adjoint) -> None:
-    problem = mp.mlp()
-    found = meta_gradient(problem, InnerAdam(lr=0.02), 5, adjoint=adjoint)
-    dead = problem.params["dead"]
-    expected = gradients(outer_loss({"dead": dead}), [dead])[0]
-    assert all(x.isfinite().all() for x in found)
-    assert relative_error([found[2]], [expected]) <= (CLOSE if isinstance(adjoint, Reversible) else 0)
 
 
 def test_paper_rule_is_exact_at_one_step_only_and_direct_refuses_it() -> None:
@@ -114,20 +103,6 @@ def test_parameters_of_two_dtypes(adjoint: Adjoint) -> None:
     found = meta_gradient(mixed, ADAM, 7, adjoint=adjoint)
     assert [x.dtype for x in found[:4]] == [torch.float64, torch.float32, torch.float32, torch.float64]
     assert relative_error([x.double() for x in found], reference("mlp", "adam", 7)) < 1e-5
-
-
-@every_adjoint
-def test_training_that_diverges_gives_nan_everywhere(adjoint: Adjoint) -> None:
-    problem = mp.mlp()
-
-    def inner_loss(params: dict, inputs: tuple, step: int) -> Tensor:
-        return problem.inner_loss(params, inputs, step) * (float("nan") if step == 3 else 1.0)
-
-    theta = unroll(inner_loss, *problem.arguments[1:], optimizer=ADAM, steps=5, adjoint=adjoint)
-    found = gradients(outer_loss(theta), problem.leaves)
-    assert theta["in"].isnan().all()
-    assert found[0].isnan().all()
-    assert found[-1].isnan().any()
 
 
 @pytest.mark.parametrize("adjoint", [Direct(), Checkpoint(slots=2), Reversible()])

@@ -44,7 +44,6 @@ def test_checkpoints_take_as_few_steps_again_as_any_schedule(steps: int, slots: 
     assert calls == steps + fewest_advances(steps, slots) - before_the_last_state(steps, slots) + steps
 
 
-@pytest.mark.parametrize("slots", [0, 2.0])
-def test_bad_slots(slots: object) -> None:
-    with pytest.raises(ValueError, match=r"slots must be None or an integer >= 1, got"):
-        Checkpoint(slots=slots)
+def test_bad_slots() -> None:
+    with pytest.raises(ValueError, match=r"slots must be None or an integer >= 1, got 0"):
+        Checkpoint(slots=0)

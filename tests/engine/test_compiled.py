@@ -7,7 +7,6 @@ import pytest
 import torch
 from adjoint_checks import assert_exact, meta_gradient, reference
 from meta_problems import ADAM, OPTIMIZERS, PROBLEMS
-from torch import Tensor
 
 from farzi_hf.engine import Adjoint, Checkpoint, Direct, Reversible, Tape, unroll
 
@@ -38,13 +37,3 @@ def test_a_compiled_network(adjoint: Adjoint) -> None:
 def test_direct_cannot_be_compiled() -> None:
     with pytest.raises(ValueError, match=r"adjoint=Direct\(\) needs autograd's graphs.*torch_compile=True.*Tape\(\)"):
         unroll(*mp.mlp().arguments, optimizer=ADAM, steps=2, adjoint=Direct(), torch_compile=True)
-
-
-@pytest.mark.usefixtures("compiler")
-def test_a_loss_that_cannot_be_compiled_is_an_error() -> None:
-    def inner_loss(params: dict, inputs: tuple, step: int) -> Tensor:
-        return params["w"].sum() if inputs[0].sum() > 0 else params["w"].prod()
-
-    params, inputs = {"w": torch.ones(2, requires_grad=True)}, (torch.ones(2),)
-    with pytest.raises(RuntimeError, match="Data-dependent branching"):
-        unroll(inner_loss, params, inputs, optimizer=ADAM, steps=2, adjoint=Tape(), torch_compile=True)

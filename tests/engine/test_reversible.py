@@ -70,7 +70,7 @@ def test_an_optimizer_needs_no_inverse_unless_it_is_to_run_backwards() -> None:
 
 @pytest.mark.parametrize("lost_at", [0, 2, 4])
 @pytest.mark.parametrize("window", [None, 3])
-def test_a_training_that_leaves_the_finite_numbers_is_nan_as_with_tape(lost_at: int, window: int | None) -> None:
+def test_a_training_that_leaves_the_finite_numbers_is_nan_as_with_others(lost_at: int, window: int | None) -> None:
     """Where the input has no part in the last step, too."""
 
     def loss(params: dict, inputs: tuple, step: int) -> Tensor:
@@ -78,13 +78,13 @@ def test_a_training_that_leaves_the_finite_numbers_is_nan_as_with_tape(lost_at: 
         return value * (torch.nan if step == lost_at else 1.0)
 
     found = []
-    for adjoint in (Tape(), Reversible()):
+    for adjoint in (Direct(), Tape(), Reversible()):
         w, x = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
         start = torch.where(torch.tensor([lost_at == 0, False]), torch.nan, w)
         theta = unroll(loss, {"w": start}, (x,), optimizer=InnerAdam(lr=0.01), steps=6, window=window, adjoint=adjoint)
         made = (theta["w"], *torch.autograd.grad(theta["w"].sum(), (w, x)))
         found.append([value.isnan().any() for value in made])
-    assert found[0] == found[1]
+    assert found[0] == found[1] == found[2]
 
 
 @pytest.mark.parametrize("eps", [1e-8, 1e-3])

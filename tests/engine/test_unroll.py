@@ -40,14 +40,13 @@ def test_plain_tensors_train_unless_some_other_requires_grad() -> None:
     assert moved(a=plain, b=frozen) == {"a"}
 
 
-@every_adjoint
 @pytest.mark.parametrize("quiet", [torch.no_grad, torch.inference_mode])
-def test_forward_without_gradients(quiet: type, adjoint: Adjoint) -> None:
+def test_forward_without_gradients(quiet: type) -> None:
     problem = mp.mlp()
     expected = mp.reference_unroll(problem, ADAM, 5)
     with quiet():
-        theta = unroll(*problem.arguments, optimizer=ADAM, steps=5, adjoint=adjoint)
-    assert not any(x.requires_grad for name, x in theta.items())
+        theta = unroll(*problem.arguments, optimizer=ADAM, steps=5)
+    assert not any(x.requires_grad for x in theta.values())
     torch.testing.assert_close(theta, {name: x.detach() for name, x in expected.items()}, rtol=1e-12, atol=1e-14)
 
 
@@ -129,16 +128,12 @@ def test_recordings_keep_one_graph_at_a_time(adjoint: Adjoint, evaluations: int)
     assert most == 0, "when a step is evaluated, the graphs of all others are gone"
 
 
-def _frozen() -> dict[str, Tensor]:
-    return {"w": nn.Parameter(torch.ones(2), requires_grad=False), "n": torch.arange(2)}
-
-
 BAD_INPUT = {
     "no steps": ({"steps": 0}, ValueError, r"steps must be an integer >= 1, got 0"),
     "fractional steps": ({"steps": 2.0}, ValueError, r"steps must be an integer >= 1, got 2\.0"),
     "window beyond steps": ({"window": 4}, ValueError, r"window .* from 1 to steps=3, got 4; None differentiates all"),
     "module": ({"params": nn.Linear(1, 1)}, TypeError, r"params must be a dict .* got Linear"),
-    "nothing trains": ({"params": _frozen()}, ValueError, r"params has no tensor to train.*requires_grad=True"),
+    "nothing trains": ({"params": {"n": torch.arange(2)}}, ValueError, r"params has no tensor to train.*requires_grad=True"),
     "complex": ({"params": {"w": torch.ones(2), "c": torch.ones(1, dtype=torch.cfloat, requires_grad=True)}}, ValueError,
                 r"params\['c'\] is torch.complex64, in which"),
     "half": ({"params": {"w": torch.ones(2, dtype=torch.float16)}}, ValueError,
