@@ -48,13 +48,12 @@ class Repository:
 
 @dataclass
 class Fault:
-    """Breaks the next `times` requests whose method and path match: the connection drops before or after the work."""
+    """Answers the next `times` requests whose method and path match with `status`."""
 
     method: str
     path: str
+    status: int
     times: int = 1
-    after: bool = False
-    status: int | None = None  # an answer with this status instead
 
     def strikes(self, method: str, path: str) -> bool:
         if self.times < 1 or method != self.method or not re.search(self.path, path):
@@ -110,13 +109,9 @@ class Handler(BaseHTTPRequestHandler):
         path = unquote(urlsplit(self.path).path)
         body = self.read_body()
         self.hub.requests.append((self.command, path))
-        fault = next((fault for fault in self.hub.faults if fault.strikes(self.command, path)), None)
-        if fault and not fault.after:
-            return self.drop() if fault.status is None else self.send(fault.status, {"error": "broken for the test"})
-        status, content, headers = self.route(path, body)
-        if fault:
-            return self.drop()
-        return self.send(status, content, headers)
+        if fault := next((fault for fault in self.hub.faults if fault.strikes(self.command, path)), None):
+            return self.send(fault.status, {"error": "broken for the test"})
+        return self.send(*self.route(path, body))
 
     def read_body(self) -> bytes:
         if self.headers.get("Transfer-Encoding") != "chunked":
@@ -127,10 +122,6 @@ class Handler(BaseHTTPRequestHandler):
             self.rfile.readline()
         self.rfile.readline()
         return b"".join(chunks)
-
-    def drop(self) -> None:
-        self.close_connection = True
-        self.connection.close()
 
     def send(self, status: int, content: object, headers: dict[str, str] | None = None) -> None:
         data = content if isinstance(content, bytes) else json.dumps(content).encode()

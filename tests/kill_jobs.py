@@ -18,7 +18,7 @@ from transformers.trainer_callback import TrainerCallback
 
 from farzi_hf import FarziData, record_trajectories
 from farzi_hf.distillation.run import last_checkpoint
-from farzi_hf.summary.store.atomic_folder import replace_file
+from farzi_hf.summary.store.folder import replace_file
 
 SEQUENCES, TOKENIZER = tiny_data()
 """Made once: the processes of the jobs are forked from one that has imported this module."""

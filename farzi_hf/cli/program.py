@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import platform
 import signal
@@ -12,7 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from farzi_hf.data import DataUnavailableError
-from farzi_hf.summary.store.atomic_folder import DiskFullError
 from farzi_hf.summary.store.text import terminal_text
 
 
@@ -56,8 +56,10 @@ def run(main: Callable[[], None], name: str | None = None) -> None:
     script = name or Path(sys.argv[0]).name
     try:
         main()
-    except DiskFullError as error:
-        sys.exit(f"{script}: {error}")
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        sys.exit(f"{script}: {error}; make room and start it again")
     except KeyboardInterrupt:
         print(f"{script}: interrupted; start it again to go on from the last saved state", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)

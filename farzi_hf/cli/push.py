@@ -17,7 +17,7 @@ def command(argv: Sequence[str]) -> None:
     parser.add_argument("--private", action="store_true", default=None, help="make a new repository private")
     parser.add_argument("--revision", help="branch to commit to; created if it does not exist (default: main)")
     args = parser.parse_args(argv)
-    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub.errors import HTTPError
 
-    with ends_in_one_line("farzi push", FileNotFoundError, ConnectionError, HfHubHTTPError):
+    with ends_in_one_line("farzi push", FileNotFoundError, HTTPError):
         print(push_folder(args.summary, args.repo, args.private, args.revision))

@@ -31,7 +31,7 @@ from farzi_hf.data.streams import described as described_rows
 from farzi_hf.distillation.learner import Learner
 from farzi_hf.distillation.objectives import ConfigurableObjective
 from farzi_hf.distillation.trajectories import TrajectoryBank
-from farzi_hf.summary.store.atomic_folder import exclusive, replace_file
+from farzi_hf.summary.store.folder import exclusive, replace_file
 from farzi_hf.summary.store.text import as_written, json_text
 
 if TYPE_CHECKING:

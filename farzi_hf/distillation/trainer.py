@@ -37,7 +37,6 @@ from farzi_hf.summary import FarziData
 from farzi_hf.summary.forms import LABELS, Tensors
 from farzi_hf.summary.soft_tokens import shifted_cross_entropy
 from farzi_hf.summary.store import hub
-from farzi_hf.summary.store.atomic_folder import names_the_disk
 from farzi_hf.summary.store.folder import check_destination
 from farzi_hf.summary.store.tensor_file import fingerprint
 from farzi_hf.tasks import LanguageModeling, Task
@@ -392,9 +391,8 @@ class FarziTrainer(Trainer):
             self.run.end(number, f"the run is saved in {folder} and can be resumed from there")
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        with names_the_disk(self.args.output_dir):
-            super()._save_checkpoint(model, trial)
-            self.run.end_checkpoint()
+        super()._save_checkpoint(model, trial)
+        self.run.end_checkpoint()
 
     def _save_rng_state(self, output_dir: str) -> None:
         """As in Trainer, and what else a resume needs of this process: the state of the objective, and sums of the log."""

@@ -29,7 +29,7 @@ from farzi_hf.distillation.learner import Learner, Parameters
 from farzi_hf.distillation.processes import agreed, world
 from farzi_hf.distillation.rows import RealData, check_rows, real_batches, train_on_real
 from farzi_hf.engine import InnerOptimizer, setting
-from farzi_hf.summary.store.atomic_folder import names_the_disk, replace_file
+from farzi_hf.summary.store.folder import replace_file
 from farzi_hf.summary.store.text import as_written, json_text
 
 logger = logging.getLogger(__name__)
@@ -118,10 +118,9 @@ def record_trajectories(
             if not _shard(folder, i).exists():
                 record(i)
 
-    with names_the_disk(folder):
-        agreed(lambda: None if rank else _adopt_manifest(folder, manifest))  # the first process writes it
-        agreed(lambda: _adopt_manifest(folder, manifest))
-        agreed(record_missing)
+    agreed(lambda: None if rank else _adopt_manifest(folder, manifest))  # the first process writes it
+    agreed(lambda: _adopt_manifest(folder, manifest))
+    agreed(record_missing)
     return TrajectoryBank(folder, num)
 
 

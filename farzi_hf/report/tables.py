@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from farzi_hf.summary.store.atomic_folder import names_the_disk, replace_file
+from farzi_hf.summary.store.folder import replace_file
 from farzi_hf.summary.store.text import json_text, terminal_text
 
 
@@ -56,5 +56,4 @@ def save_json(value: Any, path: Path) -> None:
 
 def save_text(text: str, path: Path) -> None:
     """Replaces the file in one step. If the program is killed or the disk is full, the old file stays."""
-    with names_the_disk(path.parent):
-        replace_file(path, lambda new: new.write_bytes(text.encode()))
+    replace_file(path, lambda new: new.write_bytes(text.encode()))

@@ -300,8 +300,7 @@ class FarziData(nn.Module):
             artefact: the arguments of `save_pretrained` beside the folder: processing_class, metrics, recipe, plots.
 
         Raises:
-            ConnectionError: the Hub could not be reached in several attempts. Nothing is committed, and another call
-                resumes. See `artefact.hub.push_folder`.
+            httpx.HTTPError: the Hub is out of reach or refuses. Nothing is committed, and another call goes on. See `store.hub.push_folder`.
         """
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder, **artefact)

@@ -25,7 +25,6 @@ from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.cli.run_folder import check_files
 from farzi_hf.report import RunSettings, markdown, save_csv, save_text
 from farzi_hf.report.plots import Panel, plot_curves
-from farzi_hf.summary.store.atomic_folder import names_the_disk
 
 MIB = 2**20
 FILES = ("memory.csv", "memory.png", "table.md")
@@ -71,7 +70,7 @@ class Watch(TrainerCallback):
         files = self._process.num_fds() if psutil.POSIX else self._process.num_handles()
         row = (state.global_step, round(minutes, 3), round(resident, 2), files, self._process.num_threads())
         self.rows.append(dict(zip(COLUMNS, row, strict=True)))
-        with names_the_disk(self.file.parent), self.file.open("a", encoding="utf-8") as file:
+        with self.file.open("a", encoding="utf-8") as file:
             print(*row, sep=",", file=file)
 
 

@@ -25,7 +25,7 @@ from farzi_hf.distillation.run import discard_checkpoints
 from farzi_hf.metrics import mean_and_spread
 from farzi_hf.report import Comparison, Evidence, Student
 from farzi_hf.report.rendering import distillation_seconds
-from farzi_hf.summary.store.atomic_folder import replace_file
+from farzi_hf.summary.store.folder import replace_file
 from farzi_hf.tasks import Row, Task
 
 FULL, LONG = "full data", "full data, long"

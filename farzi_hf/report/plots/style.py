@@ -14,7 +14,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
-from farzi_hf.summary.store.atomic_folder import replace_file
+from farzi_hf.summary.store.folder import replace_file
 
 INK, ACCENT, MUTED = "#333333", "#1f6fb4", "#9aa5b1"
 LINES = ("#c0392b", "#27834a", "#8e5ea2", "#b8860b")

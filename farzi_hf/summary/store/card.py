@@ -17,7 +17,7 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig
 from farzi_hf.data import Vocabulary
 from farzi_hf.summary.initialization import INPUT_SEQUENCES
 from farzi_hf.summary.store.hub import PLACEHOLDER
-from farzi_hf.summary.store.tensor_file import STORAGES, Storage
+from farzi_hf.summary.store.tensor_file import STORAGES
 from farzi_hf.summary.store.text import (
     Markdown,
     check_results,
@@ -47,22 +47,16 @@ class Contents:
     """A summary as plain parts: tensors, a config, a vocabulary, and its likeliest tokens.
 
     Attributes:
-        tensors: by name: `latents (μ, ξ, d)` and `decoder (d, V)`, or `input_ids (μ, ξ)`; where labels are own `label_latents (μ, ξ, e)` and
-            `label_decoder (e, V)`.
+        tensors: by the names that `farzi_hf.summary.forms` lists.
         config: sizes and provenance, as `config.json` holds them.
         vocabulary: what the entries stand for.
-        decoded: per sequence and position the likeliest tokens, their probabilities and the entropy, as `FarziData.decode` gives them.
+        decoded: what `FarziData.decode` gives.
     """
 
     tensors: Mapping[str, Tensor]
     config: PreTrainedConfig
     vocabulary: Vocabulary
     decoded: Sequence[Sequence[Mapping[str, Any]]]
-
-    @property
-    def storage(self) -> Storage:
-        """How the tensors are stored."""
-        return STORAGES[self.config.storage]
 
 
 def render_card(
@@ -75,19 +69,11 @@ def render_card(
 
     Args:
         contents: of the artefact.
-        metrics: figures and facts by name. The card lists all of them. These names have a place of their own:
-
-            - `table`: a list of rows (dicts), the table of results. `x_std` and `x_interval` go into the cell of `x`.
-            - `dataset`, `data_bytes`, `data_sequences`: the data that were distilled, and their size.
-            - `split`: the data that were held out, and the seed of the split.
-            - `learner_parameters`: the size of the learner.
-            - `distillation_seconds`, `device`: the cost of the distillation.
-            - `student_seconds`: of one training on the summary.
-            - `full_data_seconds`, `full_data_steps`: of one training on the full data that gets as good. The card computes the number
-              of trainings after which the distillation has saved time.
-            - `privacy`: what was done to protect the data, in place of the words that say that nothing was.
-            - `licence`, `licence_text`: of the source, the first as the Hub names it.
-            - `command`: distils the summary again from `recipe.yaml`.
+        metrics: figures and facts by name. The card lists all of them. These have a place of their own: `table`, a list of rows (dicts) in which
+            `x_std` and `x_interval` go into the cell of `x`; `dataset`, `data_bytes` and `data_sequences` of what was distilled; `split`, what
+            was held out; `learner_parameters`; `distillation_seconds` and `device`; `student_seconds` of one training on the summary;
+            `full_data_seconds` and `full_data_steps` of one on the full data that gets as good; `privacy`, in place of the words that say that
+            nothing was done; `licence`, as the Hub names it, and `licence_text`; `command`, which distils again from `recipe.yaml`.
         recipe: shown unchanged. Its `learner`, a config as a mapping, is the model of "Train on it".
         plots: paths relative to the artefact.
 
@@ -96,7 +82,7 @@ def render_card(
     Raises:
         ValueError: a cost, a size or the licence has another type than it needs.
     """
-    config, vocabulary = contents.config, contents.vocabulary
+    config, vocabulary, storage = contents.config, contents.vocabulary, STORAGES[contents.config.storage]
     metrics, recipe = metrics or {}, recipe or {}
     check_results(metrics, recipe, "metrics", "recipe")
     figures = {name: value for name, value in metrics.items() if name not in _SAID_ELSEWHERE}
@@ -113,8 +99,8 @@ def render_card(
         vocabulary=vocabulary,
         tables=tables_of(contents.tensors),
         metrics=metrics,
-        storage=contents.storage,
-        nbytes=contents.storage.nbytes(contents.tensors),
+        storage=storage,
+        nbytes=storage.nbytes(contents.tensors),
         learner_facts=_model(recipe.get("learner"), metrics.get("learner_parameters")),
         teachers=", ".join(filter(None, map(_model, given if isinstance(given, list) else [given]))),
         cell=_cell,
@@ -153,19 +139,13 @@ def greedy_texts(vocabulary: Vocabulary, decoded: list) -> list[str]:
 
 
 def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows as a Markdown table; "" without rows. A row need not have all columns.
-
-    Numbers are rounded. Strings are escaped, unless they are `Markdown` already.
-    """
+    """Rows, which need not have all columns, as a Markdown table; "" without rows. Numbers are rounded, strings escaped."""
     if not rows:
         return ""
     columns = list(dict.fromkeys(key for row in rows for key in row))
     head = [markdown_text(column) for column in columns]
     lines = [head, ["---"] * len(columns), *([_cell(row.get(column, "")) for column in columns] for row in rows)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-# -- parts of the card -----------------------------------------------------------------------------------------------
 
 
 def _metadata(contents: Contents, metrics: Mapping[str, Any]) -> DatasetCardData:
@@ -222,7 +202,7 @@ def _with_spread(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     def cell(row: Mapping[str, Any], name: str) -> Any:
         text, spread, interval = _cell(row[name]), row.get(f"{name}_std"), row.get(f"{name}_interval")
         if spread is not None:
-            text += f" ± {_plain(spread, 2)}"
+            text += f" ± {_cell(spread, 2)}"
         return Markdown(text if interval is None else f"{text} ({_cell(interval)})")
 
     def part(row: Mapping[str, Any], name: str) -> bool:
@@ -236,11 +216,11 @@ def _plain(value: float, digits: int) -> str:
     return f"{value:,.0f}" if 10 ** (digits - 1) <= abs(value) < 1e15 else f"{value:.{digits}g}"
 
 
-def _cell(value: Any) -> Markdown:
+def _cell(value: Any, digits: int = 4) -> Markdown:
     if isinstance(value, bool) or value is None:
         return Markdown(value)
     if isinstance(value, float):
-        return Markdown(_plain(value, 4))
+        return Markdown(_plain(value, digits))
     if isinstance(value, int):
         return Markdown(f"{value:,}")
     if isinstance(value, list | tuple):

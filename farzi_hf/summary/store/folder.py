@@ -17,24 +17,23 @@ Renaming the whole folder would be simpler, but a run's checkpoints in it are no
 
 from __future__ import annotations
 
-import filecmp
 import os
 import re
 import shutil
 import stat
-import time
+import uuid
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
-from itertools import count
-from pathlib import Path
+from itertools import accumulate
+from pathlib import Path, PurePosixPath
 from typing import BinaryIO, TypeVar
 
+from filelock import FileLock, Timeout
 from torch import Tensor
 
 from farzi_hf.data.vocabulary import ITEMS_FILE
-from farzi_hf.summary.store.atomic_folder import exclusive, flush, names_the_disk
-from farzi_hf.summary.store.tensor_file import FILES_LIMIT, listed_files, write_tensors
+from farzi_hf.summary.store.tensor_file import listed_files, write_tensors
 
 T = TypeVar("T")
 
@@ -48,14 +47,7 @@ METRICS = "metrics.json"
 VIEWER = "viewer.html"
 PLOTS = "plots"
 VOCABULARY = ITEMS_FILE
-TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
-CHAT_TEMPLATES = ("chat_template.jinja", "additional_chat_templates/*.jinja")
-TOKENIZER_FILES = (TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS, *CHAT_TEMPLATES)
-OTHER_TOKENIZER_FILES = (
-    "tokenizer.model", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model",
-    "sentencepiece.model", "spm.model", "tiktoken.model", "tekken.json", "normalizer.json",
-)  # fmt: skip
-"""Files that a tokenizer writes beside tokenizer.json, or wrote under earlier versions. They are replaced as all others, and never read."""
+TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 
 _MIB = 2**20
 PLOTS_LIMIT = 64 * _MIB
@@ -63,11 +55,11 @@ PLOTS_LIMIT = 64 * _MIB
 LOADED_FILES: dict[str, int | None] = {
     TENSORS: None, CONFIG: _MIB, RECIPE: _MIB // 8, METRICS: 2 * _MIB, VOCABULARY: 64 * _MIB,
     **{f"{PLOTS}/*.{kind}": 32 * _MIB for kind in ("png", "jpg", "jpeg", "svg", "webp", "gif", "pdf")},
-    **dict.fromkeys(TOKENIZER_FILES, 4 * _MIB), TOKENIZER: 64 * _MIB,
+    TOKENIZER: 64 * _MIB, TOKENIZER_CONFIG: 4 * _MIB,
 }  # fmt: skip
 """The files that `FarziData.from_pretrained` reads: patterns of names, and the most bytes of each. None: the file is not read at once."""
 _TABLES = [f"{name}/train-*.parquet" for name in ("latents", "decoder", "tokens", "labels", "label_decoder")]
-_FILES = {**LOADED_FILES, **dict.fromkeys((CARD, VIEWER, *_TABLES, *OTHER_TOKENIZER_FILES))}
+_FILES = {**LOADED_FILES, **dict.fromkeys((CARD, VIEWER, *_TABLES))}
 _FOLDERS = sorted({pattern.split("/")[0] for pattern in _FILES if "/" in pattern})
 # Such a name is a plain one on every system: it has no drive, no stream and no `..`, and is not hidden.
 _PLAIN = re.compile(r"(?!\.)[^/\\:*?\"<>|\x00-\x1f]+")
@@ -80,16 +72,9 @@ def pattern_of(name: str) -> str | None:
     return next((p for p in _FILES if p.count("/") == name.count("/") and fnmatchcase(name, p)), None)
 
 
-def size_limit(name: str) -> int | None:
-    """The most bytes that the known file `name` may have; None where there is no limit."""
-    return _FILES[pattern_of(name)]
-
-
 # -- reading them ----------------------------------------------------------------------------------------------------
 
-_WRITING, _COMMITTED = ".farzi-writing", ".farzi-committed"
-_SECONDS, _PAUSE = 1.0, 0.02
-_BLOB = re.compile(r"[0-9a-f]{32,128}")
+_WRITING, _COMMITTED, LOCK = ".farzi-writing", ".farzi-committed", ".farzi-lock"
 _FLAGS = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 
@@ -105,40 +90,32 @@ class ArtefactFolder:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.names = folder, [TENSORS]
+        self.folder, self.names = folder, [TENSORS, CONFIG]
         self._committed = find_file(folder, f"{_COMMITTED}/{TENSORS}") is not None
-        if (tensors := self.find(TENSORS)) is not None:
-            self.names = [*filter(pattern_of, listed_files(tensors)), TENSORS]
-        for name in (TENSORS, CONFIG):
-            if self.find(name) is None:
-                raise FileNotFoundError(
-                    f"{str(folder)!r} has no {name}, so it is not a Farzi summary; "
-                    "name a folder or repository written by FarziData.save_pretrained or push_to_hub"
-                )
+        listed = filter(pattern_of, listed_files(self.path(TENSORS)))
+        self.names = list(dict.fromkeys([*listed, CONFIG, TENSORS]))
+        self.path(CONFIG)
 
     def find(self, name: str) -> Path | None:
-        """Where the file `name` lies, None if it does not exist."""
-        if not self._committed:
-            return find_file(self.folder, name)
-        if name not in self.names:  # it is of the old artefact
+        """Where the file `name` lies; None if it does not exist, or if the tensors do not list it."""
+        if name not in self.names:
             return None
-        return find_file(self.folder, f"{_COMMITTED}/{name}") or find_file(self.folder, name)
-
-    def present(self, patterns: Collection[str]) -> list[str]:
-        """Names of the files that exist and match one of `patterns` of the layout. A wildcard finds only files that the artefact lists."""
-        candidates = dict.fromkeys((*patterns, *self.names))
-        return [name for name in candidates if pattern_of(name) in patterns and self.find(name) is not None]
+        moving = find_file(self.folder, f"{_COMMITTED}/{name}") if self._committed else None
+        return moving or find_file(self.folder, name)
 
     def path(self, name: str) -> Path:
         """Where the file `name` lies."""
         if (path := self.find(name)) is None:
-            raise FileNotFoundError(f"{self.folder / name} is missing; save the summary or fetch it again")
+            raise FileNotFoundError(
+                f"{str(self.folder)!r} has no {name}, so it is not a Farzi summary; "
+                "name a folder or repository written by FarziData.save_pretrained or push_to_hub"
+            )
         return path
 
     @contextmanager
     def opened(self, name: str) -> Iterator[BinaryIO]:
         """The file `name`. It is refused where it is too large, or a link or a pipe has taken its place since it was found."""
-        path, limit = self.path(name), size_limit(name)
+        path, limit = self.path(name), _FILES[pattern_of(name)]
         with os.fdopen(os.open(path, _FLAGS), "rb") as file:
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode):
@@ -150,86 +127,71 @@ class ArtefactFolder:
     def read(self, name: str) -> bytes:
         """The content of the file `name`, one with a limit."""
         with self.opened(name) as file:
-            return file.read(size_limit(name))
+            return file.read(_FILES[pattern_of(name)])
 
 
 def read_artefact(folder: Path, read: Callable[[ArtefactFolder], T]) -> T:
-    """`read(artefact)`, read again if another process has saved in `folder` meanwhile: never a mix of two artefacts."""
-    end = time.monotonic() + _SECONDS
-    for attempt in count():
-        before = _state(folder)
-        error = f"{str(folder)!r} is written to again and again; wait until that ends, or read a copy"
-        try:
-            result = read(ArtefactFolder(folder))
-            if before[1:] == _state(folder)[1:]:
-                return result
-        except (ValueError, FileNotFoundError) as problem:
-            moving, error = before[0], problem  # files of a committed save may move while they are read
-            if not moving and before == _state(folder):
-                raise
-        if attempt > 1 and time.monotonic() > end:
-            raise error if isinstance(error, Exception) else ValueError(error)
-        time.sleep(_PAUSE)
+    """`read(artefact)`: never a mix of two artefacts.
 
+    Raises:
+        ValueError: another process has saved in `folder` meanwhile.
+    """
 
-def _state(folder: Path) -> tuple[bool | int, ...]:
-    """Whether the state is `committed`; and what identifies the artefact's tensors, which moving a file does not change."""
-    for path in (folder / _COMMITTED / TENSORS, folder / TENSORS):
-        with suppress(OSError):
-            found = os.lstat(path)
-            return path.parent != folder, found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
-    return (False,)
+    def state() -> list[tuple[int, int] | None]:
+        found = [_lstat(path) for path in (folder / _COMMITTED / TENSORS, folder / TENSORS)]
+        return [facts and (facts.st_ino, facts.st_mtime_ns) for facts in found]
+
+    before = state()
+    try:
+        result = read(ArtefactFolder(folder))
+    except (ValueError, FileNotFoundError):
+        if state() == before:
+            raise
+    else:
+        if state() == before:
+            return result
+    raise ValueError(f"{str(folder)!r} was saved while it was read; load it again")
 
 
 def find_file(root: Path, name: str) -> Path | None:
-    """The plain file `name` under the folder `root`; None if it does not exist.
+    """The plain file `name` under the folder `root`; None if it does not exist, ValueError if something else is there.
 
     Only one kind of link is followed: huggingface_hub's own, from a snapshot in its cache to a file of the same repository.
-
-    Raises:
-        ValueError: there is a link, a device or a folder where the file should be.
     """
-    path = root
-    *parents, last = name.split("/")
-    for part in parents:
-        path = path / part
-        if (mode := _mode_of(path)) is None:
+    *folders, path = [root / part for part in accumulate(PurePosixPath(name).parts, PurePosixPath)]
+    for folder in folders:
+        if (found := _lstat(folder)) is None:
             return None
-        if not stat.S_ISDIR(mode):
-            raise ValueError(f"{path} is a link or a file where a folder is due; put the folder there, or remove it")
-    path = path / last
-    if (mode := _mode_of(path)) is None:
+        if not stat.S_ISDIR(found.st_mode):
+            raise ValueError(f"{folder} is a link or a file where a folder is due; put the folder there, or remove it")
+    if (found := _lstat(path)) is None:
         return None
-    if stat.S_ISLNK(mode):
+    if stat.S_ISLNK(found.st_mode):
         if (blob := _blob(root, path)) is not None:
             return blob
         raise ValueError(
-            f"{path} is a link, which is not followed because it may lead anywhere; put the file itself in its place, or load the "
-            "repository by its name"
+            f"{path} is a link, which is not followed; put the file itself in its place, or load the repository by its name"
         )
-    if not stat.S_ISREG(mode):
-        raise ValueError(f"{path} is no plain file but a folder or a device; put the file there, or remove it")
-    if os.lstat(path).st_nlink > 1:
-        raise ValueError(f"{path} is a hard link, whose other name may be a private file's; put a copy in its place")
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+        raise ValueError(
+            f"{path} is no plain file but a folder, a device, or a hard link, which may be a private file; put a copy there, or remove it"
+        )
     return path
 
 
-def _mode_of(path: Path) -> int | None:
-    """The mode of `path` itself, even if it is a link; None if there is nothing."""
+def _lstat(path: Path) -> os.stat_result | None:
+    """Facts of `path` itself, even if it is a link; None if there is nothing."""
     with suppress(FileNotFoundError, NotADirectoryError):
-        return os.lstat(path).st_mode
+        return os.lstat(path)
     return None
 
 
 def _blob(root: Path, link: Path) -> Path | None:
     """The file that `link` leads to, if `root` is a snapshot of a dataset in the Hub's cache and the file is one of its blobs."""
-    snapshot = root.resolve()
+    snapshot, target = root.resolve(), Path(os.path.realpath(link))
     blobs = snapshot.parent.parent / "blobs"
-    if snapshot.parent.name != "snapshots" or not blobs.parent.name.startswith("datasets--"):
-        return None
-    target = Path(os.path.normpath(snapshot / link.relative_to(root).parent / os.readlink(link)))
-    inside = target.parent.resolve() == blobs and stat.S_ISDIR(_mode_of(blobs) or 0)
-    return target if inside and _BLOB.fullmatch(target.name) and stat.S_ISREG(_mode_of(target) or 0) else None
+    cached = snapshot.parent.name == "snapshots" and blobs.parent.name.startswith("datasets--")
+    return target if cached and target.parent == blobs and target.is_file() else None
 
 
 # -- replacing them --------------------------------------------------------------------------------------------------
@@ -238,12 +200,10 @@ def _blob(root: Path, link: Path) -> Path | None:
 def replace_files(folder: Path, write: Callable[[Path], None], tensors: dict[str, Tensor]) -> None:
     """Replaces the artefact in `folder` by the files that `write(empty_folder)` writes, and by `tensors`. Other files stay.
 
-    Raises:
-        ValueError: see `check_destination`; a file that an artefact has no place for; somebody else writes to `folder`.
-        OSError: for instance a full disk. The old artefact is then unchanged.
+    It raises ValueError if it must not: see `check_destination` and `exclusive`. After any error the old artefact is unchanged.
     """
-    with names_the_disk(folder), exclusive(folder):
-        check_destination(folder)
+    check_destination(folder)
+    with exclusive(folder):
         writing = folder / _WRITING
         _remove(writing)
         _move_into_place(folder)
@@ -251,10 +211,11 @@ def replace_files(folder: Path, write: Callable[[Path], None], tensors: dict[str
             writing.mkdir()
             write(writing)
             names = [path.relative_to(writing).as_posix() for path in _files(writing)]
-            _check_names(writing, names)
-            there = [name for name in names if find_file(folder, name) is not None]
-            same = filecmp.cmpfiles(writing, folder, there, shallow=False)[0]
-            check_destination(folder, {*names} - {*same})
+            for name in names:
+                size, limit = (writing / name).stat().st_size, _FILES[pattern_of(name)]
+                if limit is not None and size > limit:
+                    raise ValueError(f"{name} would have {size:,} bytes, of which {limit:,} are read; make it smaller")
+            check_destination(folder, names)
             write_tensors(writing / TENSORS, tensors, names)
             for path in [*_files(writing), writing]:
                 flush(path)
@@ -278,10 +239,7 @@ def _move_into_place(folder: Path) -> None:
 
 
 def check_destination(folder: Path, names: Collection[str] = (CONFIG, CARD, VIEWER)) -> None:
-    """Raises ValueError if writing an artefact with the files `names` to `folder` would overwrite files of something else.
-
-    By default `names` are the files that every artefact has. Call it before a long distillation rather than at its end.
-    """
+    """Raises ValueError if writing an artefact with the files `names` to `folder` would overwrite files of something else."""
     if folder.is_symlink():
         raise ValueError(
             f"folder={str(folder)!r} is a link, which is not written through; name the folder {str(folder.resolve())!r} itself"
@@ -303,41 +261,74 @@ def _listed(folder: Path, tensors: str) -> set[str]:
     return set() if path is None else {CONFIG, CARD, VIEWER, *filter(pattern_of, listed_files(path))}
 
 
-def _check_names(writing: Path, names: list[str]) -> None:
-    """Raises ValueError for files that `from_pretrained` would refuse."""
-    if len(names) > FILES_LIMIT:
-        raise ValueError(
-            f"an artefact would have {len(names):,} files, more than the {FILES_LIMIT:,} that it can have; give fewer plots"
-        )
-    for name in names:
-        if not pattern_of(name):
-            raise ValueError(
-                f"an artefact has no place for {name!r}: give plots as images, and as processing_class a fast tokenizer, which saves "
-                "itself as tokenizer.json"
-            )
-        size, limit = (writing / name).stat().st_size, size_limit(name)
-        if limit is not None and size > limit:
-            raise ValueError(f"{name} would have {size:,} bytes, of which {limit:,} are read; make it smaller")
-
-
 def _remove(folder: Path) -> None:
-    """Removes a folder that only a save makes, with the files in it that an artefact can have. The caller holds the lock.
-
-    Raises:
-        ValueError: it holds others, or it is no folder.
-    """
-    if stat.S_ISDIR(_mode_of(folder) or 0):
+    """Removes a folder that only a save makes, with the files that an artefact can have. ValueError if it holds others, or is no folder."""
+    if folder.is_dir() and not folder.is_symlink():
         for path in _files(folder):
             if pattern_of(path.relative_to(folder).as_posix()):
                 path.unlink()
         for path in (*(folder / name for name in _FOLDERS), folder):
             with suppress(OSError):  # it is not empty, or not there
                 path.rmdir()
-    if _mode_of(folder) is not None:
+    if _lstat(folder) is not None:
         raise ValueError(f"{folder} holds what no save of this library leaves; remove it, and do not trust this folder")
 
 
 def _files(folder: Path) -> list[Path]:
     """The plain files under `folder`, without those behind links."""
     found = (Path(parent, name) for parent, _, names in os.walk(folder) for name in names)
-    return sorted(path for path in found if stat.S_ISREG(_mode_of(path) or 0))
+    return sorted(path for path in found if path.is_file() and not path.is_symlink())
+
+
+# -- one writer, and whole files --------------------------------------------------------------------------------------
+
+
+@contextmanager
+def exclusive(folder: str | os.PathLike) -> Iterator[None]:
+    """Locks `folder`, which is made if there is none, for this thread alone, or raises ValueError. The thread may lock it a second time.
+
+    It is a lock of the operating system on a file that is removed at the end. A process that dies loses its lock.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    find_file(folder, LOCK)  # raises where it leads elsewhere
+    path = folder.resolve() / LOCK
+    lock = FileLock(path, is_singleton=True)  # one object per path, or a thread would wait for itself
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        raise ValueError(
+            f"folder={str(folder)!r} is in use: another process or thread writes to it; wait until that ends, or choose another"
+        ) from None
+    try:
+        yield
+    finally:
+        if lock.lock_counter == 1:
+            # Before the release: after it, the file may be another process's lock. Windows cannot remove an open file; there
+            # the release does it.
+            with suppress(OSError):
+                path.unlink()
+        lock.release()
+
+
+def replace_file(path: Path, write: Callable[[Path], None]) -> None:
+    """Replaces the file `path` by the one that `write(new_path)` writes. A crash leaves the old file or none, never half a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    staging = path.with_name(f".{path.name}.{os.getpid()}-{uuid.uuid4().hex}")
+    try:
+        write(staging)
+        flush(staging)
+        os.replace(staging, path)
+    finally:
+        staging.unlink(missing_ok=True)
+    flush(path.parent)
+
+
+def flush(path: Path) -> None:
+    """Makes `path` survive a power cut: the rename that follows must not reach the disk before the file's content."""
+    with suppress(PermissionError):  # Windows cannot open folders
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -3,9 +3,8 @@
 Checksums and list are JSON in one entry of the metadata, `farzi`: `{"files": [names], "sha256": {tensor: hexadecimal digits}}`. It is
 one entry because safetensors writes several in any order, and equal summaries should have equal bytes.
 
-A summary with labels of its own can have more bytes than its data: each position has e numbers, where an id of the data has two bytes,
-or less where its bits are packed. Students hardly notice it when those numbers are rounded to a byte each, or, where inputs are ids, to
-five or six bits (recipes/LOG.md).
+Students hardly notice it when labels of their own are rounded to a byte for each number, or, where inputs are ids, to five or six bits
+(recipes/LOG.md).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from farzi_hf.summary.store.text import parse, parse_mapping
+from farzi_hf.summary.store.text import parse_mapping
 
 Tensors = Mapping[str, Tensor]
 Shapes = Mapping[str, tuple[int, ...]]
@@ -38,6 +37,9 @@ class Stored(NamedTuple):
     shape: tuple[int, ...]
     dtypes: frozenset[str]
 
+    def __str__(self) -> str:
+        return f"{' or '.join(sorted(self.dtypes))} {self.shape}"
+
 
 class Storage:
     """One way to store the tensors of a summary. This one keeps all numbers as they are, usually float32, and ids in four bytes.
@@ -51,12 +53,7 @@ class Storage:
     description: str | None = None
 
     def layout(self, shapes: Shapes, learnt: Collection[str]) -> dict[str, Stored]:
-        """The tensors of the file, by name.
-
-        Args:
-            shapes: of the summary's tensors.
-            learnt: the names of those that are learnt; the others are ids.
-        """
+        """The tensors of the file, of a summary's tensors with `shapes`. Those that are not `learnt` are ids."""
         return {n: Stored(tuple(shape), FLOATS if n in learnt else frozenset({"I32"})) for n, shape in shapes.items()}
 
     def stored(self, tensors: Tensors) -> dict[str, Tensor]:
@@ -68,11 +65,7 @@ class Storage:
         return dict(stored)
 
     def rounded(self, tensors: Tensors) -> dict[str, Tensor]:
-        """What is left of a summary's tensors after they were stored and loaded.
-
-        Raises:
-            ValueError: they have a type that comes back as another one.
-        """
+        """What is left of a summary's tensors after they were stored and loaded; a ValueError where a type comes back as another."""
         kept = self.loaded(self.stored(tensors))
         for name, tensor in tensors.items():
             if kept[name].dtype != tensor.dtype:
@@ -190,9 +183,9 @@ STORAGES: dict[str, Storage] = {way.name: way for way in (Storage(), Whole(8), P
 
 # -- the file --------------------------------------------------------------------------------------------------------
 
-FILES_LIMIT, _TENSORS_LIMIT, _HEADER_LIMIT = 1000, 10_000, 2**20
-"""The most files of an artefact, tensors, and bytes of the header: an honest summary has a hundredth, and each of many names costs time."""
-_ENTRY, _OLD_ENTRY = "farzi", "files"  # the old entry is a list of names, without checksums
+_FILES_LIMIT, _HEADER_LIMIT = 1000, 2**20
+"""The most files of an artefact, and bytes of the header: an honest summary has a hundredth, and each of many names costs time."""
+_ENTRY = "farzi"
 
 
 def write_tensors(path: Path, tensors: Tensors, files: list[str]) -> None:
@@ -205,65 +198,38 @@ def write_tensors(path: Path, tensors: Tensors, files: list[str]) -> None:
 
 
 def listed_files(path: Path) -> list[str]:
-    """The artefact's other files, by their relative paths, as the tensor file `path` lists them. It is not trusted.
-
-    Raises:
-        ValueError: the file is damaged, or it lists files outside its folder, which no honest artefact does.
-    """
+    """The artefact's other files, by their relative paths, as the tensor file `path` lists them. They are not trusted."""
     with _opened(path) as file:
         return read_metadata(file.metadata() or {}, path)[0]
 
 
 def read_metadata(metadata: Mapping[str, str], path: Path) -> tuple[list[str], Mapping[str, str]]:
-    """The listed files, and the `checksum` of each tensor, from the metadata of the file `path`. Files of older versions lack one or both.
-
-    Raises:
-        ValueError: as `listed_files`.
-    """
-    facts = {}
-    if _ENTRY in metadata:
-        facts = parse_mapping(metadata[_ENTRY].encode(), path)
-    elif _OLD_ENTRY in metadata:
-        facts = {"files": parse(metadata[_OLD_ENTRY].encode(), path)}
+    """The listed files, and the `checksum` of each tensor, from the metadata of the file `path`; nothing where there is no entry."""
+    facts = parse_mapping(metadata.get(_ENTRY, "{}").encode(), path)
     files, checksums = facts.get("files", []), facts.get("sha256", {})
     if not (isinstance(files, list) and all(isinstance(name, str) for name in files) and isinstance(checksums, dict)):
         raise ValueError(f"{path} says of itself {facts!r:.80}, which no summary does; fetch it again")
-    if len(files) > FILES_LIMIT:
+    if len(files) > _FILES_LIMIT:
         raise ValueError(
-            f"{path} lists {len(files):,} files, more than the {FILES_LIMIT:,} of an artefact; do not trust this folder"
+            f"{path} lists {len(files):,} files, more than the {_FILES_LIMIT:,} of an artefact; do not trust it"
         )
-    for name in files:
-        parts = name.replace("\\", "/").split("/")
-        if ".." in parts or not parts[0] or ":" in parts[0]:
-            raise ValueError(f"{path} claims the file {name!r:.200} outside its folder; do not trust this folder")
     return files, checksums
 
 
 def load_tensors(path: Path, layout: Mapping[str, Stored]) -> dict[str, Tensor]:
-    """The tensors in the file `path`, which have to be those of `layout`. All floating-point tensors have the same type.
-
-    Raises:
-        ValueError: the file is damaged, has other tensors, shapes or types than a summary, or its numbers do not match the checksum.
-    """
+    """The tensors in the file `path`, or a ValueError: they have to be those of `layout`, as they were saved, with floats of one type."""
     with _opened(path) as file:
-        found = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 — it is no mapping
-        for name, expected in layout.items():
-            shape = tuple(found[name].get_shape()) if name in found else "missing"
-            if shape != expected.shape:
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 — it is no mapping
+        found = {name: Stored(tuple(x.get_shape()), frozenset({x.get_dtype()})) for name, x in slices.items()}
+        for name in dict.fromkeys((*layout, *found)):
+            has, wants = found.get(name), layout.get(name)
+            if not (has and wants and has.shape == wants.shape and has.dtypes <= wants.dtypes):
                 raise ValueError(
-                    f"{name} in {path} is {shape}, but config.json says {expected.shape}; the two files belong to different "
-                    "summaries, fetch it again"
+                    f"{path} has {name!r:.200} {has or 'missing'}, where config.json says {wants or 'nothing'}; the two files belong to "
+                    "different summaries, fetch it again, or load it with the version of farzi_hf that wrote it"
                 )
-        if extra := sorted(found.keys() - layout.keys()):
-            raise ValueError(
-                f"{path} holds {', '.join(map(repr, extra)):.200} beside {', '.join(layout)}, which config.json does not mention; "
-                "fetch it again, or load it with the version of farzi_hf that wrote it"
-            )
-        dtypes = {name: part.get_dtype() for name, part in sorted(found.items())}
-        if any(dtypes[n] not in part.dtypes for n, part in layout.items()) or len(FLOATS & {*dtypes.values()}) > 1:
-            types = ", ".join(f"{name} {dtype}" for name, dtype in dtypes.items())
-            allowed = ", ".join(f"{name} {' or '.join(sorted(part.dtypes))}" for name, part in layout.items())
-            raise ValueError(f"{path} holds {types}; a summary has {allowed}, and one type of floats; fetch it again")
+        if len(types := FLOATS & {x.get_dtype() for x in slices.values()}) > 1:
+            raise ValueError(f"{path} holds floats of several types, {', '.join(sorted(types))}; fetch it again")
         tensors = {name: file.get_tensor(name).clone() for name in layout}  # the file may be replaced or truncated
         checksums = read_metadata(file.metadata() or {}, path)[1]
     for name, tensor in tensors.items():
@@ -290,15 +256,9 @@ def _opened(path: Path) -> Iterator[safe_open]:
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
     if size > _HEADER_LIMIT:
-        raise ValueError(
-            f"{path} has a header of {size:,} bytes, more than the {_HEADER_LIMIT:,} that are read; it is damaged, fetch it again"
-        )
+        raise ValueError(f"{path} has a header of {size:,} bytes, of which {_HEADER_LIMIT:,} are read; fetch it again")
     try:
         with safe_open(path, framework="pt") as file:
-            if (count := len(file.keys())) > _TENSORS_LIMIT:
-                raise ValueError(
-                    f"{path} has {count:,} tensors, more than the {_TENSORS_LIMIT:,} that are read; do not trust this folder"
-                )
             yield file
     except SafetensorError as error:
         raise ValueError(f"{path} is no readable safetensors file ({error}); it is damaged, fetch it again") from None

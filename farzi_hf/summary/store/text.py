@@ -1,14 +1,12 @@
 """Text of others: read as plain data in bounded time, and written so that no part of it is taken for markup or code.
 
-Reading gives plain data, or a ValueError that names the file. Words of a vocabulary, names of metrics and licences can come from anybody:
-there is one function for each language that they are written in. A reader still sees the same characters; only line breaks and other
-control characters become blanks, or escapes on a terminal.
+Reading gives plain data, or a ValueError that names the file. Writing has a function for each language. A reader still sees the same
+characters; only line breaks and other control characters become blanks, or escapes on a terminal.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -52,9 +50,7 @@ def parse_mapping(content: bytes, path: Path, kind: str = "JSON") -> dict[str, A
     value = parse(content, path, kind)
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
         return value
-    raise ValueError(
-        f"{path} holds a {type(value).__name__} where a mapping of names to values is due; fetch the file again, or mend it"
-    )
+    raise ValueError(f"{path} holds a {type(value).__name__} where a mapping is due; fetch the file again, or mend it")
 
 
 _FIGURES = (
@@ -63,37 +59,36 @@ _FIGURES = (
 
 
 def check_results(metrics: Mapping[str, Any], recipe: Mapping[str, Any], of_metrics: str, of_recipe: str) -> None:
-    """Checks the entries of metrics and recipe that have a place of their own on the card or in `farzi show`. Others can be anything.
+    """Raises ValueError for entries of another type than the card and `farzi show` need. Others can be anything.
 
     Args:
         of_metrics: what an error calls the metrics: their argument or file.
         of_recipe: the same for the recipe.
-
-    Raises:
-        ValueError: an entry has another type than it needs.
     """
 
     def is_number(value: Any) -> bool:
         return value is None or (isinstance(value, float | int) and not isinstance(value, bool))
 
-    def check(right: bool, entry: str, value: Any, reason: str) -> None:
-        if not right:
-            raise ValueError(f"{entry}={value!r:.200} is {reason}; mend it, or leave it out")
+    def is_cell(column: str, value: Any) -> bool:
+        values = value if column.endswith("_interval") and isinstance(value, list | tuple) else [value]
+        return not column.endswith(("_std", "_interval")) or all(map(is_number, values))
 
-    for name in _FIGURES:
-        right = is_number(value := metrics.get(name)) and abs(value or 0) < 1e18  # the card computes with it
-        check(right, f"{of_metrics}[{name!r}]", value, "not a number")
+    def is_table(rows: Any) -> bool:
+        rows = rows if isinstance(rows, list | tuple) else [None]
+        return all(isinstance(row, Mapping) and row and all(is_cell(*cell) for cell in row.items()) for row in rows)
+
+    def is_figure(value: Any) -> bool:
+        return is_number(value) and abs(value or 0) < 1e18  # the card computes with it
+
+    entries = [(of_metrics, metrics, name, is_figure, "not a number") for name in _FIGURES]
+    entries.append(
+        (of_metrics, metrics, "table", is_table, "no list of rows, which map columns to values and spreads to numbers")
+    )
     for of, values, name in ((of_metrics, metrics, "licence"), (of_recipe, recipe, "input_sequences")):
-        check(isinstance(value := values.get(name), str | None), f"{of}[{name!r}]", value, "no text")
-    rows = metrics.get("table", [])
-    right = isinstance(rows, list | tuple) and all(isinstance(row, Mapping) and row for row in rows)
-    check(right, f"{of_metrics}['table']", rows, "no list of rows, which map columns to values")
-    for i, row in enumerate(rows):
-        for column, value in row.items():
-            if column.endswith(("_std", "_interval")):
-                edges = value if column.endswith("_interval") and isinstance(value, list | tuple) else [value]
-                right = all(map(is_number, edges))
-                check(right, f"{of_metrics}['table'][{i}][{column!r}]", value, "no number")
+        entries.append((of, values, name, lambda value: isinstance(value, str | None), "no text"))
+    for of, values, name, is_right, reason in entries:
+        if name in values and not is_right(values[name]):
+            raise ValueError(f"{of}[{name!r}]={values[name]!r:.200} is {reason}; mend it, or leave it out")
 
 
 # -- what is published, and where it is shown ------------------------------------------------------------------------
@@ -130,8 +125,6 @@ _PLAIN_CODE = re.compile(r"[^`|\\]*[^`|\\\s][^`|\\]*")
 class Markdown(str):
     """Text that is Markdown already: it goes into a page unchanged."""
 
-    __slots__ = ()
-
 
 def one_line(text: str) -> str:
     """`text` without line breaks and other controls, and without blanks at its ends."""
@@ -139,16 +132,12 @@ def one_line(text: str) -> str:
 
 
 def terminal_text(value: Any, most: int = 200) -> str:
-    """`str(value)` in one line, for a terminal. What a terminal would obey, hide or reorder is shown as an escape, such as `\\x1b`.
+    """`str(value)` in one line, for a terminal: at most `most` characters, without the middle of a longer text.
 
-    Args:
-        most: a longer text loses its middle, and an ellipsis stands there.
+    What a terminal would obey, hide or reorder is shown as an escape, such as `\\x1b`.
     """
-
-    def cut(text: str) -> str:
-        return text if len(text) <= most else f"{text[: most - most // 2 - 1]}…{text[-(most // 2) :]}"
-
-    return cut("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in cut(str(value))))
+    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(value))
+    return text if len(text) <= most else f"{text[: most - most // 2 - 1]}…{text[-(most // 2) :]}"
 
 
 def markdown_text(value: Any) -> Markdown:
@@ -183,12 +172,6 @@ def markdown_image(path: str) -> Markdown:
 
 def python_literal(value: Any) -> str:
     """`value`, anything JSON can hold, as Python source in one line and without backticks."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return f'float("{value}")'
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{python_literal(k)}: {python_literal(v)}" for k, v in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(python_literal, value)) + "]"
     source = repr(value).replace("`", "\\x60")  # or a string could end the block of code around it
     single = isinstance(value, str) and source[0] == "'" and '"' not in source
     return f'"{source[1:-1]}"' if single else source
@@ -210,10 +193,7 @@ def yaml_text(content: Mapping[str, Any]) -> str:
 
 
 def as_written(value: Any) -> Any:
-    """`value`, anything JSON can hold, as a file of JSON gives it back: NaN and infinity, which JSON lacks, are strings with their names.
-
-    Two values are compared in this form, because a config of transformers holds such strings itself.
-    """
+    """`value`, anything JSON can hold, as a file of JSON gives it back: NaN and infinity, which JSON lacks, are strings with their names."""
     return json.loads(json.dumps(value), parse_constant=str)
 
 
@@ -232,11 +212,7 @@ def numbers_of(value: Any) -> Any:
 
 
 def script_json(value: Any) -> str:
-    """`value` as JSON that is safe between `<script>` tags.
-
-    Raises:
-        ValueError: NaN or infinity, which JSON lacks.
-    """
+    """`value`, without NaN and infinity, as JSON that is safe between `<script>` tags."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     # A closing tag would end the script, the start of a comment would hide it, and half a surrogate pair is no UTF-8.
     return re.sub("[<\ud800-\udfff]", lambda found: f"\\u{ord(found[0]):04x}", text)

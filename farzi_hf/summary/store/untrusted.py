@@ -1,6 +1,6 @@
 """Making the tokenizer, the names of items and the learner of an artefact from files that somebody else may have written.
 
-A tokenizer is made of `tokenizer.json` alone, with plain settings from two other files: transformers' own loader reads any file that those name.
+A tokenizer is made of `tokenizer.json` alone, with plain settings from its config: transformers' own loader reads any file that this names.
 A learner is made of plain values of its architecture's own fields, and is first built without numbers, to see what it costs.
 """
 
@@ -10,26 +10,22 @@ import hashlib
 import inspect
 import logging
 import os
-import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import fields
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn.modules.module import (
-    register_module_buffer_registration_hook,
-    register_module_parameter_registration_hook,
-)
+from torch.nn.modules import module as hooked
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from farzi_hf.data import Vocabulary
 from farzi_hf.models.base import NextItemConfig
 from farzi_hf.summary.store import folder as layout
-from farzi_hf.summary.store.folder import ArtefactFolder
+from farzi_hf.summary.store.folder import ArtefactFolder, pattern_of
 from farzi_hf.summary.store.text import parse, parse_mapping, terminal_text
 
 logger = logging.getLogger(__name__)
@@ -37,53 +33,40 @@ logger = logging.getLogger(__name__)
 # -- the vocabulary --------------------------------------------------------------------------------------------------
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-_EXTRA_TOKENS = ("additional_special_tokens", "extra_special_tokens")  # the old name and the new one
+_EXTRA_TOKENS = "extra_special_tokens"
 _SETTINGS: dict[str, Any] = {
-    **dict.fromkeys(_NAMED_TOKENS, str), **dict.fromkeys(_EXTRA_TOKENS, list), "chat_template": str, "model_input_names": list,
-    "model_max_length": int, "clean_up_tokenization_spaces": bool, "split_special_tokens": bool,
+    **dict.fromkeys(_NAMED_TOKENS, str), _EXTRA_TOKENS: list, "model_input_names": list, "model_max_length": int,
+    "clean_up_tokenization_spaces": bool, "split_special_tokens": bool,
     **dict.fromkeys(("padding_side", "truncation_side"), ("left", "right")),
 }  # fmt: skip
-"""The settings that are read: their types, list: of texts, or their values. No other entry of the two files is looked at."""
+"""The settings that are read: their types, list: of texts, or their values. No other entry is looked at."""
 
 
 def save_vocabulary(vocabulary: Vocabulary, folder: Path) -> None:
-    """Writes the vocabulary's files into `folder`. A tokenizer that has no tokenizer.json could not be read back: it is left out, with a warning.
-
-    Raises:
-        ValueError: a name is no text.
-    """
-    for i, name in vocabulary.pairs():
-        if re.search("[\ud800-\udfff]", name):
-            raise ValueError(
-                f"processing_class has {name!a:.200} as the name of entry {i}: half of a surrogate pair is no text; give another name"
-            )
-    before = set(folder.iterdir())
+    """Writes the vocabulary's files into the empty `folder`, without those that are never read. A tokenizer needs a tokenizer.json."""
     vocabulary.save(folder)
-    if (folder / layout.TOKENIZER_CONFIG).exists() and not (folder / layout.TOKENIZER).exists():
-        for path in set(folder.iterdir()) - before:
+    for path in list(folder.iterdir()):
+        if not pattern_of(path.name):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
+    if (folder / layout.TOKENIZER_CONFIG).exists() and not (folder / layout.TOKENIZER).exists():
         logger.warning(
-            "Saved without the tokenizer, which writes no %s; set farzi.processing_class after loading.",
-            layout.TOKENIZER,
+            "Saved without the tokenizer, which writes no tokenizer.json; set processing_class after loading."
         )
 
 
 def load_vocabulary(artefact: ArtefactFolder, most: int) -> Any:
-    """The tokenizer or the item list saved in an artefact, `None` where it has neither.
-
-    Args:
-        most: V, the most names of items.
+    """The tokenizer or the list of at most `most` items saved in an artefact, `None` where it has neither. No code is run.
 
     Raises:
-        ValueError: the files hold neither, or the tokenizer takes too much time or memory. Code that comes with a tokenizer is never run.
+        ValueError: the files hold neither, or the tokenizer takes too much time or memory.
     """
     if artefact.find(layout.TOKENIZER) is not None:
         return _load_tokenizer(artefact)
     if (path := artefact.find(layout.VOCABULARY)) is None:
-        if others := artefact.present((*layout.TOKENIZER_FILES, *layout.OTHER_TOKENIZER_FILES)):
+        if artefact.find(layout.TOKENIZER_CONFIG) is not None:
             logger.warning(
-                "%s has %s but no %s: the summary is loaded without a tokenizer. Set farzi.processing_class to a tokenizer that has one; "
-                "farzi.save_pretrained then adds it.", artefact.folder, ascii(others[0]), layout.TOKENIZER,
+                "%s has a %s but no %s: the summary is loaded without a tokenizer. Set farzi.processing_class to a tokenizer that has one; "
+                "farzi.save_pretrained then adds it.", artefact.folder, layout.TOKENIZER_CONFIG, layout.TOKENIZER,
             )  # fmt: skip
         return None
     content = artefact.read(layout.VOCABULARY)
@@ -99,12 +82,8 @@ def _load_tokenizer(artefact: ArtefactFolder) -> Any:
     from tokenizers import Tokenizer  # slow to import, and writing does not need them
     from transformers import PreTrainedTokenizerFast
 
-    settings = {**_settings(artefact, layout.SPECIAL_TOKENS), **_settings(artefact, layout.TOKENIZER_CONFIG)}
-    extra = [token for name in _EXTRA_TOKENS for token in settings.pop(name, ())]
-    names = artefact.present(layout.CHAT_TEMPLATES)  # files of their own; the main one is the default
-    templates = {PurePosixPath(n).stem if "/" in n else "default": artefact.read(n).decode("utf-8") for n in names}
-    if templates:
-        settings["chat_template"] = templates.get("default") if len(templates) == 1 else templates
+    settings = _settings(artefact)
+    extra = settings.pop(_EXTRA_TOKENS, ())
     content = artefact.read(layout.TOKENIZER)
     try:
         _try_out(content)
@@ -116,24 +95,23 @@ def _load_tokenizer(artefact: ArtefactFolder) -> Any:
             f"no tokenizer can be made of {artefact.path(layout.TOKENIZER)} ({type(error).__name__}: {error}); fetch it again, or remove "
             "the tokenizer's files and set processing_class to a tokenizer of your own"
         ) from error
-    tokenizer.name_or_path = str(artefact.folder)
     return tokenizer
 
 
-def _settings(artefact: ArtefactFolder, name: str) -> dict[str, Any]:
-    """The entries of the file `name` that `_SETTINGS` knows. Special tokens become plain text: tokenizer.json has their details."""
-    if (path := artefact.find(name)) is None:
+def _settings(artefact: ArtefactFolder) -> dict[str, Any]:
+    """The settings that `_SETTINGS` knows. Special tokens become plain text: tokenizer.json has their details."""
+    if (path := artefact.find(layout.TOKENIZER_CONFIG)) is None:
         return {}
 
     def content(token: Any) -> Any:
         return token.get("content") if isinstance(token, dict) else token
 
-    found = {k: v for k, v in parse_mapping(artefact.read(name), path).items() if k in _SETTINGS and v is not None}
-    for key, value in found.items():
-        if key in _EXTRA_TOKENS and isinstance(value, dict | list):
-            found[key] = list(map(content, value.values() if isinstance(value, dict) else value))
-        elif key in _NAMED_TOKENS:
-            found[key] = content(value)
+    written, found = parse_mapping(artefact.read(layout.TOKENIZER_CONFIG), path), {}
+    for key in [key for key in _SETTINGS if written.get(key) is not None]:
+        value = written[key]
+        if key == _EXTRA_TOKENS and isinstance(value, dict | list):
+            value = list(map(content, value.values() if isinstance(value, dict) else value))
+        found[key] = content(value) if key in _NAMED_TOKENS else value
         if not _fits(found[key], _SETTINGS[key]):
             raise ValueError(f"{path} has {key}={ascii(value)[:80]}, which is no such setting; mend or remove it")
     return found
@@ -153,11 +131,7 @@ _SOUND: set[bytes] = set()  # SHA-256 of each tokenizer.json that has passed in 
 
 
 def _try_out(content: bytes) -> None:
-    """Makes and uses the tokenizer in another process. The library is written in Rust, and a bad file can end the process that reads it.
-
-    Raises:
-        ValueError: the other process has failed.
-    """
+    """Makes and uses the tokenizer in another process, or raises ValueError: a bad file can end the process that reads it."""
     import tokenizers
 
     digest = hashlib.sha256(content).digest()
@@ -176,7 +150,7 @@ def _try_out(content: bytes) -> None:
 
 
 def _trial() -> None:
-    """What the other process runs, which imports nothing of ours: it uses the tokenizer on stdin, or ends with one line that says why not."""
+    """What the other process runs, without an import of ours: it uses the tokenizer on stdin, or ends with one line that says why not."""
     import sys
     from contextlib import suppress
 
@@ -253,11 +227,7 @@ def learner_config(learner: Any, config: PreTrainedConfig, vocabulary: Vocabular
     """The config of a learner over the summary's vocabulary; without a learner, of a small one.
 
     Only plain values of the architecture's own fields count: what else a config can hold (code, names of files and repositories, configs
-    inside it) is left out with a warning.
-
-    Args:
-        learner: arguments of `AutoConfig.for_model`; sizes of the vocabulary are replaced.
-        source: what an error calls it.
+    inside it) is left out with a warning. An error calls it `source`.
 
     Raises:
         ValueError: no model can be made of it, or one beyond the limits.
@@ -297,7 +267,8 @@ def _failure(settings: Mapping[str, Any]) -> str | None:
         if sizes[0] > _NUMBERS or sizes[1] > _TENSORS:
             raise ValueError(f"it has more than {_NUMBERS:,} numbers, or more than {_TENSORS:,} tensors")
 
-    hooks = [register_module_parameter_registration_hook(count), register_module_buffer_registration_hook(count)]
+    registers = (hooked.register_module_parameter_registration_hook, hooked.register_module_buffer_registration_hook)
+    hooks = [register(count) for register in registers]
     try:
         if settings.get("dtype") not in (None, *_DTYPES):
             raise ValueError(f"dtype is none of {', '.join(_DTYPES)}")

@@ -20,6 +20,7 @@ from torch import Tensor
 from farzi_hf.summary.store import folder as layout
 from farzi_hf.summary.store.card import Contents, greedy_texts, render_card, tables_of
 from farzi_hf.summary.store.folder import ArtefactFolder, pattern_of, replace_files
+from farzi_hf.summary.store.tensor_file import STORAGES
 from farzi_hf.summary.store.text import check_results, json_text, numbers_of, parse_mapping, script_json, yaml_text
 from farzi_hf.summary.store.untrusted import plain_learner, save_vocabulary
 
@@ -45,15 +46,7 @@ class Results:
 
 
 def write_artefact(contents: Contents, folder: Path, results: Results) -> None:
-    """Writes the whole artefact into `folder`, atomically; see `folder.replace_files`.
-
-    Empty metrics, recipe or plots get no file.
-    """
-    texts = {}
-    if results.recipe:
-        texts[layout.RECIPE] = yaml_text(results.recipe)
-    if results.metrics:
-        texts[layout.METRICS] = json_text(results.metrics)
+    """Writes the whole artefact into `folder`, atomically; see `folder.replace_files`. Empty metrics, recipe or plots get no file."""
 
     def write(staging: Path) -> None:
         save_vocabulary(contents.vocabulary, staging)
@@ -61,30 +54,27 @@ def write_artefact(contents: Contents, folder: Path, results: Results) -> None:
             (staging / name).mkdir()
             pq.write_table(table, staging / name / "train-00000-of-00001.parquet")
         contents.config.to_json_file(staging / layout.CONFIG)
-        for name, content in results.plots.items():
+        plots = {f"{layout.PLOTS}/{name}": content for name, content in results.plots.items()}
+        for name, content in plots.items():
             (staging / layout.PLOTS).mkdir(exist_ok=True)
-            (staging / layout.PLOTS / name).write_bytes(content)
-        texts[layout.CARD] = render_card(
-            contents, results.metrics, results.recipe, [f"{layout.PLOTS}/{name}" for name in results.plots]
-        )
-        texts[layout.VIEWER] = render_viewer(contents)
+            (staging / name).write_bytes(content)
+        texts = {
+            layout.CARD: render_card(contents, results.metrics, results.recipe, list(plots)),
+            layout.VIEWER: render_viewer(contents),
+            layout.RECIPE: yaml_text(results.recipe) if results.recipe else "",
+            layout.METRICS: json_text(results.metrics) if results.metrics else "",
+        }
         for name, text in texts.items():
-            (staging / name).write_text(text, encoding="utf-8")
+            if text:
+                (staging / name).write_text(text, encoding="utf-8")
 
     tensors = {name: tensor.detach().cpu() for name, tensor in contents.tensors.items()}
-    stored = {name: tensor.contiguous() for name, tensor in contents.storage.stored(tensors).items()}
+    stored = {name: tensor.contiguous() for name, tensor in STORAGES[contents.config.storage].stored(tensors).items()}
     replace_files(folder, write, stored)
 
 
-# -- the results -----------------------------------------------------------------------------------------------------
-
-
 def load_results(artefact: ArtefactFolder) -> Results:
-    """The metrics, recipe and plots of an artefact.
-
-    Raises:
-        ValueError: a file holds something else, or it is larger than `store.folder` allows.
-    """
+    """The metrics, recipe and plots of an artefact; a ValueError where a file holds something else, or is too large."""
     metrics, recipe = (
         {} if (path := artefact.find(name)) is None else parse_mapping(artefact.read(name), path, kind)
         for name, kind in ((layout.METRICS, "JSON"), (layout.RECIPE, "YAML"))
@@ -100,12 +90,7 @@ def load_results(artefact: ArtefactFolder) -> Results:
 
 
 def read_plots(paths: Sequence[str | os.PathLike]) -> dict[str, bytes]:
-    """The contents of image files by name, as `Results` has them.
-
-    Raises:
-        ValueError: a name is not that of an image, two plots have the same name, or they are too large.
-        FileNotFoundError: there is no such file.
-    """
+    """The contents of image files by name, as `Results` has them; a ValueError where one is no image, has a name of another, or is too large."""
     plots: dict[str, bytes] = {}
     _check_plots(map(Path, paths), "plots")
     for path in map(Path, paths):
@@ -119,11 +104,8 @@ def _check_plots(paths: Iterable[Path], source: str) -> None:
     """Raises ValueError if images are together too large to be read."""
     if (size := sum(path.stat().st_size for path in paths)) > layout.PLOTS_LIMIT:
         raise ValueError(
-            f"{source} has images of {size:,} bytes, more than the {layout.PLOTS_LIMIT:,} that are read; give fewer or smaller ones"
+            f"{source} has images of {size:,} bytes, more than the {layout.PLOTS_LIMIT:,} that are read; give fewer"
         )
-
-
-# -- the tables ------------------------------------------------------------------------------------------------------
 
 
 def rows_table(tensors: Mapping[str, Tensor]) -> pa.Table:
@@ -169,14 +151,10 @@ def _tables(contents: Contents) -> dict[str, pa.Table]:
     return {name: tables[name] for name in tables_of(tensors)}
 
 
-# -- the page to browse ----------------------------------------------------------------------------------------------
-
-
 def render_viewer(contents: Contents) -> str:
-    """`viewer.html` of a summary, of its first `SHOWN` sequences. It needs a browser and no server.
+    """`viewer.html` of a summary, of its first `SHOWN` sequences.
 
-    The page holds latents and decoder of the soft inputs, or else of the labels, in float32, and computes the distributions that it
-    shows. It has about 4/3 of their bytes, plus the vocabulary.
+    The page computes the distributions that it shows, from latents and decoder of the soft inputs, or else of the labels, in float32.
     """
     config, tensors = contents.config, contents.tensors
     soft = "latents" in tensors

@@ -300,7 +300,7 @@ def test_the_card_of_a_known_learner_lists_only_what_differs_from_its_class(tmp_
 def test_an_architecture_that_nobody_here_knows_is_printed_with_all_its_fields():
     card = card_of(tiny(), recipe={"learner": {"model_type": "of-tomorrow", "width": 3, "a b": 1, "lambda": 2}})
     assert 'config = AutoConfig.for_model(\n    "of-tomorrow",\n    vocab_size=7,' in card
-    assert '    width=3,\n    **{"a b": 1},\n    **{"lambda": 2},\n' in card
+    assert "    width=3,\n    **{'a b': 1},\n    **{'lambda': 2},\n" in card
 
 
 def test_a_summary_of_sgd_is_trained_with_sgd(tmp_path):

@@ -15,7 +15,6 @@ from tiny_artefacts import METRICS, RECIPE, WORDS, tiny, word_tokenizer
 from trainer_runs import forked
 
 from farzi_hf.summary import FarziData
-from farzi_hf.summary.store import tensor_file
 
 SECONDS, BYTES = 5, 500 * 10**6
 
@@ -101,7 +100,7 @@ def test_a_load_costs_little_or_is_refused(tmp_path, case):
     assert memory < BYTES
 
 
-def test_what_would_be_refused_is_not_saved(tmp_path, monkeypatch):
+def test_what_would_be_refused_is_not_saved(tmp_path):
     plots = [tmp_path / f"{i}.png" for i in range(3)]
     for plot in plots:
         plot.touch()
@@ -110,13 +109,3 @@ def test_what_would_be_refused_is_not_saved(tmp_path, monkeypatch):
         ValueError, match="plots has images of 100,663,296 bytes, more than the 67,108,864 that are read"
     ):
         tiny().save_pretrained(tmp_path / "new", plots=plots)
-    monkeypatch.setattr("farzi_hf.summary.store.folder.FILES_LIMIT", 3)
-    with pytest.raises(ValueError, match="an artefact would have 6 files, more than the 3"):
-        tiny().save_pretrained(tmp_path / "new")
-
-
-def test_a_file_with_many_tensors_is_refused_before_they_are_looked_at(tmp_path, monkeypatch):
-    tiny().save_pretrained(tmp_path / "summary")
-    monkeypatch.setattr(tensor_file, "_TENSORS_LIMIT", 1)
-    with pytest.raises(ValueError, match=r"farzi\.safetensors has 2 tensors, more than the 1"):
-        FarziData.from_pretrained(tmp_path / "summary")

@@ -126,10 +126,6 @@ def test_python_source_evaluates_to_the_value(value):
     assert not set("`\n\r\x85\u2028") & set(source)
 
 
-def test_python_knows_what_is_not_a_number():
-    assert math.isnan(eval(python_literal(math.nan)))
-
-
 @pytest.mark.fuzz
 @fuzzed
 @given(st.dictionaries(st.text(st.characters()), json_values, max_size=4))

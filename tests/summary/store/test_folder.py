@@ -59,7 +59,7 @@ def rewrite(folder: Path, tensors: dict[str, torch.Tensor], **metadata) -> None:
 
 def claim(folder: Path, *names: str) -> None:
     """Makes the artefact say that these files belong to it."""
-    rewrite(folder, load_file(folder / "farzi.safetensors"), files=list(names))
+    rewrite(folder, load_file(folder / "farzi.safetensors"), farzi={"files": list(names)})
 
 
 # -- links -----------------------------------------------------------------------------------------------------------
@@ -73,7 +73,7 @@ SHOWN = ["README.md", "viewer.html", "latents/train-00000-of-00001.parquet"]
 
 
 @pytest.mark.parametrize("name", READ + SHOWN)
-@pytest.mark.parametrize(("link", "message"), [(Path.symlink_to, "a link"), (Path.hardlink_to, "a hard link")])
+@pytest.mark.parametrize(("link", "message"), [(Path.symlink_to, "a link"), (Path.hardlink_to, "no plain file")])
 def test_a_link_is_neither_read_nor_published(hub, folder, outside, name, link, message):
     """The other name of a hard link can be that of a private file."""
     if name == "vocabulary.json":
@@ -107,16 +107,6 @@ def test_a_linked_folder_is_refused_by_loading_saving_and_pushing(hub, folder, o
             call()
     assert listing(outside) == before
     assert hub.repositories == {}
-
-
-def test_equal_files_behind_a_link_are_not_replaced(tmp_path, plot, outside):
-    shutil.copy(plot, outside)
-    (tmp_path / "new").mkdir()
-    (tmp_path / "new" / "plots").symlink_to(outside)
-    before = listing(outside)
-    with pytest.raises(ValueError, match="plots is a link"):
-        tiny().save_pretrained(tmp_path / "new", plots=[plot])
-    assert listing(outside) == before
 
 
 def test_a_linked_commit_moves_nothing(folder, outside):
@@ -206,14 +196,6 @@ def test_files_of_somebody_else_are_not_overwritten(tmp_path, plot, name):
     assert {path: facts for path, facts in listing(tmp_path).items() if path != "mine"} == {
         path: facts for path, facts in before.items() if path != "mine"  # whose time of change is another
     }  # fmt: skip
-
-
-def test_a_plot_drawn_where_it_belongs_is_no_file_of_somebody_else(tmp_path, plot):
-    drawn = tmp_path / "artefact" / "plots" / "curve.png"
-    drawn.parent.mkdir(parents=True)
-    shutil.copy(plot, drawn)
-    tiny().save_pretrained(tmp_path / "artefact", plots=[drawn])
-    assert drawn.read_bytes() == plot.read_bytes()
 
 
 # -- sizes -----------------------------------------------------------------------------------------------------------
@@ -327,28 +309,6 @@ def test_settings_of_a_tokenizer_that_are_not_read_do_no_harm(folder, settings):
     assert set(FarziData.from_pretrained(folder).processing_class.get_vocab()) == set(WORDS)
 
 
-def test_a_tokenizer_whose_files_have_no_place_in_an_artefact_is_refused(tmp_path):
-    class Own:
-        def __len__(self):
-            return 2
-
-        def get_vocab(self):
-            return {"a": 0, "b": 1}
-
-        def convert_tokens_to_ids(self, tokens):
-            return [0 for _ in tokens]
-
-        def decode(self, ids):
-            return ""
-
-        def save_pretrained(self, folder):
-            (Path(folder) / "tokenization_own.py").write_text("")
-
-    with pytest.raises(ValueError, match=r"no place for 'tokenization_own\.py'"):
-        tiny().save_pretrained(tmp_path / "new", Own())
-    assert list((tmp_path / "new").iterdir()) == []
-
-
 # -- tensors ---------------------------------------------------------------------------------------------------------
 
 
@@ -387,26 +347,22 @@ def test_numbers_other_than_those_that_were_saved_are_refused(folder):
     refused(folder, "another checksum than it was saved with")
 
 
-def test_an_artefact_without_checksums_loads(folder):
+def test_tensors_that_say_nothing_of_themselves_load(folder):
     before = FarziData.from_pretrained(folder)
-    names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
-    claim(folder, *(name for name in names if name != "farzi.safetensors"))  # as the first version wrote it
+    rewrite(folder, load_file(folder / "farzi.safetensors"))
     after = FarziData.from_pretrained(folder)
     assert torch.equal(after.latents, before.latents)
-    assert after.results == before.results
-    after.save_pretrained(folder)
-    rewrite(folder, load_file(folder / "farzi.safetensors"))  # and one that says nothing of itself
-    assert torch.equal(FarziData.from_pretrained(folder).latents, before.latents)
+    assert (after.results.metrics, after.processing_class) == ({}, None)  # no file is listed
 
 
 @pytest.mark.parametrize(
     ("change_to", "message"),
     [
-        ({"extra": torch.ones(1)}, "holds 'extra' beside latents, decoder"),
-        ({"latents": torch.ones(4, 5, 3, dtype=torch.int64)}, "holds decoder F32, latents I64"),
-        ({"decoder": torch.ones(3, 7, dtype=torch.float64)}, "holds decoder F64, latents F32"),
+        ({"extra": torch.ones(1)}, r"has 'extra' F32 \(1,\), where config\.json says nothing"),
+        ({"latents": torch.ones(4, 5, 3, dtype=torch.int64)}, r"has 'latents' I64 \(4, 5, 3\), where config\.json says BF16 or F16 or F32 or F64"),
+        ({"decoder": torch.ones(3, 7, dtype=torch.float64)}, "holds floats of several types, F32, F64"),
         ({"latents": torch.ones(4, 5, 3).to(torch.float8_e4m3fn), "decoder": torch.ones(3, 7).to(torch.float8_e4m3fn)}, "F8_E4M3"),
-        ({"latents": torch.ones(4, 15)}, r"latents in .* is \(4, 15\), but config.json says \(4, 5, 3\)"),
+        ({"latents": torch.ones(4, 15)}, r"has 'latents' F32 \(4, 15\), where config\.json says .* \(4, 5, 3\)"),
     ],
     ids=["extra", "integers", "mixed", "float8", "shape"],
 )  # fmt: skip
@@ -426,7 +382,7 @@ def test_a_damaged_file_of_tensors_is_named(folder, content):
 
 @pytest.mark.parametrize(
     "metadata",
-    [{"files": 3}, {"files": [1]}, {"files": {}}, {"farzi": []}, {"farzi": {"files": "x"}}, {"farzi": {"sha256": 1}}],
+    [{"farzi": []}, {"farzi": {"files": "x"}}, {"farzi": {"files": [1]}}, {"farzi": {"sha256": 1}}],
 )
 def test_metadata_of_another_kind_are_named(folder, metadata):
     rewrite(folder, load_file(folder / "farzi.safetensors"), **metadata)
@@ -463,7 +419,7 @@ def test_a_snapshot_can_be_pushed_on(hub, snapshot):
     assert set(copied) == set(original)
 
 
-@pytest.mark.parametrize("kind", ["elsewhere", "name", "chain", "blobs", "renamed"])
+@pytest.mark.parametrize("kind", ["elsewhere", "chain", "blobs", "renamed"])
 def test_other_links_in_a_snapshot_are_not_followed(snapshot, outside, kind):
     link, blobs = snapshot / "plots" / "curve.png", snapshot.parent.parent / "blobs"
     blob = link.resolve()
@@ -478,9 +434,7 @@ def test_other_links_in_a_snapshot_are_not_followed(snapshot, outside, kind):
         blob.unlink()
         blob.symlink_to(outside / "secret.png")
     else:
-        target = outside / "secret.png" if kind == "elsewhere" else blob.with_name("secret.png")
-        shutil.copy(outside / "secret.png", target) if kind == "name" else None
         link.unlink()
-        link.symlink_to(target)
+        link.symlink_to(outside / "secret.png")
     with pytest.raises(ValueError, match="is a link, which is not followed"):
         FarziData.from_pretrained(snapshot)

@@ -137,7 +137,7 @@ def check_opened(world: Path, opened: list) -> None:
     ]  # fmt: skip
     scratch = [huggingface_hub.constants.HF_HOME, f"{tempfile.gettempdir()}/tmp"]
     usual = {args[0] for name, _, args in opened if name == "harmless"}
-    assert len(opened) > 500
+    assert len(opened) > 400
     for name, operation, args in opened:
         path = args[0]
         if path.isdigit() or path in usual:  # a descriptor, or opened for every summary
