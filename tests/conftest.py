@@ -84,6 +84,13 @@ def hub_server() -> HubServer:
 
 
 @pytest.fixture
+def plot(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("plots") / "curve.png"
+    path.write_bytes(b"not really an image")
+    return path
+
+
+@pytest.fixture
 def hub(hub_server: HubServer) -> HubServer:
     """A Hub without repositories."""
     hub_server.forget()

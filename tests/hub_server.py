@@ -1,7 +1,6 @@
-"""A Hub in the test's own process: dataset repositories with commits, branches and large files, over HTTP, offline.
+"""A Hub in the test's own process: dataset repositories with commits and branches, over HTTP, offline.
 
 As much of the protocol as `huggingface_hub` and `datasets` speak to create, push to, list and read dataset repositories.
-`HubServer.faults` breaks requests, `HubServer.requests` remembers them.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import yaml
 
-LARGE = (".safetensors", ".parquet", ".png")
 TOKEN = "hf_of_the_tests"
 
 
@@ -46,22 +44,6 @@ class Repository:
         return self.commits[self.branches[branch]]
 
 
-@dataclass
-class Fault:
-    """Answers the next `times` requests whose method and path match with `status`."""
-
-    method: str
-    path: str
-    status: int
-    times: int = 1
-
-    def strikes(self, method: str, path: str) -> bool:
-        if self.times < 1 or method != self.method or not re.search(self.path, path):
-            return False
-        self.times -= 1
-        return True
-
-
 class HubServer:
     """Listens on `url` until `close()`."""
 
@@ -74,11 +56,7 @@ class HubServer:
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def forget(self) -> None:
-        """All repositories, large files, faults and requests."""
         self.repositories: dict[str, Repository] = {}
-        self.large: dict[str, bytes] = {}
-        self.faults: list[Fault] = []
-        self.requests: list[tuple[str, str]] = []
 
     def close(self) -> None:
         self._server.shutdown()
@@ -108,9 +86,6 @@ class Handler(BaseHTTPRequestHandler):
     def answer(self) -> None:
         path = unquote(urlsplit(self.path).path)
         body = self.read_body()
-        self.hub.requests.append((self.command, path))
-        if fault := next((fault for fault in self.hub.faults if fault.strikes(self.command, path)), None):
-            return self.send(fault.status, {"error": "broken for the test"})
         return self.send(*self.route(path, body))
 
     def read_body(self) -> bytes:
@@ -140,8 +115,6 @@ class Handler(BaseHTTPRequestHandler):
         routes: dict[str, Callable] = {
             "POST /api/repos/create": self.create,
             "POST /api/validate-yaml": self.validate,
-            r"PUT /lfs/(?P<oid>\w+)": self.upload,
-            rf"POST /datasets/{name}\.git/info/lfs/objects/batch": self.batch,
             rf"POST /api/datasets/{name}/branch/(?P<branch>.+)": self.branch,
             rf"POST /api/datasets/{name}/preupload/(?P<revision>[^/]+)": self.preupload,
             rf"POST /api/datasets/{name}/commit/(?P<revision>[^/]+)": self.commit,
@@ -199,24 +172,10 @@ class Handler(BaseHTTPRequestHandler):
     def preupload(self, body: bytes, repository: Repository, revision: str) -> tuple:
         files = repository.commits[revision]
         paths = [file["path"] for file in json.loads(body)["files"]]
-        mode = {path: "lfs" if path.endswith(LARGE) else "regular" for path in paths}
-        known = {path: oid(path, files[path]) if path in files else None for path in paths}
+        known = {path: oid(files[path]) if path in files else None for path in paths}
         return 200, {
-            "files": [{"path": p, "uploadMode": mode[p], "shouldIgnore": False, "oid": known[p]} for p in paths]
+            "files": [{"path": p, "uploadMode": "regular", "shouldIgnore": False, "oid": known[p]} for p in paths]
         }
-
-    def batch(self, body: bytes, repository: Repository) -> tuple:
-        objects = json.loads(body)["objects"]
-        for entry in objects:
-            if entry["oid"] not in self.hub.large:
-                entry["actions"] = {"upload": {"href": f"{self.hub.url}/lfs/{entry['oid']}"}}
-        return 200, {"transfer": "basic", "objects": objects}
-
-    def upload(self, body: bytes, oid: str) -> tuple:
-        if hashlib.sha256(body).hexdigest() != oid:
-            return 400, {"error": "half a file"}
-        self.hub.large[oid] = body
-        return 200, {}
 
     def commit(self, body: bytes, repository: Repository, revision: str, branch: str) -> tuple:
         files, message = dict(repository.commits[revision]), ""
@@ -228,8 +187,6 @@ class Handler(BaseHTTPRequestHandler):
                     return 412, {"error": "A commit has happened since"}
             elif key == "file":
                 files[value["path"]] = base64.b64decode(value["content"])
-            elif key == "lfsFile":
-                files[value["path"]] = self.hub.large[value["oid"]]
             elif key == "deletedFile":
                 del files[value["path"]]
         sha = repository.commit(branch, files, message)
@@ -260,7 +217,7 @@ class Handler(BaseHTTPRequestHandler):
         files = repository.commits[revision]
         if file not in files:
             return 404, {"error": "Entry not found"}, {"X-Error-Code": "EntryNotFound"}
-        headers = {"X-Repo-Commit": revision, "ETag": f'"{oid(file, files[file])}"', "Accept-Ranges": "bytes"}
+        headers = {"X-Repo-Commit": revision, "ETag": f'"{oid(files[file])}"', "Accept-Ranges": "bytes"}
         if wanted := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
             start, end = int(wanted[1]), int(wanted[2] or len(files[file]) - 1)
             headers["Content-Range"] = f"bytes {start}-{end}/{len(files[file])}"
@@ -268,16 +225,13 @@ class Handler(BaseHTTPRequestHandler):
         return 200, files[file], headers
 
 
-def oid(path: str, data: bytes) -> str:
-    """As the Hub names contents: large files by SHA-256, others as git does."""
-    if path.endswith(LARGE):
-        return hashlib.sha256(data).hexdigest()
+def oid(data: bytes) -> str:
+    """As git names contents."""
     return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
 
 
 def entry(path: str, data: bytes) -> dict:
-    large = {"lfs": {"oid": oid(path, data), "size": len(data), "pointerSize": 130}} if path.endswith(LARGE) else {}
-    return {"type": "file", "path": path, "size": len(data), "oid": oid(path, data)[:40], **large}
+    return {"type": "file", "path": path, "size": len(data), "oid": oid(data)}
 
 
 def directory(path: str) -> dict:

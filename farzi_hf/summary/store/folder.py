@@ -50,8 +50,7 @@ VOCABULARY = ITEMS_FILE
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 
 _MIB = 2**20
-PLOTS_LIMIT = 64 * _MIB
-"""The most bytes of all plots together."""
+PLOTS_LIMIT = 64 * _MIB  # of all plots together
 LOADED_FILES: dict[str, int | None] = {
     TENSORS: None, CONFIG: _MIB, RECIPE: _MIB // 8, METRICS: 2 * _MIB, VOCABULARY: 64 * _MIB,
     **{f"{PLOTS}/*.{kind}": 32 * _MIB for kind in ("png", "jpg", "jpeg", "svg", "webp", "gif", "pdf")},

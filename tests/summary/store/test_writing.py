@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
-import os
 import re
-import signal
+import shutil
 import subprocess
 import sys
-import time
+from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
 from datasets import load_dataset
+from fuzzing import fuzzed
 from huggingface_hub import DatasetCard
+from hypothesis import example, given
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from tiny_artefacts import INNER, METRICS, RECIPE, WORDS, save_variant, tiny, variant_on_disk, word_tokenizer
 
 from farzi_hf.data import vocabulary_of
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.farzi_data import _SHOWN_TOKENS as DECODED_TOP_K
-from farzi_hf.summary.store import ArtefactFolder
-
-
-@pytest.fixture
-def plot(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("plots") / "curve.png"
-    path.write_bytes(b"not really an image")
-    return path
+from farzi_hf.summary.store import ArtefactFolder, writing
+from farzi_hf.summary.store.writing import render_viewer
 
 
 def test_metrics_that_are_not_finite_are_json_for_every_reader(tmp_path):
@@ -162,13 +160,6 @@ def test_a_summary_that_saves_no_time_says_so(tmp_path):
     assert "So the summary does not save time; it saves data." in (tmp_path / "README.md").read_text()
 
 
-def test_the_card_of_items_is_of_no_language(tmp_path):
-    tiny().save_pretrained(tmp_path, WORDS)
-    card = DatasetCard.load(tmp_path / "README.md")
-    assert card.data.task_categories == ["other"]
-    assert "recommendation" in card.data.tags
-
-
 def test_card_of_a_bare_summary_has_no_empty_sections(tmp_path):
     tiny().save_pretrained(tmp_path)
     card = (tmp_path / "README.md").read_text()
@@ -262,17 +253,121 @@ def test_a_crash_at_any_point_leaves_the_old_artefact_or_the_new_one(tmp_path, r
     assert not list(folder.glob(".*"))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seconds", [0.05, 0.21, 0.37])
-def test_kill_9_leaves_a_whole_artefact(tmp_path, seconds):
-    folder = tmp_path / "artefact"
-    code = (
-        f"import sys, itertools, pathlib; sys.path[:0] = [{os.fspath(Path(__file__).parents[2])!r}]\n"
-        f"from tiny_artefacts import save_variant\n"
-        f"for n in itertools.count(): save_variant(n, pathlib.Path({str(folder)!r})); print(n, flush=True)"
+# -- viewer.html ----------------------------------------------------------------------------------------------------
+
+
+EVIL = [
+    "</script><script>document.title='owned'</script>", "<img src=x onerror=alert(1)>", "<!--", "&amp;", "__SUMMARY__", "ü", '"\\',
+]  # fmt: skip
+
+
+class Elements(HTMLParser):
+    """Counts tags and collects what refers to other files."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.references: list[str] = []
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.references += [value for name, value in attributes if name in ("src", "href")]
+
+
+def page(farzi: FarziData, folder: Path) -> str:
+    farzi.save_pretrained(folder)
+    return (folder / "viewer.html").read_text(encoding="utf-8")
+
+
+def numbers(html: str) -> dict:
+    return json.loads(re.search(r'<script type="application/json" id="summary">(.*?)</script>', html, re.S).group(1))
+
+
+def with_vocabulary(vocabulary, **changes) -> FarziData:
+    farzi = tiny(**changes)
+    farzi.processing_class = vocabulary
+    return farzi
+
+
+@pytest.mark.parametrize("vocabulary", [word_tokenizer(), WORDS, None], ids=["tokenizer", "list", "none"])
+def test_the_page_stands_alone_and_names_every_entry(tmp_path, vocabulary):
+    html = page(with_vocabulary(vocabulary), tmp_path)
+    elements = Elements()
+    elements.feed(html)
+    assert elements.references == []
+    assert "http" not in html
+    assert numbers(html)["tokens"] == ([f"[{i}]" for i in range(len(WORDS))] if vocabulary is None else WORDS)
+
+
+def parts(html: str) -> tuple[list[str], dict]:
+    """The tags of a page, and the data in it."""
+    elements = Elements()
+    elements.feed(html)
+    return elements.tags, numbers(html)
+
+
+@fuzzed
+@given(st.lists(st.sampled_from(EVIL) | st.text(st.characters()), min_size=len(WORDS), max_size=len(WORDS)))
+@example(EVIL)
+@example(["</SCRIPT >", "]]>", "<!--<script>", "\u2028", "\ud83d", "\x00", "\r"])
+def test_any_vocabulary_comes_back_equal_and_is_never_markup(vocabulary):
+    farzi = with_vocabulary(vocabulary)
+    html = render_viewer(farzi.contents())
+    tags, data = parts(html.encode().decode())
+    assert data["tokens"] == vocabulary
+    assert tags == parts(render_viewer(tiny().contents()))[0]
+    assert "innerHTML" not in html
+
+
+def run_javascript(html: str, program: str, folder: Path) -> dict:
+    """What `program`, run by node behind the page's own script, gives for the page's numbers."""
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("node is not installed, so the page's script cannot be run")
+    script = re.findall(r"<script>(.*?)</script>", html, re.S)[-1]
+    (folder / "numbers.json").write_text(json.dumps(numbers(html)), encoding="utf-8")
+    (folder / "page.js").write_text(
+        f"{script}\nconst farzi = parse(require('fs').readFileSync('numbers.json', 'utf8'));\n"
+        f"console.log(JSON.stringify((() => {{ {program} }})()));",
+        encoding="utf-8",
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=Path(__file__).parents[3]) as child:
-        child.stdout.readline()
-        time.sleep(seconds)
-        child.send_signal(signal.SIGKILL)
-    assert variant_on_disk(folder) >= 0
+    run = subprocess.run([node, "page.js"], cwd=folder, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout)
+
+
+def test_its_script_computes_the_distributions_entropies_and_orders(tmp_path):
+    farzi = with_vocabulary(WORDS, tau=0.5, latent_dim=2)
+    html = page(farzi, tmp_path)
+    found = run_javascript(
+        html,
+        """const all = [];
+        for (let i = 0; i < farzi.num_sequences; i++)
+          for (let j = 0; j < farzi.sequence_length; j++) {
+            const p = distribution(farzi, i, j);
+            all.push({p: Array.from(p), top: likeliest(p, 3), best: argmax(p), entropy: farzi.entropyOf(i, j)});
+          }
+        return {all, sure: ordered(4, "sure", farzi.meanEntropy), unsure: ordered(4, "unsure", farzi.meanEntropy),
+                index: ordered(4, "index", farzi.meanEntropy)};""",
+        tmp_path,
+    )
+    soft = farzi(torch.arange(4)).detach()
+    torch.testing.assert_close(torch.tensor([at["p"] for at in found["all"]]).view_as(soft), soft)
+    decoded = [position for sequence in farzi.decode(3) for position in sequence]
+    assert [[WORDS[v] for v in at["top"]] for at in found["all"]] == [position["tokens"] for position in decoded]
+    assert [at["best"] for at in found["all"]] == [at["top"][0] for at in found["all"]]
+    entropies = torch.tensor([position["entropy"] for position in decoded])
+    torch.testing.assert_close(torch.tensor([at["entropy"] for at in found["all"]]), entropies)
+    by_entropy = entropies.view(4, -1).mean(1).argsort().tolist()
+    assert (found["sure"], found["unsure"], found["index"]) == (by_entropy, by_entropy[::-1], [0, 1, 2, 3])
+
+
+def test_the_page_of_a_large_summary_holds_its_first_sequences(tmp_path, monkeypatch):
+    farzi, few = with_vocabulary(WORDS), 2
+    assert numbers(page(farzi, tmp_path))["num_sequences"] == farzi.config.num_sequences > few
+    monkeypatch.setattr(writing, "SHOWN", few)
+    data = numbers(page(farzi, tmp_path))
+    assert (data["num_sequences"], data["all_sequences"]) == (few, farzi.config.num_sequences)
+    held = np.frombuffer(base64.b64decode(data["latents"]), dtype="<f4").reshape(few, *farzi.latents.shape[1:])
+    assert np.array_equal(held, farzi.latents[:few].detach().numpy())
+    assert len(base64.b64decode(data["entropy"])) == 4 * few * farzi.config.sequence_length
