@@ -6,11 +6,9 @@ import getpass
 import platform
 import re
 import socket
-from pathlib import Path
 
 import pytest
 import yaml
-from tiny_artefacts import tiny
 from tiny_trainer import tiny_learner, tiny_trainer
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
 
@@ -67,13 +65,3 @@ def test_the_artefact_says_nothing_of_this_machine(tmp_path, sequences, tokenize
     for folder in ("summary", "copy"):
         assert yaml.safe_load((home / folder / "recipe.yaml").read_text())["trajectories"] == "omega"
     assert trainer.args.to_recipe()["trajectories"] == str(home / "omega")  # what a run compares when it goes on
-
-
-def test_paths_in_metrics_and_recipe_are_cut_in_every_file(tmp_path):
-    secret = "/home/ann-secret/ratings.csv"
-    tiny().save_pretrained(
-        tmp_path, metrics={"dataset": secret}, recipe={"dataset": secret, "learner": {"model_type": secret}}
-    )
-    assert not [path for path in tmp_path.rglob("*") if path.is_file() and b"-secret" in path.read_bytes()]
-    assert "stand in for ratings.csv" in Path(tmp_path, "README.md").read_text()
-    assert FarziData.from_pretrained(tmp_path).results.metrics == {"dataset": "ratings.csv"}

@@ -230,7 +230,7 @@ def calls_of(path: Path):
 
 def test_no_call_of_ours_runs_code_of_a_repository():
     found = [call for folder in ("farzi_hf", "recipes") for path in (ROOT / folder).rglob("*.py") for call in calls_of(path)]  # fmt: skip
-    assert len(found) > 5
+    assert len(found) > 3
     assert [call for call in found if "trust_remote_code=False" not in call] == []
 
 

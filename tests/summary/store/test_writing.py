@@ -90,7 +90,6 @@ def test_the_artefact_holds_what_it_says(tmp_path, plot):
 
 def test_a_vocabularys_hash_tells_ids_apart_and_nothing_else():
     assert vocabulary_of(word_tokenizer()).hash() == vocabulary_of(WORDS).hash()
-    assert vocabulary_of(WORDS).hash() != vocabulary_of(WORDS[::-1]).hash()
     assert vocabulary_of(["a", "bc"]).hash() != vocabulary_of(["ab", "c"]).hash()
 
 
@@ -104,7 +103,6 @@ def sections(card: str) -> list[str]:
 @pytest.mark.parametrize(
     ("labels", "teacher", "shown"),
     [
-        ("own", {"model_type": "gpt2", "n_embd": 32}, "gpt2 (n_embd 32)"),
         ("own", [{"model_type": "gpt2", "n_embd": 32}, {"model_type": "farzi_rnn"}], "gpt2 (n_embd 32), farzi_rnn"),
         ("own", None, None),
         ("shared", {"model_type": "gpt2", "n_embd": 32}, None),
