@@ -6,7 +6,6 @@ Exports the readers (`load_ptb`, `load_interactions`, …), `tokenize`, the wind
 
 from farzi_hf.data.interactions import (
     SAMPLE_INTERACTIONS,
-    InteractionCollator,
     Interactions,
     load_interactions,
     load_sample_interactions,
@@ -14,7 +13,6 @@ from farzi_hf.data.interactions import (
 from farzi_hf.data.readers import DataUnavailableError
 from farzi_hf.data.sequences import (
     IGNORED,
-    SPLITS,
     SequenceCollator,
     check_sequences,
     evaluation_windows,
@@ -26,9 +24,7 @@ from farzi_hf.data.sequences import (
     training_windows,
 )
 from farzi_hf.data.text import (
-    SPECIAL_TOKENS,
     TEXTS,
-    TOKENIZERS,
     bpe_tokenizer,
     load_docstrings,
     load_ptb,
@@ -39,7 +35,7 @@ from farzi_hf.data.text import (
 from farzi_hf.data.vocabulary import Vocabulary, vocabulary_of
 
 __all__ = [
-    "IGNORED", "SAMPLE_INTERACTIONS", "SPECIAL_TOKENS", "SPLITS", "TEXTS", "TOKENIZERS", "DataUnavailableError", "InteractionCollator",
+    "IGNORED", "SAMPLE_INTERACTIONS", "TEXTS", "DataUnavailableError",
     "Interactions", "SequenceCollator", "Vocabulary", "bpe_tokenizer", "check_sequences", "evaluation_windows", "flatten_sequences",
     "head_sequences", "load_docstrings", "load_interactions", "load_ptb", "load_sample_interactions", "load_sample_text", "minibatches",
     "random_sequences", "sequences_fingerprint", "tokenize", "training_windows", "vocabulary_of", "word_tokenizer",

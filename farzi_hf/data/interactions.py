@@ -19,7 +19,7 @@ from datasets import Dataset, DatasetDict
 from farzi_hf.data.readers import INTEGER, NAMES, SOURCES, read_own, reason
 from farzi_hf.data.samples import SampleCatalogue
 from farzi_hf.data.seeds import Purpose, stream
-from farzi_hf.data.sequences import SPLITS, SequenceCollator, in_memory
+from farzi_hf.data.sequences import SPLITS, in_memory
 
 # Microseconds come before nanoseconds, which end in 2262; a whole column has a zone, or none has. Arrow alone would read 0x10 as an integer.
 _TIMES = (*(pa.timestamp(unit, zone) for unit in ("us", "ns") for zone in (None, "UTC")), pa.float64())
@@ -69,22 +69,8 @@ class Interactions:
         return splits
 
 
-@dataclass(frozen=True)
-class InteractionCollator(SequenceCollator):
-    """Makes a batch of rows of items, padded on the right: `input_ids`, `attention_mask`, `labels` (−100 at padding), (b, L) each,
-    and, if the rows have it, `seen` (b, S), padded with 0.
-    """
-
-    padding_id: int | None = 0
-
-
 def load_sample_interactions(num_users: int = 1000, seed: int = 0) -> Interactions:
-    """The embedded interactions: viewers of `data.samples.SampleCatalogue`.
-
-    Args:
-        num_users: the number of viewers.
-        seed: equal seeds give equal interactions.
-    """
+    """The embedded interactions: viewers of `data.samples.SampleCatalogue`. Equal seeds give equal ones."""
     catalogue = SampleCatalogue(seed)
     sequences = [catalogue.history() for _ in range(num_users)]
     return Interactions(sequences, catalogue.num_items, [PADDING_TITLE, *catalogue.titles])

@@ -156,13 +156,6 @@ def training_windows(dataset: Dataset, max_length: int) -> Dataset:
     return in_memory(input_ids=_slices(ids, starts, ends))
 
 
-def packed_windows(dataset: Dataset, max_length: int) -> Dataset:
-    """All rows end to end, cut into windows of ``max_length`` ids; the first one may be shorter. Neighbours are in one window, as above."""
-    ids, _ = _histories(dataset, max_length)
-    whole = pa.LargeListArray.from_arrays(np.array([0, len(ids)]), ids)
-    return training_windows(in_memory(input_ids=whole), max_length)
-
-
 def evaluation_windows(dataset: Dataset, max_length: int) -> Dataset:
     """The last ``max_length`` items of each history as ``input_ids``; the last item is to be predicted. All before it are ``seen``."""
     ids, lengths = _histories(dataset, max_length)
@@ -230,14 +223,14 @@ def _check_count(dataset: Dataset, count: int) -> None:
 
 @dataclass(frozen=True)
 class SequenceCollator:
-    """Makes `input_ids`, `attention_mask` and `labels`, (b, L) each, of rows with `input_ids` of any lengths.
+    """Makes `input_ids`, `attention_mask` and `labels`, (b, L) each, of rows with `input_ids` of any lengths, padded on the right.
 
     Rows may have `attention_mask`, `labels` and `seen` (the items that a user has had, for `farzi_hf.metrics.target_ranks`). Other columns
     are left out. Without labels in the rows, the labels are the ids. At padding labels are −100. Padding is known by its place and not by
     its id, so EOS is predicted even if the tokenizer pads with EOS or has no padding token.
 
     Args:
-        padding_id: the id of a token that is only used for padding. Rows may contain it already; it is never predicted.
+        padding_id: the id of a token that is only used for padding; 0 for items. Rows may contain it already; it is never predicted.
     """
 
     padding_id: int | None = None

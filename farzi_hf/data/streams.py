@@ -37,8 +37,8 @@ _DESCRIBED = 1000  # first rows of the fingerprint
 class RowStream(torch.utils.data.IterableDataset):
     """The rows of a stream, again and again: an iteration does not end.
 
-    Each epoch has the order that the stream has after `set_epoch`. Every iteration begins with the first row, so it gives the same rows as the
-    one before. Each worker of a `DataLoader` reads the whole stream, and makes every n-th batch: the batches do not depend on n.
+    Each epoch has the order that the stream has after `set_epoch`. Every iteration begins with the first row. Each worker of a `DataLoader`
+    reads the whole stream, and makes every n-th batch: the batches do not depend on n.
 
     Args:
         rows: the stream.
@@ -46,8 +46,7 @@ class RowStream(torch.utils.data.IterableDataset):
         batch_size: rows per batch of a `DataLoader`, of all processes together.
 
     Raises:
-        ValueError: the first rows cannot be used, or there are none. An iteration raises it for later rows, and for a stream that can be
-            read only once.
+        ValueError: rows cannot be used, there are none, or the stream can be read only once. For later rows, an iteration raises it.
     """
 
     def __init__(self, rows: IterableDataset, prepare: Callable[[Dataset], Dataset], batch_size: int = 1) -> None:
@@ -86,20 +85,16 @@ class RowStream(torch.utils.data.IterableDataset):
             read += len(table) if rows else len(stored_sequences(parts[-1])[0])
             if read >= (rows or ids):
                 break
-        if not parts:
-            empty = "dataset is a stream without rows: pass at least one sequence of 2 ids or more."
-            raise ValueError(empty if self._first is None else _ONCE)
-        head = concatenate_datasets(parts)
-        if self._first not in (None, head[0]["input_ids"]):
+        if not parts and self._first is None:
+            raise ValueError("dataset is a stream without rows: pass at least one sequence of 2 ids or more.")
+        if not parts or self._first not in (None, parts[0][0]["input_ids"]):
             raise ValueError(_ONCE)
+        head = concatenate_datasets(parts)
         return head.select(range(min(rows, len(head)))) if rows else head
 
 
 def described(dataset: Dataset | RowStream | None) -> dict[str, Any] | None:
-    """What tells this data set from another one: the number of its rows and a hash of their ids; of a stream, of the first 1,000 rows.
-
-    None stays None.
-    """
+    """What tells this data set from another one: the number of its rows and a hash of their ids; of a stream, of the first 1,000 rows."""
     if dataset is None:
         return None
     if isinstance(dataset, RowStream):
@@ -108,10 +103,7 @@ def described(dataset: Dataset | RowStream | None) -> dict[str, Any] | None:
 
 
 def start_sequences(dataset: Dataset | RowStream, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """The ids (tokens,) and lengths (rows,) from which a summary's start is computed, without masked positions.
-
-    They are `sampled_sequences`, or the head of a stream.
-    """
+    """`sampled_sequences`, or the head of a stream, without masked positions: from these a summary's start is computed."""
     if isinstance(dataset, RowStream):
         return flatten_sequences(attended(dataset.head()))
     return sampled_sequences(attended(dataset), seed)

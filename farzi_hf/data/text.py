@@ -122,17 +122,16 @@ def load_docstrings(folder: str | Path | None = None) -> DatasetDict:
         folder: of Python files; by default the standard library, without its packages of tests and without what is installed.
     """
     root = Path(folder or sysconfig.get_path("stdlib"))
-    texts: dict[str, dict[str, None]] = {split: {} for split in SPLITS}  # sets that keep the order
-    seen: set[str] = set()
+    found: dict[str, str] = {}  # the split of each text, which is that of its first file
     for path in sorted(root.rglob("*.py")):
         name = path.relative_to(root)
         if folder is None and {"site-packages", "dist-packages", "test", "tests", "idle_test"} & set(name.parts):
             continue
         part = int(hashlib.sha256(name.as_posix().encode()).hexdigest(), 16) % 10
-        new = dict.fromkeys(text for text in _docstrings(path) if text not in seen)
-        seen.update(new)
-        texts[{0: "validation", 1: "test"}.get(part, "train")].update(new)
-    return DatasetDict({split: Dataset.from_dict({"text": list(found)}) for split, found in texts.items()})
+        for text in _docstrings(path):
+            found.setdefault(text, {0: "validation", 1: "test"}.get(part, "train"))
+    texts = {split: [text for text, own in found.items() if own == split] for split in SPLITS}
+    return DatasetDict({split: Dataset.from_dict({"text": texts[split]}) for split in SPLITS})
 
 
 def _docstrings(path: Path) -> Iterator[str]:

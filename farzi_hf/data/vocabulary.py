@@ -17,15 +17,12 @@ ITEMS_FILE = "vocabulary.json"
 
 
 class Vocabulary:
-    """What the entries 0 … V − 1 of a summary stand for. This class itself is of entries without names.
-
-    A summary with such a vocabulary can be trained on, but not read.
+    """What the entries 0 … V − 1 of a summary stand for. This class itself is of entries without names, which cannot be read.
 
     Attributes:
         named: whether entries have names; without names there is no text.
         entries: the word for entries on the card.
-        tags: tags of the dataset repository.
-        task_categories: the Hub's categories for the dataset repository.
+        tags, task_categories: tags of the dataset repository, and its categories on the Hub.
         small_learner: the arguments of `AutoConfig.for_model` for a small learner of such a vocabulary.
     """
 
@@ -48,19 +45,17 @@ class Vocabulary:
 
     def text(self, tokens: Sequence[str]) -> str:
         """Names of entries as one text."""
-        remedy = "set the tokenizer or item list, or use as_hard_dataset"
-        raise ValueError(f"processing_class is None, so tokens have no names; {remedy}")
+        raise ValueError(
+            "processing_class is None, so tokens have no names; set the tokenizer or item list, or use as_hard_dataset"
+        )
 
     def save(self, folder: Path) -> None:
         """Writes the vocabulary's files into `folder`."""
 
     def names(self, size: int) -> list[str]:
         """The names of the entries 0 … size − 1; `[id]` where an entry has none."""
-        names = [f"[{i}]" for i in range(size)]
-        for i, name in self.pairs():
-            if i < size:
-                names[i] = name
-        return names
+        known = dict(self.pairs())
+        return [known.get(i, f"[{i}]") for i in range(size)]
 
     def hash(self) -> str | None:
         """SHA-256 over the (id, name) pairs: two vocabularies have the same hash where all ids mean the same. None without names."""

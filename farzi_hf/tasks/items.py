@@ -18,7 +18,7 @@ from datasets import Dataset, DatasetDict
 from transformers import AutoConfig, EvalPrediction, PreTrainedConfig
 
 import farzi_hf.models  # noqa: F401  registers the architectures that transformers lacks
-from farzi_hf.data import IGNORED, SAMPLE_INTERACTIONS, InteractionCollator, load_interactions, load_sample_interactions
+from farzi_hf.data import IGNORED, SAMPLE_INTERACTIONS, SequenceCollator, load_interactions, load_sample_interactions
 from farzi_hf.data.sequences import (
     check_sequences,
     check_unpadded,
@@ -233,7 +233,7 @@ class Recommendation(Task):
     learner: ClassVar = {"model_type": "sasrec", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
     data_settings = ("min_interactions",)
     splits_differ, split_label = True, "users 80 / 10 / 10 %"
-    collator = InteractionCollator()
+    collator = SequenceCollator(padding_id=0)
 
     @classmethod
     def load(

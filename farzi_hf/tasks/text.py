@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 from torch.nn import functional as F
 from transformers import AutoConfig, EvalPrediction, PreTrainedConfig
 
-from farzi_hf.data.sequences import IGNORED, SequenceCollator, check_sequences, flatten_sequences, packed_windows
+from farzi_hf.data.sequences import IGNORED, SequenceCollator, check_sequences, flatten_sequences
 from farzi_hf.data.text import TEXTS, TOKENIZERS, tokenize, word_tokenizer
 from farzi_hf.tasks.base import Outputs, Row, Statistics, Task, bootstrap_interval, count_cells
 
@@ -249,8 +249,6 @@ class LanguageModeling(Task):
 
     Args:
         processing_class: the tokenizer.
-        pack: whether training rows are all sentences end to end, cut to the length of a synthetic sequence; by default they are the
-            sentences. A stream is packed 256 rows at a time. Evaluation rows are sentences always.
     """
 
     label_names = ("labels",)
@@ -267,10 +265,6 @@ class LanguageModeling(Task):
     data_settings = ("vocab_size", "max_length")
     splits_differ, split_label = False, "the data set's own train, validation and test"
 
-    def __init__(self, processing_class: Any, pack: bool = False) -> None:
-        super().__init__(processing_class)
-        self.pack = pack
-
     @classmethod
     def load(
         cls, name: str, data_dir: str | None, vocab_size: int, max_length: int | None
@@ -279,7 +273,7 @@ class LanguageModeling(Task):
         text = TEXTS[name](data_dir)
         tokenizer = TOKENIZERS.get(name, word_tokenizer)(text["train"]["text"], vocab_size)
         train = tokenize(DatasetDict(train=text["train"]), tokenizer, max_length)
-        held_out = DatasetDict({name: rows for name, rows in text.items() if name != "train"})
+        held_out = DatasetDict({split: rows for split, rows in text.items() if split != "train"})
         splits = DatasetDict(**train, **tokenize(held_out, tokenizer))
         return cls(tokenizer), lambda seed: splits
 
@@ -305,7 +299,7 @@ class LanguageModeling(Task):
         return SequenceCollator(None if padding in others else padding)
 
     def training_rows(self, sequences: Dataset, length: int) -> Dataset:
-        return packed_windows(sequences, length) if self.pack else sequences
+        return sequences
 
     def evaluation_rows(self, sequences: Dataset, length: int) -> Dataset:
         return sequences

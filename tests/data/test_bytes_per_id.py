@@ -15,7 +15,7 @@ import pytest
 from tiny_models import tiny_model
 
 from farzi_hf.data import (
-    InteractionCollator,
+    SequenceCollator,
     evaluation_windows,
     load_interactions,
     sequences_fingerprint,
@@ -84,4 +84,4 @@ def test_rows(histories, work, most):
 def test_checks(histories):
     """Some bits per id, and no copy of the ids."""
     windows, learner = training_windows(histories, 50), Learner(tiny_model("sasrec", ITEMS + 1))
-    assert bytes_per_id(lambda: check_rows(windows, learner, InteractionCollator()), 4 * COUNT // 5) < 5
+    assert bytes_per_id(lambda: check_rows(windows, learner, SequenceCollator(0)), 4 * COUNT // 5) < 5

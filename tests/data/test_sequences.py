@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farzi_hf.data import (
-    InteractionCollator,
+    SequenceCollator,
     check_sequences,
     evaluation_windows,
     flatten_sequences,
@@ -117,11 +117,11 @@ def test_evaluation_windows_end_with_the_target_and_know_all_that_was_seen():
     windows = evaluation_windows(histories, 3)
     assert windows["input_ids"][:] == [[3, 4, 5], [6, 7]]
     assert windows["seen"][:] == [[1, 2, 3, 4], [6]]
-    batch = InteractionCollator()(list(windows))
+    batch = SequenceCollator(0)(list(windows))
     assert batch["seen"].tolist() == [[1, 2, 3, 4], [6, 0, 0, 0]]
     assert batch["labels"].tolist() == [[3, 4, 5], [6, 7, -100]]
     with pytest.raises(TypeError, match=r'rows\[0\] is a list: give rows such as {"input_ids": \[5, 7\]}'):
-        InteractionCollator()([[3, 4, 5], [6, 7]])
+        SequenceCollator(0)([[3, 4, 5], [6, 7]])
     for windows_of in (training_windows, evaluation_windows):
         with pytest.raises(ValueError, match="max_length=1"):
             windows_of(histories, 1)

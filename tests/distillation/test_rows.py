@@ -1,11 +1,9 @@
-"""Real rows: what FarziTrainer refuses before the work, packing, padding, streams, and the workers of data loaders."""
+"""Real rows: what FarziTrainer refuses before the work, padding, streams, and the workers of data loaders."""
 
 from __future__ import annotations
 
 import copy
-from itertools import pairwise
 
-import numpy as np
 import pytest
 import torch
 from datasets import Dataset, IterableDataset
@@ -20,8 +18,7 @@ from transformers import (
 )
 
 from farzi_hf import FarziConfig, FarziTrainer
-from farzi_hf.data import InteractionCollator, SequenceCollator, load_sample_interactions, word_tokenizer
-from farzi_hf.data.sequences import packed_windows
+from farzi_hf.data import SequenceCollator, load_sample_interactions, word_tokenizer
 from farzi_hf.distillation import Learner, record_trajectories
 from farzi_hf.distillation.inner_training import Students
 from farzi_hf.engine import InnerSGD
@@ -255,33 +252,6 @@ def test_padding_before_an_id_is_refused(make):
     make({"train_dataset": rows(*[[5, 6, 0, 0]] * 50, attention_mask=[[1, 1, 0, 0]] * 50)})
 
 
-# -- packing ---------------------------------------------------------------------------------------------------------
-
-
-def test_windows_are_full_and_hold_every_pair_of_neighbours_once():
-    rows = [[2, 10, 3], [2, 11, 12, 3], [2, 13, 3], [2, 3]]
-    windows = packed_windows(Dataset.from_dict({"input_ids": rows}), 5)["input_ids"][:]
-    assert windows == [[2, 10, 3, 2], [2, 11, 12, 3, 2], [2, 13, 3, 2, 3]]
-    stream = np.concatenate(rows).tolist()
-    assert [pair for row in windows for pair in pairwise(row)] == list(pairwise(stream))
-
-
-@pytest.mark.parametrize("streaming", [False, True])
-def test_training_rows_are_packed_and_evaluation_rows_are_not(tmp_path, sequences, tokenizer, streaming):
-    train = sequences["train"].to_iterable_dataset() if streaming else sequences["train"]
-    trainer = tiny_trainer(
-        tmp_path / "out", sequences, tokenizer,
-        {"task": LanguageModeling(tokenizer, pack=True), "processing_class": None, "train_dataset": train}, max_steps=1,
-    )  # fmt: skip
-    rows = (trainer.train_dataset.head() if streaming else trainer.train_dataset)["input_ids"][:]
-    assert {len(row) for row in rows[1:]} == {8}
-    ids = [rows[0][0], *(i for row in rows for i in row[1:])]
-    assert ids == np.concatenate(sequences["train"]["input_ids"][:]).tolist()
-    assert trainer.eval_dataset["input_ids"][:] == sequences["validation"]["input_ids"][:]
-    trainer.train()
-    assert trainer.state.log_history[0]["loss"] > 0
-
-
 # -- streams and workers ---------------------------------------------------------------------------------------------
 
 OWN = {"inputs": "tokens", "labels": "own", "teacher_steps": 3}
@@ -358,7 +328,7 @@ def test_trajectories_are_recorded_on_a_stream(tmp_path, sequences):
     learner, stream = Learner(tiny_learner(V)), sequences["train"].to_iterable_dataset()
     one, same, other = (
         record_trajectories(
-            learner, InnerSGD(lr=0.1), stream, InteractionCollator(), tmp_path / name, num=2, steps=2, save_every=1, batch_size=8, seed=seed
+            learner, InnerSGD(lr=0.1), stream, SequenceCollator(0), tmp_path / name, num=2, steps=2, save_every=1, batch_size=8, seed=seed
         ).checkpoint(1, 2)["transformer.wte.weight"]
         for name, seed in (("one", 0), ("same", 0), ("other", 1))
     )  # fmt: skip

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.func import functional_call
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, Trainer, TrainingArguments
 
-from farzi_hf.data import InteractionCollator, evaluation_windows, load_sample_interactions, training_windows
+from farzi_hf.data import SequenceCollator, evaluation_windows, load_sample_interactions, training_windows
 from farzi_hf.metrics import recommendation_metrics, target_ranks
 from farzi_hf.models import FMLPForNextItem, GRU4RecForNextItem, RNNForCausalLM, SASRecConfig, SASRecForNextItem
 from farzi_hf.models.fmlp import _CausalFilter
@@ -87,7 +87,7 @@ def test_no_position_sees_the_future(kind):
 def test_padding_has_no_influence(kind):
     """Not on other positions, whatever stands there; not on the loss; not on a gradient."""
     model, ids = tiny(kind), items()
-    batch = InteractionCollator()([{"input_ids": ids[0, :4].tolist()}, {"input_ids": ids[1].tolist()}])
+    batch = SequenceCollator(0)([{"input_ids": ids[0, :4].tolist()}, {"input_ids": ids[1].tolist()}])
     padded = model(**batch)
     torch.testing.assert_close(padded.logits[0, :4], model(ids[:1, :4]).logits[0])
     filled = {**batch, "input_ids": batch["input_ids"].masked_fill(batch["attention_mask"] == 0, 7)}
@@ -213,7 +213,7 @@ def test_the_stock_trainer_learns_and_ranks(kind, tmp_path):
         disable_tqdm=True, save_strategy="no", label_names=["labels", "seen"], dataloader_pin_memory=False,
     )  # fmt: skip
     trainer = Trainer(
-        model, args, InteractionCollator(), training_windows(rows, 10), evaluation_windows(rows, 10),
+        model, args, SequenceCollator(0), training_windows(rows, 10), evaluation_windows(rows, 10),
         preprocess_logits_for_metrics=target_ranks, compute_metrics=recommendation_metrics,
     )  # fmt: skip
     before = trainer.evaluate()
