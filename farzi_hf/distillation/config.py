@@ -13,7 +13,7 @@ from farzi_hf.data.seeds import check_seed
 from farzi_hf.distillation.inner_training import SyntheticTraining
 from farzi_hf.distillation.learner import Learner
 from farzi_hf.distillation.objectives import OBJECTIVES, Objective, Parts
-from farzi_hf.distillation.processes import check_launcher, check_world_size
+from farzi_hf.distillation.processes import check_launcher
 from farzi_hf.distillation.rows import RealData
 from farzi_hf.distillation.settings import Setting, check_settings, converted, made, settings_of, with_settings
 from farzi_hf.distillation.teacher import Labelling, TeacherTraining
@@ -141,7 +141,11 @@ class FarziConfig(TrainingArguments):
         compiled, self.torch_compile = self.torch_compile, False
         super().__post_init__()
         self.torch_compile = compiled
-        check_world_size(self.world_size, self.n_gpu)
+        if self.n_gpu > 1:
+            raise ValueError(
+                f"this process sees {self.n_gpu} GPUs, among which Trainer would share each batch, and an inner loop is on one; launch a "
+                f"process for each with `accelerate launch --num_processes {self.n_gpu} …`, or show one with CUDA_VISIBLE_DEVICES=0"
+            )
         self.dataloader_pin_memory &= self.device.type != "cpu"
         self.check()
 

@@ -45,30 +45,7 @@ def check_launcher() -> bool:
                 f"{variable}={value} is not supported, because a summary is small and needs no sharding; launch several processes with plain "
                 "data parallelism, for instance --config_file recipes/accelerate/many_gpus.yaml"
             )
-    return _asked() > 1 and not torch.accelerator.is_available()
-
-
-def _asked() -> int:
-    return int(os.environ.get("WORLD_SIZE", 1))
-
-
-def check_world_size(world_size: int, gpus: int) -> None:
-    """Compare the number of processes with what the launcher asked for, and with the GPUs of this process.
-
-    Raises:
-        ValueError: the launcher started several processes, but each would train alone, in the same output folder; or one process would
-            share its batches among several GPUs.
-    """
-    if gpus > 1:
-        raise ValueError(
-            f"this process sees {gpus} GPUs, among which Trainer would share each batch, and an inner loop is on one; launch a process for "
-            f"each with `accelerate launch --num_processes {gpus} …`, or show one with CUDA_VISIBLE_DEVICES=0"
-        )
-    if world_size == 1 < _asked():
-        raise ValueError(
-            f"the launcher started {_asked()} processes, but each of them would train alone (world size 1); set use_cpu=True to train "
-            "on CPUs, or start one process"
-        )
+    return int(os.environ.get("WORLD_SIZE", 1)) > 1 and not torch.accelerator.is_available()
 
 
 # -- shared work -----------------------------------------------------------------------------------------------------

@@ -311,12 +311,8 @@ def keep_last(folder: str | os.PathLike, limit: int, best: str | None) -> None:
 
 def _named(folder: str | os.PathLike) -> list[Path]:
     """Everything with the name of a checkpoint, sorted by step."""
-    return sorted((path for path in Path(folder).glob("*") if _NAME.fullmatch(path.name)), key=step_of)
-
-
-def step_of(checkpoint: str | os.PathLike) -> int:
-    """The step after which a checkpoint was saved."""
-    return int(Path(checkpoint).name.rsplit("-", 1)[1])
+    found = [path for path in Path(folder).glob("*") if _NAME.fullmatch(path.name)]
+    return sorted(found, key=lambda path: int(path.name.rsplit("-", 1)[1]))
 
 
 def is_ours(path: Path) -> bool:
@@ -344,33 +340,27 @@ def is_complete(checkpoint: Path) -> bool:
 
 
 def files_of(folder: Path) -> set[str]:
-    """The files in a folder and in those inside it, by their paths in it. A link counts as a file."""
-    inside = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
-    return {path.relative_to(folder).as_posix() for path in inside}
+    """The names of the files in a folder. A link counts as a file."""
+    return {path.name for path in folder.iterdir() if path.is_symlink() or not path.is_dir()}
 
 
 def _remove(checkpoint: Path) -> None:
-    """Removes the files of a checkpoint. Files of others stay, and with them the record, which says that the folder is ours.
+    """Removes the files of a checkpoint. Files and folders of others stay, and with them the record, which says that the folder is ours.
 
     The record is removed last: an interrupted removal leaves an incomplete checkpoint of ours.
     """
-    found = files_of(checkpoint) - {RECORD}
-    ours = found
+    ours = files_of(checkpoint) - {RECORD}
     with suppress(ValueError):  # there is no record yet
-        known = read_record(checkpoint)["files"]
-        ours = found if known is None else found & set(known)
+        if (known := read_record(checkpoint)["files"]) is not None:
+            ours &= set(known)
     for name in sorted(ours, key=lambda name: name != TRAINER_STATE_NAME):  # without the state it is incomplete
         (checkpoint / name).unlink()
-    folders = [path for path in checkpoint.rglob("*") if path.is_dir() and not path.is_symlink()]
-    for folder in sorted(folders, reverse=True):
-        with suppress(OSError):  # it is not empty
-            folder.rmdir()
-    if found == ours:
+    others = sorted(path.name for path in checkpoint.iterdir() if path.name != RECORD)
+    if not others:
         (checkpoint / RECORD).unlink(missing_ok=True)
         checkpoint.rmdir()
     elif ours:  # once
-        others = ", ".join(sorted(found - ours))
-        logger.warning("%s holds files that are not of the checkpoint and stay: %s.", checkpoint, others)
+        logger.warning("%s holds files that are not of the checkpoint and stay: %s.", checkpoint, ", ".join(others))
 
 
 def locked(args: TrainingArguments) -> AbstractContextManager[None]:
