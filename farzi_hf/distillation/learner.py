@@ -63,8 +63,8 @@ class Learner:
 
     Raises:
         TypeError: `learner_init` makes no `PreTrainedModel`.
-        ValueError: the model is not causal (tried on a few tokens), starts with NaN or infinity, has no second derivative,
-            has nothing to train, or would train in half precision.
+        ValueError: the model is not causal (tried on a few tokens), has no second derivative, has nothing to train, or would train
+            in half precision.
     """
 
     def __init__(self, learner_init: LearnerInit, *, checkpoint_layers: bool = False):

@@ -65,12 +65,8 @@ def describe(model: PreTrainedModel) -> str:
 
 
 def check_model(model: PreTrainedModel) -> None:
-    """Raise one clear ValueError unless all parameters are finite and those that train are precise."""
+    """Raise one clear ValueError unless some parameters train, and those in full precision."""
     for name, parameter in model.named_parameters():
-        if not torch.isfinite(parameter).all():
-            raise ValueError(
-                f"learner_init returned a model whose {name} holds NaN or infinity; give one that starts finite"
-            )
         if parameter.requires_grad and parameter.dtype in (torch.bfloat16, torch.float16):
             raise ValueError(
                 f"learner_init returned a model whose {name} trains in {parameter.dtype}, which rounds small updates away; load it with "
@@ -92,21 +88,14 @@ def check_causal(model: PreTrainedModel, logits: Callable[[Parameters, Tensor], 
     generator = torch.Generator().manual_seed(0)
     same = torch.randint(size, (length,), generator=generator).expand(length, length)
     others = (same + torch.randint(1, max(size, 2), same.shape, generator=generator)) % size
-    # Row j has other tokens after position j; the last row has another first token.
-    later = torch.ones(length, length, dtype=torch.bool).triu(1)
-    changed = torch.where(later, others, same)
-    changed[-1, 0] = others[-1, 0]
-    # While weights are zero, as they start in some models, one token may not influence another. Random weights then decide.
-    for params in (_weights(model), _random_weights(model, generator)):
-        moved = (_run(model, logits, params, changed) - _run(model, logits, params, same)).abs().amax(-1).cpu()
-        own = moved[later].amax() if length > 1 else 0.0
-        if (moved[:-1][~later[:-1]] > _TOLERANCE * own).any():
-            raise ValueError(
-                f"learner_init returned a {describe(model)}, which sees the future: its logits depend on later tokens; give a "
-                "causal language model (for BERT and similar models: is_decoder=True in the config)"
-            )
-        if (moved[-1, 1:] > _TOLERANCE * own).any():
-            return
+    later = torch.ones(length, length, dtype=torch.bool).triu(1)  # row j has other tokens after position j
+    moved = _run(model, logits, torch.where(later, others, same)) - _run(model, logits, same)
+    moved = moved.abs().amax(-1).cpu()
+    if length > 1 and (moved[~later] > _TOLERANCE * moved[later].amax()).any():
+        raise ValueError(
+            f"learner_init returned a {describe(model)}, which sees the future: its logits depend on later tokens; give a "
+            "causal language model (for BERT and similar models: is_decoder=True in the config)"
+        )
 
 
 def check_twice_differentiable(model: PreTrainedModel, loss: Callable[[Parameters, Tensor], Tensor]) -> None:
@@ -167,19 +156,12 @@ def _weights(model: PreTrainedModel) -> Parameters:
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
-def _random_weights(model: PreTrainedModel, generator: torch.Generator) -> Parameters:
-    return {
-        name: weight + 0.1 * torch.randn(weight.shape, generator=generator).to(weight)
-        for name, weight in _weights(model).items()
-    }
-
-
 @torch.no_grad()
-def _run(model: PreTrainedModel, logits: Callable, params: Parameters, ids: Tensor) -> Tensor:
+def _run(model: PreTrainedModel, logits: Callable, ids: Tensor) -> Tensor:
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)  # a model with random numbers must draw the same ones in each run
-            return logits(params, ids.to(model.device))
+            return logits(_weights(model), ids.to(model.device))
     except Exception as error:  # each model fails in its own way
         raise ValueError(
             f"learner_init returned a {describe(model)}, which does not run on token ids alone ({_first_line(error)}); "
@@ -243,7 +225,7 @@ class LinearHead:
         """Whether logits are what this class says, also where they are large."""
         ids = torch.arange(few_positions(model), device=model.device)[None] % self.module.out_features
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        params = {name: parameter.detach() for name, parameter in model.named_parameters()}
+        params = _weights(model)
         size = torch.func.functional_call(model, params, kwargs=inputs).logits.abs().amax()
         for factor in (1.0, _LARGE / float(size.clamp_min(1e-6))):
             params = {**params, self.weight: params[self.weight] * factor}

@@ -62,7 +62,7 @@ def record_trajectories(
     trained. A later call with a larger `num` adds new trajectories to the old ones.
 
     Args:
-        optimizer: as in the inner loop; its accumulators start at zero and are not stored.
+        optimizer: as in the inner loop, without an `lr_schedule`; its accumulators start at zero and are not stored.
         train_dataset: real sequences in the column `input_ids`, or a stream of them, which is shuffled: see `RowStream.shuffled`.
         data_collator: turns rows into a batch of `input_ids`, `labels` and, if there is padding, `attention_mask`.
         folder: is created if it does not exist. It needs 4 · num · (steps / save_every + 1) · P bytes for P float32 parameters.
@@ -85,20 +85,15 @@ def record_trajectories(
         raise ValueError(
             f"num={num}, steps={steps} and save_every={save_every}: give at least 1 of each, and steps that are a multiple of save_every"
         )
-    if optimizer.lr_schedule is not None:
-        raise ValueError(
-            "optimizer has an lr_schedule, which a manifest cannot describe; record with a constant learning rate"
-        )
     check_seed(seed)
     if isinstance(train_dataset, IterableDataset):
         train_dataset = RowStream(train_dataset, lambda some: check_rows(some, learner, data_collator) or some)
     else:
         check_rows(train_dataset, learner, data_collator)
-    settings = {name: value for name, value in asdict(optimizer).items() if name != "lr_schedule"}
     manifest = {
         "version": 1, "steps": steps, "save_every": save_every, "batch_size": batch_size, "seed": seed,
         "together": 1,  # older versions could record several on the same minibatches
-        "optimizer": {"class": type(optimizer).__name__, **settings}, "data": described(train_dataset)["fingerprint"],
+        "optimizer": {"class": type(optimizer).__name__, **asdict(optimizer)}, "data": described(train_dataset)["fingerprint"],
         **_model_facts(learner),
         "streams": 2,  # the version of the rule that turns seeds into random numbers; recordings with another rule cannot go on
     }  # fmt: skip

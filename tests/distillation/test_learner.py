@@ -144,16 +144,6 @@ def test_what_makes_no_model_is_refused():
         Learner(lambda: nn.Linear(2, 2))
 
 
-def test_a_model_that_starts_with_nan_is_refused():
-    def broken() -> PreTrainedModel:
-        model = AutoModelForCausalLM.from_config(config_of("gpt2"))
-        nn.init.constant_(model.transformer.h[0].mlp.c_fc.weight, float("nan"))
-        return model
-
-    with pytest.raises(ValueError, match=r"learner_init returned a model whose transformer\.h\.0\.mlp\.c_fc\.weight"):
-        Learner(broken)
-
-
 # -- through training ------------------------------------------------------------------------------------------------
 
 
@@ -184,23 +174,18 @@ def test_the_derivative_through_training_matches_finite_differences(learner):
 def test_compiled_code_finds_the_model_as_it_was_when_it_was_compiled():
     """A loss leaves the head out of the model, runs it, and puts the head back."""
     torch.compiler.reset()
-    learner, stats = Learner(config_of("gpt2")), torch._dynamo.utils.counters["stats"]
-    theta, batch, before = (
-        learner.initial_parameters(0),
-        {"input_ids": (ids := random_ids()), "labels": ids},
-        stats["unique_graphs"],
-    )
+    learner, stats, ids = Learner(config_of("gpt2")), torch._dynamo.utils.counters["stats"], random_ids()
+    theta, batch, before = learner.initial_parameters(0), {"input_ids": ids, "labels": ids}, stats["unique_graphs"]
     loss = torch.compile(learner.hard_loss, fullgraph=True, backend="eager")
-    found = torch.stack([loss(theta, batch) for _ in range(3)])
-    torch.testing.assert_close(found, learner.hard_loss(theta, batch).expand(3))
-    assert learner.logits(theta, batch).shape == (*ids.shape, V)
-    loss(theta, batch)
+    for _ in range(3):
+        torch.testing.assert_close(loss(theta, batch), learner.hard_loss(theta, batch))
     assert stats["unique_graphs"] == before + 1
 
 
-RECURRENT = ("farzi_rnn", "gru4rec")  # torch cannot compile their layers
-COMPILED = [
-    pytest.param(kind, marks=[] if kind == "sasrec" else pytest.mark.slow) for kind in CONFIGS if kind not in RECURRENT
+COMPILED = [  # torch cannot compile recurrent layers
+    pytest.param(kind, marks=[] if kind == "sasrec" else pytest.mark.slow)
+    for kind in CONFIGS
+    if kind not in ("farzi_rnn", "gru4rec")
 ]
 
 
@@ -209,18 +194,14 @@ COMPILED = [
 def test_losses_of_every_learner_without_recurrent_layers_can_be_compiled(kind):
     """On real rows with padding, on soft tokens, and on ids with labels of their own."""
     torch.compiler.reset()
-    learner, tokens = (
-        Learner(config_of(kind)),
-        FarziDataConfig(4, LENGTH, 1, V, inputs="tokens", labels="own", label_dim=3),
-    )
+    learner = Learner(config_of(kind))
+    tokens = FarziDataConfig(4, LENGTH, 1, V, inputs="tokens", labels="own", label_dim=3)
     theta, training = learner.initial_parameters(0), SyntheticTraining(InnerAdam(0.02), 1.0, 2)
     real = SequenceCollator(0)([{"input_ids": [1, 2, 3, 4]}, {"input_ids": [5, 6]}])
     losses = [lambda params: learner.hard_loss(params, real, torch.tensor([0.5, 2.0]))]
     for farzi in (tiny_summary(4), FarziData(tokens)):
-        inputs, loss = (
-            tuple(x.detach() for x in farzi.tensors.values()),
-            training.inner_loss(learner, farzi.tensors, 3, seed=0),
-        )
+        inputs = tuple(x.detach() for x in farzi.tensors.values())
+        loss = training.inner_loss(learner, farzi.tensors, 3, seed=0)
         losses.append(lambda params, loss=loss, inputs=inputs: loss(params, inputs, 2))
     for loss in losses:
         found = torch.compile(torch.func.grad(loss), fullgraph=True, backend="eager")(theta)

@@ -57,31 +57,24 @@ def test_on_a_summary_that_does_not_change_a_turn_is_a_window_of_a_fresh_trainin
 
 def test_ages_stay_in_their_range_and_old_learners_are_replaced(learner, farzi):
     learners, ages = pool(), []
-    for _ in range(15):
-        place = learners._turn
+    for turn in range(15):
         learners(learner, farzi.tensors)
-        ages.append((place, learners._generations[place], learners._states[place].step + WINDOW))
-    assert [age for place, _, age in ages if place == 0] == [5, 7, 9, 11, 5]
-    assert [age for place, _, age in ages if place == 1] == [7, 9, 11, 5, 7]
-    assert [generation for place, generation, _ in ages if place == 2] == [0, 0, 1, 1, 1]
+        ages.append((learners._generations[turn % 3], learners._states[turn % 3].step + WINDOW))
+    assert [age for _, age in ages[::3]] == [5, 7, 9, 11, 5]
+    assert [age for _, age in ages[1::3]] == [7, 9, 11, 5, 7]
+    assert [generation for generation, _ in ages[2::3]] == [0, 0, 1, 1, 1]
 
 
 def test_the_steps_of_a_window_are_taken_again_on_the_changed_summary(learner, farzi):
-    learners = pool(1)
+    learners, first = pool(1), {name: x.detach().clone() for name, x in farzi.tensors.items()}
     learners(learner, farzi.tensors)
     with torch.no_grad():
         farzi.latents.add_(1.0)
     theta = learners(learner, farzi.tensors)
     seed = derive(7, Purpose.POOL_LEARNER, 0, 0)
-    settings = {"seed": seed, "of_steps": OLDEST}
-    with torch.no_grad():
-        farzi.latents.sub_(1.0)
-    state = training().advance(
-        learner, farzi.tensors, start=learner.initial_parameters(seed), steps=YOUNGEST - WINDOW, **settings
-    )
-    with torch.no_grad():
-        farzi.latents.add_(1.0)
-    state = training().advance(learner, farzi.tensors, start=state, steps=WINDOW, **settings)
+    state, settings = learner.initial_parameters(seed), {"seed": seed, "of_steps": OLDEST}
+    for summary, steps in ((first, YOUNGEST - WINDOW), (farzi.tensors, WINDOW)):
+        state = training().advance(learner, summary, start=state, steps=steps, **settings)
     expected = training()(learner, farzi.tensors, start=state, steps=WINDOW, **settings)
     for name, x in expected.items():
         torch.testing.assert_close(theta[name], x, rtol=1e-12, atol=1e-12)

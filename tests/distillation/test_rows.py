@@ -144,20 +144,14 @@ def test_a_sequence_length_beyond_the_positions_is_refused(make):
         make(sequence_length=POSITIONS + 1)
 
 
-ROBERTA = {
-    "hidden_size": 8,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 1,
-    "intermediate_size": 8,
-    "is_decoder": True,
-}
-
-
 @pytest.mark.parametrize(
     ("config", "limit"),
     [
         (config_of("gpt2", n_positions=20), 20), (config_of("opt", max_position_embeddings=20), 20), (config_of("sasrec", max_length=20), 20),
-        (AutoConfig.for_model("roberta", vocab_size=MODEL_V, max_position_embeddings=20, pad_token_id=1, **ROBERTA), 18),
+        (AutoConfig.for_model(
+            "roberta", vocab_size=MODEL_V, max_position_embeddings=20, pad_token_id=1, hidden_size=8, num_hidden_layers=1,
+            num_attention_heads=1, intermediate_size=8, is_decoder=True,
+        ), 18),
         (config_of("llama", max_position_embeddings=20), 50), (config_of("mamba"), 50), (config_of("bloom"), 50),
     ],
     ids=lambda value: getattr(value, "model_type", None),
