@@ -298,11 +298,9 @@ def test_sample_interactions_have_an_order_that_popularity_does_not_know():
     interactions, again = load_sample_interactions(300), load_sample_interactions(300)
     assert lists(interactions) == lists(again)
     shown = repr([interactions.item_titles, lists(interactions)])
-    assert (
-        hashlib.sha256(shown.encode()).hexdigest()[:16] == "4fdca3e03a84df2f"
-    )  # other viewers would change every figure of the demo
+    # Other viewers would change every figure of the demo.
+    assert hashlib.sha256(shown.encode()).hexdigest()[:16] == "4fdca3e03a84df2f"
     assert len(interactions.item_titles) == interactions.num_items + 1
-    assert all(len(set(row)) == len(row) >= 5 for row in lists(interactions))
     pairs = [pair for row in lists(interactions) for pair in pairwise(row)]
     assert np.mean([following == previous + 1 for previous, following in pairs]) > 0.4
     assert max(np.bincount(np.concatenate(interactions.sequences))) < 0.05 * len(pairs)

@@ -57,39 +57,9 @@ def test_the_table_is_what_it_was():
     """Another number for a purpose, or another way to draw, changes every figure."""
     numbers = [purpose.value for purpose in Purpose]
     assert numbers == sorted(set(numbers))  # a number is never used again
-    fixed = (
-        Purpose.SUMMARY_NORMAL,
-        Purpose.OUTER_STEP,
-        Purpose.MINIBATCH,
-        Purpose.BOOTSTRAP,
-        Purpose.POOL,
-        Purpose.TEACHER_KIND,
-    )
-    assert fixed == (0, 5, 9, 20, 24, 35)
-    assert derive(42, Purpose.OUTER_STEP, 3, 0) == EXPECTED
-
-
-EXPECTED = 17334878898376616393
-
-
-class Streams:
-    """Notes the state in which each generator of NumPy and each seed of torch begins."""
-
-    def __init__(self, monkeypatch):
-        self.begun = []
-        make, seed_torch = np.random.default_rng, torch.manual_seed
-
-        def default_rng(*args):
-            generator = make(*args)
-            self.begun.append(state(generator))
-            return generator
-
-        def manual_seed(seed):
-            self.begun.append(seed)
-            return seed_torch(seed)
-
-        monkeypatch.setattr(np.random, "default_rng", default_rng)
-        monkeypatch.setattr(torch, "manual_seed", manual_seed)
+    fixed = ("SUMMARY_NORMAL", "OUTER_STEP", "MINIBATCH", "BOOTSTRAP", "POOL", "TEACHER_KIND")
+    assert [Purpose[name] for name in fixed] == [0, 5, 9, 20, 24, 35]
+    assert derive(42, Purpose.OUTER_STEP, 3, 0) == 17334878898376616393
 
 
 def test_no_two_streams_of_a_distillation_are_one(monkeypatch, tmp_path, sequences, tokenizer):
@@ -106,18 +76,23 @@ def test_no_two_streams_of_a_distillation_are_one(monkeypatch, tmp_path, sequenc
     )  # fmt: skip
     objective = trainer.objective
     trainer.objective = type(objective)(**{**vars(objective), "starts": PretrainedStarts(bank, 0.5)})
-    streams = Streams(monkeypatch)
+    begun, make, seed_torch = [], np.random.default_rng, torch.manual_seed
+
+    def default_rng(*args):
+        generator = make(*args)
+        begun.append(state(generator))
+        return generator
+
+    monkeypatch.setattr(np.random, "default_rng", default_rng)
+    monkeypatch.setattr(torch, "manual_seed", lambda seed: begun.append(seed) or seed_torch(seed))
     trainer.train()
     trainer.evaluate()
     random_sequences(trained, 10, trainer.args.seed)
     Spectral()(trainer.model, trained, trainer.args.seed)
     Interactions([np.array([1, 2])] * 10, 2).strong_generalization_split(trainer.args.seed)
-    ours = [
-        begun for begun in streams.begun if begun != trainer.args.seed
-    ]  # torch's, by transformers and for each process
+    ours = [one for one in begun if one != trainer.args.seed]  # torch's, by transformers and for each process
     assert len(ours) > 30
-    twice = {begun for begun in ours if ours.count(begun) > 1}
-    assert not twice
+    assert not {one for one in ours if ours.count(one) > 1}
 
 
 @pytest.mark.parametrize("values", [["0", "1"], ["a"], [[0]], [0, 0], [-1], [], 3, "01"])

@@ -34,13 +34,6 @@ def test_flatten_sequences_keeps_everything(ids):
     assert lengths.tolist() == [len(row) for row in ids]
 
 
-def test_check_sequences_follows_a_selection():
-    dataset = rows([2, 99], [2, 4, 3], [2]).with_format("torch")
-    check_sequences(dataset.select([1]), vocab_size=5)
-    with pytest.raises(ValueError, match=r"\[1\] holds id 99"):
-        check_sequences(dataset.select([1, 0]), vocab_size=5)
-
-
 @pytest.mark.parametrize(
     ("dataset", "message"),
     [

@@ -65,15 +65,6 @@ def test_workers_make_the_same_batches(workers):
     assert alone == theirs
 
 
-def test_prepared_rows_may_be_more_or_fewer():
-    histories = [list(range(i, i + 1 + i % 9)) for i in range(600)]
-    stream = RowStream(
-        Dataset.from_dict({"input_ids": histories}).to_iterable_dataset(), lambda some: training_windows(some, 4)
-    )
-    expected = training_windows(Dataset.from_dict({"input_ids": histories}), 4)["input_ids"]
-    assert [row["input_ids"] for row in islice(stream, len(expected))] == list(expected)
-
-
 def test_a_row_that_cannot_be_used_is_found_when_it_comes():
     def check(some: Dataset) -> Dataset:
         if (bad := flatten_sequences(some)[0] == 500).any():

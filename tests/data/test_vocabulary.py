@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from tiny_artefacts import WORDS, word_tokenizer
 from tokenizers import Tokenizer
@@ -53,24 +51,9 @@ def test_entries_that_a_tokenizer_lacks_stand_for_themselves():
     assert vocabulary_of(tokenizer).text(["a", "b", "[2]", "[3]", "b"]) == "a b [2] [3] b"
 
 
-def test_a_vocabulary_saves_its_own_files(tmp_path):
-    for kind, processing_class in KINDS.items():
-        (tmp_path / kind).mkdir()
-        vocabulary_of(processing_class).save(tmp_path / kind)
-    assert json.loads((tmp_path / "list" / "vocabulary.json").read_text()) == WORDS
-    assert (tmp_path / "tokenizer" / "tokenizer.json").exists()
-    assert not list((tmp_path / "none").iterdir())
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_small_learner_is_a_config_that_exists(kind):
     learner = dict(vocabulary_of(KINDS[kind]).small_learner)
     config = AutoConfig.for_model(**learner)
     assert isinstance(config, SASRecConfig) == (kind == "list")
     assert config.to_dict().items() >= learner.items()
-
-
-def test_special_ids_are_those_of_the_tokenizer():
-    names = ("pad_token_id", "bos_token_id")
-    assert vocabulary_of(word_tokenizer()).special_ids(names) == {"pad_token_id": 0, "bos_token_id": None}
-    assert vocabulary_of(WORDS).special_ids(names) == dict.fromkeys(names)

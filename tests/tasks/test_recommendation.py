@@ -1,4 +1,4 @@
-"""Ranking metrics against their definitions, against torchmetrics, under a Trainer, and as an `evaluate` module."""
+"""Ranking metrics against their definitions, under a Trainer, and as an `evaluate` module."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torchmetrics import functional, retrieval
 from transformers import EvalPrediction
 
 from farzi_hf.metrics import (
@@ -74,20 +73,6 @@ def test_equal_scores_go_by_id_and_count_half_in_the_auc(row, data):
     target = data.draw(st.integers(0, len(row) - 1))
     scores, targets = torch.tensor([row], dtype=torch.float32), torch.tensor([target])
     assert ranking_metrics(scores, targets, (2,)) == pytest.approx(by_hand(scores, targets, 2))
-
-
-def test_torchmetrics_agrees(case):
-    scores, targets = case
-    relevant = torch.nn.functional.one_hot(targets, V)
-    users = torch.arange(USERS)[:, None].expand(-1, V).flatten()
-    ours = ranking_metrics(scores, targets, (1, 5, 20))
-    for k in (1, 5, 20):
-        for name, oracle in (("hr", retrieval.RetrievalHitRate), ("ndcg", retrieval.RetrievalNormalizedDCG)):
-            theirs = oracle(top_k=k)(scores.flatten(), relevant.flatten(), indexes=users)
-            assert ours[f"{name}@{k}"] == pytest.approx(theirs.item(), abs=1e-6)
-    probabilities = scores.double().sigmoid()
-    aucs = [functional.auroc(p, r, task="binary").item() for p, r in zip(probabilities, relevant, strict=True)]
-    assert ours["auc"] == pytest.approx(np.mean(aucs), abs=1e-6)
 
 
 def test_a_diverged_model_is_the_worst_and_not_the_best():
