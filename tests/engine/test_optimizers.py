@@ -116,7 +116,6 @@ BAD: dict[str, tuple[Callable[[], InnerOptimizer], str]] = {
     "no eps": (lambda: PaperAdam(lr=0.1, eps=0.0), r"eps and eps_root are both 0\.0.*for example eps=1e-8"),
     "decay": (lambda: InnerAdam(lr=0.1, weight_decay=-0.1), r"weight_decay must be a finite number >= 0, got -0\.1"),
     "momentum": (lambda: InnerSGD(lr=0.1, momentum=1.0), r"momentum must be a number in \[0, 1\), got 1\.0"),
-    "schedule": (lambda: InnerSGD(lr=0.1, lr_schedule=0.5), r"lr_schedule must map .* got 0\.5; pass a function"),
 }  # fmt: skip
 
 

@@ -148,7 +148,3 @@ def check_fields(optimizer: InnerOptimizer, *names: str) -> None:
         value = getattr(optimizer, name)
         if not (is_number(value) and value >= 0):
             raise ValueError(f"{name} must be a finite number >= 0, got {value!r}; 0.0 turns it off")
-    if optimizer.lr_schedule is not None and not callable(optimizer.lr_schedule):
-        raise ValueError(
-            f"lr_schedule must map a step to a multiplier of lr, got {optimizer.lr_schedule!r}; pass a function or None"
-        )
