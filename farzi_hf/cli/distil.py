@@ -16,7 +16,6 @@ from typing import Any
 from farzi_hf.cli.arguments import example_configs, parse_arguments
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory
 from farzi_hf.cli.run_folder import begin_run, check_outputs, find_checkpoint, kept, stored, write_recipe
-from farzi_hf.distillation.callbacks import phase
 from farzi_hf.distillation.config import FarziConfig
 from farzi_hf.distillation.objectives import OBJECTIVES
 from farzi_hf.distillation.rows import check_rows, run_check
@@ -133,8 +132,7 @@ class Run:
     @cached_property
     def settings(self) -> dict[str, Any]:
         """The settings on which kept results depend."""
-        with phase(f"Data set {self.data.settings.dataset}", disable=self.args.disable_tqdm or not self.is_first):
-            return {**vars(self.data.settings), **self.recipe, "data": self.data.fingerprint(self.seed)}
+        return {**vars(self.data.settings), **self.recipe, "data": self.data.fingerprint(self.seed)}
 
     def finished(self) -> dict[str, Any] | None:
         """The results of an earlier start, if it came to its end with these settings. All processes call this."""

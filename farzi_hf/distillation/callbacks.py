@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import psutil
 import torch
-from tqdm.auto import tqdm
 from transformers import TrainerCallback, TrainerState
 
 try:
@@ -54,10 +51,3 @@ class ChaosWarning(TrainerCallback):
 def without_prediction_bar(progress: type[TrainerCallback]) -> type[TrainerCallback]:
     """A class of Trainer's progress bars without the bar of an evaluation, which starts late and shows only one student."""
     return type(progress.__name__, (progress,), {"on_prediction_step": TrainerCallback.on_prediction_step})
-
-
-@contextmanager
-def phase(text: str, disable: bool = False) -> Iterator[None]:
-    """Shows `text` on the terminal while the context is open."""
-    with tqdm(desc=text, bar_format="{desc} …", disable=disable, leave=False, dynamic_ncols=True):
-        yield

@@ -24,7 +24,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.data.streams import RowStream
-from farzi_hf.distillation.callbacks import ChaosWarning, peak_memory, phase, without_prediction_bar
+from farzi_hf.distillation.callbacks import ChaosWarning, peak_memory, without_prediction_bar
 from farzi_hf.distillation.config import FarziConfig
 from farzi_hf.distillation.inner_training import Students
 from farzi_hf.distillation.learner import Learner, Parameters
@@ -163,8 +163,7 @@ class FarziTrainer(Trainer):
         if self.task.processing_class is not None:  # an error should come now, not when the summary is saved
             summary.adopt_processing_class(self.task.processing_class, "processing_class")
         if farzi_data is None and rows is not None:
-            with phase("Start of the summary", disable=args.disable_tqdm or args.process_index > 0):
-                args.make_start()(summary, rows, args.seed)
+            args.make_start()(summary, rows, args.seed)
             self._open_start = summary.fingerprint() if LABELS[args.labels].by_teachers else None
         return summary
 
@@ -300,10 +299,6 @@ class FarziTrainer(Trainer):
         """Trains students on the summary as it is now, with the settings of the inner loop."""
         args = self.args
         return Students(self.learner, self.model, self.training, args.inner_steps, args.seed, args.device, self._quiet)
-
-    def train_student(self, index: int = 0) -> Parameters:
-        """θ_T of evaluation student `index`: it starts from fresh weights and trains on the summary with the inner loop's settings."""
-        return self.students.on_summary(index)
 
     def evaluate(
         self,

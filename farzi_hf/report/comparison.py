@@ -106,7 +106,7 @@ class Comparison(Students):
         return self.token_bytes(len(flatten_sequences(sequences)[0]))
 
     def summary_student(self, index: int = 0) -> Student:
-        """Student `index` of the summary as it is now: the same as `FarziTrainer.train_student(index)`."""
+        """Student `index` of the summary as it is now: the same as `FarziTrainer.students.on_summary(index)`."""
         return partial(self.learner.logits, self.on_summary(index))
 
     def real_student(self, sequences: Dataset, steps: int, seed: int) -> Student:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import re
-import sys
 
 import psutil
 import torch
 
-from farzi_hf.distillation.callbacks import peak_memory, phase
+from farzi_hf.distillation.callbacks import peak_memory
 
 CPU = torch.device("cpu")
 
@@ -40,13 +38,3 @@ def test_nothing_is_shown_where_bars_are_off(make, capfd):
     trainer = make(concentration=None, max_steps=1, eval_strategy="steps", eval_steps=1)
     trainer.train()
     assert capfd.readouterr().err == ""
-
-
-def test_a_phase_is_shown_from_its_first_moment_on(monkeypatch):
-    stream = io.StringIO()
-    monkeypatch.setattr(sys, "stderr", stream)
-    with phase("Reading"):
-        assert shown(stream.getvalue()) == ["Reading …"]
-    with phase("Nothing", disable=True):
-        pass
-    assert "Nothing" not in stream.getvalue()

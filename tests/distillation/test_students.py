@@ -30,7 +30,7 @@ def test_evaluation_is_mean_and_deviation_over_students(make, sequences, tokeniz
     students = []
     for i in range(3):
         with torch.no_grad():
-            logits = trainer.learner.logits(trainer.train_student(i), batch)
+            logits = trainer.learner.logits(trainer.students.on_summary(i), batch)
         students.append(token_metrics(token_statistics(logits, batch["labels"]).numpy()))
     for name in ("perplexity", "sentence_perplexity", "accuracy"):
         values = [student[name] for student in students]

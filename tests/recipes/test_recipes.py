@@ -93,10 +93,8 @@ def test_what_no_recipe_wrote_is_refused_before_any_work(tmp_path, script, name,
 
 def test_a_run_shows_what_it_does_and_how_far_it_is(finished_text):
     shown = finished_text.shown
-    for bar in (
-        "Data set sample …", "Start of the summary …", "Farzi, 0 outer steps", "Students",
-    ):  # fmt: skip
-        assert bar in shown
+    assert "Farzi, 0 outer steps" in shown
+    assert "Students" in shown
     assert not re.findall(r".*(?:[Ww]arn|loss_type|pin_memory).*", shown)  # a first minute without them
     assert not re.search(r"\d+it \[", shown)  # a bar without an end, or past it
 
