@@ -89,8 +89,7 @@ def check_different(name: str, values: Any, least: float | None = None) -> None:
     """Raises ValueError unless this is a list without a value that is in it twice, or below `least`."""
     listed = isinstance(values, Sequence) and not isinstance(values, str) and len(values) > 0
     twice = listed and any(value in values[:i] for i, value in enumerate(values))
-    small = listed and least is not None and not all(isinstance(value, Real) and value >= least for value in values)
-    if not listed or twice or small:
+    if not listed or twice or not all(least is None or (isinstance(x, Real) and x >= least) for x in values):
         kind = "values" if least is None else f"numbers of at least {least}"
         raise ValueError(f"{name}={values!r} is not usable: give a list of different {kind}")
 

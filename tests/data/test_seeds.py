@@ -10,7 +10,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tiny_trainer import tiny_trainer
 
-from farzi_hf import FarziConfig
 from farzi_hf.data import Interactions, random_sequences
 from farzi_hf.data.seeds import Purpose, check_different, check_seed, derive, stream
 from farzi_hf.summary.initialization import Spectral
@@ -45,12 +44,6 @@ def test_a_seed_that_is_none_is_refused(seed):
         derive(seed, Purpose.SPLIT)
     assert check_seed(np.int64(3)) == 3
     assert derive(2**64 - 1, Purpose.SPLIT) >= 0
-
-
-@pytest.mark.parametrize("seed", [-1, 2**32])
-def test_a_config_takes_the_seeds_that_transformers_takes(tmp_path, seed):
-    with pytest.raises(ValueError, match=rf"^seed={seed} is not usable; give an integer from 0 to 2\*\*32 - 1$"):
-        FarziConfig(str(tmp_path), seed=seed)
 
 
 def test_the_table_is_what_it_was():

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
-import re
 from pathlib import Path
 
 import pytest
 from datasets import Dataset, DatasetDict
-from fuzzing import fuzzed
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 from farzi_hf.data import (
     bpe_tokenizer,
@@ -65,9 +60,6 @@ def test_ptb_names_a_file_that_holds_no_text(ptb_folder, content, message):
     (ptb_folder / "ptb.valid.txt").write_bytes(content)
     with pytest.raises(ValueError, match=message):
         load_ptb(ptb_folder)
-    (ptb_folder / "ptb.valid.txt").unlink()
-    with pytest.raises(ValueError, match=r"data_dir=.* lacks ptb\.valid\.txt"):
-        load_ptb(ptb_folder)
 
 
 def test_ptb_lines_end_where_a_line_ends(ptb_folder):
@@ -77,33 +69,6 @@ def test_ptb_lines_end_where_a_line_ends(ptb_folder):
             content.removeprefix("\ufeff" * (encoding == "utf-16")).encode(encoding)
         )
         assert load_ptb(ptb_folder)["validation"]["text"][:] == ["a\u2028b \x85 c", "d\x0b\x0ce", "f", "", "\x00 g"]
-
-
-@pytest.mark.fuzz
-@fuzzed
-@given(st.one_of(st.binary(max_size=100), st.text(max_size=40).map(str.encode)))
-@example(b"\xef\xbb\xbf")
-@example(b"\r")
-@example(b"\x1c")
-def test_random_bytes_become_sequences_or_an_error_with_the_name(ptb_folder, content):
-    (ptb_folder / "ptb.train.txt").write_bytes(content)
-    tokenized, refusal = None, None
-    try:
-        dataset = load_ptb(ptb_folder)
-        sentences = dataset["train"]["text"]
-        tokenized = tokenize(DatasetDict(train=dataset["train"]), word_tokenizer(sentences))["train"]
-    except ValueError as error:
-        refusal = str(error)
-    try:
-        text = content.decode("utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8").lstrip("\ufeff")
-    except UnicodeDecodeError:
-        text = ""
-    if sentences := [line for line in re.split("\r\n|\r|\n", text) if line.strip()]:
-        words = [re.sub("[\x1c-\x1f]", "x", sentence).split() for sentence in sentences]
-        assert list(map(len, tokenized["input_ids"])) == [len(row) + 2 for row in words]
-        assert all(set(row[1:-1]).isdisjoint({0, 1, 2, 3}) for row in tokenized["input_ids"])
-    else:
-        assert re.search("ptb.train.txt|'train'", refusal)
 
 
 def test_ptb_unreachable_is_one_line_that_names_the_remedies(monkeypatch):
@@ -153,11 +118,6 @@ def test_word_tokenizer_ids():
     assert [getattr(tokenizer, f"{role}_token_id") for role in ("pad", "unk", "bos", "eos")] == [0, 1, 2, 3]
     ids = word_tokenizer(["it was n't ?"])("was n't it ?").input_ids
     assert word_tokenizer(["it was n't ?"]).decode(ids) == "<s> was n't it ? </s>"
-
-
-def test_word_tokenizer_knows_all_words_that_it_splits_into():
-    tokenizer = word_tokenizer(["a\x1cb \x1f c\u2028d\xa0e"])
-    assert tokenizer("a\x1cb \x1f c\u2028d\xa0e").input_ids == [2, 5, 4, 6, 7, 8, 3]
 
 
 @pytest.mark.parametrize(
@@ -225,12 +185,10 @@ def test_tokenize_takes_splits_of_datasets(tokenizer, text):
             tokenize(dataset, tokenizer)
 
 
-def test_tokenize_cuts_and_says_so(caplog):
-    tokenizer = word_tokenizer(["a b"])
-    with caplog.at_level(logging.WARNING, logger="farzi_hf.data.text"):
-        encoded = tokenize(DatasetDict(train=Dataset.from_dict({"text": ["a b a", "a"]})), tokenizer, max_length=3)
+def test_tokenize_cuts():
+    texts = DatasetDict(train=Dataset.from_dict({"text": ["a b a", "a"]}))
+    encoded = tokenize(texts, word_tokenizer(["a b"]), max_length=3)
     assert list(encoded["train"]["input_ids"]) == [[2, 4, 5], [2, 4, 3]]
-    assert "1 of 2 sequences are cut to max_length=3" in caplog.text
 
 
 @pytest.mark.parametrize(
