@@ -47,8 +47,7 @@ def load_ptb(data_dir: str | Path | None = None) -> DatasetDict:
         data_dir: folder with ``ptb.train.txt``, ``ptb.valid.txt`` and ``ptb.test.txt``.
 
     Raises:
-        FileNotFoundError: ``data_dir`` lacks one of the three files.
-        ValueError: a file is neither UTF-8 nor UTF-16 text.
+        ValueError: ``data_dir`` lacks one of the three files, or a file is neither UTF-8 nor UTF-16 text.
         DataUnavailableError: there is no ``data_dir``, and the Hub cannot be reached.
     """
     if data_dir is not None:
@@ -73,8 +72,9 @@ def _lines(path: Path) -> list[str]:
     """The lines of a text file."""
     try:
         text = utf8(path).decode()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is neither UTF-8 nor UTF-16 text ({error}): convert it with iconv") from None
+    except (OSError, UnicodeDecodeError) as error:
+        remedy = f"data_dir has to hold {', '.join(_PTB_FILES.values())} in one of these encodings"
+        raise ValueError(f"{path} cannot be read as UTF-8 or UTF-16 text ({error}): {remedy}") from None
     lines = re.split("\r\n|\r|\n", text)  # splitlines() would also split at characters inside a sentence
     return lines if lines[-1] else lines[:-1]
 

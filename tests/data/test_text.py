@@ -51,13 +51,15 @@ def test_ptb_from_the_hub_snapshot(ptb_folder, monkeypatch):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("a caf\xe9 b\n".encode("latin-1"), r"ptb\.valid\.txt is neither UTF-8 nor UTF-16 text \(.*position 5: .*\): convert it"),
-        ("a b\n".encode("utf-16")[:-1], r"ptb\.valid\.txt is neither"),
+        ("a caf\xe9 b\n".encode("latin-1"), r"ptb\.valid\.txt cannot be read as UTF-8 or UTF-16 text \(.*position 5: .*\): data_dir has to hold"),
+        ("a b\n".encode("utf-16")[:-1], r"ptb\.valid\.txt cannot be read"), (None, r"ptb\.valid\.txt cannot be read .*No such file"),
     ],
-    ids=["Latin-1", "UTF-16"],
+    ids=["Latin-1", "UTF-16", "missing"],
 )  # fmt: skip
 def test_ptb_names_a_file_that_holds_no_text(ptb_folder, content, message):
-    (ptb_folder / "ptb.valid.txt").write_bytes(content)
+    (ptb_folder / "ptb.valid.txt").unlink()
+    if content is not None:
+        (ptb_folder / "ptb.valid.txt").write_bytes(content)
     with pytest.raises(ValueError, match=message):
         load_ptb(ptb_folder)
 
