@@ -44,10 +44,8 @@ RECORD = "farzi_run.json"
 _NAME = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)")
 _UNFINISHED = re.compile(r"\..+\.(\d+)-[0-9a-f]{32}")  # what `replace_file` writes first: .NAME.PROCESS-NUMBER
 
-
-_SIGNALS = [
-    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
-]  # Windows has two
+# Windows has no SIGHUP.
+_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
 class Interrupted(SystemExit):

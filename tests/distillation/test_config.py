@@ -140,22 +140,10 @@ def test_numbers_of_yaml_and_numpy_become_those_of_python():
 # -- what is refused -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["inputs", "objective"])
-def test_unknown_names_are_refused_with_the_known_ones(name):
-    table = FarziConfig.settings[name].metadata["table"]
-    with pytest.raises(ValueError, match=f"{name}='magic' is unknown; choose one of {', '.join(table)}"):
-        config(**{name: "magic"})
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "minimum"), [("num_sequences", 0, 1), ("sequence_length", 1, 2), ("window", -1, 0)]
-)
-def test_counts_out_of_range_are_refused(name, value, minimum):
-    with pytest.raises(ValueError, match=rf"{name}={value} is not usable; give an integer of at least {minimum}"):
-        config(**{name: value})
-
-
 NOT_USABLE = {
+    "inputs='magic' is unknown; choose one of soft, tokens": {"inputs": "magic"},
+    "num_sequences=0 is not usable; give an integer of at least 1": {"num_sequences": 0},
+    "window=-1 is not usable; give an integer of at least 0": {"window": -1},
     "concentration=nan is not usable; give a number above 0, for instance 8.0, or None": {"inputs": "soft", "concentration": float("nan")},
     "concentration=0.0 is not usable": {"inputs": "soft", "initialization": "clusters", "concentration": 0.0},
     "learning_rate=nan is not usable": {"learning_rate": float("nan")},

@@ -44,12 +44,10 @@ def test_logs(make):
     trainer = make(max_steps=4, logging_steps=2)
     trainer.train()
     entries = [entry for entry in trainer.state.log_history if "loss" in entry]
-    assert [entry["step"] for entry in entries] == [2, 4]
+    assert [(entry["step"], entry["non_finite_steps"]) for entry in entries] == [(2, 0), (4, 0)]
     for entry in entries:
         assert np.log(V) * 0.5 < entry["loss"] < np.log(V) * 1.5
         assert entry["grad_norm"] > 0
-        assert entry["non_finite_steps"] == 0
-        assert 0 < entry["seconds_per_step"] < 10
         assert 0.05 < entry["peak_memory_gib"] < 50
 
 
@@ -208,14 +206,6 @@ def test_the_artefact_loads_everywhere(make, tmp_path, tokenizer):
     assert recipe == trainer.args.to_recipe()
     saved = yaml.safe_load(Path(folder, "metrics.json").read_text(encoding="utf-8"))
     assert saved["eval_perplexity"] == metrics["eval_perplexity"]
-
-
-def test_the_artefact_claims_no_metrics_of_other_tensors(make):
-    trainer = make(max_steps=1)
-    trainer.evaluate()
-    trainer.train()
-    trainer.save_model()
-    assert not Path(trainer.args.output_dir, "metrics.json").exists()
 
 
 def test_the_artefact_claims_no_metrics_of_numbers_that_its_file_rounds(make, tmp_path):
