@@ -14,9 +14,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import parse_qs, unquote, urlsplit
-
-import yaml
+from urllib.parse import unquote, urlsplit
 
 TOKEN = "hf_of_the_tests"
 
@@ -89,14 +87,7 @@ class Handler(BaseHTTPRequestHandler):
         return self.send(*self.route(path, body))
 
     def read_body(self) -> bytes:
-        if self.headers.get("Transfer-Encoding") != "chunked":
-            return self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        chunks = []
-        while size := int(self.rfile.readline(), 16):
-            chunks.append(self.rfile.read(size))
-            self.rfile.readline()
-        self.rfile.readline()
-        return b"".join(chunks)
+        return self.rfile.read(int(self.headers.get("Content-Length", 0)))
 
     def send(self, status: int, content: object, headers: dict[str, str] | None = None) -> None:
         data = content if isinstance(content, bytes) else json.dumps(content).encode()
@@ -118,7 +109,6 @@ class Handler(BaseHTTPRequestHandler):
             rf"POST /api/datasets/{name}/branch/(?P<branch>.+)": self.branch,
             rf"POST /api/datasets/{name}/preupload/(?P<revision>[^/]+)": self.preupload,
             rf"POST /api/datasets/{name}/commit/(?P<revision>[^/]+)": self.commit,
-            rf"POST /api/datasets/{name}/paths-info/(?P<revision>[^/]+)": self.paths_info,
             rf"GET /api/datasets/{name}/tree/(?P<revision>[^/]+)(/(?P<folder>.+))?": self.tree,
             rf"GET /api/datasets/{name}(/revision/(?P<revision>[^/]+))?": self.info,
             rf"(GET|HEAD) /datasets/{name}/resolve/(?P<revision>[^/]+)/(?P<file>.+)": self.resolve,
@@ -155,11 +145,6 @@ class Handler(BaseHTTPRequestHandler):
         return status, {"url": f"{self.hub.url}/datasets/{name}", "name": name, "error": "exists already"}
 
     def validate(self, body: bytes) -> tuple:
-        header = re.match(r"---\n(.*?)\n---\n", json.loads(body)["content"], flags=re.S)
-        try:
-            yaml.safe_load(header.group(1))
-        except (AttributeError, yaml.YAMLError) as error:
-            return 400, {"errors": [{"message": str(error)}], "warnings": []}
         return 200, {"errors": [], "warnings": []}
 
     def branch(self, body: bytes, repository: Repository, branch: str) -> tuple:
@@ -205,13 +190,6 @@ class Handler(BaseHTTPRequestHandler):
         if not re.search(r"recursive=(true|1)", self.path, flags=re.I):
             entries = [found for found in entries if "/" not in found["path"].removeprefix(prefix)]
         return 200, entries
-
-    def paths_info(self, body: bytes, repository: Repository, revision: str) -> tuple:
-        files = repository.commits[revision]
-        is_json = self.headers.get("Content-Type", "").startswith("application/json")
-        paths = (json.loads(body) if is_json else parse_qs(body.decode())).get("paths", [])
-        found = [entry(path, files[path]) for path in paths if path in files]
-        return 200, found + [directory(path) for path in paths if any(name.startswith(f"{path}/") for name in files)]
 
     def resolve(self, body: bytes, repository: Repository, revision: str, file: str) -> tuple:
         files = repository.commits[revision]

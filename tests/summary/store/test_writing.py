@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import base64
+import getpass
 import json
 import math
+import platform
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -23,11 +26,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from tiny_artefacts import INNER, METRICS, RECIPE, WORDS, save_variant, tiny, variant_on_disk, word_tokenizer
+from tiny_trainer import tiny_learner, tiny_trainer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
 
+from farzi_hf import FarziConfig, record_trajectories
 from farzi_hf.data import vocabulary_of
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.farzi_data import _SHOWN_TOKENS as DECODED_TOP_K
 from farzi_hf.summary.store import ArtefactFolder, writing
+from farzi_hf.summary.store.text import without_local_paths
 from farzi_hf.summary.store.writing import render_viewer
 
 
@@ -369,3 +376,57 @@ def test_the_page_of_a_large_summary_holds_its_first_sequences(tmp_path, monkeyp
     held = np.frombuffer(base64.b64decode(data["latents"]), dtype="<f4").reshape(few, *farzi.latents.shape[1:])
     assert np.array_equal(held, farzi.latents[:few].detach().numpy())
     assert len(base64.b64decode(data["entropy"])) == 4 * few * farzi.config.sequence_length
+
+
+# -- secrets ---------------------------------------------------------------------------------------------------------
+
+SECRET_TOKEN = "hf_SecretSecretSecret"
+
+
+@pytest.mark.parametrize("text", [repr, str, "{!r}".format, "{}".format])
+def test_no_token_is_printed(text):
+    shown = text(FarziConfig("out", use_cpu=True, hub_token=SECRET_TOKEN, num_sequences=17))
+    assert SECRET_TOKEN not in shown
+    assert "num_sequences=17" in shown
+
+
+@pytest.mark.parametrize(
+    ("path", "kept"),
+    [
+        ("/home/ann/omega", "omega"), ("/home/ann/omega/", "omega"), ("C:\\Users\\ann\\omega", "omega"), ("\\\\host\\share\\omega", "omega"),
+        ("~/omega", "omega"), ("~ann/omega", "omega"), ("outputs/omega", "outputs/omega"), ("a / b", "a / b"), ("ml-100k", "ml-100k"),
+    ],
+)  # fmt: skip
+def test_of_a_path_outside_the_project_its_name_is_kept(path, kept):
+    assert without_local_paths({"a": [path, 1, None], "b": {"c": path}}) == {"a": [kept, 1, None], "b": {"c": kept}}
+
+
+def test_the_artefact_says_nothing_of_this_machine(tmp_path, sequences, tokenizer, monkeypatch):
+    """Learner, tokenizer and trajectories all come from folders."""
+    for module, name in ((socket, "gethostname"), (platform, "node"), (getpass, "getuser")):
+        monkeypatch.setattr(module, name, lambda: "SecretName")
+    home = tmp_path / "SecretHome"
+    AutoModelForCausalLM.from_config(tiny_learner(len(tokenizer))).save_pretrained(home / "learner")
+    tokenizer.save_pretrained(home / "tokenizer")
+    tokenizer = AutoTokenizer.from_pretrained(home / "tokenizer", config=PreTrainedConfig())
+
+    def learner():
+        return AutoModelForCausalLM.from_pretrained(home / "learner")
+
+    plain = tiny_trainer(home / "out", sequences, tokenizer, {"learner_init": learner})
+    record_trajectories(
+        plain.learner, plain.args.make_inner_optimizer(), sequences["train"], plain.data_collator, home / "omega", num=1, steps=2,
+        save_every=1, batch_size=8, seed=0,
+    )  # fmt: skip
+    settings = {"trajectories": str(home / "omega"), "hub_token": SECRET_TOKEN, "run_name": "SecretRun", "max_steps": 1}
+    trainer = tiny_trainer(home / "out", sequences, tokenizer, {"learner_init": learner}, **settings)
+    trainer.train()
+    trainer.evaluate()
+    trainer.save_model(home / "summary")
+    FarziData.from_pretrained(home / "summary").save_pretrained(home / "copy")  # a loaded config knows its folder
+
+    for path in [*(home / "summary").rglob("*"), *(home / "copy").rglob("*")]:
+        assert path.is_dir() or not re.search(b"Secret|" + str(tmp_path).encode(), path.read_bytes()), path.name
+    for folder in ("summary", "copy"):
+        assert yaml.safe_load((home / folder / "recipe.yaml").read_text())["trajectories"] == "omega"
+    assert trainer.args.to_recipe()["trajectories"] == str(home / "omega")  # what a run compares when it goes on
