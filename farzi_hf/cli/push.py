@@ -19,5 +19,5 @@ def command(argv: Sequence[str]) -> None:
     args = parser.parse_args(argv)
     from huggingface_hub.errors import HTTPError
 
-    with ends_in_one_line("farzi push", FileNotFoundError, HTTPError):
+    with ends_in_one_line("farzi push", FileNotFoundError, HTTPError, RuntimeError):
         print(push_folder(args.summary, args.repo, args.private, args.revision))

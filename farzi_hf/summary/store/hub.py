@@ -71,7 +71,7 @@ def push_folder(
 
     Raises:
         FileNotFoundError, ValueError: there is no artefact in the folder, it is incomplete, or it contains links.
-        httpx.HTTPError: the Hub is out of reach, refuses the request, or has another commit since this push began.
+        httpx.HTTPError, RuntimeError: the Hub is out of reach, refuses, or has another commit since this push began.
     """
     with tempfile.TemporaryDirectory() as whole:  # a copy of one save: another may follow meanwhile
         files = read_artefact(Path(folder), lambda artefact: _copy(artefact, Path(whole)))
