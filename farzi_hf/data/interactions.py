@@ -162,8 +162,10 @@ def _numbered(ids: pa.ChunkedArray) -> tuple[np.ndarray, list[Any]]:
 
 def _times(column: pa.ChunkedArray, source: Any) -> np.ndarray:
     """Numbers or NumPy's datetimes (n,). Text is read as integers, as dates and times, or as other numbers, whichever reads all of it."""
-    integers = _is_text(column) and pc.all(pc.match_substring_regex(column, INTEGER)).as_py()
-    kinds, errors = ([pa.int64()] if integers else _TIMES) if _is_text(column) else [column.type], []
+    kinds, errors = [column.type], []
+    if _is_text(column):
+        integers = pc.all(pc.match_substring_regex(column, INTEGER)).as_py()
+        kinds = [pa.int64()] if integers else _TIMES
     for kind in kinds:
         try:
             times = column.cast(kind).to_numpy()

@@ -165,22 +165,18 @@ def evaluation_windows(dataset: Dataset, max_length: int) -> Dataset:
     return in_memory(input_ids=recent, seen=_slices(ids, starts, np.maximum(starts, ends - 1)))
 
 
-def check_unpadded(dataset: Dataset) -> None:
-    """Raises ValueError if a history in ``input_ids`` holds item 0, the padding: it would be read, and predicted, as if it was an item."""
-    ids, lengths = stored_sequences(dataset)
-    if len(ids) and ids[place := int(ids.argmin())] == 0:
-        row = int(np.searchsorted(np.cumsum(lengths), place, side="right"))
-        raise ValueError(
-            f"dataset['input_ids'][{row}] holds item 0, which is the padding: give whole histories without it; they are cut and padded later."
-        )
-
-
 def _histories(dataset: Dataset, max_length: int) -> tuple[np.ndarray, np.ndarray]:
     if max_length < 2:
         raise ValueError(f"max_length={max_length} leaves nothing to predict: pass 2 or more.")
     if beside := sorted({"labels", "attention_mask"} & set(dataset.column_names)):
         raise ValueError(f"dataset has the columns {', '.join(beside)}, which windows would lose: drop them.")
-    return stored_sequences(dataset)
+    ids, lengths = stored_sequences(dataset)
+    if len(ids) and ids[place := int(ids.argmin())] == 0:  # it would be read, and predicted, as if it was an item
+        row = int(np.searchsorted(np.cumsum(lengths), place, side="right"))
+        raise ValueError(
+            f"dataset['input_ids'][{row}] holds item 0, which is the padding: give whole histories without it; they are cut and padded later."
+        )
+    return ids, lengths
 
 
 def in_memory(**columns: pa.Array) -> Dataset:

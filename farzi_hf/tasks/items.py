@@ -21,7 +21,6 @@ import farzi_hf.models  # noqa: F401  registers the architectures that transform
 from farzi_hf.data import IGNORED, SAMPLE_INTERACTIONS, SequenceCollator, load_interactions, load_sample_interactions
 from farzi_hf.data.sequences import (
     check_sequences,
-    check_unpadded,
     evaluation_windows,
     flatten_sequences,
     training_windows,
@@ -250,11 +249,9 @@ class Recommendation(Task):
         return AutoConfig.for_model(**{**learner, "num_items": len(self.processing_class) - 1, "max_length": length})
 
     def training_rows(self, sequences: Dataset, length: int) -> Dataset:
-        check_unpadded(sequences)
         return training_windows(sequences, length)
 
     def evaluation_rows(self, sequences: Dataset, length: int) -> Dataset:
-        check_unpadded(sequences)
         return evaluation_windows(sequences, length)
 
     preprocess_logits_for_metrics = staticmethod(target_ranks)
