@@ -40,11 +40,7 @@ def with_adapters(model: nn.Module) -> nn.Module:
     return peft.get_peft_model(model, adapters, autocast_adapter_dtype=False)
 
 
-def lora(dtype: torch.dtype = torch.float64) -> nn.Module:
-    return with_adapters(tiny_model("gpt2").to(dtype))
-
-
-def lora_on_tiny_model() -> nn.Module:
+def lora() -> nn.Module:
     """`tiny_model` sets a seed of its own; adapters are to follow the caller's."""
     state = torch.get_rng_state()
     model = tiny_model("gpt2")
@@ -71,7 +67,7 @@ def trained(params: dict[str, Tensor], start: dict[str, Tensor]) -> set[str]:
 
 @pytest.mark.parametrize("adjoint", [Tape(), Reversible()], ids=["tape", "reversible"])
 def test_the_meta_gradient_of_adapters_is_exact(adjoint):
-    learner, farzi = Learner(lora), summary().double()
+    learner, farzi = Learner(lambda: lora().double()), summary().double()
     start = learner.initial_parameters(0)
     few = {name for name, x in start.items() if not isinstance(x, nn.Parameter)}
     assert len(few) == 2
@@ -109,7 +105,7 @@ def test_adapters_of_a_base_in_bfloat16():
 
 
 def test_constants_that_start_equal_are_one_in_memory_and_drawn_ones_belong_to_their_seed():
-    first, second = map(Learner(lora_on_tiny_model).initial_parameters, (1, 2))
+    first, second = map(Learner(lora).initial_parameters, (1, 2))
     for name, x in first.items():
         assert (x is second[name]) == ("lora_" not in name)
     assert not torch.equal(*(x["transformer.h.0.attn.c_attn.lora_A.default.weight"] for x in (first, second)))
@@ -119,7 +115,7 @@ def test_constants_that_start_equal_are_one_in_memory_and_drawn_ones_belong_to_t
     assert not first.requires_grad
 
 
-@pytest.mark.parametrize("make", [lora_on_tiny_model, head_alone])
+@pytest.mark.parametrize("make", [lora, head_alone])
 def test_learners_keep_their_constants(make):
     learner, farzi = Learner(make), summary()
     training = SyntheticTraining(OPTIMIZER, 1.0, window=2)

@@ -234,18 +234,14 @@ def test_objectives_are_functions_of_the_seed(learner, leaves, batch, bank):
 
 
 def test_a_tensor_whose_gradient_is_rounding_has_no_direction_to_match():
-    wanted, found = (
-        [torch.tensor([3.0, 4.0]), torch.tensor([1e-9, 0.0])],
-        [torch.tensor([4.0, 3.0]), torch.tensor([0.0, 1e-9])],
-    )
-    found = [x.requires_grad_() for x in found]
-    loss = _cosine_distance(found, wanted)
+    wanted = [torch.tensor([3.0, 4.0]), torch.tensor([1e-9, 0.0])]
+    found = [torch.tensor(x, requires_grad=True) for x in ([4.0, 3.0], [0.0, 1e-9], [0.0, 0.0])]
+    loss = _cosine_distance(found[:2], wanted)
     assert loss.item() == pytest.approx(1 - 24 / 25)
-    assert gradients(loss, found)[1].norm() == 0
-    zero = torch.zeros(2, requires_grad=True)  # far from any direction, and no NaN
-    loss = _cosine_distance([zero], wanted[:1])
+    assert gradients(loss, found[:2])[1].norm() == 0
+    loss = _cosine_distance(found[2:], wanted[:1])  # far from any direction, and no NaN
     assert loss.item() == 1
-    assert torch.isfinite(gradients(loss, [zero])[0]).all()
+    assert torch.isfinite(gradients(loss, found[2:])[0]).all()
 
 
 # -- T ---------------------------------------------------------------------------------------------------------------

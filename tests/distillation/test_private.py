@@ -93,17 +93,15 @@ def test_noise_and_samples_are_of_one_release_alone():
 def test_one_row_changes_the_sum_by_at_most_c(learner, scale):
     """At 300 times the weights, where a wrong prediction has an enormous gradient."""
     theta = {name: x * scale for name, x in learner.initial_parameters(0).items()}
-    objective, lengths = private(), []
-    without = flat(clipped_sum(learner, theta, rows_of(objective, [0, 1, 2]), C)[0])
-    for extra in range(3, 12):
-        whole = flat(clipped_sum(learner, theta, rows_of(objective, [0, 1, extra, 2]), C)[0])
-        lengths.append((whole - without).norm().item())
+    rows, lengths = rows_of(private(), [*range(12)]), []
+    without = flat(clipped_sum(learner, theta, rows[:3], C)[0])
+    for row in rows[3:]:
+        change = flat(clipped_sum(learner, theta, [*rows[:2], row, rows[2]], C)[0]) - without
+        lengths.append(change.norm().item())
         own = {name: x.requires_grad_() for name, x in theta.items()}
-        loss = learner.hard_loss(own, rows_of(objective, [extra])[0])
-        gradient = torch.cat(
-            [g.flatten() for g in torch.autograd.grad(loss, list(own.values()), materialize_grads=True)]
-        )
-        torch.testing.assert_close(whole - without, gradient * min(1, C / gradient.norm().item()))
+        gradient = torch.autograd.grad(learner.hard_loss(own, row), list(own.values()), materialize_grads=True)
+        gradient = torch.cat([g.flatten() for g in gradient])
+        torch.testing.assert_close(change, gradient * min(1, C / gradient.norm().item()))
     assert max(lengths) <= C * (1 + 1e-9)
     assert max(lengths) == pytest.approx(C)  # some row is clipped, so the bound is tried
 
@@ -187,10 +185,8 @@ def test_epsilon_in_the_log_and_on_the_card_is_the_accountants(tmp_path, sequenc
     card = (tmp_path / "artefact" / "README.md").read_text(encoding="utf-8")
     assert f"ε = {expected:.4g} at δ = 0.001" in card
     assert "No differential privacy" not in card
-    published = "".join(
-        p.read_text("utf-8") for p in (tmp_path / "artefact").iterdir() if p.suffix in (".json", ".md", ".yaml")
-    )
-    assert str(trainer.objective.key) not in published
+    files, key = [p.read_bytes() for p in (tmp_path / "artefact").rglob("*") if p.is_file()], trainer.objective.key
+    assert not any(secret in content for secret in (str(key).encode(), key.to_bytes(8, "little")) for content in files)
 
 
 def test_a_resumed_run_has_the_same_noise_and_account(tmp_path, sequences, tokenizer):
@@ -214,10 +210,7 @@ def test_a_resumed_run_has_the_same_noise_and_account(tmp_path, sequences, token
     [
         ({"initialization": "spectral"}, "initialization='spectral': other starts are computed from the data"),
         ({"inputs": "tokens", "labels": "own"}, "inputs='tokens': ids would be drawn by their frequency"),
-        (
-            {"objective": "meta_matching"},
-            "has no effect with objective='meta_matching': set objective='private_matching'",
-        ),
+        ({"objective": "meta_matching"}, "has no effect with .*'meta_matching': set objective='private_matching'"),
         ({"trajectories": "omega"}, "trajectories='omega': they were trained on the data"),
         ({"privacy_noise_multiplier": None}, r"privacy_noise_multiplier=None is not usable"),
         ({"privacy_delta": 1.0}, r"privacy_delta=1.0 is not usable"),
