@@ -14,7 +14,6 @@ from tempfile import TemporaryDirectory
 import torch
 from safetensors.torch import save_file
 from tiny_trainer import say_into, tiny_data, tiny_trainer
-from transformers.trainer_callback import TrainerCallback
 
 from farzi_hf import FarziData, record_trajectories
 from farzi_hf.distillation.run import last_checkpoint
@@ -39,23 +38,10 @@ def phase(connection: Connection, name: str) -> Iterator[None]:
     connection.send((name, "has ended"))
 
 
-class Steps(TrainerCallback):
-    """Tells of each step."""
-
-    def __init__(self, connection: Connection):
-        self.connection = connection
-
-    def on_step_begin(self, args, state, control, **kwargs):
-        self.connection.send((f"step {state.global_step + 1}", "begins"))
-
-    def on_step_end(self, args, state, control, **kwargs):
-        self.connection.send((f"step {state.global_step}", "has ended"))
-
-
 def distil(folder: Path, connection: Connection) -> None:
     """With a checkpoint every two steps. Leaves summary, optimizer and losses in `end.safetensors`."""
     trainer = tiny_trainer(
-        folder, SEQUENCES, TOKENIZER, {"callbacks": [Steps(connection)]}, max_steps=STEPS, save_strategy="steps", save_steps=2,
+        folder, SEQUENCES, TOKENIZER, max_steps=STEPS, save_strategy="steps", save_steps=2,
     )  # fmt: skip
     save = trainer._save_checkpoint
 

@@ -15,10 +15,22 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 from datasets import Dataset
-from own_rows import EXPECTED, ROWS, lines, lists
 
 from farzi_hf.data import DataUnavailableError, Interactions, load_interactions, load_sample_interactions
 from farzi_hf.data.readers import SOURCES
+
+# user, item, timestamp: user 7 has four rows, two of them equal, at one time two; user 5 has three, user 9 two
+ROWS = [(7, 30, 5), (5, 20, 1), (7, 10, 2), (9, 20, 1), (7, 20, 5), (5, 30, 0), (9, 50, 2), (5, 40, 3), (7, 10, 2)]
+EXPECTED = [[3, 2, 4], [1, 1, 3, 2]]  # users 5 and 7; items 10, 20, 30, 40 as 1 … 4, 50 is nobody's
+
+
+def lines(form: str, rows: list[tuple[int, int, int]] = ROWS) -> str:
+    return "".join(form.format(u=u, i=i, t=t) + "\n" for u, i, t in rows)
+
+
+def lists(interactions: Interactions) -> list[list[int]]:
+    return [sequence.tolist() for sequence in interactions.sequences]
+
 
 FILES = {"ml-100k": ("u.data", "{u}\t{i}\t3\t{t}"), "magazine": ("Magazine_Subscriptions.csv", "{u},{i},5.0,{t}")}
 """By name: the file, and the form of its lines."""
