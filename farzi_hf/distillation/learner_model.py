@@ -30,11 +30,7 @@ _LARGE = 10.0  # Logits of this size show a soft cap. The caps of transformers' 
 
 
 def factory(learner_init: LearnerInit) -> Callable[[], PreTrainedModel]:
-    """A function that makes fresh models.
-
-    Raises:
-        TypeError: `learner_init` is nothing of these.
-    """
+    """A function that makes fresh models."""
     if isinstance(learner_init, PreTrainedConfig):
         return lambda: _from_config(learner_init)
     if isinstance(learner_init, PreTrainedModel):
@@ -79,11 +75,7 @@ def check_model(model: PreTrainedModel) -> None:
 
 
 def check_causal(model: PreTrainedModel, logits: Callable[[Parameters, Tensor], Tensor]) -> None:
-    """Raise one clear ValueError if the logits at some position depend on a later token.
-
-    Args:
-        logits: a function of parameters and ids (b, L) that returns logits (b, L, V).
-    """
+    """Raise one clear ValueError if the logits (b, L, V) of parameters and ids (b, L) depend on a later token at some position."""
     size, length = model.get_input_embeddings().weight.shape[0], few_positions(model)
     generator = torch.Generator().manual_seed(0)
     same = torch.randint(size, (length,), generator=generator).expand(length, length)
@@ -101,11 +93,8 @@ def check_causal(model: PreTrainedModel, logits: Callable[[Parameters, Tensor], 
 def check_twice_differentiable(model: PreTrainedModel, loss: Callable[[Parameters, Tensor], Tensor]) -> None:
     """Raise one clear ValueError unless the loss has second derivatives.
 
-    The check takes derivatives in the embedded tokens only. These pass through every operation of the model, and derivatives in all
-    weights would need as much memory as the model.
-
-    Args:
-        loss: a function of parameters and embedded tokens (b, L, h).
+    The check takes derivatives of the loss, of parameters and embedded tokens (b, L, h), in the tokens only. These pass through every
+    operation of the model, and derivatives in all weights would need as much memory as the model.
     """
     embedding = model.get_input_embeddings().weight
     embedded = embedding.detach()[:1].expand(few_positions(model), -1)[None].clone().requires_grad_()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -210,15 +210,8 @@ def real_batches(data: RealData, batch_size: int, steps: int, seed: int) -> Real
     A stream is shuffled with the seed, and read forward: ask for step 1, then for step 2, and so on.
     """
     if isinstance(data.dataset, RowStream):
-        rows, last, batch = data.dataset.shuffled(seed), 0, {}
-
-        def read(step: int) -> Mapping[str, Tensor]:
-            nonlocal last, batch
-            if step != last:
-                last, batch = step, data.batch(list(islice(rows, batch_size)))
-            return batch
-
-        return read
+        rows = data.dataset.shuffled(seed)
+        return lru_cache(maxsize=1)(lambda step: data.batch(list(islice(rows, batch_size))))
     numbers = minibatches(len(data.dataset), batch_size, steps, seed)
     return lambda step: data.batch(data.rows() if numbers is None else data.rows(numbers[step - 1]))
 

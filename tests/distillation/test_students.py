@@ -117,16 +117,11 @@ def test_each_set_has_the_metrics_that_it_has_alone(make, sequences):
     assert together["eval_near_perplexity"] != together["eval_far_perplexity"]
     assert together["eval_students"] == 2
     assert "eval_perplexity" not in together
-
-
-def test_sets_are_evaluated_by_hand(make, sequences):
-    trainer = make({"eval_dataset": {"near": sequences["validation"], "far": sequences["test"]}})
-    others = trainer.evaluate({"far": sequences["test"]}, metric_key_prefix="test")
+    others = trainer.evaluate({"far": sets["far"]}, metric_key_prefix="test")
     assert not any(name.startswith("eval") for name in others)
-    assert others["test_far_perplexity"] == trainer.evaluate()["eval_far_perplexity"]
+    assert others["test_far_perplexity"] == together["eval_far_perplexity"]
 
 
-@pytest.mark.parametrize("by_hand", [False, True])
 @pytest.mark.parametrize(
     ("sets", "message"),
     [
@@ -135,10 +130,10 @@ def test_sets_are_evaluated_by_hand(make, sequences):
     ],
     ids=["wide", "empty"],
 )
-def test_the_unusable_set_is_named(make, sets, message, by_hand):
+def test_the_unusable_set_is_named(make, sets, message):
     sets = {name: Dataset.from_dict({"input_ids": rows}) for name, rows in sets.items()}
     with pytest.raises(ValueError, match=message):
-        make().evaluate(sets) if by_hand else make({"eval_dataset": sets})
+        make({"eval_dataset": sets})
 
 
 def test_workers_that_stay_evaluate_the_given_set(make, sequences):

@@ -125,16 +125,11 @@ def test_a_pool_of_learners_takes_the_place_of_fresh_ones(make):
 
 
 @pytest.mark.parametrize(
-    ("changes", "match"),
-    [
-        ({"window": None}, r"learner_pool=3 needs ages .* window=None, inner_steps_min=4, inner_steps=8"),
-        ({"inner_steps_min": None}, r"inner_steps_min=None"),
-        ({"inner_steps_min": 8}, r"inner_steps_min=8"),
-        ({"window": 4}, r"window=4"),
-    ],
+    "changes", [{"window": None}, {"inner_steps_min": None}, {"inner_steps_min": 8}, {"window": 4}]
 )
-def test_a_pool_that_cannot_be_is_refused(make, changes, match):
-    with pytest.raises(ValueError, match=match):
+def test_a_pool_that_cannot_be_is_refused(make, changes):
+    name, value = next(iter(changes.items()))
+    with pytest.raises(ValueError, match=f"learner_pool=3 needs ages .*{name}={value}"):
         make(**{**POOL, **changes})
 
 

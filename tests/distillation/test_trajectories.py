@@ -195,7 +195,6 @@ def test_a_folder_without_trajectories_is_refused(record, tmp_path):
     with pytest.raises(ValueError, match="holds 2 trajectories, and not all of the first 3; record them"):
         TrajectoryBank(tmp_path / "omega", 3)
     (tmp_path / "omega" / "trajectory-00000.safetensors").unlink()  # as an interrupted recording by several processes
-    assert len(TrajectoryBank(tmp_path / "omega")) == 1
     with pytest.raises(ValueError, match="holds 1 trajectories, and not all of the first 1"):
         TrajectoryBank(tmp_path / "omega", 1)
 
