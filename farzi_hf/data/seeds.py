@@ -59,6 +59,9 @@ class Purpose(IntEnum):
     PRIVATE_SAMPLE = 32  # the real rows of a private step; the seed is the secret of its release
     PRIVATE_NOISE = 33  # the noise of a private step; of the same secret
     TEACHER_KIND = 35  # (kind): all that teachers of the second and later kinds draw
+    DRAWN_ROWS = 36  # (block): rows of ids that are drawn for a student
+    WRITTEN_ROWS = 37  # (block): rows that a teacher writes
+    PACKING = 38  # the minibatches of a teacher's training in few bits
 
 
 def stream(seed: int, purpose: Purpose, *numbers: int) -> np.random.Generator:

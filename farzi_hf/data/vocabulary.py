@@ -23,6 +23,7 @@ class Vocabulary:
         named: whether entries have names; without names there is no text.
         entries: the word for entries on the card.
         tags, task_categories: tags of the dataset repository, and its categories on the Hub.
+        draw_power: made-up inputs draw an entry by its frequency to this power.
         small_learner: the arguments of `AutoConfig.for_model` for a small learner of such a vocabulary.
     """
 
@@ -30,6 +31,7 @@ class Vocabulary:
     entries: ClassVar[str] = "items"
     tags: ClassVar[tuple[str, ...]] = ()
     task_categories: ClassVar[tuple[str, ...]] = ()
+    draw_power: ClassVar[float] = 1.0
     small_learner: ClassVar[Mapping[str, Any]] = {
         "model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 2, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
         "tie_word_embeddings": False, "initializer_range": 0.1,
@@ -96,7 +98,7 @@ class TokenVocabulary(Vocabulary):
 class ItemVocabulary(Vocabulary):
     """The names of items, in a list: item i is entry i."""
 
-    named, tags, task_categories = True, ("recommendation",), ("other",)
+    named, tags, task_categories, draw_power = True, ("recommendation",), ("other",), 0.5
     small_learner: ClassVar = {"model_type": "sasrec", "hidden_size": 32, "initializer_range": 0.1}
 
     def __init__(self, items: Sequence[str]) -> None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from transformers import TrainingArguments
 
+from farzi_hf.data import Vocabulary
 from farzi_hf.data.seeds import check_seed
 from farzi_hf.distillation.inner_training import SyntheticTraining
 from farzi_hf.distillation.learner import Learner
 from farzi_hf.distillation.objectives import OBJECTIVES, Objective, Parts
+from farzi_hf.distillation.packing import Packing
 from farzi_hf.distillation.processes import check_launcher
 from farzi_hf.distillation.rows import RealData
 from farzi_hf.distillation.settings import Setting, check_settings, converted, made, settings_of, with_settings
@@ -39,7 +42,7 @@ UNSUPPORTED = {
 
 
 @dataclass(repr=False)  # the inherited repr hides tokens
-@with_settings(TeacherTraining)
+@with_settings(TeacherTraining, Packing)
 class FarziConfig(TrainingArguments):
     """Settings of `FarziTrainer`. Fields that are not listed here are inherited from `transformers.TrainingArguments`.
 
@@ -171,19 +174,22 @@ class FarziConfig(TrainingArguments):
             (self.make_teacher_training, "teacher, teacher_…"),
             (self.make_start, "start"),
             (lambda: made(PretrainedStarts, self, bank=None), "starts"),
-            (lambda: self.summary_config(2), "summary"),
+            (lambda: self.summary_config(2, teacher=Vocabulary.small_learner), "summary"),
         ):
             try:
                 make()
             except (TypeError, ValueError) as error:
                 raise ValueError(f"settings of the {what}: {error}") from None
 
-    def summary_config(self, vocab_size: int, label_dim: int | None = None) -> FarziDataConfig:
+    def summary_config(
+        self, vocab_size: int, label_dim: int | None = None, teacher: Mapping[str, Any] | None = None
+    ) -> FarziDataConfig:
         """The config of the summary to be distilled, with the settings of the inner loop.
 
         Args:
             vocab_size: V, of the learner.
             label_dim: e, where this config says none.
+            teacher: the config of a carried one.
         """
         own = {name for name, _, _ in settings_of(LABELS[self.labels])}
         copied = ("num_sequences", "sequence_length", "latent_dim", "tau", "inputs", "labels", "storage")
@@ -192,6 +198,8 @@ class FarziConfig(TrainingArguments):
             vocab_size=vocab_size,
             inner=self.inner_settings(),
             label_dim=(self.label_dim or label_dim) if "label_dim" in own else None,
+            teacher=teacher if self.labels == "teacher" else None,
+            seed=self.seed,
         )
 
     def inner_settings(self) -> dict[str, Any]:
@@ -229,6 +237,10 @@ class FarziConfig(TrainingArguments):
         """How a teacher of labels is trained."""
         optimizer = InnerAdam(self.teacher_learning_rate, (0.5, 0.999), 1e-4, weight_decay=self.teacher_weight_decay)
         return TeacherTraining(optimizer, self.teacher_steps, self.teacher_batch_size, self.num_teachers)
+
+    def make_packing(self) -> Packing:
+        """How a carried teacher is trained in few bits."""
+        return made(Packing, self)
 
     def make_training(self) -> SyntheticTraining:
         """The inner loop."""

@@ -18,8 +18,10 @@ from farzi_hf.distillation.processes import shared
 from farzi_hf.distillation.rows import RealData, real_batches
 from farzi_hf.engine import Adjoint, InnerLoss, InnerOptimizer, TrainingState, train, unroll
 from farzi_hf.summary import FarziData
-from farzi_hf.summary.forms import Tensors, batch_of, rows_of
+from farzi_hf.summary.endless import EndlessRows
+from farzi_hf.summary.forms import Tensors, batch_of, device_of, rows_of
 from farzi_hf.summary.inner_settings import inner_optimizer, lr_schedule
+from farzi_hf.summary.teacher import CarriedTeacher
 from farzi_hf.tasks.base import mean_and_spread
 
 
@@ -35,6 +37,8 @@ class SyntheticTraining:
         adjoint: the method of differentiation; None leaves the choice to `unroll`.
         torch_compile: whether the steps are compiled, as in `unroll`.
         lr_scheduler_type: the learning rate over the steps of a training, one of `LR_SCHEDULES`.
+        teacher: that the summary carries, if it does.
+        endless: `endless(seed)` makes the rows of a training whose inputs do not run out; None where the summary stores its rows.
     """
 
     optimizer: InnerOptimizer
@@ -44,6 +48,8 @@ class SyntheticTraining:
     adjoint: Adjoint | None = None
     torch_compile: bool = False
     lr_scheduler_type: str = "constant"
+    teacher: CarriedTeacher | None = None
+    endless: Callable[[int], EndlessRows] | None = None
 
     @classmethod
     def of(cls, inner: Mapping[str, Any] | None, tau: float, **how: Any) -> SyntheticTraining:
@@ -58,6 +64,11 @@ class SyntheticTraining:
         optimizer, inner = inner_optimizer(inner), inner or {}
         schedule = inner.get("lr_scheduler_type", "constant")
         return cls(optimizer, tau, inner.get("synthetic_batch_size"), lr_scheduler_type=schedule, **how)
+
+    def reading(self, farzi: FarziData) -> SyntheticTraining:
+        """The same on rows and labels that this summary makes, where it makes them."""
+        endless = farzi.endless if farzi.endless(0) is not None else None
+        return replace(self, teacher=farzi.carried, endless=endless)
 
     def optimizer_for(self, steps: int) -> InnerOptimizer:
         """The optimizer of a training of `steps` steps: its learning rate follows the schedule."""
@@ -115,8 +126,15 @@ class SyntheticTraining:
         """L_syn(θ) on the minibatch of each of the steps 1 … `steps`, as a function of the summary's tensors, in their order."""
         return self._loss(learner, summary, self._minibatches(summary, steps, seed))
 
-    def _minibatches(self, summary: Tensors, steps: int, seed: int) -> Tensor | None:
-        """The rows of each step's minibatch (steps, b_syn); None if every step takes all."""
+    def _minibatches(self, summary: Tensors, steps: int, seed: int) -> Tensor | EndlessRows | None:
+        """The rows of each step's minibatch (steps, b_syn); None if every step takes all. Or rows of which each step takes the next b_syn."""
+        if self.endless is not None:
+            if self.torch_compile or self.batch_size is None:
+                raise ValueError(
+                    f"torch_compile={self.torch_compile}, synthetic_batch_size={self.batch_size}: rows that do not run out are made "
+                    "outside of compiled code, so many in each step; leave torch_compile out, and give synthetic_batch_size"
+                )
+            return self.endless(seed)
         first = next(iter(summary.values()))
         rows = minibatches(len(first), self.batch_size, steps, seed)
         if rows is None:
@@ -127,14 +145,16 @@ class SyntheticTraining:
         return rows
 
     def _compact(
-        self, summary: Tensors, rows: Tensor | None, start: Parameters | TrainingState, steps: int
-    ) -> tuple[Tensors, Tensor | None]:
+        self, summary: Tensors, rows: Tensor | EndlessRows | None, start: Parameters | TrainingState, steps: int
+    ) -> tuple[Tensors, Tensor | EndlessRows | None]:
         """The sequences that the next steps see, and the places of the minibatches' rows among them.
 
         The derivative of an inner step in a tensor is as large as the tensor, and each step of the window adds one up. So the steps get
         only what they see: their cost does not depend on μ then. Rows and gradients are the same, bit for bit.
         """
-        if rows is None or self.torch_compile:  # compiled code is made for one shape, and that of the seen rows changes
+        if (
+            not isinstance(rows, Tensor) or self.torch_compile
+        ):  # compiled code is made for one shape, and that of the seen rows changes
             return summary, rows
         taken = start.step if isinstance(start, TrainingState) else 0
         seen, places = rows[taken : taken + steps].unique(return_inverse=True)
@@ -144,14 +164,16 @@ class SyntheticTraining:
         compact[taken : taken + steps] = places
         return rows_of(summary, seen), compact
 
-    def _loss(self, learner: Learner, summary: Tensors, rows: Tensor | None) -> InnerLoss:
-        names = tuple(summary)
+    def _loss(self, learner: Learner, summary: Tensors, rows: Tensor | EndlessRows | None) -> InnerLoss:
+        names, size = tuple(summary), self.batch_size
 
         def loss(params: Parameters, inputs: tuple[Tensor, ...], step: int) -> Tensor:
             tensors = dict(zip(names, inputs, strict=True))
-            return learner.soft_loss(
-                params, *batch_of(tensors, slice(None) if rows is None else rows[step - 1], self.tau)
-            )
+            if isinstance(rows, EndlessRows):
+                read = rows.rows((step - 1) * size, size).to(device_of(tensors))
+            else:
+                read = slice(None) if rows is None else rows[step - 1]
+            return learner.soft_loss(params, *batch_of(tensors, read, self.tau, self.teacher))
 
         return loss
 

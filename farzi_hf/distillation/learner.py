@@ -17,13 +17,11 @@ from farzi_hf.data.seeds import check_seed
 from farzi_hf.distillation.layer_checkpoint import keep_inputs_of_layers
 from farzi_hf.distillation.learner_model import (
     LearnerInit,
-    LinearHead,
     Parameters,
     check_causal,
     check_model,
     check_twice_differentiable,
     factory,
-    parameter_names,
     readable_positions,
 )
 from farzi_hf.summary.soft_tokens import (
@@ -34,6 +32,7 @@ from farzi_hf.summary.soft_tokens import (
     train_padding_row,
     vocabulary_size,
 )
+from farzi_hf.summary.teacher import LinearHead, parameter_names
 from farzi_hf.summary.vocabulary_sums import linear_cross_entropy, mean_embedding
 
 

@@ -216,29 +216,29 @@ def real_batches(data: RealData, batch_size: int, steps: int, seed: int) -> Real
     return lambda step: data.batch(data.rows() if numbers is None else data.rows(numbers[step - 1]))
 
 
-def train_on_real(
-    learner: Learner,
-    optimizer: InnerOptimizer,
-    start: Parameters,
-    batches: RealBatches,
-    *,
-    steps: int,
-    every: int,
+def train_on(
+    loss: Callable[[Parameters, int], Tensor], optimizer: InnerOptimizer, start: Parameters, *, steps: int, every: int
 ) -> Iterator[Parameters]:
-    """Trains a learner and yields θ after every `every` steps and at the end.
+    """Trains by `loss(θ, step)` and yields θ after every `every` steps and at the end.
 
     Raises:
         FloatingPointError: the training diverged.
     """
-
-    def loss(params: Parameters, inputs: tuple, step: int) -> Tensor:
-        return learner.hard_loss(params, batches(step))
-
     state: Parameters | TrainingState = start
     for first in range(0, steps, every):
-        state = train(loss, state, (), optimizer=optimizer, steps=min(every, steps - first))
+        some = min(every, steps - first)
+        state = train(lambda params, inputs, step: loss(params, step), state, (), optimizer=optimizer, steps=some)
         if not all(torch.isfinite(x).all() for x in state.params.values()):
             raise FloatingPointError(
                 f"training on real data diverged within {state.step} steps; give a smaller learning rate than that of optimizer={optimizer}"
             )
         yield state.params
+
+
+def train_on_real(
+    learner: Learner, optimizer: InnerOptimizer, start: Parameters, batches: RealBatches, *, steps: int, every: int
+) -> Iterator[Parameters]:
+    """`train_on` real minibatches."""
+    return train_on(
+        lambda params, step: learner.hard_loss(params, batches(step)), optimizer, start, steps=steps, every=every
+    )

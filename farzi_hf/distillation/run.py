@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
@@ -176,9 +177,13 @@ class Run(TrainerCallback):
         tensors = load_file(self._process_file(self.checkpoint))
         *self._sums, skipped = tensors.pop("log").tolist()
         self.non_finite_steps = int(skipped)
-        if tensors:
-            own = {name.removeprefix("objective."): x for name, x in tensors.items()}
-            trainer.objective.load_state_dict(own, trainer.learner, trainer.args.device)
+        parts: dict[str, dict[str, Tensor]] = {"objective": {}, "rounding": {}}
+        for name, x in tensors.items():
+            part, _, own = name.partition(".")
+            parts[part][own] = x
+        trainer.rounding.load_state_dict(parts["rounding"])
+        if parts["objective"]:
+            trainer.objective.load_state_dict(parts["objective"], trainer.learner, trainer.args.device)
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Trainer begins the sums of the log anew."""
@@ -215,6 +220,7 @@ class Run(TrainerCallback):
         tensors = {"log": torch.tensor([*sums, self.non_finite_steps], dtype=torch.float64)}
         if isinstance(trainer.objective, ConfigurableObjective):
             tensors |= {f"objective.{name}": x for name, x in trainer.objective.state_dict().items()}
+        tensors |= {f"rounding.{name}": x.contiguous() for name, x in trainer.rounding.state_dict().items()}
         replace_file(self._process_file(folder), partial(save_file, tensors))
         trainer.accelerator.wait_for_everyone()
 

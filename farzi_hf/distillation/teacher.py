@@ -20,13 +20,13 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.distillation.learner import Learner, Parameters
-from farzi_hf.distillation.learner_model import LinearHead
 from farzi_hf.distillation.processes import broadcast, shared
 from farzi_hf.distillation.rows import RealData, real_batches, train_on_real
 from farzi_hf.engine import InnerOptimizer, setting
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.forms import batch_of
 from farzi_hf.summary.inner_settings import lr_schedule
+from farzi_hf.summary.teacher import LinearHead, factors_of_rank
 
 _CHUNK = 64  # sequences that a teacher reads at once
 
@@ -115,6 +115,11 @@ class Labelling:
             raise ValueError(f"teacher is {names}; give trained models only, or configs only")
         return cls(tuple(map(Learner, several))) if configs == {True} else cls((learner,), several)
 
+    @property
+    def model(self) -> PreTrainedModel:
+        """A model of the kind of the first teacher."""
+        return self.kinds[0].model if self.given is None else self.given[0]
+
     def teachers(self, data: RealData, training: TeacherTraining, seed: int) -> list[Teacher]:
         """The teachers that were given; or of each kind as many as `training` says, each with a seed of its own. Processes share the work."""
         device = data.device
@@ -141,7 +146,12 @@ class Labelling:
             data: on which teachers train.
             settings: a `FarziConfig`.
         """
-        teachers = self.teachers(data, settings.make_teacher_training(), settings.seed)
+        training = settings.make_teacher_training()
+        teachers = self.teachers(data, training, settings.seed)
+        if farzi.carried is not None:
+            settings.make_packing()(farzi, teachers, data, training, settings.storage, settings.seed)
+            broadcast(farzi.tensors)
+            return
         start = settings.make_start()
         if start.by_teacher:
             learner, params = teachers[0].learner, teachers[0].params
@@ -167,7 +177,7 @@ def label(farzi: FarziData, teachers: Sequence[Teacher]) -> None:
     weight = weight - weight.mean(dim=1, keepdim=True)  # the softmax does not see what all entries have in common
     latents, decoder = states, weight
     if farzi.config.label_dim < len(weight):
-        latents, decoder = _truncated(states, weight, farzi.config.label_dim)
+        latents, decoder = factors_of_rank(states, weight, farzi.config.label_dim)
     missing = farzi.config.label_dim - len(decoder)
     farzi.label_latents.copy_(nn.functional.pad(latents, (0, missing)).view_as(farzi.label_latents))
     # Dimensions to spare: their latents are 0, so labels stay; their decoder is not, so that latents have a gradient.
@@ -206,12 +216,3 @@ def linear_head(learner: Learner) -> LinearHead:
             "give another model, or labels='shared'"
         )
     return learner.head
-
-
-def _truncated(states: Tensor, weight: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """The best factors of rank `dim` of states @ weight, by the singular values; both get their roots."""
-    left, r = torch.linalg.qr(states.double())
-    right, s = torch.linalg.qr(weight.T.double())
-    u, values, v = torch.linalg.svd(r @ s.T, full_matrices=False)
-    roots = values[:dim].sqrt()
-    return (left @ u[:, :dim] * roots).to(states.dtype), (right @ v[:dim].T * roots).T.to(weight.dtype)

@@ -29,6 +29,7 @@ from farzi_hf.distillation.config import FarziConfig
 from farzi_hf.distillation.inner_training import Students
 from farzi_hf.distillation.learner import Learner, Parameters
 from farzi_hf.distillation.objectives import Objective
+from farzi_hf.distillation.packing import Rounding
 from farzi_hf.distillation.processes import largest
 from farzi_hf.distillation.rows import RealData, RealRows, run_check
 from farzi_hf.distillation.run import Run
@@ -39,6 +40,7 @@ from farzi_hf.summary.soft_tokens import shifted_cross_entropy
 from farzi_hf.summary.store import hub
 from farzi_hf.summary.store.folder import check_destination
 from farzi_hf.summary.store.tensor_file import fingerprint
+from farzi_hf.summary.teacher import plain_config
 from farzi_hf.tasks import LanguageModeling, Task
 
 logger = logging.getLogger(__name__)
@@ -130,7 +132,8 @@ class FarziTrainer(Trainer):
         )
         self.label_names = self.args.label_names or list(self.task.label_names)
         self.learner.to(self.args.device)
-        self.training = args.make_training()
+        self.training = args.make_training().reading(self.model)
+        self.rounding = Rounding()
         real = RealData(self.train_dataset, self.data_collator, args.device)
         if objective is not None and args.objective != args.settings["objective"].default:
             raise ValueError(
@@ -155,7 +158,7 @@ class FarziTrainer(Trainer):
     def _summary(self, args: FarziConfig, farzi_data: FarziData | None, rows: Dataset | RowStream | None) -> FarziData:
         """The summary to train: the one that is given, or a new one at its start."""
         label_dim = linear_head(self.labelling.kinds[0]).width if args.labels == "own" else None
-        config = args.summary_config(self.learner.vocab_size, label_dim)
+        config = args.summary_config(self.learner.vocab_size, label_dim, plain_config(self.labelling.model.config))
         self._open_start = None
         if farzi_data is not None:
             farzi_data.config.check_equal(config)
@@ -197,6 +200,7 @@ class FarziTrainer(Trainer):
                 self.tune_initialization()
             else:
                 self.run.restore()
+            self.rounding.start(self.model, self.args.storage)
             self._micro_step, self._seconds, self._steps = (-1, 0), 0.0, 0
             self.model.config.inner = self.args.inner_settings()
             if self._own_optimizer:
@@ -210,6 +214,7 @@ class FarziTrainer(Trainer):
                 output = TrainOutput(0, math.nan, {})
             else:
                 output = super().train(self.run.checkpoint, **kwargs)
+        self.rounding.finish(self.model)
         self.model.store_as(self.args.storage)
         return output._replace(training_loss=output.metrics.get("train_loss", output.training_loss))
 
@@ -234,7 +239,7 @@ class FarziTrainer(Trainer):
 
         def outer_loss(tensors: Tensors) -> Tensor:
             try:
-                return self.objective(self.learner, tensors, inputs, seed)
+                return self.objective(self.learner, self.rounding(tensors), inputs, seed)
             except OverflowError as error:  # a learner diverged so far that the adjoint has no room for it
                 logger.warning("Step %d: the learner diverged: %s.", self.state.global_step, error)
                 return math.nan * sum(x.sum() for x in tensors.values())

@@ -13,6 +13,7 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from farzi_hf.data import Vocabulary
+from farzi_hf.data.seeds import check_seed
 from farzi_hf.models.base import check_size
 from farzi_hf.summary.forms import INPUTS, LABELS
 from farzi_hf.summary.store.tensor_file import STORAGES
@@ -33,10 +34,14 @@ class FarziDataConfig(PreTrainedConfig):
             small.
         inner: settings of the inner loop that the summary was distilled with (optimizer, lr, eps, steps, …). A student
             needs them to reproduce the published figures. Anything JSON can hold.
-        inputs: "soft" or "tokens", what a student reads; see `summary.forms`.
-        labels: "shared" or "own", what it should predict; see `summary.forms`. Shared labels need soft inputs.
+        inputs: "soft", "tokens", "drawn" or "written", what a student reads; see `summary.forms`. Inputs that are drawn or written do not run
+            out, and μ is then the number of rows that tables and pages show.
+        labels: "shared", "own" or "teacher", what it should predict; see `summary.forms`. Shared labels need soft inputs.
         label_dim: e, numbers stored per position for labels of its own; by default `latent_dim`.
-        storage: "exact", "int8", "int6", "int5" or "int4", how the tensors are stored; see `store.tensor_file` and `FarziData.store_as`.
+        teacher: the config of a carried teacher, arguments of `AutoConfig.for_model`.
+        seed: of inputs that do not run out.
+        storage: "exact", "int8", "int6", "int5", "int4", "coded6", "coded5" or "coded4", how the tensors are stored; see `store.tensor_file` and
+            `FarziData.store_as`.
         vocabulary_hash: the hash of the tokenizer or item list, see `data.vocabulary`, `None` while there is none.
 
     Raises:
@@ -56,6 +61,8 @@ class FarziDataConfig(PreTrainedConfig):
     inputs: str = "soft"
     labels: str = "shared"
     label_dim: int | None = None
+    teacher: dict[str, Any] | None = None
+    seed: int = 0
     storage: str = "exact"
     vocabulary_hash: str | None = None
 
@@ -72,6 +79,8 @@ class FarziDataConfig(PreTrainedConfig):
         inputs: str = "soft",
         labels: str = "shared",
         label_dim: int | None = None,
+        teacher: Mapping[str, Any] | None = None,
+        seed: int = 0,
         storage: str = "exact",
         vocabulary_hash: str | None = None,
         **kwargs: Any,
@@ -84,10 +93,15 @@ class FarziDataConfig(PreTrainedConfig):
         self.latent_std = _positive("latent_std", latent_std)
         self.inner = _as_json("inner", inner)
         self.inputs, self.labels = check_choice("inputs", inputs, INPUTS), check_choice("labels", labels, LABELS)
-        if (inputs, labels) == ("tokens", "shared"):
+        if inputs not in (fitting := LABELS[labels].inputs):
             raise ValueError(
-                'inputs="tokens" with labels="shared" leaves nothing to learn; set labels="own", or inputs="soft"'
+                f"labels={labels!r} go with inputs of {' or '.join(map(repr, fitting))}, got inputs={inputs!r}"
             )
+        if (teacher is not None) != (labels == "teacher"):
+            raise ValueError(
+                f"labels={labels!r} with teacher={teacher!r:.200}: labels='teacher' needs the config of one, other labels have none"
+            )
+        self.teacher, self.seed = _as_json("teacher", teacher), check_seed(seed)
         if labels == "own":
             label_dim = check_size("label_dim", latent_dim if label_dim is None else label_dim)
         elif label_dim is not None:
@@ -108,7 +122,7 @@ class FarziDataConfig(PreTrainedConfig):
     def learnt(self) -> tuple[str, ...]:
         """The names of the tensors that are learnt."""
         forms = (INPUTS[self.inputs], LABELS[self.labels])
-        return tuple(name for form in forms if form.is_learnt for name in form.tensors)
+        return tuple(name for form in forms if form.is_learnt for name in form.shapes(self))
 
     def adopt_vocabulary(self, vocabulary: Vocabulary, argument: str) -> None:
         """Checks a vocabulary, and takes over its hash if there is none yet.
@@ -142,6 +156,7 @@ class FarziDataConfig(PreTrainedConfig):
             "inputs",
             "labels",
             "label_dim",
+            "teacher",
         ):
             ours, theirs = getattr(self, name), getattr(expected, name)
             if ours != theirs:

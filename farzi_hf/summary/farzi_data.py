@@ -8,6 +8,7 @@ computed only for the sequences of one batch: no tensor has the size μ × ξ ×
 
 from __future__ import annotations
 
+import copy
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -17,24 +18,28 @@ from typing import Any
 import torch
 from datasets import Dataset
 from torch import Tensor, nn
-from transformers import TrainingArguments
+from torch.nn.modules.module import _IncompatibleKeys
+from transformers import PreTrainedModel, TrainingArguments
 
 from farzi_hf.data import Vocabulary, vocabulary_of
 from farzi_hf.models.base import check_size
 from farzi_hf.summary.config import FarziDataConfig, check_choice
-from farzi_hf.summary.forms import batch_of
-from farzi_hf.summary.inner_settings import stock_arguments
+from farzi_hf.summary.endless import DrawnRows, EndlessRows, RowsDataset
+from farzi_hf.summary.forms import INPUTS, LABELS, batch_of
+from farzi_hf.summary.inner_settings import STUDENTS_OF_A_TEACHER, stock_arguments
 from farzi_hf.summary.reading import Decoded, check_numbers, decode, frequencies, hard_rows
-from farzi_hf.summary.soft_tokens import SoftTokens
+from farzi_hf.summary.soft_tokens import SoftTokens, vocabulary_size
 from farzi_hf.summary.soft_training import SoftTokenCollator
 from farzi_hf.summary.store import ArtefactFolder, Results, fetch_artefact, push_folder, read_artefact
 from farzi_hf.summary.store.card import Contents
 from farzi_hf.summary.store.folder import CONFIG, TENSORS
-from farzi_hf.summary.store.tensor_file import STORAGES, fingerprint, load_tensors
+from farzi_hf.summary.store.tensor_file import SHARES, STORAGES, TEACHER, fingerprint, load_tensors
 from farzi_hf.summary.store.text import without_local_paths
 from farzi_hf.summary.store.untrusted import load_vocabulary
 from farzi_hf.summary.store.writing import load_results, read_plots, rows_table, write_artefact
+from farzi_hf.summary.teacher import CarriedTeacher, factors_of_rank, plain_config, teacher_model
 
+_READ_AT_ONCE = 64  # rows that a teacher reads at once
 _SHOWN_TOKENS = 5  # likeliest tokens of each position, in the artefact's tables
 
 
@@ -60,9 +65,20 @@ class FarziData(nn.Module):
         super().__init__()
         self.config = config
         self.processing_class = processing_class
+        self._carried: CarriedTeacher | None = None
         self._results = (Results(), "")  # with the fingerprint of the tensors that they belong to
-        for name, shape in config.shapes.items():
-            if name in config.learnt:
+        self._names = tuple(shapes := config.shapes)
+        if config.labels == "teacher":
+            self.teacher = teacher_model(config)
+            for name, parameter in self.teacher.named_parameters():
+                if tensors:
+                    parameter.data = tensors[TEACHER + name]
+        for name, shape in shapes.items():
+            if name.startswith(TEACHER):
+                continue
+            if name == SHARES:
+                self.register_buffer(name, tensors[name] if tensors else torch.full(shape, 1 / config.vocab_size))
+            elif name in config.learnt:
                 given = tensors[name] if tensors else torch.randn(shape) * config.latent_std
                 self.register_parameter(name, nn.Parameter(given))
             else:
@@ -72,7 +88,43 @@ class FarziData(nn.Module):
     @property
     def tensors(self) -> dict[str, Tensor]:
         """The tensors of the summary by name, the very ones that are trained."""
-        return {name: getattr(self, name) for name in self.config.shapes}
+        found = {**dict(self.named_parameters()), **dict(self.named_buffers())}
+        return {name: found[name] for name in self._names}
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """The tensors, and not the second names of weights that layers of a teacher share."""
+        state = super().state_dict(*args, **kwargs)
+        return type(state)(
+            (name, x) for name, x in state.items() if name.removeprefix(kwargs.get("prefix", "")) in self._names
+        )
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """The inverse of `state_dict`."""
+        missing, unexpected = super().load_state_dict(state_dict, strict=False, assign=assign)
+        missing = [name for name in missing if name in self._names]
+        if strict and (missing or unexpected):
+            raise RuntimeError(
+                f"state_dict lacks {missing} and has {unexpected} beside; give that of a summary with this config"
+            )
+        return _IncompatibleKeys(missing, unexpected)
+
+    @property
+    def carried(self) -> CarriedTeacher | None:
+        """The teacher in the summary as a function of its tensors; None where there is none."""
+        if self._carried is None and self.config.labels == "teacher":
+            self._carried = CarriedTeacher(self.teacher)
+        return self._carried
+
+    def endless(self, seed: int | None = None, length: int | None = None) -> EndlessRows | None:
+        """The rows of a training whose inputs are made when they are read; None where inputs are stored.
+
+        Args:
+            seed: of the rows; by default `config.seed`.
+            length: ids of a row; by default ξ.
+        """
+        source, config = INPUTS[self.config.inputs].source, self.config
+        seed, length = config.seed if seed is None else seed, length or config.sequence_length
+        return None if source is None else source(self, length, seed)
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -105,15 +157,32 @@ class FarziData(nn.Module):
             raise ValueError(
                 f"indices must be an integer tensor of shape (b,), got {got}; pass torch.tensor([0, 1, …])"
             )
-        inputs, labels = batch_of(self.tensors, indices, self.config.tau)
+        if (endless := self.endless()) is not None:
+            indices = torch.cat([endless.rows(i, 1) for i in indices.tolist()])
+        inputs, labels = batch_of(self.tensors, indices, self.config.tau, self.carried)
         return (inputs if isinstance(inputs, SoftTokens) else labels).probabilities()
 
-    def as_dataset(self) -> Dataset:
-        """The sequences as a `datasets.Dataset` of μ rows for the stock Trainer. Use it with `collator()`.
+    def as_dataset(self, num_rows: int | None = None, seed: int | None = None) -> Dataset | RowsDataset:
+        """The rows for the stock Trainer: a `datasets.Dataset` of μ rows, or a stream where inputs are drawn or written. Use it with `collator()`.
 
         The column `input_ids` holds (ξ, d) floats, which the collator turns into soft tokens batch by batch, or ξ ids. Labels of
-        their own are in the column `labels`, (ξ, e) floats. Trainer drops columns of other names.
+        their own are in the column `labels`, (ξ, e) floats. Trainer drops columns of other names. Those of a carried teacher are made by the
+        collator.
+
+        Args:
+            num_rows: of a stream, the rows of an epoch. The next epoch goes on where it ended. By default, a stream has no end.
+            seed: of a stream; by default `config.seed`. A row depends on (seed, position) alone, whoever reads it.
+
+        Raises:
+            ValueError: rows that are stored have neither.
         """
+        if (endless := self.endless(seed)) is not None:
+            return RowsDataset(endless, num_rows)
+        if num_rows is not None or seed is not None:
+            raise ValueError(
+                f"num_rows={num_rows!r} and seed={seed!r} are for rows that are made, but this summary stores its rows "
+                f"(inputs={self.config.inputs!r}); leave them out"
+            )
         return Dataset(rows_table(self.tensors)).with_format("torch")
 
     def collator(self) -> SoftTokenCollator:
@@ -121,9 +190,12 @@ class FarziData(nn.Module):
 
         It can be pickled, and holds copies of the decoders on the CPU.
         """
-        copies = {name: x.detach().cpu().clone() for name, x in self.tensors.items() if name.endswith("decoder")}
+        copies = {
+            name: x.detach().cpu().clone() for name, x in self.tensors.items() if name in ("decoder", "label_decoder")
+        }
+        teacher = CarriedTeacher(copy.deepcopy(self.teacher).cpu()) if self.config.labels == "teacher" else None
         return SoftTokenCollator(
-            copies.get("decoder"), self.config.tau, copies.get("label_decoder"), self.config.vocab_size
+            copies.get("decoder"), self.config.tau, copies.get("label_decoder"), self.config.vocab_size, teacher
         )
 
     def training_arguments(self, output_dir: str | os.PathLike, **changes: Any) -> TrainingArguments:
@@ -141,7 +213,8 @@ class FarziData(nn.Module):
             ValueError: the learning rate or the number of steps is neither in `config.inner` nor in `changes`, or `config.inner` holds
                 settings that no inner optimizer accepts.
         """
-        return stock_arguments(self.config.inner, self.config.num_sequences, str(output_dir), changes)
+        stored = None if self.endless() is not None else self.config.num_sequences
+        return stock_arguments(self.config.inner, stored, str(output_dir), changes)
 
     def as_hard_dataset(self, samples_per_sequence: int | None = None, seed: int = 0) -> Dataset:
         """Token ids in place of soft tokens, for models and trainers that take only ids.
@@ -158,7 +231,7 @@ class FarziData(nn.Module):
             Labels equal the inputs, or are drawn from the summary's own labels; a student predicts `labels[j + 1]` after position j,
             so the last own label, which has no place in such a row, is left out.
         """
-        ids, labels = hard_rows(self.tensors, self.config.tau, samples_per_sequence, seed)
+        ids, labels = hard_rows(self.fixed().tensors, self.config.tau, samples_per_sequence, seed)
         return Dataset.from_dict({"input_ids": ids.tolist(), "labels": labels.tolist()}).with_format("torch")
 
     def sample_text(self, samples_per_sequence: int = 1, seed: int = 0) -> list[str]:
@@ -169,7 +242,7 @@ class FarziData(nn.Module):
         """
         vocabulary = self.vocabulary
         names = vocabulary.names(self.config.vocab_size)
-        ids, _ = hard_rows(self.tensors, self.config.tau, samples_per_sequence, seed)
+        ids, _ = hard_rows(self.fixed().tensors, self.config.tau, samples_per_sequence, seed)
         return [vocabulary.text([names[i] for i in row]) for row in ids.tolist()]
 
     def decode(self, top_k: int = 5) -> list[list[dict[str, Any]]]:
@@ -181,7 +254,127 @@ class FarziData(nn.Module):
             is an id is one token with probability 1. With labels of its own, a position also has `label_tokens`,
             `label_probabilities` and `label_entropy`: what a student should predict after it.
         """
-        return decode(self.tensors, self.config, self.vocabulary, check_size("top_k", top_k, 1))
+        fixed = self.fixed()
+        return decode(fixed.tensors, fixed.config, self.vocabulary, check_size("top_k", top_k, 1))
+
+    # -- a carried teacher -------------------------------------------------------------------------------------------
+
+    @classmethod
+    @torch.no_grad()
+    def from_teacher(
+        cls,
+        teacher: PreTrainedModel,
+        *,
+        inputs: str = "drawn",
+        sequence_length: int,
+        frequencies: Tensor | Sequence[float] | None = None,
+        storage: str = "int6",
+        tokenizer: Any = None,
+        num_sequences: int = 64,
+        seed: int = 0,
+    ) -> FarziData:
+        """A summary that carries a trained model, whose predictions are the labels. No outer step is needed.
+
+        Args:
+            teacher: a causal language model, or a recommender of `farzi_hf.models`.
+            inputs: "drawn", ids by frequency; "written", ids that the teacher writes; "tokens", drawn ids that are fixed.
+            sequence_length: ξ, ids of a row.
+            frequencies: (V,) positive numbers, how often an id is drawn; 0: never. By default all alike.
+            storage: how the teacher's numbers are stored. It computes with what is left of them from now on.
+            tokenizer: or a list of items' names.
+            num_sequences: μ, the rows that are shown; where inputs are "tokens", all rows.
+            seed: of the rows.
+
+        Raises:
+            ValueError: the teacher cannot be made again from its config, or cannot read ξ ids; or the frequencies are none.
+        """
+        size = vocabulary_size(teacher)
+        shares = torch.ones(size) if frequencies is None else torch.as_tensor(frequencies, dtype=torch.float64)
+        if shares.shape != (size,) or not (torch.isfinite(shares).all() and shares.min() >= 0 and shares.max() > 0):
+            raise ValueError(
+                f"frequencies must be {size} positive numbers, one for each entry of the teacher's vocabulary"
+            )
+        config = FarziDataConfig(
+            num_sequences, sequence_length, vocab_size=size, inputs=inputs, labels="teacher", teacher=plain_config(teacher.config),
+            seed=seed, inner=STUDENTS_OF_A_TEACHER,
+        )  # fmt: skip
+        shares = (shares / shares.sum()).float()
+        ids = DrawnRows(shares, sequence_length, seed).rows(0, num_sequences)
+        tensors = {TEACHER + name: x.detach().float().cpu().clone() for name, x in teacher.named_parameters()}
+        wrong = [
+            name
+            for name, shape in LABELS["teacher"].shapes(config).items()
+            if getattr(tensors.get(name), "shape", 0) != shape
+        ]
+        if wrong or len(tensors) != len(LABELS["teacher"].shapes(config)):
+            raise ValueError(
+                f"teacher: its config makes a model with other parameters ({', '.join(wrong[:3])}); give a plain one"
+            )
+        farzi = cls(config, tokenizer, {**tensors, SHARES: shares, "input_ids": ids.int()})
+        try:
+            own = (
+                copy.deepcopy(teacher)
+                .float()
+                .cpu()
+                .eval()(input_ids=ids[:2], attention_mask=torch.ones_like(ids[:2]))
+                .logits
+            )
+        except Exception as error:  # each model fails in its own way
+            raise ValueError(
+                f"teacher does not read sequence_length={sequence_length} ids ({error}); give fewer"
+            ) from error
+        if not torch.allclose(farzi.carried.labels(farzi.tensors, ids[:2]).logits(), own, rtol=1e-3, atol=1e-3):
+            raise ValueError(
+                "teacher: a model with its config and parameters predicts otherwise; give a plain causal language model"
+            )
+        config.adopt_vocabulary(farzi.vocabulary, "tokenizer")
+        farzi.store_as(storage)
+        return farzi
+
+    @torch.no_grad()
+    def materialize(
+        self, num_sequences: int, sequence_length: int | None = None, label_dim: int | None = None
+    ) -> FarziData:
+        """The first rows of a summary that carries a teacher, with its labels, as a summary of fixed rows with labels of their own.
+
+        Args:
+            num_sequences: μ of it.
+            sequence_length: ξ of it; by default that of this summary.
+            label_dim: e, numbers of a label; by default as many as the teacher's head has. With fewer, the closest labels of that rank are taken.
+
+        Raises:
+            ValueError: the summary carries no teacher, or stores fewer rows.
+        """
+        length = sequence_length or self.config.sequence_length
+        if self.carried is None:
+            raise ValueError(
+                f"labels={self.config.labels!r}: these rows are fixed already; materialize() is for labels='teacher'"
+            )
+        if (endless := self.endless(length=length)) is not None:
+            ids = endless.rows(0, num_sequences)
+        else:
+            ids = self.input_ids[:num_sequences, :length].long()
+        if ids.shape != (num_sequences, length):
+            raise ValueError(
+                f"num_sequences={num_sequences} and sequence_length={length} are more than the {tuple(self.input_ids.shape)} ids of this summary"
+            )
+        parts = [self.carried.labels(self.tensors, part.to(self.teacher.device)) for part in ids.split(_READ_AT_ONCE)]
+        latents, decoder = torch.cat([part.latents for part in parts]).flatten(0, 1), parts[0].decoder
+        latents, decoder = factors_of_rank(latents, decoder, label_dim)
+        config = FarziDataConfig(
+            num_sequences, length, vocab_size=self.config.vocab_size, inner=self.config.inner, inputs="tokens", labels="own",
+            label_dim=len(decoder), vocabulary_hash=self.config.vocabulary_hash,
+        )  # fmt: skip
+        tensors = {
+            "input_ids": ids.int(), "label_latents": latents.view(num_sequences, length, -1), "label_decoder": decoder.contiguous()
+        }  # fmt: skip
+        return FarziData(config, self.processing_class, tensors)
+
+    def fixed(self) -> FarziData:
+        """This summary; where it carries a teacher, its first μ rows with their labels, to be read and shown."""
+        return self if self.carried is None else self.materialize(self.config.num_sequences)
+
+    # -- files -------------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def store_as(self, storage: str) -> None:
@@ -204,9 +397,14 @@ class FarziData(nn.Module):
 
     def contents(self) -> Contents:
         """The parts that the artefact is written from, with numbers as whoever loads it will find them."""
-        exact = {name: tensor.detach() for name, tensor in self.tensors.items()}
-        parts = STORAGES[self.config.storage].rounded(exact), self.config, self.vocabulary
-        return Contents(*parts, Decoded(*parts, _SHOWN_TOKENS))
+        exact, fixed = {name: tensor.detach() for name, tensor in self.tensors.items()}, None
+        tensors, vocabulary = STORAGES[self.config.storage].rounded(exact), self.vocabulary
+        if self.carried is not None:
+            shown = self.fixed()
+            decoded = Decoded(shown.tensors, shown.config, vocabulary, _SHOWN_TOKENS)
+            fixed = Contents(shown.tensors, shown.config, vocabulary, decoded)
+        decoded = fixed.decoded if fixed else Decoded(tensors, self.config, vocabulary, _SHOWN_TOKENS)
+        return Contents(tensors, self.config, vocabulary, decoded, fixed)
 
     def save_pretrained(
         self,
@@ -276,7 +474,7 @@ class FarziData(nn.Module):
         config = FarziDataConfig.from_json(artefact.read(CONFIG), artefact.path(CONFIG))
         storage = STORAGES[config.storage]
         stored = load_tensors(artefact.path(TENSORS), storage.layout(config.shapes, config.learnt))
-        farzi = cls(config, load_vocabulary(artefact, config.vocab_size), storage.loaded(stored))
+        farzi = cls(config, load_vocabulary(artefact, config.vocab_size), storage.loaded(stored, config.shapes))
         check_numbers(farzi.tensors, config, f"{artefact.path(TENSORS)} is of no use, fetch another one")
         config.adopt_vocabulary(farzi.vocabulary, "folder_or_repo")
         farzi._results = (load_results(artefact), farzi.fingerprint())
@@ -308,9 +506,9 @@ class FarziData(nn.Module):
                 folder, repo_id, private=private, revision=revision, token=token, commit_message=commit_message
             )
 
-    def frequencies(self) -> Tensor:
+    def token_frequencies(self) -> Tensor:
         """(V,): the share of each vocabulary entry over the inputs of all μ·ξ positions; sums to 1."""
-        return frequencies(self.tensors, self.config)
+        return frequencies(self.fixed().tensors, self.config)
 
     @property
     def results(self) -> Results:

@@ -1,4 +1,4 @@
-"""What a summary is made of: its inputs and its labels, each in one of two forms.
+"""What a summary is made of: its inputs and its labels, each in one of several forms.
 
 A student reads the input of position j and predicts the label of position j.
 
@@ -6,27 +6,36 @@ A student reads the input of position j and predicts the label of position j.
 |---|---|---|
 | "soft" (`SoftInputs`) | latents (μ, ξ, d), decoder (d, V) | softmax(latents[i, j] @ decoder / τ) |
 | "tokens" (`TokenInputs`) | input_ids (μ, ξ) | an id, which is not learnt |
+| "drawn" (`DrawnInputs`) | frequencies (V,) | an id, drawn anew in every row |
+| "written" (`WrittenInputs`) | frequencies (V,) | an id that the carried teacher writes after those before |
 
 | labels | tensors | the label of position j |
 |---|---|---|
 | "shared" (`SharedLabels`) | none | the input of position j + 1, as in the paper |
 | "own" (`OwnLabels`) | label_latents (μ, ξ, e), label_decoder (e, V) | softmax(label_latents[i, j] @ label_decoder) |
+| "teacher" (`TeacherLabels`) | teacher.… | what a model predicts that the summary carries |
 
 Functions take the tensors of a summary by name, as `FarziData.tensors` gives them; the names tell the form.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from farzi_hf.engine import setting
-from farzi_hf.summary.initialization import INITIALIZATIONS, INPUT_SEQUENCES
+from farzi_hf.summary.endless import DrawnRows, WrittenRows
+from farzi_hf.summary.initialization import FREQUENCIES, INITIALIZATIONS, INPUT_SEQUENCES
 from farzi_hf.summary.soft_tokens import SoftTokens
+from farzi_hf.summary.store.tensor_file import SHARES, TEACHER
+from farzi_hf.summary.teacher import CarriedTeacher, teacher_model
 
 Tensors = Mapping[str, Tensor]
 """The tensors of a summary, by name."""
@@ -38,10 +47,12 @@ class Form:
     Attributes:
         tensors: each with the fields of a `FarziDataConfig` that are its sizes.
         is_learnt: whether they are parameters; otherwise they stay as they are.
+        by_teachers: whether teachers complete the start of a summary.
     """
 
     tensors: ClassVar[dict[str, tuple[str, ...]]] = {}
     is_learnt: ClassVar[bool] = True
+    by_teachers: ClassVar[bool] = False
 
     @classmethod
     def shapes(cls, config: Any) -> dict[str, tuple[int, ...]]:
@@ -57,6 +68,7 @@ class SoftInputs(Form):
     }  # fmt: skip
     start = "initialization"
     """The setting that names their start."""
+    source = None
 
     @dataclass(frozen=True)
     class Settings:
@@ -75,6 +87,7 @@ class TokenInputs(Form):
 
     tensors: ClassVar = {"input_ids": ("num_sequences", "sequence_length")}
     is_learnt = False
+    source = None
     start = "input_sequences"
 
     @dataclass(frozen=True)
@@ -87,16 +100,40 @@ class TokenInputs(Form):
         return tensors["input_ids"][rows].long()
 
 
+class DrawnInputs(Form):
+    """Ids drawn by frequency, fresh in every row, as many as a training asks for."""
+
+    tensors: ClassVar = {SHARES: ("vocab_size",)}
+    is_learnt = False
+    start = "input_frequencies"
+    source = staticmethod(lambda farzi, length, seed: DrawnRows(farzi.frequencies, length, seed))
+    """Makes the rows of a summary; None where it has rows of its own."""
+
+    @dataclass(frozen=True)
+    class Settings:
+        input_frequencies: str = setting("auto", "how often ids are drawn", table=FREQUENCIES)
+
+    @staticmethod
+    def batch(tensors: Tensors, rows: Tensor, tau: float) -> Tensor:
+        """The ids (b, ξ) themselves."""
+        return rows
+
+
+class WrittenInputs(DrawnInputs):
+    """Ids that the carried teacher writes."""
+
+    source = staticmethod(lambda farzi, length, seed: WrittenRows(farzi.teacher, farzi.frequencies, length, seed))
+
+
 class SharedLabels(Form):
     """The inputs themselves: a position predicts the next one."""
 
+    inputs: ClassVar = ("soft",)
     row_of_start = "Farzi, 0 outer steps"
     """The row of a table that has students on the start of a summary."""
-    by_teachers = False
-    """Whether teachers complete the start of a summary."""
 
     @staticmethod
-    def batch(tensors: Tensors, rows: Tensor | slice, inputs: SoftTokens) -> SoftTokens:
+    def batch(tensors: Tensors, rows: Any, inputs: SoftTokens, teacher: Any) -> SoftTokens:
         """(b, ξ − 1, V): the input of position j + 1 is what a student predicts at position j."""
         return inputs.following()
 
@@ -104,6 +141,7 @@ class SharedLabels(Form):
 class OwnLabels(Form):
     """Learnt distributions of their own, one for each position."""
 
+    inputs: ClassVar = ("soft", "tokens")
     row_of_start = "same inputs, teacher's labels"
     by_teachers = True
     tensors: ClassVar = {
@@ -117,13 +155,41 @@ class OwnLabels(Form):
         )
 
     @staticmethod
-    def batch(tensors: Tensors, rows: Tensor | slice, inputs: Tensor | SoftTokens) -> SoftTokens:
+    def batch(tensors: Tensors, rows: Tensor | slice, inputs: Tensor | SoftTokens, teacher: Any) -> SoftTokens:
         """(b, ξ, V): what a student predicts at each position."""
         return SoftTokens(tensors["label_latents"][rows], tensors["label_decoder"])
 
 
-INPUTS: dict[str, type[SoftInputs] | type[TokenInputs]] = {"soft": SoftInputs, "tokens": TokenInputs}
-LABELS: dict[str, type[SharedLabels] | type[OwnLabels]] = {"shared": SharedLabels, "own": OwnLabels}
+class TeacherLabels(Form):
+    """What a carried teacher predicts after each position."""
+
+    inputs: ClassVar = ("drawn", "written", "tokens")
+    row_of_start = "packed teacher"
+    by_teachers = True
+
+    @classmethod
+    def shapes(cls, config: Any) -> dict[str, tuple[int, ...]]:
+        """Those of the teacher's parameters."""
+        return dict(_shapes_of_teacher(json.dumps(config.teacher), config.vocab_size, config.sequence_length))
+
+    @staticmethod
+    def batch(tensors: Tensors, rows: Any, inputs: Tensor, teacher: CarriedTeacher) -> SoftTokens:
+        """(b, ξ, V): what a student predicts at each position."""
+        return teacher.labels(tensors, inputs)
+
+
+@lru_cache
+def _shapes_of_teacher(teacher: str, vocab_size: int, length: int) -> dict[str, tuple[int, ...]]:
+    """The shapes of a teacher's parameters. A model is built for them without numbers."""
+    config = SimpleNamespace(teacher=json.loads(teacher), vocab_size=vocab_size, sequence_length=length)
+    with torch.device("meta"):
+        return {TEACHER + name: tuple(x.shape) for name, x in teacher_model(config).named_parameters()}
+
+
+INPUTS: dict[str, type[Form]] = {
+    "soft": SoftInputs, "tokens": TokenInputs, "drawn": DrawnInputs, "written": WrittenInputs
+}  # fmt: skip
+LABELS: dict[str, type[Form]] = {"shared": SharedLabels, "own": OwnLabels, "teacher": TeacherLabels}
 """By the name that `FarziDataConfig.inputs` and `FarziDataConfig.labels` give them."""
 
 
@@ -143,19 +209,23 @@ def device_of(tensors: Tensors) -> torch.device:
     return next(iter(tensors.values())).device
 
 
-def batch_of(tensors: Tensors, rows: Tensor | slice, tau: float) -> tuple[Tensor | SoftTokens, SoftTokens]:
+def batch_of(
+    tensors: Tensors, rows: Tensor | slice, tau: float, teacher: CarriedTeacher | None = None
+) -> tuple[Tensor | SoftTokens, SoftTokens]:
     """Inputs and targets of the sequences `rows`.
 
     Args:
         tensors: of a summary.
-        rows: (b,) numbers of sequences, or a slice.
+        rows: (b,) numbers of sequences, or a slice; where inputs do not run out, the ids (b, ξ) of rows that were made.
         tau: τ of soft inputs.
+        teacher: that the summary carries, if it does.
 
     Returns:
-        Soft tokens (b, ξ, V) or ids (b, ξ); and what the first n positions predict, (b, n, V), where n is ξ − 1 for shared labels and ξ for own ones.
+        Soft tokens (b, ξ, V) or ids (b, ξ); and what the first n positions predict, (b, n, V), where n is ξ − 1 for shared labels and ξ for others.
     """
     inputs = _form_of(tensors, INPUTS.values()).batch(tensors, rows, tau)
-    return inputs, _form_of(tensors, LABELS.values()).batch(tensors, rows, inputs)
+    labels = TeacherLabels if teacher is not None else _form_of(tensors, (OwnLabels, SharedLabels))
+    return inputs, labels.batch(tensors, rows, inputs, teacher)
 
 
 def _form_of(tensors: Tensors, forms: Collection[type[Form]]) -> Any:

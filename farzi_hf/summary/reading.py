@@ -14,6 +14,7 @@ from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.summary.config import FarziDataConfig, check_size
 from farzi_hf.summary.forms import Tensors, rows_of
 from farzi_hf.summary.soft_tokens import soft_tokens
+from farzi_hf.summary.store.tensor_file import SHARES
 
 CHUNK = 512
 """Positions whose V probabilities exist at the same time."""
@@ -131,7 +132,7 @@ def frequencies(tensors: Tensors, config: FarziDataConfig) -> Tensor:
 @torch.no_grad()
 def check_numbers(tensors: Tensors, config: FarziDataConfig, remedy: str) -> None:
     """Raises ValueError if soft tokens cannot be computed, or would not be finite, or an id is outside the vocabulary."""
-    learnt = {name: tensor for name, tensor in tensors.items() if name in config.learnt}
+    learnt = {name: tensor for name, tensor in tensors.items() if name in (*config.learnt, SHARES)}
     types = {name: tensor.dtype for name, tensor in learnt.items()}
     if len(set(types.values())) > 1:
         raise ValueError(
@@ -148,6 +149,8 @@ def check_numbers(tensors: Tensors, config: FarziDataConfig, remedy: str) -> Non
                 raise ValueError(
                     f"{latents} and {decoder} are so large for tau={tau:g} that the softmax of their product overflows; {remedy}"
                 )
+    if SHARES in tensors and not (tensors[SHARES].min() >= 0 and tensors[SHARES].sum() > 0):
+        raise ValueError(f"{SHARES} has negative numbers or none above 0; {remedy}")
     if "input_ids" in tensors:
         ids = tensors["input_ids"]
         outside = ids[(ids < 0) | (ids >= config.vocab_size)]

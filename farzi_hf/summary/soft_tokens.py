@@ -77,10 +77,14 @@ class SoftTokens:
         """Those that the distributions depend on."""
         return (self.latents,) if self.decoder is None else (self.latents, self.decoder)
 
+    def logits(self) -> Tensor:
+        """Of all of them at once, (…, V)."""
+        latents = self.latents / self.tau  # the smaller of the two factors
+        return latents if self.decoder is None else latents @ self.decoder
+
     def probabilities(self) -> Tensor:
         """All of them at once, (…, V)."""
-        latents = self.latents / self.tau  # the smaller of the two factors
-        return torch.softmax(latents if self.decoder is None else latents @ self.decoder, dim=-1)
+        return torch.softmax(self.logits(), dim=-1)
 
     def to(self, dtype: torch.dtype) -> SoftTokens:
         """The same with numbers of this type."""

@@ -22,6 +22,7 @@ from transformers.loss.loss_utils import ForCausalLMLoss
 
 from farzi_hf.data import IGNORED, SequenceCollator
 from farzi_hf.summary.soft_tokens import feed_soft_tokens, shifted_cross_entropy, soft_tokens, train_padding_row
+from farzi_hf.summary.teacher import CarriedTeacher
 
 
 def attach_soft_inputs(model: PreTrainedModel) -> PreTrainedModel:
@@ -76,6 +77,8 @@ class SoftTokenCollator:
     (b, ξ + 1, V) if the summary has labels of its own; and `shift_labels`, the likeliest target of each prediction as an
     integer. `labels[:, j + 1]` is what position j predicts.
 
+    Rows of a summary that carries a teacher are ids (ξ,) with `labels` without numbers, (ξ, 0). The teacher labels the batch.
+
     Rows of ids, with `input_ids` of any lengths, become `input_ids`, padded with 0 on the right, `attention_mask`, `labels` (−100 at
     padding) and `shift_labels`, (b, L) each. Rows may have `attention_mask`, `labels` and `seen` (the items that a user has had, for
     `farzi_hf.metrics.target_ranks`). Other columns are left out.
@@ -91,6 +94,7 @@ class SoftTokenCollator:
     tau: float
     label_decoder: Tensor | None = None
     vocab_size: int | None = None
+    teacher: CarriedTeacher | None = None
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         inputs = [self._input(i, row) for i, row in enumerate(rows)]
@@ -99,6 +103,8 @@ class SoftTokenCollator:
             raise ValueError("rows mix soft sequences and ids; give the rows of one dataset")
         if self.label_decoder is not None and all(_has_latents(row, self.label_decoder) for row in rows):
             return self._own(inputs, rows)
+        if self.teacher is not None and all(_has_latents(row, torch.empty(0, 0)) for row in rows):
+            return self._taught(torch.stack(inputs))
         if kinds == {2}:
             soft = soft_tokens(torch.stack(inputs), self.decoder, self.tau)
             return {"input_ids": soft, "labels": soft, "shift_labels": soft[:, 1:].argmax(-1)}
@@ -137,6 +143,12 @@ class SoftTokenCollator:
         if given.is_floating_point():
             return {"input_ids": soft_tokens(given, self.decoder, self.tau), **batch}
         return {"input_ids": given, "attention_mask": torch.ones_like(given), **batch}
+
+    @torch.no_grad()
+    def _taught(self, ids: Tensor) -> dict[str, Tensor]:
+        labels = self.teacher.labels(self.teacher.tensors, ids).probabilities()
+        batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        return {**batch, "labels": F.pad(labels, (0, 0, 1, 0)), "shift_labels": labels.argmax(-1)}
 
 
 def _has_latents(row: Mapping[str, Any], decoder: Tensor) -> bool:

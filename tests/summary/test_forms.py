@@ -53,10 +53,13 @@ def test_ids_are_read_as_they_are():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"inputs": "tokens"}, 'inputs="tokens" with labels="shared" leaves nothing to learn'),
+        ({"inputs": "tokens"}, "labels='shared' go with inputs of 'soft', got inputs='tokens'"),
+        ({"inputs": "drawn", "labels": "own"}, "labels='own' go with inputs of 'soft' or 'tokens', got inputs='drawn'"),
+        ({"inputs": "drawn", "labels": "teacher"}, "labels='teacher' with teacher=None"),
+        ({"teacher": {"model_type": "gpt2"}}, "labels='shared' with teacher={'model_type': 'gpt2'}"),
         ({"label_dim": 5}, "label_dim=5 with labels='shared': such labels have none"),
-        ({"inputs": "hard"}, "inputs must be one of 'soft', 'tokens', got 'hard'"),
-        ({"labels": 3}, "labels must be one of 'shared', 'own', got 3"),
+        ({"inputs": "hard"}, "inputs must be one of 'soft', 'tokens', 'drawn', 'written', got 'hard'"),
+        ({"labels": 3}, "labels must be one of 'shared', 'own', 'teacher', got 3"),
         ({"labels": "own", "label_dim": -1}, "label_dim must be an integer of at least 1, got -1"),
         ({"labels": "own", "label_dim": 0}, "label_dim must be an integer of at least 1, got 0"),
     ],

@@ -15,9 +15,9 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from farzi_hf.data import Vocabulary
-from farzi_hf.summary.initialization import INPUT_SEQUENCES
+from farzi_hf.summary.initialization import FREQUENCIES, INPUT_SEQUENCES, WRITTEN
 from farzi_hf.summary.store.hub import PLACEHOLDER
-from farzi_hf.summary.store.tensor_file import STORAGES
+from farzi_hf.summary.store.tensor_file import SHARES, STORAGES, TEACHER
 from farzi_hf.summary.store.text import (
     Markdown,
     check_results,
@@ -51,12 +51,14 @@ class Contents:
         config: sizes and provenance, as `config.json` holds them.
         vocabulary: what the entries stand for.
         decoded: what `FarziData.decode` gives.
+        fixed: where a teacher labels, the rows that are shown, with labels of their own.
     """
 
     tensors: Mapping[str, Tensor]
     config: PreTrainedConfig
     vocabulary: Vocabulary
     decoded: Sequence[Sequence[Mapping[str, Any]]]
+    fixed: Contents | None = None
 
 
 def render_card(
@@ -89,7 +91,7 @@ def render_card(
     learner = recipe.get("learner")
     known = isinstance(learner, Mapping) and isinstance(learner.get("model_type"), str)
     given = recipe.get("teacher")
-    made = INPUT_SEQUENCES.get(str(recipe.get("input_sequences"))) if config.inputs == "tokens" else None
+    made = _protection(config, recipe)
     examples = greedy_texts(vocabulary, contents.decoded[:3]) if vocabulary.named else []
     card = DatasetCard.from_template(
         _metadata(contents, metrics),
@@ -101,6 +103,9 @@ def render_card(
         metrics=metrics,
         storage=storage,
         nbytes=storage.nbytes(contents.tensors),
+        carried=_model(config.teacher),
+        teacher_size=sum(x.numel() for name, x in contents.tensors.items() if name.startswith(TEACHER)),
+        endless=SHARES in contents.tensors,
         learner_facts=_model(recipe.get("learner"), metrics.get("learner_parameters")),
         teachers=", ".join(filter(None, map(_model, given if isinstance(given, list) else [given]))),
         cell=_cell,
@@ -117,7 +122,7 @@ def render_card(
         full_steps=metrics.get("full_data_steps"),
         ceil=math.ceil,
         plain=_plain,
-        privacy=markdown_text(metrics.get("privacy") or getattr(made, "protects", "")),
+        privacy=markdown_text(metrics.get("privacy") or made),
         licence=markdown_text(metrics.get("licence_text") or ""),
         command=markdown_fence(str(metrics["command"]), "bash") if metrics.get("command") else "",
         examples=markdown_fence("\n".join(" ".join(text.split()) for text in examples), "text") if examples else "",
@@ -164,6 +169,18 @@ def _metadata(contents: Contents, metrics: Mapping[str, Any]) -> DatasetCardData
             for i, name in enumerate(tables_of(contents.tensors))
         ],
     )
+
+
+def _protection(config: PreTrainedConfig, recipe: Mapping[str, Any]) -> str:
+    """What the way in which the ids were made protects, in words; "" where nothing is known of it."""
+    if config.inputs == "soft" or (config.inputs == "tokens" and config.labels == "teacher"):
+        return ""
+    if config.inputs == "written":
+        return WRITTEN
+    name, table = (
+        ("input_sequences", INPUT_SEQUENCES) if config.inputs == "tokens" else ("input_frequencies", FREQUENCIES)
+    )
+    return getattr(table.get(str(recipe.get(name, "auto"))), "protects", "")
 
 
 def _model(model: Any, parameters: float | None = None) -> str | None:

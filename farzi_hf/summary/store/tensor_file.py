@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -28,12 +30,17 @@ Tensors = Mapping[str, Tensor]
 Shapes = Mapping[str, tuple[int, ...]]
 
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})  # as safetensors names them
+SHARES = "frequencies"
+"""The tensor (V,) with the shares of the vocabulary's entries, from which ids are drawn."""
+TEACHER = "teacher."
+"""What the names of a carried teacher's parameters begin with, among the tensors of a summary."""
+_STEPS, _NEVER = 16, 255  # steps of a share for each factor of e; the step of an entry that is never drawn
 
 
 class Stored(NamedTuple):
-    """A tensor of the file: its shape, and the types that it may have."""
+    """A tensor of the file: its shape, None for coded bytes of any number, and the types that it may have."""
 
-    shape: tuple[int, ...]
+    shape: tuple[int, ...] | None
     dtypes: frozenset[str]
 
     def __str__(self) -> str:
@@ -52,20 +59,29 @@ class Storage:
     description: str | None = None
 
     def layout(self, shapes: Shapes, learnt: Collection[str]) -> dict[str, Stored]:
-        """The tensors of the file, of a summary's tensors with `shapes`. Those that are not `learnt` are ids."""
-        return {n: Stored(tuple(shape), FLOATS if n in learnt else frozenset({"I32"})) for n, shape in shapes.items()}
+        """The tensors of the file, of a summary's tensors with `shapes`. Those that are not `learnt` are ids or shares."""
+        floats = {*learnt, SHARES}
+        return {n: Stored(tuple(shape), FLOATS if n in floats else frozenset({"I32"})) for n, shape in shapes.items()}
 
     def stored(self, tensors: Tensors) -> dict[str, Tensor]:
         """What the file holds of a summary's tensors."""
         return dict(tensors)
 
-    def loaded(self, stored: Tensors) -> dict[str, Tensor]:
-        """The summary's tensors. What is stored of them again is `stored`, bit for bit."""
+    def loaded(self, stored: Tensors, shapes: Shapes) -> dict[str, Tensor]:
+        """The summary's tensors, of these shapes. What is stored of them again is `stored`, bit for bit.
+
+        Raises:
+            ValueError: coded numbers are damaged.
+        """
         return dict(stored)
+
+    def scales(self, tensors: Tensors) -> dict[str, Tensor]:
+        """The scale s of each dimension, (k,), of the tensors (…, k) that are stored as whole multiples of it, by their names."""
+        return {}
 
     def rounded(self, tensors: Tensors) -> dict[str, Tensor]:
         """What is left of a summary's tensors after they were stored and loaded; a ValueError where a type comes back as another."""
-        kept = self.loaded(self.stored(tensors))
+        kept = self.loaded(self.stored(tensors), {name: x.shape for name, x in tensors.items()})
         for name, tensor in tensors.items():
             if kept[name].dtype != tensor.dtype:
                 raise ValueError(f"storage={self.name!r} is for float32, and {name} is {tensor.dtype}; call float()")
@@ -81,67 +97,112 @@ class Storage:
 
 
 class Whole(Storage):
-    """A whole number n for each number x, and a scale s for each of the d or e dimensions: x = s n. Ids in two bytes where they fit.
+    """A whole number n for each number x, and a scale s for each of the k dimensions: x = s n. Ids in two bytes where they fit.
 
     n has b bits, |n| < 2^(b−1). s is the largest |x| / (2^(b−1) − 1), rounded up to 12 bits, so that s n is exact in float32. The
-    error is s / 2 at most. Here each n has a byte.
+    error is s / 2 at most. Where the numbers are whole multiples of another scale already, it is kept, and nothing is lost. Here each n has
+    a byte. Vectors, which are few, are stored in float16, and the shares of `SHARES` in steps of 6 %, a byte each.
 
     Args:
         bits: b, at most 8.
     """
 
     types: ClassVar[frozenset[str]] = frozenset({"I8"})
-    _SCALE, _SMALLEST = ".scale", 2.0**-100
+    _SCALE, _SMALLEST, _BITS, _TYPE = ".scale", 2.0**-100, 12, torch.float32
 
     def __init__(self, bits: int) -> None:
-        self.bits, self._largest = bits, 2 ** (bits - 1) - 1
+        self.bits, self.largest = bits, 2 ** (bits - 1) - 1
         self.name, self.description = f"int{bits}", f"{bits} bits a number, and a scale for each dimension"
 
     def layout(self, shapes: Shapes, learnt: Collection[str]) -> dict[str, Stored]:
         found = {}
         for name, shape in shapes.items():
-            if name not in learnt:
+            if name == SHARES:
+                found[name] = self._of_shares(shape)
+            elif name not in learnt:
                 found[name] = Stored(tuple(shape), frozenset({"I16", "I32"}))
-                continue
-            found[name] = Stored(self._shape(name, shape), self.types)
-            found[name + self._SCALE] = Stored((shape[_dimensions(name)],), frozenset({"F32"}))
+            elif len(shape) == 1:
+                found[name] = Stored(tuple(shape), frozenset({"F16"}))
+            else:
+                found[name] = Stored(self._shape(name, shape), self.types)
+                kind = "F32" if torch.float32 == self._TYPE else "F16"
+                found[name + self._SCALE] = Stored((shape[_dimensions(name)],), frozenset({kind}))
         return found
 
     def stored(self, tensors: Tensors) -> dict[str, Tensor]:
-        found = {}
+        found, scales = {}, self.scales(tensors)
         for name, x in tensors.items():
-            if not x.is_floating_point():
+            if name in scales:
+                rows = x.detach().float().movedim(_dimensions(name), -1)
+                found[name] = self._packed(name, (rows / scales[name]).round().to(torch.int8))
+                found[name + self._SCALE] = scales[name].to(self._TYPE)
+            elif name == SHARES:
+                steps = (_STEPS * (x.max() / x).log()).round().clamp(max=_NEVER - 1)
+                found[name] = self._packed_shares(torch.where(x > 0, steps, _NEVER).to(torch.uint8))
+            elif x.is_floating_point():
+                found[name] = x.detach().half()
+            else:
                 fits = x.numel() == 0 or int(x.max()) <= torch.iinfo(torch.int16).max
                 found[name] = x.to(torch.int16 if fits else torch.int32)
-                continue
-            x = x.detach().float().movedim(_dimensions(name), -1)
-            mantissa, exponent = torch.frexp(x.abs().amax(list(range(x.dim() - 1))) / self._largest)
-            scale = torch.ldexp((mantissa * 2**12).ceil() / 2**12, exponent).clamp(min=self._SMALLEST)
-            found[name] = self._packed(name, (x / scale).round().to(torch.int8))
-            found[name + self._SCALE] = scale
         return found
 
-    def loaded(self, stored: Tensors) -> dict[str, Tensor]:
+    def scales(self, tensors: Tensors) -> dict[str, Tensor]:
+        return {
+            name: self._scale(x.detach().float().movedim(_dimensions(name), -1).flatten(0, -2))
+            for name, x in tensors.items()
+            if x.is_floating_point() and x.dim() > 1
+        }
+
+    def _scale(self, x: Tensor) -> Tensor:
+        """s (k,) of numbers (n, k)."""
+        peak = x.abs().amax(0)
+        mantissa, exponent = torch.frexp(peak / self.largest)
+        widest = torch.ldexp((mantissa * 2**self._BITS).ceil() / 2**self._BITS, exponent).clamp(min=self._SMALLEST)
+        found, known = widest, ((x / widest).round() * widest == x).all(0)
+        divisor = _common_divisor(x)
+        for part in range(1, self.largest + 1):  # a fraction of it may fit into the type of scales
+            scale = (divisor / part).to(self._TYPE).float().clamp(min=self._SMALLEST)
+            exact = (scale * part == divisor) & (peak <= scale * self.largest) & (divisor > 0)
+            found, known = torch.where(exact & ~known, scale, found), known | exact
+            if known.all():
+                break
+        return found
+
+    def loaded(self, stored: Tensors, shapes: Shapes) -> dict[str, Tensor]:
         found = {}
-        for name, x in stored.items():
-            if (scale := stored.get(name + self._SCALE)) is not None:
-                whole = self._unpacked(name, x, len(scale)).float() * scale
+        for name, shape in shapes.items():
+            x, scale = stored[name], stored.get(name + self._SCALE)
+            if scale is not None:
+                whole = self._unpacked(name, x, shape).float() * scale.float()
                 found[name] = whole.movedim(-1, _dimensions(name)).contiguous()
-            elif not name.endswith(self._SCALE):
-                found[name] = x.to(torch.int32)
+            elif name == SHARES:
+                x = self._unpacked_shares(x, shape)
+                shares = torch.where(x < _NEVER, (-x.float() / _STEPS).exp(), 0.0)
+                found[name] = shares / shares.sum()
+            else:
+                found[name] = x.float() if x.is_floating_point() else x.to(torch.int32)
         return found
 
-    def _shape(self, name: str, shape: Sequence[int]) -> tuple[int, ...]:
+    def _shape(self, name: str, shape: Sequence[int]) -> tuple[int, ...] | None:
         """The shape of the file's tensor, of a summary's tensor with `shape`."""
         return tuple(shape)
 
     def _packed(self, name: str, whole: Tensor) -> Tensor:
-        """The file's tensor, of whole numbers (…, e) in int8."""
+        """The file's tensor, of whole numbers (…, k) in int8."""
         return whole.movedim(-1, _dimensions(name)).contiguous()
 
-    def _unpacked(self, name: str, packed: Tensor, dimensions: int) -> Tensor:
-        """The inverse of `_packed`."""
+    def _unpacked(self, name: str, packed: Tensor, shape: Sequence[int]) -> Tensor:
+        """The inverse of `_packed`, for a summary's tensor with `shape`."""
         return packed.movedim(_dimensions(name), -1)
+
+    def _of_shares(self, shape: Sequence[int]) -> Stored:
+        return Stored(tuple(shape), frozenset({"U8"}))
+
+    def _packed_shares(self, x: Tensor) -> Tensor:
+        return x
+
+    def _unpacked_shares(self, x: Tensor, shape: Sequence[int]) -> Tensor:
+        return x
 
 
 class Packed(Whole):
@@ -165,18 +226,92 @@ class Packed(Whole):
         bits = np.unpackbits(rows[..., None], axis=-1)[..., 8 - self.bits :]
         return torch.from_numpy(np.packbits(bits.reshape(*rows.shape[:-1], -1), axis=-1)).to(whole.device)
 
-    def _unpacked(self, name: str, packed: Tensor, dimensions: int) -> Tensor:
+    def _unpacked(self, name: str, packed: Tensor, shape: Sequence[int]) -> Tensor:
+        dimensions = shape[_dimensions(name)]
         bits = np.unpackbits(packed.cpu().numpy(), axis=-1, count=dimensions * self.bits)
         rows = np.packbits(bits.reshape(*packed.shape[:-1], dimensions, self.bits), axis=-1)[..., 0] >> (8 - self.bits)
         return torch.from_numpy(rows).to(packed.device, torch.int8) - 2 ** (self.bits - 1)
 
 
+class Coded(Packed):
+    """As `Whole`, with the n of a dimension one after the other, in about as many bits as their entropy: zlib codes them by Huffman's method.
+
+    A training with a penalty on |n| (`farzi_hf.distillation.packing`) makes them small, so that they need few bits. Scales are in float16.
+    """
+
+    _SMALLEST, _BITS, _TYPE = 2.0**-14, 11, torch.float16
+
+    def __init__(self, bits: int) -> None:
+        super().__init__(bits)
+        self.name = f"coded{bits}"
+        self.description = f"at most {bits} bits a number, coded by their entropy, and a scale for each dimension"
+
+    def _shape(self, name: str, shape: Sequence[int]) -> None:
+        return None
+
+    def _packed(self, name: str, whole: Tensor) -> Tensor:
+        return _deflated(whole.movedim(-1, 0))
+
+    def _unpacked(self, name: str, packed: Tensor, shape: Sequence[int]) -> Tensor:
+        rows = list(shape)
+        dimension = rows.pop(_dimensions(name))
+        return _inflated(name, packed, np.int8, dimension * math.prod(rows)).view(dimension, *rows).movedim(0, -1)
+
+    def _of_shares(self, shape: Sequence[int]) -> Stored:
+        return Stored(None, frozenset({"U8"}))
+
+    def _packed_shares(self, x: Tensor) -> Tensor:
+        return _deflated(x)
+
+    def _unpacked_shares(self, x: Tensor, shape: Sequence[int]) -> Tensor:
+        return _inflated(SHARES, x, np.uint8, math.prod(shape))
+
+
+def _deflated(numbers: Tensor) -> Tensor:
+    """The bytes of integers of one byte, coded: by frequency alone, or with repetitions too, whichever is less."""
+    content, found = numbers.cpu().contiguous().numpy().tobytes(), []
+    for strategy in (zlib.Z_HUFFMAN_ONLY, zlib.Z_DEFAULT_STRATEGY):
+        coder = zlib.compressobj(
+            9, zlib.DEFLATED, -15, 7, strategy
+        )  # 7: a table of code words for some thousands of numbers
+        found.append(coder.compress(content) + coder.flush())
+    return torch.frombuffer(bytearray(min(found, key=len)), dtype=torch.uint8).to(numbers.device)
+
+
+def _inflated(name: str, coded: Tensor, kind: Any, count: int) -> Tensor:
+    """The inverse of `_deflated`: `count` integers."""
+    coder = zlib.decompressobj(-15)
+    try:
+        content = coder.decompress(coded.cpu().numpy().tobytes(), count + 1)
+    except zlib.error as error:
+        raise ValueError(f"{name} cannot be decoded ({error}); the file is damaged, fetch it again") from None
+    if len(content) != count or not coder.eof or coder.unused_data:
+        raise ValueError(f"{name} does not hold the {count:,} numbers that config.json says; fetch it again")
+    return torch.from_numpy(np.frombuffer(content, kind).copy()).to(coded.device)
+
+
+def _common_divisor(x: Tensor) -> Tensor:
+    """(k,): the largest number of which all numbers (n, k) of a column are whole multiples; 0 where there is none in 60 bits."""
+    mantissa, exponent = np.frexp(x.cpu().numpy().astype(np.float64))
+    last = np.where(mantissa == 0, 10**4, exponent).min(axis=0, initial=10**4)  # of the smallest number
+    shift = np.where(mantissa == 0, 0, exponent - last)
+    whole = np.round(mantissa * 2**24).astype(np.int64) << np.minimum(shift, 36)
+    found = np.gcd.reduce(whole, axis=0)
+    found = np.where(
+        (shift.max(axis=0, initial=0) > 36) | (last == 10**4), 0.0, np.ldexp(found.astype(float), last - 24)
+    )
+    return torch.from_numpy(found).to(x)
+
+
 def _dimensions(name: str) -> int:
-    """The axis of the d or e dimensions: the first of a decoder (e, V), the last of latents (μ, ξ, e)."""
-    return 0 if name.endswith("decoder") else -1
+    """The axis of the d, e or k dimensions: the first of a decoder (e, V), the last of latents (μ, ξ, e) and of a teacher's matrices."""
+    return 0 if name in ("decoder", "label_decoder") else -1
 
 
-STORAGES: dict[str, Storage] = {way.name: way for way in (Storage(), Whole(8), Packed(6), Packed(5), Packed(4))}
+STORAGES: dict[str, Storage] = {
+    way.name: way for way in (Storage(), Whole(8), *(kind(bits) for kind in (Packed, Coded) for bits in (6, 5, 4)))
+}
+"""By the name that `FarziDataConfig.storage` gives them."""
 
 
 # -- the file --------------------------------------------------------------------------------------------------------
@@ -221,12 +356,14 @@ def load_tensors(path: Path, layout: Mapping[str, Stored]) -> dict[str, Tensor]:
         found = {name: Stored(tuple(x.get_shape()), frozenset({x.get_dtype()})) for name, x in slices.items()}
         for name in dict.fromkeys((*layout, *found)):
             has, wants = found.get(name), layout.get(name)
-            if not (has and wants and has.shape == wants.shape and has.dtypes <= wants.dtypes):
+            fits = has and wants and (has.shape == wants.shape or (wants.shape is None and len(has.shape) == 1))
+            if not (fits and has.dtypes <= wants.dtypes):
                 raise ValueError(
                     f"{path} has {name!r:.200} {has or 'missing'}, where config.json says {wants or 'nothing'}; the two files belong to "
                     "different summaries, fetch it again, or load it with the version of farzi_hf that wrote it"
                 )
-        if len(types := FLOATS & {x.get_dtype() for x in slices.values()}) > 1:
+        types = {slices[name].get_dtype() for name, part in layout.items() if part.dtypes == FLOATS}
+        if len(types) > 1:
             raise ValueError(f"{path} holds floats of several types, {', '.join(sorted(types))}; fetch it again")
         tensors = {name: file.get_tensor(name).clone() for name in layout}  # the file may be replaced or truncated
         checksums = read_metadata(file.metadata() or {}, path)[1]

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
 from torch import Tensor
 
 from farzi_hf.summary.store import folder as layout
@@ -107,24 +108,29 @@ def _check_plots(paths: Iterable[Path], source: str) -> None:
 
 
 def rows_table(tensors: Mapping[str, Tensor]) -> pa.Table:
-    """μ rows for a Trainer: `input_ids`, latents (ξ, d) or ids (ξ,), and `labels` (ξ, e) where labels are own."""
+    """μ rows for a Trainer: `input_ids`, latents (ξ, d) or ids (ξ,), and `labels` (ξ, e) where labels are own, (ξ, 0) where a teacher labels."""
     inputs = tensors["latents"] if "latents" in tensors else tensors["input_ids"]
-    labels = {"labels": _lists(tensors["label_latents"])} if "label_latents" in tensors else {}
-    return pa.table({"input_ids": _lists(inputs), **labels})
+    labels = tensors.get("label_latents", torch.empty(*inputs.shape[:2], 0) if "latents" not in tensors else None)
+    return pa.table({"input_ids": _lists(inputs)} | ({} if labels is None else {"labels": _lists(labels)}))
 
 
 def _lists(numbers: Tensor) -> pa.Array:
     """(n, …) as n fixed-size lists, of lists where there are more axes; in float32 or int64."""
     numbers = numbers.detach().cpu()
     found = pa.array((numbers.float() if numbers.is_floating_point() else numbers.long()).reshape(-1).numpy())
-    for size in reversed(numbers.shape[1:]):
-        found = pa.FixedSizeListArray.from_arrays(found, size)
+    for axis in reversed(range(1, numbers.dim())):
+        if numbers.shape[axis] == 0:
+            found = pa.array([[]] * numbers.shape[:axis].numel(), pa.list_(pa.float32(), 0))
+        else:
+            found = pa.FixedSizeListArray.from_arrays(found, numbers.shape[axis])
     return found
 
 
 def _tables(contents: Contents) -> dict[str, pa.Table]:
     """The tables by name, in the order of `card.tables_of`."""
     tensors, vocabulary, decoded = contents.tensors, contents.vocabulary, contents.decoded
+    if contents.fixed is not None:
+        return {"tokens": _rows_shown(contents.fixed)}
     texts, parts = [], []
     for start in range(0, len(decoded), _AT_ONCE):
         sequences = decoded[start : start + _AT_ONCE]
@@ -149,11 +155,22 @@ def _tables(contents: Contents) -> dict[str, pa.Table]:
     return {name: tables[name] for name in tables_of(tensors)}
 
 
+def _rows_shown(contents: Contents) -> pa.Table:
+    """The first rows of a summary that carries a teacher: ids, their text, and the likeliest labels of each position."""
+    ids, vocabulary = contents.tensors["input_ids"], contents.vocabulary
+    texts = {"text": greedy_texts(vocabulary, contents.decoded)} if vocabulary.named else {}
+    found = {"index": range(len(ids)), "input_ids": ids.tolist(), **texts}
+    for name in ("label_tokens", "label_probabilities"):
+        found[name] = [[position[name] for position in sequence] for sequence in contents.decoded]
+    return pa.table(found)
+
+
 def render_viewer(contents: Contents) -> str:
     """`viewer.html` of a summary, of its first `SHOWN` sequences.
 
     The page computes the distributions that it shows, from latents and decoder of the soft inputs, or else of the labels, in float32.
     """
+    contents = contents.fixed or contents
     config, tensors = contents.config, contents.tensors
     soft = "latents" in tensors
     latents, decoder = (tensors[name if soft else f"label_{name}"] for name in ("latents", "decoder"))

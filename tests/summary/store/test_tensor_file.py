@@ -28,20 +28,22 @@ def summary(vocab_size: int = 40, **changes) -> FarziData:
 @given(
     values=st.lists(st.floats(-(2.0**90), 2.0**90, width=32), min_size=12, max_size=12),
     name=st.sampled_from(["latents", "label_decoder"]),
-    way=st.sampled_from(ROUNDED),
+    way=st.sampled_from([name for name in ROUNDED if "coded" not in name]),  # their scales are of half precision
 )
 def test_a_number_is_off_by_half_a_scale_at_most_and_is_stored_the_same_again(values, name, way):
     x = torch.tensor(values).view(2, 2, 3) if name == "latents" else torch.tensor(values).view(3, 4)
     storage = STORAGES[way]
     stored = storage.stored({name: x})
-    loaded = storage.loaded(stored)
+    loaded = storage.loaded(stored, {name: x.shape})
     scale = stored[f"{name}.scale"]
     assert loaded[name].shape == x.shape
     assert scale.shape == (3,)
     along = scale if name == "latents" else scale[:, None]
     largest = x.abs().amax((0, 1)) if name == "latents" else x.abs().amax(1)
     assert ((loaded[name] - x).abs() <= along * (0.5 + 1e-5)).all()
-    assert (scale <= (largest / (2 ** (storage.bits - 1) - 1) * (1 + 2**-10)).clamp(min=2.0**-100)).all()
+    exact = (loaded[name] == x).all(0).all(0) if name == "latents" else (loaded[name] == x).all(1)
+    smallest = (largest / (2 ** (storage.bits - 1) - 1) * (1 + 2**-10)).clamp(min=2.0**-100)
+    assert ((scale <= smallest) | exact).all()
     again = storage.stored(loaded)
     assert all(torch.equal(again[key], stored[key]) for key in stored)
 
@@ -72,7 +74,7 @@ def test_ids_take_two_bytes_where_they_fit(largest, dtype):
     ids = torch.tensor([[0, largest]], dtype=torch.int32)
     stored = STORAGES["int8"].stored({"input_ids": ids})
     assert stored["input_ids"].dtype == dtype
-    assert torch.equal(STORAGES["int8"].loaded(stored)["input_ids"], ids)
+    assert torch.equal(STORAGES["int8"].loaded(stored, {"input_ids": ids.shape})["input_ids"], ids)
 
 
 @pytest.mark.parametrize("way", ROUNDED)
@@ -94,9 +96,7 @@ def test_a_rounded_summary_is_saved_and_loaded(tmp_path, form, way):
     assert (loaded.fingerprint(), loaded.nbytes) == (farzi.fingerprint(), farzi.nbytes)
     stored = load_file(tmp_path / TENSORS)
     assert farzi.nbytes == sum(x.numel() * x.element_size() for x in stored.values())
-    assert f"| stored | {way[3:]} bits a number, and a scale for each dimension |" in (tmp_path / CARD).read_text(
-        encoding="utf-8"
-    )
+    assert f"| stored | {STORAGES[way].description} |" in (tmp_path / CARD).read_text(encoding="utf-8")
     loaded.save_pretrained(tmp_path / "again")
     assert all(torch.equal(x, stored[name]) for name, x in load_file(tmp_path / "again" / TENSORS).items())
 
@@ -121,7 +121,7 @@ def test_exact_rounds_nothing(tmp_path):
     before = farzi.fingerprint()
     farzi.store_as("exact")
     assert farzi.fingerprint() == before
-    with pytest.raises(ValueError, match="storage must be one of 'exact', 'int8', 'int6', 'int5', 'int4', got 'int2'"):
+    with pytest.raises(ValueError, match=r"storage must be one of 'exact', 'int8', .*, got 'int2'"):
         farzi.store_as("int2")
 
 

@@ -1,0 +1,195 @@
+"""Training a teacher in the few bits that it will be stored in.
+
+The loss sees the rounded matrices W' (`farzi_hf.summary.teacher`), and a penalty keeps the whole numbers small, so that they need few bits once
+they are coded by their entropy:
+
+    min over W, s of   L(W') + λ · mean log(1 + |W / s|)
+
+A matrix has a scale for each of its columns. Vectors (biases, norms) are few, and stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from farzi_hf.data.seeds import Purpose, derive
+from farzi_hf.distillation.learner import Parameters, is_constant, whole
+from farzi_hf.distillation.rows import RealData, real_batches, train_on
+from farzi_hf.distillation.teacher import Teacher, TeacherTraining
+from farzi_hf.engine import setting
+from farzi_hf.summary import FarziData
+from farzi_hf.summary.forms import Tensors
+from farzi_hf.summary.inner_settings import lr_schedule
+from farzi_hf.summary.soft_tokens import SoftTokens
+from farzi_hf.summary.store.tensor_file import STORAGES, TEACHER
+from farzi_hf.summary.teacher import rounded
+
+_LOG_SCALE = ".log_scale"
+_SPREAD = 3.0  # standard deviations of a column that the whole numbers span at the start
+_SLOWER = 0.4  # the learning rate, as a share of the teacher's
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How a teacher trains on in few bits.
+
+    Args:
+        penalty: λ.
+        steps: as many as those of the teacher, by default. 0: it is rounded and no more.
+    """
+
+    penalty: float = setting(
+        0.15,
+        "λ, keeps the whole numbers of a carried teacher small: the larger, the fewer bytes",
+        name="packing_penalty",
+    )
+    steps: int | None = setting(
+        None, "steps that a carried teacher trains in few bits; by default teacher_steps", name="packing_steps", least=0
+    )
+
+    def __call__(
+        self,
+        farzi: FarziData,
+        teachers: Sequence[Teacher],
+        data: RealData,
+        training: TeacherTraining,
+        storage: str,
+        seed: int,
+    ) -> None:
+        """Trains the first teacher in the bits of `storage`, and writes what is left of it into the summary that carries it.
+
+        One teacher trains on the real data, as before. One of several learns what all of them predict after made-up ids, the mean of their
+        logits: it is worth all of them then.
+
+        Raises:
+            FloatingPointError: the training diverged.
+        """
+        learner, params = teachers[0].learner, teachers[0].params
+        steps, largest = (
+            training.steps if self.steps is None else self.steps,
+            getattr(STORAGES[storage], "largest", None),
+        )
+        if steps and (largest is not None or len(teachers) > 1):
+            loss = _real_loss(learner, data, training.batch_size, steps, derive(seed, Purpose.PACKING))
+            if len(teachers) > 1:
+                loss = _taught_loss(learner, farzi, teachers, training.batch_size, derive(seed, Purpose.PACKING))
+            optimizer = replace(
+                training.optimizer,
+                lr=_SLOWER * training.optimizer.lr,
+                lr_schedule=lr_schedule("warmup_stable_decay", steps),
+            )
+            packed = params if largest is None else _with_scales(params, largest)
+
+            def penalised(found: Parameters, step: int) -> Tensor:
+                if largest is None:
+                    return loss(found, step)
+                return loss(_rounded(found, largest), step) + self.penalty * _mean_log(found, largest)
+
+            run = train_on(penalised, optimizer, packed, steps=steps, every=1)
+            bar = tqdm(run, "Packing", steps, disable=data.quiet, leave=False, dynamic_ncols=True)
+            params = deque(bar, maxlen=1).pop()
+            if largest is not None:  # scales as they are stored
+                log_scales = {
+                    name: x.exp().half().float().log() for name, x in params.items() if name.endswith(_LOG_SCALE)
+                }
+                params = _rounded({**params, **log_scales}, largest)
+        with torch.no_grad():
+            for name, x in farzi.teacher.named_parameters():
+                x.copy_(params[name])
+
+
+def _real_loss(
+    learner: Any, data: RealData, batch_size: int, steps: int, seed: int
+) -> Callable[[Parameters, int], Tensor]:
+    batches = real_batches(data, batch_size, steps, seed)
+    return lambda params, step: learner.hard_loss(params, batches(step))
+
+
+def _taught_loss(
+    learner: Any, farzi: FarziData, teachers: Sequence[Teacher], batch_size: int, seed: int
+) -> Callable[[Parameters, int], Tensor]:
+    rows = farzi.endless(seed)
+
+    def loss(params: Parameters, step: int) -> Tensor:
+        ids = rows.rows((step - 1) * batch_size, batch_size).to(next(iter(params.values())).device)
+        with torch.no_grad():
+            logits = sum(teacher.learner.logits(teacher.params, whole(ids)) for teacher in teachers) / len(teachers)
+        return learner.soft_loss(params, ids, SoftTokens(logits, None))
+
+    return loss
+
+
+def _with_scales(params: Parameters, largest: int) -> Parameters:
+    """The parameters, and log-scales at which the whole numbers span three standard deviations of each column."""
+    found = dict(params)
+    for name, x in params.items():
+        if x.dim() > 1 and not is_constant(x):
+            deviation = x.detach().flatten(0, -2).std(dim=0).clamp_min(1e-8)
+            found[name + _LOG_SCALE] = (_SPREAD * deviation / (largest + 1)).log()
+    return found
+
+
+def _rounded(params: Parameters, largest: int) -> Parameters:
+    """W' of all matrices, without their scales."""
+    return {
+        name: rounded(x, params[name + _LOG_SCALE].exp(), largest) if name + _LOG_SCALE in params else x
+        for name, x in params.items()
+        if not name.endswith(_LOG_SCALE)
+    }
+
+
+def _mean_log(params: Parameters, largest: int) -> Tensor:
+    """mean log(1 + |W / s|) over all numbers of matrices."""
+    total, count = 0.0, 0
+    for name, x in params.items():
+        if (log_scale := params.get(name + _LOG_SCALE)) is not None:
+            total = total + torch.log1p((x / log_scale.exp()).clamp(-largest, largest).abs()).sum()
+            count += x.numel()
+    return total / max(count, 1)
+
+
+class Rounding:
+    """Rounds a carried teacher in each outer step as it will be stored, and passes the rounding straight through.
+
+    Scales are those of the start of the run. Other summaries are left as they are.
+    """
+
+    def __init__(self) -> None:
+        self.scales: dict[str, Tensor] = {}
+        self._largest = 0
+
+    def start(self, farzi: FarziData, storage: str) -> None:
+        """Takes over the scales of the teacher that `farzi` carries, unless a resumed run has brought its own."""
+        if farzi.carried is not None and (largest := getattr(STORAGES[storage], "largest", None)) is not None:
+            self._largest = largest
+            self.scales = self.scales or STORAGES[storage].scales(
+                {name: x.detach() for name, x in farzi.tensors.items() if name.startswith(TEACHER)}
+            )
+
+    def __call__(self, tensors: Tensors) -> Tensors:
+        """The tensors with W' in place of W."""
+        new = {
+            name: rounded(tensors[name], scale.to(tensors[name]), self._largest) for name, scale in self.scales.items()
+        }
+        return {**tensors, **new}
+
+    @torch.no_grad()
+    def finish(self, farzi: FarziData) -> None:
+        """Leaves the rounded numbers in the summary."""
+        for name, x in self(farzi.tensors).items() if self.scales else ():
+            farzi.tensors[name].copy_(x)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """For a checkpoint."""
+        return dict(self.scales)
+
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        """Goes on with the scales of a checkpoint."""
+        self.scales = dict(tensors)

@@ -1,0 +1,136 @@
+"""Inputs that never run out: rows of ids that are made when they are asked for, in place of stored sequences.
+
+A row depends on (seed, position) alone. So every reader finds the same rows: the inner loop, the stock Trainer, any number of workers and
+processes, and a run that goes on. Rows are made a block at a time, because a generator for each row would take longer than the row.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from farzi_hf.data.seeds import Purpose, check_seed, derive, stream
+
+_BLOCK = 256  # rows that are made at once
+_KEPT = 64  # blocks that are kept, because an adjoint reads the last steps again
+
+
+class EndlessRows(ABC):
+    """Rows of ids (ξ,) without an end, each a function of (seed, position).
+
+    Args:
+        frequencies: (V,) shares of the vocabulary's entries.
+        length: ξ.
+        seed: of all rows.
+    """
+
+    def __init__(self, frequencies: Tensor, length: int, seed: int) -> None:
+        self.frequencies, self.length, self.seed = frequencies.detach().cpu(), length, check_seed(seed)
+        self._blocks: dict[int, Tensor] = {}
+
+    @abstractmethod
+    def block(self, number: int) -> Tensor:
+        """Rows `number` · 256 … (`number` + 1) · 256 − 1, (256, ξ)."""
+
+    def rows(self, first: int, count: int) -> Tensor:
+        """Rows `first` … `first + count − 1`, (count, ξ)."""
+        blocks = range(first // _BLOCK, -(-(first + count) // _BLOCK))
+        start = first - blocks[0] * _BLOCK
+        return torch.cat([self._made(number) for number in blocks])[start : start + count]
+
+    def _made(self, number: int) -> Tensor:
+        if number not in self._blocks:
+            if len(self._blocks) >= _KEPT:
+                self._blocks.pop(next(iter(self._blocks)))  # the oldest
+            self._blocks[number] = self.block(number)
+        return self._blocks[number]
+
+
+class DrawnRows(EndlessRows):
+    """Ids drawn by their frequency, each on its own: such rows hold no sequence of the data."""
+
+    def block(self, number: int) -> Tensor:
+        shares = np.cumsum(self.frequencies.double().numpy())
+        uniform = stream(self.seed, Purpose.DRAWN_ROWS, number).random((_BLOCK, self.length))
+        return torch.from_numpy(np.searchsorted(shares, uniform * shares[-1], side="right"))
+
+
+class WrittenRows(EndlessRows):
+    """Ids that a teacher writes: each is drawn from its prediction after those before. Ids without a frequency are never written.
+
+    A row begins with the model's `bos_token_id`, as it does again after its `eos_token_id`; without them with a drawn id.
+
+    Args:
+        teacher: in evaluation mode.
+    """
+
+    def __init__(self, teacher: PreTrainedModel, frequencies: Tensor, length: int, seed: int) -> None:
+        super().__init__(frequencies, length, seed)
+        self._teacher = teacher
+
+    @torch.no_grad()
+    def block(self, number: int) -> Tensor:
+        generator = torch.Generator().manual_seed(derive(self.seed, Purpose.WRITTEN_ROWS, number))
+        model, possible = self._teacher, self.frequencies > 0
+        named = (getattr(model.config, name, None) for name in ("bos_token_id", "eos_token_id"))
+        begin, end = (i if isinstance(i, int) and 0 <= i < len(possible) and possible[i] else None for i in named)
+        first = torch.multinomial(self.frequencies, _BLOCK, True, generator=generator)
+        ids, past = (first if begin is None else torch.full_like(first, begin))[:, None].to(model.device), None
+        while ids.shape[1] < self.length:
+            read = ids if past is None else ids[:, -1:]  # the keys and values of the others are kept
+            output = model(input_ids=read, attention_mask=torch.ones_like(ids), past_key_values=past, use_cache=True)
+            past = getattr(output, "past_key_values", None)
+            p = output.logits[:, -1].float().softmax(-1).cpu() * possible
+            drawn = torch.multinomial(p, 1, generator=generator)
+            if None not in (begin, end) and begin != end:
+                drawn[ids[:, -1].cpu() == end] = begin
+            ids = torch.cat([ids, drawn.to(ids.device)], dim=1)
+        return ids.cpu()
+
+
+class RowsDataset(torch.utils.data.IterableDataset):
+    """Endless rows for a `DataLoader` and for the stock Trainer. Use it with `FarziData.collator()`.
+
+    Each row has `input_ids` (ξ,) and, as a sign that a teacher labels it, `labels` without numbers (ξ, 0).
+
+    Args:
+        source: makes the rows.
+        num_rows: rows of an epoch; the next epoch goes on where it ended. None: an epoch does not end.
+
+    Raises:
+        ValueError: an epoch has no rows.
+    """
+
+    def __init__(self, source: EndlessRows, num_rows: int | None = None) -> None:
+        if num_rows is not None and num_rows < 1:
+            raise ValueError(f"num_rows={num_rows!r} is no length of an epoch; give at least 1, or None")
+        self.source, self.num_rows, self._epoch = source, num_rows, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Sets the epoch that the next iteration reads. Trainer and Accelerate call it."""
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        if self.num_rows is None:
+            raise TypeError("these rows have no end; give num_rows, or max_steps to the Trainer")
+        return self.num_rows
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        worker = torch.utils.data.get_worker_info()
+        if worker is not None and worker.id > 0:
+            return  # one worker reads, so that batches do not depend on the number of workers
+        first = self._epoch * (self.num_rows or 0)
+        end = None if self.num_rows is None else first + self.num_rows
+        unlabelled = torch.empty(self.source.length, 0)
+        while end is None or first < end:
+            count = _BLOCK if end is None else min(_BLOCK, end - first)
+            for ids in self.source.rows(first, count):
+                yield {"input_ids": ids, "labels": unlabelled}
+            first += count
+        self._epoch += 1  # for loops that set no epoch

@@ -1,0 +1,192 @@
+"""The carried teacher: a model in the summary, whose predictions are the labels.
+
+The teacher's parameters are tensors of the summary, under their names in the model with `teacher.` before them. Where they are stored in few
+bits, a matrix W has a scale s for each of its columns, and the teacher computes with the rounded matrix
+
+    W' = s · clamp(round(W / s), −n, n),   n = 2^(b−1) − 1,
+
+so what labels is what is saved. Training passes the rounding straight through (Bengio et al., 2013, arXiv 1308.3432): ∂W'/∂W = 1 inside the
+clamp; scales are learnt as in LSQ (Esser et al., 2020, arXiv 1902.08153).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+import farzi_hf.models  # noqa: F401  registers the architectures that transformers lacks
+from farzi_hf.data import Vocabulary
+from farzi_hf.summary.soft_tokens import SoftTokens, vocabulary_size
+from farzi_hf.summary.store.tensor_file import TEACHER
+from farzi_hf.summary.store.untrusted import NOT_SHOWN, learner_config
+
+_LARGE = 10.0  # Logits of this size show a soft cap. The caps of transformers' models are 30 and more.
+
+
+def rounded(weight: Tensor, scale: Tensor, largest: int) -> Tensor:
+    """W' of W (…, k) and s (k,), differentiable in both: the rounding is passed straight through.
+
+    Args:
+        largest: n, the largest whole number.
+    """
+    whole = (weight / scale).clamp(-largest, largest)
+    return (whole + (whole.round() - whole).detach()) * scale
+
+
+def plain_config(config: PreTrainedConfig) -> dict[str, Any]:
+    """The config of a teacher as `FarziDataConfig.teacher` holds it."""
+    settings = {name: value for name, value in config.to_diff_dict().items() if name not in NOT_SHOWN | {"dtype"}}
+    return {"model_type": config.model_type, **settings, "vocab_size": config.vocab_size}
+
+
+def teacher_model(config: PreTrainedConfig) -> PreTrainedModel:
+    """The teacher of a summary with this config, with weights that mean nothing: eager attention, no dropout.
+
+    Raises:
+        ValueError: `config.teacher`, which may be a stranger's, describes no model within the limits of a learner.
+    """
+    settings = learner_config(config.teacher, config, Vocabulary(), "teacher (of config.json)")
+    with torch.random.fork_rng(devices=[]):
+        model = AutoModelForCausalLM.from_config(settings, trust_remote_code=False, attn_implementation="eager")
+    if vocabulary_size(model) != config.vocab_size:
+        raise ValueError(
+            f"teacher (of config.json) has {vocabulary_size(model)} embeddings, but vocab_size={config.vocab_size}"
+        )
+    model.config.use_cache = False  # only writing needs the keys and values of past tokens
+    return model.eval()
+
+
+class CarriedTeacher:
+    """A teacher as a pure function of the summary's tensors.
+
+    Args:
+        model: in evaluation mode. Its own weights are not read.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model, self.head = model, LinearHead.of(model)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Its parameters, by their names in a summary."""
+        return {TEACHER + name: x.detach() for name, x in self.model.named_parameters()}
+
+    def labels(self, tensors: Mapping[str, Tensor], ids: Tensor) -> SoftTokens:
+        """What a student should predict after each of the ids (b, ξ): soft tokens (b, ξ, V).
+
+        The last hidden states times the head are their factors. A bias is one more dimension, whose state is 1.
+        """
+        params = {name.removeprefix(TEACHER): x for name, x in tensors.items() if name.startswith(TEACHER)}
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        if self.head is None:
+            return SoftTokens(torch.func.functional_call(self.model, params, kwargs=inputs).logits, None)
+        with self.head.left_out():
+            states = torch.func.functional_call(self.model, params, kwargs=inputs).logits
+        weight, bias = self.head.arguments(params)
+        if bias is None:
+            return SoftTokens(states, weight.T)
+        ones = torch.ones_like(states[..., :1])
+        return SoftTokens(torch.cat([states, ones], dim=-1), torch.cat([weight, bias[:, None]], dim=1).T)
+
+
+@torch.no_grad()
+def factors_of_rank(states: Tensor, weight: Tensor | None, rank: int | None) -> tuple[Tensor, Tensor]:
+    """Latents (n, e) and a decoder (e, V) of the labels softmax(states @ weight), with states (n, k) and weight (k, V).
+
+    Args:
+        weight: None if the states are logits.
+        rank: e. By default k, and labels stay as they are. With less, the closest logits of that rank are taken; dimensions to spare are 0.
+    """
+    weight = torch.eye(states.shape[1]).to(states) if weight is None else weight
+    weight = weight - weight.mean(dim=1, keepdim=True)  # the softmax does not see what all entries have in common
+    if rank is None or rank >= len(weight):
+        spare = 0 if rank is None else rank - len(weight)
+        return nn.functional.pad(states, (0, spare)), nn.functional.pad(weight, (0, 0, 0, spare))
+    left, r = torch.linalg.qr(states.double())
+    right, s = torch.linalg.qr(weight.T.double())
+    u, values, v = torch.linalg.svd(r @ s.T, full_matrices=False)
+    roots = values[:rank].sqrt()
+    return (left @ u[:, :rank] * roots).to(states.dtype), (right @ v[:rank].T * roots).T.to(weight.dtype)
+
+
+# -- the head --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LinearHead:
+    """Logits are states @ weightᵀ + bias, and nothing changes them afterwards.
+
+    Args:
+        module: of the model.
+        weight: the name of its weight (V, k) among the model's parameters. The input embedding may share it.
+        bias: the name of its bias (V,), or None.
+        forward: of the module.
+    """
+
+    module: nn.Linear
+    weight: str
+    bias: str | None
+    forward: Callable[[Tensor], Tensor]
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> LinearHead | None:
+        """The head of a model; None if the model scales, caps or shortens its logits, or has no linear head."""
+        module = model.get_output_embeddings()
+        if type(module) is not nn.Linear:
+            return None
+        names = parameter_names(model, module)
+        head = cls(module, names["weight"], names.get("bias"), module.forward)
+        return head if head._is_last(model) else None
+
+    @property
+    def width(self) -> int:
+        """The numbers of a position that determine its logits: k, and a constant where there is a bias."""
+        return self.module.in_features + (self.bias is not None)
+
+    def arguments(self, params: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias."""
+        return params[self.weight], None if self.bias is None else params[self.bias]
+
+    @contextmanager
+    def left_out(self) -> Iterator[None]:
+        """In this context, the model returns its last hidden states in place of logits."""
+        self.module.forward = _identity  # an attribute of the object comes before the method of its class
+        try:
+            yield
+        finally:  # Not removed, and always the same object: compiled code asks whether this is still what it was compiled for.
+            self.module.forward = self.forward
+
+    @torch.no_grad()
+    def _is_last(self, model: PreTrainedModel) -> bool:
+        """Whether logits are what this class says, also where they are large."""
+        ids = torch.zeros(1, 1, dtype=torch.long, device=model.device)  # some models read one position only
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        params = {name: parameter.detach() for name, parameter in model.named_parameters()}
+        size = torch.func.functional_call(model, params, kwargs=inputs).logits.abs().amax()
+        for factor in (1.0, _LARGE / float(size.clamp_min(1e-6))):
+            params = {**params, self.weight: params[self.weight] * factor}
+            logits = torch.func.functional_call(model, params, kwargs=inputs).logits
+            with self.left_out():
+                states = torch.func.functional_call(model, params, kwargs=inputs).logits
+            if states.shape != (*logits.shape[:-1], self.module.in_features):
+                return False
+            weight, bias = self.arguments(params)
+            if not torch.allclose(nn.functional.linear(states, weight, bias), logits, rtol=1e-4, atol=1e-4):
+                return False
+        return True
+
+
+def _identity(states: Tensor) -> Tensor:
+    return states
+
+
+def parameter_names(model: PreTrainedModel, module: nn.Module) -> dict[str, str]:
+    """The name in the model of each parameter of a module. Modules may share parameters, and then only one has its own name."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return {name: names[id(parameter)] for name, parameter in module.named_parameters()}

@@ -1,0 +1,187 @@
+"""Distillation of a summary that carries its teacher: the exact meta-gradient in the teacher's weights, packing, resume."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import pytest
+import torch
+from datasets import Dataset
+from meta_problems import relative_error
+from tiny_trainer import SETTINGS, SignalAt, tensors, tiny_learner, tiny_trainer
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from farzi_hf import FarziConfig, FarziTrainer
+from farzi_hf.distillation import Learner, MetaMatching, SyntheticTraining
+from farzi_hf.distillation.packing import Rounding
+from farzi_hf.distillation.run import Interrupted
+from farzi_hf.engine import Checkpoint, Direct, InnerAdam, Reversible, Tape
+from farzi_hf.summary import FarziData
+from farzi_hf.summary.store.tensor_file import STORAGES
+
+V, XI, T = 11, 5, 6
+CARRIED = {
+    "inputs": "drawn", "labels": "teacher", "storage": "coded5", "teacher_steps": 20, "teacher_batch_size": 8, "packing_steps": 10,
+    "inner_betas": [0.7, 0.95], "inner_lr_scheduler_type": "warmup_stable_decay",
+}  # fmt: skip
+
+
+def gpt2(width: int = 8) -> GPT2LMHeadModel:
+    config = GPT2Config(
+        vocab_size=V, n_positions=8, n_embd=width, n_layer=1, n_head=2, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+        bos_token_id=None, eos_token_id=None, initializer_range=0.3, attn_implementation="eager",
+    )  # fmt: skip
+    return GPT2LMHeadModel(config)
+
+
+@pytest.fixture(scope="module")
+def farzi() -> FarziData:
+    torch.manual_seed(0)
+    return FarziData.from_teacher(
+        gpt2(), sequence_length=XI, frequencies=torch.arange(V), storage="int5", seed=3
+    ).double()
+
+
+@pytest.fixture(scope="module")
+def learner() -> Learner:
+    return Learner(lambda: gpt2().double())
+
+
+BATCH = {
+    "input_ids": torch.tensor([[1, 4, 9, 2], [3, 3, 7, 10]]),
+    "labels": torch.tensor([[1, 4, 9, 2], [3, 3, 7, 10]]),
+}
+
+
+def meta_gradient(farzi, learner, adjoint, window=None, rounding=None):
+    training = SyntheticTraining(InnerAdam(0.05, (0.7, 0.95), 1e-2), 1.0, 3, window, adjoint).reading(farzi)
+    leaves = {name: x.detach().clone().requires_grad_(x.is_floating_point()) for name, x in farzi.tensors.items()}
+    loss = MetaMatching(training, T, T)(learner, rounding(leaves) if rounding else leaves, BATCH, 0)
+    names = [name for name in leaves if name.startswith("teacher.")]
+    return loss.detach(), dict(zip(names, torch.autograd.grad(loss, [leaves[name] for name in names]), strict=True))
+
+
+@pytest.mark.parametrize("adjoint", [Tape(), Checkpoint(slots=2), Reversible()], ids=lambda x: type(x).__name__)
+@pytest.mark.parametrize("window", [None, 2])
+def test_the_meta_gradient_in_the_teachers_weights_equals_direct(farzi, learner, adjoint, window):
+    (expected, by_autograd), (loss, ours) = (meta_gradient(farzi, learner, a, window) for a in (Direct(), adjoint))
+    tolerance = 1e-6 if isinstance(adjoint, Reversible) else 1e-9
+    torch.testing.assert_close(loss, expected, rtol=tolerance, atol=0)
+    assert max(g.abs().max() for g in ours.values()) > 1e-4
+    assert relative_error(list(ours.values()), list(by_autograd.values())) < tolerance
+
+
+def test_the_meta_gradient_equals_finite_differences(farzi, learner):
+    _, gradient = meta_gradient(farzi, learner, Tape())
+    generator, step = torch.Generator().manual_seed(1), 1e-6
+    direction = {name: torch.randn(g.shape, generator=generator).double() for name, g in gradient.items()}
+    losses = []
+    for sign in (1, -1):
+        moved = FarziData(
+            farzi.config, None, {n: x.detach() + sign * step * direction.get(n, 0) for n, x in farzi.tensors.items()}
+        )
+        losses.append(meta_gradient(moved.double(), learner, Tape())[0])
+    slope = sum((gradient[name] * d).sum() for name, d in direction.items())
+    torch.testing.assert_close((losses[0] - losses[1]) / (2 * step), slope, rtol=1e-6, atol=1e-8)
+
+
+def test_a_stream_teaches_what_fixed_rows_with_the_same_ids_teach(farzi, learner):
+    """θ_T of the stream's first rows equals that of the fixed form, read in the same order."""
+    optimizer, start = InnerAdam(0.05, (0.7, 0.95), 1e-2), learner.initial_parameters(1)
+    stream = SyntheticTraining(optimizer, 1.0, 4).reading(farzi)
+    theta = stream(learner, farzi.tensors, start=start, steps=1, seed=farzi.config.seed)
+    fixed = farzi.materialize(4)
+    expected = SyntheticTraining(optimizer, 1.0)(learner, fixed.tensors, start=start, steps=1, seed=9)
+    for name, x in theta.items():
+        torch.testing.assert_close(x, expected[name], rtol=1e-8, atol=1e-10)
+
+
+def test_outer_steps_round_as_the_file_does(farzi, learner):
+    """The outer loss is that of the rounded teacher, and weights inside the clamp get the gradient of the rounded ones."""
+    raw, rounding = FarziData(farzi.config, None, {n: x.detach().clone() for n, x in farzi.tensors.items()}), Rounding()
+    rounding.start(raw, "int5")
+    with torch.no_grad():
+        for name, scale in rounding.scales.items():
+            raw.tensors[name].add_(0.3 * scale)  # less than half a step: the rounded numbers stay
+    loss, gradient = meta_gradient(raw, learner, Tape(), rounding=rounding)
+    expected, of_rounded = meta_gradient(farzi, learner, Tape())
+    torch.testing.assert_close(loss, expected, rtol=1e-9, atol=0)
+    for name, g in gradient.items():
+        inside = (raw.tensors[name] / rounding.scales.get(name, 1.0)).abs() <= STORAGES["int5"].largest
+        torch.testing.assert_close(g[inside], of_rounded[name][inside], rtol=1e-6, atol=1e-9)
+    rounding.finish(raw)
+    for name, x in farzi.tensors.items():
+        torch.testing.assert_close(raw.tensors[name], x, rtol=1e-12, atol=1e-12)
+
+
+def test_a_trainer_carries_its_packed_teacher(sequences, tokenizer, tmp_path):
+    trainer = tiny_trainer(tmp_path, sequences, tokenizer, **{**CARRIED, "max_steps": 0})
+    trainer.train()
+    farzi = trainer.model
+    kept = STORAGES["coded5"].rounded({name: x.detach() for name, x in farzi.tensors.items()})
+    assert all(torch.equal(kept[name], x) for name, x in farzi.tensors.items())
+    counts = torch.bincount(torch.tensor([*chain(*sequences["train"]["input_ids"])]), minlength=len(tokenizer))
+    assert torch.equal(farzi.frequencies > 0, counts > 0)
+    before = trainer.evaluate()["eval_loss"]
+    assert before < torch.log(torch.tensor(float(len(tokenizer))))
+    trainer.save_model()
+    again = FarziData.from_pretrained(tmp_path)
+    assert again.fingerprint() == farzi.fingerprint()
+    assert again.results.metrics["eval_loss"] == before
+
+
+def test_packing_with_a_penalty_needs_fewer_bytes(sequences, tokenizer, tmp_path):
+    sizes = []
+    for penalty in (0.0, 2.0):
+        settings = {**CARRIED, "max_steps": 0, "packing_penalty": penalty, "packing_steps": 60}
+        trainer = tiny_trainer(tmp_path / str(penalty), sequences, tokenizer, **settings)
+        trainer.train()
+        sizes.append(trainer.model.nbytes)
+    assert sizes[1] < 0.8 * sizes[0]
+
+
+def test_one_teacher_of_several_predicts_what_they_predict(sequences, tokenizer, tmp_path):
+    """The carried one is closer to the mean of both teachers than either of them is."""
+    torch.manual_seed(4)
+    given = [GPT2LMHeadModel(tiny_learner(len(tokenizer))) for _ in range(2)]
+    for model in given:
+        torch.nn.init.normal_(model.transformer.wte.weight, std=0.5)
+    settings = {**CARRIED, "max_steps": 0, "packing_steps": 200, "storage": "exact", "teacher_batch_size": 32}
+    trainer = tiny_trainer(tmp_path, sequences, tokenizer, {"teacher": given}, **settings)
+    trainer.train()
+    ids = trainer.model.endless(77).rows(0, 64)
+    mean = sum(model.eval()(ids).logits for model in given).div(2).log_softmax(-1)
+
+    def distance(model) -> float:
+        return (mean.exp() * (mean - model(ids).logits.log_softmax(-1))).sum(-1).mean().item()
+
+    assert distance(trainer.model.teacher) < 0.7 * min(map(distance, given))
+
+
+@pytest.mark.parametrize("inputs", ["drawn", "written"])
+def test_a_resumed_run_is_the_same_bit_for_bit(sequences, tokenizer, tmp_path, inputs):
+    settings = {**CARRIED, "inputs": inputs, "learner_pool": 2, "window": 1}
+    whole = tiny_trainer(tmp_path / "whole", sequences, tokenizer, **settings)
+    whole.train()
+    broken = tiny_trainer(
+        tmp_path / "broken", sequences, tokenizer, {"callbacks": [SignalAt("SIGTERM", 2)]}, **settings
+    )
+    with pytest.raises(Interrupted):
+        broken.train()
+    resumed = tiny_trainer(tmp_path / "broken", sequences, tokenizer, **settings)
+    resumed.train(resume_from_checkpoint=True)
+    for ours, theirs in zip(tensors(resumed), tensors(whole), strict=True):
+        assert torch.equal(ours, theirs)
+    start = tiny_trainer(tmp_path / "start", sequences, tokenizer, **{**settings, "max_steps": 0})
+    start.train()
+    assert start.model.fingerprint() != whole.model.fingerprint()
+
+
+def test_bad_settings(tmp_path, sequences, tokenizer):
+    with pytest.raises(ValueError, match="go with inputs of"):
+        FarziConfig(str(tmp_path), **{**SETTINGS, **CARRIED, "inputs": "soft"})
+    rows = Dataset.from_dict({"input_ids": [[1, 2, 3]] * 80})
+    args = FarziConfig(str(tmp_path), **{**SETTINGS, **CARRIED, "torch_compile": True})
+    trainer = FarziTrainer(tiny_learner(len(tokenizer)), args, rows, processing_class=tokenizer)
+    with pytest.raises(ValueError, match="torch_compile"):
+        trainer.train()

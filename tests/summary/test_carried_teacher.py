@@ -1,0 +1,207 @@
+"""A summary that carries its teacher: what labels is what is saved, rows depend on (seed, position), streams equal fixed rows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from datasets import load_dataset
+from tiny_artefacts import WORDS, word_tokenizer
+from tiny_models import CONFIGS, FAMILIES, LENGTH, V, arguments, soft_trainer, tiny_model
+from torch.utils.data import DataLoader
+
+from farzi_hf.summary import FarziData
+from farzi_hf.summary.store.tensor_file import STORAGES
+from farzi_hf.summary.teacher import rounded
+
+SHARES = torch.arange(V, dtype=torch.float32)
+"""Entry 0 is never drawn."""
+
+
+def carried(kind: str = "gpt2", **changes) -> FarziData:
+    settings = {"sequence_length": LENGTH, "frequencies": SHARES, "num_sequences": 8, **changes}
+    return FarziData.from_teacher(tiny_model(kind), **settings)
+
+
+@pytest.mark.parametrize(
+    ("kind", "storage"), [*(("gpt2", s) for s in STORAGES), *((k, "coded5") for k in FAMILIES[1:])]
+)
+def test_what_labels_is_what_is_saved(kind, storage, tmp_path):
+    farzi = carried(kind, storage=storage)
+    farzi.save_pretrained(tmp_path)
+    again = FarziData.from_pretrained(tmp_path)
+    ids = torch.arange(1, LENGTH)[None]
+    assert torch.equal(again.teacher(ids).logits, farzi.teacher(ids).logits)
+    assert all(torch.equal(again.tensors[name], x) for name, x in farzi.tensors.items())
+    assert again.nbytes == farzi.nbytes
+    torch.testing.assert_close(farzi(torch.tensor([3])), farzi.teacher(farzi.endless().rows(3, 1)).logits.softmax(-1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", sorted(CONFIGS.keys() - {*FAMILIES}))
+def test_what_labels_is_what_is_saved_in_other_models(kind, tmp_path):
+    test_what_labels_is_what_is_saved(kind, "coded5", tmp_path)
+
+
+def test_fewer_bits_need_fewer_bytes_and_exact_numbers_stay():
+    sizes = [carried(storage=name).nbytes for name in ("exact", "int8", "int6", "int5", "int4")]
+    assert sizes == sorted(sizes, reverse=True)
+    assert carried(storage="coded5").nbytes < carried(storage="int5").nbytes
+    model, farzi = tiny_model("gpt2"), carried(storage="exact")
+    ids = torch.arange(1, LENGTH)[None]
+    torch.testing.assert_close(farzi.teacher(ids).logits, model.eval()(ids).logits)
+
+
+@pytest.mark.parametrize("name", ["int8", "int5", "coded5"])
+def test_whole_multiples_are_stored_without_loss(name):
+    way, whole = STORAGES[name], torch.randint(-4, 5, (300, 6)).float()
+    whole[:, 0], whole[:, 1] = 0, 3 * whole[:, 1].clamp(-1, 1)  # nothing; only multiples of three
+    numbers = whole * torch.tensor([0.1, 0.3, 0.7, 1.3, 2.9, 0.011]).half().float()
+    kept = way.rounded({"teacher.w": numbers})["teacher.w"]
+    assert torch.equal(kept, numbers)
+    assert torch.equal(way.rounded({"teacher.w": kept})["teacher.w"], kept)
+
+
+def test_coded_numbers_that_are_damaged_are_refused():
+    way, tensors = STORAGES["coded5"], {"teacher.w": torch.randn(50, 4)}
+    stored, shapes = way.stored(tensors), {"teacher.w": (50, 4)}
+    for coded in (
+        stored["teacher.w"][:-3],
+        torch.cat([stored["teacher.w"], torch.zeros(4, dtype=torch.uint8)]),
+        torch.zeros(0, dtype=torch.uint8),
+    ):
+        with pytest.raises(ValueError, match=r"teacher\.w"):
+            way.loaded({**stored, "teacher.w": coded}, shapes)
+    with pytest.raises(ValueError, match="240 numbers"):
+        way.loaded(stored, {"teacher.w": (60, 4)})
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # on a machine of one core
+@pytest.mark.parametrize("inputs", ["drawn", "written"])
+def test_a_row_depends_on_seed_and_position_alone(inputs):
+    farzi = carried(inputs=inputs)
+    source = farzi.endless(5)
+    rows = source.rows(250, 20)
+    assert torch.equal(rows[8:10], farzi.endless(5).rows(258, 2))
+    assert not torch.equal(rows, farzi.endless(6).rows(250, 20))
+    assert not (rows == 0).any()
+    for workers in (0, 2):
+        loader = DataLoader(farzi.as_dataset(270, seed=5), 20, num_workers=workers, collate_fn=farzi.collator())
+        found = torch.cat([batch["input_ids"] for batch in loader])
+        assert torch.equal(found, source.rows(0, 270))
+        loader.dataset.set_epoch(1)
+        assert torch.equal(next(iter(loader))["input_ids"], source.rows(270, 20))
+
+
+def test_drawn_ids_have_their_frequencies():
+    rows = carried().endless(1).rows(0, 4096)
+    torch.testing.assert_close(
+        torch.bincount(rows.flatten(), minlength=V) / rows.numel(), SHARES / SHARES.sum(), atol=5e-3, rtol=0
+    )
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "sasrec"])
+def test_written_rows_follow_the_teacher(kind):
+    """The second ids that follow one first id have the teacher's distribution."""
+    farzi = carried(kind, inputs="written", frequencies=torch.ones(V), storage="exact")
+    rows = farzi.endless(0).rows(0, 16384)
+    first = rows[0, 0]
+    rows = rows[rows[:, 0] == first]
+    expected = farzi.teacher(first.view(1, 1)).logits[0, 0].softmax(-1)
+    torch.testing.assert_close(torch.bincount(rows[:, 1], minlength=V) / len(rows), expected, atol=0.04, rtol=0)
+
+
+def test_labels_of_a_batch_are_those_of_the_fixed_form():
+    farzi = carried()
+    fixed = farzi.materialize(8)
+    stream, stored = farzi.as_dataset(8), fixed.as_dataset()
+    ours, theirs = farzi.collator()(list(stream)), fixed.collator()([stored[i] for i in range(8)])
+    assert ours.keys() == theirs.keys()
+    assert torch.equal(ours["input_ids"], theirs["input_ids"])
+    torch.testing.assert_close(ours["labels"][:, 1:], theirs["labels"][:, 1:])
+
+
+def test_fixed_form_of_a_smaller_rank():
+    farzi = carried()
+    whole, part = farzi.materialize(4), farzi.materialize(4, label_dim=3)
+    assert part.label_latents.shape == (4, LENGTH, 3)
+    wide = farzi.materialize(4, label_dim=40)
+    torch.testing.assert_close(wide(torch.arange(4)), whole(torch.arange(4)))
+    assert 0 < (part(torch.arange(4)) - whole(torch.arange(4))).abs().max() < 0.5
+
+
+@pytest.mark.parametrize("inputs", ["drawn", "tokens"])
+@pytest.mark.parametrize("kind", ["gpt2", "sasrec"])
+def test_stock_trainer(kind, inputs, tmp_path):
+    """Two steps under the stock Trainer equal two steps by hand on the same rows with the teacher's predictions as labels."""
+    farzi = carried(kind, inputs=inputs)
+    args = arguments(
+        tmp_path,
+        per_device_train_batch_size=4,
+        optim="sgd",
+        learning_rate=0.1,
+        lr_scheduler_type="constant",
+        max_grad_norm=0.0,
+    )
+    trainer = soft_trainer(tiny_model(kind), farzi, args)
+    if inputs == "tokens":
+        trainer._get_train_sampler = lambda *_: None  # in their order
+    trainer.train()
+    student = tiny_model(kind).eval()
+    rows = farzi.endless(0).rows(0, 8) if inputs == "drawn" else farzi.input_ids.long()
+    optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
+    for ids in rows.split(4):
+        labels = farzi.teacher(ids).logits.softmax(-1).detach()
+        loss = -(labels * student(ids, attention_mask=torch.ones_like(ids)).logits.log_softmax(-1)).sum(-1).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    for ours, theirs in zip(trainer.model.parameters(), student.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
+
+
+def test_the_page_and_the_tables_show_the_first_rows(tmp_path):
+    farzi = FarziData.from_teacher(
+        tiny_model("gpt2", len(WORDS)), sequence_length=4, num_sequences=6, tokenizer=word_tokenizer(), storage="coded5"
+    )
+    farzi.save_pretrained(tmp_path / "summary")
+    rows = load_dataset(str(tmp_path / "summary"), split="train", cache_dir=str(tmp_path / "cache"))
+    assert rows.column_names == ["index", "input_ids", "text", "label_tokens", "label_probabilities"]
+    assert rows["input_ids"][:] == farzi.endless().rows(0, 6).tolist()
+    position = farzi.decode(5)[2][3]
+    assert rows[2]["label_tokens"][3] == position["label_tokens"]
+    assert len(farzi.sample_text()) == 6
+    card = (tmp_path / "summary" / "README.md").read_text()
+    assert "carries its teacher" in card
+    assert f"{farzi.nbytes:,} bytes" in card
+
+
+def test_bad_arguments():
+    with pytest.raises(ValueError, match="frequencies"):
+        carried(frequencies=torch.zeros(V))
+    with pytest.raises(ValueError, match="frequencies"):
+        carried(frequencies=[1.0, 2.0])
+    with pytest.raises(ValueError, match="sequence_length=2000"):
+        carried(sequence_length=2000)
+    with pytest.raises(ValueError, match="inputs='soft'"):
+        carried(inputs="soft")
+    with pytest.raises(ValueError, match="num_rows=0"):
+        carried().as_dataset(0)
+    with pytest.raises(ValueError, match="stores its rows"):
+        carried().materialize(2).as_dataset(num_rows=4)
+    with pytest.raises(ValueError, match="fixed already"):
+        carried().materialize(2).materialize(2)
+    with pytest.raises(ValueError, match="max_steps"):
+        carried().training_arguments("out", num_train_epochs=1, max_steps=-1)
+    with pytest.raises(TypeError, match="no end"):
+        len(carried().as_dataset())
+
+
+def test_rounding_passes_straight_through():
+    weight = torch.tensor([[0.24], [0.9], [-5.0]], requires_grad=True)
+    scale = torch.tensor([0.5], requires_grad=True)
+    found = rounded(weight, scale, 3)
+    assert found.tolist() == [[0.0], [1.0], [-1.5]]
+    found.sum().backward()
+    assert weight.grad.flatten().tolist() == [1.0, 1.0, 0.0]
+    # d/ds of s · round(W/s) with ∂round = 1: round(W/s) − W/s inside the clamp, −n outside.
+    torch.testing.assert_close(scale.grad, torch.tensor([(0 - 0.48) + (2 - 1.8) - 3]))
