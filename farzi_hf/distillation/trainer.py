@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset, IterableDataset
+from huggingface_hub.errors import HTTPError
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedConfig, PreTrainedModel, Trainer
@@ -186,7 +187,8 @@ class FarziTrainer(Trainer):
 
         SIGINT, SIGTERM and SIGHUP end the training after a checkpoint of the present step, with every `save_strategy`.
         The finished summary is rounded as `args.storage` says; checkpoints are exact. Evaluations during the training are of
-        exact numbers, and are not saved with rounded ones: call `evaluate()` afterwards.
+        exact numbers, and are not saved with rounded ones: call `evaluate()` afterwards. If `args.push_to_hub` is set, the finished summary is
+        pushed; a push that fails is logged, and the training is not lost.
 
         Raises:
             ValueError: see `check_run`; another run writes to the output folder.
@@ -216,6 +218,11 @@ class FarziTrainer(Trainer):
                 output = super().train(self.run.checkpoint, **kwargs)
         self.rounding.finish(self.model)
         self.model.store_as(self.args.storage)
+        if self.args.push_to_hub:
+            try:
+                self.push_to_hub(commit_message="End of training")
+            except (HTTPError, OSError, RuntimeError) as error:  # nothing of the summary is on the disk yet
+                logger.error("The summary is not pushed: %s. Call save_model() or push_to_hub().", error)
         return output._replace(training_loss=output.metrics.get("train_loss", output.training_loss))
 
     def tune_initialization(self) -> None:
@@ -434,7 +441,7 @@ class FarziTrainer(Trainer):
         """Creates the *dataset* repository `args.hub_model_id`, if it does not exist. By default it has the output folder's name.
 
         If `args.push_to_hub` is set, Trainer calls this at the start. A wrong name or token then fails before the training.
-        `save_model()` pushes, with every `hub_strategy`: checkpoints stay on this machine.
+        The end of `train()` and `save_model()` push, with every `hub_strategy`: checkpoints stay on this machine.
         """
         if self.is_world_process_zero():
             args, token = self.args, token or self.args.hub_token

@@ -193,10 +193,28 @@ def test_a_saved_summary_is_pushed_and_never_a_checkpoint(hub, make, strategy):
     trainer = make(push_to_hub=True, hub_model_id="farzi", hub_strategy=strategy, save_strategy="steps", save_steps=2)
     assert files_of(hub) == set()  # made at the start
     trainer.train()
-    assert hub.repositories["user/farzi"].log["main"] == []
-    trainer.save_model()
-    assert hub.repositories["user/farzi"].log["main"] == ["Save summary"]
+    assert hub.repositories["user/farzi"].log["main"] == ["End of training"]
     assert files_of(hub) == PLAIN | TOKENIZER | {"recipe.yaml"}
+    assert FarziData.from_pretrained("user/farzi").fingerprint() == trainer.model.fingerprint(), (
+        "of the finished summary"
+    )
+    trainer.save_model()
+    assert hub.repositories["user/farzi"].log["main"] == ["End of training"], "it is there already"
+    trainer.evaluate()
+    trainer.save_model()
+    assert hub.repositories["user/farzi"].log["main"] == ["End of training", "Save summary"]
+
+
+def test_a_push_that_fails_at_the_end_does_not_cost_the_training(hub, make, monkeypatch, caplog, tmp_path):
+    trainer = make(push_to_hub=True, hub_model_id="farzi", save_strategy="no")
+    before = trainer.model.fingerprint()
+    monkeypatch.setattr(hub.repositories["user/farzi"], "branches", {})  # someone removed the branch meanwhile
+    trainer.train()
+    assert "not pushed" in caplog.text
+    assert trainer.model.fingerprint() != before
+    with pytest.raises(HfHubHTTPError):
+        trainer.save_model()
+    assert FarziData.from_pretrained(tmp_path / "out").fingerprint() == trainer.model.fingerprint()
 
 
 def test_pushing_needs_a_name(make):
