@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     keep_freed_memory()
     with ends_in_one_line("finetune.py", OSError):
         (args,) = HfArgumentParser(FinetuneArguments).parse_args_into_dataclasses(argv, look_for_args_file=False)
-        check_outputs(Path(args.output_dir), ("recipe.yaml", "table.md", "table.csv", "comparison.png"))
+        check_outputs(Path(args.output_dir), ("recipe.yaml", "table.md", "table.csv", "comparison.png"), asdict(args))
         c = comparison_of(args, FarziData.from_pretrained(args.summary, args.revision))
     write_recipe(Path(args.output_dir), asdict(args))
     print(f"{args.summary}: {c.config.model_type}, {c.steps} steps", flush=True)

@@ -74,7 +74,7 @@ class Run:
         seed: seed of the splits.
 
     Raises:
-        ValueError: the folder holds files that no run of this package has written, or checkpoints with other settings.
+        ValueError: the folder holds files that no run of this package has written, or results or checkpoints of other settings.
     """
 
     def __init__(self, data: TaskData, args: FarziConfig, seed: int) -> None:
@@ -82,7 +82,7 @@ class Run:
         self.folder, self.summary_folder = Path(args.output_dir), Path(args.output_dir, "summary")
         self.recipe = {**data.recipe([seed]), **args.to_recipe()}
         files = [RESULTS, START, "table.md", "table.csv", *(f"plots/{name}.png" for name in FIGURES)]
-        self.checkpoint = find_checkpoint(args, files)
+        self.checkpoint = find_checkpoint(args, files, self.recipe)
 
     def begin(self) -> FarziTrainer:
         """Makes the trainer. From now on, the folder belongs to this run."""
@@ -211,7 +211,8 @@ def distil(settings: RunSettings, args: FarziConfig) -> None:
     data, runs, done = settings.load(), [], []
     figures = [f"comparison_{metric.replace('@', '_')}.png" for metric in data.task_class.compared]
     with args.main_process_first(desc="folders"):
-        check_outputs(Path(args.output_dir), ["recipe.yaml", "table.md", "table.csv", *figures])
+        recipe = {**data.recipe([]), **args.to_recipe()}
+        check_outputs(Path(args.output_dir), ["recipe.yaml", "table.md", "table.csv", *figures], recipe)
         for seed in data.seeds(args.seed):
             own = copy.copy(args)
             own.output_dir = data.run_folder(args.output_dir, seed)

@@ -4,40 +4,63 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from farzi_hf.distillation.config import FarziConfig
-from farzi_hf.distillation.run import check_no_foreign, last_checkpoint, locked
+from farzi_hf.distillation.run import changes, check_no_foreign, last_checkpoint, locked
 from farzi_hf.distillation.trainer import FarziTrainer
 from farzi_hf.report.tables import save_text
 from farzi_hf.summary.store.folder import check_destination
 from farzi_hf.summary.store.text import as_written, json_text, numbers_of, yaml_text
 
 HEADER = "# Written by a recipe of farzi_hf: here it goes on, and replaces results of its own.\n"
+_BEFORE_RESULTS = ("recipe.yaml", "start.json")  # what a run has written that has not come far
+# Folders may move, and a table may be made again of more splits.
+_ELSEWHERE = ("output_dir", "data_dir", "trajectories", "splits")
 
 
-def check_outputs(folder: Path, names: Iterable[str]) -> None:
-    """Refuses a folder in which a recipe would overwrite files that no recipe has written. Call this before any long work.
+def check_outputs(folder: Path, names: Sequence[str], recipe: Mapping[str, Any] | None = None) -> None:
+    """Refuses a folder in which a recipe would overwrite files that it has not written itself. Call this before any long work.
 
     Args:
         folder: the folder; it need not exist.
-        names: the files that will be written, as paths inside the folder.
+        names: the files that will be written, as paths inside the folder. A recipe knows its folder by `recipe.yaml`, `table.json` or
+            `cell.json`, if it is one of them.
+        recipe: what `recipe.yaml` will say, if a run with other settings has to keep its folder.
 
     Raises:
-        ValueError: one of the files exists and no recipe has written to the folder, or a file has the name of a needed folder.
+        ValueError: one of the files exists and another recipe or a run with other settings has written it, or somebody else; or a file has
+            the name of a needed folder.
     """
     # Our recipes begin with a line, and our JSON files have keys, that no others have.
-    ours = False
-    with suppress(OSError, UnicodeDecodeError):
-        ours = (folder / "recipe.yaml").read_text(encoding="utf-8").startswith(HEADER)
-    for name in ("table.json", "cell.json"):
+    ours, before = False, None
+    if "recipe.yaml" in names:
+        with suppress(OSError, UnicodeDecodeError, yaml.YAMLError):
+            text = (folder / "recipe.yaml").read_text(encoding="utf-8")
+            ours, before = text.startswith(HEADER), yaml.safe_load(text)
+    for name in {"table.json", "cell.json"}.intersection(names):
         with suppress(OSError, ValueError):
             content = json.loads((folder / name).read_text(encoding="utf-8"))
             ours |= isinstance(content, dict) and not content.keys().isdisjoint(("findings", "scores", "settings"))
     check_files(folder, names, ours)
+    results = [name for name in (*names, "summary") if name not in _BEFORE_RESULTS and (folder / name).exists()]
+    if ours and recipe is not None and results and (other := _difference(before, yaml.safe_load(yaml_text(recipe)))):
+        raise ValueError(
+            f"{str(folder)!r} has {results[0]} of a run with other settings ({other}), which would be overwritten: choose another folder"
+        )
+
+
+def _difference(before: Any, now: Mapping[str, Any]) -> str:
+    """How two recipes differ, as text."""
+    if not isinstance(before, Mapping):
+        return "its recipe.yaml cannot be read"
+    before, now = ({k: v for k, v in x.items() if k not in _ELSEWHERE} for x in (before, now))
+    return changes(before, now) or ", ".join(sorted(before.keys() ^ now.keys()))
 
 
 def check_files(folder: Path, names: Iterable[str], ours: bool) -> None:
@@ -53,17 +76,20 @@ def check_files(folder: Path, names: Iterable[str], ours: bool) -> None:
             )
 
 
-def find_checkpoint(args: FarziConfig, outputs: Iterable[str] = ()) -> str | None:
+def find_checkpoint(
+    args: FarziConfig, outputs: Iterable[str] = (), recipe: Mapping[str, Any] | None = None
+) -> str | None:
     """The checkpoint to go on from, or None for a new run. This writes nothing. Call `begin_run` when the trainer exists.
 
     Args:
         outputs: the files that the run will write into `args.output_dir`, beside `recipe.yaml` and `summary/`.
+        recipe: see `check_outputs`.
 
     Raises:
-        ValueError: the run would overwrite files that no recipe has written.
+        ValueError: the run would overwrite files of others, or of a run with another recipe.
     """
     folder = Path(args.output_dir)
-    check_outputs(folder, ["recipe.yaml", *outputs])
+    check_outputs(folder, ["recipe.yaml", *outputs], recipe)
     check_destination(folder / "summary")
     check_no_foreign(folder)
     return args.resume_from_checkpoint or last_checkpoint(folder)

@@ -120,7 +120,7 @@ def full_cells(learner: Mapping[str, Any] | None = None, suffix: str = "") -> li
 def evidence_of(e: Experiment, cells: Sequence[Cell]) -> Evidence:
     """The rows of all cells. A cell in `output_dir` that was run with the same settings is not run again."""
     for cell, seed in product(cells, e.seeds):  # before any work
-        check_outputs(_folder(e, cell, seed), (CELL, SUMMARY))
+        check_outputs(_folder(e, cell, seed), ("recipe.yaml", CELL, SUMMARY))
     found: dict[str, list[Done]] = {cell.method: [] for cell in cells}
     for cell, seed in product(cells, e.seeds):
         found[cell.method].append(_run(e, cell, seed))

@@ -10,7 +10,7 @@ import yaml
 from tiny_trainer import tiny_trainer
 
 from farzi_hf import FarziConfig
-from farzi_hf.cli.run_folder import begin_run, find_checkpoint, kept, stored
+from farzi_hf.cli.run_folder import begin_run, check_outputs, find_checkpoint, kept, stored, write_recipe
 
 SAVED = {"save_strategy": "steps", "save_steps": 1, "max_steps": 2, "lr_scheduler_type": "constant"}
 
@@ -89,6 +89,26 @@ def test_a_kept_result_is_json_for_every_reader(tmp_path):
     assert kept(path, {"max_grad_norm": 1.0}, list) == stored(path, {"max_grad_norm": 1.0}) == []
     assert kept(path, {"seed": 2}, lambda: path.exists(), unless=lambda value: not value) is False, "of other settings"
     assert stored(path, {"seed": 2}) is None
+
+
+def test_a_recipe_knows_its_own_results(tmp_path):
+    recipe = {"seed": 0, "learning_rate": 1e-5, "max_grad_norm": math.inf, "splits": [0], "trajectories": "a"}
+    names = ["recipe.yaml", "start.json", "table.md"]
+    write_recipe(tmp_path, recipe)
+    (tmp_path / "start.json").write_text("{}", encoding="utf-8")
+    check_outputs(tmp_path, names, {"seed": 1})  # there are no results yet
+    (tmp_path / "table.md").write_text("mine", encoding="utf-8")
+    check_outputs(tmp_path, names, {**recipe, "splits": [0, 1], "trajectories": "b"})
+    for other, how in (({**recipe, "seed": 1}, r"seed 0 → 1"), ({**recipe, "more": 2}, "more")):
+        with pytest.raises(ValueError, match=rf"has table.md of a run with other settings \({how}\), which .* another"):
+            check_outputs(tmp_path, names, other)
+    with pytest.raises(ValueError, match=r"table.md' exists already and would be overwritten"):
+        check_outputs(tmp_path, ["table.json", "table.md"])
+    (tmp_path / "recipe.yaml").unlink()
+    (tmp_path / "table.json").write_text('{"scores": []}', encoding="utf-8")
+    check_outputs(tmp_path, ["table.json", "table.md"])
+    with pytest.raises(ValueError, match=r"start.json' exists already and would be overwritten"):
+        check_outputs(tmp_path, names, recipe)
 
 
 @pytest.mark.parametrize("content", ["eggs: 3", '{"value": 1}', '{"settings": 1}', "[1]", "5", "\ufeff"])

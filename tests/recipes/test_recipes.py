@@ -88,6 +88,25 @@ def test_what_no_recipe_wrote_is_refused_before_any_work(tmp_path, script, name,
     assert sorted((tmp_path / "out").rglob("*")) == before
 
 
+@pytest.mark.parametrize("script", [ptb, finetune, objectives, sample_efficiency])
+def test_results_of_other_settings_or_another_recipe_stay(finished_text, tmp_path, small_data, script, monkeypatch):
+    output = shutil.copytree(finished_text.output, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoint-*"))
+    before = {path: path.read_bytes() for path in output.rglob("*") if path.is_file()}
+    monkeypatch.setattr(TaskData, "splits", lambda *_: pytest.fail("it has begun to work"))
+    card = [*places(tmp_path), "--card_dir", str(output)]
+    arguments = {
+        ptb: [*DEMO, "--learning_rate", "0.5", "--output_dir", str(output)],
+        finetune: ["--summary", str(output / "summary"), "--output_dir", str(output)],
+        objectives: ["--form", "paper", *COMPARED, *card],
+        sample_efficiency: [*COMPARED, "--budgets", "4", *card],
+    }[script]
+    with pytest.raises(SystemExit, match=r"choose another folder") as stop:
+        script.main(arguments)
+    assert "\n" not in stop.value.code
+    assert script != ptb or re.search(r"settings \(learning_rate .* → 0.5\)", stop.value.code)
+    assert {path: path.read_bytes() for path in output.rglob("*") if path.is_file()} == before
+
+
 # -- whole runs ------------------------------------------------------------------------------------------------------
 
 
