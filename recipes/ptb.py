@@ -50,7 +50,7 @@ def distilled(this: Run) -> dict[str, Any]:
     if not this.is_first:
         return {}
     this.save()  # now, because the measurements take long
-    measured = [*this.students(before), *this.real()]  # rows on the summary; rows on real data and count models
+    measured = [*this.students(before), *this.baselines()]  # rows on the summary; rows to compare with
     this.finish(measured)  # saves the artefact again, with its results, figures and cost
     return this.keep(RESULTS, measured, facts=this.facts)  # a later start finds them
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,10 @@ from farzi_hf.distillation.run import locked
 from farzi_hf.distillation.trainer import FarziTrainer
 from farzi_hf.report import BASELINES, Comparison, Measured, RunSettings, TaskData, pooled_rows
 from farzi_hf.report.plots import plot_comparison, plot_distillation, plot_tokens
-from farzi_hf.report.rendering import cost, distillation_seconds, environment, provenance, ratios
-from farzi_hf.report.rows import on_summary, under_stock_trainer
+from farzi_hf.report.rendering import cost, data_size, distillation_seconds, environment, provenance, ratios
+from farzi_hf.report.rows import carrier_of, on_summary, under_stock_trainer
 from farzi_hf.report.tables import listed, markdown, save_csv, save_text
-from farzi_hf.summary.forms import LABELS
+from farzi_hf.summary.forms import INPUTS, LABELS
 from farzi_hf.tasks import Row
 
 RESULTS, START = "results.json", "start.json"
@@ -62,6 +62,7 @@ def comparison_of(
         task=data.task, splits=data.splits(seed), config=data.task.learner_config(learner or settings.learner, args.sequence_length),
         length=args.sequence_length, num_students=settings.num_students, batch_size=args.per_device_eval_batch_size,
         long_training=replace(teacher, steps=steps, batch_size=size), **vars(trainer.students),
+        carrier=cache(partial(carrier_of, trainer)) if args.world_size == 1 else None,  # several would train its teacher together
     )  # fmt: skip
 
 
@@ -115,6 +116,7 @@ class Run:
             "learner_parameters": sum(p.numel() for p in trainer.learner.model.parameters()),
             "summary_parameters": sum(p.numel() for p in trainer.model.parameters()),
             "tokens_per_inner_step": self.comparison.tokens_per_step,
+            **data_size(self.comparison),
             "inner_steps": args.inner_steps,
             "outer_steps": trainer.state.global_step,
             "distillation_seconds": round(distillation_seconds(trainer.state.log_history), 2),
@@ -158,24 +160,32 @@ class Run:
             return []
         start = copy.deepcopy(self.trainer.model)
         start.store_as(self.args.storage)
-        measured = [on_summary(replace(self.comparison, farzi=start), LABELS[self.args.labels].row_of_start)]
+        measured = [
+            on_summary(replace(self.comparison, farzi=start), self._named(LABELS[self.args.labels].row_of_start))
+        ]
         self.keep(START, measured)
         return measured
 
     def students(self, before: Sequence[Measured]) -> list[Measured]:
         """Rows of students on the summary: distilled, at the start, and under the stock Trainer."""
-        size = f"{self.args.num_sequences}×{self.args.sequence_length}"
-        measured = [on_summary(self.comparison, f"Farzi [{size}]"), *before]
+        args = self.args
+        without_steps = LABELS[args.labels].row_without_steps if not args.max_steps else None
+        name = self._named(without_steps or "Farzi")
+        size = "" if without_steps else f" [{args.num_sequences}×{args.sequence_length}]"
+        measured = [on_summary(self.comparison, f"{name}{size}"), *before]
         # One Trainer of several processes would wait for the others.
         if self.args.world_size > 1 or self.trainer.training.optimizer.stock_settings() is None:
             print(f"no row under the stock Trainer: inner_optimizer={self.args.inner_optimizer}, or several processes")
             return measured
-        return [*measured, under_stock_trainer(self.comparison, self.summary_folder)]
+        return [*measured, under_stock_trainer(self.comparison, self.summary_folder, f"{name}, stock Trainer")]
 
-    def real(self) -> list[Measured]:
-        """Rows of students on real data, and rows of count models."""
+    def _named(self, row: str) -> str:
+        return row.format(inputs=getattr(INPUTS[self.args.inputs], "words", ""))
+
+    def baselines(self) -> list[Measured]:
+        """Rows to compare the summary with, as far as they mean something for it, and rows of count models."""
         baselines = [BASELINES[name](self.comparison) for name in self.data.settings.baselines]
-        return [*baselines, *self.comparison.counted()]
+        return [*filter(None, baselines), *self.comparison.counted()]
 
     def finish(self, measured: Sequence[Measured]) -> None:
         """Saves the artefact again, with its results and figures."""
@@ -202,7 +212,8 @@ def draw(c: Comparison, history: Sequence[Mapping[str, Any]], rows: Sequence[Row
     else:  # the run was so short that nothing was logged
         del paths["distillation"]
     plot_comparison(rows, paths["comparison"], task.metric, metric_label=task.metric_label)
-    plot_tokens(c.farzi.contents().decoded, paths["tokens"])
+    shown = "First row that is made" if c.is_endless else "Synthetic sequence 0"
+    plot_tokens(c.farzi.contents().decoded, paths["tokens"], shown)
     return list(paths.values())
 
 
@@ -227,7 +238,7 @@ def distil(settings: RunSettings, args: FarziConfig) -> None:
             trainer.train(resume_from_checkpoint=run.checkpoint)
             if run.is_first:
                 run.save()
-                measured = [*run.students(before), *run.real()]
+                measured = [*run.students(before), *run.baselines()]
                 run.finish(measured)
                 done.append(run.keep(RESULTS, measured, facts=run.facts))
     if args.process_index == 0:
@@ -243,7 +254,7 @@ def report(data: TaskData, args: FarziConfig, done: Sequence[Mapping[str, Any]])
     facts = {**OBJECTIVES[args.objective].pooled([part["facts"] for part in done]), "distillation_seconds": seconds}
     facts |= {"splits": seeds} if len(seeds) > 1 else {}
     if task.percent:
-        facts |= ratios(rows, f"Farzi [{args.num_sequences}×{args.sequence_length}]")
+        facts |= ratios(rows, rows[0]["method"])
     table = markdown([task.readable(row) for row in rows]) + "\n\n" + listed(facts)
     save_text(table + "\n", output / "table.md")
     save_csv(rows, output / "table.csv")

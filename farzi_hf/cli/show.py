@@ -44,10 +44,15 @@ def facts(farzi: FarziData) -> dict[str, str]:
         "numbers per position": f"{sum(config.shapes[name][-1] for name in config.learnt if name in PER_SEQUENCE):,}",
         "vocabulary": f"{config.vocab_size:,} entries{unnamed}",
         "bytes": f"{farzi.nbytes:,}",
-        "bytes of the data": f"{metrics['data_bytes']:,}" if isinstance(metrics.get("data_bytes"), int) else None,
+        "bytes of the data": _sizes(metrics.get("data_bytes"), metrics.get("data_bytes_after_xz")),
         "to be trained with": ", ".join(f"{name} {value}" for name, value in (config.inner or {}).items()) or None,
     }
     return {name: str(value) for name, value in known.items() if value is not None}
+
+
+def _sizes(nbytes: Any, compressed: Any) -> str | None:
+    after = f"; {compressed:,} after xz -9" if isinstance(compressed, int) else ""
+    return f"{nbytes:,}{after}" if isinstance(nbytes, int) else None
 
 
 def positions(decoded: Sequence[Sequence[dict[str, Any]]], count: int) -> list[dict[str, str]]:

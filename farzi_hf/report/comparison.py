@@ -5,6 +5,7 @@ Both have the same kind of start, the same inner optimizer, the same number of s
 
 from __future__ import annotations
 
+import lzma
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -24,7 +25,7 @@ from farzi_hf.data.sequences import as_rows
 from farzi_hf.distillation.inner_training import Students
 from farzi_hf.distillation.rows import RealData
 from farzi_hf.distillation.teacher import TeacherTraining
-from farzi_hf.summary.store.tensor_file import STORAGES
+from farzi_hf.summary import FarziData
 from farzi_hf.tasks import Row, Task
 
 Student = Callable[[Mapping[str, Tensor]], Tensor]
@@ -69,6 +70,7 @@ class Comparison(Students):
         config: the learner's config, for students of the stock Trainer.
         length: the number of entries that the learner reads.
         long_training: how students train on real data for as long as helps: as teachers of labels do, or longer.
+        carrier: makes a summary of the same data that carries a packed teacher; None where rows of such a summary are left out.
         num_students: students per row. Each has its own start and, if the row draws a subset, its own subset.
         batch_size: batch size of the evaluation.
     """
@@ -80,12 +82,19 @@ class Comparison(Students):
     long_training: TeacherTraining
     num_students: int = 3
     batch_size: int = 128
+    carrier: Callable[[], FarziData] | None = None
+
+    @property
+    def is_endless(self) -> bool:
+        """Whether the summary makes its rows, as many as a training asks for. Its μ is then the number of rows that are shown."""
+        return self.farzi.endless() is not None
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens of an inner step, b_syn · ξ."""
-        size, config = self.training.batch_size, self.farzi.config
-        return min(size or config.num_sequences, config.num_sequences) * config.sequence_length
+        """Tokens of an inner step, b_syn · ξ. A step takes no more than the rows that are stored."""
+        stored = self.farzi.config.num_sequences
+        size = self.training.batch_size or stored
+        return (size if self.is_endless else min(size, stored)) * self.farzi.config.sequence_length
 
     @property
     def seeds(self) -> list[int]:
@@ -94,8 +103,8 @@ class Comparison(Students):
 
     @property
     def token_bits(self) -> int:
-        """Bits of one id: whole bytes, unless the summary is stored without unused bits. Then ids are, too."""
-        return STORAGES[self.farzi.config.storage].id_bits(self.learner.vocab_size)
+        """Bits of one id, ⌈log2 V⌉: those that tell the ids apart, and no others."""
+        return max(1, (self.learner.vocab_size - 1).bit_length())
 
     def token_bytes(self, tokens: int) -> int:
         """Bytes of so many ids."""
@@ -104,6 +113,11 @@ class Comparison(Students):
     def nbytes(self, sequences: Dataset) -> int:
         """Bytes of all ids."""
         return self.token_bytes(len(flatten_sequences(sequences)[0]))
+
+    def compressed_nbytes(self, sequences: Dataset) -> int:
+        """Bytes that `xz -9` leaves of all ids, each in as many whole bytes as the vocabulary needs (xz finds less in packed bits)."""
+        ids = flatten_sequences(sequences)[0].astype(np.min_scalar_type(self.learner.vocab_size - 1))
+        return len(lzma.compress(ids.tobytes(), preset=9))
 
     def summary_student(self, index: int = 0) -> Student:
         """Student `index` of the summary as it is now: the same as `FarziTrainer.students.on_summary(index)`."""

@@ -84,12 +84,17 @@ def provenance(c: Comparison, data: TaskData, seed: int) -> dict[str, Any]:
     seed_of_split = f", seed {seed}" if data.task_class.splits_differ else ""
     return {
         "dataset": name,
-        "data_bytes": c.nbytes(c.splits["train"]),
         "data_sequences": len(c.splits["train"]),
         "split": f"{data.task_class.split_label}{seed_of_split}; seed of the distillation {c.seed}",
         "command": "farzi distil recipe.yaml",
         **({"licence": "other", **PROVENANCES[name]} if name in PROVENANCES else {}),
     }
+
+
+def data_size(c: Comparison) -> dict[str, int]:
+    """Bytes of the training split: its ids in as few bits as tell them apart, and after xz -9."""
+    train = c.splits["train"]
+    return {"data_bytes": c.nbytes(train), "data_bytes_after_xz": c.compressed_nbytes(train)}
 
 
 def cost(c: Comparison) -> dict[str, float]:
@@ -121,4 +126,6 @@ def ratios(rows: Sequence[Row], ours: str, full: str = "full data, long") -> dic
         return {}
     mine, theirs = by_method[ours], by_method[full]
     shares = {n: f"{100 * mine[n] / theirs[n]:.1f} %" if theirs[n] else "–" for n in Recommendation.shown}
-    return {f"Farzi / {full}": ", ".join(f"{name.upper()} {share}" for name, share in shares.items())}
+    return {
+        f"{ours.partition(' [')[0]} / {full}": ", ".join(f"{name.upper()} {share}" for name, share in shares.items())
+    }

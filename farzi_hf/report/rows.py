@@ -1,11 +1,13 @@
-"""The rows of a table of results: students on the summary, and students on real data to compare with."""
+"""The rows of a table of results: students on the summary, and on a packed teacher and on real data to compare with."""
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,8 +15,12 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, PreTrainedModel, PrinterCallback, Trainer, TrainingArguments
 
 from farzi_hf.data.seeds import Purpose, derive
+from farzi_hf.distillation import FarziTrainer, SyntheticTraining
+from farzi_hf.distillation.rows import RealData
 from farzi_hf.report.comparison import Comparison, Measured, Student
 from farzi_hf.summary import FarziData, attach_soft_inputs, soft_cross_entropy
+from farzi_hf.summary.inner_settings import STUDENTS_OF_A_TEACHER
+from farzi_hf.summary.teacher import plain_config
 
 
 def on_summary(c: Comparison, method: str) -> Measured:
@@ -22,7 +28,39 @@ def on_summary(c: Comparison, method: str) -> Measured:
     return c.trained(method, c.summary_student, range(c.num_students), c.farzi.nbytes, c.steps)
 
 
-def under_stock_trainer(c: Comparison, folder: str | os.PathLike) -> Measured:
+def carrier_of(trainer: FarziTrainer) -> FarziData:
+    """A summary of a trainer's data that carries a packed teacher of the same kind, with the settings of that form and no outer step."""
+    args, learner = copy.copy(trainer.args), trainer.learner
+    vars(args).update(inputs="drawn", labels="teacher", storage="coded5", input_frequencies="auto")
+    config = args.summary_config(learner.vocab_size, teacher=plain_config(trainer.labelling.model.config))
+    config.inner = {**STUDENTS_OF_A_TEACHER, "steps": args.inner_steps}
+    farzi = FarziData(config, trainer.task.processing_class).to(args.device)
+    args.make_start()(farzi, trainer.train_dataset, args.seed)
+    real = RealData(trainer.train_dataset, trainer.data_collator, args.device, args.disable_tqdm)
+    trainer.labelling(farzi, real, args)
+    farzi.store_as(args.storage)
+    return farzi
+
+
+def packed_teacher(c: Comparison) -> Measured | None:
+    """Students of a packed teacher, which reads made-up ids: what a summary has to be better than. None for one that is of this kind."""
+    if c.carrier is None or c.farzi.carried is not None:
+        return None
+    farzi = c.carrier()
+    training = SyntheticTraining.of(farzi.config.inner, farzi.config.tau).reading(farzi)
+    return on_summary(replace(c, farzi=farzi, training=training), "packed teacher, made-up inputs")
+
+
+def teacher(c: Comparison) -> Measured | None:
+    """The packed teacher itself, which is not trained any more."""
+    if c.carrier is None and c.farzi.carried is None:
+        return None
+    farzi = c.carrier() if c.farzi.carried is None else c.farzi
+    found = c.statistics(prediction_of(farzi.teacher), c.splits["test"])
+    return Measured("teacher", [found], farzi.nbytes)
+
+
+def under_stock_trainer(c: Comparison, folder: str | os.PathLike, method: str) -> Measured:
     """A student that trains as a user would: on the saved artefact, under the stock Trainer, with the artefact's settings."""
     farzi = FarziData.from_pretrained(folder)
 
@@ -32,7 +70,7 @@ def under_stock_trainer(c: Comparison, folder: str | os.PathLike) -> Measured:
         with tempfile.TemporaryDirectory() as scratch:
             return train_stock(model, farzi.as_dataset(), farzi.collator(), stock_arguments(c, scratch, seed))
 
-    return c.trained("Farzi, stock Trainer", train, [derive(c.seed, Purpose.STOCK_STUDENT)], farzi.nbytes, c.steps)
+    return c.trained(method, train, [derive(c.seed, Purpose.STOCK_STUDENT)], farzi.nbytes, c.steps)
 
 
 def stock_arguments(c: Comparison, output_dir: str, seed: int, **changes: Any) -> TrainingArguments:
@@ -50,7 +88,11 @@ def train_stock(model: PreTrainedModel, rows: Dataset, collator: Callable, args:
     )  # fmt: skip
     trainer.remove_callback(PrinterCallback)  # the table has the results
     trainer.train()
-    model = model.eval()
+    return prediction_of(model.eval())
+
+
+def prediction_of(model: PreTrainedModel) -> Student:
+    """A trained model as a student."""
     return lambda batch: model(**{name: batch[name] for name in ("input_ids", "attention_mask")}).logits
 
 
@@ -66,18 +108,26 @@ def stopped_early(c: Comparison, method: str, draw: Callable[[int], Dataset]) ->
     return c.trained_on_real(method, draw, min(sorted(candidates), key=error))
 
 
-BASELINES: dict[str, Callable[[Comparison], Measured]] = {
+def of_stored_rows(measure: Callable[[Comparison], Measured]) -> Callable[[Comparison], Measured | None]:
+    """A row with as many sequences or positions as the summary has: None where it makes as many as a training asks for."""
+    return lambda c: None if c.is_endless else measure(c)
+
+
+BASELINES: dict[str, Callable[[Comparison], Measured | None]] = {
+    # what it takes no outer step to make
+    "packed_teacher": packed_teacher,
+    "teacher": teacher,
     # all data: for as many steps as on the summary, and for as long as helps
     "full": lambda c: c.trained_on_real("full data", c.all_sequences, c.steps),
     "full_long": lambda c: c.trained(
         "full data, long", c.long_student, c.seeds, c.nbytes(c.splits["train"]), c.long_training.steps
     ),
     # random sequences: μ of them, with μ · ξ ids, and with the bytes of the summary. T steps on so few may overfit, so some stop early.
-    "random": lambda c: c.trained_on_real("random, same sequences", c.draw_sequences, c.steps),
-    "random_early_stop": lambda c: stopped_early(c, "random, stopped early", c.draw_sequences),
-    "random_tokens": lambda c: c.trained_on_real("random, same tokens", c.draw_positions, c.steps),
+    "random": of_stored_rows(lambda c: c.trained_on_real("random, same sequences", c.draw_sequences, c.steps)),
+    "random_early_stop": of_stored_rows(lambda c: stopped_early(c, "random, stopped early", c.draw_sequences)),
+    "random_tokens": of_stored_rows(lambda c: c.trained_on_real("random, same tokens", c.draw_positions, c.steps)),
     "random_bytes": lambda c: c.trained_on_real("random, same bytes", c.draw_bytes, c.steps),
     "random_bytes_early_stop": lambda c: stopped_early(c, "random, same bytes, stopped early", c.draw_bytes),
-    "head": lambda c: c.trained_on_real("head (longest)", c.longest_sequences, c.steps),
+    "head": of_stored_rows(lambda c: c.trained_on_real("head (longest)", c.longest_sequences, c.steps)),
 }
-"""Rows on real data, by the names that the setting `baselines` takes."""
+"""Rows to compare a summary with, by the names that the setting `baselines` takes. None: the row means nothing for this summary."""

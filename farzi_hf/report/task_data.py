@@ -41,7 +41,7 @@ class RunSettings:
     )  # fmt: skip
     num_students: int = setting(3, "students per row, each from its own start")
     baselines: list[str] = field(
-        default_factory=lambda: list(BASELINES), metadata={"help": f"rows on real data: {', '.join(BASELINES)}"}
+        default_factory=lambda: list(BASELINES), metadata={"help": f"rows to compare with: {', '.join(BASELINES)}"}
     )
     long_steps: int | None = setting(None, "steps of the row 'full data, long'; by default the teacher's")
     long_batch_size: int | None = setting(None, "real sequences per step of that row; by default the teacher's")

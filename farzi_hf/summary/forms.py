@@ -48,11 +48,13 @@ class Form:
         tensors: each with the fields of a `FarziDataConfig` that are its sizes.
         is_learnt: whether they are parameters; otherwise they stay as they are.
         by_teachers: whether teachers complete the start of a summary.
+        row_without_steps: the row of a table that has students on a summary without outer steps; None where it is called as any other.
     """
 
     tensors: ClassVar[dict[str, tuple[str, ...]]] = {}
     is_learnt: ClassVar[bool] = True
     by_teachers: ClassVar[bool] = False
+    row_without_steps: ClassVar[str | None] = None
 
     @classmethod
     def shapes(cls, config: Any) -> dict[str, tuple[int, ...]]:
@@ -89,6 +91,8 @@ class TokenInputs(Form):
     is_learnt = False
     source = None
     start = "input_sequences"
+    words = "fixed ids"
+    """What a row of a table calls them, beside a carried teacher."""
 
     @dataclass(frozen=True)
     class Settings:
@@ -106,6 +110,7 @@ class DrawnInputs(Form):
     tensors: ClassVar = {SHARES: ("vocab_size",)}
     is_learnt = False
     start = "input_frequencies"
+    words = "drawn ids"
     source = staticmethod(lambda farzi, length, seed: DrawnRows(farzi.frequencies, length, seed))
     """Makes the rows of a summary; None where it has rows of its own."""
 
@@ -122,6 +127,7 @@ class DrawnInputs(Form):
 class WrittenInputs(DrawnInputs):
     """Ids that the carried teacher writes."""
 
+    words = "own text"
     source = staticmethod(lambda farzi, length, seed: WrittenRows(farzi.teacher, farzi.frequencies, length, seed))
 
 
@@ -164,7 +170,8 @@ class TeacherLabels(Form):
     """What a carried teacher predicts after each position."""
 
     inputs: ClassVar = ("drawn", "written", "tokens")
-    row_of_start = "packed teacher"
+    row_without_steps = "packed teacher, {inputs}"
+    row_of_start = "packed teacher, {inputs} (0 outer steps)"
     by_teachers = True
 
     @classmethod

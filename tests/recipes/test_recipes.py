@@ -121,9 +121,9 @@ def test_a_run_shows_what_it_does_and_how_far_it_is(finished_text):
 def test_a_run_leaves_a_table_and_plots(finished_text):
     output = finished_text.output
     methods = [
-        "Farzi [4×8]", "Farzi, 0 outer steps", "Farzi, stock Trainer", "full data", "full data, long", "random, same sequences",
-        "random, stopped early", "random, same tokens", "random, same bytes", "random, same bytes, stopped early", "head (longest)", "unigram",
-        "interpolated bigram",
+        "Farzi [4×8]", "Farzi, 0 outer steps", "Farzi, stock Trainer", "packed teacher, made-up inputs", "teacher", "full data", "full data, long",
+        "random, same sequences", "random, stopped early", "random, same tokens", "random, same bytes", "random, same bytes, stopped early",
+        "head (longest)", "unigram", "interpolated bigram",
     ]  # fmt: skip
     metrics = json.loads((output / "summary" / "metrics.json").read_text())
     assert [row["method"] for row in metrics["table"]] == methods
@@ -134,6 +134,11 @@ def test_a_run_leaves_a_table_and_plots(finished_text):
     assert all(f"| {method} " in table for method in methods)
     assert (metrics["world_size"], metrics["outer_steps"], metrics["vocabulary"]) == (1, 2, 64)
     assert metrics["distillation_seconds"] > 0
+    assert (metrics["table"][3]["steps"], metrics["table"][3]["students"]) == (4, 2)
+    assert (
+        f"{metrics['data_bytes']:,} bytes; {metrics['data_bytes_after_xz']:,} bytes after xz -9"
+        in (output / "summary" / "README.md").read_text()
+    )
     for name in ("distillation", "comparison", "tokens"):
         ours, published = (output / place / "plots" / f"{name}.png" for place in (".", "summary"))
         assert ours.read_bytes() == published.read_bytes()
@@ -162,6 +167,35 @@ def test_a_run_that_goes_on_does_not_make_its_start_again(finished_text, tmp_pat
     monkeypatch.setattr(FarziTrainer, "tune_initialization", None)
     ptb.main([*DEMO, "--disable_tqdm", "false", "--output_dir", str(output)])
     assert start_row(output) == before
+
+
+@pytest.mark.usefixtures("no_figures")
+@pytest.mark.parametrize(
+    ("inputs", "words"), [("drawn", "drawn ids"), ("written", "own text"), ("tokens", "fixed ids")]
+)
+def test_rows_of_a_summary_that_carries_its_teacher(tmp_path, small_data, inputs, words):
+    """Farzi is what outer steps have made. Without them, it is a packed teacher."""
+    form = (
+        "--inputs",
+        inputs,
+        "--labels",
+        "teacher",
+        "--storage",
+        "coded5",
+        "--baselines",
+        "packed_teacher",
+        "teacher",
+        "--eval_strategy",
+        "no",
+    )
+    started = [f"packed teacher, {words}", f"packed teacher, {words}, stock Trainer", "teacher"]
+    moved = ["Farzi [4×8]", f"packed teacher, {words} (0 outer steps)", "Farzi, stock Trainer", "teacher"]
+    for steps, methods in (("0", started), ("1", moved)):
+        ptb.main([*DEMO, *form, "--max_steps", steps, "--output_dir", str(tmp_path / steps)])
+        table = read_csv(tmp_path / steps / "table.csv")
+        assert [row["method"] for row in table] == [*methods, "unigram", "interpolated bigram"]
+        nbytes = str(FarziData.from_pretrained(tmp_path / steps / "summary").nbytes)
+        assert {row["bytes"] for row in table if row["method"] in (methods[0], *methods[-2:])} == {nbytes}
 
 
 @pytest.mark.usefixtures("no_figures")

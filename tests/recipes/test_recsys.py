@@ -21,8 +21,8 @@ from farzi_hf.tasks import Recommendation
 
 def test_a_run_over_two_splits_leaves_one_table(finished_items):
     methods = [
-        "Farzi [4×8]", "Farzi, 0 outer steps", "Farzi, stock Trainer", "full data", "full data, long", "random, same sequences",
-        "random, same bytes", "head (longest)", "popularity", "item bigram",
+        "Farzi [4×8]", "Farzi, 0 outer steps", "Farzi, stock Trainer", "packed teacher, made-up inputs", "teacher", "full data", "full data, long",
+        "random, same sequences", "random, same bytes", "head (longest)", "popularity", "item bigram",
     ]  # fmt: skip
     table = (finished_items.output / "table.md").read_text()
     assert table in finished_items.printed

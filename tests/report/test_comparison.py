@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
+from datasets import concatenate_datasets
 from tiny_recipes import GRU4REC, TINY, use_small_data
 
 from farzi_hf import FarziConfig
@@ -13,11 +16,13 @@ from farzi_hf.cli.arguments import parse_arguments
 from farzi_hf.cli.distil import comparison_of, trainer_of
 from farzi_hf.data import flatten_sequences
 from farzi_hf.metrics import rank_metrics
-from farzi_hf.report import Measured, RunSettings, pooled_row
+from farzi_hf.report import BASELINES, Measured, RunSettings, pooled_row
+from farzi_hf.summary.inner_settings import STUDENTS_OF_A_TEACHER
 from farzi_hf.tasks import Recommendation
 
 ITEMS = ("--dataset", "sample_interactions", "--learner", GRU4REC)
 TEXT = ("--dataset", "sample", "--vocab_size", "50", "--window", "0")
+CARRIED = (*TEXT, "--inputs", "drawn", "--labels", "teacher", "--storage", "coded5", "--teacher_steps", "6")
 
 
 @pytest.fixture
@@ -46,7 +51,6 @@ def test_text_students_are_measured_as_the_trainer_does_and_subsets_have_their_s
     assert len(c.draw_sequences(0)) == 4
     lengths = flatten_sequences(c.draw_tokens(100, seed=0))[1]
     assert lengths.sum() - lengths[-1] < 100 <= lengths.sum()
-    assert c.nbytes(c.splits["test"]) == len(flatten_sequences(c.splits["test"])[0])  # 54 entries: a byte each
     # Students on real data learn, and another seed is another student.
     students = [c.real_student(c.splits["train"], steps, seed) for steps, seed in ((1, 0), (60, 0), (60, 1))]
     before, after, another = (c.task.error(c.statistics(student, c.splits["test"])) for student in students)
@@ -54,15 +58,51 @@ def test_text_students_are_measured_as_the_trainer_does_and_subsets_have_their_s
     assert after != another
 
 
-@pytest.mark.parametrize(("storage", "bits"), [("exact", 8), ("int8", 8), ("int5", 6)])
-def test_ids_of_real_data_are_counted_as_economically_as_the_summary_is_stored(started, storage, bits):
-    """54 entries need six bits. Where numbers have bytes, ids have, too."""
+@pytest.mark.parametrize("storage", ["exact", "int5"])
+def test_real_data_have_the_bytes_of_their_ids_however_the_summary_is_stored(started, storage):
+    """54 entries need six bits. xz finds more, but repetitions most of all."""
     _, c = started(*TEXT)
     c.farzi.store_as(storage)
-    tokens = len(flatten_sequences(c.splits["test"])[0])
-    assert c.nbytes(c.splits["test"]) == math.ceil(tokens * bits / 8)
+    rows = c.splits["train"]
+    tokens = len(flatten_sequences(rows)[0])
+    assert c.nbytes(rows) == math.ceil(tokens * 6 / 8)
+    assert 0.2 * c.nbytes(rows) < c.compressed_nbytes(rows) < c.nbytes(rows)
+    twice = concatenate_datasets([rows, rows])
+    assert c.compressed_nbytes(twice) < 1.1 * c.compressed_nbytes(rows)
     drawn, more = c.draw_bytes(0), flatten_sequences(c.draw_bytes(0))[1][-1]
-    assert c.farzi.nbytes - 1 <= c.nbytes(drawn) <= c.farzi.nbytes + math.ceil(more * bits / 8)
+    assert c.farzi.nbytes - 1 <= c.nbytes(drawn) <= c.farzi.nbytes + math.ceil(more * 6 / 8)
+
+
+@pytest.mark.parametrize("data", [TEXT, ITEMS], ids=["text", "items"])
+def test_students_of_a_packed_teacher_are_the_humble_row(started, data):
+    """They take T steps with the settings of that form. The teacher itself takes none, and both weigh what one must keep."""
+    trainer, c = started(*data, "--teacher_steps", "150", "--inner_steps", "7")
+    students, itself = (BASELINES[name](c) for name in ("packed_teacher", "teacher"))
+    assert (students.method, itself.method) == ("packed teacher, made-up inputs", "teacher")
+    assert (students.steps, len(students.students)) == (7, 2)
+    assert (itself.steps, len(itself.students)) == (None, 1)
+    farzi = c.carrier()
+    assert students.nbytes == itself.nbytes == farzi.nbytes
+    assert farzi.config.inner == {**STUDENTS_OF_A_TEACHER, "steps": 7}
+    assert (farzi.config.inputs, farzi.config.labels, c.farzi.config.labels) == ("drawn", "teacher", "shared")
+    untrained = c.task.error(
+        c.statistics(partial(trainer.learner.logits, trainer.learner.initial_parameters(0)), c.splits["test"])
+    )
+    assert c.task.error(itself.students[0]) < untrained  # it has been trained
+    assert all(BASELINES[name](replace(c, carrier=None)) is None for name in ("packed_teacher", "teacher"))
+
+
+def test_rows_of_a_summary_whose_rows_do_not_run_out(started):
+    """A step reads b rows, however few are shown; and rows with as many sequences as are shown mean nothing."""
+    trainer, c = started(*CARRIED, "--synthetic_batch_size", "10")
+    trainer.tune_initialization()
+    assert (c.farzi.config.num_sequences, c.tokens_per_step) == (4, 80)
+    for name in ("packed_teacher", "random", "random_early_stop", "random_tokens", "head"):
+        assert BASELINES[name](c) is None
+    assert BASELINES["teacher"](c).nbytes == c.farzi.nbytes
+    stored = started(*CARRIED, "--inputs", "tokens", "--synthetic_batch_size", "10")[1]
+    assert stored.tokens_per_step == 32
+    assert BASELINES["random"](stored).method == "random, same sequences"
 
 
 def test_recommenders_are_measured_as_the_trainer_does_and_learn_from_whole_histories(started):

@@ -13,7 +13,9 @@ from farzi_hf.report.plots.style import File, Rows
 
 
 def plot_comparison(rows: Rows, path: File, metric: str, *, metric_label: str | None = None) -> None:
-    """Methods as bars, in one colour for ours, whose names start with "Farzi", and another for the rest. Intervals are drawn as whiskers.
+    """Methods as bars, in one colour for ours, whose names start with "Farzi" or "packed teacher", and another for the rest.
+
+    Intervals are drawn as whiskers.
 
     Args:
         rows: the results' table: `method`, the metric, and optionally `{metric}_interval`, a (low, high) pair. Rows
@@ -27,7 +29,8 @@ def plot_comparison(rows: Rows, path: File, metric: str, *, metric_label: str | 
         raise ValueError(f"rows has no finite {metric!r}; pass rows such as {{'method': 'Farzi', {metric!r}: 1.0}}")
     values = [float(row[metric]) for row in rows]
     figure, (axes,) = style.panels(7.5, 0.9 + 0.42 * len(rows))
-    colors = [style.ACCENT if str(row["method"]).startswith("Farzi") else style.MUTED for row in rows]
+    ours = ("Farzi", "packed teacher")
+    colors = [style.ACCENT if str(row["method"]).startswith(ours) else style.MUTED for row in rows]
     bars = axes.barh([str(row["method"]) for row in rows], values, color=colors, height=0.68)
     style.plain_numbers(axes.xaxis)
     wide = min(values) > 0 and max(values) > 30 * min(values)

@@ -74,13 +74,14 @@ def _draw_noisy(axes: Axes, points: np.ndarray) -> None:
     axes.plot(steps, median, color=style.INK, linewidth=1.6)
 
 
-def plot_tokens(decoded: Sequence[Rows], path: File) -> None:
+def plot_tokens(decoded: Sequence[Rows], path: File, shown: str = "Synthetic sequence 0") -> None:
     """The first decoded synthetic sequence. Each position shows its likeliest tokens with their probabilities, and its entropy.
 
     Where positions have labels of their own, these are the tokens of the label, and the likeliest input stands below.
 
     Args:
         decoded: `farzi.decode(top_k)`.
+        shown: what the first of them is called.
     """
     positions, columns = decoded[0], min(_COLUMNS, len(decoded[0]))
     strips = [positions[start : start + columns] for start in range(0, len(positions), columns)]
@@ -92,7 +93,7 @@ def plot_tokens(decoded: Sequence[Rows], path: File) -> None:
     figure.colorbar(image, ax=list(panels), label="Probability", aspect=30, pad=0.01)
     own = "label_tokens" in positions[0]
     what = "likeliest tokens after each position, whose input stands below" if own else "likeliest tokens per position"
-    figure.suptitle(f"Synthetic sequence 0: {what}", fontsize=11)
+    figure.suptitle(f"{shown}: {what}", fontsize=11)
     style.save(figure, path)
 
 

@@ -37,7 +37,7 @@ _TABLES = {"latents": "latents", "decoder": "decoder", "labels": "label_latents"
 _NEEDED = {"lr": ("learning_rate", 0.01), "steps": ("max_steps", 100)}
 """Settings of the inner loop that a student needs: their names in TrainingArguments, and values to begin with where a summary has none."""
 _SAID_ELSEWHERE = (
-    "table", "dataset", "data_bytes", "data_sequences", "split", "licence", "licence_text", "command", "privacy",
+    "table", "dataset", "data_bytes", "data_bytes_after_xz", "data_sequences", "split", "licence", "licence_text", "command", "privacy",
 )  # fmt: skip
 """Entries of metrics that have a place of their own on the card."""
 
@@ -72,10 +72,10 @@ def render_card(
     Args:
         contents: of the artefact.
         metrics: figures and facts by name. The card lists all of them. These have a place of their own: `table`, a list of rows (dicts) in which
-            `x_std` and `x_interval` go into the cell of `x`; `dataset`, `data_bytes` and `data_sequences` of what was distilled; `split`, what
-            was held out; `learner_parameters`; `distillation_seconds` and `device`; `student_seconds` of one training on the summary;
-            `full_data_seconds` and `full_data_steps` of one on the full data that gets as good; `privacy`, in place of the words that say that
-            nothing was done; `licence`, as the Hub names it, and `licence_text`; `command`, which distils again from `recipe.yaml`.
+            `x_std` and `x_interval` go into the cell of `x`; `dataset`, `data_bytes`, `data_bytes_after_xz` and `data_sequences` of what was
+            distilled; `split`, what was held out; `learner_parameters`; `distillation_seconds` and `device`; `student_seconds` of one training on
+            the summary; `full_data_seconds` and `full_data_steps` of one on the full data that gets as good; `privacy`, in place of the words that
+            say that nothing was done; `licence`, as the Hub names it, and `licence_text`; `command`, which distils again from `recipe.yaml`.
         recipe: shown unchanged. Its `learner`, a config as a mapping, is the model of "Train on it".
         plots: paths relative to the artefact.
 

@@ -91,10 +91,6 @@ class Storage:
         """Bytes of all tensors in the file."""
         return sum(x.numel() * x.element_size() for x in self.stored(tensors).values())
 
-    def id_bits(self, vocab_size: int) -> int:
-        """Bits of an id of real data that are stored as economically: 16 for a vocabulary of 257 to 65,536 entries."""
-        return 8 * np.min_scalar_type(vocab_size - 1).itemsize
-
 
 class Whole(Storage):
     """A whole number n for each number x, and a scale s for each of the k dimensions: x = s n. Ids in two bytes where they fit.
@@ -212,10 +208,6 @@ class Packed(Whole):
     """
 
     types = frozenset({"U8"})
-
-    def id_bits(self, vocab_size: int) -> int:
-        """The bits that tell the ids apart, and no others: 11 for 2,000 entries."""
-        return max(1, (vocab_size - 1).bit_length())
 
     def _shape(self, name: str, shape: Sequence[int]) -> tuple[int, ...]:
         others = shape[1:] if _dimensions(name) == 0 else shape[:-1]

@@ -54,7 +54,8 @@ def parse_mapping(content: bytes, path: Path, kind: str = "JSON") -> dict[str, A
 
 
 _FIGURES = (
-    "data_bytes", "data_sequences", "learner_parameters", "distillation_seconds", "student_seconds", "full_data_seconds", "full_data_steps",
+    "data_bytes", "data_bytes_after_xz", "data_sequences", "learner_parameters", "distillation_seconds", "student_seconds",
+    "full_data_seconds", "full_data_steps",
 )  # fmt: skip
 
 

@@ -163,11 +163,3 @@ def test_a_distillation_rounds_its_finished_summary_and_no_checkpoint(tmp_path, 
     resumed = tiny_trainer(tmp_path / "a", sequences, tokenizer, **settings)
     resumed.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-1"))
     assert resumed.model.fingerprint() == trainer.model.fingerprint()
-
-
-@pytest.mark.parametrize(
-    ("way", "vocab_size", "bits"),
-    [("exact", 2004, 16), ("int8", 200, 8), ("int5", 2004, 11), ("int4", 2048, 11), ("int4", 2049, 12), ("int6", 1, 1)],
-)
-def test_ids_to_compare_with_are_stored_as_economically(way, vocab_size, bits):
-    assert STORAGES[way].id_bits(vocab_size) == bits
