@@ -1,4 +1,5 @@
-"""The command line: `farzi distil CONFIG`, `farzi show SUMMARY`, `farzi train SUMMARY`, `farzi push SUMMARY REPO`.
+"""The command line: `farzi distil CONFIG`, `farzi show SUMMARY`, `farzi train SUMMARY`, `farzi export SUMMARY OUT`,
+`farzi push SUMMARY REPO`.
 
 Recipes use these modules too: settings from YAML (`arguments`), the folder of a run (`run_folder`), and the run itself (`distil`).
 A command's module is imported when the command is called, so that `farzi --help` answers at once.
@@ -15,6 +16,7 @@ COMMANDS = {
     "distil": "distil the data set that a config names; compare the summary with real data",
     "show": "print the facts of a summary, the likeliest entries of its positions, and its results",
     "train": "train a model on a summary, with the settings that it carries",
+    "export": "write the teacher that a summary carries, or rows of it, for programs without this library",
     "push": "upload a summary to a dataset repository of the Hugging Face Hub",
 }
 """A description of each command. The module of the same name has the function `command(argv)`."""

@@ -8,10 +8,12 @@ from typing import Any
 
 from farzi_hf.cli import COMMANDS
 from farzi_hf.cli.program import ends_in_one_line
+from farzi_hf.models.base import check_size
 from farzi_hf.report.tables import markdown
 from farzi_hf.summary import FarziData
-from farzi_hf.summary.forms import PER_SEQUENCE
+from farzi_hf.summary.forms import INPUTS, PER_SEQUENCE
 from farzi_hf.summary.reading import Decoded
+from farzi_hf.summary.store.tensor_file import STORAGES
 from farzi_hf.summary.store.text import terminal_text
 
 
@@ -25,10 +27,13 @@ def command(argv: Sequence[str]) -> None:
     parser.add_argument("--top_k", type=int, default=4, help="number of likeliest entries per position (default: 4)")
     args = parser.parse_args(argv)
     with ends_in_one_line("farzi show", FileNotFoundError):
+        for name in ("sequences", "positions", "top_k"):
+            check_size(f"--{name}", getattr(args, name))
         farzi = FarziData.from_pretrained(args.summary, args.revision)
         print(markdown([{"the summary": name, "": value} for name, value in facts(farzi).items()], texts=[""]))
-        decoded = Decoded(farzi.tensors, farzi.config, farzi.vocabulary, args.top_k)[: args.sequences]
-        print("\n" + markdown(positions(decoded, args.positions), texts=["likeliest entries"]))
+        fixed = farzi if farzi.carried is None else farzi.materialize(min(farzi.config.num_sequences, args.sequences))
+        decoded = Decoded(fixed.tensors, fixed.config, fixed.vocabulary, args.top_k)[: args.sequences]
+        print("\n" + markdown(positions(decoded, args.positions), texts=["input", "likeliest entries", "its label"]))
         if rows := farzi.results.metrics.get("table"):
             print("\n" + markdown(results(rows)))
 
@@ -37,13 +42,29 @@ def facts(farzi: FarziData) -> dict[str, str]:
     """The facts of a summary: its source, its size, and the settings to train on it."""
     config, metrics, recipe = farzi.config, farzi.results.metrics, farzi.results.recipe
     learner, unnamed = recipe.get("learner"), "" if farzi.processing_class is not None else ", without names"
+    made = {
+        "sequences × positions": f"{config.num_sequences:,} × {config.sequence_length:,}",
+        "numbers per position": f"{sum(config.shapes[name][-1] for name in config.learnt if name in PER_SEQUENCE):,}",
+    }
+    if farzi.carried is not None:
+        form, length = INPUTS[config.inputs], config.sequence_length
+        count, stored = sum(x.numel() for x in farzi.teacher.parameters()), STORAGES[config.storage].description
+        made = {
+            "teacher": f"{farzi.teacher.config.model_type}, {count:,} numbers" + (f": {stored}" if stored else ""),
+            "inputs": f"{form.words}, "
+            + (
+                f"as many rows of {length} as a training asks for"
+                if form.source
+                else f"{config.num_sequences:,} rows of {length}"
+            ),
+            "labels": "what the teacher predicts after each id",
+        }
     known = {
         "distilled from": metrics.get("dataset") or recipe.get("dataset"),
         "with a learner": learner.get("model_type") if isinstance(learner, dict) else None,
-        "sequences × positions": f"{config.num_sequences:,} × {config.sequence_length:,}",
-        "numbers per position": f"{sum(config.shapes[name][-1] for name in config.learnt if name in PER_SEQUENCE):,}",
+        **made,
         "vocabulary": f"{config.vocab_size:,} entries{unnamed}",
-        "bytes": f"{farzi.nbytes:,}",
+        "bytes" if farzi.carried is None else "bytes to keep": f"{farzi.nbytes:,}",
         "bytes of the data": _sizes(metrics.get("data_bytes"), metrics.get("data_bytes_after_xz")),
         "to be trained with": ", ".join(f"{name} {value}" for name, value in (config.inner or {}).items()) or None,
     }
@@ -65,10 +86,13 @@ def positions(decoded: Sequence[Sequence[dict[str, Any]]], count: int) -> list[d
     rows = []
     for i, sequence in enumerate(decoded):
         for j, position in enumerate(sequence[:count]):
-            row = {"sequence, position": f"{i}, {j}", "entropy (nats)": f"{position['entropy']:.2f}"}
-            row["likeliest entries"] = likeliest(position)
+            row = {"sequence, position": f"{i}, {j}"}
+            if position["probabilities"] == [1.0]:
+                row["input"] = terminal_text(position["tokens"][0], 40)
+            else:
+                row |= {"entropy (nats)": f"{position['entropy']:.2f}", "likeliest entries": likeliest(position)}
             if "label_tokens" in position:
-                row["entropy of the label"] = f"{position['label_entropy']:.2f}"
+                row["entropy of the label (nats)"] = f"{position['label_entropy']:.2f}"
                 row["its label"] = likeliest(position, "label_")
             rows.append(row)
     return rows

@@ -1,0 +1,141 @@
+"""`farzi export SUMMARY OUT`: what a summary teaches, in files that need nothing of this library.
+
+`--teacher` writes the model that a summary carries, as transformers saves it. `--rows N` writes rows for any trainer; the columns:
+
+| column | of a row with ξ positions |
+|---|---|
+| `input_ids` | ξ ids, what a student reads |
+| `labels` | ξ ids for a trainer that shifts labels by one: `labels[j + 1]` is drawn from what a student should predict after position j |
+| `likeliest_ids`, `likeliest_probabilities` | the k likeliest ids after each position; the last has none where labels are shared |
+| `text` | the inputs, where the vocabulary has names |
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from argparse import ArgumentParser
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor
+
+from farzi_hf.cli import COMMANDS
+from farzi_hf.cli.program import ends_in_one_line
+from farzi_hf.data.seeds import Purpose, check_seed, derive
+from farzi_hf.models.base import check_size
+from farzi_hf.summary import FarziData
+from farzi_hf.summary.forms import batch_of
+from farzi_hf.summary.soft_tokens import SoftTokens
+
+_PROBABILITIES, _ROWS = 2**24, 1000
+"""The most that exist at the same time."""
+
+
+def command(argv: Sequence[str]) -> None:
+    """Writes the teacher, or rows, into a new or empty folder, and prints how to read it."""
+    parser = ArgumentParser("farzi export", description=COMMANDS["export"])
+    parser.add_argument("summary", help="folder, or dataset repository of the Hub, user/farzi-…")
+    parser.add_argument("out", type=Path, help="folder to write, new or empty")
+    parser.add_argument("--revision", help="branch, tag or commit of the repository")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--teacher", action="store_true", help="the model that the summary carries, and its tokenizer")
+    what.add_argument("--rows", type=int, metavar="N", help="N rows: ids, labels, likeliest next ids, text")
+    parser.add_argument("--format", choices=WRITERS, default="parquet", help="of rows (default: parquet)")
+    parser.add_argument("--top_k", type=int, default=16, help="likeliest next ids of a position (default: 16)")
+    parser.add_argument("--seed", type=int, help="of rows; by default the summary's own")
+    args = parser.parse_args(argv)
+    with ends_in_one_line("farzi export", FileNotFoundError, FileExistsError, NotADirectoryError, PermissionError):
+        out = args.out
+        if out.is_symlink() or (out.exists() and not out.is_dir()) or (out.is_dir() and any(out.iterdir())):
+            raise ValueError(f"OUT {str(out)!r} exists already and is not empty: choose another folder")
+        if not args.teacher:
+            check_size("--rows", args.rows)
+            check_size("--top_k", args.top_k)
+        farzi = FarziData.from_pretrained(args.summary, args.revision)
+        if args.teacher and farzi.carried is None:
+            raise ValueError(
+                f"--teacher: {args.summary} has labels={farzi.config.labels!r} and carries no teacher; use --rows N"
+            )
+        seed = farzi.config.seed if args.seed is None else check_seed(args.seed, "--seed")
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".farzi-export-", dir=out.parent) as scratch:
+            staging = Path(scratch) / "out"
+            staging.mkdir()
+            if args.teacher:
+                said = save_teacher(farzi, staging)
+            else:
+                WRITERS[args.format](staging, rows_of(farzi, args.rows, args.top_k, seed))
+                said = f"{args.rows:,} rows; read them with datasets.load_dataset({str(out)!r})"
+            farzi.vocabulary.save(staging)
+            if out.exists():
+                out.rmdir()
+            staging.rename(out)
+    print(f"{out}: {said}")
+
+
+def save_teacher(farzi: FarziData, folder: Path) -> str:
+    """Saves the carried teacher as a folder of transformers, and says how to load it."""
+    config = farzi.teacher.config
+    config.use_cache = getattr(type(config), "use_cache", True)  # labels need no cache, but whoever generates does
+    farzi.teacher.save_pretrained(folder)
+    ours = "import farzi_hf.models, and then " if type(config).__module__.startswith("farzi_hf.") else ""
+    return f"the teacher, {config.model_type}; load it with {ours}AutoModelForCausalLM.from_pretrained"
+
+
+@torch.no_grad()
+def rows_of(farzi: FarziData, count: int, top_k: int, seed: int) -> Iterator[pa.RecordBatch]:
+    """The rows as tables. Stored sequences come in turn, again and again; other rows are those of `FarziData.as_dataset(seed=seed)`."""
+    config, source = farzi.config, farzi.endless(seed)
+    names = farzi.vocabulary.names(config.vocab_size) if farzi.vocabulary.named else None
+    step = max(1, min(_ROWS, _PROBABILITIES // (config.sequence_length * config.vocab_size)))
+    for first in range(0, count, step):
+        number = min(step, count - first)
+        given = source.rows(first, number) if source else torch.arange(first, first + number) % config.num_sequences
+        inputs, labels = batch_of(farzi.tensors, given, config.tau, farzi.carried)
+        generator = torch.Generator().manual_seed(derive(seed, Purpose.HARD_TOKENS, 2, first))
+        ids, p = inputs, labels.probabilities()
+        if isinstance(inputs, SoftTokens):
+            ids = _drawn(inputs.probabilities(), generator)
+        hard = ids if config.labels == "shared" else torch.cat([ids[:, :1], _drawn(p, generator)[:, :-1]], dim=1)
+        top = p.topk(min(top_k, config.vocab_size))
+        columns = {
+            "input_ids": ids, "labels": hard, "likeliest_ids": top.indices, "likeliest_probabilities": top.values,
+        }  # fmt: skip
+        table: dict[str, Any] = {name: x.tolist() for name, x in columns.items()}
+        if names:
+            table["text"] = [farzi.vocabulary.text([names[i] for i in row]) for row in table["input_ids"]]
+        schema = [pa.field(name, _KINDS[name]) for name in table]
+        yield pa.RecordBatch.from_pydict(table, pa.schema(schema))
+
+
+def _drawn(p: Tensor, generator: torch.Generator) -> Tensor:
+    """Ids (b, n) of probabilities (b, n, V)."""
+    return torch.multinomial(p.flatten(0, 1), 1, generator=generator).view(p.shape[:2])
+
+
+_KINDS = {
+    "input_ids": pa.list_(pa.int64()), "labels": pa.list_(pa.int64()), "likeliest_ids": pa.list_(pa.list_(pa.int64())),
+    "likeliest_probabilities": pa.list_(pa.list_(pa.float32())), "text": pa.string(),
+}  # fmt: skip
+
+
+def _parquet(folder: Path, rows: Iterator[pa.RecordBatch]) -> None:
+    first = next(rows)
+    with pq.ParquetWriter(folder / "train.parquet", first.schema) as file:
+        for batch in chain([first], rows):
+            file.write_batch(batch)
+
+
+def _jsonl(folder: Path, rows: Iterator[pa.RecordBatch]) -> None:
+    with (folder / "train.jsonl").open("w", encoding="utf-8") as file:
+        for batch in rows:
+            file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in batch.to_pylist())
+
+
+WRITERS: dict[str, Callable[[Path, Iterator[pa.RecordBatch]], None]] = {"parquet": _parquet, "jsonl": _jsonl}
