@@ -10,6 +10,7 @@ from pathlib import Path
 from transformers import HfArgumentParser
 
 from farzi_hf import FarziConfig
+from farzi_hf.cli import COMMANDS
 from farzi_hf.cli.arguments import parse_arguments
 from farzi_hf.report import RunSettings
 
@@ -19,7 +20,6 @@ SHORT = 120
 """Lines that the README may have: a screen and a half."""
 
 PROGRAMS = ("accelerate", "farzi", "make", "pip", "python", "torchrun")
-COMMANDS = ("distil", "show", "train", "push")
 
 
 def _parse_config(argv: list[str]) -> None:

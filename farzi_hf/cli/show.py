@@ -47,16 +47,11 @@ def facts(farzi: FarziData) -> dict[str, str]:
         "numbers per position": f"{sum(config.shapes[name][-1] for name in config.learnt if name in PER_SEQUENCE):,}",
     }
     if farzi.carried is not None:
-        form, length = INPUTS[config.inputs], config.sequence_length
+        form = INPUTS[config.inputs]
         count, stored = sum(x.numel() for x in farzi.teacher.parameters()), STORAGES[config.storage].description
         made = {
             "teacher": f"{farzi.teacher.config.model_type}, {count:,} numbers" + (f": {stored}" if stored else ""),
-            "inputs": f"{form.words}, "
-            + (
-                f"as many rows of {length} as a training asks for"
-                if form.source
-                else f"{config.num_sequences:,} rows of {length}"
-            ),
+            "inputs": f"{form.words}, {'any number of' if form.source else f'{config.num_sequences:,}'} rows of {config.sequence_length}",
             "labels": "what the teacher predicts after each id",
         }
     known = {

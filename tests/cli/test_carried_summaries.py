@@ -138,7 +138,11 @@ def test_an_interrupted_export_leaves_nothing(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("inputs", "words"),
-    [("drawn", "drawn ids, as many rows of 4"), ("written", "own text, as many"), ("tokens", "fixed ids, 6 rows of 4")],
+    [
+        ("drawn", "drawn ids, any number of rows of 4"),
+        ("written", "own text, any number"),
+        ("tokens", "fixed ids, 6 rows of 4"),
+    ],
 )
 def test_show_says_what_the_summary_is(inputs, words, tmp_path, capsys):
     farzi = carried(vocabulary=word_tokenizer(), inputs=inputs)
