@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,9 @@ import torch
 from datasets import Dataset
 from transformers import AutoConfig, AutoModelForCausalLM, HfArgumentParser, default_data_collator
 
-from farzi_hf import FarziData, Learner
+from farzi_hf import FarziData
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.cli.run_folder import check_outputs, write_recipe
-from farzi_hf.distillation import SyntheticTraining
-from farzi_hf.distillation.teacher import TeacherTraining
 from farzi_hf.report import Comparison, Measured, Student, TaskData, markdown, save_csv, save_text
 from farzi_hf.report.plots import plot_comparison
 from farzi_hf.report.rows import stock_arguments, train_stock
@@ -59,7 +57,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     with ends_in_one_line("finetune.py", OSError):
         (args,) = HfArgumentParser(FinetuneArguments).parse_args_into_dataclasses(argv, look_for_args_file=False)
         check_outputs(Path(args.output_dir), ("recipe.yaml", "table.md", "table.csv", "comparison.png"), asdict(args))
-        c = comparison_of(args, FarziData.from_pretrained(args.summary, args.revision))
+        farzi = FarziData.from_pretrained(args.summary, args.revision)
+        data = TaskData.of_summary(farzi, args.data_dir, **({} if args.learner is None else {"learner": args.learner}))
+        config = args.model and AutoConfig.from_pretrained(args.model, trust_remote_code=False)
+        c = Comparison.of_summary(farzi, data, config, "cpu" if args.use_cpu else None, num_students=args.num_students)
+        c = replace(c, steps=args.steps or c.steps, long_training=replace(c.long_training, steps=args.long_steps))
     write_recipe(Path(args.output_dir), asdict(args))
     print(f"{args.summary}: {c.config.model_type}, {c.steps} steps", flush=True)
     measured = [*on_summary(c, args), *on_real(c, args), *c.counted()]
@@ -69,28 +71,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     save_csv(rows, folder / "table.csv")
     plot_comparison(rows, folder / "comparison.png", c.task.metric, metric_label=c.task.metric_label)
     print(f"\n{table}\n\nTable: {folder / 'table.md'}")
-
-
-def comparison_of(args: FinetuneArguments, farzi: FarziData) -> Comparison:
-    """The summary, the real data that it was distilled from, and the model's config.
-
-    Raises:
-        ValueError: the summary has no recipe or inner settings, or the real data have another vocabulary.
-    """
-    changes = {} if args.learner is None else {"learner": args.learner}
-    data = TaskData.of_summary(farzi, args.data_dir, **changes)
-    length, seed = farzi.config.sequence_length, data.seeds(farzi.results.recipe.get("seed", 42))[0]
-    given = data.settings.learner
-    pretrained = args.model and AutoConfig.from_pretrained(args.model, trust_remote_code=False)
-    config = pretrained or data.task.learner_config(given, length)
-    training = SyntheticTraining.of(farzi.config.inner, farzi.config.tau)
-    device = "cuda" if torch.cuda.is_available() and not args.use_cpu else "cpu"
-    return Comparison(
-        task=data.task, splits=data.splits(seed), config=config, learner=Learner(config), farzi=farzi,
-        training=training, long_training=TeacherTraining(training.optimizer, args.long_steps, 16),
-        steps=args.steps or farzi.config.inner["steps"], length=getattr(config, "max_length", length), seed=42,
-        num_students=args.num_students, device=device, quiet=True,
-    )  # fmt: skip
 
 
 def trained(
@@ -130,6 +110,8 @@ def on_real(c: Comparison, args: FinetuneArguments) -> list[Measured]:
         "random, same sequences": (c.draw_sequences, {}),
         "random, same bytes": (c.draw_bytes, {}),
     }
+    if c.is_endless:  # its number of sequences means nothing
+        del draws["random, same sequences"]
     measured = []
     for method, (draw, settings) in draws.items():
         first = draw(c.seeds[0])

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,11 +22,15 @@ from transformers import PreTrainedConfig
 from farzi_hf.data import flatten_sequences, head_sequences, random_sequences
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.data.sequences import as_rows
-from farzi_hf.distillation.inner_training import Students
+from farzi_hf.distillation.inner_training import Students, SyntheticTraining
+from farzi_hf.distillation.learner import Learner
 from farzi_hf.distillation.rows import RealData
 from farzi_hf.distillation.teacher import TeacherTraining
 from farzi_hf.summary import FarziData
 from farzi_hf.tasks import Row, Task
+
+if TYPE_CHECKING:
+    from farzi_hf.report.task_data import TaskData
 
 Student = Callable[[Mapping[str, Tensor]], Tensor]
 """A trained model: a function from a batch to logits (b, L, V)."""
@@ -83,6 +87,33 @@ class Comparison(Students):
     num_students: int = 3
     batch_size: int = 128
     carrier: Callable[[], FarziData] | None = None
+
+    @classmethod
+    def of_summary(
+        cls,
+        farzi: FarziData,
+        data: TaskData,
+        config: PreTrainedConfig | None = None,
+        device: str | None = None,
+        **settings: Any,
+    ) -> Comparison:
+        """Students of a saved summary, and of the data that its recipe names: see `TaskData.of_summary`.
+
+        Args:
+            config: of another learner; by default that of the recipe.
+            device: by default the first GPU, if there is one.
+            settings: other arguments of the class.
+        """
+        length, inner = farzi.config.sequence_length, farzi.config.inner
+        seed = data.seeds(farzi.results.recipe.get("seed", 42))[0]
+        config = config or data.task.learner_config(data.settings.learner, length)
+        training = SyntheticTraining.of(inner, farzi.config.tau).reading(farzi)
+        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        return cls(
+            task=data.task, splits=data.splits(seed), config=config, learner=Learner(config).to(device), farzi=farzi.to(device),
+            training=training, long_training=TeacherTraining(training.optimizer, 2000, 16), steps=inner["steps"], seed=42,
+            length=getattr(config, "max_length", length), device=device, quiet=True, **settings,
+        )  # fmt: skip
 
     @property
     def is_endless(self) -> bool:

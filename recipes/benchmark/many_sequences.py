@@ -51,12 +51,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=5)
     args = parser.parse_args(argv)
     columns = {
-        "num_sequences": "μ",
-        "seconds": "s per step",
-        "before": "MiB before",
-        "more": "MiB more",
-        "status": "status",
-    }
+        "num_sequences": "μ", "seconds": "s per step", "before": "MiB before", "more": "MiB more", "status": "status",
+    }  # fmt: skip
     rows = [{"num_sequences": number, "steps": args.steps} for number in args.num_sequences]
     rows = [{**row, **in_process(measure, row, LIMITS)} for row in rows]
     print(markdown([{title: shown(row.get(name, "")) for name, title in columns.items()} for row in rows]))

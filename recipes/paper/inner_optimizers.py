@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def cells(e: Experiment) -> list[Cell]:
-    """All have the same number of outer steps and kind of start. Both SGD have the best settings of `inner_sgd.py`, Adam the recipe's."""
+    """All have the same number of outer steps and kind of start. Both SGD have the best settings of a grid (recipes/LOG.md), Adam the recipe's."""
     return [
         Cell(SGD, sgd(e.settings.sgd_learning_rate, 0.0), facts=seconds_per_step),
         Cell(MOMENTUM, sgd(e.settings.momentum_learning_rate, e.settings.sgd_momentum), facts=seconds_per_step),

@@ -157,7 +157,7 @@ NOT_USABLE = {
     "settings of the summary: labels='shared' go with inputs of 'soft', got inputs='tokens'": {"labels": "shared"},
     "fresh_start_fraction=1.5 is no share; give a number from 0 to 1": {"trajectories": "omega", "fresh_start_fraction": 1.5},
     "inner_betas='fast' is not a number; write it as": {"inner_betas": ["fast", 0.9]},
-    "trajectories is None; record them with recipes/paper/trajectories.py": {"objective": "trajectory_matching"},
+    "trajectories is None; record them with farzi_hf.record_trajectories": {"objective": "trajectory_matching"},
     "num_train_epochs=3.0 and max_steps=400: exactly one of them": {"num_train_epochs": 3.0},
     "num_train_epochs=0.0 and max_steps=-1: exactly one of them": {"max_steps": -1},
 }  # fmt: skip

@@ -10,14 +10,12 @@ from pathlib import Path
 
 import pytest
 from safetensors import safe_open
-from tiny_recipes import COMPARED, CONFIGS, GPT2, GRU4REC, START, TINY, places
+from tiny_recipes import COMPARED, CONFIGS, GPT2, GRU4REC, START, places
 
 pytest.importorskip("matplotlib")
-import inner_sgd
 import objectives
-import trajectories
 import trajectory_count
-from experiment import Experiment
+from experiment import Experiment, record
 from objectives import FORMS, ObjectiveArguments
 
 pytestmark = pytest.mark.usefixtures("small_data")
@@ -71,11 +69,9 @@ def experiment(*argv: str) -> Experiment:
 def test_each_split_has_trajectories_of_its_own(tmp_path):
     """Of another split they would have seen the test users."""
     folder = tmp_path / "omega"
-    omega = ("--num_recorded", "2", "--trajectory_steps", "4", "--save_every", "2")
-    argv = [*TINY, *omega, "--learner", GRU4REC, "--output_dir", str(tmp_path / "out")]
-    trajectories.main([
-        "--config", str(CONFIGS / "demo_recsys.yaml"), *argv, "--splits", "0", "3", "--trajectories", str(folder),
-    ])  # fmt: skip
+    e = experiment(*tiny("sample_interactions", tmp_path), "--trajectories", str(folder))
+    for seed in (0, 3):
+        record(e.data, e.args, seed, e.recording)
     manifests = [json.loads((folder / f"seed-{i}" / "manifest.json").read_text()) for i in (0, 3)]
     assert manifests[0]["data"] != manifests[1]["data"]
     with safe_open(folder / "seed-3" / "trajectory-00001.safetensors", framework="pt") as shard:
@@ -110,9 +106,3 @@ def test_objectives_with_labels_of_their_own(tmp_path, methods):
     assert (table["labels"], len(table["rows"])) == ("own", 2 * len(methods) + 2)
     perplexity = {row["method"]: row["perplexity"] for row in table["rows"]}
     assert len(set(perplexity.values())) == len(table["rows"])
-
-
-def test_the_grid_of_the_inner_sgd(tmp_path, capsys):
-    inner_sgd.main([*tiny("sample", tmp_path), "--learning_rates", "0.1", "--momenta", "0", "0.5"])
-    lines = [line.split("|")[1].strip() for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
-    assert lines[2:] == ["Adam", "SGD 0.1, momentum 0", "SGD 0.1, momentum 0.5"]

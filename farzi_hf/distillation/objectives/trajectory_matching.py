@@ -55,7 +55,7 @@ class TrajectoryMatching(ConfigurableObjective):
         if config.trajectories is None:
             raise ValueError(
                 f"objective={config.objective!r} matches trajectories of real training, but trajectories is None; record them "
-                "with recipes/paper/trajectories.py and give the folder"
+                "with farzi_hf.record_trajectories and give the folder"
             )
 
     @classmethod

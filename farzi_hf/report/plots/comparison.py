@@ -59,6 +59,7 @@ class Panel:
         logarithmic: the axes that are logarithmic: "", "x", "y" or "xy".
         scale: values of `y` and their intervals are multiplied by it.
         lines: values that do not depend on `x`, by name: `{"full data": 82.3}`.
+        title: says in words what is shown.
     """
 
     rows: Rows
@@ -69,6 +70,7 @@ class Panel:
     logarithmic: str = ""
     scale: float = 1.0
     lines: Mapping[str, float] = field(default_factory=dict)
+    title: str = ""
 
 
 def plot_curves(path: File, *given: Panel) -> None:
@@ -90,13 +92,21 @@ def plot_curves(path: File, *given: Panel) -> None:
             _draw_curve(axes, panel, [row for row in rows if row["method"] == method], looks[method])
         style.draw_lines(axes, panel.lines)
         axes.set(xlabel=panel.x_label, ylabel=panel.y_label)
+        axes.set_title(panel.title, fontsize=10, loc="left", parse_math=False)
         for which, axis in (("x", axes.xaxis), ("y", axes.yaxis)):
             style.logarithmic(axes, which) if which in panel.logarithmic else style.plain_numbers(axis)
         if "y" not in panel.logarithmic and min(row[panel.y] for row in rows) >= 0:
             axes.set_ylim(bottom=0)
         handles, labels = axes.get_legend_handles_labels()
         legend |= dict(zip(labels, handles, strict=True))
-    figure.legend(legend.values(), legend.keys(), loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    figure.legend(
+        legend.values(),
+        legend.keys(),
+        loc="outside lower center",
+        ncols=min(3, 1 + len(given)),
+        frameon=False,
+        fontsize=9,
+    )
     style.save(figure, path)
 
 
@@ -105,7 +115,7 @@ def _looks(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     kinds = {row["method"]: row.get("kind") for row in rows}
     looks = {}
     for i, (method, kind) in enumerate(kinds.items()):
-        marker = "osD^vP*"[(i if kind == "peer" else i // len(style.OURS)) % 7]
+        marker = "osD^vP*"[i % 7]  # beside the colour, for those who see colours alike
         color = style.MUTED if kind == "peer" else style.OURS[i % len(style.OURS)]
         looks[method] = {
             "color": color,
@@ -124,4 +134,7 @@ def _draw_curve(axes: Axes, panel: Panel, rows: Rows, look: Mapping[str, Any]) -
     if any(row.get(f"{panel.y}_interval") for row in rows):
         edges = [row.get(f"{panel.y}_interval") or (row[panel.y], row[panel.y]) for row in rows]
         low, high = ([panel.scale * edge for edge in side] for side in zip(*edges, strict=True))
-        axes.fill_between(places, low, high, color=look["color"], alpha=0.15, linewidth=0)
+        if len(rows) == 1:
+            axes.vlines(places, low, high, color=look["color"], linewidth=1.4)
+        else:
+            axes.fill_between(places, low, high, color=look["color"], alpha=0.15, linewidth=0)

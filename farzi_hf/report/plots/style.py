@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
+from matplotlib.ticker import AutoLocator, LogLocator, NullFormatter, ScalarFormatter
 
 from farzi_hf.summary.store.folder import replace_file
 
@@ -57,9 +57,12 @@ def plain_numbers(axis: Axis) -> None:
 
 
 class _PlainTicks(LogLocator):
-    """Ticks at 1, 2 and 5 times the powers of ten. If the axis spans more than four powers, ticks only at the powers."""
+    """Ticks at 1, 2 and 5 times the powers of ten; only at the powers on an axis of more than four, and as on a linear one within one."""
 
     def tick_values(self, vmin: float, vmax: float) -> np.ndarray:
+        if vmax < 10 * vmin:
+            ticks = AutoLocator().tick_values(vmin, vmax)
+            return ticks[ticks > 0]
         self.set_params(subs=(1.0,) if vmax > 1e4 * vmin else (1.0, 2.0, 5.0))
         return super().tick_values(vmin, vmax)
 

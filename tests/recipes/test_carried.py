@@ -1,0 +1,93 @@
+"""The figures of a summary over bytes and over tokens: rows that are measured once, and those of other tables."""
+
+from __future__ import annotations
+
+import csv
+import os
+from pathlib import Path
+
+import pytest
+from tiny_recipes import DEMO
+
+pytest.importorskip("matplotlib")
+import carried
+import ptb
+
+from farzi_hf import FarziData
+
+HEAD = "method,perplexity,sentence_perplexity,accuracy,perplexity_interval,bytes,steps,students\n"
+OLDER = f"""{HEAD}Farzi [9×8],40.5,41,0.2,"[39.0, 42.0]",777,4,2
+full data,30.5,31,0.3,"[29.0, 32.0]",8000,4,2
+"random, same bytes",50.5,51,0.2,"[49.0, 52.0]",800,4,2
+"random, same bytes, stopped early",50.5,51,0.2,"[49.0, 52.0]",800,2,2
+head (longest),1e9,1e9,0.0,"[1e9, 2e9]",50,4,2
+unigram,90,91,0.1,"[88, 92]",8000,,
+interpolated bigram,20,21,0.3,"[19, 22]",8000,,
+"""
+
+
+@pytest.fixture
+def summary(tmp_path: Path, small_data: None) -> Path:
+    carrying = (
+        "--inputs",
+        "drawn",
+        "--labels",
+        "teacher",
+        "--storage",
+        "coded5",
+        "--max_steps",
+        "0",
+        "--synthetic_batch_size",
+        "10",
+    )
+    ptb.main([*DEMO, *carrying, "--baselines", "teacher", "full", "full_long", "--output_dir", str(tmp_path / "run")])
+    return tmp_path / "run" / "summary"
+
+
+def test_students_by_steps_and_rows_by_bytes(summary, tmp_path):
+    (tmp_path / "older.csv").write_text(OLDER, encoding="utf-8")
+    card = tmp_path / "card"
+    argv = [
+        str(summary),
+        "--steps",
+        "2",
+        "5",
+        "--num_students",
+        "2",
+        "--card_dir",
+        str(card),
+        "--tables",
+        str(tmp_path / "older.csv"),
+    ]
+    carried.main(argv)
+    farzi = FarziData.from_pretrained(summary)
+    data = farzi.results.metrics["data_bytes"]
+    rows = list(csv.DictReader((card / "table.csv").read_text(encoding="utf-8").splitlines()))
+    by_steps = [(row["method"], row["steps"], row["tokens"], row["students"]) for row in rows if row["tokens"]]
+    methods = (f"students of the summary, {farzi.nbytes:,} bytes", f"students of all real data, {data:,} bytes")
+    assert by_steps == [
+        (method, steps, tokens, "2") for method in methods for steps, tokens in (("2", "160"), ("5", "400"))
+    ]
+    # Ids of an older table had more bits: all data had 8,000 bytes there.
+    by_bytes = {row["curve"]: int(row["bytes"]) for row in rows if row["curve"]}
+    assert by_bytes == {
+        "students of a packed teacher, T = 4": farzi.nbytes, "the packed teacher itself": farzi.nbytes, "all real data, T = 4": data,
+        "all real data, T = 6": data, "counted bigram": data, "distilled summary, T = 4": 777,
+        "so many bytes of real data, T = 4": round(800 * data / 8000),
+    }  # fmt: skip
+    assert sum(row["curve"] == "counted bigram" for row in rows) == 1  # each once, though both tables have it
+    assert all(
+        (card / name).stat().st_size > 1000 for name in (carried.BYTES, carried.TOKENS, "table.md", "table.json")
+    )
+    times = {path: os.stat(path).st_mtime_ns for path in card.glob("[01]_*.json")}
+    assert len(times) == 4
+    carried.main(argv)
+    assert {path: os.stat(path).st_mtime_ns for path in times} == times
+
+
+def test_files_of_others_stay(summary, tmp_path):
+    (tmp_path / "card").mkdir()
+    (tmp_path / "card" / "table.md").write_text("mine", encoding="utf-8")
+    with pytest.raises(SystemExit, match="choose another folder"):
+        carried.main([str(summary), "--card_dir", str(tmp_path / "card")])
+    assert (tmp_path / "card" / "table.md").read_text(encoding="utf-8") == "mine"
