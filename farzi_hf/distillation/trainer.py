@@ -29,6 +29,7 @@ from farzi_hf.distillation.callbacks import ChaosWarning, peak_memory, without_p
 from farzi_hf.distillation.config import FarziConfig
 from farzi_hf.distillation.inner_training import Students
 from farzi_hf.distillation.learner import Learner, Parameters
+from farzi_hf.distillation.memory import memory_of
 from farzi_hf.distillation.objectives import Objective
 from farzi_hf.distillation.packing import Rounding
 from farzi_hf.distillation.processes import largest
@@ -148,6 +149,7 @@ class FarziTrainer(Trainer):
         self._student: Parameters | None = None
         self._own_optimizer = self.optimizer is None
         self._evaluations: dict[str, dict[str, float]] = {}  # metrics, by the fingerprint of the summary
+        self._memory: tuple[str, dict[str, Any]] = ("", {})  # the same of what a carried teacher gives away
         self._micro_step, self._seconds, self._steps = (-1, 0), 0.0, 0
         self.run = Run(self)
         self.add_callback(self.run)
@@ -340,6 +342,16 @@ class FarziTrainer(Trainer):
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
+    def memory(self) -> dict[str, Any]:
+        """What a carried teacher gives away of `train_dataset`, see `memory_of`; {} without one of them or `eval_dataset`. The card shows it."""
+        held_out = self.eval_dataset
+        held_out = next(iter(held_out.values())) if isinstance(held_out, Mapping) else held_out
+        if self.model.carried is None or self.train_dataset is None or held_out is None:
+            return {}
+        if self._memory[0] != (now := self.model.fingerprint()):
+            self._memory = now, memory_of(self.model, self.train_dataset, held_out, self.args.seed)
+        return dict(self._memory[1])
+
     def _measured(self, loaders: Mapping[str, DataLoader], index: int, student: Parameters) -> dict[str, float]:
         self._student, metrics = student, {}
         only_loss = True if self.compute_metrics is None else None
@@ -434,7 +446,7 @@ class FarziTrainer(Trainer):
         # The trainer knows the rows, but not where they come from. The command line adds the name.
         learner = self.learner.model.config.to_diff_dict()
         recipe = {"dataset": None, "learner": learner, **self.args.to_recipe(), **self.own_objective}
-        metrics = {**known.metrics, **evaluation, **getattr(self.objective, "facts", dict)()}
+        metrics = {**known.metrics, **evaluation, **getattr(self.objective, "facts", dict)(), **self.memory()}
         return {"metrics": metrics, "recipe": known.recipe or recipe}
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:

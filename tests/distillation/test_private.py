@@ -210,6 +210,7 @@ def test_a_resumed_run_has_the_same_noise_and_account(tmp_path, sequences, token
     [
         ({"initialization": "spectral"}, "initialization='spectral': other starts are computed from the data"),
         ({"inputs": "tokens", "labels": "own"}, "inputs='tokens': ids would be drawn by their frequency"),
+        ({"inputs": "drawn", "labels": "teacher"}, "inputs='drawn': ids would be drawn by their frequency"),
         ({"objective": "meta_matching"}, "has no effect with .*'meta_matching': set objective='private_matching'"),
         ({"trajectories": "omega"}, "trajectories='omega': they were trained on the data"),
         ({"privacy_noise_multiplier": None}, r"privacy_noise_multiplier=None is not usable"),

@@ -38,6 +38,7 @@ _NEEDED = {"lr": ("learning_rate", 0.01), "steps": ("max_steps", 100)}
 """Settings of the inner loop that a student needs: their names in TrainingArguments, and values to begin with where a summary has none."""
 _SAID_ELSEWHERE = (
     "table", "dataset", "data_bytes", "data_bytes_after_xz", "data_sequences", "split", "licence", "licence_text", "command", "privacy",
+    "memory", "memory_warning",
 )  # fmt: skip
 """Entries of metrics that have a place of their own on the card."""
 
@@ -75,7 +76,8 @@ def render_card(
             `x_std` and `x_interval` go into the cell of `x`; `dataset`, `data_bytes`, `data_bytes_after_xz` and `data_sequences` of what was
             distilled; `split`, what was held out; `learner_parameters`; `distillation_seconds` and `device`; `student_seconds` of one training on
             the summary; `full_data_seconds` and `full_data_steps` of one on the full data that gets as good; `privacy`, in place of the words that
-            say that nothing was done; `licence`, as the Hub names it, and `licence_text`; `command`, which distils again from `recipe.yaml`.
+            say that nothing was done; `memory`, what a carried teacher gives away, and `memory_warning`, in its place; `licence`, as the Hub names
+            it, and `licence_text`; `command`, which distils again from `recipe.yaml`.
         recipe: shown unchanged. Its `learner`, a config as a mapping, is the model of "Train on it".
         plots: paths relative to the artefact.
 
@@ -123,6 +125,7 @@ def render_card(
         ceil=math.ceil,
         plain=_plain,
         privacy=markdown_text(metrics.get("privacy") or made),
+        memory=markdown_text(metrics.get("memory_warning") or metrics.get("memory") or ""),
         licence=markdown_text(metrics.get("licence_text") or ""),
         command=markdown_fence(str(metrics["command"]), "bash") if metrics.get("command") else "",
         examples=markdown_fence("\n".join(" ".join(text.split()) for text in examples), "text") if examples else "",

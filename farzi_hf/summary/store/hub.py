@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import tempfile
@@ -13,6 +14,9 @@ from huggingface_hub.errors import HFValidationError, HTTPError
 from farzi_hf.summary.store import folder as layout
 from farzi_hf.summary.store.folder import ArtefactFolder, pattern_of, read_artefact
 from farzi_hf.summary.store.tensor_file import read_metadata
+from farzi_hf.summary.store.text import parse_mapping, terminal_text
+
+logger = logging.getLogger(__name__)
 
 PLACEHOLDER = "path/to/this/folder"  # the repository's name in a card that is not pushed yet
 
@@ -67,7 +71,8 @@ def push_folder(
 
     The repository and the branch `revision` are made if they do not exist. Only the artefact's own files are uploaded, and no link is
     followed. Files of an earlier artefact are removed from the repository; all other files there stay. A push that fails commits nothing;
-    the next one does not send large files again that have arrived. Returns the commit's address.
+    the next one does not send large files again that have arrived. Returns the commit's address. A line warns first of a summary whose teacher
+    has learnt rows by heart.
 
     Raises:
         FileNotFoundError, ValueError: there is no artefact in the folder, it is incomplete, or it contains links.
@@ -75,6 +80,10 @@ def push_folder(
     """
     with tempfile.TemporaryDirectory() as whole:  # a copy of one save: another may follow meanwhile
         files = read_artefact(Path(folder), lambda artefact: _copy(artefact, Path(whole)))
+        if layout.METRICS in files:
+            metrics = Path(whole, layout.METRICS)
+            if warning := parse_mapping(metrics.read_bytes(), metrics).get("memory_warning"):
+                logger.warning("%s Whoever reads %s can find them.", terminal_text(warning, 1000), repo_id)
         repo_id, api = create_repository(repo_id, private, revision, token), HfApi(token=token)
         head = api.dataset_info(repo_id, revision=revision)
         card = Path(whole, layout.CARD).read_text(encoding="utf-8").replace(PLACEHOLDER, repo_id)

@@ -68,6 +68,13 @@ def test_nothing_but_the_artefact_leaves_a_folder_that_holds_more(hub, tmp_path)
     assert files_of(hub) == PLAIN
 
 
+def test_a_push_warns_of_a_teacher_that_knows_rows_by_heart(hub, caplog):
+    tiny().push_to_hub("farzi", metrics={"memory": "little"})
+    assert not caplog.records
+    tiny().push_to_hub("farzi", metrics={"memory": "much", "memory_warning": "much\x1b[2J"})
+    assert [record.getMessage() for record in caplog.records] == ["much\\x1b[2J Whoever reads farzi can find them."]
+
+
 def test_a_private_repository_opens_with_the_token_alone(hub, tmp_path):
     tiny().push_to_hub("secret", private=True, token=TOKEN)
     farzi = FarziData.from_pretrained("user/secret", token=TOKEN, cache_dir=tmp_path / "cache")

@@ -1,0 +1,148 @@
+"""What a carried teacher gives away of the rows that it was trained on.
+
+Three measures. Each stands beside the same figure of held-out rows, because what is common language is not memory.
+
+- **Copied n-grams** (McCoy et al. 2023, arXiv 2111.09509). The share of the n-grams of rows that the teacher writes that stand in training rows,
+  and the longest run of ids that is copied. In large models, runs of 50 tokens count as memory (Carlini et al. 2021, arXiv 2012.07805).
+- **Membership** (Yeom et al. 2018, arXiv 1709.01604). The area under the ROC curve of somebody who takes rows with a small loss for training rows.
+- **Exposure** of a canary, a random sequence that was planted (Carlini et al. 2019, arXiv 1802.08232): log2(m + 1) less log2 of its rank by the
+  loss, from 1, among m sequences that were drawn alike and not planted.
+
+They are lower bounds. Another attack can find more, and a mean over all rows says little of a single one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from torch import nn
+from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedModel
+
+from farzi_hf.data.sequences import random_sequences
+from farzi_hf.data.streams import RowStream, start_sequences
+from farzi_hf.summary import FarziData
+from farzi_hf.summary.endless import WrittenRows
+
+SIZES = (8, 5, 3)  # n of the n-grams: the first of which there are enough
+HIGH_COPIED, HIGH_AUC = 0.05, 0.6
+"""Warnings begin where the teacher copies so much more than held-out rows do, as a share of n-grams, or where the AUC is so large."""
+_FEWEST = 100  # n-grams of which a share is taken: users' histories are short
+_ROWS = 1024  # that the teacher writes, and of each kind whose loss is taken
+_NUMBERS = 1 << 24  # logits that exist at the same time
+_FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, so that no id of an n-gram is lost modulo 2**64
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of ids, one after the other: `ids` (tokens,) and `lengths` (rows,)."""
+
+    ids: np.ndarray
+    lengths: np.ndarray
+
+    def each(self, numbers: np.ndarray | slice) -> list[np.ndarray]:
+        """The rows with these numbers."""
+        ends = np.cumsum(self.lengths)
+        return [self.ids[end - size : end] for end, size in zip(ends[numbers], self.lengths[numbers], strict=True)]
+
+    def first(self, size: int) -> Rows:
+        """The first `size` ids."""
+        return Rows(self.ids[:size], np.diff(np.minimum(np.cumsum(self.lengths), size), prepend=0))
+
+    def ngrams(self, n: int) -> np.ndarray:
+        """A hash of each n-gram that is inside a row."""
+        hashes = np.zeros(count := max(0, len(self.ids) - n + 1), dtype=np.uint64)
+        for k in range(n):
+            hashes = hashes * _FACTOR + (self.ids[k : k + count] + 1).astype(np.uint64)
+        ends = np.repeat(np.cumsum(self.lengths), self.lengths)[:count]
+        return hashes[np.arange(n, count + n) <= ends]
+
+    def copied(self, known: Rows, n: int) -> float:
+        """The share of their n-grams that stand in known rows; 0 without any."""
+        found = np.isin(self.ngrams(n), known.ngrams(n))
+        return float(found.mean()) if len(found) else 0.0
+
+    def longest_copied(self, known: Rows) -> int:
+        """The length of the longest run of ids inside a row that stands in a known row."""
+        low, high = 0, int(self.lengths.max(initial=0))
+        while low < high:  # where n ids are copied, n − 1 are
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.copied(known, middle) else (low, middle - 1)
+        return low
+
+
+def memory_of(farzi: FarziData, training: Dataset | RowStream, held_out: Dataset, seed: int = 0) -> dict[str, Any]:
+    """Measures the teacher that a summary carries: some seconds.
+
+    Args:
+        farzi: with a teacher.
+        training: rows of `input_ids` that it was trained on; of more than four million ids, some of the rows.
+        held_out: such rows that it was not trained on.
+        seed: of the rows that are written and chosen.
+
+    Returns:
+        For the metrics of a summary: `memory`, in words; `memory_copied`, a share of n-grams, and `…_held_out`, that of as many held-out ids;
+        `memory_auc`; and `memory_warning`, in words, where the teacher has learnt rows by heart.
+    """
+    known = Rows(*start_sequences(training, seed))
+    others = Rows(*start_sequences(random_sequences(held_out, len(held_out), seed), seed))
+    some = np.random.default_rng(seed).permutation(len(known.lengths))[:_ROWS]
+    auc = membership(*(row_losses(farzi.teacher, rows) for rows in (known.each(some), others.each(slice(_ROWS)))))
+    ours = written_rows(farzi, seed)
+    size = min(len(ours.ids), len(others.ids))
+    both = ours.first(size), others.first(size)
+    n = next((n for n in SIZES if min(len(rows.ngrams(n)) for rows in both) >= _FEWEST), SIZES[-1])
+    (ours, theirs), longest = (rows.copied(known, n) for rows in both), [rows.longest_copied(known) for rows in both]
+    words = (
+        f"Of the {n}-grams that the teacher writes, {100 * ours:.1f} % stand in the training data; of those of as much held-out data, "
+        f"{100 * theirs:.1f} %. The longest run that it copies has {longest[0]} entries; in held-out data, {longest[1]}. Whether a row was in the "
+        f"training data can be guessed from its loss with an AUC of {auc:.2f}; chance is 0.5."
+    )
+    facts = {
+        "memory": words,
+        "memory_copied": round(ours, 4),
+        "memory_copied_held_out": round(theirs, 4),
+        "memory_auc": round(auc, 4),
+    }
+    if ours - theirs < HIGH_COPIED and auc < HIGH_AUC:
+        return facts
+    return {**facts, "memory_warning": f"The teacher has learnt rows of its training data by heart. {words}"}
+
+
+def written_rows(farzi: FarziData, seed: int) -> Rows:
+    """Ids that the carried teacher writes, whatever the inputs are: rows of ξ ids, cut after each end of a text."""
+    shares = getattr(farzi, "frequencies", torch.ones(farzi.config.vocab_size))
+    ids = WrittenRows(farzi.teacher, shares, farzi.config.sequence_length, seed).rows(0, _ROWS).numpy()
+    stops = np.isin(ids, getattr(farzi.teacher.config, "eos_token_id", None))
+    stops[:, -1] = True
+    return Rows(ids.flatten(), np.diff(np.flatnonzero(stops) + 1, prepend=0))
+
+
+@torch.no_grad()
+def row_losses(model: PreTrainedModel, rows: Sequence[np.ndarray]) -> np.ndarray:
+    """(N,): the mean negative log-likelihood, in nats, of the ids of each row after the first one."""
+    losses, order = np.empty(len(rows)), np.argsort([len(row) for row in rows], kind="stable")
+    numbers = len(rows) * max(map(len, rows)) * model.config.vocab_size
+    for some in np.array_split(order, min(len(rows), -(-numbers // _NUMBERS))):
+        ids = pad_sequence([torch.as_tensor(rows[i]) for i in some], True, -1).to(model.device)
+        real = ids >= 0
+        logits = model(input_ids=ids.clamp(min=0), attention_mask=real.long()).logits[:, :-1].float()
+        nats = nn.functional.cross_entropy(logits.mT, ids[:, 1:], ignore_index=-1, reduction="none")
+        losses[some] = (nats.sum(1) / real[:, 1:].sum(1)).cpu().numpy()
+    return losses
+
+
+def membership(training: np.ndarray, held_out: np.ndarray) -> float:
+    """The AUC: how often a training row has the smaller loss of the two. Ties count a half."""
+    ends = (np.searchsorted(np.sort(held_out), training, side).mean() for side in ("left", "right"))
+    return float(1 - sum(ends) / 2 / len(held_out))
+
+
+def exposure(canaries: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Bits, from the losses of canaries and of m sequences drawn alike: up to log2(m + 1); 1.44 in the mean where nothing is known."""
+    return np.log2(len(others) + 1) - np.log2(1 + np.searchsorted(np.sort(others), canaries))
