@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from collections.abc import Mapping
@@ -23,7 +24,7 @@ from farzi_hf.distillation.teacher import Labelling, TeacherTraining
 from farzi_hf.distillation.trajectories import PretrainedStarts, TrajectoryBank
 from farzi_hf.engine import ADJOINTS, OPTIMIZERS, Adjoint, InnerAdam, InnerOptimizer, setting
 from farzi_hf.summary import FarziDataConfig
-from farzi_hf.summary.forms import INPUTS, LABELS
+from farzi_hf.summary.forms import INPUTS, LABELS, OwnLabels
 from farzi_hf.summary.initialization import Start
 from farzi_hf.summary.inner_settings import LR_SCHEDULES
 from farzi_hf.summary.store.tensor_file import STORAGES
@@ -41,6 +42,11 @@ UNSUPPORTED = {
 """Fields of `TrainingArguments` that a distillation cannot use, each with the reason and the remedy."""
 
 
+def _by_labels(name: str) -> str:
+    """The defaults of a setting, in words."""
+    return ", ".join(f"{form.defaults[name]} with labels={labels!r}" for labels, form in LABELS.items())
+
+
 @dataclass(repr=False)  # the inherited repr hides tokens
 @with_settings(TeacherTraining, Packing)
 class FarziConfig(TrainingArguments):
@@ -54,7 +60,7 @@ class FarziConfig(TrainingArguments):
     | `learning_rate` | 0.01 | the rate of Adam on the summary. Soft inputs with shared labels can be trained with 0.03 |
     | `max_grad_norm` | 0.1 | about the usual norm of the meta-gradient: a chaotic learner cannot outweigh the others |
     | `lr_scheduler_type` | cosine | with small last steps, the summary becomes an average over many θ0 |
-    | `max_steps` | 400 | an outer step trains a whole learner; epochs of real data mean little. 0 leaves the summary at its start |
+    | `max_steps` | by the labels: 0 or 400 | an outer step trains a whole learner; epochs mean little. 0 leaves the summary at its start |
     | `num_train_epochs` | 0 | `max_steps` sets the length; set it to -1 to count epochs of the real data |
     | `per_device_train_batch_size` | 64 | b, real sequences in the outer loss |
     | `per_device_eval_batch_size` | 128 | learners are small |
@@ -76,22 +82,25 @@ class FarziConfig(TrainingArguments):
 
     num_sequences: int = setting(50, "μ, synthetic sequences", least=1)
     sequence_length: int = setting(50, "ξ, tokens per synthetic sequence", least=2)
-    inputs: str = setting("tokens", "what a student reads, see `summary.forms`", table=INPUTS)
-    labels: str = setting("own", "what it should predict; shared: the next input, as in the paper", table=LABELS)
-    storage: str = setting(
-        "exact", "how the finished summary is stored, see `summary.store.tensor_file`", table=STORAGES
+    labels: str | None = setting(
+        None, "what a student should predict, see `summary.forms`; by default the predictions of a teacher that the summary carries, or own "
+        "labels where inputs are soft or fixed ids", table=LABELS,
+    )  # fmt: skip
+    inputs: str | None = setting(None, f"what it reads; by default {_by_labels('inputs')}", table=INPUTS)
+    storage: str | None = setting(
+        None, f"how the finished summary is stored; by default {_by_labels('storage')}", table=STORAGES
     )
 
     inner_optimizer: str = setting("adam", "of the learners", table=OPTIMIZERS)
-    inner_lr_scheduler_type: str = setting(
-        "constant", "how the inner learning rate falls over the T steps, as in transformers", table=LR_SCHEDULES
-    )
-    inner_steps: int = setting(100, "T, inner steps. A student must take as many to reproduce the figures", least=1)
+    inner_lr_scheduler_type: str | None = setting(
+        None, f"how the inner learning rate falls over the T steps; by default {_by_labels('inner_lr_scheduler_type')}", table=LR_SCHEDULES
+    )  # fmt: skip
+    inner_steps: int | None = setting(None, f"T, steps of a student; by default {_by_labels('inner_steps')}", least=1)
     window: int | None = setting(
         None, "number of last inner steps that are differentiated; by default, or with 0, all", least=0
     )
     synthetic_batch_size: int | None = setting(
-        None, "b_syn, synthetic sequences per inner step; by default all", least=1
+        None, "b_syn, synthetic sequences per inner step; by default all, or 40 that are made", least=1
     )
 
     objective: str = setting("meta_matching", "the outer loss", table=OBJECTIVES)
@@ -116,7 +125,7 @@ class FarziConfig(TrainingArguments):
     learning_rate: float = 0.01
     max_grad_norm: float = 0.1
     lr_scheduler_type: str = "cosine"
-    max_steps: int = 400
+    max_steps: int | None = None
     num_train_epochs: float = 0.0
     per_device_train_batch_size: int = 64
     per_device_eval_batch_size: int = 128
@@ -128,6 +137,13 @@ class FarziConfig(TrainingArguments):
 
     def __post_init__(self) -> None:
         vars(self).update(converted(type(self), vars(self)))
+        if self.labels is None:
+            self.labels = "own" if self.inputs in OwnLabels.inputs else "teacher"
+        if self.max_steps is None and self.num_train_epochs > 0:
+            self.max_steps = -1
+        for name, value in self.defaults.items():
+            if getattr(self, name) is None:
+                setattr(self, name, copy.copy(value))
         for name, remedy in UNSUPPORTED.items():
             if getattr(self, name):
                 raise ValueError(f"{name}={getattr(self, name)!r} is not supported: {remedy}")
@@ -151,6 +167,11 @@ class FarziConfig(TrainingArguments):
             )
         self.dataloader_pin_memory &= self.device.type != "cpu"
         self.check()
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """Of the settings that the form of the labels decides."""
+        return getattr(LABELS.get(self.labels), "defaults", {})
 
     def check(self) -> None:
         """The checks of our settings, by the variants that have them. Call it where fields were set afterwards.

@@ -84,6 +84,7 @@ def _add(config: type, name: str, hint: Any, declared: Any, choices: dict[str, A
         if metadata.get("help") not in known.metadata["help"]:
             known.metadata["help"] += f"; {metadata['help']}"
     else:
+        hint = hint | None if default is None and not isinstance(hint, str) else hint  # another setting decides
         known = config.settings[name] = Setting(metadata, default, choices)
         config.__annotations__[name] = hint
         table = metadata.get("table")
@@ -149,7 +150,7 @@ def check_settings(config: Any) -> None:
             raise ValueError(f"{name}={value!r} is not usable; give an integer of at least {least}")
         if table is not None and value not in table:
             raise ValueError(f"{name}={value!r} is unknown; choose one of {', '.join(table)}")
-        reason = None if value == setting.default else _idle(config, name)
+        reason = None if value in (setting.default, config.defaults.get(name)) else _idle(config, name)
         if reason is not None and "never_idle" in setting.metadata:
             raise ValueError(f"{name}={value!r} has no effect with {reason}: {setting.metadata['never_idle']}")
         if reason is not None:

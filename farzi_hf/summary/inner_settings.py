@@ -19,14 +19,17 @@ from transformers import SchedulerType, TrainingArguments, get_scheduler
 from farzi_hf.engine import OPTIMIZERS, InnerOptimizer
 from farzi_hf.models.base import check_size
 from farzi_hf.summary.config import check_choice
+from farzi_hf.summary.forms import TeacherLabels
 
 logger = logging.getLogger(__name__)
 
+_DEFAULTS = TeacherLabels.defaults
 STUDENTS_OF_A_TEACHER: dict[str, Any] = {
-    "optimizer": "adam", "lr": 0.03, "betas": [0.7, 0.95], "eps": 1e-6, "steps": 300, "lr_scheduler_type": "warmup_stable_decay",
-    "synthetic_batch_size": 40,
+    "optimizer": "adam", "lr": _DEFAULTS["inner_learning_rate"], "betas": _DEFAULTS["inner_betas"], "eps": 1e-6,
+    "steps": _DEFAULTS["inner_steps"], "lr_scheduler_type": _DEFAULTS["inner_lr_scheduler_type"],
+    "synthetic_batch_size": _DEFAULTS["synthetic_batch_size"],
 }  # fmt: skip
-"""Settings of a student whose inputs do not run out: fast ones, measured on Penn Treebank (recipes/LOG.md)."""
+"""Settings of the students of a summary that was made of a trained teacher in Python."""
 
 _OF_THE_INNER_LOOP = {
     "lr_scheduler_type": "constant",  # summaries that do not name a schedule have none; Trainer's default is linear

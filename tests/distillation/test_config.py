@@ -33,7 +33,7 @@ STOCK = {field.name for field in fields(TrainingArguments)}
 
 
 def config(**settings) -> FarziConfig:
-    return FarziConfig("out", use_cpu=True, **settings)
+    return FarziConfig("out", use_cpu=True, **{"labels": "own", **settings})
 
 
 # -- variants declare their settings ---------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ NOT_USABLE = {
     "fresh_start_fraction=1.5 is no share; give a number from 0 to 1": {"trajectories": "omega", "fresh_start_fraction": 1.5},
     "inner_betas='fast' is not a number; write it as": {"inner_betas": ["fast", 0.9]},
     "trajectories is None; record them with farzi_hf.record_trajectories": {"objective": "trajectory_matching"},
-    "num_train_epochs=3.0 and max_steps=400: exactly one of them": {"num_train_epochs": 3.0},
+    "num_train_epochs=3.0 and max_steps=400: exactly one of them": {"num_train_epochs": 3.0, "max_steps": 400},
     "num_train_epochs=0.0 and max_steps=-1: exactly one of them": {"max_steps": -1},
 }  # fmt: skip
 
@@ -179,7 +179,7 @@ def test_a_setting_of_the_trainer_that_a_distillation_has_no_use_for_is_refused(
 @pytest.mark.parametrize(
     "settings",
     [{"fresh_start_fraction": None}, {"objective": ["x"]}, {"trajectories": 5}, {"inner_steps": 150.0}, {"inner_steps": True},
-    {"inner_epsilon": True}, {"max_steps": None}, {"save_total_limit": 0.5}, {"bf16": None}, {"inner_betas": [None, 0.9]}],
+    {"inner_epsilon": True}, {"max_steps": "ten"}, {"save_total_limit": 0.5}, {"bf16": None}, {"inner_betas": [None, 0.9]}],
     ids=str,
 )  # fmt: skip
 def test_a_field_of_another_type_is_named(settings):
@@ -205,6 +205,24 @@ def test_an_inner_optimizer_gets_its_settings_and_no_others():
 @dataclass(frozen=True)
 class Rooted(InnerAdam):
     eps_root: float = 1e-9
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ({}, ("drawn", "teacher", "coded5", 300, 0.03, [0.7, 0.95], "warmup_stable_decay", 40, 0)),
+        ({"inputs": "written", "inner_steps": 7}, ("written", "teacher", "coded5", 7, 0.03, [0.7, 0.95], "warmup_stable_decay", 40, 0)),
+        ({"inputs": "soft", "inner_learning_rate": 0.03}, ("soft", "own", "exact", 100, 0.03, [0.7, 0.999], "constant", None, 400)),
+        ({"labels": "own", "num_train_epochs": 2.0}, ("tokens", "own", "exact", 100, 0.02, [0.7, 0.999], "constant", None, -1)),
+        ({"labels": "shared", "max_steps": 0}, ("soft", "shared", "exact", 100, 0.02, [0.7, 0.999], "constant", None, 0)),
+    ],
+)
+def test_the_form_of_the_labels_decides_what_is_left_open(given, found):
+    args = FarziConfig("out", use_cpu=True, **given)
+    names = ("inputs", "labels", "storage", "inner_steps", "inner_learning_rate", "inner_betas")
+    names += ("inner_lr_scheduler_type", "synthetic_batch_size", "max_steps")
+    assert tuple(getattr(args, name) for name in names) == found
+    assert FarziConfig("out", use_cpu=True, **args.to_recipe()).to_recipe() == args.to_recipe()
 
 
 def test_a_table_takes_variants_of_others(monkeypatch, caplog):
@@ -261,5 +279,7 @@ def test_the_table_lists_exactly_the_inherited_defaults_that_differ():
     rows = re.findall(r"^ *\| `(\w+)` \| (.+?) \|", FarziConfig.__doc__, flags=re.MULTILINE)
     listed = {name: yaml.safe_load(text) for name, text in rows}
     assert listed.pop("greater_is_better") == "False for a perplexity"  # depends on another field
+    assert listed.pop("max_steps") == {"by the labels": "0 or 400"}
+    ours.pop("max_steps")
     assert listed.pop("dataloader_pin_memory") == "False on a CPU"  # on the machine
     assert listed == {name: value for name, value in ours.items() if value != stock[name]}

@@ -62,7 +62,7 @@ class InnerAdam(InvertibleOptimizer):
 
     lr: float = learning_rate()
     betas: tuple[float, float] = setting(
-        (0.9, 0.999), "β1 β2 of the inner Adam; in a few hundred steps, β1 = 0.9 overshoots", name="inner_betas", start=[0.7, 0.999]
+        (0.9, 0.999), "β1 β2 of the inner Adam; in a few hundred steps, β1 = 0.9 overshoots", name="inner_betas", start=None
     )  # fmt: skip
     eps: float = setting(
         1e-8, "ε of the inner Adam; a larger one, such as 1e-4, keeps the meta-gradient of a long unroll smooth",

@@ -35,7 +35,7 @@ def setting(default: Any = MISSING, help: str = "", **metadata: Any) -> Any:
 
 def learning_rate() -> Any:
     """The setting `lr` of every optimizer."""
-    return setting(help="α, the learning rate of the inner optimizer", name="inner_learning_rate", start=0.02)
+    return setting(help="α, the learning rate of the inner optimizer", name="inner_learning_rate", start=None)
 
 
 def weight_decay() -> Any:
