@@ -63,7 +63,10 @@ def test_distil_leaves_a_table_figures_and_a_loadable_summary(distilled):
     ("changes", "rows"),
     [
         ({"labels": "own", "max_steps": 0, "inner_optimizer": "sgd"}, ["Farzi [4×8]", "Farzi, stock Trainer"]),
-        ({"labels": "own", "input_sequences": "real_windows"}, ["Farzi [4×8]", "same inputs, teacher's labels", "Farzi, stock Trainer"]),
+        (
+            {"labels": "own", "input_sequences": "real_windows"},
+            ["Farzi [4×8]", "same inputs, teacher's labels", "Farzi, stock Trainer"],
+        ),
     ],
 )
 def test_labels_of_their_own_go_through_the_whole_house(tmp_path, monkeypatch, changes, rows):

@@ -211,10 +211,22 @@ class Rooted(InnerAdam):
     ("given", "found"),
     [
         ({}, ("drawn", "teacher", "coded5", 300, 0.03, [0.7, 0.95], "warmup_stable_decay", 40, 0)),
-        ({"inputs": "written", "inner_steps": 7}, ("written", "teacher", "coded5", 7, 0.03, [0.7, 0.95], "warmup_stable_decay", 40, 0)),
-        ({"inputs": "soft", "inner_learning_rate": 0.03}, ("soft", "own", "exact", 100, 0.03, [0.7, 0.999], "constant", None, 400)),
-        ({"labels": "own", "num_train_epochs": 2.0}, ("tokens", "own", "exact", 100, 0.02, [0.7, 0.999], "constant", None, -1)),
-        ({"labels": "shared", "max_steps": 0}, ("soft", "shared", "exact", 100, 0.02, [0.7, 0.999], "constant", None, 0)),
+        (
+            {"inputs": "written", "inner_steps": 7},
+            ("written", "teacher", "coded5", 7, 0.03, [0.7, 0.95], "warmup_stable_decay", 40, 0),
+        ),
+        (
+            {"inputs": "soft", "inner_learning_rate": 0.03},
+            ("soft", "own", "exact", 100, 0.03, [0.7, 0.999], "constant", None, 400),
+        ),
+        (
+            {"labels": "own", "num_train_epochs": 2.0},
+            ("tokens", "own", "exact", 100, 0.02, [0.7, 0.999], "constant", None, -1),
+        ),
+        (
+            {"labels": "shared", "max_steps": 0},
+            ("soft", "shared", "exact", 100, 0.02, [0.7, 0.999], "constant", None, 0),
+        ),
     ],
 )
 def test_the_form_of_the_labels_decides_what_is_left_open(given, found):
