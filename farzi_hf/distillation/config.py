@@ -44,7 +44,7 @@ UNSUPPORTED = {
 
 def _by_labels(name: str) -> str:
     """The defaults of a setting, in words."""
-    return ", ".join(f"{form.defaults[name]} with labels={labels!r}" for labels, form in LABELS.items())
+    return "by labels, " + " / ".join(f"{form.defaults[name]}" for form in LABELS.values())
 
 
 @dataclass(repr=False)  # the inherited repr hides tokens
@@ -83,19 +83,18 @@ class FarziConfig(TrainingArguments):
     num_sequences: int = setting(50, "μ, synthetic sequences", least=1)
     sequence_length: int = setting(50, "ξ, tokens per synthetic sequence", least=2)
     labels: str | None = setting(
-        None, "what a student should predict, see `summary.forms`; by default the predictions of a teacher that the summary carries, or own "
-        "labels where inputs are soft or fixed ids", table=LABELS,
+        None, "what a student should predict, see `summary.forms`; by default a teacher's, or own where inputs are soft or tokens", table=LABELS
     )  # fmt: skip
-    inputs: str | None = setting(None, f"what it reads; by default {_by_labels('inputs')}", table=INPUTS)
+    inputs: str | None = setting(None, f"what it reads; {_by_labels('inputs')}", table=INPUTS)
     storage: str | None = setting(
-        None, f"how the finished summary is stored; by default {_by_labels('storage')}", table=STORAGES
+        None, f"how the finished summary is stored; {_by_labels('storage')}", table=STORAGES
     )
 
     inner_optimizer: str = setting("adam", "of the learners", table=OPTIMIZERS)
     inner_lr_scheduler_type: str | None = setting(
-        None, f"how the inner learning rate falls over the T steps; by default {_by_labels('inner_lr_scheduler_type')}", table=LR_SCHEDULES
+        None, f"how the inner learning rate falls over the T steps; {_by_labels('inner_lr_scheduler_type')}", table=LR_SCHEDULES
     )  # fmt: skip
-    inner_steps: int | None = setting(None, f"T, steps of a student; by default {_by_labels('inner_steps')}", least=1)
+    inner_steps: int | None = setting(None, f"T, steps of a student; {_by_labels('inner_steps')}", least=1)
     window: int | None = setting(
         None, "number of last inner steps that are differentiated; by default, or with 0, all", least=0
     )
