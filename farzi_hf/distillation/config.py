@@ -86,9 +86,7 @@ class FarziConfig(TrainingArguments):
         None, "what a student should predict, see `summary.forms`; by default a teacher's, or own where inputs are soft or tokens", table=LABELS
     )  # fmt: skip
     inputs: str | None = setting(None, f"what it reads; {_by_labels('inputs')}", table=INPUTS)
-    storage: str | None = setting(
-        None, f"how the finished summary is stored; {_by_labels('storage')}", table=STORAGES
-    )
+    storage: str | None = setting(None, f"how the finished summary is stored; {_by_labels('storage')}", table=STORAGES)
 
     inner_optimizer: str = setting("adam", "of the learners", table=OPTIMIZERS)
     inner_lr_scheduler_type: str | None = setting(

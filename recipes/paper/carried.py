@@ -90,7 +90,7 @@ def by_bytes(c: Comparison, tables: Iterable[Sequence[Row]]) -> Iterator[Row]:
         for row in table:
             curve = next((curve for start, curve in CURVES.items() if row["method"].startswith(start)), None)
             size = round(row["bytes"] * nbytes / all_data) if row["method"].startswith(REAL) else row["bytes"]
-            place = (curve, size, row.get("steps"))
+            place = (curve, size, row.get("steps"), row[c.task.metric])  # tables may differ in the size of a step
             if curve and "stock" not in row["method"] and place not in seen:
                 seen.add(place)
                 yield {**row, "bytes": size, "curve": f"{curve}, T = {row['steps']:,}" if row.get("steps") else curve}
@@ -101,10 +101,8 @@ def draw(c: Comparison, rows: Sequence[Row], compared: Sequence[Row], long: Sequ
     metric, label, data = c.task.metric, c.task.metric_label, c.farzi.results.metrics.get("dataset", "the data")
     points, title = [{**row, "method": row["curve"]} for row in compared], f"Students after T steps on {data}, by bytes"
     if points:
-        plot_curves(
-            folder / BYTES,
-            Panel(points, "bytes", metric, "Bytes that one must keep to train", label, "xy", title=title),
-        )
+        size = "Bytes that one must keep to train"
+        plot_curves(folder / BYTES, Panel(points, "bytes", metric, size, label, "xy", title=title, joined=False))
     itself = BASELINES["teacher"](c)
     lines = {"the packed teacher itself": c.row(itself)[metric]} if itself else {}
     lines |= {f"all real data, {row['steps']:,} steps": row[metric] for row in long}

@@ -132,6 +132,9 @@ def test_curves_differ_in_more_than_their_colour(tmp_path, monkeypatch):
     (axes,) = drawn[0].axes
     assert len({line.get_marker() for line in axes.lines}) == 7
     assert axes.get_title(loc="left") == "$x$ of all"
+    assert {line.get_linestyle() for line in axes.lines} == {"-"}
+    plot_curves(tmp_path / "a.png", Panel(rows, "x", "y", "x", "y", joined=False))
+    assert {line.get_linestyle() for line in drawn[1].axes[0].lines} == {"None"}  # points alone
 
 
 def test_no_global_state_is_touched(tmp_path, monkeypatch):

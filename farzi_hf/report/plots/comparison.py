@@ -60,6 +60,7 @@ class Panel:
         scale: values of `y` and their intervals are multiplied by it.
         lines: values that do not depend on `x`, by name: `{"full data": 82.3}`.
         title: says in words what is shown.
+        joined: whether the points of a method are joined: not where their trainings differ in more than `x`.
     """
 
     rows: Rows
@@ -71,6 +72,7 @@ class Panel:
     scale: float = 1.0
     lines: Mapping[str, float] = field(default_factory=dict)
     title: str = ""
+    joined: bool = True
 
 
 def plot_curves(path: File, *given: Panel) -> None:
@@ -130,11 +132,12 @@ def _draw_curve(axes: Axes, panel: Panel, rows: Rows, look: Mapping[str, Any]) -
     places = [row[panel.x] for row in rows]
     marker = look["marker"] if len(rows) <= 50 else ""  # more markers would hide the curve
     values = [panel.scale * row[panel.y] for row in rows]
-    axes.plot(places, values, label=rows[0]["method"], **{**look, "marker": marker})
+    line = look["linestyle"] if panel.joined else ""
+    axes.plot(places, values, label=rows[0]["method"], **{**look, "marker": marker, "linestyle": line})
     if any(row.get(f"{panel.y}_interval") for row in rows):
         edges = [row.get(f"{panel.y}_interval") or (row[panel.y], row[panel.y]) for row in rows]
         low, high = ([panel.scale * edge for edge in side] for side in zip(*edges, strict=True))
-        if len(rows) == 1:
+        if len(rows) == 1 or not panel.joined:
             axes.vlines(places, low, high, color=look["color"], linewidth=1.4)
         else:
             axes.fill_between(places, low, high, color=look["color"], alpha=0.15, linewidth=0)
