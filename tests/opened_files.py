@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from tiny_artefacts import METRICS, RECIPE, tiny, word_tokenizer
+from tiny_artefacts import METRICS, RECIPE, WORDS, tiny, word_tokenizer
+from tiny_models import tiny_model
 
 from farzi_hf.cli import main
 from farzi_hf.summary import FarziData
@@ -40,6 +41,18 @@ def harmless(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "vocabulary_hash": None}))
     (folder / "evil.py").write_text("print('the code of the summary runs')\nclass Evil: pass\n")
+
+
+def harmless_teacher(folder: Path) -> None:
+    """The same with a summary that carries a teacher, whose config may name all that a learner's may."""
+    harmless(folder)
+    plain = {"sequence_length": 4, "num_sequences": 4, "inputs": "written", "storage": "coded5"}
+    farzi = FarziData.from_teacher(tiny_model("gpt2", len(WORDS)), tokenizer=word_tokenizer(), **plain)
+    farzi.config.inner = {**farzi.config.inner, "steps": 2, "synthetic_batch_size": 2}
+    farzi.config.teacher |= dict.fromkeys(NAMES, "plain")
+    farzi.save_pretrained(folder, None, METRICS, {**RECIPE, "learner": LEARNER})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "vocabulary_hash": None}))
 
 
 def files_of(folder: Path) -> dict[str, Any]:
@@ -88,7 +101,7 @@ def handle(world: Path, jobs: list[tuple[str, dict[str, Any], tuple[str, ...]]],
     )
     for number, (name, files, operations) in enumerate(jobs):
         folder = world / f"s{number}"
-        shutil.copytree(world / "harmless", folder)
+        shutil.copytree(world / ("teacher" if name.startswith("teacher") else "harmless"), folder)
         for file, content in files.items():
             (folder / file).unlink(missing_ok=True)
             if content is not None:
@@ -117,4 +130,6 @@ OPERATIONS = {
     "push": lambda folder, out: FarziData.from_pretrained(folder).push_to_hub(f"farzi-{out.name}"),
     "show": lambda folder, out: main(["show", str(folder)]),
     "train": lambda folder, out: main(["train", str(folder), "--output_dir", f"{out}-student"]),
+    "export": lambda folder, out: main(["export", str(folder), f"{out}-teacher", "--teacher"]),
+    "rows": lambda folder, out: main(["export", str(folder), f"{out}-rows", "--rows", "3"]),
 }

@@ -18,6 +18,10 @@ from farzi_hf.models.base import check_size
 from farzi_hf.summary.forms import INPUTS, LABELS
 from farzi_hf.summary.store.tensor_file import STORAGES
 from farzi_hf.summary.store.text import parse_mapping
+from farzi_hf.summary.store.untrusted import plain_learner
+
+_SHOWN_POSITIONS = 2**17
+"""The most of all rows that are shown, where inputs do not run out."""
 
 
 class FarziDataConfig(PreTrainedConfig):
@@ -97,7 +101,13 @@ class FarziDataConfig(PreTrainedConfig):
             raise ValueError(
                 f"labels={labels!r} go with inputs of {' or '.join(map(repr, fitting))}, got inputs={inputs!r}"
             )
-        if (teacher is not None) != (labels == "teacher"):
+        positions = self.num_sequences * self.sequence_length
+        if INPUTS[inputs].source is not None and positions > _SHOWN_POSITIONS:
+            raise ValueError(
+                f"num_sequences={num_sequences} rows of sequence_length={sequence_length} are too many to show, more than {_SHOWN_POSITIONS:,} "
+                "positions; give fewer num_sequences: a training makes as many rows as it needs"
+            )
+        if bool(teacher) != (labels == "teacher"):
             raise ValueError(
                 f"labels={labels!r} with teacher={teacher!r:.200}: labels='teacher' needs the config of one, other labels have none"
             )
@@ -177,8 +187,12 @@ class FarziDataConfig(PreTrainedConfig):
             )
         # transformers gives every config attributes of models. They mean nothing for a summary, and some are names of functions.
         of_models = set(dir(cls())) - set(inspect.signature(cls).parameters)
+        if "teacher" in values:
+            values["teacher"] = plain_learner(values["teacher"], f"{path}: teacher")
         try:
-            return cls(**{name: value for name, value in values.items() if name not in of_models})
+            config = cls(**{name: value for name, value in values.items() if name not in of_models})
+            _ = config.shapes  # a model can be made of the teacher's config
+            return config
         except (ValueError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} is no config of a summary: {error}; fetch the file again, or mend it") from None
 

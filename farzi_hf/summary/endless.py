@@ -86,7 +86,7 @@ class WrittenRows(EndlessRows):
             read = ids if past is None else ids[:, -1:]  # the keys and values of the others are kept
             output = model(input_ids=read, attention_mask=torch.ones_like(ids), past_key_values=past, use_cache=True)
             past = getattr(output, "past_key_values", None)
-            p = output.logits[:, -1].float().softmax(-1).cpu() * possible
+            p = output.logits[:, -1].float().cpu().masked_fill(~possible, -torch.inf).softmax(-1)
             drawn = torch.multinomial(p, 1, generator=generator)
             if None not in (begin, end) and begin != end:
                 drawn[ids[:, -1].cpu() == end] = begin

@@ -473,9 +473,17 @@ class FarziData(nn.Module):
     def _load(cls, artefact: ArtefactFolder) -> FarziData:
         config = FarziDataConfig.from_json(artefact.read(CONFIG), artefact.path(CONFIG))
         storage = STORAGES[config.storage]
-        stored = load_tensors(artefact.path(TENSORS), storage.layout(config.shapes, config.learnt))
-        farzi = cls(config, load_vocabulary(artefact, config.vocab_size), storage.loaded(stored, config.shapes))
-        check_numbers(farzi.tensors, config, f"{artefact.path(TENSORS)} is of no use, fetch another one")
+        path = artefact.path(TENSORS)
+        stored = load_tensors(path, storage.layout(config.shapes, config.learnt))
+        try:
+            tensors = storage.loaded(stored, config.shapes)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+        farzi = cls(config, load_vocabulary(artefact, config.vocab_size), tensors)
+        check_numbers(farzi.tensors, config, f"{path} is of no use, fetch another one")
+        if farzi.carried is not None:
+            ids = farzi.input_ids[:1].long() if (made := farzi.endless()) is None else made.rows(0, 1)
+            farzi.carried.check(farzi.tensors, ids, str(path))
         config.adopt_vocabulary(farzi.vocabulary, "folder_or_repo")
         farzi._results = (load_results(artefact), farzi.fingerprint())
         return farzi

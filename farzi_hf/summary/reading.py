@@ -149,8 +149,8 @@ def check_numbers(tensors: Tensors, config: FarziDataConfig, remedy: str) -> Non
                 raise ValueError(
                     f"{latents} and {decoder} are so large for tau={tau:g} that the softmax of their product overflows; {remedy}"
                 )
-    if SHARES in tensors and not (tensors[SHARES].min() >= 0 and tensors[SHARES].sum() > 0):
-        raise ValueError(f"{SHARES} has negative numbers or none above 0; {remedy}")
+    if SHARES in tensors and not (tensors[SHARES].min() >= 0 and abs(tensors[SHARES].double().sum() - 1) < 0.01):
+        raise ValueError(f"{SHARES} has negative numbers, or a sum other than 1; {remedy}")
     if "input_ids" in tensors:
         ids = tensors["input_ids"]
         outside = ids[(ids < 0) | (ids >= config.vocab_size)]

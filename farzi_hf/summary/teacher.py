@@ -26,6 +26,10 @@ from farzi_hf.summary.soft_tokens import SoftTokens, vocabulary_size
 from farzi_hf.summary.store.tensor_file import TEACHER
 from farzi_hf.summary.store.untrusted import NOT_SHOWN, learner_config
 
+_SCORES, _STATES = 2**31, 10**5
+"""Limits of what reading one row takes: attention scores, of at least eight layers, and positions of all layers."""
+_BUFFERS = 2**25
+"""The most numbers of a teacher that are no parameters, and so in no file."""
 _LARGE = 10.0  # Logits of this size show a soft cap. The caps of transformers' models are 30 and more.
 
 
@@ -51,12 +55,21 @@ def teacher_model(config: PreTrainedConfig) -> PreTrainedModel:
     Raises:
         ValueError: `config.teacher`, which may be a stranger's, describes no model within the limits of a learner.
     """
-    settings = learner_config(config.teacher, config, Vocabulary(), "teacher (of config.json)")
+    source = "teacher (of config.json)"
+    settings = learner_config(config.teacher, config, Vocabulary(), source, "fetch the summary again")
+    heads, layers = (getattr(settings, name, 1) for name in ("num_attention_heads", "num_hidden_layers"))
+    heads, layers, length = *(x if type(x) is int else 1 for x in (heads, layers)), config.sequence_length
+    if length**2 * heads * max(8, layers) > _SCORES or length * layers > _STATES:
+        raise ValueError(
+            f"{source} has {layers} layers with {heads} heads, too many for sequence_length={length:,}; give shorter rows"
+        )
     with torch.random.fork_rng(devices=[]):
         model = AutoModelForCausalLM.from_config(settings, trust_remote_code=False, attn_implementation="eager")
     if vocabulary_size(model) != config.vocab_size:
+        raise ValueError(f"{source} has {vocabulary_size(model)} embeddings, but vocab_size={config.vocab_size}")
+    if (size := sum(x.numel() for x in model.buffers())) > _BUFFERS:
         raise ValueError(
-            f"teacher (of config.json) has {vocabulary_size(model)} embeddings, but vocab_size={config.vocab_size}"
+            f"{source} has {size:,} numbers beside its parameters, more than {_BUFFERS:,}; give another one"
         )
     model.config.use_cache = False  # only writing needs the keys and values of past tokens
     return model.eval()
@@ -76,6 +89,18 @@ class CarriedTeacher:
     def tensors(self) -> dict[str, Tensor]:
         """Its parameters, by their names in a summary."""
         return {TEACHER + name: x.detach() for name, x in self.model.named_parameters()}
+
+    @torch.no_grad()
+    def check(self, tensors: Mapping[str, Tensor], ids: Tensor, source: str) -> None:
+        """Raises ValueError, which names `source`, unless it labels the ids (b, ξ), with finite numbers, one for each entry of the vocabulary."""
+        try:
+            logits = self.labels(tensors, ids).logits()
+        except Exception as error:  # each architecture fails in its own way
+            raise ValueError(
+                f"teacher of {source} does not read {ids.shape[1]} ids ({type(error).__name__}: {error}); fetch it again"
+            ) from error
+        if logits.shape != (*ids.shape, vocabulary_size(self.model)) or not torch.isfinite(logits).all():
+            raise ValueError(f"teacher of {source} predicts NaN or infinity, or for another vocabulary; fetch it again")
 
     def labels(self, tensors: Mapping[str, Tensor], ids: Tensor) -> SoftTokens:
         """What a student should predict after each of the ids (b, ξ): soft tokens (b, ξ, V).

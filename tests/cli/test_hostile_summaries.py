@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
+from safetensors.torch import load_file, save_file
 from tiny_artefacts import INNER, METRICS, RECIPE, WORDS, tiny, word_tokenizer
+from tiny_models import tiny_model
+from torch import Tensor
 
 from farzi_hf.cli import main
 from farzi_hf.report import markdown
 from farzi_hf.summary import FarziData
+from farzi_hf.summary.store.tensor_file import listed_files
 
 HOSTILE = "a\x1b[2J\x07\x9b31m‮b\n| c\ud800"
 """It clears a screen, rings, turns red, writes backwards, breaks a line and a cell, and is no Unicode."""
@@ -189,3 +198,140 @@ def test_evaluation_reads_no_data_that_a_recipe_chooses(summary, tmp_path, monke
     change(summary / "recipe.yaml", **{"dataset": "sample", **recipe})
     line = refusal("train", str(summary), "--evaluate", "--output_dir", str(tmp_path / "student"))
     assert "recipe.yaml: " + key in line
+
+
+# -- a teacher in the summary ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def teachers(tmp_path_factory) -> Path:
+    """A folder of summaries that carry a teacher, by `storage-inputs`."""
+    folder = tmp_path_factory.mktemp("teachers")
+    for storage, inputs in (("coded5", "drawn"), ("exact", "drawn"), ("exact", "written")):
+        farzi = FarziData.from_teacher(
+            tiny_model("gpt2", len(WORDS)), inputs=inputs, sequence_length=4, num_sequences=6, storage=storage, tokenizer=word_tokenizer()
+        )  # fmt: skip
+        farzi.save_pretrained(folder / f"{storage}-{inputs}")
+    return folder
+
+
+def copied(source: Path, folder: Path, tensors: dict | None = None, fields: dict | None = None, **config: Any) -> Path:
+    """A copy with other entries of config.json, of its teacher, and of the tensors; functions change old values, None removes."""
+    shutil.copytree(source, folder)
+    old = json.loads((folder / "config.json").read_text())
+    kept = {**old["teacher"], **(fields or {})}
+    change(
+        folder / "config.json",
+        **{"teacher": {k: v for k, v in kept.items() if v is not None or k == "n_inner"}, **config},
+    )
+    if tensors:
+        found, files = load_file(folder / "farzi.safetensors"), listed_files(folder / "farzi.safetensors")
+        for name, value in tensors.items():
+            found[name] = value(found[name]).contiguous()
+        save_file(found, folder / "farzi.safetensors", metadata={"farzi": json.dumps({"files": files})})
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("teacher", "config", "key"),
+    [
+        *[({"model_type": kind}, {}, "model_type") for kind in (3, ["gpt2"], None, "no such", "t5", "clip", HOSTILE)],
+        *[({"n_embd": width}, {}, "n_embd") for width in ("x", 10**5, -1, 0, 2.5, [8], 10**30)],
+        *[({"n_layer": layers}, {}, "n_layer") for layers in (10**6, "1", -(10**9))],
+        *[({"n_head": heads}, {}, "n_head") for heads in (0, 3)],
+        *[({"dtype": dtype}, {}, "dtype") for dtype in ("os", 5, ["float32"], "int8")],
+        *[({"activation_function": name}, {}, "activation_function") for name in ("exec", 5)],
+        ({"n_positions": 2}, {}, "wpe.weight"),
+        *[({}, {"teacher": teacher}, "teacher") for teacher in (None, {}, [1], 3, "gpt2", [["model_type", "gpt2"]])],
+        *[({}, {"num_sequences": count}, "num_sequences") for count in (2**31 - 1, 0, -1, "x", None)],
+        ({}, {"num_sequences": 1, "sequence_length": 100_000}, "sequence_length=100,000"),
+        ({}, {"num_sequences": 1, "sequence_length": 2000}, "does not read 2000 ids"),
+        *[({}, {"seed": seed}, "seed") for seed in (-1, 2**64, "x", None)],
+        *[({}, {"inputs": inputs}, "inputs") for inputs in ("soft", HOSTILE, ["drawn"])],
+        ({}, {"inputs": "tokens"}, "input_ids"), ({}, {"labels": "own"}, "labels"), ({}, {"labels": "shared"}, "labels"),
+        *[({}, {"storage": storage}, "teacher.transformer.wte.weight") for storage in ("coded4",)],
+        *[({}, {"storage": storage}, "frequencies") for storage in ("exact", "int5")], ({}, {"storage": HOSTILE}, "storage"),
+        ({}, {"vocab_size": 9}, "frequencies"), ({"vocab_size": 9}, {"vocab_size": 9}, "frequencies"), ({}, {"vocab_size": 10**8}, "teacher"),
+    ],
+    ids=lambda value: str(value)[:60],
+)  # fmt: skip
+def test_show_names_what_is_wrong_with_a_teacher(teachers, tmp_path, teacher, config, key):
+    line = refusal("show", str(copied(teachers / "coded5-drawn", tmp_path / "summary", None, teacher, **config)))
+    assert str(tmp_path / "summary") in line
+    assert key in line
+    assert "--learner" not in line
+
+
+WEIGHT = "teacher.transformer.wte.weight"
+
+
+def inflating(content: bytes) -> Callable[[Tensor], Tensor]:
+    """A coded tensor that becomes `content`."""
+    return lambda _: torch.frombuffer(bytearray(zlib.compress(content, 9, -15)), dtype=torch.uint8)
+
+
+def with_first(value: float) -> Callable[[Tensor], Tensor]:
+    return lambda x: torch.cat([torch.full_like(x.flatten()[:1], value), x.flatten()[1:]]).view_as(x)
+
+
+@pytest.mark.parametrize(
+    ("storage", "tensors", "message"),
+    [
+        *[("exact", {WEIGHT: with_first(value)}, "NaN or infinity") for value in (float("nan"), float("inf"))],
+        *[("exact", {WEIGHT: lambda x, v=value: torch.full_like(x, v)}, "predicts NaN") for value in (1e30, -3e38)],
+        *[("exact", {"frequencies": with_first(value)}, "frequencies") for value in (float("nan"), -1.0, 3e38, 2.0)],
+        *[("exact", {"frequencies": lambda x, v=value: torch.full_like(x, v)}, "frequencies") for value in (0.0, 1e-45, 3e38)],
+        ("exact", {"frequencies": lambda x: x[:-1]}, "frequencies"),
+        ("exact", {WEIGHT: lambda x: x.T}, "wte.weight"),
+        ("coded5", {"frequencies": inflating(b"\xff" * 7)}, "frequencies"),
+        ("coded5", {"frequencies": inflating(b"\0" * 8)}, "does not hold the 7 numbers"),
+        *[("coded5", {f"{WEIGHT}.scale": with_first(value)}, "NaN or infinity") for value in (float("nan"), float("inf"))],
+        *[("coded5", {WEIGHT: inflating(b"\0" * count)}, "does not hold the 112 numbers") for count in (0, 111, 113, 10**8)],
+        ("coded5", {WEIGHT: inflating(b"\x80" * 112)}, "more than 5 bits"),
+        ("coded5", {WEIGHT: lambda x: x[:-2]}, "wte.weight"), ("coded5", {WEIGHT: lambda x: x[None]}, "wte.weight"),
+        ("coded5", {WEIGHT: lambda x: torch.cat([x, x])}, "wte.weight"), ("coded5", {WEIGHT: lambda x: 255 - x}, "wte.weight"),
+    ],
+)  # fmt: skip
+def test_damaged_numbers_of_a_teacher_are_refused(teachers, tmp_path, storage, tensors, message):
+    line = refusal("show", str(copied(teachers / f"{storage}-drawn", tmp_path / "summary", tensors)))
+    assert str(tmp_path / "summary" / "farzi.safetensors") in line
+    assert message in line
+
+
+def test_few_bytes_do_not_become_a_model_of_gigabytes(teachers, tmp_path):
+    """Zeros are coded a thousand to one."""
+    wide = {"teacher.transformer.wpe.weight": inflating(b"\0" * 1000)}
+    folder = copied(teachers / "coded5-drawn", tmp_path / "summary", wide, {"n_positions": 10**7})
+    assert re.search(r"bytes are said to hold 160,00\d,\d+ numbers", refusal("show", str(folder)))
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"auto_map": {"AutoModelForCausalLM": "evil.Evil"}}, {"_name_or_path": "/etc/passwd"}, {"attn_implementation": "user/kernel"},
+        {"quantization_config": {"quant_method": "evil"}}, {"text_config": {"dtype": "os"}}, {"n_inner": None, HOSTILE: "x"},
+        {"rope_theta": {"path": "/etc/passwd"}},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_is_no_plain_field_of_a_teacher_is_left_out(teachers, tmp_path, more):
+    """It does not come back in what is saved or exported either."""
+    folder = copied(teachers / "coded5-drawn", tmp_path / "summary", None, more)
+    farzi, clean = FarziData.from_pretrained(folder), FarziData.from_pretrained(teachers / "coded5-drawn")
+    assert farzi.teacher.config.to_dict().items() >= clean.teacher.config.to_dict().items()
+    farzi.save_pretrained(tmp_path / "again")
+    main(["export", str(folder), str(tmp_path / "exported"), "--teacher"])
+    for text in ("evil.Evil", "/etc/passwd", "user/kernel"):
+        assert not any(text.encode() in path.read_bytes() for path in tmp_path.glob("[ae]*/*.json"))
+
+
+def test_a_teacher_that_writes_only_what_is_never_drawn(teachers, tmp_path):
+    certain = {
+        "frequencies": lambda x: torch.cat([torch.zeros(1), torch.full((6,), 1 / 6)]),
+        "teacher.transformer.ln_f.bias": lambda x: torch.full_like(x, 100),
+        WEIGHT: lambda x: torch.cat([torch.full((1, 16), 100.0), torch.zeros(6, 16)]),
+    }
+    farzi = FarziData.from_pretrained(copied(teachers / "exact-written", tmp_path / "summary", certain))
+    rows = farzi.endless().rows(0, 50)
+    assert rows.min() > 0
+    assert len(rows.unique()) == 6

@@ -34,6 +34,8 @@ SHARES = "frequencies"
 """The tensor (V,) with the shares of the vocabulary's entries, from which ids are drawn."""
 TEACHER = "teacher."
 """What the names of a carried teacher's parameters begin with, among the tensors of a summary."""
+_FREE, _RATIO = 2**25, 64
+"""The numbers that coded bytes of any number may hold, and those more for each byte: zeros alone would be a thousand."""
 _STEPS, _NEVER = 16, 255  # steps of a share for each factor of e; the step of an entry that is never drawn
 
 
@@ -238,6 +240,14 @@ class Coded(Packed):
         self.name = f"coded{bits}"
         self.description = f"at most {bits} bits a number, coded by their entropy, and a scale for each dimension"
 
+    def loaded(self, stored: Tensors, shapes: Shapes) -> dict[str, Tensor]:
+        size, count = sum(x.numel() for x in stored.values()), sum(map(math.prod, shapes.values()))
+        if count > _FREE + _RATIO * size:
+            raise ValueError(
+                f"{size:,} bytes are said to hold {count:,} numbers, which no training leaves; fetch it again"
+            )
+        return super().loaded(stored, shapes)
+
     def _shape(self, name: str, shape: Sequence[int]) -> None:
         return None
 
@@ -247,7 +257,10 @@ class Coded(Packed):
     def _unpacked(self, name: str, packed: Tensor, shape: Sequence[int]) -> Tensor:
         rows = list(shape)
         dimension = rows.pop(_dimensions(name))
-        return _inflated(name, packed, np.int8, dimension * math.prod(rows)).view(dimension, *rows).movedim(0, -1)
+        whole = _inflated(name, packed, np.int8, dimension * math.prod(rows))
+        if whole.numel() and not -self.largest <= whole.min() <= whole.max() <= self.largest:
+            raise ValueError(f"{name} holds numbers of more than {self.bits} bits; fetch it again")
+        return whole.view(dimension, *rows).movedim(0, -1)
 
     def _of_shares(self, shape: Sequence[int]) -> Stored:
         return Stored(None, frozenset({"U8"}))

@@ -223,11 +223,17 @@ def sizes_of(learner: Mapping[str, Any], config: PreTrainedConfig, vocabulary: V
     return {"vocab_size": config.vocab_size, **{name: learner.get(name, ids[name]) for name in _SPECIAL_TOKENS}}
 
 
-def learner_config(learner: Any, config: PreTrainedConfig, vocabulary: Vocabulary, source: str) -> PreTrainedConfig:
+def learner_config(
+    learner: Any,
+    config: PreTrainedConfig,
+    vocabulary: Vocabulary,
+    source: str,
+    remedy: str = "choose one with --learner",
+) -> PreTrainedConfig:
     """The config of a learner over the summary's vocabulary; without a learner, of a small one.
 
     Only plain values of the architecture's own fields count: what else a config can hold (code, names of files and repositories, configs
-    inside it) is left out with a warning. An error calls it `source`.
+    inside it) is left out with a warning. An error calls it `source`, and ends with `remedy`.
 
     Raises:
         ValueError: no model can be made of it, or one beyond the limits.
@@ -236,8 +242,9 @@ def learner_config(learner: Any, config: PreTrainedConfig, vocabulary: Vocabular
     kind = learner.get("model_type") if isinstance(learner, Mapping) else None
     known = isinstance(kind, str) and kind in CONFIG_MAPPING
     if not known or CONFIG_MAPPING[kind] not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        named = f" (model_type={kind!r:.80})" if isinstance(learner, Mapping) else ""
         raise ValueError(
-            f"{source}={learner!r:.200} is no mapping with the model_type of a causal language model; choose one with --learner"
+            f"{source}={learner!r:.200}{named} is no mapping with the model_type of a causal language model; {remedy}"
         )
     plain = {name: value for name, value in learner.items() if _is_plain(CONFIG_MAPPING[kind], name, value)}
     if left := sorted(learner.keys() - plain.keys() - NOT_SHOWN - _FIELDS_OF_ALL):
@@ -245,7 +252,7 @@ def learner_config(learner: Any, config: PreTrainedConfig, vocabulary: Vocabular
     settings = {"model_type": kind, **plain, **sizes_of(learner, config, vocabulary)}
     if (reason := _failure(settings)) is None:
         return AutoConfig.for_model(**settings)
-    raise ValueError(f"{source}={plain!r:.500} makes no {kind} ({reason}); mend it, or choose one with --learner")
+    raise ValueError(f"{source}={plain!r:.500} makes no {kind} ({reason}); mend it, or {remedy}")
 
 
 def _is_plain(kind: type[PreTrainedConfig], name: str, value: Any) -> bool:

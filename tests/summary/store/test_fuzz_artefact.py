@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import time
+import zlib
 from collections.abc import Callable
 from contextlib import redirect_stdout, suppress
 from pathlib import Path
@@ -19,6 +20,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from tiny_artefacts import METRICS, RECIPE, WORDS, tiny, word_tokenizer
+from tiny_models import tiny_model
 
 from farzi_hf.cli import main
 from farzi_hf.summary import FarziData, FarziDataConfig
@@ -42,12 +44,16 @@ VALUES = st.recursive(
 
 @pytest.fixture(scope="module")
 def originals(tmp_path_factory) -> list[Path]:
-    """One artefact with a tokenizer, one with a list of items."""
-    folders = [tmp_path_factory.mktemp("originals") / kind for kind in ("text", "items")]
+    """One artefact with a tokenizer, one with a list of items, one that carries a teacher."""
+    folders = [tmp_path_factory.mktemp("originals") / kind for kind in ("text", "items", "teacher")]
     plot = folders[0].parent / "curve.png"
     plot.write_bytes(b"not really an image")
-    for folder, vocabulary in zip(folders, (word_tokenizer(), WORDS), strict=True):
-        tiny(inner={"lr": 0.01}).save_pretrained(folder, vocabulary, METRICS, RECIPE, [plot])
+    for folder, vocabulary in zip(folders, (word_tokenizer(), WORDS, word_tokenizer()), strict=True):
+        farzi = tiny(inner={"lr": 0.01})
+        if folder.name == "teacher":
+            teacher = tiny_model("gpt2", len(WORDS))
+            farzi = FarziData.from_teacher(teacher, sequence_length=5, num_sequences=4, storage="coded5")
+        farzi.save_pretrained(folder, vocabulary, METRICS, RECIPE, [plot])
     return folders
 
 
@@ -182,6 +188,28 @@ def learner_changed(folder: Path, data: st.DataObject) -> None:
         (folder / "recipe.yaml").write_text(json.dumps({"learner": learner, "teacher": learner}))
 
 
+def teacher_changed(folder: Path, data: st.DataObject) -> None:
+    """The config of a carried teacher, and bytes of one of its coded tensors, which no checksum protects any more."""
+    check_not_special(folder / "config.json")
+    check_not_special(folder / "farzi.safetensors")
+    kinds = st.sampled_from(["gpt2", "llama", "mamba", "sasrec", "farzi_rnn", "t5", "\x1b"])
+    fields = st.dictionaries(st.sampled_from(READ_LEARNER), st.one_of(VALUES, CANARIES), max_size=2)
+    with suppress(Exception):  # damaged before
+        config = json.loads((folder / "config.json").read_bytes())
+        config["teacher"] |= data.draw(fields, label="fields")
+        if data.draw(st.booleans(), label="another kind"):
+            config["teacher"]["model_type"] = data.draw(kinds)
+        (folder / "config.json").write_text(json.dumps(config))
+        tensors = load_file(folder / "farzi.safetensors")
+        name = data.draw(st.sampled_from(sorted(tensors)), label="tensor")
+        if tensors[name].dtype == torch.uint8:
+            coded = (
+                data.draw(st.binary(max_size=40)) if data.draw(st.booleans()) else zlib.compress(b"\0" * 10**6, 9, -15)
+            )
+            tensors[name] = torch.frombuffer(bytearray(coded or b"\0"), dtype=torch.uint8)
+        save_file(tensors, folder / "farzi.safetensors")
+
+
 def places_of(content: Any):
     """All pairs of a list or mapping in `content` and an index or key of it."""
     pairs = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
@@ -204,7 +232,7 @@ def tensors_changed(folder: Path, data: st.DataObject) -> None:
     check_not_special(path)
     with suppress(Exception):  # damaged before
         tensors = load_file(path)
-        name = data.draw(st.sampled_from(["latents", "decoder", "extra"]))
+        name = data.draw(st.sampled_from(["latents", "decoder", "extra", *sorted(tensors)]))
         shape = data.draw(st.sampled_from([(4, 5, 3), (3, 7), (7, 3), (0,), (), (1, 1)]))
         dtype = data.draw(
             st.sampled_from(
@@ -232,7 +260,7 @@ def committed(folder: Path, data: st.DataObject) -> None:
 
 DAMAGE = [
     bytes_changed, replaced, removed, resized, linked, of_another_kind, json_changed, yaml_changed, tensors_changed, committed,
-    tokenizer_changed, settings_changed, learner_changed,
+    tokenizer_changed, settings_changed, learner_changed, teacher_changed,
 ]  # fmt: skip
 
 
@@ -344,7 +372,8 @@ def listing_without_content(folder: Path) -> dict[str, tuple]:
 
 
 SUMMARY_FIELDS = (
-    "num_sequences", "sequence_length", "latent_dim", "vocab_size", "tau", "latent_std", "inner", "vocabulary_hash",
+    "num_sequences", "sequence_length", "latent_dim", "vocab_size", "tau", "latent_std", "inner", "vocabulary_hash", "inputs", "labels",
+    "teacher", "seed", "storage",
 )  # fmt: skip
 
 

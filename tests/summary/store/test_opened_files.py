@@ -17,7 +17,7 @@ from pathlib import Path
 import huggingface_hub
 import opened_files
 import pytest
-from opened_files import LEARNER, NAMES, SETTINGS, files_of, harmless, places_of, with_text
+from opened_files import LEARNER, NAMES, SETTINGS, files_of, harmless, harmless_teacher, places_of, with_text
 from trainer_runs import forked
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 
@@ -42,6 +42,7 @@ def world(tmp_path) -> Path:
         (tmp_path / "outside" / name).write_text(text)
     os.mkfifo(tmp_path / "outside" / "pipe")
     harmless(tmp_path / "harmless")
+    harmless_teacher(tmp_path / "teacher")
     return tmp_path
 
 
@@ -75,11 +76,14 @@ def learners(world: Path, canary: str) -> list[dict]:
 
 
 def jobs_of(world: Path, full: bool) -> list:
-    """Jobs for `opened_files.handle`: the harmless summary comes first."""
+    """Jobs for `opened_files.handle`: harmless summaries come first."""
     files, paths = files_of(world / "harmless"), canaries(world)
     after = cycle([*[("load",)] * 5, ("save", "show")])
     turn = cycle(paths)
-    every = [("harmless", {}, ("load", "save", "push", "show", "train"))]
+    every = [
+        ("harmless", {}, ("load", "save", "push", "show", "train")),
+        ("teacher", {}, ("load", "save", "push", "show", "train", "export", "rows")),
+    ]
     for kind in KINDS:
         for file in ("tokenizer_config.json", "special_tokens_map.json"):
             for canary in paths if full else [next(turn)]:
@@ -91,6 +95,11 @@ def jobs_of(world: Path, full: bool) -> list:
             for canary in paths if full else [next(turn)]:
                 operations = ("save", "push", "show", "train") if full else next(after)
                 every.append((f"{file} {place} {canary}", {file: with_text(content, place, canary)}, operations))
+    config = files_of(world / "teacher")["config.json"]
+    for place in places_of(config):
+        for canary in paths if full else [next(turn)]:
+            operations = ("save", "push", "show", "train", "export", "rows") if full else ("load", "export")
+            every.append((f"teacher {place} {canary}", {"config.json": with_text(config, place, canary)}, operations))
     for canary in paths if full else paths[:1]:
         for learner in learners(world, canary):
             recipe = {**files["recipe.yaml"], "learner": learner}
@@ -124,7 +133,8 @@ def check(world: Path, hub, jobs: list, answer: str, limit: float) -> None:
         assert text not in (world / "log").read_text()
     kept = [path.read_bytes() for path in (world / "out").rglob("*") if path.is_file()]
     pushed = [content for repository in hub.repositories.values() for content in repository.files().values()]
-    assert (world / "out" / "s0-student" / "model.safetensors").exists()
+    for model in ("s0-student", "s1-student", "s1-teacher"):
+        assert (world / "out" / model / "model.safetensors").exists()
     assert len(kept) > 30
     assert len(pushed) > 10
     assert not any(SECRET.encode() in content for content in kept + pushed)
@@ -143,7 +153,9 @@ def check_opened(world: Path, opened: list) -> None:
         if path.isdigit() or path in usual:  # a descriptor, or opened for every summary
             continue
         full = os.path.normpath(world / "cwd" / path)
-        inside = any(full.startswith(f"{world}/{part}") for part in ("s", "out/", "events", "cwd/outputs", "harmless"))
+        inside = any(
+            full.startswith(f"{world}/{part}") for part in ("s", "out/", "events", "cwd/outputs", "harmless", "teacher")
+        )
         assert inside or full.startswith(tuple(packages + scratch)), f"{name}: {operation} opens {path}"
         assert not full.startswith(f"{world}/outside"), f"{name}: {operation} opens {path}"
         assert not (full.startswith(f"{world}/s") and full.endswith((".py", ".pyc"))), (
@@ -163,7 +175,7 @@ def check_started(seen: dict) -> None:
 @pytest.mark.parametrize("answer", ["y\ny\n", ""], ids=["yes", "closed"])
 def test_hostile_summaries_touch_nothing_else(world, hub, answer):
     jobs = jobs_of(world, full=False)
-    check(world, hub, jobs if answer else jobs[:1] + jobs[-7:], answer, 100)
+    check(world, hub, jobs if answer else jobs[:2] + jobs[-7:], answer, 100)
 
 
 @pytest.mark.slow
