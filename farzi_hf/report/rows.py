@@ -19,6 +19,7 @@ from farzi_hf.distillation import FarziTrainer, SyntheticTraining
 from farzi_hf.distillation.rows import RealData
 from farzi_hf.report.comparison import Comparison, Measured, Student
 from farzi_hf.summary import FarziData, attach_soft_inputs, soft_cross_entropy
+from farzi_hf.summary.forms import LABELS
 from farzi_hf.summary.inner_settings import STUDENTS_OF_A_TEACHER
 from farzi_hf.summary.teacher import plain_config
 
@@ -30,8 +31,10 @@ def on_summary(c: Comparison, method: str) -> Measured:
 
 def carrier_of(trainer: FarziTrainer) -> FarziData:
     """A summary of a trainer's data that carries a packed teacher of the same kind, with the settings of that form and no outer step."""
-    args, learner = copy.copy(trainer.args), trainer.learner
-    vars(args).update(inputs="drawn", labels="teacher", storage="coded5", input_frequencies="auto")
+    args, learner, defaults = copy.copy(trainer.args), trainer.learner, LABELS["teacher"].defaults
+    vars(args).update(
+        {name: defaults[name] for name in ("inputs", "storage")}, labels="teacher", input_frequencies="auto"
+    )
     config = args.summary_config(learner.vocab_size, teacher=plain_config(trainer.labelling.model.config))
     config.inner = {**STUDENTS_OF_A_TEACHER, "steps": args.inner_steps}
     farzi = FarziData(config, trainer.task.processing_class).to(args.device)
