@@ -181,7 +181,7 @@ def render_viewer(contents: Contents) -> str:
         "all_sequences": config.num_sequences, "latent_dim": latents.shape[-1], "tau": config.tau if soft else 1.0,
         "tokens": contents.vocabulary.names(config.vocab_size), "latents": _base64(latents[:SHOWN]),
         "decoder": _base64(decoder.T),  # transposed, so that the numbers of an entry are neighbours
-        "entropy": _base64(entropies),
+        "entropy": _base64(entropies), "input_ids": tensors["input_ids"][:SHOWN].tolist() if "input_ids" in tensors else None,
     }  # fmt: skip
     template = (Path(__file__).parent / "templates" / "viewer.html").read_text(encoding="utf-8")
     return template.replace("__SUMMARY__", script_json(data))

@@ -26,6 +26,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from tiny_artefacts import INNER, METRICS, RECIPE, WORDS, save_variant, tiny, variant_on_disk, word_tokenizer
+from tiny_models import tiny_model
 from tiny_trainer import tiny_learner, tiny_trainer
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
 
@@ -339,6 +340,21 @@ def run_javascript(html: str, program: str, folder: Path) -> dict:
     run = subprocess.run([node, "page.js"], cwd=folder, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     return json.loads(run.stdout)
+
+
+def test_where_inputs_are_ids_it_shows_them_with_their_labels(tmp_path):
+    """A carried teacher too: its page shows the first rows."""
+    taught = FarziData.from_teacher(tiny_model("gpt2", len(WORDS)), sequence_length=5, num_sequences=4, tokenizer=WORDS)
+    for farzi in (with_vocabulary(WORDS, inputs="tokens", labels="own"), taught):
+        html = page(farzi, tmp_path)
+        program = """const all = [];
+        for (let i = 0; i < farzi.num_sequences; i++)
+          for (let j = 0; j < farzi.sequence_length; j++) all.push(words(farzi, i, j, argmax(distribution(farzi, i, j))));
+        return all;"""
+        decoded = [position for sequence in farzi.decode(1) for position in sequence]
+        assert run_javascript(html, program, tmp_path) == [
+            f"{position['tokens'][0]} → {position['label_tokens'][0]}" for position in decoded
+        ]
 
 
 def test_its_script_computes_the_distributions_entropies_and_orders(tmp_path):
