@@ -20,7 +20,7 @@ from farzi_hf.summary.store.tensor_file import STORAGES
 from farzi_hf.summary.store.text import parse_mapping
 from farzi_hf.summary.store.untrusted import plain_learner
 
-_SHOWN_POSITIONS = 2**17
+_SHOWN_POSITIONS = 2**18
 """The most of all rows that are shown, where inputs do not run out."""
 
 

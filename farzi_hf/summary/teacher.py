@@ -26,8 +26,8 @@ from farzi_hf.summary.soft_tokens import SoftTokens, vocabulary_size
 from farzi_hf.summary.store.tensor_file import TEACHER
 from farzi_hf.summary.store.untrusted import NOT_SHOWN, learner_config
 
-_SCORES, _STATES = 2**31, 10**5
-"""Limits of what reading one row takes: attention scores, of at least eight layers, and positions of all layers."""
+_SCORES, _STATES = 2**32, 10**5
+"""Limits of what reading one row takes: attention scores, of at least 16 layers, and positions of all layers."""
 _BUFFERS = 2**25
 """The most numbers of a teacher that are no parameters, and so in no file."""
 _LARGE = 10.0  # Logits of this size show a soft cap. The caps of transformers' models are 30 and more.
@@ -59,7 +59,7 @@ def teacher_model(config: PreTrainedConfig) -> PreTrainedModel:
     settings = learner_config(config.teacher, config, Vocabulary(), source, "fetch the summary again")
     heads, layers = (getattr(settings, name, 1) for name in ("num_attention_heads", "num_hidden_layers"))
     heads, layers, length = *(x if type(x) is int else 1 for x in (heads, layers)), config.sequence_length
-    if length**2 * heads * max(8, layers) > _SCORES or length * layers > _STATES:
+    if length**2 * heads * max(16, layers) > _SCORES or length * layers > _STATES:
         raise ValueError(
             f"{source} has {layers} layers with {heads} heads, too many for sequence_length={length:,}; give shorter rows"
         )
