@@ -31,7 +31,8 @@ from farzi_hf.summary.endless import WrittenRows
 
 SIZES = (8, 5, 3)  # n of the n-grams: the first of which there are enough
 HIGH_COPIED, HIGH_AUC = 0.05, 0.6
-"""Warnings begin where the teacher copies so much more than held-out rows do, as a share of n-grams, or where the AUC is so large."""
+"""Warnings begin where the teacher copies so much more than held-out rows do, as a share of n-grams, or where the AUC is so large: canaries that
+were planted once begin to be known there (docs/trust.md)."""
 _FEWEST = 100  # n-grams of which a share is taken: users' histories are short
 _ROWS = 1024  # that the teacher writes, and of each kind whose loss is taken
 _NUMBERS = 1 << 24  # logits that exist at the same time
@@ -87,7 +88,7 @@ def memory_of(farzi: FarziData, training: Dataset | RowStream, held_out: Dataset
 
     Returns:
         For the metrics of a summary: `memory`, in words; `memory_copied`, a share of n-grams, and `…_held_out`, that of as many held-out ids;
-        `memory_auc`; and `memory_warning`, in words, where the teacher has learnt rows by heart.
+        `memory_auc`; and `memory_warning`, a sentence, where the teacher has learnt rows by heart.
     """
     known = Rows(*start_sequences(training, seed))
     others = Rows(*start_sequences(random_sequences(held_out, len(held_out), seed), seed))
@@ -111,7 +112,7 @@ def memory_of(farzi: FarziData, training: Dataset | RowStream, held_out: Dataset
     }
     if ours - theirs < HIGH_COPIED and auc < HIGH_AUC:
         return facts
-    return {**facts, "memory_warning": f"The teacher has learnt rows of its training data by heart. {words}"}
+    return {**facts, "memory_warning": "The teacher has learnt rows of its training data by heart."}
 
 
 def written_rows(farzi: FarziData, seed: int) -> Rows:

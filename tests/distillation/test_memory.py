@@ -69,7 +69,7 @@ def test_rows_that_were_learnt_by_heart_are_warned_of(sequences, knowing, ignora
     found = memory_of(carried(knowing), train, held_out)
     assert found["memory_auc"] > 0.99
     assert found["memory_copied"] > found["memory_copied_held_out"] + 0.2
-    assert found["memory_warning"].endswith(found["memory"])
+    assert found["memory_warning"] == "The teacher has learnt rows of its training data by heart."
     assert f"{100 * found['memory_copied']:.1f} % stand in the training data" in found["memory"]
     other = memory_of(carried(ignorant), *(sequences["train"].select(range(i, i + 40)) for i in (0, 40)))
     assert 0.4 < other["memory_auc"] < 0.6
@@ -159,7 +159,7 @@ def test_the_card_says_it_and_only_of_a_carried_teacher(sequences, tokenizer, tm
         == memory_of(trainer.model, *map(few.get, ("train", "validation")), 3)
     )
     card = (tmp_path / "README.md").read_text(encoding="utf-8")
-    assert card.count(found["memory_warning"]) == 1
+    assert card.count(f"\n- {found['memory_warning']} {found['memory']}\n") == 1
     trainer.eval_dataset = None
     assert trainer.memory() == {}
     several = {"eval_dataset": {"a": few["validation"], "b": few["test"]}}

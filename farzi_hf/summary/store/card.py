@@ -76,7 +76,7 @@ def render_card(
             `x_std` and `x_interval` go into the cell of `x`; `dataset`, `data_bytes`, `data_bytes_after_xz` and `data_sequences` of what was
             distilled; `split`, what was held out; `learner_parameters`; `distillation_seconds` and `device`; `student_seconds` of one training on
             the summary; `full_data_seconds` and `full_data_steps` of one on the full data that gets as good; `privacy`, in place of the words that
-            say that nothing was done; `memory`, what a carried teacher gives away, and `memory_warning`, in its place; `licence`, as the Hub names
+            say that nothing was done; `memory`, what a carried teacher gives away, and `memory_warning`, before it; `licence`, as the Hub names
             it, and `licence_text`; `command`, which distils again from `recipe.yaml`.
         recipe: shown unchanged. Its `learner`, a config as a mapping, is the model of "Train on it".
         plots: paths relative to the artefact.
@@ -125,7 +125,7 @@ def render_card(
         ceil=math.ceil,
         plain=_plain,
         privacy=markdown_text(metrics.get("privacy") or made),
-        memory=markdown_text(metrics.get("memory_warning") or metrics.get("memory") or ""),
+        memory=markdown_text(" ".join(str(metrics.get(name) or "") for name in ("memory_warning", "memory"))),
         licence=markdown_text(metrics.get("licence_text") or ""),
         command=markdown_fence(str(metrics["command"]), "bash") if metrics.get("command") else "",
         examples=markdown_fence("\n".join(" ".join(text.split()) for text in examples), "text") if examples else "",

@@ -81,9 +81,10 @@ def push_folder(
     with tempfile.TemporaryDirectory() as whole:  # a copy of one save: another may follow meanwhile
         files = read_artefact(Path(folder), lambda artefact: _copy(artefact, Path(whole)))
         if layout.METRICS in files:
-            metrics = Path(whole, layout.METRICS)
-            if warning := parse_mapping(metrics.read_bytes(), metrics).get("memory_warning"):
-                logger.warning("%s Whoever reads %s can find them.", terminal_text(warning, 1000), repo_id)
+            metrics = parse_mapping(Path(whole, layout.METRICS).read_bytes(), Path(folder, layout.METRICS))
+            if warning := metrics.get("memory_warning"):
+                found = terminal_text(f"{warning} {metrics.get('memory', '')}", 1000)
+                logger.warning("%s Whoever reads %s can look for them.", found, repo_id)
         repo_id, api = create_repository(repo_id, private, revision, token), HfApi(token=token)
         head = api.dataset_info(repo_id, revision=revision)
         card = Path(whole, layout.CARD).read_text(encoding="utf-8").replace(PLACEHOLDER, repo_id)

@@ -71,8 +71,10 @@ def test_nothing_but_the_artefact_leaves_a_folder_that_holds_more(hub, tmp_path)
 def test_a_push_warns_of_a_teacher_that_knows_rows_by_heart(hub, caplog):
     tiny().push_to_hub("farzi", metrics={"memory": "little"})
     assert not caplog.records
-    tiny().push_to_hub("farzi", metrics={"memory": "much", "memory_warning": "much\x1b[2J"})
-    assert [record.getMessage() for record in caplog.records] == ["much\\x1b[2J Whoever reads farzi can find them."]
+    tiny().push_to_hub("farzi", metrics={"memory": "much", "memory_warning": "by heart\x1b[2J"})
+    assert [record.getMessage() for record in caplog.records] == [
+        "by heart\\x1b[2J much Whoever reads farzi can look for them."
+    ]
 
 
 def test_a_private_repository_opens_with_the_token_alone(hub, tmp_path):
