@@ -176,7 +176,8 @@ class Run:
         measured = [on_summary(self.comparison, f"{name}{size}"), *before]
         # One Trainer of several processes would wait for the others.
         if self.args.world_size > 1 or self.trainer.training.optimizer.stock_settings() is None:
-            print(f"no row under the stock Trainer: inner_optimizer={self.args.inner_optimizer}, or several processes")
+            rows = "under the stock Trainer" + (" and of a packed teacher" if self.args.world_size > 1 else "")
+            print(f"no rows {rows}: inner_optimizer={self.args.inner_optimizer}, or several processes")
             return measured
         return [*measured, under_stock_trainer(self.comparison, self.summary_folder, f"{name}, stock Trainer")]
 
