@@ -1,6 +1,4 @@
-"""What a carried teacher gives away of the rows that it was trained on.
-
-Three measures. Each stands beside the same figure of held-out rows, because what is common language is not memory.
+"""What a carried teacher gives away of the rows that it was trained on, beside other rows: what is common language is not memory.
 
 - **Copied n-grams** (McCoy et al. 2023, arXiv 2111.09509). The share of the n-grams of rows that the teacher writes that stand in training rows,
   and the longest run of ids that is copied. In large models, runs of 50 tokens count as memory (Carlini et al. 2021, arXiv 2012.07805).
@@ -31,8 +29,7 @@ from farzi_hf.summary.endless import WrittenRows
 
 SIZES = (8, 5, 3)  # n of the n-grams: the first of which there are enough
 HIGH_COPIED, HIGH_AUC = 0.05, 0.6
-"""Warnings begin where the teacher copies so much more than held-out rows do, as a share of n-grams, or where the AUC is so large: canaries that
-were planted once begin to be known there (docs/trust.md)."""
+"""What it copies more than held-out rows do, and the AUC, where canaries that were planted once begin to be known (docs/trust.md)."""
 _FEWEST = 100  # n-grams of which a share is taken: users' histories are short
 _ROWS = 1024  # that the teacher writes, and of each kind whose loss is taken
 _NUMBERS = 1 << 24  # logits that exist at the same time
