@@ -18,7 +18,6 @@ from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -67,11 +66,11 @@ def command(argv: Sequence[str]) -> None:
         with tempfile.TemporaryDirectory(prefix=".farzi-export-", dir=out.parent) as scratch:
             staging = Path(scratch) / "out"
             staging.mkdir()
+            said = f"{args.rows} rows; read them with datasets.load_dataset({str(out)!r})"
             if args.teacher:
                 said = save_teacher(farzi, staging)
             else:
                 WRITERS[args.format](staging, rows_of(farzi, args.rows, args.top_k, seed))
-                said = f"{args.rows:,} rows; read them with datasets.load_dataset({str(out)!r})"
             farzi.vocabulary.save(staging)
             if out.exists():
                 out.rmdir()
@@ -99,30 +98,25 @@ def rows_of(farzi: FarziData, count: int, top_k: int, seed: int) -> Iterator[pa.
         given = source.rows(first, number) if source else torch.arange(first, first + number) % config.num_sequences
         inputs, labels = batch_of(farzi.tensors, given, config.tau, farzi.carried)
         generator = torch.Generator().manual_seed(derive(seed, Purpose.HARD_TOKENS, 2, first))
-        ids, p = inputs, labels.probabilities()
-        if isinstance(inputs, SoftTokens):
-            ids = _drawn(inputs.probabilities(), generator)
+        ids = _drawn(inputs.probabilities(), generator) if isinstance(inputs, SoftTokens) else inputs
+        p = labels.probabilities()
         hard = ids if config.labels == "shared" else torch.cat([ids[:, :1], _drawn(p, generator)[:, :-1]], dim=1)
         top = p.topk(min(top_k, config.vocab_size))
         columns = {
-            "input_ids": ids, "labels": hard, "likeliest_ids": top.indices, "likeliest_probabilities": top.values,
-        }  # fmt: skip
-        table: dict[str, Any] = {name: x.tolist() for name, x in columns.items()}
+            "input_ids": ids,
+            "labels": hard,
+            "likeliest_ids": top.indices,
+            "likeliest_probabilities": top.values,
+        }
+        table = {name: x.tolist() for name, x in columns.items()}
         if names:
             table["text"] = [farzi.vocabulary.text([names[i] for i in row]) for row in table["input_ids"]]
-        schema = [pa.field(name, _KINDS[name]) for name in table]
-        yield pa.RecordBatch.from_pydict(table, pa.schema(schema))
+        yield pa.RecordBatch.from_pydict(table)
 
 
 def _drawn(p: Tensor, generator: torch.Generator) -> Tensor:
     """Ids (b, n) of probabilities (b, n, V)."""
     return torch.multinomial(p.flatten(0, 1), 1, generator=generator).view(p.shape[:2])
-
-
-_KINDS = {
-    "input_ids": pa.list_(pa.int64()), "labels": pa.list_(pa.int64()), "likeliest_ids": pa.list_(pa.list_(pa.int64())),
-    "likeliest_probabilities": pa.list_(pa.list_(pa.float32())), "text": pa.string(),
-}  # fmt: skip
 
 
 def _parquet(folder: Path, rows: Iterator[pa.RecordBatch]) -> None:

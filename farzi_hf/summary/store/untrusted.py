@@ -224,11 +224,7 @@ def sizes_of(learner: Mapping[str, Any], config: PreTrainedConfig, vocabulary: V
 
 
 def learner_config(
-    learner: Any,
-    config: PreTrainedConfig,
-    vocabulary: Vocabulary,
-    source: str,
-    remedy: str = "choose one with --learner",
+    learner: Any, config: PreTrainedConfig, vocabulary: Vocabulary, source: str, remedy: str = "give --learner"
 ) -> PreTrainedConfig:
     """The config of a learner over the summary's vocabulary; without a learner, of a small one.
 
