@@ -159,6 +159,19 @@ def test_stock_trainer(kind, inputs, tmp_path):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("num_rows", [None, 8])
+def test_a_resumed_student_reads_the_rows_that_it_would_have_read(num_rows, tmp_path):
+    farzi, found = carried(), {}
+    for name, resume in (("whole", None), ("broken", None), ("broken", True)):
+        steps = 3 if (name, resume) == ("broken", None) else 5
+        args = arguments(tmp_path / name, max_steps=steps, save_strategy="steps", save_steps=3, lr_scheduler_type="constant")
+        trainer = soft_trainer(tiny_model("gpt2"), farzi, args)
+        trainer.train_dataset = farzi.as_dataset(num_rows)
+        trainer.train(resume_from_checkpoint=resume)
+        found[name] = [x.detach().clone() for x in trainer.model.parameters()]
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(found["broken"], found["whole"], strict=True))
+
+
 def test_the_page_and_the_tables_show_the_first_rows(tmp_path):
     farzi = FarziData.from_teacher(
         tiny_model("gpt2", len(WORDS)), sequence_length=4, num_sequences=6, tokenizer=word_tokenizer(), storage="coded5"
