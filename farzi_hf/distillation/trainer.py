@@ -118,6 +118,8 @@ class FarziTrainer(Trainer):
         self._real_rows = RealRows(self.task, self.learner, collator, args.sequence_length)
         train_dataset = self._real_rows.training(train_dataset, args)
         summary = self._summary(args, farzi_data, train_dataset)
+        without_steps = isinstance(train_dataset, RowStream) and args.max_steps == 0
+        args.max_steps += without_steps  # Trainer would refuse a stream that is read for no step
         super().__init__(
             model=summary,
             args=args,
@@ -132,6 +134,7 @@ class FarziTrainer(Trainer):
                 **kwargs,
             },
         )
+        args.max_steps -= without_steps
         self.label_names = self.args.label_names or list(self.task.label_names)
         self.learner.to(self.args.device)
         self.training = args.make_training().reading(self.model)

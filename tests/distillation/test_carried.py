@@ -130,6 +130,15 @@ def test_a_trainer_carries_its_packed_teacher(sequences, tokenizer, tmp_path):
     assert again.results.metrics["eval_loss"] == before
 
 
+def test_a_stream_makes_a_carried_teacher(sequences, tokenizer, tmp_path):
+    stream = sequences["train"].to_iterable_dataset()
+    trainer = tiny_trainer(tmp_path, sequences, tokenizer, {"train_dataset": stream}, **{**CARRIED, "max_steps": 0})
+    trainer.train()
+    assert trainer.args.max_steps == 0
+    assert trainer.state.global_step == 0
+    assert trainer.model.nbytes < 4 * sum(x.numel() for x in trainer.model.teacher.parameters())
+
+
 def test_packing_with_a_penalty_needs_fewer_bytes(sequences, tokenizer, tmp_path):
     sizes = []
     for penalty in (0.0, 2.0):
