@@ -13,7 +13,7 @@ from tqdm.auto import tqdm
 
 from farzi_hf.data import minibatches
 from farzi_hf.data.seeds import Purpose, derive
-from farzi_hf.distillation.learner import Learner, Parameters
+from farzi_hf.distillation.learner import Learner, Parameters, is_constant
 from farzi_hf.distillation.processes import shared
 from farzi_hf.distillation.rows import RealData, real_batches
 from farzi_hf.engine import Adjoint, InnerLoss, InnerOptimizer, TrainingState, train, unroll
@@ -90,17 +90,22 @@ class SyntheticTraining:
         """
         of_steps = of_steps or steps
         rows = self._minibatches(summary, of_steps, seed)
+        optimizer, widen = self.optimizer_for(of_steps), None
+        if not (self.torch_compile or isinstance(start, TrainingState)):
+            start, widen = only_seen_rows(learner, summary, start, optimizer)  # of the whole summary
         summary, rows = self._compact(summary, rows, start, steps)
-        return unroll(
-            self._loss(learner, summary, rows),
+        loss = self._loss(learner, summary, rows)
+        theta = unroll(
+            loss if widen is None else lambda params, inputs, step: loss(widen(params), inputs, step),
             start,
             tuple(summary.values()),
-            optimizer=self.optimizer_for(of_steps),
+            optimizer=optimizer,
             steps=steps,
             adjoint=self.adjoint,
             window=None if self.window is None else min(self.window, steps),
             torch_compile=self.torch_compile,
         )
+        return theta if widen is None else widen(theta)
 
     def advance(
         self,
@@ -176,6 +181,35 @@ class SyntheticTraining:
             return learner.soft_loss(params, *batch_of(tensors, read, self.tau, self.teacher))
 
         return loss
+
+
+WORTH = 0.5
+"""The largest share of the rows for which it pays to leave out the others: each step writes the rows into a copy of the embedding."""
+
+
+@torch.inference_mode(False)  # rows are saved for a backward pass
+def only_seen_rows(
+    learner: Learner, summary: Tensors, start: Parameters, optimizer: InnerOptimizer
+) -> tuple[Parameters, Callable[[Parameters], Parameters] | None]:
+    """The parameters of an inner loop that trains only those rows of the input embedding that the summary's ids look up.
+
+    The others have no gradient in any step, and an optimizer without weight decay leaves them as they are. So no step has to update,
+    differentiate or keep them; parameters and gradients are those of the whole training, bit for bit. At GPT-2's vocabulary that is 30 % of the
+    memory of a model with a head of its own (docs/scale.md).
+
+    Returns:
+        The parameters, and a function that puts the rows back among the others; None where all rows have to train.
+    """
+    ids = summary.get("input_ids")
+    if ids is None or not optimizer.keeps_unused:
+        return start, None
+    rows = ids.long().unique()
+    if len(rows) > WORTH * learner.vocab_size or (name := learner.lookup) is None:
+        return start, None
+    if is_constant(start[name]) or any(x.requires_grad for x in start.values()):
+        return start, None
+    table = start[name].detach().clone()  # the caller may change it meanwhile
+    return {**start, name: table[rows]}, lambda params: {**params, name: table.index_copy(0, rows, params[name])}
 
 
 # -- students -------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,7 @@ from farzi_hf.distillation.learner_model import (
     check_model,
     check_twice_differentiable,
     factory,
+    looks_up_only,
     readable_positions,
 )
 from farzi_hf.summary.soft_tokens import (
@@ -114,6 +116,16 @@ class Learner:
             name: x if name not in params else params[name] if x.requires_grad else nn.Parameter(params[name], False)
             for name, x in own.items()
         }
+
+    @cached_property
+    def lookup(self) -> str | None:
+        """The name of the input embedding, if a loss depends on no other rows of it than those of the ids; None otherwise."""
+        name = self._embedding_names.get("weight")
+
+        def loss(params: Parameters, ids: Tensor) -> Tensor:
+            return self.hard_loss(params, {**whole(ids), "labels": ids})
+
+        return name if name is not None and looks_up_only(self.model, name, loss) else None
 
     def to(self, device: torch.device | str) -> Learner:
         """Moves the model's buffers. All parameter sets share these."""

@@ -105,6 +105,31 @@ def check_twice_differentiable(model: PreTrainedModel, loss: Callable[[Parameter
         ) from error
 
 
+@torch.inference_mode(False)
+@torch.enable_grad()
+def looks_up_only(model: PreTrainedModel, name: str, loss: Callable[[Parameters, Tensor], Tensor]) -> bool:
+    """Whether a loss of ids depends on no other rows of an embedding than those of the ids. Tried with the first ids and with the last.
+
+    Args:
+        name: of the embedding (V, h) among the model's parameters.
+        loss: a function of parameters and ids (b, L).
+    """
+    generator, length = torch.Generator().manual_seed(0), few_positions(model)
+    # While weights are zero, as they start in some models, another use of the embedding may not show.
+    for params in (_weights(model), _random_weights(model, generator)):
+        table = params[name].clone().requires_grad_()
+        if len(table) <= 2 * length:
+            return False
+        for ids in (torch.arange(length), torch.arange(len(table) - length, len(table))):
+            ids = ids[None].to(table.device)
+            with torch.random.fork_rng(devices=[]):  # a model may draw random numbers
+                value = loss({**params, name: table}, ids)
+            (g,) = torch.autograd.grad(value, table, allow_unused=True)
+            if g is None or g.index_fill(0, ids[0], 0.0).any():
+                return False
+    return True
+
+
 def readable_positions(model: PreTrainedModel, length: int) -> int:
     """How many of `length` positions the model reads. If the length is near the config's limit or above it, the model is run."""
     limit = _position_limit(model)
@@ -140,6 +165,13 @@ def few_positions(model: PreTrainedModel) -> int:
 
 def _weights(model: PreTrainedModel) -> Parameters:
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def _random_weights(model: PreTrainedModel, generator: torch.Generator) -> Parameters:
+    return {
+        name: weight + 0.1 * torch.randn(weight.shape, generator=generator).to(weight)
+        for name, weight in _weights(model).items()
+    }
 
 
 @torch.no_grad()

@@ -83,6 +83,11 @@ class InnerAdam(InvertibleOptimizer):
                 "set one of them above zero, for example eps=1e-8"
             )
 
+    @property
+    def keeps_unused(self) -> bool:
+        # A class derived from this one may decay otherwise.
+        return self.weight_decay == 0 and type(self).step is InnerAdam.step
+
     def stock_settings(self) -> dict[str, Any]:
         beta1, beta2 = self.betas
         return {

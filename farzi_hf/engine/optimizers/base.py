@@ -59,6 +59,12 @@ class InnerOptimizer(ABC):
     # Hyper-parameters that transformers' optimizer lacks or treats differently. At 0 there is no difference.
     without_stock_twin: ClassVar[tuple[str, ...]] = ()
 
+    @property
+    def keeps_unused(self) -> bool:
+        """Whether a parameter whose gradient is zero in every step stays as it is, bit for bit, and changes nothing of the others. In doubt,
+        it does not."""
+        return False
+
     lr: float
     lr_schedule: Callable[[int], float] | None
 

@@ -59,6 +59,11 @@ class InnerSGD(InvertibleOptimizer):
         if not (is_number(self.momentum) and 0 <= self.momentum < 1):
             raise ValueError(f"momentum must be a number in [0, 1), got {self.momentum!r}; 0.0 turns it off")
 
+    @property
+    def keeps_unused(self) -> bool:
+        # A class derived from this one may decay otherwise.
+        return self.weight_decay == 0 and type(self).step is InnerSGD.step
+
     def stock_settings(self) -> dict[str, Any]:
         momentum = f"momentum={self.momentum}"
         return {"optim": "sgd", "optim_args": momentum, "learning_rate": self.lr, "weight_decay": self.weight_decay}
