@@ -1,6 +1,6 @@
 """Distils a text data set, compares the summary with real data, and saves an artefact that anyone can load.
 
-    accelerate launch recipes/ptb.py                                        # Penn Treebank, configs/ptb_50x50.yaml
+    accelerate launch recipes/ptb.py                                        # Penn Treebank, configs/ptb_teacher.yaml
     accelerate launch recipes/ptb.py --config recipes/configs/demo.yaml     # the embedded corpus, a few minutes
     accelerate launch recipes/ptb.py --data_dir FOLDER --inner_steps 100    # any field of the YAML can be overridden
 
@@ -21,7 +21,7 @@ from farzi_hf.cli.distil import RESULTS, Run, report
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.report import RunSettings
 
-CONFIG = Path(__file__).resolve().parent / "configs" / "ptb_50x50.yaml"
+CONFIG = Path(__file__).resolve().parent / "configs" / "ptb_teacher.yaml"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
