@@ -164,7 +164,8 @@ class FarziTrainer(Trainer):
     def _summary(self, args: FarziConfig, farzi_data: FarziData | None, rows: Dataset | RowStream | None) -> FarziData:
         """The summary to train: the one that is given, or a new one at its start."""
         label_dim = linear_head(self.labelling.kinds[0]).width if args.labels == "own" else None
-        config = args.summary_config(self.learner.vocab_size, label_dim, plain_config(self.labelling.model.config))
+        teacher = farzi_data.config.teacher if farzi_data is not None else plain_config(self.labelling.model.config)
+        config = args.summary_config(self.learner.vocab_size, label_dim, teacher)
         self._open_start = None
         if farzi_data is not None:
             farzi_data.config.check_equal(config)

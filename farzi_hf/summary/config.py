@@ -157,17 +157,11 @@ class FarziDataConfig(PreTrainedConfig):
 
     def check_equal(self, expected: FarziDataConfig) -> None:
         """Raises ValueError unless this is the shape, and the temperature, of a summary with the config `expected`."""
-        for name in (
-            "vocab_size",
-            "num_sequences",
-            "sequence_length",
-            "latent_dim",
-            "tau",
-            "inputs",
-            "labels",
-            "label_dim",
-            "teacher",
-        ):
+        forms = (INPUTS[self.inputs], LABELS[self.labels])
+        used = {size for form in forms for sizes in form.tensors.values() for size in sizes}
+        unused = {"num_sequences", "latent_dim", "label_dim"} - used  # of forms that have no such tensors
+        names = ("vocab_size", "num_sequences", "sequence_length", "latent_dim", "tau", "inputs", "labels", "label_dim")
+        for name in (name for name in names if name not in unused):
             ours, theirs = getattr(self, name), getattr(expected, name)
             if ours != theirs:
                 source = "the learner's" if name == "vocab_size" else f"args.{name}"

@@ -130,6 +130,23 @@ def test_a_trainer_carries_its_packed_teacher(sequences, tokenizer, tmp_path):
     assert again.results.metrics["eval_loss"] == before
 
 
+def test_outer_steps_go_on_from_a_teacher_that_was_made_in_python(sequences, tokenizer, tmp_path):
+    """Of another width than the learner's; its numbers stay what coded5 can hold."""
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), n_positions=16, n_embd=8, n_layer=1, n_head=1))
+    farzi = FarziData.from_teacher(model, sequence_length=8, storage="coded5", tokenizer=tokenizer)
+    before = farzi.fingerprint()
+    trainer = tiny_trainer(
+        tmp_path, sequences, tokenizer, {"farzi_data": farzi}, **{**CARRIED, "learning_rate": 0.05, "max_steps": 2}
+    )
+    trainer.train()
+    assert trainer.model is farzi
+    assert farzi.fingerprint() != before
+    assert farzi.config.storage == "coded5"
+    kept = STORAGES["coded5"].rounded({name: x.detach() for name, x in farzi.tensors.items()})
+    assert all(torch.equal(kept[name], x) for name, x in farzi.tensors.items())
+
+
 def test_a_stream_makes_a_carried_teacher(sequences, tokenizer, tmp_path):
     stream = sequences["train"].to_iterable_dataset()
     trainer = tiny_trainer(tmp_path, sequences, tokenizer, {"train_dataset": stream}, **{**CARRIED, "max_steps": 0})
