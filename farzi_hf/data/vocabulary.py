@@ -24,8 +24,6 @@ class Vocabulary:
         entries: the word for entries on the card.
         tags, task_categories: tags of the dataset repository, and its categories on the Hub.
         draw_power: made-up inputs draw an entry by its frequency to this power.
-        trains_in_few_bits: whether a carried teacher trains on in the few bits that it is stored in. On text it keeps its quality in fewer bytes
-            then; on items it lost three points of HR@10 (recipes/LOG.md).
         small_learner: the arguments of `AutoConfig.for_model` for a small learner of such a vocabulary.
     """
 
@@ -34,7 +32,6 @@ class Vocabulary:
     tags: ClassVar[tuple[str, ...]] = ()
     task_categories: ClassVar[tuple[str, ...]] = ()
     draw_power: ClassVar[float] = 1.0
-    trains_in_few_bits: ClassVar[bool] = True
     small_learner: ClassVar[Mapping[str, Any]] = {
         "model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 2, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
         "tie_word_embeddings": False, "initializer_range": 0.1,
@@ -102,7 +99,6 @@ class ItemVocabulary(Vocabulary):
     """The names of items, in a list: item i is entry i."""
 
     named, tags, task_categories, draw_power = True, ("recommendation",), ("other",), 0.5
-    trains_in_few_bits = False
     small_learner: ClassVar = {"model_type": "sasrec", "hidden_size": 32, "initializer_range": 0.1}
 
     def __init__(self, items: Sequence[str]) -> None:

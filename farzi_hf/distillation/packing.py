@@ -42,7 +42,7 @@ class Packing:
 
     Args:
         penalty: λ.
-        steps: as many as those of the teacher, by default; 0 for one teacher of items. 0: it is rounded and no more.
+        steps: as many as those of the teacher, by default. 0: it is rounded and no more.
     """
 
     penalty: float = setting(
@@ -51,10 +51,7 @@ class Packing:
         name="packing_penalty",
     )
     steps: int | None = setting(
-        None,
-        "steps that a carried teacher trains in few bits; by default teacher_steps, but 0 for one teacher of items",
-        name="packing_steps",
-        least=0,
+        None, "steps that a carried teacher trains in few bits; by default teacher_steps", name="packing_steps", least=0
     )
 
     def __call__(
