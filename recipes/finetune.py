@@ -110,7 +110,7 @@ def on_real(c: Comparison, args: FinetuneArguments) -> list[Measured]:
         "random, same sequences": (c.draw_sequences, {}),
         "random, same bytes": (c.draw_bytes, {}),
     }
-    if c.is_endless:  # its number of sequences means nothing
+    if c.farzi.is_endless:  # its number of sequences means nothing
         del draws["random, same sequences"]
     measured = []
     for method, (draw, settings) in draws.items():

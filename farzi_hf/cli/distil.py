@@ -214,7 +214,7 @@ def draw(c: Comparison, history: Sequence[Mapping[str, Any]], rows: Sequence[Row
     else:  # the run was so short that nothing was logged
         del paths["distillation"]
     plot_comparison(rows, paths["comparison"], task.metric, metric_label=task.metric_label)
-    shown = "First row that is made" if c.is_endless else "Synthetic sequence 0"
+    shown = "First row that is made" if c.farzi.is_endless else "Synthetic sequence 0"
     plot_tokens(c.farzi.contents().decoded, paths["tokens"], shown)
     return list(paths.values())
 

@@ -67,8 +67,7 @@ class SyntheticTraining:
 
     def reading(self, farzi: FarziData) -> SyntheticTraining:
         """The same on rows and labels that this summary makes, where it makes them."""
-        endless = farzi.endless if farzi.endless(0) is not None else None
-        return replace(self, teacher=farzi.carried, endless=endless)
+        return replace(self, teacher=farzi.carried, endless=farzi.endless if farzi.is_endless else None)
 
     def optimizer_for(self, steps: int) -> InnerOptimizer:
         """The optimizer of a training of `steps` steps: its learning rate follows the schedule."""
@@ -157,9 +156,8 @@ class SyntheticTraining:
         The derivative of an inner step in a tensor is as large as the tensor, and each step of the window adds one up. So the steps get
         only what they see: their cost does not depend on μ then. Rows and gradients are the same, bit for bit.
         """
-        if (
-            not isinstance(rows, Tensor) or self.torch_compile
-        ):  # compiled code is made for one shape, and that of the seen rows changes
+        # Compiled code is made for one shape, and that of the seen rows changes.
+        if not isinstance(rows, Tensor) or self.torch_compile:
             return summary, rows
         taken = start.step if isinstance(start, TrainingState) else 0
         seen, places = rows[taken : taken + steps].unique(return_inverse=True)

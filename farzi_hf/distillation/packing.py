@@ -10,23 +10,20 @@ A matrix has a scale for each of its columns. Vectors (biases, norms) are few, a
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.distillation.learner import Parameters, is_constant, whole
-from farzi_hf.distillation.rows import RealData, real_batches, train_on
+from farzi_hf.distillation.rows import RealData, real_loss
 from farzi_hf.distillation.teacher import Teacher, TeacherTraining
 from farzi_hf.engine import setting
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.forms import Tensors
-from farzi_hf.summary.inner_settings import lr_schedule
 from farzi_hf.summary.soft_tokens import SoftTokens
 from farzi_hf.summary.store.tensor_file import STORAGES, TEACHER
 from farzi_hf.summary.teacher import rounded
@@ -72,44 +69,40 @@ class Packing:
             FloatingPointError: the training diverged.
         """
         learner, params = teachers[0].learner, teachers[0].params
-        steps, largest = (
-            training.steps if self.steps is None else self.steps,
-            getattr(STORAGES[storage], "largest", None),
+        steps = training.steps if self.steps is None else self.steps
+        slower = replace(
+            training, optimizer=replace(training.optimizer, lr=_SLOWER * training.optimizer.lr), steps=steps
         )
+        largest, seed = getattr(STORAGES[storage], "largest", None), derive(seed, Purpose.PACKING)
         if steps and (largest is not None or len(teachers) > 1):
-            loss = _real_loss(learner, data, training.batch_size, steps, derive(seed, Purpose.PACKING))
             if len(teachers) > 1:
-                loss = _taught_loss(learner, farzi, teachers, training.batch_size, derive(seed, Purpose.PACKING))
-            optimizer = replace(
-                training.optimizer,
-                lr=_SLOWER * training.optimizer.lr,
-                lr_schedule=lr_schedule("warmup_stable_decay", steps),
-            )
-            packed = params if largest is None else _with_scales(params, largest)
-
-            def penalised(found: Parameters, step: int) -> Tensor:
-                if largest is None:
-                    return loss(found, step)
-                return loss(_rounded(found, largest), step) + self.penalty * _mean_log(found, largest)
-
-            run = train_on(penalised, optimizer, packed, steps=steps, every=1)
-            bar = tqdm(run, "Packing", steps, disable=data.quiet, leave=False, dynamic_ncols=True)
-            params = deque(bar, maxlen=1).pop()
-            if largest is not None:  # scales as they are stored
-                log_scales = {
-                    name: x.exp().half().float().log() for name, x in params.items() if name.endswith(_LOG_SCALE)
-                }
-                params = _rounded({**params, **log_scales}, largest)
+                loss = _taught_loss(learner, farzi, teachers, training.batch_size, seed)
+            else:
+                loss = real_loss(learner, data, training.batch_size, steps, seed)
+            if largest is None:
+                params = slower.run("Packing", loss, params, data.quiet)
+            else:
+                params = self._in_few_bits(slower, loss, params, largest, data.quiet)
         with torch.no_grad():
             for name, x in farzi.teacher.named_parameters():
                 x.copy_(params[name])
 
+    def _in_few_bits(
+        self,
+        training: TeacherTraining,
+        loss: Callable[[Parameters, int], Tensor],
+        params: Parameters,
+        largest: int,
+        quiet: bool,
+    ) -> Parameters:
+        """W' after the training by L(W') + λ · mean log(1 + |W / s|)."""
 
-def _real_loss(
-    learner: Any, data: RealData, batch_size: int, steps: int, seed: int
-) -> Callable[[Parameters, int], Tensor]:
-    batches = real_batches(data, batch_size, steps, seed)
-    return lambda params, step: learner.hard_loss(params, batches(step))
+        def penalised(found: Parameters, step: int) -> Tensor:
+            return loss(_rounded(found, largest), step) + self.penalty * _mean_log(found, largest)
+
+        found = training.run("Packing", penalised, _with_scales(params, largest), quiet)
+        stored = {name: x.exp().half().float().log() for name, x in found.items() if name.endswith(_LOG_SCALE)}
+        return _rounded({**found, **stored}, largest)  # with the scales as they are stored
 
 
 def _taught_loss(

@@ -235,10 +235,9 @@ def train_on(
         yield state.params
 
 
-def train_on_real(
-    learner: Learner, optimizer: InnerOptimizer, start: Parameters, batches: RealBatches, *, steps: int, every: int
-) -> Iterator[Parameters]:
-    """`train_on` real minibatches."""
-    return train_on(
-        lambda params, step: learner.hard_loss(params, batches(step)), optimizer, start, steps=steps, every=every
-    )
+def real_loss(
+    learner: Learner, data: RealData, batch_size: int, steps: int, seed: int
+) -> Callable[[Parameters, int], Tensor]:
+    """`loss(θ, step)` on the `real_batches` of these arguments."""
+    batches = real_batches(data, batch_size, steps, seed)
+    return lambda params, step: learner.hard_loss(params, batches(step))

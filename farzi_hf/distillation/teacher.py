@@ -8,7 +8,7 @@ the same form, with K h numbers; where `label_dim` is less, the closest labels o
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -21,7 +21,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.distillation.learner import Learner, Parameters
 from farzi_hf.distillation.processes import broadcast, shared
-from farzi_hf.distillation.rows import RealData, real_batches, train_on_real
+from farzi_hf.distillation.rows import RealData, real_loss, train_on
 from farzi_hf.engine import InnerOptimizer, setting
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.forms import batch_of
@@ -79,12 +79,15 @@ class TeacherTraining:
         Raises:
             FloatingPointError: the training diverged.
         """
-        batches = real_batches(data, self.batch_size, self.steps, derive(seed, Purpose.TEACHER_MINIBATCHES))
-        optimizer = replace(self.optimizer, lr_schedule=lr_schedule("warmup_stable_decay", self.steps))
+        loss = real_loss(learner, data, self.batch_size, self.steps, derive(seed, Purpose.TEACHER_MINIBATCHES))
         start = learner.initial_parameters(derive(seed, Purpose.TEACHER), data.device)
-        steps = train_on_real(learner, optimizer, start, batches, steps=self.steps, every=1)
-        bar = tqdm(steps, "Teacher", self.steps, disable=data.quiet, leave=False, dynamic_ncols=True)
-        return deque(bar, maxlen=1).pop()
+        return self.run("Teacher", loss, start, data.quiet)
+
+    def run(self, name: str, loss: Callable[[Parameters, int], Tensor], start: Parameters, quiet: bool) -> Parameters:
+        """θ after the steps by `loss(θ, step)` from `start`; the progress bar is called `name`."""
+        optimizer = replace(self.optimizer, lr_schedule=lr_schedule("warmup_stable_decay", self.steps))
+        steps = train_on(loss, optimizer, start, steps=self.steps, every=1)
+        return deque(tqdm(steps, name, self.steps, disable=quiet, leave=False, dynamic_ncols=True), maxlen=1).pop()
 
 
 @dataclass(frozen=True)
@@ -174,10 +177,7 @@ def label(farzi: FarziData, teachers: Sequence[Teacher]) -> None:
     factors = [_factors(farzi, teacher) for teacher in teachers]
     states = torch.cat([states / len(teachers) for states, _ in factors], dim=1)
     weight = torch.cat([weight for _, weight in factors])
-    weight = weight - weight.mean(dim=1, keepdim=True)  # the softmax does not see what all entries have in common
-    latents, decoder = states, weight
-    if farzi.config.label_dim < len(weight):
-        latents, decoder = factors_of_rank(states, weight, farzi.config.label_dim)
+    latents, decoder = factors_of_rank(states, weight, min(farzi.config.label_dim, len(weight)))
     missing = farzi.config.label_dim - len(decoder)
     farzi.label_latents.copy_(nn.functional.pad(latents, (0, missing)).view_as(farzi.label_latents))
     # Dimensions to spare: their latents are 0, so labels stay; their decoder is not, so that latents have a gradient.
@@ -193,15 +193,11 @@ def _factors(farzi: FarziData, teacher: Teacher) -> tuple[Tensor, Tensor]:
             f"teacher: it has a vocabulary of {learner.vocab_size} entries, the summary one of {farzi.config.vocab_size}; give a "
             "teacher that was trained with the summary's tokenizer or items"
         )
-    weight, bias = linear_head(learner).arguments(params)
-    states = []
+    head, states = linear_head(learner), []
     for first in range(0, farzi.config.num_sequences, _CHUNK):
         inputs, _ = batch_of(farzi.tensors, slice(first, first + _CHUNK), farzi.config.tau)
         states.append(learner.states(params, learner.arguments(params, inputs)).flatten(0, 1))
-    states = torch.cat(states)
-    if bias is None:
-        return states, weight.T
-    return torch.cat([states, torch.ones_like(states[:, :1])], dim=1), torch.cat([weight.T, bias[None]])
+    return head.factors(torch.cat(states), params)
 
 
 def linear_head(learner: Learner) -> LinearHead:

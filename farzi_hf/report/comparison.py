@@ -116,16 +116,11 @@ class Comparison(Students):
         )  # fmt: skip
 
     @property
-    def is_endless(self) -> bool:
-        """Whether the summary makes its rows, as many as a training asks for. Its μ is then the number of rows that are shown."""
-        return self.farzi.endless() is not None
-
-    @property
     def tokens_per_step(self) -> int:
         """Tokens of an inner step, b_syn · ξ. A step takes no more than the rows that are stored."""
         stored = self.farzi.config.num_sequences
         size = self.training.batch_size or stored
-        return (size if self.is_endless else min(size, stored)) * self.farzi.config.sequence_length
+        return (size if self.farzi.is_endless else min(size, stored)) * self.farzi.config.sequence_length
 
     @property
     def seeds(self) -> list[int]:

@@ -113,7 +113,7 @@ def stopped_early(c: Comparison, method: str, draw: Callable[[int], Dataset]) ->
 
 def of_stored_rows(measure: Callable[[Comparison], Measured]) -> Callable[[Comparison], Measured | None]:
     """A row with as many sequences or positions as the summary has: None where it makes as many as a training asks for."""
-    return lambda c: None if c.is_endless else measure(c)
+    return lambda c: None if c.farzi.is_endless else measure(c)
 
 
 BASELINES: dict[str, Callable[[Comparison], Measured | None]] = {

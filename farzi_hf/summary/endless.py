@@ -55,10 +55,13 @@ class EndlessRows(ABC):
 class DrawnRows(EndlessRows):
     """Ids drawn by their frequency, each on its own: such rows hold no sequence of the data."""
 
+    def __init__(self, frequencies: Tensor, length: int, seed: int) -> None:
+        super().__init__(frequencies, length, seed)
+        self._shares = np.cumsum(self.frequencies.double().numpy())
+
     def block(self, number: int) -> Tensor:
-        shares = np.cumsum(self.frequencies.double().numpy())
         uniform = stream(self.seed, Purpose.DRAWN_ROWS, number).random((_BLOCK, self.length))
-        return torch.from_numpy(np.searchsorted(shares, uniform * shares[-1], side="right"))
+        return torch.from_numpy(np.searchsorted(self._shares, uniform * self._shares[-1], side="right"))
 
 
 class WrittenRows(EndlessRows):

@@ -115,6 +115,11 @@ class FarziData(nn.Module):
             self._carried = CarriedTeacher(self.teacher)
         return self._carried
 
+    @property
+    def is_endless(self) -> bool:
+        """Whether it makes its rows, as many as a training asks for. Its μ is then the number of rows that are shown."""
+        return INPUTS[self.config.inputs].source is not None
+
     def endless(self, seed: int | None = None, length: int | None = None) -> EndlessRows | None:
         """The rows of a training whose inputs are made when they are read; None where inputs are stored.
 
@@ -213,7 +218,7 @@ class FarziData(nn.Module):
             ValueError: the learning rate or the number of steps is neither in `config.inner` nor in `changes`, or `config.inner` holds
                 settings that no inner optimizer accepts.
         """
-        stored = None if self.endless() is not None else self.config.num_sequences
+        stored = None if self.is_endless else self.config.num_sequences
         return stock_arguments(self.config.inner, stored, str(output_dir), changes)
 
     def as_hard_dataset(self, samples_per_sequence: int | None = None, seed: int = 0) -> Dataset:
@@ -301,24 +306,16 @@ class FarziData(nn.Module):
         shares = (shares / shares.sum()).float()
         ids = DrawnRows(shares, sequence_length, seed).rows(0, num_sequences)
         tensors = {TEACHER + name: x.detach().float().cpu().clone() for name, x in teacher.named_parameters()}
-        wrong = [
-            name
-            for name, shape in LABELS["teacher"].shapes(config).items()
-            if getattr(tensors.get(name), "shape", 0) != shape
-        ]
-        if wrong or len(tensors) != len(LABELS["teacher"].shapes(config)):
+        found = {name: tuple(x.shape) for name, x in tensors.items()}
+        wrong = sorted({name for name, _ in found.items() ^ LABELS["teacher"].shapes(config).items()})
+        if wrong:
             raise ValueError(
                 f"teacher: its config makes a model with other parameters ({', '.join(wrong[:3])}); give a plain one"
             )
         farzi = cls(config, tokenizer, {**tensors, SHARES: shares, "input_ids": ids.int()})
         try:
-            own = (
-                copy.deepcopy(teacher)
-                .float()
-                .cpu()
-                .eval()(input_ids=ids[:2], attention_mask=torch.ones_like(ids[:2]))
-                .logits
-            )
+            given = copy.deepcopy(teacher).float().cpu().eval()
+            own = given(input_ids=ids[:2], attention_mask=torch.ones_like(ids[:2])).logits
         except Exception as error:  # each model fails in its own way
             raise ValueError(
                 f"teacher does not read sequence_length={sequence_length} ids ({error}); give fewer"

@@ -105,7 +105,7 @@ class CarriedTeacher:
     def labels(self, tensors: Mapping[str, Tensor], ids: Tensor) -> SoftTokens:
         """What a student should predict after each of the ids (b, ξ): soft tokens (b, ξ, V).
 
-        The last hidden states times the head are their factors. A bias is one more dimension, whose state is 1.
+        The last hidden states times the head are their factors.
         """
         params = {name.removeprefix(TEACHER): x for name, x in tensors.items() if name.startswith(TEACHER)}
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
@@ -113,11 +113,7 @@ class CarriedTeacher:
             return SoftTokens(torch.func.functional_call(self.model, params, kwargs=inputs).logits, None)
         with self.head.left_out():
             states = torch.func.functional_call(self.model, params, kwargs=inputs).logits
-        weight, bias = self.head.arguments(params)
-        if bias is None:
-            return SoftTokens(states, weight.T)
-        ones = torch.ones_like(states[..., :1])
-        return SoftTokens(torch.cat([states, ones], dim=-1), torch.cat([weight, bias[:, None]], dim=1).T)
+        return SoftTokens(*self.head.factors(states, params))
 
 
 @torch.no_grad()
@@ -177,6 +173,14 @@ class LinearHead:
     def arguments(self, params: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
         """Weight and bias."""
         return params[self.weight], None if self.bias is None else params[self.bias]
+
+    def factors(self, states: Tensor, params: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """The factors (…, k) and (k, V) of the logits of hidden states. A bias is one more dimension, whose state is 1."""
+        weight, bias = self.arguments(params)
+        if bias is None:
+            return states, weight.T
+        ones = torch.ones_like(states[..., :1])
+        return torch.cat([states, ones], dim=-1), torch.cat([weight, bias[:, None]], dim=1).T
 
     @contextmanager
     def left_out(self) -> Iterator[None]:
