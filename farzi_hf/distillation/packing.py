@@ -23,9 +23,11 @@ from farzi_hf.distillation.rows import RealData, real_loss
 from farzi_hf.distillation.teacher import Teacher, TeacherTraining
 from farzi_hf.engine import setting
 from farzi_hf.summary import FarziData
+from farzi_hf.summary.endless import DrawnRows
 from farzi_hf.summary.forms import Tensors
+from farzi_hf.summary.reading import frequencies
 from farzi_hf.summary.soft_tokens import SoftTokens
-from farzi_hf.summary.store.tensor_file import STORAGES, TEACHER
+from farzi_hf.summary.store.tensor_file import SHARES, STORAGES, TEACHER
 from farzi_hf.summary.teacher import rounded
 
 _LOG_SCALE = ".log_scale"
@@ -108,7 +110,9 @@ class Packing:
 def _taught_loss(
     learner: Any, farzi: FarziData, teachers: Sequence[Teacher], batch_size: int, seed: int
 ) -> Callable[[Parameters, int], Tensor]:
-    rows = farzi.endless(seed)
+    """On drawn ids, whatever students will read: stored ids are too few, and the teacher that would write them is not there yet."""
+    shares = farzi.tensors[SHARES] if farzi.is_endless else frequencies(farzi.tensors, farzi.config)
+    rows = DrawnRows(shares, farzi.config.sequence_length, seed)
 
     def loss(params: Parameters, step: int) -> Tensor:
         ids = rows.rows((step - 1) * batch_size, batch_size).to(next(iter(params.values())).device)

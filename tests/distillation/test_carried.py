@@ -184,6 +184,31 @@ def test_one_teacher_of_several_predicts_what_they_predict(sequences, tokenizer,
     assert distance(trainer.model.teacher) < 0.7 * min(map(distance, given))
 
 
+@pytest.mark.parametrize("inputs", ["tokens", "written"])
+def test_several_teachers_are_learnt_from_drawn_ids_whatever_students_read(sequences, tokenizer, tmp_path, inputs):
+    """Fixed ids are too few, and while it is packed the carried teacher cannot write yet."""
+    settings = {
+        **CARRIED,
+        "max_steps": 0,
+        "num_teachers": 2,
+        "input_sequences": "made_up",
+        "num_sequences": 40,
+        "packing_steps": 100,
+    }
+    drawn, other = (
+        tiny_trainer(tmp_path / name, sequences, tokenizer, **{**settings, "inputs": name})
+        for name in ("drawn", inputs)
+    )
+    losses = []
+    for trainer in (drawn, other):
+        trainer.train()
+        losses.append(trainer.students.learner.hard_loss(
+            {name: x.detach() for name, x in trainer.model.teacher.named_parameters()},
+            trainer.data_collator([sequences["validation"][i] for i in range(20)]),
+        ))  # fmt: skip
+    torch.testing.assert_close(losses[1], losses[0], atol=0.0 if inputs == "written" else 0.1, rtol=0)
+
+
 @pytest.mark.parametrize("inputs", ["drawn", "written"])
 def test_a_resumed_run_is_the_same_bit_for_bit(sequences, tokenizer, tmp_path, inputs):
     settings = {**CARRIED, "inputs": inputs, "learner_pool": 2, "window": 1}
