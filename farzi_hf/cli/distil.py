@@ -256,7 +256,7 @@ def report(data: TaskData, args: FarziConfig, done: Sequence[Mapping[str, Any]])
     facts = {**OBJECTIVES[args.objective].pooled([part["facts"] for part in done]), "distillation_seconds": seconds}
     facts |= {"splits": seeds} if len(seeds) > 1 else {}
     if task.percent:
-        facts |= ratios(rows, rows[0]["method"])
+        facts |= ratios(task, [part["measured"] for part in done], rows[0]["method"])
     table = markdown([task.readable(row) for row in rows]) + "\n\n" + listed(facts)
     save_text(table + "\n", output / "table.md")
     save_csv(rows, output / "table.csv")

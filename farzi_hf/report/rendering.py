@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 from transformers import TrainingArguments
@@ -16,7 +17,7 @@ from transformers import TrainingArguments
 import farzi_hf
 from farzi_hf.report.comparison import Comparison
 from farzi_hf.report.task_data import TaskData
-from farzi_hf.tasks import Recommendation, Row
+from farzi_hf.tasks import Recommendation, Task
 
 
 def environment(args: TrainingArguments) -> dict[str, Any]:
@@ -119,13 +120,23 @@ def cost(c: Comparison) -> dict[str, float]:
     return facts
 
 
-def ratios(rows: Sequence[Row], ours: str, full: str = "full data, long") -> dict[str, str]:
-    """A recommender's metrics on the summary divided by its metrics on full data, in per cent."""
-    by_method = {row["method"]: row for row in rows}
-    if not {ours, full} <= set(by_method):
+def ratios(
+    task: Task, seeds: Sequence[Sequence[Mapping[str, Any]]], ours: str, full: str = "full data, long"
+) -> dict[str, str]:
+    """A recommender's metrics on the summary divided by its metrics on full data, in per cent, with intervals paired over users.
+
+    Args:
+        seeds: the rows of each seed, as `Measured.to_json` gives them.
+    """
+    mine, theirs = (
+        [np.asarray(one["students"]) for rows in seeds for one in rows if one["method"] == name]
+        for name in (ours, full)
+    )
+    if not len(mine) == len(theirs) == len(seeds):
         return {}
-    mine, theirs = by_method[ours], by_method[full]
-    shares = {n: f"{100 * mine[n] / theirs[n]:.1f} %" if theirs[n] else "–" for n in Recommendation.shown}
-    return {
-        f"{ours.partition(' [')[0]} / {full}": ", ".join(f"{name.upper()} {share}" for name, share in shares.items())
-    }
+    shares = []
+    for name in Recommendation.shown:
+        share, (low, high) = task.ratio(mine, theirs, name)
+        known = f"{100 * share:.1f} % ({100 * low:.1f}–{100 * high:.1f})" if math.isfinite(share) else "–"
+        shares.append(f"{name.upper()} {known}")
+    return {f"{ours.partition(' [')[0]} / {full}": ", ".join(shares)}

@@ -125,7 +125,9 @@ class Task(ABC):
         """A row as a table shows it."""
 
     @abstractmethod
-    def paired(self, ours: Statistics, theirs: Statistics) -> tuple[np.ndarray, Callable[[np.ndarray], float]]:
+    def paired(
+        self, ours: Statistics, theirs: Statistics, metric: str
+    ) -> tuple[np.ndarray, Callable[[np.ndarray], float]]:
         """The results of the students of two rows on each test sequence, (N, …), and what computes our quality divided by theirs from them.
 
         Both rows have the same seeds. The quotient is 1 if both are equally good.
@@ -133,15 +135,20 @@ class Task(ABC):
 
     def share(self, ours: Statistics, theirs: Statistics) -> float:
         """Our quality divided by theirs."""
-        rows, quotient = self.paired(ours, theirs)
+        rows, quotient = self.paired(ours, theirs, self.metric)
         return quotient(rows)
 
-    def ratio(self, ours: Statistics, theirs: Statistics) -> tuple[float, tuple[float, float]]:
+    def ratio(
+        self, ours: Statistics, theirs: Statistics, metric: str | None = None
+    ) -> tuple[float, tuple[float, float]]:
         """The share, and its paired bootstrap interval. The bootstrap resamples test sequences.
 
         A resample without a hit of either says nothing: it counts as 0 for the lower end and as infinite for the upper end.
+
+        Args:
+            metric: that measures the quality; by default the task's own.
         """
-        rows, quotient = self.paired(ours, theirs)
+        rows, quotient = self.paired(ours, theirs, metric or self.metric)
         share = quotient(rows)
         if math.isnan(share):
             return share, (share, share)

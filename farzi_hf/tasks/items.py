@@ -295,10 +295,15 @@ class Recommendation(Task):
         shown = {title: percent(name) for name, title in self.shown.items()}
         return {"trained on": row["method"], **shown, **count_cells(row)}
 
-    def paired(self, ours: Statistics, theirs: Statistics) -> tuple[np.ndarray, Callable[[np.ndarray], float]]:
-        """The quotient is our HR@100 divided by theirs, over the users of all seeds."""
-        groups = (ours, theirs)
-        hits = [np.concatenate([(np.asarray(seed)[:, :, 0] <= 100).mean(axis=0) for seed in group]) for group in groups]
+    def paired(
+        self, ours: Statistics, theirs: Statistics, metric: str
+    ) -> tuple[np.ndarray, Callable[[np.ndarray], float]]:
+        """The quotient is our mean of the metric, one of `shown`, divided by theirs, over the users of all seeds."""
+
+        def of_users(seed: np.ndarray) -> np.ndarray:  # the mean of all students
+            return np.mean([_per_user(student, (10, 100))[metric] for student in np.asarray(seed)], axis=0)
+
+        values = [np.concatenate([of_users(seed) for seed in group]) for group in (ours, theirs)]
 
         def quotient(rows: np.ndarray) -> float:
             mine, others = rows.mean(axis=0)
@@ -306,4 +311,4 @@ class Recommendation(Task):
                 return float("inf") if mine else float("nan")
             return float(mine / others)
 
-        return np.stack(hits, axis=1), quotient
+        return np.stack(values, axis=1), quotient

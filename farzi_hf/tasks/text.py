@@ -346,8 +346,10 @@ class LanguageModeling(Task):
             **count_cells(row),
         }
 
-    def paired(self, ours: Statistics, theirs: Statistics) -> tuple[np.ndarray, Callable[[np.ndarray], float]]:
-        """The quotient is their perplexity divided by ours."""
+    def paired(
+        self, ours: Statistics, theirs: Statistics, metric: str
+    ) -> tuple[np.ndarray, Callable[[np.ndarray], float]]:
+        """The quotient is their perplexity divided by ours; other metrics have none."""
         both = [np.concatenate([np.asarray(seed) for seed in group]) for group in (ours, theirs)]
         totals, count = np.concatenate(both)[:, :, 0], len(both[0])  # (students, N, 3)
 

@@ -83,9 +83,20 @@ def test_a_claim_is_decided_by_the_interval_and_by_every_seed():
     assert evidence.verdicts([]) == []
 
 
-def test_a_metric_that_full_data_lack_has_no_ratio():
-    rows = [
-        {"method": "Farzi", "hr@10": 0.1, "hr@100": 0.2, "ndcg@10": 0.1, "auc": 0.5},
-        {"method": "full data, long", "hr@10": 0.0, "hr@100": 0.4, "ndcg@10": 0.0, "auc": 0.5},
-    ]
-    assert ratios(rows, "Farzi")["Farzi / full data, long"] == "HR@10 –, HR@100 50.0 %, NDCG@10 –, AUC 100.0 %"
+def test_every_metric_has_its_share_of_full_data_and_an_interval_paired_over_users():
+    def row(method: str, first: int, hundred: int = 60) -> dict:
+        """A student that has the items of `first` of 95 users in the first place, and those of `hundred` in the first hundred."""
+        users = np.arange(95)
+        ranks = np.where(users < first, 1.0, np.where(users < hundred, 50.0, 500.0))
+        return {"method": method, "students": [np.stack([ranks, 1 - users / 200], axis=1).tolist()]}
+
+    def found(ours: int, theirs: int) -> list[str]:
+        seeds = [[row("Farzi [2×3]", ours), row("full data, long", theirs)]] * 2
+        return ratios(ITEMS, seeds, "Farzi [2×3]")["Farzi / full data, long"].split(", ")
+
+    hr10, hr100, ndcg10, auc = found(20, 16)
+    assert (hr100, auc) == ("HR@100 100.0 % (100.0–100.0)", "AUC 100.0 % (100.0–100.0)")  # the same users
+    assert hr10.startswith("HR@10 125.0 % (10")
+    assert ndcg10.startswith("NDCG@10 125.0 % (10")
+    assert found(0, 0)[0] == found(3, 0)[0] == "HR@10 –"  # full data have none
+    assert ratios(ITEMS, [[row("Farzi [2×3]", 20)]], "Farzi [2×3]") == {}
