@@ -27,6 +27,7 @@ _HOME = {
     "Checkpoint": "engine",
     "Reversible": "engine",
     "InnerAdam": "engine",
+    "InnerAdamW": "engine",
     "InnerSGD": "engine",
     "PaperAdam": "engine",
     "MetaMatching": "distillation",

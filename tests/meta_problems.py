@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from farzi_hf.engine import InnerAdam, InnerOptimizer, InnerSGD, PaperAdam
+from farzi_hf.engine import InnerAdam, InnerAdamW, InnerOptimizer, InnerSGD, PaperAdam
 
 
 @dataclass(frozen=True)
@@ -103,18 +103,24 @@ OPTIMIZERS: dict[str, InnerOptimizer] = {
     "adam": InnerAdam(lr=0.02, eps=1e-3),
     "adam_eps_root": InnerAdam(lr=0.02, betas=(0.8, 0.95), eps=0.0, eps_root=1e-6),
     "adam_decay_schedule": InnerAdam(lr=0.05, eps=1e-2, weight_decay=0.1, lr_schedule=warmup_then_decay),
+    "adam_clipped": InnerAdam(lr=0.02, eps=1e-2, weight_decay=0.1, max_grad_norm=0.3),
+    "adamw": InnerAdamW(lr=0.05, betas=(0.8, 0.95), eps=1e-2, weight_decay=0.5),
+    "adamw_clipped": InnerAdamW(lr=0.05, eps=1e-2, weight_decay=0.5, lr_schedule=warmup_then_decay, max_grad_norm=0.98),
     "sgd": InnerSGD(lr=0.1),
     "sgd_momentum": InnerSGD(lr=0.005, momentum=0.9),
+    "sgd_clipped": InnerSGD(lr=0.1, momentum=0.5, max_grad_norm=0.2),
     "sgd_decay_schedule": InnerSGD(lr=0.1, momentum=0.5, weight_decay=0.1, lr_schedule=warmup_then_decay),
 }
 ADAM = OPTIMIZERS["adam"]
 
 
-Adam, SGD, falling = torch.optim.Adam, torch.optim.SGD, warmup_then_decay
+Adam, AdamW, SGD, falling = torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, warmup_then_decay
 TWINS: dict[str, tuple[InnerOptimizer, type[torch.optim.Optimizer], dict]] = {
     "adam": (InnerAdam(lr=0.05), Adam, {}),
     "adam_betas_eps": (InnerAdam(lr=0.05, betas=(0.5, 0.9), eps=1e-3), Adam, {"betas": (0.5, 0.9), "eps": 1e-3}),
     "adam_decay": (InnerAdam(lr=0.05, weight_decay=0.1, lr_schedule=falling), Adam, {"weight_decay": 0.1}),
+    "adamw": (InnerAdamW(lr=0.05), AdamW, {}),
+    "adamw_decay": (InnerAdamW(lr=0.05, weight_decay=0.5, lr_schedule=falling), AdamW, {"weight_decay": 0.5}),
     "paper_adam": (PaperAdam(lr=0.05), Adam, {}),
     "sgd": (InnerSGD(lr=0.002, lr_schedule=falling), SGD, {}),
     "sgd_decay": (InnerSGD(lr=0.002, momentum=0.5, weight_decay=0.1), SGD, {"momentum": 0.5, "weight_decay": 0.1}),
@@ -136,10 +142,15 @@ def reference_unroll(
             accumulators = {name: tuple(a.detach() for a in slots) for name, slots in accumulators.items()}
         loss = problem.inner_loss({**problem.params, **w}, problem.inputs, step)
         gradients = torch.autograd.grad(loss, list(w.values()), create_graph=True, materialize_grads=True)
+        if optimizer.max_grad_norm is not None:
+            norm = torch.sqrt(sum(g.square().sum() for g in gradients))
+            gradients = [g * min(1.0, optimizer.max_grad_norm / (norm + 1e-6)) for g in gradients]
         lr = optimizer.lr * (optimizer.lr_schedule(step) if optimizer.lr_schedule else 1.0)
         for name, g in zip(list(w), gradients, strict=True):
-            g = g + optimizer.weight_decay * w[name]
-            w[name], accumulators[name] = update(optimizer, w[name], g, accumulators[name], t, lr)
+            hyper = replace(optimizer, weight_decay=0.0) if name in getattr(optimizer, "no_decay", ()) else optimizer
+            if not isinstance(optimizer, InnerAdamW):
+                g = g + optimizer.weight_decay * w[name]
+            w[name], accumulators[name] = update(hyper, w[name], g, accumulators[name], t, lr)
     return {**problem.params, **w}
 
 
@@ -154,13 +165,19 @@ def _adam(hyper: InnerAdam, w: Tensor, g: Tensor, moments: tuple[Tensor, ...], t
     return w - lr * m_hat / (root + hyper.eps), (m, v)
 
 
+def _adamw(hyper: InnerAdamW, w: Tensor, g: Tensor, moments: tuple[Tensor, ...], t: int, lr: float) -> tuple:
+    """Loshchilov & Hutter (2019), Algorithm 2, with the decay times the learning rate, as torch has it."""
+    moved, moments = _adam(hyper, w, g, moments, t, lr)
+    return moved - lr * hyper.weight_decay * w, moments
+
+
 def _sgd(hyper: InnerSGD, w: Tensor, g: Tensor, velocity: tuple[Tensor, ...], t: int, lr: float) -> tuple:
     """Heavy ball as in torch.optim.SGD: the first step takes the gradient as it is."""
     buffer = hyper.momentum * velocity[0] + g if velocity else g
     return w - lr * buffer, (buffer,)
 
 
-RULES: dict[type[InnerOptimizer], Callable] = {InnerAdam: _adam, InnerSGD: _sgd}
+RULES: dict[type[InnerOptimizer], Callable] = {InnerAdam: _adam, InnerAdamW: _adamw, InnerSGD: _sgd}
 """`rule(hyper-parameters, w, g, accumulators, t, lr)` gives the next w and accumulators; there are none before the first step."""
 
 

@@ -222,10 +222,10 @@ class FarziConfig(TrainingArguments):
 
     def inner_settings(self) -> dict[str, Any]:
         """The settings with which a student trains like the learners of the distillation: `config.inner` of the summary."""
-        kind = OPTIMIZERS[self.inner_optimizer]
+        own = {each.name: getattr(self, name) for name, _, each in settings_of(OPTIMIZERS[self.inner_optimizer])}
         return {
             "optimizer": self.inner_optimizer,
-            **{own.name: getattr(self, name) for name, _, own in settings_of(kind)},
+            **{name: value for name, value in own.items() if value is not None},
             "steps": self.inner_steps,
             "lr_scheduler_type": self.inner_lr_scheduler_type,
             "synthetic_batch_size": self.synthetic_batch_size or self.num_sequences,

@@ -69,9 +69,10 @@ class SyntheticTraining:
         """The same on rows and labels that this summary makes, where it makes them."""
         return replace(self, teacher=farzi.carried, endless=farzi.endless if farzi.is_endless else None)
 
-    def optimizer_for(self, steps: int) -> InnerOptimizer:
-        """The optimizer of a training of `steps` steps: its learning rate follows the schedule."""
-        return replace(self.optimizer, lr_schedule=lr_schedule(self.lr_scheduler_type, steps))
+    def optimizer_for(self, learner: Learner, steps: int) -> InnerOptimizer:
+        """The optimizer of a training of `steps` steps: its learning rate follows the schedule, and biases and norms do not decay."""
+        optimizer = self.optimizer.without_decay(learner.no_decay)
+        return replace(optimizer, lr_schedule=lr_schedule(self.lr_scheduler_type, steps))
 
     def __call__(
         self,
@@ -89,7 +90,7 @@ class SyntheticTraining:
         """
         of_steps = of_steps or steps
         rows = self._minibatches(summary, of_steps, seed)
-        optimizer, widen = self.optimizer_for(of_steps), None
+        optimizer, widen = self.optimizer_for(learner, of_steps), None
         if not (self.torch_compile or isinstance(start, TrainingState)):
             start, widen = only_seen_rows(learner, summary, start, optimizer)  # of the whole summary
         summary, rows = self._compact(summary, rows, start, steps)
@@ -121,7 +122,7 @@ class SyntheticTraining:
             self.inner_loss(learner, summary, of_steps, seed),
             start,
             tuple(summary.values()),
-            optimizer=self.optimizer_for(of_steps),
+            optimizer=self.optimizer_for(learner, of_steps),
             steps=steps,
             torch_compile=self.torch_compile,
         )
@@ -250,7 +251,7 @@ class Students:
             return learner.hard_loss(params, batches(step))
 
         start = learner.initial_parameters(seed, self.device)
-        return train(loss, start, (), optimizer=self.training.optimizer_for(steps), steps=steps).params
+        return train(loss, start, (), optimizer=self.training.optimizer_for(learner, steps), steps=steps).params
 
     def evaluated(self, count: int, measure: Callable[[int, Parameters], dict[str, float]]) -> dict[str, float]:
         """Mean and standard deviation (`…_std`) of the metrics `measure(i, θ_T)` of students 0 … `count` − 1.

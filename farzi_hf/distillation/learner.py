@@ -11,7 +11,7 @@ from functools import cached_property
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, Trainer
 
 from farzi_hf.data import IGNORED
 from farzi_hf.data.seeds import check_seed
@@ -126,6 +126,12 @@ class Learner:
             return self.hard_loss(params, {**whole(ids), "labels": ids})
 
         return name if name is not None and looks_up_only(self.model, name, loss) else None
+
+    @cached_property
+    def no_decay(self) -> tuple[str, ...]:
+        """The parameters that the stock Trainer does not decay: biases and norms."""
+        decaying = set(Trainer.get_decay_parameter_names(None, self.model))
+        return tuple(name for name, _ in self.model.named_parameters() if name not in decaying)
 
     def to(self, device: torch.device | str) -> Learner:
         """Moves the model's buffers. All parameter sets share these."""

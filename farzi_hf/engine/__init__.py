@@ -8,6 +8,7 @@ from farzi_hf.engine.inner_loop import InnerLoss, TrainingState, autocast_settin
 from farzi_hf.engine.optimizers import (
     OPTIMIZERS,
     InnerAdam,
+    InnerAdamW,
     InnerOptimizer,
     InnerSGD,
     InvertibleOptimizer,
@@ -18,7 +19,7 @@ from farzi_hf.engine.optimizers import (
 from farzi_hf.engine.unroll import train, unroll
 
 __all__ = [
-    "ADJOINTS", "OPTIMIZERS", "Adjoint", "Checkpoint", "Direct", "GradientGraphs", "InnerAdam", "InnerLoss", "InnerOptimizer", "InnerSGD",
-    "InvertibleOptimizer", "PaperAdam", "Reversible", "State", "Tape", "TrainingState", "autocast_settings", "no_autocast", "setting", "train",
-    "unroll",
+    "ADJOINTS", "OPTIMIZERS", "Adjoint", "Checkpoint", "Direct", "GradientGraphs", "InnerAdam", "InnerAdamW", "InnerLoss", "InnerOptimizer",
+    "InnerSGD", "InvertibleOptimizer", "PaperAdam", "Reversible", "State", "Tape", "TrainingState", "autocast_settings", "no_autocast", "setting",
+    "train", "unroll",
 ]  # fmt: skip

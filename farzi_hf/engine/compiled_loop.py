@@ -27,7 +27,7 @@ class CompiledLoop(InnerLoop):
 
     def detached_gradient(self, w: Buffers, inputs: Buffers, t: int) -> Buffers:
         inputs, w = (tuple(x.detach() for x in tensors) for tensors in (inputs, w))
-        return self._call(_gradient, w, inputs, self.number(t))
+        return self.optimizer.clip(self._call(_gradient, w, inputs, self.number(t)))
 
     replayed_gradient = detached_gradient
 
@@ -39,7 +39,7 @@ class CompiledLoop(InnerLoop):
         accumulators = tuple(after(i, slice(None)) if after else state[1:] for i, state in enumerate(before))
         inputs = tuple(x.detach() for x in inputs)
         g, earlier, products = self._call(
-            _reverse, weights(before), inputs, self.number(t), needed, self.optimizer, accumulators, after is not None,
+            _reverse, weights(before), inputs, self.number(t), needed, self.optimizer, self.optimizers, accumulators, after is not None,
             cotangents, t, self.rate(t),
         )  # fmt: skip
         for cotangent, new in zip(cotangents, earlier, strict=True):
@@ -47,7 +47,7 @@ class CompiledLoop(InnerLoop):
                 x.copy_(y)
         for total, product in zip(dx, products, strict=True):
             total.add_(product)
-        return g
+        return self.optimizer.clip(g)  # not in compiled code, or its last bits could be others than going forward
 
     def _call(self, function: Callable, w: Buffers, *args: Any) -> Any:
         with autocast(self.autocast), torch._dynamo.config.patch(recompile_limit=_VARIANTS):
@@ -66,9 +66,11 @@ def _gradient(inner_loss: InnerLoss, layout: Layout, w: Buffers, inputs: Buffers
 
 def _reverse(
     inner_loss: InnerLoss, layout: Layout, w: Buffers, inputs: Buffers, step: int, needed: tuple[bool, ...],
-    optimizer: InnerOptimizer, accumulators: tuple[Buffers, ...], stepped: bool, cotangents: States, t: int, lr: float,
+    whole: InnerOptimizer, optimizers: tuple[InnerOptimizer, ...], accumulators: tuple[Buffers, ...], stepped: bool, cotangents: States,
+    t: int, lr: float,
 ) -> tuple[Buffers, States, Buffers]:  # fmt: skip
-    """`InnerLoop.reverse` as a pure function. `accumulators` are those after the step if `stepped`, otherwise those before it."""
+    """`InnerLoop.reverse` as a pure function, with g_t before it is clipped. `accumulators` are those after the step if
+    `stepped`, otherwise those before it."""
 
     def gradient(w: Buffers, differentiated: Buffers) -> Buffers:
         values = iter(differentiated)
@@ -78,11 +80,12 @@ def _reverse(
     differentiated = tuple(x for x, need in zip(inputs, needed, strict=True) if need)
     g, pull = torch.func.vjp(gradient, w, differentiated)
     earlier, dg = [], []
-    for flat, state, gradient_, cotangent in zip(w, accumulators, g, cotangents, strict=True):
+    each = zip(optimizers, w, accumulators, whole.clip(g), cotangents, strict=True)
+    for optimizer, flat, state, gradient_, cotangent in each:
         after = state if stepped else optimizer.step((flat, *state), gradient_, t, lr)[1:]
         earlier.append([x.clone() for x in cotangent])
         dg.append(optimizer.pullback(flat, after, gradient_, earlier[-1], t, lr))
-    dw, dx = pull(tuple(dg))
+    dw, dx = pull(whole.clip_pullback(g, tuple(dg)))
     for cotangent, product in zip(earlier, dw, strict=True):
         cotangent[0].add_(product)  # dw += H_ww·dg
     return g, tuple(map(tuple, earlier)), dx  # dx = H_xw·dg

@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from farzi_hf.engine.optimizers import InnerOptimizer, State
+from farzi_hf.engine.optimizers import CHUNK, InnerOptimizer, State
 
 Buffers = tuple[Tensor, ...]
-"""One flat tensor per group of parameters. A group is all parameters of one dtype and device."""
+"""One flat tensor per group of parameters. A group is all parameters of one dtype, device and optimizer."""
 InnerLoss = Callable[[dict[str, Tensor], tuple[Tensor, ...], int], Tensor]
 States = tuple[State, ...]
 """One optimizer state per group."""
@@ -25,10 +26,6 @@ Accumulators = Callable[[int, slice], State]
 """`after(group, rows)`: the accumulators of a group after a step, for some of its elements."""
 AutocastSettings = dict[str, tuple[torch.dtype, bool]]
 """For each kind of device: the autocast dtype, and whether autocast is on."""
-
-
-CHUNK = 1 << 18
-"""The number of elements that an optimizer updates at a time, so that its temporaries stay in the processor's cache."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +38,11 @@ class Layout:
     constants: dict[str, Tensor]
 
     @classmethod
-    def of(cls, params: dict[str, Tensor]) -> Layout:
+    def of(cls, params: dict[str, Tensor], optimizer: InnerOptimizer) -> Layout:
         """Sort `params` into groups and constants; the docstring of `unroll` has the rule."""
         plain_tensors_train = not any(x.requires_grad for x in params.values())
-        groups: dict[tuple[torch.dtype, torch.device], list[str]] = {}
+        groups: dict[tuple[torch.dtype, torch.device, int], list[str]] = {}
+        optimizers = optimizer.by_parameter(params)
         constants: dict[str, Tensor] = {}
         for name, x in params.items():
             trains = x.requires_grad or (plain_tensors_train and not isinstance(x, nn.Parameter))
@@ -54,7 +52,7 @@ class Layout:
                     "autocast if the network should be fast"
                 )
             if trains and x.is_floating_point():
-                groups.setdefault((x.dtype, x.device), []).append(name)
+                groups.setdefault((x.dtype, x.device, id(optimizers[name])), []).append(name)
             else:
                 constants[name] = x
         if not groups:
@@ -129,6 +127,12 @@ class InnerLoop:
 
     makes_graphs: ClassVar[bool] = True
 
+    @cached_property
+    def optimizers(self) -> tuple[InnerOptimizer, ...]:
+        """Of each group."""
+        each = self.optimizer.by_parameter(self.layout.names)
+        return tuple(each[names[0]] for names in self.layout.groups)
+
     @property
     def undifferentiated(self) -> range:
         return range(self.taken + 1, self.steps - self.window + 1)
@@ -153,7 +157,7 @@ class InnerLoop:
         return self.advance(self.start(w), inputs, range(self.taken + 1, self.steps + 1))
 
     def gradient(self, w: Buffers, inputs: Buffers, t: int, *, create_graph: bool = False) -> Buffers:
-        """g_t at `w`, which must require grad."""
+        """g_t at `w`, which must require grad, before it is clipped."""
         step = self.number(t)
         with torch.enable_grad():
             with autocast(self.autocast):
@@ -162,24 +166,28 @@ class InnerLoop:
             return torch.autograd.grad(loss, w, create_graph=create_graph, materialize_grads=True)
 
     def detached_gradient(self, w: Buffers, inputs: Buffers, t: int) -> Buffers:
-        """g_t at `w`, without a graph."""
-        return self.gradient(leaves(w), tuple(x.detach() for x in inputs), t)
+        """g_t at `w`, clipped, without a graph."""
+        return self.optimizer.clip(self.gradient(leaves(w), tuple(x.detach() for x in inputs), t))
 
     def gradient_graph(self, w: Buffers, inputs: Buffers, t: int) -> GradientGraph:
-        """g_t at `w`, with its graph. The graph shares memory with `w` and `inputs`."""
+        """g_t at `w`, before it is clipped, with its graph. The graph shares memory with `w` and `inputs`."""
         w, inputs = leaves(w), tuple(x.detach().requires_grad_(x.requires_grad) for x in inputs)
         return GradientGraph(w, inputs, self.gradient(w, inputs, t, create_graph=True))
 
     def replayed_gradient(self, w: Buffers, inputs: Buffers, t: int) -> Buffers:
-        """g_t at `w`, bit for bit as `reverse` will compute it: with its graph, and so with the same kernels."""
-        return tuple(flat.detach() for flat in self.gradient_graph(w, inputs, t).g)
+        """g_t at `w`, clipped, bit for bit as `reverse` will compute it: with its graph, and so with the same kernels."""
+        return self.clipped(self.gradient_graph(w, inputs, t))
+
+    def clipped(self, graph: GradientGraph) -> Buffers:
+        """The gradient of a graph, clipped, without it."""
+        return self.optimizer.clip(tuple(flat.detach() for flat in graph.g))
 
     def update(self, states: States, g: Buffers, t: int, out: States | None = None) -> States:
         """The states after step t, without a graph, in the buffers of `out` or in new ones."""
         lr, out = self.rate(t), out or tuple(tuple(map(torch.empty_like, state)) for state in states)
-        for state, flat, target in zip(states, g, out, strict=True):
+        for optimizer, state, flat, target in zip(self.optimizers, states, g, out, strict=True):
             for rows in chunks(flat, CHUNK):
-                self.optimizer.step(_part(state, rows), flat[rows], t, lr, out=_part(target, rows))
+                optimizer.step(_part(state, rows), flat[rows], t, lr, out=_part(target, rows))
         return out
 
     def advance(self, states: States, inputs: Buffers, ts: range, tape: list[Buffers] | None = None) -> States:
@@ -196,7 +204,7 @@ class InnerLoop:
         self, t: int, before: States, after: Accumulators | None, inputs: Buffers, cotangents: States, dx: Buffers,
         graph: GradientGraph | None = None,
     ) -> Buffers:  # fmt: skip
-        """Carry `cotangents` back through step t, and add the step's part to `dx`, both in place; returns g_t.
+        """Carry `cotangents` back through step t, and add the step's part to `dx`, both in place; returns g_t, clipped.
 
         Costs 3 G: G for the gradient with its graph, and 2 G for one vector-Jacobian product through it.
 
@@ -209,8 +217,9 @@ class InnerLoop:
             graph: of the gradient, if it is at hand.
         """
         graph = graph or self.gradient_graph(weights(before), inputs, t)
-        g = tuple(flat.detach() for flat in graph.g)
+        g = self.clipped(graph)
         dg = self._pullback(t, before, after, g, cotangents)
+        dg = self.optimizer.clip_pullback(tuple(flat.detach() for flat in graph.g), dg)
         linked = [(flat, vector) for flat, vector in zip(graph.g, dg, strict=True) if flat.requires_grad]
         if linked:  # the loss is not linear: there are second derivatives
             graphs, dg = zip(*linked, strict=True)
@@ -225,10 +234,11 @@ class InnerLoop:
         """The optimizer's part of `reverse`, in place; returns dg."""
         lr, dg = self.rate(t), tuple(map(torch.empty_like, g))
         for group, (state, flat, cotangent, target) in enumerate(zip(before, g, cotangents, dg, strict=True)):
+            optimizer = self.optimizers[group]
             for rows in chunks(flat, CHUNK):
                 part, g = _part(state, rows), flat[rows]
-                accumulators = after(group, rows) if after else self.optimizer.step(part, g, t, lr)[1:]
-                target[rows] = self.optimizer.pullback(part[0], accumulators, g, _part(cotangent, rows), t, lr)
+                accumulators = after(group, rows) if after else optimizer.step(part, g, t, lr)[1:]
+                target[rows] = optimizer.pullback(part[0], accumulators, g, _part(cotangent, rows), t, lr)
         return dg
 
     def rate(self, t: int) -> float:

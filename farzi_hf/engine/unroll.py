@@ -149,7 +149,7 @@ def _loop(
     if isinstance(start, TrainingState):
         layout, w, taken, reached = start.layout, weights(start.states), start.step, start.states
     else:
-        layout, taken, reached = Layout.of(start), 0, None
+        layout, taken, reached = Layout.of(start, optimizer), 0, None
         w = layout.flatten(start)
     settings = autocast_settings((*w, *inputs))
     loop = kind(inner_loss, optimizer, layout, taken + steps, window or steps, first_step, settings, taken, reached)
@@ -162,7 +162,9 @@ def _check(params: Any, inputs: Any, optimizer: Any, steps: Any, window: Any) ->
             f"optimizer must be an InnerOptimizer, got {optimizer!r:.80}; pass for example InnerAdam(lr=0.01)"
         )
     if isinstance(params, TrainingState):
-        if any(len(state) != optimizer.fields for state in params.states):
+        of, groups = optimizer.by_parameter(params.layout.names), params.layout.groups
+        mixed = any(of[name] is not of[names[0]] for names in groups for name in names)
+        if mixed or any(len(state) != optimizer.fields for state in params.states):
             raise ValueError(f"params is a training with another optimizer than {optimizer!r}; go on with the same one")
     elif not isinstance(params, dict) or not params or not all(isinstance(x, Tensor) for x in params.values()):
         raise TypeError(

@@ -33,7 +33,7 @@ STUDENTS_OF_A_TEACHER: dict[str, Any] = {
 
 _OF_THE_INNER_LOOP = {
     "lr_scheduler_type": "constant",  # summaries that do not name a schedule have none; Trainer's default is linear
-    "max_grad_norm": 0.0,  # the inner loop does not clip; Trainer's default clips at 1
+    "max_grad_norm": 0.0,  # summaries that do not name a norm do not clip; Trainer's default clips at 1
     "save_strategy": "no",  # a training takes seconds
     "logging_steps": 10,  # with Trainer's default of 500, a hundred steps would log nothing
     "report_to": "none",
@@ -157,7 +157,7 @@ def _stock_optimizer(optimizer: InnerOptimizer, changes: Mapping[str, Any]) -> d
             "the distillation.",
             ", ".join(f"{name}={value}" for name, value in different.items()),
         )
-    return settings or {}
+    return {"max_grad_norm": optimizer.max_grad_norm or 0.0, **(settings or {})}
 
 
 def _steps(arguments: TrainingArguments, num_sequences: int) -> int:

@@ -108,9 +108,10 @@ def measure(report: Report, loss: str, vocabulary: int, length: int) -> None:
 
 def estimated(inner_loss: InnerLoss, start: Parameters, inputs: tuple[Tensor, ...]) -> int:
     """The peak memory that `unroll` expects of `Tape`."""
-    layout = Layout.of(start)
+    optimizer = InnerAdam(0.02, eps=1e-4)
+    layout = Layout.of(start, optimizer)
     w = layout.flatten(start)
-    loop = InnerLoop(inner_loss, InnerAdam(0.02, eps=1e-4), layout, STEPS, STEPS, 1, {})
+    loop = InnerLoop(inner_loss, optimizer, layout, STEPS, STEPS, 1, {})
     return Tape().memory(loop, w, inputs, graph_bytes(loop, w, inputs))
 
 

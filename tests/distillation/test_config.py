@@ -14,7 +14,8 @@ from farzi_hf import engine
 from farzi_hf.distillation import random_starts
 from farzi_hf.distillation.config import UNSUPPORTED, FarziConfig
 from farzi_hf.distillation.settings import made, settings_of, with_settings
-from farzi_hf.engine import InnerAdam, InnerSGD, Tape, setting
+from farzi_hf.engine import InnerAdam, InnerAdamW, InnerSGD, Tape, setting
+from farzi_hf.summary.inner_settings import inner_optimizer
 
 # Nothing here is a default, so that every one of them has to travel.
 UNUSUAL = {
@@ -255,6 +256,16 @@ def test_the_inner_loop_gets_its_settings():
     assert config(inner_steps=10).make_objective(training=training).training is training
     assert config(inner_steps=10).make_objective().steps_min == 10
     assert config(inner_steps=10, inner_steps_min=10).make_objective().steps_min == 10
+
+
+def test_adamw_and_clipping_travel_with_the_summary():
+    settings = config(
+        inner_optimizer="adamw", inner_learning_rate=0.03, inner_weight_decay=0.1, inner_max_grad_norm=2.0
+    )
+    assert settings.make_inner_optimizer().max_grad_norm == 2.0
+    assert inner_optimizer(settings.inner_settings()) == settings.make_inner_optimizer()
+    assert isinstance(settings.make_inner_optimizer(), InnerAdamW)
+    assert settings.max_grad_norm == 0.1, "the outer loop has one of its own"
 
 
 def test_the_summary_carries_the_inner_loop_along():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import meta_problems as mp
 import pytest
 import torch
@@ -60,6 +62,19 @@ def test_first_step_numbers_minibatches_and_schedule(optimizer: str, adjoint: Ad
     problem = mp.mlp()
     found = meta_gradient(problem, OPTIMIZERS[optimizer], 4, first_step=6, adjoint=adjoint)
     assert_exact(problem, found, reference("mlp", optimizer, 4, None, 6), adjoint)
+
+
+@every_adjoint
+def test_parameters_without_decay(adjoint: Adjoint) -> None:
+    problem = mp.mlp()
+    optimizer = replace(OPTIMIZERS["adamw_clipped"], no_decay=("bias", "frozen"))
+    expected = gradients(outer_loss(mp.reference_unroll(problem, optimizer, 9)), problem.leaves)
+    assert_exact(problem, meta_gradient(problem, optimizer, 9, adjoint=adjoint), expected, adjoint)
+    decayed = reference("mlp", "adamw_clipped", 9)
+    assert relative_error(expected, decayed) > 1e-3
+
+    with pytest.raises(ValueError, match=r"no_decay names 'norm', which is no parameter; params has in, count, "):
+        meta_gradient(problem, replace(optimizer, no_decay=("norm",)), 1, adjoint=adjoint)
 
 
 def test_paper_rule_is_exact_at_one_step_only_and_direct_refuses_it() -> None:

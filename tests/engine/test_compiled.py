@@ -14,7 +14,7 @@ from farzi_hf.engine import Adjoint, Checkpoint, Direct, Reversible, Tape, unrol
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.filterwarnings("default")
 def test_compiled_steps_give_the_same_gradient_and_are_compiled_once() -> None:
-    name, stats = "adam_decay_schedule", torch._dynamo.utils.counters["stats"]
+    name, stats = "adamw_clipped", torch._dynamo.utils.counters["stats"]
     for steps, adjoint in ((7, Tape()), (9, Reversible())):
         problem, compiled = mp.mlp(), stats["unique_graphs"]  # another loss function, of the same code, every time
         found = meta_gradient(problem, OPTIMIZERS[name], steps, adjoint=adjoint, torch_compile=True)

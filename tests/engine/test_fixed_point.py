@@ -31,7 +31,7 @@ def back(state: FixedPointState, gradients: list[Tensor]) -> None:
 
 
 def integers(state: FixedPointState) -> list[Tensor]:
-    return [state.w.clone(), *(x.clone() for total in state.sums for x in total.limbs)]
+    return [state.u.clone(), *(x.clone() for total in state.sums for x in total.limbs)]
 
 
 decays = st.one_of(st.floats(1 / 16, 0.9999), st.sampled_from([1 / 16, 0.5, 0.9, 0.99, 0.999]))

@@ -59,7 +59,8 @@ def test_many_calls_use_the_memory_of_ten(calls: int, torch_compile: bool, adjoi
 @pytest.mark.parametrize("rows", [2, 32, 128], ids=["large weights", "as large activations", "large activations"])
 def test_the_estimated_memory_is_roughly_right(adjoint: Adjoint, rows: int, steps: int) -> None:
     x, w = torch.randn(rows, 32, requires_grad=True), {"w": torch.randn(32, 1024, requires_grad=True)}
-    optimizer, layout = InnerAdam(lr=0.01, weight_decay=0.1), Layout.of(w)
+    optimizer = InnerAdam(lr=0.01, weight_decay=0.1)
+    layout = Layout.of(w, optimizer)
     loop = InnerLoop(_loss, optimizer, layout, steps, steps, 1, {})
     flat = layout.flatten(w)
     estimate = adjoint.memory(loop, flat, (x,), graph_bytes(loop, flat, (x,)))

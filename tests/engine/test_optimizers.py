@@ -13,7 +13,7 @@ from meta_problems import TWINS
 from torch import Tensor
 
 from farzi_hf import engine
-from farzi_hf.engine import InnerAdam, InnerOptimizer, InnerSGD, PaperAdam, State
+from farzi_hf.engine import InnerAdam, InnerAdamW, InnerOptimizer, InnerSGD, PaperAdam, State, unroll
 
 
 def rosenbrock(w: Tensor) -> Tensor:
@@ -54,6 +54,26 @@ def test_forward_equals_the_torch_twin(name: str) -> None:
     assert torch.equal(found, run(optimizer, start, 50, in_place=True))
 
 
+def test_groups_and_clipping_equal_those_of_torch() -> None:
+    """In unclipped steps, too. `rtol`: torch has the norm of each tensor first."""
+    problem, largest = mp.mlp(), 1.2
+    optimizer = InnerAdamW(lr=0.05, weight_decay=0.5, no_decay=("bias", "dead"), max_grad_norm=largest)
+    found = unroll(*problem.arguments, optimizer=optimizer, steps=20)
+    trained = {name: x.detach().clone().requires_grad_() for name, x in problem.params.items() if x.requires_grad}
+    plain = [x for name, x in trained.items() if name in optimizer.no_decay]
+    decaying = [x for name, x in trained.items() if name not in optimizer.no_decay]
+    twin = torch.optim.AdamW([{"params": decaying, "weight_decay": 0.5}, {"params": plain, "weight_decay": 0.0}], 0.05)
+    norms = []
+    for step in range(1, 21):
+        twin.zero_grad()
+        problem.inner_loss({**problem.params, **trained}, problem.inputs, step).backward()
+        norms.append(float(torch.nn.utils.clip_grad_norm_(trained.values(), largest)))
+        twin.step()
+    assert min(norms) < largest < max(norms)
+    for name, x in trained.items():
+        torch.testing.assert_close(found[name], x, rtol=1e-12, atol=1e-12)
+
+
 # --- one step in reverse ---------------------------------------------------------------------------------------------
 
 
@@ -77,7 +97,8 @@ unit = st.floats(0, 0.99)
 positive = st.floats(1e-4, 1.0)
 decay = st.sampled_from([0.0, 0.1])
 adams = st.builds(
-    InnerAdam, lr=positive, betas=st.tuples(unit, unit), eps=positive, eps_root=st.sampled_from([0.0, 0.01]), weight_decay=decay
+    lambda kind, **settings: kind(**settings), st.sampled_from([InnerAdam, InnerAdamW]), lr=positive, betas=st.tuples(unit, unit),
+    eps=positive, eps_root=st.sampled_from([0.0, 0.01]), weight_decay=decay,
 )  # fmt: skip
 sgds = st.builds(InnerSGD, lr=positive, momentum=unit, weight_decay=decay)
 
@@ -105,6 +126,19 @@ def test_zero_and_vanishing_gradients_leave_derivatives_finite(dtype: torch.dtyp
     torch.testing.assert_close(found[-1][0], expected[-1][0])
 
 
+def test_the_norm_of_millions_of_numbers_is_right() -> None:
+    """One sum of squares in float32 stops to grow: for as many it is wrong by three parts in a thousand."""
+    g = (torch.randn(40_000_000, generator=torch.Generator().manual_seed(0)),)
+    (found,) = InnerSGD(lr=0.1, max_grad_norm=1.0).clip(g)
+    assert float(found[:1000].norm()) == pytest.approx(float(g[0][:1000].norm() / g[0].double().norm()), rel=1e-5)
+
+
+def test_a_gradient_of_zero_is_clipped_to_zero() -> None:
+    optimizer, g = InnerSGD(lr=0.1, max_grad_norm=1e-7), (torch.zeros(3),)
+    assert not optimizer.clip(g)[0].any()
+    assert bool(optimizer.clip_pullback(g, (torch.ones(3),))[0].isfinite().all())
+
+
 # --- hyper-parameters ------------------------------------------------------------------------------------------------
 
 
@@ -115,6 +149,9 @@ BAD: dict[str, tuple[Callable[[], InnerOptimizer], str]] = {
     "eps negative": (lambda: InnerAdam(lr=0.1, eps=-1e-8), r"eps must be a finite number >= 0, got -1e-08"),
     "no eps": (lambda: PaperAdam(lr=0.1, eps=0.0), r"eps and eps_root are both 0\.0.*for example eps=1e-8"),
     "decay": (lambda: InnerAdam(lr=0.1, weight_decay=-0.1), r"weight_decay must be a finite number >= 0, got -0\.1"),
+    "clipping": (lambda: InnerSGD(lr=0.1, max_grad_norm=0.0), r"max_grad_norm must be None or .* > 0, got 0\.0; None turns it off"),
+    "no memory": (lambda: InnerAdamW(lr=0.5, weight_decay=2), r"lr=0\.5 times weight_decay=2 must be below 1.*lower one"),
+    "one name": (lambda: InnerAdamW(lr=0.1, no_decay="bias"), r"no_decay must be the names of parameters, got 'bias'"),
     "momentum": (lambda: InnerSGD(lr=0.1, momentum=1.0), r"momentum must be a number in \[0, 1\), got 1\.0"),
 }  # fmt: skip
 

@@ -10,7 +10,7 @@ import torch
 from adjoint_checks import OPTIMIZERS, every_adjoint, skip_irreversible
 from meta_problems import ADAM, outer_loss
 
-from farzi_hf.engine import Adjoint, InnerOptimizer, InnerSGD, train, unroll
+from farzi_hf.engine import Adjoint, InnerAdamW, InnerOptimizer, InnerSGD, train, unroll
 
 
 def parts(problem: mp.MetaProblem, optimizer: InnerOptimizer, *lengths: int):
@@ -61,3 +61,6 @@ def test_another_optimizer_cannot_go_on():
     problem = mp.mlp()
     with pytest.raises(ValueError, match=r"params is a training with another optimizer than InnerSGD\("):
         unroll(problem.inner_loss, parts(problem, ADAM, 3), problem.inputs, optimizer=InnerSGD(0.1), steps=2)
+    without = InnerAdamW(0.1, no_decay=("bias",))
+    with pytest.raises(ValueError, match=r"params is a training with another optimizer than InnerAdamW\("):
+        unroll(problem.inner_loss, parts(problem, InnerAdamW(0.1), 3), problem.inputs, optimizer=without, steps=2)

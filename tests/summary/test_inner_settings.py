@@ -11,7 +11,7 @@ from tiny_models import LENGTH, V, soft_trainer, tiny_model
 from transformers import SchedulerType, TrainingArguments
 
 from farzi_hf.distillation import Learner, SyntheticTraining
-from farzi_hf.engine import OPTIMIZERS, InnerAdam, InnerSGD
+from farzi_hf.engine import OPTIMIZERS, InnerAdam, InnerAdamW, InnerSGD
 from farzi_hf.summary import FarziData, FarziDataConfig
 from farzi_hf.summary.inner_settings import LR_SCHEDULES, lr_schedule
 
@@ -32,7 +32,13 @@ def student(farzi: FarziData, args: TrainingArguments) -> dict[str, torch.Tensor
 
 
 OWN = {"labels": "own", "label_dim": 2}
-LIKE = {"adam": (ADAM, InnerAdam(0.02, (0.5, 0.99), 1e-3)), "sgd": (SGD, InnerSGD(0.3, 0.5))}
+ADAMW = {**ADAM, "optimizer": "adamw", "weight_decay": 0.5, "max_grad_norm": 0.05}
+ADAMW_LIKE = InnerAdamW(0.02, (0.5, 0.99), 1e-3, weight_decay=0.5, max_grad_norm=0.05)
+LIKE = {
+    "adam": (ADAM, InnerAdam(0.02, (0.5, 0.99), 1e-3)),
+    "sgd": (SGD, InnerSGD(0.3, 0.5)),
+    "adamw": (ADAMW, ADAMW_LIKE),
+}
 STUDENTS = [(name, schedule, {}) for name in LIKE for schedule in LR_SCHEDULES]
 STUDENTS += [("adam", "constant", OWN), ("adam", "constant", {**OWN, "inputs": "tokens"})]
 
@@ -96,7 +102,7 @@ def test_settings_that_the_summary_lacks_have_to_be_given(tmp_path, inner):
     [
         ({"betas": [0.9]}, r"config\.inner=\{.*\} is no adam: betas must be two numbers"),
         ({"lr": "fast"}, "is no adam: lr must be a finite number"),
-        ({"optimizer": "lion"}, r"config\.inner\['optimizer'\]='lion' is unknown; it is one of adam, sgd"),
+        ({"optimizer": "lion"}, r"config\.inner\['optimizer'\]='lion' is unknown; it is one of adam, adamw, sgd"),
     ],
 )
 def test_settings_that_no_optimizer_has_are_refused(tmp_path, change, match):

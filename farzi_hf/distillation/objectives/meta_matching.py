@@ -171,7 +171,9 @@ class LearnerPool:
             self._generations[place], self._states[place] = generation, None
             if step >= 0:
                 seed = derive(self.seed, Purpose.POOL_LEARNER, place, generation)
-                layout = Layout.of(self.starts(learner, seed, device))  # with the constants of this learner
+                layout = Layout.of(  # with the constants of this learner
+                    self.starts(learner, seed, device), self.training.optimizer_for(learner, 1)
+                )
                 states = tuple(
                     tuple(tensors[f"{place}.{group}.{i}"].to(device) for i in range(self.training.optimizer.fields))
                     for group in range(len(layout.groups))

@@ -21,8 +21,8 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from farzi_hf.engine.inner_loop import CHUNK, chunks
-from farzi_hf.engine.optimizers import InvertibleOptimizer, State
+from farzi_hf.engine.inner_loop import chunks
+from farzi_hf.engine.optimizers import CHUNK, InvertibleOptimizer, State
 
 LARGEST_GRADIENT = torch.finfo(torch.float32).max
 """The largest element of a gradient: its square is a number of float64."""
@@ -188,16 +188,18 @@ def _carry(limb: Tensor) -> Tensor:
 class FixedPointState:
     """The state of one buffer of parameters in integers, after step `before`: `step` forward, `unstep` and `restore` back.
 
-    The parameters are multiples of 2^-44; `weights` (P,) are the same in floating point, and each step overwrites them.
+    `weights` (P,) are the parameters in floating point, and each step overwrites them. They are p u: p is the product of what all steps
+    multiplied them by, and u are multiples of 2^-44, which move by a function of the accumulators alone. So no bit is lost in a product.
     """
 
     def __init__(self, optimizer: InvertibleOptimizer, state: State, before: int):
         self.optimizer, self.before = optimizer, before
         start, *accumulators = state
-        self.weights, self.w = torch.empty_like(start), torch.zeros_like(start, dtype=torch.int64)
+        self.weights, self.u = torch.empty_like(start), torch.zeros_like(start, dtype=torch.int64)
+        self.products = [1.0]  # p before the start and after each step
         self.bound = _check_range("parameter", largest(start), LARGEST_WEIGHT, before)  # of the parameters
         for rows in _parts(start):
-            self._move(rows, start[rows].double())
+            self._move(rows, start[rows].double(), 1.0)
         self.sums = [
             DecayingSum(x, decay, optimizer.resolution(i))
             for i, (x, decay) in enumerate(zip(accumulators, optimizer.decays, strict=True))
@@ -215,15 +217,19 @@ class FixedPointState:
         for total, c in zip(self.sums, self.optimizer.increments(*ends), strict=True):
             total.reserve(float(c))
             total.shrink(t - self.before)
+        self.products.append(self.products[-1] * self.optimizer.shrinkage(lr))
         for rows in _parts(g):
             self._accumulate(rows, g, t, 1)
-            self._move(rows, self.optimizer.displacement(self.accumulators(rows, t), t, lr).neg_())
-        self.bound = _check_range("parameter", largest(self.weights), LARGEST_WEIGHT, t)
+            change = self.optimizer.displacement(self.accumulators(rows, t), t, lr).neg_()
+            self._move(rows, change, self.products[-1])
+        self.bound = largest(self.weights)
+        _check_range("parameter", self.bound / abs(self.products[-1]), LARGEST_WEIGHT, t)
 
     def unstep(self, t: int, lr: float) -> None:
         """Take the parameters back to before step `t`."""
-        for rows in _parts(self.w):
-            self._move(rows, self.optimizer.displacement(self.accumulators(rows, t), t, lr))
+        product = self.products.pop()
+        for rows in _parts(self.u):
+            self._move(rows, self.optimizer.displacement(self.accumulators(rows, t), t, lr), product)
 
     def accumulators(self, rows: slice, t: int) -> State:
         """The accumulators after step `t`, in float64. Call it before `restore`."""
@@ -242,10 +248,10 @@ class FixedPointState:
         for total, c in zip(self.sums, increments, strict=True):
             total.add(rows, c.mul_(sign), t - self.before)
 
-    def _move(self, rows: slice, u: Tensor) -> None:
-        """Add u (float64, overwritten) to the parameters."""
-        self.w[rows] += u.mul_(2.0**_WEIGHT_BITS).round_().to(torch.int64)
-        self.weights[rows] = self.w[rows].double().mul_(2.0**-_WEIGHT_BITS)
+    def _move(self, rows: slice, change: Tensor, product: float) -> None:
+        """Add a change (float64, overwritten) to the parameters where p is `product`; then make the floating-point numbers."""
+        self.u[rows] += change.mul_(2.0**_WEIGHT_BITS / product).round_().to(torch.int64)
+        self.weights[rows] = self.u[rows].double().mul_(2.0**-_WEIGHT_BITS * self.products[-1])
 
 
 def _parts(x: Tensor) -> Iterator[slice]:

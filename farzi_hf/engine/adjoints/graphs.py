@@ -45,8 +45,9 @@ class Direct(Adjoint):
         for t in loop.differentiated:
             # Each step has inputs of its own, so that a loss which differentiates in them does not go back through earlier steps.
             own = tuple(x.view_as(x) if x.requires_grad else x for x in inputs)
-            g = loop.gradient(weights(states), own, t, create_graph=True)
-            states = tuple(loop.optimizer.step(s, flat, t, loop.rate(t)) for s, flat in zip(states, g, strict=True))
+            g = loop.optimizer.clip(loop.gradient(weights(states), own, t, create_graph=True))
+            each = zip(loop.optimizers, states, g, strict=True)
+            states = tuple(optimizer.step(state, flat, t, loop.rate(t)) for optimizer, state, flat in each)
         return weights(states)
 
 
@@ -67,7 +68,7 @@ class GradientGraphs(RecordingAdjoint):
         steps = []
         for t in loop.differentiated:
             graph = loop.gradient_graph(weights(states), inputs, t)
-            states = loop.update(states, tuple(flat.detach() for flat in graph.g), t)
+            states = loop.update(states, loop.clipped(graph), t)
             steps.append((graph, tuple(state[1:] for state in states)))
         return states, steps
 

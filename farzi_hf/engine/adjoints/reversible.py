@@ -73,7 +73,8 @@ class Integers:
     """The integers of one training: at its start, and after `forward` at its end."""
 
     def __init__(self, loop: InnerLoop, states: States):
-        self.groups = [FixedPointState(loop.optimizer, state, loop.differentiated[0] - 1) for state in states]
+        before = loop.differentiated[0] - 1
+        self.groups = [FixedPointState(*each, before) for each in zip(loop.optimizers, states, strict=True)]
         self.start = self.full_checksum()
         self.checksums: list[list[int]] = []  # of the parameters before each step taken
 
@@ -100,7 +101,7 @@ class Integers:
         return tuple(x.to(dtype) for x in self.groups[group].accumulators(rows, t))
 
     def checksum(self) -> list[int]:
-        return [int(group.w.sum()) for group in self.groups]
+        return [int(group.u.sum()) for group in self.groups]
 
     def full_checksum(self) -> list[int]:
         """Of the accumulators too."""

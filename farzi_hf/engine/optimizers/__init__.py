@@ -1,12 +1,12 @@
 """The optimizers of the inner loop. Each has a file of its own and a line in the table `OPTIMIZERS`."""
 
-from farzi_hf.engine.optimizers.adam import InnerAdam, PaperAdam
-from farzi_hf.engine.optimizers.base import InnerOptimizer, InvertibleOptimizer, State, setting
+from farzi_hf.engine.optimizers.adam import InnerAdam, InnerAdamW, PaperAdam
+from farzi_hf.engine.optimizers.base import CHUNK, InnerOptimizer, InvertibleOptimizer, State, setting
 from farzi_hf.engine.optimizers.sgd import InnerSGD
 
 __all__ = [
-    "OPTIMIZERS", "InnerAdam", "InnerOptimizer", "InnerSGD", "InvertibleOptimizer", "PaperAdam", "State", "setting",
+    "CHUNK", "OPTIMIZERS", "InnerAdam", "InnerAdamW", "InnerOptimizer", "InnerSGD", "InvertibleOptimizer", "PaperAdam", "State", "setting",
 ]  # fmt: skip
 
-OPTIMIZERS: dict[str, type[InnerOptimizer]] = {"adam": InnerAdam, "sgd": InnerSGD}
+OPTIMIZERS: dict[str, type[InnerOptimizer]] = {"adam": InnerAdam, "adamw": InnerAdamW, "sgd": InnerSGD}
 """The optimizers that a config can name. `PaperAdam` is not among them, because its gradient is not exact."""

@@ -1,10 +1,10 @@
-"""Adam with the exact reverse of its step; and `PaperAdam`, with the reverse rule that the paper prints, for comparison."""
+"""Adam and AdamW with the exact reverse of their step; and `PaperAdam`, with the reverse rule that the paper prints, for comparison."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -12,12 +12,14 @@ from torch import Tensor
 
 from farzi_hf.engine.optimizers.base import (
     FLOAT32_BITS,
+    InnerOptimizer,
     InvertibleOptimizer,
     State,
     check_fields,
     decayed,
     is_number,
     learning_rate,
+    max_grad_norm,
     moves_root,
     root,
     setting,
@@ -52,6 +54,7 @@ class InnerAdam(InvertibleOptimizer):
         weight_decay: $\lambda$; $\lambda w$ is added to the gradient as in `torch.optim.Adam` (coupled, not AdamW).
         lr_schedule: maps the global step to a multiplier of `lr`, like the function of a `LambdaLR`. Steps count from
             `unroll`'s `first_step` and not from 0.
+        max_grad_norm: $C$, see `InnerOptimizer`; None does not clip.
 
     Raises:
         ValueError: a hyper-parameter is out of its range.
@@ -71,6 +74,7 @@ class InnerAdam(InvertibleOptimizer):
     eps_root: float = 0.0
     weight_decay: float = weight_decay()
     lr_schedule: Callable[[int], float] | None = None
+    max_grad_norm: float | None = max_grad_norm()
 
     def __post_init__(self) -> None:
         check_fields(self, "eps", "eps_root")
@@ -84,9 +88,14 @@ class InnerAdam(InvertibleOptimizer):
             )
 
     @property
+    def coupled(self) -> float:
+        """The λ of (1)."""
+        return self.weight_decay
+
+    @property
     def keeps_unused(self) -> bool:
-        # A class derived from this one may decay otherwise.
-        return self.weight_decay == 0 and type(self).step is InnerAdam.step
+        # A class derived from this one may decay otherwise; a norm's last bits depend on how many zeros it sums.
+        return self.weight_decay == 0 and self.max_grad_norm is None and type(self).step is InnerAdam.step
 
     def stock_settings(self) -> dict[str, Any]:
         beta1, beta2 = self.betas
@@ -107,7 +116,7 @@ class InnerAdam(InvertibleOptimizer):
     def step(self, state: State, g: Tensor, t: int, lr: float, out: State | None = None) -> State:
         (w, m, v), (w_out, m_out, v_out) = state, out or (None, None, None)
         (beta1, beta2), (a, e, r) = self.betas, self._corrected(t, lr)
-        g = decayed(g, w, self.weight_decay)  # (1)
+        g = decayed(g, w, self.coupled)  # (1)
         m = torch.lerp(m, g, 1 - beta1, out=m_out)  # (2)
         v = torch.addcmul(torch.mul(v, beta2, out=v_out), g, g, value=1 - beta2, out=v_out)  # (3)
         s = root(v + r if r else v)
@@ -117,7 +126,7 @@ class InnerAdam(InvertibleOptimizer):
     def pullback(self, w: Tensor, accumulators: State, g: Tensor, cotangent: State, t: int, lr: float) -> Tensor:
         (m, v), (dw, dm, dv) = accumulators, cotangent
         (beta1, beta2), (a, e, r) = self.betas, self._corrected(t, lr)
-        g = decayed(g, w, self.weight_decay)  # (1)
+        g = decayed(g, w, self.coupled)  # (1)
         x = v + r if r else v
         s = root(x)
         denominator = s + e
@@ -128,8 +137,8 @@ class InnerAdam(InvertibleOptimizer):
         dg = (dm * (1 - beta1)).addcmul_(g, dv, value=2 * (1 - beta2))  # (7)
         dm.mul_(beta1)  # (8)
         dv.mul_(beta2)
-        if self.weight_decay:
-            dw.add_(dg, alpha=self.weight_decay)
+        if self.coupled:
+            dw.add_(dg, alpha=self.coupled)
         return dg
 
     @property
@@ -137,7 +146,7 @@ class InnerAdam(InvertibleOptimizer):
         return tuple(self.betas)
 
     def increments(self, w: Tensor, g: Tensor) -> tuple[Tensor, ...]:
-        g = decayed(g, w, self.weight_decay)  # (1)
+        g = decayed(g, w, self.coupled)  # (1)
         return g * (1 - self.betas[0]), g.square().mul_(1 - self.betas[1])  # (2), (3)
 
     def displacement(self, accumulators: State, t: int, lr: float) -> Tensor:
@@ -150,6 +159,61 @@ class InnerAdam(InvertibleOptimizer):
         least = -math.log2((self.eps + math.sqrt(self.eps_root)) * math.sqrt(1 - self.betas[1]))
         q = max(0, math.ceil(least)) + FLOAT32_BITS + 1
         return q if index == 0 else 2 * q - FLOAT32_BITS
+
+
+@dataclass(frozen=True)
+class InnerAdamW(InnerAdam):
+    r"""AdamW (Loshchilov & Hutter, 2019). Every step equals a step of `torch.optim.AdamW`.
+
+    It is `InnerAdam` with two changes. (1) is $w \leftarrow (1 - \alpha\lambda)\, w$ in place of a summand of the gradient; and at the end of
+    its reverse, (8) has $dw \leftarrow (1 - \alpha\lambda)\, dw$ in place of the summand $\lambda\, dg$.
+
+    Args:
+        weight_decay: $\lambda$. The class has the default of torch, 0.01, and a config that of the stock Trainer, 0.
+        no_decay: names of parameters with $\lambda = 0$. The stock Trainer has all biases and norms there; a config's inner loop, too.
+
+    Raises:
+        ValueError: a hyper-parameter is out of its range; in `unroll`, `no_decay` names no parameter.
+    """
+
+    coupled: ClassVar[float] = 0.0
+    without_stock_twin: ClassVar[tuple[str, ...]] = ("eps_root",)
+
+    weight_decay: float = setting(0.01, "λ of the inner optimizer", name="inner_weight_decay", start=0.0)
+    no_decay: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.no_decay, str):
+            raise ValueError(f"no_decay must be the names of parameters, got {self.no_decay!r}; give a tuple")
+        if self.lr * self.weight_decay >= 1:
+            raise ValueError(
+                f"lr={self.lr!r} times weight_decay={self.weight_decay!r} must be below 1, or a step leaves nothing of a parameter; lower one"
+            )
+
+    def by_parameter(self, names: Iterable[str]) -> dict[str, InnerOptimizer]:
+        names = list(names)
+        if unknown := set(self.no_decay) - set(names):
+            raise ValueError(
+                f"no_decay names {min(unknown)!r}, which is no parameter; params has {', '.join(names):.200}"
+            )
+        plain = replace(self, weight_decay=0.0, no_decay=())
+        return {name: plain if name in self.no_decay else self for name in names}
+
+    def without_decay(self, names: Iterable[str]) -> InnerAdamW:
+        return replace(self, no_decay=tuple(dict.fromkeys((*self.no_decay, *names))))
+
+    def shrinkage(self, lr: float) -> float:
+        return 1 - lr * self.weight_decay
+
+    def step(self, state: State, g: Tensor, t: int, lr: float, out: State | None = None) -> State:
+        w = torch.mul(state[0], self.shrinkage(lr), out=out and out[0])  # (1)
+        return super().step((w, *state[1:]), g, t, lr, out)
+
+    def pullback(self, w: Tensor, accumulators: State, g: Tensor, cotangent: State, t: int, lr: float) -> Tensor:
+        dg = super().pullback(w, accumulators, g, cotangent, t, lr)
+        cotangent[0].mul_(self.shrinkage(lr))  # (8)
+        return dg
 
 
 @dataclass(frozen=True)
@@ -173,13 +237,13 @@ class PaperAdam(InnerAdam):
     def pullback(self, w: Tensor, accumulators: State, g: Tensor, cotangent: State, t: int, lr: float) -> Tensor:
         (m, v), (dw, dm, _) = accumulators, cotangent
         (beta1, beta2), (a, e, r) = self.betas, self._corrected(t, lr)
-        g = decayed(g, w, self.weight_decay)
+        g = decayed(g, w, self.coupled)
         x = v + r
         s = root(x)
         u = (dw * a).div_(s + e)
         dm.addcmul_(u, (m / s).mul_(moves_root(x)).div_(s + e).mul_(g), value=(1 - beta2) / (1 - beta1)).sub_(u)  # (1)
         dg = dm * (1 - beta1)  # (2)
         dm.mul_(beta1)  # (3)
-        if self.weight_decay:
-            dw.add_(dg, alpha=self.weight_decay)
+        if self.coupled:
+            dw.add_(dg, alpha=self.coupled)
         return dg

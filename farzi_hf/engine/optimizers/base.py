@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import MISSING, field
 from typing import Any, ClassVar
 
@@ -20,6 +20,8 @@ from torch import Tensor
 State = tuple[Tensor, ...]
 
 FLOAT32_BITS = 24
+CHUNK = 1 << 18
+"""The number of elements that an optimizer updates at a time, so that its temporaries stay in the processor's cache."""
 
 
 def setting(default: Any = MISSING, help: str = "", **metadata: Any) -> Any:
@@ -43,8 +45,24 @@ def weight_decay() -> Any:
     return setting(0.0, "λ of the inner optimizer", name="inner_weight_decay")
 
 
+def max_grad_norm() -> Any:
+    """The setting `max_grad_norm` of optimizers."""
+    return setting(
+        None, "C, to which an inner gradient's norm is clipped, as `max_grad_norm` of the stock Trainer clips; by default it is not",
+        name="inner_max_grad_norm",
+    )  # fmt: skip
+
+
 class InnerOptimizer(ABC):
-    """The interface that `unroll` needs.
+    r"""The interface that `unroll` needs.
+
+    Before the step, the gradient of all parameters together is clipped as by `torch.nn.utils.clip_grad_norm_`, if `max_grad_norm` is a
+    number $C$. With the norm $n = \|g\|$, this and its exact reverse are
+
+    1. $g \leftarrow c\, g$ with $c = \min(1,\, C / (n + 10^{-6}))$
+    2. $dg \leftarrow c\, dg - c\, \langle g, dg\rangle\, g / (n\, (n + 10^{-6}))$ with the $g$ before (1); the second part is $0$ where $c = 1$
+
+    At $n = C$ the clipped gradient has a kink: there the meta-gradient is the one from below.
 
     `t` counts the steps since the state was zero (1, 2, …), as bias corrections need it. The learning rate of a step
     is `rate(step)`, where `step` is the global step, which the inner loss also gets.
@@ -67,6 +85,39 @@ class InnerOptimizer(ABC):
 
     lr: float
     lr_schedule: Callable[[int], float] | None
+    max_grad_norm: float | None = None
+
+    def by_parameter(self, names: Iterable[str]) -> dict[str, InnerOptimizer]:
+        """The optimizer of each parameter. They may differ in hyper-parameters of `step` and `pullback` alone."""
+        return dict.fromkeys(names, self)
+
+    def without_decay(self, names: Iterable[str]) -> InnerOptimizer:
+        """The same optimizer that does not decay these parameters, if it can make a difference between parameters."""
+        return self
+
+    def clip(self, g: State) -> State:
+        """The clipped gradient, differentiable; `g` are the flat buffers of all parameters."""
+        if self.max_grad_norm is None:
+            return g
+        c, _ = self._clipping(g)
+        return tuple(x * c.clamp(max=1).to(x) for x in g)  # (1)
+
+    def clip_pullback(self, g: State, dg: State) -> State:
+        """The cotangent of the gradient `g` from that of the clipped one, `dg`, which is overwritten."""
+        if self.max_grad_norm is None:
+            return dg
+        c, n = self._clipping(g)
+        pairs = zip(_parts(g), _parts(dg), strict=True)
+        inner = torch.stack([torch.dot(x, dx).to(n) for x, dx in pairs]).sum()
+        along = torch.where(c <= 1, inner / (n * (n + _CLIP_EPS)).clamp_min(torch.finfo(n.dtype).tiny), 0.0)
+        c = c.clamp(max=1)
+        return tuple(dx.addcmul_(x, along.to(x), value=-1).mul_(c.to(x)) for x, dx in zip(g, dg, strict=True))  # (2)
+
+    def _clipping(self, g: State) -> tuple[Tensor, Tensor]:
+        """C / (n + 1e-6), and n. On a CPU, parts have the norm first: one sum of squares over millions of float32 is wrong by per mille."""
+        norms = [torch.linalg.vector_norm(x) for x in _parts(g)]
+        n = torch.linalg.vector_norm(torch.stack([x.to(norms[0].device) for x in norms]))
+        return self.max_grad_norm / (n + _CLIP_EPS), n
 
     def stock_settings(self) -> dict[str, Any] | None:
         """This optimizer and its hyper-parameters under the names of `transformers.TrainingArguments`; None if Trainer has no such optimizer."""
@@ -97,9 +148,13 @@ class InnerOptimizer(ABC):
 class InvertibleOptimizer(InnerOptimizer):
     """An optimizer whose step `Reversible` can undo, because integers can follow it exactly (`adjoints.fixed_point`).
 
-    The step has two parts: every accumulator is a decaying sum x_t = β x_{t-1} + c_t, and the parameters move by a
-    function of the accumulators alone.
+    The step has two parts: every accumulator is a decaying sum x_t = β x_{t-1} + c_t, and the parameters are multiplied by a number and
+    moved by a function of the accumulators alone.
     """
+
+    def shrinkage(self, lr: float) -> float:
+        """The number by which a step multiplies the parameters, not 0."""
+        return 1.0
 
     @property
     @abstractmethod
@@ -112,12 +167,19 @@ class InvertibleOptimizer(InnerOptimizer):
 
     @abstractmethod
     def displacement(self, accumulators: State, t: int, lr: float) -> Tensor:
-        """w_{t-1} − w_t, from the accumulators after step `t`. These may be overwritten, also with the result."""
+        """shrinkage · w_{t-1} − w_t, from the accumulators after step `t`. These may be overwritten, also with the result."""
 
     @abstractmethod
     def resolution(self, index: int) -> int:
         """The bits that an accumulator needs below the binary point: so many that the rest changes the displacement by less than float32's
         rounding."""
+
+
+_CLIP_EPS = 1e-6  # of torch.nn.utils.clip_grad_norm_
+
+
+def _parts(g: State) -> list[Tensor]:
+    return [part for flat in g for part in flat.split(CHUNK if flat.device.type == "cpu" else len(flat))]
 
 
 def decayed(g: Tensor, w: Tensor, weight_decay: float) -> Tensor:
@@ -154,3 +216,5 @@ def check_fields(optimizer: InnerOptimizer, *names: str) -> None:
         value = getattr(optimizer, name)
         if not (is_number(value) and value >= 0):
             raise ValueError(f"{name} must be a finite number >= 0, got {value!r}; 0.0 turns it off")
+    if (most := optimizer.max_grad_norm) is not None and not (is_number(most) and most > 0):
+        raise ValueError(f"max_grad_norm must be None or a finite number > 0, got {most!r}; None turns it off")

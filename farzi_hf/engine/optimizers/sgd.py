@@ -18,6 +18,7 @@ from farzi_hf.engine.optimizers.base import (
     decayed,
     is_number,
     learning_rate,
+    max_grad_norm,
     setting,
     weight_decay,
 )
@@ -41,6 +42,7 @@ class InnerSGD(InvertibleOptimizer):
         momentum: $\mu$, in [0, 1).
         weight_decay: $\lambda$; $\lambda w$ is added to the gradient.
         lr_schedule: maps the global step to a multiplier of `lr`.
+        max_grad_norm: $C$, see `InnerOptimizer`; None does not clip.
 
     Raises:
         ValueError: a hyper-parameter is out of its range.
@@ -53,6 +55,7 @@ class InnerSGD(InvertibleOptimizer):
     momentum: float = setting(0.0, "momentum of the inner SGD", name="inner_momentum")
     weight_decay: float = weight_decay()
     lr_schedule: Callable[[int], float] | None = None
+    max_grad_norm: float | None = max_grad_norm()
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -61,8 +64,8 @@ class InnerSGD(InvertibleOptimizer):
 
     @property
     def keeps_unused(self) -> bool:
-        # A class derived from this one may decay otherwise.
-        return self.weight_decay == 0 and type(self).step is InnerSGD.step
+        # A class derived from this one may decay otherwise; a norm's last bits depend on how many zeros it sums.
+        return self.weight_decay == 0 and self.max_grad_norm is None and type(self).step is InnerSGD.step
 
     def stock_settings(self) -> dict[str, Any]:
         momentum = f"momentum={self.momentum}"
