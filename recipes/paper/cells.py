@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import json
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -179,7 +180,10 @@ def _trained(e: Experiment, cell: Cell, seed: int) -> tuple[FarziTrainer, str | 
     summary = None if cell.source is None else load_file(_folder(e, cell.source, seed) / SUMMARY)
     if summary and "label_decoder" in summary:  # its width is by default that of the learner's head
         args = changed(args, label_dim=len(summary["label_decoder"]))
-    trainer = trainer_of(e.data, args, seed, cell.learner)
+    data = copy.copy(e.data)
+    if summary and args.labels == "teacher":  # a teacher of the kind that the source has distilled with
+        data.settings = replace(data.settings, teacher=cell.source.learner)
+    trainer = trainer_of(data, args, seed, cell.learner)
     if cell.distils:
         begin_run(trainer, settings, checkpoint)
         trainer.train(resume_from_checkpoint=checkpoint)

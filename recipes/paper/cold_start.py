@@ -4,9 +4,8 @@
     python recipes/paper/cold_start.py --dataset magazine --data_dir FOLDER
     python recipes/paper/cold_start.py --dataset sample_interactions                   # embedded
 
-This makes the paper's figure of cold users and items. Items are in ten equal groups by their count in the training users' histories. The
-figure of a group is computed over the test users whose last item is in the group. Test users are in ten equal groups by the length of their
-known history. Ties are broken by number, so all groups have the same size. The test users of all splits are taken together.
+This makes the paper's figure of cold users and items. Items are in ten equal groups by their count in the training users' histories, and a test
+user is in the group of the last item. Test users are in ten equal groups by the length of their known history. The users of all splits are together.
 Each (method, seed) is stored in `output_dir`, and a later start does not repeat it. Cells that `sample_efficiency.py` has distilled with the
 same settings are used again. The settings are in `configs/tables/own_DATASET_SCALE.yaml`, or with `--form paper` in `…/paper_DATASET_SCALE.yaml`;
 the card goes to `model_cards/cold_start_DATASET/`, or to `…_shared/`.

@@ -5,12 +5,12 @@
     python recipes/paper/cross_architecture.py --dataset sample                        # embedded: text, or sample_interactions
 
 By default each architecture is the teacher of a summary; `--teachers` chooses some of them. `--teacher '[{"model_type": "gpt2", …}, …]'` makes
-one summary, with the labels of these models together.
+one summary, with the labels of these models together. `--labels teacher --inputs drawn --storage coded5` makes summaries that carry their teacher.
 
-This makes the paper's table of cross-architecture generalization; here FMLP is a teacher too. All architectures have the size of the
-recipe's learner. Students train with the settings of the inner loop. Each (teacher, student, seed) is stored in `output_dir`, and a later
-start does not repeat it. The settings are in `configs/tables/own_DATASET_SCALE.yaml`, or with `--form paper` in `…/paper_DATASET_SCALE.yaml`; the
-card goes to `model_cards/cross_architecture_DATASET/`, or to `…_shared/`.
+This makes the paper's table; here FMLP is a teacher too. All architectures have the size of the recipe's learner. Students train with the settings
+of the inner loop. Each (teacher, student, seed) is stored in `output_dir`, and a later start does not repeat it. The settings are in
+`configs/tables/own_DATASET_SCALE.yaml`, or with `--form paper` in `…/paper_DATASET_SCALE.yaml`; the card goes to
+`model_cards/cross_architecture_DATASET/`, or to `…_shared/`.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def text_architectures(own: Mapping[str, Any]) -> Learners:
         "model_type": "llama", "hidden_size": width, "intermediate_size": 4 * width, "num_hidden_layers": 1, "num_attention_heads": 1,
         "tie_word_embeddings": False, "initializer_range": 0.1,
     }  # fmt: skip
-    return {"Transformer": own, "RNN": rnn, "Llama": llama}
+    return {"Transformer": own, "RNN": rnn, "Llama": llama, "NeoX": {**llama, "model_type": "gpt_neox"}}
 
 
 def recommenders(own: Mapping[str, Any]) -> Learners:

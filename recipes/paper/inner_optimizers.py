@@ -4,8 +4,7 @@
     python recipes/paper/inner_optimizers.py --dataset ptb --data_dir FOLDER
     python recipes/paper/inner_optimizers.py --dataset sample                          # embedded: text, or sample_interactions
 
-This makes the paper's figure of inner-loop optimizers. Each row has one distillation, all with the same number of outer steps. Time and memory of a
-meta-gradient against T are what `recipes/benchmark/benchmark.py` measures. At the size of MovieLens that is, with `pip install farzi-hf[bench]`:
+Each row has one distillation, all with as many outer steps. `recipes/benchmark/benchmark.py` measures time and memory of a meta-gradient:
 
     python recipes/benchmark/benchmark.py --num_sequences 5 --latent_dim 16 --vocab_size 1683 --batch_size 128 --hidden_size 16
         --methods autograd higher Tape Checkpoint Reversible --output_dir model_cards/inner_optimizers_ml-100k/cost

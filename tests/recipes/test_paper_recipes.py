@@ -89,7 +89,7 @@ def test_every_config_can_run(path, tmp_path):
         (sample_efficiency, ["--budgets", "5", "5"], "budgets=[5, 5] is not usable: give a list of different numbers of at least 1"),
         (sample_efficiency, ["--dataset", "magazine", "--scale", "paper"], "form='own' has no settings for magazine at scale paper; choose"),
         (privacy, ["--initialization", "spectral"], "initialization='spectral': other starts are computed from the data"),
-        (cross_architecture, ["--teachers", "LSTM"], "teachers: 'LSTM' is unknown; choose from Transformer, RNN, Llama"),
+        (cross_architecture, ["--teachers", "LSTM"], "teachers: 'LSTM' is unknown; choose from Transformer, RNN, Llama, NeoX"),
         (cold_start, [], "--dataset sample has no users and items: choose a data set of interactions"),
         (regularization, ["--label_dims", "8"], "label_dims=[8] leaves nothing to compare with; give at least two numbers"),
         (objectives, ["--form", "paper", "--methods", "magic"], f"methods: 'magic' is unknown; choose from {'; '.join(objectives.METHODS)}"),
@@ -154,7 +154,7 @@ def test_sample_efficiency(tmp_path, capsys, dataset, metric, counted):
 @pytest.mark.parametrize(
     ("dataset", "teachers", "names"),
     [
-        ("sample", ["Transformer", "Llama"], ["Transformer", "RNN", "Llama"]),
+        ("sample", ["Transformer", "Llama"], ["Transformer", "RNN", "Llama", "NeoX"]),
         ("sample_interactions", [], ["SASRec", "GRU4Rec", "FMLP"]),
     ],
 )
@@ -198,6 +198,17 @@ def test_privacy(tmp_path):
     assert rows[names[3]]["releases"] == 2
     assert "epsilon" not in rows["not private"]
     assert " ε |" in (tmp_path / "card" / "table.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_other_architectures_learn_from_a_carried_teacher(tmp_path):
+    carried = ("--inputs", "drawn", "--labels", "teacher", "--storage", "coded5", "--max_steps", "0", "--num_students", "1")  # fmt: skip
+    argv = [*tiny("sample_interactions", tmp_path, ()), *carried, "--seeds", "0", "--teachers", "GRU4Rec"]
+    cross_architecture.main(argv)
+    table = {row["method"]: row for row in card(tmp_path)["rows"]}
+    pairs = [f"GRU4Rec → {name}" for name in ("SASRec", "GRU4Rec", "FMLP")]
+    assert len({table[name]["auc"] for name in pairs}) == 3
+    assert len({table[name]["bytes"] for name in pairs}) == 1
 
 
 @pytest.mark.usefixtures("no_figures")
