@@ -4,13 +4,14 @@ All data become sequences of ids in a `datasets.Dataset` with the column `input_
 Exports the readers (`load_ptb`, `load_interactions`, …), `tokenize`, the windows, the collators, the checks of sequences and `vocabulary_of`.
 """
 
+from farzi_hf.data.files import DataUnavailableError
 from farzi_hf.data.interactions import (
     SAMPLE_INTERACTIONS,
     Interactions,
     load_interactions,
     load_sample_interactions,
 )
-from farzi_hf.data.readers import DataUnavailableError
+from farzi_hf.data.own import TextData, load_text, recognise
 from farzi_hf.data.sequences import (
     IGNORED,
     SequenceCollator,
@@ -36,7 +37,7 @@ from farzi_hf.data.vocabulary import Vocabulary, vocabulary_of
 
 __all__ = [
     "IGNORED", "SAMPLE_INTERACTIONS", "TEXTS", "DataUnavailableError",
-    "Interactions", "SequenceCollator", "Vocabulary", "bpe_tokenizer", "check_sequences", "evaluation_windows", "flatten_sequences",
-    "head_sequences", "load_docstrings", "load_interactions", "load_ptb", "load_sample_interactions", "load_sample_text", "minibatches",
-    "random_sequences", "sequences_fingerprint", "tokenize", "training_windows", "vocabulary_of", "word_tokenizer",
+    "Interactions", "SequenceCollator", "TextData", "Vocabulary", "bpe_tokenizer", "check_sequences", "evaluation_windows", "flatten_sequences",
+    "head_sequences", "load_docstrings", "load_interactions", "load_ptb", "load_sample_interactions", "load_sample_text", "load_text", "minibatches",
+    "random_sequences", "recognise", "sequences_fingerprint", "tokenize", "training_windows", "vocabulary_of", "word_tokenizer",
 ]  # fmt: skip

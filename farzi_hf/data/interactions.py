@@ -16,7 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset, DatasetDict
 
-from farzi_hf.data.readers import INTEGER, NAMES, SOURCES, read_own, reason
+from farzi_hf.data.files import reason
+from farzi_hf.data.readers import INTEGER, NAMES, SOURCES, read_own
 from farzi_hf.data.samples import SampleCatalogue
 from farzi_hf.data.seeds import Purpose, stream
 from farzi_hf.data.sequences import SPLITS, in_memory
@@ -38,12 +39,21 @@ class Interactions:
         num_items: the number of items; they are 1 … num_items.
         item_titles: num_items + 1 names, the padding's first; None if the data set has no titles.
         item_ids: the num_items original ids; None if they are 1 … num_items.
+        columns: what was read as users, items and times, in words.
     """
 
     sequences: list[np.ndarray]
     num_items: int
     item_titles: list[str] | None = None
     item_ids: list | None = None
+    columns: str | None = None
+
+    @property
+    def description(self) -> str:
+        """What was read, in one line."""
+        rows = sum(map(len, self.sequences))
+        columns = f" (columns {self.columns})" if self.columns else ""
+        return f"{rows:,} interactions of {len(self.sequences):,} users with {self.num_items:,} items{columns}"
 
     @property
     def vocabulary(self) -> list[str]:
@@ -77,8 +87,10 @@ def load_sample_interactions(num_users: int = 1000, seed: int = 0) -> Interactio
 
 
 def load_interactions(
-    name: str | Path | Dataset | Any, data_dir: str | Path | None = None, min_interactions: int = 3
-) -> Interactions:
+    name: str | Path | Dataset | Any, data_dir: str | Path | None = None, min_interactions: int = 3, *, user_column: str | None = None,
+    item_column: str | None = None, time_column: str | None = None, subset: str | None = None, split: str | None = None,
+    revision: str | None = None,
+) -> Interactions:  # fmt: skip
     """A data set of interactions as one sequence per user. An ambiguous value is refused; nothing is guessed.
 
     Ids stay as they are: the texts 007 and 7 are two users. In a text file, ids are numbers if the whole column holds plain integers, else
@@ -87,18 +99,26 @@ def load_interactions(
 
     Args:
         name: "ml-100k" (file `u.data`) or "magazine" (`Magazine_Subscriptions.csv`: Amazon's own, or numbers with the user first, or with
-            a header). Or your own with columns user, item and timestamp: a `datasets.Dataset`, a data frame, a file (.csv, .tsv,
-            .parquet, .jsonl), or the name of a data set that `datasets.load_dataset` finds (its split "train").
+            a header). Or your own: a `datasets.Dataset`, a data frame, a file, a folder or a pattern (text with columns, with or without a
+            compression, .jsonl, .parquet, .arrow), or the name of a data set that `datasets.load_dataset` finds.
         data_dir: folder with the files. Without it a named data set is downloaded once.
         min_interactions: users with fewer rows are left out. The default gives the paper's counts.
+        user_column, item_column, time_column: the columns of your own data. By default the first that has a usual name, such as user_id,
+            reviewerID and RecBole's user_id:token (`data.readers.KNOWN`). Without a column of times, the order of the rows is that of time. A
+            file without a header has user, item, rating and time, as MovieLens and Amazon have.
+        subset, split, revision: of a data set of the Hub; by default its split "train".
 
     Raises:
         ValueError: a file or a column is missing or there twice, a file is cut short, an id or timestamp cannot be used, or no user is left.
         DataUnavailableError: there is no `data_dir`, and the data cannot be downloaded.
     """
     if not isinstance(name, str) or name not in SOURCES:
-        source = name if isinstance(name, (str, Path)) else "the data set"
-        return _sequences(read_own(name, data_dir), source, min_interactions)
+        own = isinstance(name, (str, Path))
+        given = {"user": user_column, "item": item_column, "timestamp": time_column}
+        table = read_own(name, data_dir, given, name=subset, split=split, revision=revision)
+        path = Path(data_dir or "", name) if own else None
+        known = next((source for source in SOURCES.values() if own and source.file == path.name), None)
+        return _sequences(table, name if own else "the data set", min_interactions, known and known.titles(path))
     path = SOURCES[name].find(name, data_dir)
     return _sequences(SOURCES[name].read(path), path, min_interactions, SOURCES[name].titles(path))
 
@@ -107,9 +127,6 @@ def _sequences(
     table: pa.Table, source: Any, min_interactions: int, titles: dict[Any, str] | None = None
 ) -> Interactions:
     """Sorts, filters and numbers the rows. 100 M rows need less than 4 GiB, because there is no Python object per row."""
-    names = table.column_names
-    if any(names.count(name) != 1 for name in NAMES):
-        raise ValueError(f"{source} has columns {names}: rename them, {', '.join(NAMES)} must each be there once")
     if len(table) == 0:
         raise ValueError(f"{source} holds no interactions: it is empty or cut short")
     users, items, times = (_filled(table[name], name, source) for name in NAMES)
@@ -128,7 +145,8 @@ def _sequences(
     flat = number[items]
     ids = [item_ids[i] for i in np.flatnonzero(used)]
     names = [PADDING_TITLE, *(titles.get(item, str(item)) for item in ids)] if titles else None
-    return Interactions(np.split(flat, np.cumsum(counts[kept])[:-1]), len(ids), names, ids)
+    columns = (table.schema.metadata or {}).get(b"columns", b"").decode() or None
+    return Interactions(np.split(flat, np.cumsum(counts[kept])[:-1]), len(ids), names, ids, columns)
 
 
 def _filled(column: pa.ChunkedArray, name: str, source: Any) -> pa.ChunkedArray:

@@ -6,11 +6,13 @@ Each reader returns an Arrow table, of which `data.interactions` makes sequences
 
 from __future__ import annotations
 
-import codecs
 import contextlib
+import io
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from csv import Error as csv_error
+from csv import reader as csv_lines
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,104 +21,184 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset, DownloadManager, load_dataset
-from pyarrow import csv, json, parquet
+from pyarrow import csv, ipc, json, parquet
+
+from farzi_hf.data.files import DataUnavailableError, delimiter_of, ending, files_of, reason, utf8
 
 logger = logging.getLogger(__name__)
 
 NAMES = ("user", "item", "timestamp")
+_RATINGS = ("user", "item", "rating", "timestamp")
+KNOWN = {
+    "user": "user userid uid reviewerid customerid memberid visitorid sessionid",
+    "item": "item itemid iid parentasin asin movieid productid articleid bookid isbn songid trackid gameid businessid newsid adid",
+    "timestamp": "timestamp ts unixreviewtime unixtime datetime time date createdat",
+}
+"""What the columns are called, first choice first, in small letters without `_`, `-` and blanks inside, and without RecBole's types."""
 
 INTEGER = r"\A(0|-?[1-9][0-9]*)\z"  # no leading zeros and no plus sign, so that different texts are different numbers
 _WRITTEN_OTHERWISE = r"\A\s*[+]?0*([0-9]+?)(\.0*)?\s*\z"  # 01, 1.0, +1 or a blank before it
 
 
-class DataUnavailableError(RuntimeError):
-    """A data set is neither in a folder, nor in the cache, nor to be downloaded. The message is one line for a user."""
+# -- columns -----------------------------------------------------------------------------------------------------------
 
 
-def utf8(path: Path) -> bytes:
-    """The text of a file in UTF-8 without byte order marks. A file that begins with the mark of UTF-16 is converted."""
-    text = path.read_bytes()
-    if text.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        text = text.decode("utf-16").encode()
-    while text.startswith(codecs.BOM_UTF8):
-        text = text.removeprefix(codecs.BOM_UTF8)
-    return text
+def columns_of(names: Sequence[str], source: Any, given: Mapping[str, str | None] = {}) -> list[str | None]:
+    """The columns of users, items and times among `names`: those that are given, else those that are called so; None: no times.
+
+    Raises:
+        ValueError: there is no column of users or items, or one is there twice.
+    """
+    found: list[str | None] = []
+    for role, known in KNOWN.items():
+        plain = [re.sub(r"(?<=\w)[_ -](?=\w)|:(token|float)\Z", "", name).lower() for name in names]
+        wanted = next((alias for alias in known.split() if alias in plain), role)
+        own = given.get(role)
+        matching = [name for name, its in zip(names, plain, strict=True) if (name == own if own else its == wanted)]
+        if role == "timestamp" and not matching and not own:
+            matching = [None]
+        if len(matching) != 1:
+            remedy = f"{own or wanted!r} must be there once; name yours with user_column, item_column and time_column"
+            raise ValueError(f"{source} has columns {list(names)}: {remedy}")
+        found += matching
+    return found
 
 
-def reason(error: Exception) -> str:
-    """The first line of an error, in which text of a file cannot control a terminal."""
-    line = next(iter(str(error).splitlines()), type(error).__name__)
-    return repr(line)[1:-1]
+def has_interactions(names: Sequence[str]) -> bool:
+    """Whether columns with these names, or a first line without names, are those of interactions."""
+    with contextlib.suppress(ValueError):
+        return _is_rating(names) or bool(columns_of(names, ""))
+    return False
+
+
+def _is_rating(line: Sequence[str]) -> bool:
+    """Whether this is a row, user, item, rating and time, and not a header."""
+    number = re.compile(r"-?\d+(\.\d+)?")
+    return len(line) == 4 and all(number.fullmatch(cell) for cell in line[2:]) and len(line[3]) >= 5
+
+
+def header_of(path: Path) -> list[str]:
+    """The cells of the first line of a text file with columns.
+
+    Raises:
+        ValueError: the file is no text.
+    """
+    try:
+        text = utf8(path, 1 << 20)
+        lines = io.StringIO(text.decode(errors="surrogateescape"), newline="")
+        names = next(filter(None, csv_lines(lines, delimiter=delimiter_of(text))))
+        "".join(names).encode()
+        return names
+    except (csv_error, UnicodeError, StopIteration) as error:
+        why = reason(error) if str(error) else "it is empty"
+        raise ValueError(f"{path} does not hold a header and lines as long as it ({why})") from None
 
 
 # -- tables and files of the user ------------------------------------------------------------------------------------
 
 
-def read_own(data: Any, data_dir: str | Path | None = None) -> pa.Table:
-    """The table of a `datasets.Dataset`, of anything that Arrow reads (a data frame), of a file, or of a data set of the Hub.
+def read_own(
+    data: Any, data_dir: str | Path | None = None, given: Mapping[str, str | None] = {}, **hub: Any
+) -> pa.Table:
+    """User, item and timestamp of a `datasets.Dataset`, of anything that Arrow reads (a data frame), of files, or of a data set of the Hub.
 
-    For arguments and errors see `data.load_interactions`.
+    For arguments and errors see `data.load_interactions`; `hub` are arguments of `datasets.load_dataset`.
     """
     if isinstance(data, Dataset):
-        return data.with_format("arrow")[:]
+        return _chosen(data.with_format("arrow")[:], "the data set", given)
     if not isinstance(data, (str, Path)):
-        return pa.table(data)
-    path = Path(data_dir or "") / data
-    if isinstance(data, Path) or data_dir is not None or path.exists() or path.suffix.lower() in _READERS:
-        if not path.is_file() or (read := _READERS.get(path.suffix.lower())) is None:
-            kinds = f"give {', '.join(_READERS)} with columns {', '.join(NAMES)}, or a data frame"
-            raise ValueError(f"{path} is no file that is read here: {kinds}")
-        return read(path)
+        return _chosen(pa.table(data), "the data set", given)
+    files = files_of(data, data_dir)
+    if files is not None:
+        paths = [path for part in files.values() for path in part]
+        return pa.concat_tables([_READERS.get(ending(path), _read_csv)(path, given=given) for path in paths])
     try:
-        return load_dataset(data, split="train").with_format("arrow")[:]
+        table = load_dataset(
+            data, **{"split": "train", **{name: x for name, x in hub.items() if x is not None}}
+        ).with_format("arrow")[:]
     # Any failure means the same here: no such data set within reach.
     except Exception as error:
         raise DataUnavailableError(
             f"name={data!r} is none of {', '.join(SOURCES)}, no file, and cannot be loaded by datasets.load_dataset: {reason(error)}"
         ) from error
+    return _chosen(table, data, given)
 
 
-def _read_parquet(path: Path) -> pa.Table:
+def _chosen(table: pa.Table, source: Any, given: Mapping[str, str | None]) -> pa.Table:
+    """The columns of `columns_of`, called user, item and timestamp. Without times, the order of the rows is theirs."""
+    chosen = columns_of(table.column_names, source, given)
+    times = pa.chunked_array([pa.array(range(len(table)))]) if chosen[2] is None else table[chosen[2]]
+    names = {"columns": ", ".join(repr(name) if name else "times: the order of the rows" for name in chosen)}
+    return pa.table([table[chosen[0]], table[chosen[1]], times], names=NAMES, metadata=names)
+
+
+def _read_parquet(path: Path, given: Mapping[str, str | None] = {}) -> pa.Table:
     try:
-        return parquet.ParquetFile(path).read(columns=list(NAMES))
+        file = parquet.ParquetFile(path)
+        chosen = columns_of(file.schema_arrow.names, path, given)
+        return _chosen(file.read(columns=[name for name in chosen if name]), path, given)
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"{path} is no whole Parquet file ({reason(error)})") from None
 
 
-def _read_json(path: Path) -> pa.Table:
+def _read_arrow(path: Path, given: Mapping[str, str | None] = {}) -> pa.Table:
+    with pa.memory_map(str(path)) as file:
+        try:
+            try:
+                table = ipc.open_stream(file).read_all()
+            except pa.ArrowInvalid:
+                table = ipc.open_file(file).read_all()
+        except (pa.ArrowException, OSError) as error:
+            raise ValueError(f"{path} is no whole Arrow file ({reason(error)})") from None
+    return _chosen(table, path, given)
+
+
+def _read_json(path: Path, given: Mapping[str, str | None] = {}) -> pa.Table:
     try:
         table = json.read_json(pa.BufferReader(utf8(path)))
         table.column_names  # noqa: B018  Arrow decodes them only now
-        return table
     except (pa.ArrowInvalid, UnicodeDecodeError) as error:
         rows = 'rows {"user": …, "item": …, "timestamp": …}, one per line, with one type per column'
         raise ValueError(f"{path} does not hold {rows} ({reason(error)}): it is cut short or another file") from None
+    return _chosen(table, path, given)
 
 
-def _read_csv(path: Path, delimiter: str = ",", names: Sequence[str] = ()) -> pa.Table:
+def _read_csv(
+    path: Path, delimiter: str | None = None, names: Sequence[str] = (), given: Mapping[str, str | None] = {}
+) -> pa.Table:
     """A table whose user, item and timestamp are text; ids become numbers where all are. Empty lines are skipped.
 
     Args:
-        names: the names of the columns; by default the first line that is not empty has them.
+        delimiter: by default that of the first line.
+        names: the names of the columns; by default the first line that is not empty has them, or is a rating: see `_is_rating`.
 
     Raises:
         ValueError: a line has more or fewer columns than the others, or the file is no text.
     """
+    header = names or header_of(path)
+    if not names and not any(given.values()) and _is_rating(header):
+        return _read_ratings(path)
+    chosen = columns_of(header, path, given)
     try:
+        text = utf8(path)
+        delimiter = delimiter or delimiter_of(text)
         table = csv.read_csv(
-            pa.BufferReader(utf8(path)),
+            pa.BufferReader(text),
             read_options=csv.ReadOptions(column_names=names, use_threads=False),  # with one thread, errors name the row
             parse_options=csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
-            convert_options=csv.ConvertOptions(column_types=dict.fromkeys(NAMES, pa.string())),
+            convert_options=csv.ConvertOptions(
+                column_types=dict.fromkeys(filter(None, chosen), pa.string()),
+                include_columns=list(filter(None, chosen)),
+            ),
         )
-        columns = table.column_names  # Arrow decodes them only now
+        table.column_names  # noqa: B018  Arrow decodes them only now
     except (pa.ArrowInvalid, UnicodeDecodeError) as error:
-        expected = f"lines of {delimiter.join(names)}" if names else "a header and lines as long as it"
+        expected = f"lines of {','.join(names)}" if names else "a header and lines as long as it"
         why = "it is cut short or another file"
         raise ValueError(f"{path} does not hold {expected} throughout ({reason(error)}): {why}") from None
-    for name in ("user", "item"):
-        if columns.count(name) == 1:
-            table = table.set_column(columns.index(name), name, _numbers(table[name], name, path))
+    table = _chosen(table, path, given)
+    for place, name in enumerate(("user", "item")):
+        table = table.set_column(place, name, _numbers(table[name], name, path))
     return table
 
 
@@ -139,29 +221,34 @@ def _numbers(ids: pa.ChunkedArray, name: str, path: Path) -> pa.ChunkedArray:
 
 
 _READERS = {
-    ".csv": _read_csv, ".tsv": partial(_read_csv, delimiter="\t"), ".parquet": _read_parquet, ".jsonl": _read_json,
+    ".parquet": _read_parquet, ".arrow": _read_arrow, ".jsonl": _read_json, ".ndjson": _read_json, ".json": _read_json,
 }  # fmt: skip
+"""By ending; others are text with columns."""
 
 # -- the paper's data sets -------------------------------------------------------------------------------------------
 
-_RATINGS = ("user", "item", "rating", "timestamp")
 
-
-def _read_amazon(path: Path) -> pa.Table:
-    """A file with a header; or Amazon's own without one, with user and item in either order; or numbers, the user first."""
-    table = _read_csv(path)
-    if set(NAMES) <= set(table.column_names):
-        return table
+def _read_ratings(path: Path) -> pa.Table:
+    """Rows without a header: Amazon's, with user and item in either order; or numbers, the user first."""
     table = _read_csv(path, names=_RATINGS)
     # Amazon's users begin with A, its items do not.
     kinds = [
         pc.all(pc.match_substring_regex(table[x].cast(pa.string()), r"\A(A[0-9A-Z]+|[0-9]+)\z")) for x in NAMES[:2]
     ]
-    if not any(kind.as_py() for kind in kinds):
+    if len(table) and not any(kind.as_py() for kind in kinds):
         raise ValueError(
             f"{path} does not say which column holds the users: give it the first line {','.join(_RATINGS)}"
         )
-    return table if kinds[0].as_py() else table.rename_columns(["item", "user", *_RATINGS[2:]])
+    return table if kinds[0].as_py() or not len(table) else table.select([1, 0, 2]).rename_columns(NAMES)
+
+
+def _read_amazon(path: Path) -> pa.Table:
+    """A file with a header, or ratings."""
+    try:
+        columns_of(header_of(path), path)
+    except ValueError:
+        return _read_ratings(path)
+    return _read_csv(path)
 
 
 @dataclass(frozen=True)

@@ -140,6 +140,19 @@ def minibatches(rows: int, batch_size: int | None, steps: int, seed: int) -> tor
     return torch.from_numpy(batches[:steps])
 
 
+def pieces(dataset: Dataset, max_length: int | None) -> Dataset:
+    """``input_ids`` cut into pieces of at most ``max_length`` ids. Neighbours share one id, so every pair of neighbours is in one piece."""
+    ids, lengths = stored_sequences(dataset)
+    if max_length is None or lengths.max(initial=0) <= max_length:
+        return dataset
+    counts = -((1 - np.maximum(lengths, 2)) // (max_length - 1))  # rounded up
+    row = np.repeat(np.arange(len(lengths)), counts)
+    ends = np.cumsum(lengths)
+    earlier = np.arange(len(row)) - (np.cumsum(counts) - counts)[row]  # pieces of the same row
+    starts = (ends - lengths)[row] + earlier * (max_length - 1)
+    return in_memory(input_ids=_slices(ids, starts, np.minimum(starts + max_length, ends[row])))
+
+
 def training_windows(dataset: Dataset, max_length: int) -> Dataset:
     """Cuts the histories in ``input_ids`` into windows of at most ``max_length`` items. Every pair of neighbours is in one window.
 

@@ -24,7 +24,7 @@ from tokenizers.processors import TemplateProcessing
 from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from farzi_hf.data.readers import DataUnavailableError, utf8
+from farzi_hf.data.files import DataUnavailableError, utf8
 from farzi_hf.data.samples import SampleGrammar
 from farzi_hf.data.sequences import SPLITS
 
@@ -211,6 +211,16 @@ TOKENIZERS: dict[str, Callable[[Iterable[str], int], PreTrainedTokenizerFast]] =
 # -- from text to ids ------------------------------------------------------------------------------------------------
 
 
+def ids_of(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]]:
+    """The ids of each text, with BOS first and EOS last if the tokenizer has such tokens; many add none, or one of them, by themselves."""
+    if not texts:  # of which a tokenizer makes an error
+        return []
+    bos, eos = ([] if token is None else [token] for token in (tokenizer.bos_token_id, tokenizer.eos_token_id))
+    own = tokenizer("a")["input_ids"]
+    bos, eos = bos if own[:1] != bos else [], eos if own[-1:] != eos else []
+    return [bos + row + eos for row in tokenizer(texts, verbose=False)["input_ids"]]
+
+
 def tokenize(dataset: DatasetDict, tokenizer: PreTrainedTokenizerBase, max_length: int | None = None) -> DatasetDict:
     """Turns text into ids: one row of ``input_ids`` per sentence.
 
@@ -241,9 +251,7 @@ def _tokenize_split(name: str, split: Dataset, tokenizer: PreTrainedTokenizerBas
 
     def encode(batch: dict[str, list[str | None]]) -> dict[str, list[list[int]]]:
         texts = [text for text in batch["text"] if text and text.strip()]
-        # A tokenizer raises an error for an empty list.
-        ids = tokenizer(texts, verbose=False)["input_ids"] if texts else []
-        return {"input_ids": [row[:max_length] for row in ids]}
+        return {"input_ids": [row[:max_length] for row in ids_of(tokenizer, texts)]}
 
     encoded = split.map(encode, batched=True, remove_columns=split.column_names)
     if len(encoded) == 0:

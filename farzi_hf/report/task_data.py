@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -11,7 +12,8 @@ from typing import Any
 
 from datasets import DatasetDict
 
-from farzi_hf.data import SAMPLE_INTERACTIONS, TEXTS
+from farzi_hf.data import SAMPLE_INTERACTIONS, TEXTS, recognise
+from farzi_hf.data.own import INTERACTIONS, TEXT
 from farzi_hf.data.readers import SOURCES
 from farzi_hf.data.seeds import check_different, check_seed
 from farzi_hf.data.streams import described
@@ -21,16 +23,43 @@ from farzi_hf.report.rows import BASELINES
 from farzi_hf.summary import FarziData
 from farzi_hf.tasks import LanguageModeling, Recommendation, Task
 
+_NAMES = (*TEXTS, *SOURCES, SAMPLE_INTERACTIONS)
+TASKS: dict[str, type[Task]] = {TEXT: LanguageModeling, INTERACTIONS: Recommendation}
+_ALWAYS = ("max_length", "teacher")  # in recipes, also where they are None
+
 
 @dataclass
 class RunSettings:
     """The settings of a run that are not in `FarziConfig`: the data, the learner, and the rows to compare the summary with."""
 
     config: str = setting("", "YAML file with any of these fields")
-    dataset: str | None = setting("ptb", f"{', '.join(TEXTS)}, {SAMPLE_INTERACTIONS}, or a name for load_interactions")
+    dataset: str | None = setting(
+        "ptb",
+        f"{', '.join(_NAMES)}; or your own: a file, a folder, a pattern, a data set of the Hub",
+    )
     data_dir: str | None = setting(None, "folder with the files of the data set")
-    vocab_size: int = setting(2000, "text: entries of the tokenizer, special tokens not counted")
-    max_length: int | None = setting(None, "text: cut training sequences to this many ids")
+    task: str | None = setting(None, f"{' or '.join(TASKS)}; by default what the columns of the data say")
+    name: str | None = setting(None, "a data set of the Hub: its subset, as in datasets.load_dataset")
+    split: str | None = setting(None, "a data set of the Hub: the only split to read")
+    revision: str | None = setting(None, "a data set of the Hub: branch, tag or commit")
+    text_column: str | None = setting(None, "text: the column that holds it; by default the one that can only be it")
+    tokenizer: str | None = setting(
+        None, "text: name or folder of a fast tokenizer; by default one is made of the training rows"
+    )
+    rows: str | None = setting(
+        None, "plain text: a row is a line or a paragraph; by default a paragraph where lines are wrapped"
+    )
+    vocab_size: int | None = setting(
+        None, "text: entries of the tokenizer that is made; by default 2,000, and what fits your own text"
+    )
+    max_length: int | None = setting(
+        None, "text: cut training sequences to this many ids; your own: cut longer rows into several (by default 128)"
+    )
+    user_column: str | None = setting(None, "interactions: by default the first with a usual name, such as user_id")
+    item_column: str | None = setting(None, "interactions: the same of items")
+    time_column: str | None = setting(
+        None, "interactions: the same of times; without times the order of the rows counts"
+    )
     min_interactions: int = setting(3, "interactions: leave out users with fewer")
     splits: list[int] = field(
         default_factory=lambda: [0], metadata={"help": "interactions: seeds of the splits of the users"}
@@ -52,8 +81,8 @@ class RunSettings:
                 "dataset=None: this recipe is of a summary that FarziTrainer distilled from rows given in Python; give --dataset, or train in "
                 "Python again"
             )
-        learner = task_class(self.dataset).learner if self.learner is None else self.learner
-        self.learner = _model("learner", learner)
+        self._find()
+        self.learner = _model("learner", self.task_class.learner if self.learner is None else self.learner)
         if self.teacher is not None:
             self.teacher = _from_json("teacher", self.teacher)
             _ = self.teachers  # raises where one of them is no model
@@ -67,6 +96,38 @@ class RunSettings:
             if name not in BASELINES:
                 raise ValueError(f"baselines: {name!r} is unknown; choose from {', '.join(BASELINES)}")
 
+    def _find(self) -> None:
+        """Where the data are, and of which task."""
+        if not self.is_own:
+            self.task = TEXT if self.dataset in TEXTS else INTERACTIONS
+            if self.task == TEXT and self.vocab_size is None:
+                self.vocab_size = 2000
+            return
+        path = Path(self.data_dir or "", self.dataset).expanduser()
+        if path.exists() or glob.has_magic(
+            self.dataset
+        ):  # a recipe names the data, and not the folder in which they are
+            path = path.absolute()
+            taken = path.name in _NAMES  # a folder that is called ptb
+            self.dataset, self.data_dir = path.name + "/" * taken, str(path.parent)
+        if self.task is None:
+            names = ("text_column", "user_column", "item_column", "name", "split", "revision")
+            self.task = recognise(self.dataset, self.data_dir, **{name: getattr(self, name) for name in names})
+        if self.task not in TASKS:
+            raise ValueError(f"task={self.task!r} is unknown: give one of {', '.join(TASKS)}, or leave it out")
+        if self.task == TEXT and self.max_length is None:
+            self.max_length = 128
+
+    @property
+    def task_class(self) -> type[Task]:
+        """The class of the task."""
+        return TASKS[self.task]
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this is no data set of the library."""
+        return self.dataset not in _NAMES
+
     @property
     def teachers(self) -> list[dict[str, Any]]:
         """The architectures of the models that label the inputs."""
@@ -79,11 +140,15 @@ class RunSettings:
 
 
 class TaskData:
-    """The data set that these settings name, and its task."""
+    """The data set that these settings name, and its task.
 
-    def __init__(self, settings: RunSettings) -> None:
-        self.settings = settings
-        self.task_class = task_class(settings.dataset)
+    Args:
+        tokenizer: of your own text, in place of that of the settings.
+    """
+
+    def __init__(self, settings: RunSettings, tokenizer: Any = None) -> None:
+        self.settings, self._tokenizer = settings, tokenizer
+        self.task_class = settings.task_class
         self._fingerprints: dict[int, str] = {}
 
     @classmethod
@@ -103,8 +168,12 @@ class TaskData:
             raise ValueError(
                 "summary: it has no recipe.yaml that names its dataset; give a summary that `farzi distil` wrote, or leave the real data out"
             )
-        ours = isinstance(name, str) and name in {*TEXTS, *SOURCES, SAMPLE_INTERACTIONS}
-        in_folder = isinstance(name, str) and Path(name).name == name and data_dir is not None
+        ours = isinstance(name, str) and name in _NAMES
+        in_folder = (
+            isinstance(name, str)
+            and Path(name).name == name.removesuffix("/") not in ("", "..")
+            and data_dir is not None
+        )
         if not (ours or in_folder or "dataset" in changes):
             raise ValueError(
                 f"recipe.yaml: dataset={name!r:.200} is no data set of this library, and a recipe does not choose files or repositories; give "
@@ -113,16 +182,29 @@ class TaskData:
         kind = RunSettings
         try:
             settings = {f.name: recipe[f.name] for f in fields(kind) if f.name in recipe} | converted(kind, recipe)
-            data = cls(kind(**{**settings, "data_dir": data_dir}))
+            if "tokenizer" not in changes:  # a recipe chooses no tokenizer, and the summary has it
+                settings["tokenizer"] = None
+            settings = kind(**{**settings, "data_dir": data_dir})
+            own = settings.is_own and settings.task == TEXT and settings.tokenizer is None
+            data = cls(settings, farzi.processing_class if own else None)
         except ValueError as error:
             raise ValueError(f"recipe.yaml: {error}") from None
         farzi.adopt_processing_class(data.task.processing_class, f"data_dir={data_dir!r}")
         return data
 
     @cached_property
-    def _loaded(self) -> tuple[Task, Callable[[int], DatasetDict]]:
-        settings = {name: getattr(self.settings, name) for name in self.task_class.data_settings}
+    def _loaded(self) -> tuple[Task, Callable[[int], DatasetDict], str]:
+        settings = {
+            name: x for name in self.task_class.data_settings if (x := getattr(self.settings, name)) is not None
+        }
+        if self._tokenizer is not None:
+            settings["tokenizer"] = self._tokenizer
         return self.task_class.load(self.settings.dataset, self.settings.data_dir, **settings)
+
+    @property
+    def description(self) -> str:
+        """What was read, in one line."""
+        return self._loaded[2]
 
     @property
     def task(self) -> Task:
@@ -158,13 +240,15 @@ class TaskData:
 
     @property
     def _named(self) -> dict[str, Any]:
-        names = ("dataset", *self.task_class.data_settings, "learner", "teacher")
-        return {name: getattr(self.settings, name) for name in names}
-
-
-def task_class(dataset: str) -> type[Task]:
-    """The task of a data set's name: text if the name is in `TEXTS`, else recommendation."""
-    return LanguageModeling if dataset in TEXTS else Recommendation
+        given = vars(self.settings)
+        names = (
+            "dataset",
+            *(["task"] if self.settings.is_own else []),
+            *self.task_class.data_settings,
+            "learner",
+            "teacher",
+        )
+        return {name: given[name] for name in names if given[name] is not None or name in _ALWAYS}
 
 
 def _from_json(name: str, value: Any) -> Any:

@@ -62,8 +62,10 @@ class Task(ABC):
 
     @classmethod
     @abstractmethod
-    def load(cls, name: str, data_dir: str | None, **settings: Any) -> tuple[Task, Callable[[int], DatasetDict]]:
-        """The task of a data set, and a function that gives train, validation and test of a seed, as sequences in `input_ids`."""
+    def load(
+        cls, dataset: str, data_dir: str | None, **settings: Any
+    ) -> tuple[Task, Callable[[int], DatasetDict], str]:
+        """The task of a data set; a function that gives train, validation and test of a seed, as sequences in `input_ids`; and what was read."""
 
     @abstractmethod
     def learner_config(self, learner: Mapping[str, Any], length: int) -> PreTrainedConfig:

@@ -230,20 +230,20 @@ class Recommendation(Task):
     }  # fmt: skip
     """The metrics of a table, with their titles."""
     learner: ClassVar = {"model_type": "sasrec", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
-    data_settings = ("min_interactions",)
+    data_settings = ("min_interactions", "user_column", "item_column", "time_column", "name", "split", "revision")
     splits_differ, split_label = True, "users 80 / 10 / 10 %"
     collator = SequenceCollator(padding_id=0)
 
     @classmethod
     def load(
-        cls, name: str, data_dir: str | None, min_interactions: int
-    ) -> tuple[Recommendation, Callable[[int], DatasetDict]]:
+        cls, dataset: str, data_dir: str | None, *, name: str | None = None, **settings: Any
+    ) -> tuple[Recommendation, Callable[[int], DatasetDict], str]:
         """The embedded interactions, or those of `load_interactions`. A seed's splits are 80 / 10 / 10 % of the users."""
-        if name == SAMPLE_INTERACTIONS:
-            interactions = load_sample_interactions()
-        else:
-            interactions = load_interactions(name, data_dir, min_interactions=min_interactions)
-        return cls(interactions.vocabulary), interactions.strong_generalization_split
+        sample = dataset == SAMPLE_INTERACTIONS
+        interactions = (
+            load_sample_interactions() if sample else load_interactions(dataset, data_dir, subset=name, **settings)
+        )
+        return cls(interactions.vocabulary), interactions.strong_generalization_split, interactions.description
 
     def learner_config(self, learner: Mapping[str, Any], length: int) -> PreTrainedConfig:
         return AutoConfig.for_model(**{**learner, "num_items": len(self.processing_class) - 1, "max_length": length})

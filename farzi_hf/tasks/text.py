@@ -20,7 +20,8 @@ from numpy.typing import ArrayLike
 from torch.nn import functional as F
 from transformers import AutoConfig, EvalPrediction, PreTrainedConfig
 
-from farzi_hf.data.sequences import IGNORED, SequenceCollator, check_sequences, flatten_sequences
+from farzi_hf.data.own import load_text
+from farzi_hf.data.sequences import IGNORED, SequenceCollator, check_sequences, flatten_sequences, pieces
 from farzi_hf.data.text import TEXTS, TOKENIZERS, tokenize, word_tokenizer
 from farzi_hf.tasks.base import Outputs, Row, Statistics, Task, bootstrap_interval, count_cells
 
@@ -262,20 +263,28 @@ class LanguageModeling(Task):
         "model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 1, "n_positions": 128, "tie_word_embeddings": False,
         "initializer_range": 0.1, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0,
     }  # fmt: skip
-    data_settings = ("vocab_size", "max_length")
+    data_settings = ("vocab_size", "max_length", "text_column", "tokenizer", "rows", "name", "split", "revision")
     splits_differ, split_label = False, "the data set's own train, validation and test"
 
     @classmethod
     def load(
-        cls, name: str, data_dir: str | None, vocab_size: int, max_length: int | None
-    ) -> tuple[LanguageModeling, Callable[[int], DatasetDict]]:
-        """A text of `TEXTS`, as the tokens of its own tokenizer. Training sequences alone are cut to `max_length` ids."""
-        text = TEXTS[name](data_dir)
-        tokenizer = TOKENIZERS.get(name, word_tokenizer)(text["train"]["text"], vocab_size)
+        cls, dataset: str, data_dir: str | None, *, vocab_size: int | None = None, max_length: int | None = None,
+        text_column: str | None = None, **own: Any,
+    ) -> tuple[LanguageModeling, Callable[[int], DatasetDict], str]:  # fmt: skip
+        """A text of `TEXTS`, as the tokens of its own tokenizer, of which training sequences alone are cut to `max_length` ids; or `load_text`.
+
+        Rows of one's own text that are longer than `max_length` become several.
+        """
+        if dataset not in TEXTS:
+            data = load_text(dataset, text_column, data_dir=data_dir, vocab_size=vocab_size, **own)
+            splits = DatasetDict({part: pieces(rows, max_length) for part, rows in data.items()})
+            return cls(data.tokenizer), lambda seed: splits, data.description
+        text = TEXTS[dataset](data_dir)
+        tokenizer = TOKENIZERS.get(dataset, word_tokenizer)(text["train"]["text"], vocab_size)
         train = tokenize(DatasetDict(train=text["train"]), tokenizer, max_length)
         held_out = DatasetDict({split: rows for split, rows in text.items() if split != "train"})
         splits = DatasetDict(**train, **tokenize(held_out, tokenizer))
-        return cls(tokenizer), lambda seed: splits
+        return cls(tokenizer), lambda seed: splits, f"{len(text['train']):,} rows of text; {cls.split_label}"
 
     def learner_config(self, learner: Mapping[str, Any], length: int) -> PreTrainedConfig:
         tokenizer = self.processing_class

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections import defaultdict
 from collections.abc import Callable
 from datetime import datetime
@@ -38,11 +39,18 @@ def cells(text: bytes, delimiter: str) -> list[list[str]]:
 
 def parse_csv(delimiter: str, *names: str) -> Parse:
     def parse(text: bytes) -> Rows:
+        nonlocal delimiter
+        if not names:  # the mark that is most often in the first line
+            line = next(filter(None, re.split("[\r\n]", decoded(text, errors="surrogateescape"))), "")
+            delimiter = max(",\t;", key=line.count)
         header, *rows = [*([list(names)] if names else []), *cells(text, delimiter)]
         if any(len(row) != len(header) for row in rows):
             raise ValueError("a row of another length")
-        assert all(header.count(name) == 1 for name in NAMES)
-        return [tuple(row[header.index(name)].encode().decode() for name in NAMES) for row in rows]
+        assert [header.count(name) for name in NAMES] in ([1, 1, 1], [1, 1, 0])
+        for place, row in enumerate(rows):  # without a column of times, the order of the rows
+            row.append(str(place))
+        places = [*map(header.index, NAMES[:2]), header.index("timestamp") if "timestamp" in header else len(header)]
+        return [tuple(row[place].encode().decode() for place in places) for row in rows]
 
     return parse
 
@@ -51,7 +59,7 @@ def parse_jsonl(text: bytes) -> Rows:
     rest, rows = decoded(text).strip(), []
     while rest:
         row, end = json.JSONDecoder().raw_decode(rest)
-        rows.append(tuple(row[name] for name in NAMES))
+        rows.append((row["user"], row["item"], row.get("timestamp", len(rows))))
         rest = rest[end:].strip()
     return rows
 

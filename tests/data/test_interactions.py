@@ -223,7 +223,9 @@ def test_tables():
     for table in (frame, dated, other, pa.table(frame)):
         assert lists(load_interactions(table)) == EXPECTED
     assert load_interactions(other).item_ids == [10, 20, 30, 40]
-    with pytest.raises(ValueError, match=r"the data set has columns \['user', 'rating'\]: rename them, user, item"):
+    with pytest.raises(
+        ValueError, match=r"the data set has columns \['user', 'rating'\]: 'item' must be there once; name yours"
+    ):
         load_interactions(other.select_columns(["user", "rating"]))
 
 
@@ -259,11 +261,11 @@ def test_a_file_is_read_from_disk(own_file, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("own.csv", None, "own.csv is no file that is read here: give .csv, .tsv"), ("own.dat", b"1,2,3", "own.dat is no file that is read here"),
-        ("own.csv", b"\x80\n", "own.csv does not hold a header .*decode byte"), ("own.csv", b"", "own.csv does not hold a header"),
+        ("own.csv", None, "own.csv' is no file, and no folder"), ("own.dat", b"1,2,3", "own.dat has columns .*name yours with user_column"),
+        ("own.csv", b"\x80\n", "own.csv does not hold a header .*codec can't"), ("own.csv", b"", r"own.csv does not hold a header .*\(it is empty\)"),
         ("own.csv", HEADER.encode(), "own.csv holds no interactions"),
-        ("own.csv", b"user,user,item,timestamp\n1,2,3,4\n", "must each be there once"),
-        ("own.csv", b"user;item;timestamp\n1;2;3\n", "own.csv has columns .*: rename them"),
+        ("own.csv", b"user,user,item,timestamp\n1,2,3,4\n", "'user' must be there once"),
+        ("own.csv", b"name;what\n1;2\n", r"own.csv has columns \['name', 'what'\]: 'user' must be there once"),
         ("own.csv", b"user,item,timestamp\n1,2,3\n1,2\n", r"own.csv does not hold .*Row #3"),
         ("own.csv", b"user,item,timestamp\n\xe9,2,3\n", "own.csv .*UTF8"),
         ("own.csv", b"user,item,timestamp\n1,\x1b[31m\n", r"own.csv does not hold .*got 2: 1,\\x1b\[31m\)"),

@@ -24,8 +24,7 @@ import regularization
 import sample_efficiency
 from experiment import OWN_FORM, PAPER_FORM, Experiment
 
-from farzi_hf.report import Comparison
-from farzi_hf.report.task_data import task_class
+from farzi_hf.report import Comparison, RunSettings
 from farzi_hf.tasks import Recommendation
 
 pytestmark = pytest.mark.usefixtures("small_data")
@@ -112,7 +111,7 @@ def test_make_runs_recipes_that_there_are_on_data_sets_that_they_know():
     for recipe, _, dataset in (run.partition(":") for run in runs):
         assert (RECIPES / "paper" / f"{recipe}.py").exists()
         assert (CONFIGS / "tables" / f"{forms.get(recipe, recipe)}_{dataset}_quick.yaml").exists()
-        assert recipe != "cold_start" or task_class(dataset) is Recommendation
+        assert recipe != "cold_start" or RunSettings(dataset=dataset).task_class is Recommendation
 
 
 # -- whole runs ------------------------------------------------------------------------------------------------------
