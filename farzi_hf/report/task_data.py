@@ -35,7 +35,7 @@ class RunSettings:
     config: str = setting("", "YAML file with any of these fields")
     dataset: str | None = setting(
         "ptb",
-        f"{', '.join(_NAMES)}; or your own: a file, a folder, a pattern, a data set of the Hub",
+        f"{', '.join(_NAMES)}, or your own: file, folder, pattern, data set of the Hub",
     )
     data_dir: str | None = setting(None, "folder with the files of the data set")
     task: str | None = setting(None, f"{' or '.join(TASKS)}; by default what the columns of the data say")

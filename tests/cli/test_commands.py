@@ -159,7 +159,7 @@ def test_help_fits_on_a_screen(command, capsys):
     with suppress(SystemExit):
         main([*command.split(), "--help"])
     lines = capsys.readouterr().out.splitlines()
-    assert 4 < len(lines) < 70
+    assert 4 < len(lines) < 85
     assert max(map(len, lines)) < 160
 
 
