@@ -36,12 +36,11 @@ def influence(
         test: the loss to explain. A batch (`input_ids`, `labels`, `attention_mask`, each (b, L)) stands for its mean cross-entropy in nats
             per token. A function gets θ_T by name and returns a loss of any unit, or a vector (m,) of losses.
         weights: w (n,), where the derivative is taken; None stands for ordinary training, w = 1.
-        adjoint: how to differentiate; None takes the fastest way that fits into memory, as `unroll` does. With `Reversible()` the memory
-            hardly grows with T.
+        adjoint: how to differentiate; None takes a fast way that needs little memory. With `Reversible()` the memory hardly grows with T.
 
     Returns:
-        (n,), or (m, n) if `test` returns m losses. A sequence that no minibatch has gets 0. Each loss of a vector after the first
-        costs one more training forward and backward.
+        (n,), or (m, n) if `test` returns m losses. A sequence that no minibatch has gets 0. All losses of a vector share one training
+        forward and one backward, see `farzi_hf.engine.gradients`.
 
     Raises:
         TypeError, ValueError: `weights` has another shape, the test loss is neither a number nor a vector, the test batch has an id outside
@@ -50,14 +49,18 @@ def influence(
     """
     of_test = loss_function(training.learner, test)
     with torch.inference_mode(False), torch.enable_grad():  # a derivative is what the caller wants
-        w = training.checked(weights).detach().clone().requires_grad_()
-        losses = of_test(training.unroll(w, adjoint))
-        if losses.dim() > 1 or not losses.numel():
-            raise ValueError(
-                f"test returned losses of shape {tuple(losses.shape)}; return one loss, or a vector of losses"
-            )
-        rows = [torch.autograd.grad(loss, w, retain_graph=True)[0].neg() for loss in losses.reshape(-1)]
-    found = torch.stack(rows).view(*losses.shape, -1)
+        w, shape = training.checked(weights).detach().clone().requires_grad_(), torch.Size()
+
+        def losses(theta: Parameters) -> Tensor:
+            nonlocal shape
+            found = of_test(theta)
+            shape = found.shape
+            if len(shape) > 1 or not found.numel():
+                raise ValueError(f"test returned losses of shape {tuple(shape)}; return one loss, or a vector of losses")
+            return found.reshape(-1)
+
+        _, found = training.gradients(losses, w, adjoint)
+    found = torch.stack([dw for (dw,) in found]).neg_().view(*shape, -1)
     if not bool(found.isfinite().all()):
         raise FloatingPointError(
             f"the influence is not finite after {training.steps} steps with optimizer={training.optimizer}: the training or its "

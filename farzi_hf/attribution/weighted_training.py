@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from farzi_hf.data import IGNORED
 from farzi_hf.distillation import Learner, Parameters
 from farzi_hf.distillation.learner import is_constant
-from farzi_hf.engine import Adjoint, InnerOptimizer, train, unroll
+from farzi_hf.engine import Adjoint, InnerOptimizer, gradients, train
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,10 +106,12 @@ class WeightedTraining:
         settings = {"optimizer": self.optimizer, "steps": steps or self.steps, "torch_compile": self.torch_compile}
         return train(self.loss, self.start, (self.checked(weights),), **settings).params
 
-    def unroll(self, weights: Tensor, adjoint: Adjoint | None = None) -> Parameters:
-        """θ_T, differentiable in the weights (n,)."""
+    def gradients(
+        self, losses: Callable[[Parameters], Tensor], weights: Tensor, adjoint: Adjoint | None = None
+    ) -> tuple[list[Tensor], list[tuple[Tensor, ...]]]:
+        """The losses (m,) of θ_T, and the derivatives of each in the weights (n,); see `farzi_hf.engine.gradients`."""
         settings = {"optimizer": self.optimizer, "steps": self.steps, "torch_compile": self.torch_compile}
-        return unroll(self.loss, self.start, (self.checked(weights),), adjoint=adjoint, **settings)
+        return gradients(losses, self.loss, self.start, (self.checked(weights),), adjoint=adjoint, **settings)
 
     @cached_property
     def _lengths(self) -> Tensor:

@@ -16,10 +16,10 @@ from farzi_hf.engine.optimizers import (
     State,
     setting,
 )  # fmt: skip
-from farzi_hf.engine.unroll import train, unroll
+from farzi_hf.engine.unroll import gradients, train, unroll
 
 __all__ = [
     "ADJOINTS", "OPTIMIZERS", "Adjoint", "Checkpoint", "Direct", "GradientGraphs", "InnerAdam", "InnerAdamW", "InnerLoss", "InnerOptimizer",
-    "InnerSGD", "InvertibleOptimizer", "PaperAdam", "Reversible", "State", "Tape", "TrainingState", "autocast_settings", "no_autocast", "setting",
-    "train", "unroll",
+    "InnerSGD", "InvertibleOptimizer", "PaperAdam", "Reversible", "State", "Tape", "TrainingState", "autocast_settings", "gradients",
+    "no_autocast", "setting", "train", "unroll",
 ]  # fmt: skip

@@ -8,13 +8,13 @@ a change of them compiles nothing again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
 import torch
 
-from farzi_hf.engine.inner_loop import Accumulators, Buffers, InnerLoop, InnerLoss, Layout, States, autocast, weights
+from farzi_hf.engine.inner_loop import Accumulators, Buffers, InnerLoop, InnerLoss, Layout, Pulled, States, autocast, weights
 from farzi_hf.engine.optimizers import InnerOptimizer
 
 _VARIANTS = 64  # of one function, for different losses, shapes and dtypes
@@ -32,21 +32,22 @@ class CompiledLoop(InnerLoop):
     replayed_gradient = detached_gradient
 
     def reverse(
-        self, t: int, before: States, after: Accumulators | None, inputs: Buffers, cotangents: States, dx: Buffers,
+        self, t: int, before: States, after: Accumulators | None, inputs: Buffers, pulled: Sequence[Pulled],
         graph: None = None,
     ) -> Buffers:  # fmt: skip
         needed = tuple(x.requires_grad for x in inputs)
         accumulators = tuple(after(i, slice(None)) if after else state[1:] for i, state in enumerate(before))
         inputs = tuple(x.detach() for x in inputs)
-        g, earlier, products = self._call(
-            _reverse, weights(before), inputs, self.number(t), needed, self.optimizer, self.optimizers, accumulators, after is not None,
-            cotangents, t, self.rate(t),
-        )  # fmt: skip
-        for cotangent, new in zip(cotangents, earlier, strict=True):
-            for x, y in zip(cotangent, new, strict=True):
-                x.copy_(y)
-        for total, product in zip(dx, products, strict=True):
-            total.add_(product)
+        for cotangents, dx in pulled:
+            g, earlier, products = self._call(
+                _reverse, weights(before), inputs, self.number(t), needed, self.optimizer, self.optimizers, accumulators, after is not None,
+                cotangents, t, self.rate(t),
+            )  # fmt: skip
+            for cotangent, new in zip(cotangents, earlier, strict=True):
+                for x, y in zip(cotangent, new, strict=True):
+                    x.copy_(y)
+            for total, product in zip(dx, products, strict=True):
+                total.add_(product)
         return self.optimizer.clip(g)  # not in compiled code, or its last bits could be others than going forward
 
     def _call(self, function: Callable, w: Buffers, *args: Any) -> Any:

@@ -6,7 +6,7 @@ not depend on the number of tensors. Adjoints (`farzi_hf.engine.adjoints`) decid
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,6 +24,8 @@ States = tuple[State, ...]
 """One optimizer state per group."""
 Accumulators = Callable[[int, slice], State]
 """`after(group, rows)`: the accumulators of a group after a step, for some of its elements."""
+Pulled = tuple[States, Buffers]
+"""Of one outer loss: its derivatives in the states (the cotangents), and so far in each input that requires grad."""
 AutocastSettings = dict[str, tuple[torch.dtype, bool]]
 """For each kind of device: the autocast dtype, and whether autocast is on."""
 
@@ -201,30 +203,31 @@ class InnerLoop:
         return states
 
     def reverse(
-        self, t: int, before: States, after: Accumulators | None, inputs: Buffers, cotangents: States, dx: Buffers,
+        self, t: int, before: States, after: Accumulators | None, inputs: Buffers, pulled: Sequence[Pulled],
         graph: GradientGraph | None = None,
     ) -> Buffers:  # fmt: skip
-        """Carry `cotangents` back through step t, and add the step's part to `dx`, both in place; returns g_t, clipped.
+        """Carry the cotangents of `pulled` back through step t, and add the step's part to the inputs' derivatives, all in place; returns
+        g_t, clipped.
 
-        Costs 3 G: G for the gradient with its graph, and 2 G for one vector-Jacobian product through it.
+        Costs G for the gradient with its graph, and 2 G for each outer loss: a vector-Jacobian product through the graph.
 
         Args:
             before: the states before the step. If `after` is given, their parameters are enough.
             after: gives the accumulators after the step; with None they are computed from those before it.
             inputs: detached. Those that require grad are differentiated.
-            cotangents: derivatives of the outer loss in the states.
-            dx: one accumulator for each input that requires grad.
+            pulled: of each outer loss.
             graph: of the gradient, if it is at hand.
         """
         graph = graph or self.gradient_graph(weights(before), inputs, t)
-        g = self.clipped(graph)
-        dg = self._pullback(t, before, after, g, cotangents)
-        dg = self.optimizer.clip_pullback(tuple(flat.detach() for flat in graph.g), dg)
-        linked = [(flat, vector) for flat, vector in zip(graph.g, dg, strict=True) if flat.requires_grad]
-        if linked:  # the loss is not linear: there are second derivatives
+        g, unclipped = self.clipped(graph), tuple(flat.detach() for flat in graph.g)
+        sources = (*graph.w, *(x for x in graph.inputs if x.requires_grad))
+        for left, (cotangents, dx) in zip(reversed(range(len(pulled))), pulled, strict=True):
+            dg = self.optimizer.clip_pullback(unclipped, self._pullback(t, before, after, g, cotangents))
+            linked = [(flat, vector) for flat, vector in zip(graph.g, dg, strict=True) if flat.requires_grad]
+            if not linked:  # the loss is linear: there are no second derivatives
+                continue
             graphs, dg = zip(*linked, strict=True)
-            sources = (*graph.w, *(x for x in graph.inputs if x.requires_grad))
-            products = torch.autograd.grad(graphs, sources, dg, allow_unused=True)
+            products = torch.autograd.grad(graphs, sources, dg, allow_unused=True, retain_graph=left > 0)
             for total, product in zip((*weights(cotangents), *dx), products, strict=True):
                 if product is not None:
                     total.add_(product)  # dw += H_ww·dg, dx += H_xw·dg

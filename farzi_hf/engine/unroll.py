@@ -8,6 +8,7 @@ and differ in time and memory.
 from __future__ import annotations
 
 import logging
+import math
 from functools import cache
 from numbers import Integral
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from farzi_hf.engine.adjoints import ADJOINTS, Adjoint
-from farzi_hf.engine.adjoints.base import graph_bytes
+from farzi_hf.engine.adjoints.base import OuterLosses, graph_bytes
 from farzi_hf.engine.compiled_loop import CompiledLoop
 from farzi_hf.engine.inner_loop import (
     Buffers,
@@ -97,6 +98,38 @@ def unroll(
     return loop.layout.unflatten(w)
 
 
+def gradients(
+    losses: OuterLosses,
+    inner_loss: InnerLoss,
+    params: dict[str, Tensor],
+    inputs: tuple[Tensor, ...],
+    *,
+    optimizer: InnerOptimizer,
+    steps: int,
+    adjoint: Adjoint | None = None,
+    torch_compile: bool = False,
+) -> tuple[list[Tensor], list[Buffers]]:
+    """Several outer losses of one training, and the derivatives of each in the inputs that require grad.
+
+    The training is taken once forward and once back for all of them. For each, a step back costs a vector-Jacobian product through
+    the step's graph (2 G), and a cotangent as large as the optimizer's state is in memory.
+
+    Args:
+        losses: `losses(theta_T)` gives scalars, one after the other, or a vector.
+        adjoint: None takes the fastest that needs at most `LEAN` times the memory of the leanest. The other arguments are those of `unroll`.
+
+    Returns:
+        The losses, and for each a tuple of derivatives in those `inputs` that require grad.
+    """
+    with torch.inference_mode(False), torch.enable_grad():
+        loop, w = _loop(inner_loss, params, inputs, optimizer, steps, None, 1, torch_compile)
+        with no_autocast(loop.autocast):
+            adjoint = adjoint or choose_adjoint(loop, w, inputs, LEAN)
+            if refusal := adjoint.refusal(loop):
+                raise ValueError(refusal)
+            return adjoint.gradients(loop, w, inputs, losses)
+
+
 def train(
     inner_loss: InnerLoss,
     params: dict[str, Tensor] | TrainingState,
@@ -118,8 +151,12 @@ def train(
             return TrainingState(loop.layout, loop.trained(w, inputs), loop.steps)
 
 
-def choose_adjoint(loop: InnerLoop, w: Buffers, inputs: Buffers) -> Adjoint:
-    """The fastest adjoint that supports the loop and needs no more than its `share` of the device's memory.
+LEAN = 4.0
+"""How many times the memory of the leanest adjoint a faster one may need where many losses are differentiated."""
+
+
+def choose_adjoint(loop: InnerLoop, w: Buffers, inputs: Buffers, most: float = math.inf) -> Adjoint:
+    """The fastest adjoint that supports the loop and needs no more than its `share` of the device's memory, and `most` times the leanest's.
 
     The memory of each is estimated from the graph of one gradient, which is taken for this. The choice and its reason are logged
     (level INFO). If no adjoint fits, the one with the least memory is taken, with a warning.
@@ -128,10 +165,11 @@ def choose_adjoint(loop: InnerLoop, w: Buffers, inputs: Buffers) -> Adjoint:
     graph = graph_bytes(loop, w, inputs)
     candidates = [adjoint for kind in ADJOINTS.values() if kind.share and not (adjoint := kind()).refusal(loop)]
     needs = {adjoint: adjoint.memory(loop, w, inputs, graph) for adjoint in candidates}
-    fitting = [adjoint for adjoint, need in needs.items() if need <= adjoint.share * total]
+    limits = {adjoint: min(adjoint.share * total, most * min(needs.values())) for adjoint in needs}
+    fitting = [adjoint for adjoint, need in needs.items() if need <= limits[adjoint]]
     chosen = fitting[0] if fitting else min(needs, key=needs.__getitem__)
     listed = ", ".join(
-        f"{type(adjoint).__name__} {need / 2**30:.2g} of {adjoint.share * total / 2**30:.2g} GiB"
+        f"{type(adjoint).__name__} {need / 2**30:.2g} of {limits[adjoint] / 2**30:.2g} GiB"
         for adjoint, need in needs.items()
     )
     reason = "the fastest that fits" if fitting else "the smallest, none fits"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import replace
 
 import meta_problems as mp
@@ -11,6 +13,7 @@ from adjoint_checks import assert_exact, every_adjoint, meta_gradient, reference
 from meta_problems import ADAM, OPTIMIZERS, PROBLEMS, gradients, outer_loss, relative_error
 from torch import Tensor
 
+from farzi_hf import engine
 from farzi_hf.engine import Adjoint, Checkpoint, Direct, InnerAdam, PaperAdam, Reversible, Tape, unroll
 
 
@@ -75,6 +78,36 @@ def test_parameters_without_decay(adjoint: Adjoint) -> None:
 
     with pytest.raises(ValueError, match=r"no_decay names 'norm', which is no parameter; params has in, count, "):
         meta_gradient(problem, replace(optimizer, no_decay=("norm",)), 1, adjoint=adjoint)
+
+
+@every_adjoint
+def test_several_outer_losses_share_the_graphs_of_one_training(adjoint: Adjoint) -> None:
+    problem, calls = mp.mlp(), 0
+    scales = (1.0, -2.0, 0.5)
+
+    def inner_loss(*args) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return problem.inner_loss(*args)
+
+    def losses(theta: dict[str, Tensor]) -> Iterator[Tensor]:
+        for scale in scales:
+            yield outer_loss({name: scale * x for name, x in theta.items()})
+
+    def found(count: int) -> tuple[list[Tensor], list[tuple[Tensor, ...]], int]:
+        nonlocal calls
+        calls = 0
+        several = lambda theta: itertools.islice(losses(theta), count)  # noqa: E731
+        settings = {"optimizer": OPTIMIZERS["adamw_clipped"], "steps": 9, "adjoint": adjoint}
+        return *engine.gradients(several, inner_loss, problem.params, problem.inputs, **settings), calls
+
+    theta = unroll(*problem.arguments, optimizer=OPTIMIZERS["adamw_clipped"], steps=9, adjoint=adjoint)
+    values, derivatives, evaluations = found(3)
+    assert evaluations == found(1)[2], "no step is evaluated again for another loss"
+    inputs = problem.inputs[:2]
+    for loss, value, derivative in zip(losses(theta), values, derivatives, strict=True):
+        torch.testing.assert_close(value, loss.detach())
+        assert relative_error(list(derivative), list(torch.autograd.grad(loss, inputs, retain_graph=True))) <= 1e-12
 
 
 def test_paper_rule_is_exact_at_one_step_only_and_direct_refuses_it() -> None:

@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from farzi_hf.engine.inner_loop import Accumulators, Buffers, GradientGraph, InnerLoop, States, no_autocast, weights
+from farzi_hf.engine.inner_loop import (
+    Accumulators,
+    Buffers,
+    GradientGraph,
+    InnerLoop,
+    Pulled,
+    States,
+    autocast,
+    leaves,
+    no_autocast,
+    weights,
+)
 
+OuterLosses = Callable[[dict[str, Tensor]], Iterable[Tensor]]
+"""`losses(theta_T)`: scalars, or a vector of them."""
+Gradients = tuple[list[Tensor], list[Buffers]]
 Reverse = Callable[..., Buffers]
 """`reverse(t, before, after, graph=None)`, which is `InnerLoop.reverse` of one backward pass. Returns g_t."""
 
@@ -36,6 +50,11 @@ class Adjoint(ABC):
     def run(self, loop: InnerLoop, w: Buffers, inputs: Buffers) -> Buffers:
         """The parameters after the last step, differentiable in `w`, the parameters before the first step, and in `inputs`."""
 
+    def gradients(self, loop: InnerLoop, w: Buffers, inputs: Buffers, losses: OuterLosses) -> Gradients:
+        """The outer losses after the last step, and the derivatives of each in the inputs that require grad."""
+        theta, needed = self.run(loop, w, inputs), [x for x in inputs if x.requires_grad]
+        return _derivatives(loop, theta, losses, needed)
+
 
 class RecordingAdjoint(Adjoint):
     """An adjoint that makes a record on the way forward, and recovers every step from it on the way back.
@@ -49,8 +68,29 @@ class RecordingAdjoint(Adjoint):
     def run(self, loop: InnerLoop, w: Buffers, inputs: Buffers) -> Buffers:
         return _Unrolled.apply(self, loop, *w, *inputs)
 
+    def gradients(self, loop: InnerLoop, w: Buffers, inputs: Buffers, losses: OuterLosses) -> Gradients:
+        states, record = _recorded(self, loop, (*w, *inputs))
+        final = leaves(weights(states))
+        values, dws = _derivatives(loop, final, losses, final)
+        return values, [dx for _, dx in self.pull(loop, record, inputs, dws)]
+
+    def pull(self, loop: InnerLoop, record: Any, inputs: Buffers, dws: Sequence[Buffers]) -> list[Pulled]:
+        """The derivatives of outer losses in the start and the inputs, from those in the parameters after the last step."""
+        inputs = tuple(x.detach().requires_grad_(x.requires_grad) for x in inputs)
+        needed = [x for x in inputs if x.requires_grad]
+        pulled = [  # no loss depends on the last accumulators
+            (tuple(loop.optimizer.init(flat.clone()) for flat in dw), tuple(map(torch.zeros_like, needed)))
+            for dw in dws
+        ]
+
+        def reverse(t: int, before: States, after: Accumulators | None, graph: GradientGraph | None = None) -> Buffers:
+            return loop.reverse(t, before, after, inputs, pulled, graph)
+
+        self.retrace(loop, record, inputs, reverse)
+        return pulled
+
     def memory(self, loop: InnerLoop, w: Buffers, inputs: Buffers, graph: int) -> int:
-        """The peak memory in bytes beside the parameters and inputs themselves, roughly.
+        """The peak memory in bytes beside the parameters and inputs themselves, roughly, of one outer loss.
 
         Args:
             graph: bytes of the graph of one gradient. While it is differentiated, there is about as much again.
@@ -94,18 +134,23 @@ class _Unrolled(torch.autograd.Function):
             )
         needed = ctx.needs_input_grad[2 + len(dw) :]
         inputs = tuple(x.detach().requires_grad_(need) for x, need in zip(saved[len(dw) :], needed, strict=False))
-        dx = iter(totals := tuple(torch.zeros_like(x) for x in inputs if x.requires_grad))
-        cotangents = tuple(loop.optimizer.init(flat.clone()) for flat in dw)  # no loss depends on the last accumulators
-
-        def reverse(t: int, before: States, after: Accumulators | None, graph: GradientGraph | None = None) -> Buffers:
-            return loop.reverse(t, before, after, inputs, cotangents, totals, graph)
-
         with no_autocast(loop.autocast):
             record = ctx.record or _recorded(adjoint, loop, saved[: len(dw) + len(needed)])[1]
             ctx.record = None
-            adjoint.retrace(loop, record, inputs, reverse)
+            ((cotangents, dx),) = adjoint.pull(loop, record, inputs, [dw])
+        dx = iter(dx)
         dw = tuple(torch.zeros_like(flat) if loop.is_cut else flat for flat in weights(cotangents))
         return None, None, *dw, *(next(dx) if need else None for need in needed)
+
+
+def _derivatives(loop: InnerLoop, theta: Buffers, losses: OuterLosses, sources: Sequence[Tensor]) -> Gradients:
+    """The losses at the parameters `theta`, one at a time, and the derivatives of each in `sources`."""
+    values, found = [], []
+    with torch.enable_grad(), autocast(loop.autocast):
+        for loss in losses(loop.layout.unflatten(theta)):
+            found.append(torch.autograd.grad(loss, sources, retain_graph=True, materialize_grads=True))
+            values.append(loss.detach())
+    return values, found
 
 
 def _recorded(adjoint: RecordingAdjoint, loop: InnerLoop, tensors: Buffers) -> tuple[States, Any]:
