@@ -1,13 +1,16 @@
 """Attribution: which training sequences made a model do well on those test sequences?
 
-This room imports engine, data, models, summary and distillation. It exports the exact influence of each sequence through a whole
+`attribute` answers it for a stock Trainer. This room imports engine, data, models, summary and distillation. It exports the exact influence
+of each sequence through a whole
 training, the training as a function of the sequences' weights, simpler scores to compare with, and the measures of all scores.
 """
 
+from farzi_hf.attribution.attribution import Attribution, attribute
 from farzi_hf.attribution.measures import linear_datamodeling_score, metasmoothness, spearman
 from farzi_hf.attribution.scores import gradient_cosines, gradient_products, influence
 from farzi_hf.attribution.weighted_training import WeightedTraining
 
 __all__ = [
-    "WeightedTraining", "gradient_cosines", "gradient_products", "influence", "linear_datamodeling_score", "metasmoothness", "spearman",
+    "Attribution", "WeightedTraining", "attribute", "gradient_cosines", "gradient_products", "influence", "linear_datamodeling_score",
+    "metasmoothness", "spearman",
 ]  # fmt: skip

@@ -56,7 +56,9 @@ def influence(
             found = of_test(theta)
             shape = found.shape
             if len(shape) > 1 or not found.numel():
-                raise ValueError(f"test returned losses of shape {tuple(shape)}; return one loss, or a vector of losses")
+                raise ValueError(
+                    f"test returned losses of shape {tuple(shape)}; return one loss, or a vector of losses"
+                )
             return found.reshape(-1)
 
         _, found = training.gradients(losses, w, adjoint)

@@ -14,7 +14,17 @@ from typing import Any
 
 import torch
 
-from farzi_hf.engine.inner_loop import Accumulators, Buffers, InnerLoop, InnerLoss, Layout, Pulled, States, autocast, weights
+from farzi_hf.engine.inner_loop import (
+    Accumulators,
+    Buffers,
+    InnerLoop,
+    InnerLoss,
+    Layout,
+    Pulled,
+    States,
+    autocast,
+    weights,
+)
 from farzi_hf.engine.optimizers import InnerOptimizer
 
 _VARIANTS = 64  # of one function, for different losses, shapes and dtypes

@@ -1,0 +1,232 @@
+"""`attribute`: the replay of a stock Trainer ends at its weights, and scores are what changes of single rows do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from datasets import Dataset, load_dataset
+from peft import LoraConfig, get_peft_model
+from tiny_models import V, arguments, config_of, tiny_model
+from torch import Tensor
+from transformers import AutoModelForCausalLM, Trainer
+
+from farzi_hf.attribution import Attribution, attribute
+from farzi_hf.attribution.replay import Replay
+from farzi_hf.data import SequenceCollator
+from farzi_hf.engine import Checkpoint, Direct, Reversible, Tape, train
+
+N = 10
+
+
+def rows(count: int, seed: int) -> Dataset:
+    """Of three to six ids."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(3, 7, (count,), generator=generator).tolist()
+    ids = [torch.randint(1, V, (length,), generator=generator).tolist() for length in lengths]
+    return Dataset.from_dict({"input_ids": ids})
+
+
+SETTINGS = {
+    "max_steps": -1, "num_train_epochs": 2.5, "per_device_train_batch_size": 3, "gradient_accumulation_steps": 2, "learning_rate": 2e-2,
+    "weight_decay": 0.1, "max_grad_norm": 1.0, "warmup_steps": 2, "lr_scheduler_type": "cosine", "adam_epsilon": 1e-3, "logging_strategy": "no",
+}  # fmt: skip
+
+
+def trainer(folder, model=None, data: Dataset | None = None, **changes) -> Trainer:
+    args = arguments(folder, **{**SETTINGS, **changes})
+    return Trainer(tiny_model("gpt2") if model is None else model, args, SequenceCollator(0), data or rows(N, seed=0))
+
+
+def lora():
+    return get_peft_model(
+        tiny_model("llama"), LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["q_proj", "v_proj"])
+    )
+
+
+def frozen():
+    model = tiny_model("gpt2")
+    model.transformer.wte.weight.requires_grad_(False)
+    return model
+
+
+PEFT = pytest.mark.filterwarnings(
+    "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
+)  # peft 0.21 asks for it
+
+MODELS = {
+    **{kind: lambda kind=kind: tiny_model(kind) for kind in ("gpt2", "llama", "sasrec")},
+    "lora": lora,
+    "frozen": frozen,
+}
+CHANGES = [
+    {}, {"max_grad_norm": 0.0, "optim": "adamw_torch"}, {"optim": "sgd", "weight_decay": 0.0, "optim_args": "momentum=0.5", "learning_rate": 0.3},
+    {"lr_scheduler_type": "linear", "dataloader_drop_last": True, "data_seed": 7, "train_sampling_strategy": "random"},
+    {"gradient_accumulation_steps": 1, "max_steps": 5, "train_sampling_strategy": "sequential", "lr_scheduler_type": "constant_with_warmup"},
+]  # fmt: skip
+
+
+@PEFT
+@pytest.mark.parametrize(
+    ("name", "changes"), [*((name, {}) for name in MODELS), *(("gpt2", changes) for changes in CHANGES[1:])]
+)
+def test_the_replay_ends_at_the_weights_of_the_trainer(tmp_path, name, changes):
+    of = trainer(tmp_path, MODELS[name](), **changes)
+    before = {name: x.detach().clone() for name, x in of.model.named_parameters()}
+    found = attribute(of, rows(2, seed=1))
+    assert all(torch.equal(x, before[name]) for name, x in of.model.named_parameters()), "nothing has trained yet"
+    assert found.scores.shape == (2, N)
+    of.train()
+    moved = sum((x.detach() - before[name]).square().sum() for name, x in of.model.named_parameters()).sqrt()
+    size = sum(x.detach().square().sum() for name, x in of.model.named_parameters() if x.requires_grad).sqrt()
+    assert found.check(of.model) <= 1e-4 * float(moved / size)
+    assert found.facts["steps"] == of.state.global_step
+
+
+@pytest.mark.parametrize("adjoint", [None, Tape(), Reversible(), Checkpoint(slots=2)], ids=repr)
+def test_every_adjoint_gives_the_derivative_of_autograd(tmp_path, adjoint):
+    of = trainer(tmp_path, tiny_model("gpt2").double())
+    expected = attribute(of, rows(3, seed=1), Direct())
+    assert expected.scores.abs().min() > 1e-6
+    found = attribute(of, rows(3, seed=1), adjoint)
+    rtol = 1e-5 if isinstance(adjoint, Reversible) else 1e-9
+    torch.testing.assert_close(found.scores, expected.scores, rtol=rtol, atol=1e-9)
+    torch.testing.assert_close(found.losses, expected.losses)
+
+
+def retrained(replay: Replay, weights: Tensor, query: Dataset) -> Tensor:
+    """The losses of queries after a training with these weights."""
+    theta = train(replay.loss, replay.start, (weights,), optimizer=replay.optimizer, steps=len(replay.steps)).params
+    loader = replay.trainer.get_eval_dataloader(query)
+    return torch.stack([replay.learner.hard_loss(theta, replay.batch(loader, [i])).detach() for i in range(len(query))])
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_scores_are_the_changes_that_small_weights_make_and_tell_what_leaving_a_row_out_does(tmp_path, tied):
+    """With tied embeddings too: one tensor, one pair of moments."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config_of("gpt2", tie_word_embeddings=tied)).double()
+    assert (model.get_input_embeddings().weight is model.get_output_embeddings().weight) == tied
+    smooth = {"learning_rate": 5e-3, "adam_epsilon": 1e-2}
+    of, queries, h = trainer(tmp_path, model, **smooth), rows(2, seed=1), 1e-5
+    found, replay = attribute(of, queries).scores, Replay.of(of)
+    left_out = []
+    for i in range(N):
+        change = torch.nn.functional.one_hot(torch.tensor(i), N)
+        above, below = (retrained(replay, replay.ones + s * h * change, queries) for s in (1, -1))
+        torch.testing.assert_close(found[:, i], -(above - below) / (2 * h), rtol=1e-5, atol=1e-8)
+        left_out.append(retrained(replay, replay.ones - change, queries) - retrained(replay, replay.ones, queries))
+    real = torch.stack(left_out, 1)
+    clear = found.abs() > found.abs().quantile(0.75)
+    assert (real.sign() == found.sign())[clear].all()
+    slope = (real * found).sum() / found.square().sum()
+    assert 0.8 < slope < 1.2
+    assert torch.corrcoef(torch.stack([real.flatten(), found.flatten()]))[0, 1] > 0.95
+
+
+def test_queries_in_groups_score_as_all_at_once(tmp_path, monkeypatch):
+    of, queries = trainer(tmp_path), rows(3, seed=1)
+    expected = attribute(of, queries)
+    monkeypatch.setattr("farzi_hf.attribution.attribution._SHARE", 0.0)  # room for one
+    found = attribute(of, queries)
+    torch.testing.assert_close(found.scores, expected.scores)
+    torch.testing.assert_close(found.losses, expected.losses)
+
+
+class Words:
+    """Stands for a tokenizer."""
+
+    def batch_decode(self, ids, skip_special_tokens: bool) -> list[str]:
+        return ["|".join(map(str, row)) for row in ids]
+
+
+def test_rows_with_their_text_are_saved_and_read_again(tmp_path):
+    of = trainer(tmp_path / "of")
+    of.processing_class = Words()
+    found = attribute(of, rows(2, seed=1))
+    means = found.scores.mean(0)
+    assert [row.row for row in found.top(3)] == means.argsort(descending=True)[:3].tolist()
+    assert [row.score for row in found.bottom(N, query=1)] == sorted(found.scores[1].tolist())
+    assert found.top(1)[0].text == "|".join(map(str, of.train_dataset[int(means.argmax())]["input_ids"]))
+    found.save(tmp_path / "scores")
+    read = Attribution.load(tmp_path / "scores")
+    assert torch.equal(read.scores, found.scores)
+    assert torch.equal(read.losses, found.losses)
+    assert (read.texts, read.queries, read.facts) == (found.texts, found.queries, found.facts)
+    assert read.top() == found.top()
+    table = load_dataset(str(tmp_path / "scores"), cache_dir=str(tmp_path / "cache"))["train"]
+    assert table["score"] == pytest.approx(means.tolist())
+    assert table["text"] == found.texts
+    assert load_dataset(str(tmp_path / "scores"), "queries", cache_dir=str(tmp_path / "cache"))["train"].num_rows == 2
+    assert found.plot().axes[0].get_ylabel().startswith("score")
+    with pytest.raises(FileExistsError, match=r"folder .*scores' holds something already; choose another one"):
+        found.save(tmp_path / "scores")
+    with pytest.raises(FileNotFoundError, match=r"holds no scores\.safetensors; give one that Attribution\.save wrote"):
+        Attribution.load(tmp_path / "of")
+    with pytest.raises(ValueError, match="loaded and holds no parameters"):
+        read.check(of.model)
+
+
+def test_a_model_that_was_trained_in_another_way_is_no_match(tmp_path):
+    found = attribute(trainer(tmp_path), rows(1, seed=1))
+    other = trainer(tmp_path, learning_rate=0.05)
+    other.train()
+    with pytest.raises(ValueError, match=r"model differs from the replayed training by .* than tolerance=0\.01"):
+        found.check(other.model)
+
+
+class Noisy(SequenceCollator):
+    def __call__(self, features):
+        batch = super().__call__(features)
+        return {**batch, "input_ids": torch.randint_like(batch["input_ids"], V)}
+
+
+def with_dropout():
+    return AutoModelForCausalLM.from_config(config_of("gpt2", resid_pdrop=0.1))
+
+
+def trained(folder) -> Trainer:
+    of = trainer(folder, max_steps=1)
+    of.train()
+    return of
+
+
+def noisy(folder) -> Trainer:
+    of = trainer(folder)
+    of.data_collator = Noisy(0)
+    return of
+
+
+def in_stairs(folder) -> Trainer:
+    of = trainer(folder)
+    of.optimizer = torch.optim.AdamW(of.model.parameters())
+    of.lr_scheduler = torch.optim.lr_scheduler.StepLR(of.optimizer, 1)
+    return of
+
+
+BAD = {
+    "dropout": (lambda folder: trainer(folder, with_dropout()), r"its model has dropout; switch it off: config\.resid_pdrop=0\.1, .*former\.h\."),
+    "trained": (trained, "it has trained already; make a new Trainer"),
+    "smoothing": (lambda folder: trainer(folder, label_smoothing_factor=0.1), "its first gradient is not that of the mean cross-entropy"),
+    "noise": (noisy, "its rows or its collator are random"),
+    "lengths": (lambda folder: trainer(folder, train_sampling_strategy="group_by_length"), "the order of its rows comes from a LengthGroupedSampler"),
+    "optimizer": (lambda folder: trainer(folder, optim="adafactor"), "its optimizer is Adafactor; set optim='adamw_torch'"),
+    "decay": (lambda folder: trainer(folder, optim="sgd"), "weight_decay of its SGD cannot"),
+    "schedule": (in_stairs, "its schedule StepLR is no function of the step"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_cannot_be_replayed_is_one_clear_error(tmp_path, case):
+    make, message = BAD[case]
+    with pytest.raises(ValueError, match=f"trainer cannot be replayed: {message}"):
+        attribute(make(tmp_path), rows(1, seed=1))
+
+
+def test_queries_that_predict_nothing_and_trainings_that_diverge(tmp_path):
+    with pytest.raises(ValueError, match=r"test_dataset\[1\] has nothing to predict; leave it out"):
+        attribute(trainer(tmp_path), Dataset.from_dict({"input_ids": [[1, 2, 3], [4]]}))
+    with pytest.raises(ValueError, match="test_dataset has no rows"):
+        attribute(trainer(tmp_path), Dataset.from_dict({"input_ids": []}))
+    wild = {"optim": "sgd", "weight_decay": 0.0, "learning_rate": 1e30, "max_grad_norm": 0.0, "warmup_steps": 0}
+    with pytest.raises(FloatingPointError, match=r"not finite after 5 steps with InnerSGD\("):
+        attribute(trainer(tmp_path, **wild), rows(1, seed=1))
