@@ -122,6 +122,7 @@ class Run:
             "distillation_seconds": round(distillation_seconds(trainer.state.log_history), 2),
             "seed": args.seed,
             **getattr(trainer.objective, "facts", dict)(),
+            **trainer.taught,
             **trainer.memory(),
             **environment(args),
         }

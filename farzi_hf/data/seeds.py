@@ -62,6 +62,7 @@ class Purpose(IntEnum):
     DRAWN_ROWS = 36  # (block): rows of ids that are drawn for a student
     WRITTEN_ROWS = 37  # (block): rows that a teacher writes
     PACKING = 38  # the minibatches of a teacher's training in few bits
+    DROPOUT = 39  # (step): the masks of a step of training on real data
 
 
 def stream(seed: int, purpose: Purpose, *numbers: int) -> np.random.Generator:

@@ -15,7 +15,7 @@ from farzi_hf.data import minibatches
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.distillation.learner import Learner, Parameters, is_constant
 from farzi_hf.distillation.processes import shared
-from farzi_hf.distillation.rows import RealData, real_batches
+from farzi_hf.distillation.rows import RealData, real_loss
 from farzi_hf.engine import Adjoint, InnerLoss, InnerOptimizer, TrainingState, train, unroll
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.endless import EndlessRows
@@ -245,13 +245,9 @@ class Students:
 
     def on_real(self, data: RealData, batch_size: int, steps: int, seed: int) -> Parameters:
         """θ after `steps` steps of the inner optimizer on real data, `batch_size` sequences each."""
-        learner, batches = self.learner, real_batches(data, batch_size, steps, seed)
-
-        def loss(params: Parameters, inputs: tuple, step: int) -> Tensor:
-            return learner.hard_loss(params, batches(step))
-
-        start = learner.initial_parameters(seed, self.device)
-        return train(loss, start, (), optimizer=self.training.optimizer_for(learner, steps), steps=steps).params
+        learner, loss = self.learner, real_loss(self.learner, data, batch_size, steps, seed)
+        start, optimizer = learner.initial_parameters(seed, self.device), self.training.optimizer_for(learner, steps)
+        return train(lambda params, _, step: loss(params, step), start, (), optimizer=optimizer, steps=steps).params
 
     def evaluated(self, count: int, measure: Callable[[int, Parameters], dict[str, float]]) -> dict[str, float]:
         """Mean and standard deviation (`…_std`) of the metrics `measure(i, θ_T)` of students 0 … `count` − 1.

@@ -9,12 +9,15 @@ A step with its derivatives then runs each layer five times in place of two.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
+
+from farzi_hf.distillation.learner_model import dropping
 
 Run = Callable[..., tuple[Tensor, ...]]
 """A layer, or a derivative of it, as a function of the tensors that it has derivatives in."""
@@ -59,14 +62,17 @@ def _recomputed(plain: _Plain, *args: Any, **kwargs: Any) -> Any:
     leaves, structure = pytree.tree_flatten((params, args, kwargs))
     places = [i for i, x in enumerate(leaves) if isinstance(x, Tensor) and x.requires_grad]
     device = next(x.device.type for x in leaves if isinstance(x, Tensor))
+    # A layer with dropout draws by a seed of its own, so that each run drops the same.
+    seed = int(torch.randint(2**62, ())) if plain.layer.training else None
     autocast = {"dtype": torch.get_autocast_dtype(device), "enabled": torch.is_autocast_enabled(device)}
     shapes: list[Any] = []
 
     def run(*tensors: Tensor) -> tuple[Tensor, ...]:
         values = list(leaves)
+        dropped = nullcontext() if seed is None else dropping(plain.layer, seed, torch.device(device))
         for i, x in zip(places, tensors, strict=True):
             values[i] = x
-        with torch.autocast(device, **autocast):
+        with torch.autocast(device, **autocast), dropped:
             found = torch.func.functional_call(plain, *pytree.tree_unflatten(values, structure))
         outputs, shape = pytree.tree_flatten(found)
         shapes[:] = [shape]

@@ -22,6 +22,8 @@ from farzi_hf.distillation.learner_model import (
     check_causal,
     check_model,
     check_twice_differentiable,
+    dropping,
+    drops,
     factory,
     looks_up_only,
     readable_positions,
@@ -59,7 +61,8 @@ class Learner:
     With `checkpoint_layers`, the model keeps of each layer only the inputs, and computes it again for the first and for the second
     derivative (`farzi_hf.distillation.layer_checkpoint`): less memory for a deep learner, more time.
 
-    The model runs in evaluation mode: an adjoint may run an inner step twice, and both runs must give the same loss.
+    The model runs in evaluation mode: a summary's labels are soft, and an adjoint may run an inner step twice. Only where it trains on real
+    data is there the model's own dropout, see `hard_loss`.
     The model uses "eager" attention, because fused attention kernels have no second derivative.
 
     Raises:
@@ -133,6 +136,10 @@ class Learner:
         decaying = set(Trainer.get_decay_parameter_names(None, self.model))
         return tuple(name for name, _ in self.model.named_parameters() if name not in decaying)
 
+    @cached_property
+    def _drops(self) -> bool:
+        return drops(self.model)
+
     def to(self, device: torch.device | str) -> Learner:
         """Moves the model's buffers. All parameter sets share these."""
         self.model.to(device)
@@ -150,13 +157,19 @@ class Learner:
         states = self.states(params, self.arguments(params, inputs))[:, :positions]
         return self.loss_of_states(params, states.flatten(0, 1), targets.flat())
 
-    def hard_loss(self, params: Parameters, batch: Mapping[str, Tensor], weights: Tensor | None = None) -> Tensor:
+    def hard_loss(
+        self, params: Parameters, batch: Mapping[str, Tensor], weights: Tensor | None = None, dropout: int | None = None
+    ) -> Tensor:
         """L_D(θ): mean cross-entropy in nats of a real batch: `input_ids`, `labels` and, where padded, `attention_mask`, (b, L).
 
         Args:
             weights: (b,), how much each sequence counts; the sum over positions is still divided by their number. None stands for 1.
+            dropout: the seed of the masks, with the probabilities of the model's config; None drops nothing.
         """
-        states, labels = self.states(params, _arguments(batch))[:, :-1], batch["labels"][:, 1:]
+        dropped = dropout is not None and self._drops
+        with dropping(self.model, dropout, self.model.device) if dropped else nullcontext():
+            states = self.states(params, _arguments(batch))
+        states, labels = states[:, :-1], batch["labels"][:, 1:]
         counted = labels != IGNORED
         if torch.compiler.is_compiling():  # all positions: no shape may depend on the number of those that count
             counts = (counted if weights is None else counted * weights[:, None]).flatten().to(states.dtype)

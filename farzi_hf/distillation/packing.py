@@ -20,7 +20,7 @@ from torch import Tensor
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.distillation.learner import Parameters, is_constant, whole
 from farzi_hf.distillation.rows import RealData, real_loss
-from farzi_hf.distillation.teacher import Teacher, TeacherTraining
+from farzi_hf.distillation.teacher import Teacher, TeacherTraining, Trained
 from farzi_hf.engine import setting
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.endless import DrawnRows
@@ -61,16 +61,17 @@ class Packing:
         training: TeacherTraining,
         storage: str,
         seed: int,
-    ) -> None:
+    ) -> Trained | None:
         """Trains the first teacher in the bits of `storage`, and writes what is left of it into the summary that carries it.
 
         One teacher trains on the real data, as before. One of several learns what all of them predict after made-up ids, the mean of their
-        logits: it is worth all of them then.
+        logits: it is worth all of them then. The first stops early by held-out rows, as teachers do; the other cannot overfit, as its rows do
+        not run out. Returns how it was trained, where steps were taken.
 
         Raises:
             FloatingPointError: the training diverged.
         """
-        learner, params = teachers[0].learner, teachers[0].params
+        learner, params, trained = teachers[0].learner, teachers[0].params, None
         steps = training.steps if self.steps is None else self.steps
         slower = replace(
             training, optimizer=replace(training.optimizer, lr=_SLOWER * training.optimizer.lr), steps=steps
@@ -78,16 +79,19 @@ class Packing:
         largest, seed = getattr(STORAGES[storage], "largest", None), derive(seed, Purpose.PACKING)
         if steps and (largest is not None or len(teachers) > 1):
             if len(teachers) > 1:
-                loss = _taught_loss(learner, farzi, teachers, training.batch_size, seed)
+                loss, validation = _taught_loss(learner, farzi, teachers, training.batch_size, seed), None
             else:
                 loss = real_loss(learner, data, training.batch_size, steps, seed)
+                validation = slower.validation(learner, data)
             if largest is None:
-                params = slower.run("Packing", loss, params, data.quiet)
+                trained = slower.run("Packing", loss, params, data.quiet, validation)
             else:
-                params = self._in_few_bits(slower, loss, params, largest, data.quiet)
+                trained = self._in_few_bits(slower, loss, params, largest, data.quiet, validation)
+            params = trained.params
         with torch.no_grad():
             for name, x in farzi.teacher.named_parameters():
                 x.copy_(params[name])
+        return trained
 
     def _in_few_bits(
         self,
@@ -96,15 +100,23 @@ class Packing:
         params: Parameters,
         largest: int,
         quiet: bool,
-    ) -> Parameters:
-        """W' after the training by L(W') + λ · mean log(1 + |W / s|)."""
+        validation: Callable[[Parameters], float] | None,
+    ) -> Trained:
+        """W' after the training by L(W') + λ · mean log(1 + |W / s|). It stops early by the same on held-out rows: bytes count there too."""
 
-        def penalised(found: Parameters, step: int) -> Tensor:
-            return loss(_rounded(found, largest), step) + self.penalty * _mean_log(found, largest)
+        def penalised(found: Parameters, *step: int, of: Callable[..., Any] = loss) -> Any:
+            return of(_rounded(found, largest), *step) + self.penalty * _mean_log(found, largest)
 
-        found = training.run("Packing", penalised, _with_scales(params, largest), quiet)
+        @torch.no_grad()
+        def held_out(found: Parameters) -> float:
+            return float(penalised(found, of=validation))
+
+        start = _with_scales(params, largest)
+        trained = training.run("Packing", penalised, start, quiet, validation and held_out)
+        found = trained.params
         stored = {name: x.exp().half().float().log() for name, x in found.items() if name.endswith(_LOG_SCALE)}
-        return _rounded({**found, **stored}, largest)  # with the scales as they are stored
+        params = _rounded({**found, **stored}, largest)  # with the scales as they are stored
+        return Trained(params, trained.steps, validation and validation(params))
 
 
 def _taught_loss(

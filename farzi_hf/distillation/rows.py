@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,6 +14,7 @@ from datasets import Dataset, IterableDataset
 from torch import Tensor
 
 from farzi_hf.data import IGNORED, check_sequences, minibatches
+from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.data.sequences import SEQUENCE_COLUMNS, as_rows, check_ids, stored_sequences
 from farzi_hf.data.streams import RowStream
 from farzi_hf.distillation.learner import Learner, Parameters
@@ -27,6 +28,7 @@ Collator = Callable[[list[dict[str, Any]]], Mapping[str, Tensor]]
 EvaluationSets = Dataset | Mapping[str, Dataset] | None
 """One evaluation set, or several by name."""
 T = TypeVar("T")
+_TOGETHER = 64  # held-out rows that a model reads at once
 
 # -- the rows of a trainer -------------------------------------------------------------------------------------------
 
@@ -179,12 +181,14 @@ class RealData:
         collator: makes a batch of rows.
         device: of the learner.
         quiet: whether no progress is shown.
+        held_out: rows for validation, on which teachers stop early.
     """
 
     dataset: Dataset | RowStream
     collator: Collator
     device: torch.device | str | None = None
     quiet: bool = False
+    held_out: Dataset | None = None
 
     @cached_property
     def _columns(self) -> Dataset:
@@ -217,9 +221,14 @@ def real_batches(data: RealData, batch_size: int, steps: int, seed: int) -> Real
 
 
 def train_on(
-    loss: Callable[[Parameters, int], Tensor], optimizer: InnerOptimizer, start: Parameters, *, steps: int, every: int
-) -> Iterator[Parameters]:
-    """Trains by `loss(θ, step)` and yields θ after every `every` steps and at the end.
+    loss: Callable[[Parameters, int], Tensor],
+    optimizer: InnerOptimizer,
+    start: Parameters | TrainingState,
+    *,
+    steps: int,
+    every: int,
+) -> Iterator[TrainingState]:
+    """Trains by `loss(θ, step)` and yields the state after every `every` steps and at the end. A training can go on from such a state.
 
     Raises:
         FloatingPointError: the training diverged.
@@ -232,12 +241,30 @@ def train_on(
             raise FloatingPointError(
                 f"training on real data diverged within {state.step} steps; give a smaller learning rate than that of optimizer={optimizer}"
             )
-        yield state.params
+        yield state
 
 
 def real_loss(
     learner: Learner, data: RealData, batch_size: int, steps: int, seed: int
 ) -> Callable[[Parameters, int], Tensor]:
-    """`loss(θ, step)` on the `real_batches` of these arguments."""
+    """`loss(θ, step)` on the `real_batches` of these arguments, with the learner's dropout: masks are a function of seed and step."""
     batches = real_batches(data, batch_size, steps, seed)
-    return lambda params, step: learner.hard_loss(params, batches(step))
+    return lambda params, step: learner.hard_loss(params, batches(step), dropout=derive(seed, Purpose.DROPOUT, step))
+
+
+def validation_loss(learner: Learner, data: RealData, most: int) -> Callable[[Parameters], float] | None:
+    """The mean loss per token of θ on at most `most` of the held-out rows, spread evenly; None where there are none."""
+    if data.held_out is None:
+        return None
+    held_out = replace(data, dataset=data.held_out, held_out=None)
+    rows = held_out.rows(range(0, len(data.held_out), -(-len(data.held_out) // most)))
+    rows = sorted(rows, key=lambda row: len(row["input_ids"]))  # little is padded
+    batches = [held_out.batch(rows[i : i + _TOGETHER]) for i in range(0, len(rows), _TOGETHER)]
+    counts = torch.tensor([int((batch["labels"][:, 1:] != IGNORED).sum()) for batch in batches], dtype=torch.float64)
+
+    @torch.no_grad()
+    def loss(params: Parameters) -> float:
+        losses = torch.stack([learner.hard_loss(params, batch).double().cpu() for batch in batches])
+        return float((losses @ counts / counts.sum()).nan_to_num(torch.inf))
+
+    return loss

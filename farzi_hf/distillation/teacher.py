@@ -7,7 +7,7 @@ the same form, with K h numbers; where `label_dim` is less, the closest labels o
 
 from __future__ import annotations
 
-from collections import deque
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,22 +21,46 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.distillation.learner import Learner, Parameters
 from farzi_hf.distillation.processes import broadcast, shared
-from farzi_hf.distillation.rows import RealData, real_loss, train_on
-from farzi_hf.engine import InnerOptimizer, setting
+from farzi_hf.distillation.rows import RealData, real_loss, train_on, validation_loss
+from farzi_hf.engine import InnerOptimizer, TrainingState, setting
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.forms import batch_of
 from farzi_hf.summary.inner_settings import lr_schedule
 from farzi_hf.summary.teacher import LinearHead, factors_of_rank
 
 _CHUNK = 64  # sequences that a teacher reads at once
+_EVALUATIONS = 40  # of a training, on held-out rows
+_PATIENCE = 4  # evaluations without a better one, after which the rate falls
+_FEW = 256  # held-out rows, which are always worth their time
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a training has led to.
+
+    Attributes:
+        params: θ.
+        steps: that led there.
+        validation: the loss on held-out rows, in nats per token; None where there are none.
+    """
+
+    params: Parameters
+    steps: int
+    validation: float | None
+
+    def facts(self, name: str) -> dict[str, float]:
+        """For log and card; `name` begins their keys."""
+        known = {} if self.validation is None else {f"{name}_validation": round(self.validation, 4)}
+        return {f"{name}_steps_taken": self.steps, **known}
 
 
 @dataclass(frozen=True)
 class Teacher:
-    """A trained model, as a pure function and its parameters."""
+    """A trained model, as a pure function and its parameters; `trained` is how, where this process has done it."""
 
     learner: Learner
     params: Parameters
+    trained: Trained | None = None
 
 
 GivenTeachers = PreTrainedModel | Sequence[PreTrainedModel]
@@ -49,9 +73,12 @@ UntrainedTeachers = PreTrainedConfig | Sequence[PreTrainedConfig]
 class TeacherTraining:
     """Training on real data with a learning rate that stays for half of the steps, and then falls to 0 on a straight line.
 
+    With held-out rows it stops early. If their loss does not fall any more while the rate stays, the training goes back to the best state so
+    far, and the rate falls from there, in as many steps as it took to get there. The best state of all is the result.
+
     Args:
         optimizer: its learning rate is that of the first half.
-        steps: of the whole training.
+        steps: of the whole training, if it does not stop early.
         batch_size: real sequences per step.
         count: the number of teachers.
     """
@@ -64,7 +91,7 @@ class TeacherTraining:
     @dataclass(frozen=True)
     class Settings:
         teacher_steps: int = setting(
-            2000, "steps that the teacher of own labels trains on real data, before the first outer step", least=1
+            2000, "most steps that a teacher trains on real data; it stops early by eval_dataset", least=1
         )
         teacher_learning_rate: float = setting(0.01, "of the teacher's Adam, for half of its steps; then it falls to 0")
         teacher_batch_size: int = setting(16, "real sequences per step of the teacher", least=1)
@@ -73,21 +100,55 @@ class TeacherTraining:
         )
         num_teachers: int = setting(1, "teachers; the labels are those of the mean of their logits", least=1)
 
-    def train(self, learner: Learner, data: RealData, seed: int) -> Parameters:
-        """The parameters of one teacher. Its initialisation and its minibatches depend on `seed`.
+    def train(self, learner: Learner, data: RealData, seed: int) -> Trained:
+        """One teacher. Its initialisation, its minibatches and its dropout depend on `seed`.
 
         Raises:
             FloatingPointError: the training diverged.
         """
         loss = real_loss(learner, data, self.batch_size, self.steps, derive(seed, Purpose.TEACHER_MINIBATCHES))
         start = learner.initial_parameters(derive(seed, Purpose.TEACHER), data.device)
-        return self.run("Teacher", loss, start, data.quiet)
+        return self.run("Teacher", loss, start, data.quiet, self.validation(learner, data))
 
-    def run(self, name: str, loss: Callable[[Parameters, int], Tensor], start: Parameters, quiet: bool) -> Parameters:
-        """θ after the steps by `loss(θ, step)` from `start`; the progress bar is called `name`."""
-        optimizer = replace(self.optimizer, lr_schedule=lr_schedule("warmup_stable_decay", self.steps))
-        steps = train_on(loss, optimizer, start, steps=self.steps, every=1)
-        return deque(tqdm(steps, name, self.steps, disable=quiet, leave=False, dynamic_ncols=True), maxlen=1).pop()
+    def validation(self, learner: Learner, data: RealData) -> Callable[[Parameters], float] | None:
+        """The loss on held-out rows; on so many that it takes a sixth of the time of the steps between two evaluations, or a few."""
+        return validation_loss(learner, data, max(_FEW, self.batch_size * self._between // 2))
+
+    @property
+    def _between(self) -> int:
+        """Steps between two evaluations."""
+        return max(1, self.steps // _EVALUATIONS)
+
+    def run(
+        self,
+        name: str,
+        loss: Callable[[Parameters, int], Tensor],
+        start: Parameters,
+        quiet: bool,
+        validation: Callable[[Parameters], float] | None = None,
+    ) -> Trained:
+        """Trains by `loss(θ, step)` from `start`, and stops early by `validation(θ)`. The progress bar is called `name`."""
+        state: Parameters | TrainingState = start
+        best: TrainingState | None = None
+        step, steps, held, lowest = 0, self.steps, self.steps - self.steps // 2, math.inf
+        with tqdm(None, name, steps, disable=quiet, leave=False, dynamic_ncols=True) as bar:
+            while step < steps:
+                optimizer = replace(self.optimizer, lr_schedule=lr_schedule("warmup_stable_decay", steps))
+                (state,) = train_on(loss, optimizer, state, steps=1, every=1)
+                step += 1
+                bar.update()
+                if validation is None or (step % self._between and step < steps):
+                    continue
+                error = validation(state.params)
+                if best is None or error < lowest:
+                    best, lowest = state, error
+                elif steps == self.steps and step < held and step - best.step >= _PATIENCE * self._between:
+                    state, step, steps = best, best.step, 2 * best.step
+                    bar.total = bar.n + step
+                bar.set_postfix(validation=f"{lowest:.3f}", step=best.step, refresh=False)
+        if best is None:
+            return Trained(state.params, step, None)
+        return Trained(best.params, best.step, lowest)
 
 
 @dataclass(frozen=True)
@@ -132,35 +193,43 @@ class Labelling:
         found = []
 
         def train(kind: Learner, seeds: Sequence[int], number: int) -> Parameters:
-            return training.train(kind, data, seeds[number])
+            own[number] = training.train(kind, data, seeds[number])
+            return own[number].params
 
         for number, kind in enumerate(kind.to(device) for kind in self.kinds):
             first = derive(seed, Purpose.TEACHER_KIND, number) if number else seed
             seeds = [derive(first, Purpose.TEACHER_NUMBER, i) for i in range(training.count)]
             like = partial(kind.initial_parameters, seeds[0], device)
-            found += [Teacher(kind, params) for params in shared(training.count, partial(train, kind, seeds), like)]
+            own: dict[int, Trained] = {}
+            trained = shared(training.count, partial(train, kind, seeds), like)
+            found += [Teacher(kind, params, own.get(i)) for i, params in enumerate(trained)]
         return found
 
-    def __call__(self, farzi: FarziData, data: RealData, settings: Any) -> None:
+    def __call__(self, farzi: FarziData, data: RealData, settings: Any) -> dict[str, float]:
         """Sets the labels of a summary. Groups of tokens are those that the first teacher sees alike.
 
         Args:
             farzi: with labels of its own; changed in place.
             data: on which teachers train.
             settings: a `FarziConfig`.
+
+        Returns:
+            The steps and the validation loss of the first teacher, and of its training in few bits, where this process has trained it.
         """
         training = settings.make_teacher_training()
         teachers = self.teachers(data, training, settings.seed)
+        facts = {} if teachers[0].trained is None else teachers[0].trained.facts("teacher")
         if farzi.carried is not None:
-            settings.make_packing()(farzi, teachers, data, training, settings.storage, settings.seed)
+            packed = settings.make_packing()(farzi, teachers, data, training, settings.storage, settings.seed)
             broadcast(farzi.tensors)
-            return
+            return facts if packed is None else {**facts, **packed.facts("packing")}
         start = settings.make_start()
         if start.by_teacher:
             learner, params = teachers[0].learner, teachers[0].params
             start(farzi, data.dataset, settings.seed, learner.embeddings(params, learner.vocab_size))
         label(farzi, teachers)
         broadcast(farzi.tensors)  # processors that differ would make labels that differ in the last bits
+        return facts
 
 
 @torch.no_grad()

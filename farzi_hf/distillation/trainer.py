@@ -61,7 +61,8 @@ class FarziTrainer(Trainer):
 
     The log has the Trainer's own figures and these: `loss`, the mean of the outer losses (for one that is not finite, Trainer adds the mean
     of those before it; NaN if all are); `grad_norm`, the norm of the meta-gradient before clipping; `non_finite_steps`; `seconds_per_step`,
-    of losses and meta-gradients; `peak_memory_gib`; and, in an entry of its own, `start_seconds`, the time of teachers.
+    of losses and meta-gradients; `peak_memory_gib`; and, in an entry of its own, `start_seconds`, the time of teachers, with their
+    `teacher_steps_taken` and `teacher_validation`, the loss on `eval_dataset` in nats per token, by which they stop early.
 
     Args:
         learner_init: the learner: a function that returns a freshly initialised model, a config, or a model (only its class
@@ -139,12 +140,11 @@ class FarziTrainer(Trainer):
         self.learner.to(self.args.device)
         self.training = args.make_training().reading(self.model)
         self.rounding = Rounding()
-        real = RealData(self.train_dataset, self.data_collator, args.device)
         if objective is not None and args.objective != args.settings["objective"].default:
             raise ValueError(
                 f"objective is given, and args.objective={args.objective!r} names another one; leave one of them out"
             )
-        self.objective = objective or args.make_objective(self.learner, self.training, real, self.labelling)
+        self.objective = objective or args.make_objective(self.learner, self.training, self.real_data, self.labelling)
         # A recipe cannot hold an object, so it holds the name of the class. FarziConfig refuses such a recipe.
         self.own_objective = {"objective": type(objective).__name__} if objective is not None else {}
         # Each micro-batch has its own learner, and its loss is a mean over that micro-batch alone.
@@ -239,9 +239,8 @@ class FarziTrainer(Trainer):
         if self._open_start is None or self._open_start != self.model.fingerprint():  # complete, or changed by someone
             return
         started = time.perf_counter()
-        real = RealData(self.train_dataset, self.data_collator, self.args.device, self._quiet)
-        self.labelling(self.model, real, self.args)
-        self.run.start = {"start_seconds": round(time.perf_counter() - started, 2)}
+        found = self.labelling(self.model, self.real_data, self.args)
+        self.run.start = {"start_seconds": round(time.perf_counter() - started, 2), **found}
         self._open_start = None
 
     # -- outer step --------------------------------------------------------------------------------------------------
@@ -313,6 +312,23 @@ class FarziTrainer(Trainer):
         return self.args.disable_tqdm or not self.is_world_process_zero()
 
     @property
+    def held_out(self) -> Dataset | None:
+        """The rows of `eval_dataset`; the first of several sets."""
+        several = isinstance(self.eval_dataset, Mapping)
+        return next(iter(self.eval_dataset.values())) if several else self.eval_dataset
+
+    @property
+    def real_data(self) -> RealData:
+        """What teachers train on, and what they stop early by."""
+        return RealData(self.train_dataset, self.data_collator, self.args.device, self._quiet, self.held_out)
+
+    @property
+    def taught(self) -> dict[str, float]:
+        """How the first teacher was trained: the figures of the log's entry with `start_seconds`."""
+        figures = (item for entry in (*self.state.log_history, self.run.start) for item in entry.items())
+        return {name: value for name, value in figures if name.startswith(("teacher_", "packing_"))}
+
+    @property
     def students(self) -> Students:
         """Trains students on the summary as it is now, with the settings of the inner loop."""
         args = self.args
@@ -348,12 +364,10 @@ class FarziTrainer(Trainer):
 
     def memory(self) -> dict[str, Any]:
         """What a carried teacher gives away of `train_dataset`, see `memory_of`; {} without one of them or `eval_dataset`. The card shows it."""
-        held_out = self.eval_dataset
-        held_out = next(iter(held_out.values())) if isinstance(held_out, Mapping) else held_out
-        if self.model.carried is None or self.train_dataset is None or held_out is None:
+        if self.model.carried is None or self.train_dataset is None or self.held_out is None:
             return {}
         if self._memory[0] != (now := self.model.fingerprint()):
-            self._memory = now, memory_of(self.model, self.train_dataset, held_out, self.args.seed)
+            self._memory = now, memory_of(self.model, self.train_dataset, self.held_out, self.args.seed)
         return dict(self._memory[1])
 
     def _measured(self, loaders: Mapping[str, DataLoader], index: int, student: Parameters) -> dict[str, float]:
@@ -450,7 +464,8 @@ class FarziTrainer(Trainer):
         # The trainer knows the rows, but not where they come from. The command line adds the name.
         learner = self.learner.model.config.to_diff_dict()
         recipe = {"dataset": None, "learner": learner, **self.args.to_recipe(), **self.own_objective}
-        metrics = {**known.metrics, **evaluation, **getattr(self.objective, "facts", dict)(), **self.memory()}
+        metrics = {**known.metrics, **evaluation, **getattr(self.objective, "facts", dict)(), **self.taught}
+        metrics |= self.memory()
         return {"metrics": metrics, "recipe": known.recipe or recipe}
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:

@@ -27,7 +27,7 @@ from farzi_hf.data.seeds import Purpose, check_seed, derive, stream
 from farzi_hf.data.streams import RowStream, described
 from farzi_hf.distillation.learner import Learner, Parameters
 from farzi_hf.distillation.processes import agreed, world
-from farzi_hf.distillation.rows import RealData, check_rows, real_loss, train_on
+from farzi_hf.distillation.rows import RealData, check_rows, real_batches, train_on
 from farzi_hf.engine import InnerOptimizer, setting
 from farzi_hf.summary.store.folder import replace_file
 from farzi_hf.summary.store.text import as_written, json_text
@@ -100,10 +100,11 @@ def record_trajectories(
     data, (rank, processes) = RealData(train_dataset, data_collator, device), world()
 
     def record(i: int) -> None:
-        loss = real_loss(learner, data, batch_size, steps, derive(seed, Purpose.RECORDED_MINIBATCHES, i))
+        batches = real_batches(data, batch_size, steps, derive(seed, Purpose.RECORDED_MINIBATCHES, i))
         start = learner.initial_parameters(derive(seed, Purpose.RECORDED_START, i), device)
+        loss = lambda params, step: learner.hard_loss(params, batches(step))  # noqa: E731
         trained = train_on(loss, optimizer, start, steps=steps, every=save_every)
-        checkpoints = [learner.without_shared(params) for params in chain([start], trained)]
+        checkpoints = [learner.without_shared(x) for x in chain([start], (state.params for state in trained))]
         shard = {name: torch.stack([x[name].cpu() for x in checkpoints]) for name in checkpoints[0]}
         replace_file(_shard(folder, i), partial(save_file, shard))
         logger.info("%s: trajectory %d of %d.", folder, i, num)

@@ -155,11 +155,15 @@ class Comparison(Students):
         theta = self.on_real(data, self.real_batch_size(data.dataset), steps, seed)
         return partial(self.learner.logits, theta)
 
-    def long_student(self, seed: int, steps: int | None = None) -> Student:
-        """A student trained on all real data with `long_training`, or with `steps` steps of that kind."""
+    def long_student(self, seed: int, steps: int | None = None) -> tuple[Student, int]:
+        """A student trained on all real data with `long_training`, or with `steps` steps of that kind; and the steps that it took.
+
+        It stops early on the validation split, as teachers do.
+        """
         training = self.long_training if steps is None else replace(self.long_training, steps=steps)
-        theta = training.train(self.learner, self.real_data(self.splits["train"]), seed)
-        return partial(self.learner.logits, theta)
+        held_out = self.task.evaluation_rows(self.splits["validation"], self.length)
+        trained = training.train(self.learner, replace(self.real_data(self.splits["train"]), held_out=held_out), seed)
+        return partial(self.learner.logits, trained.params), trained.steps
 
     def training_rows(self, sequences: Dataset) -> Dataset:
         """The rows on which a student trains."""

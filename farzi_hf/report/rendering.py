@@ -113,10 +113,10 @@ def cost(c: Comparison) -> dict[str, float]:
     for halvings in range(4, -1, -1):
         steps = max(1, c.long_training.steps >> halvings)
         start = time.perf_counter()
-        student = c.long_student(c.seeds[0], steps)
+        student, taken = c.long_student(c.seeds[0], steps)
         seconds = round(time.perf_counter() - start, 2)
         if c.validation_error(student) <= error:
-            return {**facts, "full_data_seconds": seconds, "full_data_steps": steps}
+            return {**facts, "full_data_seconds": seconds, "full_data_steps": taken}
     return facts
 
 

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, PreTrainedModel, PrinterCallback, Trainer, TrainingArguments
 
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.distillation import FarziTrainer, SyntheticTraining
-from farzi_hf.distillation.rows import RealData
 from farzi_hf.report.comparison import Comparison, Measured, Student
 from farzi_hf.summary import FarziData, attach_soft_inputs, soft_cross_entropy
 from farzi_hf.summary.forms import LABELS
@@ -39,8 +39,7 @@ def carrier_of(trainer: FarziTrainer) -> FarziData:
     config.inner = {**STUDENTS_OF_A_TEACHER, "steps": args.inner_steps}
     farzi = FarziData(config, trainer.task.processing_class).to(args.device)
     args.make_start()(farzi, trainer.train_dataset, args.seed)
-    real = RealData(trainer.train_dataset, trainer.data_collator, args.device, args.disable_tqdm)
-    trainer.labelling(farzi, real, args)
+    trainer.labelling(farzi, trainer.real_data, args)
     farzi.store_as(args.storage)
     return farzi
 
@@ -99,6 +98,19 @@ def prediction_of(model: PreTrainedModel) -> Student:
     return lambda batch: model(**{name: batch[name] for name in ("input_ids", "attention_mask")}).logits
 
 
+def full_long(c: Comparison) -> Measured:
+    """Students on all data, which stop early as teachers do."""
+    taken: list[int] = []
+
+    def train(seed: int) -> Student:
+        student, steps = c.long_student(seed)
+        taken.append(steps)
+        return student
+
+    found = c.trained("full data, long", train, c.seeds, c.nbytes(c.splits["train"]), c.long_training.steps)
+    return replace(found, steps=round(np.mean(taken)))
+
+
 def stopped_early(c: Comparison, method: str, draw: Callable[[int], Dataset]) -> Measured:
     """Students on the subset `draw(seed)`, trained for T, T/2, … or T/32 steps, which the first student's validation chooses."""
     subset = draw(c.seeds[0])
@@ -122,9 +134,7 @@ BASELINES: dict[str, Callable[[Comparison], Measured | None]] = {
     "teacher": teacher,
     # all data: for as many steps as on the summary, and for as long as helps
     "full": lambda c: c.trained_on_real("full data", c.all_sequences, c.steps),
-    "full_long": lambda c: c.trained(
-        "full data, long", c.long_student, c.seeds, c.nbytes(c.splits["train"]), c.long_training.steps
-    ),
+    "full_long": full_long,
     # random sequences: μ of them, with μ · ξ ids, and with the bytes of the summary. T steps on so few may overfit, so some stop early.
     "random": of_stored_rows(lambda c: c.trained_on_real("random, same sequences", c.draw_sequences, c.steps)),
     "random_early_stop": of_stored_rows(lambda c: stopped_early(c, "random, stopped early", c.draw_sequences)),

@@ -78,7 +78,8 @@ on_everything = on_real(Comparison.all_sequences)  # with as many steps as the o
 
 def on_everything_long(trainer: FarziTrainer, c: Comparison) -> Trained:
     """Students on all real data, trained for as long as helps."""
-    return Trained([c.long_student(seed) for seed in c.seeds], c.nbytes(c.splits["train"]), c.long_training.steps)
+    students, steps = zip(*(c.long_student(seed) for seed in c.seeds), strict=True)
+    return Trained(list(students), c.nbytes(c.splits["train"]), round(sum(steps) / len(steps)))
 
 
 # -- cells -----------------------------------------------------------------------------------------------------------

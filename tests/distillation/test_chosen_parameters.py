@@ -161,7 +161,7 @@ def test_recorded_trainings_and_teachers_train_only_the_chosen(tmp_path, sequenc
     loss = TrajectoryMatching(training, bank, 2, 2)(learner, farzi.tensors, {}, 0)
     assert torch.autograd.grad(loss, farzi.latents)[0].norm() > 0
     data = RealData(sequences["train"], SequenceCollator(), quiet=True)
-    taught = TeacherTraining(InnerAdam(0.01), 2, 20).train(learner, data, 5)
+    taught = TeacherTraining(InnerAdam(0.01), 2, 20).train(learner, data, 5).params
     assert {name for name, x in taught.items() if not isinstance(x, nn.Parameter)} == few
 
 

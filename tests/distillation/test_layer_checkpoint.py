@@ -56,6 +56,25 @@ def test_a_deep_learner_needs_less_memory_for_its_second_derivative():
     assert peak(checkpoint_layers=True) < 0.35 * peak()
 
 
+@pytest.mark.parametrize("name", ["gpt2", "sasrec"])
+def test_a_layer_that_is_computed_again_drops_the_same(name):
+    dropout = {"gpt2": {"resid_pdrop": 0.3, "attn_pdrop": 0.3}, "sasrec": {"dropout": 0.3}}[name]
+    learner = Learner(config_of(name, **dropout), checkpoint_layers=True)
+    theta = {name: x.double().requires_grad_() for name, x in learner.initial_parameters(0).items()}
+    ids = torch.arange(12).view(2, 6) % V
+
+    def loss(params) -> torch.Tensor:
+        return learner.hard_loss(params, {"input_ids": ids, "labels": ids}, dropout=4)
+
+    gradient = torch.autograd.grad(loss(theta), list(theta.values()))
+    torch.manual_seed(0)
+    step = {name: 1e-6 * torch.randn_like(x) for name, x in theta.items()}
+    above, below = (loss({name: x + s * step[name] for name, x in theta.items()}) for s in (1, -1))
+    slope = sum((g * d).sum() for g, d in zip(gradient, step.values(), strict=True))
+    torch.testing.assert_close(slope, (above - below) / 2, rtol=1e-5, atol=0)
+    assert loss(theta) != learner.hard_loss(theta, {"input_ids": ids, "labels": ids})
+
+
 def test_what_cannot_be_recomputed_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"checkpoint_layers=True, but GRU4Rec.* has no nn.ModuleList"):
         Learner(config_of("gru4rec"), checkpoint_layers=True)

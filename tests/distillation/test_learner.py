@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from meta_problems import gradients, relative_error
-from tiny_models import CONFIGS, V, config_of, tiny_summary
+from tiny_models import CONFIGS, NEXT_ITEM, V, config_of, tiny_summary
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -79,11 +79,32 @@ def test_hard_loss_is_the_models_own(learner):
     torch.testing.assert_close(learner.hard_loss(theta, batch), expected, rtol=0, atol=1e-12)
 
 
-def test_dropout_is_off():
-    config = config_of("gpt2", resid_pdrop=0.5, embd_pdrop=0.5, attn_pdrop=0.5)
-    learner = Learner(config)
-    theta, batch = learner.initial_parameters(0), {"input_ids": random_ids()}
+DROPOUT = {
+    "gpt2": {"attn_pdrop": 0.3},
+    "llama": {"attention_dropout": 0.3},
+    **{kind: {"dropout": 0.3, "num_hidden_layers": 2} for kind in NEXT_ITEM},
+}
+
+
+@pytest.mark.parametrize("kind", DROPOUT)
+def test_dropout_is_on_where_it_is_asked_for_and_a_function_of_its_seed(kind):
+    learner = Learner(config_of(kind, **DROPOUT[kind]))
+    theta, ids = learner.initial_parameters(0), random_ids()
+    batch = {"input_ids": ids, "labels": ids}
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    plain, first, again, other = (learner.hard_loss(theta, batch, dropout=seed) for seed in (None, 1, 1, 2))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert first == again
+    assert len({float(plain), float(first), float(other)}) == 3
+    assert plain == learner.hard_loss(theta, batch)  # the model is in evaluation mode again
     assert torch.equal(learner.logits(theta, batch), learner.logits(theta, batch))
+
+
+def test_without_dropout_its_seed_changes_nothing(learner):
+    theta, ids = learner.initial_parameters(0), random_ids()
+    batch = {"input_ids": ids, "labels": ids}
+    assert torch.equal(learner.hard_loss(theta, batch, dropout=3), learner.hard_loss(theta, batch))
 
 
 def test_soft_tokens_over_another_vocabulary_are_refused():

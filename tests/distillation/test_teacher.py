@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -14,10 +15,11 @@ from transformers import AutoModelForCausalLM, GPT2Config
 
 from farzi_hf import FarziData, FarziDataConfig, SASRecConfig
 from farzi_hf.data import SequenceCollator, flatten_sequences
+from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.data.streams import RowStream
 from farzi_hf.distillation import Learner, MetaMatching, SyntheticTraining
 from farzi_hf.distillation.learner import whole
-from farzi_hf.distillation.rows import RealData, real_batches
+from farzi_hf.distillation.rows import RealData, real_batches, validation_loss
 from farzi_hf.distillation.teacher import Labelling, Teacher, TeacherTraining, label, linear_head
 from farzi_hf.engine import Direct, InnerAdam, Reversible, Tape
 from farzi_hf.models.rnn import RNNConfig
@@ -74,13 +76,107 @@ def test_a_teacher_learns_and_is_a_function_of_its_seed(sequences):
     train = TeacherTraining(InnerAdam(0.01, (0.5, 0.999), 1e-4), steps=40, batch_size=20)
     collator = SequenceCollator()
     data = RealData(sequences["train"], collator, quiet=True)
-    first, again, other = (train.train(learner, data, seed) for seed in (1, 1, 2))
+    first, again, other = (train.train(learner, data, seed).params for seed in (1, 1, 2))
     batch = collator([{"input_ids": ids} for ids in sequences["validation"]["input_ids"]])
     assert learner.hard_loss(first, batch) < 0.8 * learner.hard_loss(learner.initial_parameters(1), batch)
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not all(torch.equal(first[name], other[name]) for name in first)
     with pytest.raises(FloatingPointError, match="smaller learning rate"):
         replace(train, optimizer=InnerAdam(1e30)).train(learner, data, 1)
+
+
+# -- early stopping and dropout ---------------------------------------------------------------------------------------
+
+
+def toy(validation: list[float] | None, steps: int = 40):
+    """A training of three numbers. Its validation losses are those of the list, one for each of the 40 steps."""
+    target, start = (torch.tensor(x, dtype=torch.float64) for x in ([1.0, -2.0, 3.0], [0.0] * 3))
+    losses = iter(validation or ())
+
+    def loss(params, step):
+        return ((params["w"] - target) ** 2).sum() + math.sin(step) * params["w"].sum()
+
+    training = TeacherTraining(InnerAdam(0.1), steps, 1)
+    return training.run("Toy", loss, {"w": start}, True, validation and (lambda params: next(losses)))
+
+
+def test_where_validation_always_falls_the_training_is_the_whole_one():
+    whole, evaluated = toy(None), toy([1 - i / 100 for i in range(40)])
+    assert torch.equal(whole.params["w"], evaluated.params["w"])
+    assert (whole.steps, whole.validation) == (40, None)
+    assert (evaluated.steps, evaluated.validation) == (40, 1 - 39 / 100)
+
+
+def test_where_it_rises_the_rate_falls_from_the_best_state():
+    """The best one while the rate stays is that of step 6. So the rate falls in 6 steps, and step 12 is that of a training of 12."""
+    found = toy([9, 8, 7, 6, 5, 4, *[6] * 4, 5, 5, 3, 3, 3, 2])
+    assert (found.steps, found.validation) == (12, 2)
+    assert torch.equal(found.params["w"], toy(None, 12).params["w"])
+
+
+def test_the_best_state_is_returned_wherever_it_was():
+    later, before = toy([9, 8, 7, 6, 5, 4, *[6] * 4, 5, 3, 4, 4, 4, 5]), toy([9, 8, 1, *[6] * 4, 5, 5, 5])
+    assert (later.steps, later.validation) == (8, 3)
+    assert (before.steps, before.validation) == (3, 1)
+    assert toy([math.inf] * 40).steps == 1
+
+
+def test_a_teacher_that_learns_rows_by_heart_stops_early(sequences):
+    learner, few = Learner(tiny_learner(V)), sequences["train"].select(range(8))
+    training = TeacherTraining(InnerAdam(0.02, (0.5, 0.999), 1e-4), steps=240, batch_size=8)
+    data = RealData(few, SequenceCollator(), quiet=True, held_out=sequences["validation"])
+    stopped, again = (training.train(learner, data, 1) for _ in range(2))
+    whole = training.train(learner, replace(data, held_out=None), 1)
+    held_out = validation_loss(learner, data, 1000)
+    assert stopped.steps < 120
+    assert stopped.validation == held_out(stopped.params) < held_out(whole.params) - 0.5
+    assert all(torch.equal(stopped.params[name], x) for name, x in again.params.items())
+
+
+def test_the_loss_on_held_out_rows_is_the_mean_over_their_tokens(sequences):
+    learner = Learner(lambda: AutoModelForCausalLM.from_config(tiny_learner(V)).double())
+    theta, collator, rows = learner.initial_parameters(0), SequenceCollator(), sequences["validation"]["input_ids"]
+    data = RealData(sequences["train"], collator, held_out=sequences["validation"])
+    for most, every in ((1000, 1), (7, 3)):
+        expected = learner.hard_loss(theta, collator([{"input_ids": ids} for ids in rows[::every]]))
+        assert validation_loss(learner, data, most)(theta) == pytest.approx(float(expected), rel=1e-12)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_a_teacher_trains_as_torch_does_with_the_same_masks(sequences, dropout):
+    config, steps, seed = tiny_learner(V), 20, 3
+    config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = dropout
+    learner = Learner(lambda: AutoModelForCausalLM.from_config(config).double())
+    data = RealData(sequences["train"], SequenceCollator(), quiet=True)
+    found = TeacherTraining(InnerAdam(0.01, (0.5, 0.999), 1e-4), steps, 16).train(learner, data, seed).params
+
+    order = derive(seed, Purpose.TEACHER_MINIBATCHES)
+    batches = real_batches(data, 16, steps, order)
+    torch.manual_seed(derive(seed, Purpose.TEACHER))
+    model = AutoModelForCausalLM.from_config(config).double().train()
+    optimizer = torch.optim.Adam(model.parameters(), 0.01, (0.5, 0.999), 1e-4)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, (steps - step) / 10))
+    for step in range(1, steps + 1):
+        torch.manual_seed(derive(order, Purpose.DROPOUT, step))
+        optimizer.zero_grad()
+        logits, labels = model(**(batch := batches(step))).logits[:, :-1], batch["labels"][:, 1:]
+        torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()).backward()
+        optimizer.step()
+        schedule.step()
+    for name, x in model.named_parameters():
+        torch.testing.assert_close(found[name], x.detach(), rtol=1e-6, atol=1e-9)
+
+
+def test_how_teachers_stopped_is_in_the_log_and_with_the_summary(make, tmp_path):
+    trainer = make(**OWN, max_steps=1)
+    trainer.train()
+    (logged,) = (entry for entry in trainer.state.log_history if "start_seconds" in entry)
+    assert 1 <= logged["teacher_steps_taken"] <= 30
+    assert 1 < logged["teacher_validation"] < math.log(V)
+    trainer.save_model(str(tmp_path / "s"))
+    metrics = FarziData.from_pretrained(tmp_path / "s").results.metrics
+    assert {name: metrics[name] for name in trainer.taught} == trainer.taught
+    assert trainer.taught.keys() == {"teacher_steps_taken", "teacher_validation"}
 
 
 def test_a_teacher_of_another_vocabulary_is_refused():
