@@ -31,6 +31,7 @@ from farzi_hf.summary.teacher import LinearHead, factors_of_rank
 _CHUNK = 64  # sequences that a teacher reads at once
 _EVALUATIONS = 40  # of a training, on held-out rows
 _PATIENCE = 4  # evaluations without a better one, after which the rate falls
+_NOISE = 0.25  # share of what the fall of the rate has gained
 _FEW = 256  # held-out rows, which are always worth their time
 
 
@@ -74,7 +75,8 @@ class TeacherTraining:
     """Training on real data with a learning rate that stays for half of the steps, and then falls to 0 on a straight line.
 
     With held-out rows it stops early. If their loss does not fall any more while the rate stays, the training goes back to the best state so
-    far, and the rate falls from there, in as many steps as it took to get there. The best state of all is the result.
+    far, and the rate falls from there, in as many steps as it took to get there. Its end is the result, unless the loss has risen again by
+    more than noise; else the best state of all is.
 
     Args:
         optimizer: its learning rate is that of the first half.
@@ -130,7 +132,7 @@ class TeacherTraining:
         """Trains by `loss(θ, step)` from `start`, and stops early by `validation(θ)`. The progress bar is called `name`."""
         state: Parameters | TrainingState = start
         best: TrainingState | None = None
-        step, steps, held, lowest = 0, self.steps, self.steps - self.steps // 2, math.inf
+        step, steps, held, lowest, before = 0, self.steps, self.steps - self.steps // 2, math.inf, math.inf
         with tqdm(None, name, steps, disable=quiet, leave=False, dynamic_ncols=True) as bar:
             while step < steps:
                 optimizer = replace(self.optimizer, lr_schedule=lr_schedule("warmup_stable_decay", steps))
@@ -142,12 +144,16 @@ class TeacherTraining:
                 error = validation(state.params)
                 if best is None or error < lowest:
                     best, lowest = state, error
-                elif steps == self.steps and step < held and step - best.step >= _PATIENCE * self._between:
-                    state, step, steps = best, best.step, 2 * best.step
+                elif step < held and step - best.step >= _PATIENCE * self._between:
+                    state, step, held, steps = best, best.step, best.step, 2 * best.step
                     bar.total = bar.n + step
+                if step <= held:
+                    before = lowest
                 bar.set_postfix(validation=f"{lowest:.3f}", step=best.step, refresh=False)
         if best is None:
             return Trained(state.params, step, None)
+        if error - lowest <= _NOISE * (before - lowest):  # the last one
+            best, lowest = state, error
         return Trained(best.params, best.step, lowest)
 
 
