@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,13 +27,10 @@ logger = logging.getLogger(__name__)
 TEXT, INTERACTIONS = "text", "interactions"
 READ_BYTES = 256 << 20
 """Bytes of text that are read of a split at most."""
-_LEARNT_BYTES = 32 << 20  # of which a tokenizer is learnt
-_SHARE = 0.05  # of rows, for validation and for test
-_FEW = 100  # different rows
+_LEARNT_BYTES = 16 << 20  # of which a tokenizer is learnt
+_SHARE = 0.05  # of the different rows, for validation and for test
 _HEAD = 200  # rows by which the columns are known
-_LINES = 10_000  # by which wrapped text is known
-_OPTIONS = "name the column with text_column, or those of interactions with user_column and item_column"
-Columns = Mapping[str, Sequence[Any]]
+_OPTIONS = "name yours with text_column, or those of interactions with user_column and item_column"
 
 
 class TextData(DatasetDict):
@@ -51,33 +49,31 @@ class TextData(DatasetDict):
 
 def recognise(
     source: str | Path, data_dir: str | Path | None = None, *, text_column: str | None = None, user_column: str | None = None,
-    item_column: str | None = None, name: str | None = None, split: str | None = None, revision: str | None = None,
+    item_column: str | None = None, **hub: str | None,
 ) -> str:  # fmt: skip
-    """ "text" or "interactions": what a data set holds, by its name, its file's ending, the columns that are given, or those that it has.
+    """What a data set holds, "text" or "interactions": by its name, its file's ending, the columns that are given, or those that it has.
+
+    Args:
+        hub: name, split and revision of a data set of the Hub, as in `load_text`.
 
     Raises:
-        ValueError: its columns do not say it; the message lists them. Or columns of both are given.
-        DataUnavailableError: see `data.files.stream_of`.
+        ValueError: its columns do not say it, and the message lists them; or columns of both are given.
+        DataUnavailableError: there is no such data set within reach.
     """
-    if source in TEXTS or source in SOURCES or source == SAMPLE_INTERACTIONS:
+    if source in (*TEXTS, *SOURCES, SAMPLE_INTERACTIONS):
         return TEXT if source in TEXTS else INTERACTIONS
-    given = user_column or item_column
-    if given and text_column:
-        raise ValueError(
-            f"text_column={text_column!r} is of text, and user_column or item_column={given!r} of interactions: give one of them"
-        )
-    if given or text_column:
+    of_items = user_column or item_column
+    if of_items and text_column:
+        raise ValueError(f"text_column={text_column!r} is of text, but {of_items!r} of interactions: give one of them")
+    if of_items or text_column:
         return TEXT if text_column else INTERACTIONS
     files = files_of(source, data_dir)
-    first = files["train"][0] if files else None
-    kind = BUILDERS.get(ending(first)) if files else ""
-    if kind == "text":
+    kind = BUILDERS.get(ending(files["train"][0])) if files else "hub"
+    if kind in ("csv", None) and has_interactions(header_of(files["train"][0])):  # None: an ending that says nothing
+        return INTERACTIONS
+    if kind in ("text", None):
         return TEXT
-    if kind in ("csv", None):
-        header = header_of(first)
-        if has_interactions(header) or kind is None:  # an unknown ending
-            return INTERACTIONS if has_interactions(header) else TEXT
-    head = _head(stream_of(source, data_dir, name=name, split=split, revision=revision), source)
+    head = _head(stream_of(source, data_dir, **hub), source)
     return INTERACTIONS if has_interactions(list(head)) else _text_column(head, source) and TEXT
 
 
@@ -92,8 +88,8 @@ def load_text(
     the different rows each, by a hash, so that equal rows are in one split. Validation and test hold each row once, and none of train.
 
     Args:
-        column: the column with the text, or with the messages of chats, which the tokenizer's template writes out. By default `text`,
-            `messages`, the only column of text, or the only one with sentences.
+        column: the column with the text, or with the messages of chats, which the tokenizer's template writes out. By default `text`, the
+            messages, the only column of text, or the only one with sentences.
         tokenizer: a fast one, or its name or folder. By default one is made of the training rows: of words if rare words are `<unk>` already,
             as in Penn Treebank, else byte-level BPE.
         data_dir: the folder in which the path begins.
@@ -107,117 +103,105 @@ def load_text(
     """
     if rows not in (None, "line", "paragraph"):
         raise ValueError(f"rows={rows!r} is unknown: give line or paragraph, or leave it out")
-    plain = (files := files_of(path_or_repo, data_dir)) and BUILDERS.get(ending(files["train"][0]), "text") == "text"
-
-    def opened(**builder: Any) -> Mapping[str, IterableDataset]:
-        return stream_of(path_or_repo, data_dir, name=name, split=split, revision=revision, **builder)
-
-    if plain:
-        rows = rows or ("paragraph" if any(map(_is_wrapped, files["train"])) else "line")
-        streams, column = opened(sample_by=rows), "text"
+    opened = partial(stream_of, path_or_repo, data_dir, name=name, split=split, revision=revision)
+    files = files_of(path_or_repo, data_dir)
+    if files and BUILDERS.get(ending(files["train"][0]), "text") == "text":
+        rows = rows or ("paragraph" if _is_wrapped(files["train"][0]) else "line")
+        streams, read, where = opened(sample_by=rows), "text", f"a {rows} each"
     else:
         streams = opened()
-        column = _text_column(_head(streams, path_or_repo), path_or_repo, column)
+        read = column = _text_column(_head(streams, path_or_repo), path_or_repo, column)
+        where = f"in column {column!r}"
     if isinstance(tokenizer, (str, Path)):
         tokenizer = _tokenizer(tokenizer)
-    parts, cut = {}, False
-    for part, stream in _own_splits(streams, path_or_repo).items():
-        parts[part], was_cut = _texts(stream, column, tokenizer, path_or_repo)
-        cut |= was_cut
+    parts = {part: _texts(x, read, tokenizer, path_or_repo) for part, x in _own_splits(streams, path_or_repo).items()}
     parts, said = _split(parts, path_or_repo)
-    where = f"of text, a {rows} each" if plain else f"of text in column {column!r}"
-    limit = f"; only the first {READ_BYTES >> 20} MB were read" if cut else ""
-    description = f"{sum(map(len, parts.values())):,} rows {where}; {said}{limit}"
     if tokenizer is None:
         tokenizer = _made(parts["train"], vocab_size)
-        description += f"; {len(tokenizer):,} tokens"
     splits = TextData()
-    for part in SPLITS:
-        texts = in_memory(text=pa.array(parts[part], pa.large_string()))
-        splits[part] = texts.map(lambda batch: {"input_ids": ids_of(tokenizer, batch["text"])}, batched=True)
-    splits.tokenizer, splits.column, splits.description = tokenizer, None if plain else column, description
+    for part, texts in parts.items():
+        rows_of = in_memory(text=pa.array(texts, pa.large_string()))
+        splits[part] = rows_of.map(lambda batch: {"input_ids": ids_of(tokenizer, batch["text"])}, batched=True)
+    splits.tokenizer, splits.column = tokenizer, column
+    splits.description = f"{sum(map(len, parts.values())):,} rows of text, {where}; {said}; {len(tokenizer):,} tokens"
     return splits
 
 
 # -- columns ---------------------------------------------------------------------------------------------------------
 
 
-def _head(streams: Mapping[str, IterableDataset], source: Any) -> Columns:
+def _head(streams: Mapping[str, IterableDataset], source: Any) -> Mapping[str, Sequence[Any]]:
     """The first rows, by columns."""
     try:
-        return next(streams[next(iter(streams))].iter(_HEAD), {})
+        return next(next(iter(streams.values())).iter(_HEAD), {})
     except Exception as error:  # each reader of `datasets` has errors of its own
         raise _unreadable(source, error) from error
 
 
-def _unreadable(source: Any, error: BaseException) -> ValueError:
-    return ValueError(
-        f"{str(source)!r} cannot be read ({reason(error)}): it is damaged, not UTF-8, or not what its ending says"
-    )
+def _unreadable(source: Any, error: Exception) -> ValueError:
+    why = "it is damaged, not UTF-8, or not what its ending says"
+    return ValueError(f"{str(source)!r} cannot be read ({reason(error)}): {why}")
 
 
-def _text_column(head: Columns, source: Any, given: str | None = None) -> str:
+def _text_column(head: Mapping[str, Sequence[Any]], source: Any, given: str | None = None) -> str:
     """The column that is given, or that must hold the text."""
-    if given is not None and given in head:
-        return given
-    texts = {name: [x for x in values if isinstance(x, str)] for name, values in head.items() if name is not None}
-    texts = {name: values for name, values in texts.items() if values}
-    chats = [name for name, values in head.items() if any(_is_chat(x) for x in values)]
-    prose = [name for name, values in texts.items() if np.mean([len(x.split()) for x in values]) >= 4]
-    choices = [[name for name in texts if name == "text"], chats, list(texts), prose]
-    chosen = next((names[0] for names in choices if len(names) == 1), None)
-    if given is not None or chosen is None:
+    words = {
+        name: [len(x.split()) for x in values if isinstance(x, str)]
+        for name, values in head.items()
+        if isinstance(name, str)
+    }
+    texts = [name for name, counts in words.items() if counts]
+    chats = [name for name, values in head.items() if any(map(_is_chat, values))]
+    prose = [name for name in texts if np.mean(words[name]) >= 4]
+    choices = [{given} & head.keys()] if given else [{"text"} & {*texts}, chats, texts, prose]
+    chosen = [next(iter(names)) for names in choices if len(names) == 1]
+    if not chosen:
+        columns = ", ".join(map(str, head)) or "(none: it is empty)"
         wrong = f"no {given!r}" if given else "none that must be the text"
-        raise ValueError(
-            f"{source} has columns {', '.join(map(str, head)) or '(none: it is empty)'}, and {wrong}: {_OPTIONS}"
-        )
-    return chosen
+        raise ValueError(f"{source} has columns {columns}, and {wrong}: {_OPTIONS}")
+    return chosen[0]
 
 
 def _is_chat(value: Any) -> bool:
-    return (
-        isinstance(value, list)
-        and bool(value)
-        and all(isinstance(x, dict) and {"role", "content"} <= x.keys() for x in value)
-    )
+    first = value[0] if isinstance(value, list) and value else None
+    return isinstance(first, dict) and {"role", "content"} <= first.keys()
 
 
 # -- rows ------------------------------------------------------------------------------------------------------------
 
 
 def _is_wrapped(path: Path) -> bool:
-    """Whether the lines of a plain text are cut where the next word has no room, and blank lines divide its paragraphs."""
-    lines = utf8(path, 1 << 20).decode(errors="ignore").splitlines()[:_LINES]
-    inner = [(line, following) for line, following in pairwise(lines) if line.strip() and following.strip()]
-    if not inner or not any(not line.strip() for line in lines[:-1]):
+    """Whether lines of a plain text end where the next word has no room, and blank lines divide its paragraphs."""
+    lines = utf8(path, 1 << 20).decode(errors="ignore").splitlines()
+    inner = [(len(line), len(after.split()[0])) for line, after in pairwise(lines) if line.strip() and after.strip()]
+    if not inner or all(line.strip() for line in lines):
         return False
-    width = np.quantile([len(line) for line, _ in inner], 0.9)
-    full = [len(line) + 1 + len(following.split()[0]) > 0.95 * width for line, following in inner]
-    return width >= 40 and np.mean(full) >= 0.6
+    sizes, words = np.transpose(inner)
+    width = np.quantile(sizes, 0.9)
+    return width >= 40 and np.mean(sizes + 1 + words > 0.95 * width) >= 0.6
 
 
 def _own_splits(streams: Mapping[str, IterableDataset], source: Any) -> dict[str, IterableDataset]:
     """Those of train, validation and test that there are; names such as dev mean one of them."""
+    if len(streams) == 1:
+        return {"train": next(iter(streams.values()))}
     found = {part: streams[part] for part in SPLITS if part in streams}
     for name, stream in streams.items():
         if part := split_named(name):
             found.setdefault(part, stream)
-    if len(streams) == 1:
-        found = {"train": next(iter(streams.values()))}
     if "train" not in found:
         raise ValueError(f"{source} has the splits {', '.join(streams)}, and no train: choose one with split")
     return found
 
 
-def _texts(stream: IterableDataset, column: str, tokenizer: Any, source: Any) -> tuple[list[str], bool]:
-    """The rows that are not blank, without blanks at their end; and whether the limit has cut them."""
-    texts, size = [], 0
-    tables = stream.select_columns(column).with_format("arrow").iter(1000)
-    while True:
+def _texts(stream: IterableDataset, column: str, tokenizer: Any, source: Any) -> list[str]:
+    """The rows that are not blank, without blanks at their end."""
+    texts, size, tables = [], 0, stream.select_columns(column).with_format("arrow").iter(1000)
+    while size < READ_BYTES:
         try:
             values = next(tables)[column]
         except StopIteration:
-            return texts, False
+            return texts
         except Exception as error:  # each reader of `datasets` has errors of its own
             raise _unreadable(source, error) from error
         if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
@@ -225,67 +209,57 @@ def _texts(stream: IterableDataset, column: str, tokenizer: Any, source: Any) ->
         values = pc.utf8_rtrim_whitespace(pc.utf8_ltrim(values.cast(pa.large_string()), characters="\n"))
         texts += filter(None, values.to_pylist())
         size += values.nbytes
-        if size > READ_BYTES:
-            return texts, True
+    logger.warning("%s: only the first %d MB of text are read", source, READ_BYTES >> 20)
+    return texts
 
 
 def _written(chat: list[dict[str, str]], tokenizer: Any, column: str) -> str:
     if tokenizer is None or not tokenizer.chat_template:
+        given = getattr(tokenizer, "name_or_path", None)
         raise ValueError(
-            f"column {column!r} holds chats, which a tokenizer's template writes out, but tokenizer={getattr(tokenizer, 'name_or_path', None)!r} "
-            "has none: give the tokenizer of a chat model, or another text_column"
+            f"column {column!r} holds chats, which a tokenizer's template writes out, but tokenizer={given!r} has none: give that of a chat "
+            "model, or another text_column"
         )
     return tokenizer.apply_chat_template(chat, tokenize=False)
 
 
-def _split(parts: dict[str, list[str]], source: Any) -> tuple[dict[str, list[str]], str]:
+def _split(parts: Mapping[str, list[str]], source: Any) -> tuple[dict[str, list[str]], str]:
     """Train, validation and test, and how they came about, in words."""
-    own = list(parts)
     keys = {part: _keys(texts) for part, texts in parts.items()}
     missing = [part for part in ("test", "validation") if part not in parts]
-    different = np.unique(keys["train"])  # in the order of the hashes, which is random
-    if len(different) < 1 + len(missing):
-        raise ValueError(
-            f"{source} holds {len(different)} different rows of text (lines or paragraphs that are not blank): give at least 3, or files "
-            "train.txt, valid.txt and test.txt"
-        )
-    if len(different) < _FEW:
-        logger.warning(
-            "%s holds only %d different rows of text: no figure of them will mean much", source, len(different)
-        )
-    texts, hashes = np.array(parts["train"], dtype=object), keys["train"]
+    different = np.unique(keys["train"])  # the order of hashes is random, and the same in every data set
+    if len(different) <= len(missing):
+        remedy = "give at least 3, or files train.txt, valid.txt and test.txt"
+        raise ValueError(f"{source} holds {len(different)} different rows of text that are not blank: {remedy}")
+    if len(different) < 100:
+        few = "%s holds only %d different rows of text: figures on its held-out rows mean little"
+        logger.warning(few, source, len(different))
+    ends = [0, *np.searchsorted(different, [int(_SHARE * 2**64), int(2 * _SHARE * 2**64)])]
+    texts = {part: np.array(rows, dtype=object) for part, rows in parts.items()}
     for place, part in enumerate(missing):
-        edges = [int(share * 2**64) for share in (place * _SHARE, (place + 1) * _SHARE)]
-        if not ((different >= edges[0]) & (different < edges[1])).any():  # few rows: at least one each
-            edges = [int(different[place]), int(different[place]) + 1]
-        taken = (hashes >= edges[0]) & (hashes < edges[1])
-        parts[part], keys[part] = texts[taken].tolist(), hashes[taken]
-        texts, hashes = texts[~taken], hashes[~taken]
-    parts["train"], keys["train"] = texts.tolist(), hashes
+        first, last = max(place, ends[place]), max(place + 1, ends[place + 1])  # of few rows one each
+        taken = np.isin(keys["train"], different[first:last])
+        texts[part], keys[part] = texts["train"][taken], keys["train"][taken]
+        texts["train"], keys["train"] = texts["train"][~taken], keys["train"][~taken]
     twice = 0
     for part in SPLITS[1:]:
         _, first = np.unique(keys[part], return_index=True)
-        kept = np.sort(first[~np.isin(keys[part][first], hashes)])
-        twice += len(keys[part]) - len(kept)
-        parts[part] = [parts[part][i] for i in kept]
-        if not parts[part]:
+        kept = np.sort(first[~np.isin(keys[part][first], keys["train"])])
+        if not len(kept):
             raise ValueError(f"{source}: its split {part} has no row that is not in train too: give rows of their own")
-    said = {
-        2: "90/5/5 split by hash",
-        1: f"its own {' and '.join(own)}, {missing[0] if missing else ''} split off by hash",
-    }
-    said = said.get(len(missing), "its own train, validation and test")
-    sizes = " / ".join(f"{len(parts[part]):,}" for part in SPLITS)
+        twice += len(texts[part]) - len(kept)
+        texts[part] = texts[part][kept]
+    own = ", ".join(["its own splits", *(f"{part} split off by hash" for part in missing)])
+    said = own if len(missing) < 2 else "90/5/5 split by hash"
+    sizes = " / ".join(f"{len(texts[part]):,}" for part in SPLITS)
     duplicates = f", {twice:,} duplicates left out of validation and test" if twice else ""
-    return parts, f"{said} ({sizes}){duplicates}"
+    return {part: texts[part].tolist() for part in SPLITS}, f"{said} ({sizes}){duplicates}"
 
 
 def _keys(texts: list[str]) -> np.ndarray:
     """A hash of each text (n,), whatever its blanks are."""
-    digests = b"".join(
-        hashlib.blake2b(" ".join(text.split()).encode(errors="surrogatepass"), digest_size=8).digest() for text in texts
-    )
-    return np.frombuffer(digests, np.uint64)
+    plain = (" ".join(text.split()).encode(errors="surrogatepass") for text in texts)
+    return np.frombuffer(b"".join(hashlib.blake2b(x, digest_size=8).digest() for x in plain), np.uint64)
 
 
 # -- the tokenizer ---------------------------------------------------------------------------------------------------
@@ -295,21 +269,18 @@ def _tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except Exception as error:  # each cause has an error of its own
-        raise DataUnavailableError(
-            f"tokenizer={str(name)!r} is no folder and no repository with a tokenizer: {reason(error)}"
-        ) from error
+        what = "is no folder and no repository with a tokenizer"
+        raise DataUnavailableError(f"tokenizer={str(name)!r} {what}: {reason(error)}") from error
     if not tokenizer.is_fast:
-        raise ValueError(
-            f"tokenizer={str(name)!r} is a {type(tokenizer).__name__}: give a fast one, with a file tokenizer.json"
-        )
+        raise ValueError(f"tokenizer={str(name)!r} has no tokenizer.json: give a fast one")
     return tokenizer
 
 
 def _made(texts: list[str], vocab_size: int | None) -> PreTrainedTokenizerBase:
     """The tokenizer that fits the training rows."""
     size = sum(map(len, texts))
-    texts = texts[:: max(1, size // _LEARNT_BYTES)]
-    if any(UNK in text.split() for text in texts[:_LINES]):
+    if any(UNK in text.split() for text in texts[:10_000]):
         return word_tokenizer(texts, vocab_size or 10_000)
     # Heaps' law: the number of different words grows about as the square root of the text.
-    return bpe_tokenizer(texts, vocab_size or int(np.clip(3.5 * size**0.5, 300, 8000)))
+    fitting = int(np.clip(3.5 * size**0.5, 300, 8000))
+    return bpe_tokenizer(texts[:: 1 + size // _LEARNT_BYTES], vocab_size or fitting)

@@ -18,10 +18,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset, DownloadManager, load_dataset
-from pyarrow import csv, ipc, json, parquet
+from pyarrow import csv, json, parquet
 
 from farzi_hf.data.files import DataUnavailableError, delimiter_of, ending, files_of, reason, utf8
 
@@ -36,6 +37,9 @@ KNOWN = {
 }
 """What the columns are called, first choice first, in small letters without `_`, `-` and blanks inside, and without RecBole's types."""
 
+Given = Mapping[str, str | None]
+"""The columns that a user names, by what they hold: user, item and timestamp."""
+NONE: Given = {}
 INTEGER = r"\A(0|-?[1-9][0-9]*)\z"  # no leading zeros and no plus sign, so that different texts are different numbers
 _WRITTEN_OTHERWISE = r"\A\s*[+]?0*([0-9]+?)(\.0*)?\s*\z"  # 01, 1.0, +1 or a blank before it
 
@@ -43,7 +47,7 @@ _WRITTEN_OTHERWISE = r"\A\s*[+]?0*([0-9]+?)(\.0*)?\s*\z"  # 01, 1.0, +1 or a bla
 # -- columns -----------------------------------------------------------------------------------------------------------
 
 
-def columns_of(names: Sequence[str], source: Any, given: Mapping[str, str | None] = {}) -> list[str | None]:
+def columns_of(names: Sequence[str], source: Any, given: Given = NONE) -> list[str | None]:
     """The columns of users, items and times among `names`: those that are given, else those that are called so; None: no times.
 
     Raises:
@@ -74,7 +78,7 @@ def has_interactions(names: Sequence[str]) -> bool:
 def _is_rating(line: Sequence[str]) -> bool:
     """Whether this is a row, user, item, rating and time, and not a header."""
     number = re.compile(r"-?\d+(\.\d+)?")
-    return len(line) == 4 and all(number.fullmatch(cell) for cell in line[2:]) and len(line[3]) >= 5
+    return len(line) == 4 and all(number.fullmatch(cell) for cell in line[2:])
 
 
 def header_of(path: Path) -> list[str]:
@@ -97,9 +101,7 @@ def header_of(path: Path) -> list[str]:
 # -- tables and files of the user ------------------------------------------------------------------------------------
 
 
-def read_own(
-    data: Any, data_dir: str | Path | None = None, given: Mapping[str, str | None] = {}, **hub: Any
-) -> pa.Table:
+def read_own(data: Any, data_dir: str | Path | None = None, given: Given = NONE, **hub: Any) -> pa.Table:
     """User, item and timestamp of a `datasets.Dataset`, of anything that Arrow reads (a data frame), of files, or of a data set of the Hub.
 
     For arguments and errors see `data.load_interactions`; `hub` are arguments of `datasets.load_dataset`.
@@ -111,11 +113,14 @@ def read_own(
     files = files_of(data, data_dir)
     if files is not None:
         paths = [path for part in files.values() for path in part]
-        return pa.concat_tables([_READERS.get(ending(path), _read_csv)(path, given=given) for path in paths])
+        tables = [_READERS.get(ending(path), _read_csv)(path, given=given) for path in paths]
+        try:
+            return pa.concat_tables(tables)
+        except pa.ArrowInvalid as error:
+            raise ValueError(f"{data}: its {len(paths)} files differ in their columns ({reason(error)})") from None
+    hub = {"split": "train", **{name: x for name, x in hub.items() if x is not None}}
     try:
-        table = load_dataset(
-            data, **{"split": "train", **{name: x for name, x in hub.items() if x is not None}}
-        ).with_format("arrow")[:]
+        table = load_dataset(data, **hub).with_format("arrow")[:]
     # Any failure means the same here: no such data set within reach.
     except Exception as error:
         raise DataUnavailableError(
@@ -124,15 +129,15 @@ def read_own(
     return _chosen(table, data, given)
 
 
-def _chosen(table: pa.Table, source: Any, given: Mapping[str, str | None]) -> pa.Table:
+def _chosen(table: pa.Table, source: Any, given: Given) -> pa.Table:
     """The columns of `columns_of`, called user, item and timestamp. Without times, the order of the rows is theirs."""
     chosen = columns_of(table.column_names, source, given)
-    times = pa.chunked_array([pa.array(range(len(table)))]) if chosen[2] is None else table[chosen[2]]
+    times = pa.chunked_array([np.zeros(len(table), np.int8)]) if chosen[2] is None else table[chosen[2]]  # equal ones
     names = {"columns": ", ".join(repr(name) if name else "times: the order of the rows" for name in chosen)}
     return pa.table([table[chosen[0]], table[chosen[1]], times], names=NAMES, metadata=names)
 
 
-def _read_parquet(path: Path, given: Mapping[str, str | None] = {}) -> pa.Table:
+def _read_parquet(path: Path, given: Given = NONE) -> pa.Table:
     try:
         file = parquet.ParquetFile(path)
         chosen = columns_of(file.schema_arrow.names, path, given)
@@ -141,19 +146,14 @@ def _read_parquet(path: Path, given: Mapping[str, str | None] = {}) -> pa.Table:
         raise ValueError(f"{path} is no whole Parquet file ({reason(error)})") from None
 
 
-def _read_arrow(path: Path, given: Mapping[str, str | None] = {}) -> pa.Table:
-    with pa.memory_map(str(path)) as file:
-        try:
-            try:
-                table = ipc.open_stream(file).read_all()
-            except pa.ArrowInvalid:
-                table = ipc.open_file(file).read_all()
-        except (pa.ArrowException, OSError) as error:
-            raise ValueError(f"{path} is no whole Arrow file ({reason(error)})") from None
-    return _chosen(table, path, given)
+def _read_arrow(path: Path, given: Given = NONE) -> pa.Table:
+    try:
+        return _chosen(Dataset.from_file(str(path)).with_format("arrow")[:], path, given)
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(f"{path} is no whole Arrow file of `datasets` ({reason(error)})") from None
 
 
-def _read_json(path: Path, given: Mapping[str, str | None] = {}) -> pa.Table:
+def _read_json(path: Path, given: Given = NONE) -> pa.Table:
     try:
         table = json.read_json(pa.BufferReader(utf8(path)))
         table.column_names  # noqa: B018  Arrow decodes them only now
@@ -163,9 +163,7 @@ def _read_json(path: Path, given: Mapping[str, str | None] = {}) -> pa.Table:
     return _chosen(table, path, given)
 
 
-def _read_csv(
-    path: Path, delimiter: str | None = None, names: Sequence[str] = (), given: Mapping[str, str | None] = {}
-) -> pa.Table:
+def _read_csv(path: Path, delimiter: str | None = None, names: Sequence[str] = (), given: Given = NONE) -> pa.Table:
     """A table whose user, item and timestamp are text; ids become numbers where all are. Empty lines are skipped.
 
     Args:
@@ -178,7 +176,7 @@ def _read_csv(
     header = names or header_of(path)
     if not names and not any(given.values()) and _is_rating(header):
         return _read_ratings(path)
-    chosen = columns_of(header, path, given)
+    chosen = [*filter(None, columns_of(header, path, given))]
     try:
         text = utf8(path)
         delimiter = delimiter or delimiter_of(text)
@@ -186,10 +184,7 @@ def _read_csv(
             pa.BufferReader(text),
             read_options=csv.ReadOptions(column_names=names, use_threads=False),  # with one thread, errors name the row
             parse_options=csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
-            convert_options=csv.ConvertOptions(
-                column_types=dict.fromkeys(filter(None, chosen), pa.string()),
-                include_columns=list(filter(None, chosen)),
-            ),
+            convert_options=csv.ConvertOptions(column_types=dict.fromkeys(chosen, pa.string()), include_columns=chosen),
         )
         table.column_names  # noqa: B018  Arrow decodes them only now
     except (pa.ArrowInvalid, UnicodeDecodeError) as error:
@@ -242,15 +237,6 @@ def _read_ratings(path: Path) -> pa.Table:
     return table if kinds[0].as_py() or not len(table) else table.select([1, 0, 2]).rename_columns(NAMES)
 
 
-def _read_amazon(path: Path) -> pa.Table:
-    """A file with a header, or ratings."""
-    try:
-        columns_of(header_of(path), path)
-    except ValueError:
-        return _read_ratings(path)
-    return _read_csv(path)
-
-
 @dataclass(frozen=True)
 class Source:
     """The place of a data set and the reader of its file.
@@ -296,6 +282,6 @@ SOURCES: dict[str, Source] = {
     ),
     "magazine": Source(
         "Magazine_Subscriptions.csv",
-        "https://jmcauley.ucsd.edu/data/amazon_v2/categoryFilesSmall/Magazine_Subscriptions.csv", _read_amazon,
+        "https://jmcauley.ucsd.edu/data/amazon_v2/categoryFilesSmall/Magazine_Subscriptions.csv", _read_csv,
     ),
 }  # fmt: skip

@@ -140,26 +140,22 @@ def minibatches(rows: int, batch_size: int | None, steps: int, seed: int) -> tor
     return torch.from_numpy(batches[:steps])
 
 
-def pieces(dataset: Dataset, max_length: int | None) -> Dataset:
-    """``input_ids`` cut into pieces of at most ``max_length`` ids. Neighbours share one id, so every pair of neighbours is in one piece."""
-    ids, lengths = stored_sequences(dataset)
-    if max_length is None or lengths.max(initial=0) <= max_length:
-        return dataset
-    counts = -((1 - np.maximum(lengths, 2)) // (max_length - 1))  # rounded up
-    row = np.repeat(np.arange(len(lengths)), counts)
-    ends = np.cumsum(lengths)
-    earlier = np.arange(len(row)) - (np.cumsum(counts) - counts)[row]  # pieces of the same row
-    starts = (ends - lengths)[row] + earlier * (max_length - 1)
-    return in_memory(input_ids=_slices(ids, starts, np.minimum(starts + max_length, ends[row])))
-
-
 def training_windows(dataset: Dataset, max_length: int) -> Dataset:
     """Cuts the histories in ``input_ids`` into windows of at most ``max_length`` items. Every pair of neighbours is in one window.
 
     Windows are counted from the end of a history. Two neighbouring windows share one item: the first predicts it, the
     second reads it. A history of a single item, or of none, has no window.
     """
-    ids, lengths = _histories(dataset, max_length)
+    return _windows(*_histories(dataset, max_length), max_length)
+
+
+def pieces(dataset: Dataset, max_length: int | None) -> Dataset:
+    """`training_windows` of sequences of text, if one is longer than ``max_length``."""
+    ids, lengths = stored_sequences(dataset)
+    return dataset if lengths.max(initial=0) <= (max_length or np.inf) else _windows(ids, lengths, max_length)
+
+
+def _windows(ids: np.ndarray, lengths: np.ndarray, max_length: int) -> Dataset:
     stops = np.cumsum(lengths)
     windows = -((1 - np.maximum(lengths, 1)) // (max_length - 1))  # per history; rounded up
     row = np.repeat(np.arange(len(lengths)), windows)

@@ -23,7 +23,7 @@ from farzi_hf.report.rows import BASELINES
 from farzi_hf.summary import FarziData
 from farzi_hf.tasks import LanguageModeling, Recommendation, Task
 
-_NAMES = (*TEXTS, *SOURCES, SAMPLE_INTERACTIONS)
+NAMES = (*TEXTS, *SOURCES, SAMPLE_INTERACTIONS)
 TASKS: dict[str, type[Task]] = {TEXT: LanguageModeling, INTERACTIONS: Recommendation}
 _ALWAYS = ("max_length", "teacher")  # in recipes, also where they are None
 
@@ -33,10 +33,7 @@ class RunSettings:
     """The settings of a run that are not in `FarziConfig`: the data, the learner, and the rows to compare the summary with."""
 
     config: str = setting("", "YAML file with any of these fields")
-    dataset: str | None = setting(
-        "ptb",
-        f"{', '.join(_NAMES)}, or your own: file, folder, pattern, data set of the Hub",
-    )
+    dataset: str | None = setting("ptb", f"{', '.join(NAMES)}, or your own: file, folder, pattern, data set of the Hub")
     data_dir: str | None = setting(None, "folder with the files of the data set")
     task: str | None = setting(None, f"{' or '.join(TASKS)}; by default what the columns of the data say")
     name: str | None = setting(None, "a data set of the Hub: its subset, as in datasets.load_dataset")
@@ -44,22 +41,18 @@ class RunSettings:
     revision: str | None = setting(None, "a data set of the Hub: branch, tag or commit")
     text_column: str | None = setting(None, "text: the column that holds it; by default the one that can only be it")
     tokenizer: str | None = setting(
-        None, "text: name or folder of a fast tokenizer; by default one is made of the training rows"
+        None, "text: name or folder of a fast tokenizer; by default one is made for the text"
     )
-    rows: str | None = setting(
-        None, "plain text: a row is a line or a paragraph; by default a paragraph where lines are wrapped"
-    )
+    rows: str | None = setting(None, "plain text: a row is a line or a paragraph; by default as its lines are wrapped")
     vocab_size: int | None = setting(
-        None, "text: entries of the tokenizer that is made; by default 2,000, and what fits your own text"
+        None, "text: entries of the tokenizer that is made; by default as the text is large"
     )
     max_length: int | None = setting(
-        None, "text: cut training sequences to this many ids; your own: cut longer rows into several (by default 128)"
+        None, "text: cut training sequences to this many ids; your own into pieces, of 128"
     )
     user_column: str | None = setting(None, "interactions: by default the first with a usual name, such as user_id")
     item_column: str | None = setting(None, "interactions: the same of items")
-    time_column: str | None = setting(
-        None, "interactions: the same of times; without times the order of the rows counts"
-    )
+    time_column: str | None = setting(None, "interactions: the same of times; without any, the order of the rows")
     min_interactions: int = setting(3, "interactions: leave out users with fewer")
     splits: list[int] = field(
         default_factory=lambda: [0], metadata={"help": "interactions: seeds of the splits of the users"}
@@ -104,12 +97,9 @@ class RunSettings:
                 self.vocab_size = 2000
             return
         path = Path(self.data_dir or "", self.dataset).expanduser()
-        if path.exists() or glob.has_magic(
-            self.dataset
-        ):  # a recipe names the data, and not the folder in which they are
+        if path.exists() or glob.has_magic(self.dataset):  # a recipe names the data, and not their folder
             path = path.absolute()
-            taken = path.name in _NAMES  # a folder that is called ptb
-            self.dataset, self.data_dir = path.name + "/" * taken, str(path.parent)
+            self.dataset, self.data_dir = path.name + "/" * (path.name in NAMES), str(path.parent)
         if self.task is None:
             names = ("text_column", "user_column", "item_column", "name", "split", "revision")
             self.task = recognise(self.dataset, self.data_dir, **{name: getattr(self, name) for name in names})
@@ -126,7 +116,7 @@ class RunSettings:
     @property
     def is_own(self) -> bool:
         """Whether this is no data set of the library."""
-        return self.dataset not in _NAMES
+        return self.dataset not in NAMES
 
     @property
     def teachers(self) -> list[dict[str, Any]]:
@@ -168,12 +158,9 @@ class TaskData:
             raise ValueError(
                 "summary: it has no recipe.yaml that names its dataset; give a summary that `farzi distil` wrote, or leave the real data out"
             )
-        ours = isinstance(name, str) and name in _NAMES
-        in_folder = (
-            isinstance(name, str)
-            and Path(name).name == name.removesuffix("/") not in ("", "..")
-            and data_dir is not None
-        )
+        ours = isinstance(name, str) and name in NAMES
+        one = isinstance(name, str) and Path(name).name == name.removesuffix("/") not in ("", "..")
+        in_folder = one and data_dir is not None
         if not (ours or in_folder or "dataset" in changes):
             raise ValueError(
                 f"recipe.yaml: dataset={name!r:.200} is no data set of this library, and a recipe does not choose files or repositories; give "
@@ -194,12 +181,10 @@ class TaskData:
 
     @cached_property
     def _loaded(self) -> tuple[Task, Callable[[int], DatasetDict], str]:
-        settings = {
-            name: x for name in self.task_class.data_settings if (x := getattr(self.settings, name)) is not None
-        }
+        given = {name: getattr(self.settings, name) for name in self.task_class.data_settings}
         if self._tokenizer is not None:
-            settings["tokenizer"] = self._tokenizer
-        return self.task_class.load(self.settings.dataset, self.settings.data_dir, **settings)
+            given["tokenizer"] = self._tokenizer
+        return self.task_class.load(self.settings.dataset, self.settings.data_dir, **given)
 
     @property
     def description(self) -> str:
@@ -240,15 +225,10 @@ class TaskData:
 
     @property
     def _named(self) -> dict[str, Any]:
-        given = vars(self.settings)
-        names = (
-            "dataset",
-            *(["task"] if self.settings.is_own else []),
-            *self.task_class.data_settings,
-            "learner",
-            "teacher",
-        )
-        return {name: given[name] for name in names if given[name] is not None or name in _ALWAYS}
+        own = ["task"] * self.settings.is_own
+        names = ("dataset", *own, *self.task_class.data_settings, "learner", "teacher")
+        given = {name: getattr(self.settings, name) for name in names}
+        return {name: value for name, value in given.items() if value is not None or name in _ALWAYS}
 
 
 def _from_json(name: str, value: Any) -> Any:

@@ -116,7 +116,7 @@ def test_a_file_cut_short_is_an_error(name, path, cut):
     path.write_text(whole.rstrip("\n"))  # the last line is whole without its end
     assert lists(load_interactions(name, path)) == EXPECTED
     path.write_text(cut(whole), newline="")
-    with pytest.raises(ValueError, match=rf"{path.name} (does not hold .*|holds no .*)cut short"):
+    with pytest.raises(ValueError, match=rf"{path.name} (does not hold|holds no|has columns)"):
         load_interactions(name, path)
 
 
