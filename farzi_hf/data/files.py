@@ -34,6 +34,12 @@ def reason(error: BaseException) -> str:
     return repr(line)[1:-1]
 
 
+def unreadable(source: str | Path, error: Exception) -> ValueError:
+    """What is raised where a file cannot be read."""
+    why = "it is damaged, not UTF-8, or not what its ending says"
+    return ValueError(f"{str(source)!r} cannot be read ({reason(error)}): {why}")
+
+
 def utf8(path: Path, size: int | None = None) -> bytes:
     """The text of a file in UTF-8 without byte order marks, or its first `size` bytes. A file with the mark of UTF-16 is converted.
 
@@ -124,9 +130,10 @@ def stream_of(
         return {"train": found} if isinstance(found, IterableDataset) else found
     first = files["train"][0]
     kind = BUILDERS.get(ending(first), "text")
-    if kind == "csv":
-        builder = {"sep": delimiter_of(utf8(first, 1 << 16))}
-    elif kind == "text":
-        builder = {"encoding": "utf-8-sig", **builder}
     given = {part: [str(path) for path in paths] for part, paths in files.items()}
-    return load_dataset(kind, data_files=given, streaming=True, **builder)
+    try:
+        if kind == "csv":
+            builder = {"sep": delimiter_of(utf8(first, 1 << 16))}
+        return load_dataset(kind, data_files=given, streaming=True, **builder)
+    except Exception as error:  # each reader has errors of its own
+        raise unreadable(source, error) from error

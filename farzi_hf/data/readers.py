@@ -15,6 +15,7 @@ from csv import Error as csv_error
 from csv import reader as csv_lines
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -81,20 +82,20 @@ def _is_rating(line: Sequence[str]) -> bool:
     return len(line) == 4 and all(number.fullmatch(cell) for cell in line[2:])
 
 
-def header_of(path: Path) -> list[str]:
-    """The cells of the first line of a text file with columns.
+def first_lines(path: Path, count: int = 1) -> list[list[str]]:
+    """The cells of the first lines, that are not empty, of a text file with columns.
 
     Raises:
-        ValueError: the file is no text.
+        ValueError: the file is empty, or no text.
     """
     try:
         text = utf8(path, 1 << 20)
         lines = io.StringIO(text.decode(errors="surrogateescape"), newline="")
-        names = next(filter(None, csv_lines(lines, delimiter=delimiter_of(text))))
-        "".join(names).encode()
-        return names
-    except (csv_error, UnicodeError, StopIteration) as error:
-        why = reason(error) if str(error) else "it is empty"
+        found = list(islice(filter(None, csv_lines(lines, delimiter=delimiter_of(text))), count))
+        "".join(found[0]).encode()
+        return found
+    except (csv_error, UnicodeError, OSError, IndexError) as error:
+        why = "it is empty" if isinstance(error, IndexError) else reason(error)
         raise ValueError(f"{path} does not hold a header and lines as long as it ({why})") from None
 
 
@@ -157,7 +158,7 @@ def _read_json(path: Path, given: Given = NONE) -> pa.Table:
     try:
         table = json.read_json(pa.BufferReader(utf8(path)))
         table.column_names  # noqa: B018  Arrow decodes them only now
-    except (pa.ArrowInvalid, UnicodeDecodeError) as error:
+    except (pa.ArrowInvalid, UnicodeDecodeError, OSError) as error:
         rows = 'rows {"user": …, "item": …, "timestamp": …}, one per line, with one type per column'
         raise ValueError(f"{path} does not hold {rows} ({reason(error)}): it is cut short or another file") from None
     return _chosen(table, path, given)
@@ -173,7 +174,7 @@ def _read_csv(path: Path, delimiter: str | None = None, names: Sequence[str] = (
     Raises:
         ValueError: a line has more or fewer columns than the others, or the file is no text.
     """
-    header = names or header_of(path)
+    header = names or first_lines(path)[0]
     if not names and not any(given.values()) and _is_rating(header):
         return _read_ratings(path)
     chosen = [*filter(None, columns_of(header, path, given))]
@@ -187,7 +188,7 @@ def _read_csv(path: Path, delimiter: str | None = None, names: Sequence[str] = (
             convert_options=csv.ConvertOptions(column_types=dict.fromkeys(chosen, pa.string()), include_columns=chosen),
         )
         table.column_names  # noqa: B018  Arrow decodes them only now
-    except (pa.ArrowInvalid, UnicodeDecodeError) as error:
+    except (pa.ArrowInvalid, UnicodeDecodeError, OSError) as error:
         expected = f"lines of {','.join(names)}" if names else "a header and lines as long as it"
         why = "it is cut short or another file"
         raise ValueError(f"{path} does not hold {expected} throughout ({reason(error)}): {why}") from None

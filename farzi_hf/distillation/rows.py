@@ -103,7 +103,10 @@ class RealRows:
         return {f"_{name}": x for name, x in rows.items()} if isinstance(rows, Mapping) else {"": rows}
 
     def _checked(self, argument: str, cut: Callable[[Dataset, int], Dataset], dataset: Dataset) -> Dataset:
-        run_check(argument, check_ids, dataset, self.learner.vocab_size)  # of the user's rows, not of those cut of them
+        if "input_ids" in getattr(
+            dataset, "column_names", ["input_ids"]
+        ):  # of the user's rows, not of those cut of them
+            run_check(argument, check_ids, dataset, self.learner.vocab_size)
         rows = run_check(argument, cut, dataset, self.length)
         run_check(argument, check_rows, rows, self.learner, self.collator)
         # Rows as lists. A transform of the user's stays.

@@ -68,7 +68,8 @@ class FarziTrainer(Trainer):
         learner_init: the learner: a function that returns a freshly initialised model, a config, or a model (only its class
             and config are used, not its weights). See `farzi_hf.Learner`.
         args: a `FarziConfig`.
-        train_dataset: a `datasets.Dataset` with `input_ids`: lists of token ids with BOS and EOS, or of items. Or an `IterableDataset`,
+        train_dataset: a `datasets.Dataset` with `input_ids`: lists of token ids with BOS and EOS, or of items; or with `text`, of which the
+            tokenizer makes them. Or an `IterableDataset`,
             which is read in its order again and again (see `RowStream`); teachers shuffle it. Its first 4 million ids make the start.
         eval_dataset: one `Dataset` of such rows, or several by name, whose metrics are called `eval_NAME_…`.
         processing_class: the tokenizer; it is saved with the summary. This is short for `task=LanguageModeling(tokenizer)`.

@@ -308,10 +308,13 @@ class LanguageModeling(Task):
         return SequenceCollator(None if padding in others else padding)
 
     def training_rows(self, sequences: Dataset, length: int) -> Dataset:
-        return sequences
+        """Rows with a column `text`, and no `input_ids`, as the tokenizer's ids; others as they are."""
+        names = sequences.column_names
+        if "input_ids" in names or "text" not in names or self.processing_class is None:
+            return sequences
+        return tokenize(DatasetDict(text=sequences), self.processing_class)["text"]
 
-    def evaluation_rows(self, sequences: Dataset, length: int) -> Dataset:
-        return sequences
+    evaluation_rows = training_rows
 
     preprocess_logits_for_metrics = staticmethod(token_statistics)
     compute_metrics = staticmethod(language_modeling_metrics)

@@ -221,6 +221,17 @@ def test_padding_before_an_id_is_refused(make):
     make({"train_dataset": rows(*[[5, 6, 0, 0]] * 50, attention_mask=[[1, 1, 0, 0]] * 50)})
 
 
+def test_the_trainer_makes_ids_of_text_itself(make, sequences, text, tokenizer):
+    ids = make()
+    for train in (text["train"], text["train"].to_iterable_dataset()):
+        trainer = make({"train_dataset": train, "eval_dataset": text["validation"]})
+        assert trainer.eval_dataset["input_ids"] == sequences["validation"]["input_ids"]
+        assert all(map(torch.equal, tensors(trainer), tensors(ids)))
+        assert next(iter(trainer.train_dataset))["input_ids"] == sequences["train"][0]["input_ids"]
+    with pytest.raises(ValueError, match=r"^train_dataset: dataset has columns \['text'\], but no 'input_ids'"):
+        make({"train_dataset": text["train"], "processing_class": None, "data_collator": SequenceCollator(0)})
+
+
 # -- streams and workers ---------------------------------------------------------------------------------------------
 
 OWN = {"inputs": "tokens", "labels": "own", "teacher_steps": 3}

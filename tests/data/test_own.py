@@ -1,0 +1,398 @@
+"""One's own data: which files a path means, which columns hold what, how text is split and tokenized, and hostile files."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from datasets import Dataset, DatasetDict
+from fuzzing import fuzzed
+from hub_server import Repository
+from hypothesis import given
+from hypothesis import strategies as st
+
+from farzi_hf.data import DataUnavailableError, TextData, load_interactions, load_text, recognise, tokenize
+from farzi_hf.data import own as module
+from farzi_hf.data.files import files_of, split_named
+
+SENTENCES = [f"the {i} cat sat on mat number {i % 7}" for i in range(300)]
+RATINGS = [(u, i, 1000 * u + i) for u in range(12) for i in range(4)]
+
+
+def write(path: Path, rows: list[dict]) -> Path:
+    """A file of the kind that its name says."""
+    if path.suffix in (".csv", ".tsv"):
+        Dataset.from_list(rows).to_csv(path, sep="\t" if path.suffix == ".tsv" else ",")
+    elif path.suffix == ".parquet":
+        Dataset.from_list(rows).to_parquet(path)
+    else:
+        path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    return path
+
+
+def texts(data: DatasetDict) -> dict[str, list[str]]:
+    return {part: list(rows["text"]) for part, rows in data.items()}
+
+
+def everything(data: DatasetDict) -> list[str]:
+    return [text for its in texts(data).values() for text in its]
+
+
+def lines(path: Path, rows: list[str] = SENTENCES) -> Path:
+    path.write_text("\n".join(rows), encoding="utf-8")
+    return path
+
+
+# -- text: files and columns -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "csv", "tsv", "parquet"])
+def test_a_column_of_text_of_a_file(tmp_path, ending):
+    rows = [{"id": f"a{i}", "body": text, "n": i} for i, text in enumerate(SENTENCES)]
+    path = write(tmp_path / f"mine.{ending}", rows)
+    assert recognise(path) == "text"
+    data = load_text(path)
+    assert isinstance(data, TextData)
+    assert data.column == "body"
+    assert sorted(everything(data)) == sorted(SENTENCES)
+    sizes = " / ".join(str(len(data[part])) for part in data)
+    assert data.description.startswith(f"300 rows of text, in column 'body'; 90/5/5 split by hash ({sizes}); ")
+    row = data["train"][0]
+    assert row.keys() == {"text", "input_ids"}
+    assert data.tokenizer.decode(row["input_ids"], skip_special_tokens=True) == row["text"]
+    assert (row["input_ids"][0], row["input_ids"][-1]) == (data.tokenizer.bos_token_id, data.tokenizer.eos_token_id)
+
+
+@pytest.mark.parametrize(
+    ("name", "opened"),
+    [("a.txt", open), ("a.md", open), ("notes", open), ("a.txt.gz", gzip.open), ("a.txt.bz2", bz2.open)],
+)
+def test_plain_text_has_a_row_per_line(tmp_path, name, opened):
+    with opened(tmp_path / name, "wt", encoding="utf-8-sig") as file:
+        file.write("\n\n".join(SENTENCES) + "\n  \n")
+    data = load_text(tmp_path / name)
+    assert recognise(tmp_path / name) == "text"
+    assert sorted(everything(data)) == sorted(SENTENCES)
+    assert data.column is None
+    assert data.description.startswith("300 rows of text, a line each; ")
+
+
+def test_wrapped_lines_are_paragraphs(tmp_path):
+    words = " ".join(SENTENCES).split()
+    paragraphs = []
+    for start in range(0, len(words), 60):  # as `fmt` fills lines of 50
+        wrapped = [""]
+        for word in words[start : start + 60]:
+            wrapped = wrapped if len(wrapped[-1]) + len(word) < 50 else [*wrapped, ""]
+            wrapped[-1] = f"{wrapped[-1]} {word}".strip()
+        paragraphs.append("\n".join(wrapped))
+    path = tmp_path / "book.txt"
+    path.write_text("\n\n\n".join(paragraphs), encoding="utf-8")
+    data = load_text(path)
+    assert sorted(everything(data)) == sorted(paragraphs)
+    assert "a paragraph each" in data.description
+    assert len(load_text(path, rows="line")["train"]) > 3 * len(data["train"])
+    with pytest.raises(ValueError, match="rows='page' is unknown: give line or paragraph"):
+        load_text(path, rows="page")
+    path.write_text("\n\n".join("\n".join(SENTENCES[i : i + 4]) for i in range(0, 300, 4)), encoding="utf-8")  # verses
+    assert "a line each" in load_text(path).description
+
+
+@pytest.mark.parametrize(
+    ("columns", "expected"),
+    [
+        ({"title": "a b", "text": "c"}, "text"), ({"label": 3, "review": "x"}, "review"), ({"id": "a1", "body": "one two three four"}, "body"),
+        ({"prompt": "a b c d e", "messages": [{"role": "user", "content": "hello"}]}, "messages"),
+        ({"question": "one two three four", "answer": "one two three four"}, None), ({"a": 1, "b": 2.5}, None), ({"id": "x", "url": "y"}, None),
+    ],
+)  # fmt: skip
+def test_the_column_that_can_only_be_the_text(tmp_path, columns, expected):
+    path = write(tmp_path / "mine.jsonl", [columns] * 5)
+    if expected is None:
+        names = ", ".join(columns)
+        for read in (recognise, load_text):
+            with pytest.raises(
+                ValueError, match=f"mine.jsonl has columns {names}, and none that must .* text_column, or"
+            ) as caught:
+                read(path)
+            assert "user_column" in str(caught.value)
+        assert recognise(path, text_column="a") == "text"
+    else:
+        assert recognise(path) == "text"
+        assert module._text_column({name: [value] for name, value in columns.items()}, path) == expected
+    with pytest.raises(ValueError, match=r"mine.jsonl has columns .*, and no 'other': name yours with text_column"):
+        load_text(path, "other")
+
+
+def test_chats_go_through_the_template(tmp_path, tokenizer):
+    rows = [
+        {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": "yes"}]} for text in SENTENCES
+    ]
+    path = write(tmp_path / "chat.jsonl", rows)
+    for other in (None, tokenizer):
+        with pytest.raises(ValueError, match=r"column 'messages' holds chats.* has none: give that of a chat model"):
+            load_text(path, tokenizer=other)
+    tokenizer = type(tokenizer)(
+        tokenizer_object=tokenizer.backend_tokenizer, eos_token="</s>", bos_token="<s>", unk_token="<unk>"
+    )
+    tokenizer.chat_template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+    data = load_text(path, tokenizer=tokenizer)
+    expected = {f"user: {text}\nassistant: yes" for text in SENTENCES}
+    assert set(everything(data)) == expected
+    assert data.column == "messages"
+
+
+# -- text: splits ----------------------------------------------------------------------------------------------------
+
+
+def test_the_split_is_by_hash_equal_rows_are_together_and_growth_moves_none(tmp_path):
+    rows = [text for text in SENTENCES for _ in range(3)]
+    first = load_text(lines(tmp_path / "a.txt", rows))
+    parts = {part: set(its) for part, its in texts(first).items()}
+    assert sum(map(len, parts.values())) == 300
+    assert min(len(parts["validation"]), len(parts["test"])) > 5
+    assert len(first["test"]) == len(parts["test"])
+    assert len(first["train"]) == 3 * len(parts["train"])
+    twice = 2 * (len(parts["validation"]) + len(parts["test"]))
+    assert f"), {twice} duplicates left out of validation and test; " in first.description
+    more = load_text(lines(tmp_path / "b.txt", [*SENTENCES, *(f"another row {i}" for i in range(300))]))
+    assert all(parts[part] <= set(its) for part, its in texts(more).items())
+
+
+def test_own_splits_stay_without_what_train_holds(tmp_path):
+    for name, rows in (
+        ("train", SENTENCES[:200]),
+        ("valid", SENTENCES[190:230]),
+        ("test", [*SENTENCES[230:], *SENTENCES[230:]]),
+    ):
+        lines(tmp_path / f"my.{name}.txt", rows)
+    (tmp_path / ".hidden.txt").write_text("no")
+    (tmp_path / "LICENSE.md").write_text("no")
+    expected = {"train": SENTENCES[:200], "validation": SENTENCES[200:230], "test": SENTENCES[230:]}
+    for source in (tmp_path, f"{tmp_path}/*.txt"):
+        data = load_text(source)
+        assert texts(data) == expected
+        assert "; its own splits (200 / 30 / 70), 80 duplicates left out of validation and test; " in data.description
+    (tmp_path / "my.valid.txt").unlink()
+    data = load_text(tmp_path)
+    assert texts(data)["test"] == expected["test"]
+    assert set(texts(data)["validation"]) | set(texts(data)["train"]) == set(expected["train"])
+    assert "its own splits, validation split off by hash (" in data.description
+    lines(tmp_path / "my.test.txt", SENTENCES[:20])
+    with pytest.raises(ValueError, match="its split test has no row that is not in train too"):
+        load_text(tmp_path)
+
+
+@pytest.mark.parametrize("few", [1, 2, 3, 5, 40])
+def test_few_rows_are_split_with_a_warning_or_refused(tmp_path, few, caplog):
+    path = lines(tmp_path / "few.txt", SENTENCES[:few] * 2)
+    if few < 3:
+        with pytest.raises(ValueError, match=rf"few.txt holds {few} different rows of text .*give at least 3"):
+            load_text(path)
+        return
+    data = load_text(path)
+    parts = {part: set(its) for part, its in texts(data).items()}
+    assert all(parts.values())
+    assert sum(map(len, parts.values())) == few
+    assert f"few.txt holds only {few} different rows of text" in caplog.text
+
+
+# -- text: tokenizers ------------------------------------------------------------------------------------------------
+
+
+def test_the_tokenizer_fits_the_text_or_is_the_one_given(tmp_path, tokenizer):
+    path = lines(tmp_path / "a.txt")
+    data = load_text(path)
+    assert 300 < len(data.tokenizer) < 500  # of 8 kB
+    assert len(load_text(path, vocab_size=270).tokenizer) == 274
+    words = load_text(lines(tmp_path / "words.txt", [f"{text} <unk>" for text in SENTENCES])).tokenizer
+    assert {"cat", "mat", "299"} < words.get_vocab().keys() | {"299"}
+    assert words("cat <unk>")["input_ids"][2] == words.unk_token_id
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    for same in (tokenizer, str(tmp_path / "tokenizer"), tmp_path / "tokenizer"):
+        ids = load_text(path, tokenizer=same)["train"]["input_ids"]
+        assert ids == tokenizer(texts(data)["train"])["input_ids"]
+    with pytest.raises(
+        DataUnavailableError, match="tokenizer='no/such' is no folder and no repository with a tokenizer"
+    ):
+        load_text(path, tokenizer="no/such")
+
+
+def test_a_tokenizer_that_adds_no_ends_gets_them(tokenizer):
+    bare = type(tokenizer)(tokenizer_object=tokenizer.backend_tokenizer, eos_token="</s>", unk_token="<unk>")
+    bare.backend_tokenizer.post_processor = None
+    rows = tokenize(DatasetDict(train=Dataset.from_dict({"text": ["a b", "c"]})), bare)["train"]["input_ids"]
+    assert rows == [[*bare("a b")["input_ids"], 3], [*bare("c")["input_ids"], 3]]
+    assert [len(row) for row in rows] == [3, 2]
+
+
+# -- text: the Hub ---------------------------------------------------------------------------------------------------
+
+
+def test_a_data_set_of_the_hub_is_streamed_up_to_a_limit(hub, monkeypatch, caplog):
+    rows = [{"id": i, "sentence": text} for i, text in enumerate(SENTENCES)]
+    repository = hub.repositories.setdefault("me/mine", Repository())
+    files = {"train.jsonl": rows[:200], "test.jsonl": rows[200:]}
+    repository.commit("main", {name: "\n".join(map(json.dumps, part)).encode() for name, part in files.items()})
+    assert recognise("me/mine") == "text"
+    data = load_text("me/mine")
+    assert set(texts(data)["test"]) == set(SENTENCES[200:])
+    assert data.column == "sentence"
+    alone = load_text("me/mine", split="test")
+    assert set(everything(alone)) == set(SENTENCES[200:])
+    monkeypatch.setattr(module, "READ_BYTES", 1)
+    load_text("me/mine", split="test")
+    assert "me/mine: only the first 0 MB of text are read" in caplog.text
+    with pytest.raises(
+        DataUnavailableError, match=r"'me/other' is no file, and datasets.load_dataset does not find it"
+    ):
+        load_text("me/other")
+
+
+# -- interactions ----------------------------------------------------------------------------------------------------
+
+USUAL = [
+    ("user_id", "item_id", "ts"), ("userId", "movieId", "timestamp"), ("reviewerID", "asin", "unixReviewTime"), ("uid", "iid", "time"),
+    ("user_id:token", "item_id:token", "timestamp:float"), ("User", "Parent ASIN", "date"), ("customer_id", "product_id", None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("names", USUAL)
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.parquet", "a.inter"])
+def test_columns_with_usual_names(tmp_path, names, name):
+    rows = [dict(zip(("rating", *(n for n in names if n)), (5, *row), strict=False)) for row in RATINGS]
+    path = tmp_path / name
+    if name == "a.inter":
+        path.write_text(
+            "\n".join("\t".join(map(str, row)) for row in (rows[0].keys(), *(row.values() for row in rows)))
+        )
+    else:
+        write(path, rows)
+    assert recognise(path) == "interactions"
+    found = load_interactions(path)
+    assert [sequence.tolist() for sequence in found.sequences] == [[1, 2, 3, 4]] * 12
+    times = repr(names[2]) if names[2] else "times: the order of the rows"
+    assert (
+        found.description == f"48 interactions of 12 users with 4 items (columns {names[0]!r}, {names[1]!r}, {times})"
+    )
+
+
+def test_columns_that_are_named(tmp_path):
+    rows = [
+        {"who": u, "what": i, "when": -t, "user": 1, "item": 1, "note": "some words of text"} for u, i, t in RATINGS
+    ]
+    path = write(tmp_path / "a.csv", rows)
+    given = {"user_column": "who", "item_column": "what"}
+    assert recognise(path, **given) == "interactions"
+    assert recognise(path, text_column="note") == "text"
+    with pytest.raises(ValueError, match="text_column='note' is of text, but 'who' of interactions: give one of them"):
+        recognise(path, text_column="note", **given)
+    assert [s.tolist() for s in load_interactions(path, **given).sequences] == [[1, 2, 3, 4]] * 12
+    assert load_interactions(path, **given, time_column="when").sequences[0].tolist() == [4, 3, 2, 1]
+    with pytest.raises(
+        ValueError, match=r"a.csv has columns .*: 'Who' must be there once; name yours with user_column"
+    ):
+        load_interactions(path, user_column="Who")
+
+
+@pytest.mark.parametrize("mark", ["\t", ",", ";"])
+def test_ratings_without_a_header_and_files_of_a_folder(tmp_path, mark):
+    halves = RATINGS[:30], RATINGS[30:]
+    for name, rows in zip(("part-0.data", "part-1.data"), halves, strict=True):
+        (tmp_path / name).write_text("".join(mark.join(map(str, (u, i, 5.0, t))) + "\n" for u, i, t in rows))
+    (tmp_path / "README").write_text("of others")
+    assert recognise(tmp_path) == "interactions"
+    assert [s.tolist() for s in load_interactions(tmp_path).sequences] == [[1, 2, 3, 4]] * 12
+    (tmp_path / "part-2.data").write_text("user,item,timestamp\nA,B,5\n")
+    with pytest.raises(ValueError, match="its 3 files differ in their columns"):
+        load_interactions(tmp_path)
+
+
+# -- paths and hostile files -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [("ptb.valid.txt", "validation"), ("train/part-0.arrow", "train"), ("dev.tsv", "validation"), ("testing_2.csv", "test"), ("trainer.txt", None),
+     ("train_test.txt", None), ("contest.txt", None), ("train-00000-of-00002.parquet", "train"), ("val2.txt", "validation")],
+)  # fmt: skip
+def test_a_name_says_a_split(name, split):
+    assert split_named(name) == split
+
+
+def test_what_a_path_means(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("test.txt", "deep/er/a.jsonl", "deep/er/b.jsonl", "deep/c.md"):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text("x" * (20 if name.endswith("jsonl") else 10))
+    assert files_of("test.txt") == {"train": [Path("test.txt")]}
+    assert files_of("*.txt") == {"train": [Path("test.txt")]}
+    assert files_of("deep") == {"train": [Path("deep/er/a.jsonl"), Path("deep/er/b.jsonl")]}
+    assert files_of("**/*.md") == {"train": [Path("deep/c.md")]}
+    assert files_of("c.md", "deep") == {"train": [Path("deep/c.md")]}
+    assert files_of("user/name") is None
+    for wrong in ("nothing.txt", "*.csv", "a/b/c", "./user/name", Path("user/name")):
+        with pytest.raises(ValueError, match="is no file, and no folder or pattern that finds one"):
+            files_of(wrong)
+    with pytest.raises(ValueError, match="is no file"):
+        files_of("user/name", tmp_path)
+
+
+HOSTILE = [
+    b"",
+    b"\n\n",
+    b"\x00\xff\xfe\x80" * 300,
+    b"\xff\xfea",
+    b"text\n",
+    b"a,a\n1,2\n",
+    b"{",
+    b"[1, 2]",
+    b'{"text": 1}\n{"text": "a"}',
+    b"PAR1",
+    b"[" * 5000,
+]
+
+
+@pytest.mark.parametrize("content", HOSTILE, ids=[repr(content[:12]) for content in HOSTILE])
+@pytest.mark.parametrize(
+    "name", ["a.txt", "a.jsonl", "a.json", "a.csv", "a.tsv", "a.parquet", "a.arrow", "a.txt.gz", "a.bin"]
+)
+def test_hostile_files_are_one_clear_error(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    for read in (recognise, load_text, load_interactions):
+        error = None
+        try:
+            read(tmp_path / name)
+        except ValueError as raised:
+            error = str(raised)
+        assert (name in error and "\n" not in error) if error else read is recognise
+
+
+def test_one_huge_line_is_too_few_rows(tmp_path):
+    with pytest.raises(ValueError, match=r"holds 1 different rows of text"):
+        load_text(lines(tmp_path / "text8.txt", ["word " * 1_000_000]))
+
+
+ROWS = st.lists(
+    st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r"), max_size=20), min_size=3, max_size=40
+)
+
+
+@fuzzed
+@given(ROWS)
+def test_rows_come_back_as_they_were_written(tmp_path, rows):
+    path = write(tmp_path / "a.jsonl", [{"text": row} for row in rows])
+    expected = {" ".join(row.split()) for row in rows} - {""}
+    if len(expected) < 3:
+        with pytest.raises(ValueError, match=r"different rows|a.jsonl has columns"):
+            load_text(path)
+        return
+    data = load_text(path, vocab_size=256)
+    found = [{" ".join(row.split()) for row in its} for its in texts(data).values()]
+    assert set.union(*found) == expected
+    assert sum(map(len, found)) == len(expected)
+    for its in data.values():
+        assert [data.tokenizer.decode(ids, skip_special_tokens=True) for ids in its["input_ids"]] == list(its["text"])
