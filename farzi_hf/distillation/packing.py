@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from farzi_hf.data.seeds import Purpose, derive
-from farzi_hf.distillation.learner import Parameters, is_constant, whole
-from farzi_hf.distillation.rows import RealData, real_loss
+from farzi_hf.distillation.learner import Learner, Parameters, is_constant, whole
+from farzi_hf.distillation.rows import RealData, real_batches, real_loss
 from farzi_hf.distillation.teacher import Teacher, TeacherTraining, Trained
 from farzi_hf.engine import setting
 from farzi_hf.summary import FarziData
@@ -64,9 +64,8 @@ class Packing:
     ) -> Trained | None:
         """Trains the first teacher in the bits of `storage`, and writes what is left of it into the summary that carries it.
 
-        One teacher trains on the real data, as before. One of several learns what all of them predict after made-up ids, the mean of their
-        logits: it is worth all of them then. The first stops early by held-out rows, as teachers do; the other cannot overfit, as its rows do
-        not run out. Returns how it was trained, where steps were taken.
+        One teacher trains on the real data, as before, and stops early by held-out rows. One of several learns what all of them predict, the
+        mean of their logits, after real and made-up ids in turn. Returns how it was trained, where steps were taken.
 
         Raises:
             FloatingPointError: the training diverged.
@@ -79,7 +78,7 @@ class Packing:
         largest, seed = getattr(STORAGES[storage], "largest", None), derive(seed, Purpose.PACKING)
         if steps and (largest is not None or len(teachers) > 1):
             if len(teachers) > 1:
-                loss, validation = _taught_loss(learner, farzi, teachers, training.batch_size, seed), None
+                loss, validation = _taught_loss(learner, farzi, teachers, data, slower, seed), None
             else:
                 loss = real_loss(learner, data, training.batch_size, steps, seed)
                 validation = slower.validation(learner, data)
@@ -120,19 +119,42 @@ class Packing:
 
 
 def _taught_loss(
-    learner: Any, farzi: FarziData, teachers: Sequence[Teacher], batch_size: int, seed: int
+    learner: Learner,
+    farzi: FarziData,
+    teachers: Sequence[Teacher],
+    data: RealData,
+    training: TeacherTraining,
+    seed: int,
 ) -> Callable[[Parameters, int], Tensor]:
-    """On drawn ids, whatever students will read: stored ids are too few, and the teacher that would write them is not there yet."""
+    """On drawn ids, whatever students will read: stored ids are too few, and the teacher that would write them is not there yet. Every
+    second step reads real rows instead, whose padding is drawn: made-up rows alone do not show how histories go on.
+    """
     shares = farzi.tensors[SHARES] if farzi.is_endless else frequencies(farzi.tensors, farzi.config)
-    rows = DrawnRows(shares, farzi.config.sequence_length, seed)
+    size, length = training.batch_size, farzi.config.sequence_length
+    drawn, batches = DrawnRows(shares, length, seed), real_batches(data, size, training.steps, seed)
 
     def loss(params: Parameters, step: int) -> Tensor:
-        ids = rows.rows((step - 1) * batch_size, batch_size).to(next(iter(params.values())).device)
-        with torch.no_grad():
-            logits = sum(teacher.learner.logits(teacher.params, whole(ids)) for teacher in teachers) / len(teachers)
-        return learner.soft_loss(params, ids, SoftTokens(logits, None))
+        ids = drawn.rows((step - 1) * size, size)
+        if step % 2 == 0:
+            batch = batches(step)
+            real = batch["input_ids"][:, :length].cpu()
+            read = batch.get("attention_mask", torch.ones_like(batch["input_ids"]))[:, :length].bool().cpu()
+            ids = torch.where(read, real, ids[: len(real), : real.shape[1]])
+        ids = ids.to(next(iter(params.values())).device)
+        return learner.soft_loss(params, ids, _mean_labels(teachers, ids))
 
     return loss
+
+
+@torch.no_grad()
+def _mean_labels(teachers: Sequence[Teacher], ids: Tensor) -> SoftTokens:
+    """The softmax of the mean of the teachers' logits after each of the ids, as factors where all heads are linear."""
+    parts = [(one.learner.head, one.learner.states(one.params, whole(ids)), one.params) for one in teachers]
+    if any(head is None for head, *_ in parts):
+        return SoftTokens(sum(one.learner.logits(one.params, whole(ids)) for one in teachers) / len(teachers), None)
+    factors = [head.factors(states, params) for head, states, params in parts]
+    states = torch.cat([states / len(teachers) for states, _ in factors], dim=-1)
+    return SoftTokens(states, torch.cat([weight for _, weight in factors]))
 
 
 def _with_scales(params: Parameters, largest: int) -> Parameters:
