@@ -23,13 +23,14 @@ from typing import Any
 
 import torch
 
-from farzi_hf.attribution import gradient_cosines, gradient_products, influence
+from farzi_hf.attribution import influence
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.cli.run_folder import check_outputs
 from farzi_hf.data.seeds import Purpose, derive, stream
 from farzi_hf.engine import Reversible
 
 sys.path.append(str(Path(__file__).resolve().parent / "benchmark"))
+from gradient_scores import gradient_cosines, gradient_products
 from influence import COSINE, EXACT, RANDOM, TRACIN, TRAK, TRAK_MODELS, AttributionProblem, parse, say
 from influence_card import FILES, datamodelling_rows, write
 from influence_cost import measured

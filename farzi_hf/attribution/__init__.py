@@ -1,16 +1,12 @@
 """Attribution: which training sequences made a model do well on those test sequences?
 
 `attribute` answers it for a stock Trainer. This room imports engine, data, models, summary and distillation. It exports the exact influence
-of each sequence through a whole
-training, the training as a function of the sequences' weights, simpler scores to compare with, and the measures of all scores.
+of each sequence through a whole training, the training as a function of the sequences' weights, and the measures of all scores.
 """
 
 from farzi_hf.attribution.attribution import Attribution, attribute
 from farzi_hf.attribution.measures import linear_datamodeling_score, metasmoothness, spearman
-from farzi_hf.attribution.scores import gradient_cosines, gradient_products, influence
+from farzi_hf.attribution.scores import influence
 from farzi_hf.attribution.weighted_training import WeightedTraining
 
-__all__ = [
-    "Attribution", "WeightedTraining", "attribute", "gradient_cosines", "gradient_products", "influence", "linear_datamodeling_score",
-    "metasmoothness", "spearman",
-]  # fmt: skip
+__all__ = ["Attribution", "WeightedTraining", "attribute", "influence", "linear_datamodeling_score", "metasmoothness", "spearman"]  # fmt: skip

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from farzi_hf.attribution.scores import Test, influence, loss_function
-from farzi_hf.attribution.weighted_training import WeightedTraining
+from farzi_hf.attribution.weighted_training import RowTraining
 from farzi_hf.data.seeds import Purpose, stream
 
 
@@ -44,7 +44,7 @@ def spearman(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def metasmoothness(
-    training: WeightedTraining, test: Test, *, size: float = 0.05, directions: int = 8, seed: int = 0
+    training: RowTraining, test: Test, *, size: float = 0.05, directions: int = 8, seed: int = 0
 ) -> dict[str, float]:
     """How far the training is from linear in the weights of its sequences, where all weights are 1.
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,11 +13,52 @@ from torch import Tensor
 from farzi_hf.data import IGNORED
 from farzi_hf.distillation import Learner, Parameters
 from farzi_hf.distillation.learner import is_constant
-from farzi_hf.engine import Adjoint, InnerOptimizer, gradients, train
+from farzi_hf.engine import InnerOptimizer, train
+
+
+class RowTraining(ABC):
+    """T `steps` of training as a function of how much each of n rows counts. Row i has the weight w_i, and ordinary training has w = 1."""
+
+    num_rows: int
+    steps: int
+    learner: Learner
+    optimizer: InnerOptimizer
+    start: Parameters
+    torch_compile: bool = False
+
+    @abstractmethod
+    def loss(self, params: Parameters, inputs: tuple[Tensor, ...], step: int) -> Tensor:
+        """The inner loss in the form that `unroll` takes; `inputs` is (w,). Steps count from 1."""
+
+    @property
+    def ones(self) -> Tensor:
+        """The weights (n,) of ordinary training, of the type of the parameters that train."""
+        return next(x for x in self.start.values() if not is_constant(x)).new_ones(self.num_rows)
+
+    def train(self, weights: Tensor | None = None, steps: int | None = None) -> Parameters:
+        """θ_T without derivatives, or θ after the first `steps`. The weights are those of `checked`."""
+        settings = {"optimizer": self.optimizer, "steps": steps or self.steps, "torch_compile": self.torch_compile}
+        return train(self.loss, self.start, (self.checked(weights),), **settings).params
+
+    def checked(self, weights: Tensor | None) -> Tensor:
+        """The weights (n,), of the type of the parameters; None stands for ordinary training.
+
+        Raises:
+            ValueError: they have another shape or no finite values.
+        """
+        if weights is None:
+            return self.ones
+        if weights.shape != (self.num_rows,):
+            raise ValueError(
+                f"weights has the shape {tuple(weights.shape)}; give a weight for each of the {self.num_rows} training sequences"
+            )
+        if not bool(weights.isfinite().all()):
+            raise ValueError(f"weights[{int((~weights.isfinite()).nonzero()[0])}] is not finite; give finite weights")
+        return weights.to(self.ones)
 
 
 @dataclass(frozen=True, eq=False)
-class WeightedTraining:
+class WeightedTraining(RowTraining):
     """T steps on minibatches of n real sequences. Sequence i has the weight w_i, and ordinary training has w = 1.
 
     The loss of a step is Σ_i w_i ℓ_i / Σ_i n_i over its minibatch, in nats per token: ℓ_i is the sum of the cross-entropy over the n_i
@@ -70,18 +112,11 @@ class WeightedTraining:
 
     @property
     def num_rows(self) -> int:
-        """The number n of training sequences."""
         return len(self.rows["input_ids"])
 
     @property
     def steps(self) -> int:
-        """The number T of steps."""
         return len(self.batches)
-
-    @property
-    def ones(self) -> Tensor:
-        """The weights (n,) of ordinary training, of the type of the parameters that train."""
-        return next(x for x in self.start.values() if not is_constant(x)).new_ones(self.num_rows)
 
     def minibatch(self, chosen: Tensor) -> dict[str, Tensor]:
         """These rows, without the columns that are padding in all of them. Compiled code keeps these, because no shape may depend on values."""
@@ -89,50 +124,13 @@ class WeightedTraining:
         return {name: x[chosen, :length] for name, x in self.rows.items()}
 
     def loss(self, params: Parameters, inputs: tuple[Tensor, ...], step: int) -> Tensor:
-        """The inner loss in the form that `unroll` takes; `inputs` is (w,). Steps count from 1."""
         (weights,), chosen = inputs, self.batches[step - 1]
         return self.learner.hard_loss(params, self.minibatch(chosen), weights[chosen])
-
-    def train(self, weights: Tensor | None = None, steps: int | None = None) -> Parameters:
-        """θ_T without derivatives.
-
-        Args:
-            weights: w (n,); None stands for ordinary training.
-            steps: stop after so many steps; None takes all T.
-
-        Raises:
-            ValueError: the weights are not usable.
-        """
-        settings = {"optimizer": self.optimizer, "steps": steps or self.steps, "torch_compile": self.torch_compile}
-        return train(self.loss, self.start, (self.checked(weights),), **settings).params
-
-    def gradients(
-        self, losses: Callable[[Parameters], Tensor], weights: Tensor, adjoint: Adjoint | None = None
-    ) -> tuple[list[Tensor], list[tuple[Tensor, ...]]]:
-        """The losses (m,) of θ_T, and the derivatives of each in the weights (n,); see `farzi_hf.engine.gradients`."""
-        settings = {"optimizer": self.optimizer, "steps": self.steps, "torch_compile": self.torch_compile}
-        return gradients(losses, self.loss, self.start, (self.checked(weights),), adjoint=adjoint, **settings)
 
     @cached_property
     def _lengths(self) -> Tensor:
         """(n,)"""
         return self.rows.get("attention_mask", torch.ones_like(self.rows["input_ids"])).sum(1)
-
-    def checked(self, weights: Tensor | None) -> Tensor:
-        """The weights (n,), of the type of the parameters; None stands for ordinary training.
-
-        Raises:
-            ValueError: they have another shape or no finite values.
-        """
-        if weights is None:
-            return self.ones
-        if weights.shape != (self.num_rows,):
-            raise ValueError(
-                f"weights has the shape {tuple(weights.shape)}; give a weight for each of the {self.num_rows} training sequences"
-            )
-        if not bool(weights.isfinite().all()):
-            raise ValueError(f"weights[{int((~weights.isfinite()).nonzero()[0])}] is not finite; give finite weights")
-        return weights.to(self.ones)
 
 
 def check_batch(name: str, batch: Mapping[str, Tensor], vocab_size: int) -> None:

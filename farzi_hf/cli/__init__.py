@@ -1,5 +1,5 @@
 """The command line: `farzi distil CONFIG`, `farzi show SUMMARY`, `farzi train SUMMARY`, `farzi export SUMMARY OUT`,
-`farzi push SUMMARY REPO`.
+`farzi attribute MODEL DATA --test TEST`, `farzi push SUMMARY REPO`.
 
 Recipes use these modules too: settings from YAML (`arguments`), the folder of a run (`run_folder`), and the run itself (`distil`).
 A command's module is imported when the command is called, so that `farzi --help` answers at once.
@@ -17,6 +17,7 @@ COMMANDS = {
     "show": "print the facts of a summary, the likeliest entries of its positions, and its results",
     "train": "train a model on a summary, with the settings that it carries",
     "export": "write the teacher that a summary carries, or rows of it, for programs without this library",
+    "attribute": "print the rows of a text that made a model good, or bad, at other rows",
     "push": "upload a summary to a dataset repository of the Hugging Face Hub",
 }
 """A description of each command. The module of the same name has the function `command(argv)`."""
@@ -37,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     argv = list(sys.argv[1:] if argv is None else argv)
     name, rest = (argv[0], argv[1:]) if argv else ("--help", [])
     if name in ("-h", "--help", "help"):
-        print(_USAGE.format(commands="\n".join(f"  {name:<8}{text}" for name, text in COMMANDS.items())), end="")
+        print(_USAGE.format(commands="\n".join(f"  {name:<11}{text}" for name, text in COMMANDS.items())), end="")
         return
     if name == "--version":
         import farzi_hf

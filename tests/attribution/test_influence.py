@@ -7,11 +7,12 @@ from functools import partial
 
 import pytest
 import torch
+from gradient_scores import gradient_cosines, gradient_products
 from tiny_models import V, config_of
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from farzi_hf.attribution import WeightedTraining, gradient_cosines, gradient_products, influence
+from farzi_hf.attribution import WeightedTraining, influence
 from farzi_hf.data import IGNORED, SequenceCollator, minibatches
 from farzi_hf.distillation import Learner
 from farzi_hf.engine import Checkpoint, Direct, InnerAdam, InnerSGD, Reversible, Tape
