@@ -7,6 +7,7 @@ Items are numbered 1 … num_items in the order of their original ids; 0 is the 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ class Interactions:
         item_titles: num_items + 1 names, the padding's first; None if the data set has no titles.
         item_ids: the num_items original ids; None if they are 1 … num_items.
         columns: what was read as users, items and times, in words.
+        own_ends: if the files are train, validation and test, how many items of each user are of train, and of train or validation: (users, 2).
     """
 
     sequences: list[np.ndarray]
@@ -47,6 +49,7 @@ class Interactions:
     item_titles: list[str] | None = None
     item_ids: list | None = None
     columns: str | None = None
+    own_ends: np.ndarray | None = None
 
     @property
     def description(self) -> str:
@@ -71,12 +74,48 @@ class Interactions:
         if users < 10:
             raise ValueError(f"there are {users} users: a split of 80 / 10 / 10 % needs at least 10")
         order, held_out = stream(seed, Purpose.SPLIT).permutation(users), users // 10
-        splits = DatasetDict()
-        for name, part in zip(SPLITS, np.split(order, [users - 2 * held_out, users - held_out]), strict=True):
-            chosen = [self.sequences[user] for user in part]
-            ends = np.cumsum([len(sequence) for sequence in chosen])
-            splits[name] = in_memory(input_ids=pa.LargeListArray.from_arrays(np.r_[0, ends], np.concatenate(chosen)))
-        return splits
+        parts = np.split(order, [users - 2 * held_out, users - held_out])
+        return _splits([self.sequences[user] for user in part] for part in parts)
+
+    def leave_one_out_split(self) -> DatasetDict:
+        """The last item of each user is the target of test, and the one before it that of validation. Train has the items before both.
+
+        A user with fewer than three items is in train alone.
+        """
+        lengths = np.array([len(sequence) for sequence in self.sequences])
+        return self._split_at(lengths[:, None] - np.array([2, 1]) * (lengths >= 3)[:, None])
+
+    def own_split(self) -> DatasetDict:
+        """The splits of the files. A user's target is the last item in a file; the items of the same user in earlier files come before it.
+
+        Raises:
+            ValueError: the data are not of files called train, validation and test.
+        """
+        if self.own_ends is None:
+            raise ValueError(
+                "the interactions have no splits of their own: give files such as train.csv, valid.csv and test.csv"
+            )
+        return self._split_at(self.own_ends)
+
+    def _split_at(self, ends: np.ndarray) -> DatasetDict:
+        """Each user's items before the two ends, and all of them, as far as an end adds some."""
+        cut = [(sequence, *its) for sequence, its in zip(self.sequences, ends, strict=True)]
+        train = [sequence[:first] for sequence, first, _ in cut if first]
+        validation = [sequence[:second] for sequence, first, second in cut if first < second]
+        return _splits((train, validation, [sequence for sequence, _, second in cut if second < len(sequence)]))
+
+
+def _splits(parts: Iterable[list[np.ndarray]]) -> DatasetDict:
+    splits = DatasetDict()
+    for name, chosen in zip(SPLITS, parts, strict=True):
+        chosen = [
+            sequence for sequence in chosen if name == "train" or len(sequence) > 1
+        ]  # an item alone predicts none
+        if not chosen:
+            raise ValueError(f"the {name} split has no user: give longer histories, or another split")
+        ends = np.cumsum([len(sequence) for sequence in chosen])
+        splits[name] = in_memory(input_ids=pa.LargeListArray.from_arrays(np.r_[0, ends], np.concatenate(chosen)))
+    return splits
 
 
 def load_sample_interactions(num_users: int = 1000, seed: int = 0) -> Interactions:
@@ -89,7 +128,7 @@ def load_sample_interactions(num_users: int = 1000, seed: int = 0) -> Interactio
 def load_interactions(
     name: str | Path | Dataset | Any, data_dir: str | Path | None = None, min_interactions: int = 3, *, user_column: str | None = None,
     item_column: str | None = None, time_column: str | None = None, subset: str | None = None, split: str | None = None,
-    revision: str | None = None,
+    revision: str | None = None, min_item_interactions: int = 1,
 ) -> Interactions:  # fmt: skip
     """A data set of interactions as one sequence per user. An ambiguous value is refused; nothing is guessed.
 
@@ -107,6 +146,7 @@ def load_interactions(
             reviewerID and RecBole's user_id:token (`data.readers.KNOWN`). Without a column of times, the order of the rows is that of time. A
             file without a header has user, item, rating and time, as MovieLens and Amazon have.
         subset, split, revision: of a data set of the Hub; by default its split "train".
+        min_item_interactions: items with fewer rows are left out, then users, then items, until both have enough.
 
     Raises:
         ValueError: a file or a column is missing or there twice, a file is cut short, an id or timestamp cannot be used, or no user is left.
@@ -118,35 +158,39 @@ def load_interactions(
         table = read_own(name, data_dir, given, name=subset, split=split, revision=revision)
         path = Path(data_dir or "", name) if own else None
         known = next((source for source in SOURCES.values() if own and source.file == path.name), None)
-        return _sequences(table, name if own else "the data set", min_interactions, known and known.titles(path))
-    path = SOURCES[name].find(name, data_dir)
-    return _sequences(SOURCES[name].read(path), path, min_interactions, SOURCES[name].titles(path))
+        source, titles = name if own else "the data set", known and known.titles(path)
+    else:
+        source = SOURCES[name].find(name, data_dir)
+        table, titles = SOURCES[name].read(source), SOURCES[name].titles(source)
+    return _sequences(table, source, (min_interactions, min_item_interactions), titles)
 
 
 def _sequences(
-    table: pa.Table, source: Any, min_interactions: int, titles: dict[Any, str] | None = None
+    table: pa.Table, source: Any, least: tuple[int, int], titles: dict[Any, str] | None = None
 ) -> Interactions:
     """Sorts, filters and numbers the rows. 100 M rows need less than 4 GiB, because there is no Python object per row."""
     if len(table) == 0:
         raise ValueError(f"{source} holds no interactions: it is empty or cut short")
     users, items, times = (_filled(table[name], name, source) for name in NAMES)
+    parts = table["part"].to_numpy() if "part" in table.column_names else np.zeros(len(table), np.int8)
     (users, _), (items, item_ids), times = _numbered(users), _numbered(items), _times(times, source)
-    counts = np.bincount(users)
-    kept = counts >= max(min_interactions, 1)
-    if not kept.any():
-        most = counts.max(initial=0)
-        raise ValueError(f"min_interactions={min_interactions} leaves no user: the most active one has {most}")
-    rows = np.lexsort((times, users))  # stable: equal timestamps keep the order of the rows
-    items = items[rows]
-    del rows
-    items = items[np.repeat(kept, counts)]
+    most = np.bincount(users).max()
+    while not (kept := (np.bincount(users) >= least[0])[users] & (np.bincount(items) >= least[1])[items]).all():
+        users, items, times, parts = users[kept], items[kept], times[kept], parts[kept]
+    if not len(users):
+        filters = f"min_interactions={least[0]}" + f" with min_item_interactions={least[1]}" * (least[1] > 1)
+        raise ValueError(f"{filters} leaves no user: the most active one has {most}")
+    # Stable: equal timestamps keep the order of the rows.
+    flat = items[np.lexsort((times, parts, users) if parts.any() else (times, users))]
     used = np.bincount(items, minlength=len(item_ids)) > 0
-    number = np.cumsum(used, dtype=np.int32)
-    flat = number[items]
+    flat = np.cumsum(used, dtype=np.int32)[flat]
     ids = [item_ids[i] for i in np.flatnonzero(used)]
     names = [PADDING_TITLE, *(titles.get(item, str(item)) for item in ids)] if titles else None
     columns = (table.schema.metadata or {}).get(b"columns", b"").decode() or None
-    return Interactions(np.split(flat, np.cumsum(counts[kept])[:-1]), len(ids), names, ids, columns)
+    counts = np.bincount(users)
+    ends = [np.bincount(users, weights=parts <= part)[counts > 0].astype(int) for part in range(2) if parts.any()]
+    histories = np.split(flat, np.cumsum(counts[counts > 0])[:-1])
+    return Interactions(histories, len(ids), names, ids, columns, np.transpose(ends) if ends else None)
 
 
 def _filled(column: pa.ChunkedArray, name: str, source: Any) -> pa.ChunkedArray:

@@ -50,11 +50,13 @@ class TextData(DatasetDict):
     Attributes:
         tokenizer: made `input_ids`.
         column: the column of the source with the text; None: its files are plain text.
+        split: how the splits came about, in words.
         description: what was read, in one line.
     """
 
     tokenizer: PreTrainedTokenizerBase
     column: str | None
+    split: str
     description: str
 
 
@@ -135,7 +137,7 @@ def load_text(
     for part, texts in parts.items():
         rows_of = in_memory(text=pa.array(texts, pa.large_string()))
         splits[part] = rows_of.map(lambda batch: {"input_ids": ids_of(tokenizer, batch["text"])}, batched=True)
-    splits.tokenizer, splits.column = tokenizer, column
+    splits.tokenizer, splits.column, splits.split = tokenizer, column, said
     splits.description = f"{sum(map(len, parts.values())):,} rows of text, {where}; {said}; {len(tokenizer):,} tokens"
     return splits
 

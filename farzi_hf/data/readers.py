@@ -26,6 +26,7 @@ from datasets import Dataset, DownloadManager, load_dataset
 from pyarrow import csv, json, parquet
 
 from farzi_hf.data.files import DataUnavailableError, delimiter_of, ending, files_of, reason, utf8
+from farzi_hf.data.sequences import SPLITS
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +106,8 @@ def first_lines(path: Path, count: int = 1) -> list[list[str]]:
 def read_own(data: Any, data_dir: str | Path | None = None, given: Given = NONE, **hub: Any) -> pa.Table:
     """User, item and timestamp of a `datasets.Dataset`, of anything that Arrow reads (a data frame), of files, or of a data set of the Hub.
 
-    For arguments and errors see `data.load_interactions`; `hub` are arguments of `datasets.load_dataset`.
+    Rows of files have a `part` too, the place of their split in `SPLITS`. For arguments and errors see `data.load_interactions`; `hub` are
+    arguments of `datasets.load_dataset`.
     """
     if isinstance(data, Dataset):
         return _chosen(data.with_format("arrow")[:], "the data set", given)
@@ -113,12 +115,14 @@ def read_own(data: Any, data_dir: str | Path | None = None, given: Given = NONE,
         return _chosen(pa.table(data), "the data set", given)
     files = files_of(data, data_dir)
     if files is not None:
-        paths = [path for part in files.values() for path in part]
-        tables = [_READERS.get(ending(path), _read_csv)(path, given=given) for path in paths]
+        tables = []
+        for place, path in ((place, path) for place, part in enumerate(SPLITS) for path in files.get(part, ())):
+            table = _READERS.get(ending(path), _read_csv)(path, given=given)
+            tables.append(table.append_column("part", pa.array(np.full(len(table), place, np.int8))))
         try:
             return pa.concat_tables(tables)
         except pa.ArrowInvalid as error:
-            raise ValueError(f"{data}: its {len(paths)} files differ in their columns ({reason(error)})") from None
+            raise ValueError(f"{data}: its {len(tables)} files differ in their columns ({reason(error)})") from None
     hub = {"split": "train", **{name: x for name, x in hub.items() if x is not None}}
     try:
         table = load_dataset(data, **hub).with_format("arrow")[:]

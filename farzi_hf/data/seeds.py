@@ -63,6 +63,7 @@ class Purpose(IntEnum):
     WRITTEN_ROWS = 37  # (block): rows that a teacher writes
     PACKING = 38  # the minibatches of a teacher's training in few bits
     DROPOUT = 39  # (step): the masks of a step of training on real data
+    NEGATIVES = 40  # items among which a target is ranked
 
 
 def stream(seed: int, purpose: Purpose, *numbers: int) -> np.random.Generator:

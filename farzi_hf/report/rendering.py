@@ -86,7 +86,7 @@ def provenance(c: Comparison, data: TaskData, seed: int) -> dict[str, Any]:
     return {
         "dataset": name,
         "data_sequences": len(c.splits["train"]),
-        "split": f"{data.task_class.split_label}{seed_of_split}; seed of the distillation {c.seed}",
+        "split": f"{data.task.split_label}{seed_of_split}; seed of the distillation {c.seed}",
         "command": "farzi distil recipe.yaml",
         **({"licence": "other", **PROVENANCES[name]} if name in PROVENANCES else {}),
     }

@@ -22,6 +22,7 @@ from farzi_hf.engine import setting
 from farzi_hf.report.rows import BASELINES
 from farzi_hf.summary import FarziData
 from farzi_hf.tasks import LanguageModeling, Recommendation, Task
+from farzi_hf.tasks.items import HELD_OUT
 
 NAMES = (*TEXTS, *SOURCES, SAMPLE_INTERACTIONS)
 TASKS: dict[str, type[Task]] = {TEXT: LanguageModeling, INTERACTIONS: Recommendation}
@@ -54,6 +55,10 @@ class RunSettings:
     item_column: str | None = setting(None, "interactions: the same of items")
     time_column: str | None = setting(None, "interactions: the same of times; without any, the order of the rows")
     min_interactions: int = setting(3, "interactions: leave out users with fewer")
+    min_item_interactions: int | None = setting(None, "interactions: leave out items with fewer, too")
+    held_out: str | None = setting(
+        None, f"interactions: {' | '.join(HELD_OUT)}; by default own, if there are, else users"
+    )
     splits: list[int] = field(
         default_factory=lambda: [0], metadata={"help": "interactions: seeds of the splits of the users"}
     )
@@ -82,6 +87,8 @@ class RunSettings:
         for name in ("num_students", "long_steps", "long_batch_size"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} trains nothing: give at least 1")
+        if self.held_out not in (None, *HELD_OUT):
+            raise ValueError(f"held_out={self.held_out!r} is unknown: give one of {', '.join(HELD_OUT)}")
         check_different("splits", self.splits, 0)
         for seed in self.splits:
             check_seed(seed, "splits")
@@ -181,7 +188,8 @@ class TaskData:
 
     @cached_property
     def _loaded(self) -> tuple[Task, Callable[[int], DatasetDict], str]:
-        given = {name: getattr(self.settings, name) for name in self.task_class.data_settings}
+        names = self.task_class.data_settings
+        given = {name: x for name in names if (x := getattr(self.settings, name)) is not None}
         if self._tokenizer is not None:
             given["tokenizer"] = self._tokenizer
         return self.task_class.load(self.settings.dataset, self.settings.data_dir, **given)

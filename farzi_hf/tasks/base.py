@@ -57,8 +57,8 @@ class Task(ABC):
     """The settings of `load`."""
     splits_differ: ClassVar[bool]
     """Whether each seed has its own split of the data. Otherwise all seeds share the data set's own splits."""
-    split_label: ClassVar[str]
-    """A description of the splits, in words."""
+    split_label: str
+    """The splits of the loaded data, in words."""
 
     @classmethod
     @abstractmethod

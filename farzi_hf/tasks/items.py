@@ -18,7 +18,15 @@ from datasets import Dataset, DatasetDict
 from transformers import AutoConfig, EvalPrediction, PreTrainedConfig
 
 import farzi_hf.models  # noqa: F401  registers the architectures that transformers lacks
-from farzi_hf.data import IGNORED, SAMPLE_INTERACTIONS, SequenceCollator, load_interactions, load_sample_interactions
+from farzi_hf.data import (
+    IGNORED,
+    SAMPLE_INTERACTIONS,
+    Interactions,
+    SequenceCollator,
+    load_interactions,
+    load_sample_interactions,
+)
+from farzi_hf.data.seeds import Purpose, stream
 from farzi_hf.data.sequences import (
     check_sequences,
     evaluation_windows,
@@ -84,10 +92,31 @@ def _chosen(ids: torch.Tensor | Sequence[Sequence[int]], scores: torch.Tensor) -
 
 
 def ranking_metrics(
-    scores: torch.Tensor, targets: torch.Tensor, ks: Sequence[int] = (10, 100), seen: torch.Tensor | Sequence[Sequence[int]] | None = None
+    scores: torch.Tensor, targets: torch.Tensor, ks: Sequence[int] = (10, 100), seen: torch.Tensor | Sequence[Sequence[int]] | None = None, *,
+    mrr: bool = False, negatives: int | None = None, seed: int = 0,
 ) -> dict[str, float]:  # fmt: skip
-    """``hr@k``, ``ndcg@k`` and ``auc`` over all items, as fractions; one target per user. See `rank_statistics` and `rank_metrics`."""
-    return rank_metrics(rank_statistics(scores, targets, seen).numpy(force=True), ks)
+    """``hr@k``, ``ndcg@k`` and ``auc`` over all items, as fractions; one target per user. See `rank_statistics` and `rank_metrics`.
+
+    Args:
+        mrr: whether to add the mean of 1 / rank.
+        negatives: rank the target among so many other items, which are drawn for each user with `seed`, and not among all. Such figures are
+            higher, and only comparable with those of as many negatives.
+    """
+    if negatives is not None:
+        scores = _with_negatives(torch.as_tensor(scores), torch.as_tensor(targets), seen, negatives, seed)
+    statistics = rank_statistics(scores, targets, seen).numpy(force=True)
+    return {**rank_metrics(statistics, ks), **({"mrr": float(np.mean(1 / statistics[:, 0]))} if mrr else {})}
+
+
+def _with_negatives(scores: torch.Tensor, targets: torch.Tensor, seen: Any, negatives: int, seed: int) -> torch.Tensor:
+    """The scores, in which −∞ stands for all items but the target and the negatives that are drawn."""
+    keys = torch.from_numpy(stream(seed, Purpose.NEGATIVES).random(tuple(scores.shape))).to(scores.device)
+    excluded = scores == -torch.inf
+    if seen is not None:
+        excluded |= _chosen(seen, scores)
+    keys = keys.masked_fill(excluded, -1).scatter(1, targets[:, None], 2)  # the target first
+    drawn = keys.topk(min(1 + negatives, keys.shape[1])).indices
+    return torch.full_like(scores, -torch.inf).scatter(1, drawn, scores.gather(1, drawn))
 
 
 def rank_metrics(statistics: np.ndarray, ks: Sequence[int] = (10, 100)) -> dict[str, float]:
@@ -202,6 +231,13 @@ def ranks_of_scores(
     return np.concatenate(statistics)
 
 
+HELD_OUT: dict[str, tuple[str, Callable[[Interactions, int], DatasetDict]]] = {
+    "users": ("users 80 / 10 / 10 %", Interactions.strong_generalization_split),
+    "last_items": ("the last item of each user", lambda data, seed: data.leave_one_out_split()),
+    "own": ("the data set's own train, validation and test", lambda data, seed: data.own_split()),
+}
+"""What validation and test hold: in words, and the split of a seed."""
+
 # -- the task --------------------------------------------------------------------------------------------------------
 
 
@@ -230,20 +266,28 @@ class Recommendation(Task):
     }  # fmt: skip
     """The metrics of a table, with their titles."""
     learner: ClassVar = {"model_type": "sasrec", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
-    data_settings = ("min_interactions", "user_column", "item_column", "time_column", "name", "split", "revision")
+    data_settings = (
+        "min_interactions", "min_item_interactions", "held_out", "user_column", "item_column", "time_column", "name", "split", "revision",
+    )  # fmt: skip
     splits_differ, split_label = True, "users 80 / 10 / 10 %"
     collator = SequenceCollator(padding_id=0)
 
     @classmethod
     def load(
-        cls, dataset: str, data_dir: str | None, *, name: str | None = None, **settings: Any
+        cls,
+        dataset: str,
+        data_dir: str | None,
+        *,
+        name: str | None = None,
+        held_out: str | None = None,
+        **settings: Any,
     ) -> tuple[Recommendation, Callable[[int], DatasetDict], str]:
-        """The embedded interactions, or those of `load_interactions`. A seed's splits are 80 / 10 / 10 % of the users."""
+        """The embedded interactions, or those of `load_interactions`, split as `HELD_OUT` says. By default they keep splits of their own."""
         sample = dataset == SAMPLE_INTERACTIONS
-        interactions = (
-            load_sample_interactions() if sample else load_interactions(dataset, data_dir, subset=name, **settings)
-        )
-        return cls(interactions.vocabulary), interactions.strong_generalization_split, interactions.description
+        data = load_sample_interactions() if sample else load_interactions(dataset, data_dir, subset=name, **settings)
+        task = cls(data.vocabulary)
+        task.split_label, split = HELD_OUT[held_out or ("users" if data.own_ends is None else "own")]
+        return task, lambda seed: split(data, seed), data.description
 
     def learner_config(self, learner: Mapping[str, Any], length: int) -> PreTrainedConfig:
         return AutoConfig.for_model(**{**learner, "num_items": len(self.processing_class) - 1, "max_length": length})

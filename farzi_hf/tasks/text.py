@@ -278,7 +278,9 @@ class LanguageModeling(Task):
         if dataset not in TEXTS:
             data = load_text(dataset, text_column, data_dir=data_dir, vocab_size=vocab_size, **own)
             splits = DatasetDict({part: pieces(rows, max_length) for part, rows in data.items()})
-            return cls(data.tokenizer), lambda seed: splits, data.description
+            task = cls(data.tokenizer)
+            task.split_label = data.split
+            return task, lambda seed: splits, data.description
         text = TEXTS[dataset](data_dir)
         tokenizer = TOKENIZERS.get(dataset, word_tokenizer)(text["train"]["text"], vocab_size)
         train = tokenize(DatasetDict(train=text["train"]), tokenizer, max_length)

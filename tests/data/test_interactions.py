@@ -14,7 +14,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
-from datasets import Dataset
+from datasets import Dataset, DatasetDict
 
 from farzi_hf.data import DataUnavailableError, Interactions, load_interactions, load_sample_interactions
 from farzi_hf.data.readers import SOURCES
@@ -306,6 +306,57 @@ def test_the_split_is_of_users_80_10_10_disjoint_and_seeded():
     assert first["test"]["input_ids"] != other["test"]["input_ids"]
     with pytest.raises(ValueError, match="there are 9 users"):
         Interactions(sequences[:9], 57).strong_generalization_split(0)
+
+
+def splits_of(interactions: Interactions, split: DatasetDict) -> dict[str, list[list]]:
+    """The histories of each split, as original ids."""
+    return {
+        name: [[interactions.item_ids[i - 1] for i in row] for row in rows["input_ids"]] for name, rows in split.items()
+    }
+
+
+def test_leave_one_out_holds_out_the_last_items_of_each_user():
+    data = load_interactions(
+        rows(list(range(9)), users=[1] * 4 + [2] * 3 + [3] * 2, items=list("abcdxyzpq")), min_interactions=2
+    )
+    expected = {
+        "train": [list("ab"), ["x"], list("pq")],
+        "validation": [list("abc"), list("xy")],
+        "test": [list("abcd"), list("xyz")],
+    }
+    assert splits_of(data, data.leave_one_out_split()) == expected
+    with pytest.raises(ValueError, match="the interactions have no splits of their own: give files"):
+        data.own_split()
+    short = load_interactions(rows([1, 2], users=[1, 1]), min_interactions=2)
+    with pytest.raises(ValueError, match="the validation split has no user: give longer histories"):
+        short.leave_one_out_split()
+
+
+def test_splits_of_files_are_kept(tmp_path):
+    files = {"train": "1,a,1 1,b,2 2,c,1 2,d,2 3,a,1", "valid": "1,c,3 3,b,0", "test": "1,d,9 4,a,1 4,b,2 5,a,1"}
+    for name, lines in files.items():
+        (tmp_path / f"my.{name}.csv").write_text(HEADER + "\n".join(lines.split()))
+    data = load_interactions(tmp_path, min_interactions=1)
+    # An earlier file comes before a later one, whatever its times are; user 5 has one item, and nothing to predict.
+    expected = {
+        "train": [["a", "b"], ["c", "d"], ["a"]],
+        "validation": [["a", "b", "c"], ["a", "b"]],
+        "test": [["a", "b", "c", "d"], ["a", "b"]],
+    }
+    assert splits_of(data, data.own_split()) == expected
+
+
+def test_users_and_items_with_few_rows_are_left_out_until_all_have_enough():
+    users = [1, 1, 1, 2, 2, 3, 3, 3, 4]
+    data = rows(list(range(9)), users=users, items=["a", "b", "c", "a", "b", "a", "b", "d", "d"])
+    # c is rare; d is common, but only as long as user 4 counts
+    found = load_interactions(data, min_interactions=2, min_item_interactions=2)
+    assert found.item_ids == ["a", "b"]
+    assert lists(found) == [[1, 2]] * 3
+    with pytest.raises(
+        ValueError, match="min_interactions=3 with min_item_interactions=2 leaves no user: the most active one has 3"
+    ):
+        load_interactions(data, min_interactions=3, min_item_interactions=2)
 
 
 def test_sample_interactions_have_an_order_that_popularity_does_not_know():

@@ -68,6 +68,32 @@ def test_seen_items_are_left_out_but_the_target_stays(case):
     assert ranking_metrics(minus_infinity, targets, (3,)) == expected
 
 
+def test_mrr_and_any_k_are_options(case):
+    ranks = rank_statistics(*case)[:, 0]
+    found = ranking_metrics(*case, ks=(20,), mrr=True)
+    assert found["mrr"] == pytest.approx(float((1 / ranks).mean()))
+    assert found.keys() == {"hr@20", "ndcg@20", "auc", "mrr"}
+
+
+def test_sampled_negatives_are_drawn_among_items_that_a_user_has_not_had(case):
+    scores, targets = case
+    seen = torch.stack([(targets + 1) % V, (targets + 2) % V], 1)
+    scores.scatter_(1, seen, 99.0)  # they would rank first
+    everything = ranking_metrics(scores, targets, (3,), seen)
+    assert ranking_metrics(scores, targets, (3,), seen, negatives=V) == everything
+    some, again, other = (
+        ranking_metrics(scores, targets, (3,), seen, negatives=5, seed=seed, mrr=True) for seed in (0, 0, 1)
+    )
+    assert some == again != other
+    assert ranking_metrics(scores, targets, (6,), seen, negatives=5)["hr@6"] == 1
+    # On average, so many of the items that are better are drawn.
+    better = rank_statistics(scores, targets, seen)[:, 0] - 1
+    drawn = [items._with_negatives(scores, targets, seen, 5, seed) for seed in range(200)]
+    ranks = torch.stack([rank_statistics(x, targets, seen)[:, 0] for x in drawn]).mean(0)
+    torch.testing.assert_close(ranks, 1 + better * 5 / (V - 3), atol=0.35, rtol=0)
+    assert all(((x > -torch.inf).sum(1) == 6).all() for x in drawn)
+
+
 @given(st.lists(st.integers(0, 3), min_size=2, max_size=12), st.data())
 def test_equal_scores_go_by_id_and_count_half_in_the_auc(row, data):
     target = data.draw(st.integers(0, len(row) - 1))
