@@ -257,7 +257,9 @@ def report(data: TaskData, args: FarziConfig, done: Sequence[Mapping[str, Any]])
     facts = {**OBJECTIVES[args.objective].pooled([part["facts"] for part in done]), "distillation_seconds": seconds}
     facts |= {"splits": seeds} if len(seeds) > 1 else {}
     if task.percent:
-        facts |= ratios(task, [part["measured"] for part in done], rows[0]["method"])
+        ours, start = (row["method"] for row in rows[:2])  # the second is that of the start, if there are outer steps
+        for other in ("full data, long", start) if args.max_steps else ("full data, long",):
+            facts |= ratios(task, [part["measured"] for part in done], ours, other)
     table = markdown([task.readable(row) for row in rows]) + "\n\n" + listed(facts)
     save_text(table + "\n", output / "table.md")
     save_csv(rows, output / "table.csv")

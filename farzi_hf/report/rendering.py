@@ -120,17 +120,15 @@ def cost(c: Comparison) -> dict[str, float]:
     return facts
 
 
-def ratios(
-    task: Task, seeds: Sequence[Sequence[Mapping[str, Any]]], ours: str, full: str = "full data, long"
-) -> dict[str, str]:
-    """A recommender's metrics on the summary divided by its metrics on full data, in per cent, with intervals paired over users.
+def ratios(task: Task, seeds: Sequence[Sequence[Mapping[str, Any]]], ours: str, other: str) -> dict[str, str]:
+    """A recommender's metrics of one row divided by those of another one, in per cent, with intervals paired over users.
 
     Args:
         seeds: the rows of each seed, as `Measured.to_json` gives them.
     """
     mine, theirs = (
         [np.asarray(one["students"]) for rows in seeds for one in rows if one["method"] == name]
-        for name in (ours, full)
+        for name in (ours, other)
     )
     if not len(mine) == len(theirs) == len(seeds):
         return {}
@@ -139,4 +137,4 @@ def ratios(
         share, (low, high) = task.ratio(mine, theirs, name)
         known = f"{100 * share:.1f} % ({100 * low:.1f}–{100 * high:.1f})" if math.isfinite(share) else "–"
         shares.append(f"{name.upper()} {known}")
-    return {f"{ours.partition(' [')[0]} / {full}": ", ".join(shares)}
+    return {f"{ours.partition(' [')[0]} / {other}": ", ".join(shares)}

@@ -92,11 +92,11 @@ def test_every_metric_has_its_share_of_full_data_and_an_interval_paired_over_use
 
     def found(ours: int, theirs: int) -> list[str]:
         seeds = [[row("Farzi [2×3]", ours), row("full data, long", theirs)]] * 2
-        return ratios(ITEMS, seeds, "Farzi [2×3]")["Farzi / full data, long"].split(", ")
+        return ratios(ITEMS, seeds, "Farzi [2×3]", "full data, long")["Farzi / full data, long"].split(", ")
 
     hr10, hr100, ndcg10, auc = found(20, 16)
     assert (hr100, auc) == ("HR@100 100.0 % (100.0–100.0)", "AUC 100.0 % (100.0–100.0)")  # the same users
     assert hr10.startswith("HR@10 125.0 % (10")
     assert ndcg10.startswith("NDCG@10 125.0 % (10")
     assert found(0, 0)[0] == found(3, 0)[0] == "HR@10 –"  # full data have none
-    assert ratios(ITEMS, [[row("Farzi [2×3]", 20)]], "Farzi [2×3]") == {}
+    assert ratios(ITEMS, [[row("Farzi [2×3]", 20)]], "Farzi [2×3]", "full data, long") == {}
