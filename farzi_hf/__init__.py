@@ -20,6 +20,7 @@ _HOME = {
     "LanguageModeling": "tasks",
     "Recommendation": "tasks",
     "Learner": "distillation",
+    "suggest": "report",
     "unroll": "engine",
     "Direct": "engine",
     "GradientGraphs": "engine",

@@ -17,7 +17,7 @@ from typing import Any
 
 from farzi_hf import FarziConfig
 from farzi_hf.cli.arguments import parse_arguments
-from farzi_hf.cli.distil import RESULTS, Run, report
+from farzi_hf.cli.distil import Run, report
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.report import RunSettings
 
@@ -50,9 +50,9 @@ def distilled(this: Run) -> dict[str, Any]:
     if not this.is_first:
         return {}
     this.save()  # now, because the measurements take long
-    measured = [*this.students(before), *this.baselines()]  # rows on the summary; rows to compare with
-    this.finish(measured)  # saves the artefact again, with its results, figures and cost
-    return this.keep(RESULTS, measured, facts=this.facts)  # a later start finds them
+    return this.finish(
+        this.measure(before)
+    )  # rows on the summary and to compare with; results and figures in the artefact
 
 
 if __name__ == "__main__":

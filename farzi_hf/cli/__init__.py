@@ -1,4 +1,4 @@
-"""The command line: `farzi distil CONFIG`, `farzi show SUMMARY`, `farzi train SUMMARY`, `farzi export SUMMARY OUT`,
+"""The command line: `farzi distil DATA`, `farzi suggest DATA`, `farzi show SUMMARY`, `farzi train SUMMARY`, `farzi export SUMMARY OUT`,
 `farzi attribute MODEL DATA --test TEST`, `farzi push SUMMARY REPO`.
 
 Recipes use these modules too: settings from YAML (`arguments`), the folder of a run (`run_folder`), and the run itself (`distil`).
@@ -13,7 +13,8 @@ from importlib import import_module
 
 __all__ = ["COMMANDS", "main"]
 COMMANDS = {
-    "distil": "distil the data set that a config names; compare the summary with real data",
+    "distil": "distil your own data, or those of a config, and say whether it was worth it",
+    "suggest": "choose settings for your own data by short trials, and print them as a config",
     "show": "print the facts of a summary, the likeliest entries of its positions, and its results",
     "train": "train a model on a summary, with the settings that it carries",
     "export": "write the teacher that a summary carries, or rows of it, for programs without this library",
@@ -21,6 +22,8 @@ COMMANDS = {
     "push": "upload a summary to a dataset repository of the Hugging Face Hub",
 }
 """A description of each command. The module of the same name has the function `command(argv)`."""
+
+_ALSO = {"distill": "distil"}  # the other spelling
 
 _USAGE = """usage: farzi COMMAND …
 
@@ -45,6 +48,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
         print(f"farzi {farzi_hf.__version__}")
         return
+    name = _ALSO.get(name, name)
     if name not in COMMANDS:
         sys.exit(f"farzi: {name!r} is no command: choose from {', '.join(COMMANDS)}")
     command = import_module(f"farzi_hf.cli.{name}").command

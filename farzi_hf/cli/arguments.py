@@ -21,7 +21,7 @@ from farzi_hf.distillation.settings import converted, without_removed
 
 
 def parse_arguments(
-    types: Sequence[type], default_config: Path, argv: Sequence[str] | None = None, usage: str | None = None
+    types: Sequence[type], default_config: Path | None, argv: Sequence[str] | None = None, usage: str | None = None
 ) -> tuple[Any, ...]:
     """One instance of each dataclass. The YAML file that `--config` names overrides defaults; the command line overrides both.
 
@@ -29,6 +29,7 @@ def parse_arguments(
     converts them like command-line arguments. By default, the outputs of a file NAME.yaml go to outputs/NAME.
 
     Args:
+        default_config: the file without `--config`; None for none.
         usage: the usage line for `--help`.
 
     Raises:
@@ -43,14 +44,15 @@ def parse_arguments(
     config = first.parse_known_args(argv)[0].config
     parser = HfArgumentParser(types, usage="%(prog)s [--config FILE.yaml] [--FIELD VALUE …]", allow_abbrev=False)
     known = {field.name for kind in types for field in fields(kind) if field.init}
-    values = read_yaml(config, known | {"history"})
+    values = {} if config is None else read_yaml(config, known | {"history"})
     values.pop("history", None)  # in recipes of older versions, whose settings could change during a run
     for kind in types:
         try:
             values |= converted(kind, values)
         except ValueError as error:
             raise ValueError(f"config={str(config)!r}: {error}") from None
-    parser.set_defaults(**{"config": str(config), "output_dir": f"outputs/{config.stem}", **values})
+    named = {} if config is None else {"config": str(config)}
+    parser.set_defaults(**{**named, "output_dir": "outputs/" + ("run" if config is None else config.stem), **values})
     parsed = parser.parse_args_into_dataclasses(argv, look_for_args_file=False)
     if any(getattr(part, "disable_tqdm", False) for part in parsed):
         disable_progress_bars()  # `datasets` has progress bars of its own
@@ -61,9 +63,10 @@ def help_screen(types: Sequence[type], default_config: Path, usage: str | None =
     """A program's own fields. `TrainingArguments` has far more fields; the screen names only a few of these."""
     known = {"config", *(field.name for field in fields(TrainingArguments))}
     wrapped = TextWrapper(150, subsequent_indent=" " * 29, break_on_hyphens=False)
+    config = "" if default_config is None else f" (by default {default_config.name})"
     lines = [
         f"usage: {usage or f'{Path(sys.argv[0]).name} [--config FILE.yaml] [--FIELD VALUE …]'}",
-        f"\nGive fields in the YAML file (by default {default_config.name}) or on the command line, which overrides the file.",
+        f"\nGive fields in the YAML file{config} or on the command line, which overrides the file.",
     ]
     for kind in types:
         own = [field for field in fields(kind) if field.init and field.name not in known]

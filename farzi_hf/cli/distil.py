@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from farzi_hf.cli.arguments import example_configs, parse_arguments
+from farzi_hf.cli.front_door import FrontDoor
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory
 from farzi_hf.cli.run_folder import begin_run, check_outputs, find_checkpoint, kept, stored, write_recipe
 from farzi_hf.distillation.config import FarziConfig
@@ -25,17 +26,26 @@ from farzi_hf.report import BASELINES, Comparison, Measured, RunSettings, TaskDa
 from farzi_hf.report.plots import plot_comparison, plot_distillation, plot_tokens
 from farzi_hf.report.rendering import cost, data_size, distillation_seconds, environment, provenance, ratios
 from farzi_hf.report.rows import carrier_of, on_summary, under_stock_trainer
+from farzi_hf.report.suggestion import Suggestion
 from farzi_hf.report.tables import listed, markdown, save_csv, save_text
+from farzi_hf.report.verdict import FULL, LONG, Verdict, first_rows
+from farzi_hf.summary import FarziData
 from farzi_hf.summary.forms import INPUTS, LABELS
 from farzi_hf.tasks import Row
 
 RESULTS, START = "results.json", "start.json"
 FIGURES = ("distillation", "comparison", "tokens")
-_USAGE = "farzi distil CONFIG [--FIELD VALUE …]    CONFIG: a YAML file, or the name of an example such as demo"
+_USAGE = "farzi distil DATA [--bytes 200kB] [--minutes 10] [--compare] [--dry_run] [--FIELD VALUE …]"
 
 
-def trainer_of(data: TaskData, args: FarziConfig, seed: int, learner: Mapping[str, Any] | None = None) -> FarziTrainer:
-    """The trainer of one seed. It uses the learner of the settings, unless `learner` gives another one."""
+def trainer_of(
+    data: TaskData,
+    args: FarziConfig,
+    seed: int,
+    learner: Mapping[str, Any] | None = None,
+    farzi_data: FarziData | None = None,
+) -> FarziTrainer:
+    """The trainer of one seed. It uses the learner of the settings, unless `learner` gives another one; it goes on with `farzi_data`."""
     if args.trajectories is not None:
         args = copy.copy(args)
         args.trajectories = f"{args.trajectories}/seed-{seed}"  # other splits have seen the test users of this one
@@ -44,6 +54,7 @@ def trainer_of(data: TaskData, args: FarziConfig, seed: int, learner: Mapping[st
     trainer = FarziTrainer(
         learner_init=data.task.learner_config(learner or settings.learner, args.sequence_length), args=args, task=data.task,
         teacher=None if settings.teacher is None else teachers, train_dataset=splits["train"], eval_dataset=splits["validation"],
+        farzi_data=farzi_data,
     )  # fmt: skip
     # Its students are measured on this split after hours, so an error in it should come now.
     test = run_check("test split", data.task.evaluation_rows, splits["test"], args.sequence_length)
@@ -58,10 +69,9 @@ def comparison_of(
     args, settings = trainer.args, data.settings
     teacher = args.make_teacher_training()
     steps, size = settings.long_steps or teacher.steps, settings.long_batch_size or teacher.batch_size
-    return Comparison(
-        task=data.task, splits=data.splits(seed), config=data.task.learner_config(learner or settings.learner, args.sequence_length),
-        length=args.sequence_length, num_students=settings.num_students, batch_size=args.per_device_eval_batch_size,
-        long_training=replace(teacher, steps=steps, batch_size=size), **vars(trainer.students),
+    return Comparison.of_trainer(
+        trainer, data.splits(seed), data.task.learner_config(learner or settings.learner, args.sequence_length),
+        replace(teacher, steps=steps, batch_size=size), num_students=settings.num_students,
         carrier=cache(partial(carrier_of, trainer)) if args.world_size == 1 else None,  # several would train its teacher together
     )  # fmt: skip
 
@@ -73,13 +83,17 @@ class Run:
         data: the data set and its task.
         args: settings of the distillation; `output_dir` is the folder.
         seed: seed of the splits.
+        whole: whether there is a row for each baseline; otherwise what a verdict needs and no more.
+        chosen: trials of these settings, whose summary is taken.
 
     Raises:
         ValueError: the folder holds files that no run of this package has written, or results or checkpoints of other settings.
     """
 
-    def __init__(self, data: TaskData, args: FarziConfig, seed: int) -> None:
-        self.data, self.args, self.seed = data, args, seed
+    def __init__(
+        self, data: TaskData, args: FarziConfig, seed: int, whole: bool = True, chosen: Suggestion | None = None
+    ) -> None:
+        self.data, self.args, self.seed, self.whole, self.chosen = data, args, seed, whole, chosen
         self.folder, self.summary_folder = Path(args.output_dir), Path(args.output_dir, "summary")
         self.recipe = {**data.recipe([seed]), **args.to_recipe()}
         files = [RESULTS, START, "table.md", "table.csv", *(f"plots/{name}.png" for name in FIGURES)]
@@ -89,7 +103,8 @@ class Run:
         """Makes the trainer. From now on, the folder belongs to this run."""
         # Read now: later, another process may have written it, and all have to decide alike.
         self._start = stored(self.folder / START, self.settings)
-        self.trainer = trainer_of(self.data, self.args, self.seed)
+        farzi = None if self.chosen is None else self.chosen.summary
+        self.trainer = trainer_of(self.data, self.args, self.seed, farzi_data=farzi)
         begin_run(self.trainer, self.recipe, self.checkpoint)
         if self.is_first:
             start = f"going on from {self.checkpoint}" if self.checkpoint else "a new run, no checkpoint to go on from"
@@ -119,13 +134,19 @@ class Run:
             **data_size(self.comparison),
             "inner_steps": args.inner_steps,
             "outer_steps": trainer.state.global_step,
-            "distillation_seconds": round(distillation_seconds(trainer.state.log_history), 2),
+            "distillation_seconds": self.seconds,
             "seed": args.seed,
             **getattr(trainer.objective, "facts", dict)(),
             **trainer.taught,
             **trainer.memory(),
             **environment(args),
         }
+
+    @property
+    def seconds(self) -> float:
+        """Seconds that it took to make the summary, with all trials."""
+        trials = 0.0 if self.chosen is None else self.chosen.seconds
+        return round(trials + distillation_seconds(self.trainer.state.log_history), 2)
 
     def save(self) -> None:
         """Saves the artefact as soon as the training is over, because the measurements that follow take long."""
@@ -136,7 +157,12 @@ class Run:
     @cached_property
     def settings(self) -> dict[str, Any]:
         """The settings on which kept results depend."""
-        return {**vars(self.data.settings), **self.recipe, "data": self.data.fingerprint(self.seed)}
+        return {
+            **vars(self.data.settings),
+            **self.recipe,
+            "data": self.data.fingerprint(self.seed),
+            "whole": self.whole,
+        }
 
     def finished(self) -> dict[str, Any] | None:
         """The results of an earlier start, if it came to its end with these settings. All processes call this."""
@@ -153,7 +179,7 @@ class Run:
 
         All processes call this, because they share the work of the start. A run that goes on has the row from before.
         """
-        if not self.args.max_steps:
+        if not self.args.max_steps or not self.whole:
             return []
         if self._start:
             return [Measured.from_json(part) for part in self._start["measured"]]
@@ -168,15 +194,28 @@ class Run:
         self.keep(START, measured)
         return measured
 
-    def students(self, before: Sequence[Measured]) -> list[Measured]:
-        """Rows of students on the summary: distilled, at the start, and under the stock Trainer."""
+    def measure(self, before: Sequence[Measured]) -> list[Measured]:
+        """All rows, the summary's first."""
+        if not self.whole:
+            teacher = None if self.chosen is None else self.chosen.long_row(self.comparison)
+            return first_rows(self.comparison, "".join(self._name), teacher)
+        return [*self.students(before), *self.baselines()]
+
+    @property
+    def _name(self) -> tuple[str, str]:
+        """The name of the summary's rows, and its size."""
         args = self.args
         without_steps = LABELS[args.labels].row_without_steps if not args.max_steps else None
-        name = self._named(without_steps or "Farzi")
         size = "" if without_steps else f" [{args.num_sequences}×{args.sequence_length}]"
+        return self._named(without_steps or "Farzi"), size
+
+    def students(self, before: Sequence[Measured]) -> list[Measured]:
+        """Rows of students on the summary: distilled, at the start, and under the stock Trainer."""
+        name, size = self._name
         measured = [on_summary(self.comparison, f"{name}{size}"), *before]
         # One Trainer of several processes would wait for the others.
-        if self.args.world_size > 1 or self.trainer.training.optimizer.stock_settings() is None:
+        args = self.args
+        if args.world_size > 1 or self.trainer.training.optimizer.stock_settings() is None:
             rows = "under the stock Trainer" + (" and of a packed teacher" if self.args.world_size > 1 else "")
             print(f"no rows {rows}: inner_optimizer={self.args.inner_optimizer}, or several processes")
             return measured
@@ -190,27 +229,45 @@ class Run:
         baselines = [BASELINES[name](self.comparison) for name in self.data.settings.baselines]
         return [*filter(None, baselines), *self.comparison.counted()]
 
-    def finish(self, measured: Sequence[Measured]) -> None:
-        """Saves the artefact again, with its results and figures."""
+    def finish(self, measured: Sequence[Measured]) -> dict[str, Any]:
+        """Saves the artefact again, with its results and figures, and returns what `report` needs."""
         c = self.comparison
         rows = [c.row(part) for part in measured]
-        plots = draw(c, self.trainer.state.log_history, rows, self.folder / "plots")
-        metrics = {"table": rows, **self.facts, **provenance(c, self.data, self.seed), **cost(c)}
-        self.trainer.model.save_pretrained(self.summary_folder, metrics=metrics, recipe=self.recipe, plots=plots)
+        known = {part.method for part in measured}
+        verdict = Verdict.of(c, measured, self.seconds) if known & {FULL, LONG} else None
+        plots = draw(c, self.trainer.state.log_history, rows, self.folder / "plots", self.whole)
+        metrics = {
+            "table": rows,
+            **self.facts,
+            **provenance(c, self.data, self.seed),
+            **(cost(c) if self.whole else verdict.cost),
+        }
+        said = {} if verdict is None else {"verdict": str(verdict)}
+        self.trainer.model.save_pretrained(
+            self.summary_folder, metrics={**metrics, **said}, recipe=self.recipe, plots=plots
+        )
+        return self.keep(RESULTS, measured, facts=self.facts, **said)
 
 
-def draw(c: Comparison, history: Sequence[Mapping[str, Any]], rows: Sequence[Row], folder: Path) -> list[Path]:
-    """Draws the figures of a distillation into a folder, and returns their files. `history` is what the trainer has logged."""
+def draw(
+    c: Comparison, history: Sequence[Mapping[str, Any]], rows: Sequence[Row], folder: Path, whole: bool = True
+) -> list[Path]:
+    """Draws the figures of a distillation into a folder, and returns their files.
+
+    Args:
+        history: what the trainer has logged.
+        whole: whether the curve is compared with a student of real data, which trains for it.
+    """
     task = c.task
     folder.mkdir(parents=True, exist_ok=True)
     paths = {name: folder / f"{name}.png" for name in FIGURES}
     if any(entry.keys() & {"loss", f"eval_{task.metric}"} for entry in history):
         # The curve of the outer loop, with horizontal lines to compare with, all on the validation split.
-        student = c.real_student(c.splits["train"], c.steps, c.seeds[0])
+        student = c.real_student(c.splits["train"], c.steps, c.seeds[0]) if whole else None
+        full = task.metrics(c.statistics(student, c.splits["validation"]))[task.metric] if whole else None
         plot_distillation(
-            history, paths["distillation"], metric=f"eval_{task.metric}",
+            history, paths["distillation"], metric=f"eval_{task.metric}", full_data_same_steps=full,
             metric_label=f"Validation {task.metric_label.removeprefix('Test ')} of fresh students",
-            full_data_same_steps=task.metrics(c.statistics(student, c.splits["validation"]))[task.metric],
         )  # fmt: skip
     else:  # the run was so short that nothing was logged
         del paths["distillation"]
@@ -220,8 +277,12 @@ def draw(c: Comparison, history: Sequence[Mapping[str, Any]], rows: Sequence[Row
     return list(paths.values())
 
 
-def distil(settings: RunSettings, args: FarziConfig) -> None:
-    """Runs a whole config: distils and compares every seed, and makes one table. Finished seeds are not run again."""
+def distil(settings: RunSettings, args: FarziConfig, whole: bool = True, chosen: Suggestion | None = None) -> None:
+    """Runs a whole config: distils and compares every seed, and makes one table. Finished seeds are not run again.
+
+    Args:
+        whole, chosen: as for `Run`.
+    """
     data, runs, done = settings.load(), [], []
     figures = [f"comparison_{metric.replace('@', '_')}.png" for metric in data.task_class.compared]
     with args.main_process_first(desc="folders"):
@@ -230,7 +291,7 @@ def distil(settings: RunSettings, args: FarziConfig) -> None:
         for seed in data.seeds(args.seed):
             own = copy.copy(args)
             own.output_dir = data.run_folder(args.output_dir, seed)
-            runs.append(Run(data, own, seed))
+            runs.append(Run(data, own, seed, whole, chosen))
     for run in runs:
         if found := run.finished():
             done.append(found)
@@ -241,9 +302,7 @@ def distil(settings: RunSettings, args: FarziConfig) -> None:
             trainer.train(resume_from_checkpoint=run.checkpoint)
             if run.is_first:
                 run.save()
-                measured = [*run.students(before), *run.baselines()]
-                run.finish(measured)
-                done.append(run.keep(RESULTS, measured, facts=run.facts))
+                done.append(run.finish(run.measure(before)))
     if args.process_index == 0:
         report(data, args, done)
 
@@ -260,26 +319,49 @@ def report(data: TaskData, args: FarziConfig, done: Sequence[Mapping[str, Any]])
         ours, start = (row["method"] for row in rows[:2])  # the second is that of the start, if there are outer steps
         for other in ("full data, long", start) if args.max_steps else ("full data, long",):
             facts |= ratios(task, [part["measured"] for part in done], ours, other)
-    table = markdown([task.readable(row) for row in rows]) + "\n\n" + listed(facts)
-    save_text(table + "\n", output / "table.md")
+    table = markdown([task.readable(row) for row in rows])
+    save_text(f"{table}\n\n{listed(facts)}\n", output / "table.md")
     save_csv(rows, output / "table.csv")
     for metric in task.compared:
         path = output / f"comparison_{metric.replace('@', '_')}.png"
         plot_comparison(rows, path, metric, metric_label=f"Test {metric}")
-    print(f"\n{table}\n\nTable: {output / 'table.md'}")
+    # The facts are for those who look them up; a reader of the terminal waits for the verdict.
+    print(f"\n{table}\n\nTable and facts: {output / 'table.md'}")
+    for seed, part in zip(seeds, done, strict=True):
+        if "verdict" in part:
+            print(f"\nVerdict{f', split {seed}' if len(seeds) > 1 else ''}: {part['verdict']}\n")
     folder = Path(data.run_folder(args.output_dir, seeds[0]), "summary")
     print(f"Load the summary: FarziData.from_pretrained({str(folder)!r})")
 
 
 def command(argv: Sequence[str]) -> None:
-    """`farzi distil CONFIG [--FIELD VALUE …]`."""
+    """`farzi distil DATA` chooses settings for data of one's own; `farzi distil CONFIG` takes those of a YAML file."""
     keep_freed_memory()
+    examples = example_configs()
     with ends_in_one_line("farzi distil"):
-        name = argv[0] if argv and not argv[0].startswith("-") else None
-        examples = example_configs()
-        config = Path(name) if name and Path(name).is_file() else examples.get((name or "demo").removesuffix(".yaml"))
-        if config is None or (name is None and not {"-h", "--help"} & set(argv)):
-            given = "is missing" if name is None else f"{name!r} is neither a file nor an example"
-            raise ValueError(f"CONFIG {given}: give a YAML file, or one of {', '.join(examples)}")
-        settings, args = parse_arguments((RunSettings, FarziConfig), config, argv[1:] if name else argv, _USAGE)
-        distil(settings, args)
+        if {"-h", "--help"} & set(argv):
+            parse_arguments((RunSettings, FarziConfig), None, ["--help"], _USAGE)
+        if not argv or argv[0].startswith("-"):
+            raise ValueError(
+                f"DATA is missing: give a file, a folder, a data set of the Hub, a YAML config, or an example: {', '.join(examples)}"
+            )
+        name, rest = argv[0], [word for word in argv[1:] if word != "--compare"]
+        is_config = name.endswith((".yaml", ".yml"))
+        config = Path(name) if is_config and Path(name).is_file() else examples.get(name.removesuffix(".yaml"))
+        if config is None and not is_config:
+            own_data(argv)
+            return
+        if config is None:
+            raise ValueError(f"{name!r} is neither a file nor an example: give one of {', '.join(examples)}, or data")
+        settings, args = parse_arguments((RunSettings, FarziConfig), config, rest, _USAGE)
+        distil(settings, args, whole="--compare" in argv)
+
+
+def own_data(argv: Sequence[str]) -> None:
+    """Chooses settings by trials, and distils with them."""
+    door = FrontDoor(argv)
+    if door.options.dry_run:
+        print(door.plan())
+        return
+    chosen = door.choose()
+    distil(door.settings, chosen.config, door.options.compare, chosen)

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from farzi_hf.cli import COMMANDS
-from farzi_hf.cli.program import ends_in_one_line
+from farzi_hf.cli.program import ends_in_one_line, summary_at
 from farzi_hf.data.seeds import Purpose, check_seed, derive
 from farzi_hf.models.base import check_size
 from farzi_hf.summary import FarziData
@@ -56,7 +56,7 @@ def command(argv: Sequence[str]) -> None:
         if not args.teacher:
             check_size("--rows", args.rows)
             check_size("--top_k", args.top_k)
-        farzi = FarziData.from_pretrained(args.summary, args.revision)
+        farzi = FarziData.from_pretrained(summary_at(args.summary), args.revision)
         if args.teacher and farzi.carried is None:
             raise ValueError(
                 f"--teacher: {args.summary} has labels={farzi.config.labels!r} and carries no teacher; use --rows N"

@@ -51,6 +51,15 @@ def ends_in_one_line(script: str, *more: type[Exception]) -> Iterator[None]:
         sys.exit(f"{script}: {line}" if os.environ.get("RANK", "0") == "0" else 1)
 
 
+def summary_at(name: str) -> str:
+    """The summary in the folder of a run, `summary/` or `split-0/summary/`; any other folder or repository as it is."""
+    if not Path(name, "config.json").exists():
+        for place in (Path(name, "summary"), Path(name, "split-0", "summary")):
+            if (place / "config.json").is_file():
+                return str(place)
+    return name
+
+
 def run(main: Callable[[], None], name: str | None = None) -> None:
     """Runs `main()` as a program. A full disk, or Ctrl-C outside of a training, ends it with one line."""
     script = name or Path(sys.argv[0]).name

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from farzi_hf.cli import COMMANDS
-from farzi_hf.cli.program import ends_in_one_line
+from farzi_hf.cli.program import ends_in_one_line, summary_at
 from farzi_hf.models.base import check_size
 from farzi_hf.report.tables import markdown
 from farzi_hf.summary import FarziData
@@ -29,7 +29,7 @@ def command(argv: Sequence[str]) -> None:
     with ends_in_one_line("farzi show", FileNotFoundError):
         for name in ("sequences", "positions", "top_k"):
             check_size(f"--{name}", getattr(args, name))
-        farzi = FarziData.from_pretrained(args.summary, args.revision)
+        farzi = FarziData.from_pretrained(summary_at(args.summary), args.revision)
         print(markdown([{"the summary": name, "": value} for name, value in facts(farzi).items()], texts=[""]))
         fixed = farzi if farzi.carried is None else farzi.materialize(min(farzi.config.num_sequences, args.sequences))
         decoded = Decoded(fixed.tensors, fixed.config, fixed.vocabulary, args.top_k)[: args.sequences]

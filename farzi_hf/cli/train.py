@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,10 +13,12 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, PreTrainedModel, Trainer
 
 import farzi_hf.models  # noqa: F401  registers the architectures that transformers lacks
-from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory
+from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, summary_at
 from farzi_hf.data import vocabulary_of
 from farzi_hf.data.seeds import check_seed
-from farzi_hf.report import TaskData
+from farzi_hf.report import Comparison, Measured, TaskData, Verdict
+from farzi_hf.report.rows import prediction_of
+from farzi_hf.report.verdict import first_rows
 from farzi_hf.summary import FarziData, attach_soft_inputs, soft_cross_entropy
 from farzi_hf.summary.store.untrusted import learner_config
 from farzi_hf.tasks import Task
@@ -32,6 +35,9 @@ def command(argv: Sequence[str]) -> None:
     parser.add_argument("--seed", type=int, default=0, help="seed of weights and order of the data (default: 0)")
     parser.add_argument("--evaluate", action="store_true", help="evaluate on the test split of the summary's source")
     parser.add_argument("--data_dir", help="folder with the real data, for --evaluate")
+    parser.add_argument(
+        "--data", help="the real data themselves, for --evaluate: a file or folder; ends with a verdict"
+    )
     args = parser.parse_args(argv)
     keep_freed_memory()
     with ends_in_one_line("farzi train", FileNotFoundError):
@@ -40,8 +46,9 @@ def command(argv: Sequence[str]) -> None:
         output = Path(args.output_dir)
         if output.is_file() or (output.is_dir() and any(output.iterdir())):
             raise ValueError(f"--output_dir {str(output)!r} exists already and is not empty: choose another folder")
-        farzi = FarziData.from_pretrained(args.summary, args.revision)
-        data = TaskData.of_summary(farzi, args.data_dir) if args.evaluate else None
+        farzi = FarziData.from_pretrained(summary_at(args.summary), args.revision)
+        named = {} if args.data is None else {"dataset": args.data}
+        data = TaskData.of_summary(farzi, args.data_dir, **named) if args.evaluate else None
         if data is not None:
             seed = check_seed(farzi.results.recipe.get("seed", 42), "recipe.yaml: seed")
             test = data.task.evaluation_rows(data.splits(data.seeds(seed)[0])["test"], farzi.config.sequence_length)
@@ -50,12 +57,16 @@ def command(argv: Sequence[str]) -> None:
             model=attach_soft_inputs(model_of(farzi, args)), train_dataset=farzi.as_dataset(), data_collator=farzi.collator(),
             compute_loss_func=soft_cross_entropy, args=farzi.training_arguments(args.output_dir, seed=args.seed, **changes),
         )  # fmt: skip
+    started = time.perf_counter()
     trainer.train()
+    seconds = round(time.perf_counter() - started, 2)
     trainer.model.save_pretrained(output)
     vocabulary_of(farzi.processing_class).save(output)
     print(f"{trainer.state.global_step} steps on {args.summary}; the model is in {output}")
     if data is not None:
         report(trainer, data.task, test)
+    if data is not None and args.data is not None:
+        print(f"\nVerdict: {verdict(farzi, data, trainer, seconds)}")
 
 
 def model_of(farzi: FarziData, args: Namespace) -> PreTrainedModel:
@@ -75,6 +86,14 @@ def model_of(farzi: FarziData, args: Namespace) -> PreTrainedModel:
         why = f"does not read {farzi.config.sequence_length} positions ({error})"
         raise ValueError(f"{source} makes a model that {why}; choose one with --learner") from error
     return model
+
+
+def verdict(farzi: FarziData, data: TaskData, trainer: Trainer, seconds: float) -> Verdict:
+    """On the student that was trained, which took so many seconds."""
+    c = Comparison.of_summary(farzi, data, trainer.model.config, device=trainer.args.device.type)
+    found = c.statistics(prediction_of(trainer.model.eval()), c.splits["test"])
+    ours = Measured("Farzi, stock Trainer", [found], farzi.nbytes, trainer.state.global_step, seconds)
+    return Verdict.of(c, first_rows(c, ours), farzi.results.metrics.get("distillation_seconds"))
 
 
 def report(trainer: Trainer, task: Task, test: Dataset) -> None:

@@ -118,6 +118,8 @@ class FarziTrainer(Trainer):
             )
         collator = data_collator or self.task.collator
         self._real_rows = RealRows(self.task, self.learner, collator, args.sequence_length)
+        self.sequences = (train_dataset, eval_dataset)
+        """What was given, before it is cut into rows."""
         train_dataset = self._real_rows.training(train_dataset, args)
         summary = self._summary(args, farzi_data, train_dataset)
         without_steps = isinstance(train_dataset, RowStream) and args.max_steps == 0

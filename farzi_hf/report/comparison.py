@@ -30,6 +30,7 @@ from farzi_hf.summary import FarziData
 from farzi_hf.tasks import Row, Task
 
 if TYPE_CHECKING:
+    from farzi_hf.distillation.trainer import FarziTrainer
     from farzi_hf.report.task_data import TaskData
 
 Student = Callable[[Mapping[str, Tensor]], Tensor]
@@ -113,6 +114,29 @@ class Comparison(Students):
             task=data.task, splits=data.splits(seed), config=config, learner=Learner(config).to(device), farzi=farzi.to(device),
             training=training, long_training=TeacherTraining(training.optimizer, 2000, 16), steps=inner["steps"], seed=42,
             length=getattr(config, "max_length", length), device=device, quiet=True, **settings,
+        )  # fmt: skip
+
+    @classmethod
+    def of_trainer(
+        cls,
+        trainer: FarziTrainer,
+        splits: DatasetDict,
+        config: PreTrainedConfig | None = None,
+        long_training: TeacherTraining | None = None,
+        **settings: Any,
+    ) -> Comparison:
+        """Students of a trainer's summary, and of the real data `splits`.
+
+        Args:
+            config: of the learner, for students of the stock Trainer; by default that of the trainer's learner.
+            long_training: as for the class; by default that of the trainer's teachers.
+            settings: other arguments of the class.
+        """
+        args = trainer.args
+        return cls(
+            task=trainer.task, splits=splits, config=config or trainer.learner.model.config, length=args.sequence_length,
+            long_training=long_training or args.make_teacher_training(), batch_size=args.per_device_eval_batch_size,
+            **vars(trainer.students), **settings,
         )  # fmt: skip
 
     @property

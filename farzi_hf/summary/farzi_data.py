@@ -141,6 +141,15 @@ class FarziData(nn.Module):
         """Bytes of all tensors: the size of the summary as it is stored."""
         return STORAGES[self.config.storage].nbytes(self.tensors)
 
+    def __repr__(self) -> str:
+        config, parts = self.config, [f"inputs={self.config.inputs!r}", f"labels={self.config.labels!r}"]
+        if self.carried is not None:
+            count = sum(x.numel() for x in self.teacher.parameters())
+            parts.append(f"teacher={self.teacher.config.model_type!r} of {count:,} numbers")
+        rows = "any number of" if self.is_endless else f"{config.num_sequences:,}"
+        parts += [f"{rows} rows of {config.sequence_length}", f"{config.vocab_size:,} entries"]
+        return f"FarziData({', '.join(parts)}, {self.nbytes:,} bytes, {config.storage!r})"
+
     def forward(
         self, indices: Tensor | None = None, functional: Callable[[dict[str, Tensor]], Tensor] | None = None
     ) -> Tensor:

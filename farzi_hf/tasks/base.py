@@ -53,6 +53,8 @@ class Task(ABC):
 
     learner: ClassVar[Mapping[str, Any]]
     """The default learner, as arguments of `AutoConfig.for_model`."""
+    learners: ClassVar[Sequence[Mapping[str, Any]]]
+    """Learners among which an automatic choice is made, as such arguments: cheapest first."""
     data_settings: ClassVar[Sequence[str]]
     """The settings of `load`."""
     splits_differ: ClassVar[bool]

@@ -44,7 +44,7 @@ def distilled(tmp_path_factory) -> Path:
     (folder / "tiny.yaml").write_text(yaml.safe_dump(SIZES), encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
         use_small_data(patch)
-        main(["distil", str(folder / "tiny.yaml"), "--output_dir", str(folder / "run")])
+        main(["distil", str(folder / "tiny.yaml"), "--output_dir", str(folder / "run"), "--compare"])
     return folder / "run"
 
 
@@ -75,7 +75,7 @@ def test_labels_of_their_own_go_through_the_whole_house(tmp_path, monkeypatch, c
     leave_out_figures(monkeypatch)
     own = {name: value for name, value in SIZES.items() if name not in ("inputs", "labels", "concentration")} | changes
     (tmp_path / "own.yaml").write_text(yaml.safe_dump(own), encoding="utf-8")
-    main(["distil", str(tmp_path / "own.yaml"), "--output_dir", str(tmp_path / "run")])
+    main(["distil", str(tmp_path / "own.yaml"), "--output_dir", str(tmp_path / "run"), "--compare"])
     table = (tmp_path / "run" / "table.md").read_text(encoding="utf-8")
     assert [line.split("|")[1].strip() for line in table.split("\n\n")[0].splitlines()[2:]] == [
         *rows, "full data", "unigram", "interpolated bigram",
@@ -166,9 +166,9 @@ def test_help_fits_on_a_screen(command, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["distill"], "farzi: 'distill' is no command: choose from distil"),
-        (["distil"], "farzi distil: CONFIG is missing"),
-        (["distil", "no-such"], "neither a file nor an example: .* demo"),
+        (["distilll"], "farzi: 'distilll' is no command: choose from distil"),
+        (["distill"], "farzi distil: DATA is missing"),
+        (["distil", "no-such.yaml"], "neither a file nor an example: .* demo"),
         (["distil", "demo", "--inner_steps", "0"], "inner_steps=0"),
         (["show", "no/such"], "farzi show: .*neither a folder nor a dataset repository"),
         (["train", "no/such", "--steps", "0"], "--steps 0 trains nothing"),

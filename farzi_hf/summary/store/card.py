@@ -38,7 +38,7 @@ _NEEDED = {"lr": ("learning_rate", 0.01), "steps": ("max_steps", 100)}
 """Settings of the inner loop that a student needs: their names in TrainingArguments, and values to begin with where a summary has none."""
 _SAID_ELSEWHERE = (
     "table", "dataset", "data_bytes", "data_bytes_after_xz", "data_sequences", "split", "licence", "licence_text", "command", "privacy",
-    "memory", "memory_warning",
+    "memory", "memory_warning", "verdict",
 )  # fmt: skip
 """Entries of metrics that have a place of their own on the card."""
 
@@ -75,9 +75,9 @@ def render_card(
         metrics: figures and facts by name. The card lists all of them. These have a place of their own: `table`, a list of rows (dicts) in which
             `x_std` and `x_interval` go into the cell of `x`; `dataset`, `data_bytes`, `data_bytes_after_xz` and `data_sequences` of what was
             distilled; `split`, what was held out; `learner_parameters`; `distillation_seconds` and `device`; `student_seconds` of one training on
-            the summary; `full_data_seconds` and `full_data_steps` of one on the full data that gets as good; `privacy`, in place of the words that
-            say that nothing was done; `memory`, what a carried teacher gives away, and `memory_warning`, before it; `licence`, as the Hub names
-            it, and `licence_text`; `command`, which distils again from `recipe.yaml`.
+            the summary; `verdict`, whether it is worth it, a line each; `full_data_seconds` and `full_data_steps` of one on the full data that gets
+            as good; `privacy`, in place of the words that say that nothing was done; `memory`, what a carried teacher gives away, and
+            `memory_warning`, before it; `licence`, as the Hub names it, and `licence_text`; `command`, which distils again from `recipe.yaml`.
         recipe: shown unchanged. Its `learner`, a config as a mapping, is the model of "Train on it".
         plots: paths relative to the artefact.
 
@@ -117,6 +117,7 @@ def render_card(
         learner=_learner_code(learner if known else vocabulary.small_learner, config, vocabulary),
         guessed={name: value for key, (name, value) in _NEEDED.items() if key not in (config.inner or {})},
         inner=markdown_table([{"setting": k, "value": str(v)} for k, v in (config.inner or {}).items()]),
+        verdict=[markdown_text(line.removeprefix("- ")) for line in str(metrics.get("verdict") or "").splitlines()],
         results=markdown_table(_with_spread(metrics.get("table", []))),
         figures=markdown_table([{"figure": k, "value": v} for k, v in figures.items()]),
         cost=[metrics.get(f"{name}_seconds") for name in ("distillation", "student", "full_data")],

@@ -1,0 +1,134 @@
+"""Data of one's own on the command line: what it is, where its run goes, and the settings that trials choose for it."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from itertools import count
+from pathlib import Path
+
+from transformers import HfArgumentParser
+
+from farzi_hf.cli.arguments import parse_arguments
+from farzi_hf.distillation.config import FarziConfig
+from farzi_hf.report import RunSettings
+from farzi_hf.report.suggestion import Search, Suggestion, data_of, words_of
+from farzi_hf.report.tables import save_text
+from farzi_hf.summary.store.text import yaml_text
+
+TRIALS, CONFIG = "trials", "config.yaml"
+_ALWAYS = ("labels", "inputs", "storage")  # in the config, whatever the defaults are
+_UNITS = {"": 1, "b": 1, "kb": 1000, "mb": 1000**2, "gb": 1000**3}
+
+
+@dataclass
+class Options:
+    """What the front door asks beside the fields of `RunSettings` and `FarziConfig`."""
+
+    bytes: str | None = field(
+        default=None, metadata={"help": "the most that the summary may have, such as 200kB; by default as many as the data"}
+    )  # fmt: skip
+    minutes: float | None = field(
+        default=None, metadata={"help": "for the trials; by default 10, or 30 for a large vocabulary"}
+    )
+    compare: bool = field(
+        default=False, metadata={"help": "the whole table, with every baseline, in place of a verdict alone"}
+    )
+    dry_run: bool = field(default=False, metadata={"help": "say what would be read and made, and stop"})
+
+
+class FrontDoor:
+    """The command `farzi distil DATA …` or `farzi suggest DATA …`. Making it reads the data.
+
+    Args:
+        argv: DATA and the options.
+
+    Attributes:
+        options: see `Options`.
+        settings, data: what was read.
+        folder: of the run: `output_dir`, by default `farzi-NAME` in the working directory. Where that has another run, `farzi-NAME-2`, ….
+
+    Raises:
+        ValueError: an option or the data cannot be used.
+    """
+
+    def __init__(self, argv: Sequence[str]) -> None:
+        parser = HfArgumentParser(Options, allow_abbrev=False)
+        self.options, rest = parser.parse_args_into_dataclasses(
+            list(argv[1:]), return_remaining_strings=True, look_for_args_file=False
+        )
+        self.settings, self._args = parse_arguments((RunSettings, FarziConfig), None, ["--dataset", argv[0], *rest])
+        named = {word[2:].partition("=")[0] for word in rest if word.startswith("--")}
+        self._fixed = {
+            f.name: getattr(self._args, f.name) for f in fields(FarziConfig) if f.name in named - {"output_dir", "seed"}
+        }
+        self._learner = self.settings.learner if "learner" in named else None
+        self._most = None if self.options.bytes is None else _bytes(self.options.bytes)
+        self.data = self.settings.load()
+        self.seed = self.data.seeds(self._args.seed)[0]
+        self.splits = self.data.splits(self.seed)
+        self.folder = Path(self._args.output_dir) if "output_dir" in named else self._free_folder(argv[0])
+
+    def choose(self) -> Suggestion:
+        """The settings, by trials that are kept in the folder. They are written to `config.yaml` there, a config for `farzi distil`."""
+        _say(f"{self.data.description}\nTrials and the summary go to {self.folder}")
+        found = self._search().run()
+        self.settings.learner = found.learner
+        save_text(self.config(found), self.folder / CONFIG)
+        return found
+
+    def config(self, found: Suggestion) -> str:
+        """The choice as a YAML config, with the reasons as comments."""
+        chosen = found.config.to_recipe()
+        plain = FarziConfig(str(self.folder), labels="teacher").to_recipe()
+        changed = {name: value for name, value in chosen.items() if value != plain.get(name) or name in _ALWAYS}
+        reasons = "".join(f"# {line}\n" for line in found.reasons())
+        return reasons + yaml_text({**self.data.recipe([self.seed]), "data_dir": self.settings.data_dir, **changed})
+
+    def plan(self) -> str:
+        """What would be done, in words. Nothing is written."""
+        search, rows = self._search(), ", ".join(f"{len(split):,} {name}" for name, split in self.splits.items())
+        learners = ", ".join(words_of(learner) for learner in search.learners)
+        return (
+            f"{self.data.description}\n{rows} rows; {search.vocab_size:,} entries; rows of {search.length} in the summary\n"
+            f"Trials for {search.minutes:.0f} minutes; a summary of {search.most:,} bytes at most; learners: {learners}\n"
+            f"Trials and the summary would go to {self.folder}"
+        )
+
+    def _search(self) -> Search:
+        return Search(
+            self.splits, self.data.task, self.folder / TRIALS, str(self.folder), self._args.seed, self._most, self.options.minutes, self._learner,
+            self._fixed, _say,
+        )  # fmt: skip
+
+    def _free_folder(self, name: str) -> Path:
+        """The first folder of this name that is free, or that trials on the same data have begun."""
+        stem = re.sub(r"[^\w.-]+", "-", Path(name).name.partition(".")[0]).strip("-.") or "data"
+        for number in count(1):
+            folder = Path(f"farzi-{stem}" if number == 1 else f"farzi-{stem}-{number}")
+            if not folder.exists() or self._is_ours(folder):
+                return folder
+        raise AssertionError("there is always a next number")
+
+    def _is_ours(self, folder: Path) -> bool:
+        try:
+            found = json.loads((folder / TRIALS / "trials.json").read_text(encoding="utf-8"))["settings"]["data"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+        return found == json.loads(json.dumps(data_of(self.splits)))
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _bytes(text: str) -> int:
+    """The number of bytes that is written as 200kB or 1.5 MB."""
+    parts = re.fullmatch(r"\s*([0-9.,]+)\s*([a-zA-Z]*)\s*", text)
+    try:
+        return int(float(parts[1].replace(",", "")) * _UNITS[parts[2].lower()])
+    except (TypeError, ValueError, KeyError):
+        raise ValueError(f"--bytes {text!r} is no size: write 200kB or 1.5MB") from None

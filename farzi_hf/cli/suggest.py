@@ -1,0 +1,29 @@
+"""`farzi suggest DATA`: chooses settings by short trials, and prints them as a config."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+
+from farzi_hf.cli.front_door import FrontDoor
+from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory
+from farzi_hf.report.suggestion import leaderboard
+
+
+def command(argv: Sequence[str]) -> None:
+    """The YAML goes to stdout; what was read, the trials and their table go to stderr."""
+    keep_freed_memory()
+    with ends_in_one_line("farzi suggest"):
+        if not argv or argv[0].startswith("-"):
+            raise ValueError(
+                "DATA is missing: give a file, a folder or a data set of the Hub, as in farzi suggest mine.txt > config.yaml"
+            )
+        with redirect_stdout(sys.stderr):
+            door = FrontDoor(argv)
+            if door.options.dry_run:
+                print(door.plan())
+                return
+            found = door.choose()
+            print(f"\n{leaderboard(found.trials)}\n")
+        print(door.config(found), end="")

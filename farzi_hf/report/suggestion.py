@@ -1,0 +1,525 @@
+"""The automatic choice of a distillation: short trials on the validation part, cheapest first, within bytes and minutes.
+
+1. **Learners.** Each architecture of `Task.learners` trains for some seconds on the real data.
+2. **The teacher.** The best of them trains on, until the validation part says stop or its share of the time is over.
+3. **Packing.** The teacher trains on in few bits, in fewer ones where it is larger than the summary may be.
+4. **Students** train on the packed teacher, with some lengths, rates and numbers of rows.
+
+Two choices have no trial, because each set that was measured gave the same answer (recipes/LOG.md): the summary carries its teacher, and makes
+the ids that students read. Fixed rows with labels of their own need a table of the vocabulary too, and students learn them by heart.
+
+Every trial is kept on the disk with its result. A search that is started again takes what is there and goes on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset, DatasetDict
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from farzi_hf.data import flatten_sequences, random_sequences
+from farzi_hf.data.streams import described
+from farzi_hf.distillation import FarziConfig, FarziTrainer, Learner
+from farzi_hf.distillation.learner import Parameters
+from farzi_hf.distillation.rows import validation_loss
+from farzi_hf.report.comparison import Comparison, Measured
+from farzi_hf.report.rows import prediction_of
+from farzi_hf.report.tables import markdown, save_json
+from farzi_hf.summary import FarziData
+from farzi_hf.summary.store.text import as_written, json_text, numbers_of
+from farzi_hf.tasks import Task
+
+_SHARES = {"learners": 0.25, "teacher": 0.3, "packing": 0.2, "students": 0.1}
+"""Of the time. The rest is for the comparison that follows."""
+_BITS = 4.0  # about what a number of a teacher needs that has trained on in five bits, with the vectors
+_EQUAL = 0.01  # nats a token: of trials that differ by less, the first is taken, which is the cheapest
+_CLOSE = 0.03  # of teachers that still learn, the widest one that is not worse by more
+_DIVERGED = 1e9
+_IDS = 100_000  # of the validation part; more would tell little more, and take long
+_TIMED = 10  # steps
+_FIRST = 100  # steps of the student of the first answer
+_FEWEST, _MOST = 100, 20_000  # steps of a teacher
+_STUDENTS = ((200, 10, 0.02), (300, 40, 0.03), (300, 50, 0.01), (300, 100, 0.02))
+"""Steps, rows a step, and rate at a width of 16: cheapest first."""
+_PACKINGS = (("coded5", 0.15), ("coded5", 0.3), ("coded4", 0.3), ("coded4", 0.6))
+"""Ways to store a teacher, with the penalty on its numbers: largest first."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What was tried.
+
+    Attributes:
+        name: what it is.
+        error: nats per token on the validation part; None where nothing was measured.
+        figure: the same in the words of the task.
+        nbytes: of the summary.
+        seconds: of the trial.
+        why: what follows from it.
+        found: settings that it has tried.
+    """
+
+    name: str
+    error: float | None = None
+    figure: str = ""
+    nbytes: int | None = None
+    seconds: float = 0.0
+    why: str = ""
+    found: dict[str, Any] = field(default_factory=dict)
+
+
+def leaderboard(trials: Sequence[Trial]) -> str:
+    """A table of what was tried."""
+    rows = [
+        {
+            "trial": trial.name, "validation": trial.figure, "nats a token": "" if trial.error is None else f"{trial.error:.3f}",
+            "bytes": "" if trial.nbytes is None else f"{trial.nbytes:,}", "seconds": f"{trial.seconds:.0f}", "so": trial.why,
+        }
+        for trial in trials
+    ]  # fmt: skip
+    return markdown(rows, texts=["validation", "so"])
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """What a search has chosen.
+
+    Attributes:
+        config: the settings.
+        learner: the architecture, as arguments of `AutoConfig.for_model`.
+        trials: all that was tried.
+        summary: the packed teacher with these settings, ready for students.
+        teacher: the teacher before it was packed, and the trial that trained it.
+    """
+
+    config: FarziConfig
+    learner: dict[str, Any]
+    trials: list[Trial]
+    summary: FarziData
+    teacher: tuple[PreTrainedModel, Trial]
+
+    @property
+    def seconds(self) -> float:
+        """Of all trials."""
+        return round(sum(trial.seconds for trial in self.trials), 2)
+
+    def long_row(self, c: Comparison) -> Measured:
+        """The row "full data, long": the teacher is a model that has trained on all data for as long as helps."""
+        model, trial = self.teacher
+        found = c.statistics(prediction_of(model.to(c.device).eval()), c.splits["test"])
+        return Measured("full data, long", [found], c.nbytes(c.splits["train"]), trial.found["steps"], trial.seconds)
+
+    def reasons(self) -> list[str]:
+        """Each choice with its reason, a line each."""
+        packed = next(trial for trial in reversed(self.trials) if "packing_penalty" in trial.found)
+        settings = self.config
+        return [
+            f"learner: {words_of(self.learner)}, the best on the validation part in the time that it had ({self.teacher[1].figure})",
+            f"teacher_steps: {settings.teacher_steps:,} at most; {self.teacher[1].why}",
+            f"storage: {settings.storage}, packing_penalty {settings.packing_penalty}: {packed.nbytes:,} bytes; {packed.why}",
+            f"inner_steps: {settings.inner_steps}, of {settings.synthetic_batch_size} rows, rate {settings.inner_learning_rate}: the best students "
+            "that were tried",
+            "labels, inputs: a carried teacher and drawn ids, which were best on every set that was measured",
+            f"sequence_length: {settings.sequence_length} holds nineteen rows of twenty, 100 at most",
+        ]
+
+
+def suggest(
+    dataset: DatasetDict | Dataset,
+    task: Task,
+    *,
+    bytes: int | None = None,
+    minutes: float | None = None,
+    learner: Mapping[str, Any] | None = None,
+    output_dir: str = "farzi",
+    folder: str | Path | None = None,
+    seed: int = 42,
+    show: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
+) -> FarziConfig:
+    """Chooses the settings of a distillation by short trials on the validation part.
+
+    Args:
+        dataset: whole rows in `input_ids`, with the splits train and validation. Of a single `Dataset`, a tenth is held out.
+        task: `LanguageModeling(tokenizer)` or `Recommendation(vocabulary)`.
+        bytes: the most that the summary may have; by default as many as the data: ids in ⌈log₂ V⌉ bits each.
+        minutes: for all trials; by default 10, or 30 for a vocabulary of more than 5,000 entries.
+        learner: the architecture, as arguments of `AutoConfig.for_model`; by default the best of `task.learners`.
+        output_dir: of the config.
+        folder: where trials are kept; by default they are lost.
+        seed: of all trials, and of the config.
+        show: is called with each line for the reader.
+
+    Returns:
+        The config. It has two attributes more: `learner`, the architecture as a dict, and `leaderboard`, a list of what was tried.
+
+    Raises:
+        ValueError: an argument cannot be used, or there are too few rows.
+    """
+    if isinstance(dataset, Dataset):
+        held_out = dataset.train_test_split(0.1, seed=seed)
+        dataset = DatasetDict(train=held_out["train"], validation=held_out["test"])
+    with tempfile.TemporaryDirectory() as scratch:
+        place = Path(folder or scratch)
+        found = Search(dataset, task, place, output_dir, seed, bytes, minutes, learner, show=show).run()
+    found.config.learner, found.config.leaderboard = found.learner, found.trials
+    return found.config
+
+
+def data_of(splits: DatasetDict) -> dict[str, Any]:
+    """What tells these data from others."""
+    return {name: described(rows)["fingerprint"] for name, rows in splits.items() if name != "test"}
+
+
+@dataclass
+class Search:
+    """The trials of one data set. Each method is a stage, or a part of a trial. For arguments see `suggest`.
+
+    Args:
+        splits: train and validation.
+        folder: where trials are kept.
+        most: bytes of the summary.
+        fixed: settings of a `FarziConfig` that trials do not change.
+    """
+
+    splits: DatasetDict
+    task: Task
+    folder: Path
+    output_dir: str
+    seed: int = 42
+    most: int | None = None
+    minutes: float | None = None
+    learner: Mapping[str, Any] | None = None
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    show: Callable[[str], None] = print
+    trials: list[Trial] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for name, value in (("bytes", self.most), ("minutes", self.minutes)):
+            if value is not None and not value > 0:
+                raise ValueError(f"{name}={value} leaves no room: give a positive number, or leave it out")
+        if missing := {"train", "validation"} - set(self.splits):
+            raise ValueError(f"dataset has the splits {list(self.splits)}: {', '.join(sorted(missing))} is missing")
+        self.learners = [dict(self.learner)] if self.learner is not None else list(self.task.learners)
+        ids, lengths = flatten_sequences(self.splits["train"])
+        self.vocab_size = self.task.learner_config(self.learners[0], 8).vocab_size
+        self.length = self.fixed.get("sequence_length", _length(lengths))
+        self.mean = float(min(lengths.mean(), self.length))
+        self.most = int(self.most or -(-len(ids) * max(1, (self.vocab_size - 1).bit_length()) // 8))
+        self.minutes = self.minutes or (10.0 if self.vocab_size <= 5000 else 30.0)
+        some, held_out = max(20, int(_IDS / self.mean)), self.splits["validation"]
+        self.validation = random_sequences(held_out, some, self.seed) if len(held_out) > some else held_out
+        self._file = self.folder / "trials.json"
+        self._kept = self._read()
+
+    def run(self) -> Suggestion:
+        """All stages."""
+        teacher = self.teacher_stage(self.learner_stage())
+        packed = self.packing_stage(teacher)
+        student = self.student_stage(teacher, packed)
+        learner, names = teacher.found["learner"], ("storage", "packing_penalty", "packing_steps")
+        chosen = {
+            "teacher_steps": teacher.found["teacher_steps"],
+            **{name: packed.found[name] for name in names},
+            **student.found,
+        }
+        config = self.config(learner, self.output_dir, **chosen)
+        summary = FarziData.from_pretrained(self.folder / packed.found["folder"])
+        summary.config.inner = config.inner_settings()
+        model = AutoModelForCausalLM.from_pretrained(self.folder / teacher.found["folder"])
+        return Suggestion(config, learner, self.trials, summary, (model, teacher))
+
+    # -- what is kept ------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _settings(self) -> dict[str, Any]:
+        named = {
+            "bytes": self.most,
+            "minutes": self.minutes,
+            "learners": self.learners,
+            "seed": self.seed,
+            "fixed": self.fixed,
+        }
+        return as_written({"data": data_of(self.splits), **named})
+
+    def _read(self) -> dict[str, Any]:
+        if not self._file.exists():
+            return {}
+        try:
+            found = json.loads(self._file.read_text(encoding="utf-8"))
+            return numbers_of(found["trials"]) if found["settings"] == self._settings else {}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"{str(self._file)!r} cannot be read ({error!r}): move it away, or choose another folder"
+            ) from None
+
+    def trial(self, name: str, make: Callable[[], Mapping[str, Any]], key: str = "") -> Trial:
+        """The trial of that name: `make()`, or what an earlier start has kept of it under `key`, by default the name."""
+        key = key or name
+        if key not in self._kept:
+            started = time.perf_counter()
+            values = make()
+            self._kept[key] = as_written({**values, "name": name, "seconds": round(time.perf_counter() - started, 2)})
+            save_json({"settings": self._settings, "trials": self._kept}, self._file)
+        found = Trial(**numbers_of(self._kept[key]))
+        if found in self.trials:  # two stages have asked for it
+            return found
+        self.trials.append(found)
+        left = max(0.0, self.minutes - self.spent / 60)
+        said = "; ".join(filter(None, [found.figure, found.why]))
+        self.show(f"[{self.spent / 60:4.1f} min, {left:4.1f} left] {name}: {said}")
+        return found
+
+    @property
+    def spent(self) -> float:
+        """Seconds of all trials, of earlier starts too."""
+        return sum(trial.seconds for trial in self.trials)
+
+    # -- parts of a trial --------------------------------------------------------------------------------------------
+
+    def config(self, learner: Mapping[str, Any], output_dir: str, **changes: Any) -> FarziConfig:
+        """The settings of a trial, or of the choice."""
+        settings = {
+            "labels": "teacher", "inputs": "drawn", "num_sequences": 64, "sequence_length": self.length, "inner_epsilon": 1e-6, "max_steps": 0,
+            "teacher_learning_rate": _rate(0.01, learner), "teacher_batch_size": self._rows_a_step, "seed": self.seed,
+            "report_to": "none", "eval_students": 1,
+        }  # fmt: skip
+        return FarziConfig(output_dir, **{**settings, **changes, **self.fixed})
+
+    @property
+    def _rows_a_step(self) -> int:
+        """Real rows in a step of a teacher: about 800 ids, and no more than a thirtieth of all rows."""
+        rows = int(np.clip(800 / self.mean, 16, 128))
+        return max(8, min(rows, len(self.splits["train"]) // 30))
+
+    def trainer(
+        self, learner: Mapping[str, Any], teacher: Any = None, farzi_data: FarziData | None = None, **changes: Any
+    ) -> FarziTrainer:
+        """A trainer for one trial."""
+        args = self.config(learner, str(self.folder / "trial"), **changes)
+        return FarziTrainer(
+            learner_init=self.task.learner_config(learner, self.length), args=args, task=self.task, teacher=teacher, farzi_data=farzi_data,
+            train_dataset=self.splits["train"], eval_dataset=self.splits["validation"],
+        )  # fmt: skip
+
+    def judged(self, trainer: FarziTrainer, learner: Learner, params: Parameters) -> dict[str, Any]:
+        """The loss of a model on the validation part, and its figure in the words of the task."""
+        splits = DatasetDict(train=self.splits["train"], validation=self.validation, test=self.validation)
+        c = Comparison.of_trainer(trainer, splits, num_students=1)
+        held_out = replace(
+            c.real_data(self.splits["train"]), held_out=self.task.evaluation_rows(self.validation, self.length)
+        )
+        error = validation_loss(learner, held_out, len(held_out.held_out))(params)
+        figure = self.task.headline(self.task.metrics(c.statistics(partial(learner.logits, params), self.validation)))
+        return {"error": error if math.isfinite(error) else _DIVERGED, "figure": figure}
+
+    # -- stages ------------------------------------------------------------------------------------------------------
+
+    def steps_in(self, learner: Mapping[str, Any], seconds: float) -> int:
+        """As many steps of a teacher as fit into these seconds, from a few steps that are timed."""
+
+        def make() -> dict[str, Any]:
+            trainer, taken = self.trainer(learner, teacher_steps=_TIMED), []
+            for _ in range(2):  # the first ones warm up
+                started = time.perf_counter()
+                training, data = (
+                    trainer.args.make_teacher_training(),
+                    replace(trainer.real_data, held_out=None, quiet=True),
+                )
+                training.train(trainer.learner, data, self.seed)
+                taken.append((time.perf_counter() - started) / _TIMED)
+            return {"figure": f"{1000 * min(taken):.0f} ms", "found": {"seconds": min(taken)}}
+
+        each = self.trial(f"a step of the teacher, {words_of(learner)}", make).found["seconds"]
+        steps = max(_FEWEST, min(_MOST, seconds / each))
+        return int(_rounded(steps))
+
+    def teacher(self, learner: Mapping[str, Any], seconds: float) -> Trial:
+        """A teacher that trains for so long, or until the validation part says stop; it is kept."""
+        steps = self.steps_in(learner, seconds)
+        folder = self.folder / f"teacher-{_slug(learner)}-{steps}"
+
+        def make() -> dict[str, Any]:
+            trainer = self.trainer(learner, teacher_steps=steps)
+            [found] = trainer.labelling.teachers(trainer.real_data, trainer.args.make_teacher_training(), self.seed)
+            model = AutoModelForCausalLM.from_config(self.task.learner_config(learner, self.length))
+            model.load_state_dict(found.params, strict=False)  # buffers and tied heads are not among the parameters
+            model.save_pretrained(folder)
+            taken = found.trained.steps
+            why = f"best after {taken:,} steps" + (", and not better later" if taken < steps else "")
+            numbers = sum(x.numel() for x in found.params.values())
+            facts = {
+                "learner": dict(learner),
+                "teacher_steps": steps,
+                "steps": taken,
+                "stopped": taken < 0.9 * steps,
+                "folder": folder.name,
+            }
+            return {
+                **self.judged(trainer, found.learner, found.params),
+                "nbytes": int(_BITS * numbers / 8),
+                "why": why,
+                "found": facts,
+            }
+
+        return self.trial(f"teacher, {words_of(learner)}", make, key=folder.name)
+
+    def learner_stage(self) -> Trial:
+        """The teacher of the architecture that is best after as many seconds as each of them has."""
+        seconds, tried = 60 * self.minutes * _SHARES["learners"] / len(self.learners), []
+        for learner in self.learners:
+            numbers = sum(x.numel() for x in self._untrained(learner).parameters())
+            if tried and _BITS * numbers / 8 > self.most:
+                self.show(
+                    f"{words_of(learner)} is left out: its {numbers:,} numbers do not fit into {self.most:,} bytes"
+                )
+                continue
+            tried.append(self.teacher(learner, seconds))
+            if len(tried) == 1:
+                self.first_answer(tried[0])
+        best = min(trial.error for trial in tried)
+        # What still learns is the better for being wide; of what has learnt all there is, the smallest is enough.
+        going_on = [trial for trial in tried if trial.error <= best + _CLOSE and not trial.found["stopped"]]
+        return going_on[-1] if going_on else next(trial for trial in tried if trial.error <= best + _EQUAL)
+
+    def first_answer(self, teacher: Trial) -> Trial:
+        """A student of the first teacher, rounded and no more, beside what counting gives: an answer for those who will not wait."""
+
+        def make() -> dict[str, Any]:
+            model = AutoModelForCausalLM.from_pretrained(self.folder / teacher.found["folder"])
+            trainer = self.trainer(
+                teacher.found["learner"], model, storage="coded6", packing_steps=0, inner_steps=_FIRST
+            )
+            trainer.tune_initialization()
+            trainer.model.store_as("coded6")
+            counted = self.task.counted(self.splits["train"], self.validation, self.validation, self.vocab_size)
+            name, best = min(counted.items(), key=lambda pair: self.task.error(pair[1]))
+            why = (
+                f"its teacher so far: {teacher.figure}; {name}, counted: {self.task.headline(self.task.metrics(best))}"
+            )
+            judged = self.judged(trainer, trainer.learner, trainer.students.on_summary(0))
+            return {**judged, "nbytes": trainer.model.nbytes, "why": why}
+
+        return self.trial(f"first answer: a student after {_FIRST} steps", make)
+
+    def teacher_stage(self, found: Trial) -> Trial:
+        """The chosen teacher after all the time that it may have, unless it has learnt all there is."""
+        return (
+            found
+            if found.found["stopped"]
+            else self.teacher(found.found["learner"], 60 * self.minutes * _SHARES["teacher"])
+        )
+
+    def packing_stage(self, teacher: Trial) -> Trial:
+        """The teacher in few bits, in fewer ones where it is too large."""
+        learner, seconds = teacher.found["learner"], 60 * self.minutes * _SHARES["packing"]
+        steps = min(self.steps_in(learner, seconds), teacher.found["teacher_steps"])
+        for storage, penalty in _PACKINGS:
+            settings = {"storage": storage, "packing_penalty": penalty, "packing_steps": steps}
+            found = self.packed(teacher, settings)
+            if found.nbytes <= self.most:
+                break
+        return found
+
+    def packed(self, teacher: Trial, settings: Mapping[str, Any]) -> Trial:
+        """One way to pack the teacher; the summary is kept."""
+        learner = teacher.found["learner"]
+        folder = (
+            self.folder
+            / f"{teacher.found['folder']}-{settings['storage']}-{settings['packing_penalty']}-{settings['packing_steps']}"
+        )
+
+        def make() -> dict[str, Any]:
+            model = AutoModelForCausalLM.from_pretrained(self.folder / teacher.found["folder"])
+            trainer = self.trainer(learner, model, **settings)
+            trainer.tune_initialization()
+            farzi = trainer.model
+            farzi.store_as(settings["storage"])
+            params = {name: x.detach() for name, x in farzi.teacher.named_parameters()}
+            judged = self.judged(trainer, Learner(farzi.teacher), params)
+            farzi.save_pretrained(folder)
+            too_large = farzi.nbytes > self.most
+            why = (
+                f"more than {self.most:,} bytes"
+                if too_large
+                else f"{judged['error'] - teacher.error:+.3f} nats a token by packing"
+            )
+            return {**judged, "nbytes": farzi.nbytes, "why": why, "found": {**settings, "folder": folder.name}}
+
+        name = f"packed, {settings['storage']}, penalty {settings['packing_penalty']}"
+        return self.trial(name, make, key=folder.name)
+
+    def student_stage(self, teacher: Trial, packed: Trial) -> Trial:
+        """The settings with which a student learns most of the packed teacher; of equal ones, the cheapest."""
+        learner, tried = teacher.found["learner"], []
+        until = self.spent + 60 * self.minutes * _SHARES["students"]
+        for steps, rows, rate in _STUDENTS:
+            if len(tried) > 1 and self.spent + tried[-1].seconds > until:
+                break
+            settings = {
+                "inner_steps": steps, "synthetic_batch_size": rows, "inner_learning_rate": _rate(rate, learner),
+                "storage": packed.found["storage"],
+            }  # fmt: skip
+
+            def make(settings: Mapping[str, Any] = settings) -> dict[str, Any]:
+                farzi = FarziData.from_pretrained(self.folder / packed.found["folder"])
+                trainer = self.trainer(learner, farzi_data=farzi, **settings)
+                judged = self.judged(trainer, trainer.learner, trainer.students.on_summary(0))
+                why = f"{judged['error'] - packed.error:+.3f} nats a token to its teacher"
+                return {**judged, "nbytes": packed.nbytes, "why": why, "found": settings}
+
+            rate = settings["inner_learning_rate"]
+            tried.append(self.trial(f"student, {steps} steps of {rows} rows, rate {rate}", make))
+        best = min(trial.error for trial in tried)
+        return next(trial for trial in tried if trial.error <= best + _EQUAL)
+
+    def _untrained(self, learner: Mapping[str, Any]) -> PreTrainedModel:
+        """A model without numbers, to count them."""
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(self.task.learner_config(learner, self.length))
+
+
+def _length(lengths: np.ndarray) -> int:
+    """ξ: long enough for nineteen rows of twenty, in tens, from 10 to 100."""
+    return int(min(100, max(10, 10 * math.ceil(np.quantile(lengths, 0.95) / 10))))
+
+
+def _width(learner: Mapping[str, Any]) -> int:
+    """Numbers per position, by whichever name the architecture has for them."""
+    return next((int(learner[name]) for name in ("n_embd", "hidden_size", "d_model") if name in learner), 16)
+
+
+def _rate(rate: float, learner: Mapping[str, Any]) -> float:
+    """A rate at a width of 16 for this learner: wider models need smaller ones. The root is what served from 16 to 64."""
+    return _rounded(rate * math.sqrt(16 / _width(learner)))
+
+
+def _rounded(value: float) -> float:
+    """Two digits, which are easier to read."""
+    return float(f"{value:.2g}")
+
+
+def words_of(learner: Mapping[str, Any]) -> str:
+    """An architecture in a few words."""
+    layers = learner.get("n_layer", learner.get("num_hidden_layers", 1))
+    dropout = next((learner[name] for name in ("dropout", "resid_pdrop") if learner.get(name)), 0)
+    return f"{learner['model_type']} of width {_width(learner)}, {layers} layers" + (
+        f", dropout {dropout}" if dropout else ""
+    )
+
+
+def _slug(learner: Mapping[str, Any]) -> str:
+    """A name for files."""
+    return f"{learner['model_type']}-{hashlib.sha256(json_text(dict(learner)).encode()).hexdigest()[:8]}"

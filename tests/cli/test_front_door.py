@@ -1,0 +1,81 @@
+"""Data of one's own through the front door: which folder, which settings, what is said."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+from tiny_recipes import leave_out_figures, use_small_data
+
+pytest.importorskip("matplotlib")
+from farzi_hf import FarziData
+from farzi_hf.cli import main
+from farzi_hf.report import suggestion
+
+GPT2 = '{"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 1, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0}'
+OPTIONS = ("--learner", GPT2, "--minutes", "1", "--use_cpu", "true", "--disable_tqdm", "true")
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch, tmp_path):
+    """Trials of few steps, in a working directory of their own."""
+    for name, value in {"_FEWEST": 4, "_MOST": 6, "_TIMED": 1, "_FIRST": 2, "_STUDENTS": ((4, 4, 0.02),)}.items():
+        monkeypatch.setattr(suggestion, name, value)
+    use_small_data(monkeypatch)
+    leave_out_figures(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+
+
+def test_one_command_ends_with_a_verdict_and_a_second_one_goes_on(tmp_path, capsys):
+    lines = [f"{'a big' if i % 2 else 'the small'} {animal} {verb} {where} {i % 7}" for i in range(40)
+             for animal in ("dog", "cat", "cow") for verb in ("sees", "likes") for where in ("here", "there")]  # fmt: skip
+    (tmp_path / "mine.txt").write_text("\n".join(lines), encoding="utf-8")
+    main(["distil", "mine.txt", *OPTIONS])
+    said = capsys.readouterr()
+    assert "rows of text" in said.err
+    assert "left] " in said.err  # the time of the whole run
+    assert "orth it" in said.out
+    folder = tmp_path / "farzi-mine"
+    farzi = FarziData.from_pretrained(folder / "summary")
+    assert farzi.results.metrics["verdict"] in said.out
+    card = (folder / "summary" / "README.md").read_text(encoding="utf-8")
+    assert "orth it" in card.partition("## Results")[0]
+    main(["distil", "mine.txt", *OPTIONS])  # the same data go on in the same folder
+    assert "left] " in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["farzi-mine"]
+    (tmp_path / "mine.txt").write_text("\n".join(lines[:-40]), encoding="utf-8")
+    main(["distil", "mine.txt", *OPTIONS])  # other data have another
+    assert (tmp_path / "farzi-mine-2" / "summary").is_dir()
+
+
+def test_suggest_prints_a_config_that_needs_no_trials(tmp_path, capsys, monkeypatch):
+    main(["suggest", "sample", "--output_dir", "out", *OPTIONS, "--seed", "3"])
+    said = capsys.readouterr()
+    assert "| trial" in said.err
+    config = yaml.safe_load(said.out)
+    assert {"dataset": "sample", "labels": "teacher", "seed": 3}.items() <= config.items()
+    assert said.out == (tmp_path / "out" / "config.yaml").read_text(encoding="utf-8")
+    assert said.out.startswith("# learner: gpt2")
+    (tmp_path / "config.yaml").write_text(said.out, encoding="utf-8")
+    monkeypatch.setattr(suggestion, "Search", None)
+    main(["distil", "config.yaml", "--output_dir", "again"])
+    assert "orth it" in capsys.readouterr().out
+
+
+def test_a_dry_run_writes_nothing(tmp_path, capsys):
+    main(["distil", "sample", "--dry_run"])
+    assert "farzi-sample" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["sample", "--bytes", "much"], "--bytes 'much' is no size"),
+        (["sample", "--minutes", "0"], "minutes=0"),
+        (["no-such.yaml"], "'no-such.yaml' is neither a file nor an example"),
+        ([], "DATA is missing"),
+    ],
+)
+def test_wrong_words_are_named(words, message):
+    with pytest.raises(SystemExit, match=message):
+        main(["distil", *words])

@@ -1,0 +1,118 @@
+"""The automatic choice: trials on the validation part, kept on the disk, within bytes."""
+
+from __future__ import annotations
+
+import pytest
+from datasets import DatasetDict
+from tiny_recipes import small_interactions, small_text
+
+from farzi_hf import FarziConfig, FarziTrainer, LanguageModeling, Recommendation, suggest
+from farzi_hf.data import tokenize, word_tokenizer
+from farzi_hf.report import suggestion
+from farzi_hf.report.suggestion import Search, leaderboard
+
+GPT2 = {
+    "model_type": "gpt2",
+    "n_embd": 8,
+    "n_layer": 1,
+    "n_head": 1,
+    "embd_pdrop": 0.0,
+    "attn_pdrop": 0.0,
+    "resid_pdrop": 0.0,
+}
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    """Trials of few steps."""
+    monkeypatch.setattr(suggestion, "_FEWEST", 4)
+    monkeypatch.setattr(suggestion, "_MOST", 8)
+    monkeypatch.setattr(suggestion, "_TIMED", 1)
+    monkeypatch.setattr(suggestion, "_STUDENTS", ((4, 4, 0.02), (6, 8, 0.03)))
+
+
+@pytest.fixture
+def text():
+    """Sentences and their task."""
+    sentences = small_text()
+    tokenizer = word_tokenizer(sentences["train"]["text"], 60)
+    return tokenize(sentences, tokenizer), LanguageModeling(tokenizer)
+
+
+FIXED = {"use_cpu": True, "disable_tqdm": True}
+
+
+def search(text, folder, lines=None, **settings):
+    return Search(
+        *text, folder, "run", minutes=1.0, fixed=FIXED, show=(lines if lines is not None else []).append, **settings
+    )
+
+
+def test_a_config_a_learner_and_a_leaderboard_come_of_two_splits(text, tmp_path):
+    splits, task = text
+    two, lines = DatasetDict(train=splits["train"], validation=splits["validation"]), []
+    config = suggest(two, task, minutes=0.5, learner=GPT2, output_dir=str(tmp_path / "out"), show=lines.append)
+    assert isinstance(config, FarziConfig)
+    assert (config.labels, config.inputs, config.max_steps, config.learner) == ("teacher", "drawn", 0, GPT2)
+    names = [trial.name.split(",")[0] for trial in config.leaderboard if trial.error is not None]
+    assert names[:2] == ["teacher", "first answer: a student after 100 steps"]
+    assert names[-3:] == ["packed", "student", "student"]
+    assert len({trial.name for trial in config.leaderboard}) == len(config.leaderboard)
+    assert len(lines) == len(config.leaderboard)
+    assert all("left]" in line for line in lines)
+
+
+def test_the_choice_distilled_again_is_the_summary_of_the_trials(text, tmp_path):
+    """The config that is written needs no trials, and leads to the same numbers."""
+    splits, task = text
+    found = search(text, tmp_path / "trials", learner=GPT2).run()
+    trainer = FarziTrainer(
+        task.learner_config(found.learner, found.config.sequence_length), found.config, splits["train"], splits["validation"], task=task
+    )  # fmt: skip
+    trainer.train()
+    assert trainer.model.fingerprint() == found.summary.fingerprint()
+    assert trainer.model.config.inner == found.summary.config.inner
+
+
+def test_a_second_start_repeats_no_trial(text, tmp_path, monkeypatch):
+    first = search(text, tmp_path / "trials", learner=GPT2).run()
+    monkeypatch.setattr(Search, "trainer", None)
+    second = search(text, tmp_path / "trials", learner=GPT2).run()
+    assert second.trials == first.trials
+    assert second.summary.fingerprint() == first.summary.fingerprint()
+    assert leaderboard(first.trials).count("\n") == len(first.trials) + 1
+
+
+def test_other_settings_or_data_are_other_trials(text, tmp_path, monkeypatch):
+    search(text, tmp_path / "trials", learner=GPT2).run()
+    monkeypatch.setattr(Search, "trainer", None)
+    with pytest.raises(TypeError):
+        search(text, tmp_path / "trials", learner=GPT2, seed=1).run()
+
+
+def test_a_learner_that_is_too_large_is_left_out_and_packing_tries_fewer_bits(text, tmp_path):
+    lines = []
+    wide = {**GPT2, "n_embd": 64}
+    made = search(text, tmp_path / "trials", lines, most=1500)
+    made.learners = [GPT2, wide]
+    found = made.run()
+    assert found.learner == GPT2
+    assert any("left out" in line and "width 64" in line for line in lines)
+    packed = [trial for trial in found.trials if "packing_penalty" in trial.found]
+    assert len(packed) > 1
+    assert all(trial.nbytes > 1500 for trial in packed[:-1])
+
+
+def test_items_have_learners_of_their_own(tmp_path):
+    interactions = small_interactions()
+    found = suggest(
+        interactions.strong_generalization_split(0), Recommendation(interactions.vocabulary), minutes=0.5, output_dir=str(tmp_path / "out"),
+        show=lambda line: None,
+    )  # fmt: skip
+    assert found.learner["model_type"] == "sasrec"
+
+
+@pytest.mark.parametrize(("name", "value"), [("bytes", 0), ("minutes", -1.0)])
+def test_no_room_is_refused(text, name, value):
+    with pytest.raises(ValueError, match=f"{name}={value}"):
+        suggest(*text, **{name: value})

@@ -1,0 +1,72 @@
+"""The verdict: worth it, or not and why."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from farzi_hf.report.comparison import Measured, pooled_row
+from farzi_hf.report.verdict import FULL, LONG, Verdict
+from farzi_hf.tasks import LanguageModeling
+
+TASK = LanguageModeling(None)
+COMPARISON = SimpleNamespace(task=TASK, row=lambda part: pooled_row(TASK, [part]))
+
+
+def measured(method, perplexity, nbytes, seconds=None, steps=100):
+    """A row whose sentences all have this perplexity, but for some noise."""
+    noise = np.random.default_rng(0).normal(1, 0.05, 50)
+    statistics = np.stack([10 * np.log(perplexity) * noise, np.full(50, 3.0), np.full(50, 10.0)], axis=1)[:, None]
+    return Measured(method, [statistics], nbytes, None if seconds is None else steps, seconds)
+
+
+def verdict(
+    ours=50.0, nbytes=1000, seconds=10.0, long=50.0, bigram=90.0, data_bytes=100_000, long_seconds=100.0, making=300.0
+):
+    rows = [
+        measured("Farzi", ours, nbytes, seconds), measured(FULL, 70, data_bytes, seconds), measured(LONG, long, data_bytes, long_seconds),
+        measured("interpolated bigram", bigram, data_bytes),
+    ]  # fmt: skip
+    return Verdict.of(COMPARISON, rows, making)
+
+
+def test_a_small_summary_of_full_quality_is_worth_it():
+    found = verdict()
+    assert found.worth
+    assert str(found).startswith(
+        "Worth it for trainings that take 10 s in place of 100 s and a file of 1,000 bytes in place of 100.0 kB"
+    )
+    assert found.facts["break_even"] == 4  # 300 s for 90 s each
+    assert found.facts["share"] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"ours": 80.0}, "its student has 62 % of the quality of full data"),
+        ({"ours": 52.0, "bigram": 51.0}, "the counted model 'interpolated bigram' is as good"),
+        ({"nbytes": 200_000, "seconds": 60.0}, "it is 2.0 times as large as the data"),
+        ({"nbytes": 90_000, "seconds": 99.0}, "takes hardly longer and needs hardly more bytes"),
+        ({"ours": float("nan")}, "nan %"),
+    ],
+)
+def test_what_speaks_against_it_is_said(changes, reason):
+    found = verdict(**changes)
+    assert not found.worth
+    assert str(found).startswith("Not worth it, because ")
+    assert reason in found.summary
+
+
+def test_a_larger_summary_may_be_worth_its_time():
+    found = verdict(nbytes=200_000)
+    assert found.worth
+    assert "a file of" not in found.summary
+
+
+def test_a_summary_that_saves_no_time_never_pays_by_time():
+    found = verdict(seconds=120.0)
+    assert found.worth  # by its bytes
+    assert found.facts["break_even"] is None
+    assert "never pays by the time" in str(found)
