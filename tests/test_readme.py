@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from transformers import HfArgumentParser
 
 from farzi_hf import FarziConfig
@@ -109,6 +110,24 @@ def test_commands_are_known():
             RECIPES[script]([str(ROOT / word) if word.startswith("recipes/") else word for word in arguments])
         checked |= {program, script}
     assert {"make", "farzi", *RECIPES} <= checked
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_first_hour_goes_as_printed(tmp_path):
+    """Each command of the walk-through, one after the other, with less time for the trials."""
+    said = ""
+    for line in [line for block in blocks(ROOT / "docs" / "first_hour.md", "bash") for line in block.splitlines()]:
+        words = shlex.split(line.replace("--minutes 10", "--minutes 1 --num_students 1"))
+        program = {
+            "farzi": [sys.executable, "-c", "from farzi_hf.cli import main; main()"],
+            "python": [sys.executable],
+        }[words[0]]
+        run = subprocess.run([*program, *words[1:]], cwd=tmp_path, capture_output=True, text=True)
+        assert run.returncode == 0, f"{line}: {run.stderr[-2000:]}"
+        said += run.stdout
+    assert "Verdict: " in said
+    assert {"docs.jsonl", "farzi-docs", "student", "llama", "judged"} == {path.name for path in tmp_path.iterdir()}
 
 
 def test_links_lead_somewhere():
