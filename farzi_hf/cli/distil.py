@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from farzi_hf.cli.arguments import example_configs, parse_arguments
-from farzi_hf.cli.front_door import FrontDoor
+from farzi_hf.cli.front_door import USAGE, FrontDoor, Options
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory
 from farzi_hf.cli.run_folder import begin_run, check_outputs, find_checkpoint, kept, stored, write_recipe
 from farzi_hf.distillation.config import FarziConfig
@@ -35,7 +35,6 @@ from farzi_hf.tasks import Row
 
 RESULTS, START = "results.json", "start.json"
 FIGURES = ("distillation", "comparison", "tokens")
-_USAGE = "farzi distil DATA [--bytes 200kB] [--minutes 10] [--compare] [--dry_run] [--FIELD VALUE …]"
 
 
 def trainer_of(
@@ -339,8 +338,8 @@ def command(argv: Sequence[str]) -> None:
     keep_freed_memory()
     examples = example_configs()
     with ends_in_one_line("farzi distil"):
-        if {"-h", "--help"} & set(argv):
-            parse_arguments((RunSettings, FarziConfig), None, ["--help"], _USAGE)
+        if "--help_all" in argv:
+            parse_arguments((Options, RunSettings, FarziConfig), None, ["--help"], USAGE)
         if not argv or argv[0].startswith("-"):
             raise ValueError(
                 f"DATA is missing: give a file, a folder, a data set of the Hub, a YAML config, or an example: {', '.join(examples)}"
@@ -353,7 +352,7 @@ def command(argv: Sequence[str]) -> None:
             return
         if config is None:
             raise ValueError(f"{name!r} is neither a file nor an example: give one of {', '.join(examples)}, or data")
-        settings, args = parse_arguments((RunSettings, FarziConfig), config, rest, _USAGE)
+        settings, args = parse_arguments((RunSettings, FarziConfig), config, rest, USAGE)
         distil(settings, args, whole="--compare" in argv)
 
 

@@ -19,6 +19,7 @@ from farzi_hf.report.suggestion import Search, Suggestion, data_of, words_of
 from farzi_hf.report.tables import save_text
 from farzi_hf.summary.store.text import yaml_text
 
+USAGE = "farzi distil DATA [--bytes 200kB] [--minutes 10] [--compare] [--dry_run] [--FIELD VALUE …]"
 TRIALS, CONFIG = "trials", "config.yaml"
 _ALWAYS = ("labels", "inputs", "storage")  # in the config, whatever the defaults are
 _UNITS = {"": 1, "b": 1, "kb": 1000, "mb": 1000**2, "gb": 1000**3}
