@@ -238,7 +238,7 @@ class Search:
         config = self.config(learner, self.output_dir, **chosen)
         summary = FarziData.from_pretrained(self.folder / packed.found["folder"])
         summary.config.inner = config.inner_settings()
-        model = AutoModelForCausalLM.from_pretrained(self.folder / teacher.found["folder"])
+        model = self._model(teacher)
         return Suggestion(config, learner, self.trials, summary, (model, teacher))
 
     # -- what is kept ------------------------------------------------------------------------------------------------
@@ -354,7 +354,9 @@ class Search:
         def make() -> dict[str, Any]:
             trainer = self.trainer(learner, teacher_steps=steps)
             [found] = trainer.labelling.teachers(trainer.real_data, trainer.args.make_teacher_training(), self.seed)
-            model = AutoModelForCausalLM.from_config(self.task.learner_config(learner, self.length))
+            model = AutoModelForCausalLM.from_config(
+                self.task.learner_config(learner, self.length), trust_remote_code=False
+            )
             model.load_state_dict(found.params, strict=False)  # buffers and tied heads are not among the parameters
             model.save_pretrained(folder)
             taken = found.trained.steps
@@ -398,7 +400,7 @@ class Search:
         """A student of the first teacher, rounded and no more, beside what counting gives: an answer for those who will not wait."""
 
         def make() -> dict[str, Any]:
-            model = AutoModelForCausalLM.from_pretrained(self.folder / teacher.found["folder"])
+            model = self._model(teacher)
             trainer = self.trainer(
                 teacher.found["learner"], model, storage="coded6", packing_steps=0, inner_steps=_FIRST
             )
@@ -442,7 +444,7 @@ class Search:
         )
 
         def make() -> dict[str, Any]:
-            model = AutoModelForCausalLM.from_pretrained(self.folder / teacher.found["folder"])
+            model = self._model(teacher)
             trainer = self.trainer(learner, model, **settings)
             trainer.tune_initialization()
             farzi = trainer.model
@@ -485,10 +487,16 @@ class Search:
         best = min(trial.error for trial in tried)
         return next(trial for trial in tried if trial.error <= best + _EQUAL)
 
+    def _model(self, teacher: Trial) -> PreTrainedModel:
+        """The teacher of that trial."""
+        return AutoModelForCausalLM.from_pretrained(self.folder / teacher.found["folder"], trust_remote_code=False)
+
     def _untrained(self, learner: Mapping[str, Any]) -> PreTrainedModel:
         """A model without numbers, to count them."""
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(self.task.learner_config(learner, self.length))
+            return AutoModelForCausalLM.from_config(
+                self.task.learner_config(learner, self.length), trust_remote_code=False
+            )
 
 
 def _length(lengths: np.ndarray) -> int:

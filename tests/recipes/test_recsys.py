@@ -25,7 +25,7 @@ def test_a_run_over_two_splits_leaves_one_table(finished_items):
         "random, same sequences", "random, same bytes", "head (longest)", "popularity", "item bigram",
     ]  # fmt: skip
     table = (finished_items.output / "table.md").read_text()
-    assert table in finished_items.printed
+    assert table.partition("\n\n")[0] in finished_items.printed
     rows = list(csv.DictReader((finished_items.output / "table.csv").read_text(encoding="utf-8").splitlines()))
     assert [row["method"] for row in rows] == methods
     assert all(0 <= float(row[metric]) <= 1 for row in rows for metric in Recommendation.shown)
