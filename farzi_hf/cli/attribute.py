@@ -47,7 +47,7 @@ def command(argv: Sequence[str]) -> None:
             raise ValueError(f"--output_dir {args.output_dir!r} exists already and is not empty: choose another folder")
         fixed = ["--output_dir", args.output_dir, "--save_strategy", "no", "--report_to", "none"]
         (how,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses([*fixed, *rest])
-        tokenizer = AutoTokenizer.from_pretrained(args.model)
+        tokenizer = AutoTokenizer.from_pretrained(args.model, trust_remote_code=False)
 
         def rows(source: str, most: int | None = None) -> Dataset:
             texts = [row.get(args.column) for row in stream_of(source)["train"]][:most]
@@ -70,7 +70,7 @@ def command(argv: Sequence[str]) -> None:
 
 def model_of(name: str, rank: int | None) -> PreTrainedModel:
     """The model with its weights in float32 and without dropout; with adapters if they have a rank."""
-    config = AutoConfig.from_pretrained(name)
+    config = AutoConfig.from_pretrained(name, trust_remote_code=False)
     dropped = {key: 0.0 for key, x in config.to_dict().items() if "drop" in key and isinstance(x, float) and x}
     config.update(dropped)
     if dropped:
