@@ -86,7 +86,7 @@ def files_of(source: str | Path, data_dir: str | Path | None = None) -> dict[str
     root = path if path.is_dir() else Path(re.split(r"[*?\[]", str(path), maxsplit=1)[0] + "x").parent
     found = path.rglob("*") if path.is_dir() else map(Path, glob.glob(str(path), recursive=True))
     visible = (x for x in sorted(found) if not any(part.startswith(".") for part in x.relative_to(root).parts))
-    files = [x for x in visible if x.is_file() and ending(x) in BUILDERS]
+    files = [x for x in visible if x.is_file() and (ending(x) in BUILDERS or not path.is_dir())]
     sizes: dict[str, int] = {}
     for file in files:
         sizes[ending(file)] = sizes.get(ending(file), 0) + file.stat().st_size

@@ -7,7 +7,7 @@ Items are numbered 1 … num_items in the order of their original ids; 0 is the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ class Interactions:
         num_items: the number of items; they are 1 … num_items.
         item_titles: num_items + 1 names, the padding's first; None if the data set has no titles.
         item_ids: the num_items original ids; None if they are 1 … num_items.
-        columns: what was read as users, items and times, in words.
+        columns: the columns of users, items and times that were read; an empty text stands for the order of the rows.
         own_ends: if the files are train, validation and test, how many items of each user are of train, and of train or validation: (users, 2).
     """
 
@@ -48,14 +48,15 @@ class Interactions:
     num_items: int
     item_titles: list[str] | None = None
     item_ids: list | None = None
-    columns: str | None = None
+    columns: Sequence[str] = ()
     own_ends: np.ndarray | None = None
 
     @property
     def description(self) -> str:
         """What was read, in one line."""
         rows = sum(map(len, self.sequences))
-        columns = f" (columns {self.columns})" if self.columns else ""
+        names = ", ".join(repr(name) if name else "times: the order of the rows" for name in self.columns)
+        columns = f" (columns {names})" if any(self.columns) else ""
         return f"{rows:,} interactions of {len(self.sequences):,} users with {self.num_items:,} items{columns}"
 
     @property
@@ -171,9 +172,11 @@ def _sequences(
     """Sorts, filters and numbers the rows. 100 M rows need less than 4 GiB, because there is no Python object per row."""
     if len(table) == 0:
         raise ValueError(f"{source} holds no interactions: it is empty or cut short")
-    users, items, times = (_filled(table[name], name, source) for name in NAMES)
+    columns = (table.schema.metadata or {}).get(b"columns", b"\n\n").decode().split("\n")
+    shown = [name or known for name, known in zip(columns, NAMES, strict=True)]  # in errors
+    users, items, times = map(_filled, (table[name] for name in NAMES), shown, NAMES, [source] * 3)
     parts = table["part"].to_numpy() if "part" in table.column_names else np.zeros(len(table), np.int8)
-    (users, _), (items, item_ids), times = _numbered(users), _numbered(items), _times(times, source)
+    (users, _), (items, item_ids), times = _numbered(users), _numbered(items), _times(times, shown[2], source)
     most = np.bincount(users).max()
     while not (kept := (np.bincount(users) >= least[0])[users] & (np.bincount(items) >= least[1])[items]).all():
         users, items, times, parts = users[kept], items[kept], times[kept], parts[kept]
@@ -186,14 +189,13 @@ def _sequences(
     flat = np.cumsum(used, dtype=np.int32)[flat]
     ids = [item_ids[i] for i in np.flatnonzero(used)]
     names = [PADDING_TITLE, *(titles.get(item, str(item)) for item in ids)] if titles else None
-    columns = (table.schema.metadata or {}).get(b"columns", b"").decode() or None
     counts = np.bincount(users)
     ends = [np.bincount(users, weights=parts <= part)[counts > 0].astype(int) for part in range(2) if parts.any()]
     histories = np.split(flat, np.cumsum(counts[counts > 0])[:-1])
     return Interactions(histories, len(ids), names, ids, columns, np.transpose(ends) if ends else None)
 
 
-def _filled(column: pa.ChunkedArray, name: str, source: Any) -> pa.ChunkedArray:
+def _filled(column: pa.ChunkedArray, name: str, role: str, source: Any) -> pa.ChunkedArray:
     """The column without dictionaries (pandas' categories) and with text in one encoding, if it has no empty value."""
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
@@ -206,7 +208,7 @@ def _filled(column: pa.ChunkedArray, name: str, source: Any) -> pa.ChunkedArray:
             f"{source}: column {name!r} has {count} empty values in {len(column)} rows, the first in row "
             f"{pc.index(empty, True).as_py()} (counted from 0): it is cut short or damaged"
         )
-    if name != "timestamp" and not (_is_text(column) or pa.types.is_integer(column.type)):
+    if role != "timestamp" and not (_is_text(column) or pa.types.is_integer(column.type)):
         raise ValueError(f"{source}: column {name!r} is of type {column.type}: give ids as integers or text")
     return column
 
@@ -222,7 +224,7 @@ def _numbered(ids: pa.ChunkedArray) -> tuple[np.ndarray, list[Any]]:
     return rank.astype(np.min_scalar_type(len(rank)))[encoded.indices.to_numpy()], different.tolist()
 
 
-def _times(column: pa.ChunkedArray, source: Any) -> np.ndarray:
+def _times(column: pa.ChunkedArray, name: str, source: Any) -> np.ndarray:
     """Numbers or NumPy's datetimes (n,). Text is read as integers, as dates and times, or as other numbers, whichever reads all of it."""
     kinds, errors = [column.type], []
     if _is_text(column):
@@ -236,8 +238,8 @@ def _times(column: pa.ChunkedArray, source: Any) -> np.ndarray:
             errors.append(error)
     else:
         raise ValueError(
-            f"{source}: column 'timestamp' cannot be read as one kind of time ({reason(errors[0])}): {_FORMS}"
+            f"{source}: column {name!r} cannot be read as one kind of time ({reason(errors[0])}): {_FORMS}"
         )
     if times.dtype.kind not in "iufM" or not np.isfinite(times).all():
-        raise ValueError(f"{source}: column 'timestamp' of type {column.type} has values without a time: {_FORMS}")
+        raise ValueError(f"{source}: column {name!r} of type {column.type} has values without a time: {_FORMS}")
     return times

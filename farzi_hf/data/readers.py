@@ -138,8 +138,8 @@ def _chosen(table: pa.Table, source: Any, given: Given) -> pa.Table:
     """The columns of `columns_of`, called user, item and timestamp. Without times, the order of the rows is theirs."""
     chosen = columns_of(table.column_names, source, given)
     times = pa.chunked_array([np.zeros(len(table), np.int8)]) if chosen[2] is None else table[chosen[2]]  # equal ones
-    names = {"columns": ", ".join(repr(name) if name else "times: the order of the rows" for name in chosen)}
-    return pa.table([table[chosen[0]], table[chosen[1]], times], names=NAMES, metadata=names)
+    columns = {"columns": "\n".join(name or "" for name in chosen)}
+    return pa.table([table[chosen[0]], table[chosen[1]], times], names=NAMES, metadata=columns)
 
 
 def _read_parquet(path: Path, given: Given = NONE) -> pa.Table:

@@ -218,7 +218,8 @@ def ids_of(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[in
     bos, eos = ([] if token is None else [token] for token in (tokenizer.bos_token_id, tokenizer.eos_token_id))
     own = tokenizer("a")["input_ids"]
     bos, eos = bos if own[:1] != bos else [], eos if own[-1:] != eos else []
-    return [bos + row + eos for row in tokenizer(texts, verbose=False)["input_ids"]]
+    ids = tokenizer(texts, verbose=False)["input_ids"]
+    return [bos + row + eos for row in ids] if bos or eos else ids
 
 
 def tokenize(dataset: DatasetDict, tokenizer: PreTrainedTokenizerBase, max_length: int | None = None) -> DatasetDict:

@@ -333,6 +333,8 @@ def test_what_a_path_means(tmp_path, monkeypatch):
     assert files_of("deep") == {"train": [Path("deep/er/a.jsonl"), Path("deep/er/b.jsonl")]}
     assert files_of("**/*.md") == {"train": [Path("deep/c.md")]}
     assert files_of("c.md", "deep") == {"train": [Path("deep/c.md")]}
+    Path("deep/x.py").write_text("x = 1")
+    assert files_of("deep/*.py") == {"train": [Path("deep/x.py")]}
     assert files_of("user/name") is None
     for wrong in ("nothing.txt", "*.csv", "a/b/c", "./user/name", Path("user/name")):
         with pytest.raises(ValueError, match="is no file, and no folder or pattern that finds one"):
