@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import glob
 import re
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -87,26 +88,24 @@ def files_of(source: str | Path, data_dir: str | Path | None = None) -> dict[str
     found = path.rglob("*") if path.is_dir() else map(Path, glob.glob(str(path), recursive=True))
     visible = (x for x in sorted(found) if not any(part.startswith(".") for part in x.relative_to(root).parts))
     files = [x for x in visible if x.is_file() and (ending(x) in BUILDERS or not path.is_dir())]
-    sizes: dict[str, int] = {}
+    sizes, splits = Counter(), {}
     for file in files:
-        sizes[ending(file)] = sizes.get(ending(file), 0) + file.stat().st_size
-    splits: dict[str, list[Path]] = {}
+        sizes[ending(file)] += file.stat().st_size
     for file in files:
-        if ending(file) == max(sizes, key=sizes.__getitem__):
+        if ending(file) == sizes.most_common(1)[0][0]:
             splits.setdefault(split_named(str(file.relative_to(root))) or "train", []).append(file)
     if splits:
         return splits if "train" in splits else {"train": [file for part in splits.values() for file in part]}
-    if (
-        path.is_dir()
-        or data_dir is not None
-        or isinstance(source, Path)
-        or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", source)
-        or ending(path) in BUILDERS
-    ):
-        raise ValueError(
-            f"{str(path)!r} is no file, and no folder or pattern that finds one that ends in {', '.join(BUILDERS)}"
-        )
+    of_hub = data_dir is None and isinstance(source, str) and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", source)
+    if not of_hub or path.is_dir() or ending(path) in BUILDERS:
+        kinds = ", ".join(BUILDERS)
+        raise ValueError(f"{str(path)!r} is no file, and no folder or pattern that finds one that ends in {kinds}")
     return None
+
+
+def kind_of(files: Mapping[str, list[Path]] | None) -> str | None:
+    """The reader of files, an entry of `BUILDERS`; None if there are no files."""
+    return BUILDERS.get(ending(files["train"][0]), "text") if files else None
 
 
 def stream_of(
@@ -128,12 +127,10 @@ def stream_of(
                 f"{source!r} is no file, and datasets.load_dataset does not find it on the Hub: {reason(error)}"
             ) from error
         return {"train": found} if isinstance(found, IterableDataset) else found
-    first = files["train"][0]
-    kind = BUILDERS.get(ending(first), "text")
     given = {part: [str(path) for path in paths] for part, paths in files.items()}
     try:
-        if kind == "csv":
-            builder = {"sep": delimiter_of(utf8(first, 1 << 16))}
-        return load_dataset(kind, data_files=given, streaming=True, **builder)
+        if kind_of(files) == "csv":
+            builder = {"sep": delimiter_of(utf8(files["train"][0], 1 << 16))}
+        return load_dataset(kind_of(files), data_files=given, streaming=True, **builder)
     except Exception as error:  # each reader has errors of its own
         raise unreadable(source, error) from error

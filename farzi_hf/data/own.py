@@ -18,10 +18,9 @@ from datasets import DatasetDict, IterableDataset
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from farzi_hf.data.files import (
-    BUILDERS,
     DataUnavailableError,
-    ending,
     files_of,
+    kind_of,
     reason,
     split_named,
     stream_of,
@@ -81,12 +80,9 @@ def recognise(
     if of_items or text_column:
         return TEXT if text_column else INTERACTIONS
     files = files_of(source, data_dir)
-    kind = BUILDERS.get(ending(files["train"][0])) if files else "hub"
-    if kind in ("csv", None) and has_interactions(
-        first_lines(files["train"][0])[0]
-    ):  # None: an ending that says nothing
+    if kind_of(files) in ("csv", "text") and has_interactions(files["train"][0]):
         return INTERACTIONS
-    if kind in ("text", None):
+    if kind_of(files) == "text":
         return TEXT
     head = _head(stream_of(source, data_dir, **hub), source, files)
     return INTERACTIONS if has_interactions(list(head)) else _text_column(head, source) and TEXT
@@ -120,7 +116,7 @@ def load_text(
         raise ValueError(f"rows={rows!r} is unknown: give line or paragraph, or leave it out")
     opened = partial(stream_of, path_or_repo, data_dir, name=name, split=split, revision=revision)
     files = files_of(path_or_repo, data_dir)
-    if files and BUILDERS.get(ending(files["train"][0]), "text") == "text":
+    if kind_of(files) == "text":
         rows = rows or ("paragraph" if _is_wrapped(files["train"][0]) else "line")
         streams, read, where = opened(sample_by=rows), "text", f"a {rows} each"
     else:
@@ -147,7 +143,7 @@ def load_text(
 
 def _head(streams: Mapping[str, IterableDataset], source: Any, files: Any) -> Mapping[str, Sequence[Any]]:
     """The first rows, by columns."""
-    if files and BUILDERS[ending(files["train"][0])] == "csv":  # pandas would leave the file open
+    if kind_of(files) == "csv":  # pandas would leave the file open
         names, *rows = first_lines(files["train"][0], _HEAD)
         return dict(zip(names, zip(*rows, strict=False), strict=False)) if rows else dict.fromkeys(names, ())
     try:

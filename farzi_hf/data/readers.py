@@ -70,9 +70,10 @@ def columns_of(names: Sequence[str], source: Any, given: Given = NONE) -> list[s
     return found
 
 
-def has_interactions(names: Sequence[str]) -> bool:
-    """Whether columns with these names, or a first line without names, are those of interactions."""
+def has_interactions(names: Sequence[str] | Path) -> bool:
+    """Whether these are the columns of interactions, or a row of them; or those in the first line of a file."""
     with contextlib.suppress(ValueError):
+        names = first_lines(names)[0] if isinstance(names, Path) else names
         return _is_rating(names) or bool(columns_of(names, ""))
     return False
 
