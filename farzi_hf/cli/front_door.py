@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from itertools import count
 from pathlib import Path
 
+import transformers
 from transformers import HfArgumentParser
 
 from farzi_hf.cli.arguments import parse_arguments
@@ -75,6 +76,7 @@ class FrontDoor:
 
     def choose(self) -> Suggestion:
         """The settings, by trials that are kept in the folder. They are written to `config.yaml` there, a config for `farzi distil`."""
+        transformers.utils.logging.disable_progress_bar()  # of files that trials write and read
         _say(f"{self.data.description}\nTrials and the summary go to {self.folder}")
         found = self._search().run()
         self.settings.learner = found.learner

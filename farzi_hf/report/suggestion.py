@@ -120,7 +120,9 @@ class Suggestion:
         """The row "full data, long": the teacher is a model that has trained on all data for as long as helps."""
         model, trial = self.teacher
         found = c.statistics(prediction_of(model.to(c.device).eval()), c.splits["test"])
-        return Measured("full data, long", [found], c.nbytes(c.splits["train"]), trial.found["steps"], trial.seconds)
+        return Measured(
+            "full data, long", [found], c.nbytes(c.splits["train"]), trial.found["steps"], trial.found["seconds"]
+        )
 
     def reasons(self) -> list[str]:
         """Each choice with its reason, a line each."""
@@ -353,7 +355,9 @@ class Search:
 
         def make() -> dict[str, Any]:
             trainer = self.trainer(learner, teacher_steps=steps)
+            started = time.perf_counter()
             [found] = trainer.labelling.teachers(trainer.real_data, trainer.args.make_teacher_training(), self.seed)
+            seconds = round(time.perf_counter() - started, 2)
             model = AutoModelForCausalLM.from_config(
                 self.task.learner_config(learner, self.length), trust_remote_code=False
             )
@@ -366,6 +370,7 @@ class Search:
                 "learner": dict(learner),
                 "teacher_steps": steps,
                 "steps": taken,
+                "seconds": seconds,
                 "stopped": taken < 0.9 * steps,
                 "folder": folder.name,
             }

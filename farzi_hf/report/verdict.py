@@ -69,8 +69,10 @@ class Verdict:
         }  # fmt: skip
         against = _against(task, ours, counted, share)
         faster, smaller = full.seconds / max(ours.seconds, 0.01), full.nbytes / ours.nbytes
-        if not against and smaller <= 1 and faster < FASTER:
-            against = [f"it is {1 / smaller:.1f} times as large as the data, and a training on it saves little time"]
+        if smaller <= 1 and faster < FASTER:
+            against.append(
+                f"it is {1 / smaller:,.1f} times as large as the data, and a training on it saves little time"
+            )
         gains = []
         if faster >= CLEAR:
             gains.append(f"trainings that take {_seconds(ours.seconds)} in place of {_seconds(full.seconds)}")

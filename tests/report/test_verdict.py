@@ -6,9 +6,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from tiny_trainer import tiny_trainer
 
 from farzi_hf.report.comparison import Measured, pooled_row
-from farzi_hf.report.verdict import FULL, LONG, Verdict
+from farzi_hf.report.verdict import FULL, LONG, Verdict, compare
 from farzi_hf.tasks import LanguageModeling
 
 TASK = LanguageModeling(None)
@@ -48,6 +49,7 @@ def test_a_small_summary_of_full_quality_is_worth_it():
         ({"ours": 80.0}, "its student has 62 % of the quality of full data"),
         ({"ours": 52.0, "bigram": 51.0}, "the counted model 'interpolated bigram' is as good"),
         ({"nbytes": 200_000, "seconds": 60.0}, "it is 2.0 times as large as the data"),
+        ({"ours": 80.0, "nbytes": 2_000_000, "seconds": 90.0}, "full data; and it is 20.0 times as large"),
         ({"nbytes": 90_000, "seconds": 99.0}, "takes hardly longer and needs hardly more bytes"),
         ({"ours": float("nan")}, "nan %"),
     ],
@@ -70,3 +72,23 @@ def test_a_summary_that_saves_no_time_never_pays_by_time():
     assert found.worth  # by its bytes
     assert found.facts["break_even"] is None
     assert "never pays by the time" in str(found)
+
+
+def test_compare_answers_for_a_trainer_in_python(tmp_path, sequences, tokenizer):
+    trainer = tiny_trainer(tmp_path / "out", sequences, tokenizer, max_steps=0, teacher_steps=4)
+    trainer.train()
+    found = compare(trainer, sequences["test"], baselines=["random"])
+    assert [row["method"] for row in found.rows] == [
+        "Farzi", FULL, LONG, "unigram", "interpolated bigram", "random, same sequences",
+    ]  # fmt: skip
+    assert found.verdict.worth == str(found.verdict).startswith("Worth it")
+    assert found.verdict.facts["bytes"] == trainer.model.nbytes
+
+
+def test_compare_needs_rows_and_known_baselines(tmp_path, sequences, tokenizer):
+    trainer = tiny_trainer(tmp_path / "out", sequences, tokenizer)
+    with pytest.raises(ValueError, match="baselines: 'no' is unknown"):
+        compare(trainer, baselines=["no"])
+    trainer.sequences = (sequences["train"], None)
+    with pytest.raises(ValueError, match="neither test_dataset nor eval_dataset"):
+        compare(trainer)
