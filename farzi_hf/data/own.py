@@ -38,6 +38,9 @@ TEXT, INTERACTIONS = "text", "interactions"
 READ_BYTES = 256 << 20
 """Bytes of text that are read of a split at most."""
 _LEARNT_BYTES = 16 << 20  # of which a tokenizer is learnt
+_MOST_ENTRIES = (
+    4996  # of a tokenizer that is made, beside its 4 special tokens: the time of a training step grows with them
+)
 _SHARE = 0.05  # of the different rows, for validation and for test
 _HEAD = 200  # rows by which the columns are known
 _OPTIONS = "name yours with text_column, or those of interactions with user_column and item_column"
@@ -291,7 +294,7 @@ def _made(texts: list[str], vocab_size: int | None) -> PreTrainedTokenizerBase:
     """The tokenizer that fits the training rows."""
     size = sum(map(len, texts))
     if any(UNK in text.split() for text in texts[:10_000]):
-        return word_tokenizer(texts, vocab_size or 10_000)
+        return word_tokenizer(texts, vocab_size or _MOST_ENTRIES)
     # On texts of 20 kB to 2 MB, a counted bigram needs the fewest bits per byte with about 8 √size entries, and at most 3 % more with 5 √size.
-    fitting = int(np.clip(5 * size**0.5, 300, 8000))
+    fitting = int(np.clip(5 * size**0.5, 300, _MOST_ENTRIES))
     return bpe_tokenizer(texts[:: 1 + size // _LEARNT_BYTES], vocab_size or fitting)
