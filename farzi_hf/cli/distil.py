@@ -104,7 +104,7 @@ class Run:
         self._start = stored(self.folder / START, self.settings)
         farzi = None if self.chosen is None else self.chosen.summary
         self.trainer = trainer_of(self.data, self.args, self.seed, farzi_data=farzi)
-        begin_run(self.trainer, self.recipe, self.checkpoint)
+        begin_run(self.trainer, {**self.recipe, **self.data.place}, self.checkpoint)
         if self.is_first:
             start = f"going on from {self.checkpoint}" if self.checkpoint else "a new run, no checkpoint to go on from"
             print(f"{self.folder}: {start}; world size {self.args.world_size}, {self.args.device.type}", flush=True)
@@ -309,7 +309,7 @@ def distil(settings: RunSettings, args: FarziConfig, whole: bool = True, chosen:
 def report(data: TaskData, args: FarziConfig, done: Sequence[Mapping[str, Any]]) -> None:
     """One table of all seeds."""
     output, task, seeds = Path(args.output_dir), data.task, data.seeds(args.seed)
-    write_recipe(output, {**data.recipe(seeds), **args.to_recipe()})
+    write_recipe(output, {**data.recipe(seeds), **data.place, **args.to_recipe()})
     rows = pooled_rows(task, [part["measured"] for part in done])
     seconds = round(sum(part["facts"]["distillation_seconds"] for part in done), 2)
     facts = {**OBJECTIVES[args.objective].pooled([part["facts"] for part in done]), "distillation_seconds": seconds}

@@ -220,6 +220,11 @@ class TaskData:
         """The settings that determine the learner and the data of these seeds."""
         return {**self._named, "splits": list(seeds)} if self.task_class.splits_differ else self._named
 
+    @property
+    def place(self) -> dict[str, Any]:
+        """The folder of your own data: in the recipe that stays beside a run, and not in that of a summary."""
+        return {"data_dir": self.settings.data_dir} if self.settings.is_own and self.settings.data_dir else {}
+
     def identity(self, seed: int) -> dict[str, Any]:
         """The settings that determine the data and the learner, and a hash of the splits: every kept result depends on them."""
         return {**self._named, "data": self.fingerprint(seed)}

@@ -10,7 +10,10 @@ import yaml
 from tiny_trainer import tiny_trainer
 
 from farzi_hf import FarziConfig
+from farzi_hf.cli.arguments import parse_arguments
+from farzi_hf.cli.distil import Run
 from farzi_hf.cli.run_folder import begin_run, check_outputs, find_checkpoint, kept, stored, write_recipe
+from farzi_hf.report import RunSettings
 
 SAVED = {"save_strategy": "steps", "save_steps": 1, "max_steps": 2, "lr_scheduler_type": "constant"}
 
@@ -118,3 +121,25 @@ def test_a_file_that_no_recipe_wrote_is_refused_before_the_work(tmp_path, conten
     with pytest.raises(ValueError, match=r"x.json' exists already, and no recipe has written it: choose another"):
         kept(path, {}, lambda: pytest.fail("it works already"))
     assert path.read_text(encoding="utf-8") == content
+
+
+def test_the_recipe_of_a_run_finds_the_users_file_again_and_that_of_its_summary_names_no_folder(tmp_path, monkeypatch):
+    (tmp_path / "mine.csv").write_text(
+        "user_id,item_id\n" + "".join(f"{u},{(u + t) % 7}\n" for u in range(30) for t in range(5))
+    )
+    monkeypatch.chdir(tmp_path)
+    settings = {
+        "output_dir": "out",
+        "max_steps": 0,
+        "inner_steps": 1,
+        "teacher_steps": 1,
+        "num_sequences": 2,
+        "sequence_length": 4,
+        "use_cpu": True,
+    }
+    run = Run(RunSettings(dataset="mine.csv").load(), FarziConfig(**settings), 0)
+    run.begin()
+    assert "data_dir" not in run.recipe
+    monkeypatch.chdir("/")
+    again, _ = parse_arguments((RunSettings, FarziConfig), tmp_path / "out" / "recipe.yaml", [])
+    assert again.load().identity(0) == run.data.identity(0)
