@@ -38,6 +38,9 @@ def command(argv: Sequence[str]) -> None:
     parser.add_argument(
         "--data", help="the real data themselves, for --evaluate: a file or folder; ends with a verdict"
     )
+    parser.add_argument(
+        "--tokenizer", help="name or folder of the summary's tokenizer, if --evaluate needs its chat template"
+    )
     args = parser.parse_args(argv)
     keep_freed_memory()
     with ends_in_one_line("farzi train", FileNotFoundError):
@@ -47,7 +50,8 @@ def command(argv: Sequence[str]) -> None:
         if output.is_file() or (output.is_dir() and any(output.iterdir())):
             raise ValueError(f"--output_dir {str(output)!r} exists already and is not empty: choose another folder")
         farzi = FarziData.from_pretrained(summary_at(args.summary), args.revision)
-        named = {} if args.data is None else {"dataset": args.data}
+        given = {"dataset": args.data, "tokenizer": args.tokenizer}
+        named = {name: value for name, value in given.items() if value is not None}
         data = TaskData.of_summary(farzi, args.data_dir, **named) if args.evaluate else None
         if data is not None:
             seed = check_seed(farzi.results.recipe.get("seed", 42), "recipe.yaml: seed")

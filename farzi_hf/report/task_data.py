@@ -107,6 +107,8 @@ class RunSettings:
         if path.exists() or glob.has_magic(self.dataset):  # a recipe names the data, and not their folder
             path = path.absolute()
             self.dataset, self.data_dir = path.name + "/" * (path.name in NAMES), str(path.parent)
+        if self.tokenizer and Path(self.tokenizer).is_dir():
+            self.tokenizer = str(Path(self.tokenizer).absolute())
         if self.task is None:
             names = ("text_column", "user_column", "item_column", "name", "split", "revision")
             self.task = recognise(self.dataset, self.data_dir, **{name: getattr(self, name) for name in names})

@@ -120,6 +120,22 @@ def test_the_data_of_a_summary_have_its_vocabulary(folder, name, monkeypatch):
     assert asdict(found.settings) == asdict(data.settings)
 
 
+def test_chats_of_a_summary_need_the_tokenizer_with_the_template(folder, monkeypatch):
+    chats = [{"messages": [{"role": "user", "content": text}]} for text in SENTENCES]
+    (folder / "chats.jsonl").write_text("\n".join(map(json.dumps, chats)))
+    tokenizer = bpe_tokenizer(SENTENCES, 300)
+    tokenizer.chat_template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}{% endfor %}"
+    tokenizer.save_pretrained(folder / "tokenizer")
+    monkeypatch.chdir(folder)
+    data = RunSettings(dataset="chats.jsonl", tokenizer="tokenizer").load()
+    assert data.settings.tokenizer == str(folder / "tokenizer")  # also for a second run, from another folder
+    farzi = summary_of(data)
+    with pytest.raises(ValueError, match=r"holds chats.*give that of a chat model"):
+        TaskData.of_summary(farzi, str(folder))
+    found = TaskData.of_summary(farzi, str(folder), tokenizer="tokenizer")
+    assert found.fingerprint(0) == data.fingerprint(0)
+
+
 def test_a_strangers_recipe_chooses_neither_tokenizer_nor_files(folder):
     text = RunSettings(dataset=str(folder / "mine.jsonl")).load()
     farzi = summary_of(text, tokenizer="some/repository")
