@@ -181,9 +181,10 @@ def attribute(trainer: Trainer, test_dataset: Dataset, adjoint: Adjoint | None =
         )
     memory = torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else psutil.virtual_memory().total
     trained = sum(x.nbytes for x in replay.start.values() if not is_constant(x))
-    at_once = max(1, int(_SHARE * memory // (replay.optimizer.fields * trained)))
+    at_once = max(1, int(_SHARE * memory // ((replay.optimizer.fields + 1) * trained)))
     groups = [range(i, min(i + at_once, count)) for i in range(0, count, at_once)]
     forward = replay.steps + (adjoint is None)  # the choice takes a gradient
+    back = 2 if trainer.args.gradient_accumulation_steps == 1 else 1  # of micro-batches, each graph is made twice
     total = sum(forward + replay.steps * (2 + 2 * len(queries)) for queries in groups)
     scores, losses, params = [], [], {}
     with tqdm(total=total, desc="Attribution", unit="gradient", disable=trainer.args.disable_tqdm) as shown:
@@ -195,19 +196,19 @@ def attribute(trainer: Trainer, test_dataset: Dataset, adjoint: Adjoint | None =
                     losses.append((loss := replay.learner.hard_loss(theta, replay.batch(of_test, [query]))).detach())
                     yield loss
 
-            # Forward each step is one gradient; backward one, and two products for each query.
-            costs = itertools.chain(itertools.repeat(1, forward), itertools.repeat(2 + 2 * len(queries)))
+            # Forward each step is one gradient; backward two, of which one is with its graph, and two products for each query.
+            costs = itertools.chain(itertools.repeat(1, forward), itertools.repeat(back * (1 + len(queries))))
             seen = replace(replay, on_gradient=lambda costs=costs: shown.update(next(costs)))
             with trainer.accelerator.autocast():
                 scores.append(influence(seen, of_queries, adjoint=adjoint).cpu())
     facts = {"model": type(trainer.model).__name__, "steps": replay.steps, "optimizer": str(replay.optimizer)}
-    texts = (_texts(trainer, loader) for loader in (replay.loader, of_test))
+    texts = (_texts(replay, loader) for loader in (replay.loader, of_test))
     return Attribution(torch.cat(scores), torch.stack(losses).cpu(), *texts, facts, params)
 
 
-def _texts(trainer: Trainer, loader: DataLoader) -> list[str]:
+def _texts(replay: Replay, loader: DataLoader) -> list[str]:
     """What each row says: decoded by the Trainer's tokenizer, or else its ids."""
-    ids = [loader.dataset[i]["input_ids"] for i in range(len(loader.dataset))]
-    if hasattr(trainer.processing_class, "batch_decode"):
-        return trainer.processing_class.batch_decode(ids, skip_special_tokens=True)
-    return [" ".join(str(int(x)) for x in row) for row in ids]
+    ids = [replay.batch(loader, [row])["input_ids"][0].tolist() for row in range(len(loader.dataset))]
+    if hasattr(replay.trainer.processing_class, "batch_decode"):
+        return replay.trainer.processing_class.batch_decode(ids, skip_special_tokens=True)
+    return [" ".join(map(str, row)) for row in ids]

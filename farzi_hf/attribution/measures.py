@@ -1,46 +1,13 @@
-"""How well scores of training sequences predict real retrainings, and how smooth a training is."""
+"""How smooth a training is, and so how far its scores see."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from farzi_hf.attribution.scores import Test, influence, loss_function
 from farzi_hf.attribution.weighted_training import RowTraining
 from farzi_hf.data.seeds import Purpose, stream
-
-
-def linear_datamodeling_score(scores: Tensor, left_out: Tensor, losses: Tensor) -> float:
-    """The linear datamodelling score (Park et al., 2023): Spearman's correlation of predicted and true test loss, from −1 to 1.
-
-    The prediction for a retraining is the sum of the scores of the sequences that it leaves out.
-
-    Args:
-        scores: (n,); a larger score means that the test loss rises more without the sequence. `influence` returns such scores.
-        left_out: (K, n), whether retraining k leaves out sequence i.
-        losses: (K,), the test loss after each retraining.
-
-    Raises:
-        ValueError: the shapes do not fit, or there are fewer than 3 retrainings.
-    """
-    if left_out.shape != (len(losses), len(scores)) or len(losses) < 3:
-        raise ValueError(
-            f"left_out has the shape {tuple(left_out.shape)} for {len(losses)} retrainings and {len(scores)} sequences; "
-            "give (K, n) with K of at least 3"
-        )
-    predicted = left_out.double() @ scores.double()
-    return spearman(predicted.numpy(force=True), losses.double().numpy(force=True))
-
-
-def spearman(x: np.ndarray, y: np.ndarray) -> float:
-    """Spearman's correlation of two lists of numbers: that of their ranks, where equal numbers share the mean of theirs."""
-
-    def ranks(values: np.ndarray) -> np.ndarray:
-        _, group, sizes = np.unique(values, return_inverse=True, return_counts=True)
-        return (np.cumsum(sizes) - (sizes + 1) / 2)[group]
-
-    return float(np.corrcoef(ranks(x), ranks(y))[0, 1])
 
 
 def metasmoothness(

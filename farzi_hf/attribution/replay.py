@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,24 +29,15 @@ class Replay(RowTraining):
 
     The loss of a step is the Trainer's: over its micro-batches, the sum of the cross-entropy of all predicted tokens, divided as
     the Trainer divides it. The part of row i is multiplied by its weight w_i, and the divisor does not depend on w.
-
-    Args:
-        trainer: the configured Trainer.
-        learner: its model, as a function of the parameters.
-        start: θ_0, by name.
-        optimizer: its optimizer, clipping and schedule.
-        loader: its rows and its collator.
-        order: for each step the rows of its micro-batches.
-        on_gradient: is called for each gradient of a step, to show progress.
     """
 
     trainer: Trainer
     learner: Learner
     start: Parameters
     optimizer: InnerOptimizer
-    loader: DataLoader
-    order: Sequence[Sequence[Sequence[int]]]
-    on_gradient: Callable[[], Any] = lambda: None
+    loader: DataLoader  # of its rows, with its collator
+    order: Sequence[Sequence[Sequence[int]]]  # for each step the rows of its micro-batches
+    on_gradient: Callable[[], Any] = lambda: None  # to show progress
 
     @classmethod
     def of(cls, trainer: Trainer) -> Replay:
@@ -92,16 +83,14 @@ class Replay(RowTraining):
         batches = [self.batch(self.loader, rows) for rows in self.order[step - 1]]
         return self.trainer.get_batch_samples(iter(batches), len(batches), self.trainer.args.device)
 
-    def loss(self, params: Parameters, inputs: tuple[Tensor, ...], step: int) -> Tensor:
+    def loss(self, params: Parameters, inputs: tuple[Tensor, ...], step: int) -> Iterator[Tensor]:
         self.on_gradient()
         (weights,), (batches, items) = inputs, self.micro_batches(step)
-        parts = []
         for rows, batch in zip(self.order[step - 1], batches, strict=True):
-            predicted = (batch["labels"][:, 1:] != IGNORED).sum()
+            predicted = int((batch["labels"][:, 1:] != IGNORED).sum())
             if predicted or items is None:
-                share = 1 / len(batches) if items is None else predicted / items
-                parts.append(self.learner.hard_loss(params, batch, weights[list(rows)]) * share)
-        return torch.stack(parts).sum()
+                share = 1 / len(batches) if items is None else predicted / int(items)
+                yield self.learner.hard_loss(params, batch, weights[list(rows)]) * share
 
     def _check_first_gradient(self) -> None:
         trainer, model = self.trainer, self.trainer.model
@@ -122,7 +111,7 @@ class Replay(RowTraining):
             )
 
         with torch.enable_grad(), torch.random.fork_rng(), trainer.accelerator.autocast():
-            ours = gradient(self.loss(theta, (self.ones,), 1), list(theta.values()))
+            ours = gradient(sum(self.loss(theta, (self.ones,), 1)), list(theta.values()))
             tolerance = (0.1 if trainer.args.bf16 else 1e-3) * ours.norm()
             if (of_trainer(True) - ours).norm() <= tolerance:
                 return

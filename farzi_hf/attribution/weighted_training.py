@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -27,7 +27,7 @@ class RowTraining(ABC):
     torch_compile: bool = False
 
     @abstractmethod
-    def loss(self, params: Parameters, inputs: tuple[Tensor, ...], step: int) -> Tensor:
+    def loss(self, params: Parameters, inputs: tuple[Tensor, ...], step: int) -> Tensor | Iterator[Tensor]:
         """The inner loss in the form that `unroll` takes; `inputs` is (w,). Steps count from 1."""
 
     @property

@@ -23,6 +23,7 @@ from farzi_hf.engine.inner_loop import (
     Pulled,
     States,
     autocast,
+    summed,
     weights,
 )
 from farzi_hf.engine.optimizers import InnerOptimizer
@@ -72,7 +73,7 @@ def _compiled(function: Callable) -> Callable:
 
 def _gradient(inner_loss: InnerLoss, layout: Layout, w: Buffers, inputs: Buffers, step: int) -> Buffers:
     """g_t."""
-    return torch.func.grad(lambda w: inner_loss(layout.unflatten(w), inputs, step))(w)
+    return torch.func.grad(lambda w: summed(inner_loss(layout.unflatten(w), inputs, step)))(w)
 
 
 def _reverse(

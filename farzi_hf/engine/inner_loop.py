@@ -6,7 +6,9 @@ not depend on the number of tensors. Adjoints (`farzi_hf.engine.adjoints`) decid
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +21,8 @@ from farzi_hf.engine.optimizers import CHUNK, InnerOptimizer, State
 
 Buffers = tuple[Tensor, ...]
 """One flat tensor per group of parameters. A group is all parameters of one dtype, device and optimizer."""
-InnerLoss = Callable[[dict[str, Tensor], tuple[Tensor, ...], int], Tensor]
+InnerLoss = Callable[[dict[str, Tensor], tuple[Tensor, ...], int], Tensor | Iterable[Tensor]]
+"""A scalar; or scalars, one after the other, whose sum is meant: of micro-batches, of which one graph is in memory at a time."""
 States = tuple[State, ...]
 """One optimizer state per group."""
 Accumulators = Callable[[int, slice], State]
@@ -160,12 +163,28 @@ class InnerLoop:
 
     def gradient(self, w: Buffers, inputs: Buffers, t: int, *, create_graph: bool = False) -> Buffers:
         """g_t at `w`, which must require grad, before it is clipped."""
-        step = self.number(t)
         with torch.enable_grad():
-            with autocast(self.autocast):
-                loss = self.inner_loss(self.layout.unflatten(w), inputs, step)
+            return functools.reduce(_add, self._parts(w, inputs, t, create_graph))
+
+    def _parts(self, w: Buffers, inputs: Buffers, t: int, create_graph: bool) -> Iterator[Buffers]:
+        """The gradients of the parts of the loss."""
+        step, losses = self.number(t), None
+        for number in itertools.count():
+            with torch.enable_grad(), autocast(self.autocast):
+                losses = losses or _each(self.inner_loss(self.layout.unflatten(w), inputs, step))
+                loss = next(losses, None)
+            if loss is None and number:
+                return
             _check_loss(loss, step)
-            return torch.autograd.grad(loss, w, create_graph=create_graph, materialize_grads=True)
+            g = torch.autograd.grad(loss, w, create_graph=create_graph, materialize_grads=True)
+            del loss
+            yield g
+            del g
+
+    def graphs(self, w: Buffers, inputs: Buffers, t: int) -> Iterator[GradientGraph]:
+        """The gradients of the parts of the loss at `w`, with their graphs, which share memory with `w` and `inputs`."""
+        w, inputs = leaves(w), tuple(x.detach().requires_grad_(x.requires_grad) for x in inputs)
+        return (GradientGraph(w, inputs, g) for g in self._parts(w, inputs, t, True))
 
     def detached_gradient(self, w: Buffers, inputs: Buffers, t: int) -> Buffers:
         """g_t at `w`, clipped, without a graph."""
@@ -178,11 +197,11 @@ class InnerLoop:
 
     def replayed_gradient(self, w: Buffers, inputs: Buffers, t: int) -> Buffers:
         """g_t at `w`, clipped, bit for bit as `reverse` will compute it: with its graph, and so with the same kernels."""
-        return self.clipped(self.gradient_graph(w, inputs, t))
+        return self.optimizer.clip(functools.reduce(_add, map(_without_graph, self.graphs(w, inputs, t))))
 
     def clipped(self, graph: GradientGraph) -> Buffers:
         """The gradient of a graph, clipped, without it."""
-        return self.optimizer.clip(tuple(flat.detach() for flat in graph.g))
+        return self.optimizer.clip(_without_graph(graph))
 
     def update(self, states: States, g: Buffers, t: int, out: States | None = None) -> States:
         """The states after step t, without a graph, in the buffers of `out` or in new ones."""
@@ -209,7 +228,8 @@ class InnerLoop:
         """Carry the cotangents of `pulled` back through step t, and add the step's part to the inputs' derivatives, all in place; returns
         g_t, clipped.
 
-        Costs G for the gradient with its graph, and 2 G for each outer loss: a vector-Jacobian product through the graph.
+        Costs G for the gradient with its graph, and 2 G for each outer loss: a vector-Jacobian product through the graph. If the loss has
+        parts, their graphs are made twice: the optimizer's pullback needs the whole gradient.
 
         Args:
             before: the states before the step. If `after` is given, their parameters are enough.
@@ -218,19 +238,20 @@ class InnerLoop:
             pulled: of each outer loss.
             graph: of the gradient, if it is at hand.
         """
-        graph = graph or self.gradient_graph(weights(before), inputs, t)
-        g, unclipped = self.clipped(graph), tuple(flat.detach() for flat in graph.g)
-        sources = (*graph.w, *(x for x in graph.inputs if x.requires_grad))
-        for left, (cotangents, dx) in zip(reversed(range(len(pulled))), pulled, strict=True):
-            dg = self.optimizer.clip_pullback(unclipped, self._pullback(t, before, after, g, cotangents))
-            linked = [(flat, vector) for flat, vector in zip(graph.g, dg, strict=True) if flat.requires_grad]
-            if not linked:  # the loss is linear: there are no second derivatives
-                continue
-            graphs, dg = zip(*linked, strict=True)
-            products = torch.autograd.grad(graphs, sources, dg, allow_unused=True, retain_graph=left > 0)
-            for total, product in zip((*weights(cotangents), *dx), products, strict=True):
-                if product is not None:
-                    total.add_(product)  # dw += H_ww·dg, dx += H_xw·dg
+        unclipped = None if graph is None else _without_graph(graph)
+        if graph is None:
+            for number, part in enumerate(self.graphs(weights(before), inputs, t)):
+                graph = None if number else part
+                unclipped = _without_graph(part) if unclipped is None else _add(unclipped, _without_graph(part))
+            part = None  # its memory is that of the next graph
+        g = self.optimizer.clip(unclipped)
+        dgs = [
+            self.optimizer.clip_pullback(unclipped, self._pullback(t, before, after, g, cotangents))
+            for cotangents, _ in pulled
+        ]
+        # The parameters before the step are what `before` holds, whatever becomes of the cotangents.
+        for part in self.graphs(weights(before), inputs, t) if graph is None else [graph]:
+            _add_products(part, dgs, pulled)
         return g
 
     def _pullback(self, t: int, before: States, after: Accumulators | None, g: Buffers, cotangents: States) -> Buffers:
@@ -251,6 +272,37 @@ class InnerLoop:
     def number(self, t: int) -> int:
         """The global number of step t, as the loss and the schedule know it."""
         return self.first_step + t - 1
+
+
+def _add_products(graph: GradientGraph, dgs: Sequence[Buffers], pulled: Sequence[Pulled]) -> None:
+    """dw += H_ww·dg and dx += H_xw·dg, for each outer loss."""
+    sources = (*graph.w, *(x for x in graph.inputs if x.requires_grad))
+    for left, dg, (cotangents, dx) in zip(reversed(range(len(pulled))), dgs, pulled, strict=True):
+        linked = [(flat, vector) for flat, vector in zip(graph.g, dg, strict=True) if flat.requires_grad]
+        if not linked:  # the loss is linear: there are no second derivatives
+            return
+        graphs, vectors = zip(*linked, strict=True)
+        products = torch.autograd.grad(graphs, sources, vectors, allow_unused=True, retain_graph=left > 0)
+        for total, product in zip((*weights(cotangents), *dx), products, strict=True):
+            if product is not None:
+                total.add_(product)
+
+
+def _without_graph(graph: GradientGraph) -> Buffers:
+    return tuple(flat.detach() for flat in graph.g)
+
+
+def _add(g: Buffers, other: Buffers) -> Buffers:
+    return tuple(a + b for a, b in zip(g, other, strict=True))
+
+
+def _each(loss: Any) -> Iterator[Any]:
+    return iter([loss]) if isinstance(loss, Tensor) or not isinstance(loss, Iterable) else iter(loss)
+
+
+def summed(loss: Tensor | Iterable[Tensor]) -> Tensor:
+    """A loss in one part."""
+    return loss if isinstance(loss, Tensor) else sum(loss)
 
 
 def chunks(x: Tensor, size: int) -> Iterator[slice]:

@@ -56,7 +56,8 @@ def unroll(
     decay still shrinks it.
 
     Args:
-        inner_loss: `inner_loss(params, inputs, step)` returns a scalar. It must be a pure function, because the
+        inner_loss: `inner_loss(params, inputs, step)` returns a scalar, or an iterator of scalars whose sum is the loss: the micro-batches
+            of a step, of which one graph is in memory at a time (`GradientGraphs` and `Direct` keep all). It must be a pure function, because the
             backward pass evaluates it again (under the autocast settings of the forward pass): choose minibatches
             and dropout by `step`. It must have second derivatives: no flash attention, no cuDNN RNN. Only `params`
             and `inputs` get gradients. Pass a tensor that needs one in `inputs`: if the function captures it, it gets one

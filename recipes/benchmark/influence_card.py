@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from influence import AttributionProblem, say
 
-from farzi_hf.attribution import spearman
 from farzi_hf.data.seeds import Purpose, stream
 from farzi_hf.report import listed, markdown, save_csv, save_json, save_text
 from farzi_hf.report.plots import Panel, plot_curves
@@ -52,6 +51,16 @@ def resampled(left_out: torch.Tensor, scores: Sequence[float], losses: Sequence[
     chosen = [np.arange(count), *(generator.integers(count, size=count) for _ in range(RESAMPLES))]
     predicted, true = (left_out.double() @ torch.tensor(scores).double()).numpy(), np.array(losses)
     return np.array([spearman(predicted[k], true[k]) for k in chosen])
+
+
+def spearman(x: np.ndarray, y: np.ndarray) -> float:
+    """Spearman's correlation of two lists of numbers: that of their ranks, where equal numbers share the mean of theirs."""
+
+    def ranks(values: np.ndarray) -> np.ndarray:
+        _, group, sizes = np.unique(values, return_inverse=True, return_counts=True)
+        return (np.cumsum(sizes) - (sizes + 1) / 2)[group]
+
+    return float(np.corrcoef(ranks(x), ranks(y))[0, 1])
 
 
 def write(name: str, problem: AttributionProblem, folder: Path, scored: Rows, costs: Rows) -> None:

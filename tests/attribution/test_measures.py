@@ -1,4 +1,4 @@
-"""The measures of scores: the datamodelling score and the smoothness of a training."""
+"""The smoothness of a training."""
 
 from __future__ import annotations
 
@@ -6,22 +6,10 @@ import pytest
 import torch
 from tiny_models import config_of
 
-from farzi_hf.attribution import WeightedTraining, linear_datamodeling_score, metasmoothness
+from farzi_hf.attribution import WeightedTraining, metasmoothness
 from farzi_hf.data import minibatches
 from farzi_hf.distillation import Learner
 from farzi_hf.engine import InnerSGD
-
-
-def test_it_is_spearmans_correlation_with_shared_ranks():
-    """Predictions 0 0 1 2 and losses 1 2 0 3: the ranks are 0.5 0.5 2 3 and 1 2 0 3."""
-    left_out = torch.tensor([[0, 0], [0, 0], [1, 0], [0, 1]]).bool()
-    found = linear_datamodeling_score(torch.tensor([1.0, 2.0]), left_out, torch.tensor([1.0, 2.0, 0.0, 3.0]))
-    assert found == pytest.approx(1.5 / (4.5 * 5) ** 0.5)
-
-
-def test_the_score_refuses_shapes_that_do_not_fit():
-    with pytest.raises(ValueError, match=r"left_out has the shape \(4, 2\) for 4 retrainings and 3 sequences"):
-        linear_datamodeling_score(torch.ones(3), torch.ones(4, 2), torch.ones(4))
 
 
 @pytest.fixture(scope="module")

@@ -81,6 +81,24 @@ def test_parameters_without_decay(adjoint: Adjoint) -> None:
 
 
 @every_adjoint
+@pytest.mark.parametrize("optimizer", ["adamw_clipped", "sgd_momentum"])
+def test_a_loss_in_parts_is_their_sum(optimizer: str, adjoint: Adjoint) -> None:
+    problem = mp.mlp()
+
+    def parts(*args) -> Iterator[Tensor]:
+        for share in (0.5, 0.2, 0.3):
+            yield share * problem.inner_loss(*args)
+
+    found = meta_gradient(replace(problem, inner_loss=parts), OPTIMIZERS[optimizer], 9, adjoint=adjoint)
+    assert_exact(problem, found, reference("mlp", optimizer, 9), adjoint)
+
+
+def test_a_loss_without_parts_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"inner_loss must return a scalar tensor .* got None at step 1"):
+        meta_gradient(replace(mp.mlp(), inner_loss=lambda *args: []), ADAM, 2)
+
+
+@every_adjoint
 def test_several_outer_losses_share_the_graphs_of_one_training(adjoint: Adjoint) -> None:
     problem, calls = mp.mlp(), 0
     scales = (1.0, -2.0, 0.5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
 import meta_problems as mp
@@ -15,7 +16,7 @@ from meta_problems import ADAM
 from torch import Tensor
 
 from farzi_hf import engine
-from farzi_hf.engine import Adjoint, InnerAdam, InnerOptimizer, InnerSGD, unroll
+from farzi_hf.engine import Adjoint, Checkpoint, InnerAdam, InnerOptimizer, InnerSGD, Reversible, Tape, unroll
 from farzi_hf.engine.adjoints.base import graph_bytes
 from farzi_hf.engine.inner_loop import InnerLoop, Layout
 
@@ -94,3 +95,20 @@ def test_without_an_adjoint_the_fastest_that_fits_is_taken(
     assert "estimates: " in record.message
     adjoint = getattr(engine, expected)()
     assert all(map(torch.equal, found, meta_gradient(problem, optimizer, 40, adjoint=adjoint)))
+
+
+@pytest.mark.parametrize("adjoint", [Tape(), Checkpoint(), Reversible()], ids=repr)
+def test_parts_of_a_loss_take_the_memory_of_one(adjoint: Adjoint) -> None:
+    """Two graphs of eight: a part's, and its derivative's."""
+    inputs, w = tuple(torch.randn(8, 256, 32, requires_grad=True)), {"w": torch.randn(32, 256, requires_grad=True)}
+
+    def parts(params: dict[str, Tensor], inputs: tuple[Tensor, ...], step: int) -> Iterator[Tensor]:
+        return (_loss(params, (x,), step) for x in inputs)
+
+    def peak(loss: Callable) -> int:
+        with LiveBytes() as used:
+            theta = unroll(loss, w, inputs, optimizer=ADAM, steps=3, adjoint=adjoint)
+            theta["w"].sum().backward()
+        return used.peak
+
+    assert peak(parts) < 0.5 * peak(lambda *args: sum(parts(*args)))

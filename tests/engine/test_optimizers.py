@@ -151,7 +151,6 @@ BAD: dict[str, tuple[Callable[[], InnerOptimizer], str]] = {
     "decay": (lambda: InnerAdam(lr=0.1, weight_decay=-0.1), r"weight_decay must be a finite number >= 0, got -0\.1"),
     "clipping": (lambda: InnerSGD(lr=0.1, max_grad_norm=0.0), r"max_grad_norm must be None or .* > 0, got 0\.0; None turns it off"),
     "no memory": (lambda: InnerAdamW(lr=0.5, weight_decay=2), r"lr=0\.5 times weight_decay=2 must be below 1.*lower one"),
-    "one name": (lambda: InnerAdamW(lr=0.1, no_decay="bias"), r"no_decay must be the names of parameters, got 'bias'"),
     "momentum": (lambda: InnerSGD(lr=0.1, momentum=1.0), r"momentum must be a number in \[0, 1\), got 1\.0"),
 }  # fmt: skip
 

@@ -6,6 +6,7 @@ import csv
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -117,3 +118,9 @@ def test_every_way_to_differentiate_gives_the_same_influence(tmp_path) -> None:
 def test_unusable_settings_are_named(changes: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         AttributionArguments(**changes)
+
+
+def test_equal_numbers_share_their_ranks() -> None:
+    """Predictions 0 0 1 2 and losses 1 2 0 3: the ranks are 0.5 0.5 2 3 and 1 2 0 3."""
+    found = influence_card.spearman(np.array([0.0, 0.0, 1.0, 2.0]), np.array([1.0, 2.0, 0.0, 3.0]))
+    assert found == pytest.approx(1.5 / (4.5 * 5) ** 0.5)

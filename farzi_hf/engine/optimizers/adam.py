@@ -184,8 +184,6 @@ class InnerAdamW(InnerAdam):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.no_decay, str):
-            raise ValueError(f"no_decay must be the names of parameters, got {self.no_decay!r}; give a tuple")
         if self.lr * self.weight_decay >= 1:
             raise ValueError(
                 f"lr={self.lr!r} times weight_decay={self.weight_decay!r} must be below 1, or a step leaves nothing of a parameter; lower one"
