@@ -16,7 +16,7 @@ from transformers import HfArgumentParser
 from farzi_hf.cli.arguments import parse_arguments
 from farzi_hf.distillation.config import FarziConfig
 from farzi_hf.report import RunSettings
-from farzi_hf.report.suggestion import Search, Suggestion, data_of, words_of
+from farzi_hf.report.suggestion import KEPT, Search, Suggestion, words_of
 from farzi_hf.report.tables import save_text
 from farzi_hf.summary.store.text import yaml_text
 
@@ -64,21 +64,30 @@ class FrontDoor:
         )
         self.settings, self._args = parse_arguments((RunSettings, FarziConfig), None, ["--dataset", argv[0], *rest])
         named = {word[2:].partition("=")[0] for word in rest if word.startswith("--")}
-        self._fixed = {
+        fixed = {
             f.name: getattr(self._args, f.name) for f in fields(FarziConfig) if f.name in named - {"output_dir", "seed"}
         }
-        self._learner = self.settings.learner if "learner" in named else None
-        self._most = None if self.options.bytes is None else _bytes(self.options.bytes)
+        if self._args.world_size > 1:
+            raise ValueError(
+                f"{self._args.world_size} processes would all make the trials; choose with farzi suggest DATA > config.yaml, and launch farzi "
+                "distil config.yaml"
+            )
         self.data = self.settings.load()
         self.seed = self.data.seeds(self._args.seed)[0]
         self.splits = self.data.splits(self.seed)
-        self.folder = Path(self._args.output_dir) if "output_dir" in named else self._free_folder(argv[0])
+        self.search = Search(
+            self.splits, self.data.task, Path(), self._args.output_dir, self._args.seed,
+            None if self.options.bytes is None else _bytes(self.options.bytes), self.options.minutes,
+            self.settings.learner if "learner" in named else None, fixed, _say,
+        )  # fmt: skip
+        self.folder = self._given_folder() if "output_dir" in named else self._free_folder(argv[0])
+        self.search.folder, self.search.output_dir = self.folder / TRIALS, str(self.folder)
 
     def choose(self) -> Suggestion:
         """The settings, by trials that are kept in the folder. They are written to `config.yaml` there, a config for `farzi distil`."""
         transformers.utils.logging.disable_progress_bar()  # of files that trials write and read
         _say(f"{self.data.description}\nTrials and the summary go to {self.folder}")
-        found = self._search().run()
+        found = self.search.run()
         self.settings.learner = found.learner
         save_text(self.config(found), self.folder / CONFIG)
         return found
@@ -93,7 +102,7 @@ class FrontDoor:
 
     def plan(self) -> str:
         """What would be done, in words. Nothing is written."""
-        search, rows = self._search(), ", ".join(f"{len(split):,} {name}" for name, split in self.splits.items())
+        search, rows = self.search, ", ".join(f"{len(split):,} {name}" for name, split in self.splits.items())
         learners = ", ".join(words_of(learner) for learner in search.learners)
         return (
             f"{self.data.description}\n{rows} rows; {search.vocab_size:,} entries; rows of {search.length} in the summary\n"
@@ -101,27 +110,27 @@ class FrontDoor:
             f"Trials and the summary would go to {self.folder}"
         )
 
-    def _search(self) -> Search:
-        return Search(
-            self.splits, self.data.task, self.folder / TRIALS, str(self.folder), self._args.seed, self._most, self.options.minutes, self._learner,
-            self._fixed, _say,
-        )  # fmt: skip
+    def _given_folder(self) -> Path:
+        """The folder that the user names, if it is free or has trials of this very command."""
+        folder = Path(self._args.output_dir)
+        if not self._is_ours(folder) and (folder.is_file() or (folder.is_dir() and any(folder.iterdir()))):
+            raise ValueError(
+                f"output_dir={str(folder)!r} is not empty, and has no trials of these data with these settings: choose another folder"
+            )
+        return folder
 
     def _free_folder(self, name: str) -> Path:
-        """The first folder of this name that is free, or that trials on the same data have begun."""
+        """The first folder of this name that is free, or that has trials of this very command."""
         stem = re.sub(r"[^\w.-]+", "-", Path(name).name.partition(".")[0]).strip("-.") or "data"
-        for number in count(1):
-            folder = Path(f"farzi-{stem}" if number == 1 else f"farzi-{stem}-{number}")
-            if not folder.exists() or self._is_ours(folder):
-                return folder
-        raise AssertionError("there is always a next number")
+        folders = (Path(f"farzi-{stem}" if number == 1 else f"farzi-{stem}-{number}") for number in count(1))
+        return next(folder for folder in folders if not folder.exists() or self._is_ours(folder))
 
     def _is_ours(self, folder: Path) -> bool:
+        """Whether the folder has trials of the same data with the same settings."""
         try:
-            found = json.loads((folder / TRIALS / "trials.json").read_text(encoding="utf-8"))["settings"]["data"]
+            return json.loads((folder / TRIALS / KEPT).read_text(encoding="utf-8"))["settings"] == self.search.settings
         except (OSError, ValueError, KeyError, TypeError):
             return False
-        return found == json.loads(json.dumps(data_of(self.splits)))
 
 
 def _say(line: str) -> None:

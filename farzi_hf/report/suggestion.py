@@ -42,6 +42,7 @@ from farzi_hf.summary import FarziData
 from farzi_hf.summary.store.text import as_written, json_text, numbers_of
 from farzi_hf.tasks import Task
 
+KEPT = "trials.json"
 _SHARES = {"learners": 0.25, "teacher": 0.3, "packing": 0.2, "students": 0.1}
 """Of the time. The rest is for the comparison that follows."""
 _BITS = 4.0  # about what a number of a teacher needs that has trained on in five bits, with the vectors
@@ -180,11 +181,6 @@ def suggest(
     return found.config
 
 
-def data_of(splits: DatasetDict) -> dict[str, Any]:
-    """What tells these data from others."""
-    return {name: described(rows)["fingerprint"] for name, rows in splits.items() if name != "test"}
-
-
 @dataclass
 class Search:
     """The trials of one data set. Each method is a stage, or a part of a trial. For arguments see `suggest`.
@@ -223,8 +219,6 @@ class Search:
         self.minutes = self.minutes or (10.0 if self.vocab_size <= 5000 else 30.0)
         some, held_out = max(20, int(_IDS / self.mean)), self.splits["validation"]
         self.validation = random_sequences(held_out, some, self.seed) if len(held_out) > some else held_out
-        self._file = self.folder / "trials.json"
-        self._kept = self._read()
 
     def run(self) -> Suggestion:
         """All stages."""
@@ -246,25 +240,30 @@ class Search:
     # -- what is kept ------------------------------------------------------------------------------------------------
 
     @cached_property
-    def _settings(self) -> dict[str, Any]:
-        named = {
+    def settings(self) -> dict[str, Any]:
+        """On what the trials depend: the data and what was asked for."""
+        data = {name: described(rows)["fingerprint"] for name, rows in self.splits.items() if name != "test"}
+        asked = {
             "bytes": self.most,
             "minutes": self.minutes,
             "learners": self.learners,
             "seed": self.seed,
             "fixed": self.fixed,
         }
-        return as_written({"data": data_of(self.splits), **named})
+        return as_written({"data": data, **asked})
 
-    def _read(self) -> dict[str, Any]:
-        if not self._file.exists():
+    @cached_property
+    def _kept(self) -> dict[str, Any]:
+        """Trials of an earlier start, by their keys."""
+        path = self.folder / KEPT
+        if not path.exists():
             return {}
         try:
-            found = json.loads(self._file.read_text(encoding="utf-8"))
-            return numbers_of(found["trials"]) if found["settings"] == self._settings else {}
+            found = json.loads(path.read_text(encoding="utf-8"))
+            return numbers_of(found["trials"]) if found["settings"] == self.settings else {}
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(
-                f"{str(self._file)!r} cannot be read ({error!r}): move it away, or choose another folder"
+                f"{str(path)!r} cannot be read ({error!r}): move it away, or choose another folder"
             ) from None
 
     def trial(self, name: str, make: Callable[[], Mapping[str, Any]], key: str = "") -> Trial:
@@ -274,7 +273,7 @@ class Search:
             started = time.perf_counter()
             values = make()
             self._kept[key] = as_written({**values, "name": name, "seconds": round(time.perf_counter() - started, 2)})
-            save_json({"settings": self._settings, "trials": self._kept}, self._file)
+            save_json({"settings": self.settings, "trials": self._kept}, self.folder / KEPT)
         found = Trial(**numbers_of(self._kept[key]))
         if found in self.trials:  # two stages have asked for it
             return found
@@ -296,7 +295,7 @@ class Search:
         settings = {
             "labels": "teacher", "inputs": "drawn", "num_sequences": 64, "sequence_length": self.length, "inner_epsilon": 1e-6, "max_steps": 0,
             "teacher_learning_rate": _rate(0.01, learner), "teacher_batch_size": self._rows_a_step, "seed": self.seed,
-            "report_to": "none", "eval_students": 1,
+            "report_to": "none", "eval_students": 1, "disable_tqdm": not sys.stderr.isatty(),
         }  # fmt: skip
         return FarziConfig(output_dir, **{**settings, **changes, **self.fixed})
 

@@ -45,6 +45,8 @@ def test_one_command_ends_with_a_verdict_and_a_second_one_goes_on(tmp_path, caps
     (tmp_path / "mine.txt").write_text("\n".join(lines[:-40]), encoding="utf-8")
     main(["distil", "mine.txt", *OPTIONS])  # other data have another
     assert (tmp_path / "farzi-mine-2" / "summary").is_dir()
+    main(["suggest", "mine.txt", *OPTIONS, "--bytes", "1kB"])  # and so have other wishes
+    assert (tmp_path / "farzi-mine-3" / "config.yaml").is_file()
 
 
 def test_suggest_prints_a_config_that_needs_no_trials(tmp_path, capsys, monkeypatch):
@@ -72,10 +74,13 @@ def test_a_dry_run_writes_nothing(tmp_path, capsys):
     [
         (["sample", "--bytes", "much"], "--bytes 'much' is no size"),
         (["sample", "--minutes", "0"], "minutes=0"),
+        (["sample", "--output_dir", "taken"], "output_dir='taken' is not empty"),
         (["no-such.yaml"], "'no-such.yaml' is neither a file nor an example"),
         ([], "DATA is missing"),
     ],
 )
-def test_wrong_words_are_named(words, message):
+def test_wrong_words_are_named(tmp_path, words, message):
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "mine").touch()
     with pytest.raises(SystemExit, match=message):
         main(["distil", *words])
