@@ -152,18 +152,17 @@ def _read_parquet(path: Path, given: Given = NONE) -> pa.Table:
         raise ValueError(f"{path} is no whole Parquet file ({reason(error)})") from None
 
 
-def _read_arrow(path: Path, given: Given = NONE) -> pa.Table:
+def _read_rows(path: Path, given: Given = NONE) -> pa.Table:
+    """Of .jsonl and .arrow, whose columns have types."""
     try:
-        return _chosen(Dataset.from_file(str(path)).with_format("arrow")[:], path, given)
-    except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"{path} is no whole Arrow file of `datasets` ({reason(error)})") from None
-
-
-def _read_json(path: Path, given: Given = NONE) -> pa.Table:
-    try:
-        table = json.read_json(pa.BufferReader(utf8(path)))
+        arrow = ending(path) == ".arrow"
+        table = (
+            Dataset.from_file(str(path)).with_format("arrow")[:]
+            if arrow
+            else json.read_json(pa.BufferReader(utf8(path)))
+        )
         table.column_names  # noqa: B018  Arrow decodes them only now
-    except (pa.ArrowInvalid, UnicodeDecodeError, OSError) as error:
+    except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
         rows = 'rows {"user": …, "item": …, "timestamp": …}, one per line, with one type per column'
         raise ValueError(f"{path} does not hold {rows} ({reason(error)}): it is cut short or another file") from None
     return _chosen(table, path, given)
@@ -221,9 +220,7 @@ def _numbers(ids: pa.ChunkedArray, name: str, path: Path) -> pa.ChunkedArray:
     return ids
 
 
-_READERS = {
-    ".parquet": _read_parquet, ".arrow": _read_arrow, ".jsonl": _read_json, ".ndjson": _read_json, ".json": _read_json,
-}  # fmt: skip
+_READERS = {".parquet": _read_parquet, **dict.fromkeys((".arrow", ".jsonl", ".ndjson", ".json"), _read_rows)}
 """By ending; others are text with columns."""
 
 # -- the paper's data sets -------------------------------------------------------------------------------------------

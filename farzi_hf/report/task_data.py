@@ -24,7 +24,7 @@ from farzi_hf.summary import FarziData
 from farzi_hf.tasks import LanguageModeling, Recommendation, Task
 from farzi_hf.tasks.items import HELD_OUT
 
-NAMES = (*TEXTS, *SOURCES, SAMPLE_INTERACTIONS)
+KNOWN = (*TEXTS, *SOURCES, SAMPLE_INTERACTIONS)
 TASKS: dict[str, type[Task]] = {TEXT: LanguageModeling, INTERACTIONS: Recommendation}
 _ALWAYS = ("max_length", "teacher")  # in recipes, also where they are None
 
@@ -34,7 +34,7 @@ class RunSettings:
     """The settings of a run that are not in `FarziConfig`: the data, the learner, and the rows to compare the summary with."""
 
     config: str = setting("", "YAML file with any of these fields")
-    dataset: str | None = setting("ptb", f"{', '.join(NAMES)}, or your own: file, folder, pattern, data set of the Hub")
+    dataset: str | None = setting("ptb", f"{', '.join(KNOWN)}, or your own: file, folder, pattern, data set of the Hub")
     data_dir: str | None = setting(None, "folder with the files of the data set")
     task: str | None = setting(None, f"{' or '.join(TASKS)}; by default what the columns of the data say")
     name: str | None = setting(None, "a data set of the Hub: its subset, as in datasets.load_dataset")
@@ -89,6 +89,10 @@ class RunSettings:
                 raise ValueError(f"{name}={getattr(self, name)} trains nothing: give at least 1")
         if self.held_out not in (None, *HELD_OUT):
             raise ValueError(f"held_out={self.held_out!r} is unknown: give one of {', '.join(HELD_OUT)}")
+        if self.held_out in ("last_items", "own") and len(self.splits) > 1:
+            raise ValueError(
+                f"splits={self.splits}, but held_out={self.held_out!r} has one split for all seeds: give one seed"
+            )
         check_different("splits", self.splits, 0)
         for seed in self.splits:
             check_seed(seed, "splits")
@@ -106,7 +110,7 @@ class RunSettings:
         path = Path(self.data_dir or "", self.dataset).expanduser()
         if path.exists() or glob.has_magic(self.dataset):  # a recipe names the data, and not their folder
             path = path.absolute()
-            self.dataset, self.data_dir = path.name + "/" * (path.name in NAMES), str(path.parent)
+            self.dataset, self.data_dir = path.name + "/" * (path.name in KNOWN), str(path.parent)
         if self.tokenizer and Path(self.tokenizer).is_dir():
             self.tokenizer = str(Path(self.tokenizer).absolute())
         if self.task is None:
@@ -125,7 +129,7 @@ class RunSettings:
     @property
     def is_own(self) -> bool:
         """Whether this is no data set of the library."""
-        return self.dataset not in NAMES
+        return self.dataset not in KNOWN
 
     @property
     def teachers(self) -> list[dict[str, Any]]:
@@ -167,7 +171,7 @@ class TaskData:
             raise ValueError(
                 "summary: it has no recipe.yaml that names its dataset; give a summary that `farzi distil` wrote, or leave the real data out"
             )
-        ours = isinstance(name, str) and name in NAMES
+        ours = isinstance(name, str) and name in KNOWN
         one = isinstance(name, str) and Path(name).name == name.removesuffix("/") not in ("", "..")
         in_folder = one and data_dir is not None
         if not (ours or in_folder or "dataset" in changes):

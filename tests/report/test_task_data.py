@@ -65,6 +65,7 @@ def test_known_data_sets_and_their_recipes_are_as_before():
     ("settings", "message"),
     [({"task": "images"}, "task='images' is unknown: give one of text, interactions"),
      ({"held_out": "all"}, "held_out='all' is unknown: give one of users"), ({"dataset": "no-such.csv"}, "no-such.csv' is no file, and no folder"),
+     ({"held_out": "last_items", "splits": [0, 1]}, r"splits=\[0, 1\], but held_out='last_items' has one split for all seeds"),
      ({"text_column": "body", "user_column": "n"}, "text_column='body' is of text")],
 )  # fmt: skip
 def test_what_cannot_be_meant_is_refused(folder, settings, message):
