@@ -280,6 +280,22 @@ def test_columns_with_usual_names(tmp_path, names, name):
     )
 
 
+def test_interactions_of_the_hub(hub):
+    repository = hub.repositories.setdefault("me/clicks", Repository())
+    rows = [json.dumps({"user_id": f"00{u}", "item_id": f"0{i}", "ts": t}) for u, i, t in RATINGS]
+    repository.commit(
+        "main", {"train.jsonl": "\n".join(rows[:24]).encode(), "test.jsonl": "\n".join(rows[24:]).encode()}
+    )
+    repository.commit("other", {"train.jsonl": "\n".join(rows).encode()})
+    assert recognise("me/clicks") == "interactions"
+    assert [
+        len(load_interactions("me/clicks", **given).sequences)
+        for given in ({}, {"split": "test"}, {"revision": "other"})
+    ] == [6, 6, 12]
+    found = load_interactions("me/clicks")
+    assert found.item_ids == ["00", "01", "02", "03"]
+
+
 def test_columns_that_are_named(tmp_path):
     rows = [
         {"who": u, "what": i, "when": -t, "user": 1, "item": 1, "note": "some words of text"} for u, i, t in RATINGS
