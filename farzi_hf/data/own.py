@@ -295,6 +295,6 @@ def _made(texts: list[str], vocab_size: int | None) -> PreTrainedTokenizerBase:
     size = sum(map(len, texts))
     if any(UNK in text.split() for text in texts[:10_000]):
         return word_tokenizer(texts, vocab_size or _MOST_ENTRIES)
-    # On texts of 20 kB to 2 MB, a counted bigram needs the fewest bits per byte with about 8 √size entries, and at most 3 % more with 5 √size.
+    # A counted bigram needs the fewest bits per byte with 6 to 11 √size entries, and up to 4 % more with 5 √size (recipes/LOG.md).
     fitting = int(np.clip(5 * size**0.5, 300, _MOST_ENTRIES))
     return bpe_tokenizer(texts[:: 1 + size // _LEARNT_BYTES], vocab_size or fitting)
