@@ -139,8 +139,8 @@ def load_interactions(
 
     Args:
         name: "ml-100k" (file `u.data`) or "magazine" (`Magazine_Subscriptions.csv`: Amazon's own, or numbers with the user first, or with
-            a header). Or your own: a `datasets.Dataset`, a data frame, a file, a folder or a pattern (text with columns, with or without a
-            compression, .jsonl, .parquet, .arrow), or the name of a data set that `datasets.load_dataset` finds.
+            a header). Or your own: a `datasets.Dataset` or `DatasetDict`, a data frame, a file, a folder or a pattern (text with
+            columns, .jsonl, .parquet, .arrow; also compressed), or the name of a data set that `datasets.load_dataset` finds.
         data_dir: folder with the files. Without it a named data set is downloaded once.
         min_interactions: users with fewer rows are left out. The default gives the paper's counts.
         user_column, item_column, time_column: the columns of your own data. By default the first that has a usual name, such as user_id,

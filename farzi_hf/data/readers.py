@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from datasets import Dataset, DownloadManager, load_dataset
+from datasets import Dataset, DatasetDict, DownloadManager, load_dataset
 from pyarrow import csv, json, parquet
 
 from farzi_hf.data.files import DataUnavailableError, delimiter_of, ending, files_of, reason, utf8
@@ -107,23 +107,22 @@ def first_lines(path: Path, count: int = 1) -> list[list[str]]:
 def read_own(data: Any, data_dir: str | Path | None = None, given: Given = NONE, **hub: Any) -> pa.Table:
     """User, item and timestamp of a `datasets.Dataset`, of anything that Arrow reads (a data frame), of files, or of a data set of the Hub.
 
-    Rows of files have a `part` too, the place of their split in `SPLITS`. For arguments and errors see `data.load_interactions`; `hub` are
-    arguments of `datasets.load_dataset`.
+    Rows of files and of a `DatasetDict` have a `part` too, the place of their split in `SPLITS`. For arguments and errors see
+    `data.load_interactions`; `hub` are arguments of `datasets.load_dataset`.
     """
+    if isinstance(data, DatasetDict):
+        return _joined(
+            {part: [_chosen(rows.with_format("arrow")[:], part, given)] for part, rows in data.items()}, "the data set"
+        )
     if isinstance(data, Dataset):
         return _chosen(data.with_format("arrow")[:], "the data set", given)
     if not isinstance(data, (str, Path)):
         return _chosen(pa.table(data), "the data set", given)
-    files = files_of(data, data_dir)
-    if files is not None:
-        tables = []
-        for place, path in ((place, path) for place, part in enumerate(SPLITS) for path in files.get(part, ())):
-            table = _READERS.get(ending(path), _read_csv)(path, given=given)
-            tables.append(table.append_column("part", pa.array(np.full(len(table), place, np.int8))))
-        try:
-            return pa.concat_tables(tables)
-        except pa.ArrowInvalid as error:
-            raise ValueError(f"{data}: its {len(tables)} files differ in their columns ({reason(error)})") from None
+    if (files := files_of(data, data_dir)) is not None:
+        read = {
+            part: [_READERS.get(ending(x), _read_csv)(x, given=given) for x in paths] for part, paths in files.items()
+        }
+        return _joined(read, data)
     hub = {"split": "train", **{name: x for name, x in hub.items() if x is not None}}
     try:
         table = load_dataset(data, **hub).with_format("arrow")[:]
@@ -133,6 +132,18 @@ def read_own(data: Any, data_dir: str | Path | None = None, given: Given = NONE,
             f"name={data!r} is none of {', '.join(SOURCES)}, no file, and cannot be loaded by datasets.load_dataset: {reason(error)}"
         ) from error
     return _chosen(table, data, given)
+
+
+def _joined(parts: Mapping[str, list[pa.Table]], source: Any) -> pa.Table:
+    """All rows, and their `part`."""
+    tables = []
+    for place, table in ((place, table) for place, part in enumerate(SPLITS) for table in parts.get(part, ())):
+        tables.append(table.append_column("part", pa.array(np.full(len(table), place, np.int8))))
+    try:
+        return pa.concat_tables(tables)
+    except pa.ArrowInvalid as error:
+        remedy = "give them the same columns, and splits the names train, validation and test"
+        raise ValueError(f"{source}: its {len(tables)} parts differ ({reason(error)}): {remedy}") from None
 
 
 def _chosen(table: pa.Table, source: Any, given: Given) -> pa.Table:

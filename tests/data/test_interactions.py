@@ -337,6 +337,12 @@ def test_splits_of_files_are_kept(tmp_path):
     for name, lines in files.items():
         (tmp_path / f"my.{name}.csv").write_text(HEADER + "\n".join(lines.split()))
     data = load_interactions(tmp_path, min_interactions=1)
+    in_python = DatasetDict({name: Dataset.from_csv(str(tmp_path / f"my.{file}.csv"))
+                             for name, file in (("test", "test"), ("train", "train"), ("validation", "valid"))})  # fmt: skip
+    again = load_interactions(in_python, min_interactions=1)
+    assert splits_of(again, again.own_split()) == splits_of(data, data.own_split())
+    with pytest.raises(ValueError, match="the data set: its 0 parts differ"):
+        load_interactions(DatasetDict(full=in_python["train"]))
     # An earlier file comes before a later one, whatever its times are; user 5 has one item, and nothing to predict.
     expected = {
         "train": [["a", "b"], ["c", "d"], ["a"]],

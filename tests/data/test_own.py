@@ -323,7 +323,7 @@ def test_ratings_without_a_header_and_files_of_a_folder(tmp_path, mark):
     assert recognise(tmp_path) == "interactions"
     assert [s.tolist() for s in load_interactions(tmp_path).sequences] == [[1, 2, 3, 4]] * 12
     (tmp_path / "part-2.data").write_text("user,item,timestamp\nA,B,5\n")
-    with pytest.raises(ValueError, match="its 3 files differ in their columns"):
+    with pytest.raises(ValueError, match="its 3 parts differ"):
         load_interactions(tmp_path)
 
 
