@@ -43,17 +43,17 @@ from farzi_hf.summary.store.text import as_written, json_text, numbers_of
 from farzi_hf.tasks import Task
 
 KEPT = "trials.json"
-_SHARES = {"learners": 0.25, "teacher": 0.3, "packing": 0.2, "students": 0.1}
+_SHARES = {"learners": 0.25, "teacher": 0.3, "packing": 0.15, "students": 0.15}
 """Of the time. The rest is for the comparison that follows."""
 _BITS = 4.0  # about what a number of a teacher needs that has trained on in five bits, with the vectors
 _EQUAL = 0.01  # nats a token: of trials that differ by less, the first is taken, which is the cheapest
-_CLOSE = 0.03  # of teachers that still learn, the widest one that is not worse by more
+_CLOSE = 0.03  # of teachers that still learn, the widest one that is not worse by more; of students, the first that is as near to its teacher
 _DIVERGED = 1e9
 _IDS = 100_000  # of the validation part; more would tell little more, and take long
 _TIMED = 10  # steps
 _FIRST = 100  # steps of the student of the first answer
 _FEWEST, _MOST = 100, 20_000  # steps of a teacher
-_STUDENTS = ((200, 10, 0.02), (300, 40, 0.03), (300, 50, 0.01), (300, 100, 0.02))
+_STUDENTS = ((200, 10, 0.02), (300, 40, 0.03), (1000, 40, 0.02), (2000, 40, 0.02))
 """Steps, rows a step, and rate at a width of 16: cheapest first."""
 _PACKINGS = (("coded5", 0.15), ("coded5", 0.3), ("coded4", 0.3), ("coded4", 0.6))
 """Ways to store a teacher, with the penalty on its numbers: largest first."""
@@ -468,11 +468,11 @@ class Search:
         return self.trial(name, make, key=folder.name)
 
     def student_stage(self, teacher: Trial, packed: Trial) -> Trial:
-        """The settings with which a student learns most of the packed teacher; of equal ones, the cheapest."""
+        """The settings with which a student learns most of the packed teacher: the cheapest that comes close, or else the best."""
         learner, tried = teacher.found["learner"], []
         until = self.spent + 60 * self.minutes * _SHARES["students"]
         for steps, rows, rate in _STUDENTS:
-            if len(tried) > 1 and self.spent + tried[-1].seconds > until:
+            if len(tried) > 2 and self.spent + tried[-1].seconds > until:
                 break
             settings = {
                 "inner_steps": steps, "synthetic_batch_size": rows, "inner_learning_rate": _rate(rate, learner),
@@ -488,6 +488,8 @@ class Search:
 
             rate = settings["inner_learning_rate"]
             tried.append(self.trial(f"student, {steps} steps of {rows} rows, rate {rate}", make))
+            if tried[-1].error <= packed.error + _CLOSE:
+                break
         best = min(trial.error for trial in tried)
         return next(trial for trial in tried if trial.error <= best + _EQUAL)
 
