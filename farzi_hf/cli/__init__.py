@@ -2,14 +2,21 @@
 `farzi attribute MODEL DATA --test TEST`, `farzi push SUMMARY REPO`.
 
 Recipes use these modules too: settings from YAML (`arguments`), the folder of a run (`run_folder`), and the run itself (`distil`).
-A command's module is imported when the command is called, so that `farzi --help` answers at once.
+A command's module is imported when the command is called. Help screens are in `help.json`, because the modules import torch, which takes
+seconds; `python -m farzi_hf.cli` writes it anew.
 """
 
 from __future__ import annotations
 
+import io
+import json
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stdout, suppress
 from importlib import import_module
+from pathlib import Path
+from shutil import get_terminal_size
+from textwrap import TextWrapper
 
 __all__ = ["COMMANDS", "main"]
 COMMANDS = {
@@ -47,7 +54,9 @@ options:
 Every other setting has a default or is chosen. `farzi distil --help_all` lists them, for configs and for the command line.
 """
 
+_FRONT = ("distil", "suggest")
 _ALSO = {"distill": "distil"}  # the other spelling
+SCREENS = Path(__file__).with_name("help.json")
 
 _USAGE = """usage: farzi COMMAND …
 
@@ -60,12 +69,32 @@ commands:
 """
 
 
+def wrapped(screen: str, indent: int = 30) -> str:
+    """A help screen, whose lines are broken at the terminal's width; those of arguments go on in column `indent`."""
+    wrapper = TextWrapper(max(2 * indent, get_terminal_size().columns), break_on_hyphens=False)
+    lines = []
+    for line in screen.splitlines():
+        wrapper.subsequent_indent = " " * indent * line.startswith("  ")
+        lines.append(wrapper.fill(line))
+    return "\n".join(lines)
+
+
+def screens() -> dict[str, str]:
+    """The help screens of the commands that argparse makes, as wide as they are."""
+    found = {}
+    for name in COMMANDS.keys() - {*_FRONT}:
+        with redirect_stdout(io.StringIO()) as screen, suppress(SystemExit):
+            import_module(f"farzi_hf.cli.{name}").command(["--help"])
+        found[name] = screen.getvalue()
+    return found
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """The program `farzi`."""
     argv = list(sys.argv[1:] if argv is None else argv)
     name, rest = (argv[0], argv[1:]) if argv else ("--help", [])
     if name in ("-h", "--help", "help"):
-        print(_USAGE.format(commands="\n".join(f"  {name:<11}{text}" for name, text in COMMANDS.items())), end="")
+        print(wrapped(_USAGE.format(commands="\n".join(f"  {name:<11}{text}" for name, text in COMMANDS.items())), 13))
         return
     if name == "--version":
         import farzi_hf
@@ -75,8 +104,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     name = _ALSO.get(name, name)
     if name not in COMMANDS:
         sys.exit(f"farzi: {name!r} is no command: choose from {', '.join(COMMANDS)}")
-    if name in ("distil", "suggest") and {"-h", "--help"} & set(rest):
-        print(_FRONT_DOOR.format(name=name, said="" if name == "distil" else " Prints the choice as a config."), end="")
+    if {"-h", "--help"} & set(rest):
+        said = "" if name == "distil" else " Prints the choice as a config."
+        kept = json.loads(SCREENS.read_text(encoding="utf-8"))
+        print(wrapped(_FRONT_DOOR.format(name=name, said=said) if name in _FRONT else kept[name]))
         return
     command = import_module(f"farzi_hf.cli.{name}").command
     import_module("farzi_hf.cli.program").run(lambda: command(rest), f"farzi {name}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 from argparse import ArgumentParser
 from collections.abc import Sequence
@@ -10,14 +9,15 @@ from contextlib import suppress
 from dataclasses import fields
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
-from textwrap import TextWrapper
 from typing import Any
 
 import yaml
 from datasets import disable_progress_bars
 from transformers import HfArgumentParser, TrainingArguments
 
+from farzi_hf.cli import wrapped
 from farzi_hf.distillation.settings import converted, without_removed
+from farzi_hf.models.base import did_you_mean
 
 
 def parse_arguments(
@@ -37,7 +37,7 @@ def parse_arguments(
     """
     argv = sys.argv[1:] if argv is None else argv
     if {"-h", "--help"} & set(argv):
-        print(help_screen(types, default_config, usage))
+        print(wrapped(help_screen(types, default_config, usage)))
         sys.exit(0)
     first = ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--config", type=Path, default=default_config)
@@ -53,16 +53,18 @@ def parse_arguments(
             raise ValueError(f"config={str(config)!r}: {error}") from None
     named = {} if config is None else {"config": str(config)}
     parser.set_defaults(**{**named, "output_dir": "outputs/" + ("run" if config is None else config.stem), **values})
-    parsed = parser.parse_args_into_dataclasses(argv, look_for_args_file=False)
+    *parsed, rest = parser.parse_args_into_dataclasses(argv, return_remaining_strings=True, look_for_args_file=False)
+    if rest:
+        options = [f"--{name}" for name in known]
+        raise ValueError(f"{rest[0]!r} is no option{did_you_mean(rest[0].partition('=')[0], options)}; see --help")
     if any(getattr(part, "disable_tqdm", False) for part in parsed):
         disable_progress_bars()  # `datasets` has progress bars of its own
-    return parsed
+    return tuple(parsed)
 
 
 def help_screen(types: Sequence[type], default_config: Path, usage: str | None = None) -> str:
     """A program's own fields. `TrainingArguments` has far more fields; the screen names only a few of these."""
     known = {"config", *(field.name for field in fields(TrainingArguments))}
-    wrapped = TextWrapper(150, subsequent_indent=" " * 29, break_on_hyphens=False)
     config = "" if default_config is None else f" (by default {default_config.name})"
     lines = [
         f"usage: {usage or f'{Path(sys.argv[0]).name} [--config FILE.yaml] [--FIELD VALUE …]'}",
@@ -70,7 +72,7 @@ def help_screen(types: Sequence[type], default_config: Path, usage: str | None =
     ]
     for kind in types:
         own = [field for field in fields(kind) if field.init and field.name not in known]
-        lines += ["", *(wrapped.fill(f"  {'--' + field.name:<26} {field.metadata.get('help', '')}") for field in own)]
+        lines += ["", *(f"  {'--' + field.name:<26}  {field.metadata.get('help', '')}" for field in own)]
     examples = "--output_dir, --max_steps, --learning_rate, --per_device_train_batch_size, --seed, --eval_steps, --save_steps, --use_cpu"
     lines += ["", "All fields of transformers.TrainingArguments work too, for the outer loop:", f"  {examples}, …"]
     return "\n".join(lines)
@@ -97,7 +99,5 @@ def read_yaml(path: Path, known: set[str]) -> dict[str, Any]:
     values = without_removed(values, f"config={str(path)!r}")
     for key in values:
         if key not in known:
-            close = difflib.get_close_matches(str(key), known, n=1)
-            remedy = f"did you mean {close[0]}?" if close else "see --help for the fields there are"
-            raise ValueError(f"config={str(path)!r} has an unknown key {key!r}: {remedy}")
+            raise ValueError(f"config={str(path)!r} has an unknown key {key!r}{did_you_mean(key, known)}; see --help")
     return values

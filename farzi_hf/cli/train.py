@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
@@ -16,6 +15,10 @@ import farzi_hf.models  # noqa: F401  registers the architectures that transform
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, summary_at
 from farzi_hf.data import vocabulary_of
 from farzi_hf.data.seeds import check_seed
+from farzi_hf.distillation.learner import whole
+from farzi_hf.distillation.learner_model import check_causal, readable_positions
+from farzi_hf.distillation.settings import from_json
+from farzi_hf.models.base import check_fields
 from farzi_hf.report import Comparison, Measured, TaskData, Verdict
 from farzi_hf.report.rows import prediction_of
 from farzi_hf.report.verdict import first_rows
@@ -50,15 +53,17 @@ def command(argv: Sequence[str]) -> None:
         if output.is_file() or (output.is_dir() and any(output.iterdir())):
             raise ValueError(f"--output_dir {str(output)!r} exists already and is not empty: choose another folder")
         farzi = FarziData.from_pretrained(summary_at(args.summary), args.revision)
+        longest = farzi.config.sequence_length
         given = {"dataset": args.data, "tokenizer": args.tokenizer}
         named = {name: value for name, value in given.items() if value is not None}
         data = TaskData.of_summary(farzi, args.data_dir, **named) if args.evaluate else None
         if data is not None:
             seed = check_seed(farzi.results.recipe.get("seed", 42), "recipe.yaml: seed")
             test = data.task.evaluation_rows(data.splits(data.seeds(seed)[0])["test"], farzi.config.sequence_length)
+            longest = max(longest, *map(len, test["input_ids"]))
         changes = {} if args.steps is None else {"max_steps": args.steps}
         trainer = Trainer(
-            model=attach_soft_inputs(model_of(farzi, args)), train_dataset=farzi.as_dataset(), data_collator=farzi.collator(),
+            model=attach_soft_inputs(model_of(farzi, args, longest)), train_dataset=farzi.as_dataset(), data_collator=farzi.collator(),
             compute_loss_func=soft_cross_entropy, args=farzi.training_arguments(args.output_dir, seed=args.seed, **changes),
         )  # fmt: skip
     started = time.perf_counter()
@@ -73,22 +78,21 @@ def command(argv: Sequence[str]) -> None:
         print(f"\nVerdict: {verdict(farzi, data, trainer, seconds)}")
 
 
-def model_of(farzi: FarziData, args: Namespace) -> PreTrainedModel:
-    """A fresh model over the summary's vocabulary. Raises ValueError if none can be made of the learner."""
-    try:
-        learner = json.loads(args.learner) if args.learner else farzi.results.recipe.get("learner")
-    except ValueError as error:
-        raise ValueError(f"--learner {args.learner!r} is no JSON, as the fields of a config: {error}") from None
+def model_of(farzi: FarziData, args: Namespace, longest: int) -> PreTrainedModel:
+    """A fresh model over the summary's vocabulary, which reads `longest` ids. Raises ValueError if none can be made of the learner."""
+    learner = from_json("--learner", args.learner) if args.learner else farzi.results.recipe.get("learner")
     source = "--learner" if args.learner else f"{args.summary}/recipe.yaml: learner"
+    if args.learner and isinstance(learner, dict):
+        check_fields(learner, source, vocab_size=(entries := farzi.config.vocab_size), num_items=entries - 1)
     config = learner_config(learner, farzi.config, vocabulary_of(farzi.processing_class), source)
     torch.manual_seed(args.seed)
     model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    if readable_positions(model.eval(), longest) < longest:
+        raise ValueError(f"{source} makes a model that does not read {longest} positions; choose one with --learner")
     try:
-        with torch.no_grad():
-            model.eval()(input_ids=torch.zeros(1, farzi.config.sequence_length, dtype=torch.long))
-    except Exception as error:  # each model fails in its own way
-        why = f"does not read {farzi.config.sequence_length} positions ({error})"
-        raise ValueError(f"{source} makes a model that {why}; choose one with --learner") from error
+        check_causal(model, lambda params, ids: torch.func.functional_call(model, params, kwargs=whole(ids)).logits)
+    except ValueError as error:
+        raise ValueError(str(error).replace("learner_init returned", f"{source} makes", 1)) from None
     return model
 
 

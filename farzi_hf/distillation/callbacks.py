@@ -49,5 +49,12 @@ class ChaosWarning(TrainerCallback):
 
 
 def without_prediction_bar(progress: type[TrainerCallback]) -> type[TrainerCallback]:
-    """A class of Trainer's progress bars without the bar of an evaluation, which starts late and shows only one student."""
-    return type(progress.__name__, (progress,), {"on_prediction_step": TrainerCallback.on_prediction_step})
+    """A class of Trainer's progress bars without that of an evaluation, which is of one student; a resume's time left is by its own steps."""
+
+    def on_train_begin(self: Any, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        progress.on_train_begin(self, args, state, control, **kwargs)
+        if (bar := getattr(self, "training_bar", None)) is not None:
+            bar.initial = bar.n = self.current_step = state.global_step
+
+    own = {"on_prediction_step": TrainerCallback.on_prediction_step, "on_train_begin": on_train_begin}
+    return type(progress.__name__, (progress,), own)

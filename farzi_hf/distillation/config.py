@@ -185,6 +185,13 @@ class FarziConfig(TrainingArguments):
             raise ValueError(
                 "checkpoint_layers=True with torch_compile=True: layers are computed again in plain code; leave one of them out"
             )
+        if (self.window or 0) > self.inner_steps:
+            raise ValueError(f"window={self.window} is more than inner_steps={self.inner_steps}; lower it")
+        size = self.synthetic_batch_size or 0
+        if INPUTS[self.inputs].source is None and size > max(
+            self.num_sequences, self.defaults.get("synthetic_batch_size", 0)
+        ):
+            raise ValueError(f"synthetic_batch_size={size} is more than num_sequences={self.num_sequences}; lower it")
         OBJECTIVES[self.objective].check(self)
         for make, what in (
             (self.make_inner_optimizer, "inner optimizer, inner_…"),

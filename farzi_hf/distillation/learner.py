@@ -23,7 +23,6 @@ from farzi_hf.distillation.learner_model import (
     check_model,
     check_twice_differentiable,
     dropping,
-    drops,
     factory,
     looks_up_only,
     readable_positions,
@@ -136,10 +135,6 @@ class Learner:
         decaying = set(Trainer.get_decay_parameter_names(None, self.model))
         return tuple(name for name, _ in self.model.named_parameters() if name not in decaying)
 
-    @cached_property
-    def _drops(self) -> bool:
-        return drops(self.model)
-
     def to(self, device: torch.device | str) -> Learner:
         """Moves the model's buffers. All parameter sets share these."""
         self.model.to(device)
@@ -166,8 +161,7 @@ class Learner:
             weights: (b,), how much each sequence counts; the sum over positions is still divided by their number. None stands for 1.
             dropout: the seed of the masks, with the probabilities of the model's config; None drops nothing.
         """
-        dropped = dropout is not None and self._drops
-        with dropping(self.model, dropout, self.model.device) if dropped else nullcontext():
+        with nullcontext() if dropout is None else dropping(self.model, dropout, self.model.device):
             states = self.states(params, _arguments(batch))
         states, labels = states[:, :-1], batch["labels"][:, 1:]
         counted = labels != IGNORED

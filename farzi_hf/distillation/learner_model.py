@@ -24,7 +24,6 @@ _TOKENS = 4
 # In a causal model, the earlier logits do not change at all; where tokens are routed to experts, rounding changes them by 1e-7.
 # In a model that sees the future, with its initial weights, they change by 1e-3.
 _TOLERANCE = 1e-5
-_ROWS = 64  # of tokens, among which some are dropped if any are
 _RESERVED = 8  # RoBERTa does not use its first positions: they end at the number of the padding id
 
 
@@ -143,19 +142,6 @@ def looks_up_only(model: PreTrainedModel, name: str, loss: Callable[[Parameters,
             if g is None or g.index_fill(0, ids[0], 0.0).any():
                 return False
     return True
-
-
-@torch.no_grad()
-def drops(model: PreTrainedModel) -> bool:
-    """Whether the model, which is in evaluation mode, gives other logits in training mode. Tried with random weights, as some start at 0."""
-    size, length = model.get_input_embeddings().weight.shape[0], few_positions(model)
-    generator, device = torch.Generator().manual_seed(0), model.device
-    params = _random_weights(model, generator)
-    ids = torch.randint(size, (_ROWS, length), generator=generator).to(device)
-    arguments = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    plain = torch.func.functional_call(model, params, kwargs=arguments).logits
-    with dropping(model, 0, device):
-        return not torch.equal(plain, torch.func.functional_call(model, params, kwargs=arguments).logits)
 
 
 def readable_positions(model: PreTrainedModel, length: int) -> int:

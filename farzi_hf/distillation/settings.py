@@ -8,6 +8,7 @@ effect: that is an error then, and not a warning.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -193,6 +194,8 @@ def converted(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
             found[name] = "no"
         kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
         parts = {part for one in kinds for part in (get_args(one) if get_origin(one) is list else (one,))}
+        if not parts <= _PLAIN and str(value).startswith("{"):
+            found[name] = from_json(name, value)
         if not parts <= _PLAIN or value is default:
             continue
         if isinstance(value, os.PathLike):
@@ -207,6 +210,14 @@ def converted(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(f"{name}={value!r} is a {type(value).__name__}; give a value of type {wanted}")
         found[name] = value
     return found
+
+
+def from_json(name: str, value: Any) -> Any:
+    """The value, which a command line gives as JSON. An error calls it `name`."""
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except ValueError as error:
+        raise ValueError(f"{name}={value!r} is not JSON: {error}") from None
 
 
 def _number(name: str, value: Any) -> Any:

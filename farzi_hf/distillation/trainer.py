@@ -24,6 +24,7 @@ from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 
 from farzi_hf.data.seeds import Purpose, derive
+from farzi_hf.data.sequences import stored_sequences
 from farzi_hf.data.streams import RowStream
 from farzi_hf.distillation.callbacks import ChaosWarning, peak_memory, without_prediction_bar
 from farzi_hf.distillation.config import FarziConfig
@@ -108,6 +109,8 @@ class FarziTrainer(Trainer):
             raise ValueError(
                 "task and processing_class are both given, but the task has a processing_class of its own; leave processing_class out"
             )
+        if not isinstance(task, Task | None):
+            raise TypeError(f"task is {type(task).__name__}; give a task, such as LanguageModeling(tokenizer)")
         self.task = task or LanguageModeling(processing_class)
         self.learner = Learner(learner_init, checkpoint_layers=args.checkpoint_layers)
         self.labelling = Labelling.by(teacher, self.learner)
@@ -227,12 +230,20 @@ class FarziTrainer(Trainer):
                 output = super().train(self.run.checkpoint, **kwargs)
         self.rounding.finish(self.model)
         self.model.store_as(self.args.storage)
+        self._warn_of_size()
         if self.args.push_to_hub:
             try:
                 self.push_to_hub(commit_message="End of training")
             except (HTTPError, OSError, RuntimeError) as error:  # nothing of the summary is on the disk yet
                 logger.error("The summary is not pushed: %s. Call save_model() or push_to_hub().", error)
         return output._replace(training_loss=output.metrics.get("train_loss", output.training_loss))
+
+    def _warn_of_size(self) -> None:
+        if isinstance(self.train_dataset, Dataset):
+            bits = len(stored_sequences(self.train_dataset)[0]) * (self.learner.vocab_size - 1).bit_length()
+            if (ours := self.model.nbytes) > bits / 8:
+                sizes = f"The summary has {ours:,} bytes, more than the {bits // 8:,} of the ids in train_dataset"
+                logger.warning("%s: keep those, or make the teacher narrower, or num_sequences fewer.", sizes)
 
     def tune_initialization(self) -> None:
         """Completes the start of a new summary with labels of its own: teachers label its inputs. Others are complete already.

@@ -7,7 +7,9 @@ cannot see the padding from any real position. Position 1 holds the oldest item 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from numbers import Integral
 from typing import Any, ClassVar
 
@@ -16,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, initialization
 from transformers.modeling_outputs import CausalLMOutput
+from transformers.models.auto import CONFIG_MAPPING
 
 PADDING = 0
 
@@ -47,6 +50,27 @@ class SequenceConfig(PreTrainedConfig):
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"dropout must be a probability below 1, got {self.dropout!r}")
         super().__post_init__(**kwargs)
+
+
+def check_fields(settings: Mapping[str, Any], name: str, **sizes: int) -> None:
+    """Raises ValueError, which calls the settings `name`, unless they are fields of the `model_type`, and its `sizes`, if given, these."""
+    kind = settings.get("model_type")
+    if kind not in CONFIG_MAPPING:
+        raise ValueError(f"{name}: model_type={kind!r:.80} is unknown{did_you_mean(kind, CONFIG_MAPPING.keys())}")
+    own = CONFIG_MAPPING[kind]
+    known = {"model_type", *own.attribute_map, *(field.name for field in fields(own)), *sizes}
+    for key in settings:
+        if key not in known and not key.startswith("rope_"):
+            raise ValueError(f"{name}: {kind} has no field {key!r:.80}{did_you_mean(key, known)}")
+    for key, value in sizes.items():
+        if settings.get(key, value) != value:
+            raise ValueError(f"{name}: {key}={settings[key]!r:.80}, but the data have {value}; leave {key} out")
+
+
+def did_you_mean(name: Any, known: Iterable[str]) -> str:
+    """What an error message says after a name that is not among the known ones."""
+    close = difflib.get_close_matches(str(name), list(known), n=1)
+    return f": did you mean {close[0]}?" if close else ""
 
 
 def check_size(name: str, value: Any, least: int = 1, most: int = 2**31 - 1) -> int:

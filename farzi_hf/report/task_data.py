@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
@@ -17,8 +16,9 @@ from farzi_hf.data.own import INTERACTIONS, TEXT
 from farzi_hf.data.readers import SOURCES
 from farzi_hf.data.seeds import check_different, check_seed
 from farzi_hf.data.streams import described
-from farzi_hf.distillation.settings import converted
+from farzi_hf.distillation.settings import converted, from_json
 from farzi_hf.engine import setting
+from farzi_hf.models.base import check_fields
 from farzi_hf.report.rows import BASELINES
 from farzi_hf.summary import FarziData
 from farzi_hf.tasks import LanguageModeling, Recommendation, Task
@@ -82,7 +82,7 @@ class RunSettings:
         self._find()
         self.learner = _model("learner", self.task_class.learner if self.learner is None else self.learner)
         if self.teacher is not None:
-            self.teacher = _from_json("teacher", self.teacher)
+            self.teacher = from_json("teacher", self.teacher)
             _ = self.teachers  # raises where one of them is no model
         for name in ("num_students", "long_steps", "long_batch_size"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
@@ -250,19 +250,12 @@ class TaskData:
         return {name: value for name, value in given.items() if value is not None or name in _ALWAYS}
 
 
-def _from_json(name: str, value: Any) -> Any:
-    """The value, which a command line gives as JSON."""
-    try:
-        return json.loads(value) if isinstance(value, str) else value
-    except ValueError as error:
-        raise ValueError(f"{name}={value!r} is not JSON: {error}") from None
-
-
 def _model(name: str, value: Any) -> dict[str, Any]:
     """The arguments of `AutoConfig.for_model`."""
-    value = _from_json(name, value)
+    value = from_json(name, value)
     if not isinstance(value, Mapping):
         raise ValueError(f"{name}={value!r} is no mapping: write fields with their values")
     if "model_type" not in value:
         raise ValueError(f"{name}={dict(value)} has no model_type: name an architecture, for instance gpt2")
+    check_fields(value, name)
     return dict(value)

@@ -179,7 +179,7 @@ def shifted_cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tenso
         if found not in ((size, length, entries), (size, length + 1, entries)):
             raise ValueError(
                 f"labels: soft tokens of shape {found}, but the logits are {tuple(logits.shape)}; "
-                "give the model the summary's vocabulary size (config.vocab_size) and batches of its sequence length"
+                "give Trainer data_collator=farzi.collator(), and the model the summary's vocabulary size (config.vocab_size)"
             )
         predicted = labels[:, 1:].to(logits.dtype)
         log_p = logits[:, : predicted.shape[1]].log_softmax(-1)
@@ -201,7 +201,7 @@ def feed_soft_tokens(model: PreTrainedModel, args: tuple, kwargs: dict[str, Any]
     if soft.shape[-1] != entries:
         raise ValueError(
             f"input_ids holds soft tokens over {soft.shape[-1]} entries, but the model's vocabulary has {entries}; "
-            "build the model with vocab_size=farzi.config.vocab_size"
+            "give Trainer data_collator=farzi.collator(), and build the model with vocab_size=farzi.config.vocab_size"
         )
     # Autocast would round the product to half precision, and a one-hot token would no longer be exactly its id.
     with torch.autocast(soft.device.type, enabled=False):

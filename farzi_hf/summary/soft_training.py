@@ -30,19 +30,38 @@ def attach_soft_inputs(model: PreTrainedModel) -> PreTrainedModel:
 
     Soft tokens reach the model as `inputs_embeds = soft @ embedding(0 … V−1)`, so a one-hot soft token is exactly its id.
     Ids and all other arguments are not changed. Attaching twice is the same as attaching once. If the head shares the embedding, its
-    padding row gets a gradient at the input too, as in the inner loop.
+    padding row gets a gradient at the input too, as in the inner loop. Of soft labels, the model's own loss is `soft_cross_entropy`, so a
+    Trainer without `compute_loss_func` takes it too.
 
     Raises:
         ValueError: at the first batch, if the soft tokens have another number of entries than the model's vocabulary.
     """
     if feed_soft_tokens not in model._forward_pre_hooks.values():
         model.register_forward_pre_hook(feed_soft_tokens, with_kwargs=True)
+        model.register_forward_pre_hook(_hold_soft_labels, with_kwargs=True)
+        model.register_forward_hook(_soft_loss)
     train_padding_row(model)
     # From a class name such as GPT2LMHeadModel transformers cannot tell that the loss shifts labels by one. Trainer would count
     # the first token of every real sequence as predicted, and `evaluate` would return too small a loss.
     if getattr(model, "loss_type", None) is None:
         model.loss_type = "ForCausalLM"
     return model
+
+
+def _hold_soft_labels(model: PreTrainedModel, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    """Keeps soft labels from the model, which would train on `shift_labels`, their likeliest ids, in their place."""
+    labels = kwargs.get("labels")
+    model._held = None
+    if isinstance(labels, Tensor) and labels.is_floating_point():
+        model._held = labels, kwargs.get("num_items_in_batch")
+        kwargs = {key: kwargs[key] for key in kwargs.keys() - {"labels", "shift_labels", "num_items_in_batch"}}
+    return args, kwargs
+
+
+def _soft_loss(model: PreTrainedModel, args: tuple, outputs: Any) -> Any:
+    if model._held is not None:
+        outputs["loss"], model._held = soft_cross_entropy(outputs, *model._held), None
+    return outputs
 
 
 def soft_cross_entropy(outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:

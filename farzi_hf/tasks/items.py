@@ -33,6 +33,7 @@ from farzi_hf.data.sequences import (
     flatten_sequences,
     training_windows,
 )
+from farzi_hf.models.base import check_fields
 from farzi_hf.tasks.base import Outputs, Row, Statistics, Task, bootstrap_interval, count_cells
 from farzi_hf.tasks.text import InterpolatedBigram
 
@@ -296,7 +297,9 @@ class Recommendation(Task):
         return task, lambda seed: split(data, seed), data.description
 
     def learner_config(self, learner: Mapping[str, Any], length: int) -> PreTrainedConfig:
-        return AutoConfig.for_model(**{**learner, "num_items": len(self.processing_class) - 1, "max_length": length})
+        entries = len(self.processing_class)
+        check_fields(learner, "learner", vocab_size=entries, num_items=entries - 1)
+        return AutoConfig.for_model(**{**learner, "num_items": entries - 1, "max_length": length})
 
     def training_rows(self, sequences: Dataset, length: int) -> Dataset:
         return training_windows(sequences, length)

@@ -23,6 +23,7 @@ from transformers import AutoConfig, EvalPrediction, PreTrainedConfig
 from farzi_hf.data.own import load_text
 from farzi_hf.data.sequences import IGNORED, SequenceCollator, check_sequences, flatten_sequences, pieces
 from farzi_hf.data.text import TEXTS, TOKENIZERS, tokenize, word_tokenizer
+from farzi_hf.models.base import check_fields
 from farzi_hf.tasks.base import Outputs, Row, Statistics, Task, bootstrap_interval, count_cells
 
 # -- metrics ---------------------------------------------------------------------------------------------------------
@@ -291,6 +292,7 @@ class LanguageModeling(Task):
 
     def learner_config(self, learner: Mapping[str, Any], length: int) -> PreTrainedConfig:
         tokenizer = self.processing_class
+        check_fields(learner, "learner", vocab_size=len(tokenizer))
         special = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos")}
         return AutoConfig.for_model(**{**learner, "vocab_size": len(tokenizer), **special})
 

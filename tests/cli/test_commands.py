@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 pytest.importorskip("matplotlib")
 from farzi_hf import FarziConfig, FarziData, FarziDataConfig
-from farzi_hf.cli import COMMANDS, main
+from farzi_hf.cli import COMMANDS, SCREENS, main, screens
 from farzi_hf.cli.arguments import example_configs, parse_arguments
 from farzi_hf.data import TEXTS, load_sample_text
 from farzi_hf.report import RunSettings, TaskData
@@ -148,6 +148,34 @@ def test_train_saves_a_model_that_loads_and_says_how_it_does(distilled, tmp_path
     assert {path: path.read_bytes() for path in (tmp_path / "student").iterdir()} == before
 
 
+BERT = {
+    "model_type": "bert",
+    "hidden_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "intermediate_size": 8,
+}
+
+
+@pytest.mark.parametrize(
+    ("learner", "message"),
+    [
+        (BERT, "--learner makes a BertLMHeadModel .*, which sees the future"),
+        ({**SIZES["learner"], "n_positions": 8}, "--learner makes a model that does not read [0-9]+ positions"),
+        (
+            {**SIZES["learner"], "vocab_size": 20},
+            "--learner: vocab_size=20, but the data have 54; leave vocab_size out",
+        ),
+        ({**SIZES["learner"], "n_layers": 2}, "--learner: gpt2 has no field 'n_layers': did you mean n_layer?"),
+    ],
+)
+def test_train_refuses_a_learner_that_cannot_be_one(distilled, tmp_path, monkeypatch, learner, message):
+    use_small_data(monkeypatch)
+    summary, output = str(distilled / "summary"), str(tmp_path / "student")
+    with pytest.raises(SystemExit, match=f"farzi train: {message}"):
+        main(["train", summary, "--learner", json.dumps(learner), "--evaluate", "--output_dir", output])
+
+
 def test_push_commits_the_artefact(hub, distilled, capsys):
     main(["push", str(distilled / "summary"), "farzi-cli"])
     assert "/commit/" in capsys.readouterr().out
@@ -155,12 +183,19 @@ def test_push_commits_the_artefact(hub, distilled, capsys):
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])
-def test_help_fits_on_a_screen(command, capsys):
+def test_help_fits_on_a_screen(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "150")
     with suppress(SystemExit):
         main([*command.split(), "--help"])
     lines = capsys.readouterr().out.splitlines()
-    assert 4 < len(lines) < 85
-    assert max(map(len, lines)) < 160
+    assert 4 < len(lines) < 90
+    assert max(map(len, lines)) <= 150
+
+
+def test_help_screens_are_those_of_the_commands(monkeypatch):
+    """Where this fails, `python -m farzi_hf.cli` writes them anew."""
+    monkeypatch.setenv("COLUMNS", "100000")
+    assert json.loads(SCREENS.read_text(encoding="utf-8")) == screens()
 
 
 @pytest.mark.parametrize(
@@ -170,6 +205,10 @@ def test_help_fits_on_a_screen(command, capsys):
         (["distill"], "farzi distil: DATA is missing"),
         (["distil", "no-such.yaml"], "neither a file nor an example: .* demo"),
         (["distil", "demo", "--inner_steps", "0"], "inner_steps=0"),
+        (["distil", "demo", "--num_sequence", "3"], "'--num_sequence' is no option: did you mean --num_sequences?"),
+        (["distil", "demo", "--lr_scheduler_kwargs", "{x"], r"lr_scheduler_kwargs='\{x' is not JSON: "),
+        (["distil", "demo", "--learner", "{x"], r"learner='\{x' is not JSON: "),
+        (["distil", "demo", "--learner", '{"model_type": "gpt2", "n_embdd": 8}'], "did you mean n_embd?"),
         (["show", "no/such"], "farzi show: .*neither a folder nor a dataset repository"),
         (["train", "no/such", "--steps", "0"], "--steps 0 trains nothing"),
         (["push", "no/such", "x"], "farzi push: "),
@@ -183,8 +222,11 @@ def test_mistakes_end_in_one_line(hub, arguments, message):
 
 def test_examples_are_found_and_help_is_light():
     assert {"demo", "demo_recsys", "ptb_400x50"} <= set(example_configs())
-    code = "import sys; from farzi_hf.cli import main; main([]); assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    code = f"from farzi_hf.cli import main; [main([x, '--help']) for x in {list(COMMANDS)}]; main([])"
+    code += "; import sys; assert not {'torch', 'transformers', 'datasets', 'numpy'} & set(sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    program = subprocess.run([sys.executable, "-m", "farzi_hf"], check=True, capture_output=True, text=True).stdout
+    assert shown.endswith(program)
 
 
 @pytest.mark.parametrize(

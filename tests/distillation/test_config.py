@@ -160,6 +160,9 @@ NOT_USABLE = {
     "inner_betas='fast' is not a number; write it as": {"inner_betas": ["fast", 0.9]},
     "trajectories is None; record them with farzi_hf.record_trajectories": {"objective": "trajectory_matching"},
     "num_train_epochs=3.0 and max_steps=400: exactly one of them": {"num_train_epochs": 3.0, "max_steps": 400},
+    "window=20 is more than inner_steps=10; lower it": {"inner_steps": 10, "window": 20},
+    "synthetic_batch_size=80 is more than num_sequences=4; lower it": {"inputs": "tokens", "num_sequences": 4, "synthetic_batch_size": 80},
+    "lr_scheduler_kwargs='{' is not JSON": {"lr_scheduler_kwargs": "{"},
     "num_train_epochs=0.0 and max_steps=-1: exactly one of them": {"max_steps": -1},
 }  # fmt: skip
 

@@ -40,6 +40,30 @@ def test_training_makes_students_better(make):
     assert np.mean(losses[-3:]) < losses[0] - 0.5
 
 
+def test_a_tokenizer_as_the_task_is_named(make, tokenizer):
+    with pytest.raises(
+        TypeError, match=r"^task is TokenizersBackend; give a task, such as LanguageModeling\(tokenizer\)"
+    ):
+        make({"task": tokenizer, "processing_class": None})
+
+
+@pytest.mark.parametrize("larger", [False, True])
+def test_a_summary_that_is_larger_than_its_data_is_said(make, sequences, caplog, larger):
+    rows = sequences["train"].select(range(10 if larger else 160))
+    settings = {
+        "inputs": "tokens",
+        "labels": "own",
+        "teacher_steps": 2,
+        "max_steps": 0,
+        "storage": "int4",
+        "label_dim": 2,
+    }
+    make({"train_dataset": rows}, **settings).train()
+    said = [record.getMessage() for record in caplog.records if "more than the" in record.getMessage()]
+    assert len(said) == larger
+    assert all("of the ids in train_dataset" in line for line in said)
+
+
 def test_logs(make):
     trainer = make(max_steps=4, logging_steps=2)
     trainer.train()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, Trainer, T
 from farzi_hf.data import SequenceCollator, evaluation_windows, load_sample_interactions, training_windows
 from farzi_hf.metrics import recommendation_metrics, target_ranks
 from farzi_hf.models import FMLPForNextItem, GRU4RecForNextItem, RNNForCausalLM, SASRecConfig, SASRecForNextItem
+from farzi_hf.models.base import check_fields
 from farzi_hf.models.fmlp import _CausalFilter
 
 NUM_ITEMS, LENGTH = 11, 6
@@ -186,6 +188,26 @@ def test_inputs_that_cannot_be_read(kind):
             tiny(kind)(torch.ones(1, LENGTH + 1, dtype=torch.long))
         with pytest.raises(ValueError, match="attention_mask starts with 0: pad sequences on the right"):
             tiny(kind)(torch.tensor([[0, 1]]), attention_mask=torch.tensor([[0, 1]]))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"model_type": "sasrec", "hidden_sizee": 8}, "sasrec has no field 'hidden_sizee': did you mean hidden_size?"),
+        ({"model_type": "gpt2", "n_embdd": 8}, "gpt2 has no field 'n_embdd': did you mean n_embd?"),
+        ({"model_type": "gpt-2"}, "model_type='gpt-2' is unknown: did you mean gpt2?"),
+        ({"model_type": "gpt2", "vocab_size": 7}, "vocab_size=7, but the data have 5; leave vocab_size out"),
+    ],
+)
+def test_a_misspelt_or_wrong_field_of_a_learner_is_named(settings, message):
+    """transformers takes any name, and builds a model of the default size."""
+    with pytest.raises(ValueError, match=f"^learner: {re.escape(message)}$"):
+        check_fields(settings, "learner", vocab_size=5)
+
+
+def test_fields_by_their_other_names_and_sizes_that_agree_are_taken():
+    check_fields({"model_type": "gpt2", "hidden_size": 8, "vocab_size": 5, "attn_pdrop": 0.0}, "learner", vocab_size=5)
+    check_fields({"model_type": "llama", "rope_theta": 100.0, "dtype": "float32"}, "learner")
 
 
 @pytest.mark.parametrize(

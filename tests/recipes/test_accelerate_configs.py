@@ -16,6 +16,10 @@ EXPECTED = {
 }  # fmt: skip
 
 
+def test_a_wheel_has_them():
+    assert '"share/farzi_hf/accelerate" = ["recipes/accelerate/*.yaml"]' in (ROOT / "pyproject.toml").read_text("utf-8")
+
+
 @pytest.mark.parametrize("name", sorted(path.stem for path in CONFIGS.iterdir()))
 def test_accelerate_reads_it(name):
     path = str(CONFIGS / f"{name}.yaml")

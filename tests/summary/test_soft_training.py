@@ -14,7 +14,7 @@ from transformers.modeling_outputs import CausalLMOutput
 
 from farzi_hf.distillation import Learner
 from farzi_hf.models import RNNConfig
-from farzi_hf.summary import attach_soft_inputs, soft_cross_entropy
+from farzi_hf.summary import FarziData, FarziDataConfig, attach_soft_inputs, soft_cross_entropy
 from farzi_hf.summary.soft_tokens import SoftTokens
 
 
@@ -125,7 +125,7 @@ def test_hard_tokens_need_nothing_of_ours(tmp_path):
 
 def test_attaching_twice_is_once_and_survives_a_copy():
     model = attach_soft_inputs(attach_soft_inputs(tiny_model("gpt2")))
-    assert len(model._forward_pre_hooks) == 1
+    assert (len(model._forward_pre_hooks), len(model._forward_hooks)) == (2, 1)
     soft = torch.softmax(torch.randn(2, LENGTH, V), -1)
     assert torch.equal(copy.deepcopy(model).eval()(soft).logits, model.eval()(soft).logits)
 
@@ -170,6 +170,37 @@ def test_one_hot_is_exact_in_half_precision_and_under_autocast():
     model.float()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(model(input_ids=soft).logits, model(input_ids=ids).logits)
+
+
+@old_name
+@pytest.mark.parametrize("labels", ["shared", "own"])
+@pytest.mark.parametrize("kind", ["gpt2", "sasrec", "mamba", "lora"])
+def test_a_trainer_without_our_loss_trains_on_the_soft_labels_too(kind, labels, tmp_path, request):
+    """It would train on the likeliest id of each."""
+    start = request.getfixturevalue("lora") if kind == "lora" else tiny_model(kind)
+    farzi, trained = (
+        FarziData(
+            FarziDataConfig(8, LENGTH, 4, V, labels=labels, inputs="soft", label_dim=4 if labels == "own" else None)
+        ),
+        [],
+    )
+    for loss in ({"compute_loss_func": soft_cross_entropy}, {}):
+        args = arguments(tmp_path, gradient_accumulation_steps=2, per_device_train_batch_size=2)
+        model = attach_soft_inputs(copy.deepcopy(start))
+        trainer = Trainer(
+            model=model, args=args, train_dataset=farzi.as_dataset(), data_collator=farzi.collator(), **loss
+        )
+        trainer.train()
+        trained.append([dict(model.named_parameters()), trainer.state.log_history[0]["loss"]])
+    torch.testing.assert_close(*trained)
+
+
+def test_a_trainer_without_the_collator_says_so(tmp_path):
+    """It gave the latents to the model, and the error spoke of the vocabulary alone."""
+    farzi = tiny_summary()
+    trainer = Trainer(attach_soft_inputs(tiny_model("gpt2")), arguments(tmp_path), train_dataset=farzi.as_dataset())
+    with pytest.raises(ValueError, match=r"give Trainer data_collator=farzi\.collator\(\)"):
+        trainer.train()
 
 
 def test_division_by_num_items_in_batch():

@@ -357,6 +357,13 @@ def test_where_inputs_are_ids_it_shows_them_with_their_labels(tmp_path):
         ]
 
 
+def test_all_other_entries_together_have_a_bar(tmp_path):
+    """It was empty, though they can be likelier than any entry that is shown."""
+    program = "return bars([0.2, 0.3, 0.1, 0.15, 0.25], 2).map((row) => [row.id, row.probability, row.share]);"
+    found = run_javascript(page(with_vocabulary(WORDS), tmp_path), program, tmp_path)
+    assert found == [pytest.approx(row) for row in ([1, 0.3, 0.3 / 0.45], [4, 0.25, 0.25 / 0.45], [-1, 0.45, 1.0])]
+
+
 def test_its_script_computes_the_distributions_entropies_and_orders(tmp_path):
     farzi = with_vocabulary(WORDS, tau=0.5, latent_dim=2)
     html = page(farzi, tmp_path)
