@@ -1,12 +1,11 @@
 """Reports: students on summaries and on real data, the rows and tables made of them, and figures.
 
 This room imports all rooms before it. Recipes and the command line use it.
-Exports `suggest`, `compare` with its `Verdict`, `Comparison` with its rows, `Evidence`, the data sets by name, and how tables are written.
+Exports `suggest`, `compare` with its `Verdict`, `Comparison` with its rows, the data sets by name, and how tables are written.
 `report.plots` has the figures.
 """
 
 from farzi_hf.report.comparison import Comparison, Measured, Student, pooled_row, pooled_rows
-from farzi_hf.report.evidence import Claim, Evidence
 from farzi_hf.report.rows import BASELINES
 from farzi_hf.report.suggestion import Suggestion, suggest
 from farzi_hf.report.tables import listed, markdown, save_csv, save_json, save_text
@@ -14,6 +13,6 @@ from farzi_hf.report.task_data import RunSettings, TaskData
 from farzi_hf.report.verdict import Verdict, compare
 
 __all__ = [
-    "BASELINES", "Claim", "Comparison", "Evidence", "Measured", "RunSettings", "Student", "Suggestion", "TaskData", "Verdict",
+    "BASELINES", "Comparison", "Measured", "RunSettings", "Student", "Suggestion", "TaskData", "Verdict",
     "compare", "listed", "markdown", "pooled_row", "pooled_rows", "save_csv", "save_json", "save_text", "suggest",
 ]  # fmt: skip

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 from datasets import Dataset
+from evidence import Evidence
 from experiment import Experiment, changed, record
 from safetensors.torch import load_file, save_file
 
@@ -24,7 +25,7 @@ from farzi_hf.cli.distil import comparison_of, trainer_of
 from farzi_hf.cli.run_folder import begin_run, check_outputs, find_checkpoint, kept
 from farzi_hf.distillation.run import discard_checkpoints
 from farzi_hf.metrics import mean_and_spread
-from farzi_hf.report import Comparison, Evidence, Student
+from farzi_hf.report import Comparison, Student
 from farzi_hf.report.rendering import distillation_seconds
 from farzi_hf.summary.store.folder import replace_file
 from farzi_hf.tasks import Row, Task

@@ -19,10 +19,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cells import FULL, LONG, Cell, evidence_of, full_cells
+from evidence import Claim
 from experiment import OWN_FORM, PAPER_FORM, Experiment
 
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
-from farzi_hf.report import Claim, RunSettings, markdown
+from farzi_hf.report import RunSettings, markdown
 from farzi_hf.tasks import LanguageModeling, Recommendation, Row, Task
 
 Learners = dict[str, Mapping[str, Any]]

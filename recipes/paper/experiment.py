@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from evidence import Claim
+
 from farzi_hf import FarziConfig, TrajectoryBank, record_trajectories
 from farzi_hf.cli.arguments import parse_arguments
 from farzi_hf.cli.distil import comparison_of, trainer_of
 from farzi_hf.cli.run_folder import check_outputs
 from farzi_hf.data.seeds import check_different
-from farzi_hf.report import Claim, RunSettings, TaskData, listed, markdown, pooled_row, save_csv, save_json, save_text
+from farzi_hf.report import RunSettings, TaskData, listed, markdown, pooled_row, save_csv, save_json, save_text
 from farzi_hf.report.plots import plot_comparison
 from farzi_hf.report.rendering import environment
 from farzi_hf.summary.initialization import CONCENTRATION

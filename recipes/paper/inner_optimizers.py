@@ -19,12 +19,13 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from cells import FULL, LONG, Cell, evidence_of, full_cells
+from evidence import Claim
 from experiment import Experiment
 from objectives import sgd
 
 from farzi_hf import FarziTrainer
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
-from farzi_hf.report import Claim, Comparison, Student
+from farzi_hf.report import Comparison, Student
 
 OURS, AUTOGRAD = "Farzi, Adam", "Farzi, Adam by autograd"
 SGD, MOMENTUM = "Farzi, SGD", "Farzi, SGD with momentum"

@@ -19,11 +19,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cells import LONG, Cell, evidence_of, on_everything, on_everything_long, on_random, on_start
+from evidence import Claim
 from experiment import Experiment, Forms, full_data_claim
 
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.data.seeds import check_different
-from farzi_hf.report import Claim, markdown
+from farzi_hf.report import markdown
 from farzi_hf.tasks import Task
 
 FORMS: Forms = {"own": "objectives_own", "paper": "objectives"}

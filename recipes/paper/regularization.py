@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from cells import LONG, Cell, evidence_of, full_cells
 from datasets import Dataset
+from evidence import Claim
 from experiment import OWN_FORM, Experiment
 from torch import Tensor
 
@@ -25,7 +26,7 @@ from farzi_hf import FarziTrainer
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.data import random_sequences
 from farzi_hf.metrics import token_statistics
-from farzi_hf.report import Claim, Comparison, Student
+from farzi_hf.report import Comparison, Student
 from farzi_hf.summary.forms import batch_of
 from farzi_hf.tasks import Row
 

@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 import pytest
+from evidence import Claim, Evidence
 
-from farzi_hf.report import Claim, Evidence
 from farzi_hf.report.rendering import ratios
 from farzi_hf.tasks import LanguageModeling, Recommendation
 
