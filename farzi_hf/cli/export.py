@@ -22,7 +22,6 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from torch import Tensor
 
 from farzi_hf.cli import COMMANDS
 from farzi_hf.cli.program import ends_in_one_line, summary_at
@@ -30,7 +29,7 @@ from farzi_hf.data.seeds import Purpose, check_seed, derive
 from farzi_hf.models.base import check_size
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.forms import batch_of
-from farzi_hf.summary.soft_tokens import SoftTokens
+from farzi_hf.summary.reading import hardened
 
 _PROBABILITIES, _ROWS = 2**24, 1000
 """The most that exist at the same time."""
@@ -98,25 +97,13 @@ def rows_of(farzi: FarziData, count: int, top_k: int, seed: int) -> Iterator[pa.
         given = source.rows(first, number) if source else torch.arange(first, first + number) % config.num_sequences
         inputs, labels = batch_of(farzi.tensors, given, config.tau, farzi.carried)
         generator = torch.Generator().manual_seed(derive(seed, Purpose.HARD_TOKENS, 2, first))
-        ids = _drawn(inputs.probabilities(), generator) if isinstance(inputs, SoftTokens) else inputs
-        p = labels.probabilities()
-        hard = ids if config.labels == "shared" else torch.cat([ids[:, :1], _drawn(p, generator)[:, :-1]], dim=1)
-        top = p.topk(min(top_k, config.vocab_size))
-        columns = {
-            "input_ids": ids,
-            "labels": hard,
-            "likeliest_ids": top.indices,
-            "likeliest_probabilities": top.values,
-        }
-        table = {name: x.tolist() for name, x in columns.items()}
+        ids, hard = hardened(inputs, labels, 1, generator)
+        top = labels.probabilities().topk(min(top_k, config.vocab_size))
+        columns = {"input_ids": ids, "labels": hard, "likeliest_ids": top.indices}
+        table = {name: x.tolist() for name, x in {**columns, "likeliest_probabilities": top.values}.items()}
         if names:
             table["text"] = [farzi.vocabulary.text([names[i] for i in row]) for row in table["input_ids"]]
         yield pa.RecordBatch.from_pydict(table)
-
-
-def _drawn(p: Tensor, generator: torch.Generator) -> Tensor:
-    """Ids (b, n) of probabilities (b, n, V)."""
-    return torch.multinomial(p.flatten(0, 1), 1, generator=generator).view(p.shape[:2])
 
 
 def _parquet(folder: Path, rows: Iterator[pa.RecordBatch]) -> None:

@@ -316,23 +316,20 @@ class FarziData(nn.Module):
         ids = DrawnRows(shares, sequence_length, seed).rows(0, num_sequences)
         tensors = {TEACHER + name: x.detach().float().cpu().clone() for name, x in teacher.named_parameters()}
         found = {name: tuple(x.shape) for name, x in tensors.items()}
-        wrong = sorted({name for name, _ in found.items() ^ LABELS["teacher"].shapes(config).items()})
-        if wrong:
-            raise ValueError(
-                f"teacher: its config makes a model with other parameters ({', '.join(wrong[:3])}); give a plain one"
-            )
-        farzi = cls(config, tokenizer, {**tensors, SHARES: shares, "input_ids": ids.int()})
+        plain = "give a plain causal language model"
+        if wrong := sorted({name for name, _ in found.items() ^ LABELS["teacher"].shapes(config).items()}):
+            raise ValueError(f"teacher: its config makes other parameters ({', '.join(wrong[:3])}); {plain}")
+        farzi, some = cls(config, tokenizer, {**tensors, SHARES: shares, "input_ids": ids.int()}), ids[:2]
         try:
             given = copy.deepcopy(teacher).float().cpu().eval()
-            own = given(input_ids=ids[:2], attention_mask=torch.ones_like(ids[:2])).logits
+            own = given(input_ids=some, attention_mask=torch.ones_like(some)).logits
         except Exception as error:  # each model fails in its own way
+            remedy = "give fewer"
             raise ValueError(
-                f"teacher does not read sequence_length={sequence_length} ids ({error}); give fewer"
+                f"teacher does not read sequence_length={sequence_length} ids ({error}); {remedy}"
             ) from error
-        if not torch.allclose(farzi.carried.labels(farzi.tensors, ids[:2]).logits(), own, rtol=1e-3, atol=1e-3):
-            raise ValueError(
-                "teacher: a model with its config and parameters predicts otherwise; give a plain causal language model"
-            )
+        if not torch.allclose(farzi.carried.labels(farzi.tensors, some).logits(), own, rtol=1e-3, atol=1e-3):
+            raise ValueError(f"teacher: a model with its config and parameters predicts otherwise; {plain}")
         config.adopt_vocabulary(farzi.vocabulary, "tokenizer")
         farzi.store_as(storage)
         return farzi
@@ -545,10 +542,7 @@ class FarziData(nn.Module):
         """
         self.processing_class = processing_class
         self.config.adopt_vocabulary(self.vocabulary, argument)
-        for name in (
-            "bos_token_id",
-            "eos_token_id",
-            "pad_token_id",
-        ):  # Trainer would take them over too, with a warning
+        # Trainer would take them over too, with a warning.
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
             if hasattr(processing_class, name):
                 setattr(self.config, name, getattr(processing_class, name))

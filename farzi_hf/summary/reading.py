@@ -12,8 +12,8 @@ from torch import Tensor
 from farzi_hf.data import Vocabulary
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.summary.config import FarziDataConfig, check_size
-from farzi_hf.summary.forms import Tensors, rows_of
-from farzi_hf.summary.soft_tokens import soft_tokens
+from farzi_hf.summary.forms import PER_SEQUENCE, Tensors, batch_of, device_of, rows_of
+from farzi_hf.summary.soft_tokens import SoftTokens
 from farzi_hf.summary.store.tensor_file import SHARES
 
 CHUNK = 512
@@ -82,39 +82,36 @@ def _log_probabilities(latents: Tensor, decoder: Tensor) -> Iterator[Tensor]:
 
 
 @torch.no_grad()
-def hard_tokens(latents: Tensor, decoder: Tensor, tau: float, samples: int | None, seed: int, *part: int) -> Tensor:
-    """Ids (μ·n, ξ) of latents (μ, ξ, d) and a decoder (d, V), the n rows of one synthetic sequence one after the other.
-
-    With None, n is 1 and each position has its likeliest token. `part` tells other draws of the same seed apart.
-    """
-    generator = torch.Generator(latents.device).manual_seed(derive(seed, Purpose.HARD_TOKENS, *part))
-    drawn = []
-    for chunk in latents.flatten(0, 1).split(CHUNK):
-        p = soft_tokens(chunk, decoder, tau)
-        if samples is None:
-            drawn.append(p.argmax(-1, keepdim=True))
-        else:
-            drawn.append(torch.multinomial(p, samples, replacement=True, generator=generator))
-    by_position = torch.cat(drawn).view(*latents.shape[:2], samples or 1)
-    return by_position.transpose(1, 2).flatten(0, 1)
-
-
 def hard_rows(tensors: Tensors, tau: float, samples: int | None, seed: int) -> tuple[Tensor, Tensor]:
-    """Inputs and labels of a summary as ids, (μ·n, ξ) each; see `FarziData.as_hard_dataset`. Inputs that are ids come n times.
-
-    Raises:
-        ValueError: n is below 1.
-    """
+    """Inputs and labels of a summary as ids, (μ·n, ξ) each; see `FarziData.as_hard_dataset`."""
     if samples is not None:
         check_size("samples_per_sequence", samples, 1)
-    if "input_ids" in tensors:
-        ids = tensors["input_ids"].long().repeat_interleave(samples or 1, dim=0)
-    else:
-        ids = hard_tokens(tensors["latents"], tensors["decoder"], tau, samples, seed)
-    if "label_latents" not in tensors:
+    generator = torch.Generator(device_of(tensors)).manual_seed(derive(seed, Purpose.HARD_TOKENS))
+    count, length = next(tensors[name] for name in PER_SEQUENCE if name in tensors).shape[:2]
+    rows = torch.arange(count, device=generator.device).split(max(1, CHUNK // length))
+    parts = [hardened(*batch_of(tensors, some, tau), samples, generator) for some in rows]
+    return torch.cat([ids for ids, _ in parts]), torch.cat([labels for _, labels in parts])
+
+
+def hardened(
+    inputs: Tensor | SoftTokens, labels: SoftTokens, samples: int | None, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Inputs and labels of b rows, as `batch_of` gives them, as ids (b·n, ξ): the n = `samples` draws of a row one after the other.
+
+    `labels[j + 1]` is what position j predicts. Inputs that are ids come n times. With None, n is 1 and each position has its likeliest id.
+    """
+
+    def ids_of(tokens: SoftTokens) -> Tensor:
+        p = tokens.probabilities()
+        if samples is None:
+            return p.argmax(-1)
+        drawn = torch.multinomial(p.flatten(0, 1), samples, replacement=True, generator=generator)
+        return drawn.view(*p.shape[:2], samples).transpose(1, 2).flatten(0, 1)
+
+    ids = ids_of(inputs) if isinstance(inputs, SoftTokens) else inputs.repeat_interleave(samples or 1, dim=0)
+    if labels.shape[1] < inputs.shape[1]:  # they are the inputs
         return ids, ids
-    drawn = hard_tokens(tensors["label_latents"], tensors["label_decoder"], 1.0, samples, seed, 1)
-    return ids, torch.cat([ids[:, :1], drawn[:, :-1].to(ids)], dim=1)
+    return ids, torch.cat([ids[:, :1], ids_of(labels)[:, :-1].to(ids)], dim=1)
 
 
 @torch.no_grad()

@@ -116,15 +116,15 @@ class Whole(Storage):
         found = {}
         for name, shape in shapes.items():
             if name == SHARES:
-                found[name] = self._of_shares(shape)
+                found[name] = Stored(self._shape(name, shape), frozenset({"U8"}))
             elif name not in learnt:
                 found[name] = Stored(tuple(shape), frozenset({"I16", "I32"}))
             elif len(shape) == 1:
                 found[name] = Stored(tuple(shape), frozenset({"F16"}))
             else:
                 found[name] = Stored(self._shape(name, shape), self.types)
-                kind = "F32" if torch.float32 == self._TYPE else "F16"
-                found[name + self._SCALE] = Stored((shape[_dimensions(name)],), frozenset({kind}))
+                kind = frozenset({"F32" if torch.float32 == self._TYPE else "F16"})
+                found[name + self._SCALE] = Stored((shape[_dimensions(name)],), kind)
         return found
 
     def stored(self, tensors: Tensors) -> dict[str, Tensor]:
@@ -136,7 +136,7 @@ class Whole(Storage):
                 found[name + self._SCALE] = scales[name].to(self._TYPE)
             elif name == SHARES:
                 steps = (_STEPS * (x.max() / x).log()).round().clamp(max=_NEVER - 1)
-                found[name] = self._packed_shares(torch.where(x > 0, steps, _NEVER).to(torch.uint8))
+                found[name] = self._packed(name, torch.where(x > 0, steps, _NEVER).to(torch.uint8))
             elif x.is_floating_point():
                 found[name] = x.detach().half()
             else:
@@ -174,7 +174,7 @@ class Whole(Storage):
                 whole = self._unpacked(name, x, shape).float() * scale.float()
                 found[name] = whole.movedim(-1, _dimensions(name)).contiguous()
             elif name == SHARES:
-                x = self._unpacked_shares(x, shape)
+                x = self._unpacked(name, x, shape)
                 shares = torch.where(x < _NEVER, (-x.float() / _STEPS).exp(), 0.0)
                 found[name] = shares / shares.sum()
             else:
@@ -186,21 +186,12 @@ class Whole(Storage):
         return tuple(shape)
 
     def _packed(self, name: str, whole: Tensor) -> Tensor:
-        """The file's tensor, of whole numbers (…, k) in int8."""
+        """The file's tensor, of whole numbers (…, k) in int8, or of the steps (V,) of shares in uint8."""
         return whole.movedim(-1, _dimensions(name)).contiguous()
 
     def _unpacked(self, name: str, packed: Tensor, shape: Sequence[int]) -> Tensor:
         """The inverse of `_packed`, for a summary's tensor with `shape`."""
         return packed.movedim(_dimensions(name), -1)
-
-    def _of_shares(self, shape: Sequence[int]) -> Stored:
-        return Stored(tuple(shape), frozenset({"U8"}))
-
-    def _packed_shares(self, x: Tensor) -> Tensor:
-        return x
-
-    def _unpacked_shares(self, x: Tensor, shape: Sequence[int]) -> Tensor:
-        return x
 
 
 class Packed(Whole):
@@ -212,15 +203,21 @@ class Packed(Whole):
     types = frozenset({"U8"})
 
     def _shape(self, name: str, shape: Sequence[int]) -> tuple[int, ...]:
+        if name == SHARES:
+            return tuple(shape)
         others = shape[1:] if _dimensions(name) == 0 else shape[:-1]
         return (*others, -(-shape[_dimensions(name)] * self.bits // 8))
 
     def _packed(self, name: str, whole: Tensor) -> Tensor:
+        if name == SHARES:
+            return whole
         rows = (whole.cpu() + 2 ** (self.bits - 1)).to(torch.uint8).numpy()
         bits = np.unpackbits(rows[..., None], axis=-1)[..., 8 - self.bits :]
         return torch.from_numpy(np.packbits(bits.reshape(*rows.shape[:-1], -1), axis=-1)).to(whole.device)
 
     def _unpacked(self, name: str, packed: Tensor, shape: Sequence[int]) -> Tensor:
+        if name == SHARES:
+            return packed
         dimensions = shape[_dimensions(name)]
         bits = np.unpackbits(packed.cpu().numpy(), axis=-1, count=dimensions * self.bits)
         rows = np.packbits(bits.reshape(*packed.shape[:-1], dimensions, self.bits), axis=-1)[..., 0] >> (8 - self.bits)
@@ -257,28 +254,17 @@ class Coded(Packed):
     def _unpacked(self, name: str, packed: Tensor, shape: Sequence[int]) -> Tensor:
         rows = list(shape)
         dimension = rows.pop(_dimensions(name))
-        whole = _inflated(name, packed, np.int8, dimension * math.prod(rows))
-        if whole.numel() and not -self.largest <= whole.min() <= whole.max() <= self.largest:
+        whole = _inflated(name, packed, np.uint8 if name == SHARES else np.int8, dimension * math.prod(rows))
+        if name != SHARES and whole.numel() and not -self.largest <= whole.min() <= whole.max() <= self.largest:
             raise ValueError(f"{name} holds numbers of more than {self.bits} bits; fetch it again")
         return whole.view(dimension, *rows).movedim(0, -1)
-
-    def _of_shares(self, shape: Sequence[int]) -> Stored:
-        return Stored(None, frozenset({"U8"}))
-
-    def _packed_shares(self, x: Tensor) -> Tensor:
-        return _deflated(x)
-
-    def _unpacked_shares(self, x: Tensor, shape: Sequence[int]) -> Tensor:
-        return _inflated(SHARES, x, np.uint8, math.prod(shape))
 
 
 def _deflated(numbers: Tensor) -> Tensor:
     """The bytes of integers of one byte, coded: by frequency alone, or with repetitions too, whichever is less."""
     content, found = numbers.cpu().contiguous().numpy().tobytes(), []
     for strategy in (zlib.Z_HUFFMAN_ONLY, zlib.Z_DEFAULT_STRATEGY):
-        coder = zlib.compressobj(
-            9, zlib.DEFLATED, -15, 7, strategy
-        )  # 7: a table of code words for some thousands of numbers
+        coder = zlib.compressobj(9, zlib.DEFLATED, -15, 7, strategy)  # 7: code words for some thousands of numbers
         found.append(coder.compress(content) + coder.flush())
     return torch.frombuffer(bytearray(min(found, key=len)), dtype=torch.uint8).to(numbers.device)
 
