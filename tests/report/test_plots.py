@@ -14,8 +14,15 @@ pytest.importorskip("matplotlib")
 
 from matplotlib.figure import Figure
 
-from farzi_hf.report.plots import Panel, plot_comparison, plot_curves, plot_distillation, plot_tokens
-from farzi_hf.report.plots.style import logarithmic, plain_numbers
+from farzi_hf.report.plots import (
+    Panel,
+    logarithmic,
+    plain_numbers,
+    plot_comparison,
+    plot_curves,
+    plot_distillation,
+    plot_tokens,
+)
 
 LOG = [
     *({"step": s, "loss": 5 / s, "grad_norm": float("nan") if s == 3 else s} for s in range(1, 9)),
@@ -126,7 +133,7 @@ def test_axes_have_no_powers_of_ten(low, high):
 def test_curves_differ_in_more_than_their_colour(tmp_path, monkeypatch):
     """For readers who see colours alike, and in print."""
     drawn = []
-    monkeypatch.setattr("farzi_hf.report.plots.style.save", lambda figure, path: drawn.append(figure))
+    monkeypatch.setattr("farzi_hf.report.plots.save", lambda figure, path: drawn.append(figure))
     rows = [{"method": f"method {i}", "x": x, "y": x} for i in range(7) for x in (1, 2)]
     plot_curves(tmp_path / "a.png", Panel(rows, "x", "y", "x", "y", title="$x$ of all"))
     (axes,) = drawn[0].axes

@@ -15,7 +15,7 @@ matplotlib = pytest.importorskip("matplotlib.figure")
 
 
 def figure(path: Path) -> None:
-    from farzi_hf.report.plots.style import save
+    from farzi_hf.report.plots import save
 
     save(matplotlib.Figure(), path)
 
