@@ -38,12 +38,8 @@ def command(argv: Sequence[str]) -> None:
     parser.add_argument("--seed", type=int, default=0, help="seed of weights and order of the data (default: 0)")
     parser.add_argument("--evaluate", action="store_true", help="evaluate on the test split of the summary's source")
     parser.add_argument("--data_dir", help="folder with the real data, for --evaluate")
-    parser.add_argument(
-        "--data", help="the real data themselves, for --evaluate: a file or folder; ends with a verdict"
-    )
-    parser.add_argument(
-        "--tokenizer", help="name or folder of the summary's tokenizer, if --evaluate needs its chat template"
-    )
+    parser.add_argument("--data", help="the real data themselves, for --evaluate: a file or folder; adds a verdict")
+    parser.add_argument("--tokenizer", help="the summary's tokenizer, if --evaluate needs its chat template")
     args = parser.parse_args(argv)
     keep_freed_memory()
     with ends_in_one_line("farzi train", FileNotFoundError):

@@ -93,9 +93,7 @@ class Interactions:
             ValueError: the data are not of files called train, validation and test.
         """
         if self.own_ends is None:
-            raise ValueError(
-                "the interactions have no splits of their own: give files such as train.csv, valid.csv and test.csv"
-            )
+            raise ValueError("the interactions have no splits of their own: give files such as train.csv and test.csv")
         return self._split_at(self.own_ends)
 
     def _split_at(self, ends: np.ndarray) -> DatasetDict:
@@ -109,9 +107,7 @@ class Interactions:
 def _splits(parts: Iterable[list[np.ndarray]]) -> DatasetDict:
     splits = DatasetDict()
     for name, chosen in zip(SPLITS, parts, strict=True):
-        chosen = [
-            sequence for sequence in chosen if name == "train" or len(sequence) > 1
-        ]  # an item alone predicts none
+        chosen = [x for x in chosen if name == "train" or len(x) > 1]  # an item alone predicts none
         if not chosen:
             raise ValueError(f"the {name} split has no user: give longer histories, or another split")
         ends = np.cumsum([len(sequence) for sequence in chosen])
@@ -237,9 +233,7 @@ def _times(column: pa.ChunkedArray, name: str, source: Any) -> np.ndarray:
         except pa.ArrowInvalid as error:
             errors.append(error)
     else:
-        raise ValueError(
-            f"{source}: column {name!r} cannot be read as one kind of time ({reason(errors[0])}): {_FORMS}"
-        )
+        raise ValueError(f"{source}: column {name!r} is no one kind of time ({reason(errors[0])}): {_FORMS}")
     if times.dtype.kind not in "iufM" or not np.isfinite(times).all():
         raise ValueError(f"{source}: column {name!r} of type {column.type} has values without a time: {_FORMS}")
     return times

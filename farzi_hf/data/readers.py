@@ -241,13 +241,10 @@ def _read_ratings(path: Path) -> pa.Table:
     """Rows without a header: Amazon's, with user and item in either order; or numbers, the user first."""
     table = _read_csv(path, names=_RATINGS)
     # Amazon's users begin with A, its items do not.
-    kinds = [
-        pc.all(pc.match_substring_regex(table[x].cast(pa.string()), r"\A(A[0-9A-Z]+|[0-9]+)\z")) for x in NAMES[:2]
-    ]
+    of_user = r"\A(A[0-9A-Z]+|[0-9]+)\z"
+    kinds = [pc.all(pc.match_substring_regex(table[x].cast(pa.string()), of_user)) for x in NAMES[:2]]
     if len(table) and not any(kind.as_py() for kind in kinds):
-        raise ValueError(
-            f"{path} does not say which column holds the users: give it the first line {','.join(_RATINGS)}"
-        )
+        raise ValueError(f"{path} does not say which column holds the users: add the line {','.join(_RATINGS)}")
     return table if kinds[0].as_py() or not len(table) else table.select([1, 0, 2]).rename_columns(NAMES)
 
 

@@ -37,9 +37,7 @@ def stored_sequences(dataset: Dataset, column: str = "input_ids") -> tuple[np.nd
     if not isinstance(dataset, Dataset):
         raise ValueError(f"dataset is a {type(dataset).__name__}: pass a datasets.Dataset (one split) with {column!r}.")
     if column not in dataset.column_names:
-        raise ValueError(
-            f"dataset has columns {dataset.column_names}, but no {column!r}: run farzi_hf.data.tokenize first."
-        )
+        raise ValueError(f"dataset has columns {dataset.column_names}, but no {column!r}: run data.tokenize first.")
     lists = dataset.select_columns(column).with_format("arrow")[:][column]
     if not pa.types.is_integer(getattr(lists.type, "value_type", pa.null())):
         raise ValueError(f"dataset[{column!r}] has type {lists.type}: it must hold a list of integers per row.")

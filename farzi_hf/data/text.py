@@ -246,9 +246,7 @@ def tokenize(dataset: DatasetDict, tokenizer: PreTrainedTokenizerBase, max_lengt
 
 def _tokenize_split(name: str, split: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int | None) -> Dataset:
     if getattr(split.features.get("text"), "dtype", None) not in ("string", "large_string"):
-        raise ValueError(
-            f"dataset[{name!r}] has columns {split.features}, but no text in 'text': rename the column with the sentences."
-        )
+        raise ValueError(f"dataset[{name!r}] has columns {split.features}, but no text in 'text': rename yours.")
 
     def encode(batch: dict[str, list[str | None]]) -> dict[str, list[list[int]]]:
         texts = [text for text in batch["text"] if text and text.strip()]

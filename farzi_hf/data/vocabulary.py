@@ -47,9 +47,7 @@ class Vocabulary:
 
     def text(self, tokens: Sequence[str]) -> str:
         """Names of entries as one text."""
-        raise ValueError(
-            "processing_class is None, so tokens have no names; set the tokenizer or item list, or use as_hard_dataset"
-        )
+        raise ValueError("processing_class is None, so tokens have no names; set it, or use as_hard_dataset")
 
     def save(self, folder: Path) -> None:
         """Writes the vocabulary's files into `folder`."""

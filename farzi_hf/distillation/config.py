@@ -93,11 +93,9 @@ class FarziConfig(TrainingArguments):
         None, f"how the inner learning rate falls over the T steps; {_by_labels('inner_lr_scheduler_type')}", table=LR_SCHEDULES
     )  # fmt: skip
     inner_steps: int | None = setting(None, f"T, steps of a student; {_by_labels('inner_steps')}", least=1)
-    window: int | None = setting(
-        None, "number of last inner steps that are differentiated; by default, or with 0, all", least=0
-    )
+    window: int | None = setting(None, "last inner steps that are differentiated; by default, or with 0, all", least=0)
     synthetic_batch_size: int | None = setting(
-        None, "b_syn, synthetic sequences per inner step; by default all, or 40 that are made", least=1
+        None, "b_syn, sequences per inner step; by default all, or 40 that are made", least=1
     )
 
     objective: str = setting("meta_matching", "the outer loss", table=OBJECTIVES)
@@ -112,11 +110,11 @@ class FarziConfig(TrainingArguments):
         table={"auto": None, **ADJOINTS},
     )
     checkpoint_layers: bool = setting(
-        False, "keep of each of the learner's layers only the inputs, and compute it again: less memory, more time"
+        False, "keep only the inputs of each layer of the learner: less memory, more time"
     )
     eval_students: int = setting(3, "students that `evaluate()` trains from scratch, each from its own θ0", least=1)
     max_non_finite: int = setting(
-        20, "most outer steps of a run that may be skipped for a NaN or infinite meta-gradient", least=0
+        20, "most outer steps that may be skipped for a NaN or infinite meta-gradient", least=0
     )
 
     learning_rate: float = 0.01
@@ -178,19 +176,13 @@ class FarziConfig(TrainingArguments):
         """
         check_settings(self)
         if not 0 <= self.learning_rate < math.inf:
-            raise ValueError(
-                f"learning_rate={self.learning_rate} is not usable; give a number from 0 on, for instance 0.01"
-            )
+            raise ValueError(f"learning_rate={self.learning_rate} is not usable; give a number such as 0.01")
         if self.checkpoint_layers and self.torch_compile:  # compiled code does not see through it
-            raise ValueError(
-                "checkpoint_layers=True with torch_compile=True: layers are computed again in plain code; leave one of them out"
-            )
+            raise ValueError("checkpoint_layers=True goes with plain code, not with torch_compile=True; leave one out")
         if (self.window or 0) > self.inner_steps:
             raise ValueError(f"window={self.window} is more than inner_steps={self.inner_steps}; lower it")
-        size = self.synthetic_batch_size or 0
-        if INPUTS[self.inputs].source is None and size > max(
-            self.num_sequences, self.defaults.get("synthetic_batch_size", 0)
-        ):
+        size, made_up = self.synthetic_batch_size or 0, INPUTS[self.inputs].source is not None
+        if not made_up and size > max(self.num_sequences, self.defaults.get("synthetic_batch_size", 0)):
             raise ValueError(f"synthetic_batch_size={size} is more than num_sequences={self.num_sequences}; lower it")
         OBJECTIVES[self.objective].check(self)
         for make, what in (

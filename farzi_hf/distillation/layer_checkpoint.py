@@ -36,9 +36,7 @@ def keep_inputs_of_layers(model: nn.Module) -> None:
         return [layer for child in module.children() for layer in layers(child)]
 
     if not (found := layers(model)):
-        raise ValueError(
-            f"checkpoint_layers=True, but {type(model).__name__} has no nn.ModuleList of layers; leave checkpoint_layers out"
-        )
+        raise ValueError(f"checkpoint_layers=True, but {type(model).__name__} has no nn.ModuleList; leave it out")
     for layer in found:
         layer.forward = partial(_recomputed, _Plain(layer))
 

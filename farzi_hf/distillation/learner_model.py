@@ -36,7 +36,7 @@ def factory(learner_init: LearnerInit) -> Callable[[], PreTrainedModel]:
     if callable(learner_init) and not isinstance(learner_init, nn.Module):
         return learner_init
     raise TypeError(
-        f"learner_init is {type(learner_init).__name__}; give a function that returns a new model, a model config, or a model"
+        f"learner_init is {type(learner_init).__name__}; give a function that returns a model, a config, or a model"
     )
 
 

@@ -44,11 +44,7 @@ class Packing:
         steps: as many as those of the teacher, by default. 0: it is rounded and no more.
     """
 
-    penalty: float = setting(
-        0.15,
-        "λ, keeps the whole numbers of a carried teacher small: the larger, the fewer bytes",
-        name="packing_penalty",
-    )
+    penalty: float = setting(0.15, "λ of a carried teacher: the larger, the fewer bytes", name="packing_penalty")
     steps: int | None = setting(
         None, "steps that a carried teacher trains in few bits; by default teacher_steps", name="packing_steps", least=0
     )
@@ -72,9 +68,8 @@ class Packing:
         """
         learner, params, trained = teachers[0].learner, teachers[0].params, None
         steps = training.steps if self.steps is None else self.steps
-        slower = replace(
-            training, optimizer=replace(training.optimizer, lr=_SLOWER * training.optimizer.lr), steps=steps
-        )
+        optimizer = replace(training.optimizer, lr=_SLOWER * training.optimizer.lr)
+        slower = replace(training, optimizer=optimizer, steps=steps)
         largest, seed = getattr(STORAGES[storage], "largest", None), derive(seed, Purpose.PACKING)
         if steps and (largest is not None or len(teachers) > 1):
             if len(teachers) > 1:
@@ -206,9 +201,7 @@ class Rounding:
 
     def __call__(self, tensors: Tensors) -> Tensors:
         """The tensors with W' in place of W."""
-        new = {
-            name: rounded(tensors[name], scale.to(tensors[name]), self._largest) for name, scale in self.scales.items()
-        }
+        new = {name: rounded(tensors[name], s.to(tensors[name]), self._largest) for name, s in self.scales.items()}
         return {**tensors, **new}
 
     @torch.no_grad()

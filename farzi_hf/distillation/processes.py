@@ -60,11 +60,9 @@ def world() -> tuple[int, int]:
 
 def largest(value: int) -> int:
     """The largest of the values of all processes."""
-    return (
-        int(accelerate.utils.gather(torch.tensor([value], device=PartialState().device)).max())
-        if world()[1] > 1
-        else value
-    )
+    if world()[1] == 1:
+        return value
+    return int(accelerate.utils.gather(torch.tensor([value], device=PartialState().device)).max())
 
 
 def agreed(work: Callable[[], T]) -> T:

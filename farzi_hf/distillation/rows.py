@@ -159,7 +159,7 @@ def _beside(dataset: Dataset, column: str, lengths: np.ndarray) -> np.ndarray:
     if (other := sizes != lengths).any():
         row = int(other.argmax())
         raise ValueError(
-            f"dataset[{column!r}][{row}] has {sizes[row]} values beside {lengths[row]} ids: make them equally long, or drop the column"
+            f"dataset[{column!r}][{row}] has {sizes[row]} values beside {lengths[row]} ids: give as many, or drop it"
         )
     return values
 

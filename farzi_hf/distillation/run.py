@@ -123,9 +123,7 @@ class Run(TrainerCallback):
         """
         args = self.trainer.args
         if late := changes(self._built_with, args.to_recipe()):
-            raise ValueError(
-                f"args have changed since FarziTrainer was made, which they were built into: {late}; make another FarziTrainer"
-            )
+            raise ValueError(f"args have changed since FarziTrainer was made: {late}; make another FarziTrainer")
         folder, last = Path(args.output_dir), last_checkpoint(args.output_dir)
         check_no_foreign(folder)  # for every save_strategy, because a signal makes every run save
         if resume_from_checkpoint is True and last is None:

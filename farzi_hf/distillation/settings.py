@@ -127,9 +127,7 @@ def without_removed(values: Mapping[str, Any], source: str) -> dict[str, Any]:
     for name, value in gone.items():
         default, remedy = REMOVED[name]
         if value != default:
-            raise ValueError(
-                f"{source}: {name}={value!r} is no setting of a config any more; {remedy}, and remove the key"
-            )
+            raise ValueError(f"{source}: {name}={value!r} is no setting any more; {remedy}, and remove the key")
     if gone:
         said = "no settings any more. They have their defaults, so nothing changes; the keys can be removed."
         logger.warning("%s: %s: %s", source, ", ".join(gone), said)

@@ -93,7 +93,7 @@ class TeacherTraining:
     @dataclass(frozen=True)
     class Settings:
         teacher_steps: int = setting(
-            2000, "most steps that a teacher trains on real data; it stops early by eval_dataset", least=1
+            2000, "most steps of a teacher on real data; it stops early by eval_dataset", least=1
         )
         teacher_learning_rate: float = setting(0.01, "of the teacher's Adam, for half of its steps; then it falls to 0")
         teacher_batch_size: int = setting(16, "real sequences per step of the teacher", least=1)

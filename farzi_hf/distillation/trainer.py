@@ -107,7 +107,7 @@ class FarziTrainer(Trainer):
         run_check("output_dir", check_destination, Path(args.output_dir))
         if task is not None and processing_class is not None:
             raise ValueError(
-                "task and processing_class are both given, but the task has a processing_class of its own; leave processing_class out"
+                "task and processing_class are both given: leave processing_class out, the task has its own"
             )
         if not isinstance(task, Task | None):
             raise TypeError(f"task is {type(task).__name__}; give a task, such as LanguageModeling(tokenizer)")
@@ -147,9 +147,7 @@ class FarziTrainer(Trainer):
         self.training = args.make_training().reading(self.model)
         self.rounding = Rounding()
         if objective is not None and args.objective != args.settings["objective"].default:
-            raise ValueError(
-                f"objective is given, and args.objective={args.objective!r} names another one; leave one of them out"
-            )
+            raise ValueError(f"objective is given, and args.objective={args.objective!r} names another; leave one out")
         self.objective = objective or args.make_objective(self.learner, self.training, self.real_data, self.labelling)
         # A recipe cannot hold an object, so it holds the name of the class. FarziConfig refuses such a recipe.
         self.own_objective = {"objective": type(objective).__name__} if objective is not None else {}
@@ -503,9 +501,7 @@ class FarziTrainer(Trainer):
             return None
         repo_id = repo_id or self.hub_model_id or self.args.hub_model_id
         if repo_id is None:
-            raise ValueError(
-                "repo_id and args.hub_model_id are both None; give the dataset repository's name, 'user/farzi-…'"
-            )
+            raise ValueError("repo_id and args.hub_model_id are both None; give a repository's name, 'user/farzi-…'")
         private = self.args.hub_private_repo if private is None else private
         settings = {"private": private, "token": self.args.hub_token, "revision": self.args.hub_revision, **kwargs}
         return self.model.push_to_hub(repo_id, **{**self._artefact(), **settings})

@@ -169,7 +169,7 @@ class TrajectoryBank:
     @dataclass(frozen=True)
     class Settings:
         num_trajectories: int | None = setting(
-            None, "|Ω|, trajectories to use, the first ones of the folder; by default all", least=1
+            None, "|Ω|, the first trajectories of the folder; by default all", least=1
         )
 
     def __init__(self, folder: str | Path, num: int | None = None):
@@ -273,9 +273,7 @@ class PretrainedStarts:
     """
 
     bank: TrajectoryBank
-    fresh: float = setting(
-        0.5, "share of the inner loops that start from random parameters and not from Ω", name="fresh_start_fraction"
-    )
+    fresh: float = setting(0.5, "share of the inner loops that start fresh and not from Ω", name="fresh_start_fraction")
     last_step: int | None = last_start()
 
     def __post_init__(self) -> None:

@@ -197,9 +197,7 @@ def _loop(
 
 def _check(params: Any, inputs: Any, optimizer: Any, steps: Any, window: Any) -> None:
     if not isinstance(optimizer, InnerOptimizer):
-        raise TypeError(
-            f"optimizer must be an InnerOptimizer, got {optimizer!r:.80}; pass for example InnerAdam(lr=0.01)"
-        )
+        raise TypeError(f"optimizer must be an InnerOptimizer, got {optimizer!r:.80}; pass InnerAdam(lr=0.01)")
     if isinstance(params, TrainingState):
         of, groups = optimizer.by_parameter(params.layout.names), params.layout.groups
         mixed = any(of[name] is not of[names[0]] for names in groups for name in names)
@@ -215,6 +213,4 @@ def _check(params: Any, inputs: Any, optimizer: Any, steps: Any, window: Any) ->
     if not isinstance(steps, Integral) or steps < 1:
         raise ValueError(f"steps must be an integer >= 1, got {steps!r}; without steps, use params as they are")
     if window is not None and not (isinstance(window, Integral) and 1 <= window <= steps):
-        raise ValueError(
-            f"window must be None or an integer from 1 to steps={steps}, got {window!r}; None differentiates all steps"
-        )
+        raise ValueError(f"window must be None or an integer from 1 to steps={steps}, got {window!r}; None means all")

@@ -214,9 +214,7 @@ class NextItemModel(SequenceModel):
     def _states(self, inputs_embeds: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         length, longest = inputs_embeds.shape[1], self.config.max_length
         if length > longest:
-            raise ValueError(
-                f"the input has {length} positions, the model max_length={longest}: keep the last {longest}"
-            )
+            raise ValueError(f"the input has {length} positions, max_length={longest}: keep the last {longest}")
         checked = None if torch.compiler.is_compiling() else attention_mask  # compiled code cannot branch on values
         if checked is not None and not checked[:, 0].all():
             raise ValueError("attention_mask starts with 0: pad sequences on the right")

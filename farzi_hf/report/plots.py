@@ -126,14 +126,8 @@ def plot_curves(path: File, *given: Panel) -> None:
             axes.set_ylim(bottom=0)
         handles, labels = axes.get_legend_handles_labels()
         legend |= dict(zip(labels, handles, strict=True))
-    figure.legend(
-        legend.values(),
-        legend.keys(),
-        loc="outside lower center",
-        ncols=min(3, 1 + len(given)),
-        frameon=False,
-        fontsize=9,
-    )
+    look = {"loc": "outside lower center", "frameon": False, "fontsize": 9}
+    figure.legend(legend.values(), legend.keys(), ncols=min(3, 1 + len(given)), **look)
     save(figure, path)
 
 
@@ -144,12 +138,8 @@ def _looks(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     for i, (method, kind) in enumerate(kinds.items()):
         marker = "osD^vP*"[i % 7]  # beside the colour, for those who see colours alike
         color = MUTED if kind == "peer" else OURS[i % len(OURS)]
-        looks[method] = {
-            "color": color,
-            "linestyle": "--" if kind == "peer" else "-",
-            "marker": marker,
-            "markersize": 4,
-        }
+        line = "--" if kind == "peer" else "-"
+        looks[method] = {"color": color, "linestyle": line, "marker": marker, "markersize": 4}
     return looks
 
 

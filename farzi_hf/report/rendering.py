@@ -126,10 +126,11 @@ def ratios(task: Task, seeds: Sequence[Sequence[Mapping[str, Any]]], ours: str, 
     Args:
         seeds: the rows of each seed, as `Measured.to_json` gives them.
     """
-    mine, theirs = (
-        [np.asarray(one["students"]) for rows in seeds for one in rows if one["method"] == name]
+    found = {
+        name: [np.asarray(x["students"]) for rows in seeds for x in rows if x["method"] == name]
         for name in (ours, other)
-    )
+    }
+    mine, theirs = found.values()
     if not len(mine) == len(theirs) == len(seeds):
         return {}
     shares = []

@@ -18,9 +18,8 @@ def markdown(rows: Sequence[Mapping[str, str]], texts: Sequence[str] = ()) -> st
     The first column and the columns named in `texts` are aligned left. All other columns hold numbers and are aligned right. Cells may be
     texts of others: see `terminal_text`. A bar, which would end the cell, becomes a broken one.
     """
-    lines = [
-        [terminal_text(cell).replace("|", "¦") for cell in line] for line in (rows[0], *(row.values() for row in rows))
-    ]
+    cells = (rows[0], *(row.values() for row in rows))
+    lines = [[terminal_text(cell).replace("|", "¦") for cell in line] for line in cells]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     left = [index == 0 or name in texts for index, name in enumerate(rows[0])]
 

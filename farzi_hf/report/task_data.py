@@ -41,26 +41,18 @@ class RunSettings:
     split: str | None = setting(None, "a data set of the Hub: the only split to read")
     revision: str | None = setting(None, "a data set of the Hub: branch, tag or commit")
     text_column: str | None = setting(None, "text: the column that holds it; by default the one that can only be it")
-    tokenizer: str | None = setting(
-        None, "text: name or folder of a fast tokenizer; by default one is made for the text"
-    )
+    tokenizer: str | None = setting(None, "text: name or folder of a fast tokenizer; by default one is made")
     rows: str | None = setting(None, "plain text: a row is a line or a paragraph; by default as its lines are wrapped")
-    vocab_size: int | None = setting(
-        None, "text: entries of the tokenizer that is made; by default as the text is large"
-    )
-    max_length: int | None = setting(
-        None, "text: cut training sequences to this many ids; your own into pieces, of 128"
-    )
+    vocab_size: int | None = setting(None, "text: entries of the tokenizer that is made; by default by the text's size")
+    max_length: int | None = setting(None, "text: cut training sequences to this many ids; your own into pieces of 128")
     user_column: str | None = setting(None, "interactions: by default the first with a usual name, such as user_id")
     item_column: str | None = setting(None, "interactions: the same of items")
     time_column: str | None = setting(None, "interactions: the same of times; without any, the order of the rows")
     min_interactions: int = setting(3, "interactions: leave out users with fewer")
     min_item_interactions: int | None = setting(None, "interactions: leave out items with fewer, too")
-    held_out: str | None = setting(
-        None, f"interactions: {' | '.join(HELD_OUT)}; by default own, if there are, else users"
-    )
+    held_out: str | None = setting(None, f"interactions: {' | '.join(HELD_OUT)}; by default own, if any, else users")
     splits: list[int] = field(
-        default_factory=lambda: [0], metadata={"help": "interactions: seeds of the splits of the users"}
+        default_factory=lambda: [0], metadata={"help": "interactions: seeds of the users' splits"}
     )
     learner: dict | str | None = field(default=None, metadata={"help": "arguments of AutoConfig.for_model, as JSON"})
     teacher: dict | str | None = field(  # or a list of dicts, a type that HfArgumentParser does not know

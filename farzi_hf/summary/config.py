@@ -98,9 +98,7 @@ class FarziDataConfig(PreTrainedConfig):
         self.inner = _as_json("inner", inner)
         self.inputs, self.labels = check_choice("inputs", inputs, INPUTS), check_choice("labels", labels, LABELS)
         if inputs not in (fitting := LABELS[labels].inputs):
-            raise ValueError(
-                f"labels={labels!r} go with inputs of {' or '.join(map(repr, fitting))}, got inputs={inputs!r}"
-            )
+            raise ValueError(f"labels={labels!r} need inputs of {' or '.join(map(repr, fitting))}, got {inputs!r}")
         positions = self.num_sequences * self.sequence_length
         if INPUTS[inputs].source is not None and positions > _SHOWN_POSITIONS:
             raise ValueError(
@@ -176,9 +174,7 @@ class FarziDataConfig(PreTrainedConfig):
         """
         values = parse_mapping(content, path)
         if values.get("model_type", cls.model_type) != cls.model_type:
-            raise ValueError(
-                f"{path} is the config of a {values['model_type']!r}, not of a summary; fetch the file again"
-            )
+            raise ValueError(f"{path} is the config of a {values['model_type']!r}, not of a summary; fetch it again")
         # transformers gives every config attributes of models. They mean nothing for a summary, and some are names of functions.
         of_models = set(dir(cls())) - set(inspect.signature(cls).parameters)
         if "teacher" in values:

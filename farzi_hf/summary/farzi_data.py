@@ -94,18 +94,15 @@ class FarziData(nn.Module):
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """The tensors, and not the second names of weights that layers of a teacher share."""
         state = super().state_dict(*args, **kwargs)
-        return type(state)(
-            (name, x) for name, x in state.items() if name.removeprefix(kwargs.get("prefix", "")) in self._names
-        )
+        prefix = kwargs.get("prefix", "")
+        return type(state)((name, x) for name, x in state.items() if name.removeprefix(prefix) in self._names)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """The inverse of `state_dict`."""
         missing, unexpected = super().load_state_dict(state_dict, strict=False, assign=assign)
         missing = [name for name in missing if name in self._names]
         if strict and (missing or unexpected):
-            raise RuntimeError(
-                f"state_dict lacks {missing} and has {unexpected} beside; give that of a summary with this config"
-            )
+            raise RuntimeError(f"state_dict lacks {missing} and has {unexpected} beside; give that of such a summary")
         return _IncompatibleKeys(missing, unexpected)
 
     @property
@@ -168,9 +165,7 @@ class FarziData(nn.Module):
             return functional(self.tensors)
         if indices is None or indices.ndim != 1 or indices.is_floating_point():
             got = "None" if indices is None else f"{indices.dtype} of shape {tuple(indices.shape)}"
-            raise ValueError(
-                f"indices must be an integer tensor of shape (b,), got {got}; pass torch.tensor([0, 1, …])"
-            )
+            raise ValueError(f"indices must be an integer tensor of shape (b,), got {got}; pass torch.tensor([0, …])")
         if (endless := self.endless()) is not None:
             indices = torch.cat([endless.rows(i, 1) for i in indices.tolist()])
         inputs, labels = batch_of(self.tensors, indices, self.config.tau, self.carried)
@@ -204,13 +199,11 @@ class FarziData(nn.Module):
 
         It can be pickled, and holds copies of the decoders on the CPU.
         """
-        copies = {
-            name: x.detach().cpu().clone() for name, x in self.tensors.items() if name in ("decoder", "label_decoder")
-        }
-        teacher = CarriedTeacher(copy.deepcopy(self.teacher).cpu()) if self.config.labels == "teacher" else None
-        return SoftTokenCollator(
-            copies.get("decoder"), self.config.tau, copies.get("label_decoder"), self.config.vocab_size, teacher
-        )
+        config, tensors = self.config, self.tensors
+        found = (tensors.get(name) for name in ("decoder", "label_decoder"))
+        decoder, of_labels = (None if x is None else x.detach().cpu().clone() for x in found)
+        teacher = CarriedTeacher(copy.deepcopy(self.teacher).cpu()) if config.labels == "teacher" else None
+        return SoftTokenCollator(decoder, config.tau, of_labels, config.vocab_size, teacher)
 
     def training_arguments(self, output_dir: str | os.PathLike, **changes: Any) -> TrainingArguments:
         """The stock Trainer's arguments for a student that trains as the learners of the distillation did.
@@ -305,9 +298,7 @@ class FarziData(nn.Module):
         size = vocabulary_size(teacher)
         shares = torch.ones(size) if frequencies is None else torch.as_tensor(frequencies, dtype=torch.float64)
         if shares.shape != (size,) or not (torch.isfinite(shares).all() and shares.min() >= 0 and shares.max() > 0):
-            raise ValueError(
-                f"frequencies must be {size} positive numbers, one for each entry of the teacher's vocabulary"
-            )
+            raise ValueError(f"frequencies must be {size} positive numbers, one for each entry of the vocabulary")
         config = FarziDataConfig(
             num_sequences, sequence_length, vocab_size=size, inputs=inputs, labels="teacher", teacher=plain_config(teacher.config),
             seed=seed, inner=STUDENTS_OF_A_TEACHER,
@@ -324,10 +315,8 @@ class FarziData(nn.Module):
             given = copy.deepcopy(teacher).float().cpu().eval()
             own = given(input_ids=some, attention_mask=torch.ones_like(some)).logits
         except Exception as error:  # each model fails in its own way
-            remedy = "give fewer"
-            raise ValueError(
-                f"teacher does not read sequence_length={sequence_length} ids ({error}); {remedy}"
-            ) from error
+            wrong = f"teacher does not read sequence_length={sequence_length} ids ({error})"
+            raise ValueError(f"{wrong}; give fewer") from error
         if not torch.allclose(farzi.carried.labels(farzi.tensors, some).logits(), own, rtol=1e-3, atol=1e-3):
             raise ValueError(f"teacher: a model with its config and parameters predicts otherwise; {plain}")
         config.adopt_vocabulary(farzi.vocabulary, "tokenizer")
@@ -350,9 +339,7 @@ class FarziData(nn.Module):
         """
         length = sequence_length or self.config.sequence_length
         if self.carried is None:
-            raise ValueError(
-                f"labels={self.config.labels!r}: these rows are fixed already; materialize() is for labels='teacher'"
-            )
+            raise ValueError(f"labels={self.config.labels!r}: rows are fixed already; it is for labels='teacher'")
         if (endless := self.endless(length=length)) is not None:
             ids = endless.rows(0, num_sequences)
         else:
@@ -513,9 +500,7 @@ class FarziData(nn.Module):
         """
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder, **artefact)
-            return push_folder(
-                folder, repo_id, private=private, revision=revision, token=token, commit_message=commit_message
-            )
+            return push_folder(folder, repo_id, private, revision, token, commit_message)
 
     def token_frequencies(self) -> Tensor:
         """(V,): the share of each vocabulary entry over the inputs of all μ·ξ positions; sums to 1."""

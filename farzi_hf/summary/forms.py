@@ -170,7 +170,7 @@ class OwnLabels(Form):
     @dataclass(frozen=True)
     class Settings:
         label_dim: int | None = setting(
-            None, "e, numbers per own label; by default as many as the head of one teacher has", least=1
+            None, "e, numbers per own label; by default as many as a teacher's head has", least=1
         )
 
     @staticmethod

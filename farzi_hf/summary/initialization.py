@@ -112,9 +112,7 @@ class Spectral(Start):
             often T steps repeat a sequence, the smaller it should be. None: `CONCENTRATION`.
     """
 
-    concentration: float | None = setting(
-        None, "κ of a spectral start, by default 8; about 2 suits summaries of ten sequences"
-    )
+    concentration: float | None = setting(None, "κ of a spectral start, by default 8; about 2 suits ten sequences")
 
     def __post_init__(self) -> None:
         _check_concentration(self.concentration)
@@ -175,9 +173,7 @@ class Clusters(Start):
         share = torch.zeros(len(centres)).index_add_(0, group, counts) + 1e-9
         rest = torch.multinomial(share, max(1, positions - len(centres)), replacement=True, generator=generator)
         chosen = torch.cat([torch.arange(len(centres)), rest])[:positions]
-        chosen = chosen[torch.randperm(positions, generator=generator)].view(
-            config.num_sequences, config.sequence_length
-        )
+        chosen = chosen[torch.randperm(positions, generator=generator)].view(config.num_sequences, -1)
         ones = torch.ones(*chosen.shape, 2)
         farzi.latents.data.copy_(torch.cat([2 * kappa * centres[chosen], ones], dim=-1))
         log_frequency = torch.log(counts + 0.1)[None]
@@ -187,9 +183,7 @@ class Clusters(Start):
 
 def _check_concentration(value: float | None) -> None:
     if value is not None and not value > 0:
-        raise ValueError(
-            f"concentration={value} is not usable; give a number above 0, for instance {CONCENTRATION}, or None for the default"
-        )
+        raise ValueError(f"concentration={value} is not usable; give a number above 0, or None for the default")
 
 
 _ROUNDS = 30
@@ -199,9 +193,9 @@ _ROUNDS = 30
 def _components(vectors: Tensor, count: int) -> Tensor:
     """(V, n) to (V, count): the principal components, with zeros where there are fewer, scaled to a standard deviation of 1."""
     centred = vectors - vectors.mean(dim=0)
-    found = (
-        centred if centred.shape[1] <= count else centred @ torch.linalg.svd(centred, full_matrices=False)[2][:count].T
-    )
+    found = centred
+    if centred.shape[1] > count:
+        found = centred @ torch.linalg.svd(centred, full_matrices=False)[2][:count].T
     return F.pad(found / found.std().clamp_min(1e-12), (0, count - found.shape[1]))
 
 

@@ -73,9 +73,7 @@ def inner_optimizer(inner: Mapping[str, Any] | None) -> InnerOptimizer:
         ValueError: it describes none.
     """
     if not inner or "lr" not in inner:
-        raise ValueError(
-            f"config.inner={inner!r} describes no optimizer; take a summary that FarziTrainer has distilled, or set config.inner"
-        )
+        raise ValueError(f"config.inner={inner!r} describes no optimizer; take a summary that was distilled, or set it")
     name = inner.get("optimizer", "adam")  # the oldest summaries do not name theirs
     if not isinstance(name, str) or name not in OPTIMIZERS:
         raise ValueError(

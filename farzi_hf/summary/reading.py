@@ -132,9 +132,7 @@ def check_numbers(tensors: Tensors, config: FarziDataConfig, remedy: str) -> Non
     learnt = {name: tensor for name, tensor in tensors.items() if name in (*config.learnt, SHARES)}
     types = {name: tensor.dtype for name, tensor in learnt.items()}
     if len(set(types.values())) > 1:
-        raise ValueError(
-            f"{', '.join(f'{name} is {dtype}' for name, dtype in types.items())}; make them of one type, with .to(dtype)"
-        )
+        raise ValueError(f"{', '.join(f'{name} is {dtype}' for name, dtype in types.items())}; call .to(dtype)")
     for name, tensor in learnt.items():
         if not torch.isfinite(tensor).all():
             raise ValueError(f"{name} holds NaN or infinity; {remedy}")

@@ -30,9 +30,7 @@ class HardTargets:
             return
         least, largest = map(int, torch.aminmax(self.ids))
         if not 0 <= least <= largest < entries:
-            raise ValueError(
-                f"targets has ids from {least} to {largest}, but the vocabulary has the ids 0 to {entries - 1}"
-            )
+            raise ValueError(f"targets has ids from {least} to {largest}, but the vocabulary has 0 to {entries - 1}")
 
     def cross_entropy(self, logits: Tensor) -> Tensor:
         return F.cross_entropy(logits, self.ids, reduction="none")

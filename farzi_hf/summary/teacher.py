@@ -60,17 +60,13 @@ def teacher_model(config: PreTrainedConfig) -> PreTrainedModel:
     heads, layers = (getattr(settings, name, 1) for name in ("num_attention_heads", "num_hidden_layers"))
     heads, layers, length = *(x if type(x) is int else 1 for x in (heads, layers)), config.sequence_length
     if length**2 * heads * max(16, layers) > _SCORES or length * layers > _STATES:
-        raise ValueError(
-            f"{source} has {layers} layers with {heads} heads, too many for sequence_length={length:,}; give shorter rows"
-        )
+        raise ValueError(f"{source} has {layers} layers with {heads} heads, too many for sequence_length={length:,}")
     with torch.random.fork_rng(devices=[]):
         model = AutoModelForCausalLM.from_config(settings, trust_remote_code=False, attn_implementation="eager")
     if vocabulary_size(model) != config.vocab_size:
         raise ValueError(f"{source} has {vocabulary_size(model)} embeddings, but vocab_size={config.vocab_size}")
     if (size := sum(x.numel() for x in model.buffers())) > _BUFFERS:
-        raise ValueError(
-            f"{source} has {size:,} numbers beside its parameters, more than {_BUFFERS:,}; give another one"
-        )
+        raise ValueError(f"{source} has {size:,} numbers beside its parameters, over {_BUFFERS:,}; give another one")
     model.config.use_cache = False  # only writing needs the keys and values of past tokens
     return model.eval()
 

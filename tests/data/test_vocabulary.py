@@ -27,7 +27,7 @@ def test_a_vocabulary_knows_what_the_card_says(kind, entries, categories, tags, 
     assert (vocabulary.entries, vocabulary.task_categories, vocabulary.tags) == (entries, categories, tags)
     assert vocabulary.named == (text is not None)
     if text is None:
-        with pytest.raises(ValueError, match="processing_class is None, so tokens have no names; set the tokenizer"):
+        with pytest.raises(ValueError, match="processing_class is None, so tokens have no names; set it"):
             vocabulary.text(["[4]", "[5]"])
     else:
         assert vocabulary.text(["the", "cat"]) == text

@@ -229,7 +229,7 @@ def test_a_resumed_run_is_the_same_bit_for_bit(sequences, tokenizer, tmp_path, i
 
 
 def test_bad_settings(tmp_path, sequences, tokenizer):
-    with pytest.raises(ValueError, match="go with inputs of"):
+    with pytest.raises(ValueError, match="need inputs of"):
         FarziConfig(str(tmp_path), **{**SETTINGS, **CARRIED, "inputs": "soft"})
     rows = Dataset.from_dict({"input_ids": [[1, 2, 3]] * 80})
     args = FarziConfig(str(tmp_path), **{**SETTINGS, **CARRIED, "torch_compile": True})

@@ -78,5 +78,5 @@ def test_a_layer_that_is_computed_again_drops_the_same(name):
 def test_what_cannot_be_recomputed_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"checkpoint_layers=True, but GRU4Rec.* has no nn.ModuleList"):
         Learner(config_of("gru4rec"), checkpoint_layers=True)
-    with pytest.raises(ValueError, match=r"torch_compile=True: .* leave one of them out"):
+    with pytest.raises(ValueError, match=r"torch_compile=True; leave one out"):
         FarziConfig(str(tmp_path), checkpoint_layers=True, torch_compile=True, use_cpu=True)

@@ -178,7 +178,7 @@ def test_a_row_without_anything_to_predict_is_refused(make, dataset):
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"labels": [IDS, [2, 5]]}, r"dataset\['labels'\]\[1\] has 2 values beside 4 ids: make them equally long"),
+        ({"labels": [IDS, [2, 5]]}, r"dataset\['labels'\]\[1\] has 2 values beside 4 ids: give as many"),
         ({"attention_mask": [[1] * 5, [1] * 4]}, r"dataset\['attention_mask'\]\[0\] has 5 values beside 4 ids"),
         ({"labels": [[0.5] * 4] * 2}, r"dataset\['labels'\] has type list<.*double>: it must hold a list of integers"),
     ],

@@ -293,7 +293,7 @@ def test_settings_cannot_change_after_the_trainer_is_made(make):
     """The recipe had them, and the distillation was another one."""
     trainer = make()
     trainer.args.inner_steps = 9
-    with pytest.raises(ValueError, match=r"^args have changed since FarziTrainer was made, .*inner_steps 4 → 9; make"):
+    with pytest.raises(ValueError, match=r"^args have changed since FarziTrainer was made: .*inner_steps 4 → 9; make"):
         trainer.train()
 
 

@@ -76,7 +76,7 @@ def test_parameters_without_decay(adjoint: Adjoint) -> None:
     decayed = reference("mlp", "adamw_clipped", 9)
     assert relative_error(expected, decayed) > 1e-3
 
-    with pytest.raises(ValueError, match=r"no_decay names 'norm', which is no parameter; params has in, count, "):
+    with pytest.raises(ValueError, match=r"no_decay names 'norm', which is none of in, count, "):
         meta_gradient(problem, replace(optimizer, no_decay=("norm",)), 1, adjoint=adjoint)
 
 

@@ -144,7 +144,7 @@ def test_a_gradient_of_zero_is_clipped_to_zero() -> None:
 
 BAD: dict[str, tuple[Callable[[], InnerOptimizer], str]] = {
     "lr zero": (lambda: InnerAdam(lr=0.0), r"lr must be a finite number > 0, got 0\.0"),
-    "lr text": (lambda: InnerSGD(lr="1e-2"), r"lr must .* got '1e-2' \(YAML reads 1e-2 as text: write 1\.0e-2\)"),
+    "lr text": (lambda: InnerSGD(lr="1e-2"), r"lr must .* got '1e-2' \(in YAML write 1\.0e-2, not 1e-2\)"),
     "beta": (lambda: InnerAdam(lr=0.1, betas=(0.9, 1.0)), r"betas must be two numbers .* got \(0\.9, 1\.0\)"),
     "eps negative": (lambda: InnerAdam(lr=0.1, eps=-1e-8), r"eps must be a finite number >= 0, got -1e-08"),
     "no eps": (lambda: PaperAdam(lr=0.1, eps=0.0), r"eps and eps_root are both 0\.0.*for example eps=1e-8"),

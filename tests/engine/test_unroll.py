@@ -130,7 +130,7 @@ def test_recordings_keep_one_graph_at_a_time(adjoint: Adjoint, evaluations: int)
 
 BAD_INPUT = {
     "steps": ({"steps": 2.5}, ValueError, r"steps must be an integer >= 1, got 2\.5"),
-    "window beyond steps": ({"window": 4}, ValueError, r"window .* from 1 to steps=3, got 4; None differentiates all"),
+    "window beyond steps": ({"window": 4}, ValueError, r"window .* from 1 to steps=3, got 4; None means all"),
     "module": ({"params": nn.Linear(1, 1)}, TypeError, r"params must be a dict .* got Linear"),
     "nothing trains": ({"params": {"n": torch.arange(2)}}, ValueError, r"params has no tensor to train.*requires_grad=True"),
     "complex": ({"params": {"w": torch.ones(2), "c": torch.ones(1, dtype=torch.cfloat, requires_grad=True)}}, ValueError,

@@ -194,7 +194,7 @@ def test_autocast_does_not_round(cut):
 def test_targets_of_another_vocabulary_or_number_are_refused():
     h, w = normal(N, K), normal(V, K, seed=1)
     for ids in (torch.full((N,), V), torch.full((N,), -1)):
-        with pytest.raises(ValueError, match="but the vocabulary has the ids 0 to 10"):
+        with pytest.raises(ValueError, match="but the vocabulary has 0 to 10"):
             linear_cross_entropy(h, w, None, HardTargets(ids))
     for entries in (V + 2, V - 2):
         tokens = SoftTokens(normal(N, D), normal(D, entries))

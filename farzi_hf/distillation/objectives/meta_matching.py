@@ -39,9 +39,7 @@ class MetaMatching(ConfigurableObjective):
 
     @dataclass(frozen=True)
     class Settings:
-        inner_steps_min: int | None = setting(
-            None, "in each outer step, T is drawn from inner_steps_min … inner_steps", least=1
-        )
+        inner_steps_min: int | None = setting(None, "an outer step draws T from inner_steps_min … inner_steps", least=1)
         learner_pool: int | None = setting(
             None,
             "learners that go on from outer step to outer step (`LearnerPool`); by default each outer step trains a fresh one",
@@ -53,9 +51,7 @@ class MetaMatching(ConfigurableObjective):
         """T has a range, and a pool needs a window, and ages after its first window."""
         steps, least = config.inner_steps, config.inner_steps_min
         if least is not None and least > steps:
-            raise ValueError(
-                f"inner_steps_min={least} is more than inner_steps={steps}, but T is drawn between the two; lower inner_steps_min"
-            )
+            raise ValueError(f"inner_steps_min={least} is more than inner_steps={steps}; lower inner_steps_min")
         if config.learner_pool is not None and not (config.window and config.window < (least or 0) < steps):
             raise ValueError(
                 f"learner_pool={config.learner_pool} needs ages for its learners, with window < inner_steps_min < inner_steps; here they are "

@@ -99,9 +99,7 @@ class PrivateMatching(ConfigurableObjective):
         MetaMatching.check(config)
         sigma, delta = config.privacy_noise_multiplier, config.privacy_delta
         if sigma is None or not 0 <= sigma < math.inf:
-            raise ValueError(
-                f"privacy_noise_multiplier={sigma!r} is not usable; give a number σ of at least 0, for instance 1.0"
-            )
+            raise ValueError(f"privacy_noise_multiplier={sigma!r} is not usable; give a number σ of at least 0")
         if not 0 < delta < 1:
             raise ValueError(f"privacy_delta={delta!r} is not usable; give a number δ between 0 and 1")
         for name, needed, reason in (

@@ -192,9 +192,7 @@ class InnerAdamW(InnerAdam):
     def by_parameter(self, names: Iterable[str]) -> dict[str, InnerOptimizer]:
         names = list(names)
         if unknown := set(self.no_decay) - set(names):
-            raise ValueError(
-                f"no_decay names {min(unknown)!r}, which is no parameter; params has {', '.join(names):.200}"
-            )
+            raise ValueError(f"no_decay names {min(unknown)!r}, which is none of {', '.join(names):.200}")
         plain = replace(self, weight_decay=0.0, no_decay=())
         return {name: plain if name in self.no_decay else self for name in names}
 

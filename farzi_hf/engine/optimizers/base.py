@@ -209,9 +209,7 @@ def is_number(value: object) -> bool:
 def check_fields(optimizer: InnerOptimizer, *names: str) -> None:
     """Raises ValueError unless the fields that every optimizer has are usable, and these others are finite numbers from 0 on."""
     if not (is_number(optimizer.lr) and optimizer.lr > 0):
-        raise ValueError(
-            f"lr must be a finite number > 0, got {optimizer.lr!r} (YAML reads 1e-2 as text: write 1.0e-2)"
-        )
+        raise ValueError(f"lr must be a finite number > 0, got {optimizer.lr!r} (in YAML write 1.0e-2, not 1e-2)")
     for name in ("weight_decay", *names):
         value = getattr(optimizer, name)
         if not (is_number(value) and value >= 0):

@@ -181,9 +181,8 @@ def _protection(config: PreTrainedConfig, recipe: Mapping[str, Any]) -> str:
         return ""
     if config.inputs == "written":
         return WRITTEN
-    name, table = (
-        ("input_sequences", INPUT_SEQUENCES) if config.inputs == "tokens" else ("input_frequencies", FREQUENCIES)
-    )
+    fixed = config.inputs == "tokens"
+    name, table = ("input_sequences", INPUT_SEQUENCES) if fixed else ("input_frequencies", FREQUENCIES)
     return getattr(table.get(str(recipe.get(name, "auto"))), "protects", "")
 
 

@@ -168,9 +168,7 @@ def find_file(root: Path, name: str) -> Path | None:
     if stat.S_ISLNK(found.st_mode):
         if (blob := _blob(root, path)) is not None:
             return blob
-        raise ValueError(
-            f"{path} is a link, which is not followed; put the file itself in its place, or load the repository by its name"
-        )
+        raise ValueError(f"{path} is a link, which is not followed; put the file itself there, or load it by its name")
     if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
         raise ValueError(
             f"{path} is no plain file but a folder, a device, or a hard link, which may be a private file; put a copy there, or remove it"
@@ -241,7 +239,7 @@ def check_destination(folder: Path, names: Collection[str] = (CONFIG, CARD, VIEW
     """Raises ValueError if writing an artefact with the files `names` to `folder` would overwrite files of something else."""
     if folder.is_symlink():
         raise ValueError(
-            f"folder={str(folder)!r} is a link, which is not written through; name the folder {str(folder.resolve())!r} itself"
+            f"folder={str(folder)!r} is a link, which is not written through; name {str(folder.resolve())!r}"
         )
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"folder={str(folder)!r} is a file; name a folder to save the summary in")

@@ -240,9 +240,7 @@ class Coded(Packed):
     def loaded(self, stored: Tensors, shapes: Shapes) -> dict[str, Tensor]:
         size, count = sum(x.numel() for x in stored.values()), sum(map(math.prod, shapes.values()))
         if count > _FREE + _RATIO * size:
-            raise ValueError(
-                f"{size:,} bytes are said to hold {count:,} numbers, which no training leaves; fetch it again"
-            )
+            raise ValueError(f"{size:,} bytes cannot hold {count:,} numbers of a training; fetch it again")
         return super().loaded(stored, shapes)
 
     def _shape(self, name: str, shape: Sequence[int]) -> None:
@@ -288,10 +286,8 @@ def _common_divisor(x: Tensor) -> Tensor:
     shift = np.where(mantissa == 0, 0, exponent - last)
     whole = np.round(mantissa * 2**24).astype(np.int64) << np.minimum(shift, 36)
     found = np.gcd.reduce(whole, axis=0)
-    found = np.where(
-        (shift.max(axis=0, initial=0) > 36) | (last == 10**4), 0.0, np.ldexp(found.astype(float), last - 24)
-    )
-    return torch.from_numpy(found).to(x)
+    none = (shift.max(axis=0, initial=0) > 36) | (last == 10**4)
+    return torch.from_numpy(np.where(none, 0.0, np.ldexp(found.astype(float), last - 24))).to(x)
 
 
 def _dimensions(name: str) -> int:
@@ -334,9 +330,7 @@ def read_metadata(metadata: Mapping[str, str], path: Path) -> tuple[list[str], M
     if not (isinstance(files, list) and all(isinstance(name, str) for name in files) and isinstance(checksums, dict)):
         raise ValueError(f"{path} says of itself {facts!r:.80}, which no summary does; fetch it again")
     if len(files) > _FILES_LIMIT:
-        raise ValueError(
-            f"{path} lists {len(files):,} files, more than the {_FILES_LIMIT:,} of an artefact; do not trust it"
-        )
+        raise ValueError(f"{path} lists {len(files):,} files, more than {_FILES_LIMIT:,}; do not trust it")
     return files, checksums
 
 

@@ -82,9 +82,8 @@ def check_results(metrics: Mapping[str, Any], recipe: Mapping[str, Any], of_metr
         return is_number(value) and abs(value or 0) < 1e18  # the card computes with it
 
     entries = [(of_metrics, metrics, name, is_figure, "not a number") for name in _FIGURES]
-    entries.append(
-        (of_metrics, metrics, "table", is_table, "no list of rows, which map columns to values and spreads to numbers")
-    )
+    table = "no list of rows, which map columns to values and spreads to numbers"
+    entries.append((of_metrics, metrics, "table", is_table, table))
     for of, values, name in ((of_metrics, metrics, "licence"), (of_recipe, recipe, "input_sequences")):
         entries.append((of, values, name, lambda value: isinstance(value, str | None), "no text"))
     for of, values, name, is_right, reason in entries:

@@ -49,9 +49,7 @@ def save_vocabulary(vocabulary: Vocabulary, folder: Path) -> None:
         if not pattern_of(path.name):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     if (folder / layout.TOKENIZER_CONFIG).exists() and not (folder / layout.TOKENIZER).exists():
-        logger.warning(
-            "Saved without the tokenizer, which writes no tokenizer.json; set processing_class after loading."
-        )
+        logger.warning("Saved without the tokenizer, which has no tokenizer.json; set processing_class after loading.")
 
 
 def load_vocabulary(artefact: ArtefactFolder, most: int) -> Any:
@@ -239,9 +237,7 @@ def learner_config(
     known = isinstance(kind, str) and kind in CONFIG_MAPPING
     if not known or CONFIG_MAPPING[kind] not in MODEL_FOR_CAUSAL_LM_MAPPING:
         named = f" (model_type={kind!r:.80})" if isinstance(learner, Mapping) else ""
-        raise ValueError(
-            f"{source}={learner!r:.200}{named} is no mapping with the model_type of a causal language model; {remedy}"
-        )
+        raise ValueError(f"{source}={learner!r:.200}{named} has no model_type of a causal language model; {remedy}")
     plain = {name: value for name, value in learner.items() if _is_plain(CONFIG_MAPPING[kind], name, value)}
     if left := sorted(learner.keys() - plain.keys() - NOT_SHOWN - _FIELDS_OF_ALL):
         logger.warning("%s: %s left out; only an architecture's own fields count.", source, terminal_text(left))

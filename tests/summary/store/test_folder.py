@@ -127,9 +127,7 @@ def test_a_commit_is_not_finished_over_folders(folder, outside):
 
 def test_nothing_is_saved_through_a_link(folder, outside):
     (folder.parent / "summary").symlink_to(outside)
-    with pytest.raises(
-        ValueError, match=f"is a link, which is not written through; name the folder '{outside}' itself"
-    ):
+    with pytest.raises(ValueError, match=f"is a link, which is not written through; name '{outside}'"):
         tiny().save_pretrained(folder.parent / "summary")
     assert [path.name for path in outside.iterdir()] == ["secret.png"]
 
@@ -290,9 +288,7 @@ def test_numbers_too_large_for_a_softmax_are_not_saved(tmp_path):
 def test_tensors_of_two_types_are_not_saved(tmp_path):
     farzi = tiny()
     farzi.latents.data = farzi.latents.data.double()
-    with pytest.raises(
-        ValueError, match=r"latents is torch\.float64, decoder is torch\.float32; make them of one type"
-    ):
+    with pytest.raises(ValueError, match=r"latents is torch\.float64, decoder is torch\.float32; call"):
         farzi.save_pretrained(tmp_path / "new")
 
 

@@ -227,7 +227,5 @@ def test_a_push_that_fails_at_the_end_does_not_cost_the_training(hub, make, monk
 
 
 def test_pushing_needs_a_name(make):
-    with pytest.raises(
-        ValueError, match=r"repo_id and args\.hub_model_id are both None; give the dataset repository's name"
-    ):
+    with pytest.raises(ValueError, match=r"repo_id and args\.hub_model_id are both None; give a repository's name"):
         make().push_to_hub()
