@@ -25,10 +25,8 @@ def command(argv: Sequence[str]) -> None:
 
     with ends_in_one_line("farzi push", FileNotFoundError, HTTPError, RuntimeError):
         if args.dry_run:
-            sizes = read_artefact(
-                Path(summary_at(args.summary)),
-                lambda artefact: {name: artefact.path(name).stat().st_size for name in artefact.names},
-            )
+            read = lambda artefact: {name: artefact.path(name).stat().st_size for name in artefact.names}  # noqa: E731
+            sizes = read_artefact(Path(summary_at(args.summary)), read)
             lines = [f"{size:>12,}  {terminal_text(name)}" for name, size in sorted(sizes.items())]
             print("\n".join([*lines, f"{sum(sizes.values()):>12,}  bytes would go to {args.repo}, as one commit"]))
             return

@@ -51,7 +51,7 @@ def check_outputs(folder: Path, names: Sequence[str], recipe: Mapping[str, Any] 
     results = [name for name in (*names, "summary") if name not in _BEFORE_RESULTS and (folder / name).exists()]
     if ours and recipe is not None and results and (other := _difference(before, yaml.safe_load(yaml_text(recipe)))):
         raise ValueError(
-            f"{str(folder)!r} has {results[0]} of a run with other settings ({other}), which would be overwritten: choose another folder"
+            f"{str(folder)!r} has {results[0]} of a run with other settings ({other}), which stay: choose another"
         )
 
 
@@ -142,7 +142,7 @@ def stored(path: Path, settings: Mapping[str, Any]) -> Any | None:
         before = dict(numbers_of(found["settings"]).items())
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
-            f"{str(path)!r} exists already, and no recipe has written it: choose another output_dir, or move it away ({error!r})"
+            f"{str(path)!r} is no recipe's: choose another output_dir, or move it away ({error!r})"
         ) from None
     before, now = ({k: v for k, v in as_written(x).items() if k not in without} for x in (before, settings))
     return numbers_of(found.get("value")) if before == now else None

@@ -129,7 +129,7 @@ def read_own(data: Any, data_dir: str | Path | None = None, given: Given = NONE,
     # Any failure means the same here: no such data set within reach.
     except Exception as error:
         raise DataUnavailableError(
-            f"name={data!r} is none of {', '.join(SOURCES)}, no file, and cannot be loaded by datasets.load_dataset: {reason(error)}"
+            f"name={data!r} is none of {', '.join(SOURCES)}, no file, and not on the Hub: {reason(error)}"
         ) from error
     return _chosen(table, data, given)
 

@@ -180,9 +180,7 @@ def _histories(dataset: Dataset, max_length: int) -> tuple[np.ndarray, np.ndarra
     ids, lengths = stored_sequences(dataset)
     if len(ids) and ids[place := int(ids.argmin())] == 0:  # it would be read, and predicted, as if it was an item
         row = int(np.searchsorted(np.cumsum(lengths), place, side="right"))
-        raise ValueError(
-            f"dataset['input_ids'][{row}] holds item 0, which is the padding: give whole histories without it; they are cut and padded later."
-        )
+        raise ValueError(f"dataset['input_ids'][{row}] holds item 0, which is the padding: leave it out.")
     return ids, lengths
 
 

@@ -105,9 +105,7 @@ class FarziConfig(TrainingArguments):
         parts=(TrajectoryBank, PretrainedStarts),
     )
     adjoint: str = setting(
-        "auto",
-        "how the inner loop is differentiated; auto: the fastest way that fits into memory",
-        table={"auto": None, **ADJOINTS},
+        "auto", "how to differentiate; auto: the fastest that fits into memory", table={"auto": None, **ADJOINTS}
     )
     checkpoint_layers: bool = setting(
         False, "keep only the inputs of each layer of the learner: less memory, more time"

@@ -219,10 +219,7 @@ class Learner:
         model = self._factory()
         model = getattr(model, "get_base_model", lambda: model)()  # with PEFT's adapters, without its class around them
         if not isinstance(model, PreTrainedModel):
-            raise TypeError(
-                f"learner_init returned {type(model).__name__}; return a transformers PreTrainedModel, "
-                "for instance AutoModelForCausalLM.from_config(config)"
-            )
+            raise TypeError(f"learner_init returned {type(model).__name__}; return a PreTrainedModel of transformers")
         model.set_attn_implementation("eager")
         model.config.use_cache = False  # only generation needs the keys and values of past tokens
         return model.eval()

@@ -46,7 +46,7 @@ def _from_config(config: PreTrainedConfig) -> PreTrainedModel:
         return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     except ValueError as error:  # transformers lists two hundred classes that it could take
         raise ValueError(
-            f"learner_init is a {type(config).__name__}, of which transformers makes no causal language model: {_first_line(error)}"
+            f"learner_init={type(config).__name__} makes no causal language model: {_first_line(error)}"
         ) from None
 
 
@@ -80,9 +80,7 @@ def check_model(model: PreTrainedModel) -> None:
                 "dtype=torch.float32 (bf16=True of FarziConfig then runs it in bfloat16), or set requires_grad=False on it"
             )
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ValueError(
-            f"learner_init returned a {describe(model)} with nothing to train; set requires_grad=True on the parameters that should train"
-        )
+        raise ValueError(f"learner_init returned a {describe(model)} with nothing to train; set requires_grad=True")
 
 
 def check_causal(model: PreTrainedModel, logits: Callable[[Parameters, Tensor], Tensor]) -> None:

@@ -45,9 +45,7 @@ class Packing:
     """
 
     penalty: float = setting(0.15, "λ of a carried teacher: the larger, the fewer bytes", name="packing_penalty")
-    steps: int | None = setting(
-        None, "steps that a carried teacher trains in few bits; by default teacher_steps", name="packing_steps", least=0
-    )
+    steps: int | None = setting(None, "steps of that training; by default teacher_steps", name="packing_steps", least=0)
 
     def __call__(
         self,
@@ -164,11 +162,9 @@ def _with_scales(params: Parameters, largest: int) -> Parameters:
 
 def _rounded(params: Parameters, largest: int) -> Parameters:
     """W' of all matrices, without their scales."""
-    return {
-        name: rounded(x, params[name + _LOG_SCALE].exp(), largest) if name + _LOG_SCALE in params else x
-        for name, x in params.items()
-        if not name.endswith(_LOG_SCALE)
-    }
+    weights = {name: x for name, x in params.items() if not name.endswith(_LOG_SCALE)}
+    scales = {name: params[name + _LOG_SCALE].exp() for name in weights if name + _LOG_SCALE in params}
+    return {**weights, **{name: rounded(weights[name], scale, largest) for name, scale in scales.items()}}
 
 
 def _mean_log(params: Parameters, largest: int) -> Tensor:
@@ -195,9 +191,8 @@ class Rounding:
         """Takes over the scales of the teacher that `farzi` carries, unless a resumed run has brought its own."""
         if farzi.carried is not None and (largest := getattr(STORAGES[storage], "largest", None)) is not None:
             self._largest = largest
-            self.scales = self.scales or STORAGES[storage].scales(
-                {name: x.detach() for name, x in farzi.tensors.items() if name.startswith(TEACHER)}
-            )
+            teacher = {name: x.detach() for name, x in farzi.tensors.items() if name.startswith(TEACHER)}
+            self.scales = self.scales or STORAGES[storage].scales(teacher)
 
     def __call__(self, tensors: Tensors) -> Tensors:
         """The tensors with W' in place of W."""

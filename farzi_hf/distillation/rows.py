@@ -242,7 +242,7 @@ def train_on(
         state = train(lambda params, inputs, step: loss(params, step), state, (), optimizer=optimizer, steps=some)
         if not all(torch.isfinite(x).all() for x in state.params.values()):
             raise FloatingPointError(
-                f"training on real data diverged within {state.step} steps; give a smaller learning rate than that of optimizer={optimizer}"
+                f"training on real data diverged within {state.step} steps; give a smaller learning rate"
             )
         yield state
 

@@ -128,8 +128,7 @@ class Run(TrainerCallback):
         check_no_foreign(folder)  # for every save_strategy, because a signal makes every run save
         if resume_from_checkpoint is True and last is None:
             raise ValueError(
-                f"resume_from_checkpoint=True, but output_dir={str(folder)!r} holds no complete checkpoint; call train() without it to start a "
-                "new run"
+                f"resume_from_checkpoint=True, but output_dir={str(folder)!r} holds no complete checkpoint; leave it out"
             )
         checkpoint = last if resume_from_checkpoint is True else resume_from_checkpoint or None
         self.checkpoint = checkpoint and str(checkpoint)

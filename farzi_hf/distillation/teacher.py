@@ -98,7 +98,7 @@ class TeacherTraining:
         teacher_learning_rate: float = setting(0.01, "of the teacher's Adam, for half of its steps; then it falls to 0")
         teacher_batch_size: int = setting(16, "real sequences per step of the teacher", least=1)
         teacher_weight_decay: float = setting(
-            0.0, "λ of the teacher; its labels are better with it where learners overfit the data, as recommenders do"
+            0.0, "λ of the teacher; it helps where learners overfit, as recommenders do"
         )
         num_teachers: int = setting(1, "teachers; the labels are those of the mean of their logits", least=1)
 

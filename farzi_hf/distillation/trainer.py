@@ -116,8 +116,7 @@ class FarziTrainer(Trainer):
         self.labelling = Labelling.by(teacher, self.learner)
         if (limit := self.learner.readable(args.sequence_length)) < args.sequence_length:
             raise ValueError(
-                f"sequence_length={args.sequence_length}, but the learner reads {limit} positions at most: lower it, or give a learner of more "
-                "positions"
+                f"sequence_length={args.sequence_length}, but the learner reads {limit} positions at most: lower it"
             )
         collator = data_collator or self.task.collator
         self._real_rows = RealRows(self.task, self.learner, collator, args.sequence_length)

@@ -83,7 +83,7 @@ def record_trajectories(
     folder = Path(folder)
     if min(num, save_every) < 1 or steps < 1 or steps % save_every:
         raise ValueError(
-            f"num={num}, steps={steps} and save_every={save_every}: give at least 1 of each, and steps that are a multiple of save_every"
+            f"num={num}, steps={steps} and save_every={save_every}: give 1 or more, and steps a multiple of it"
         )
     check_seed(seed)
     if isinstance(train_dataset, IterableDataset):
@@ -130,8 +130,7 @@ def _adopt_manifest(folder: Path, manifest: dict[str, Any]) -> None:
         if before.get(name) != value:
             details = f" ({before.get(name)}, now {value})" if name not in ("parameters", "model", "data") else ""
             raise ValueError(
-                f"folder={str(folder)!r} holds trajectories recorded with other {name}{details}: choose another folder, or "
-                "remove this one and record again"
+                f"folder={str(folder)!r} holds trajectories recorded with other {name}{details}: choose another"
             )
 
 
@@ -151,7 +150,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         return as_written(json.loads((folder / MANIFEST).read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"folder={str(folder)!r} has no readable {MANIFEST} ({error}); give a folder that record_trajectories has filled"
+            f"folder={str(folder)!r} has no readable {MANIFEST} ({error}); give one of record_trajectories"
         ) from None
 
 
@@ -178,8 +177,7 @@ class TrajectoryBank:
         self._shards = found if num is None else [_shard(self.folder, trajectory) for trajectory in range(num)]
         if not found or set(self._shards) - set(found):
             raise ValueError(
-                f"folder={str(folder)!r} holds {len(found)} trajectories, and not all of the first {num or 1}; record them with "
-                "recipes/paper/trajectories.py"
+                f"folder={str(folder)!r} holds {len(found)} trajectories, and not all of the first {num or 1}; record them"
             )
         self.steps, self.save_every = self.manifest["steps"], self.manifest["save_every"]
 

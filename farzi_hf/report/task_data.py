@@ -60,7 +60,7 @@ class RunSettings:
     )  # fmt: skip
     num_students: int = setting(3, "students per row, each from its own start")
     baselines: list[str] = field(
-        default_factory=lambda: list(BASELINES), metadata={"help": f"rows to compare with: {', '.join(BASELINES)}"}
+        default_factory=lambda: list(BASELINES), metadata={"help": f"rows to show: {', '.join(BASELINES)}"}
     )
     long_steps: int | None = setting(None, "steps of the row 'full data, long'; by default the teacher's")
     long_batch_size: int | None = setting(None, "real sequences per step of that row; by default the teacher's")
@@ -68,8 +68,7 @@ class RunSettings:
     def __post_init__(self) -> None:
         if self.dataset is None:
             raise ValueError(
-                "dataset=None: this recipe is of a summary that FarziTrainer distilled from rows given in Python; give --dataset, or train in "
-                "Python again"
+                "dataset=None: this recipe is of a summary that FarziTrainer distilled in Python; give --dataset"
             )
         self._find()
         self.learner = _model("learner", self.task_class.learner if self.learner is None else self.learner)
@@ -160,9 +159,7 @@ class TaskData:
         recipe = {**farzi.results.recipe, **changes}
         name = recipe.get("dataset")
         if name is None:
-            raise ValueError(
-                "summary: it has no recipe.yaml that names its dataset; give a summary that `farzi distil` wrote, or leave the real data out"
-            )
+            raise ValueError("summary: it has no recipe.yaml that names its dataset; leave the real data out")
         ours = isinstance(name, str) and name in KNOWN
         one = isinstance(name, str) and Path(name).name == name.removesuffix("/") not in ("", "..")
         in_folder = one and data_dir is not None

@@ -107,7 +107,7 @@ class FarziDataConfig(PreTrainedConfig):
             )
         if bool(teacher) != (labels == "teacher"):
             raise ValueError(
-                f"labels={labels!r} with teacher={teacher!r:.200}: labels='teacher' needs the config of one, other labels have none"
+                f"labels={labels!r} with teacher={teacher!r:.200}: only labels='teacher' have one, and need it"
             )
         self.teacher, self.seed = _as_json("teacher", teacher), check_seed(seed)
         if labels == "own":
@@ -143,8 +143,7 @@ class FarziDataConfig(PreTrainedConfig):
         size, found = len(vocabulary), vocabulary.hash()
         if size > self.vocab_size:
             raise ValueError(
-                f"{argument} brings a vocabulary of {size} entries, but the summary's vocab_size is "
-                f"{self.vocab_size}; use the one it was distilled with"
+                f"{argument} brings a vocabulary of {size} entries, the summary has {self.vocab_size}; use its own"
             )
         if self.vocabulary_hash not in (None, found):
             raise ValueError(

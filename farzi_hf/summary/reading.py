@@ -141,9 +141,7 @@ def check_numbers(tensors: Tensors, config: FarziDataConfig, remedy: str) -> Non
             # Cauchy-Schwarz: the product of a latent and a column of the decoder is at most the product of their lengths.
             largest = tensors[latents].double().norm(dim=-1).max() * tensors[decoder].double().norm(dim=0).max() / tau
             if largest > torch.finfo(torch.float32).max:
-                raise ValueError(
-                    f"{latents} and {decoder} are so large for tau={tau:g} that the softmax of their product overflows; {remedy}"
-                )
+                raise ValueError(f"{latents} and {decoder} overflow the softmax for tau={tau:g}; {remedy}")
     if SHARES in tensors and not (tensors[SHARES].min() >= 0 and abs(tensors[SHARES].double().sum() - 1) < 0.01):
         raise ValueError(f"{SHARES} has negative numbers, or a sum other than 1; {remedy}")
     if "input_ids" in tensors:

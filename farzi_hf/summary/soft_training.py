@@ -142,14 +142,12 @@ class SoftTokenCollator:
         if dim is not None and x.is_floating_point() and x.ndim == 2 and x.shape[1] == dim:
             return x.to(self.decoder.dtype)
         if x.ndim != 1 or (x.is_floating_point() and len(x)):  # an empty list has no type of its own
-            raise ValueError(
-                f"{name} is {x.dtype} of shape {tuple(x.shape)}; give ids (L,)"
-                + ("" if dim is None else f", or latents (ξ, {dim}) of this summary")
-            )
+            latents = "" if dim is None else f", or latents (ξ, {dim}) of this summary"
+            raise ValueError(f"{name} is {x.dtype} of shape {tuple(x.shape)}; give ids (L,){latents}")
         outside = x[(x < 0) | (x >= size)]
         if len(outside):
             raise ValueError(
-                f"{name} holds id {outside[0]}, outside 0 … {size - 1}; use the tokenizer or item list that the summary was distilled with"
+                f"{name} holds id {outside[0]}, outside 0 … {size - 1}; use the summary's own tokenizer or items"
             )
         return x.long()
 

@@ -92,9 +92,8 @@ class CarriedTeacher:
         try:
             logits = self.labels(tensors, ids).logits()
         except Exception as error:  # each architecture fails in its own way
-            raise ValueError(
-                f"teacher of {source} does not read {ids.shape[1]} ids ({type(error).__name__}: {error}); fetch it again"
-            ) from error
+            what = f"teacher of {source} does not read {ids.shape[1]} ids"
+            raise ValueError(f"{what} ({type(error).__name__}: {error}); fetch it again") from error
         if logits.shape != (*ids.shape, vocabulary_size(self.model)) or not torch.isfinite(logits).all():
             raise ValueError(f"teacher of {source} predicts NaN or infinity, or for another vocabulary; fetch it again")
 

@@ -103,7 +103,9 @@ def test_a_recipe_knows_its_own_results(tmp_path):
     (tmp_path / "table.md").write_text("mine", encoding="utf-8")
     check_outputs(tmp_path, names, {**recipe, "splits": [0, 1], "trajectories": "b"})
     for other, how in (({**recipe, "seed": 1}, r"seed 0 → 1"), ({**recipe, "more": 2}, "more")):
-        with pytest.raises(ValueError, match=rf"has table.md of a run with other settings \({how}\), which .* another"):
+        with pytest.raises(
+            ValueError, match=rf"has table.md of a run with other settings \({how}\), which stay: choose another"
+        ):
             check_outputs(tmp_path, names, other)
     with pytest.raises(ValueError, match=r"table.md' exists already and would be overwritten"):
         check_outputs(tmp_path, ["table.json", "table.md"])
@@ -118,7 +120,7 @@ def test_a_recipe_knows_its_own_results(tmp_path):
 def test_a_file_that_no_recipe_wrote_is_refused_before_the_work(tmp_path, content):
     path = tmp_path / "x.json"
     path.write_text(content, encoding="utf-8")
-    with pytest.raises(ValueError, match=r"x.json' exists already, and no recipe has written it: choose another"):
+    with pytest.raises(ValueError, match=r"x.json' is no recipe's: choose another"):
         kept(path, {}, lambda: pytest.fail("it works already"))
     assert path.read_text(encoding="utf-8") == content
 

@@ -161,7 +161,7 @@ def test_attention_is_eager_whatever_the_factory_says():
 def test_what_makes_no_model_is_refused():
     with pytest.raises(TypeError, match="learner_init is str; give a function"):
         Learner("gpt2")
-    with pytest.raises(TypeError, match="learner_init returned Linear; return a transformers PreTrainedModel"):
+    with pytest.raises(TypeError, match="learner_init returned Linear; return a PreTrainedModel"):
         Learner(lambda: nn.Linear(2, 2))
 
 

@@ -41,9 +41,7 @@ class MetaMatching(ConfigurableObjective):
     class Settings:
         inner_steps_min: int | None = setting(None, "an outer step draws T from inner_steps_min … inner_steps", least=1)
         learner_pool: int | None = setting(
-            None,
-            "learners that go on from outer step to outer step (`LearnerPool`); by default each outer step trains a fresh one",
-            least=1,
+            None, "learners that go on from outer step to outer step (`LearnerPool`); by default, none", least=1
         )
 
     @classmethod
@@ -167,11 +165,8 @@ class LearnerPool:
             self._generations[place], self._states[place] = generation, None
             if step >= 0:
                 seed = derive(self.seed, Purpose.POOL_LEARNER, place, generation)
-                layout = Layout.of(  # with the constants of this learner
-                    self.starts(learner, seed, device), self.training.optimizer_for(learner, 1)
-                )
-                states = tuple(
-                    tuple(tensors[f"{place}.{group}.{i}"].to(device) for i in range(self.training.optimizer.fields))
-                    for group in range(len(layout.groups))
-                )
+                start, optimizer = self.starts(learner, seed, device), self.training.optimizer_for(learner, 1)
+                layout = Layout.of(start, optimizer)  # with the constants of this learner
+                names = ([f"{place}.{i}.{j}" for j in range(optimizer.fields)] for i in range(len(layout.groups)))
+                states = tuple(tuple(tensors[name].to(device) for name in state) for state in names)
                 self._states[place] = TrainingState(layout, states, step)

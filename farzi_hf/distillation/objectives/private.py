@@ -109,7 +109,7 @@ class PrivateMatching(ConfigurableObjective):
         ):
             if getattr(config, name) != needed:
                 raise ValueError(
-                    f"objective={config.objective!r} with {name}={getattr(config, name)!r}: {reason}; set {name}={needed!r}"
+                    f"private_matching with {name}={getattr(config, name)!r}: {reason}; set {name}={needed!r}"
                 )
 
     @classmethod
@@ -133,13 +133,9 @@ class PrivateMatching(ConfigurableObjective):
             )
         number, size = 0 if real.dataset is None else len(real.dataset), config.per_device_train_batch_size
         if number < size:
-            raise ValueError(
-                f"per_device_train_batch_size={size} is more than the {number} rows of train_dataset; a sample has to be a part of them"
-            )
+            raise ValueError(f"per_device_train_batch_size={size} is more than the {number} rows of train_dataset")
         if config.privacy_delta >= 1 / number:
-            raise ValueError(
-                f"privacy_delta={config.privacy_delta} is not less than 1 / {number}, so that a whole row could be given away; set a smaller one"
-            )
+            raise ValueError(f"privacy_delta={config.privacy_delta} is not less than 1 / {number}; set a smaller one")
         _accountant()
         matching = MetaMatching.from_config(config, parts)
         noise, delta = config.privacy_noise_multiplier, config.privacy_delta
@@ -284,6 +280,6 @@ def _accountant() -> Any:
         from opacus.accountants import RDPAccountant  # seconds to import, and optional
     except ImportError as error:
         raise ImportError(
-            "objective='private_matching': ε is computed by Opacus, which is not installed; pip install 'farzi-hf[privacy]'"
+            "objective='private_matching': Opacus is not installed; pip install 'farzi-hf[privacy]'"
         ) from error
     return RDPAccountant()

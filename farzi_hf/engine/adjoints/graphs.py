@@ -38,10 +38,9 @@ class Direct(Adjoint):
         if loop.is_cut:
             late = loop.advance(loop.start(w), inputs, loop.undifferentiated)
             # Linked to the start by a derivative of zero (not by 0 · w, which may be NaN).
-            states = tuple(
-                (torch.where(torch.zeros_like(flat, dtype=torch.bool), flat, now), *accumulators)
-                for flat, (now, *accumulators) in zip(w, late, strict=True)
-            )
+            never = [torch.zeros_like(flat, dtype=torch.bool) for flat in w]
+            linked = [torch.where(*each) for each in zip(never, w, weights(late), strict=True)]
+            states = tuple((flat, *state[1:]) for flat, state in zip(linked, late, strict=True))
         for t in loop.differentiated:
             # Each step has inputs of its own, so that a loss which differentiates in them does not go back through earlier steps.
             own = tuple(x.view_as(x) if x.requires_grad else x for x in inputs)

@@ -83,8 +83,7 @@ class InnerAdam(InvertibleOptimizer):
             raise ValueError(f"betas must be two numbers in [0, 1), got {self.betas!r}; give for example (0.9, 0.999)")
         if self.eps == self.eps_root == 0:
             raise ValueError(
-                "eps and eps_root are both 0.0, which makes 0/0 of a parameter without gradient; "
-                "set one of them above zero, for example eps=1e-8"
+                "eps and eps_root are both 0.0, which makes 0/0 of a parameter without gradient; set eps=1e-8"
             )
 
     @property
@@ -185,9 +184,7 @@ class InnerAdamW(InnerAdam):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.lr * self.weight_decay >= 1:
-            raise ValueError(
-                f"lr={self.lr!r} times weight_decay={self.weight_decay!r} must be below 1, or a step leaves nothing of a parameter; lower one"
-            )
+            raise ValueError(f"lr={self.lr!r} times weight_decay={self.weight_decay!r} must be below 1; lower one")
 
     def by_parameter(self, names: Iterable[str]) -> dict[str, InnerOptimizer]:
         names = list(names)

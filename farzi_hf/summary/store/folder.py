@@ -170,9 +170,7 @@ def find_file(root: Path, name: str) -> Path | None:
             return blob
         raise ValueError(f"{path} is a link, which is not followed; put the file itself there, or load it by its name")
     if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
-        raise ValueError(
-            f"{path} is no plain file but a folder, a device, or a hard link, which may be a private file; put a copy there, or remove it"
-        )
+        raise ValueError(f"{path} is no plain file; a hard link may be a private one: put a copy there, or remove it")
     return path
 
 
@@ -295,7 +293,7 @@ def exclusive(folder: str | os.PathLike) -> Iterator[None]:
         lock.acquire(blocking=False)
     except Timeout:
         raise ValueError(
-            f"folder={str(folder)!r} is in use: another process or thread writes to it; wait until that ends, or choose another"
+            f"folder={str(folder)!r} is in use: another process or thread writes to it; wait until that ends"
         ) from None
     try:
         yield

@@ -145,11 +145,8 @@ class Whole(Storage):
         return found
 
     def scales(self, tensors: Tensors) -> dict[str, Tensor]:
-        return {
-            name: self._scale(x.detach().float().movedim(_dimensions(name), -1).flatten(0, -2))
-            for name, x in tensors.items()
-            if x.is_floating_point() and x.dim() > 1
-        }
+        matrices = {name: x.detach().float() for name, x in tensors.items() if x.is_floating_point() and x.dim() > 1}
+        return {name: self._scale(x.movedim(_dimensions(name), -1).flatten(0, -2)) for name, x in matrices.items()}
 
     def _scale(self, x: Tensor) -> Tensor:
         """s (k,) of numbers (n, k)."""

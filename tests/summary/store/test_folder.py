@@ -120,7 +120,7 @@ def test_a_commit_is_not_finished_over_folders(folder, outside):
     (folder / "decoder" / "train-00000-of-00001.parquet").unlink()
     (folder / "decoder" / "train-00000-of-00001.parquet").mkdir()
     before = listing(folder)
-    with pytest.raises(ValueError, match=r"train-00000-of-00001\.parquet is no plain file but a folder"):
+    with pytest.raises(ValueError, match=r"train-00000-of-00001\.parquet is no plain file"):
         tiny().save_pretrained(folder)
     assert set(listing(folder)) == set(before)
 
@@ -281,7 +281,7 @@ def test_numbers_that_are_not_finite_are_refused(folder, value):
 def test_numbers_too_large_for_a_softmax_are_not_saved(tmp_path):
     farzi = tiny(tau=1e-30)
     farzi.latents.data[0, 0, 0] = 1e20
-    with pytest.raises(ValueError, match="so large for tau=1e-30"):
+    with pytest.raises(ValueError, match="overflow the softmax for tau=1e-30"):
         farzi.save_pretrained(tmp_path / "new")
 
 
