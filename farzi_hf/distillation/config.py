@@ -263,12 +263,9 @@ class FarziConfig(TrainingArguments):
         return SyntheticTraining.of(self.inner_settings(), self.tau, **how)
 
     def make_objective(
-        self,
-        learner: Learner | None = None,
-        training: SyntheticTraining | None = None,
-        real: RealData | None = None,
-        labelling: Labelling | None = None,
-    ) -> Objective:
+        self, learner: Learner | None = None, training: SyntheticTraining | None = None,
+        real: RealData | None = None, labelling: Labelling | None = None,
+    ) -> Objective:  # fmt: skip
         """Makes the outer loss.
 
         Args:

@@ -75,15 +75,9 @@ class SyntheticTraining:
         return replace(optimizer, lr_schedule=lr_schedule(self.lr_scheduler_type, steps))
 
     def __call__(
-        self,
-        learner: Learner,
-        summary: Tensors,
-        *,
-        start: Parameters | TrainingState,
-        steps: int,
-        seed: int,
+        self, learner: Learner, summary: Tensors, *, start: Parameters | TrainingState, steps: int, seed: int,
         of_steps: int | None = None,
-    ) -> Parameters:
+    ) -> Parameters:  # fmt: skip
         """θ after `steps` steps from `start`, differentiable in the tensors of the summary. The minibatches depend on `seed`.
 
         They are steps of a training of `of_steps` steps, by default the whole of it: the learning rate depends on that.
@@ -108,15 +102,9 @@ class SyntheticTraining:
         return theta if widen is None else widen(theta)
 
     def advance(
-        self,
-        learner: Learner,
-        summary: Tensors,
-        *,
-        start: Parameters | TrainingState,
-        steps: int,
-        seed: int,
+        self, learner: Learner, summary: Tensors, *, start: Parameters | TrainingState, steps: int, seed: int,
         of_steps: int,
-    ) -> TrainingState:
+    ) -> TrainingState:  # fmt: skip
         """The same training, without derivatives. It can go on: give the result as `start`, with the same `seed` and `of_steps`."""
         return train(
             self.inner_loss(learner, summary, of_steps, seed),

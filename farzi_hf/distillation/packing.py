@@ -45,17 +45,12 @@ class Packing:
     """
 
     penalty: float = setting(0.15, "λ of a carried teacher: the larger, the fewer bytes", name="packing_penalty")
-    steps: int | None = setting(None, "steps of that training; by default teacher_steps", name="packing_steps", least=0)
+    steps: int | None = setting(None, "steps in few bits; by default teacher_steps", name="packing_steps", least=0)
 
     def __call__(
-        self,
-        farzi: FarziData,
-        teachers: Sequence[Teacher],
-        data: RealData,
-        training: TeacherTraining,
-        storage: str,
+        self, farzi: FarziData, teachers: Sequence[Teacher], data: RealData, training: TeacherTraining, storage: str,
         seed: int,
-    ) -> Trained | None:
+    ) -> Trained | None:  # fmt: skip
         """Trains the first teacher in the bits of `storage`, and writes what is left of it into the summary that carries it.
 
         One teacher trains on the real data, as before, and stops early by held-out rows. One of several learns what all of them predict, the
@@ -86,14 +81,9 @@ class Packing:
         return trained
 
     def _in_few_bits(
-        self,
-        training: TeacherTraining,
-        loss: Callable[[Parameters, int], Tensor],
-        params: Parameters,
-        largest: int,
-        quiet: bool,
-        validation: Callable[[Parameters], float] | None,
-    ) -> Trained:
+        self, training: TeacherTraining, loss: Callable[[Parameters, int], Tensor], params: Parameters, largest: int,
+        quiet: bool, validation: Callable[[Parameters], float] | None,
+    ) -> Trained:  # fmt: skip
         """W' after the training by L(W') + λ · mean log(1 + |W / s|). It stops early by the same on held-out rows: bytes count there too."""
 
         def penalised(found: Parameters, *step: int, of: Callable[..., Any] = loss) -> Any:
@@ -112,13 +102,9 @@ class Packing:
 
 
 def _taught_loss(
-    learner: Learner,
-    farzi: FarziData,
-    teachers: Sequence[Teacher],
-    data: RealData,
-    training: TeacherTraining,
+    learner: Learner, farzi: FarziData, teachers: Sequence[Teacher], data: RealData, training: TeacherTraining,
     seed: int,
-) -> Callable[[Parameters, int], Tensor]:
+) -> Callable[[Parameters, int], Tensor]:  # fmt: skip
     """On drawn ids, whatever students will read: stored ids are too few, and the teacher that would write them is not there yet. Every
     second step reads real rows instead, whose padding is drawn: made-up rows alone do not show how histories go on.
     """

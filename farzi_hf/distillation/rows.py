@@ -224,13 +224,9 @@ def real_batches(data: RealData, batch_size: int, steps: int, seed: int) -> Real
 
 
 def train_on(
-    loss: Callable[[Parameters, int], Tensor],
-    optimizer: InnerOptimizer,
-    start: Parameters | TrainingState,
-    *,
-    steps: int,
-    every: int,
-) -> Iterator[TrainingState]:
+    loss: Callable[[Parameters, int], Tensor], optimizer: InnerOptimizer, start: Parameters | TrainingState, *,
+    steps: int, every: int,
+) -> Iterator[TrainingState]:  # fmt: skip
     """Trains by `loss(θ, step)` and yields the state after every `every` steps and at the end. A training can go on from such a state.
 
     Raises:

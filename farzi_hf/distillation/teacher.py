@@ -122,13 +122,9 @@ class TeacherTraining:
         return max(1, self.steps // _EVALUATIONS)
 
     def run(
-        self,
-        name: str,
-        loss: Callable[[Parameters, int], Tensor],
-        start: Parameters,
-        quiet: bool,
+        self, name: str, loss: Callable[[Parameters, int], Tensor], start: Parameters, quiet: bool,
         validation: Callable[[Parameters], float] | None = None,
-    ) -> Trained:
+    ) -> Trained:  # fmt: skip
         """Trains by `loss(θ, step)` from `start`, and stops early by `validation(θ)`. The progress bar is called `name`."""
         state: Parameters | TrainingState = start
         best: TrainingState | None = None

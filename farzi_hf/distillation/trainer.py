@@ -398,12 +398,9 @@ class FarziTrainer(Trainer):
             self.args.dataloader_drop_last = drop_last
 
     def prediction_step(
-        self,
-        model: nn.Module,
-        inputs: dict[str, Tensor],
-        prediction_loss_only: bool,
+        self, model: nn.Module, inputs: dict[str, Tensor], prediction_loss_only: bool,
         ignore_keys: list[str] | None = None,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
         """The student's loss, logits and labels on a real batch. If `args.label_names` has several names, labels are a tuple."""
         if self._student is None:
             raise RuntimeError("a summary has no predictions of its own; call evaluate(), which trains students on it")

@@ -100,16 +100,9 @@ def unroll(
 
 
 def gradients(
-    losses: OuterLosses,
-    inner_loss: InnerLoss,
-    params: dict[str, Tensor],
-    inputs: tuple[Tensor, ...],
-    *,
-    optimizer: InnerOptimizer,
-    steps: int,
-    adjoint: Adjoint | None = None,
-    torch_compile: bool = False,
-) -> tuple[list[Tensor], list[Buffers]]:
+    losses: OuterLosses, inner_loss: InnerLoss, params: dict[str, Tensor], inputs: tuple[Tensor, ...], *,
+    optimizer: InnerOptimizer, steps: int, adjoint: Adjoint | None = None, torch_compile: bool = False,
+) -> tuple[list[Tensor], list[Buffers]]:  # fmt: skip
     """Several outer losses of one training, and the derivatives of each in the inputs that require grad.
 
     The training is taken once forward and once back for all of them. For each, a step back costs a vector-Jacobian product through
@@ -132,15 +125,9 @@ def gradients(
 
 
 def train(
-    inner_loss: InnerLoss,
-    params: dict[str, Tensor] | TrainingState,
-    inputs: tuple[Tensor, ...],
-    *,
-    optimizer: InnerOptimizer,
-    steps: int,
-    first_step: int = 1,
-    torch_compile: bool = False,
-) -> TrainingState:
+    inner_loss: InnerLoss, params: dict[str, Tensor] | TrainingState, inputs: tuple[Tensor, ...], *,
+    optimizer: InnerOptimizer, steps: int, first_step: int = 1, torch_compile: bool = False,
+) -> TrainingState:  # fmt: skip
     """The same training as `unroll`, without derivatives. It can go on: `unroll` and `train` take the result in place of `params`.
 
     A training in several calls equals one in a single call, bit for bit. Give each call the same `inner_loss`, `optimizer` and

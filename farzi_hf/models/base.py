@@ -104,13 +104,9 @@ class SequenceModel(PreTrainedModel):
                 initialization.uniform_(parameter, -(module.hidden_size**-0.5), module.hidden_size**-0.5)
 
     def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        **kwargs: Any,
-    ) -> CausalLMOutput:
+        self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None, labels: Tensor | None = None, **kwargs: Any,
+    ) -> CausalLMOutput:  # fmt: skip
         """Scores of every entry at every position and, if labels are given, the mean loss per predicted entry.
 
         Args:

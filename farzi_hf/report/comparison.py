@@ -91,13 +91,9 @@ class Comparison(Students):
 
     @classmethod
     def of_summary(
-        cls,
-        farzi: FarziData,
-        data: TaskData,
-        config: PreTrainedConfig | None = None,
-        device: str | None = None,
+        cls, farzi: FarziData, data: TaskData, config: PreTrainedConfig | None = None, device: str | None = None,
         **settings: Any,
-    ) -> Comparison:
+    ) -> Comparison:  # fmt: skip
         """Students of a saved summary, and of the data that its recipe names: see `TaskData.of_summary`.
 
         Args:
@@ -118,13 +114,9 @@ class Comparison(Students):
 
     @classmethod
     def of_trainer(
-        cls,
-        trainer: FarziTrainer,
-        splits: DatasetDict,
-        config: PreTrainedConfig | None = None,
-        long_training: TeacherTraining | None = None,
-        **settings: Any,
-    ) -> Comparison:
+        cls, trainer: FarziTrainer, splits: DatasetDict, config: PreTrainedConfig | None = None,
+        long_training: TeacherTraining | None = None, **settings: Any,
+    ) -> Comparison:  # fmt: skip
         """Students of a trainer's summary, and of the real data `splits`.
 
         Args:

@@ -281,14 +281,9 @@ class Recommendation(Task):
 
     @classmethod
     def load(
-        cls,
-        dataset: str,
-        data_dir: str | None,
-        *,
-        name: str | None = None,
-        held_out: str | None = None,
+        cls, dataset: str, data_dir: str | None, *, name: str | None = None, held_out: str | None = None,
         **settings: Any,
-    ) -> tuple[Recommendation, Callable[[int], DatasetDict], str]:
+    ) -> tuple[Recommendation, Callable[[int], DatasetDict], str]:  # fmt: skip
         """The embedded interactions, or those of `load_interactions`, split as `HELD_OUT` says. By default they keep splits of their own."""
         sample = dataset == SAMPLE_INTERACTIONS
         data = load_sample_interactions() if sample else load_interactions(dataset, data_dir, subset=name, **settings)

@@ -42,7 +42,7 @@ class TrajectoryMatching(ConfigurableObjective):
     class Settings:
         synthetic_steps: int | None = setting(None, "N of trajectory matching; by default inner_steps", least=1)
         expert_steps: int = setting(
-            50, "M: N steps on the summary should do the same as M steps of real training", least=1
+            50, "M of trajectory matching: N steps on the summary should do the same as M real ones", least=1
         )
         last_start: int | None = last_start()
 

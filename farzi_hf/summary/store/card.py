@@ -63,11 +63,9 @@ class Contents:
 
 
 def render_card(
-    contents: Contents,
-    metrics: Mapping[str, Any] | None = None,
-    recipe: Mapping[str, Any] | None = None,
+    contents: Contents, metrics: Mapping[str, Any] | None = None, recipe: Mapping[str, Any] | None = None,
     plots: Sequence[str] = (),
-) -> str:
+) -> str:  # fmt: skip
     """The README of the artefact. A section without content is left out.
 
     Args:

@@ -22,11 +22,9 @@ PLACEHOLDER = "path/to/this/folder"  # the repository's name in a card that is n
 
 
 def fetch_artefact(
-    folder_or_repo: str | os.PathLike,
-    revision: str | None = None,
-    token: str | None = None,
+    folder_or_repo: str | os.PathLike, revision: str | None = None, token: str | None = None,
     cache_dir: str | os.PathLike | None = None,
-) -> Path:
+) -> Path:  # fmt: skip
     """The folder of an artefact: `folder_or_repo` itself or a download of one commit, without the Parquet tables and the card.
 
     An interrupted download continues where it stopped.
@@ -60,13 +58,9 @@ def create_repository(
 
 
 def push_folder(
-    folder: str | os.PathLike,
-    repo_id: str,
-    private: bool | None = None,
-    revision: str | None = None,
-    token: str | None = None,
-    commit_message: str = "Upload Farzi data",
-) -> str:
+    folder: str | os.PathLike, repo_id: str, private: bool | None = None, revision: str | None = None,
+    token: str | None = None, commit_message: str = "Upload Farzi data",
+) -> str:  # fmt: skip
     """Uploads a saved artefact to the dataset repository `repo_id` as one commit.
 
     The repository and the branch `revision` are made if they do not exist. Only the artefact's own files are uploaded, and no link is
