@@ -39,7 +39,9 @@ from transformers import HfArgumentParser
 
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, return_freed_memory, run
 from farzi_hf.report import markdown, save_csv, save_text
-from farzi_hf.report.plots import Panel, plot_curves
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "paper"))
+from curves import Panel, plot_curves
 
 FILES = ("results.json", "results.csv", "table.md", "benchmark.png")
 LONG_REPETITION = 20.0  # seconds; a cell that takes longer is not repeated

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,7 +15,9 @@ from influence import AttributionProblem, say
 
 from farzi_hf.data.seeds import Purpose, stream
 from farzi_hf.report import listed, markdown, save_csv, save_json, save_text
-from farzi_hf.report.plots import Panel, plot_curves
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "paper"))
+from curves import Panel, plot_curves
 
 Rows = list[dict[str, Any]]
 FILES = ("table.json", "table.md", "table.csv", "costs.csv", "attribution.png")

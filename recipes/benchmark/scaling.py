@@ -11,6 +11,7 @@ formula on the logits of the model, differentiated by autograd; all else is the 
 
 from __future__ import annotations
 
+import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -26,9 +27,11 @@ from farzi_hf.engine import InnerAdam, InnerLoss, Tape, unroll
 from farzi_hf.engine.adjoints.base import graph_bytes
 from farzi_hf.engine.inner_loop import InnerLoop, Layout
 from farzi_hf.report import listed, markdown, save_csv, save_text
-from farzi_hf.report.plots import Panel, plot_curves
 from farzi_hf.summary import FarziData, FarziDataConfig
 from farzi_hf.summary.forms import batch_of
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "paper"))
+from curves import Panel, plot_curves
 
 FILES = ("results.json", "results.csv", "table.md", "scaling.png")
 COLUMNS = (

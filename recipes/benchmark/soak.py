@@ -8,6 +8,7 @@ After Ctrl-C, `measured.csv` has what was measured until then, and the report of
 
 from __future__ import annotations
 
+import sys
 import time
 from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
@@ -24,7 +25,9 @@ from farzi_hf.cli.distil import trainer_of
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.cli.run_folder import check_files
 from farzi_hf.report import RunSettings, markdown, save_csv, save_text
-from farzi_hf.report.plots import Panel, plot_curves
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "paper"))
+from curves import Panel, plot_curves
 
 MIB = 2**20
 FILES = ("memory.csv", "memory.png", "table.md")

@@ -17,13 +17,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from curves import Panel, plot_curves
 from experiment import CARDS
 
 from farzi_hf import FarziData
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.cli.run_folder import check_outputs, kept
 from farzi_hf.report import Comparison, Measured, TaskData, markdown, save_csv, save_json, save_text
-from farzi_hf.report.plots import Panel, plot_curves
 from farzi_hf.report.rendering import commit_of
 from farzi_hf.report.rows import BASELINES, on_summary
 from farzi_hf.tasks import Row

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 from cells import FULL, LONG, evidence_of, full_cells
+from curves import Panel, plot_curves
 from evidence import AGREES, DIFFERS, OPEN, counted
 from experiment import OWN_FORM, PAPER_FORM, Experiment
 from sample_efficiency import sized_cell
@@ -25,7 +26,6 @@ from sample_efficiency import sized_cell
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.metrics import bootstrap_interval
 from farzi_hf.report import markdown, save_csv, save_json
-from farzi_hf.report.plots import Panel, plot_curves
 from farzi_hf.tasks import Recommendation, Statistics, popularity
 from farzi_hf.tasks.items import ranks_of_scores
 

@@ -17,12 +17,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from cells import FULL, LONG, Cell, Students, evidence_of, full_cells, on_head, on_random, on_random_bytes, on_summary
+from curves import Panel, plot_curves
 from evidence import Claim
 from experiment import OWN_FORM, PAPER_FORM, Experiment, full_data_claim
 
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.report import markdown
-from farzi_hf.report.plots import Panel, plot_curves
 
 FAMILIES: dict[str, tuple[Students, bool, str]] = {  # students, whether they need a summary, title of a row
     "Farzi": (on_summary, True, "Farzi [{size}×{length}]"),

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from cells import Cell, evidence_of
+from curves import Panel, plot_curves
 from evidence import Claim
 from experiment import Experiment
 from objectives import FORMS, ObjectiveArguments
 
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.data.seeds import check_different
-from farzi_hf.report.plots import Panel, plot_curves
 
 FEW = 5  # the paper's curve is flat from this number on
 

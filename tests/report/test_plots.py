@@ -15,11 +15,9 @@ pytest.importorskip("matplotlib")
 from matplotlib.figure import Figure
 
 from farzi_hf.report.plots import (
-    Panel,
     logarithmic,
     plain_numbers,
     plot_comparison,
-    plot_curves,
     plot_distillation,
     plot_tokens,
 )
@@ -93,29 +91,6 @@ def test_comparison_leaves_out_what_has_no_value(tmp_path):
     assert not (tmp_path / "none.png").exists()
 
 
-def test_curves_end_where_nothing_was_measured_and_peers_look_otherwise(tmp_path):
-    rows = [
-        {"method": method, "kind": kind, "T": steps, "seconds": factor * steps, "seconds_interval": [0.9 * factor * steps, 2 * factor * steps]}
-        for method, kind, factor in (("Tape", "ours", 1.0), ("autograd", "peer", 2.0)) for steps in (100, 10, 50)
-    ]  # fmt: skip
-
-    def picture(rows: list[dict], axes: str = "x", **lines: float) -> bytes:
-        panel = Panel(rows, "T", "seconds", "Steps T", "Seconds", axes, lines=lines)
-        plot_curves(tmp_path / "a.png", panel, panel)
-        return (tmp_path / "a.png").read_bytes()
-
-    whole = picture(rows)
-    lost = [{**rows[0], "seconds": None}, {**rows[0], "T": 70, "seconds": math.inf}, *rows[1:]]
-    without = [{name: value for name, value in row.items() if name != "seconds_interval"} for row in rows]
-    alike = [{**row, "kind": "ours"} for row in rows]
-    others = [picture(lost), picture(without), picture(alike), picture(rows, "xy"), picture(rows, full_data=9.0)]
-    single = [picture(rows[:1]), picture(without[:1])]  # the interval of a single point is a line
-    assert len({whole, *others, *single}) == 8
-    assert picture(lost) == picture(rows[1:])
-    with pytest.raises(ValueError, match="rows has no finite 'seconds'"):
-        picture([{"method": "a", "T": 1}])
-
-
 @pytest.mark.parametrize(("low", "high"), [(0.065, 0.083), (1e-7, 2e5), (900, 2500)])
 def test_axes_have_no_powers_of_ten(low, high):
     for draw in (lambda axes: logarithmic(axes, "y"), lambda axes: plain_numbers(axes.yaxis)):
@@ -128,20 +103,6 @@ def test_axes_have_no_powers_of_ten(low, high):
         labels = [label for label in labels if label]
         assert len(labels) >= (4 if high < 10 * low else 2)  # a short axis has enough of them to read a value
         assert all(re.fullmatch(r"−?\d{1,3}(,\d{3})*(\.\d+)?", label) for label in labels)
-
-
-def test_curves_differ_in_more_than_their_colour(tmp_path, monkeypatch):
-    """For readers who see colours alike, and in print."""
-    drawn = []
-    monkeypatch.setattr("farzi_hf.report.plots.save", lambda figure, path: drawn.append(figure))
-    rows = [{"method": f"method {i}", "x": x, "y": x} for i in range(7) for x in (1, 2)]
-    plot_curves(tmp_path / "a.png", Panel(rows, "x", "y", "x", "y", title="$x$ of all"))
-    (axes,) = drawn[0].axes
-    assert len({line.get_marker() for line in axes.lines}) == 7
-    assert axes.get_title(loc="left") == "$x$ of all"
-    assert {line.get_linestyle() for line in axes.lines} == {"-"}
-    plot_curves(tmp_path / "a.png", Panel(rows, "x", "y", "x", "y", joined=False))
-    assert {line.get_linestyle() for line in drawn[1].axes[0].lines} == {"None"}  # points alone
 
 
 def test_no_global_state_is_touched(tmp_path, monkeypatch):

@@ -1,0 +1,98 @@
+"""Figures of the paper's tables and of the benchmarks: curves over a size, a number of steps or a length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from matplotlib.axes import Axes
+
+from farzi_hf.report.plots import MUTED, File, Rows, draw_lines, finite, logarithmic, new_panels, plain_numbers, save
+
+OURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9")
+"""Colours of our methods. Colour-blind readers can tell them apart (Okabe & Ito, 2008)."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One panel of `plot_curves`.
+
+    Args:
+        rows: each has `method` and the columns `x` and `y`. `{y}_interval`, a (low, high) pair, is optional and becomes a band. Rows whose
+            `y` is missing or not finite are left out, so a curve ends where a method ran out of memory. `kind` may be "peer".
+        logarithmic: the axes that are logarithmic: "", "x", "y" or "xy".
+        scale: values of `y` and their intervals are multiplied by it.
+        lines: values that do not depend on `x`, by name: `{"full data": 82.3}`.
+        title: says in words what is shown.
+        joined: whether the points of a method are joined: not where their trainings differ in more than `x`.
+    """
+
+    rows: Rows
+    x: str
+    y: str
+    x_label: str
+    y_label: str
+    logarithmic: str = ""
+    scale: float = 1.0
+    lines: Mapping[str, float] = field(default_factory=dict)
+    title: str = ""
+    joined: bool = True
+
+
+def plot_curves(path: File, *given: Panel) -> None:
+    """Panels side by side with a curve per method, which looks the same in all of them. Peers are dashed and grey.
+
+    A linear axis of values starts at 0, unless some are negative.
+
+    Raises:
+        ValueError: no row of a panel has its value.
+    """
+    looks = _looks(row for panel in given for row in panel.rows)
+    figure, panels = new_panels(2.5 + 4.0 * len(given), 4.8, 1, len(given))
+    legend = {}
+    for axes, panel in zip(panels, given, strict=True):
+        rows = sorted((r for r in panel.rows if finite(r.get(panel.y))), key=lambda row: row[panel.x])
+        if not rows:
+            raise ValueError(f"rows has no finite {panel.y!r}; pass rows such as {{{panel.x!r}: 50, {panel.y!r}: 1.0}}")
+        for method in dict.fromkeys(row["method"] for row in rows):
+            _draw_curve(axes, panel, [row for row in rows if row["method"] == method], looks[method])
+        draw_lines(axes, panel.lines)
+        axes.set(xlabel=panel.x_label, ylabel=panel.y_label)
+        axes.set_title(panel.title, fontsize=10, loc="left", parse_math=False)
+        for which, axis in (("x", axes.xaxis), ("y", axes.yaxis)):
+            logarithmic(axes, which) if which in panel.logarithmic else plain_numbers(axis)
+        if "y" not in panel.logarithmic and min(row[panel.y] for row in rows) >= 0:
+            axes.set_ylim(bottom=0)
+        handles, labels = axes.get_legend_handles_labels()
+        legend |= dict(zip(labels, handles, strict=True))
+    look = {"loc": "outside lower center", "frameon": False, "fontsize": 9}
+    figure.legend(legend.values(), legend.keys(), ncols=min(3, 1 + len(given)), **look)
+    save(figure, path)
+
+
+def _looks(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """How the curve of each method looks."""
+    kinds = {row["method"]: row.get("kind") for row in rows}
+    looks = {}
+    for i, (method, kind) in enumerate(kinds.items()):
+        marker = "osD^vP*"[i % 7]  # beside the colour, for those who see colours alike
+        color = MUTED if kind == "peer" else OURS[i % len(OURS)]
+        line = "--" if kind == "peer" else "-"
+        looks[method] = {"color": color, "linestyle": line, "marker": marker, "markersize": 4}
+    return looks
+
+
+def _draw_curve(axes: Axes, panel: Panel, rows: Rows, look: Mapping[str, Any]) -> None:
+    places = [row[panel.x] for row in rows]
+    marker = look["marker"] if len(rows) <= 50 else ""  # more markers would hide the curve
+    values = [panel.scale * row[panel.y] for row in rows]
+    line = look["linestyle"] if panel.joined else ""
+    axes.plot(places, values, label=rows[0]["method"], **{**look, "marker": marker, "linestyle": line})
+    if any(row.get(f"{panel.y}_interval") for row in rows):
+        edges = [row.get(f"{panel.y}_interval") or (row[panel.y], row[panel.y]) for row in rows]
+        low, high = ([panel.scale * edge for edge in side] for side in zip(*edges, strict=True))
+        if len(rows) == 1 or not panel.joined:
+            axes.vlines(places, low, high, color=look["color"], linewidth=1.4)
+        else:
+            axes.fill_between(places, low, high, color=look["color"], alpha=0.15, linewidth=0)
