@@ -71,8 +71,7 @@ def check_files(folder: Path, names: Iterable[str], ours: bool) -> None:
                 raise ValueError(f"{str(place)!r} is a file, where a folder has to be: choose another folder")
         if not ours and os.path.lexists(path):
             raise ValueError(
-                f"{str(path)!r} exists already and would be overwritten; only the run that made it may do that when it goes on: choose another "
-                "folder, or move it away"
+                f"{str(path)!r} exists already and would be overwritten; choose another folder, or move it away"
             )
 
 

@@ -201,8 +201,7 @@ def _filled(column: pa.ChunkedArray, name: str, role: str, source: Any) -> pa.Ch
         empty = pc.fill_null(pc.equal(column, ""), True)
     if count := pc.sum(empty).as_py():
         raise ValueError(
-            f"{source}: column {name!r} has {count} empty values in {len(column)} rows, the first in row "
-            f"{pc.index(empty, True).as_py()} (counted from 0): it is cut short or damaged"
+            f"{source}: column {name!r} has {count} empty values in {len(column)} rows, the first in row {pc.index(empty, True)} (counted from 0)"
         )
     if role != "timestamp" and not (_is_text(column) or pa.types.is_integer(column.type)):
         raise ValueError(f"{source}: column {name!r} is of type {column.type}: give ids as integers or text")

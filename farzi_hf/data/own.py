@@ -231,8 +231,7 @@ def _written(chat: list[dict[str, str]], tokenizer: Any, column: str) -> str:
     if tokenizer is None or not tokenizer.chat_template:
         given = getattr(tokenizer, "name_or_path", None)
         raise ValueError(
-            f"column {column!r} holds chats, which a tokenizer's template writes out, but tokenizer={given!r} has none: give that of a chat "
-            "model, or another text_column"
+            f"column {column!r} holds chats, for a tokenizer's template, but tokenizer={given!r} has none: give that of a chat model"
         )
     return tokenizer.apply_chat_template(chat, tokenize=False)
 

@@ -55,8 +55,7 @@ def check_sequences(dataset: Dataset, vocab_size: int) -> None:
     if lengths.min() < 2:
         row = int(lengths.argmin())
         raise ValueError(
-            f"dataset['input_ids'][{row}] has {lengths[row]} ids ({int((lengths < 2).sum())} rows are as short): "
-            "next-token prediction needs at least 2, filter the others out."
+            f"dataset['input_ids'][{row}] has {lengths[row]} ids ({int((lengths < 2).sum())} rows are as short): filter out those below 2."
         )
     check_ids(dataset, vocab_size)
 
@@ -68,8 +67,7 @@ def check_ids(dataset: Dataset, vocab_size: int) -> None:
     if len(outside):
         row = int(np.searchsorted(np.cumsum(lengths), outside[0], side="right"))
         raise ValueError(
-            f"dataset['input_ids'][{row}] holds id {ids[outside[0]]}, outside 0 … {vocab_size - 1} for vocab_size={vocab_size}: "
-            "tokenize with the tokenizer that this vocabulary belongs to."
+            f"dataset['input_ids'][{row}] holds id {ids[outside[0]]}, outside 0 … {vocab_size - 1}: tokenize with the tokenizer of this vocabulary."
         )
 
 

@@ -63,8 +63,7 @@ def load_ptb(data_dir: str | Path | None = None) -> DatasetDict:
     # Any failure (no network, a proxy's answer, a moved repository) means the same here.
     except Exception as error:
         raise DataUnavailableError(
-            "Penn Treebank cannot be reached on the Hub or in its cache: pass --data_dir FOLDER with "
-            f"{', '.join(_PTB_FILES.values())}, or --dataset sample for the embedded corpus."
+            f"Penn Treebank cannot be reached: pass --data_dir FOLDER with {', '.join(_PTB_FILES.values())}, or --dataset sample."
         ) from error
 
 

@@ -100,9 +100,7 @@ class FarziConfig(TrainingArguments):
 
     objective: str = setting("meta_matching", "the outer loss", table=OBJECTIVES)
     trajectories: str | None = setting(
-        None,
-        "Ω, a folder of `record_trajectories`, from which inner loops start; by default they start from random parameters",
-        parts=(TrajectoryBank, PretrainedStarts),
+        None, "Ω, a folder of `record_trajectories`, where inner loops start", parts=(TrajectoryBank, PretrainedStarts)
     )
     adjoint: str = setting(
         "auto", "how to differentiate; auto: the fastest that fits into memory", table={"auto": None, **ADJOINTS}

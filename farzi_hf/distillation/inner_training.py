@@ -106,14 +106,9 @@ class SyntheticTraining:
         of_steps: int,
     ) -> TrainingState:  # fmt: skip
         """The same training, without derivatives. It can go on: give the result as `start`, with the same `seed` and `of_steps`."""
-        return train(
-            self.inner_loss(learner, summary, of_steps, seed),
-            start,
-            tuple(summary.values()),
-            optimizer=self.optimizer_for(learner, of_steps),
-            steps=steps,
-            torch_compile=self.torch_compile,
-        )
+        loss, optimizer = self.inner_loss(learner, summary, of_steps, seed), self.optimizer_for(learner, of_steps)
+        how = {"optimizer": optimizer, "steps": steps, "torch_compile": self.torch_compile}
+        return train(loss, start, tuple(summary.values()), **how)
 
     def inner_loss(self, learner: Learner, summary: Tensors, steps: int, seed: int) -> InnerLoss:
         """L_syn(θ) on the minibatch of each of the steps 1 … `steps`, as a function of the summary's tensors, in their order."""

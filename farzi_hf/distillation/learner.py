@@ -192,17 +192,12 @@ class Learner:
         """What the model takes in place of ids (b, L) or soft tokens (b, L, V)."""
         if not isinstance(inputs, SoftTokens):
             return whole(inputs)
-        return {"inputs_embeds": mean_embedding(inputs, self.embeddings(params, inputs.shape[-1]))}
+        return {"inputs_embeds": mean_embedding(inputs, self.embeddings(params))}
 
-    def embeddings(self, params: Parameters, entries: int) -> Tensor:
+    def embeddings(self, params: Parameters) -> Tensor:
         """(V, h): what the input embedding makes of all ids. The module itself runs, because some modules scale their output."""
-        if entries != self.vocab_size:
-            raise ValueError(
-                f"input_ids holds soft tokens over {entries} entries, but the model's vocabulary has {self.vocab_size}; "
-                "build the model with vocab_size=farzi.config.vocab_size"
-            )
         module, own = self.model.get_input_embeddings(), self._embedding_names.items()
-        ids = torch.arange(entries, device=module.weight.device)
+        ids = torch.arange(self.vocab_size, device=module.weight.device)
         return torch.func.functional_call(module, {name: params[full] for name, full in own}, (ids,))
 
     def logits(self, params: Parameters, batch: Mapping[str, Tensor]) -> Tensor:

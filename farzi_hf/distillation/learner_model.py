@@ -94,8 +94,7 @@ def check_causal(model: PreTrainedModel, logits: Callable[[Parameters, Tensor], 
     moved = moved.abs().amax(-1).cpu()
     if length > 1 and (moved[~later] > _TOLERANCE * moved[later].amax()).any():
         raise ValueError(
-            f"learner_init returned a {describe(model)}, which sees the future: its logits depend on later tokens; give a "
-            "causal language model (for BERT and similar models: is_decoder=True in the config)"
+            f"learner_init returned a {describe(model)}, which sees the future; give a causal model (for BERT: is_decoder=True in the config)"
         )
 
 
@@ -112,8 +111,7 @@ def check_twice_differentiable(model: PreTrainedModel, loss: Callable[[Parameter
         first.square().sum().backward()  # grad(…, embedded) would ignore operations without a derivative and raise no error
     except Exception as error:  # each model fails in its own way
         raise ValueError(
-            f"learner_init returned a {describe(model)}, whose loss of soft tokens has no second derivative "
-            f"({_first_line(error)}); give another model"
+            f"learner_init returned a {describe(model)}, whose loss has no second derivative ({_first_line(error)}); give another model"
         ) from error
 
 
@@ -194,8 +192,7 @@ def _run(model: PreTrainedModel, logits: Callable, ids: Tensor) -> Tensor:
             return logits(_weights(model), ids.to(model.device))
     except Exception as error:  # each model fails in its own way
         raise ValueError(
-            f"learner_init returned a {describe(model)}, which does not run on token ids alone ({_first_line(error)}); "
-            "give a causal language model"
+            f"learner_init returned a {describe(model)}, which does not run on ids alone ({_first_line(error)}); give a causal model"
         ) from error
 
 

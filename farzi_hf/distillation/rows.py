@@ -62,8 +62,7 @@ class RealRows:
             return None if dataset is None else self._checked("train_dataset", self.task.training_rows, dataset)
         if args.max_steps < 0:
             raise ValueError(
-                f"train_dataset is a stream, whose length is not known, so num_train_epochs={args.num_train_epochs} cannot be counted: "
-                "give max_steps, and leave num_train_epochs out"
+                f"train_dataset is a stream, of which num_train_epochs={args.num_train_epochs} cannot be counted: give max_steps alone"
             )
         args.accelerator_config.dispatch_batches = False
         return run_check("train_dataset", RowStream, dataset, self._prepared, args.train_batch_size * args.world_size)
@@ -142,8 +141,7 @@ def check_rows(dataset: Dataset, learner: Learner, data_collator: Callable) -> N
         if begins.any():
             row = int(np.searchsorted(starts, begins.argmax(), side="right")) - 1
             raise ValueError(
-                f"dataset['attention_mask'][{row}] has 0 before 1: an id after padding would be predicted from padding; pad on the right "
-                "(tokenizer.padding_side = 'right'), or give rows without padding"
+                f"dataset['attention_mask'][{row}] has 0 before 1: pad on the right (tokenizer.padding_side = 'right'), or not at all"
             )
         predicted &= read
     predicted[starts] = False  # nothing stands before the first id of a row, so it is not predicted

@@ -253,8 +253,7 @@ def read_record(checkpoint: str | os.PathLike) -> dict[str, Any]:
         return {"settings": dict(found["settings"]), "files": found["files"]}
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ValueError(
-            f"resume_from_checkpoint={str(checkpoint)!r} has no readable {RECORD} ({error}), so it is no checkpoint of a FarziTrainer; "
-            "name one, or start anew"
+            f"resume_from_checkpoint={str(checkpoint)!r} has no readable {RECORD} ({error}): name a checkpoint of a FarziTrainer"
         ) from None
 
 
@@ -327,8 +326,7 @@ def check_ours(path: Path) -> None:
     """Raises ValueError if something with the name of a checkpoint was not written by this library."""
     if not is_ours(path):
         raise ValueError(
-            f"output_dir={str(path.parent)!r} holds {path.name}, which has no {RECORD} and so was not written by a FarziTrainer; "
-            "choose another output_dir, or move it away"
+            f"output_dir={str(path.parent)!r} holds {path.name}, which no FarziTrainer has written: choose another output_dir, or move it away"
         )
 
 

@@ -228,7 +228,7 @@ class Labelling:
         start = settings.make_start()
         if start.by_teacher:
             learner, params = teachers[0].learner, teachers[0].params
-            start(farzi, data.dataset, settings.seed, learner.embeddings(params, learner.vocab_size))
+            start(farzi, data.dataset, settings.seed, learner.embeddings(params))
         label(farzi, teachers)
         broadcast(farzi.tensors)  # processors that differ would make labels that differ in the last bits
         return facts
@@ -261,8 +261,7 @@ def _factors(farzi: FarziData, teacher: Teacher) -> tuple[Tensor, Tensor]:
     learner, params = teacher.learner, teacher.params
     if learner.vocab_size != farzi.config.vocab_size:
         raise ValueError(
-            f"teacher: it has a vocabulary of {learner.vocab_size} entries, the summary one of {farzi.config.vocab_size}; give a "
-            "teacher that was trained with the summary's tokenizer or items"
+            f"teacher: it has a vocabulary of {learner.vocab_size} entries, the summary one of {farzi.config.vocab_size}; give one with the same"
         )
     head, states = linear_head(learner), []
     for first in range(0, farzi.config.num_sequences, _CHUNK):
@@ -279,7 +278,6 @@ def linear_head(learner: Learner) -> LinearHead:
     """
     if learner.head is None:
         raise ValueError(
-            f"teacher: the logits of a {type(learner.model).__name__} are not its last hidden states times a linear head; "
-            "give another model, or labels='shared'"
+            f"teacher: a {type(learner.model).__name__} has no linear head; give another model, or labels='shared'"
         )
     return learner.head

@@ -225,8 +225,7 @@ class TrajectoryBank:
         """
         if steps % self.save_every or not 1 <= steps <= self.steps:
             raise ValueError(
-                f"steps={steps}: folder={str(self.folder)!r} has checkpoints every {self.save_every} steps up to {self.steps}; "
-                f"give a multiple of {self.save_every} that is at most {self.steps}"
+                f"steps={steps}: folder={str(self.folder)!r} has checkpoints every {self.save_every} steps up to {self.steps}; give one of these"
             )
         trajectory, start = self._draw(seed, self.steps - steps, last_step)
         return self.checkpoint(trajectory, start, device), self.checkpoint(trajectory, start + steps, device)

@@ -165,8 +165,7 @@ class TaskData:
         in_folder = one and data_dir is not None
         if not (ours or in_folder or "dataset" in changes):
             raise ValueError(
-                f"recipe.yaml: dataset={name!r:.200} is no data set of this library, and a recipe does not choose files or repositories; give "
-                "data_dir, the folder with the file of that name"
+                f"recipe.yaml: dataset={name!r:.200} is not of this library, and a recipe chooses no files: give data_dir, the folder that has it"
             )
         kind = RunSettings
         try:

@@ -147,8 +147,7 @@ class FarziDataConfig(PreTrainedConfig):
             )
         if self.vocabulary_hash not in (None, found):
             raise ValueError(
-                f"{argument} brings a vocabulary with hash {found[:12]}…, but the summary was distilled with "
-                f"{self.vocabulary_hash[:12]}…; use that tokenizer or item list"
+                f"{argument} brings a vocabulary with hash {found[:12]}…, but the summary has {self.vocabulary_hash[:12]}…; use that one"
             )
         self.vocabulary_hash = found
 

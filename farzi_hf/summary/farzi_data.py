@@ -189,8 +189,7 @@ class FarziData(nn.Module):
             return RowsDataset(endless, num_rows)
         if num_rows is not None or seed is not None:
             raise ValueError(
-                f"num_rows={num_rows!r} and seed={seed!r} are for rows that are made, but this summary stores its rows "
-                f"(inputs={self.config.inputs!r}); leave them out"
+                f"num_rows={num_rows!r} and seed={seed!r}: leave them out, inputs={self.config.inputs!r} are rows that are stored"
             )
         return Dataset(rows_table(self.tensors)).with_format("torch")
 

@@ -158,8 +158,7 @@ class Clusters(Start):
         config, kappa = farzi.config, 0.5 if self.concentration is None else self.concentration
         if config.latent_dim < 3 or config.labels != "own":
             raise ValueError(
-                f"initialization='clusters' needs labels='own' and latent_dim of at least 3, got labels={config.labels!r} and "
-                f"latent_dim={config.latent_dim}; set them, or choose initialization='spectral'"
+                f"initialization='clusters' needs labels='own' and latent_dim of 3, got {config.labels!r} and {config.latent_dim}; set them"
             )
         tokens, lengths = start_sequences(dataset, seed)
         counts = torch.from_numpy(np.bincount(tokens, minlength=config.vocab_size)).float()

@@ -77,8 +77,7 @@ def inner_optimizer(inner: Mapping[str, Any] | None) -> InnerOptimizer:
     name = inner.get("optimizer", "adam")  # the oldest summaries do not name theirs
     if not isinstance(name, str) or name not in OPTIMIZERS:
         raise ValueError(
-            f"config.inner['optimizer']={name!r:.200} is unknown; it is one of {', '.join(OPTIMIZERS)}: update farzi_hf, or give "
-            "transformers.TrainingArguments of your own"
+            f"config.inner['optimizer']={name!r:.200} is none of {', '.join(OPTIMIZERS)}: give TrainingArguments of your own"
         )
     kind = OPTIMIZERS[name]
     try:
@@ -115,8 +114,7 @@ def stock_arguments(
         )  # fmt: skip
     if "learning_rate" not in settings or not {"max_steps", "num_train_epochs"} & settings.keys():
         raise ValueError(
-            f"config.inner={dict(inner)!r} lacks the learning rate or the number of steps that a student needs; "
-            "give both, for instance training_arguments(output_dir, learning_rate=0.01, max_steps=100)"
+            f"config.inner={dict(inner)!r} lacks the learning rate or the number of steps; give learning_rate=0.01, max_steps=100"
         )
     arguments = TrainingArguments(output_dir, **settings)
     name = SchedulerType(arguments.lr_scheduler_type).value

@@ -103,8 +103,8 @@ class SoftTokens:
         """Raises ValueError unless they are distributions over that many entries."""
         if self.shape[-1] != entries:
             raise ValueError(
-                f"soft tokens over {self.shape[-1]} entries, but the model's vocabulary has {entries}; build the model with "
-                "vocab_size=farzi.config.vocab_size"
+                f"soft tokens over {self.shape[-1]} entries, but the model's vocabulary has {entries}; give Trainer "
+                "data_collator=farzi.collator(), and build the model with vocab_size=farzi.config.vocab_size"
             )
 
     def cross_entropy(self, logits: Tensor) -> Tensor:
@@ -196,11 +196,7 @@ def feed_soft_tokens(model: PreTrainedModel, args: tuple, kwargs: dict[str, Any]
     if not (isinstance(soft, Tensor) and soft.is_floating_point()):
         return args, kwargs
     entries = vocabulary_size(model)
-    if soft.shape[-1] != entries:
-        raise ValueError(
-            f"input_ids holds soft tokens over {soft.shape[-1]} entries, but the model's vocabulary has {entries}; "
-            "give Trainer data_collator=farzi.collator(), and build the model with vocab_size=farzi.config.vocab_size"
-        )
+    SoftTokens(soft, None).check(entries)
     # Autocast would round the product to half precision, and a one-hot token would no longer be exactly its id.
     with torch.autocast(soft.device.type, enabled=False):
         table = model.get_input_embeddings()(torch.arange(entries, device=soft.device))

@@ -304,8 +304,7 @@ class _TokenDerivative(torch.autograd.Function):
     def backward(ctx: Any, dx: Tensor) -> tuple[Any, ...]:
         if torch.is_grad_enabled():
             raise RuntimeError(
-                "the derivative in soft tokens cannot be differentiated again, but create_graph is True; take this derivative without "
-                "it, or compute the loss from SoftTokens.probabilities()"
+                "the derivative in soft tokens cannot be differentiated again: leave out create_graph, or use SoftTokens.probabilities()"
             )
         table, *_ = ctx.saved_tensors
         return None, None, *_pulled_back(ctx.tokens, dx, table, 1.0, ctx.needs_input_grad[2:])

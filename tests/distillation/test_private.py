@@ -225,7 +225,7 @@ def test_settings_that_break_privacy_are_refused(tmp_path, changes, message):
 @pytest.mark.parametrize(
     ("changes", "arguments", "message"),
     [
-        ({"labels": "own"}, {}, "labels='own', and no teacher"),
+        ({"labels": "own"}, {}, "labels='own' would train a teacher"),
         ({}, {"objective": lambda *_: None}, "objective is given, and args.objective='private_matching' names another"),
         ({}, {"train_dataset": "a stream"}, r"with a stream as train_dataset: .*give a Dataset"),
         ({"privacy_delta": 0.01}, {}, "privacy_delta=0.01 is not less than 1 / 160"),

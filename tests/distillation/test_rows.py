@@ -38,7 +38,7 @@ def rows(*ids: list[int], **columns: list) -> Dataset:
 @pytest.mark.parametrize(
     ("dataset", "message"),
     [
-        (rows([2, 3], [2]), r"\[1\] has 1 ids .*: next-token prediction needs at least 2"),
+        (rows([2, 3], [2]), r"\[1\] has 1 ids .*: filter out those below 2"),
         (rows([2, V, 3]), f"holds id {V}, outside 0 … {V - 1}"),
         ([[2, 3]], r"is a list: pass a datasets\.Dataset"),
     ],

@@ -366,7 +366,7 @@ def test_a_run_refuses_a_folder_with_a_checkpoint_that_is_not_ours(make):
     path = precious(Path(trainer.args.output_dir), "checkpoint-500")
     (path.parent / "trainer_state.json").write_text("{}")
     assert last_checkpoint(trainer.args.output_dir) is None
-    message = r"holds checkpoint-500, which has no farzi_run\.json .* choose another output_dir, or move it away"
+    message = r"holds checkpoint-500, which no FarziTrainer has written: choose another output_dir, or move it away"
     never_saves = make(**{**SAVED, "save_strategy": "no"})  # except after a signal
     for start in (trainer.check_run, trainer.train, never_saves.train):
         with pytest.raises(ValueError, match=message):
@@ -416,6 +416,6 @@ def test_a_folder_that_appears_during_the_run_is_not_written_into(make):
             precious(Path(args.output_dir), "checkpoint-3")
 
     trainer = make({"callbacks": [Intrude()]}, **SAVED)
-    with pytest.raises(ValueError, match=r"holds checkpoint-3, which has no farzi_run\.json"):
+    with pytest.raises(ValueError, match=r"holds checkpoint-3, which no FarziTrainer"):
         trainer.train()
     assert [path.name for path in Path(trainer.args.output_dir, "checkpoint-3").iterdir()] == ["weights.bin"]

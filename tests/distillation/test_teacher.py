@@ -186,7 +186,7 @@ def test_how_teachers_stopped_is_in_the_log_and_with_the_summary(make, tmp_path)
 
 def test_a_teacher_of_another_vocabulary_is_refused():
     learner, other = Learner(tiny_learner(V)), Learner(tiny_learner(V + 1))
-    with pytest.raises(ValueError, match=f"a vocabulary of {V + 1} entries, the summary one of {V}; give a teacher"):
+    with pytest.raises(ValueError, match=f"a vocabulary of {V + 1} entries, the summary one of {V}; give one"):
         label(summary(learner, inputs="tokens"), [Teacher(other, some_parameters(other, 0))])
 
 

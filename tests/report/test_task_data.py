@@ -142,7 +142,7 @@ def test_a_strangers_recipe_chooses_neither_tokenizer_nor_files(folder):
     farzi = summary_of(text, tokenizer="some/repository")
     assert TaskData.of_summary(farzi, str(folder)).task.processing_class is farzi.processing_class
     for dataset in ("../mine.jsonl", "..", "../", "//", ".", "", "me/mine", 5):
-        with pytest.raises(ValueError, match=r"recipe.yaml: dataset=.* does not choose files or repositories"):
+        with pytest.raises(ValueError, match=r"recipe.yaml: dataset=.* chooses no files"):
             TaskData.of_summary(summary_of(text, dataset=dataset), str(folder))
     with pytest.raises(ValueError, match=r"no-such.jsonl' is no file, and no folder"):
         TaskData.of_summary(summary_of(text, dataset="no-such.jsonl"), str(folder))

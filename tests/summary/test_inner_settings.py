@@ -91,7 +91,7 @@ def test_a_schedule_is_one_of_the_steps_that_trainer_takes(tmp_path, changes, st
 @pytest.mark.parametrize("inner", [None, {}, ADAM, {"steps": 7}], ids=["none", "empty", "no steps", "no lr"])
 def test_settings_that_the_summary_lacks_have_to_be_given(tmp_path, inner):
     farzi = summary(inner)
-    with pytest.raises(ValueError, match=r"config\.inner=\{.* give both, for instance training_arguments\("):
+    with pytest.raises(ValueError, match=r"config\.inner=\{.* give learning_rate"):
         farzi.training_arguments(tmp_path)
     args = farzi.training_arguments(tmp_path, learning_rate=0.1, num_train_epochs=2, max_steps=4)
     assert (args.learning_rate, args.max_steps, args.max_grad_norm) == (0.1, 4, 0.0)
@@ -102,7 +102,7 @@ def test_settings_that_the_summary_lacks_have_to_be_given(tmp_path, inner):
     [
         ({"betas": [0.9]}, r"config\.inner=\{.*\} is no adam: betas must be two numbers"),
         ({"lr": "fast"}, "is no adam: lr must be a finite number"),
-        ({"optimizer": "lion"}, r"config\.inner\['optimizer'\]='lion' is unknown; it is one of adam, adamw, sgd"),
+        ({"optimizer": "lion"}, r"config\.inner\['optimizer'\]='lion' is none of adam, adamw, sgd"),
     ],
 )
 def test_settings_that_no_optimizer_has_are_refused(tmp_path, change, match):

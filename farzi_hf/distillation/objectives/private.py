@@ -87,9 +87,7 @@ class PrivateMatching(ConfigurableObjective):
     @dataclass(frozen=True)
     class Settings(MetaMatching.Settings):
         privacy_noise_multiplier: float | None = setting(
-            None,
-            "σ, the noise of a differentially private distillation",
-            never_idle="set objective='private_matching', or leave it out",
+            None, "σ, the noise of a private distillation", never_idle="set objective='private_matching'"
         )
         privacy_delta: float = setting(1e-5, "δ, at which ε is computed; less than 1 over the number of rows")
 
@@ -123,14 +121,10 @@ class PrivateMatching(ConfigurableObjective):
         asked, real = f"objective={config.objective!r}", parts.real
         if LABELS[config.labels].by_teachers and (parts.labelling is None or parts.labelling.given is None):
             raise ValueError(
-                f"{asked} with labels={config.labels!r}, and no teacher: one would be trained on the data, without privacy; give a teacher that is "
-                "private or has not seen the data, or set labels='shared'"
+                f"{asked} with labels={config.labels!r} would train a teacher on the data: give a private teacher, or labels='shared'"
             )
         if isinstance(real.dataset, RowStream):
-            raise ValueError(
-                f"{asked} with a stream as train_dataset: each row has to be in a sample with the same probability, which needs all of them "
-                "at hand; give a Dataset"
-            )
+            raise ValueError(f"{asked} with a stream as train_dataset: a sample needs all rows at hand; give a Dataset")
         number, size = 0 if real.dataset is None else len(real.dataset), config.per_device_train_batch_size
         if number < size:
             raise ValueError(f"per_device_train_batch_size={size} is more than the {number} rows of train_dataset")

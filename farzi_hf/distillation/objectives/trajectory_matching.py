@@ -50,8 +50,7 @@ class TrajectoryMatching(ConfigurableObjective):
     def check(cls, config: Any) -> None:
         if config.trajectories is None:
             raise ValueError(
-                f"objective={config.objective!r} matches trajectories of real training, but trajectories is None; record them "
-                "with farzi_hf.record_trajectories and give the folder"
+                f"objective={config.objective!r}, but trajectories is None; record them with farzi_hf.record_trajectories"
             )
 
     @classmethod

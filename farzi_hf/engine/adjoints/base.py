@@ -129,8 +129,7 @@ class _Unrolled(torch.autograd.Function):
         adjoint, loop, saved = ctx.adjoint, ctx.loop, ctx.saved_tensors
         if torch.is_grad_enabled():
             raise RuntimeError(
-                f"adjoint={type(adjoint).__name__}() has first derivatives only, but backward was called with "
-                "create_graph=True; use adjoint=Direct()"
+                f"adjoint={type(adjoint).__name__}() has first derivatives only, and no create_graph=True; use adjoint=Direct()"
             )
         needed = ctx.needs_input_grad[2 + len(dw) :]
         inputs = tuple(x.detach().requires_grad_(need) for x, need in zip(saved[len(dw) :], needed, strict=False))

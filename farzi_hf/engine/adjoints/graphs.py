@@ -26,10 +26,7 @@ class Direct(Adjoint):
 
     def refusal(self, loop: InnerLoop) -> str | None:
         if not loop.optimizer.exact:
-            return (
-                f"adjoint=Direct() differentiates the steps of the optimizer and cannot follow the reverse rule of "
-                f"optimizer={type(loop.optimizer).__name__}; use adjoint=Tape()"
-            )
+            return f"adjoint=Direct() cannot follow the reverse rule of optimizer={type(loop.optimizer).__name__}; use adjoint=Tape()"
         return super().refusal(loop)
 
     def run(self, loop: InnerLoop, w: Buffers, inputs: Buffers) -> Buffers:

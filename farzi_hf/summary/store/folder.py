@@ -106,8 +106,7 @@ class ArtefactFolder:
         """Where the file `name` lies."""
         if (path := self.find(name)) is None:
             raise FileNotFoundError(
-                f"{str(self.folder)!r} has no {name}, so it is not a Farzi summary; "
-                "name a folder or repository written by FarziData.save_pretrained or push_to_hub"
+                f"{str(self.folder)!r} has no {name}, so it is not a Farzi summary; name one that save_pretrained has written"
             )
         return path
 
@@ -245,8 +244,7 @@ def check_destination(folder: Path, names: Collection[str] = (CONFIG, CARD, VIEW
     for name in sorted({*names, *owned}):  # the old files too: none is replaced or removed through a link
         if find_file(folder, name) is not None and name not in owned:
             raise ValueError(
-                f"folder={str(folder)!r} has a {name} but no {TENSORS} that claims it: it holds something else, which saving would "
-                "overwrite; choose another folder"
+                f"folder={str(folder)!r} has a {name} but no {TENSORS} that claims it; choose another folder"
             )
 
 
