@@ -57,9 +57,7 @@ def command(argv: Sequence[str]) -> None:
             check_size("--top_k", args.top_k)
         farzi = FarziData.from_pretrained(summary_at(args.summary), args.revision)
         if args.teacher and farzi.carried is None:
-            raise ValueError(
-                f"--teacher: {args.summary} has labels={farzi.config.labels!r} and has no teacher; use --rows"
-            )
+            raise ValueError(f"--teacher: {args.summary} has labels={farzi.config.labels!r} and no teacher; use --rows")
         seed = farzi.config.seed if args.seed is None else check_seed(args.seed, "--seed")
         out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".farzi-export-", dir=out.parent) as scratch:

@@ -50,9 +50,7 @@ def check_outputs(folder: Path, names: Sequence[str], recipe: Mapping[str, Any] 
     check_files(folder, names, ours)
     results = [name for name in (*names, "summary") if name not in _BEFORE_RESULTS and (folder / name).exists()]
     if ours and recipe is not None and results and (other := _difference(before, yaml.safe_load(yaml_text(recipe)))):
-        raise ValueError(
-            f"{str(folder)!r} has {results[0]} of a run with other settings ({other}), which stay: choose another"
-        )
+        raise ValueError(f"{str(folder)!r} has {results[0]} of a run with other settings ({other}): choose another")
 
 
 def _difference(before: Any, now: Mapping[str, Any]) -> str:
@@ -70,9 +68,7 @@ def check_files(folder: Path, names: Iterable[str], ours: bool) -> None:
             if place.exists() and not place.is_dir():
                 raise ValueError(f"{str(place)!r} is a file, where a folder has to be: choose another folder")
         if not ours and os.path.lexists(path):
-            raise ValueError(
-                f"{str(path)!r} exists already and would be overwritten; choose another folder, or move it away"
-            )
+            raise ValueError(f"{str(path)!r} exists already and would be overwritten; choose another, or move it away")
 
 
 def find_checkpoint(
@@ -140,8 +136,6 @@ def stored(path: Path, settings: Mapping[str, Any]) -> Any | None:
         found = json.loads(path.read_text(encoding="utf-8"))
         before = dict(numbers_of(found["settings"]).items())
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"{str(path)!r} is no recipe's: choose another output_dir, or move it away ({error!r})"
-        ) from None
+        raise ValueError(f"{str(path)!r} is no recipe's: choose another folder, or move it away ({error!r})") from None
     before, now = ({k: v for k, v in as_written(x).items() if k not in without} for x in (before, settings))
     return numbers_of(found.get("value")) if before == now else None

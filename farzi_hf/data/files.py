@@ -123,9 +123,7 @@ def stream_of(
         try:
             found = load_dataset(source, name, split=split, revision=revision, streaming=True)
         except Exception as error:  # each cause has an error of its own, which says what is missing
-            raise DataUnavailableError(
-                f"{source!r} is no file, and the Hub has no such data set: {reason(error)}"
-            ) from error
+            raise DataUnavailableError(f"{source!r} is no file, and not on the Hub: {reason(error)}") from error
         return {"train": found} if isinstance(found, IterableDataset) else found
     given = {part: [str(path) for path in paths] for part, paths in files.items()}
     try:

@@ -27,9 +27,7 @@ Row = dict[str, Any]
 _READ = 256  # rows that are read and prepared at once
 SHUFFLE_BUFFER = 10_000
 """Prepared rows among which `RowStream.shuffled` draws."""
-_ONCE = (
-    "dataset is a stream that gives other rows, or none, when it is read again: pass one that opens its data each time."
-)
+_ONCE = "dataset is a stream that gives other rows, or none, when it is read again: pass one that begins anew."
 _DESCRIBED = 1000  # first rows of the fingerprint
 
 

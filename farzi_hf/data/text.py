@@ -55,9 +55,8 @@ def load_ptb(data_dir: str | Path | None = None) -> DatasetDict:
         return DatasetDict({split: Dataset.from_dict({"text": _lines(path)}) for split, path in files.items()})
     try:
         # Without a network, a snapshot is taken from the cache at once; load_dataset(repo) first retries for half a minute.
-        folder = snapshot_download(
-            _PTB_REPO, repo_type="dataset", revision=_PTB_REVISION, allow_patterns="penn_treebank/*"
-        )
+        of_repo = {"repo_type": "dataset", "revision": _PTB_REVISION, "allow_patterns": "penn_treebank/*"}
+        folder = snapshot_download(_PTB_REPO, **of_repo)
         files = {split: f"{folder}/penn_treebank/{split}/*.parquet" for split in SPLITS}
         return load_dataset("parquet", data_files=files).rename_column("sentence", "text")
     # Any failure (no network, a proxy's answer, a moved repository) means the same here.

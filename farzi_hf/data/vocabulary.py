@@ -81,10 +81,8 @@ class TokenVocabulary(Vocabulary):
         """The decoded text, special tokens included. A name that no token has stands for itself, unless the tokenizer has an unknown token."""
         pairs = zip(tokens, self.tokenizer.convert_tokens_to_ids(list(tokens)), strict=True)
         runs = [(known, list(run)) for known, run in groupby(pairs, lambda pair: pair[1] is not None)]
-        return " ".join(
-            self.tokenizer.decode([i for _, i in run]) if known else " ".join(name for name, _ in run)
-            for known, run in runs
-        )
+        decode = self.tokenizer.decode
+        return " ".join(decode([i for _, i in x]) if known else " ".join(name for name, _ in x) for known, x in runs)
 
     def save(self, folder: Path) -> None:
         self.tokenizer.save_pretrained(folder)

@@ -95,23 +95,17 @@ class FarziConfig(TrainingArguments):
     inner_steps: int | None = setting(None, f"T, steps of a student; {_by_labels('inner_steps')}", least=1)
     window: int | None = setting(None, "last inner steps that are differentiated; by default, or with 0, all", least=0)
     synthetic_batch_size: int | None = setting(
-        None, "b_syn, sequences per inner step; by default all, or 40 that are made", least=1
+        None, "b_syn, sequences of an inner step; by default all, or 40", least=1
     )
 
     objective: str = setting("meta_matching", "the outer loss", table=OBJECTIVES)
     trajectories: str | None = setting(
         None, "Ω, a folder of `record_trajectories`, where inner loops start", parts=(TrajectoryBank, PretrainedStarts)
     )
-    adjoint: str = setting(
-        "auto", "how to differentiate; auto: the fastest that fits into memory", table={"auto": None, **ADJOINTS}
-    )
-    checkpoint_layers: bool = setting(
-        False, "keep only the inputs of each layer of the learner: less memory, more time"
-    )
+    adjoint: str = setting("auto", "auto: the fastest that fits into memory", table={"auto": None, **ADJOINTS})
+    checkpoint_layers: bool = setting(False, "keep only the inputs of the learner's layers: less memory, more time")
     eval_students: int = setting(3, "students that `evaluate()` trains from scratch, each from its own θ0", least=1)
-    max_non_finite: int = setting(
-        20, "most outer steps that may be skipped for a NaN or infinite meta-gradient", least=0
-    )
+    max_non_finite: int = setting(20, "most outer steps that are skipped for a NaN or infinite meta-gradient", least=0)
 
     learning_rate: float = 0.01
     max_grad_norm: float = 0.1

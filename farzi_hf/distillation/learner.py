@@ -179,7 +179,7 @@ class Learner:
         weight, bias = (None, None) if self.head is None else self.head.arguments(params)
         if (entries := (states if weight is None else weight.T).shape[-1]) != self.vocab_size:
             raise ValueError(
-                f"learner_init: its model has {self.vocab_size} embeddings, but {entries} logits; both must be V"
+                f"learner_init: its model has {self.vocab_size} embeddings and {entries} logits; give V of both"
             )
         return linear_cross_entropy(states, weight, bias, targets, counts) / len(targets)
 

@@ -35,9 +35,7 @@ def factory(learner_init: LearnerInit) -> Callable[[], PreTrainedModel]:
         return lambda: type(learner_init)(copy.deepcopy(learner_init.config))
     if callable(learner_init) and not isinstance(learner_init, nn.Module):
         return learner_init
-    raise TypeError(
-        f"learner_init is {type(learner_init).__name__}; give a function that returns a model, a config, or a model"
-    )
+    raise TypeError(f"learner_init is {type(learner_init).__name__}; give a function, a config, or a model")
 
 
 def _from_config(config: PreTrainedConfig) -> PreTrainedModel:
@@ -45,9 +43,7 @@ def _from_config(config: PreTrainedConfig) -> PreTrainedModel:
     try:
         return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     except ValueError as error:  # transformers lists two hundred classes that it could take
-        raise ValueError(
-            f"learner_init={type(config).__name__} makes no causal language model: {_first_line(error)}"
-        ) from None
+        raise ValueError(f"learner_init={type(config).__name__} makes no causal model: {_first_line(error)}") from None
 
 
 @contextmanager
@@ -178,10 +174,8 @@ def _weights(model: PreTrainedModel) -> Parameters:
 
 
 def _random_weights(model: PreTrainedModel, generator: torch.Generator) -> Parameters:
-    return {
-        name: weight + 0.1 * torch.randn(weight.shape, generator=generator).to(weight)
-        for name, weight in _weights(model).items()
-    }
+    weights = _weights(model).items()
+    return {name: x + 0.1 * torch.randn(x.shape, generator=generator).to(x) for name, x in weights}
 
 
 @torch.no_grad()

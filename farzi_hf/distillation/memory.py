@@ -101,12 +101,8 @@ def memory_of(farzi: FarziData, training: Dataset | RowStream, held_out: Dataset
         f"{100 * theirs:.1f} %. The longest run that it copies has {longest[0]} entries; in held-out data, {longest[1]}. Whether a row was in the "
         f"training data can be guessed from its loss with an AUC of {auc:.2f}; chance is 0.5."
     )
-    facts = {
-        "memory": words,
-        "memory_copied": round(ours, 4),
-        "memory_copied_held_out": round(theirs, 4),
-        "memory_auc": round(auc, 4),
-    }
+    found = {"memory_copied": ours, "memory_copied_held_out": theirs, "memory_auc": auc}
+    facts = {"memory": words, **{name: round(x, 4) for name, x in found.items()}}
     if ours - theirs < HIGH_COPIED and auc < HIGH_AUC:
         return facts
     return {**facts, "memory_warning": "The teacher has learnt rows of its training data by heart."}

@@ -102,9 +102,7 @@ class RealRows:
         return {f"_{name}": x for name, x in rows.items()} if isinstance(rows, Mapping) else {"": rows}
 
     def _checked(self, argument: str, cut: Callable[[Dataset, int], Dataset], dataset: Dataset) -> Dataset:
-        if "input_ids" in getattr(
-            dataset, "column_names", ["input_ids"]
-        ):  # of the user's rows, not of those cut of them
+        if "input_ids" in getattr(dataset, "column_names", ["input_ids"]):  # of the user's rows, before they are cut
             run_check(argument, check_ids, dataset, self.learner.vocab_size)
         rows = run_check(argument, cut, dataset, self.length)
         run_check(argument, check_rows, rows, self.learner, self.collator)
@@ -156,9 +154,7 @@ def _beside(dataset: Dataset, column: str, lengths: np.ndarray) -> np.ndarray:
     values, sizes = stored_sequences(dataset, column)
     if (other := sizes != lengths).any():
         row = int(other.argmax())
-        raise ValueError(
-            f"dataset[{column!r}][{row}] has {sizes[row]} values beside {lengths[row]} ids: give as many, or drop it"
-        )
+        raise ValueError(f"dataset[{column!r}][{row}] has {sizes[row]} values beside {lengths[row]} ids: give as many")
     return values
 
 
@@ -235,9 +231,7 @@ def train_on(
         some = min(every, steps - first)
         state = train(lambda params, inputs, step: loss(params, step), state, (), optimizer=optimizer, steps=some)
         if not all(torch.isfinite(x).all() for x in state.params.values()):
-            raise FloatingPointError(
-                f"training on real data diverged within {state.step} steps; give a smaller learning rate"
-            )
+            raise FloatingPointError(f"training on real data diverged within {state.step} steps; lower the rate")
         yield state
 
 

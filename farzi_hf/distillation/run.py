@@ -127,9 +127,7 @@ class Run(TrainerCallback):
         folder, last = Path(args.output_dir), last_checkpoint(args.output_dir)
         check_no_foreign(folder)  # for every save_strategy, because a signal makes every run save
         if resume_from_checkpoint is True and last is None:
-            raise ValueError(
-                f"resume_from_checkpoint=True, but output_dir={str(folder)!r} holds no complete checkpoint; leave it out"
-            )
+            raise ValueError(f"resume_from_checkpoint=True, but output_dir={str(folder)!r} has no complete checkpoint")
         checkpoint = last if resume_from_checkpoint is True else resume_from_checkpoint or None
         self.checkpoint = checkpoint and str(checkpoint)
         goes_on_here = self.checkpoint and Path(self.checkpoint).resolve().parent == folder.resolve()

@@ -92,14 +92,10 @@ class TeacherTraining:
 
     @dataclass(frozen=True)
     class Settings:
-        teacher_steps: int = setting(
-            2000, "most steps of a teacher on real data; it stops early by eval_dataset", least=1
-        )
+        teacher_steps: int = setting(2000, "most steps of a teacher; it stops early by eval_dataset", least=1)
         teacher_learning_rate: float = setting(0.01, "of the teacher's Adam, for half of its steps; then it falls to 0")
         teacher_batch_size: int = setting(16, "real sequences per step of the teacher", least=1)
-        teacher_weight_decay: float = setting(
-            0.0, "λ of the teacher; it helps where learners overfit, as recommenders do"
-        )
+        teacher_weight_decay: float = setting(0.0, "λ of the teacher; it helps where learners overfit, on items")
         num_teachers: int = setting(1, "teachers; the labels are those of the mean of their logits", least=1)
 
     def train(self, learner: Learner, data: RealData, seed: int) -> Trained:
@@ -278,6 +274,6 @@ def linear_head(learner: Learner) -> LinearHead:
     """
     if learner.head is None:
         raise ValueError(
-            f"teacher: a {type(learner.model).__name__} has no linear head; give another model, or labels='shared'"
+            f"teacher: a {type(learner.model).__name__} has no linear head; give another, or labels='shared'"
         )
     return learner.head

@@ -106,9 +106,7 @@ class FarziTrainer(Trainer):
             raise TypeError(f"args is {type(args).__name__}; give a FarziConfig, for instance FarziConfig('out')")
         run_check("output_dir", check_destination, Path(args.output_dir))
         if task is not None and processing_class is not None:
-            raise ValueError(
-                "task and processing_class are both given: leave processing_class out, the task has its own"
-            )
+            raise ValueError("task and processing_class are both given: leave the second out, the task has one")
         if not isinstance(task, Task | None):
             raise TypeError(f"task is {type(task).__name__}; give a task, such as LanguageModeling(tokenizer)")
         self.task = task or LanguageModeling(processing_class)
@@ -116,7 +114,7 @@ class FarziTrainer(Trainer):
         self.labelling = Labelling.by(teacher, self.learner)
         if (limit := self.learner.readable(args.sequence_length)) < args.sequence_length:
             raise ValueError(
-                f"sequence_length={args.sequence_length}, but the learner reads {limit} positions at most: lower it"
+                f"sequence_length={args.sequence_length}, but the learner reads {limit} positions: lower it"
             )
         collator = data_collator or self.task.collator
         self._real_rows = RealRows(self.task, self.learner, collator, args.sequence_length)

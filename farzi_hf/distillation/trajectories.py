@@ -83,7 +83,7 @@ def record_trajectories(
     folder = Path(folder)
     if min(num, save_every) < 1 or steps < 1 or steps % save_every:
         raise ValueError(
-            f"num={num}, steps={steps} and save_every={save_every}: give 1 or more, and steps a multiple of it"
+            f"num={num}, steps={steps} and save_every={save_every}: give 1 or more, steps a multiple of it"
         )
     check_seed(seed)
     if isinstance(train_dataset, IterableDataset):
@@ -130,7 +130,7 @@ def _adopt_manifest(folder: Path, manifest: dict[str, Any]) -> None:
         if before.get(name) != value:
             details = f" ({before.get(name)}, now {value})" if name not in ("parameters", "model", "data") else ""
             raise ValueError(
-                f"folder={str(folder)!r} holds trajectories recorded with other {name}{details}: choose another"
+                f"folder={str(folder)!r} has trajectories recorded with other {name}{details}: choose another"
             )
 
 
@@ -150,7 +150,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         return as_written(json.loads((folder / MANIFEST).read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"folder={str(folder)!r} has no readable {MANIFEST} ({error}); give one of record_trajectories"
+            f"folder={str(folder)!r} has no readable {MANIFEST} ({error}); record_trajectories makes one"
         ) from None
 
 
@@ -167,9 +167,7 @@ class TrajectoryBank:
 
     @dataclass(frozen=True)
     class Settings:
-        num_trajectories: int | None = setting(
-            None, "|Ω|, the first trajectories of the folder; by default all", least=1
-        )
+        num_trajectories: int | None = setting(None, "|Ω|, the first ones of the folder; by default all", least=1)
 
     def __init__(self, folder: str | Path, num: int | None = None):
         self.folder, self.manifest = Path(folder), _read_manifest(Path(folder))
@@ -177,7 +175,7 @@ class TrajectoryBank:
         self._shards = found if num is None else [_shard(self.folder, trajectory) for trajectory in range(num)]
         if not found or set(self._shards) - set(found):
             raise ValueError(
-                f"folder={str(folder)!r} holds {len(found)} trajectories, and not all of the first {num or 1}; record them"
+                f"folder={str(folder)!r} has {len(found)} trajectories, not the first {num or 1}; record them"
             )
         self.steps, self.save_every = self.manifest["steps"], self.manifest["save_every"]
 

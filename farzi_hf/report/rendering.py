@@ -126,11 +126,11 @@ def ratios(task: Task, seeds: Sequence[Sequence[Mapping[str, Any]]], ours: str, 
     Args:
         seeds: the rows of each seed, as `Measured.to_json` gives them.
     """
-    found = {
-        name: [np.asarray(x["students"]) for rows in seeds for x in rows if x["method"] == name]
-        for name in (ours, other)
-    }
-    mine, theirs = found.values()
+
+    def students_of(method: str) -> list[np.ndarray]:
+        return [np.asarray(row["students"]) for rows in seeds for row in rows if row["method"] == method]
+
+    mine, theirs = students_of(ours), students_of(other)
     if not len(mine) == len(theirs) == len(seeds):
         return {}
     shares = []

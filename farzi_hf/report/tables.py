@@ -42,9 +42,8 @@ def save_csv(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, columns)
     writer.writeheader()
-    writer.writerows(
-        {k: json_text(v, indent=None).strip() if isinstance(v, list) else v for k, v in row.items()} for row in rows
-    )
+    for row in rows:
+        writer.writerow({k: json_text(v, None).strip() if isinstance(v, list) else v for k, v in row.items()})
     save_text(text.getvalue(), path)
 
 

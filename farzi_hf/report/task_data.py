@@ -51,9 +51,7 @@ class RunSettings:
     min_interactions: int = setting(3, "interactions: leave out users with fewer")
     min_item_interactions: int | None = setting(None, "interactions: leave out items with fewer, too")
     held_out: str | None = setting(None, f"interactions: {' | '.join(HELD_OUT)}; by default own, if any, else users")
-    splits: list[int] = field(
-        default_factory=lambda: [0], metadata={"help": "interactions: seeds of the users' splits"}
-    )
+    splits: list[int] = field(default_factory=lambda: [0], metadata={"help": "interactions: seeds of users' splits"})
     learner: dict | str | None = field(default=None, metadata={"help": "arguments of AutoConfig.for_model, as JSON"})
     teacher: dict | str | None = field(  # or a list of dicts, a type that HfArgumentParser does not know
         default=None, metadata={"help": "the same of the model, or of a list of them, that labels the inputs; by default the learner's"}
@@ -67,9 +65,7 @@ class RunSettings:
 
     def __post_init__(self) -> None:
         if self.dataset is None:
-            raise ValueError(
-                "dataset=None: this recipe is of a summary that FarziTrainer distilled in Python; give --dataset"
-            )
+            raise ValueError("dataset=None: the summary of this recipe was distilled in Python; give --dataset")
         self._find()
         self.learner = _model("learner", self.task_class.learner if self.learner is None else self.learner)
         if self.teacher is not None:

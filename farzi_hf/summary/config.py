@@ -106,9 +106,7 @@ class FarziDataConfig(PreTrainedConfig):
                 "positions; give fewer num_sequences: a training makes as many rows as it needs"
             )
         if bool(teacher) != (labels == "teacher"):
-            raise ValueError(
-                f"labels={labels!r} with teacher={teacher!r:.200}: only labels='teacher' have one, and need it"
-            )
+            raise ValueError(f"labels={labels!r} with teacher={teacher!r:.200}: labels='teacher' alone need one")
         self.teacher, self.seed = _as_json("teacher", teacher), check_seed(seed)
         if labels == "own":
             label_dim = check_size("label_dim", latent_dim if label_dim is None else label_dim)
@@ -143,7 +141,7 @@ class FarziDataConfig(PreTrainedConfig):
         size, found = len(vocabulary), vocabulary.hash()
         if size > self.vocab_size:
             raise ValueError(
-                f"{argument} brings a vocabulary of {size} entries, the summary has {self.vocab_size}; use its own"
+                f"{argument} brings a vocabulary of {size} entries, the summary {self.vocab_size}; use its own"
             )
         if self.vocabulary_hash not in (None, found):
             raise ValueError(

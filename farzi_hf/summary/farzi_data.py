@@ -345,7 +345,7 @@ class FarziData(nn.Module):
             ids = self.input_ids[:num_sequences, :length].long()
         if ids.shape != (num_sequences, length):
             raise ValueError(
-                f"num_sequences={num_sequences} and sequence_length={length} are more than {tuple(self.input_ids.shape)}"
+                f"num_sequences={num_sequences}, sequence_length={length}: there are {tuple(self.input_ids.shape)}"
             )
         parts = [self.carried.labels(self.tensors, part.to(self.teacher.device)) for part in ids.split(_READ_AT_ONCE)]
         latents, decoder = torch.cat([part.latents for part in parts]).flatten(0, 1), parts[0].decoder

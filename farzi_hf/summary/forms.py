@@ -169,9 +169,7 @@ class OwnLabels(Form):
 
     @dataclass(frozen=True)
     class Settings:
-        label_dim: int | None = setting(
-            None, "e, numbers per own label; by default as many as a teacher's head has", least=1
-        )
+        label_dim: int | None = setting(None, "e, numbers per own label; by default those of a teacher's head", least=1)
 
     @staticmethod
     def batch(tensors: Tensors, rows: Tensor | slice, inputs: Tensor | SoftTokens, teacher: Any) -> SoftTokens:

@@ -77,7 +77,7 @@ def inner_optimizer(inner: Mapping[str, Any] | None) -> InnerOptimizer:
     name = inner.get("optimizer", "adam")  # the oldest summaries do not name theirs
     if not isinstance(name, str) or name not in OPTIMIZERS:
         raise ValueError(
-            f"config.inner['optimizer']={name!r:.200} is none of {', '.join(OPTIMIZERS)}: give TrainingArguments of your own"
+            f"config.inner['optimizer']={name!r:.200} is none of {', '.join(OPTIMIZERS)}: give TrainingArguments"
         )
     kind = OPTIMIZERS[name]
     try:

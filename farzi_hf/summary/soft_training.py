@@ -147,7 +147,7 @@ class SoftTokenCollator:
         outside = x[(x < 0) | (x >= size)]
         if len(outside):
             raise ValueError(
-                f"{name} holds id {outside[0]}, outside 0 … {size - 1}; use the summary's own tokenizer or items"
+                f"{name} holds id {outside[0]}, outside 0 … {size - 1}; use the summary's tokenizer or items"
             )
         return x.long()
 

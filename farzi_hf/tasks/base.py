@@ -20,6 +20,8 @@ from farzi_hf.data.seeds import Purpose, stream
 Row = dict[str, Any]
 Statistics = Sequence[Sequence[Any]]
 """For each seed a list with the `Task.statistics` of each student."""
+Paired = tuple[np.ndarray, Callable[[np.ndarray], float]]
+"""Results of two rows on each test sequence, (N, …), and what computes the quotient of their qualities from them."""
 Outputs = Callable[[Dataset, Callable[[Tensor, Mapping[str, Tensor]], Tensor]], list[np.ndarray]]
 """`outputs(rows, statistic)` runs a trained student and returns `statistic(logits, batch)` for each row."""
 
@@ -129,9 +131,7 @@ class Task(ABC):
         """A row as a table shows it."""
 
     @abstractmethod
-    def paired(
-        self, ours: Statistics, theirs: Statistics, metric: str
-    ) -> tuple[np.ndarray, Callable[[np.ndarray], float]]:
+    def paired(self, ours: Statistics, theirs: Statistics, metric: str) -> Paired:
         """The results of the students of two rows on each test sequence, (N, …), and what computes our quality divided by theirs from them.
 
         Both rows have the same seeds. The quotient is 1 if both are equally good.

@@ -34,7 +34,7 @@ from farzi_hf.data.sequences import (
     training_windows,
 )
 from farzi_hf.models.base import check_fields
-from farzi_hf.tasks.base import Outputs, Row, Statistics, Task, bootstrap_interval, count_cells
+from farzi_hf.tasks.base import Outputs, Paired, Row, Statistics, Task, bootstrap_interval, count_cells
 from farzi_hf.tasks.text import InterpolatedBigram
 
 # -- metrics ---------------------------------------------------------------------------------------------------------
@@ -342,9 +342,7 @@ class Recommendation(Task):
         shown = {title: percent(name) for name, title in self.shown.items()}
         return {"trained on": row["method"], **shown, **count_cells(row)}
 
-    def paired(
-        self, ours: Statistics, theirs: Statistics, metric: str
-    ) -> tuple[np.ndarray, Callable[[np.ndarray], float]]:
+    def paired(self, ours: Statistics, theirs: Statistics, metric: str) -> Paired:
         """The quotient is our mean of the metric, one of `shown`, divided by theirs, over the users of all seeds."""
 
         def of_users(seed: np.ndarray) -> np.ndarray:  # the mean of all students

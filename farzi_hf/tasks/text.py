@@ -24,7 +24,7 @@ from farzi_hf.data.own import load_text
 from farzi_hf.data.sequences import IGNORED, SequenceCollator, check_sequences, flatten_sequences, pieces
 from farzi_hf.data.text import TEXTS, TOKENIZERS, tokenize, word_tokenizer
 from farzi_hf.models.base import check_fields
-from farzi_hf.tasks.base import Outputs, Row, Statistics, Task, bootstrap_interval, count_cells
+from farzi_hf.tasks.base import Outputs, Paired, Row, Statistics, Task, bootstrap_interval, count_cells
 
 # -- metrics ---------------------------------------------------------------------------------------------------------
 
@@ -363,9 +363,7 @@ class LanguageModeling(Task):
             **count_cells(row),
         }
 
-    def paired(
-        self, ours: Statistics, theirs: Statistics, metric: str
-    ) -> tuple[np.ndarray, Callable[[np.ndarray], float]]:
+    def paired(self, ours: Statistics, theirs: Statistics, metric: str) -> Paired:
         """The quotient is their perplexity divided by ours; other metrics have none."""
         both = [np.concatenate([np.asarray(seed) for seed in group]) for group in (ours, theirs)]
         totals, count = np.concatenate(both)[:, :, 0], len(both[0])  # (students, N, 3)

@@ -108,7 +108,7 @@ def test_rows_of_a_fixed_summary(form, tmp_path):
         (["new", "--rows", "0"], "--rows must be an integer of at least 1, got 0"),
         (["new", "--rows", "2", "--top_k", "-1"], "--top_k must be an integer of at least 1, got -1"),
         (["new", "--rows", "2", "--seed", "-1"], "--seed=-1 is not usable"),
-        (["new", "--teacher"], "--teacher: .* has labels='shared' and has no teacher; use --rows"),
+        (["new", "--teacher"], "--teacher: .* has labels='shared' and no teacher; use --rows"),
         (["file/new", "--rows", "2"], "file"),
     ],
     ids=str,

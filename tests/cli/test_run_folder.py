@@ -103,9 +103,7 @@ def test_a_recipe_knows_its_own_results(tmp_path):
     (tmp_path / "table.md").write_text("mine", encoding="utf-8")
     check_outputs(tmp_path, names, {**recipe, "splits": [0, 1], "trajectories": "b"})
     for other, how in (({**recipe, "seed": 1}, r"seed 0 → 1"), ({**recipe, "more": 2}, "more")):
-        with pytest.raises(
-            ValueError, match=rf"has table.md of a run with other settings \({how}\), which stay: choose another"
-        ):
+        with pytest.raises(ValueError, match=rf"has table.md of a run with other settings \({how}\): choose another"):
             check_outputs(tmp_path, names, other)
     with pytest.raises(ValueError, match=r"table.md' exists already and would be overwritten"):
         check_outputs(tmp_path, ["table.json", "table.md"])

@@ -246,7 +246,7 @@ def test_a_data_set_of_the_hub_is_streamed_up_to_a_limit(hub, monkeypatch, caplo
     monkeypatch.setattr(module, "READ_BYTES", 1)
     load_text("me/mine", split="test")
     assert "me/mine: only the first 0 MB of text are read" in caplog.text
-    with pytest.raises(DataUnavailableError, match=r"'me/other' is no file, and the Hub has no such data set"):
+    with pytest.raises(DataUnavailableError, match=r"'me/other' is no file, and not on the Hub"):
         load_text("me/other")
 
 

@@ -94,7 +94,7 @@ def test_a_stream_without_rows_of_ids_is_refused(rows, message):
 def test_a_stream_that_can_be_read_once_is_refused_when_it_is_read_again(count, read):
     rows = iter(list(generated())[:count])
     stream = RowStream(IterableDataset.from_generator(lambda: rows), ids_alone)
-    with pytest.raises(ValueError, match="gives other rows, or none, when it is read again: pass one that opens"):
+    with pytest.raises(ValueError, match="gives other rows, or none, when it is read again: pass one that begins anew"):
         list(islice(read(stream), 1))
 
 

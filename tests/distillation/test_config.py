@@ -158,7 +158,7 @@ NOT_USABLE = {
     "settings of the summary: labels='shared' need inputs of 'soft', got 'tokens'": {"labels": "shared", "inputs": "tokens"},
     "fresh_start_fraction=1.5 is no share; give a number from 0 to 1": {"trajectories": "omega", "fresh_start_fraction": 1.5},
     "inner_betas='fast' is not a number; write it as": {"inner_betas": ["fast", 0.9]},
-    "trajectories is None; record them with farzi_hf.record_trajectories": {"objective": "trajectory_matching"},
+    "trajectories is None; call record_trajectories": {"objective": "trajectory_matching"},
     "num_train_epochs=3.0 and max_steps=400: exactly one of them": {"num_train_epochs": 3.0, "max_steps": 400},
     "window=20 is more than inner_steps=10; lower it": {"inner_steps": 10, "window": 20},
     "synthetic_batch_size=80 is more than num_sequences=4; lower it": {"inputs": "tokens", "num_sequences": 4, "synthetic_batch_size": 80},

@@ -118,7 +118,7 @@ def test_a_model_without_a_second_derivative_is_refused():
 
 def test_an_encoder_with_a_decoder_is_refused():
     config = T5Config(vocab_size=V, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
-    refused(config, "learner_init=T5Config makes no causal language model: Unrecognized")
+    refused(config, "learner_init=T5Config makes no causal model: Unrecognized")
     refused(lambda: T5ForConditionalGeneration(config), "which does not run on ids alone .*give a causal")
 
 

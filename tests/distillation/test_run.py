@@ -313,9 +313,7 @@ def test_a_checkpoint_is_complete_only_when_all_processes_have_written(make, mon
 
 
 def test_resuming_needs_a_checkpoint_of_ours(make, tmp_path):
-    with pytest.raises(
-        ValueError, match=r"resume_from_checkpoint=True, but output_dir=.* holds no complete checkpoint"
-    ):
+    with pytest.raises(ValueError, match=r"resume_from_checkpoint=True, but output_dir=.* has no complete checkpoint"):
         make().train(resume_from_checkpoint=True)
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "trainer_state.json").write_text("{}")

@@ -225,7 +225,7 @@ def test_the_artefact_loads_everywhere(make, tmp_path, tokenizer):
     learner = AutoConfig.for_model(**{**recipe.pop("learner"), "use_cache": True})  # which the inner loop turns off
     assert learner.to_dict() == tiny_learner(V).to_dict()
     assert recipe.pop("dataset") is None  # the rows were given in Python
-    with pytest.raises(ValueError, match="dataset=None: this recipe is of a summary that FarziTrainer distilled"):
+    with pytest.raises(ValueError, match="dataset=None: the summary of this recipe was distilled in Python"):
         RunSettings(dataset=None)
     assert recipe == trainer.args.to_recipe()
     saved = yaml.safe_load(Path(folder, "metrics.json").read_text(encoding="utf-8"))

@@ -155,7 +155,7 @@ def test_a_folder_recorded_otherwise_is_refused_and_left_alone(record, tmp_path,
         (
             {"optimizer": InnerSGD(lr=1e300)},
             FloatingPointError,
-            "diverged within 2 steps; give a smaller learning rate",
+            "diverged within 2 steps; lower the rate",
         ),
     ],
     ids=["num", "save_every", "data", "divergence"],
@@ -186,14 +186,14 @@ def test_another_model_is_refused_by_what_differs(record, learner, other, messag
 
 
 def test_a_folder_without_trajectories_is_refused(record, tmp_path):
-    with pytest.raises(ValueError, match=r"has no readable manifest\.json .*; give one of record_trajectories"):
+    with pytest.raises(ValueError, match=r"has no readable manifest\.json .*; record_trajectories makes one"):
         TrajectoryBank(tmp_path)
     record(num=2)
     assert len(TrajectoryBank(tmp_path / "omega", 1)) == 1
-    with pytest.raises(ValueError, match="holds 2 trajectories, and not all of the first 3; record them"):
+    with pytest.raises(ValueError, match="has 2 trajectories, not the first 3; record them"):
         TrajectoryBank(tmp_path / "omega", 3)
     (tmp_path / "omega" / "trajectory-00000.safetensors").unlink()  # as an interrupted recording by several processes
-    with pytest.raises(ValueError, match="holds 1 trajectories, and not all of the first 1"):
+    with pytest.raises(ValueError, match="has 1 trajectories, not the first 1"):
         TrajectoryBank(tmp_path / "omega", 1)
 
 

@@ -106,9 +106,7 @@ class PrivateMatching(ConfigurableObjective):
             ("trajectories", None, "they were trained on the data"),
         ):
             if getattr(config, name) != needed:
-                raise ValueError(
-                    f"private_matching with {name}={getattr(config, name)!r}: {reason}; set {name}={needed!r}"
-                )
+                raise ValueError(f"private_matching with {name}={getattr(config, name)!r}: {reason}; set {needed!r}")
 
     @classmethod
     def from_config(cls, config: Any, parts: Parts) -> PrivateMatching:
@@ -154,9 +152,8 @@ class PrivateMatching(ConfigurableObjective):
 
     def secret(self, theta: Parameters, seed: int) -> int:
         """The seed of the sample of one release. Another θ, setting, step or data set has another one."""
-        return self._hash(
-            seed, self.noise_multiplier, self.max_grad_norm, self.sampling_rate, self._data, fingerprint(theta)
-        )
+        settings = self.noise_multiplier, self.max_grad_norm, self.sampling_rate
+        return self._hash(seed, *settings, self._data, fingerprint(theta))
 
     def _hash(self, *parts: Any) -> int:
         digest = hashlib.blake2b(repr(parts).encode(), digest_size=8, key=self.key.to_bytes(8, "big"))
@@ -273,7 +270,5 @@ def _accountant() -> Any:
     try:
         from opacus.accountants import RDPAccountant  # seconds to import, and optional
     except ImportError as error:
-        raise ImportError(
-            "objective='private_matching': Opacus is not installed; pip install 'farzi-hf[privacy]'"
-        ) from error
+        raise ImportError("private_matching needs Opacus; pip install 'farzi-hf[privacy]'") from error
     return RDPAccountant()

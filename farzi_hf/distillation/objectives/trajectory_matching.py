@@ -41,17 +41,13 @@ class TrajectoryMatching(ConfigurableObjective):
     @dataclass(frozen=True)
     class Settings:
         synthetic_steps: int | None = setting(None, "N of trajectory matching; by default inner_steps", least=1)
-        expert_steps: int = setting(
-            50, "M of trajectory matching: N steps on the summary should do the same as M real ones", least=1
-        )
+        expert_steps: int = setting(50, "M: N steps on the summary should do the same as M real ones", least=1)
         last_start: int | None = last_start()
 
     @classmethod
     def check(cls, config: Any) -> None:
         if config.trajectories is None:
-            raise ValueError(
-                f"objective={config.objective!r}, but trajectories is None; record them with farzi_hf.record_trajectories"
-            )
+            raise ValueError(f"objective={config.objective!r}, but trajectories is None; call record_trajectories")
 
     @classmethod
     def from_config(cls, config: Any, parts: Parts) -> TrajectoryMatching:

@@ -106,9 +106,8 @@ class DecayingSum:
         if division % 2:
             self.remainders.append(torch.zeros_like(self.limbs[0], dtype=torch.uint8))
         n, d = self.factor.as_integer_ratio()
-        for rows in _parts(
-            self.remainders[-1]
-        ):  # X ← ⌊X n/d⌋; which of the up to sixteen X with this result it was, is kept
+        # X ← ⌊X n/d⌋; which of the up to sixteen X with this result it was, is kept
+        for rows in _parts(self.remainders[-1]):
             quotient, rest = self._divide(rows, d)
             digit = (rest * n).div_(d, rounding_mode="floor")  # ⌊X n/d⌋ = n ⌊X/d⌋ + ⌊n rest/d⌋
             self.remainders[-1][rows] <<= _GROWTH

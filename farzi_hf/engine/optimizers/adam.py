@@ -82,9 +82,7 @@ class InnerAdam(InvertibleOptimizer):
         if not (pair and all(is_number(beta) and 0 <= beta < 1 for beta in self.betas)):
             raise ValueError(f"betas must be two numbers in [0, 1), got {self.betas!r}; give for example (0.9, 0.999)")
         if self.eps == self.eps_root == 0:
-            raise ValueError(
-                "eps and eps_root are both 0.0, which makes 0/0 of a parameter without gradient; set eps=1e-8"
-            )
+            raise ValueError("eps and eps_root are both 0.0, which makes 0/0 where there is no gradient; set eps=1e-8")
 
     @property
     def coupled(self) -> float:

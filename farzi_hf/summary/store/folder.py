@@ -235,17 +235,13 @@ def _move_into_place(folder: Path) -> None:
 def check_destination(folder: Path, names: Collection[str] = (CONFIG, CARD, VIEWER)) -> None:
     """Raises ValueError if writing an artefact with the files `names` to `folder` would overwrite files of something else."""
     if folder.is_symlink():
-        raise ValueError(
-            f"folder={str(folder)!r} is a link, which is not written through; name {str(folder.resolve())!r}"
-        )
+        raise ValueError(f"folder={str(folder)!r} is a link, which is not followed; name {str(folder.resolve())!r}")
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"folder={str(folder)!r} is a file; name a folder to save the summary in")
     owned = _listed(folder, TENSORS) | _listed(folder, f"{_COMMITTED}/{TENSORS}")
     for name in sorted({*names, *owned}):  # the old files too: none is replaced or removed through a link
         if find_file(folder, name) is not None and name not in owned:
-            raise ValueError(
-                f"folder={str(folder)!r} has a {name} but no {TENSORS} that claims it; choose another folder"
-            )
+            raise ValueError(f"folder={str(folder)!r} has a {name} but no {TENSORS} that claims it; choose another")
 
 
 def _listed(folder: Path, tensors: str) -> set[str]:
@@ -291,7 +287,7 @@ def exclusive(folder: str | os.PathLike) -> Iterator[None]:
         lock.acquire(blocking=False)
     except Timeout:
         raise ValueError(
-            f"folder={str(folder)!r} is in use: another process or thread writes to it; wait until that ends"
+            f"folder={str(folder)!r} is in use: another process or thread writes to it; wait for it"
         ) from None
     try:
         yield

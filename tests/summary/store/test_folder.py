@@ -127,7 +127,7 @@ def test_a_commit_is_not_finished_over_folders(folder, outside):
 
 def test_nothing_is_saved_through_a_link(folder, outside):
     (folder.parent / "summary").symlink_to(outside)
-    with pytest.raises(ValueError, match=f"is a link, which is not written through; name '{outside}'"):
+    with pytest.raises(ValueError, match=f"is a link, which is not followed; name '{outside}'"):
         tiny().save_pretrained(folder.parent / "summary")
     assert [path.name for path in outside.iterdir()] == ["secret.png"]
 
