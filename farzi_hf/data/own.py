@@ -38,9 +38,7 @@ TEXT, INTERACTIONS = "text", "interactions"
 READ_BYTES = 256 << 20
 """Bytes of text that are read of a split at most."""
 _LEARNT_BYTES = 16 << 20  # of which a tokenizer is learnt
-_MOST_ENTRIES = (
-    4996  # of a tokenizer that is made, beside its 4 special tokens: the time of a training step grows with them
-)
+_MOST_ENTRIES = 4996  # of a tokenizer that is made, beside 4 special tokens: a step's time grows with them
 _SHARE = 0.05  # of the different rows, for validation and for test
 _HEAD = 200  # rows by which the columns are known
 _OPTIONS = "name yours with text_column, or those of interactions with user_column and item_column"

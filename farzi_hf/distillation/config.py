@@ -94,9 +94,7 @@ class FarziConfig(TrainingArguments):
     )  # fmt: skip
     inner_steps: int | None = setting(None, f"T, steps of a student; {_by_labels('inner_steps')}", least=1)
     window: int | None = setting(None, "last inner steps that are differentiated; by default, or with 0, all", least=0)
-    synthetic_batch_size: int | None = setting(
-        None, "b_syn, sequences of an inner step; by default all, or 40", least=1
-    )
+    synthetic_batch_size: int | None = setting(None, "b_syn, sequences of an inner step; default: all, or 40", least=1)
 
     objective: str = setting("meta_matching", "the outer loss", table=OBJECTIVES)
     trajectories: str | None = setting(

@@ -178,9 +178,7 @@ class Learner:
         """The mean cross-entropy in nats of n positions, from their last hidden states (n, k); with counts (n,), of their products."""
         weight, bias = (None, None) if self.head is None else self.head.arguments(params)
         if (entries := (states if weight is None else weight.T).shape[-1]) != self.vocab_size:
-            raise ValueError(
-                f"learner_init: its model has {self.vocab_size} embeddings and {entries} logits; give V of both"
-            )
+            raise ValueError(f"learner_init: a model of {self.vocab_size} embeddings and {entries} logits")
         return linear_cross_entropy(states, weight, bias, targets, counts) / len(targets)
 
     def states(self, params: Parameters, arguments: Mapping[str, Tensor]) -> Tensor:

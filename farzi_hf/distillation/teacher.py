@@ -273,7 +273,5 @@ def linear_head(learner: Learner) -> LinearHead:
         ValueError: the model has no linear head.
     """
     if learner.head is None:
-        raise ValueError(
-            f"teacher: a {type(learner.model).__name__} has no linear head; give another, or labels='shared'"
-        )
+        raise ValueError(f"teacher: a {type(learner.model).__name__} has no linear head; give another")
     return learner.head

@@ -113,9 +113,7 @@ class FarziTrainer(Trainer):
         self.learner = Learner(learner_init, checkpoint_layers=args.checkpoint_layers)
         self.labelling = Labelling.by(teacher, self.learner)
         if (limit := self.learner.readable(args.sequence_length)) < args.sequence_length:
-            raise ValueError(
-                f"sequence_length={args.sequence_length}, but the learner reads {limit} positions: lower it"
-            )
+            raise ValueError(f"sequence_length={args.sequence_length}, the learner reads {limit} positions: lower it")
         collator = data_collator or self.task.collator
         self._real_rows = RealRows(self.task, self.learner, collator, args.sequence_length)
         self.sequences = (train_dataset, eval_dataset)

@@ -82,9 +82,7 @@ def record_trajectories(
     """
     folder = Path(folder)
     if min(num, save_every) < 1 or steps < 1 or steps % save_every:
-        raise ValueError(
-            f"num={num}, steps={steps} and save_every={save_every}: give 1 or more, steps a multiple of it"
-        )
+        raise ValueError(f"num={num}, steps={steps} and save_every={save_every}: give 1 or more, steps a multiple")
     check_seed(seed)
     if isinstance(train_dataset, IterableDataset):
         train_dataset = RowStream(train_dataset, lambda some: check_rows(some, learner, data_collator) or some)
@@ -129,9 +127,7 @@ def _adopt_manifest(folder: Path, manifest: dict[str, Any]) -> None:
     for name, value in as_written(manifest).items():
         if before.get(name) != value:
             details = f" ({before.get(name)}, now {value})" if name not in ("parameters", "model", "data") else ""
-            raise ValueError(
-                f"folder={str(folder)!r} has trajectories recorded with other {name}{details}: choose another"
-            )
+            raise ValueError(f"folder={str(folder)!r} has trajectories of other {name}{details}: choose another")
 
 
 # -- reading ---------------------------------------------------------------------------------------------------------
@@ -149,9 +145,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     try:
         return as_written(json.loads((folder / MANIFEST).read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
-        raise ValueError(
-            f"folder={str(folder)!r} has no readable {MANIFEST} ({error}); record_trajectories makes one"
-        ) from None
+        raise ValueError(f"folder={str(folder)!r} has no readable {MANIFEST} ({error}); record them anew") from None
 
 
 class TrajectoryBank:
@@ -175,7 +169,7 @@ class TrajectoryBank:
         self._shards = found if num is None else [_shard(self.folder, trajectory) for trajectory in range(num)]
         if not found or set(self._shards) - set(found):
             raise ValueError(
-                f"folder={str(folder)!r} has {len(found)} trajectories, not the first {num or 1}; record them"
+                f"folder={str(folder)!r} has {len(found)} of the first {num or 1} trajectories; record them"
             )
         self.steps, self.save_every = self.manifest["steps"], self.manifest["save_every"]
 

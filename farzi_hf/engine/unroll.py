@@ -191,9 +191,7 @@ def _check(params: Any, inputs: Any, optimizer: Any, steps: Any, window: Any) ->
         if mixed or any(len(state) != optimizer.fields for state in params.states):
             raise ValueError(f"params is a training with another optimizer than {optimizer!r}; go on with the same one")
     elif not isinstance(params, dict) or not params or not all(isinstance(x, Tensor) for x in params.values()):
-        raise TypeError(
-            f"params must be a dict of tensors, not empty, got {params!r:.80}; see module.named_parameters()"
-        )
+        raise TypeError(f"params must be a dict of tensors, got {params!r:.80}; pass dict(module.named_parameters())")
     if not isinstance(inputs, tuple) or not all(isinstance(x, Tensor) for x in inputs):
         raise TypeError(f"inputs must be a tuple of tensors, got {inputs!r:.80}; for one tensor pass (x,)")
     if not isinstance(steps, Integral) or steps < 1:

@@ -140,9 +140,7 @@ class FarziDataConfig(PreTrainedConfig):
             return
         size, found = len(vocabulary), vocabulary.hash()
         if size > self.vocab_size:
-            raise ValueError(
-                f"{argument} brings a vocabulary of {size} entries, the summary {self.vocab_size}; use its own"
-            )
+            raise ValueError(f"{argument} brings {size} entries, the summary has {self.vocab_size}; use its own")
         if self.vocabulary_hash not in (None, found):
             raise ValueError(
                 f"{argument} brings a vocabulary with hash {found[:12]}…, but the summary has {self.vocabulary_hash[:12]}…; use that one"

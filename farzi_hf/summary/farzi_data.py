@@ -338,15 +338,13 @@ class FarziData(nn.Module):
         """
         length = sequence_length or self.config.sequence_length
         if self.carried is None:
-            raise ValueError(f"labels={self.config.labels!r}: rows are fixed already; it is for labels='teacher'")
+            raise ValueError(f"labels={self.config.labels!r}: rows are fixed; materialize() is for labels='teacher'")
         if (endless := self.endless(length=length)) is not None:
             ids = endless.rows(0, num_sequences)
         else:
             ids = self.input_ids[:num_sequences, :length].long()
         if ids.shape != (num_sequences, length):
-            raise ValueError(
-                f"num_sequences={num_sequences}, sequence_length={length}: there are {tuple(self.input_ids.shape)}"
-            )
+            raise ValueError(f"num_sequences={num_sequences}, sequence_length={length}: it has {tuple(ids.shape)}")
         parts = [self.carried.labels(self.tensors, part.to(self.teacher.device)) for part in ids.split(_READ_AT_ONCE)]
         latents, decoder = torch.cat([part.latents for part in parts]).flatten(0, 1), parts[0].decoder
         latents, decoder = factors_of_rank(latents, decoder, label_dim)

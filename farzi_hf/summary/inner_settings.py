@@ -76,9 +76,7 @@ def inner_optimizer(inner: Mapping[str, Any] | None) -> InnerOptimizer:
         raise ValueError(f"config.inner={inner!r} describes no optimizer; take a summary that was distilled, or set it")
     name = inner.get("optimizer", "adam")  # the oldest summaries do not name theirs
     if not isinstance(name, str) or name not in OPTIMIZERS:
-        raise ValueError(
-            f"config.inner['optimizer']={name!r:.200} is none of {', '.join(OPTIMIZERS)}: give TrainingArguments"
-        )
+        raise ValueError(f"config.inner['optimizer']={name!r:.200} is none of {', '.join(OPTIMIZERS)}")
     kind = OPTIMIZERS[name]
     try:
         values = {field.name: inner[field.name] for field in fields(kind) if field.name in inner}

@@ -146,9 +146,7 @@ class SoftTokenCollator:
             raise ValueError(f"{name} is {x.dtype} of shape {tuple(x.shape)}; give ids (L,){latents}")
         outside = x[(x < 0) | (x >= size)]
         if len(outside):
-            raise ValueError(
-                f"{name} holds id {outside[0]}, outside 0 … {size - 1}; use the summary's tokenizer or items"
-            )
+            raise ValueError(f"{name} holds id {outside[0]}, outside 0 … {size - 1}; use the summary's tokenizer")
         return x.long()
 
     def _own(self, inputs: Sequence[Tensor], rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:

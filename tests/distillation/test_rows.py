@@ -131,7 +131,7 @@ def test_a_row_of_more_ids_than_positions_is_refused(make, name):
 
 def test_a_sequence_length_beyond_the_positions_is_refused(make):
     make(sequence_length=POSITIONS)
-    with pytest.raises(ValueError, match=r"^sequence_length=65, but the learner reads 64 positions: lower it"):
+    with pytest.raises(ValueError, match=r"^sequence_length=65, the learner reads 64 positions: lower it"):
         make(sequence_length=POSITIONS + 1)
 
 

@@ -141,7 +141,7 @@ def test_recording_goes_on_where_it_was_killed(record, tmp_path, monkeypatch):
 def test_a_folder_recorded_otherwise_is_refused_and_left_alone(record, tmp_path, change, name):
     record(num=1)
     before = {path: path.read_bytes() for path in (tmp_path / "omega").iterdir()}
-    with pytest.raises(ValueError, match=f"trajectories recorded with other {name}.*: choose another"):
+    with pytest.raises(ValueError, match=f"trajectories of other {name}.*: choose another"):
         record(**change)
     assert {path: path.read_bytes() for path in (tmp_path / "omega").iterdir()} == before
 
@@ -186,14 +186,14 @@ def test_another_model_is_refused_by_what_differs(record, learner, other, messag
 
 
 def test_a_folder_without_trajectories_is_refused(record, tmp_path):
-    with pytest.raises(ValueError, match=r"has no readable manifest\.json .*; record_trajectories makes one"):
+    with pytest.raises(ValueError, match=r"has no readable manifest\.json .*; record them anew"):
         TrajectoryBank(tmp_path)
     record(num=2)
     assert len(TrajectoryBank(tmp_path / "omega", 1)) == 1
-    with pytest.raises(ValueError, match="has 2 trajectories, not the first 3; record them"):
+    with pytest.raises(ValueError, match="has 2 of the first 3 trajectories"):
         TrajectoryBank(tmp_path / "omega", 3)
     (tmp_path / "omega" / "trajectory-00000.safetensors").unlink()  # as an interrupted recording by several processes
-    with pytest.raises(ValueError, match="has 1 trajectories, not the first 1"):
+    with pytest.raises(ValueError, match="has 1 of the first 1"):
         TrajectoryBank(tmp_path / "omega", 1)
 
 

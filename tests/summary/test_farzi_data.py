@@ -255,7 +255,7 @@ def test_another_vocabulary_is_refused_on_save_and_on_load(tmp_path):
     other.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="folder_or_repo brings a vocabulary with hash"):
         FarziData.from_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="vocabulary of 8 entries, the summary 7"):
+    with pytest.raises(ValueError, match="brings 8 entries, the summary has 7"):
         tiny().save_pretrained(tmp_path, processing_class=[*WORDS, "dog"])
 
 

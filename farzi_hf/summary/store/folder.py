@@ -286,9 +286,7 @@ def exclusive(folder: str | os.PathLike) -> Iterator[None]:
     try:
         lock.acquire(blocking=False)
     except Timeout:
-        raise ValueError(
-            f"folder={str(folder)!r} is in use: another process or thread writes to it; wait for it"
-        ) from None
+        raise ValueError(f"folder={str(folder)!r} is in use: another process or thread writes to it") from None
     try:
         yield
     finally:

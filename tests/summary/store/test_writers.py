@@ -23,7 +23,7 @@ from farzi_hf.summary import FarziData
 from farzi_hf.summary.store import tensor_file, writing
 from farzi_hf.summary.store.folder import LOCK, exclusive, read_artefact
 
-IN_USE = r"folder='.*' is in use: another process or thread writes to it; wait"
+IN_USE = r"folder='.*' is in use: another process or thread writes to it"
 
 
 def in_thread(function) -> list[Exception]:
