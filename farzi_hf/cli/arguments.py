@@ -23,7 +23,8 @@ from farzi_hf.models.base import did_you_mean
 def parse_arguments(
     types: Sequence[type], default_config: Path | None, argv: Sequence[str] | None = None, usage: str | None = None
 ) -> tuple[Any, ...]:
-    """One instance of each dataclass. The YAML file that `--config` names overrides defaults; the command line overrides both.
+    """One instance of each dataclass. The YAML file that `--config` names overrides defaults; the command line overrides both. Raises ValueError if
+    the file cannot be read, or has keys that no dataclass has.
 
     YAML reads some numbers, such as 1e-2, as text. The file's values therefore become the parser's defaults, and the parser
     converts them like command-line arguments. By default, the outputs of a file NAME.yaml go to outputs/NAME.
@@ -31,9 +32,6 @@ def parse_arguments(
     Args:
         default_config: the file without `--config`; None for none.
         usage: the usage line for `--help`.
-
-    Raises:
-        ValueError: the file cannot be read, or has keys that no dataclass has.
     """
     argv = sys.argv[1:] if argv is None else argv
     if {"-h", "--help"} & set(argv):

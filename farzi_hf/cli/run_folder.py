@@ -74,14 +74,12 @@ def check_files(folder: Path, names: Iterable[str], ours: bool) -> None:
 def find_checkpoint(
     args: FarziConfig, outputs: Iterable[str] = (), recipe: Mapping[str, Any] | None = None
 ) -> str | None:
-    """The checkpoint to go on from, or None for a new run. This writes nothing. Call `begin_run` when the trainer exists.
+    """The checkpoint to go on from, or None for a new run. This writes nothing. Call `begin_run` when the trainer exists. Raises ValueError if the
+    run would overwrite files of others, or of a run with another recipe.
 
     Args:
         outputs: the files that the run will write into `args.output_dir`, beside `recipe.yaml` and `summary/`.
         recipe: see `check_outputs`.
-
-    Raises:
-        ValueError: the run would overwrite files of others, or of a run with another recipe.
     """
     folder = Path(args.output_dir)
     check_outputs(folder, ["recipe.yaml", *outputs], recipe)
@@ -123,10 +121,8 @@ def kept(
 
 
 def stored(path: Path, settings: Mapping[str, Any]) -> Any | None:
-    """What `kept` has written into the file `path` with the same settings, or None.
-
-    Raises:
-        ValueError: the file cannot be read, or something else has written it, and `kept` would overwrite it.
+    """What `kept` has written into the file `path` with the same settings, or None. Raises ValueError if the file cannot be read, or something else
+    has written it, and `kept` would overwrite it.
     """
     if not path.exists():
         return None

@@ -73,13 +73,11 @@ def split_named(name: str) -> str | None:
 
 
 def files_of(source: str | Path, data_dir: str | Path | None = None) -> dict[str, list[Path]] | None:
-    """The files of a path, a folder, or a pattern such as `notes/*.md`, by split; None if there is none, and it may be a name of the Hub.
+    """The files of a path, a folder, or a pattern such as `notes/*.md`, by split; None if there is none, and it may be a name of the Hub. Raises
+    ValueError if it can only be a path, and there is nothing to read.
 
     In a folder those files count whose ending has most of the bytes. They are "train", "validation" and "test" if their names say so and
     one of them says train; otherwise all are "train".
-
-    Raises:
-        ValueError: it can only be a path, and there is nothing to read.
     """
     path = Path(data_dir or "", source).expanduser()
     if path.is_file():

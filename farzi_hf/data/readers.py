@@ -50,10 +50,8 @@ _WRITTEN_OTHERWISE = r"\A\s*[+]?0*([0-9]+?)(\.0*)?\s*\z"  # 01, 1.0, +1 or a bla
 
 
 def columns_of(names: Sequence[str], source: Any, given: Given = NONE) -> list[str | None]:
-    """The columns of users, items and times among `names`: those that are given, else those that are called so; None: no times.
-
-    Raises:
-        ValueError: there is no column of users or items, or one is there twice.
+    """The columns of users, items and times among `names`: those that are given, else those that are called so; None: no times. Raises ValueError if
+    there is no column of users or items, or one is there twice.
     """
     found: list[str | None] = []
     for role, known in KNOWN.items():
@@ -85,11 +83,7 @@ def _is_rating(line: Sequence[str]) -> bool:
 
 
 def first_lines(path: Path, count: int = 1) -> list[list[str]]:
-    """The cells of the first lines, that are not empty, of a text file with columns.
-
-    Raises:
-        ValueError: the file is empty, or no text.
-    """
+    """The cells of the first lines, that are not empty, of a text file with columns. Raises ValueError if the file is empty, or no text."""
     try:
         text = utf8(path, 1 << 20)
         lines = io.StringIO(text.decode(errors="surrogateescape"), newline="")
@@ -180,14 +174,12 @@ def _read_rows(path: Path, given: Given = NONE) -> pa.Table:
 
 
 def _read_csv(path: Path, delimiter: str | None = None, names: Sequence[str] = (), given: Given = NONE) -> pa.Table:
-    """A table whose user, item and timestamp are text; ids become numbers where all are. Empty lines are skipped.
+    """A table whose user, item and timestamp are text; ids become numbers where all are. Empty lines are skipped. Raises ValueError if a line has
+    more or fewer columns than the others, or the file is no text.
 
     Args:
         delimiter: by default that of the first line.
         names: the names of the columns; by default the first line that is not empty has them, or is a rating: see `_is_rating`.
-
-    Raises:
-        ValueError: a line has more or fewer columns than the others, or the file is no text.
     """
     header = names or first_lines(path)[0]
     if not names and not any(given.values()) and _is_rating(header):

@@ -24,10 +24,8 @@ Run = Callable[..., tuple[Tensor, ...]]
 
 
 def keep_inputs_of_layers(model: nn.Module) -> None:
-    """Makes each layer of the model keep its inputs only. Layers are the members of the outermost `nn.ModuleList`s.
-
-    Raises:
-        ValueError: the model has no `nn.ModuleList`.
+    """Makes each layer of the model keep its inputs only. Layers are the members of the outermost `nn.ModuleList`s. Raises ValueError if the model
+    has no `nn.ModuleList`.
     """
 
     def layers(module: nn.Module) -> list[nn.Module]:

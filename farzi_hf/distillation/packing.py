@@ -51,13 +51,11 @@ class Packing:
         self, farzi: FarziData, teachers: Sequence[Teacher], data: RealData, training: TeacherTraining, storage: str,
         seed: int,
     ) -> Trained | None:  # fmt: skip
-        """Trains the first teacher in the bits of `storage`, and writes what is left of it into the summary that carries it.
+        """Trains the first teacher in the bits of `storage`, and writes what is left of it into the summary that carries it. Raises
+        FloatingPointError if the training diverged.
 
         One teacher trains on the real data, as before, and stops early by held-out rows. One of several learns what all of them predict, the
         mean of their logits, after real and made-up ids in turn. Returns how it was trained, where steps were taken.
-
-        Raises:
-            FloatingPointError: the training diverged.
         """
         learner, params, trained = teachers[0].learner, teachers[0].params, None
         steps = training.steps if self.steps is None else self.steps

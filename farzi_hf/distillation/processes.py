@@ -29,10 +29,8 @@ SHARDING = (
 
 
 def check_launcher() -> bool:
-    """Whether the launcher started several processes on a machine without a GPU. Trainer needs `use_cpu` then, or each process is alone.
-
-    Raises:
-        ValueError: the launcher asked for a model in pieces (DeepSpeed, FSDP and the like), or for a precision with loss scaling.
+    """Whether the launcher started several processes on a machine without a GPU. Trainer needs `use_cpu` then, or each process is alone. Raises
+    ValueError if the launcher asked for a model in pieces (DeepSpeed, FSDP and the like), or for a precision with loss scaling.
     """
     if (precision := os.environ.get("ACCELERATE_MIXED_PRECISION", "no")) in ("fp16", "fp8"):
         raise ValueError(
@@ -66,10 +64,8 @@ def largest(value: int) -> int:
 
 
 def agreed(work: Callable[[], T]) -> T:
-    """The result of `work()` in this process, when all processes have done theirs.
-
-    Raises:
-        RuntimeError: another process failed. Without this, all others would wait for it in vain.
+    """The result of `work()` in this process, when all processes have done theirs. Raises RuntimeError if another process failed. Without this, all
+    others would wait for it in vain.
     """
     failed, result = None, None
     try:

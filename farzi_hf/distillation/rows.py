@@ -50,13 +50,11 @@ class RealRows:
     length: int
 
     def training(self, dataset: Dataset | IterableDataset | None, args: FarziConfig) -> Dataset | RowStream | None:
-        """The rows to train on; None stays None. A stream is cut and checked while it is read.
+        """The rows to train on; None stays None. A stream is cut and checked while it is read. Raises ValueError if rows cannot be used; or the
+        epochs of a stream are to be counted.
 
         Args:
             args: a stream sets `accelerator_config.dispatch_batches` to False: each process reads and pads its own rows.
-
-        Raises:
-            ValueError: rows cannot be used; or the epochs of a stream are to be counted.
         """
         if not isinstance(dataset, IterableDataset):
             return None if dataset is None else self._checked("train_dataset", self.task.training_rows, dataset)
@@ -74,11 +72,7 @@ class RealRows:
         return rows
 
     def evaluation(self, given: EvaluationSets) -> Dataset | dict[str, Dataset] | None:
-        """The rows to evaluate on, of one set or by name; None stays None.
-
-        Raises:
-            ValueError: a set cannot be used, or there is none in the dict.
-        """
+        """The rows to evaluate on, of one set or by name; None stays None. Raises ValueError if a set cannot be used, or the dict is empty."""
         if given is None or not isinstance(given, Mapping):
             return None if given is None else self._checked("eval_dataset", self.task.evaluation_rows, given)
         if not given:
@@ -221,10 +215,8 @@ def train_on(
     loss: Callable[[Parameters, int], Tensor], optimizer: InnerOptimizer, start: Parameters | TrainingState, *,
     steps: int, every: int,
 ) -> Iterator[TrainingState]:  # fmt: skip
-    """Trains by `loss(θ, step)` and yields the state after every `every` steps and at the end. A training can go on from such a state.
-
-    Raises:
-        FloatingPointError: the training diverged.
+    """Trains by `loss(θ, step)` and yields the state after every `every` steps and at the end. A training can go on from such a state. Raises
+    FloatingPointError if the training diverged.
     """
     state: Parameters | TrainingState = start
     for first in range(0, steps, every):

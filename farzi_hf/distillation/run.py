@@ -193,10 +193,8 @@ class Run(TrainerCallback):
     # -- during the training -----------------------------------------------------------------------------------------
 
     def begin_checkpoint(self, folder: Path) -> None:
-        """Makes the folder of a checkpoint with the record in it. What is left there of an earlier one of ours is removed.
-
-        Raises:
-            ValueError: the folder exists, and this library did not write it.
+        """Makes the folder of a checkpoint with the record in it. What is left there of an earlier one of ours is removed. Raises ValueError if the
+        folder exists, and this library did not write it.
         """
         if os.path.lexists(folder):
             check_ours(folder)
@@ -241,10 +239,8 @@ class Run(TrainerCallback):
 
 
 def read_record(checkpoint: str | os.PathLike) -> dict[str, Any]:
-    """The record of a checkpoint: `settings` of the run, and `files`, which is None until the checkpoint is complete.
-
-    Raises:
-        ValueError: there is no record that can be read.
+    """The record of a checkpoint: `settings` of the run, and `files`, which is None until the checkpoint is complete. Raises ValueError if there is
+    no record that can be read.
     """
     try:
         found = json.loads((Path(checkpoint) / RECORD).read_text(encoding="utf-8"))

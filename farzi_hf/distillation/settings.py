@@ -117,10 +117,8 @@ def made(kind: Any, config: Any, **parts: Any) -> Any:
 
 
 def without_removed(values: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Settings of an older version by their present names, without those that no longer exist. Says so in one line.
-
-    Raises:
-        ValueError: one of them was not at its default.
+    """Settings of an older version by their present names, without those that no longer exist. Says so in one line. Raises ValueError if one of them
+    was not at its default.
     """
     values = {RENAMED.get(name, name): value for name, value in values.items()}
     gone = {name: value for name, value in values.items() if name in REMOVED}
@@ -138,10 +136,8 @@ def without_removed(values: Mapping[str, Any], source: str) -> dict[str, Any]:
 
 
 def check_settings(config: Any) -> None:
-    """Checks a config's settings of ours, whose types are right. Warns, once, of a setting that no chosen variant uses.
-
-    Raises:
-        ValueError: a number is too small, a name is no entry of its table, or a setting must not be without effect.
+    """Checks a config's settings of ours, whose types are right. Warns, once, of a setting that no chosen variant uses. Raises ValueError if a number
+    is too small, a name is no entry of its table, or a setting must not be without effect.
     """
     for name, setting in config.settings.items():
         value, least, table = getattr(config, name), setting.metadata.get("least"), setting.metadata.get("table")
@@ -177,13 +173,11 @@ _PLAIN = {int, float, bool, str, NoneType}
 
 
 def converted(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values for fields of the dataclass `kind`, with the types of their annotations. Python itself does not check these.
+    """Values for fields of the dataclass `kind`, with the types of their annotations. Python itself does not check these. Raises ValueError if a
+    value has another type than its field.
 
     Texts such as 1e-2 become floats and the False of `save_strategy: no` a text, because YAML reads them otherwise; NumPy's numbers become
     Python's, and paths texts. Only annotations of plain types and of lists of them count, other fields are left out; a default is always right.
-
-    Raises:
-        ValueError: a value has another type than its field.
     """
     hints, found = get_type_hints(kind), {}
     for name, default in ((each.name, each.default) for each in fields(kind) if each.name in values):

@@ -163,10 +163,8 @@ class Labelling:
 
     @classmethod
     def by(cls, teacher: GivenTeachers | UntrainedTeachers | None, learner: Learner) -> Labelling:
-        """By trained teachers, by models of other configs that are to be trained, or (None) by learners.
-
-        Raises:
-            ValueError: the teachers are none, or some of them are models and others configs.
+        """By trained teachers, by models of other configs that are to be trained, or (None) by learners. Raises ValueError if the teachers are none,
+        or some of them are models and others configs.
         """
         if teacher is None:
             return cls((learner,))
@@ -232,14 +230,12 @@ class Labelling:
 
 @torch.no_grad()
 def label(farzi: FarziData, teachers: Sequence[Teacher]) -> None:
-    """Sets the labels of a summary to what teachers predict after each of its inputs: the softmax of the mean of their logits.
+    """Sets the labels of a summary to what teachers predict after each of its inputs: the softmax of the mean of their logits. Raises ValueError if
+    the logits of a teacher are not a linear function of its last hidden states, or it has another vocabulary.
 
     Args:
         farzi: with labels of its own; changed in place.
         teachers: over the vocabulary of the summary.
-
-    Raises:
-        ValueError: the logits of a teacher are not a linear function of its last hidden states, or it has another vocabulary.
     """
     factors = [_factors(farzi, teacher) for teacher in teachers]
     states = torch.cat([states / len(teachers) for states, _ in factors], dim=1)
@@ -267,10 +263,8 @@ def _factors(farzi: FarziData, teacher: Teacher) -> tuple[Tensor, Tensor]:
 
 
 def linear_head(learner: Learner) -> LinearHead:
-    """The head of a model that is to label. Its `width` is the `label_dim` with which labels hold all that the model predicts.
-
-    Raises:
-        ValueError: the model has no linear head.
+    """The head of a model that is to label. Its `width` is the `label_dim` with which labels hold all that the model predicts. Raises ValueError if
+    the model has no linear head.
     """
     if learner.head is None:
         raise ValueError(f"teacher: a {type(learner.model).__name__} has no linear head; give another")

@@ -174,16 +174,14 @@ class NextItemModel(SequenceModel):
 
     @torch.no_grad()
     def recommend(self, histories: Sequence[Sequence[int]], k: int = 10, exclude_seen: bool = True) -> Tensor:
-        """The k likeliest next items (n, k), best first. Among equal scores, the lower id comes first.
+        """The k likeliest next items (n, k), best first. Among equal scores, the lower id comes first. Raises ValueError if a history is empty, an
+        item is unknown, or fewer than k items are left.
 
         Args:
             histories: n lists of items, oldest first. The model reads the last max_length − 1 items of each list. In training,
                 the last item of a sequence is only a target, so the last position has learnt nothing.
             k: number of items to recommend.
             exclude_seen: whether to leave out all items of the user's whole history.
-
-        Raises:
-            ValueError: a history is empty, an item is unknown, or fewer than k items are left.
         """
         num_items = self.config.num_items
         for i, history in enumerate(histories):

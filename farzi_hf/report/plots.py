@@ -35,16 +35,14 @@ _LONGEST_TOKEN = 12  # characters of a token that a cell of plot_tokens shows
 
 
 def plot_comparison(rows: Rows, path: File, metric: str, *, metric_label: str | None = None) -> None:
-    """Methods as bars, in one colour for ours, whose names start with "Farzi" or "packed teacher", and another for the rest.
+    """Methods as bars, in one colour for ours, whose names start with "Farzi" or "packed teacher", and another for the rest. Raises ValueError if no
+    row has the metric.
 
     Intervals are drawn as whiskers.
 
     Args:
         rows: the results' table: `method`, the metric, and optionally `{metric}_interval`, a (low, high) pair. Rows
             whose metric is missing or not finite are left out.
-
-    Raises:
-        ValueError: no row has the metric.
     """
     rows = [row for row in rows if finite(row.get(metric))]
     if not rows:
@@ -75,7 +73,8 @@ def plot_comparison(rows: Rows, path: File, metric: str, *, metric_label: str | 
 
 
 def plot_distillation(log_history: Rows, path: File, *, metric: str, metric_label: str, **baselines: float) -> None:
-    """The curves of a distillation against outer steps: student metric, outer loss, norm of the meta-gradient.
+    """The curves of a distillation against outer steps: student metric, outer loss, norm of the meta-gradient. Raises ValueError if none of the
+    quantities was logged.
 
     A quantity that was never logged has no panel. Values that are not finite are left out.
 
@@ -83,9 +82,6 @@ def plot_distillation(log_history: Rows, path: File, *, metric: str, metric_labe
         log_history: `trainer.state.log_history`: rows with `step` and any of the quantities.
         metric: the name of the student metric in these rows. `{metric}_std` is drawn as a band, if rows have it.
         baselines: horizontal lines in the metric's panel, by name: `full_data=82.0, unigram=196.6`.
-
-    Raises:
-        ValueError: none of the quantities was logged.
     """
     drawn = {name: _series(log_history, name) for name in (metric, "loss", "grad_norm")}
     drawn = {name: points for name, points in drawn.items() if len(points)}

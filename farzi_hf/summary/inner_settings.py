@@ -50,13 +50,10 @@ LR_SCHEDULES: dict[str, Callable[[int], dict[str, Any]]] = {
 
 
 def lr_schedule(name: str, steps: int) -> Callable[[int], float] | None:
-    """The multiplier of the learning rate in each of the steps 1 … `steps`; None where it is constant.
+    """The multiplier of the learning rate in each of the steps 1 … `steps`; None where it is constant. Raises ValueError if `name` is unknown.
 
     Args:
         name: one of `LR_SCHEDULES`.
-
-    Raises:
-        ValueError: `name` is unknown.
     """
     if check_choice("lr_scheduler_type", name, LR_SCHEDULES) == "constant":
         return None
@@ -67,11 +64,7 @@ def lr_schedule(name: str, steps: int) -> Callable[[int], float] | None:
 
 
 def inner_optimizer(inner: Mapping[str, Any] | None) -> InnerOptimizer:
-    """The optimizer that `config.inner` of a summary describes.
-
-    Raises:
-        ValueError: it describes none.
-    """
+    """The optimizer that `config.inner` of a summary describes. Raises ValueError if it describes none."""
     if not inner or "lr" not in inner:
         raise ValueError(f"config.inner={inner!r} describes no optimizer; take a summary that was distilled, or set it")
     name = inner.get("optimizer", "adam")  # the oldest summaries do not name theirs

@@ -50,10 +50,8 @@ def plain_config(config: PreTrainedConfig) -> dict[str, Any]:
 
 
 def teacher_model(config: PreTrainedConfig) -> PreTrainedModel:
-    """The teacher of a summary with this config, with weights that mean nothing: eager attention, no dropout.
-
-    Raises:
-        ValueError: `config.teacher`, which may be a stranger's, describes no model within the limits of a learner.
+    """The teacher of a summary with this config, with weights that mean nothing: eager attention, no dropout. Raises ValueError if `config.teacher`,
+    which may be a stranger's, describes no model within the limits of a learner.
     """
     source = "teacher (of config.json)"
     settings = learner_config(config.teacher, config, Vocabulary(), source, "fetch the summary again")

@@ -87,7 +87,8 @@ def _pulled_back(targets: Targets, x: Tensor, table: Tensor, scale: Tensor | flo
 def linear_cross_entropy(
     states: Tensor, weight: Tensor | None, bias: Tensor | None, targets: Targets, counts: Tensor | None = None
 ) -> Tensor:
-    """Σ_j c_j ℓ_j with ℓ_j = logsumexp(z_j) − ⟨q_j, z_j⟩ in nats, a scalar.
+    """Σ_j c_j ℓ_j with ℓ_j = logsumexp(z_j) − ⟨q_j, z_j⟩ in nats, a scalar. Raises ValueError if there are counts, and targets with derivatives; or
+    the targets are not those of n positions and V entries.
 
     The first derivatives in states, weight, bias and counts can be differentiated again, in everything. Those in the targets cannot:
     with create_graph=True they raise an error.
@@ -98,9 +99,6 @@ def linear_cross_entropy(
         bias: (V,), or None.
         targets: q, n of them.
         counts: c (n,), how much each position counts; None stands for 1. Only for targets without derivatives, such as ids.
-
-    Raises:
-        ValueError: there are counts, and targets with derivatives; or the targets are not those of n positions and V entries.
     """
     entries = states.shape[-1] if weight is None else len(weight)
     if len(targets) != len(states):
@@ -233,13 +231,11 @@ class _Gradient(torch.autograd.Function):
 
 
 def mean_embedding(tokens: SoftTokens, table: Tensor) -> Tensor:
-    """Σ_v q_v E_v: soft tokens (…, V) and the embeddings E (V, h) of all entries give (…, h), of the type of E.
+    """Σ_v q_v E_v: soft tokens (…, V) and the embeddings E (V, h) of all entries give (…, h), of the type of E. Raises ValueError if the tokens are
+    of another vocabulary than the table.
 
     The first derivatives in E can be differentiated again, in everything. Those in the tokens cannot: with
     create_graph=True they raise an error.
-
-    Raises:
-        ValueError: the tokens are of another vocabulary than the table.
     """
     tokens.check(len(table))
     with torch.autocast(table.device.type, enabled=False):

@@ -66,7 +66,8 @@ def render_card(
     contents: Contents, metrics: Mapping[str, Any] | None = None, recipe: Mapping[str, Any] | None = None,
     plots: Sequence[str] = (),
 ) -> str:  # fmt: skip
-    """The README of the artefact. A section without content is left out.
+    """The README of the artefact. A section without content is left out. Raises ValueError if a cost, a size or the licence has another type than it
+    needs.
 
     Args:
         contents: of the artefact.
@@ -80,9 +81,6 @@ def render_card(
         plots: paths relative to the artefact.
 
     Strings are escaped: none of them is read as Markdown, HTML, YAML or Python.
-
-    Raises:
-        ValueError: a cost, a size or the licence has another type than it needs.
     """
     config, vocabulary, storage = contents.config, contents.vocabulary, STORAGES[contents.config.storage]
     metrics, recipe = metrics or {}, recipe or {}

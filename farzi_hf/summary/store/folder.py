@@ -129,11 +129,7 @@ class ArtefactFolder:
 
 
 def read_artefact(folder: Path, read: Callable[[ArtefactFolder], T]) -> T:
-    """`read(artefact)`: never a mix of two artefacts.
-
-    Raises:
-        ValueError: another process has saved in `folder` meanwhile.
-    """
+    """`read(artefact)`: never a mix of two artefacts. Raises ValueError if another process has saved in `folder` meanwhile."""
 
     def state() -> list[tuple[int, int] | None]:
         found = [_lstat(path) for path in (folder / _COMMITTED / TENSORS, folder / TENSORS)]

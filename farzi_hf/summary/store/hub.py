@@ -25,12 +25,10 @@ def fetch_artefact(
     folder_or_repo: str | os.PathLike, revision: str | None = None, token: str | None = None,
     cache_dir: str | os.PathLike | None = None,
 ) -> Path:  # fmt: skip
-    """The folder of an artefact: `folder_or_repo` itself or a download of one commit, without the Parquet tables and the card.
+    """The folder of an artefact: `folder_or_repo` itself or a download of one commit, without the Parquet tables and the card. Raises
+    FileNotFoundError if `folder_or_repo` is neither a folder nor a dataset repository within reach.
 
     An interrupted download continues where it stopped.
-
-    Raises:
-        FileNotFoundError: `folder_or_repo` is neither a folder nor a dataset repository within reach.
     """
     repo = str(folder_or_repo)
     if Path(repo).is_dir():

@@ -53,10 +53,8 @@ def save_vocabulary(vocabulary: Vocabulary, folder: Path) -> None:
 
 
 def load_vocabulary(artefact: ArtefactFolder, most: int) -> Any:
-    """The tokenizer or the list of at most `most` items saved in an artefact, `None` where it has neither. No code is run.
-
-    Raises:
-        ValueError: the files hold neither, or the tokenizer takes too much time or memory.
+    """The tokenizer or the list of at most `most` items saved in an artefact, `None` where it has neither. No code is run. Raises ValueError if the
+    files hold neither, or the tokenizer takes too much time or memory.
     """
     if artefact.find(layout.TOKENIZER) is not None:
         return _load_tokenizer(artefact)
@@ -224,13 +222,11 @@ def sizes_of(learner: Mapping[str, Any], config: PreTrainedConfig, vocabulary: V
 def learner_config(
     learner: Any, config: PreTrainedConfig, vocabulary: Vocabulary, source: str, remedy: str = "give --learner"
 ) -> PreTrainedConfig:
-    """The config of a learner over the summary's vocabulary; without a learner, of a small one.
+    """The config of a learner over the summary's vocabulary; without a learner, of a small one. Raises ValueError if no model can be made of it, or
+    one beyond the limits.
 
     Only plain values of the architecture's own fields count: what else a config can hold (code, names of files and repositories, configs
     inside it) is left out with a warning. An error calls it `source`, and ends with `remedy`.
-
-    Raises:
-        ValueError: no model can be made of it, or one beyond the limits.
     """
     learner = vocabulary.small_learner if learner in (None, {}) else learner
     kind = learner.get("model_type") if isinstance(learner, Mapping) else None
