@@ -42,19 +42,10 @@ def _shard(folder: Path, trajectory: int) -> Path:
 
 
 def record_trajectories(
-    learner: Learner,
-    optimizer: InnerOptimizer,
-    train_dataset: Dataset | IterableDataset,
-    data_collator: Callable[[list[dict[str, Any]]], Mapping[str, Tensor]],
-    folder: str | Path,
-    *,
-    num: int,
-    steps: int,
-    save_every: int,
-    batch_size: int,
-    seed: int,
-    device: torch.device | str | None = None,
-) -> TrajectoryBank:
+    learner: Learner, optimizer: InnerOptimizer, train_dataset: Dataset | IterableDataset,
+    data_collator: Callable[[list[dict[str, Any]]], Mapping[str, Tensor]], folder: str | Path, *, num: int,
+    steps: int, save_every: int, batch_size: int, seed: int, device: torch.device | str | None = None,
+) -> TrajectoryBank:  # fmt: skip
     """Trains `num` learners on real data, each from its own initialisation, and stores checkpoints of all of them.
 
     The result depends on the arguments alone. Several processes (of `accelerate launch`) share the work; they need a disk that all of

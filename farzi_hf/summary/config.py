@@ -70,25 +70,13 @@ class FarziDataConfig(PreTrainedConfig):
     storage: str = "exact"
     vocabulary_hash: str | None = None
 
+    # Defaults exist because transformers builds configs without arguments to tell what differs from them.
     def __init__(
-        self,
-        # Defaults exist because transformers builds configs without arguments to tell what differs from them.
-        num_sequences: int = 1,
-        sequence_length: int = 2,
-        latent_dim: int = 1,
-        vocab_size: int = 2,
-        tau: float = 1.0,
-        latent_std: float = 0.1,
-        inner: Mapping[str, Any] | None = None,
-        inputs: str = "soft",
-        labels: str = "shared",
-        label_dim: int | None = None,
-        teacher: Mapping[str, Any] | None = None,
-        seed: int = 0,
-        storage: str = "exact",
-        vocabulary_hash: str | None = None,
-        **kwargs: Any,
-    ) -> None:
+        self, num_sequences: int = 1, sequence_length: int = 2, latent_dim: int = 1, vocab_size: int = 2,
+        tau: float = 1.0, latent_std: float = 0.1, inner: Mapping[str, Any] | None = None, inputs: str = "soft",
+        labels: str = "shared", label_dim: int | None = None, teacher: Mapping[str, Any] | None = None,
+        seed: int = 0, storage: str = "exact", vocabulary_hash: str | None = None, **kwargs: Any,
+    ) -> None:  # fmt: skip
         self.num_sequences = check_size("num_sequences", num_sequences)
         self.sequence_length = check_size("sequence_length", sequence_length, 2)
         self.latent_dim = check_size("latent_dim", latent_dim)

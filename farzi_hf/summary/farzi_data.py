@@ -268,17 +268,10 @@ class FarziData(nn.Module):
     @classmethod
     @torch.no_grad()
     def from_teacher(
-        cls,
-        teacher: PreTrainedModel,
-        *,
-        inputs: str = "drawn",
-        sequence_length: int,
-        frequencies: Tensor | Sequence[float] | None = None,
-        storage: str = "int6",
-        tokenizer: Any = None,
-        num_sequences: int = 64,
-        seed: int = 0,
-    ) -> FarziData:
+        cls, teacher: PreTrainedModel, *, inputs: str = "drawn", sequence_length: int,
+        frequencies: Tensor | Sequence[float] | None = None, storage: str = "int6", tokenizer: Any = None,
+        num_sequences: int = 64, seed: int = 0,
+    ) -> FarziData:  # fmt: skip
         """A summary that carries a trained model, whose predictions are the labels. No outer step is needed.
 
         Args:
