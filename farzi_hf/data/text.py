@@ -234,8 +234,7 @@ def tokenize(dataset: DatasetDict, tokenizer: PreTrainedTokenizerBase, max_lengt
     """
     if not isinstance(dataset, Mapping) or not all(isinstance(split, Dataset) for split in dataset.values()):
         raise TypeError(
-            f"dataset is a {type(dataset).__name__}: pass a DatasetDict, such as DatasetDict(train=dataset); of a stream, map the tokenizer "
-            "yourself, stream.map(lambda rows: {'input_ids': tokenizer(rows['text'])['input_ids']}, batched=True)."
+            f"dataset is a {type(dataset).__name__}: pass a DatasetDict, such as DatasetDict(train=dataset); of a stream, map the tokenizer."
         )
     if max_length is not None and max_length < 2:
         raise ValueError(f"max_length={max_length} leaves nothing to predict: pass 2 or more, or None.")

@@ -135,8 +135,7 @@ class FarziConfig(TrainingArguments):
             self.greater_is_better = False
         if (self.num_train_epochs > 0) == (self.max_steps >= 0):
             raise ValueError(
-                f"num_train_epochs={self.num_train_epochs} and max_steps={self.max_steps}: exactly one of them must set the length; "
-                "give max_steps, the number of outer steps, or num_train_epochs together with max_steps=-1"
+                f"num_train_epochs={self.num_train_epochs} and max_steps={self.max_steps}: exactly one of them sets the length; give max_steps"
             )
         self.use_cpu |= check_launcher()
         # torch_compile means the inner loop here. Trainer must not see it: it would compile the summary.

@@ -119,8 +119,7 @@ class SyntheticTraining:
         if self.endless is not None:
             if self.torch_compile or self.batch_size is None:
                 raise ValueError(
-                    f"torch_compile={self.torch_compile}, synthetic_batch_size={self.batch_size}: rows that do not run out are made "
-                    "outside of compiled code, so many in each step; leave torch_compile out, and give synthetic_batch_size"
+                    f"torch_compile={self.torch_compile}, synthetic_batch_size={self.batch_size}: made rows need a size, and plain code"
                 )
             return self.endless(seed)
         first = next(iter(summary.values()))

@@ -72,8 +72,7 @@ def check_model(model: PreTrainedModel) -> None:
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and parameter.dtype in (torch.bfloat16, torch.float16):
             raise ValueError(
-                f"learner_init returned a model whose {name} trains in {parameter.dtype}, which rounds small updates away; load it with "
-                "dtype=torch.float32 (bf16=True of FarziConfig then runs it in bfloat16), or set requires_grad=False on it"
+                f"learner_init returned a model whose {name} trains in {parameter.dtype}; load it with dtype=torch.float32, and set bf16=True"
             )
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ValueError(f"learner_init returned a {describe(model)} with nothing to train; set requires_grad=True")

@@ -34,14 +34,12 @@ def check_launcher() -> bool:
     """
     if (precision := os.environ.get("ACCELERATE_MIXED_PRECISION", "no")) in ("fp16", "fp8"):
         raise ValueError(
-            f"ACCELERATE_MIXED_PRECISION={precision} is not supported: gradients of the inner loop have no loss scaling and underflow; launch "
-            "with --mixed_precision no, or bf16"
+            f"ACCELERATE_MIXED_PRECISION={precision} is not supported: inner gradients underflow; launch with --mixed_precision no, or bf16"
         )
     for variable in SHARDING:
         if (value := os.environ.get(variable, "false")).lower() in ("1", "true", "yes"):
             raise ValueError(
-                f"{variable}={value} is not supported, because a summary is small and needs no sharding; launch several processes with plain "
-                "data parallelism, for instance --config_file recipes/accelerate/many_gpus.yaml"
+                f"{variable}={value} is not supported: a summary needs no sharding; see recipes/accelerate/many_gpus.yaml"
             )
     return int(os.environ.get("WORLD_SIZE", 1)) > 1 and not torch.accelerator.is_available()
 

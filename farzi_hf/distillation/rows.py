@@ -118,8 +118,7 @@ def check_rows(dataset: Dataset, learner: Learner, data_collator: Callable) -> N
     longest = int(lengths.argmax())
     if (limit := learner.readable(int(lengths[longest]))) < lengths[longest]:
         raise ValueError(
-            f"dataset['input_ids'][{longest}] has {lengths[longest]} ids, but the learner reads {limit} at most: cut rows with "
-            f"tokenize(max_length={limit}) or training_windows(…, {limit}), or give a learner of more positions"
+            f"dataset['input_ids'][{longest}] has {lengths[longest]} ids, but the learner reads {limit} at most: tokenize(max_length={limit})"
         )
     padding_id = getattr(data_collator, "padding_id", None)
     predicted = np.ones_like(ids, dtype=bool) if padding_id is None else ids != padding_id
@@ -139,8 +138,7 @@ def check_rows(dataset: Dataset, learner: Learner, data_collator: Callable) -> N
     predicted[starts] = False  # nothing stands before the first id of a row, so it is not predicted
     if len(empty := np.flatnonzero(~np.logical_or.reduceat(predicted, starts))):
         raise ValueError(
-            f"dataset[{int(empty[0])}] has nothing to predict after its first id ({len(empty)} rows are like it): all is padding, or "
-            f"labels of {IGNORED}, or attention_mask 0; filter such rows out, or drop the column"
+            f"dataset[{int(empty[0])}] has nothing to predict after its first id ({len(empty)} rows are like it): filter such rows out"
         )
 
 

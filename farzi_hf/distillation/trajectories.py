@@ -182,8 +182,7 @@ class TrajectoryBank:
                 if recorded.get(name) != ours[kind].get(name):
                     raise ValueError(
                         f"folder={str(self.folder)!r} holds trajectories of another model: {what} {name} is "
-                        f"{recorded.get(name, 'missing')} there, {ours[kind].get(name, 'missing')} in the learner; record "
-                        "trajectories of this learner with recipes/paper/trajectories.py"
+                        f"{recorded.get(name, 'missing')} there, {ours[kind].get(name, 'missing')} in the learner; record its own"
                     )
 
     def checkpoint(self, trajectory: int, step: int, device: torch.device | str | None = None) -> Parameters:

@@ -90,8 +90,7 @@ class FarziDataConfig(PreTrainedConfig):
         positions = self.num_sequences * self.sequence_length
         if INPUTS[inputs].source is not None and positions > _SHOWN_POSITIONS:
             raise ValueError(
-                f"num_sequences={num_sequences} rows of sequence_length={sequence_length} are too many to show, more than {_SHOWN_POSITIONS:,} "
-                "positions; give fewer num_sequences: a training makes as many rows as it needs"
+                f"num_sequences={num_sequences} rows of sequence_length={sequence_length} have more than {_SHOWN_POSITIONS:,} positions; show fewer"
             )
         if bool(teacher) != (labels == "teacher"):
             raise ValueError(f"labels={labels!r} with teacher={teacher!r:.200}: labels='teacher' alone need one")

@@ -134,8 +134,7 @@ def _stock_optimizer(optimizer: InnerOptimizer, changes: Mapping[str, Any]) -> d
     settings = optimizer.stock_settings()
     if settings is None and "optim" not in changes:
         raise ValueError(
-            f"the inner optimizer of this summary, {type(optimizer).__name__}, has no equal among Trainer's; train a student with "
-            "farzi_hf.distillation.SyntheticTraining, or give another one: training_arguments(output_dir, optim=…, learning_rate=…)"
+            f"the inner optimizer of this summary, {type(optimizer).__name__}, has no equal among Trainer's; give optim=…, learning_rate=…"
         )
     different = {name: getattr(optimizer, name) for name in optimizer.without_stock_twin if name not in changes}
     if different := {name: value for name, value in different.items() if value}:

@@ -52,8 +52,7 @@ class MetaMatching(ConfigurableObjective):
             raise ValueError(f"inner_steps_min={least} is more than inner_steps={steps}; lower inner_steps_min")
         if config.learner_pool is not None and not (config.window and config.window < (least or 0) < steps):
             raise ValueError(
-                f"learner_pool={config.learner_pool} needs ages for its learners, with window < inner_steps_min < inner_steps; here they are "
-                f"window={config.window}, inner_steps_min={least}, inner_steps={steps}"
+                f"learner_pool={config.learner_pool} needs window < inner_steps_min < inner_steps, got {config.window}, {least}, {steps}"
             )
 
     @classmethod

@@ -112,8 +112,7 @@ class Integers:
 def _check(t: int, same: bool) -> None:
     if not same:
         raise RuntimeError(
-            f"adjoint=Reversible() did not come back to where it was before step {t + 1}: inner_loss gave "
-            "another gradient than it did going forward; make it a pure function of (params, inputs, step) and its "
-            "kernels deterministic (torch.use_deterministic_algorithms(True)), or use adjoint=Checkpoint() or Tape(); with "
-            "torch_compile=True the compiler may have taken other kernels on the way back"
+            f"adjoint=Reversible() did not come back to where it was before step {t + 1}: inner_loss gave another gradient than it did going "
+            "forward; make it a pure function of (params, inputs, step) and its kernels deterministic (torch.use_deterministic_algorithms(True)), "
+            "or use adjoint=Checkpoint() or Tape(); with torch_compile=True the compiler may have taken other kernels on the way back"
         )

@@ -339,8 +339,7 @@ def load_tensors(path: Path, layout: Mapping[str, Stored]) -> dict[str, Tensor]:
             fits = has and wants and (has.shape == wants.shape or (wants.shape is None and len(has.shape) == 1))
             if not (fits and has.dtypes <= wants.dtypes):
                 raise ValueError(
-                    f"{path} has {name!r:.200} {has or 'missing'}, where config.json says {wants or 'nothing'}; the two files belong to "
-                    "different summaries, fetch it again, or load it with the version of farzi_hf that wrote it"
+                    f"{path} has {name!r:.200} {has or 'missing'}, where config.json says {wants or 'nothing'}; fetch both again"
                 )
         types = {slices[name].get_dtype() for name, part in layout.items() if part.dtypes == FLOATS}
         if len(types) > 1:
