@@ -89,9 +89,7 @@ class Attribution:
             ValueError: it is above `tolerance`, or this attribution was loaded and has no θ_T.
         """
         if not self.params:
-            raise ValueError(
-                "this attribution was loaded and holds no parameters; check the one that attribute() returned"
-            )
+            raise ValueError("this attribution was loaded and holds no parameters; check that of attribute()")
         theirs = dict(getattr(model, "get_base_model", lambda: model)().named_parameters())
         pairs = [(x.double(), theirs[name].detach().to(x.device).double()) for name, x in self.params.items()]
         far = float((sum((a - b).square().sum() for a, b in pairs) / sum(b.square().sum() for _, b in pairs)).sqrt())
@@ -144,9 +142,7 @@ class Attribution:
         """
         folder = Path(folder)
         if not (folder / "scores.safetensors").is_file():
-            raise FileNotFoundError(
-                f"folder {str(folder)!r} holds no scores.safetensors; give one that Attribution.save wrote"
-            )
+            raise FileNotFoundError(f"folder {str(folder)!r} has no scores.safetensors; give one of Attribution.save")
         with safe_open(folder / "scores.safetensors", "pt") as file:
             scores, losses, facts = file.get_tensor("scores"), file.get_tensor("losses"), file.metadata()["facts"]
         texts = (pq.read_table(folder / f"{name}.parquet", columns=["text"])["text"] for name in ("rows", "queries"))
@@ -176,9 +172,7 @@ def attribute(trainer: Trainer, test_dataset: Dataset, adjoint: Adjoint | None =
     batches = (replay.batch(of_test, [query]) for query in range(count))
     empty = [query for query, batch in enumerate(batches) if not (batch["labels"][:, 1:] != IGNORED).any()]
     if empty or not count:
-        raise ValueError(
-            f"test_dataset has {count} rows, and nothing to predict in {empty}; give rows of at least two tokens"
-        )
+        raise ValueError(f"test_dataset has {count} rows, nothing to predict in {empty}; give rows of two tokens")
     memory = torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else psutil.virtual_memory().total
     trained = sum(x.nbytes for x in replay.start.values() if not is_constant(x))
     at_once = max(1, int(_SHARE * memory // ((replay.optimizer.fields + 1) * trained)))

@@ -48,9 +48,8 @@ class Replay(RowTraining):
         """
         args, model = trainer.args, trainer.model
         _refuse(trainer.state.global_step > 0, "it has trained already; make a new Trainer with the untrained model")
-        _refuse(
-            not hasattr(trainer.train_dataset, "__len__"), "its train_dataset has no length; give rows with numbers"
-        )
+        endless = not hasattr(trainer.train_dataset, "__len__")
+        _refuse(endless, "its train_dataset has no length; give rows with numbers")
         _refuse(args.world_size * max(1, args.n_gpu) > 1, "several devices share its batches; run it on one")
         _refuse(args.fp16, "fp16=True scales its losses; set bf16=True, or none of both")
         loader = trainer.get_train_dataloader()
@@ -106,9 +105,8 @@ class Replay(RowTraining):
             model.train(training)
             losses = [trainer.compute_loss(model, dict(x), num_items_in_batch=items) for x in batches]
             model.train(before)
-            return gradient(
-                torch.stack(losses).sum() / (len(batches) if items is None else 1), list(model.parameters())
-            )
+            whole = torch.stack(losses).sum() / (len(batches) if items is None else 1)
+            return gradient(whole, list(model.parameters()))
 
         with torch.enable_grad(), torch.random.fork_rng(), trainer.accelerator.autocast():
             ours = gradient(sum(self.loss(theta, (self.ones,), 1)), list(theta.values()))
@@ -136,9 +134,7 @@ def _order(trainer: Trainer, loader: DataLoader) -> list[list[list[int]]]:
     """For each step the rows of its micro-batches, in the Trainer's order."""
     sampler, args = loader.batch_sampler.sampler, trainer.args
     seeded = isinstance(sampler, (SeedableRandomSampler, SequentialSampler))
-    _refuse(
-        not seeded, f"no seed decides the order of its {type(sampler).__name__}; set train_sampling_strategy='random'"
-    )
+    _refuse(not seeded, f"no seed orders its {type(sampler).__name__}; set train_sampling_strategy='random'")
     accumulated, found = args.gradient_accumulation_steps, []
     epochs = math.ceil(args.num_train_epochs * math.ceil(len(loader) / accumulated))
     total = args.max_steps if args.max_steps > 0 else epochs
@@ -157,18 +153,13 @@ def _optimizer(trainer: Trainer, named: dict[str, nn.Parameter], steps: int) -> 
     schedule = trainer.create_scheduler(steps, made)
     trainer.optimizer, trainer.lr_scheduler, trainer._created_lr_scheduler = before
     kind, groups = type(made).__name__, [group for group in made.param_groups if group["params"]]
-    _refuse(
-        type(made) not in (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD),
-        f"no optimizer here is its {kind}; use AdamW",
-    )
+    known = torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD
+    _refuse(type(made) not in known, f"no optimizer here is its {kind}; use AdamW")
     stairs = not isinstance(schedule, LambdaLR)
     _refuse(stairs, f"its {type(schedule).__name__} is no function of the step; set another lr_scheduler_type")
     first, decays = groups[0], {group["weight_decay"] for group in groups}
-    unlike = [
-        name
-        for name, x in first.items()
-        if name not in ("params", "weight_decay") and any(group[name] != x for group in groups)
-    ]
+    alike = first.keys() - {"params", "weight_decay"}
+    unlike = [name for name in first if name in alike and any(group[name] != first[name] for group in groups)]
     unlike += [name for name in ("amsgrad", "maximize", "nesterov", "dampening") if first.get(name)]
     if decays - {max(decays), 0.0} or (len(decays) > 1 and not first.get("decoupled_weight_decay")):
         unlike.append("weight_decay")

@@ -56,9 +56,7 @@ def influence(
                 return found
             shape = found.shape
             if len(shape) > 1 or not found.numel():
-                raise ValueError(
-                    f"test returned losses of shape {tuple(shape)}; return one loss, or a vector of losses"
-                )
+                raise ValueError(f"test returned losses of shape {tuple(shape)}; return one loss, or a vector")
             return found.reshape(-1)
 
         how = {"optimizer": training.optimizer, "steps": training.steps, "torch_compile": training.torch_compile}

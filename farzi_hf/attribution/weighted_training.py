@@ -49,9 +49,7 @@ class RowTraining(ABC):
         if weights is None:
             return self.ones
         if weights.shape != (self.num_rows,):
-            raise ValueError(
-                f"weights has the shape {tuple(weights.shape)}; give a weight for each of the {self.num_rows} training sequences"
-            )
+            raise ValueError(f"weights has the shape {tuple(weights.shape)}; give ({self.num_rows},)")
         if not bool(weights.isfinite().all()):
             raise ValueError(f"weights[{int((~weights.isfinite()).nonzero()[0])}] is not finite; give finite weights")
         return weights.to(self.ones)
@@ -90,13 +88,11 @@ class WeightedTraining(RowTraining):
         check_batch("rows", self.rows, self.learner.vocab_size)
         if self.batches.dim() != 2 or self.batches.dtype not in (torch.int32, torch.int64) or not self.batches.numel():
             raise ValueError(
-                f"batches is {self.batches.dtype} of shape {tuple(self.batches.shape)}; give the rows of each step, integers (T, b)"
+                f"batches is {self.batches.dtype} of shape {tuple(self.batches.shape)}; give integers (T, b)"
             )
         low, high = map(int, torch.aminmax(self.batches))
         if low < 0 or high >= self.num_rows:
-            raise ValueError(
-                f"batches names the rows {low} to {high}, but rows has {self.num_rows} sequences, 0 to {self.num_rows - 1}"
-            )
+            raise ValueError(f"batches names the rows {low} to {high}, but rows has 0 to {self.num_rows - 1}")
         predicted = (self.rows["labels"][:, 1:] != IGNORED).sum(1)
         if (empty := (predicted[self.batches] == 0).all(1)).any():
             raise ValueError(
@@ -145,6 +141,4 @@ def check_batch(name: str, batch: Mapping[str, Tensor], vocab_size: int) -> None
         ids = batch[column]
         unused = (ids == IGNORED) if column == "labels" else torch.zeros_like(ids, dtype=torch.bool)
         if len(outside := ids[((ids < 0) | (ids >= vocab_size)) & ~unused]):
-            raise ValueError(
-                f"{name}[{column!r}] holds the id {int(outside[0])}, outside 0 … {vocab_size - 1}; give ids of the learner's vocabulary"
-            )
+            raise ValueError(f"{name}[{column!r}] holds the id {int(outside[0])}, outside 0 … {vocab_size - 1}")

@@ -160,7 +160,7 @@ def test_rows_with_their_text_are_saved_and_read_again(tmp_path):
     assert found.plot().axes[0].get_ylabel().startswith("score")
     with pytest.raises(FileExistsError, match=r"folder .*scores' holds something already; choose another one"):
         found.save(tmp_path / "scores")
-    with pytest.raises(FileNotFoundError, match=r"holds no scores\.safetensors; give one that Attribution\.save wrote"):
+    with pytest.raises(FileNotFoundError, match=r"has no scores\.safetensors; give one of Attribution\.save"):
         Attribution.load(tmp_path / "of")
     with pytest.raises(ValueError, match="loaded and holds no parameters"):
         read.check(of.model)
@@ -208,7 +208,7 @@ BAD = {
     "trained": (trained, "it has trained already; make a new Trainer"),
     "smoothing": (lambda folder: trainer(folder, label_smoothing_factor=0.1), "its first gradient is not that of the mean cross-entropy"),
     "noise": (noisy, "its first gradient is not .* random rows or collators"),
-    "lengths": (lambda folder: trainer(folder, train_sampling_strategy="group_by_length"), "no seed decides the order of its LengthGroupedSampler"),
+    "lengths": (lambda folder: trainer(folder, train_sampling_strategy="group_by_length"), "no seed orders its LengthGroupedSampler"),
     "optimizer": (lambda folder: trainer(folder, optim="adafactor"), "no optimizer here is its Adafactor; use AdamW"),
     "decay": (lambda folder: trainer(folder, optim="sgd"), "no optimizer here has the weight_decay of its SGD"),
     "schedule": (in_stairs, "its StepLR is no function of the step"),
@@ -223,7 +223,7 @@ def test_what_cannot_be_replayed_is_one_clear_error(tmp_path, case):
 
 
 def test_queries_that_predict_nothing_and_trainings_that_diverge(tmp_path):
-    with pytest.raises(ValueError, match=r"test_dataset has 2 rows, and nothing to predict in \[1\]; give"):
+    with pytest.raises(ValueError, match=r"test_dataset has 2 rows, nothing to predict in \[1\]; give"):
         attribute(trainer(tmp_path), Dataset.from_dict({"input_ids": [[1, 2, 3], [4]]}))
     with pytest.raises(ValueError, match="test_dataset has 0 rows"):
         attribute(trainer(tmp_path), Dataset.from_dict({"input_ids": []}))

@@ -140,11 +140,11 @@ NO_LABELS = torch.full((N, 6), IGNORED)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"batches": torch.tensor([[0, 7]])}, "batches names the rows 0 to 7, but rows has 7 sequences"),
+        ({"batches": torch.tensor([[0, 7]])}, "batches names the rows 0 to 7, but rows has 0 to 6"),
         ({"batches": torch.tensor([0, 1])}, r"batches is torch.int64 of shape \(2,\)"),
         ({"rows": {**ROWS, "user": torch.arange(N)}}, r"rows has the shapes {'user': \(7,\)}; give every column as \(n, L\)"),
         ({"rows": {"input_ids": torch.ones(7, 3)}}, "rows has input_ids; give input_ids and labels"),
-        ({"rows": {**ROWS, "input_ids": torch.full((N, 6), V)}}, rf"rows\['input_ids'\] holds the id {V}, outside 0 … {V - 1}; give ids of"),
+        ({"rows": {**ROWS, "input_ids": torch.full((N, 6), V)}}, rf"rows\['input_ids'\] holds the id {V}, outside 0 … {V - 1}"),
         ({"rows": {**ROWS, "attention_mask": LEFT_PADDED}}, r"rows\['attention_mask'\]\[3\] has padding before an id; pad on the right"),
         ({"rows": {**ROWS, "labels": NO_LABELS}}, r"batches\[0\] has only rows without a label to predict"),
     ],
