@@ -113,11 +113,8 @@ def check_twice_differentiable(model: PreTrainedModel, loss: Callable[[Parameter
 @torch.inference_mode(False)
 @torch.enable_grad()
 def looks_up_only(model: PreTrainedModel, name: str, loss: Callable[[Parameters, Tensor], Tensor]) -> bool:
-    """Whether a loss of ids depends on no other rows of an embedding than those of the ids. Tried with the first ids and with the last.
-
-    Args:
-        name: of the embedding (V, h) among the model's parameters.
-        loss: a function of parameters and ids (b, L).
+    """Whether a loss of parameters and ids (b, L) depends on no other rows of the embedding `name` (V, h) than those of the ids. Tried with the
+    first ids and with the last.
     """
     generator, length = torch.Generator().manual_seed(0), few_positions(model)
     # While weights are zero, as they start in some models, another use of the embedding may not show.

@@ -50,11 +50,8 @@ class RealRows:
     length: int
 
     def training(self, dataset: Dataset | IterableDataset | None, args: FarziConfig) -> Dataset | RowStream | None:
-        """The rows to train on; None stays None. A stream is cut and checked while it is read. Raises ValueError if rows cannot be used; or the
-        epochs of a stream are to be counted.
-
-        Args:
-            args: a stream sets `accelerator_config.dispatch_batches` to False: each process reads and pads its own rows.
+        """The rows to train on; None stays None. A stream is cut and checked while it is read, and sets `accelerator_config.dispatch_batches` of
+        `args` to False: each process reads its own rows. Raises ValueError if rows cannot be used; or the epochs of a stream are to be counted.
         """
         if not isinstance(dataset, IterableDataset):
             return None if dataset is None else self._checked("train_dataset", self.task.training_rows, dataset)
@@ -108,10 +105,8 @@ class RealRows:
 
 
 def check_rows(dataset: Dataset, learner: Learner, data_collator: Callable) -> None:
-    """Raise one clear ValueError unless the learner can read every row and has something to predict in it.
-
-    Args:
-        dataset: rows with `input_ids`. The columns `attention_mask` and `labels` may follow, with the same lengths.
+    """Raise one clear ValueError unless the learner can read every row and has something to predict in it. Beside `input_ids`, rows may have
+    `attention_mask` and `labels`, with the same lengths.
     """
     check_sequences(dataset, learner.vocab_size)
     ids, lengths = stored_sequences(dataset)

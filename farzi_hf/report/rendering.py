@@ -121,10 +121,8 @@ def cost(c: Comparison) -> dict[str, float]:
 
 
 def ratios(task: Task, seeds: Sequence[Sequence[Mapping[str, Any]]], ours: str, other: str) -> dict[str, str]:
-    """A recommender's metrics of one row divided by those of another one, in per cent, with intervals paired over users.
-
-    Args:
-        seeds: the rows of each seed, as `Measured.to_json` gives them.
+    """A recommender's metrics of one row divided by those of another one, in per cent, with intervals paired over users. `seeds` are the rows of
+    each seed, as `Measured.to_json` gives them.
     """
 
     def students_of(method: str) -> list[np.ndarray]:

@@ -50,11 +50,7 @@ LR_SCHEDULES: dict[str, Callable[[int], dict[str, Any]]] = {
 
 
 def lr_schedule(name: str, steps: int) -> Callable[[int], float] | None:
-    """The multiplier of the learning rate in each of the steps 1 … `steps`; None where it is constant. Raises ValueError if `name` is unknown.
-
-    Args:
-        name: one of `LR_SCHEDULES`.
-    """
+    """The multiplier of the learning rate in each of the steps 1 … `steps`; None where it is constant; a ValueError unless `LR_SCHEDULES` has it."""
     if check_choice("lr_scheduler_type", name, LR_SCHEDULES) == "constant":
         return None
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)  # a schedule is made for one

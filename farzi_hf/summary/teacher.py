@@ -34,11 +34,7 @@ _LARGE = 10.0  # Logits of this size show a soft cap. The caps of transformers' 
 
 
 def rounded(weight: Tensor, scale: Tensor, largest: int) -> Tensor:
-    """W' of W (…, k) and s (k,), differentiable in both: the rounding is passed straight through.
-
-    Args:
-        largest: n, the largest whole number.
-    """
+    """W' of W (…, k), s (k,) and n, the largest whole number; differentiable in W and s: the rounding is passed straight through."""
     whole = (weight / scale).clamp(-largest, largest)
     return (whole + (whole.round() - whole).detach()) * scale
 

@@ -60,11 +60,8 @@ _FIGURES = (
 
 
 def check_results(metrics: Mapping[str, Any], recipe: Mapping[str, Any], of_metrics: str, of_recipe: str) -> None:
-    """Raises ValueError for entries of another type than the card and `farzi show` need. Others can be anything.
-
-    Args:
-        of_metrics: what an error calls the metrics: their argument or file.
-        of_recipe: the same for the recipe.
+    """Raises ValueError for entries of another type than the card and `farzi show` need. Others can be anything. `of_metrics` and `of_recipe` are
+    what an error calls them: their arguments or files.
     """
 
     def is_number(value: Any) -> bool:
