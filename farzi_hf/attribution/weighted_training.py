@@ -59,9 +59,8 @@ class RowTraining(ABC):
 class WeightedTraining(RowTraining):
     """T steps on minibatches of n real sequences. Sequence i has the weight w_i, and ordinary training has w = 1.
 
-    The loss of a step is Σ_i w_i ℓ_i / Σ_i n_i over its minibatch, in nats per token: ℓ_i is the sum of the cross-entropy over the n_i
-    predicted tokens of sequence i. The denominator does not depend on w, so a weight of 0 leaves a sequence out, and all others count
-    as before.
+    The loss of a step is Σ_i w_i ℓ_i / Σ_i n_i over its minibatch, in nats per token: ℓ_i is the sum of the cross-entropy over the n_i predicted
+    tokens of sequence i. The denominator does not depend on w, so a weight of 0 leaves a sequence out, and all others count as before.
 
     Args:
         learner: the model as a function of its parameters.

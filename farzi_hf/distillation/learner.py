@@ -60,9 +60,8 @@ class Learner:
     With `checkpoint_layers`, the model keeps of each layer only the inputs, and computes it again for the first and for the second
     derivative (`farzi_hf.distillation.layer_checkpoint`): less memory for a deep learner, more time.
 
-    The model runs in evaluation mode: a summary's labels are soft, and an adjoint may run an inner step twice. Only where it trains on real
-    data is there the model's own dropout, see `hard_loss`.
-    The model uses "eager" attention, because fused attention kernels have no second derivative.
+    The model runs in evaluation mode: a summary's labels are soft, and an adjoint may run an inner step twice. Only where it trains on real data is
+    there the model's own dropout, see `hard_loss`. The model uses "eager" attention, because fused attention kernels have no second derivative.
 
     Raises:
         TypeError: `learner_init` makes no `PreTrainedModel`.

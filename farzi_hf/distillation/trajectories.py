@@ -241,9 +241,8 @@ def random_starts(learner: Learner, seed: int, device: torch.device) -> Paramete
 class PretrainedStarts:
     """The starts of equation (3), θ_0 ~ Ω, mixed with fresh initialisations.
 
-    If all starts came from checkpoints of real training, the summary would only learn to finish a training. A student that
-    starts from scratch would learn nothing from it. Ω also holds only a few initialisations, and the summary would overfit
-    to them. Fresh initialisations prevent both.
+    If all starts came from checkpoints of real training, the summary would only learn to finish a training. A student that starts from scratch would
+    learn nothing from it. Ω also holds only a few initialisations, and the summary would overfit to them. Fresh initialisations prevent both.
 
     Args:
         bank: Ω.

@@ -1,9 +1,8 @@
 """The inner loop with its two costly parts compiled by `torch.compile`: a gradient, and a step in reverse.
 
-PyTorch does not support double backward through a compiled function, so the second derivatives are computed inside it: the
-gradient by `torch.func.grad`, and the reverse step as the vector-Jacobian product of that gradient, fused with the
-optimizer's arithmetic. Captured tensors, the step and the learning rate are arguments of the compiled code, so that
-a change of them compiles nothing again.
+PyTorch does not support double backward through a compiled function, so the second derivatives are computed inside it: the gradient by
+`torch.func.grad`, and the reverse step as the vector-Jacobian product of that gradient, fused with the optimizer's arithmetic. Captured tensors, the
+step and the learning rate are arguments of the compiled code, so that a change of them compiles nothing again.
 """
 
 from __future__ import annotations

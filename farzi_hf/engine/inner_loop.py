@@ -115,9 +115,8 @@ class GradientGraph:
 class InnerLoop:
     """What an adjoint works with: it can run every step of the inner loop forward, and every step in reverse.
 
-    Steps are counted t = 1 … `steps` here. The first `taken` of them have been taken by an earlier training, which ended with the states
-    `reached`. The last `window` of them are `differentiated`. If the loop `is_cut`, there are steps before the window, and no
-    gradient comes to the start.
+    Steps are counted t = 1 … `steps` here. The first `taken` of them have been taken by an earlier training, which ended with the states `reached`.
+    The last `window` of them are `differentiated`. If the loop `is_cut`, there are steps before the window, and no gradient comes to the start.
     """
 
     inner_loss: InnerLoss

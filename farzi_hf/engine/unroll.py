@@ -49,19 +49,17 @@ def unroll(
 ) -> dict[str, Tensor]:
     """Train `params` on `inner_loss` for `steps` steps; the result is differentiable in `params` and `inputs`.
 
-    Integer and frozen tensors do not train: they reach `inner_loss` unchanged and are returned as the same objects. A tensor is frozen
-    if it is an `nn.Parameter` with `requires_grad=False`. If any tensor of `params` has `requires_grad=True`, every tensor without it
-    is frozen too. So one can pass `dict(model.named_parameters())`, the same with buffers added, or a dict of detached clones, which all
-    train. If the loss does not depend on a trained tensor, the tensor's gradient is zero: `torch.optim` would skip it, here weight
-    decay still shrinks it.
+    Integer and frozen tensors do not train: they reach `inner_loss` unchanged and are returned as the same objects. A tensor is frozen if it is an
+    `nn.Parameter` with `requires_grad=False`. If any tensor of `params` has `requires_grad=True`, every tensor without it is frozen too. So one can
+    pass `dict(model.named_parameters())`, the same with buffers added, or a dict of detached clones, which all train. If the loss does not depend on
+    a trained tensor, the tensor's gradient is zero: `torch.optim` would skip it, here weight decay still shrinks it.
 
     Args:
         inner_loss: `inner_loss(params, inputs, step)` returns a scalar, or an iterator of scalars whose sum is the loss: the micro-batches
             of a step, of which one graph is in memory at a time (`GradientGraphs` and `Direct` keep all). It must be a pure function, because the
-            backward pass evaluates it again (under the autocast settings of the forward pass): choose minibatches
-            and dropout by `step`. It must have second derivatives: no flash attention, no cuDNN RNN. Only `params`
-            and `inputs` get gradients. Pass a tensor that needs one in `inputs`: if the function captures it, it gets one
-            under `Direct` alone.
+            backward pass evaluates it again (under the autocast settings of the forward pass): choose minibatches and dropout by `step`. It must have
+            second derivatives: no flash attention, no cuDNN RNN. Only `params` and `inputs` get gradients. Pass a tensor that needs one in `inputs`:
+            if the function captures it, it gets one under `Direct` alone.
         params: the start θ_0, by name; or a training that goes on, as `train` has returned it. It takes `steps` more steps then.
         inputs: tensors for `inner_loss`, with the meta-variables among them.
         optimizer: `InnerAdam`, `InnerSGD` or another `InnerOptimizer`; its accumulators start at zero, or as the training left them.

@@ -1,8 +1,7 @@
 """FMLP-Rec (Zhou et al., 2022): learnable filters over time and pointwise networks, no attention.
 
-The FMLP paper multiplies the spectrum of the whole sequence. This is a circular convolution: every position sees all others, and
-so the training target leaks into the input. Here the filter is causal, because all models of the Farzi paper predict from left
-to right.
+The FMLP paper multiplies the spectrum of the whole sequence. This is a circular convolution: every position sees all others, and so the training
+target leaks into the input. Here the filter is causal, because all models of the Farzi paper predict from left to right.
 """
 
 from __future__ import annotations

@@ -34,8 +34,7 @@ class FarziDataConfig(PreTrainedConfig):
         vocab_size: V, entries of the vocabulary that soft tokens are distributions over.
         tau: τ, the temperature of the softmax.
         latent_std: standard deviation of the normal distribution that a new summary's latents *and* decoder are drawn
-            from. With the default of 0.1 every soft token starts close to uniform, which keeps the first meta-gradients
-            small.
+            from. With the default of 0.1 every soft token starts close to uniform, which keeps the first meta-gradients small.
         inner: settings of the inner loop that the summary was distilled with (optimizer, lr, eps, steps, …). A student
             needs them to reproduce the published figures. Anything JSON can hold.
         inputs: "soft", "tokens", "drawn" or "written", what a student reads; see `summary.forms`. Inputs that are drawn or written do not run

@@ -174,9 +174,8 @@ class FarziData(nn.Module):
     def as_dataset(self, num_rows: int | None = None, seed: int | None = None) -> Dataset | RowsDataset:
         """The rows for the stock Trainer: a `datasets.Dataset` of μ rows, or a stream where inputs are drawn or written. Use it with `collator()`.
 
-        The column `input_ids` holds (ξ, d) floats, which the collator turns into soft tokens batch by batch, or ξ ids. Labels of
-        their own are in the column `labels`, (ξ, e) floats. Trainer drops columns of other names. Those of a carried teacher are made by the
-        collator.
+        The column `input_ids` holds (ξ, d) floats, which the collator turns into soft tokens batch by batch, or ξ ids. Labels of their own are in the
+        column `labels`, (ξ, e) floats. Trainer drops columns of other names. Those of a carried teacher are made by the collator.
 
         Args:
             num_rows: of a stream, the rows of an epoch. The next epoch goes on where it ended. By default, a stream has no end.

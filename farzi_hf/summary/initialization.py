@@ -1,9 +1,8 @@
 """The start of a summary: `Random`, `Spectral` and `Clusters` set the latents and the decoder of a `FarziData`, `Ids` its input ids.
 
-After a random start every soft token is near uniform. On text the meta-gradient then moves all positions to the same token
-frequencies, and the distillation stays there: a summary without order has no gradient towards order (a saddle). `Spectral` starts beyond
-the saddle, at real sequences in which each token is softened to the tokens that are used alike. How soft they have to be depends on the
-data, on μ and on T.
+After a random start every soft token is near uniform. On text the meta-gradient then moves all positions to the same token frequencies, and the
+distillation stays there: a summary without order has no gradient towards order (a saddle). `Spectral` starts beyond the saddle, at real sequences in
+which each token is softened to the tokens that are used alike. How soft they have to be depends on the data, on μ and on T.
 """
 
 from __future__ import annotations
@@ -102,10 +101,9 @@ class Random(Start):
 class Spectral(Start):
     """Real sequences with softened tokens: a position with token w has p(v) ∝ f(v) exp(κ u_w·u_v).
 
-    f is the frequency of a token, u_v ∈ R^{d−1} its unit vector from `token_vectors`, κ the concentration. These
-    distributions factorise exactly: the latents of the position are (1, √κ u_w), and the decoder's columns are
-    τ (log f(v), √κ u_v). With d = 1 every position has the token frequencies. μ windows of ξ tokens are cut from the sequences in
-    random order, and repeated if there are too few.
+    f is the frequency of a token, u_v ∈ R^{d−1} its unit vector from `token_vectors`, κ the concentration. These distributions factorise exactly: the
+    latents of the position are (1, √κ u_w), and the decoder's columns are τ (log f(v), √κ u_v). With d = 1 every position has the token frequencies.
+    μ windows of ξ tokens are cut from the sequences in random order, and repeated if there are too few.
 
     Args:
         concentration: κ. With a small κ only frequencies are left; with a large κ only the real tokens, which a learner memorises: the more

@@ -234,8 +234,7 @@ def mean_embedding(tokens: SoftTokens, table: Tensor) -> Tensor:
     """Σ_v q_v E_v: soft tokens (…, V) and the embeddings E (V, h) of all entries give (…, h), of the type of E. Raises ValueError if the tokens are
     of another vocabulary than the table.
 
-    The first derivatives in E can be differentiated again, in everything. Those in the tokens cannot: with
-    create_graph=True they raise an error.
+    The first derivatives in E can be differentiated again, in everything. Those in the tokens cannot: with create_graph=True they raise an error.
     """
     tokens.check(len(table))
     with torch.autocast(table.device.type, enabled=False):

@@ -162,9 +162,8 @@ def target_ranks(
     Args:
         logits: (B, L, V), or a tuple that starts with them. The logits at position j score the item at j + 1. Item 0 is the
             padding and never a candidate.
-        labels: (B, L) ids, −100 at padding, on whichever side; the last id is the target. Or a pair: these labels, and all ids that the user
-            has had before, (B, S), padded with 0. ``label_names=["labels", "seen"]`` gives the pair for
-            `farzi_hf.data.evaluation_windows`.
+        labels: (B, L) ids, −100 at padding, on whichever side; the last id is the target. Or a pair: these labels, and all ids that the user has had
+            before, (B, S), padded with 0. ``label_names=["labels", "seen"]`` gives the pair for `farzi_hf.data.evaluation_windows`.
     """
     scores = logits[0] if isinstance(logits, tuple) else logits
     labels, seen = labels if isinstance(labels, tuple | list) else (labels, labels[:, :-1])

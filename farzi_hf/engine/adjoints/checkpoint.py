@@ -16,10 +16,9 @@ Piece = tuple[States, range, int]
 class Checkpoint(RecordingAdjoint):
     """Keep the states of a few steps, and repeat the steps between them. It works with any optimizer and dtype.
 
-    When a kept state is no longer needed, its place is used for an earlier state. The schedule needs the fewest
-    evaluations for this number of places (Griewank & Walther, 2000: revolve). With about √(2T) places no step is
-    taken more than twice, which takes 5 T·G. With fewer places the time grows slowly: for T = 100 it is
-    5.3 T·G with 10 slots, 6.2 with 5 and 8.0 with 3. Memory: `slots` states, S numbers each, and the graph of one step.
+    When a kept state is no longer needed, its place is used for an earlier state. The schedule needs the fewest evaluations for this number of places
+    (Griewank & Walther, 2000: revolve). With about √(2T) places no step is taken more than twice, which takes 5 T·G. With fewer places the time grows
+    slowly: for T = 100 it is 5.3 T·G with 10 slots, 6.2 with 5 and 8.0 with 3. Memory: `slots` states, S numbers each, and the graph of one step.
 
     Args:
         slots: the number of states kept, with the first one. None means about √(2T), so that no step is
@@ -70,9 +69,8 @@ def _descend(loop: InnerLoop, inputs: Buffers, reverse: Reverse, start: States, 
 def split(steps: int, slots: int) -> int:
     """The number of steps after which the next state is kept, for `steps` steps and `slots` places, of which the first state has one.
 
-    With s places and r repetitions C(s + r, s) steps can be reversed (Griewank & Walther, 2000). The first part is reversed with
-    all places and r - 1 repetitions, the second part with one place less and r repetitions. With one place, the split is before
-    the last step.
+    With s places and r repetitions C(s + r, s) steps can be reversed (Griewank & Walther, 2000). The first part is reversed with all places and r - 1
+    repetitions, the second part with one place less and r repetitions. With one place, the split is before the last step.
     """
     repeats = next(r for r in range(1, steps) if math.comb(slots + r, slots) >= steps)
     return min(math.comb(slots + repeats - 1, slots), steps - math.comb(slots + repeats - 2, slots - 1))

@@ -1,9 +1,8 @@
 """The interface of the inner loop's optimizers, and the arithmetic that they share.
 
-An optimizer here holds hyper-parameters only. It works on *states*: tuples of flat buffers of equal shape `(P,)`
-that start with the parameters `w` (Adam: `w, m, v`; SGD: `w, m`). `step` goes forward through one update, `pullback`
-carries the derivative of the loss in the state (`dw, dm, dv`: the *cotangent*, shaped like the state) back through it.
-Equation numbers in parentheses refer to the docstring of the class.
+An optimizer here holds hyper-parameters only. It works on *states*: tuples of flat buffers of equal shape `(P,)` that start with the parameters `w`
+(Adam: `w, m, v`; SGD: `w, m`). `step` goes forward through one update, `pullback` carries the derivative of the loss in the state (`dw, dm, dv`: the
+*cotangent*, shaped like the state) back through it. Equation numbers in parentheses refer to the docstring of the class.
 """
 
 from __future__ import annotations

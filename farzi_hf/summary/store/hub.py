@@ -61,10 +61,9 @@ def push_folder(
 ) -> str:  # fmt: skip
     """Uploads a saved artefact to the dataset repository `repo_id` as one commit.
 
-    The repository and the branch `revision` are made if they do not exist. Only the artefact's own files are uploaded, and no link is
-    followed. Files of an earlier artefact are removed from the repository; all other files there stay. A push that fails commits nothing;
-    the next one does not send large files again that have arrived. Returns the commit's address. A line warns first of a summary whose teacher
-    has learnt rows by heart.
+    The repository and the branch `revision` are made if they do not exist. Only the artefact's own files are uploaded, and no link is followed. Files
+    of an earlier artefact are removed from the repository; all other files there stay. A push that fails commits nothing; the next one does not send
+    large files again that have arrived. Returns the commit's address. A line warns first of a summary whose teacher has learnt rows by heart.
 
     Raises:
         FileNotFoundError, ValueError: there is no artefact in the folder, it is incomplete, or it contains links.
