@@ -5,12 +5,7 @@ Exports the readers (`load_ptb`, `load_interactions`, …), `tokenize`, the wind
 """
 
 from farzi_hf.data.files import DataUnavailableError
-from farzi_hf.data.interactions import (
-    SAMPLE_INTERACTIONS,
-    Interactions,
-    load_interactions,
-    load_sample_interactions,
-)
+from farzi_hf.data.interactions import SAMPLE_INTERACTIONS, Interactions, load_interactions, load_sample_interactions
 from farzi_hf.data.own import TextData, load_text, recognise
 from farzi_hf.data.sequences import (
     IGNORED,

@@ -27,12 +27,7 @@ from farzi_hf.data import (
     load_sample_interactions,
 )
 from farzi_hf.data.seeds import Purpose, stream
-from farzi_hf.data.sequences import (
-    check_sequences,
-    evaluation_windows,
-    flatten_sequences,
-    training_windows,
-)
+from farzi_hf.data.sequences import check_sequences, evaluation_windows, flatten_sequences, training_windows
 from farzi_hf.models.base import check_fields
 from farzi_hf.tasks.base import Outputs, Paired, Row, Statistics, Task, bootstrap_interval, count_cells
 from farzi_hf.tasks.text import InterpolatedBigram
