@@ -10,42 +10,16 @@ A name is imported when it is first used, so that `import farzi_hf` itself is fa
 from importlib import import_module
 from typing import Any
 
-_HOME = {
-    "FarziConfig": "distillation",
-    "FarziTrainer": "distillation",
-    "FarziData": "summary",
-    "FarziDataConfig": "summary",
-    "attach_soft_inputs": "summary",
-    "soft_cross_entropy": "summary",
-    "LanguageModeling": "tasks",
-    "Recommendation": "tasks",
-    "Learner": "distillation",
-    "suggest": "report",
-    "unroll": "engine",
-    "Direct": "engine",
-    "GradientGraphs": "engine",
-    "Tape": "engine",
-    "Checkpoint": "engine",
-    "Reversible": "engine",
-    "InnerAdam": "engine",
-    "InnerAdamW": "engine",
-    "InnerSGD": "engine",
-    "PaperAdam": "engine",
-    "MetaMatching": "distillation",
-    "GradientMatching": "distillation",
-    "TrajectoryMatching": "distillation",
-    "TrajectoryBank": "distillation",
-    "PretrainedStarts": "distillation",
-    "record_trajectories": "distillation",
-    "FMLPConfig": "models",
-    "FMLPForNextItem": "models",
-    "GRU4RecConfig": "models",
-    "GRU4RecForNextItem": "models",
-    "SASRecConfig": "models",
-    "SASRecForNextItem": "models",
-    "RNNConfig": "models",
-    "RNNForCausalLM": "models",
+_ROOMS = {
+    "engine": "unroll Direct GradientGraphs Tape Checkpoint Reversible InnerAdam InnerAdamW InnerSGD PaperAdam",
+    "models": "FMLPConfig FMLPForNextItem GRU4RecConfig GRU4RecForNextItem SASRecConfig SASRecForNextItem RNNConfig RNNForCausalLM",
+    "tasks": "LanguageModeling Recommendation",
+    "summary": "FarziData FarziDataConfig attach_soft_inputs soft_cross_entropy",
+    "distillation": "FarziConfig FarziTrainer Learner MetaMatching GradientMatching TrajectoryMatching TrajectoryBank PretrainedStarts "
+    "record_trajectories",
+    "report": "suggest",
 }
+_HOME = {name: room for room, names in _ROOMS.items() for name in names.split()}
 
 __all__ = sorted(_HOME)
 __version__ = "0.1.0"
