@@ -73,7 +73,9 @@ def record_trajectories(
     """
     folder = Path(folder)
     if min(num, save_every) < 1 or steps < 1 or steps % save_every:
-        raise ValueError(f"num={num}, steps={steps} and save_every={save_every}: give 1 or more, steps a multiple")
+        raise ValueError(
+            f"num={num}, steps={steps} and save_every={save_every}: give 1 or more, steps a multiple of save_every"
+        )
     check_seed(seed)
     if isinstance(train_dataset, IterableDataset):
         train_dataset = RowStream(train_dataset, lambda some: check_rows(some, learner, data_collator) or some)

@@ -137,7 +137,7 @@ GPT2 = {"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 1}
         *[({**GPT2, "n_embd": width}, "n_embd") for width in ("x", 10**5, -1, 0, 2.5, None, [8], 10**30)],
         *[({**GPT2, "n_layer": layers}, "n_layer") for layers in (10**6, "1", -(10**9))],
         ({**GPT2, "n_head": 0}, "n_head"),
-        ({**GPT2, "n_head": -1}, "does not run on token ids alone"),
+        ({**GPT2, "n_head": -1}, "does not run on ids alone"),
         *[({**GPT2, "dtype": dtype}, "dtype") for dtype in ("os", "load", 5, ["float32"], "int8")],
         *[({**GPT2, "activation_function": name}, "activation_function") for name in ("exec", 5, "os.system")],
         ({**GPT2, "initializer_range": 1e300}, "initializer_range"),

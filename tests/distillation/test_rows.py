@@ -71,7 +71,7 @@ def test_no_tokenizer_needs_a_collator(make):
 
 def test_a_tokenizer_larger_than_the_learner_is_refused(make, text):
     larger = word_tokenizer(text["train"]["text"], vocab_size=60)
-    with pytest.raises(ValueError, match=f"processing_class brings a vocabulary of {len(larger)} entries, .* {V}"):
+    with pytest.raises(ValueError, match=f"processing_class brings {len(larger)} entries, .* {V}"):
         make({"processing_class": larger})
 
 

@@ -149,8 +149,8 @@ def test_a_folder_recorded_otherwise_is_refused_and_left_alone(record, tmp_path,
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"num": 0}, ValueError, "num=0, .*give at least 1 of each"),
-        ({"save_every": 4}, ValueError, "steps=6 and save_every=4: .*a multiple of save_every"),
+        ({"num": 0}, ValueError, "num=0, .*give 1 or more"),
+        ({"save_every": 4}, ValueError, "steps=6 and save_every=4: .*steps a multiple"),
         ({"data": Dataset.from_dict({"input_ids": [[1, 2, V]]})}, ValueError, f"holds id {V}, outside 0"),
         (
             {"optimizer": InnerSGD(lr=1e300)},

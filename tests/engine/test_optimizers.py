@@ -147,7 +147,7 @@ BAD: dict[str, tuple[Callable[[], InnerOptimizer], str]] = {
     "lr text": (lambda: InnerSGD(lr="1e-2"), r"lr must .* got '1e-2' \(in YAML write 1\.0e-2, not 1e-2\)"),
     "beta": (lambda: InnerAdam(lr=0.1, betas=(0.9, 1.0)), r"betas must be two numbers .* got \(0\.9, 1\.0\)"),
     "eps negative": (lambda: InnerAdam(lr=0.1, eps=-1e-8), r"eps must be a finite number >= 0, got -1e-08"),
-    "no eps": (lambda: PaperAdam(lr=0.1, eps=0.0), r"eps and eps_root are both 0\.0.*for example eps=1e-8"),
+    "no eps": (lambda: PaperAdam(lr=0.1, eps=0.0), r"eps and eps_root are both 0\.0.*set eps=1e-8"),
     "decay": (lambda: InnerAdam(lr=0.1, weight_decay=-0.1), r"weight_decay must be a finite number >= 0, got -0\.1"),
     "clipping": (lambda: InnerSGD(lr=0.1, max_grad_norm=0.0), r"max_grad_norm must be None or .* > 0, got 0\.0; None turns it off"),
     "no memory": (lambda: InnerAdamW(lr=0.5, weight_decay=2), r"lr=0\.5 times weight_decay=2 must be below 1.*lower one"),

@@ -203,7 +203,7 @@ def test_bad_arguments():
         carried().as_dataset(0)
     with pytest.raises(ValueError, match="rows that are stored"):
         carried().materialize(2).as_dataset(num_rows=4)
-    with pytest.raises(ValueError, match="fixed already"):
+    with pytest.raises(ValueError, match="rows are fixed"):
         carried().materialize(2).materialize(2)
     with pytest.raises(ValueError, match="max_steps"):
         carried().training_arguments("out", num_train_epochs=1, max_steps=-1)
