@@ -82,6 +82,15 @@ def test_the_replay_ends_at_the_weights_of_the_trainer(tmp_path, name, changes):
     assert found.facts["steps"] == of.state.global_step
 
 
+def test_micro_batches_of_a_model_that_takes_its_own_mean(tmp_path):
+    """A model that is not told the number of tokens: the mean of the micro-batches' means."""
+    of = trainer(tmp_path)
+    of.model_accepts_loss_kwargs = False
+    found = attribute(of, rows(1, seed=1))
+    of.train()
+    assert found.check(of.model) <= 1e-5
+
+
 @pytest.mark.parametrize("adjoint", [None, Tape(), Reversible(), Checkpoint(slots=2)], ids=repr)
 def test_every_adjoint_gives_the_derivative_of_autograd(tmp_path, adjoint):
     of = trainer(tmp_path, tiny_model("gpt2").double())
