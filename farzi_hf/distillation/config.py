@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -28,6 +29,8 @@ from farzi_hf.summary.forms import INPUTS, LABELS, OwnLabels
 from farzi_hf.summary.initialization import Start
 from farzi_hf.summary.inner_settings import LR_SCHEDULES
 from farzi_hf.summary.store.tensor_file import STORAGES
+
+logger = logging.getLogger(__name__)
 
 UNSUPPORTED = {
     "fp16": "gradients of the inner loop have no loss scaling and underflow; use bf16",
@@ -167,10 +170,12 @@ class FarziConfig(TrainingArguments):
         if self.checkpoint_layers and self.torch_compile:  # compiled code does not see through it
             raise ValueError("checkpoint_layers=True goes with plain code, not with torch_compile=True; leave one out")
         if (self.window or 0) > self.inner_steps:
-            raise ValueError(f"window={self.window} is more than inner_steps={self.inner_steps}; lower it")
+            logger.warning(f"window={self.window} is more than inner_steps={self.inner_steps}: all are differentiated.")
         size, made_up = self.synthetic_batch_size or 0, INPUTS[self.inputs].source is not None
         if not made_up and size > max(self.num_sequences, self.defaults.get("synthetic_batch_size", 0)):
-            raise ValueError(f"synthetic_batch_size={size} is more than num_sequences={self.num_sequences}; lower it")
+            logger.warning(
+                f"synthetic_batch_size={size} is more than num_sequences={self.num_sequences}: a step takes all."
+            )
         OBJECTIVES[self.objective].check(self)
         for make, what in (
             (self.make_inner_optimizer, "inner optimizer, inner_…"),

@@ -30,7 +30,7 @@ from farzi_hf.summary.teacher import LinearHead, factors_of_rank
 
 _CHUNK = 64  # sequences that a teacher reads at once
 _EVALUATIONS = 40  # of a training, on held-out rows
-_PATIENCE = 4  # evaluations without a better one, after which the rate falls
+_PATIENCE = 8  # evaluations without a better one, after which the rate falls
 _NOISE = 0.25  # share of what the fall of the rate has gained
 _FEW = 256  # held-out rows, which are always worth their time
 

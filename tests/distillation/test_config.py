@@ -116,6 +116,15 @@ def test_a_setting_that_no_chosen_variant_uses_is_said_to_have_no_effect(caplog)
 # -- recipes, YAML, command line -------------------------------------------------------------------------------------
 
 
+def test_what_is_more_than_there_is_warns(caplog):
+    config(inputs="tokens", num_sequences=4, synthetic_batch_size=80, inner_steps=10, window=20)
+    config(inputs="tokens", num_sequences=80, synthetic_batch_size=80, inner_steps=10, window=10)
+    assert [record.getMessage() for record in caplog.records if "is more than" in record.getMessage()] == [
+        "window=20 is more than inner_steps=10: all are differentiated.",
+        "synthetic_batch_size=80 is more than num_sequences=4: a step takes all.",
+    ]
+
+
 def test_a_recipe_makes_the_same_config_again_and_survives_yaml():
     recipe = config(**UNUSUAL).to_recipe()
     assert {name: recipe[name] for name in UNUSUAL} == UNUSUAL
@@ -160,8 +169,6 @@ NOT_USABLE = {
     "inner_betas='fast' is not a number; write it as": {"inner_betas": ["fast", 0.9]},
     "trajectories is None; call record_trajectories": {"objective": "trajectory_matching"},
     "num_train_epochs=3.0 and max_steps=400: exactly one of them": {"num_train_epochs": 3.0, "max_steps": 400},
-    "window=20 is more than inner_steps=10; lower it": {"inner_steps": 10, "window": 20},
-    "synthetic_batch_size=80 is more than num_sequences=4; lower it": {"inputs": "tokens", "num_sequences": 4, "synthetic_batch_size": 80},
     "lr_scheduler_kwargs='{' is not JSON": {"lr_scheduler_kwargs": "{"},
     "num_train_epochs=0.0 and max_steps=-1: exactly one of them": {"max_steps": -1},
 }  # fmt: skip

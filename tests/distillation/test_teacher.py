@@ -109,18 +109,18 @@ def test_where_validation_always_falls_the_training_is_the_whole_one():
 
 def test_where_it_rises_the_rate_falls_from_the_best_state():
     """The best one while the rate stays is that of step 6. So the rate falls in 6 steps, and step 12 is that of a training of 12."""
-    found = toy([9, 8, 7, 6, 5, 4, *[6] * 4, 5, 5, 3, 3, 3, 2])
+    found = toy([9, 8, 7, 6, 5, 4, *[6] * 8, 5, 5, 3, 3, 3, 2])
     assert (found.steps, found.validation) == (12, 2)
     assert torch.equal(found.params["w"], toy(None, 12).params["w"])
 
 
 def test_the_end_is_returned_where_it_is_worse_by_noise_alone():
-    found = toy([9, 8, 7, 6, 5, 4, *[6] * 4, 5, 3, 2, 1, 2, 1.5])
+    found = toy([9, 8, 7, 6, 5, 4, *[6] * 8, 5, 3, 2, 1, 2, 1.5])
     assert (found.steps, found.validation) == (12, 1.5)
 
 
 def test_the_best_state_is_returned_wherever_it_was():
-    later, before = toy([9, 8, 7, 6, 5, 4, *[6] * 4, 5, 3, 4, 4, 4, 5]), toy([9, 8, 1, *[6] * 4, 5, 5, 5])
+    later, before = toy([9, 8, 7, 6, 5, 4, *[6] * 8, 5, 3, 4, 4, 4, 5]), toy([9, 8, 1, *[6] * 8, 5, 5, 5])
     assert (later.steps, later.validation) == (8, 3)
     assert (before.steps, before.validation) == (3, 1)
     assert toy([math.inf] * 40).steps == 1
