@@ -15,18 +15,9 @@ from transformers import PreTrainedModel, Trainer
 
 from farzi_hf.data import IGNORED
 from farzi_hf.data.seeds import check_seed
+from farzi_hf.distillation import learner_model as models
 from farzi_hf.distillation.layer_checkpoint import keep_inputs_of_layers
-from farzi_hf.distillation.learner_model import (
-    LearnerInit,
-    Parameters,
-    check_causal,
-    check_model,
-    check_twice_differentiable,
-    dropping,
-    factory,
-    looks_up_only,
-    readable_positions,
-)
+from farzi_hf.distillation.learner_model import LearnerInit, Parameters
 from farzi_hf.summary.soft_tokens import (
     HardTargets,
     SoftTokens,
@@ -70,9 +61,9 @@ class Learner:
     """
 
     def __init__(self, learner_init: LearnerInit, *, checkpoint_layers: bool = False):
-        self._factory = factory(learner_init)
+        self._factory = models.factory(learner_init)
         self.model = self._new_model()
-        check_model(self.model)
+        models.check_model(self.model)
         if checkpoint_layers:
             keep_inputs_of_layers(self.model)
         self.model.register_forward_pre_hook(feed_soft_tokens, with_kwargs=True)
@@ -80,7 +71,7 @@ class Learner:
         self.vocab_size = vocabulary_size(self.model)
         self._embedding_names = parameter_names(self.model, self.model.get_input_embeddings())
         self._readable = 0
-        check_causal(self.model, lambda params, ids: self.logits(params, whole(ids)))
+        models.check_causal(self.model, lambda params, ids: self.logits(params, whole(ids)))
         self.head = LinearHead.of(self.model)
         """None if the logits are another function of the last hidden states than a linear one."""
 
@@ -88,7 +79,7 @@ class Learner:
             states = self.states(params, {"inputs_embeds": embedded}).flatten(0, 1)
             return self.loss_of_states(params, states, HardTargets(states.new_zeros(len(states), dtype=torch.long)))
 
-        check_twice_differentiable(self.model, loss)
+        models.check_twice_differentiable(self.model, loss)
 
     def initial_parameters(self, seed: int, device: torch.device | str | None = None) -> Parameters:
         """θ_0: the weights that the factory draws under `seed`. They depend on nothing else.
@@ -126,7 +117,7 @@ class Learner:
         def loss(params: Parameters, ids: Tensor) -> Tensor:
             return self.hard_loss(params, {**whole(ids), "labels": ids})
 
-        return name if name is not None and looks_up_only(self.model, name, loss) else None
+        return name if name is not None and models.looks_up_only(self.model, name, loss) else None
 
     @cached_property
     def no_decay(self) -> tuple[str, ...]:
@@ -160,7 +151,7 @@ class Learner:
             weights: (b,), how much each sequence counts; the sum over positions is still divided by their number. None stands for 1.
             dropout: the seed of the masks, with the probabilities of the model's config; None drops nothing.
         """
-        with nullcontext() if dropout is None else dropping(self.model, dropout, self.model.device):
+        with nullcontext() if dropout is None else models.dropping(self.model, dropout, self.model.device):
             states = self.states(params, _arguments(batch))
         states, labels = states[:, :-1], batch["labels"][:, 1:]
         counted = labels != IGNORED
@@ -204,7 +195,7 @@ class Learner:
     def readable(self, length: int) -> int:
         """How many of `length` positions the model can read: all, unless its table of positions is shorter. In doubt, the model is run."""
         if length > self._readable:
-            self._readable = readable_positions(self.model, length)
+            self._readable = models.readable_positions(self.model, length)
         return min(length, self._readable)
 
     def _new_model(self) -> PreTrainedModel:

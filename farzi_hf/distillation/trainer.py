@@ -89,19 +89,13 @@ class FarziTrainer(Trainer):
     """
 
     def __init__(
-        self,
-        learner_init: Callable[[], PreTrainedModel] | PreTrainedConfig | PreTrainedModel,
-        args: FarziConfig,
+        self, learner_init: Callable[[], PreTrainedModel] | PreTrainedConfig | PreTrainedModel, args: FarziConfig,
         train_dataset: Dataset | IterableDataset | None = None,
-        eval_dataset: Dataset | Mapping[str, Dataset] | None = None,
-        processing_class: Any = None,
-        data_collator: Callable | None = None,
-        farzi_data: FarziData | None = None,
-        objective: Objective | None = None,
-        task: Task | None = None,
-        teacher: GivenTeachers | UntrainedTeachers | None = None,
-        **kwargs: Any,
-    ) -> None:
+        eval_dataset: Dataset | Mapping[str, Dataset] | None = None, processing_class: Any = None,
+        data_collator: Callable | None = None, farzi_data: FarziData | None = None,
+        objective: Objective | None = None, task: Task | None = None,
+        teacher: GivenTeachers | UntrainedTeachers | None = None, **kwargs: Any,
+    ) -> None:  # fmt: skip
         if not isinstance(args, FarziConfig):
             raise TypeError(f"args is {type(args).__name__}; give a FarziConfig, for instance FarziConfig('out')")
         run_check("output_dir", check_destination, Path(args.output_dir))
@@ -342,11 +336,9 @@ class FarziTrainer(Trainer):
         return Students(self.learner, self.model, self.training, args.inner_steps, args.seed, args.device, self._quiet)
 
     def evaluate(
-        self,
-        eval_dataset: Dataset | Mapping[str, Dataset] | None = None,
-        ignore_keys: list[str] | None = None,
+        self, eval_dataset: Dataset | Mapping[str, Dataset] | None = None, ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
-    ) -> dict[str, float]:
+    ) -> dict[str, float]:  # fmt: skip
         """Trains `args.eval_students` students from scratch on the summary and evaluates each on real data. Processes share the work.
 
         Args:

@@ -386,13 +386,9 @@ class FarziData(nn.Module):
         return Contents(tensors, self.config, vocabulary, decoded, fixed)
 
     def save_pretrained(
-        self,
-        folder: str | os.PathLike,
-        processing_class: Any = None,
-        metrics: Mapping[str, Any] | None = None,
-        recipe: Mapping[str, Any] | None = None,
-        plots: Sequence[str | os.PathLike] | None = None,
-    ) -> None:
+        self, folder: str | os.PathLike, processing_class: Any = None, metrics: Mapping[str, Any] | None = None,
+        recipe: Mapping[str, Any] | None = None, plots: Sequence[str | os.PathLike] | None = None,
+    ) -> None:  # fmt: skip
         """Writes the whole artefact (tensors, config, vocabulary, parquet tables, card) into `folder`.
 
         Atomic: a crash at any point leaves the old artefact or the new one whole. Other files in the folder stay, for instance
@@ -426,12 +422,9 @@ class FarziData(nn.Module):
 
     @classmethod
     def from_pretrained(
-        cls,
-        folder_or_repo: str | os.PathLike,
-        revision: str | None = None,
-        token: str | None = None,
+        cls, folder_or_repo: str | os.PathLike, revision: str | None = None, token: str | None = None,
         cache_dir: str | os.PathLike | None = None,
-    ) -> FarziData:
+    ) -> FarziData:  # fmt: skip
         """Loads a summary from a folder or, if there is no such folder, from a dataset repository of the Hub.
 
         No code in the folder is run, no link is followed, and nothing is changed there.
@@ -468,14 +461,9 @@ class FarziData(nn.Module):
         return farzi
 
     def push_to_hub(
-        self,
-        repo_id: str,
-        private: bool | None = None,
-        revision: str | None = None,
-        token: str | None = None,
-        commit_message: str = "Upload Farzi data",
-        **artefact: Any,
-    ) -> str:
+        self, repo_id: str, private: bool | None = None, revision: str | None = None, token: str | None = None,
+        commit_message: str = "Upload Farzi data", **artefact: Any,
+    ) -> str:  # fmt: skip
         """Uploads the artefact to the *dataset* repository `repo_id` in one commit and returns the commit's address.
 
         Args:
