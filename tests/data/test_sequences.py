@@ -30,7 +30,7 @@ def rows(*ids: list[int]) -> Dataset:
     [
         (rows(), "dataset is empty"),
         (rows([2, 3], [2], []), r"\['input_ids'\]\[2\] has 0 ids \(2 rows are as short\)"),
-        (rows([2, 3], [2, 4, 5]), r"\['input_ids'\]\[1\] holds id 5, outside 0 … 4: tokenize"),
+        (rows([2, 3], [2, 4, 5]), r"\['input_ids'\]\[1\] holds id 5, outside 0 … 4 for vocab_size=5"),
         (rows([2, -1]), "holds id -1"),
         (Dataset.from_dict({"text": ["a"]}), r"has columns \['text'\], but no 'input_ids'"),
         (Dataset.from_dict({"input_ids": [[0.5, 1.0]]}), r"has type list<.*: double>: it must hold a list of integers"),
