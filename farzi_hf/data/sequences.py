@@ -67,7 +67,7 @@ def check_ids(dataset: Dataset, vocab_size: int) -> None:
     if len(outside):
         row = int(np.searchsorted(np.cumsum(lengths), outside[0], side="right"))
         raise ValueError(
-            f"dataset['input_ids'][{row}] holds id {ids[outside[0]]}, outside 0 … {vocab_size - 1} for vocab_size={vocab_size}: tokenize with its tokenizer."
+            f"dataset['input_ids'][{row}] holds id {ids[outside[0]]}, outside 0 … {vocab_size - 1} for vocab_size={vocab_size}: use its tokenizer."
         )
 
 
