@@ -267,7 +267,13 @@ def test_a_run_resumes_bit_identically_in_the_middle_of_an_epoch(make, sequences
 def test_workers_give_the_same_run(tmp_path, sequences, tokenizer, streaming):
     def run(number: int) -> FarziTrainer:
         data = {"train_dataset": rows_only_as_a_stream(sequences)} if streaming else {}
-        settings = {"max_steps": 5, "dataloader_num_workers": number, "inner_steps": 2, "inner_steps_min": None}
+        settings = {
+            "max_steps": 5,
+            "dataloader_num_workers": number,
+            "inner_steps": 2,
+            "inner_steps_min": None,
+            "window": None,
+        }
         trainer = tiny_trainer(tmp_path / str(number), sequences, tokenizer, data, **settings)
         trainer.train()
         return trainer
