@@ -65,6 +65,11 @@ class Measured:
         return {**asdict(self), "students": [values.tolist() for values in self.students]}
 
 
+def with_ids(task: Task, rows: Dataset) -> Dataset:
+    """Whole rows with `input_ids`; of rows that have a column `text` alone, the task's tokenizer makes them."""
+    return rows if "input_ids" in rows.column_names else task.training_rows(rows, 0)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Comparison(Students):
     """Trains and measures the students of one summary and one seed, and students on real data beside them.

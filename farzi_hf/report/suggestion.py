@@ -35,7 +35,7 @@ from farzi_hf.data.streams import described
 from farzi_hf.distillation import FarziConfig, FarziTrainer, Learner
 from farzi_hf.distillation.learner import Parameters
 from farzi_hf.distillation.rows import validation_loss
-from farzi_hf.report.comparison import Comparison, Measured
+from farzi_hf.report.comparison import Comparison, Measured, with_ids
 from farzi_hf.report.rows import prediction_of
 from farzi_hf.report.tables import markdown, save_json
 from farzi_hf.summary import FarziData
@@ -155,7 +155,7 @@ def suggest(
     """Chooses the settings of a distillation by short trials on the validation part.
 
     Args:
-        dataset: whole rows in `input_ids`, with the splits train and validation. Of a single `Dataset`, a tenth is held out.
+        dataset: whole rows in `input_ids`, or in `text` for the task's tokenizer, with the splits train and validation. Of a single `Dataset`, a tenth is held out.
         task: `LanguageModeling(tokenizer)` or `Recommendation(vocabulary)`.
         bytes: the most that the summary may have; by default as many as the data: ids in ⌈log₂ V⌉ bits each.
         minutes: for all trials; by default 10, or 30 for a vocabulary of more than 5,000 entries.
@@ -174,6 +174,7 @@ def suggest(
     if isinstance(dataset, Dataset):
         held_out = dataset.train_test_split(0.1, seed=seed)
         dataset = DatasetDict(train=held_out["train"], validation=held_out["test"])
+    dataset = DatasetDict({name: with_ids(task, rows) for name, rows in dataset.items()})
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(folder or scratch)
         found = Search(dataset, task, place, output_dir, seed, bytes, minutes, learner, show=show).run()

@@ -10,7 +10,7 @@ from typing import Any
 from datasets import Dataset, DatasetDict
 
 from farzi_hf.distillation import FarziTrainer
-from farzi_hf.report.comparison import Comparison, Measured
+from farzi_hf.report.comparison import Comparison, Measured, with_ids
 from farzi_hf.report.rendering import distillation_seconds
 from farzi_hf.report.rows import BASELINES, on_summary, teacher
 from farzi_hf.tasks import Row
@@ -195,7 +195,8 @@ def compare(trainer: FarziTrainer, test_dataset: Dataset | None = None, *, basel
     for name in baselines:
         if name not in BASELINES:
             raise ValueError(f"baselines: {name!r} is unknown; choose from {', '.join(BASELINES)}")
-    splits = DatasetDict(train=train, validation=test if validation is None else validation, test=test)
+    given = {"train": train, "validation": test if validation is None else validation, "test": test}
+    splits = DatasetDict({name: with_ids(trainer.task, rows) for name, rows in given.items()})
     c = Comparison.of_trainer(trainer, splits)
     measured = [*first_rows(c), *filter(None, (BASELINES[name](c) for name in baselines))]
     seconds = distillation_seconds(trainer.state.log_history)

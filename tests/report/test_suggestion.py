@@ -62,6 +62,12 @@ def test_a_config_a_learner_and_a_leaderboard_come_of_two_splits(text, tmp_path)
     assert all("left]" in line for line in lines)
 
 
+def test_text_and_a_single_split_are_enough(text, tmp_path):
+    rows = small_text()["train"].select(range(60))
+    config = suggest(rows, text[1], minutes=0.5, learner=GPT2, output_dir=str(tmp_path / "out"), show=lambda line: None)
+    assert config.learner == GPT2
+
+
 def test_the_choice_distilled_again_is_the_summary_of_the_trials(text, tmp_path):
     """The config that is written needs no trials, and leads to the same numbers."""
     splits, task = text
