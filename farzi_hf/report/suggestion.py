@@ -155,7 +155,8 @@ def suggest(
     """Chooses the settings of a distillation by short trials on the validation part.
 
     Args:
-        dataset: whole rows in `input_ids`, or in `text` for the task's tokenizer, with the splits train and validation. Of a single `Dataset`, a tenth is held out.
+        dataset: whole rows in `input_ids`, or in `text` for the task's tokenizer, with the splits train and validation. A tenth of a single
+            `Dataset` is held out.
         task: `LanguageModeling(tokenizer)` or `Recommendation(vocabulary)`.
         bytes: the most that the summary may have; by default as many as the data: ids in ⌈log₂ V⌉ bits each.
         minutes: for all trials; by default 10, or 30 for a vocabulary of more than 5,000 entries.
