@@ -50,7 +50,9 @@ def check_outputs(folder: Path, names: Sequence[str], recipe: Mapping[str, Any] 
     check_files(folder, names, ours)
     results = [name for name in (*names, "summary") if name not in _BEFORE_RESULTS and (folder / name).exists()]
     if ours and recipe is not None and results and (other := _difference(before, yaml.safe_load(yaml_text(recipe)))):
-        raise ValueError(f"{str(folder)!r} has {results[0]} of a run with other settings ({other}): choose another")
+        raise ValueError(
+            f"{str(folder)!r} has {results[0]} of a run with other settings ({other}): choose another folder"
+        )
 
 
 def _difference(before: Any, now: Mapping[str, Any]) -> str:
@@ -68,7 +70,9 @@ def check_files(folder: Path, names: Iterable[str], ours: bool) -> None:
             if place.exists() and not place.is_dir():
                 raise ValueError(f"{str(place)!r} is a file, where a folder has to be: choose another folder")
         if not ours and os.path.lexists(path):
-            raise ValueError(f"{str(path)!r} exists already and would be overwritten; choose another, or move it away")
+            raise ValueError(
+                f"{str(path)!r} exists already and would be overwritten; choose another folder, or move it away"
+            )
 
 
 def find_checkpoint(

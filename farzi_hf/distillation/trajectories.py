@@ -120,7 +120,7 @@ def _adopt_manifest(folder: Path, manifest: dict[str, Any]) -> None:
     for name, value in as_written(manifest).items():
         if before.get(name) != value:
             details = f" ({before.get(name)}, now {value})" if name not in ("parameters", "model", "data") else ""
-            raise ValueError(f"folder={str(folder)!r} has trajectories of other {name}{details}: choose another")
+            raise ValueError(f"folder={str(folder)!r} has trajectories of other {name}{details}: choose another folder")
 
 
 # -- reading ---------------------------------------------------------------------------------------------------------
