@@ -164,7 +164,7 @@ NOT_USABLE = {
     "settings of the inner optimizer, inner_…: momentum": {"inner_optimizer": "sgd", "inner_momentum": 1.0},
     "settings of the teacher, teacher_…: lr": {"teacher_learning_rate": -1.0},
     "settings of the summary: tau must be a positive, finite number": {"tau": 0.0},
-    "settings of the summary: labels='shared' need inputs of 'soft', got 'tokens'": {"labels": "shared", "inputs": "tokens"},
+    "settings of the summary: labels='shared' need inputs of 'soft', got inputs='tokens'": {"labels": "shared", "inputs": "tokens"},
     "fresh_start_fraction=1.5 is no share; give a number from 0 to 1": {"trajectories": "omega", "fresh_start_fraction": 1.5},
     "inner_betas='fast' is not a number; write it as": {"inner_betas": ["fast", 0.9]},
     "trajectories is None; call record_trajectories": {"objective": "trajectory_matching"},

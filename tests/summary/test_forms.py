@@ -53,8 +53,8 @@ def test_ids_are_read_as_they_are():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"inputs": "tokens"}, "labels='shared' need inputs of 'soft', got 'tokens'"),
-        ({"inputs": "drawn", "labels": "own"}, "labels='own' need inputs of 'soft' or 'tokens', got 'drawn'"),
+        ({"inputs": "tokens"}, "labels='shared' need inputs of 'soft', got inputs='tokens'"),
+        ({"inputs": "drawn", "labels": "own"}, "labels='own' need inputs of 'soft' or 'tokens', got inputs='drawn'"),
         ({"inputs": "drawn", "labels": "teacher"}, "labels='teacher' with teacher=None"),
         ({"teacher": {"model_type": "gpt2"}}, "labels='shared' with teacher={'model_type': 'gpt2'}"),
         ({"label_dim": 5}, "label_dim=5 with labels='shared': such labels have none"),
