@@ -27,6 +27,7 @@ os.environ["HF_HOME"] = _CACHE.name
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
 os.environ["HF_HUB_DISABLE_XET"] = "1"
+os.environ["HF_UPDATE_DOWNLOAD_COUNTS"] = "0"  # datasets would tell the Hub of each file that it reads
 
 # Under nohup, or in the background of a script, signals are ignored, here and in the processes that tests start.
 for _name, _handler in (("SIGINT", signal.default_int_handler), ("SIGHUP", signal.SIG_DFL)):

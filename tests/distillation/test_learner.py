@@ -191,6 +191,7 @@ def test_the_derivative_through_training_matches_finite_differences(learner):
 # -- compiled -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 def test_compiled_code_finds_the_model_as_it_was_when_it_was_compiled():
     """A loss leaves the head out of the model, runs it, and puts the head back."""
@@ -210,6 +211,7 @@ COMPILED = [  # torch cannot compile recurrent layers
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", COMPILED)
 @pytest.mark.filterwarnings("default")
 def test_losses_of_every_learner_without_recurrent_layers_can_be_compiled(kind):

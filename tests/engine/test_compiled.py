@@ -11,6 +11,7 @@ from meta_problems import ADAM, OPTIMIZERS, PROBLEMS
 from farzi_hf.engine import Adjoint, Checkpoint, Direct, Reversible, Tape, unroll
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.filterwarnings("default")
 def test_compiled_steps_give_the_same_gradient_and_are_compiled_once() -> None:

@@ -76,6 +76,7 @@ def test_pretrained_weights_are_where_training_starts(text, tmp_path):
     assert perplexity["Farzi, soft tokens"] == pytest.approx(54, rel=0.2)
 
 
+@pytest.mark.slow
 def test_items(tmp_path, monkeypatch):
     use_small_data(monkeypatch)
     learner = {"model_type": "gru4rec", "hidden_size": 8}

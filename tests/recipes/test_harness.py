@@ -55,6 +55,7 @@ def doubled(report, number: int) -> None:
     report({"four_times": 4 * number})
 
 
+@pytest.mark.slow
 def test_a_function_runs_in_a_process_of_its_own_and_reports_what_it_knows():
     facts = in_process(doubled, {"number": 3}, Limits(memory=2.0, seconds=60.0, threads=1))
     assert facts == {"twice": 6, "threads": 1, "four_times": 12, "status": "ok", "note": ""}

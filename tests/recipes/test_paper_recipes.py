@@ -174,6 +174,7 @@ def test_cross_architecture(tmp_path, dataset, teachers, names):
     assert len(modified(tmp_path)) == 2 * len(names) * (len(teachers) + 2)
 
 
+@pytest.mark.slow
 def test_inputs(tmp_path):
     inputs.main([*tiny("sample", tmp_path), *OWN])
     table = card(tmp_path)
@@ -185,6 +186,7 @@ def test_inputs(tmp_path):
     assert (tmp_path / "card" / "inputs.png").stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_privacy(tmp_path):
     pytest.importorskip("opacus")
     argv = [*tiny("sample", tmp_path, ()), "--initialization", "random", "--num_students", "1", "--seeds", "0"]
@@ -199,6 +201,7 @@ def test_privacy(tmp_path):
     assert " ε |" in (tmp_path / "card" / "table.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_figures")
 def test_other_architectures_learn_from_a_carried_teacher(tmp_path):
     carried = ("--inputs", "drawn", "--labels", "teacher", "--storage", "coded5", "--max_steps", "0", "--num_students", "1")  # fmt: skip
@@ -210,6 +213,7 @@ def test_other_architectures_learn_from_a_carried_teacher(tmp_path):
     assert len({table[name]["bytes"] for name in pairs}) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_figures")
 def test_a_summary_that_another_run_left_behind_is_not_taken_for_ours(tmp_path, monkeypatch):
     """A run with other settings makes a summary, and is interrupted while its students train."""
@@ -271,6 +275,7 @@ def test_cold_start(tmp_path):
     assert {path: os.stat(path).st_mtime_ns for path in times} == times
 
 
+@pytest.mark.slow
 def test_inner_optimizers(tmp_path):
     inner_optimizers.main([*tiny("sample_interactions", tmp_path), "--logging_steps", "1", "--seeds", "0"])
     table = card(tmp_path)

@@ -169,6 +169,7 @@ def test_a_run_that_goes_on_does_not_make_its_start_again(finished_text, tmp_pat
     assert start_row(output) == before
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_figures")
 @pytest.mark.parametrize(
     ("inputs", "words"), [("drawn", "drawn ids"), ("written", "own text"), ("tokens", "fixed ids")]

@@ -96,6 +96,7 @@ def test_other_settings_or_data_are_other_trials(text, tmp_path, monkeypatch):
         search(text, tmp_path / "trials", learner=GPT2, seed=1).run()
 
 
+@pytest.mark.slow
 def test_a_learner_that_is_too_large_is_left_out_and_packing_tries_fewer_bits(text, tmp_path):
     lines = []
     wide = {**GPT2, "n_embd": 64}
@@ -124,6 +125,7 @@ def test_no_room_is_refused(text, name, value):
         suggest(*text, **{name: value})
 
 
+@pytest.mark.slow
 def test_longer_students_are_tried_until_one_is_close_to_its_teacher(text, tmp_path, monkeypatch):
     monkeypatch.setattr(suggestion, "_STUDENTS", ((1, 4, 0.02), (2, 4, 0.02), (3, 4, 0.02)))
     monkeypatch.setattr(suggestion, "_CLOSE", 10.0)
