@@ -156,12 +156,8 @@ class Run:
     @cached_property
     def settings(self) -> dict[str, Any]:
         """The settings on which kept results depend."""
-        return {
-            **vars(self.data.settings),
-            **self.recipe,
-            "data": self.data.fingerprint(self.seed),
-            "whole": self.whole,
-        }
+        of_data = {"data": self.data.fingerprint(self.seed), "whole": self.whole}
+        return {**vars(self.data.settings), **self.recipe, **of_data}
 
     def finished(self) -> dict[str, Any] | None:
         """The results of an earlier start, if it came to its end with these settings. All processes call this."""
@@ -187,9 +183,8 @@ class Run:
             return []
         start = copy.deepcopy(self.trainer.model)
         start.store_as(self.args.storage)
-        measured = [
-            on_summary(replace(self.comparison, farzi=start), self._named(LABELS[self.args.labels].row_of_start))
-        ]
+        name = self._named(LABELS[self.args.labels].row_of_start)
+        measured = [on_summary(replace(self.comparison, farzi=start), name)]
         self.keep(START, measured)
         return measured
 
@@ -235,16 +230,11 @@ class Run:
         known = {part.method for part in measured}
         verdict = Verdict.of(c, measured, self.seconds) if known & {FULL, LONG} else None
         plots = draw(c, self.trainer.state.log_history, rows, self.folder / "plots", self.whole)
-        metrics = {
-            "table": rows,
-            **self.facts,
-            **provenance(c, self.data, self.seed),
-            **(cost(c) if self.whole else verdict.cost),
-        }
+        costs = cost(c) if self.whole else verdict.cost
+        metrics = {"table": rows, **self.facts, **provenance(c, self.data, self.seed), **costs}
         said = {} if verdict is None else {"verdict": str(verdict)}
-        self.trainer.model.save_pretrained(
-            self.summary_folder, metrics={**metrics, **said}, recipe=self.recipe, plots=plots
-        )
+        given = {"metrics": {**metrics, **said}, "recipe": self.recipe, "plots": plots}
+        self.trainer.model.save_pretrained(self.summary_folder, **given)
         return self.keep(RESULTS, measured, facts=self.facts, **said)
 
 

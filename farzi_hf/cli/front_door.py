@@ -34,11 +34,9 @@ class Options:
         default=None, metadata={"help": "the most that the summary may have, such as 200kB; by default as many as the data"}
     )  # fmt: skip
     minutes: float | None = field(
-        default=None, metadata={"help": "for the trials; by default 10, or 30 for a large vocabulary"}
+        default=None, metadata={"help": "for the trials; by default 10, or 30 for many entries"}
     )
-    compare: bool = field(
-        default=False, metadata={"help": "the whole table, with every baseline, in place of a verdict alone"}
-    )
+    compare: bool = field(default=False, metadata={"help": "the whole table, with every baseline, beside the verdict"})
     dry_run: bool = field(default=False, metadata={"help": "say what would be read and made, and stop"})
 
 
@@ -59,14 +57,12 @@ class FrontDoor:
 
     def __init__(self, argv: Sequence[str]) -> None:
         parser = HfArgumentParser(Options, allow_abbrev=False)
-        self.options, rest = parser.parse_args_into_dataclasses(
-            list(argv[1:]), return_remaining_strings=True, look_for_args_file=False
-        )
+        how = {"return_remaining_strings": True, "look_for_args_file": False}
+        self.options, rest = parser.parse_args_into_dataclasses(list(argv[1:]), **how)
         self.settings, self._args = parse_arguments((RunSettings, FarziConfig), None, ["--dataset", argv[0], *rest])
         named = {word[2:].partition("=")[0] for word in rest if word.startswith("--")}
-        fixed = {
-            f.name: getattr(self._args, f.name) for f in fields(FarziConfig) if f.name in named - {"output_dir", "seed"}
-        }
+        ours = [f.name for f in fields(FarziConfig) if f.name in named - {"output_dir", "seed"}]
+        fixed = {name: getattr(self._args, name) for name in ours}
         if self._args.world_size > 1:
             raise ValueError(
                 f"{self._args.world_size} processes would all make the trials; choose with farzi suggest DATA > config.yaml, and launch farzi "

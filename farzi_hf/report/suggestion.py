@@ -121,9 +121,8 @@ class Suggestion:
         """The row "full data, long": the teacher is a model that has trained on all data for as long as helps."""
         model, trial = self.teacher
         found = c.statistics(prediction_of(model.to(c.device).eval()), c.splits["test"])
-        return Measured(
-            "full data, long", [found], c.nbytes(c.splits["train"]), trial.found["steps"], trial.found["seconds"]
-        )
+        taken = trial.found["steps"], trial.found["seconds"]
+        return Measured("full data, long", [found], c.nbytes(c.splits["train"]), *taken)
 
     def reasons(self) -> list[str]:
         """Each choice with its reason, a line each."""
@@ -228,11 +227,8 @@ class Search:
         packed = self.packing_stage(teacher)
         student = self.student_stage(teacher, packed)
         learner, names = teacher.found["learner"], ("storage", "packing_penalty", "packing_steps")
-        chosen = {
-            "teacher_steps": teacher.found["teacher_steps"],
-            **{name: packed.found[name] for name in names},
-            **student.found,
-        }
+        of_packing = {name: packed.found[name] for name in names}
+        chosen = {"teacher_steps": teacher.found["teacher_steps"], **of_packing, **student.found}
         config = self.config(learner, self.output_dir, **chosen)
         summary = FarziData.from_pretrained(self.folder / packed.found["folder"])
         summary.config.inner = config.inner_settings()
@@ -245,13 +241,8 @@ class Search:
     def settings(self) -> dict[str, Any]:
         """On what the trials depend: the data and what was asked for."""
         data = {name: described(rows)["fingerprint"] for name, rows in self.splits.items() if name != "test"}
-        asked = {
-            "bytes": self.most,
-            "minutes": self.minutes,
-            "learners": self.learners,
-            "seed": self.seed,
-            "fixed": self.fixed,
-        }
+        asked = {"bytes": self.most, "minutes": self.minutes, "learners": self.learners}
+        asked |= {"seed": self.seed, "fixed": self.fixed}
         return as_written({"data": data, **asked})
 
     @cached_property
@@ -264,9 +255,7 @@ class Search:
             found = json.loads(path.read_text(encoding="utf-8"))
             return numbers_of(found["trials"]) if found["settings"] == self.settings else {}
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(
-                f"{str(path)!r} cannot be read ({error!r}): move it away, or choose another folder"
-            ) from None
+            raise ValueError(f"{str(path)!r} cannot be read ({error!r}): choose another folder") from None
 
     def trial(self, name: str, make: Callable[[], Mapping[str, Any]], key: str = "") -> Trial:
         """The trial of that name: `make()`, or what an earlier start has kept of it under `key`, by default the name."""
@@ -321,9 +310,8 @@ class Search:
         """The loss of a model on the validation part, and its figure in the words of the task."""
         splits = DatasetDict(train=self.splits["train"], validation=self.validation, test=self.validation)
         c = Comparison.of_trainer(trainer, splits, num_students=1)
-        held_out = replace(
-            c.real_data(self.splits["train"]), held_out=self.task.evaluation_rows(self.validation, self.length)
-        )
+        rows = self.task.evaluation_rows(self.validation, self.length)
+        held_out = replace(c.real_data(self.splits["train"]), held_out=rows)
         error = validation_loss(learner, held_out, len(held_out.held_out))(params)
         figure = self.task.headline(self.task.metrics(c.statistics(partial(learner.logits, params), self.validation)))
         return {"error": error if math.isfinite(error) else _DIVERGED, "figure": figure}
@@ -337,10 +325,8 @@ class Search:
             trainer, taken = self.trainer(learner, teacher_steps=_TIMED), []
             for _ in range(2):  # the first ones warm up
                 started = time.perf_counter()
-                training, data = (
-                    trainer.args.make_teacher_training(),
-                    replace(trainer.real_data, held_out=None, quiet=True),
-                )
+                training = trainer.args.make_teacher_training()
+                data = replace(trainer.real_data, held_out=None, quiet=True)
                 training.train(trainer.learner, data, self.seed)
                 taken.append((time.perf_counter() - started) / _TIMED)
             return {"figure": f"{1000 * min(taken):.0f} ms", "found": {"seconds": min(taken)}}
@@ -359,28 +345,17 @@ class Search:
             started = time.perf_counter()
             [found] = trainer.labelling.teachers(trainer.real_data, trainer.args.make_teacher_training(), self.seed)
             seconds = round(time.perf_counter() - started, 2)
-            model = AutoModelForCausalLM.from_config(
-                self.task.learner_config(learner, self.length), trust_remote_code=False
-            )
+            config = self.task.learner_config(learner, self.length)
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
             model.load_state_dict(found.params, strict=False)  # buffers and tied heads are not among the parameters
             model.save_pretrained(folder)
             taken = found.trained.steps
             why = f"best after {taken:,} steps" + (", and not better later" if taken < steps else "")
             numbers = sum(x.numel() for x in found.params.values())
-            facts = {
-                "learner": dict(learner),
-                "teacher_steps": steps,
-                "steps": taken,
-                "seconds": seconds,
-                "stopped": taken < 0.9 * steps,
-                "folder": folder.name,
-            }
-            return {
-                **self.judged(trainer, found.learner, found.params),
-                "nbytes": int(_BITS * numbers / 8),
-                "why": why,
-                "found": facts,
-            }
+            facts = {"learner": dict(learner), "teacher_steps": steps, "steps": taken, "seconds": seconds}
+            facts |= {"stopped": taken < 0.9 * steps, "folder": folder.name}
+            judged = self.judged(trainer, found.learner, found.params)
+            return {**judged, "nbytes": int(_BITS * numbers / 8), "why": why, "found": facts}
 
         return self.trial(f"teacher, {words_of(learner)}", make, key=folder.name)
 
@@ -390,9 +365,7 @@ class Search:
         for learner in self.learners:
             numbers = sum(x.numel() for x in self._untrained(learner).parameters())
             if tried and _BITS * numbers / 8 > self.most:
-                self.show(
-                    f"{words_of(learner)} is left out: its {numbers:,} numbers do not fit into {self.most:,} bytes"
-                )
+                self.show(f"{words_of(learner)} is left out: its {numbers:,} numbers exceed {self.most:,} bytes")
                 continue
             tried.append(self.teacher(learner, seconds))
             if len(tried) == 1:
@@ -407,16 +380,14 @@ class Search:
 
         def make() -> dict[str, Any]:
             model = self._model(teacher)
-            trainer = self.trainer(
-                teacher.found["learner"], model, storage="coded6", packing_steps=0, inner_steps=_FIRST
-            )
+            settings = {"storage": "coded6", "packing_steps": 0, "inner_steps": _FIRST}
+            trainer = self.trainer(teacher.found["learner"], model, **settings)
             trainer.tune_initialization()
             trainer.model.store_as("coded6")
             counted = self.task.counted(self.splits["train"], self.validation, self.validation, self.vocab_size)
             name, best = min(counted.items(), key=lambda pair: self.task.error(pair[1]))
-            why = (
-                f"its teacher so far: {teacher.figure}; {name}, counted: {self.task.headline(self.task.metrics(best))}"
-            )
+            by_counting = self.task.headline(self.task.metrics(best))
+            why = f"its teacher so far: {teacher.figure}; {name}, counted: {by_counting}"
             judged = self.judged(trainer, trainer.learner, trainer.students.on_summary(0))
             return {**judged, "nbytes": trainer.model.nbytes, "why": why}
 
@@ -424,11 +395,9 @@ class Search:
 
     def teacher_stage(self, found: Trial) -> Trial:
         """The chosen teacher after all the time that it may have, unless it has learnt all there is."""
-        return (
-            found
-            if found.found["stopped"]
-            else self.teacher(found.found["learner"], 60 * self.minutes * _SHARES["teacher"])
-        )
+        if found.found["stopped"]:
+            return found
+        return self.teacher(found.found["learner"], 60 * self.minutes * _SHARES["teacher"])
 
     def packing_stage(self, teacher: Trial) -> Trial:
         """The teacher in few bits, in fewer ones where it is too large."""
@@ -444,10 +413,8 @@ class Search:
     def packed(self, teacher: Trial, settings: Mapping[str, Any]) -> Trial:
         """One way to pack the teacher; the summary is kept."""
         learner = teacher.found["learner"]
-        folder = (
-            self.folder
-            / f"{teacher.found['folder']}-{settings['storage']}-{settings['packing_penalty']}-{settings['packing_steps']}"
-        )
+        way = "-".join(str(settings[name]) for name in ("storage", "packing_penalty", "packing_steps"))
+        folder = self.folder / f"{teacher.found['folder']}-{way}"
 
         def make() -> dict[str, Any]:
             model = self._model(teacher)
@@ -459,11 +426,8 @@ class Search:
             judged = self.judged(trainer, Learner(farzi.teacher), params)
             farzi.save_pretrained(folder)
             too_large = farzi.nbytes > self.most
-            why = (
-                f"more than {self.most:,} bytes"
-                if too_large
-                else f"{judged['error'] - teacher.error:+.3f} nats a token by packing"
-            )
+            lost = f"{judged['error'] - teacher.error:+.3f} nats a token by packing"
+            why = f"more than {self.most:,} bytes" if too_large else lost
             return {**judged, "nbytes": farzi.nbytes, "why": why, "found": {**settings, "folder": folder.name}}
 
         name = f"packed, {settings['storage']}, penalty {settings['packing_penalty']}"
@@ -502,9 +466,8 @@ class Search:
     def _untrained(self, learner: Mapping[str, Any]) -> PreTrainedModel:
         """A model without numbers, to count them."""
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(
-                self.task.learner_config(learner, self.length), trust_remote_code=False
-            )
+            config = self.task.learner_config(learner, self.length)
+            return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
 
 
 def _length(lengths: np.ndarray) -> int:
@@ -531,9 +494,8 @@ def words_of(learner: Mapping[str, Any]) -> str:
     """An architecture in a few words."""
     layers = learner.get("n_layer", learner.get("num_hidden_layers", 1))
     dropout = next((learner[name] for name in ("dropout", "resid_pdrop") if learner.get(name)), 0)
-    return f"{learner['model_type']} of width {_width(learner)}, {layers} layers" + (
-        f", dropout {dropout}" if dropout else ""
-    )
+    drops = f", dropout {dropout}" if dropout else ""
+    return f"{learner['model_type']} of width {_width(learner)}, {layers} layers{drops}"
 
 
 def _slug(learner: Mapping[str, Any]) -> str:

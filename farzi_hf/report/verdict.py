@@ -70,9 +70,7 @@ class Verdict:
         against = _against(task, ours, counted, share)
         faster, smaller = full.seconds / max(ours.seconds, 0.01), full.nbytes / ours.nbytes
         if smaller <= 1 and faster < FASTER:
-            against.append(
-                f"it is {1 / smaller:,.1f} times as large as the data, and a training on it saves little time"
-            )
+            against.append(f"it is {1 / smaller:,.1f} times as large as the data, and training on it saves little")
         gains = []
         if faster >= CLEAR:
             gains.append(f"trainings that take {_seconds(ours.seconds)} in place of {_seconds(full.seconds)}")
@@ -136,13 +134,9 @@ def _seconds(seconds: float) -> str:
 
 
 def _size(nbytes: int) -> str:
-    return (
-        f"{nbytes:,} bytes"
-        if nbytes < 10_000
-        else f"{nbytes / 1000:,.1f} kB"
-        if nbytes < 10**6
-        else f"{nbytes / 10**6:,.2f} MB"
-    )
+    if nbytes < 10_000:
+        return f"{nbytes:,} bytes"
+    return f"{nbytes / 1000:,.1f} kB" if nbytes < 10**6 else f"{nbytes / 10**6:,.2f} MB"
 
 
 @dataclass(frozen=True)
@@ -189,9 +183,7 @@ def compare(trainer: FarziTrainer, test_dataset: Dataset | None = None, *, basel
         validation = next(iter(validation.values()))
     test = validation if test_dataset is None else test_dataset
     if not isinstance(train, Dataset) or not isinstance(test, Dataset):
-        raise ValueError(
-            "trainer has no train_dataset, or there is neither test_dataset nor eval_dataset: give Datasets of whole rows"
-        )
+        raise ValueError("trainer has no train_dataset, or no test_dataset and no eval_dataset: give Datasets")
     for name in baselines:
         if name not in BASELINES:
             raise ValueError(f"baselines: {name!r} is unknown; choose from {', '.join(BASELINES)}")

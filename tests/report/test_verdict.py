@@ -90,5 +90,5 @@ def test_compare_needs_rows_and_known_baselines(tmp_path, sequences, tokenizer):
     with pytest.raises(ValueError, match="baselines: 'no' is unknown"):
         compare(trainer, baselines=["no"])
     trainer.sequences = (sequences["train"], None)
-    with pytest.raises(ValueError, match="neither test_dataset nor eval_dataset"):
+    with pytest.raises(ValueError, match="no test_dataset and no eval_dataset"):
         compare(trainer)
