@@ -197,7 +197,7 @@ def test_bad_arguments():
         carried(frequencies=[1.0, 2.0])
     with pytest.raises(ValueError, match="sequence_length=2000"):
         carried(sequence_length=2000)
-    with pytest.raises(ValueError, match=r"need inputs of .* got 'soft'"):
+    with pytest.raises(ValueError, match="inputs='soft'"):
         carried(inputs="soft")
     with pytest.raises(ValueError, match="num_rows=0"):
         carried().as_dataset(0)
