@@ -106,7 +106,10 @@ class TeacherTraining:
         """
         loss = real_loss(learner, data, self.batch_size, self.steps, derive(seed, Purpose.TEACHER_MINIBATCHES))
         start = learner.initial_parameters(derive(seed, Purpose.TEACHER), data.device)
-        return self.run("Teacher", loss, start, data.quiet, self.validation(learner, data))
+        own = replace(
+            self, optimizer=self.optimizer.without_decay(learner.no_decay)
+        )  # as students and the stock Trainer have it
+        return own.run("Teacher", loss, start, data.quiet, self.validation(learner, data))
 
     def validation(self, learner: Learner, data: RealData) -> Callable[[Parameters], float] | None:
         """The loss on held-out rows; on so many that it takes a sixth of the time of the steps between two evaluations, or a few."""

@@ -21,7 +21,7 @@ from farzi_hf.distillation import Learner, MetaMatching, SyntheticTraining
 from farzi_hf.distillation.learner import whole
 from farzi_hf.distillation.rows import RealData, real_batches, validation_loss
 from farzi_hf.distillation.teacher import Labelling, Teacher, TeacherTraining, label, linear_head
-from farzi_hf.engine import Direct, InnerAdam, Reversible, Tape
+from farzi_hf.engine import Direct, InnerAdam, InnerAdamW, Reversible, Tape
 from farzi_hf.models.rnn import RNNConfig
 from farzi_hf.summary.initialization import INPUT_SEQUENCES, covering_windows, made_up, real_windows
 
@@ -83,6 +83,17 @@ def test_a_teacher_learns_and_is_a_function_of_its_seed(sequences):
     assert not all(torch.equal(first[name], other[name]) for name in first)
     with pytest.raises(FloatingPointError, match="lower the rate"):
         replace(train, optimizer=InnerAdam(1e30)).train(learner, data, 1)
+
+
+def test_biases_and_norms_do_not_decay_in_a_teacher_either(sequences):
+    learner, data = Learner(tiny_learner(V)), RealData(sequences["train"], SequenceCollator(), quiet=True)
+    found = [
+        TeacherTraining(InnerAdamW(0.01, weight_decay=x), steps=1, batch_size=8).train(learner, data, 1).params
+        for x in (0.0, 5.0)
+    ]
+    alike = {name for name in found[0] if torch.equal(found[0][name], found[1][name])}
+    assert alike == set(learner.no_decay)
+    assert alike
 
 
 # -- early stopping and dropout ---------------------------------------------------------------------------------------
