@@ -122,7 +122,7 @@ def _lines(c: Comparison, measured: Sequence[Measured], facts: dict[str, Any], c
         lines.append(f"making it took {_seconds(facts['distillation_seconds'])}, which {pays}")
     if counted is not None:
         lines.append(f"the strongest model that only counts, {counted.method}: {figure(counted)}")
-    if (carried := rows.get("teacher")) is not None:
+    if (carried := rows.get("teacher")) is not None and c.farzi.carried is not None:
         lines.append(
             f"the teacher that it carries: {figure(carried)}. Who wants one such model and no training takes it: farzi export --teacher"
         )

@@ -74,6 +74,13 @@ def test_a_summary_that_saves_no_time_never_pays_by_time():
     assert "never pays by the time" in str(found)
 
 
+def test_only_a_summary_that_carries_a_teacher_is_said_to_carry_one():
+    rows = [measured("Farzi", 50, 1000, 10.0), measured(LONG, 50, 10**5, 100.0), measured("teacher", 45, 900)]
+    for carried in (None, object()):
+        c = SimpleNamespace(**vars(COMPARISON), farzi=SimpleNamespace(carried=carried))
+        assert ("the teacher that it carries" in str(Verdict.of(c, rows))) == (carried is not None)
+
+
 def test_compare_answers_for_a_trainer_in_python(tmp_path, sequences, tokenizer):
     trainer = tiny_trainer(tmp_path / "out", sequences, tokenizer, max_steps=0, teacher_steps=4)
     trainer.train()
