@@ -6,12 +6,13 @@ import codecs
 import glob
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from datasets import IterableDataset, load_dataset
+from datasets import IterableDataset, config, load_dataset
 
 BUILDERS = {
     ".txt": "text", ".md": "text", ".jsonl": "json", ".ndjson": "json", ".json": "json", ".csv": "csv", ".tsv": "csv", ".data": "csv",
@@ -106,6 +107,16 @@ def kind_of(files: Mapping[str, list[Path]] | None) -> str | None:
     return BUILDERS.get(ending(files["train"][0]), "text") if files else None
 
 
+@contextmanager
+def _telling_nobody() -> Iterator[None]:
+    """`datasets` counts each use of a reader at the Hub, also where the files are the user's own. Here it does not."""
+    before, config.HF_UPDATE_DOWNLOAD_COUNTS = config.HF_UPDATE_DOWNLOAD_COUNTS, False
+    try:
+        yield
+    finally:
+        config.HF_UPDATE_DOWNLOAD_COUNTS = before
+
+
 def stream_of(
     source: str | Path, data_dir: str | Path | None = None, *, name: str | None = None, split: str | None = None,
     revision: str | None = None, **builder: Any,
@@ -127,6 +138,7 @@ def stream_of(
     try:
         if kind_of(files) == "csv":
             builder = {"sep": delimiter_of(utf8(files["train"][0], 1 << 16))}
-        return load_dataset(kind_of(files), data_files=given, streaming=True, **builder)
+        with _telling_nobody():
+            return load_dataset(kind_of(files), data_files=given, streaming=True, **builder)
     except Exception as error:  # each reader has errors of its own
         raise unreadable(source, error) from error

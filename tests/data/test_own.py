@@ -7,6 +7,7 @@ import gzip
 import json
 from pathlib import Path
 
+import datasets
 import pytest
 from datasets import Dataset, DatasetDict
 from fuzzing import fuzzed
@@ -412,3 +413,13 @@ def test_rows_come_back_as_they_were_written(tmp_path, rows):
     assert sum(map(len, found)) == len(expected)
     for its in data.values():
         assert [data.tokenizer.decode(ids, skip_special_tokens=True) for ids in its["input_ids"]] == list(its["text"])
+
+
+def test_reading_files_of_ones_own_asks_the_hub_nothing(tmp_path, monkeypatch):
+    """`datasets` would count the use of its reader there, and wait for seconds where there is no network."""
+    asked = []
+    monkeypatch.setattr("datasets.config.HF_UPDATE_DOWNLOAD_COUNTS", True)
+    monkeypatch.setattr("datasets.load.get_session", lambda: asked.append(1))
+    load_text(lines(tmp_path / "mine.txt", [f"row {i} of mine" for i in range(200)]))
+    assert asked == []
+    assert datasets.config.HF_UPDATE_DOWNLOAD_COUNTS
