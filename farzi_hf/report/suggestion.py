@@ -438,8 +438,10 @@ class Search:
         learner, tried = teacher.found["learner"], []
         until = self.spent + 60 * self.minutes * _SHARES["students"]
         for steps, rows, rate in _STUDENTS:
-            if len(tried) > 2 and self.spent + tried[-1].seconds > until:
-                break
+            if len(tried) > 1:  # the next one is longer in the proportion of its steps
+                longer = steps / tried[-1].found["inner_steps"]
+                if self.spent + longer * tried[-1].seconds > max(until, 60 * self.minutes):
+                    break
             settings = {
                 "inner_steps": steps, "synthetic_batch_size": rows, "inner_learning_rate": _rate(rate, learner),
                 "storage": packed.found["storage"],
