@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from itertools import count
 from pathlib import Path
 
+import datasets
 import transformers
 from transformers import HfArgumentParser
 
@@ -68,6 +69,8 @@ class FrontDoor:
                 f"{self._args.world_size} processes would all make the trials; choose with farzi suggest DATA > config.yaml, and launch farzi "
                 "distil config.yaml"
             )
+        if not sys.stderr.isatty():
+            datasets.disable_progress_bars()
         self.data = self.settings.load()
         self.seed = self.data.seeds(self._args.seed)[0]
         self.splits = self.data.splits(self.seed)
