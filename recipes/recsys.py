@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     keep_freed_memory()
     with ends_in_one_line("recsys.py"):
         settings, args = parse_arguments((RunSettings, FarziConfig), CONFIG, argv)
-        distil(settings, args)
+        distil(settings.load(), args)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from farzi_hf.data import IGNORED
 from farzi_hf.distillation import Parameters
 from farzi_hf.distillation.learner import is_constant
 from farzi_hf.engine import Adjoint
+from farzi_hf.summary.store.folder import is_taken
 
 _SHARE = 1 / 8  # of the memory for the cotangents of queries
 _CARD = """---
@@ -117,7 +118,7 @@ class Attribution:
             FileExistsError: the folder holds something already.
         """
         folder = Path(folder)
-        if folder.exists() and (folder.is_file() or any(folder.iterdir())):
+        if is_taken(folder):
             raise FileExistsError(f"folder {str(folder)!r} holds something already; choose another one")
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:

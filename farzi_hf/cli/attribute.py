@@ -19,6 +19,7 @@ from farzi_hf.data import SequenceCollator
 from farzi_hf.data.files import stream_of
 from farzi_hf.data.text import ids_of
 from farzi_hf.engine import ADJOINTS
+from farzi_hf.summary.store.folder import is_taken
 from farzi_hf.summary.store.text import terminal_text
 
 
@@ -43,7 +44,7 @@ def command(argv: Sequence[str]) -> None:
     logging.getLogger("farzi_hf.engine").setLevel(logging.INFO)  # says which adjoint was chosen, and why
     with ends_in_one_line("farzi attribute", OSError, FloatingPointError):
         output = Path(args.output_dir)
-        if output.exists() and (output.is_file() or any(output.iterdir())):
+        if is_taken(output):
             raise ValueError(f"--output_dir {args.output_dir!r} exists already and is not empty: choose another folder")
         fixed = ["--output_dir", args.output_dir, "--save_strategy", "no", "--report_to", "none"]
         (how,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses([*fixed, *rest])

@@ -266,13 +266,13 @@ def draw(
     return list(paths.values())
 
 
-def distil(settings: RunSettings, args: FarziConfig, whole: bool = True, chosen: Suggestion | None = None) -> None:
+def distil(data: TaskData, args: FarziConfig, whole: bool = True, chosen: Suggestion | None = None) -> None:
     """Runs a whole config: distils and compares every seed, and makes one table. Finished seeds are not run again.
 
     Args:
         whole, chosen: as for `Run`.
     """
-    data, runs, done = settings.load(), [], []
+    runs, done = [], []
     figures = [f"comparison_{metric.replace('@', '_')}.png" for metric in data.task_class.compared]
     with args.main_process_first(desc="folders"):
         recipe = {**data.recipe([]), **args.to_recipe()}
@@ -306,7 +306,7 @@ def report(data: TaskData, args: FarziConfig, done: Sequence[Mapping[str, Any]])
     facts |= {"splits": seeds} if len(seeds) > 1 else {}
     if task.percent:
         ours, start = (row["method"] for row in rows[:2])  # the second is that of the start, if there are outer steps
-        for other in ("full data, long", start) if args.max_steps else ("full data, long",):
+        for other in (LONG, start) if args.max_steps else (LONG,):
             facts |= ratios(task, [part["measured"] for part in done], ours, other)
     table = markdown([task.readable(row) for row in rows])
     save_text(f"{table}\n\n{listed(facts)}\n", output / "table.md")
@@ -343,7 +343,7 @@ def command(argv: Sequence[str]) -> None:
         if config is None:
             raise ValueError(f"{name!r} is neither a file nor an example: give one of {', '.join(examples)}, or data")
         settings, args = parse_arguments((RunSettings, FarziConfig), config, rest, USAGE)
-        distil(settings, args, whole="--compare" in argv)
+        distil(settings.load(), args, whole="--compare" in argv)
 
 
 def own_data(argv: Sequence[str]) -> None:
@@ -353,4 +353,4 @@ def own_data(argv: Sequence[str]) -> None:
         print(door.plan())
         return
     chosen = door.choose()
-    distil(door.settings, chosen.config, door.options.compare, chosen)
+    distil(door.data, chosen.config, door.options.compare, chosen)

@@ -30,6 +30,7 @@ from farzi_hf.models.base import check_size
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.forms import batch_of
 from farzi_hf.summary.reading import hardened
+from farzi_hf.summary.store.folder import is_taken
 
 _PROBABILITIES, _ROWS = 2**24, 1000
 """The most that exist at the same time."""
@@ -50,7 +51,7 @@ def command(argv: Sequence[str]) -> None:
     args = parser.parse_args(argv)
     with ends_in_one_line("farzi export", FileNotFoundError, FileExistsError, NotADirectoryError, PermissionError):
         out = args.out
-        if out.is_symlink() or (out.exists() and not out.is_dir()) or (out.is_dir() and any(out.iterdir())):
+        if out.is_symlink() or is_taken(out):
             raise ValueError(f"OUT {str(out)!r} exists already and is not empty: choose another folder")
         if not args.teacher:
             check_size("--rows", args.rows)

@@ -17,8 +17,9 @@ from transformers import HfArgumentParser
 from farzi_hf.cli.arguments import parse_arguments
 from farzi_hf.distillation.config import FarziConfig
 from farzi_hf.report import RunSettings
-from farzi_hf.report.suggestion import KEPT, Search, Suggestion, words_of
+from farzi_hf.report.suggestion import KEPT, Search, Suggestion, to_stderr, words_of
 from farzi_hf.report.tables import save_text
+from farzi_hf.summary.store.folder import is_taken
 from farzi_hf.summary.store.text import yaml_text
 
 USAGE = "farzi distil DATA [--bytes 200kB] [--minutes 10] [--compare] [--dry_run] [--FIELD VALUE …]"
@@ -77,7 +78,7 @@ class FrontDoor:
         self.search = Search(
             self.splits, self.data.task, Path(), self._args.output_dir, self._args.seed,
             None if self.options.bytes is None else _bytes(self.options.bytes), self.options.minutes,
-            self.settings.learner if "learner" in named else None, fixed, _say,
+            self.settings.learner if "learner" in named else None, fixed, to_stderr,
         )  # fmt: skip
         self.folder = self._given_folder() if "output_dir" in named else self._free_folder(argv[0])
         self.search.folder, self.search.output_dir = self.folder / TRIALS, str(self.folder)
@@ -85,7 +86,7 @@ class FrontDoor:
     def choose(self) -> Suggestion:
         """The settings, by trials that are kept in the folder. They are written to `config.yaml` there, a config for `farzi distil`."""
         transformers.utils.logging.disable_progress_bar()  # of files that trials write and read
-        _say(f"{self.data.description}\nTrials and the summary go to {self.folder}")
+        to_stderr(f"{self.data.description}\nTrials and the summary go to {self.folder}")
         found = self.search.run()
         self.settings.learner = found.learner
         save_text(self.config(found), self.folder / CONFIG)
@@ -112,7 +113,7 @@ class FrontDoor:
     def _given_folder(self) -> Path:
         """The folder that the user names, if it is free or has trials of this very command."""
         folder = Path(self._args.output_dir)
-        if not self._is_ours(folder) and (folder.is_file() or (folder.is_dir() and any(folder.iterdir()))):
+        if is_taken(folder) and not self._is_ours(folder):
             raise ValueError(
                 f"output_dir={str(folder)!r} is not empty, and has no trials of these data with these settings: choose another folder"
             )
@@ -130,10 +131,6 @@ class FrontDoor:
             return json.loads((folder / TRIALS / KEPT).read_text(encoding="utf-8"))["settings"] == self.search.settings
         except (OSError, ValueError, KeyError, TypeError):
             return False
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def _bytes(text: str) -> int:

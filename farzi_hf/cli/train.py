@@ -23,6 +23,7 @@ from farzi_hf.report import Comparison, Measured, TaskData, Verdict
 from farzi_hf.report.rows import prediction_of
 from farzi_hf.report.verdict import first_rows
 from farzi_hf.summary import FarziData, attach_soft_inputs, soft_cross_entropy
+from farzi_hf.summary.store.folder import is_taken
 from farzi_hf.summary.store.untrusted import learner_config
 from farzi_hf.tasks import Task
 
@@ -46,7 +47,7 @@ def command(argv: Sequence[str]) -> None:
         if args.steps is not None and args.steps < 1:
             raise ValueError(f"--steps {args.steps} trains nothing: give at least 1")
         output = Path(args.output_dir)
-        if output.is_file() or (output.is_dir() and any(output.iterdir())):
+        if is_taken(output):
             raise ValueError(f"--output_dir {str(output)!r} exists already and is not empty: choose another folder")
         farzi = FarziData.from_pretrained(summary_at(args.summary), args.revision)
         longest = farzi.config.sequence_length

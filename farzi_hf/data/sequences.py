@@ -23,6 +23,11 @@ _FILL = {"attention_mask": 0, "labels": IGNORED, "seen": 0}
 _BLOCK = 1 << 22  # integers that are copied at once
 
 
+def id_bits(vocab_size: int) -> int:
+    """Bits of one id, ⌈log2 V⌉: those that tell the ids apart, and no others."""
+    return max(1, (vocab_size - 1).bit_length())
+
+
 def flatten_sequences(dataset: Dataset, column: str = "input_ids") -> tuple[np.ndarray, np.ndarray]:
     """All integers of a column of lists in one array (tokens,), and the length of each sequence (rows,); both int64."""
     ids, lengths = stored_sequences(dataset, column)

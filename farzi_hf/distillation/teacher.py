@@ -106,9 +106,8 @@ class TeacherTraining:
         """
         loss = real_loss(learner, data, self.batch_size, self.steps, derive(seed, Purpose.TEACHER_MINIBATCHES))
         start = learner.initial_parameters(derive(seed, Purpose.TEACHER), data.device)
-        own = replace(
-            self, optimizer=self.optimizer.without_decay(learner.no_decay)
-        )  # as students and the stock Trainer have it
+        # As students and the stock Trainer have it.
+        own = replace(self, optimizer=self.optimizer.without_decay(learner.no_decay))
         return own.run("Teacher", loss, start, data.quiet, self.validation(learner, data))
 
     def validation(self, learner: Learner, data: RealData) -> Callable[[Parameters], float] | None:

@@ -24,7 +24,7 @@ from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 
 from farzi_hf.data.seeds import Purpose, derive
-from farzi_hf.data.sequences import stored_sequences
+from farzi_hf.data.sequences import id_bits, stored_sequences
 from farzi_hf.data.streams import RowStream
 from farzi_hf.distillation.callbacks import ChaosWarning, peak_memory, without_prediction_bar
 from farzi_hf.distillation.config import FarziConfig
@@ -227,7 +227,7 @@ class FarziTrainer(Trainer):
 
     def _warn_of_size(self) -> None:
         if isinstance(self.train_dataset, Dataset):
-            bits = len(stored_sequences(self.train_dataset)[0]) * (self.learner.vocab_size - 1).bit_length()
+            bits = len(stored_sequences(self.train_dataset)[0]) * id_bits(self.learner.vocab_size)
             if (ours := self.model.nbytes) > bits / 8:
                 sizes = f"The summary has {ours:,} bytes, more than the {bits // 8:,} of the ids in train_dataset"
                 logger.warning("%s: keep those, or make the teacher narrower, or num_sequences fewer.", sizes)

@@ -21,7 +21,7 @@ from transformers import PreTrainedConfig
 
 from farzi_hf.data import flatten_sequences, head_sequences, random_sequences
 from farzi_hf.data.seeds import Purpose, derive
-from farzi_hf.data.sequences import as_rows
+from farzi_hf.data.sequences import as_rows, id_bits
 from farzi_hf.distillation.inner_training import Students, SyntheticTraining
 from farzi_hf.distillation.learner import Learner
 from farzi_hf.distillation.rows import RealData
@@ -150,8 +150,8 @@ class Comparison(Students):
 
     @property
     def token_bits(self) -> int:
-        """Bits of one id, ⌈log2 V⌉: those that tell the ids apart, and no others."""
-        return max(1, (self.learner.vocab_size - 1).bit_length())
+        """Bits of one id."""
+        return id_bits(self.learner.vocab_size)
 
     def token_bytes(self, tokens: int) -> int:
         """Bytes of so many ids."""

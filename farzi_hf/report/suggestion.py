@@ -31,6 +31,7 @@ from datasets import Dataset, DatasetDict
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from farzi_hf.data import flatten_sequences, random_sequences
+from farzi_hf.data.sequences import id_bits
 from farzi_hf.data.streams import described
 from farzi_hf.distillation import FarziConfig, FarziTrainer, Learner
 from farzi_hf.distillation.learner import Parameters
@@ -139,6 +140,11 @@ class Suggestion:
         ]
 
 
+def to_stderr(line: str) -> None:
+    """Shows a line to the reader at once, beside what goes to stdout."""
+    print(line, file=sys.stderr, flush=True)
+
+
 def suggest(
     dataset: DatasetDict | Dataset,
     task: Task,
@@ -149,7 +155,7 @@ def suggest(
     output_dir: str = "farzi",
     folder: str | Path | None = None,
     seed: int = 42,
-    show: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
+    show: Callable[[str], None] = to_stderr,
 ) -> FarziConfig:
     """Chooses the settings of a distillation by short trials on the validation part.
 
@@ -202,7 +208,7 @@ class Search:
     minutes: float | None = None
     learner: Mapping[str, Any] | None = None
     fixed: Mapping[str, Any] = field(default_factory=dict)
-    show: Callable[[str], None] = print
+    show: Callable[[str], None] = to_stderr
     trials: list[Trial] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -216,7 +222,7 @@ class Search:
         self.vocab_size = self.task.learner_config(self.learners[0], 8).vocab_size
         self.length = self.fixed.get("sequence_length", _length(lengths))
         self.mean = float(min(lengths.mean(), self.length))
-        self.most = int(self.most or -(-len(ids) * max(1, (self.vocab_size - 1).bit_length()) // 8))
+        self.most = int(self.most or -(-len(ids) * id_bits(self.vocab_size) // 8))
         self.minutes = self.minutes or (10.0 if self.vocab_size <= 5000 else 30.0)
         some, held_out = max(20, int(_IDS / self.mean)), self.splits["validation"]
         self.validation = random_sequences(held_out, some, self.seed) if len(held_out) > some else held_out
@@ -311,8 +317,7 @@ class Search:
         splits = DatasetDict(train=self.splits["train"], validation=self.validation, test=self.validation)
         c = Comparison.of_trainer(trainer, splits, num_students=1)
         rows = self.task.evaluation_rows(self.validation, self.length)
-        held_out = replace(c.real_data(self.splits["train"]), held_out=rows)
-        error = validation_loss(learner, held_out, len(held_out.held_out))(params)
+        error = validation_loss(learner, replace(trainer.real_data, held_out=rows), len(rows))(params)
         figure = self.task.headline(self.task.metrics(c.statistics(partial(learner.logits, params), self.validation)))
         return {"error": error if math.isfinite(error) else _DIVERGED, "figure": figure}
 
@@ -436,11 +441,12 @@ class Search:
     def student_stage(self, teacher: Trial, packed: Trial) -> Trial:
         """The settings with which a student learns most of the packed teacher: the cheapest that comes close, or else the best."""
         learner, tried = teacher.found["learner"], []
-        until = self.spent + 60 * self.minutes * _SHARES["students"]
+        until = 60 * self.minutes
+        until = max(until, self.spent + _SHARES["students"] * until)
         for steps, rows, rate in _STUDENTS:
             if len(tried) > 1:  # the next one is longer in the proportion of its steps
                 longer = steps / tried[-1].found["inner_steps"]
-                if self.spent + longer * tried[-1].seconds > max(until, 60 * self.minutes):
+                if self.spent + longer * tried[-1].seconds > until:
                     break
             settings = {
                 "inner_steps": steps, "synthetic_batch_size": rows, "inner_learning_rate": _rate(rate, learner),

@@ -58,7 +58,7 @@ class Verdict:
             making: seconds that it took to make the summary; None where nobody knows.
         """
         task, ours, rows = c.task, measured[0], {part.method: part for part in measured}
-        full = rows[LONG] if LONG in rows else rows[FULL]
+        full = rows.get(LONG) or rows[FULL]
         share, edges = task.ratio([ours.students], [full.students])
         counted = _best_counted(task, measured)
         saved = full.seconds - ours.seconds
@@ -103,7 +103,7 @@ def _against(task: Any, ours: Measured, counted: Measured | None, share: float) 
 
 def _lines(c: Comparison, measured: Sequence[Measured], facts: dict[str, Any], counted: Measured | None) -> list[str]:
     task, rows = c.task, {part.method: part for part in measured}
-    ours, full = measured[0], rows[LONG] if LONG in rows else rows[FULL]
+    ours, full = measured[0], rows.get(LONG) or rows[FULL]
 
     def figure(part: Measured) -> str:
         return task.headline(c.row(part))

@@ -9,7 +9,7 @@ from tiny_recipes import leave_out_figures, use_small_data
 pytest.importorskip("matplotlib")
 from farzi_hf import FarziData
 from farzi_hf.cli import main
-from farzi_hf.report import suggestion
+from farzi_hf.report import RunSettings, suggestion
 
 GPT2 = '{"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 1, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0}'
 OPTIONS = ("--learner", GPT2, "--minutes", "1", "--use_cpu", "true", "--disable_tqdm", "true")
@@ -25,12 +25,15 @@ def short(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
 
-def test_one_command_ends_with_a_verdict_and_a_second_one_goes_on(tmp_path, capsys):
+def test_one_command_ends_with_a_verdict_and_a_second_one_goes_on(tmp_path, capsys, monkeypatch):
+    loads, load = [], RunSettings.load
+    monkeypatch.setattr(RunSettings, "load", lambda settings: loads.append(1) or load(settings))
     lines = [f"{'a big' if i % 2 else 'the small'} {animal} {verb} {where} {i % 7}" for i in range(40)
              for animal in ("dog", "cat", "cow") for verb in ("sees", "likes") for where in ("here", "there")]  # fmt: skip
     (tmp_path / "mine.txt").write_text("\n".join(lines), encoding="utf-8")
     main(["distil", "mine.txt", *OPTIONS])
     said = capsys.readouterr()
+    assert len(loads) == 1  # the data are read and tokenized once
     assert "rows of text" in said.err
     assert "left] " in said.err  # the time of the whole run
     assert "orth it" in said.out

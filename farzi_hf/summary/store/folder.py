@@ -296,6 +296,11 @@ def exclusive(folder: str | os.PathLike) -> Iterator[None]:
         lock.release()
 
 
+def is_taken(folder: Path) -> bool:
+    """Whether something is there that a new folder would overwrite: a file, or a folder that is not empty."""
+    return folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+
+
 def replace_file(path: Path, write: Callable[[Path], None]) -> None:
     """Replaces the file `path` by the one that `write(new_path)` writes. A crash leaves the old file or none, never half a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
