@@ -18,7 +18,6 @@ from farzi_hf.cli.front_door import USAGE, FrontDoor, Options
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory
 from farzi_hf.cli.run_folder import begin_run, check_outputs, find_checkpoint, kept, stored, write_recipe
 from farzi_hf.distillation.config import FarziConfig
-from farzi_hf.distillation.objectives import OBJECTIVES
 from farzi_hf.distillation.rows import check_rows, run_check
 from farzi_hf.distillation.run import locked
 from farzi_hf.distillation.trainer import FarziTrainer
@@ -135,7 +134,6 @@ class Run:
             "outer_steps": trainer.state.global_step,
             "distillation_seconds": self.seconds,
             "seed": args.seed,
-            **getattr(trainer.objective, "facts", dict)(),
             **trainer.taught,
             **trainer.memory(),
             **environment(args),
@@ -302,7 +300,7 @@ def report(data: TaskData, args: FarziConfig, done: Sequence[Mapping[str, Any]])
     write_recipe(output, {**data.recipe(seeds), **data.place, **args.to_recipe()})
     rows = pooled_rows(task, [part["measured"] for part in done])
     seconds = round(sum(part["facts"]["distillation_seconds"] for part in done), 2)
-    facts = {**OBJECTIVES[args.objective].pooled([part["facts"] for part in done]), "distillation_seconds": seconds}
+    facts = {**done[0]["facts"], "distillation_seconds": seconds}
     facts |= {"splits": seeds} if len(seeds) > 1 else {}
     if task.percent:
         ours, start = (row["method"] for row in rows[:2])  # the second is that of the start, if there are outer steps

@@ -56,8 +56,6 @@ class Purpose(IntEnum):
     WEIGHT_DIRECTIONS = 28  # changes of the training sequences' weights, by which smoothness is measured
     LEFT_OUT = 29  # the training sequences that each retraining leaves out
     RANDOM_SCORES = 31  # scores that know nothing, to compare with
-    PRIVATE_SAMPLE = 32  # the real rows of a private step; the seed is the secret of its release
-    PRIVATE_NOISE = 33  # the noise of a private step; of the same secret
     TEACHER_KIND = 35  # (kind): all that teachers of the second and later kinds draw
     DRAWN_ROWS = 36  # (block): rows of ids that are drawn for a student
     WRITTEN_ROWS = 37  # (block): rows that a teacher writes

@@ -21,7 +21,7 @@ from farzi_hf.distillation.packing import Packing
 from farzi_hf.distillation.processes import check_launcher
 from farzi_hf.distillation.rows import RealData
 from farzi_hf.distillation.settings import Setting, check_settings, converted, made, settings_of, with_settings
-from farzi_hf.distillation.teacher import Labelling, TeacherTraining
+from farzi_hf.distillation.teacher import TeacherTraining
 from farzi_hf.distillation.trajectories import PretrainedStarts, TrajectoryBank
 from farzi_hf.engine import ADJOINTS, OPTIMIZERS, Adjoint, InnerAdam, InnerOptimizer, setting
 from farzi_hf.summary import FarziDataConfig
@@ -257,21 +257,19 @@ class FarziConfig(TrainingArguments):
         return SyntheticTraining.of(self.inner_settings(), self.tau, **how)
 
     def make_objective(
-        self, learner: Learner | None = None, training: SyntheticTraining | None = None,
-        real: RealData | None = None, labelling: Labelling | None = None,
-    ) -> Objective:  # fmt: skip
+        self, learner: Learner | None = None, training: SyntheticTraining | None = None, real: RealData | None = None
+    ) -> Objective:
         """Makes the outer loss.
 
         Args:
             learner: if given, the trajectories must belong to this model.
             training: the inner loop; by default a new one.
             real: the rows of real data.
-            labelling: where the summary's labels come from.
         """
         bank = None if self.trajectories is None else TrajectoryBank(self.trajectories, self.num_trajectories)
         if bank is not None and learner is not None:
             bank.check(learner)
-        parts = Parts(training or self.make_training(), bank, real or RealData(None, None), labelling)
+        parts = Parts(training or self.make_training(), bank, real or RealData(None, None))
         return OBJECTIVES[self.objective].from_config(self, parts)
 
 

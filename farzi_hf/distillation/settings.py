@@ -2,8 +2,7 @@
 
 The settings of a variant are the fields of its dataclass `Settings`, or of the variant itself, that `farzi_hf.engine.setting` has made. A
 setting may say: `help`; `name` and `start`, the name and the default in the config where they differ; `least`, of an integer; `table`, the
-variants of which it names one; `parts`, classes whose settings count where it is not None; `never_idle`, what to do where its value has no
-effect: that is an error then, and not a warning.
+variants of which it names one; `parts`, classes whose settings count where it is not None.
 """
 
 from __future__ import annotations
@@ -21,12 +20,15 @@ import numpy as np
 
 logger = logging.getLogger(__name__)
 
+_PRIVATE = "recipes/paper/private_matching.py has the private objective"
 REMOVED = {
     "inner_epsilon_root": (0.0, "make it the default of a subclass of InnerAdam in farzi_hf.engine.OPTIMIZERS"),
     "latent_std": (0.1, "give FarziTrainer farzi_data=FarziData(FarziDataConfig(…, latent_std=…))"),
     "learners_per_step": (1, "gradient_accumulation_steps averages over as many learners"),
     "sparse_updates": (False, "an outer step changes all sequences"),
-    "privacy_max_grad_norm": (1.0, "make it the default of a subclass of PrivateMatching in distillation.OBJECTIVES"),
+    "privacy_noise_multiplier": (None, _PRIVATE),
+    "privacy_delta": (1e-5, _PRIVATE),
+    "privacy_max_grad_norm": (1.0, _PRIVATE),
 }
 """Settings of older versions: what they were by default, and what to do about another value."""
 RENAMED = {"sharpness": "concentration", "fresh_starts": "fresh_start_fraction"}
@@ -137,7 +139,7 @@ def without_removed(values: Mapping[str, Any], source: str) -> dict[str, Any]:
 
 def check_settings(config: Any) -> None:
     """Checks a config's settings of ours, whose types are right. Warns, once, of a setting that no chosen variant uses. Raises ValueError if a number
-    is too small, a name is no entry of its table, or a setting must not be without effect.
+    is too small, or a name is no entry of its table.
     """
     for name, setting in config.settings.items():
         value, least, table = getattr(config, name), setting.metadata.get("least"), setting.metadata.get("table")
@@ -146,8 +148,6 @@ def check_settings(config: Any) -> None:
         if table is not None and value not in table:
             raise ValueError(f"{name}={value!r} is unknown; choose one of {', '.join(table)}")
         reason = None if value in (setting.default, config.defaults.get(name)) else _idle(config, name)
-        if reason is not None and "never_idle" in setting.metadata:
-            raise ValueError(f"{name}={value!r} has no effect with {reason}: {setting.metadata['never_idle']}")
         if reason is not None:
             _warn_once(f"{name}={value!r} has no effect with {reason}.")
 

@@ -137,7 +137,7 @@ class FarziTrainer(Trainer):
         self.rounding = Rounding()
         if objective is not None and args.objective != args.settings["objective"].default:
             raise ValueError(f"objective is given, and args.objective={args.objective!r} names another; leave one out")
-        self.objective = objective or args.make_objective(self.learner, self.training, self.real_data, self.labelling)
+        self.objective = objective or args.make_objective(self.learner, self.training, self.real_data)
         # A recipe cannot hold an object, so it holds the name of the class. FarziConfig refuses such a recipe.
         self.own_objective = {"objective": type(objective).__name__} if objective is not None else {}
         # Each micro-batch has its own learner, and its loss is a mean over that micro-batch alone.
@@ -299,7 +299,6 @@ class FarziTrainer(Trainer):
             logs["non_finite_steps"] = self.run.non_finite_steps
             logs["seconds_per_step"] = self._seconds / max(1, self._steps)
             logs["peak_memory_gib"] = peak_memory(self.args.device) / 2**30
-            logs |= getattr(self.objective, "figures", dict)()
             self._seconds, self._steps = 0.0, 0
         if "train_loss" in logs:  # of all steps, also of those before a resume
             logs["train_loss"] = self._total_loss_scalar / max(1, self.state.global_step)
@@ -460,7 +459,7 @@ class FarziTrainer(Trainer):
         # The trainer knows the rows, but not where they come from. The command line adds the name.
         learner = self.learner.model.config.to_diff_dict()
         recipe = {"dataset": None, "learner": learner, **self.args.to_recipe(), **self.own_objective}
-        metrics = {**known.metrics, **evaluation, **getattr(self.objective, "facts", dict)(), **self.taught}
+        metrics = {**known.metrics, **evaluation, **self.taught}
         metrics |= self.memory()
         return {"metrics": metrics, "recipe": known.recipe or recipe}
 

@@ -1,13 +1,13 @@
 """What differential privacy costs: summaries whose meta-gradient is clipped and noised, for several σ, beside one without privacy.
 
-    pip install farzi-hf[privacy]
+    pip install opacus
     python recipes/paper/privacy.py --dataset ptb --data_dir FOLDER
     python recipes/paper/privacy.py --dataset sample                                   # embedded
 
 The paper names this as future work. All summaries start at random, because a start from the data is not private, and have the paper's form,
 because a teacher's labels are not private either. ε holds for one sentence at δ; it does not cover the search for these settings. Each
 (row, seed) is stored in `output_dir`, and a later start does not repeat it. The settings are in `configs/tables/privacy_DATASET_SCALE.yaml`; the card
-goes to `model_cards/privacy_DATASET/`.
+goes to `model_cards/privacy_DATASET/`. The objective is `private_matching.py`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 
 from cells import FULL, Cell, evidence_of, full_cells, on_start
 from experiment import Experiment, PaperArguments
+from private_matching import register
 
 from farzi_hf import FarziTrainer
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
@@ -72,13 +73,12 @@ def cells(noise_multipliers: Sequence[float]) -> list[Cell]:
 
 def private(sigma: float) -> dict[str, Any]:
     """Settings of a private distillation."""
-    return {"objective": "private_matching", "privacy_noise_multiplier": sigma}
+    return {"objective": register(sigma)}
 
 
 def spent(trainer: FarziTrainer, c: Comparison, students: Sequence[Student]) -> Mapping[str, float]:
     """ε after the last step, and the releases that it counts."""
-    figures = trainer.objective.figures()
-    return {"epsilon": figures["privacy_epsilon"], "releases": figures["privacy_releases"]}
+    return {"epsilon": trainer.objective.epsilon, "releases": trainer.objective.releases}
 
 
 if __name__ == "__main__":

@@ -104,8 +104,8 @@ def test_an_older_recipe_goes_on_where_removed_settings_had_their_defaults(tmp_p
     (line,) = (record.message for record in caplog.records)
     assert "recipe.yaml': inner_epsilon_root, latent_std, privacy_max_grad_norm: no settings any more." in line
     gone = "inner_epsilon_root=0.1 is no setting any more; make it the default of a subclass of InnerAdam"
-    open_now = "has no effect with objective='meta_matching': set objective='private_matching'"
-    for changed, remedy in (({"inner_epsilon_root": 0.1}, gone), ({"privacy_noise_multiplier": 1.0}, open_now)):
+    moved = "recipes/paper/private_matching.py has the private objective"
+    for changed, remedy in (({"inner_epsilon_root": 0.1}, gone), ({"privacy_noise_multiplier": 1.0}, moved)):
         path.write_text(yaml.safe_dump({**old, **changed}), encoding="utf-8")
         with pytest.raises(ValueError, match=re.escape(remedy)):
             parse("--config", str(path))

@@ -51,7 +51,7 @@ class Deep:
     @dataclass(frozen=True)
     class Settings:
         depth: int = setting(2, "how deep", least=1)
-        width: int | None = setting(None, "how wide", never_idle="choose deep")
+        width: int | None = setting(None, "how wide")
         inner: str = setting("shallow", "inside", table={"shallow": Shallow})
 
 

@@ -199,18 +199,6 @@ def test_rows_of_a_summary_that_carries_its_teacher(tmp_path, small_data, inputs
         assert {row["bytes"] for row in table if row["method"] in (methods[0], *methods[-2:])} == {nbytes}
 
 
-@pytest.mark.usefixtures("no_figures")
-def test_the_card_of_a_private_run_has_its_epsilon(tmp_path, small_data):
-    pytest.importorskip("opacus")
-    private = ["--objective", "private_matching", "--privacy_noise_multiplier", "1", "--initialization", "random"]
-    ptb.main([*DEMO, *private, "--baselines", "head", "--output_dir", str(tmp_path)])
-    metrics = json.loads((tmp_path / "summary" / "metrics.json").read_text(encoding="utf-8"))
-    assert metrics["privacy_releases"] == 2
-    card = (tmp_path / "summary" / "README.md").read_text(encoding="utf-8")
-    assert f"ε = {metrics['privacy_epsilon']:.4g}" in card
-    assert "No differential privacy" not in card
-
-
 @pytest.mark.slow
 def test_two_processes_are_two_and_one_of_them_speaks(tmp_path, monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")

@@ -7,16 +7,14 @@ differentiable in the tensors. All its random numbers depend on the seed alone.
 from farzi_hf.distillation.objectives.base import Batch, ConfigurableObjective, Objective, Parts
 from farzi_hf.distillation.objectives.gradient_matching import GradientMatching
 from farzi_hf.distillation.objectives.meta_matching import MetaMatching
-from farzi_hf.distillation.objectives.private import PrivateMatching
 from farzi_hf.distillation.objectives.trajectory_matching import TrajectoryMatching
 
 OBJECTIVES: dict[str, type[ConfigurableObjective]] = {
     "meta_matching": MetaMatching,
     "gradient_matching": GradientMatching,
     "trajectory_matching": TrajectoryMatching,
-    "private_matching": PrivateMatching,
 }
 
 __all__ = [
-    "OBJECTIVES", "Batch", "ConfigurableObjective", "GradientMatching", "MetaMatching", "Objective", "Parts", "PrivateMatching", "TrajectoryMatching",
+    "OBJECTIVES", "Batch", "ConfigurableObjective", "GradientMatching", "MetaMatching", "Objective", "Parts", "TrajectoryMatching",
 ]  # fmt: skip

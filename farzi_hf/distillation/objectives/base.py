@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,6 @@ from farzi_hf.distillation.inner_training import SyntheticTraining
 from farzi_hf.distillation.learner import Learner
 from farzi_hf.distillation.rows import RealData
 from farzi_hf.distillation.settings import made
-from farzi_hf.distillation.teacher import Labelling
 from farzi_hf.distillation.trajectories import PretrainedStarts, Starts, TrajectoryBank, random_starts
 from farzi_hf.summary.forms import Tensors
 
@@ -32,13 +31,11 @@ class Parts:
         training: the inner loop.
         bank: Ω, if there is one.
         real: the rows of real data.
-        labelling: where the summary's labels come from.
     """
 
     training: SyntheticTraining
     bank: TrajectoryBank | None
     real: RealData
-    labelling: Labelling | None
 
     def starts(self, config: Any) -> Starts:
         """The starts of inner loops. Without Ω, all are fresh; with Ω, some come from it."""
@@ -57,19 +54,6 @@ class ConfigurableObjective(ABC):
     @abstractmethod
     def from_config(cls, config: Any, parts: Parts) -> ConfigurableObjective:
         """The objective with the settings of a `FarziConfig` that `check` has passed."""
-
-    def figures(self) -> dict[str, Any]:
-        """What this objective adds to the log. Most have nothing."""
-        return {}
-
-    def facts(self) -> dict[str, Any]:
-        """What this objective adds to the metrics of a summary and to its card."""
-        return self.figures()
-
-    @classmethod
-    def pooled(cls, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """The facts of several runs for their table: those of the first."""
-        return dict(runs[0])
 
     def state_dict(self) -> dict[str, Tensor]:
         """What changes from call to call, for a checkpoint. Most objectives have nothing of the kind."""

@@ -290,7 +290,7 @@ ROWS = st.lists(
 )
 READ_METRICS = (
     "table", "dataset", "data_bytes", "data_sequences", "split", "licence", "licence_text", "command", "device", "learner_parameters",
-    "distillation_seconds", "student_seconds", "full_data_seconds", "full_data_steps", "privacy_epsilon", "privacy_delta",
+    "distillation_seconds", "student_seconds", "full_data_seconds", "full_data_steps", "privacy",
 )  # fmt: skip
 READ_INNER = (
     "steps", "synthetic_batch_size", "optimizer", "lr", "betas", "eps", "eps_root", "momentum", "weight_decay", "lr_scheduler_type",

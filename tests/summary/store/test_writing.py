@@ -166,6 +166,13 @@ def test_a_summary_that_saves_no_time_says_so(tmp_path):
     assert "So the summary does not save time; it saves data." in (tmp_path / "README.md").read_text()
 
 
+def test_a_card_says_what_was_done_for_privacy(tmp_path):
+    tiny().save_pretrained(tmp_path, metrics={"privacy": "Differentially private: ε = 0.5."})
+    card = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert "- Differentially private: ε = 0.5." in card
+    assert "No differential privacy" not in card
+
+
 def test_card_of_a_bare_summary_has_no_empty_sections(tmp_path):
     tiny().save_pretrained(tmp_path)
     card = (tmp_path / "README.md").read_text()

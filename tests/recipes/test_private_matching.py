@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from datasets import Dataset
+from private_matching import PrivateMatching, clipped_sum, register
 from tiny_models import LENGTH, V, config_of, tiny_model, tiny_summary
 from tiny_trainer import SETTINGS, tensors, tiny_trainer
 from torch import Tensor
@@ -16,8 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from farzi_hf import FarziConfig, FarziData
 from farzi_hf.data import SequenceCollator
-from farzi_hf.distillation import Learner, MetaMatching, SyntheticTraining
-from farzi_hf.distillation.objectives.private import PrivateMatching, clipped_sum
+from farzi_hf.distillation import OBJECTIVES, Learner, MetaMatching, SyntheticTraining
 from farzi_hf.distillation.rows import RealData
 from farzi_hf.engine import InnerAdam
 
@@ -129,14 +128,6 @@ def test_without_noise_and_clipping_it_is_the_gradient_of_the_mean_loss(learner,
         torch.testing.assert_close(a, b)
 
 
-def test_a_table_of_several_runs_has_the_epsilon_of_each():
-    runs = [{"privacy_epsilon": 0.5, "privacy_releases": 3, "privacy_delta": 1e-4, "seed": s} for s in (0, 1)]
-    assert PrivateMatching.pooled(runs[:1]) == runs[0]
-    expected = {"privacy_delta": 1e-4, "seed": 0, "privacy_epsilon_of_each_run_alone": [0.5, 0.5]}
-    assert PrivateMatching.pooled(runs) == expected
-    assert PrivateMatching.pooled([{"seed": 0}, {"seed": 1}]) == {"seed": 0}
-
-
 def test_the_loss_of_an_empty_sample_is_not_known(learner, farzi):
     """It is left out of the log. Its gradient is that of the noise."""
     objective = private()
@@ -162,47 +153,38 @@ def test_a_clipped_noisy_release_is_all_that_the_summary_sees(learner, farzi):
 
 # -- trainer ---------------------------------------------------------------------------------------------------------
 
-PRIVATE = {
-    **SETTINGS, "objective": "private_matching", "initialization": "random", "privacy_noise_multiplier": 1.3, "privacy_delta": 1e-3,
-}  # fmt: skip
+
+@pytest.fixture
+def settings():
+    yield {**SETTINGS, "objective": register(1.3, delta=1e-3), "initialization": "random"}
+    del OBJECTIVES["private_1.3"]
 
 
-def test_epsilon_in_the_log_and_on_the_card_is_the_accountants(tmp_path, sequences, tokenizer):
+def test_epsilon_is_the_accountants(tmp_path, sequences, tokenizer, settings):
     accountants = pytest.importorskip("opacus.accountants")
-    trainer = tiny_trainer(tmp_path / "out", sequences, tokenizer, **PRIVATE, gradient_accumulation_steps=2)
+    trainer = tiny_trainer(tmp_path / "out", sequences, tokenizer, **settings, gradient_accumulation_steps=2)
+    assert trainer.objective.epsilon == 0
     trainer.train()
     accountant, q = accountants.RDPAccountant(), 40 / len(trainer.train_dataset)
     for _ in range(4 * 2):
         accountant.step(noise_multiplier=1.3, sample_rate=q)
-    expected = accountant.get_epsilon(1e-3)
-    logged = [x["privacy_epsilon"] for x in trainer.state.log_history if "loss" in x]
-    assert logged == sorted(logged)
-    assert logged[-1] == pytest.approx(expected)
+    assert trainer.objective.epsilon == pytest.approx(accountant.get_epsilon(1e-3))
+    assert (trainer.objective.releases, trainer.objective.sampling_rate) == (8, q)
     trainer.save_model(str(tmp_path / "artefact"))
-    metrics = json.loads((tmp_path / "artefact" / "metrics.json").read_text(encoding="utf-8"))
-    assert metrics["privacy_epsilon"] == pytest.approx(expected)
-    assert (metrics["privacy_releases"], metrics["privacy_sampling_rate"]) == (8, q)
-    card = (tmp_path / "artefact" / "README.md").read_text(encoding="utf-8")
-    assert f"ε = {expected:.4g} at δ = 0.001" in card
-    assert "No differential privacy" not in card
     files, key = [p.read_bytes() for p in (tmp_path / "artefact").rglob("*") if p.is_file()], trainer.objective.key
     assert not any(secret in content for secret in (str(key).encode(), key.to_bytes(8, "little")) for content in files)
 
 
-def test_a_resumed_run_has_the_same_noise_and_account(tmp_path, sequences, tokenizer):
+def test_a_resumed_run_has_the_same_noise_and_account(tmp_path, sequences, tokenizer, settings):
     pytest.importorskip("opacus.accountants")
-    saved = {**PRIVATE, "save_strategy": "steps", "save_steps": 2}
+    saved = {**settings, "save_strategy": "steps", "save_steps": 2}
     trainer = tiny_trainer(tmp_path / "whole", sequences, tokenizer, **saved)
     trainer.train()
     resumed = tiny_trainer(tmp_path / "other", sequences, tokenizer, **saved)
     assert resumed.objective.key != trainer.objective.key
     resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
     assert all(map(torch.equal, tensors(trainer), tensors(resumed)))
-    assert resumed.objective.figures() == trainer.objective.figures()
-    finished = tiny_trainer(tmp_path / "whole", sequences, tokenizer, **saved)
-    assert finished.objective.figures() == {}  # no release is known yet, so nothing is claimed
-    finished.train(resume_from_checkpoint=True)
-    assert finished.objective.figures() == trainer.objective.figures()
+    assert resumed.objective.epsilon == trainer.objective.epsilon
 
 
 @pytest.mark.parametrize(
@@ -210,33 +192,28 @@ def test_a_resumed_run_has_the_same_noise_and_account(tmp_path, sequences, token
     [
         ({"initialization": "spectral"}, "initialization='spectral': other starts are computed from the data"),
         ({"inputs": "tokens", "labels": "own"}, "inputs='tokens': ids would be drawn by their frequency"),
-        ({"inputs": "drawn", "labels": "teacher"}, "inputs='drawn': ids would be drawn by their frequency"),
-        ({"objective": "meta_matching"}, "has no effect with .*'meta_matching': set objective='private_matching'"),
+        ({"labels": "own"}, "labels='own': a teacher would be trained on the data"),
         ({"trajectories": "omega"}, "trajectories='omega': they were trained on the data"),
-        ({"privacy_noise_multiplier": None}, r"privacy_noise_multiplier=None is not usable"),
-        ({"privacy_delta": 1.0}, r"privacy_delta=1.0 is not usable"),
     ],
 )
-def test_settings_that_break_privacy_are_refused(tmp_path, changes, message):
+def test_settings_that_break_privacy_are_refused(tmp_path, settings, changes, message):
     with pytest.raises(ValueError, match=message):
-        FarziConfig(str(tmp_path), **{**PRIVATE, **changes})
+        FarziConfig(str(tmp_path), **{**settings, **changes})
 
 
 @pytest.mark.parametrize(
-    ("changes", "arguments", "message"),
+    ("size", "delta", "stream", "message"),
     [
-        ({"labels": "own"}, {}, "labels='own' would train a teacher"),
-        ({}, {"objective": lambda *_: None}, "objective is given, and args.objective='private_matching' names another"),
-        ({}, {"train_dataset": "a stream"}, r"with a stream as train_dataset: .*give a Dataset"),
-        ({"privacy_delta": 0.01}, {}, "privacy_delta=0.01 is not less than 1 / 160"),
-        ({"per_device_train_batch_size": 161}, {}, "per_device_train_batch_size=161 is more than the 160 rows"),
+        (40, 1e-3, True, "needs all rows at hand for a sample: give a Dataset"),
+        (40, 0.01, False, "delta=0.01 is not less than 1 / 160"),
+        (161, 1e-3, False, "per_device_train_batch_size=161 is more than the 160 rows"),
     ],
 )
-def test_a_trainer_refuses_what_breaks_privacy(tmp_path, sequences, tokenizer, changes, arguments, message):
-    if "train_dataset" in arguments:
-        arguments = {"train_dataset": sequences["train"].to_iterable_dataset()}
+def test_a_trainer_refuses_what_breaks_privacy(tmp_path, sequences, tokenizer, settings, size, delta, stream, message):
+    register(1.3, delta=delta)
+    given = {"train_dataset": sequences["train"].to_iterable_dataset()} if stream else {}
     with pytest.raises(ValueError, match=message):
-        tiny_trainer(tmp_path / "out", sequences, tokenizer, arguments, **{**PRIVATE, **changes})
+        tiny_trainer(tmp_path / "out", sequences, tokenizer, given, **{**settings, "per_device_train_batch_size": size})
 
 
 def test_constants_have_no_part_in_gradients_clipping_and_noise():

@@ -36,8 +36,8 @@ from __future__ import annotations
 import hashlib
 import math
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, make_dataclass
 from functools import cached_property
 from typing import Any
 
@@ -45,14 +45,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from farzi_hf.data.seeds import Purpose, stream
 from farzi_hf.data.streams import RowStream, described
-from farzi_hf.distillation.learner import Learner, Parameters, leaves
-from farzi_hf.distillation.objectives.base import Batch, ConfigurableObjective, Parts
-from farzi_hf.distillation.objectives.meta_matching import MetaMatching
+from farzi_hf.distillation import OBJECTIVES, Learner, MetaMatching
+from farzi_hf.distillation.learner import Parameters, leaves
+from farzi_hf.distillation.objectives import Batch, ConfigurableObjective, Parts
 from farzi_hf.distillation.rows import RealData
-from farzi_hf.engine import setting
-from farzi_hf.summary.forms import LABELS, Tensors
+from farzi_hf.summary.forms import Tensors
 from farzi_hf.summary.store.tensor_file import fingerprint
 
 _KEY, _RELEASES = "privacy.key", "privacy.releases"
@@ -77,61 +75,47 @@ class PrivateMatching(ConfigurableObjective):
     matching: MetaMatching
     real: RealData
     batch_size: int
-    noise_multiplier: float
-    delta: float
+    noise_multiplier: float = 1.0
+    delta: float = 1e-5
     max_grad_norm: float = 1.0
     processes: int = 1
     key: int = field(default_factory=lambda: secrets.randbits(63))
     releases: int = 0
 
-    @dataclass(frozen=True)
-    class Settings(MetaMatching.Settings):
-        privacy_noise_multiplier: float | None = setting(
-            None, "σ, the noise of a private distillation", never_idle="set objective='private_matching'"
-        )
-        privacy_delta: float = setting(1e-5, "δ, at which ε is computed; less than 1 over the number of rows")
+    Settings = MetaMatching.Settings
 
     @classmethod
     def check(cls, config: Any) -> None:
-        """Raises ValueError if a `FarziConfig` has a setting that would break privacy, or one out of range."""
+        """Raises ValueError if a `FarziConfig` has a setting that would break privacy."""
         MetaMatching.check(config)
-        sigma, delta = config.privacy_noise_multiplier, config.privacy_delta
-        if sigma is None or not 0 <= sigma < math.inf:
-            raise ValueError(f"privacy_noise_multiplier={sigma!r} is not usable; give a number σ of at least 0")
-        if not 0 < delta < 1:
-            raise ValueError(f"privacy_delta={delta!r} is not usable; give a number δ between 0 and 1")
         for name, needed, reason in (
             ("inputs", "soft", "ids would be drawn by their frequency in the data"),
+            ("labels", "shared", "a teacher would be trained on the data"),
             ("initialization", "random", "other starts are computed from the data"),
             ("trajectories", None, "they were trained on the data"),
         ):
             if getattr(config, name) != needed:
-                raise ValueError(f"private_matching with {name}={getattr(config, name)!r}: {reason}; set {needed!r}")
+                raise ValueError(f"{config.objective} with {name}={getattr(config, name)!r}: {reason}; set {needed!r}")
 
     @classmethod
     def from_config(cls, config: Any, parts: Parts) -> PrivateMatching:
         """The objective with the settings of a `FarziConfig`.
 
         Raises:
-            ValueError: the rows are a stream, δ or b does not fit their number, or labels would come from a teacher that is trained on them.
+            ValueError: the rows are a stream, or δ or b does not fit their number.
             ImportError: Opacus is not installed.
         """
-        asked, real = f"objective={config.objective!r}", parts.real
-        if LABELS[config.labels].by_teachers and (parts.labelling is None or parts.labelling.given is None):
-            raise ValueError(
-                f"{asked} with labels={config.labels!r} would train a teacher on the data: give a private teacher, or labels='shared'"
-            )
+        real, size = parts.real, config.per_device_train_batch_size
         if isinstance(real.dataset, RowStream):
-            raise ValueError(f"{asked} with a stream as train_dataset: a sample needs all rows at hand; give a Dataset")
-        number, size = 0 if real.dataset is None else len(real.dataset), config.per_device_train_batch_size
+            raise ValueError(f"{config.objective} needs all rows at hand for a sample: give a Dataset, no stream")
+        number = 0 if real.dataset is None else len(real.dataset)
         if number < size:
             raise ValueError(f"per_device_train_batch_size={size} is more than the {number} rows of train_dataset")
-        if config.privacy_delta >= 1 / number:
-            raise ValueError(f"privacy_delta={config.privacy_delta} is not less than 1 / {number}; set a smaller one")
+        objective = cls(MetaMatching.from_config(config, parts), real, size, processes=config.world_size)
+        if objective.delta >= 1 / number:
+            raise ValueError(f"delta={objective.delta} is not less than 1 / {number}, of rows: set a smaller one")
         _accountant()
-        matching = MetaMatching.from_config(config, parts)
-        noise, delta = config.privacy_noise_multiplier, config.privacy_delta
-        return cls(matching, real, size, noise, delta, processes=config.world_size)
+        return objective
 
     @property
     def sampling_rate(self) -> float:
@@ -165,16 +149,14 @@ class PrivateMatching(ConfigurableObjective):
 
     def sample(self, secret: int) -> np.ndarray:
         """The numbers of the rows of a step: each with probability q, independent of the others."""
-        draws = stream(secret, Purpose.PRIVATE_SAMPLE).random(len(self.real.dataset))
+        draws = np.random.default_rng(secret).random(len(self.real.dataset))
         return np.flatnonzero(draws < self.sampling_rate)
 
     def _noisy(self, total: Parameters, secret: int) -> Parameters:
         """The release G. Sums that differ, for whatever reason, have noises that know nothing of each other."""
         seed, scale = self._hash(secret, fingerprint(total)), self.noise_multiplier * self.max_grad_norm
-        noise = stream(seed, Purpose.PRIVATE_NOISE)
+        noise = np.random.default_rng(seed)
         return {name: x + torch.from_numpy(noise.normal(0, scale, x.shape)).to(x) for name, x in total.items()}
-
-    # -- accounting --------------------------------------------------------------------------------------------------
 
     @property
     def epsilon(self) -> float:
@@ -186,42 +168,6 @@ class PrivateMatching(ConfigurableObjective):
         accountant = _accountant()
         accountant.history = [(self.noise_multiplier, self.sampling_rate, self.releases)]
         return float(accountant.get_epsilon(self.delta))
-
-    def figures(self) -> dict[str, float | str]:
-        """For the log, the metrics and the card; nothing before the first release."""
-        if not self.releases:
-            return {}
-        epsilon = self.epsilon
-        return {
-            "privacy_epsilon": epsilon if math.isfinite(epsilon) else "infinite", "privacy_delta": self.delta,
-            "privacy_noise_multiplier": self.noise_multiplier, "privacy_max_grad_norm": self.max_grad_norm,
-            "privacy_sampling_rate": self.sampling_rate, "privacy_releases": self.releases,
-        }  # fmt: skip
-
-    def facts(self) -> dict[str, Any]:
-        """The figures, and in words what they protect."""
-        epsilon = self.epsilon
-        if not self.releases or math.isinf(epsilon):
-            return self.figures()
-        privacy = (
-            f"The distillation was differentially private: ε = {epsilon:.4g} at δ = {self.delta:.4g}, for one training row (a text, or a window "
-            "of a history), added or removed. This holds for the sequences; figures on this card, a start or a teacher that was given, and the "
-            "choice of settings are not counted."
-        )
-        return {**self.figures(), "privacy": privacy}
-
-    @classmethod
-    def pooled(cls, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """As of any objective, with the ε of each run alone.
-
-        Somebody whose data are in several of them is exposed to all releases, so no ε of one run is that of the table.
-        """
-        facts = super().pooled(runs)
-        if len(runs) > 1 and facts.pop("privacy_epsilon", None) is not None:
-            del facts["privacy_releases"]
-            facts.pop("privacy", None)
-            facts["privacy_epsilon_of_each_run_alone"] = [run["privacy_epsilon"] for run in runs]
-        return facts
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
@@ -236,6 +182,14 @@ class PrivateMatching(ConfigurableObjective):
         self.key = int(tensors[_KEY])
         self.releases = int(tensors[_RELEASES])
         self.matching.load_state_dict(tensors, learner, device)
+
+
+def register(noise_multiplier: float, **defaults: float) -> str:
+    """Adds private matching with this σ, and other fields by name, to the objectives that a `FarziConfig` can name. Returns its name."""
+    name, defaults = f"private_{noise_multiplier:g}", {"noise_multiplier": noise_multiplier, **defaults}
+    own = [(key, float, field(default=value)) for key, value in defaults.items()]
+    OBJECTIVES[name] = make_dataclass("PrivateMatching", own, bases=(PrivateMatching,))
+    return name
 
 
 def clipped_sum(
@@ -270,5 +224,5 @@ def _accountant() -> Any:
     try:
         from opacus.accountants import RDPAccountant  # seconds to import, and optional
     except ImportError as error:
-        raise ImportError("private_matching needs Opacus; pip install 'farzi-hf[privacy]'") from error
+        raise ImportError("private matching needs Opacus; pip install opacus") from error
     return RDPAccountant()
