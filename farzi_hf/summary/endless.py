@@ -84,11 +84,12 @@ class WrittenRows(EndlessRows):
         named = (getattr(model.config, name, None) for name in ("bos_token_id", "eos_token_id"))
         begin, end = (i if isinstance(i, int) and 0 <= i < len(possible) and possible[i] else None for i in named)
         first = torch.multinomial(self.frequencies, _BLOCK, True, generator=generator)
-        ids, past = (first if begin is None else torch.full_like(first, begin))[:, None].to(model.device), None
+        ids, kept = (first if begin is None else torch.full_like(first, begin))[:, None].to(model.device), {}
         while ids.shape[1] < self.length:
-            read = ids if past is None else ids[:, -1:]  # the keys and values of the others are kept
-            output = model(input_ids=read, attention_mask=torch.ones_like(ids), past_key_values=past, use_cache=True)
-            past = getattr(output, "past_key_values", None)
+            read = ids[:, -1:] if kept else ids  # the keys and values of the others are kept
+            output = model(input_ids=read, attention_mask=torch.ones_like(ids), use_cache=True, **kept)
+            name = "cache" if hasattr(output, "cache") else "past_key_values"  # its name before transformers 5.24
+            kept = {name: past} if (past := getattr(output, name, None)) is not None else {}
             p = output.logits[:, -1].float().cpu().masked_fill(~possible, -torch.inf).softmax(-1)
             drawn = torch.multinomial(p, 1, generator=generator)
             if None not in (begin, end) and begin != end:
