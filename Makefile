@@ -12,7 +12,7 @@ LAUNCH := $(BIN)/accelerate launch --num_processes 1 --num_machines 1 --mixed_pr
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-oldest test-newest fuzz check format bench paper clean
+.PHONY: help demo test test-oldest test-newest fuzz check format docs docs-serve bench paper clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,6 +53,11 @@ format: $(VENV)/.installed ## format, and mend what the linter can mend
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(VENV)/.docs ## the site, in site/; a link that leads nowhere ends it
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+docs-serve: $(VENV)/.docs ## the site at http://localhost:8000, built anew whenever a page changes
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --no-strict
+
 bench: $(VENV)/.bench ## time and memory of the engine and of its peers
 	$(BIN)/python recipes/benchmark/benchmark.py
 
@@ -67,7 +72,7 @@ paper: $(VENV)/.bench ## every table and figure of the paper at quick scale, hou
 	done
 
 clean: ## remove the environment and the caches
-	rm -rf $(VENV) .venv-oldest .venv-newest .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-oldest .venv-newest site .pytest_cache .ruff_cache .hypothesis
 
 # torch goes first: its build (CPU or CUDA) is then settled before anything else asks for it.
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -92,6 +97,6 @@ RESOLUTION_newest := highest
 		--editable '.[test]'
 	touch $@
 
-$(VENV)/.bench: $(VENV)/.installed
-	$(PIP) --editable '.[test,bench]'
+$(VENV)/.docs $(VENV)/.bench: $(VENV)/.%: $(VENV)/.installed
+	$(PIP) --editable '.[test,$*]'
 	touch $@

@@ -22,7 +22,7 @@ _ROOMS = {
 _HOME = {name: room for room, names in _ROOMS.items() for name in names.split()}
 
 __all__ = sorted(_HOME)
-__version__ = "0.1.0"
+__version__ = "1.0.0rc1"
 
 
 def __getattr__(name: str) -> Any:

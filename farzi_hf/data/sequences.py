@@ -18,7 +18,8 @@ from torch.nn.utils.rnn import pad_sequence
 from farzi_hf.data.seeds import Purpose, stream
 
 SPLITS = ("train", "validation", "test")
-IGNORED = -100  # transformers' label of a position that is not predicted
+IGNORED = -100
+"""transformers' label of a position that is not predicted."""
 _FILL = {"attention_mask": 0, "labels": IGNORED, "seen": 0}
 _BLOCK = 1 << 22  # integers that are copied at once
 

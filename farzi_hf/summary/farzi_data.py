@@ -224,7 +224,7 @@ class FarziData(nn.Module):
     def as_hard_dataset(self, samples_per_sequence: int | None = None, seed: int = 0) -> Dataset:
         """Token ids in place of soft tokens, for models and trainers that take only ids.
 
-        Students learn less from them: docs/results.md says how much less.
+        Students learn less from them: docs/paper_tables.md says how much less.
 
         Args:
             samples_per_sequence: n, the sequences drawn from each synthetic one. Every position is drawn from its own distribution.

@@ -18,6 +18,7 @@ from farzi_hf.data import SequenceCollator
 from farzi_hf.data.seeds import Purpose, stream
 
 Row = dict[str, Any]
+"""A row of a table: names and values."""
 Statistics = Sequence[Sequence[Any]]
 """For each seed a list with the `Task.statistics` of each student."""
 Paired = tuple[np.ndarray, Callable[[np.ndarray], float]]

@@ -14,6 +14,7 @@ OBJECTIVES: dict[str, type[ConfigurableObjective]] = {
     "gradient_matching": GradientMatching,
     "trajectory_matching": TrajectoryMatching,
 }
+"""The objectives that a config can name."""
 
 __all__ = [
     "OBJECTIVES", "Batch", "ConfigurableObjective", "GradientMatching", "MetaMatching", "Objective", "Parts", "TrajectoryMatching",

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 State = tuple[Tensor, ...]
+"""The parameters and their accumulators."""
 
 FLOAT32_BITS = 24
 CHUNK = 1 << 18
