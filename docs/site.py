@@ -16,7 +16,11 @@ from farzi_hf.cli import COMMANDS, main  # noqa: E402
 
 PAGES = {"index.md": "README.md", **{name: name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "recipes/LOG.md")}}
 """Pages of files outside docs/, with their paths in the repository."""
-CARDS = {str(path.relative_to(ROOT)): path for path in sorted((ROOT / "model_cards").rglob("*")) if path.suffix in (".md", ".png")}
+CARDS = {
+    str(path.relative_to(ROOT)): path
+    for path in sorted((ROOT / "model_cards").rglob("*"))
+    if path.suffix in (".md", ".png")
+}
 
 
 def on_files(files, config):
@@ -31,14 +35,16 @@ def on_files(files, config):
         add(uri, abs_src_path=str(path), inclusion=InclusionLevel.NOT_IN_NAV)
     add("model_cards/index.md", content=card_list())
     for path in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")):
-        add(f"notebooks/{path.stem}.md", content=as_markdown(path))
+        add(f"notebooks/{path.stem}.md", content=as_markdown(path, config.repo_url))
     add("reference/commands.md", content=help_screens())
     return files
 
 
 def on_page_markdown(markdown, page, config, files):
     """Turns links as GitHub follows them into links of the site, or into links to GitHub where the site has no such page."""
-    here = PAGES.get(page.file.src_uri) or (page.file.src_uri if page.file.src_uri in CARDS else f"docs/{page.file.src_uri}")
+    here = PAGES.get(page.file.src_uri) or (
+        page.file.src_uri if page.file.src_uri in CARDS else f"docs/{page.file.src_uri}"
+    )
     pages = {path: uri for uri, path in PAGES.items()}
 
     def moved(match):
@@ -46,7 +52,8 @@ def on_page_markdown(markdown, page, config, files):
         path = os.path.normpath(os.path.join(os.path.dirname(here), link))
         if not link or not (ROOT / path).exists():
             return match[0]
-        uri = pages.get(path) or ("model_cards/index.md" if path == "model_cards" else path.removeprefix("docs/"))
+        uri = "model_cards/index.md" if path == "model_cards" else path.removeprefix("docs/").replace(".ipynb", ".md")
+        uri = pages.get(path, uri)
         if files.get_file_from_path(uri):
             link = os.path.relpath(uri, os.path.dirname(page.file.src_uri) or ".")
         else:
@@ -58,15 +65,21 @@ def on_page_markdown(markdown, page, config, files):
 
 def card_list() -> str:
     """Each folder of `model_cards/` with the first heading of its card or table."""
-    lines = ["# Cards", "", "Rendered cards of summaries that were distilled, and the tables of the paper's questions.", ""]
+    lines = [
+        "# Cards",
+        "",
+        "Rendered cards of summaries that were distilled, and the tables of the paper's questions.",
+        "",
+    ]
     for uri, path in CARDS.items():
         if path.suffix == ".md":
             title = re.search(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.M)
-            lines.append(f"- [{path.parent.relative_to(ROOT / 'model_cards')}]({uri.removeprefix('model_cards/')}): {title[1] if title else path.name}")
+            name, link = uri.removeprefix("model_cards/").rpartition("/")[0], uri.removeprefix("model_cards/")
+            lines.append(f"- [{name}]({link}): {title[1] if title else path.name}")
     return "\n".join(lines)
 
 
-def as_markdown(path: Path) -> str:
+def as_markdown(path: Path, repository: str) -> str:
     """A notebook as a page: text, code and the outputs that are stored in it."""
     parts = []
     for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
@@ -78,7 +91,7 @@ def as_markdown(path: Path) -> str:
                 parts.append(f"![Figure of the cell above](data:image/png;base64,{''.join(data['image/png']).strip()})")
             elif text := "".join(output.get("text", data.get("text/plain", []))).rstrip():
                 parts.append(f"```text\n{text}\n```")
-    parts.append(f"[This notebook in the repository](../notebooks/{path.name})")
+    parts.append(f"[This notebook in the repository]({repository}/blob/main/{path.relative_to(ROOT)})")
     return "\n\n".join(parts)
 
 

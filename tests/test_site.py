@@ -31,13 +31,17 @@ def test_the_site_builds_and_names_everything_public(tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path / "site")]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-3000:]
-    assert set(ROOMS) == {path.name for path in (ROOT / "farzi_hf").iterdir() if (path / "__init__.py").exists()} - {"cli"} | {"metrics"}
+    assert set(ROOMS) == {path.name for path in (ROOT / "farzi_hf").iterdir() if (path / "__init__.py").exists()} - {
+        "cli"
+    } | {"metrics"}
     missing = []
     for room in ROOMS:
         page = (tmp_path / "site" / "reference" / room / "index.html").read_text(encoding="utf-8")
         for name in importlib.import_module(f"farzi_hf.{room}").__all__:
             # A function may have the name of its module.
-            if not {f'id="farzi_hf.{room}.{name}"', f'id="farzi_hf.{room}.{name}.{name}"'} & set(re.findall(r'id="[\w.]+"', page)):
+            if not {f'id="farzi_hf.{room}.{name}"', f'id="farzi_hf.{room}.{name}.{name}"'} & set(
+                re.findall(r'id="[\w.]+"', page)
+            ):
                 missing.append(f"{room}.{name}")
     assert not missing
 
