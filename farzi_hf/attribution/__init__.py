@@ -1,12 +1,11 @@
 """Attribution: which training sequences made a model do well on those test sequences?
 
 `attribute` answers it for a stock Trainer. This room imports engine, data, models, summary and distillation. It exports the exact influence
-of each sequence through a whole training, the training as a function of the sequences' weights, and a measure of how far its scores see.
+of each sequence through a whole training, and the training as a function of the sequences' weights.
 """
 
 from farzi_hf.attribution.attribution import Attribution, attribute
-from farzi_hf.attribution.measures import metasmoothness
 from farzi_hf.attribution.scores import influence
 from farzi_hf.attribution.weighted_training import WeightedTraining
 
-__all__ = ["Attribution", "WeightedTraining", "attribute", "influence", "metasmoothness"]
+__all__ = ["Attribution", "WeightedTraining", "attribute", "influence"]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,9 +30,11 @@ from farzi_hf.data import IGNORED
 from farzi_hf.distillation import Parameters
 from farzi_hf.distillation.learner import is_constant
 from farzi_hf.engine import Adjoint
-from farzi_hf.summary.store.folder import is_taken
+from farzi_hf.summary.store.folder import is_taken, replace_file
+from farzi_hf.summary.store.tensor_file import fingerprint
 
 _SHARE = 1 / 8  # of the memory for the cotangents of queries
+_KEPT_TOGETHER = 8  # queries, where they are kept: a training forward and its graphs back are a sixth of the work then
 _CARD = """---
 configs:
 - config_name: rows
@@ -150,7 +154,12 @@ class Attribution:
         return cls(scores, losses, *(column.to_pylist() for column in texts), json.loads(facts))
 
 
-def attribute(trainer: Trainer, test_dataset: Dataset, adjoint: Adjoint | None = None) -> Attribution:
+def attribute(
+    trainer: Trainer,
+    test_dataset: Dataset,
+    adjoint: Adjoint | None = None,
+    resume_dir: str | os.PathLike | None = None,
+) -> Attribution:
     """How much each row of a Trainer's training set lowered the loss of each row of a test set, exact through the whole training.
 
     The Trainer's training is replayed: the order of its rows, optimizer, schedule, clipping, gradient accumulation, frozen parameters and
@@ -162,9 +171,12 @@ def attribute(trainer: Trainer, test_dataset: Dataset, adjoint: Adjoint | None =
         trainer: a configured Trainer that has not trained yet. Its model must be a causal language model without dropout.
         test_dataset: the queries, in the form of the training set. The loss of a query is its mean cross-entropy in nats per token.
         adjoint: how to differentiate; None takes a fast way that needs little memory, and logs the choice.
+        resume_dir: a folder that keeps the scores of each group of at most eight queries. A later call with the same Trainer and queries
+            goes on from there. The caller removes it.
 
     Raises:
-        ValueError: the training cannot be replayed, or a query has nothing to predict; the message says the remedy.
+        ValueError: the training cannot be replayed, a query has nothing to predict, or `resume_dir` is of another training or other queries;
+            the message says the remedy.
         FloatingPointError: the training diverged, or its derivative did.
     """
     replay = Replay.of(trainer)
@@ -177,28 +189,66 @@ def attribute(trainer: Trainer, test_dataset: Dataset, adjoint: Adjoint | None =
     memory = torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else psutil.virtual_memory().total
     trained = sum(x.nbytes for x in replay.start.values() if not is_constant(x))
     at_once = max(1, int(_SHARE * memory // ((replay.optimizer.fields + 1) * trained)))
+    at_once = at_once if resume_dir is None else min(at_once, _KEPT_TOGETHER)
     groups = [range(i, min(i + at_once, count)) for i in range(0, count, at_once)]
     forward = replay.steps + (adjoint is None)  # the choice takes a gradient
     back = 2 if trainer.args.gradient_accumulation_steps == 1 else 1  # of micro-batches, each graph is made twice
-    total = sum(forward + replay.steps * (2 + 2 * len(queries)) for queries in groups)
-    scores, losses, params = [], [], {}
+    params: Parameters = {}
+
+    def scored(queries: range) -> dict[str, Tensor]:
+        losses = []
+
+        def of_queries(theta: Parameters) -> Iterator[Tensor]:
+            params.update({name: x.detach() for name, x in theta.items() if not is_constant(x)})
+            for query in queries:
+                losses.append((loss := replay.learner.hard_loss(theta, replay.batch(of_test, [query]))).detach())
+                yield loss
+
+        # Forward each step is one gradient; backward two, of which one is with its graph, and two products for each query.
+        costs = itertools.chain(itertools.repeat(1, forward), itertools.repeat(back * (1 + len(queries))))
+        seen = replace(replay, on_gradient=lambda: shown.update(next(costs)))
+        with trainer.accelerator.autocast():
+            scores = influence(seen, of_queries, adjoint=adjoint)
+        return {"scores": scores.cpu().contiguous(), "losses": torch.stack(losses).cpu()}
+
+    parts = [
+        None if resume_dir is None else Path(resume_dir, f"queries-{q.start}-{q.stop}.safetensors") for q in groups
+    ]
+    identity = "" if resume_dir is None else _identity(replay, of_test)
+    missing = [queries for queries, path in zip(groups, parts, strict=True) if not (path and path.exists())]
+    total = sum(forward + replay.steps * (2 + 2 * len(queries)) for queries in missing)
     with tqdm(total=total, desc="Attribution", unit="gradient", disable=trainer.args.disable_tqdm) as shown:
-        for queries in groups:
-
-            def of_queries(theta: Parameters) -> Iterator[Tensor]:
-                params.update({name: x.detach() for name, x in theta.items() if not is_constant(x)})
-                for query in queries:  # noqa: B023
-                    losses.append((loss := replay.learner.hard_loss(theta, replay.batch(of_test, [query]))).detach())
-                    yield loss
-
-            # Forward each step is one gradient; backward two, of which one is with its graph, and two products for each query.
-            costs = itertools.chain(itertools.repeat(1, forward), itertools.repeat(back * (1 + len(queries))))
-            seen = replace(replay, on_gradient=lambda costs=costs: shown.update(next(costs)))
-            with trainer.accelerator.autocast():
-                scores.append(influence(seen, of_queries, adjoint=adjoint).cpu())
+        found = [_kept(path, identity, partial(scored, queries)) for queries, path in zip(groups, parts, strict=True)]
+    scores, losses = (torch.cat([part[name] for part in found]) for name in ("scores", "losses"))
     facts = {"model": type(trainer.model).__name__, "steps": replay.steps, "optimizer": str(replay.optimizer)}
     texts = (_texts(replay, loader) for loader in (replay.loader, of_test))
-    return Attribution(torch.cat(scores), torch.stack(losses).cpu(), *texts, facts, params)
+    return Attribution(scores, losses, *texts, facts, params or replay.train())
+
+
+def _kept(path: Path | None, identity: str, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
+    """What `make` returns, or what an earlier call has kept of it in the file."""
+    if path and path.exists():
+        with safe_open(path, "pt") as file:
+            if (file.metadata() or {}).get("identity") != identity:
+                raise ValueError(
+                    f"resume_dir: {str(path)!r} is of another training or other queries; give a new folder"
+                )
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    made = make()
+    if path:
+        replace_file(path, lambda new: save_file(made, new, {"identity": identity}))
+    return made
+
+
+def _identity(replay: Replay, of_test: DataLoader) -> str:
+    """A hash of all that the scores depend on: θ_0, the rows and their order, the optimizer, and the queries."""
+    rates = [replay.optimizer.rate(step) for step in range(1, replay.steps + 1)]
+    digest = hashlib.sha256(repr((replay.order, rates, replace(replay.optimizer, lr_schedule=None))).encode())
+    for loader in (replay.loader, of_test):
+        for row in range(len(loader.dataset)):
+            digest.update(fingerprint(replay.batch(loader, [row])).encode())
+    digest.update(fingerprint(replay.start).encode())
+    return digest.hexdigest()
 
 
 def _texts(replay: Replay, loader: DataLoader) -> list[str]:

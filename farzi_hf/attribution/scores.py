@@ -26,7 +26,7 @@ def influence(
     did harm. One training forward and one backward pass give the influence of all n sequences; memory does not grow with n.
 
     This is the metagradient of Engstrom et al. (2025, arXiv 2503.13751) in the weights of the data, as MAGIC uses it for attribution (Ilyas and
-    Engstrom, 2025, arXiv 2504.16430). It predicts real retrainings only where training is smooth: see `farzi_hf.attribution.metasmoothness`.
+    Engstrom, 2025, arXiv 2504.16430). It predicts real retrainings only where training is smooth: see docs/attribution.md.
 
     Args:
         training: the model's training, with all its settings.

@@ -58,8 +58,12 @@ def command(argv: Sequence[str]) -> None:
 
         data, test, model = rows(args.data), rows(args.test, args.queries), model_of(args.model, args.lora)
         trainer = Trainer(model, how, SequenceCollator(), data, processing_class=tokenizer)
-        found = attribute(trainer, test, args.adjoint and ADJOINTS[args.adjoint]())
+        parts = output.with_name(f".{output.name}-parts")
+        found = attribute(trainer, test, args.adjoint and ADJOINTS[args.adjoint](), parts)
     found.save(output)
+    for part in parts.glob("queries-*.safetensors"):
+        part.unlink()
+    parts.rmdir()
     for title, shown in (("lowered", found.top(args.top)), ("raised", found.bottom(args.top))):
         print(f"\nThe rows that {title} the mean loss of {len(test)} queries the most (row, nats per token, text):")
         print("\n".join(f"{row.row:>7} {row.score:>+11.3e}  {terminal_text(row.text, most=100)}" for row in shown))

@@ -10,7 +10,7 @@ from tiny_models import V, arguments, config_of, tiny_model
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Trainer
 
-from farzi_hf.attribution import Attribution, attribute
+from farzi_hf.attribution import Attribution, attribute, attribution
 from farzi_hf.attribution.replay import Replay
 from farzi_hf.data import SequenceCollator
 from farzi_hf.engine import Checkpoint, Direct, Reversible, Tape
@@ -139,6 +139,34 @@ def test_queries_in_groups_score_as_all_at_once(tmp_path, monkeypatch):
     found = attribute(of, queries)
     torch.testing.assert_close(found.scores, expected.scores)
     torch.testing.assert_close(found.losses, expected.losses)
+
+
+def test_what_was_killed_goes_on_with_the_queries_that_are_missing(tmp_path, monkeypatch):
+    of, queries, of_group = trainer(tmp_path), rows(3, seed=1), attribution.influence
+    expected, calls = attribute(of, queries), []
+
+    def killed(*args, **kwargs):
+        calls.append(args)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return of_group(*args, **kwargs)
+
+    monkeypatch.setattr(attribution, "_KEPT_TOGETHER", 2)
+    monkeypatch.setattr(attribution, "influence", killed)
+    with pytest.raises(KeyboardInterrupt):
+        attribute(of, queries, resume_dir=tmp_path / "parts")
+    for calls_in_all in (3, 3):  # the second time, nothing is missing
+        found = attribute(of, queries, resume_dir=tmp_path / "parts")
+        assert len(calls) == calls_in_all
+        torch.testing.assert_close(found.scores, expected.scores)
+        torch.testing.assert_close(found.losses, expected.losses)
+    for other, asked in ((trainer(tmp_path, learning_rate=0.1), queries), (of, rows(3, seed=2))):
+        with pytest.raises(
+            ValueError, match=r"resume_dir: '.*queries-0-2.safetensors' is of another training or other"
+        ):
+            attribute(other, asked, resume_dir=tmp_path / "parts")
+    of.train()
+    assert found.check(of.model) <= 1e-5
 
 
 class Words:

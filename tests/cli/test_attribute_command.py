@@ -59,6 +59,7 @@ def test_rows_are_scored_saved_and_printed(folder, tmp_path, capsys, more):
     printed = capsys.readouterr().out
     found = Attribution.load(tmp_path / "out")
     assert found.scores.shape == (3, 12)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert "Dropout is switched off: resid_pdrop" in printed
     for row in (*found.top(2), *found.bottom(2)):
         assert f"{row.row:>7} {row.score:>+11.3e}  {row.text}" in printed

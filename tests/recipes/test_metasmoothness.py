@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from metasmoothness import metasmoothness
 from tiny_models import config_of
 
-from farzi_hf.attribution import WeightedTraining, metasmoothness
+from farzi_hf.attribution import WeightedTraining
 from farzi_hf.data import minibatches
 from farzi_hf.distillation import Learner
 from farzi_hf.engine import InnerSGD
