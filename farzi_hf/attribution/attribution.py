@@ -155,10 +155,7 @@ class Attribution:
 
 
 def attribute(
-    trainer: Trainer,
-    test_dataset: Dataset,
-    adjoint: Adjoint | None = None,
-    resume_dir: str | os.PathLike | None = None,
+    trainer: Trainer, test_dataset: Dataset, adjoint: Adjoint | None = None, resume_dir: str | os.PathLike | None = None
 ) -> Attribution:
     """How much each row of a Trainer's training set lowered the loss of each row of a test set, exact through the whole training.
 
