@@ -3,8 +3,6 @@
 - **Copied n-grams** (McCoy et al. 2023, arXiv 2111.09509). The share of the n-grams of rows that the teacher writes that stand in training rows,
   and the longest run of ids that is copied. In large models, runs of 50 tokens count as memory (Carlini et al. 2021, arXiv 2012.07805).
 - **Membership** (Yeom et al. 2018, arXiv 1709.01604). The area under the ROC curve of somebody who takes rows with a small loss for training rows.
-- **Exposure** of a canary, a random sequence that was planted (Carlini et al. 2019, arXiv 1802.08232): log2(m + 1) less log2 of its rank by the
-  loss, from 1, among m sequences that were drawn alike and not planted.
 
 They are lower bounds. Another attack can find more, and a mean over all rows says little of a single one.
 """
@@ -135,8 +133,3 @@ def membership(training: np.ndarray, held_out: np.ndarray) -> float:
     """The AUC: how often a training row has the smaller loss of the two. Ties count a half."""
     ends = (np.searchsorted(np.sort(held_out), training, side).mean() for side in ("left", "right"))
     return float(1 - sum(ends) / 2 / len(held_out))
-
-
-def exposure(canaries: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Bits, from the losses of canaries and of m sequences drawn alike: up to log2(m + 1); 1.44 in the mean where nothing is known."""
-    return np.log2(len(others) + 1) - np.log2(1 + np.searchsorted(np.sort(others), canaries))

@@ -15,7 +15,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import AutoLocator, LogLocator, NullFormatter, ScalarFormatter
+from matplotlib.ticker import AutoLocator, LogLocator, NullFormatter
 
 from farzi_hf.summary.store.folder import replace_file
 
@@ -204,19 +204,9 @@ def number(value: float, digits: int = 4) -> str:
     return np.format_float_positional(value, precision=digits, unique=False, fractional=False, trim="-")
 
 
-class _PlainNumbers(ScalarFormatter):
-    """Tick labels with as many decimals as the ticks need, and commas between thousands."""
-
-    def __call__(self, x: float, pos: int | None = None) -> str:
-        decimals = len(super().__call__(x, pos).partition(".")[2])
-        return f"{x:,.{decimals}f}".replace("-", "−")
-
-
 def plain_numbers(axis: Axis) -> None:
-    """Labels a linear axis without offsets and powers of ten."""
-    plain = _PlainNumbers(useOffset=False, useMathText=False)
-    plain.set_scientific(False)
-    axis.set_major_formatter(plain)
+    """Labels an axis without offsets and powers of ten."""
+    axis.set_major_formatter(lambda value, position: number(value))
 
 
 class _PlainTicks(LogLocator):
@@ -235,7 +225,7 @@ def logarithmic(axes: Axes, which: str) -> None:
     axes.set(**{f"{which}scale": "log"})
     axis = {"x": axes.xaxis, "y": axes.yaxis}[which]
     axis.set_major_locator(_PlainTicks())
-    axis.set_major_formatter(lambda value, position: number(value))
+    plain_numbers(axis)
     axis.set_minor_formatter(NullFormatter())
 
 

@@ -27,7 +27,7 @@ from farzi_hf.summary.config import FarziDataConfig, check_choice
 from farzi_hf.summary.endless import DrawnRows, EndlessRows, RowsDataset
 from farzi_hf.summary.forms import INPUTS, LABELS, batch_of
 from farzi_hf.summary.inner_settings import STUDENTS_OF_A_TEACHER, stock_arguments
-from farzi_hf.summary.reading import Decoded, check_numbers, decode, frequencies, hard_rows
+from farzi_hf.summary.reading import Decoded, check_numbers, decode, hard_rows
 from farzi_hf.summary.soft_tokens import SoftTokens, vocabulary_size
 from farzi_hf.summary.soft_training import SoftTokenCollator
 from farzi_hf.summary.store import ArtefactFolder, Results, fetch_artefact, push_folder, read_artefact
@@ -478,10 +478,6 @@ class FarziData(nn.Module):
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder, **artefact)
             return push_folder(folder, repo_id, private, revision, token, commit_message)
-
-    def token_frequencies(self) -> Tensor:
-        """(V,): the share of each vocabulary entry over the inputs of all μ·ξ positions; sums to 1."""
-        return frequencies(self.fixed().tensors, self.config)
 
     @property
     def results(self) -> Results:

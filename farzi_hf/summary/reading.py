@@ -116,7 +116,7 @@ def hardened(
 
 @torch.no_grad()
 def frequencies(tensors: Tensors, config: FarziDataConfig) -> Tensor:
-    """See `FarziData.frequencies`."""
+    """(V,): the share of each vocabulary entry over the inputs of all μ·ξ positions; sums to 1."""
     if "input_ids" in tensors:
         counts = torch.bincount(tensors["input_ids"].flatten().long(), minlength=config.vocab_size)
         return counts.float() / counts.sum()

@@ -3,8 +3,8 @@
     python recipes/paper/canaries.py --data_dir FOLDER                                                     # Penn Treebank
     python recipes/paper/canaries.py --config recipes/configs/magazine_50x20.yaml --data_dir FOLDER        # users' histories
 
-Exposure says how well a loss tells a canary from others (`farzi_hf.distillation.memory`). "Completed" are canaries whose second half the teacher
-writes, greedily, after the first. The last columns are of all rows, as on a card.
+Exposure says how well a loss tells a canary from others (Carlini et al. 2019, arXiv 1802.08232). "Completed" are canaries whose second half
+the teacher writes, greedily, after the first. The last columns are of all rows, as on a card.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from experiment import changed
 from farzi_hf import FarziConfig, FarziTrainer
 from farzi_hf.cli.arguments import parse_arguments
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
-from farzi_hf.distillation.memory import exposure, row_losses
+from farzi_hf.distillation.memory import row_losses
 from farzi_hf.report import RunSettings, markdown
 
 CONFIG = Path(__file__).resolve().parents[1] / "configs" / "ptb_teacher.yaml"
@@ -61,6 +61,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"{name}: {found['memory']}", flush=True)
         table.append({**row, **{key: found[f"memory_{key}"] for key in ("copied", "copied_held_out", "auc")}})
     print(f"\nOf {EACH} canaries each; at most {np.log2(OTHERS + 1):.0f} bits\n\n{markdown(table)}")
+
+
+def exposure(canaries: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Bits, from the losses of canaries and of m sequences drawn alike: log2(m + 1) less log2 of the rank among them, from 1. 1.44 in the mean
+    where nothing is known.
+    """
+    return np.log2(len(others) + 1) - np.log2(1 + np.searchsorted(np.sort(others), canaries))
 
 
 if __name__ == "__main__":

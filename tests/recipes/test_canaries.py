@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import canaries
+import numpy as np
 import pytest
 from tiny_recipes import CONFIGS, GPT2, SASREC
 
@@ -28,3 +29,8 @@ def test_canaries_are_planted_and_found(config, learner, capsys, tmp_path, monke
     assert len(bits) == 2
     assert all(row[0] < 5 and row[3] > 6.5 for row in bits)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_exposure_is_as_in_the_paper():
+    others = np.arange(1.0, 8.0)
+    assert canaries.exposure(np.array([0.5, 1.5, 9.0]), others).tolist() == [3.0, 2.0, 0.0]

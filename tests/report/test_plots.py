@@ -102,7 +102,7 @@ def test_axes_have_no_powers_of_ten(low, high):
         labels = [tick.label1.get_text() for tick in (*axes.yaxis.get_major_ticks(), *axes.yaxis.get_minor_ticks())]
         labels = [label for label in labels if label]
         assert len(labels) >= (4 if high < 10 * low else 2)  # a short axis has enough of them to read a value
-        assert all(re.fullmatch(r"−?\d{1,3}(,\d{3})*(\.\d+)?", label) for label in labels)
+        assert all(re.fullmatch(r"-?\d{1,3}(,\d{3})*(\.\d+)?", label) for label in labels)
 
 
 def test_no_global_state_is_touched(tmp_path, monkeypatch):
