@@ -19,7 +19,7 @@ from farzi_hf.cli.run_folder import kept
 from farzi_hf.data import minibatches
 from farzi_hf.data.seeds import Purpose, check_different, derive, stream
 from farzi_hf.distillation import Learner
-from farzi_hf.engine import OPTIMIZERS, InnerOptimizer
+from farzi_hf.engine import OPTIMIZERS, InnerOptimizer, setting
 from farzi_hf.report import RunSettings, TaskData
 from farzi_hf.tasks import Recommendation
 
@@ -38,11 +38,6 @@ WAYS = (
 def say(text: str) -> None:
     """Prints at once."""
     print(text, flush=True)
-
-
-def setting(default: Any, help: str) -> Any:
-    """A field of settings with its help."""
-    return field(default=default, metadata={"help": help})
 
 
 @dataclass

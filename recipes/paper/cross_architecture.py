@@ -27,12 +27,6 @@ from farzi_hf.report import RunSettings, markdown
 from farzi_hf.tasks import LanguageModeling, Recommendation, Row, Task
 
 Learners = dict[str, Mapping[str, Any]]
-# The paper's table, ML-100k [50×150]: HR@10 / HR@100 in per cent, one run each. FMLP is not a teacher in the paper.
-PAPER = {
-    "SASRec": {"SASRec": (19.61, 61.50), "GRU4Rec": (19.93, 64.47), "FMLP": (17.81, 58.21)},
-    "GRU4Rec": {"SASRec": (18.23, 61.08), "GRU4Rec": (22.16, 66.70), "FMLP": (20.14, 60.23)},
-    "full data": {"SASRec": (18.23, 60.65), "GRU4Rec": (21.20, 64.05), "FMLP": (17.28, 59.27)},
-}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -52,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         *evidence.verdicts(claims(list(teachers), list(learners))),
         *(evidence.finding(pair(LONG, n), pair(FULL, n)) for n in learners),
     ]
-    more = f"\n{matrix(e.task, rows, [*teachers, FULL, LONG], list(learners))}\n{paper_table(e.dataset)}"
+    more = f"\n{matrix(e.task, rows, [*teachers, FULL, LONG], list(learners))}\n{e.of_paper('cross_architecture')}"
     e.write(rows, findings, more)
     e.plot(
         [row if row["method"].startswith(FULL) else {**row, "method": f"Farzi, {row['method']}"} for row in rows],
@@ -147,15 +141,6 @@ def matrix(task: Task, rows: Sequence[Row], teachers: Sequence[str], students: S
             for teacher in teachers
         ]
     )
-
-
-def paper_table(dataset: str) -> str:
-    """The figures of the paper."""
-    if dataset != "ml-100k":
-        return ""
-    cells = {name: {s: f"{hr10:.1f} / {hr100:.1f}" for s, (hr10, hr100) in row.items()} for name, row in PAPER.items()}
-    table = [{"the paper, HR@10 / HR@100": name, **row} for name, row in cells.items()]
-    return f"\nThe paper's figures are of [50×150]:\n\n{markdown(table)}\n"
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
 from evidence import Claim
 
 from farzi_hf import FarziConfig, TrajectoryBank, record_trajectories
@@ -24,6 +25,7 @@ from farzi_hf.tasks import Recommendation, Row, Task
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs" / "tables"
 CARDS = Path(__file__).resolve().parents[2] / "model_cards"
+PAPER = Path(__file__).with_name("paper.yaml")
 TABLE = ("table.json", "table.md", "table.csv")
 DATASETS = ("ptb", "ml-100k", "magazine", "sample", "sample_interactions")
 SCALES = ("quick", "paper")
@@ -168,6 +170,15 @@ class Experiment:
         seeds = self.seeds if self.data.task_class.splits_differ else self.seeds[:1]  # they depend on the split alone
         splits = [comparison_of(trainer_of(self.data, self.args, seed), self.data, seed).counted() for seed in seeds]
         return [pooled_row(self.task, parts) for parts in zip(*splits, strict=True)]
+
+    def of_paper(self, table: str) -> str:
+        """The paper's figures for this table and data set, if it has some. Only the order of their rows can be compared: its sizes are others."""
+        if (paper := yaml.safe_load(PAPER.read_text(encoding="utf-8"))[table].get(self.dataset)) is None:
+            return ""
+        figures = [[f"{x:.2f}" for x in row] for row in paper["rows"].values()]
+        rows = [dict(zip(paper["metrics"], row, strict=True)) for row in figures]
+        shown = markdown([{"the paper": name, **row} for name, row in zip(paper["rows"], rows, strict=True)])
+        return f"\nThe paper's figures are of {paper['size']}:\n\n{shown}\n"
 
     def omega(self) -> dict[str, str]:
         """The settings of Ω, as a fact for the card."""

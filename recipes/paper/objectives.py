@@ -20,11 +20,10 @@ from typing import Any
 
 from cells import LONG, Cell, evidence_of, on_everything, on_everything_long, on_random, on_start
 from evidence import Claim
-from experiment import Experiment, Forms, full_data_claim
+from experiment import Experiment, Forms, PaperArguments, full_data_claim
 
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.data.seeds import check_different
-from farzi_hf.report import markdown
 from farzi_hf.tasks import Task
 
 FORMS: Forms = {"own": "objectives_own", "paper": "objectives"}
@@ -38,37 +37,20 @@ FROM_TRAJECTORIES = ("MTT", "Farzi")
 UNDISTILLED = {"no outer step": on_start, "random sampling": on_random, "full data": on_everything}
 DISTILLED, START = [f"{name}, Adam" for name in OBJECTIVES], "no outer step, Adam"
 METHODS = (*OBJECTIVES, *UNDISTILLED, LONG)
-# The paper's comparison of objectives: one run each, no intervals. For random sampling and full data, the paper names no optimizer.
-PAPER = {
-    "ml-100k": ("ML-100k [50×150]", ("HR@10", "HR@100", "nDCG@10", "nDCG@100"), {
-        "random sampling": (7.74, 39.13, 3.83, 9.61), "DC, SGD": (7.95, 41.88, 3.44, 9.84), "DC, Adam": (11.77, 49.52, 5.6, 12.51),
-        "MM, SGD": (9.65, 42.31, 4.72, 10.85), "MM, Adam": (16.86, 58.43, 8.35, 16.47), "MTT, SGD": (12.19, 50.37, 6.12, 13.03),
-        "MTT, Adam": (14.52, 56.94, 6.73, 14.66), "Farzi, Adam": (19.61, 61.50, 9.91, 17.91), "full data": (18.23, 60.65, 9.33, 17.69),
-    }),
-    "ptb": ("PTB [400×50]", ("perplexity", "accuracy"), {
-        "random sampling": (218.66, 20.42), "DC, SGD": (203.23, 20.64), "DC, Adam": (131.07, 22.35), "MM, SGD": (180.61, 21.60),
-        "MM, Adam": (115.84, 23.47), "MTT, SGD": (202.98, 21.00), "MTT, Adam": (129.72, 23.00), "Farzi, Adam": (91.92, 25.16),
-        "full data": (72.10, 26.03),
-    }),
-}  # fmt: skip
 
 
 @dataclass
-class ObjectiveArguments:
+class ObjectiveArguments(PaperArguments):
     """Settings of the comparison, beside a run's settings."""
 
-    seeds: list[int] = field(default_factory=lambda: [0, 1, 2], metadata={"help": "of each row"})
     methods: list[str] = field(default_factory=lambda: list(METHODS), metadata={"help": "rows"})
-    sgd_learning_rate: float = field(default=1.0, metadata={"help": "learning rate of the inner SGD"})
-    sgd_momentum: float = field(default=0.9, metadata={"help": "momentum of the inner SGD"})
-    card_dir: str | None = field(default=None, metadata={"help": "folder of the table"})
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in self.methods:
             if name not in METHODS:
                 raise ValueError(f"methods: {name!r} is unknown; choose from {'; '.join(METHODS)}")
         check_different("methods", self.methods)
-        check_different("seeds", self.seeds, 0)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -84,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     adam = f"α {e.args.inner_learning_rate}, β {tuple(e.args.inner_betas)}, ε {e.args.inner_epsilon}"
     inner = {"inner Adam": adam, "inner SGD": f"α {e.settings.sgd_learning_rate}, momentum {e.settings.sgd_momentum}"}
     facts = {**e.omega(), **inner, "MTT": matched}
-    e.write(rows, findings, paper_table(e.dataset), facts=facts)
+    e.write(rows, findings, e.of_paper("objectives"), facts=facts)
     e.plot(rows, "comparison.png")
 
 
@@ -122,17 +104,6 @@ def claims(task: Task) -> list[Claim]:
     found += [Claim(f"With Adam inside, Farzi is better than {name}", farzi, other) for name, other in adam.items()]
     found.append(Claim("Farzi is better than random sampling", farzi, "random sampling, Adam"))
     return [*found, full_data_claim(task, "Farzi", farzi, LONG)]
-
-
-def paper_table(dataset: str) -> str:
-    """The paper's figures. Only the order of the rows can be compared, because sizes and numbers of steps are different."""
-    if dataset not in PAPER:
-        return ""
-    size, metrics, rows = PAPER[dataset]
-    table = [
-        {"the paper": name, **{m: f"{v:.2f}" for m, v in zip(metrics, row, strict=True)}} for name, row in rows.items()
-    ]
-    return f"\nThe paper's figures are of {size} (its comparison of objectives):\n\n{markdown(table)}\n"
 
 
 if __name__ == "__main__":

@@ -28,7 +28,6 @@ from farzi_hf.data import random_sequences
 from farzi_hf.metrics import token_statistics
 from farzi_hf.report import Comparison, Student
 from farzi_hf.summary.forms import batch_of
-from farzi_hf.tasks import Row
 
 CLAIM = "Labels of fewer numbers generalise better than those of the most"
 FIGURES = ("quality.png", "rank.png", "gap.png")
@@ -56,7 +55,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     claims = [Claim(CLAIM, name, whole.method) for name in by_e]
     findings = evidence.verdicts(claims)
     findings += [evidence.finding(by_e[-1], name) for name in dict.fromkeys((LONG, by_e[0]))]
-    findings += [compared(evidence.rows[name], evidence.rows[whole.method], len(e.seeds)) for name in by_e]
     e.write(rows, findings, EXPLANATION, COLUMNS)
     e.plot(rows, "quality.png")
     e.plot(rows, "rank.png", "effective_rank", "Effective rank of the soft tokens")
@@ -112,19 +110,6 @@ def mean_loss(c: Comparison, student: Student, sequences: Dataset) -> float:
     rows = c.outputs(student, c.training_rows(sequences), lambda z, batch: token_statistics(z, batch["labels"]))
     loss, _, count = np.sum([row.sum(axis=0, dtype=np.float64) for row in rows], axis=0)
     return float(loss / count)
-
-
-def compared(row: Row, naive: Row, seeds: int) -> str:
-    """A sentence with ranks and gaps of a factorised summary and of the unfactorised one."""
-
-    def value(of: Row, name: str) -> str:
-        return f"{of[name]:.3g} ± {of[f'{name}_std']:.2g}"
-
-    return (
-        f"{row['method']} against {naive['method']}, mean ± standard deviation over {seeds} seeds: effective rank "
-        f"{value(row, 'effective_rank')} against {value(naive, 'effective_rank')}, generalisation gap {value(row, 'gap')} "
-        f"against {value(naive, 'gap')} nats; bytes {row['bytes']:,} against {naive['bytes']:,}."
-    )
 
 
 def cells(e: Experiment) -> list[Cell]:

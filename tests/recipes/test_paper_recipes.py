@@ -299,5 +299,4 @@ def test_regularization(tmp_path, dataset):
         assert 1 <= row["effective_rank"] <= row["rank"] + 0.1 <= 4 * 8 + 0.1
     assert two["bytes"] < eight["bytes"]
     assert two["effective_rank"] < eight["effective_rank"]
-    assert "Farzi, e = 2 against Farzi, e = 8" in "".join(table["findings"])
     assert all((tmp_path / "card" / name).stat().st_size > 1000 for name in regularization.FIGURES)
