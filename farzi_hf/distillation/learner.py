@@ -143,13 +143,15 @@ class Learner:
         return self.loss_of_states(params, states.flatten(0, 1), targets.flat())
 
     def hard_loss(
-        self, params: Parameters, batch: Mapping[str, Tensor], weights: Tensor | None = None, dropout: int | None = None
-    ) -> Tensor:
+        self, params: Parameters, batch: Mapping[str, Tensor], weights: Tensor | None = None, dropout: int | None = None,
+        temperature: float = 1.0,
+    ) -> Tensor:  # fmt: skip
         """L_D(θ): mean cross-entropy in nats of a real batch: `input_ids`, `labels` and, where padded, `attention_mask`, (b, L).
 
         Args:
             weights: (b,), how much each sequence counts; the sum over positions is still divided by their number. None stands for 1.
             dropout: the seed of the masks, with the probabilities of the model's config; None drops nothing.
+            temperature: by which logits are divided.
         """
         with nullcontext() if dropout is None else models.dropping(self.model, dropout, self.model.device):
             states = self.states(params, _arguments(batch))
@@ -158,17 +160,19 @@ class Learner:
         if torch.compiler.is_compiling():  # all positions: no shape may depend on the number of those that count
             counts = (counted if weights is None else counted * weights[:, None]).flatten().to(states.dtype)
             targets, share = HardTargets(labels.clamp(min=0).flatten()), counted.sum() / counted.numel()
-            return self.loss_of_states(params, states.flatten(0, 1), targets, counts) / share
+            return self.loss_of_states(params, states.flatten(0, 1), targets, counts, temperature) / share
         counts = None if weights is None else weights[:, None].expand_as(counted)[counted]
-        return self.loss_of_states(params, states[counted], HardTargets(labels[counted]), counts)
+        return self.loss_of_states(params, states[counted], HardTargets(labels[counted]), counts, temperature)
 
     def loss_of_states(
-        self, params: Parameters, states: Tensor, targets: Targets, counts: Tensor | None = None
+        self, params: Parameters, states: Tensor, targets: Targets, counts: Tensor | None = None, temperature: float = 1.0
     ) -> Tensor:
         """The mean cross-entropy in nats of n positions, from their last hidden states (n, k); with counts (n,), of their products."""
         weight, bias = (None, None) if self.head is None else self.head.arguments(params)
         if (entries := (states if weight is None else weight.T).shape[-1]) != self.vocab_size:
             raise ValueError(f"learner_init: a model of {self.vocab_size} embeddings and {entries} logits")
+        if temperature != 1.0:
+            states, bias = states / temperature, None if bias is None else bias / temperature
         return linear_cross_entropy(states, weight, bias, targets, counts) / len(targets)
 
     def states(self, params: Parameters, arguments: Mapping[str, Tensor]) -> Tensor:

@@ -29,6 +29,7 @@ EvaluationSets = Dataset | Mapping[str, Dataset] | None
 """One evaluation set, or several by name."""
 T = TypeVar("T")
 _TOGETHER = 64  # held-out rows that a model reads at once
+_TEMPERATURES = (1.0, 1.2, 1.4, 1.7, 2.0, 2.5)
 
 # -- the rows of a trainer -------------------------------------------------------------------------------------------
 
@@ -166,6 +167,8 @@ class RealData:
         device: of the learner.
         quiet: whether no progress is shown.
         held_out: rows for validation, on which teachers stop early.
+        ranked: whether the order of the predictions is all that counts. Then the loss on held-out rows is that at the best temperature. A
+            model that has become too sure of itself may still rank better than before.
     """
 
     dataset: Dataset | RowStream
@@ -173,6 +176,7 @@ class RealData:
     device: torch.device | str | None = None
     quiet: bool = False
     held_out: Dataset | None = None
+    ranked: bool = False
 
     @cached_property
     def _columns(self) -> Dataset:
@@ -229,7 +233,9 @@ def real_loss(
 
 
 def validation_loss(learner: Learner, data: RealData, most: int) -> Callable[[Parameters], float] | None:
-    """The mean loss per token of θ on at most `most` of the held-out rows, spread evenly; None where there are none."""
+    """The mean loss per token of θ on at most `most` of the held-out rows, spread evenly; None where there are none. The best temperature of
+    ranked data is found on one batch of them.
+    """
     if data.held_out is None:
         return None
     held_out = replace(data, dataset=data.held_out, held_out=None)
@@ -240,7 +246,10 @@ def validation_loss(learner: Learner, data: RealData, most: int) -> Callable[[Pa
 
     @torch.no_grad()
     def loss(params: Parameters) -> float:
-        losses = torch.stack([learner.hard_loss(params, batch).double().cpu() for batch in batches])
+        some, best = batches[len(batches) // 2], 1.0
+        if data.ranked:
+            best = min(_TEMPERATURES, key=lambda t: float(learner.hard_loss(params, some, temperature=t)))
+        losses = torch.stack([learner.hard_loss(params, batch, temperature=best).double().cpu() for batch in batches])
         return float((losses @ counts / counts.sum()).nan_to_num(torch.inf))
 
     return loss

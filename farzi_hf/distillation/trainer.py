@@ -320,7 +320,9 @@ class FarziTrainer(Trainer):
     @property
     def real_data(self) -> RealData:
         """What teachers train on, and what they stop early by."""
-        return RealData(self.train_dataset, self.data_collator, self.args.device, self._quiet, self.held_out)
+        return RealData(
+            self.train_dataset, self.data_collator, self.args.device, self._quiet, self.held_out, self.task.ranked
+        )
 
     @property
     def taught(self) -> dict[str, float]:

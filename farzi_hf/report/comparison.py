@@ -192,7 +192,8 @@ class Comparison(Students):
 
     def real_data(self, sequences: Dataset) -> RealData:
         """Sequences as a student trains on them."""
-        return RealData(self.training_rows(sequences), self.task.collator, self.device, self.quiet)
+        rows = self.training_rows(sequences)
+        return RealData(rows, self.task.collator, self.device, self.quiet, ranked=self.task.ranked)
 
     def real_batch_size(self, sequences: Dataset) -> int:
         """The number of sequences that together have about as many tokens as an inner step."""

@@ -42,6 +42,8 @@ class Task(ABC):
     """The name of the main metric in a table or figure."""
     percent: ClassVar[bool]
     """Whether the main metric is a share. Tables show shares in per cent."""
+    ranked: ClassVar[bool] = False
+    """Whether the metrics depend on the order of the predictions alone."""
     ratio_label: ClassVar[str]
     """The quotient that measures quality when two rows are compared, in words."""
     compared: ClassVar[Sequence[str]]

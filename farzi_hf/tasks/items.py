@@ -251,7 +251,7 @@ class Recommendation(Task):
     """
 
     label_names = ("labels", "seen")  # the ranking leaves out items that the user has had
-    metric, metric_label, percent = "hr@100", "Test HR@100", True
+    metric, metric_label, percent, ranked = "hr@100", "Test HR@100", True, True
     ratio_label = "our HR@100 over its"
     compared = ("hr@10", "hr@100", "ndcg@10", "auc")
     module = RankMetrics

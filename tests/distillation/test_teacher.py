@@ -158,6 +158,23 @@ def test_the_loss_on_held_out_rows_is_the_mean_over_their_tokens(sequences):
         assert validation_loss(learner, data, most)(theta) == pytest.approx(float(expected), rel=1e-12)
 
 
+def test_the_held_out_loss_of_ranked_data_forgives_predictions_that_are_too_sure(sequences):
+    config = tiny_learner(V)
+    config.tie_word_embeddings = False
+    learner = Learner(lambda: AutoModelForCausalLM.from_config(config).double())
+    theta, collator, rows = learner.initial_parameters(0), SequenceCollator(), sequences["validation"].select(range(8))
+    batch = collator(rows.to_list())
+    theta = {name: 20 * x if name == "lm_head.weight" else x for name, x in theta.items()}  # noise that is too sure
+    surer = {name: 2 * x if name == "lm_head.weight" else x for name, x in theta.items()}
+    same = float(learner.hard_loss(surer, batch, temperature=2.0))
+    assert same == pytest.approx(float(learner.hard_loss(theta, batch)), rel=1e-12)
+    data = RealData(sequences["train"], collator, held_out=rows)
+    plain, ranked = (validation_loss(learner, replace(data, ranked=ranked), 1000)(theta) for ranked in (False, True))
+    assert plain == pytest.approx(float(learner.hard_loss(theta, batch)), rel=1e-12)
+    assert ranked == pytest.approx(float(learner.hard_loss(theta, batch, temperature=2.5)), rel=1e-12)
+    assert ranked < plain
+
+
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_a_teacher_trains_as_torch_does_with_the_same_masks(sequences, dropout):
     config, steps, seed = tiny_learner(V), 20, 3
