@@ -165,7 +165,12 @@ class Learner:
         return self.loss_of_states(params, states[counted], HardTargets(labels[counted]), counts, temperature)
 
     def loss_of_states(
-        self, params: Parameters, states: Tensor, targets: Targets, counts: Tensor | None = None, temperature: float = 1.0
+        self,
+        params: Parameters,
+        states: Tensor,
+        targets: Targets,
+        counts: Tensor | None = None,
+        temperature: float = 1.0,
     ) -> Tensor:
         """The mean cross-entropy in nats of n positions, from their last hidden states (n, k); with counts (n,), of their products."""
         weight, bias = (None, None) if self.head is None else self.head.arguments(params)

@@ -2,7 +2,7 @@
 
 1. **Learners.** Each architecture of `Task.learners` trains for some seconds on the real data.
 2. **The teacher.** The best of them trains on, until the validation part says stop or its share of the time is over.
-3. **Packing.** The teacher trains on in few bits, in fewer ones where it is larger than the summary may be.
+3. **Packing.** The teacher trains on in few bits: in so few that it fits, and in fewer as long as it loses nothing.
 4. **Students** train on the packed teacher, with some lengths, rates and numbers of rows.
 
 Two choices have no trial, because each set that was measured gave the same answer (recipes/LOG.md): the summary carries its teacher, and makes
@@ -44,9 +44,8 @@ from farzi_hf.summary.store.text import as_written, json_text, numbers_of
 from farzi_hf.tasks import Task
 
 KEPT = "trials.json"
-_SHARES = {"learners": 0.25, "teacher": 0.3, "packing": 0.15, "students": 0.15}
-"""Of the time. The rest is for the comparison that follows."""
-_BITS = 4.0  # about what a number of a teacher needs that has trained on in five bits, with the vectors
+_SHARES = {"learners": 0.25, "teacher": 0.3, "packing": 0.1, "students": 0.15}
+"""Of the time, for packing each of two times. The rest is for the comparison that follows."""
 _EQUAL = 0.01  # nats a token: of trials that differ by less, the first is taken, which is the cheapest
 _CLOSE = 0.03  # of teachers that still learn, the widest one that is not worse by more; of students, the first that is as near to its teacher
 _DIVERGED = 1e9
@@ -56,8 +55,18 @@ _FIRST = 100  # steps of the student of the first answer
 _FEWEST, _MOST = 100, 20_000  # steps of a teacher
 _STUDENTS = ((200, 10, 0.02), (300, 40, 0.03), (1000, 40, 0.02), (2000, 40, 0.02))
 """Steps, rows a step, and rate at a width of 16: cheapest first."""
-_PACKINGS = (("coded5", 0.15), ("coded5", 0.3), ("coded4", 0.3), ("coded4", 0.6))
-"""Ways to store a teacher, with the penalty on its numbers: largest first."""
+_PACKINGS = (
+    ("coded5", 0.15, 3.6),
+    ("coded5", 0.3, 3.1),
+    ("coded4", 0.6, 2.8),
+    ("coded3", 0.6, 2.3),
+    ("coded2", 0.6, 1.5),
+)
+"""Ways to store a teacher, with the penalty on its numbers, and the bits that a number then took where it was measured: largest first."""
+_SMALLEST = _PACKINGS[-2][2]
+"""Bits for which the width of a teacher still pays."""
+_SLACK = 1.15
+"""How much fewer bits a number may need than was measured."""
 
 
 @dataclass(frozen=True)
@@ -127,8 +136,9 @@ class Suggestion:
 
     def reasons(self) -> list[str]:
         """Each choice with its reason, a line each."""
-        packed = next(trial for trial in reversed(self.trials) if "packing_penalty" in trial.found)
         settings = self.config
+        way = {"storage": settings.storage, "packing_penalty": settings.packing_penalty}
+        packed = next(trial for trial in self.trials if way.items() <= trial.found.items())
         return [
             f"learner: {words_of(self.learner)}, the best on the validation part in the time that it had ({self.teacher[1].figure})",
             f"teacher_steps: {settings.teacher_steps:,} at most; {self.teacher[1].why}",
@@ -358,9 +368,9 @@ class Search:
             why = f"best after {taken:,} steps" + (", and not better later" if taken < steps else "")
             numbers = sum(x.numel() for x in found.params.values())
             facts = {"learner": dict(learner), "teacher_steps": steps, "steps": taken, "seconds": seconds}
-            facts |= {"stopped": taken < 0.9 * steps, "folder": folder.name}
+            facts |= {"stopped": taken < 0.9 * steps, "numbers": numbers, "folder": folder.name}
             judged = self.judged(trainer, found.learner, found.params)
-            return {**judged, "nbytes": int(_BITS * numbers / 8), "why": why, "found": facts}
+            return {**judged, "nbytes": int(_PACKINGS[0][2] * numbers / 8), "why": why, "found": facts}
 
         return self.trial(f"teacher, {words_of(learner)}", make, key=folder.name)
 
@@ -369,7 +379,7 @@ class Search:
         seconds, tried = 60 * self.minutes * _SHARES["learners"] / len(self.learners), []
         for learner in self.learners:
             numbers = sum(x.numel() for x in self._untrained(learner).parameters())
-            if tried and _BITS * numbers / 8 > self.most:
+            if tried and _SMALLEST * numbers / 8 > self.most:
                 self.show(f"{words_of(learner)} is left out: its {numbers:,} numbers exceed {self.most:,} bytes")
                 continue
             tried.append(self.teacher(learner, seconds))
@@ -405,15 +415,22 @@ class Search:
         return self.teacher(found.found["learner"], 60 * self.minutes * _SHARES["teacher"])
 
     def packing_stage(self, teacher: Trial) -> Trial:
-        """The teacher in few bits, in fewer ones where it is too large."""
+        """The teacher in the fewest bits that lose nothing beside the first that fit."""
         learner, seconds = teacher.found["learner"], 60 * self.minutes * _SHARES["packing"]
         steps = min(self.steps_in(learner, seconds), teacher.found["teacher_steps"])
-        for storage, penalty in _PACKINGS:
-            settings = {"storage": storage, "packing_penalty": penalty, "packing_steps": steps}
-            found = self.packed(teacher, settings)
-            if found.nbytes <= self.most:
+        until, best = self.spent + 1.5 * seconds, None  # no third one, unless none fits
+        for storage, penalty, bits in _PACKINGS:
+            last = storage == _PACKINGS[-1][0]
+            if bits * teacher.found["numbers"] / 8 > _SLACK * self.most and not last:
+                continue
+            if best is not None and self.spent > until:
                 break
-        return found
+            found = self.packed(teacher, {"storage": storage, "packing_penalty": penalty, "packing_steps": steps})
+            if best is not None and found.error > best.error + _EQUAL:
+                break
+            if found.nbytes <= self.most or last:
+                best = found
+        return best
 
     def packed(self, teacher: Trial, settings: Mapping[str, Any]) -> Trial:
         """One way to pack the teacher; the summary is kept."""

@@ -43,7 +43,7 @@ class FarziDataConfig(PreTrainedConfig):
         label_dim: e, numbers stored per position for labels of its own; by default `latent_dim`.
         teacher: the config of a carried teacher, arguments of `AutoConfig.for_model`.
         seed: of inputs that do not run out.
-        storage: "exact", "int8", "int6", "int5", "int4", "coded6", "coded5" or "coded4", how the tensors are stored; see `store.tensor_file` and
+        storage: "exact", "int8", "int6", "int5", "int4" or "coded6" to "coded2", how the tensors are stored; see `store.tensor_file` and
             `FarziData.store_as`.
         vocabulary_hash: the hash of the tokenizer or item list, see `data.vocabulary`, `None` while there is none.
 

@@ -9,7 +9,7 @@ from tiny_recipes import small_interactions, small_text
 from farzi_hf import FarziConfig, FarziTrainer, LanguageModeling, Recommendation, suggest
 from farzi_hf.data import tokenize, word_tokenizer
 from farzi_hf.report import suggestion
-from farzi_hf.report.suggestion import Search, leaderboard
+from farzi_hf.report.suggestion import _PACKINGS, Search, Trial, leaderboard
 
 GPT2 = {
     "model_type": "gpt2",
@@ -105,9 +105,37 @@ def test_a_learner_that_is_too_large_is_left_out_and_packing_tries_fewer_bits(te
     found = made.run()
     assert found.learner == GPT2
     assert any("left out" in line and "width 64" in line for line in lines)
-    packed = [trial for trial in found.trials if "packing_penalty" in trial.found]
-    assert len(packed) > 1
-    assert all(trial.nbytes > 1500 for trial in packed[:-1])
+    assert found.config.storage == "coded2"
+    assert found.summary.nbytes == next(t.nbytes for t in reversed(found.trials) if "packing_penalty" in t.found)
+
+
+@pytest.mark.parametrize(
+    ("most", "errors", "sizes", "tried", "chosen"),
+    [
+        (500, [1.0, 1.1], [400, 350], 2, 0),  # fewer bits lose something
+        (500, [1.0, 1.0], [400, 350], 2, 1),  # they lose nothing, and there is no time for a third one
+        (500, [1.0, 1.1, 1.2], [600, 550, 350], 3, 2),  # the first that fits, though it takes longer
+        (300, [1.0, 1.1], [280, 200], 2, 0),  # the first three would be too large
+        (10, [1.0], [200], 1, 0),  # nothing fits
+    ],
+)
+def test_a_teacher_has_the_fewest_bits_that_fit_and_lose_nothing(most, errors, sizes, tried, chosen, text, tmp_path):
+    found, ways = search(text, tmp_path, most=most), []
+    found.steps_in = lambda learner, seconds: 10
+
+    def packed(teacher, settings):
+        i = len(ways)
+        ways.append(settings)
+        found.trials.append(Trial("packed", errors[i], nbytes=sizes[i], seconds=5.0, found={**settings, "number": i}))
+        return found.trials[-1]
+
+    found.packed = packed
+    best = found.packing_stage(Trial("teacher", 0.9, found={"learner": GPT2, "teacher_steps": 10, "numbers": 1000}))
+    assert (len(ways), best.found["number"]) == (tried, chosen)
+    expected = [(way, penalty) for way, penalty, bits in _PACKINGS if bits * 1000 / 8 <= 1.15 * most] or [
+        ("coded2", 0.6)
+    ]
+    assert [(way["storage"], way["packing_penalty"]) for way in ways] == expected[:tried]
 
 
 def test_items_have_learners_of_their_own(tmp_path):

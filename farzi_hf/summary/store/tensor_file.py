@@ -291,7 +291,7 @@ def _dimensions(name: str) -> int:
 
 
 STORAGES: dict[str, Storage] = {
-    way.name: way for way in (Storage(), Whole(8), *(kind(bits) for kind in (Packed, Coded) for bits in (6, 5, 4)))
+    way.name: way for way in (Storage(), Whole(8), *map(Packed, (6, 5, 4)), *map(Coded, (6, 5, 4, 3, 2)))
 }
 """By the name that `FarziDataConfig.storage` gives them."""
 
