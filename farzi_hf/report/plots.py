@@ -9,19 +9,32 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median_low
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
+from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import AutoLocator, LogLocator, NullFormatter
 
 from farzi_hf.summary.store.folder import replace_file
 
-INK, ACCENT, MUTED = "#333333", "#1f6fb4", "#9aa5b1"
-LINES = ("#c0392b", "#27834a", "#8e5ea2", "#b8860b")
-"""Colours of horizontal lines to compare with."""
+INK, MUTED = "#333333", "#9aa5b1"
+SUMMARY, REAL, SOME_REAL, TEACHER, COUNTED = "#0072b2", "#d55e00", "#e69f00", "#009e73", "#6b7680"
+KINDS = {
+    SUMMARY: ("a summary", ()),
+    REAL: ("all real data", ("full data", "all real", "students of all real")),
+    SOME_REAL: ("some real data", ("random", "head", "so many bytes", "as many")),
+    TEACHER: ("the teacher", ("teacher", "the packed teacher", "same inputs")),
+    COUNTED: ("counts, paper", ("unigram", "interpolated", "popularity", "item bigram", "counted", "the paper")),
+}
+"""The same colour for the same thing in every figure: what it stands for, and how names of such rows begin. Any other row is of a summary.
+Colour-blind readers can tell them apart (Okabe & Ito, 2008)."""
+FAR = 2.0
+"""Values of so many times the median are not drawn to scale, but written at the edge: they would squash all others."""
 ABOVE = {"frameon": False, "fontsize": 9, "loc": "lower center", "bbox_to_anchor": (0.5, 1.0)}
 """A legend above its panel."""
 DPI = 150
@@ -35,10 +48,8 @@ _LONGEST_TOKEN = 12  # characters of a token that a cell of plot_tokens shows
 
 
 def plot_comparison(rows: Rows, path: File, metric: str, *, metric_label: str | None = None) -> None:
-    """Methods as bars, in one colour for ours, whose names start with "Farzi" or "packed teacher", and another for the rest. Raises ValueError if no
-    row has the metric.
-
-    Intervals are drawn as whiskers.
+    """Methods as points with their intervals, in the colours of `KINDS`. What is far above the others is an arrow with its value at the edge.
+    Raises ValueError if no row has the metric.
 
     Args:
         rows: the results' table: `method`, the metric, and optionally `{metric}_interval`, a (low, high) pair. Rows
@@ -47,25 +58,24 @@ def plot_comparison(rows: Rows, path: File, metric: str, *, metric_label: str | 
     rows = [row for row in rows if finite(row.get(metric))]
     if not rows:
         raise ValueError(f"rows has no finite {metric!r}; pass rows such as {{'method': 'Farzi', {metric!r}: 1.0}}")
-    values = [float(row[metric]) for row in rows]
-    figure, (axes,) = new_panels(7.5, 0.9 + 0.42 * len(rows))
-    ours = ("Farzi", "packed teacher")
-    colors = [ACCENT if str(row["method"]).startswith(ours) else MUTED for row in rows]
-    bars = axes.barh([str(row["method"]) for row in rows], values, color=colors, height=0.68)
+    values, drawn = [float(row[metric]) for row in rows], {color_of(row["method"]) for row in rows}
+    edge = FAR * abs(median_low(values))
+    figure, (axes,) = new_panels(7.5, 1.2 + 0.36 * len(rows))
     plain_numbers(axes.xaxis)
-    wide = min(values) > 0 and max(values) > 30 * min(values)
-    if wide:
-        logarithmic(axes, "x")
-    for i, (row, value, bar) in enumerate(zip(rows, values, bars, strict=True)):
-        interval = row.get(f"{metric}_interval")
-        if interval is not None:
-            axes.plot(interval, [i, i], color=INK, linewidth=1.4, solid_capstyle="butt", marker="|")
-        end = max(value, *(interval or [value])), bar.get_y() + bar.get_height() / 2
-        axes.annotate(number(value), end, xytext=(6, 0), textcoords="offset points", va="center", color=INK)
+    for i, (row, value) in enumerate(zip(rows, values, strict=True)):
+        color, interval = color_of(row["method"]), row.get(f"{metric}_interval") or (value, value)
+        low, high, at = (min(x, edge) for x in (*interval, value))
+        axes.plot([low, high], [i, i], color=color, linewidth=1.6, marker="|", solid_capstyle="butt")
+        axes.plot(at, i, color=color, marker=">" if value > edge else "o")
+        axes.annotate(
+            number(value), (max(high, at), i), xytext=(8, 0), textcoords="offset points", va="center", color=INK
+        )
     axes.margins(x=0.12)
+    axes.set_yticks(range(len(rows)), [str(row["method"]) for row in rows])
     axes.invert_yaxis()
-    axes.set_xlabel((metric_label or metric) + (" (log scale)" if wide else ""))
-    axes.grid(visible=False, axis="y")
+    axes.set_xlabel((metric_label or metric) + (" (▸ off the axis)" if max(values) > edge else ""))
+    kinds = {kind: Line2D([], [], color=color, marker="o") for color, (kind, _) in KINDS.items() if color in drawn}
+    figure.legend(kinds.values(), kinds, loc="outside upper center", ncols=5, frameon=False, fontsize=9)
     save(figure, path)
 
 
@@ -94,12 +104,12 @@ def plot_distillation(log_history: Rows, path: File, *, metric: str, metric_labe
         plain_numbers(axes.yaxis)
         if name == metric:
             steps, values = points.T
-            axes.plot(steps, values, color=ACCENT, marker="o", markersize=4, label="student on the summary")
+            axes.plot(steps, values, color=SUMMARY, marker="o", markersize=4, label="student on the summary")
             spread = _series(log_history, f"{metric}_std")[:, 1]
             if len(spread) == len(values):
-                band = {"color": ACCENT, "alpha": 0.18, "linewidth": 0}
+                band = {"color": SUMMARY, "alpha": 0.18, "linewidth": 0}
                 axes.fill_between(steps, values - spread, values + spread, **band)
-            draw_lines(axes, baselines)
+            draw_lines(axes, baselines, within=(values.min() / 1.25, values.max() * 1.25))
             axes.legend(ncols=3, **ABOVE)
             axes.set_ylabel(metric_label)
         else:
@@ -131,7 +141,7 @@ def _draw_noisy(axes: Axes, points: np.ndarray) -> None:
 def plot_tokens(decoded: Sequence[Rows], path: File, shown: str = "Synthetic sequence 0") -> None:
     """The first decoded synthetic sequence. Each position shows its likeliest tokens with their probabilities, and its entropy.
 
-    Where positions have labels of their own, these are the tokens of the label, and the likeliest input stands below.
+    Where positions have labels of their own, these are the tokens of the label, and the likeliest input stands above, in another colour.
 
     Args:
         decoded: `farzi.decode(top_k)`.
@@ -146,7 +156,11 @@ def plot_tokens(decoded: Sequence[Rows], path: File, shown: str = "Synthetic seq
         image = _draw_strip(axes, strip, i * columns, columns)
     figure.colorbar(image, ax=list(panels), label="Probability", aspect=30, pad=0.01)
     own = "label_tokens" in positions[0]
-    what = "likeliest tokens after each position, whose input stands below" if own else "likeliest tokens per position"
+    what = (
+        "in orange what a student reads, below it what it should predict next"
+        if own
+        else "likeliest tokens per position"
+    )
     figure.suptitle(f"{shown}: {what}", fontsize=11)
     save(figure, path)
 
@@ -168,17 +182,18 @@ def _draw_strip(axes: Axes, strip: Rows, first: int, columns: int):
     top_k = len(told[0]["tokens"])
     shades = np.full((top_k, columns), np.nan)
     shades[:, : len(strip)] = np.array([position["probabilities"] for position in told]).T
-    image = axes.imshow(shades, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+    image = axes.imshow(shades, cmap="Blues", norm=PowerNorm(0.5, 0, 1), aspect="auto")  # most probabilities are small
     for x, position in enumerate(told):
         for y, (token, probability) in enumerate(zip(position["tokens"], position["probabilities"], strict=True)):
-            color = "white" if probability > 0.55 else INK
+            color = "white" if probability > 0.35 else INK
             # Tokens may hold dollar signs, which would start a formula.
             axes.text(x, y - 0.14, _short(token), ha="center", va="center", fontsize=8.5, color=color, parse_math=False)
             axes.text(x, y + 0.25, f"{probability:.2f}", ha="center", va="center", fontsize=6.5, color=color)
-    inputs = [f"{_short(position['tokens'][0])}\n" if "label_tokens" in position else "" for position in strip]
-    names = [f"{inputs[x]}{first + x}\n{position['entropy']:.1f} nats" for x, position in enumerate(told)]
-    for label in axes.set_xticks(range(len(strip)), names, fontsize=7.5):
-        label.label1.set_parse_math(False)
+        if "label_tokens" in strip[x]:
+            given = {"ha": "center", "va": "center", "fontsize": 8.5, "fontweight": "bold", "parse_math": False}
+            axes.text(x, -0.75, _short(strip[x]["tokens"][0]), color=REAL, **given)
+    names = [f"{first + x}\n{position['entropy']:.1f} nats" for x, position in enumerate(told)]
+    axes.set_xticks(range(len(strip)), names, fontsize=7.5)
     axes.set_yticks(range(top_k), [str(rank + 1) for rank in range(top_k)], fontsize=7.5)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
@@ -210,13 +225,13 @@ def plain_numbers(axis: Axis) -> None:
 
 
 class _PlainTicks(LogLocator):
-    """Ticks at 1, 2 and 5 times the powers of ten; only at the powers on an axis of more than four, and as on a linear one within one."""
+    """Ticks at 1, 2 and 5 times the powers of ten, or fewer on a long axis; as on a linear one within one power."""
 
     def tick_values(self, vmin: float, vmax: float) -> np.ndarray:
         if vmax < 10 * vmin:
             ticks = AutoLocator().tick_values(vmin, vmax)
             return ticks[ticks > 0]
-        self.set_params(subs=(1.0,) if vmax > 1e4 * vmin else (1.0, 2.0, 5.0))
+        self.set_params(subs=(1.0,) if vmax > 1e4 * vmin else (1.0, 3.0) if vmax > 50 * vmin else (1.0, 2.0, 5.0))
         return super().tick_values(vmin, vmax)
 
 
@@ -240,11 +255,18 @@ def new_panels(width: float, height: float, *grid: int, **options: Any) -> tuple
     return figure, found
 
 
-def draw_lines(axes: Axes, lines: Mapping[str, float]) -> None:
-    """Draws dashed horizontal lines, with their names in the legend."""
+def color_of(method: Any) -> str:
+    """The colour of a row, or of a line, by how its name begins."""
+    return next((color for color, (_, begins) in KINDS.items() if begins and str(method).startswith(begins)), SUMMARY)
+
+
+def draw_lines(axes: Axes, lines: Mapping[str, float], within: tuple[float, float] = (-math.inf, math.inf)) -> None:
+    """Draws horizontal lines, with their names in the legend; of those that are not `within` an interval the legend alone."""
     for i, (name, value) in enumerate(lines.items()):
-        label = f"{name.replace('_', ' ')} ({number(value)})"
-        axes.axhline(value, color=LINES[i % len(LINES)], linestyle="--", linewidth=1.3, label=label)
+        name, drawn = name.replace("_", " "), within[0] <= value <= within[1]
+        look = {"color": color_of(name), "linestyle": ("--", ":", "-.")[i % 3], "linewidth": 1.6}
+        draw = axes.axhline if drawn else lambda y, **look: axes.plot([], [], **look)
+        draw(value, label=f"{name} ({number(value)}{'' if drawn else ', off the axis'})", **look)
 
 
 def save(figure: Figure, path: File) -> None:

@@ -15,6 +15,7 @@ from argparse import ArgumentParser
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import median_low
 from typing import Any
 
 from curves import Panel, plot_curves
@@ -102,7 +103,10 @@ def draw(c: Comparison, rows: Sequence[Row], compared: Sequence[Row], long: Sequ
     points, title = [{**row, "method": row["curve"]} for row in compared], f"Students after T steps on {data}, by bytes"
     if points:
         size = "Bytes that one must keep to train"
-        plot_curves(folder / BYTES, Panel(points, "bytes", metric, size, label, "xy", title=title, joined=False))
+        top = 3 * median_low(row[metric] for row in points)
+        plot_curves(
+            folder / BYTES, Panel(points, "bytes", metric, size, label, "xy", title=title, joined=False, top=top)
+        )
     itself = BASELINES["teacher"](c)
     lines = {"the packed teacher itself": c.row(itself)[metric]} if itself else {}
     lines |= {f"all real data, {row['steps']:,} steps": row[metric] for row in long}

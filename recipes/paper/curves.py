@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from matplotlib.axes import Axes
 
-from farzi_hf.report.plots import MUTED, File, Rows, draw_lines, finite, logarithmic, new_panels, plain_numbers, save
+from farzi_hf.report.plots import (
+    MUTED,
+    SUMMARY,
+    File,
+    Rows,
+    color_of,
+    draw_lines,
+    finite,
+    logarithmic,
+    new_panels,
+    plain_numbers,
+    save,
+)
 
-OURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9")
-"""Colours of our methods. Colour-blind readers can tell them apart (Okabe & Ito, 2008)."""
+OURS = (SUMMARY, "#cc79a7", "#56b4e9", "#000000", "#999933")
+"""Colours of methods that have no colour of their own in `farzi_hf.report.plots.KINDS`; colour-blind readers can tell them apart."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +40,7 @@ class Panel:
         lines: values that do not depend on `x`, by name: `{"full data": 82.3}`.
         title: says in words what is shown.
         joined: whether the points of a method are joined: not where their trainings differ in more than `x`.
+        top: values above it are not drawn, and the legend says so; they would squash all others.
     """
 
     rows: Rows
@@ -38,6 +53,7 @@ class Panel:
     lines: Mapping[str, float] = field(default_factory=dict)
     title: str = ""
     joined: bool = True
+    top: float = math.inf
 
 
 def plot_curves(path: File, *given: Panel) -> None:
@@ -66,29 +82,36 @@ def plot_curves(path: File, *given: Panel) -> None:
             axes.set_ylim(bottom=0)
         handles, labels = axes.get_legend_handles_labels()
         legend |= dict(zip(labels, handles, strict=True))
-    look = {"loc": "outside lower center", "frameon": False, "fontsize": 9}
-    figure.legend(legend.values(), legend.keys(), ncols=min(3, 1 + len(given)), **look)
+    columns = 1 if len(given) == 1 and max(map(len, legend)) > 36 else min(3, 1 + len(given))
+    figure.set_figheight(4.2 + 0.2 * math.ceil(len(legend) / columns))
+    figure.legend(legend.values(), legend.keys(), ncols=columns, loc="outside lower center", frameon=False, fontsize=9)
     save(figure, path)
 
 
 def _looks(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """How the curve of each method looks."""
     kinds = {row["method"]: row.get("kind") for row in rows}
-    looks = {}
+    looks, others, used = {}, 0, Counter()
     for i, (method, kind) in enumerate(kinds.items()):
-        marker = "osD^vP*"[i % 7]  # beside the colour, for those who see colours alike
-        color = MUTED if kind == "peer" else OURS[i % len(OURS)]
-        line = "--" if kind == "peer" else "-"
+        marker = "osD^vP*X<>h"[i % 11]  # beside the colour, for those who see colours alike
+        color = MUTED if kind == "peer" else color_of(method)
+        if color == SUMMARY:
+            color, others = OURS[others % len(OURS)], others + 1
+        line = "--" if kind == "peer" else ("-", "--", ":", "-.")[used[color] % 4]
+        used[color] += 1
         looks[method] = {"color": color, "linestyle": line, "marker": marker, "markersize": 4}
     return looks
 
 
 def _draw_curve(axes: Axes, panel: Panel, rows: Rows, look: Mapping[str, Any]) -> None:
-    places = [row[panel.x] for row in rows]
+    method = rows[0]["method"]
+    seen = [row for row in rows if panel.scale * row[panel.y] <= panel.top]
+    label = method if len(seen) == len(rows) else f"{method} ({len(rows) - len(seen)} above the axis)"
+    rows, places = seen, [row[panel.x] for row in seen]
     marker = look["marker"] if len(rows) <= 50 else ""  # more markers would hide the curve
     values = [panel.scale * row[panel.y] for row in rows]
     line = look["linestyle"] if panel.joined else ""
-    axes.plot(places, values, label=rows[0]["method"], **{**look, "marker": marker, "linestyle": line})
+    axes.plot(places, values, label=label, **{**look, "marker": marker, "linestyle": line})
     if any(row.get(f"{panel.y}_interval") for row in rows):
         edges = [row.get(f"{panel.y}_interval") or (row[panel.y], row[panel.y]) for row in rows]
         low, high = ([panel.scale * edge for edge in side] for side in zip(*edges, strict=True))

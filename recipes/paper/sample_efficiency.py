@@ -52,8 +52,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     curves = [{**rows[cell.method], "method": family, "μ": size} for (family, size), cell in sized.items()]
     lines = {name: rows[name][e.task.metric] for name in (FULL, LONG)}
     axes = "x" if e.task.percent else "xy"
-    label = "Synthetic sequences μ"
-    plot_curves(e.folder / figure, Panel(curves, "μ", e.task.metric, label, e.task.metric_label, axes, lines=lines))
+    label, top = "Synthetic sequences μ", 3 * max(row[e.task.metric] for row in curves if row["method"] == "Farzi")
+    plot_curves(
+        e.folder / figure, Panel(curves, "μ", e.task.metric, label, e.task.metric_label, axes, lines=lines, top=top)
+    )
 
 
 def sized_cell(e: Experiment, family: str, size: int) -> Cell:

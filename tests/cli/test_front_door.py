@@ -41,7 +41,7 @@ def test_one_command_ends_with_a_verdict_and_a_second_one_goes_on(tmp_path, caps
     farzi = FarziData.from_pretrained(folder / "summary")
     assert farzi.results.metrics["verdict"] in said.out
     card = (folder / "summary" / "README.md").read_text(encoding="utf-8")
-    assert "orth it" in card.partition("## Results")[0]
+    assert "orth it" in card.partition("## How to use it")[0]
     main(["distil", "mine.txt", *OPTIONS])  # the same data go on in the same folder
     assert "left] " in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["farzi-mine"]

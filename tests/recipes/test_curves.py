@@ -40,6 +40,33 @@ def test_curves_differ_in_more_than_their_colour(tmp_path, monkeypatch):
     (axes,) = drawn[0].axes
     assert len({line.get_marker() for line in axes.lines}) == 7
     assert axes.get_title(loc="left") == "$x$ of all"
-    assert {line.get_linestyle() for line in axes.lines} == {"-"}
+    looks = [(line.get_color(), line.get_linestyle()) for line in axes.lines]
+    assert len(set(looks)) == 7
     plot_curves(tmp_path / "a.png", Panel(rows, "x", "y", "x", "y", joined=False))
     assert {line.get_linestyle() for line in drawn[1].axes[0].lines} == {"None"}  # points alone
+
+
+def test_a_thing_has_one_colour_and_what_is_far_off_no_axis(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("curves.save", lambda figure, path: drawn.append(figure))
+    rows = [
+        {"method": method, "x": x, "y": y}
+        for method, y in (("Farzi", 80), ("random", 90), ("head (longest)", 1e6))
+        for x in (1, 2)
+    ]
+    rows.append({"method": "random", "x": 3, "y": 1e5})
+    plot_curves(
+        tmp_path / "a.png",
+        Panel(rows, "x", "y", "x", "y", "xy", lines={"full data": 70.0, "unigram": 100.0}, top=240.0),
+    )
+    (axes,) = drawn[0].axes
+    assert axes.get_ylim()[1] < 240
+    looks = {line.get_label(): line.get_color() for line in axes.lines}
+    assert list(looks) == [
+        "Farzi",
+        "random (1 above the axis)",
+        "head (longest) (2 above the axis)",
+        "full data (70)",
+        "unigram (100)",
+    ]
+    assert list(looks.values()) == ["#0072b2", "#e69f00", "#e69f00", "#d55e00", "#6b7680"]

@@ -91,6 +91,20 @@ def test_comparison_leaves_out_what_has_no_value(tmp_path):
     assert not (tmp_path / "none.png").exists()
 
 
+def test_one_far_value_squashes_no_other(tmp_path, monkeypatch):
+    """It is written at the edge, in the comparison and among the lines of a distillation."""
+    drawn = []
+    monkeypatch.setattr("farzi_hf.report.plots.save", lambda figure, path: drawn.append(figure))
+    plot_comparison(ROWS, tmp_path / "a.png", "perplexity")
+    metric = {"metric": "eval_perplexity", "metric_label": "Perplexity"}
+    plot_distillation(LOG, tmp_path / "b.png", **metric, full_data=190.0, unigram=1e6)
+    (compared,), (student, *_) = (figure.axes for figure in drawn)
+    assert compared.get_xlim()[1] < 500
+    assert "30,000" in [text.get_text() for text in compared.texts]
+    assert student.get_ylim()[1] < 500
+    assert "unigram (1,000,000, off the axis)" in student.get_legend_handles_labels()[1]
+
+
 @pytest.mark.parametrize(("low", "high"), [(0.065, 0.083), (1e-7, 2e5), (900, 2500)])
 def test_axes_have_no_powers_of_ten(low, high):
     for draw in (lambda axes: logarithmic(axes, "y"), lambda axes: plain_numbers(axes.yaxis)):

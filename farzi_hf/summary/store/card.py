@@ -85,11 +85,8 @@ def render_card(
     config, vocabulary, storage = contents.config, contents.vocabulary, STORAGES[contents.config.storage]
     metrics, recipe = metrics or {}, recipe or {}
     check_results(metrics, recipe, "metrics", "recipe")
-    figures = {name: value for name, value in metrics.items() if name not in _SAID_ELSEWHERE}
-    learner = recipe.get("learner")
+    learner, given = recipe.get("learner"), recipe.get("teacher")
     known = isinstance(learner, Mapping) and isinstance(learner.get("model_type"), str)
-    given = recipe.get("teacher")
-    made = _protection(config, recipe)
     examples = greedy_texts(vocabulary, contents.decoded[:3]) if vocabulary.named else []
     card = DatasetCard.from_template(
         _metadata(contents, metrics),
@@ -104,32 +101,22 @@ def render_card(
         carried=_model(config.teacher),
         teacher_size=sum(x.numel() for name, x in contents.tensors.items() if name.startswith(TEACHER)),
         endless=SHARES in contents.tensors,
-        learner_facts=_model(recipe.get("learner"), metrics.get("learner_parameters")),
+        learner_facts=_model(learner, metrics.get("learner_parameters")),
         teachers=", ".join(filter(None, map(_model, given if isinstance(given, list) else [given]))),
-        cell=_cell,
-        code=markdown_code,
-        dataset=markdown_text(metrics.get("dataset") or "a dataset"),
+        made=_protection(config, recipe),
         learner_known=known,
         learner=_learner_code(learner if known else vocabulary.small_learner, config, vocabulary),
         guessed={name: value for key, (name, value) in _NEEDED.items() if key not in (config.inner or {})},
         inner=markdown_table([{"setting": k, "value": str(v)} for k, v in (config.inner or {}).items()]),
-        verdict=[markdown_text(line.removeprefix("- ")) for line in str(metrics.get("verdict") or "").splitlines()],
         results=markdown_table(_with_spread(metrics.get("table", []))),
-        figures=markdown_table([{"figure": k, "value": v} for k, v in figures.items()]),
-        cost=[metrics.get(f"{name}_seconds") for name in ("distillation", "student", "full_data")],
-        device=markdown_text(metrics.get("device") or ""),
-        full_steps=metrics.get("full_data_steps"),
-        ceil=math.ceil,
-        plain=_plain,
-        privacy=markdown_text(metrics.get("privacy") or made),
-        memory=markdown_text(" ".join(str(metrics.get(name) or "") for name in ("memory_warning", "memory"))),
-        licence=markdown_text(metrics.get("licence_text") or ""),
+        figures=markdown_table([{"figure": k, "value": v} for k, v in metrics.items() if k not in _SAID_ELSEWHERE]),
         command=markdown_fence(str(metrics["command"]), "bash") if metrics.get("command") else "",
         examples=markdown_fence("\n".join(" ".join(text.split()) for text in examples), "text") if examples else "",
         positions=markdown_table([_position_row(j, p) for j, p in enumerate(contents.decoded[0][:8])]),
         recipe=markdown_fence(yaml_text(recipe).rstrip(), "yaml") if recipe else "",
         plots=[markdown_image(plot) for plot in plots],
-    )
+        ceil=math.ceil, cell=_cell, code=markdown_code, plain=_plain, text=markdown_text,
+    )  # fmt: skip
     return str(card)
 
 
