@@ -47,7 +47,8 @@ KEPT = "trials.json"
 _SHARES = {"learners": 0.25, "teacher": 0.3, "packing": 0.1, "students": 0.15}
 """Of the time, for packing each of two times. The rest is for the comparison that follows."""
 _EQUAL = 0.01  # nats a token: of trials that differ by less, the first is taken, which is the cheapest
-_CLOSE = 0.03  # of teachers that still learn, the widest one that is not worse by more; of students, the first that is as near to its teacher
+_BEHIND = 0.1  # of teachers that still learn, the widest one that is not worse by more: it has most of its training before it
+_CLOSE = 0.03  # of students, the first that is as near to its teacher
 _DIVERGED = 1e9
 _IDS = 100_000  # of the validation part; more would tell little more, and take long
 _TIMED = 10  # steps
@@ -387,7 +388,7 @@ class Search:
                 self.first_answer(tried[0])
         best = min(trial.error for trial in tried)
         # What still learns is the better for being wide; of what has learnt all there is, the smallest is enough.
-        going_on = [trial for trial in tried if trial.error <= best + _CLOSE and not trial.found["stopped"]]
+        going_on = [trial for trial in tried if trial.error <= best + _BEHIND and not trial.found["stopped"]]
         return going_on[-1] if going_on else next(trial for trial in tried if trial.error <= best + _EQUAL)
 
     def first_answer(self, teacher: Trial) -> Trial:
@@ -409,10 +410,14 @@ class Search:
         return self.trial(f"first answer: a student after {_FIRST} steps", make)
 
     def teacher_stage(self, found: Trial) -> Trial:
-        """The chosen teacher after all the time that it may have, unless it has learnt all there is."""
+        """The chosen teacher after all the time that it may have, unless it has learnt all there is. If it is still worse than another one was
+        before, that one.
+        """
         if found.found["stopped"]:
             return found
-        return self.teacher(found.found["learner"], 60 * self.minutes * _SHARES["teacher"])
+        longer = self.teacher(found.found["learner"], 60 * self.minutes * _SHARES["teacher"])
+        before = min((trial for trial in self.trials if "stopped" in trial.found), key=lambda trial: trial.error)
+        return longer if longer.error <= before.error + _EQUAL else before
 
     def packing_stage(self, teacher: Trial) -> Trial:
         """The teacher in the fewest bits that lose nothing beside the first that fit."""
