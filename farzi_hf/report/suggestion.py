@@ -47,7 +47,7 @@ KEPT = "trials.json"
 _SHARES = {"learners": 0.25, "teacher": 0.3, "packing": 0.1, "students": 0.15}
 """Of the time, for packing each of two times. The rest is for the comparison that follows."""
 _EQUAL = 0.01  # nats a token: of trials that differ by less, the first is taken, which is the cheapest
-_BEHIND = 0.1  # of teachers that still learn, the widest one that is not worse by more: it has most of its training before it
+_BEHIND = 0.1  # of teachers that still learn, the widest one that is not worse by more: most of its training is to come
 _CLOSE = 0.03  # of students, the first that is as near to its teacher
 _DIVERGED = 1e9
 _IDS = 100_000  # of the validation part; more would tell little more, and take long
