@@ -7,10 +7,12 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 from tiny_recipes import DEMO
 
 pytest.importorskip("matplotlib")
 import carried
+import packing
 import ptb
 
 from farzi_hf import FarziData
@@ -91,3 +93,28 @@ def test_files_of_others_stay(summary, tmp_path):
     with pytest.raises(SystemExit, match="choose another folder"):
         carried.main([str(summary), "--card_dir", str(tmp_path / "card")])
     assert (tmp_path / "card" / "table.md").read_text(encoding="utf-8") == "mine"
+
+
+@pytest.mark.slow
+def test_a_teacher_is_packed_in_each_way_once(summary, tmp_path):
+    """Its largest matrix is that of the tokens: 16 numbers a row, in 8 or 16 parts."""
+    FarziData.from_pretrained(summary).teacher.save_pretrained(tmp_path / "teacher")
+    argv = [str(summary), "--teacher", str(tmp_path / "teacher"), "--steps", "3", "--card_dir", str(tmp_path / "card")]
+    packing.main(argv)
+    rows = {
+        row["method"]: row for row in csv.DictReader((tmp_path / "card" / "table.csv").read_text("utf-8").splitlines())
+    }
+    size = {method: int(row["bytes"]) for method, row in rows.items()}
+    assert {row["curve"] for row in rows.values()} == {"", *packing.WAYS}
+    assert size["coded2, penalty 0.6"] < size["coded5, penalty 0.15"] < size["int6, rounded"] < size["not packed"]
+    assert size["8 product codes a row"] < size["16 product codes a row"]
+    assert all((tmp_path / "card" / name).stat().st_size > 1000 for name in (packing.FIGURE, "table.json"))
+    packing.main(argv)
+
+
+def test_product_codes_are_the_nearest_vectors():
+    matrix = torch.tensor([[0.0, 0.0, 5.0, 5.0], [0.0, 0.1, -5.0, -5.0], [9.0, 9.0, 5.0, 5.1]])
+    vectors, codes = packing.product_codes(matrix, 2)
+    rows = torch.cat([part[code] for part, code in zip(vectors, codes, strict=True)], dim=1)
+    assert torch.equal(rows, matrix)  # as many vectors as rows
+    assert codes.shape == (2, 3)
