@@ -60,7 +60,8 @@ def on_page_markdown(markdown, page, config, files):
             link = f"{config.repo_url}/{'tree' if (ROOT / path).is_dir() else 'blob'}/main/{path}"
         return f"]({link}{'#' * bool(anchor)}{anchor})"
 
-    return re.sub(r"\]\(([^):\s]+)\)", moved, markdown)
+    # GitHub reads Markdown inside of HTML.
+    return re.sub(r"\]\(([^):\s]+)\)", moved, markdown).replace("<details>", '<details markdown="1">')
 
 
 def card_list() -> str:
@@ -75,7 +76,7 @@ def card_list() -> str:
         if path.suffix == ".md":
             title = re.search(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.M)
             name, link = uri.removeprefix("model_cards/").rpartition("/")[0], uri.removeprefix("model_cards/")
-            lines.append(f"- [{name}]({link}): {title[1] if title else path.name}")
+            lines.append(f"- [{name}]({link}): {title[1] if title else 'the table'}")
     return "\n".join(lines)
 
 

@@ -35,14 +35,9 @@ KINDS = {
 Colour-blind readers can tell them apart (Okabe & Ito, 2008)."""
 FAR = 2.0
 """Values of so many times the median are not drawn to scale, but written at the edge: they would squash all others."""
-ABOVE = {"frameon": False, "fontsize": 9, "loc": "lower center", "bbox_to_anchor": (0.5, 1.0)}
-"""A legend above its panel."""
-DPI = 150
 
 Rows = Sequence[Mapping[str, Any]]
 File = str | os.PathLike
-_COLUMNS = 10  # positions in one strip of plot_tokens
-_LONGEST_TOKEN = 12  # characters of a token that a cell of plot_tokens shows
 
 # -- of a table -------------------------------------------------------------------------------------------------------
 
@@ -67,9 +62,7 @@ def plot_comparison(rows: Rows, path: File, metric: str, *, metric_label: str | 
         low, high, at = (min(x, edge) for x in (*interval, value))
         axes.plot([low, high], [i, i], color=color, linewidth=1.6, marker="|", solid_capstyle="butt")
         axes.plot(at, i, color=color, marker=">" if value > edge else "o")
-        axes.annotate(
-            number(value), (max(high, at), i), xytext=(8, 0), textcoords="offset points", va="center", color=INK
-        )
+        axes.annotate(number(value), (max(high, at), i), (8, 0), textcoords="offset points", va="center", color=INK)
     axes.margins(x=0.12)
     axes.set_yticks(range(len(rows)), [str(row["method"]) for row in rows])
     axes.invert_yaxis()
@@ -98,8 +91,7 @@ def plot_distillation(log_history: Rows, path: File, *, metric: str, metric_labe
     if not drawn:
         raise ValueError(f"log_history has no {metric}, loss or grad_norm; pass trainer.state.log_history of a run")
     heights = [1.6 if name == metric else 1.0 for name in drawn]
-    height = 0.6 + 1.9 * sum(heights)
-    figure, panels = new_panels(7.5, height, len(drawn), sharex=True, height_ratios=heights)
+    figure, panels = new_panels(7.5, 0.6 + 1.9 * sum(heights), len(drawn), sharex=True, height_ratios=heights)
     for axes, (name, points) in zip(panels, drawn.items(), strict=True):
         plain_numbers(axes.yaxis)
         if name == metric:
@@ -107,10 +99,9 @@ def plot_distillation(log_history: Rows, path: File, *, metric: str, metric_labe
             axes.plot(steps, values, color=SUMMARY, marker="o", markersize=4, label="student on the summary")
             spread = _series(log_history, f"{metric}_std")[:, 1]
             if len(spread) == len(values):
-                band = {"color": SUMMARY, "alpha": 0.18, "linewidth": 0}
-                axes.fill_between(steps, values - spread, values + spread, **band)
+                axes.fill_between(steps, values - spread, values + spread, color=SUMMARY, alpha=0.18, linewidth=0)
             draw_lines(axes, baselines, within=(values.min() / 1.25, values.max() * 1.25))
-            axes.legend(ncols=3, **ABOVE)
+            axes.legend(ncols=3, frameon=False, fontsize=9, loc="lower center", bbox_to_anchor=(0.5, 1.0))
             axes.set_ylabel(metric_label)
         else:
             _draw_noisy(axes, points)
@@ -147,7 +138,7 @@ def plot_tokens(decoded: Sequence[Rows], path: File, shown: str = "Synthetic seq
         decoded: `farzi.decode(top_k)`.
         shown: what the first of them is called.
     """
-    positions, columns = decoded[0], min(_COLUMNS, len(decoded[0]))
+    positions, columns = decoded[0], min(10, len(decoded[0]))
     strips = [positions[start : start + columns] for start in range(0, len(positions), columns)]
     top_k = len(_told(positions[0])["tokens"])
     figure = Figure(figsize=(14, 0.5 + len(strips) * (0.36 * top_k + 0.5)), layout="constrained")
@@ -173,11 +164,7 @@ def _told(position: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _draw_strip(axes: Axes, strip: Rows, first: int, columns: int):
-    """Draws one strip of up to `columns` positions, from number `first` on, with the likeliest tokens at the top.
-
-    Returns:
-        The image, for a colorbar.
-    """
+    """The image of one strip of up to `columns` positions, from number `first` on, with the likeliest tokens at the top."""
     told = [_told(position) for position in strip]
     top_k = len(told[0]["tokens"])
     shades = np.full((top_k, columns), np.nan)
@@ -201,7 +188,7 @@ def _draw_strip(axes: Axes, strip: Rows, first: int, columns: int):
 
 
 def _short(token: Any) -> str:
-    return str(token) if len(str(token)) <= _LONGEST_TOKEN else str(token)[: _LONGEST_TOKEN - 1] + "…"
+    return str(token) if len(str(token)) <= 12 else str(token)[:11] + "…"  # a cell has no room for more
 
 
 # -- the style -------------------------------------------------------------------------------------------------------
@@ -257,7 +244,7 @@ def new_panels(width: float, height: float, *grid: int, **options: Any) -> tuple
 
 def color_of(method: Any) -> str:
     """The colour of a row, or of a line, by how its name begins."""
-    return next((color for color, (_, begins) in KINDS.items() if begins and str(method).startswith(begins)), SUMMARY)
+    return next((color for color, (_, begins) in KINDS.items() if str(method).startswith(begins)), SUMMARY)
 
 
 def draw_lines(axes: Axes, lines: Mapping[str, float], within: tuple[float, float] = (-math.inf, math.inf)) -> None:
@@ -272,5 +259,4 @@ def draw_lines(axes: Axes, lines: Mapping[str, float], within: tuple[float, floa
 def save(figure: Figure, path: File) -> None:
     """Writes the figure and then replaces the file `path` in one step. The suffix of `path` sets the format."""
     path = Path(path)
-    kind = path.suffix.removeprefix(".") or "png"
-    replace_file(path, lambda new: figure.savefig(new, dpi=DPI, format=kind))
+    replace_file(path, lambda new: figure.savefig(new, dpi=150, format=path.suffix.removeprefix(".") or "png"))
