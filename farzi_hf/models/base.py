@@ -156,15 +156,19 @@ class NextItemConfig(SequenceConfig):
 
 
 class NextItemModel(SequenceModel):
-    """Base of the models: `logits (b, L, V)` at position j score the item at j + 1. A subclass sets `encoder`.
+    """Base of the models: `logits (b, L, V)` at position j score the item at j + 1. A subclass sets `encoder_class`.
 
-    `encoder` maps embeddings (b, L, h) to states (b, L, h). The state at position j depends only on embeddings up to j.
+    A module of that class, which is made of the config, maps embeddings (b, L, h) to states (b, L, h). The state at position j depends only on
+    embeddings up to j.
     """
+
+    encoder_class: ClassVar[type[nn.Module]]
 
     base_model_prefix = "encoder"
     config_class = NextItemConfig
 
-    def __init__(self, config: NextItemConfig, encoder: nn.Module) -> None:
+    def __init__(self, config: NextItemConfig) -> None:
+        encoder = self.encoder_class(config)
         super().__init__(config)
         self.loss_type = "ForCausalLM"  # transformers finds the loss by the class's name, but does not know this name
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
@@ -215,7 +219,7 @@ class NextItemModel(SequenceModel):
         return self.encoder(inputs_embeds)
 
 
-def register(model: type[NextItemModel]) -> type[NextItemModel]:
+def register(model: type[SequenceModel]) -> type[SequenceModel]:
     """Class decorator: lets transformers' Auto classes build the model from its config."""
     config = model.config_class
     AutoConfig.register(config.model_type, config)

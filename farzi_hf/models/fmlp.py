@@ -20,21 +20,6 @@ class FMLPConfig(NextItemConfig):
     model_type = "fmlp"
 
 
-@register
-class FMLPForNextItem(NextItemModel):
-    """Item and position embeddings, layers of a causal filter and a pointwise network of width 4 h, item scores."""
-
-    config_class = FMLPConfig
-
-    def __init__(self, config: FMLPConfig) -> None:
-        super().__init__(config, _FilterNetwork(config))
-
-    def _init_weights(self, module: nn.Module) -> None:
-        super()._init_weights(module)
-        if isinstance(module, _CausalFilter):
-            initialization.normal_(module.taps, std=self.config.initializer_range)
-
-
 class _FilterNetwork(nn.Module):
     def __init__(self, config: FMLPConfig) -> None:
         super().__init__()
@@ -83,3 +68,15 @@ class _CausalFilter(nn.Module):
         padded = F.pad(self.taps[:length], (0, 0, length - 1, 0))  # taps_{−(L−1)} … taps_{−1} are zero
         toeplitz = padded.unfold(0, length, 1).flip(-1)  # (L, h, L): [t, c, s] = taps_{t−s} of channel c
         return (toeplitz.transpose(0, 1) @ x.permute(2, 1, 0)).permute(2, 1, 0)  # batched over channels
+
+
+@register
+class FMLPForNextItem(NextItemModel):
+    """Item and position embeddings, layers of a causal filter and a pointwise network of width 4 h, item scores."""
+
+    config_class, encoder_class = FMLPConfig, _FilterNetwork
+
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, _CausalFilter):
+            initialization.normal_(module.taps, std=self.config.initializer_range)

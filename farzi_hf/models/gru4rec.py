@@ -14,16 +14,6 @@ class GRU4RecConfig(NextItemConfig):
     model_type = "gru4rec"
 
 
-@register
-class GRU4RecForNextItem(NextItemModel):
-    """Item embeddings, GRU layers, item scores."""
-
-    config_class = GRU4RecConfig
-
-    def __init__(self, config: GRU4RecConfig) -> None:
-        super().__init__(config, _Recurrent(config))
-
-
 class _Recurrent(nn.Module):
     def __init__(self, config: GRU4RecConfig) -> None:
         super().__init__()
@@ -35,3 +25,10 @@ class _Recurrent(nn.Module):
         # cuDNN's recurrent kernels have no second derivative.
         with torch.backends.cudnn.flags(enabled=False):
             return self.dropout(self.gru(self.dropout(embeds))[0])
+
+
+@register
+class GRU4RecForNextItem(NextItemModel):
+    """Item embeddings, GRU layers, item scores."""
+
+    config_class, encoder_class = GRU4RecConfig, _Recurrent

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM
 
-from farzi_hf.models.base import SequenceConfig, SequenceModel
+from farzi_hf.models.base import SequenceConfig, SequenceModel, register
 
 
 class RNNConfig(SequenceConfig):
@@ -26,6 +25,7 @@ class RNNConfig(SequenceConfig):
     vocab_size: int = 2004
 
 
+@register
 class RNNForCausalLM(SequenceModel):
     """GRU language model: `logits (b, L, V)` at position j predict token j + 1."""
 
@@ -46,7 +46,3 @@ class RNNForCausalLM(SequenceModel):
         # cuDNN's recurrent kernels have no second derivative.
         with torch.backends.cudnn.flags(enabled=False):
             return self.dropout(self.gru(self.dropout(inputs_embeds))[0])
-
-
-AutoConfig.register(RNNConfig.model_type, RNNConfig)
-AutoModelForCausalLM.register(RNNConfig, RNNForCausalLM)

@@ -32,20 +32,6 @@ class SASRecConfig(NextItemConfig):
             raise ValueError(f"num_attention_heads={self.num_attention_heads} does not divide {given}")
 
 
-@register
-class SASRecForNextItem(NextItemModel):
-    """Item and position embeddings, layers of causal attention and a pointwise network, layer norm, item scores.
-
-    Two details differ from the paper: layer norm comes before each sublayer, and the pointwise network uses GELU in place of
-    ReLU. Both make the training smoother, and so the gradient through the training.
-    """
-
-    config_class = SASRecConfig
-
-    def __init__(self, config: SASRecConfig) -> None:
-        super().__init__(config, _Transformer(config))
-
-
 class _Transformer(nn.Module):
     def __init__(self, config: SASRecConfig) -> None:
         super().__init__()
@@ -85,3 +71,14 @@ class _Layer(nn.Module):
         future = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
         weights = self.dropout(torch.softmax(scores.masked_fill(future, -torch.inf), dim=-1))
         return (weights @ v).transpose(1, 2).reshape(b, length, size)
+
+
+@register
+class SASRecForNextItem(NextItemModel):
+    """Item and position embeddings, layers of causal attention and a pointwise network, layer norm, item scores.
+
+    Two details differ from the paper: layer norm comes before each sublayer, and the pointwise network uses GELU in place of
+    ReLU. Both make the training smoother, and so the gradient through the training.
+    """
+
+    config_class, encoder_class = SASRecConfig, _Transformer
