@@ -26,17 +26,30 @@ COMPARED = (*TINY, "--teacher_steps", "3", "--seeds", "0", "1", "--window", "0")
 """Of a table whose rows are distillations of two seeds each."""
 START = ("--concentration", "4")
 """A start that is not tried out: trials take as long as such a distillation."""
+LOGGED = (
+    "--logging_first_step",
+    "true",
+    "--eval_on_start",
+    "true",
+    "--eval_strategy",
+    "steps",
+    "--eval_steps",
+    "2",
+    "--logging_steps",
+    "1",
+)
 GPT2 = '{"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 1}'
 GRU4REC = '{"model_type": "gru4rec", "hidden_size": 8}'
 SASREC = '{"model_type": "sasrec", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}'
 DEMO = (
-    *TINY, "--config", str(CONFIGS / "demo.yaml"), "--vocab_size", "60", "--window", "2", "--inner_steps_min", "3", "--logging_steps", "1",
-    "--eval_steps", "2", "--eval_students", "1", "--teacher_steps", "6",
+    *TINY, "--config", str(CONFIGS / "demo.yaml"), "--vocab_size", "60", "--window", "2", "--inner_steps_min", "3", *LOGGED,
+    "--learner_pool", "4", "--per_device_train_batch_size", "128", "--eval_students", "1", "--teacher_steps", "6",
 )  # fmt: skip
 """Of `ptb.py`."""
 DEMO_RECSYS = (
-    *TINY, "--config", str(CONFIGS / "demo_recsys.yaml"), "--logging_steps", "1", "--eval_steps", "2", "--eval_students", "1",
-    "--teacher_steps", "6", "--learner", GRU4REC, *START,
+    *TINY, "--config", str(CONFIGS / "demo_recsys.yaml"), *LOGGED, "--eval_students", "1", "--window", "25",
+    "--per_device_train_batch_size", "64", "--input_sequences", "made_up_by_root", "--teacher_steps", "6", "--learner", GRU4REC, *START,
+    "--baselines", "packed_teacher", "teacher", "full", "full_long", "random", "random_bytes", "head",
 )  # fmt: skip
 """Of `recsys.py`."""
 
