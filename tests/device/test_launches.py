@@ -1,0 +1,116 @@
+"""How many kernels an inner step starts, and how often the CPU waits for the device: never, or once for all steps.
+
+    PYTHONPATH=.:tests python tests/device/fake_cuda.py tests/device/test_launches.py        # the table of docs/scale.md
+
+Only the fake device counts.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from on_device import counted, launches, needs_device, reads
+from torch import Tensor
+from transformers import GPT2Config
+
+from farzi_hf.distillation import Learner, SyntheticTraining
+from farzi_hf.engine import ADJOINTS, Adjoint, InnerAdam, Reversible, Tape, unroll
+from farzi_hf.models import SASRecConfig
+
+pytestmark = needs_device
+
+V, ROWS, LENGTH, WIDTH = 54, 6, 10, 8
+KINDS = {
+    "GPT-2": GPT2Config(
+        vocab_size=V, n_positions=16, n_embd=16, n_layer=1, n_head=2, bos_token_id=2, eos_token_id=3, resid_pdrop=0.0, embd_pdrop=0.0,
+        attn_pdrop=0.0,
+    ),
+    "SASRec": SASRecConfig(num_items=V - 1, hidden_size=16, max_length=12),
+}  # fmt: skip
+FORMS = ("soft", "ids")
+CHOSEN = ("gradient_graphs", "tape", "checkpoint", "reversible")
+some = pytest.mark.parametrize(
+    ("kind", "form", "adjoint"),
+    [
+        pytest.param(kind, form, adjoint, marks=() if (kind, form) == ("GPT-2", "ids") else pytest.mark.slow)
+        for kind in KINDS for form in FORMS for adjoint in CHOSEN
+    ],
+)  # fmt: skip
+
+
+def summary(form: str) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    latents, decoder = (torch.randn(*shape, generator=generator) for shape in ((ROWS, LENGTH, WIDTH), (WIDTH, V)))
+    tensors = {"latents": latents, "decoder": decoder}
+    if form == "ids":
+        ids = torch.randint(1, V, (ROWS, LENGTH), generator=generator)
+        tensors = {"input_ids": ids, "label_latents": latents, "label_decoder": decoder}
+    return {name: x.to("cuda").requires_grad_(x.is_floating_point()) for name, x in tensors.items()}
+
+
+def both_ways(kind: str, form: str, adjoint: str, steps: int) -> tuple[dict[str, int], dict[str, int]]:
+    """The counts of a training of so many steps, and of the way back."""
+    learner, tensors = Learner(KINDS[kind]).to("cuda"), summary(form)
+    training = SyntheticTraining(InnerAdam(0.02, eps=1e-4), 1.0, 2, adjoint=ADJOINTS[adjoint]())
+    start, theta = learner.initial_parameters(0, "cuda"), {}
+    forward = counted(lambda: theta.update(training(learner, tensors, start=start, steps=steps, seed=1)))
+    loss = sum(x.square().sum() for x in theta.values())
+    return forward, counted(lambda: torch.autograd.grad(loss, [x for x in tensors.values() if x.requires_grad]))
+
+
+def per_step(kind: str, form: str, adjoint: str) -> list[tuple[float, float, int]]:
+    """Forward and in reverse: launches of a step, reads of a step, and reads of all the rest."""
+    few, many = (both_ways(kind, form, adjoint, steps) for steps in (4, 12))
+    found = []
+    for a, b in zip(few, many, strict=True):
+        each = (sum(reads(b).values()) - sum(reads(a).values())) / 8
+        found.append(((launches(b) - launches(a)) / 8, each, sum(reads(a).values()) - round(4 * each)))
+    return found
+
+
+@some
+def test_no_step_waits_for_the_device(kind, form, adjoint):
+    (_, forward, before), (_, reverse, after) = per_step(kind, form, adjoint)
+    assert forward == reverse == 0
+    minibatches = 1 if form == "soft" else 2  # the rows that are seen, and the ids in them
+    assert (before - minibatches, after) == ((1, 1) if adjoint == "reversible" else (0, 0))
+
+
+def update(adjoint: Adjoint) -> float:
+    """Launches of a step forward of 4,200,000 parameters, with a gradient that takes a few."""
+    w, x = torch.zeros(4_200_000, device="cuda"), torch.ones((), device="cuda", requires_grad=True)
+
+    def run(steps: int) -> int:
+        how = {"optimizer": InnerAdam(0.01), "steps": steps, "adjoint": adjoint}
+        return launches(counted(lambda: unroll(lambda p, i, _: p["w"].sum() * i[0], {"w": w}, (x,), **how)))
+
+    return (run(4) - run(2)) / 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("adjoint", "most"), [(Tape(), 14), (Reversible(), 70)], ids=repr)
+def test_an_update_is_a_few_launches_whatever_the_size(adjoint, most):
+    assert update(adjoint) <= most
+
+
+def table() -> str:
+    lines = [
+        "| | launches a step, forward | in reverse | reads a step, forward | in reverse | reads beside them |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for kind in KINDS:
+        for form in FORMS:
+            for adjoint in CHOSEN:
+                (f, a, before), (r, b, after) = per_step(kind, form, adjoint)
+                lines.append(
+                    f"| {kind}, {form}, {ADJOINTS[adjoint].__name__} | {f:.0f} | {r:.0f} | {a:g} | {b:g} | {before + after} |"
+                )
+    sizes = [
+        f"| 4.2 million numbers, {type(a).__name__}, gradient of a sum | {update(a):.0f} | | | | |"
+        for a in (Tape(), Reversible())
+    ]
+    return "\n".join([*lines, *sizes])
+
+
+if __name__ == "__main__":
+    print(table())
