@@ -18,6 +18,7 @@ from transformers import Trainer
 
 from farzi_hf.attribution.weighted_training import RowTraining
 from farzi_hf.data import IGNORED
+from farzi_hf.data.seeds import seeded
 from farzi_hf.distillation import Learner, Parameters
 from farzi_hf.distillation.learner import leaves
 from farzi_hf.engine import InnerAdam, InnerAdamW, InnerOptimizer, InnerSGD
@@ -108,7 +109,7 @@ class Replay(RowTraining):
             whole = torch.stack(losses).sum() / (len(batches) if items is None else 1)
             return gradient(whole, list(model.parameters()))
 
-        with torch.enable_grad(), torch.random.fork_rng(), trainer.accelerator.autocast():
+        with torch.enable_grad(), seeded(), trainer.accelerator.autocast():
             ours = gradient(sum(self.loss(theta, (self.ones,), 1)), list(theta.values()))
             tolerance = (0.1 if trainer.args.bf16 else 1e-3) * ours.norm()
             if (of_trainer(True) - ours).norm() <= tolerance:

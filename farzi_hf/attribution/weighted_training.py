@@ -124,8 +124,8 @@ class WeightedTraining(RowTraining):
 
     @cached_property
     def _lengths(self) -> Tensor:
-        """(n,)"""
-        return self.rows.get("attention_mask", torch.ones_like(self.rows["input_ids"])).sum(1)
+        """(n,), where the numbers of the rows are."""
+        return self.rows.get("attention_mask", torch.ones_like(self.rows["input_ids"])).sum(1).to(self.batches.device)
 
 
 def check_batch(name: str, batch: Mapping[str, Tensor], vocab_size: int) -> None:

@@ -15,7 +15,6 @@ import farzi_hf.models  # noqa: F401  registers the architectures that transform
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, summary_at
 from farzi_hf.data import vocabulary_of
 from farzi_hf.data.seeds import check_seed
-from farzi_hf.distillation.learner import whole
 from farzi_hf.distillation.learner_model import check_causal, readable_positions
 from farzi_hf.distillation.settings import from_json
 from farzi_hf.models.base import check_fields
@@ -25,6 +24,7 @@ from farzi_hf.report.verdict import first_rows
 from farzi_hf.summary import FarziData, attach_soft_inputs, soft_cross_entropy
 from farzi_hf.summary.store.folder import is_taken
 from farzi_hf.summary.store.untrusted import learner_config
+from farzi_hf.summary.teacher import whole
 from farzi_hf.tasks import Task
 
 
@@ -87,7 +87,9 @@ def model_of(farzi: FarziData, args: Namespace, longest: int) -> PreTrainedModel
     if readable_positions(model.eval(), longest) < longest:
         raise ValueError(f"{source} makes a model that does not read {longest} positions; choose one with --learner")
     try:
-        check_causal(model, lambda params, ids: torch.func.functional_call(model, params, kwargs=whole(ids)).logits)
+        check_causal(
+            model, lambda params, ids: torch.func.functional_call(model, params, kwargs=whole(model, ids)).logits
+        )
     except ValueError as error:
         raise ValueError(str(error).replace("learner_init returned", f"{source} makes", 1)) from None
     return model

@@ -13,12 +13,14 @@ Not in the table: the embedded data sets (`samples`) have a seed of their own, a
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from enum import IntEnum
 from numbers import Real
 from typing import Any
 
 import numpy as np
+import torch
 
 BITS = 64
 _WORD = 2**32
@@ -75,6 +77,19 @@ def derive(seed: int, purpose: Purpose, *numbers: int) -> int:
     torch's generator on the CPU uses the lower 32 bits of a seed.
     """
     return int(_sequence(seed, purpose, numbers).generate_state(1, np.uint64)[0])
+
+
+@contextmanager
+def seeded(seed: int = 0) -> Iterator[None]:
+    """Inside, the random numbers of the CPU and of the CUDA device in use follow the seed. Afterwards the caller's are as they were.
+
+    `torch.manual_seed` would seed all devices, also those whose numbers nobody keeps.
+    """
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices):
+        for generator in (torch.default_generator, *(torch.cuda.default_generators[i] for i in devices)):
+            generator.manual_seed(seed)
+        yield
 
 
 def check_seed(seed: int, name: str = "seed", bits: int = BITS) -> int:

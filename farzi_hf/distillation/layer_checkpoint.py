@@ -65,7 +65,7 @@ def _recomputed(plain: _Plain, *args: Any, **kwargs: Any) -> Any:
 
     def run(*tensors: Tensor) -> tuple[Tensor, ...]:
         values = list(leaves)
-        dropped = nullcontext() if seed is None else dropping(plain.layer, seed, torch.device(device))
+        dropped = nullcontext() if seed is None else dropping(plain.layer, seed)
         for i, x in zip(places, tensors, strict=True):
             values[i] = x
         with torch.autocast(device, **autocast), dropped:

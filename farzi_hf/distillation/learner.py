@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, Trainer
 
 from farzi_hf.data import IGNORED
-from farzi_hf.data.seeds import check_seed
+from farzi_hf.data.seeds import check_seed, seeded
 from farzi_hf.distillation import learner_model as models
 from farzi_hf.distillation.layer_checkpoint import keep_inputs_of_layers
 from farzi_hf.distillation.learner_model import LearnerInit, Parameters
+from farzi_hf.engine.devices import values_are_free
 from farzi_hf.summary.soft_tokens import (
     HardTargets,
     SoftTokens,
@@ -26,7 +27,7 @@ from farzi_hf.summary.soft_tokens import (
     train_padding_row,
     vocabulary_size,
 )
-from farzi_hf.summary.teacher import LinearHead, parameter_names
+from farzi_hf.summary.teacher import LinearHead, parameter_names, whole
 from farzi_hf.summary.vocabulary_sums import linear_cross_entropy, mean_embedding
 
 
@@ -71,7 +72,7 @@ class Learner:
         self.vocab_size = vocabulary_size(self.model)
         self._embedding_names = parameter_names(self.model, self.model.get_input_embeddings())
         self._readable = 0
-        models.check_causal(self.model, lambda params, ids: self.logits(params, whole(ids)))
+        models.check_causal(self.model, lambda params, ids: self.logits(params, whole(self.model, ids)))
         self.head = LinearHead.of(self.model)
         """None if the logits are another function of the last hidden states than a linear one."""
 
@@ -86,8 +87,7 @@ class Learner:
 
         Parameters that do not train are `nn.Parameter`s without `requires_grad`: `unroll` takes these as constants.
         """
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(check_seed(seed))
+        with seeded(check_seed(seed)):
             model = self._new_model()
         params = {name: x.detach().to(device) for name, x in model.named_parameters()}
         for name in [name for name, x in model.named_parameters() if not x.requires_grad]:
@@ -115,7 +115,7 @@ class Learner:
         name = self._embedding_names.get("weight")
 
         def loss(params: Parameters, ids: Tensor) -> Tensor:
-            return self.hard_loss(params, {**whole(ids), "labels": ids})
+            return self.hard_loss(params, {**whole(self.model, ids), "labels": ids})
 
         return name if name is not None and models.looks_up_only(self.model, name, loss) else None
 
@@ -153,11 +153,11 @@ class Learner:
             dropout: the seed of the masks, with the probabilities of the model's config; None drops nothing.
             temperature: by which logits are divided.
         """
-        with nullcontext() if dropout is None else models.dropping(self.model, dropout, self.model.device):
+        with nullcontext() if dropout is None else models.dropping(self.model, dropout):
             states = self.states(params, _arguments(batch))
         states, labels = states[:, :-1], batch["labels"][:, 1:]
         counted = labels != IGNORED
-        if torch.compiler.is_compiling():  # all positions: no shape may depend on the number of those that count
+        if not values_are_free(counted):  # all positions: no shape may depend on the number of those that count
             counts = (counted if weights is None else counted * weights[:, None]).flatten().to(states.dtype)
             targets, share = HardTargets(labels.clamp(min=0).flatten()), counted.sum() / counted.numel()
             return self.loss_of_states(params, states.flatten(0, 1), targets, counts, temperature) / share
@@ -188,8 +188,8 @@ class Learner:
     def arguments(self, params: Parameters, inputs: Tensor | SoftTokens) -> dict[str, Tensor]:
         """What the model takes in place of ids (b, L) or soft tokens (b, L, V)."""
         if not isinstance(inputs, SoftTokens):
-            return whole(inputs)
-        return {"inputs_embeds": mean_embedding(inputs, self.embeddings(params))}
+            return whole(self.model, inputs)
+        return whole(self.model, mean_embedding(inputs, self.embeddings(params)), "inputs_embeds")
 
     def embeddings(self, params: Parameters) -> Tensor:
         """(V, h): what the input embedding makes of all ids. The module itself runs, because some modules scale their output."""
@@ -229,10 +229,3 @@ def leaves(params: Parameters) -> Parameters:
 
 def _arguments(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {key: batch[key] for key in ("input_ids", "attention_mask") if key in batch}
-
-
-def whole(inputs: Tensor) -> dict[str, Tensor]:
-    """A batch without padding. Ids get a mask, or transformers would warn if one of them is the id of the padding."""
-    if inputs.is_floating_point():
-        return {"input_ids": inputs}
-    return {"input_ids": inputs, "attention_mask": torch.ones_like(inputs)}

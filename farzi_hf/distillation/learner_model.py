@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from farzi_hf.data.seeds import seeded
+
 Parameters = dict[str, Tensor]
 """A model's parameters, by name."""
 
@@ -47,11 +49,10 @@ def _from_config(config: PreTrainedConfig) -> PreTrainedModel:
 
 
 @contextmanager
-def dropping(module: nn.Module, seed: int, device: torch.device) -> Iterator[None]:
+def dropping(module: nn.Module, seed: int) -> Iterator[None]:
     """Inside, the module is in training mode and draws by `seed`. The caller's random numbers stay as they were."""
-    before, devices = module.training, [] if device.type == "cpu" else [device]
-    with torch.random.fork_rng(devices, device_type=device.type):
-        torch.manual_seed(seed)
+    before = module.training
+    with seeded(seed):
         module.train()
         try:
             yield
@@ -124,7 +125,7 @@ def looks_up_only(model: PreTrainedModel, name: str, loss: Callable[[Parameters,
             return False
         for ids in (torch.arange(length), torch.arange(len(table) - length, len(table))):
             ids = ids[None].to(table.device)
-            with torch.random.fork_rng(devices=[]):  # a model may draw random numbers
+            with seeded():  # a model may draw random numbers
                 value = loss({**params, name: table}, ids)
             (g,) = torch.autograd.grad(value, table, allow_unused=True)
             if g is None or g.index_fill(0, ids[0], 0.0).any():
@@ -177,8 +178,7 @@ def _random_weights(model: PreTrainedModel, generator: torch.Generator) -> Param
 @torch.no_grad()
 def _run(model: PreTrainedModel, logits: Callable, ids: Tensor) -> Tensor:
     try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)  # a model with random numbers must draw the same ones in each run
+        with seeded():  # a model with random numbers must draw the same ones in each run
             return logits(_weights(model), ids.to(model.device))
     except Exception as error:  # each model fails in its own way
         raise ValueError(

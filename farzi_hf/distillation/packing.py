@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from farzi_hf.data.seeds import Purpose, derive
-from farzi_hf.distillation.learner import Learner, Parameters, is_constant, whole
+from farzi_hf.distillation.learner import Learner, Parameters, is_constant
 from farzi_hf.distillation.rows import RealData, real_batches, real_loss
 from farzi_hf.distillation.teacher import Teacher, TeacherTraining, Trained
 from farzi_hf.engine import setting
@@ -126,9 +126,16 @@ def _taught_loss(
 @torch.no_grad()
 def _mean_labels(teachers: Sequence[Teacher], ids: Tensor) -> SoftTokens:
     """The softmax of the mean of the teachers' logits after each of the ids, as factors where all heads are linear."""
-    parts = [(one.learner.head, one.learner.states(one.params, whole(ids)), one.params) for one in teachers]
+    parts = [
+        (one.learner.head, one.learner.states(one.params, one.learner.arguments(one.params, ids)), one.params)
+        for one in teachers
+    ]
     if any(head is None for head, *_ in parts):
-        return SoftTokens(sum(one.learner.logits(one.params, whole(ids)) for one in teachers) / len(teachers), None)
+        return SoftTokens(
+            sum(one.learner.logits(one.params, one.learner.arguments(one.params, ids)) for one in teachers)
+            / len(teachers),
+            None,
+        )
     factors = [head.factors(states, params) for head, states, params in parts]
     states = torch.cat([states / len(teachers) for states, _ in factors], dim=-1)
     return SoftTokens(states, torch.cat([weight for _, weight in factors]))

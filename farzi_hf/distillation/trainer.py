@@ -37,6 +37,7 @@ from farzi_hf.distillation.processes import largest
 from farzi_hf.distillation.rows import RealData, RealRows, run_check
 from farzi_hf.distillation.run import Run
 from farzi_hf.distillation.teacher import GivenTeachers, Labelling, UntrainedTeachers, linear_head
+from farzi_hf.engine import ReplayError
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.forms import LABELS, Tensors
 from farzi_hf.summary.soft_tokens import shifted_cross_entropy
@@ -262,7 +263,15 @@ class FarziTrainer(Trainer):
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         """One micro-batch. A meta-gradient without a finite norm is dropped and does not change the summary."""
         started = time.perf_counter()
-        loss = super().training_step(*args, **kwargs)
+        try:
+            loss = super().training_step(*args, **kwargs)
+        except ReplayError as error:
+            if self.args.world_size > 1:  # the others wait for this one's gradient
+                raise
+            logger.warning("Step %d: %s.", self.state.global_step, error)
+            loss = torch.tensor(math.nan, device=self.args.device)
+            for p in self.model.parameters():
+                p.grad = torch.full_like(p, math.nan)
         # After the last micro-batch the gradient is summed over all of them and over processes, so that all processes decide alike.
         if self.accelerator.sync_gradients:
             norms = [torch.linalg.vector_norm(p.grad) for p in self.model.parameters() if p.grad is not None]

@@ -4,6 +4,7 @@ It imports nothing else of farzi_hf. Exports `unroll`, the inner optimizers and 
 """
 
 from farzi_hf.engine.adjoints import ADJOINTS, Adjoint, Checkpoint, Direct, GradientGraphs, Reversible, Tape
+from farzi_hf.engine.adjoints.fixed_point import ReplayError
 from farzi_hf.engine.inner_loop import InnerLoss, TrainingState, autocast_settings, no_autocast
 from farzi_hf.engine.optimizers import (
     OPTIMIZERS,
@@ -20,6 +21,6 @@ from farzi_hf.engine.unroll import gradients, train, unroll
 
 __all__ = [
     "ADJOINTS", "OPTIMIZERS", "Adjoint", "Checkpoint", "Direct", "GradientGraphs", "InnerAdam", "InnerAdamW", "InnerLoss", "InnerOptimizer",
-    "InnerSGD", "InvertibleOptimizer", "PaperAdam", "Reversible", "State", "Tape", "TrainingState", "autocast_settings", "gradients",
+    "InnerSGD", "InvertibleOptimizer", "PaperAdam", "ReplayError", "Reversible", "State", "Tape", "TrainingState", "autocast_settings", "gradients",
     "no_autocast", "setting", "train", "unroll",
 ]  # fmt: skip

@@ -17,7 +17,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from farzi_hf.engine.optimizers import CHUNK, InnerOptimizer, State
+from farzi_hf.engine.devices import chunks, portions
+from farzi_hf.engine.optimizers import InnerOptimizer, State
 
 Buffers = tuple[Tensor, ...]
 """One flat tensor per group of parameters. A group is all parameters of one dtype, device and optimizer."""
@@ -206,7 +207,7 @@ class InnerLoop:
         """The states after step t, without a graph, in the buffers of `out` or in new ones."""
         lr, out = self.rate(t), out or tuple(tuple(map(torch.empty_like, state)) for state in states)
         for optimizer, state, flat, target in zip(self.optimizers, states, g, out, strict=True):
-            for rows in chunks(flat, CHUNK):
+            for rows in chunks(flat, portions(flat).update):
                 optimizer.step(_part(state, rows), flat[rows], t, lr, out=_part(target, rows))
         return out
 
@@ -258,7 +259,7 @@ class InnerLoop:
         lr, dg = self.rate(t), tuple(map(torch.empty_like, g))
         for group, (state, flat, cotangent, target) in enumerate(zip(before, g, cotangents, dg, strict=True)):
             optimizer = self.optimizers[group]
-            for rows in chunks(flat, CHUNK):
+            for rows in chunks(flat, portions(flat).update):
                 part, g = _part(state, rows), flat[rows]
                 accumulators = after(group, rows) if after else optimizer.step(part, g, t, lr)[1:]
                 target[rows] = optimizer.pullback(part[0], accumulators, g, _part(cotangent, rows), t, lr)
@@ -302,11 +303,6 @@ def _each(loss: Any) -> Iterator[Any]:
 def summed(loss: Tensor | Iterable[Tensor]) -> Tensor:
     """A loss in one part."""
     return loss if isinstance(loss, Tensor) else sum(loss)
-
-
-def chunks(x: Tensor, size: int) -> Iterator[slice]:
-    """Slices that cover the elements of a flat tensor, `size` at a time."""
-    return (slice(i, i + size) for i in range(0, len(x), size))
 
 
 def _part(state: State, rows: slice) -> State:

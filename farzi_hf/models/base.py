@@ -86,6 +86,8 @@ class SequenceModel(PreTrainedModel):
     """Base of the models. A subclass sets `embedding` and `output`; `_states` maps embeddings (b, L, h) to states (b, L, h)."""
 
     main_input_name = "input_ids"
+    needs_mask: ClassVar[bool] = False
+    """A model of transformers does: without padding, too."""
     _input_embed_layer = "embedding"
     _tied_weights_keys: ClassVar[dict[str, str]] = {"output.weight": "embedding.weight"}
 

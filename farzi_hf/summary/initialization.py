@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from datasets import Dataset
 from torch import Tensor
 
-from farzi_hf.data.seeds import Purpose, derive, stream
+from farzi_hf.data.seeds import Purpose, derive, seeded, stream
 from farzi_hf.data.streams import RowStream, start_sequences
 from farzi_hf.engine import setting
 
@@ -223,8 +223,7 @@ def token_vectors(tokens: Array, lengths: Array, vocab_size: int, dim: int, seed
     rows, _ = matrix.indices()
     matrix = _sparse(matrix.indices(), matrix.values() * weight[rows], matrix.shape)
     rank = min(dim, vocab_size)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive(seed, Purpose.SUMMARY_PROJECTION))
+    with seeded(derive(seed, Purpose.SUMMARY_PROJECTION)):
         u, s, _ = torch.svd_lowrank(matrix, q=min(rank + 10, vocab_size), niter=4)
     vectors = torch.zeros(vocab_size, dim)
     vectors[:, :rank] = u[:, :rank] * s[:rank].sqrt() / weight[:, None]

@@ -86,9 +86,9 @@ def hard_rows(tensors: Tensors, tau: float, samples: int | None, seed: int) -> t
     """Inputs and labels of a summary as ids, (μ·n, ξ) each; see `FarziData.as_hard_dataset`."""
     if samples is not None:
         check_size("samples_per_sequence", samples, 1)
-    generator = torch.Generator(device_of(tensors)).manual_seed(derive(seed, Purpose.HARD_TOKENS))
+    generator = torch.Generator().manual_seed(derive(seed, Purpose.HARD_TOKENS))  # on a GPU it would draw others
     count, length = next(tensors[name] for name in PER_SEQUENCE if name in tensors).shape[:2]
-    rows = torch.arange(count, device=generator.device).split(max(1, CHUNK // length))
+    rows = torch.arange(count, device=device_of(tensors)).split(max(1, CHUNK // length))
     parts = [hardened(*batch_of(tensors, some, tau), samples, generator) for some in rows]
     return torch.cat([ids for ids, _ in parts]), torch.cat([labels for _, labels in parts])
 
@@ -105,8 +105,8 @@ def hardened(
         p = tokens.probabilities()
         if samples is None:
             return p.argmax(-1)
-        drawn = torch.multinomial(p.flatten(0, 1), samples, replacement=True, generator=generator)
-        return drawn.view(*p.shape[:2], samples).transpose(1, 2).flatten(0, 1)
+        drawn = torch.multinomial(p.flatten(0, 1).cpu(), samples, replacement=True, generator=generator)
+        return drawn.to(p.device).view(*p.shape[:2], samples).transpose(1, 2).flatten(0, 1)
 
     ids = ids_of(inputs) if isinstance(inputs, SoftTokens) else inputs.repeat_interleave(samples or 1, dim=0)
     if labels.shape[1] < inputs.shape[1]:  # they are the inputs

@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from farzi_hf.engine.devices import values_are_free
+
 
 @dataclass(frozen=True, eq=False)
 class HardTargets:
@@ -26,7 +28,7 @@ class HardTargets:
         return self
 
     def check(self, entries: int) -> None:
-        if torch.compiler.is_compiling() or not len(self.ids):
+        if not values_are_free(self.ids) or not len(self.ids):
             return
         least, largest = map(int, torch.aminmax(self.ids))
         if not 0 <= least <= largest < entries:

@@ -65,6 +65,13 @@ def teacher_model(config: PreTrainedConfig) -> PreTrainedModel:
     return model.eval()
 
 
+def whole(model: PreTrainedModel, inputs: Tensor, name: str = "input_ids") -> dict[str, Tensor]:
+    """Arguments of a model for a batch without padding, (b, L) or (b, L, …). Without a mask, transformers would look at the ids for padding, and
+    at the positions for several texts in a row."""
+    mask = inputs.new_ones(inputs.shape[:2], dtype=torch.long) if getattr(model, "needs_mask", True) else None
+    return {name: inputs, "attention_mask": mask}
+
+
 class CarriedTeacher:
     """A teacher as a pure function of the summary's tensors.
 
@@ -97,7 +104,7 @@ class CarriedTeacher:
         The last hidden states times the head are their factors.
         """
         params = {name.removeprefix(TEACHER): x for name, x in tensors.items() if name.startswith(TEACHER)}
-        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        inputs = whole(self.model, ids)
         if self.head is None:
             return SoftTokens(torch.func.functional_call(self.model, params, kwargs=inputs).logits, None)
         with self.head.left_out():
@@ -184,7 +191,7 @@ class LinearHead:
     def _is_last(self, model: PreTrainedModel) -> bool:
         """Whether logits are what this class says, also where they are large."""
         ids = torch.zeros(1, 1, dtype=torch.long, device=model.device)  # some models read one position only
-        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        inputs = whole(model, ids)
         params = {name: parameter.detach() for name, parameter in model.named_parameters()}
         size = torch.func.functional_call(model, params, kwargs=inputs).logits.abs().amax()
         for factor in (1.0, _LARGE / float(size.clamp_min(1e-6))):

@@ -21,10 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from farzi_hf.engine.devices import portions
 from farzi_hf.summary.soft_tokens import SoftTokens, Targets, row_dot
-
-BLOCK = {"cpu": 1 << 20, "cuda": 1 << 26}
-"""The numbers of a block, by the kind of device; on the CPU, for each thread. Those of a core's cache are the fastest."""
 
 FEWEST = 48
 """The fewest positions of a block. Each block reads the head and adds to its gradient once: products of fewer positions are slow."""
@@ -39,8 +37,7 @@ class _Blocks:
     """
 
     def __init__(self, n: int, entries: int, like: Tensor, count: int) -> None:
-        device = like.device.type
-        numbers = BLOCK.get(device, BLOCK["cpu"]) * (torch.get_num_threads() if device == "cpu" else 1)
+        numbers = portions(like).block * (torch.get_num_threads() if like.device.type == "cpu" else 1)
         parts = max(1, -(-n // max(FEWEST, numbers // entries)))
         self.n, self.entries, self.count, self.size = n, entries, count, max(1, -(-n // parts))
         self.memory = like.new_empty(count * min(self.size, n) * entries)

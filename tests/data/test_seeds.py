@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -69,7 +71,7 @@ def test_no_two_streams_of_a_distillation_are_one(monkeypatch, tmp_path, sequenc
     )  # fmt: skip
     objective = trainer.objective
     trainer.objective = type(objective)(**{**vars(objective), "starts": PretrainedStarts(bank, 0.5)})
-    begun, make, seed_torch = [], np.random.default_rng, torch.manual_seed
+    begun, make, seed_torch, own = [], np.random.default_rng, torch.manual_seed, torch.default_generator.manual_seed
 
     def default_rng(*args):
         generator = make(*args)
@@ -78,6 +80,8 @@ def test_no_two_streams_of_a_distillation_are_one(monkeypatch, tmp_path, sequenc
 
     monkeypatch.setattr(np.random, "default_rng", default_rng)
     monkeypatch.setattr(torch, "manual_seed", lambda seed: begun.append(seed) or seed_torch(seed))
+    seeding = SimpleNamespace(manual_seed=lambda seed: begun.append(seed) or own(seed))
+    monkeypatch.setattr(torch, "default_generator", seeding)
     trainer.train()
     trainer.evaluate()
     random_sequences(trained, 10, trainer.args.seed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +18,7 @@ from transformers.trainer_callback import TrainerCallback
 
 from farzi_hf.distillation import trainer as trainer_module
 from farzi_hf.distillation.run import last_checkpoint
+from farzi_hf.engine import ReplayError, Reversible
 from farzi_hf.report import RunSettings
 from farzi_hf.summary import FarziData
 
@@ -194,6 +196,23 @@ def test_a_loss_that_is_not_finite_shows_in_the_log(make, every):
     assert np.isnan(logged(trainer, "loss")).tolist() == [False, False, every == 1, False][-4 // every :]
     assert np.isfinite(output.training_loss)
     assert logged(trainer, "non_finite_steps")[-1] == 1
+
+
+def test_a_step_that_cannot_be_run_backwards_is_skipped_and_counted(make, caplog, monkeypatch):
+    """In the second of its two micro-batches; the next step is taken."""
+    calls, retrace = itertools.count(), Reversible.retrace
+
+    def failing(*arguments):
+        if next(calls) == 1:
+            raise ReplayError("other bits")
+        retrace(*arguments)
+
+    monkeypatch.setattr(Reversible, "retrace", failing)
+    trainer = make(max_steps=2, adjoint="reversible", gradient_accumulation_steps=2, per_device_train_batch_size=20)
+    trainer.train()
+    assert logged(trainer, "non_finite_steps") == [1, 1]
+    assert "Step 0: other bits." in caplog.text
+    assert all(torch.isfinite(x).all() for x in tensors(trainer))
 
 
 def test_a_learner_without_room_in_the_adjoint_is_a_skipped_step(make, caplog):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from farzi_hf.engine import InnerAdam, InnerOptimizer, InnerSGD
-from farzi_hf.engine.adjoints import fixed_point
-from farzi_hf.engine.adjoints.fixed_point import LARGEST_GRADIENT, DecayingSum, FixedPointState, largest
+from farzi_hf.engine.adjoints.fixed_point import LARGEST_GRADIENT, Bounds, DecayingSum, FixedPointState
+from farzi_hf.engine.devices import PORTIONS
 
 
 def normal(*shape: int, seed: int) -> Tensor:
@@ -21,7 +22,7 @@ def normal(*shape: int, seed: int) -> Tensor:
 
 def there(state: FixedPointState, gradients: list[Tensor], taken: int = 0) -> None:
     for t, g in enumerate(gradients[taken:], start=state.before + taken + 1):
-        state.step(g, largest(g), t, state.optimizer.lr)
+        state.step(g, t, state.optimizer.lr)
 
 
 def back(state: FixedPointState, gradients: list[Tensor]) -> None:
@@ -54,7 +55,7 @@ def test_comes_back_bit_for_bit(optimizer, size, steps, before, magnitude, dtype
     """From any start, accumulators that hold something among them, as at the edge of a window."""
     start = tuple(x.abs().to(dtype) for x in normal(optimizer.fields, size, seed=seed))
     gradients = [(10**magnitude * g).to(dtype) for g in normal(steps, size, seed=seed + 1)]
-    state = FixedPointState(optimizer, start, before)
+    state = FixedPointState(optimizer, start, before, Bounds())
     expected = integers(state)
     there(state, gradients)
     if magnitude > -6:  # less may be too small to see
@@ -88,10 +89,10 @@ FOLLOWED: dict[str, InnerOptimizer] = {
 def test_follows_floating_point_to_float32_rounding(name: str) -> None:
     optimizer, gradients = FOLLOWED[name], changing(400, 20)
     start = normal(len(gradients[0]), seed=1).float()
-    state = FixedPointState(optimizer, optimizer.init(start), 0)
+    state = FixedPointState(optimizer, optimizer.init(start), 0, Bounds())
     exact, single = optimizer.init(start.double()), optimizer.init(start)
     for t, g in enumerate(gradients, start=1):
-        state.step(g, largest(g), t, optimizer.lr)
+        state.step(g, t, optimizer.lr)
         exact = optimizer.step(exact, g.double(), t, optimizer.lr)
         single = optimizer.step(single, g, t, optimizer.lr)
     ulp = torch.finfo(torch.float32).eps * exact[0].abs().clamp(min=1.0)
@@ -103,7 +104,7 @@ def test_follows_floating_point_to_float32_rounding(name: str) -> None:
 @pytest.mark.parametrize(("beta", "expected"), [(0.9, 0.152), (0.5, 1.0), (0.999, 0.0015)])
 def test_keeps_the_bits_that_a_decay_forgets(beta: float, expected: float) -> None:
     size, steps = 64, 2000
-    total = DecayingSum(torch.zeros(size), beta, resolution=40)
+    total = DecayingSum(torch.zeros(size), beta, resolution=40, bound=0.0)
     terms = normal(steps, size, seed=0)
     for t in range(1, steps + 1):
         total.reserve(10.0)
@@ -117,8 +118,8 @@ def test_chunks_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     optimizer, gradients = InnerAdam(lr=0.01, betas=(0.5, 0.9)), changing(20, 11)
     states = []
     for chunk in (1 << 18, 7):
-        monkeypatch.setattr(fixed_point, "CPU_CHUNK", chunk)
-        states.append(FixedPointState(optimizer, optimizer.init(torch.ones(len(gradients[0]))), 0))
+        monkeypatch.setitem(PORTIONS, "cpu", replace(PORTIONS["cpu"], integers=chunk))
+        states.append(FixedPointState(optimizer, optimizer.init(torch.ones(len(gradients[0]))), 0, Bounds()))
         there(states[-1], gradients)
     assert all(map(torch.equal, *map(integers, states)))
 
@@ -127,10 +128,10 @@ def test_chunks_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_largest_gradients_have_room_at_every_step(optimizer: InnerOptimizer) -> None:
     """Their sum would wrap around without a sign of it."""
     exact = state = optimizer.init(torch.zeros(3, dtype=torch.float64))
-    held = FixedPointState(optimizer, state, 0)
+    held = FixedPointState(optimizer, state, 0, Bounds())
     for t in range(1, 1201):
         g = torch.tensor([LARGEST_GRADIENT, -LARGEST_GRADIENT, LARGEST_GRADIENT * (-1) ** t], dtype=torch.float64)
-        held.step(g, LARGEST_GRADIENT, t, optimizer.lr)
+        held.step(g, t, optimizer.lr)
         exact = optimizer.step(exact, g, t, optimizer.lr)
     for found, expected in zip(held.accumulators(slice(None), 1200), exact[1:], strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=1.0)
@@ -140,7 +141,7 @@ def test_limbs_are_added_when_gradients_need_them_and_all_comes_back() -> None:
     optimizer, size = InnerAdam(lr=0.01, eps=1e-2), 40
     scales = [1e-3] * 50 + [1e12] + [1e30] * 9
     gradients = [scale * g for scale, g in zip(scales, normal(60, size, seed=0), strict=True)]
-    state = FixedPointState(optimizer, optimizer.init(normal(size, seed=1)), 0)
+    state = FixedPointState(optimizer, optimizer.init(normal(size, seed=1)), 0, Bounds())
     start = integers(state)
     there(state, gradients[:50])
     assert [len(total.limbs) for total in state.sums] == [1, 1], "16 bytes in all, for ordinary gradients"
@@ -155,7 +156,7 @@ def test_limbs_are_added_when_gradients_need_them_and_all_comes_back() -> None:
 def test_small_numbers_of_either_sign_keep_their_value_beside_any_room(room: float, limbs: int) -> None:
     """A negative X was -1 and two limbs of almost 2^62, which cancelled where they became floating-point numbers."""
     x = torch.tensor([-1e-3, 1e-3, -1e-12, 1e-12, -0.3, 0.0, -1.0]).double()
-    total = DecayingSum(torch.zeros(len(x)), 0.9, resolution=50)
+    total = DecayingSum(torch.zeros(len(x)), 0.9, resolution=50, bound=0.0)
     total.reserve(room)
     assert len(total.limbs) == limbs
     for t in range(1, 60):

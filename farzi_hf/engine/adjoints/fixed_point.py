@@ -13,16 +13,16 @@ are those of the same optimizer in floating point.
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
+from functools import partial, reduce
 
 import torch
 from torch import Tensor
 
-from farzi_hf.engine.inner_loop import chunks
-from farzi_hf.engine.optimizers import CHUNK, InvertibleOptimizer, State
+from farzi_hf.engine.devices import chunks, portions
+from farzi_hf.engine.optimizers import InvertibleOptimizer, State
 
 LARGEST_GRADIENT = torch.finfo(torch.float32).max
 """The largest element of a gradient: its square is a number of float64."""
@@ -36,8 +36,58 @@ _LIMB, _HALF = 62, 31  # bits of a limb, and of the digits it is divided and mul
 _LOW = (1 << _HALF) - 1
 _GROWTH = 4  # bits by which c_t β^(t0-t) may grow between two divisions, and so bits of a remainder
 _LARGEST_DENOMINATOR = 1 << 30  # of the fraction that stands for β^K; times a limb, it fits into 63 bits
-CPU_CHUNK = 1 << 16
-"""Elements that a CPU updates at a time: fewer than in floating point, because they have 64 bits and more temporaries."""
+EXPECTED = 64.0
+"""The largest gradient, parameter or accumulator that the integers have room for where nobody looks at them."""
+
+
+class NotFinite(ArithmeticError):
+    """A training has left the finite numbers."""
+
+
+class ReplayError(RuntimeError):
+    """An inner loss gave another gradient than it did before."""
+
+
+class Bounds:
+    """Looks for the largest |x| of tensors, by which integers get room.
+
+    On a GPU each look would wait for all kernels before it. There, what is `expected` stands for the number, and all numbers are looked at
+    together after the last step.
+
+    Attributes:
+        expected: None looks at once.
+    """
+
+    def __init__(self, expected: float | None = None):
+        self.expected = expected
+        self._noted: list[tuple[Callable[[float], float], Tensor]] = []
+
+    def of(self, name: str, x: Tensor, limit: float, t: int, unit: float = 1.0) -> float:
+        """That of x (P,), in units, or a number above it; `check` raises if it is above `limit`.
+
+        Raises:
+            NotFinite: x is not finite.
+            OverflowError: the integers have no room for x.
+        """
+        checked = partial(_check_range, name, limit, t)
+        if self.expected is None:
+            return unit * checked(largest(x) / unit)
+        self.note(checked, torch.linalg.vector_norm(x, math.inf) / unit)
+        return unit * self.expected
+
+    def note(self, checked: Callable[[float], float], number: Tensor) -> None:
+        """Let `check` call `checked` with a number on the device."""
+        self._noted.append((checked, number))
+
+    def check(self) -> bool:
+        """Whether nothing was larger than expected. If something was, the steps have to be taken again, and more is expected then."""
+        noted, self._noted = self._noted, []
+        numbers = stacked([x for _, x in noted]).tolist() if noted else ()
+        for (checked, _), number in zip(noted, numbers, strict=True):
+            if (found := checked(number)) > self.expected:
+                self.expected = 2 * found
+                return False
+        return True
 
 
 class DecayingSum:
@@ -49,19 +99,20 @@ class DecayingSum:
         start: x_0 (P,).
         decay: β, from `SMALLEST_DECAY` up to 1, exclusive.
         resolution: S, bits below the binary point.
+        bound: |x_0| is not larger.
 
     Attributes:
         limbs: X, the most significant limb first. The others have a sign too, −2^61 … 2^61 − 1: a small negative X is one limb with zeros
             above it, and not a difference of large ones, which would be lost where limbs become floating-point numbers.
     """
 
-    def __init__(self, start: Tensor, decay: float, resolution: int):
+    def __init__(self, start: Tensor, decay: float, resolution: int, bound: float):
         self.decay, self.resolution = decay, resolution
         self.period = math.floor(_GROWTH / math.log2(1 / decay))
         self.factor = Fraction(decay**self.period).limit_denominator(_LARGEST_DENOMINATOR)
         self.limbs = [torch.zeros_like(start, dtype=torch.int64)]
         self.remainders: list[Tensor] = []  # two divisions in each byte
-        self.largest = largest(start)  # |x| that the limbs have room for
+        self.largest = bound  # |x| that the limbs have room for
         self.reserved: list[int] = []  # limbs before the start and before each step
         self.reserve(0.0)
         for rows in _parts(start):
@@ -96,7 +147,7 @@ class DecayingSum:
         for limb in self.limbs:
             unit *= 2.0**-_LIMB
             parts.append(limb[rows].double().mul_(unit))
-        return functools.reduce(Tensor.add_, parts)
+        return reduce(Tensor.add_, parts)
 
     def shrink(self, t: int) -> None:
         """At the first step of a period, multiply the integers by β^K and keep the remainders."""
@@ -191,26 +242,22 @@ class FixedPointState:
     multiplied them by, and u are multiples of 2^-44, which move by a function of the accumulators alone. So no bit is lost in a product.
     """
 
-    def __init__(self, optimizer: InvertibleOptimizer, state: State, before: int):
-        self.optimizer, self.before = optimizer, before
+    def __init__(self, optimizer: InvertibleOptimizer, state: State, before: int, bounds: Bounds):
+        self.optimizer, self.before, self.bounds = optimizer, before, bounds
         start, *accumulators = state
         self.weights, self.u = torch.empty_like(start), torch.zeros_like(start, dtype=torch.int64)
         self.products = [1.0]  # p before the start and after each step
-        self.bound = _check_range("parameter", largest(start), LARGEST_WEIGHT, before)  # of the parameters
+        self.bound = bounds.of("parameter", start, LARGEST_WEIGHT, before)
         for rows in _parts(start):
-            self._move(rows, start[rows].double(), 1.0)
+            self._move(rows, start[rows].to(torch.float64, copy=True), 1.0)
         self.sums = [
-            DecayingSum(x, decay, optimizer.resolution(i))
+            DecayingSum(x, decay, optimizer.resolution(i), bounds.of("accumulator", x, math.inf, before))
             for i, (x, decay) in enumerate(zip(accumulators, optimizer.decays, strict=True))
         ]
 
-    def step(self, g: Tensor, bound: float, t: int, lr: float) -> None:
-        """Step `t` with the gradient `g` (P,), whose elements are up to `bound`.
-
-        Raises:
-            OverflowError: the integers have no room for the parameters, or float64 has none for the square of the gradient.
-        """
-        _check_range("gradient", bound, LARGEST_GRADIENT, t)
+    def step(self, g: Tensor, t: int, lr: float) -> None:
+        """Step `t` with the gradient `g` (P,). Raises what `Bounds.of` raises; float64 has no room for the square of a larger gradient."""
+        bound = self.bounds.of("gradient", g, LARGEST_GRADIENT, t)
         # An increment is largest for the largest parameter and gradient.
         ends = (torch.tensor([x], dtype=torch.float64) for x in (self.bound, bound))
         for total, c in zip(self.sums, self.optimizer.increments(*ends), strict=True):
@@ -221,8 +268,7 @@ class FixedPointState:
             self._accumulate(rows, g, t, 1)
             change = self.optimizer.displacement(self.accumulators(rows, t), t, lr).neg_()
             self._move(rows, change, self.products[-1])
-        self.bound = largest(self.weights)
-        _check_range("parameter", self.bound / abs(self.products[-1]), LARGEST_WEIGHT, t)
+        self.bound = self.bounds.of("parameter", self.weights, LARGEST_WEIGHT, t, abs(self.products[-1]))
 
     def unstep(self, t: int, lr: float) -> None:
         """Take the parameters back to before step `t`."""
@@ -254,7 +300,7 @@ class FixedPointState:
 
 
 def _parts(x: Tensor) -> Iterator[slice]:
-    return chunks(x, CPU_CHUNK if x.device.type == "cpu" else CHUNK)
+    return chunks(x, portions(x).integers)
 
 
 def largest(x: Tensor) -> float:
@@ -262,7 +308,14 @@ def largest(x: Tensor) -> float:
     return max(map(abs, map(float, torch.aminmax(x)))) if len(x) else 0.0
 
 
-def _check_range(name: str, found: float, limit: float, t: int) -> float:
+def stacked(numbers: Sequence[Tensor]) -> Tensor:
+    """Scalars as a vector, on the device of the first."""
+    return torch.stack([x.to(numbers[0].device) for x in numbers])
+
+
+def _check_range(name: str, limit: float, t: int, found: float) -> float:
+    if not math.isfinite(found):
+        raise NotFinite(f"a {name} is not finite after step {t}")
     if found > limit:
         raise OverflowError(
             f"adjoint=Reversible() holds its states in integers with room for {name}s of up to {limit:.3g}, but after step {t} "

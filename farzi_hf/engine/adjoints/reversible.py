@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
+import torch
+from torch import Tensor
+
 from farzi_hf.engine.adjoints.base import RecordingAdjoint, Reverse, clone, nbytes
-from farzi_hf.engine.adjoints.fixed_point import SMALLEST_DECAY, FixedPointState, largest
+from farzi_hf.engine.adjoints.fixed_point import (
+    EXPECTED,
+    SMALLEST_DECAY,
+    Bounds,
+    FixedPointState,
+    NotFinite,
+    ReplayError,
+    stacked,
+)
+from farzi_hf.engine.adjoints.tape import Segments, Tape
 from farzi_hf.engine.inner_loop import Buffers, InnerLoop, States, weights
 from farzi_hf.engine.optimizers import InvertibleOptimizer, State
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -22,10 +40,13 @@ class Reversible(RecordingAdjoint):
     Time 4 T·G: G forward, 3 G in reverse. Memory: with Adam 28 to 60 bytes per parameter, with SGD 24 to 32; about log2(1/β) bits per parameter and
     step for each accumulator (0.15 bits for β = 0.9, 0.0014 for 0.999, 1 bit for 0.5); the graph of one step.
 
+    It runs with torch's deterministic algorithms, and on a GPU takes the first gradient twice: where they differ, `Tape` takes its place, with a
+    warning. There it waits for the device once forward and once in reverse.
+
     Raises (from `unroll` or in the backward pass):
         ValueError: the optimizer has an accumulator without memory (SGD without momentum, Adam with a β below 1/16).
         OverflowError: a parameter is finite, but too large for the integers, or a gradient for float32.
-        RuntimeError: the inner loss did not give the same gradient twice.
+        ReplayError: a `RuntimeError`; the inner loss did not give the same gradient twice.
     """
 
     def refusal(self, loop: InnerLoop) -> str | None:
@@ -38,28 +59,48 @@ class Reversible(RecordingAdjoint):
             return super().refusal(loop)
         return f"adjoint=Reversible() cannot run {optimizer} backwards: {reason}, or use adjoint=Tape() or Checkpoint()"
 
-    def record(self, loop: InnerLoop, states: States, inputs: Buffers) -> tuple[States, Integers | States]:
-        if all(math.isfinite(largest(x)) for state in states for x in state):
-            integers = Integers(loop, states)
-            if integers.forward(loop, inputs):
-                return clone(integers.states), integers
-        lost = tuple(tuple(x.fill_(math.nan) for x in state) for state in states)
-        return lost, lost
+    def record(self, loop: InnerLoop, states: States, inputs: Buffers) -> tuple[States, Integers | States | Segments]:
+        bounds = Bounds(None if weights(states)[0].device.type == "cpu" else EXPECTED)
+        try:
+            while True:
+                integers = Integers(loop, states, bounds)
+                with _deterministic(states):
+                    integers.forward(loop, inputs)
+                if bounds.check():
+                    return clone(integers.states), integers
+        except NotFinite:
+            lost = tuple(tuple(x.fill_(math.nan) for x in state) for state in states)
+            return lost, lost
+        except ReplayError as error:
+            _logger.warning("%s; adjoint=Tape() takes the place of Reversible().", error)
+            return Tape().record(loop, states, inputs)
 
-    def retrace(self, loop: InnerLoop, record: Integers | States, inputs: Buffers, reverse: Reverse) -> None:
+    def retrace(self, loop: InnerLoop, record: Integers | States | Segments, inputs: Buffers, reverse: Reverse) -> None:
+        if isinstance(record, list):
+            Tape().retrace(loop, record, inputs, reverse)
+            return
         if not isinstance(record, Integers):
             # The training left the finite numbers. The meta-gradient is then NaN, as with every adjoint: in all that a step uses.
             for t in reversed(loop.differentiated):
                 reverse(t, record, None)
             return
-        for t in reversed(loop.differentiated):
-            for group in record.groups:
-                group.unstep(t, loop.rate(t))
-            _check(t, record.checksum() == record.checksums.pop())
-            g = reverse(t, record.states, partial(record.accumulators, t))
-            for group, flat in zip(record.groups, g, strict=True):
-                group.restore(flat, t)
-        _check(loop.differentiated[0] - 1, record.full_checksum() == record.start)
+        same: list[Tensor] = []  # looked at after the last step, see `Bounds`
+        with _deterministic(record.states):
+            for t in reversed(loop.differentiated):
+                for group in record.groups:
+                    group.unstep(t, loop.rate(t))
+                same.append(_equal(record.checksum(), record.checksums.pop()))
+                g = reverse(t, record.states, partial(record.accumulators, t))
+                for group, flat in zip(record.groups, g, strict=True):
+                    group.restore(flat, t)
+        same.append(_equal(record.full_checksum(), record.start))
+        if False in (found := torch.stack(same).tolist()):
+            raise ReplayError(
+                "adjoint=Reversible() did not come back to where it was before step "
+                f"{loop.steps + 1 - found.index(False)}: inner_loss gave another gradient than it did going forward; "
+                "make it a pure function of (params, inputs, step), or use adjoint=Checkpoint() or Tape(); with torch_compile=True the compiler "
+                "may have taken other kernels on the way back"
+            )
 
     def record_bytes(self, loop: InnerLoop, w: Buffers) -> int:
         # Parameters twice, as integers of 8 bytes too; each accumulator in one limb or two, and as floating-point numbers for the pullback.
@@ -71,23 +112,24 @@ class Reversible(RecordingAdjoint):
 class Integers:
     """The integers of one training: at its start, and after `forward` at its end."""
 
-    def __init__(self, loop: InnerLoop, states: States):
-        before = loop.differentiated[0] - 1
-        self.groups = [FixedPointState(*each, before) for each in zip(loop.optimizers, states, strict=True)]
+    def __init__(self, loop: InnerLoop, states: States, bounds: Bounds):
+        before, self.bounds = loop.differentiated[0] - 1, bounds
+        pairs = zip(loop.optimizers, states, strict=True)
+        self.groups = [FixedPointState(*each, before, bounds) for each in pairs]
         self.start = self.full_checksum()
-        self.checksums: list[list[int]] = []  # of the parameters before each step taken
+        self.checksums: list[Tensor] = []  # of the parameters before each step taken
 
-    def forward(self, loop: InnerLoop, inputs: Buffers) -> bool:
-        """Take all steps; False if a gradient is not finite."""
+    def forward(self, loop: InnerLoop, inputs: Buffers) -> None:
+        """Take all steps. Raises what `Bounds` raises."""
         for t in loop.differentiated:
             g = loop.replayed_gradient(weights(self.states), inputs, t)
-            bounds = tuple(map(largest, g))
-            if not all(map(math.isfinite, bounds)):
-                return False
+            is_first = not self.checksums and self.bounds.expected is not None
+            again = loop.replayed_gradient(weights(self.states), inputs, t) if is_first else ()
             self.checksums.append(self.checksum())
-            for group, flat, bound in zip(self.groups, g, bounds, strict=True):
-                group.step(flat, bound, t, loop.rate(t))
-        return True
+            for group, flat in zip(self.groups, g, strict=True):
+                group.step(flat, t, loop.rate(t))
+            for a, b in zip(g, again, strict=False):
+                self.bounds.note(_check_replay, (a != b).any())
 
     @property
     def states(self) -> States:
@@ -99,19 +141,37 @@ class Integers:
         dtype = self.groups[group].weights.dtype
         return tuple(x.to(dtype) for x in self.groups[group].accumulators(rows, t))
 
-    def checksum(self) -> list[int]:
-        return [int(group.u.sum()) for group in self.groups]
+    def checksum(self) -> Tensor:
+        return stacked([group.u.sum() for group in self.groups])
 
-    def full_checksum(self) -> list[int]:
+    def full_checksum(self) -> Tensor:
         """Of the accumulators too."""
-        sums = [limb.sum() for group in self.groups for total in group.sums for limb in total.limbs]
-        return [*self.checksum(), *map(int, sums)]
+        limbs = (limb for group in self.groups for total in group.sums for limb in total.limbs)
+        return stacked([group.u.sum() for group in self.groups] + [limb.sum() for limb in limbs])
 
 
-def _check(t: int, same: bool) -> None:
-    if not same:
-        raise RuntimeError(
-            f"adjoint=Reversible() did not come back to where it was before step {t + 1}: inner_loss gave another gradient than it did going "
-            "forward; make it a pure function of (params, inputs, step) and its kernels deterministic (torch.use_deterministic_algorithms(True)), "
-            "or use adjoint=Checkpoint() or Tape(); with torch_compile=True the compiler may have taken other kernels on the way back"
-        )
+def _equal(x: Tensor, y: Tensor) -> Tensor:
+    return (x == y).all() if x.shape == y.shape else torch.tensor(False, device=x.device)
+
+
+def _check_replay(differs: float) -> float:
+    if differs:
+        raise ReplayError("inner_loss gave two gradients for the same parameters and the same step")
+    return 0.0
+
+
+@contextmanager
+def _deterministic(states: States) -> Iterator[None]:
+    """Inside, torch takes kernels that give the same bits again, where it has them; with one thread, a CPU's always do."""
+    mode, fills = torch.get_deterministic_debug_mode(), torch.utils.deterministic.fill_uninitialized_memory
+    if mode or (weights(states)[0].device.type == "cpu" and torch.get_num_threads() == 1):
+        yield
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it, products of matrices are refused
+    torch.set_deterministic_debug_mode("warn")
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(mode)
+        torch.utils.deterministic.fill_uninitialized_memory = fills

@@ -1,11 +1,11 @@
 """The optimizers of the inner loop. Each has a file of its own and a line in the table `OPTIMIZERS`."""
 
 from farzi_hf.engine.optimizers.adam import InnerAdam, InnerAdamW, PaperAdam
-from farzi_hf.engine.optimizers.base import CHUNK, InnerOptimizer, InvertibleOptimizer, State, setting
+from farzi_hf.engine.optimizers.base import InnerOptimizer, InvertibleOptimizer, State, setting
 from farzi_hf.engine.optimizers.sgd import InnerSGD
 
 __all__ = [
-    "CHUNK", "OPTIMIZERS", "InnerAdam", "InnerAdamW", "InnerOptimizer", "InnerSGD", "InvertibleOptimizer", "PaperAdam", "State", "setting",
+    "OPTIMIZERS", "InnerAdam", "InnerAdamW", "InnerOptimizer", "InnerSGD", "InvertibleOptimizer", "PaperAdam", "State", "setting",
 ]  # fmt: skip
 
 OPTIMIZERS: dict[str, type[InnerOptimizer]] = {"adam": InnerAdam, "adamw": InnerAdamW, "sgd": InnerSGD}

@@ -16,12 +16,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from farzi_hf.engine.devices import portions
+
 State = tuple[Tensor, ...]
 """The parameters and their accumulators."""
 
 FLOAT32_BITS = 24
-CHUNK = 1 << 18
-"""The number of elements that an optimizer updates at a time, so that its temporaries stay in the processor's cache."""
 
 
 def setting(default: Any = MISSING, help: str = "", **metadata: Any) -> Any:
@@ -179,7 +179,7 @@ _CLIP_EPS = 1e-6  # of torch.nn.utils.clip_grad_norm_
 
 
 def _parts(g: State) -> list[Tensor]:
-    return [part for flat in g for part in flat.split(CHUNK if flat.device.type == "cpu" else len(flat))]
+    return [part for flat in g for part in flat.split(portions(flat).update)]
 
 
 def decayed(g: Tensor, w: Tensor, weight_decay: float) -> Tensor:
