@@ -239,8 +239,10 @@ class FarziConfig(TrainingArguments):
 
     def make_start(self) -> Start:
         """How the inputs of a new summary begin."""
-        setting = INPUTS[self.inputs].start
-        return made(self.settings[setting].metadata["table"][getattr(self, setting)], self)
+        start = INPUTS[self.inputs].start
+        if isinstance(start, str):
+            start = self.settings[start].metadata["table"][getattr(self, start)]
+        return made(start, self)
 
     def make_teacher_training(self) -> TeacherTraining:
         """How a teacher of labels is trained."""

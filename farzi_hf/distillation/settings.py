@@ -26,6 +26,7 @@ REMOVED = {
     "latent_std": (0.1, "give FarziTrainer farzi_data=FarziData(FarziDataConfig(…, latent_std=…))"),
     "learners_per_step": (1, "gradient_accumulation_steps averages over as many learners"),
     "sparse_updates": (False, "an outer step changes all sequences"),
+    "input_frequencies": ("auto", "FarziData.from_teacher(…, frequencies=…) takes others"),
     "privacy_noise_multiplier": (None, _PRIVATE),
     "privacy_delta": (1e-5, _PRIVATE),
     "privacy_max_grad_norm": (1.0, _PRIVATE),

@@ -33,7 +33,7 @@ def carrier_of(trainer: FarziTrainer) -> FarziData:
     """A summary of a trainer's data that carries a packed teacher of the same kind, with the settings of that form and no outer step."""
     args, learner, defaults = copy.copy(trainer.args), trainer.learner, LABELS["teacher"].defaults
     own = {name: defaults[name] for name in ("inputs", "storage")}
-    vars(args).update(own, labels="teacher", input_frequencies="auto")
+    vars(args).update(own, labels="teacher")
     config = args.summary_config(learner.vocab_size, teacher=plain_config(trainer.labelling.model.config))
     config.inner = {**STUDENTS_OF_A_TEACHER, "steps": args.inner_steps}
     farzi = FarziData(config, trainer.task.processing_class).to(args.device)

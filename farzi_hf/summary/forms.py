@@ -32,7 +32,7 @@ from torch import Tensor
 
 from farzi_hf.engine import setting
 from farzi_hf.summary.endless import DrawnRows, WrittenRows
-from farzi_hf.summary.initialization import FREQUENCIES, INITIALIZATIONS, INPUT_SEQUENCES
+from farzi_hf.summary.initialization import INITIALIZATIONS, INPUT_SEQUENCES, Shares
 from farzi_hf.summary.soft_tokens import SoftTokens
 from farzi_hf.summary.store.tensor_file import SHARES, TEACHER
 from farzi_hf.summary.teacher import CarriedTeacher, teacher_model
@@ -69,7 +69,7 @@ class SoftInputs(Form):
         "latents": ("num_sequences", "sequence_length", "latent_dim"), "decoder": ("latent_dim", "vocab_size")
     }  # fmt: skip
     start = "initialization"
-    """The setting that names their start."""
+    """The setting that names their start, or the start itself."""
     source = None
 
     @dataclass(frozen=True)
@@ -109,14 +109,10 @@ class DrawnInputs(Form):
 
     tensors: ClassVar = {SHARES: ("vocab_size",)}
     is_learnt = False
-    start = "input_frequencies"
+    start = Shares()
     words = "drawn ids"
     source = staticmethod(lambda farzi, length, seed: DrawnRows(farzi.frequencies, length, seed))
     """Makes the rows of a summary; None where it has rows of its own."""
-
-    @dataclass(frozen=True)
-    class Settings:
-        input_frequencies: str = setting("auto", "how often ids are drawn", table=FREQUENCIES)
 
     @staticmethod
     def batch(tensors: Tensors, rows: Tensor, tau: float) -> Tensor:

@@ -71,19 +71,14 @@ class Ids(Start):
 
 @dataclass(frozen=True)
 class Shares(Start):
-    """How often each id is drawn: as often as it stands in the data, to a power. A less flat teacher sees rare items more often than users do.
-
-    Attributes:
-        power: 1 for the frequencies of the data, 0.5 for their roots. None: 1 for tokens of text, 0.5 for items.
+    """How often each id is drawn: as often as it stands in the data, to the power `Vocabulary.draw_power`: students see rare items more often than
+    users do.
     """
-
-    power: float | None
-    protects: str = ""
 
     def __call__(self, farzi: FarziData, dataset: Rows, seed: int, vectors: Tensor | None = None) -> None:
         tokens, _ = start_sequences(dataset, seed)
         counts = torch.from_numpy(np.bincount(tokens, minlength=farzi.config.vocab_size)).float()
-        shares = counts ** (farzi.vocabulary.draw_power if self.power is None else self.power) * (counts > 0)
+        shares = counts**farzi.vocabulary.draw_power * (counts > 0)
         farzi.frequencies.copy_(shares / shares.sum())
 
 
@@ -326,7 +321,7 @@ INPUT_SEQUENCES: dict[str, Ids] = {
 }
 """Of inputs that are ids, by name."""
 
-_DRAWN = (
+DRAWN = (
     "Inputs are drawn by frequency, each on its own, so that they hold no sequence of the data; the stored frequencies show which entries occur. "
     "The teacher was trained on the data and may know parts of them by heart. No differential privacy was used."
 )
@@ -334,7 +329,3 @@ WRITTEN = (
     "The teacher that writes the rows was trained on the data. It may know parts of them by heart, and write "
     "them. No differential privacy was used."
 )
-FREQUENCIES: dict[str, Shares] = {
-    "auto": Shares(None, _DRAWN), "data": Shares(1.0, _DRAWN), "root": Shares(0.5, _DRAWN)
-}  # fmt: skip
-"""Of ids that are drawn, by name."""

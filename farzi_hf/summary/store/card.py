@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from farzi_hf.data import Vocabulary
-from farzi_hf.summary.initialization import FREQUENCIES, INPUT_SEQUENCES, WRITTEN
+from farzi_hf.summary.initialization import DRAWN, INPUT_SEQUENCES, WRITTEN
 from farzi_hf.summary.store.hub import PLACEHOLDER
 from farzi_hf.summary.store.tensor_file import SHARES, STORAGES, TEACHER
 from farzi_hf.summary.store.text import (
@@ -162,11 +162,9 @@ def _protection(config: PreTrainedConfig, recipe: Mapping[str, Any]) -> str:
     """What the way in which the ids were made protects, in words; "" where nothing is known of it."""
     if config.inputs == "soft" or (config.inputs == "tokens" and config.labels == "teacher"):
         return ""
-    if config.inputs == "written":
-        return WRITTEN
-    fixed = config.inputs == "tokens"
-    name, table = ("input_sequences", INPUT_SEQUENCES) if fixed else ("input_frequencies", FREQUENCIES)
-    return getattr(table.get(str(recipe.get(name, "auto"))), "protects", "")
+    if config.inputs == "tokens":
+        return getattr(INPUT_SEQUENCES.get(str(recipe.get("input_sequences"))), "protects", "")
+    return WRITTEN if config.inputs == "written" else DRAWN
 
 
 def _model(model: Any, parameters: float | None = None) -> str | None:
