@@ -264,7 +264,10 @@ class LanguageModeling(Task):
         "model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 1, "n_positions": 128, "tie_word_embeddings": False,
         "initializer_range": 0.1, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0,
     }  # fmt: skip
-    learners: ClassVar = (learner, {**learner, "n_embd": 32}, {**learner, "n_embd": 64, "n_layer": 2, "n_head": 2})
+    learners: ClassVar = (
+        learner, {**learner, "n_embd": 32}, {**learner, "n_embd": 64, "n_layer": 2, "n_head": 2},
+        {**learner, "n_embd": 128, "n_layer": 2, "n_head": 4},
+    )  # fmt: skip
     data_settings = ("vocab_size", "max_length", "text_column", "tokenizer", "rows", "name", "split", "revision")
     splits_differ, split_label = False, "the data set's own train, validation and test"
 

@@ -110,6 +110,29 @@ def test_a_learner_that_is_too_large_is_left_out_and_packing_tries_fewer_bits(te
 
 
 @pytest.mark.parametrize(
+    ("errors", "steps", "tried", "chosen"),
+    [
+        ([1.0, 1.05, 1.2, 0.5], [9, 10, 10, 10], 3, 1),  # the third one is far behind; the second still learns
+        ([1.0, 0.9, 0.905, 0.91], [3, 3, 3, 3], 4, 1),  # all have learnt what there is
+        ([1.0, 0.9, 0.7, 0.6], [10, 10, 10, 10], 4, 3),
+    ],
+)
+def test_the_widest_learner_that_keeps_up_is_chosen(errors, steps, tried, chosen, text, tmp_path):
+    found = search(text, tmp_path, most=10**6)
+    found.learners, found.first_answer = [{**GPT2, "n_embd": 8 * (i + 1)} for i in range(4)], lambda trial: None
+
+    def teacher(learner, seconds):
+        i = len(found.trials)
+        facts = {"numbers": 100 * i, "stopped": steps[i] < 9, "number": i}
+        found.trials.append(Trial("teacher", errors[i], found=facts))
+        return found.trials[-1]
+
+    found.teacher = teacher
+    best = found.learner_stage()
+    assert (len(found.trials), best.found["number"]) == (tried, chosen)
+
+
+@pytest.mark.parametrize(
     ("most", "errors", "sizes", "tried", "chosen"),
     [
         (500, [1.0, 1.1], [400, 350], 2, 0),  # fewer bits lose something
