@@ -1,0 +1,254 @@
+"""How far do scores see? Retrainings that leave out 1, 5, 20 and 50 % of the sequences, and what becomes of a model without the worst sequences.
+
+    python recipes/benchmark/influence_distance.py --data_dir FOLDER          # Penn Treebank
+    python recipes/benchmark/influence_distance.py --dataset sample
+
+GPT-2 of one layer, tied and untied, and three learning rates. Each score is judged as in `attribution.py`: the rank correlation of predicted and
+true test loss over retrainings. `slope` is that of the true change over the predicted one. Then sequences are chosen by the scores, and models
+with other starts and orders train on them as long as before; held-out sequences that the scores have not seen judge them. All is kept in
+`output_dir`, seed by seed, so a run that was stopped goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gradient_scores import gradient_cosines, gradient_products
+from influence import CARDS, COSINE, EXACT, RANDOM, TRACIN, AttributionProblem, parse, say
+from influence_card import RULE, resampled
+from torch import Tensor
+
+from farzi_hf.attribution import WeightedTraining, influence
+from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
+from farzi_hf.cli.run_folder import check_outputs
+from farzi_hf.data import minibatches
+from farzi_hf.data.seeds import Purpose, derive, stream
+from farzi_hf.engine import Tape
+from farzi_hf.report import listed, markdown, save_csv, save_json, save_text
+
+FILES = ("table.json", "table.md", "table.csv")
+SHARES, HALVES, FRESH = (0.01, 0.05, 0.2, 0.5), 4, 2
+SETTINGS = {
+    f"{name}, lr {rate:g}": (tied, rate)
+    for tied, name in ((True, "tied"), (False, "untied"))
+    for rate in (1e-3, 3e-3, 1e-2)
+}
+OVER_HALVES, OVER_SEEDS = f"exact, mean over {HALVES} random halves", "exact, mean over seeds"
+CHOICES = {"without the lowest": (0.05, 0.1, 0.2), "the highest": (0.3,)}
+DEFAULTS = (
+    "--num_train", "256", "--num_test", "200", "--longest", "16", "--vocab_size", "300", "--batch_size", "8", "--steps", "100",
+    "--epsilon", "1e-6", "--momentum", "0.9", "--retrainings", "20", "--output_dir", "outputs/attribution_distance",
+)  # fmt: skip
+
+
+class DistanceProblem(AttributionProblem):
+    """One setting: the trainings, their scores, and retrainings at all distances."""
+
+    @classmethod
+    def of(cls, argv: Sequence[str], name: str) -> DistanceProblem:
+        tied, rate = SETTINGS[name]
+        learner = {"model_type": "gpt2", "n_embd": 48, "n_layer": 1, "n_head": 4, "tie_word_embeddings": tied}
+        _, data, args, _ = parse([*DEFAULTS, *argv, "--learner", json.dumps(learner), "--learning_rate", str(rate)])
+        return cls(data, replace(args, output_dir=str(Path(args.output_dir, name.replace(", lr ", "_")))))
+
+    @property
+    def steps(self) -> int:
+        return self.args.steps[0]
+
+    def scores(self, seed: int) -> dict[str, list[float]]:
+        """(n,) of each method for one seed; kept."""
+
+        def made() -> dict[str, list[float]]:
+            training, test = self.training(seed, self.steps), self.test
+            theta = training.train()
+            checkpoints = [training.train(steps=max(1, self.steps * k // 3)) for k in (1, 2)] + [theta]
+            halves = [influence(training, test, weights=w, adjoint=Tape()) for w in self._halves(seed)]
+            found = {
+                EXACT: influence(training, test, adjoint=Tape()),
+                OVER_HALVES: torch.stack(halves).mean(0),
+                TRACIN: gradient_products(training, test, checkpoints),
+                COSINE: gradient_cosines(training, test, theta),
+                RANDOM: torch.from_numpy(stream(seed, Purpose.RANDOM_SCORES).normal(size=training.num_rows)),
+            }
+            return {method: x.tolist() for method, x in found.items()}
+
+        return self.kept(f"seed-{seed}/scores", made)
+
+    def _halves(self, seed: int) -> Tensor:
+        """(k, n): weights of trainings on random halves, which no retraining has."""
+        n = len(self.train_ids)
+        places = [
+            stream(derive(seed, Purpose.LEFT_OUT), Purpose.LEFT_OUT, k).permutation(n)[: n // 2] for k in range(HALVES)
+        ]
+        return torch.stack([torch.ones(n).index_fill(0, torch.from_numpy(x), 0.0) for x in places])
+
+    def at(self, share: float) -> DistanceProblem:
+        """The same, of retrainings without another share."""
+        return DistanceProblem(self.data, replace(self.args, left_out=share))
+
+    def changes(self, seed: int, share: float) -> list[float]:
+        """(1 + K,): the test loss of the training and of each retraining; kept."""
+
+        def made() -> list[float]:
+            training, weights = self.training(seed, self.steps), 1.0 - self.at(share).left_out(seed).float()
+            with torch.no_grad():
+                everything = [torch.ones_like(weights[0]), *weights]
+                return [float(training.learner.hard_loss(training.train(w), self.test)) for w in everything]
+
+        return self.kept(f"seed-{seed}/without-{share:g}", made, "retrainings")
+
+    def use(self, seed: int) -> list[dict[str, Any]]:
+        """A row for each choice: the mean loss on other held-out sequences, of fresh trainings on what it leaves; kept."""
+
+        def made() -> list[dict[str, Any]]:
+            n, rows, held_out = len(self.train_ids), [], self.collated(self._drawn("validation", 400))
+            orders = {
+                name: np.argsort(x) for name, x in self.scores(seed).items() if name in (EXACT, OVER_HALVES, RANDOM)
+            }
+            parts = [
+                (name, share, slice(round(share * n), n)) for name in orders for share in CHOICES["without the lowest"]
+            ]
+            parts += [
+                (name, -share, slice(n - round(share * n), n)) for name in orders for share in CHOICES["the highest"]
+            ]
+            for name, share, part in [("all", 0.0, slice(0, n)), *parts]:
+                chosen = torch.from_numpy(orders.get(name, np.arange(n))[part].copy())
+                with torch.no_grad():
+                    thetas = [self._fresh(chosen, derive(seed, Purpose.REAL_STUDENT, k)).train() for k in range(FRESH)]
+                    losses = [float(self.learner.hard_loss(theta, held_out)) for theta in thetas]
+                rows.append({"by": name, "without": share, "loss": float(np.mean(losses))})
+            return rows
+
+        return self.kept(f"seed-{seed}/use", made)
+
+    def _fresh(self, chosen: Tensor, seed: int) -> WeightedTraining:
+        """A training on some of the sequences, with another start and order."""
+        training = self.training(seed, self.steps)
+        return replace(training, batches=chosen[minibatches(len(chosen), self.args.batch_size, self.steps, seed)])
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Seed by seed all settings; then the card of the seeds that are done."""
+    keep_freed_memory()
+    torch.set_num_threads(1)
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--dataset", default="ptb")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--card_dir")
+    known, rest = parser.parse_known_args(sys.argv[1:] if argv is None else argv)
+    folder = Path(known.card_dir or CARDS / f"attribution_distance_{known.dataset}")
+    rest = [*rest, "--dataset", known.dataset]
+    with ends_in_one_line("influence_distance.py"):
+        check_outputs(folder, FILES)
+        problems = {name: DistanceProblem.of(rest, name) for name in SETTINGS}
+    for number, seed in enumerate(known.seeds):
+        for name, problem in problems.items():
+            problem.scores(seed)
+            for share in SHARES:
+                problem.changes(seed, share)
+            problem.use(seed)
+            say(f"seed {seed}: {name}")
+        write(folder, problems, known.seeds[: number + 1])
+
+
+def write(folder: Path, problems: dict[str, DistanceProblem], seeds: Sequence[int]) -> None:
+    """The card: a table for each share, one of slopes, one of choices."""
+    rows = [row for name, problem in problems.items() for row in judged(name, problem, seeds)]
+    shown = []
+    for share in SHARES:
+        own = [row for row in rows if row["left_out"] == share]
+        cells = {
+            (row["method"], row["setting"]): "{:.2f} ({:.2f}–{:.2f})".format(row["lds"], *row["lds_interval"])
+            for row in own
+        }
+        shown.append((f"Rank correlation, retrainings without {share:.0%}", table(cells)))
+    slopes = {
+        (f"{row['left_out']:.0%}", row["setting"]): f"{row['slope']:.2f}" for row in rows if row["method"] == EXACT
+    }
+    shown.append(("Slope of true over predicted changes, exact influence", table(slopes)))
+    used = [
+        {"setting": name, "seed": seed, **row}
+        for name, problem in problems.items()
+        for seed in seeds
+        for row in problem.use(seed)
+    ]
+    shown.append(
+        (
+            "Held-out loss, less that of all sequences (mean, and 2 standard errors over seeds and rates)",
+            markdown(choices(used)),
+        )
+    )
+    args = next(iter(problems.values())).args
+    facts = {
+        "sequences": f"{args.num_train} of at most {args.longest} ids, {args.batch_size} a step, T = {args.steps[0]}; {args.num_test} test sequences",
+        "optimizer": f"Adam, eps {args.epsilon:g}, betas {args.momentum:g} and 0.999, cosine", "seeds": list(seeds),
+        "retrainings per seed": args.retrainings, "torch": torch.__version__,
+    }  # fmt: skip
+    parts = "\n\n".join(f"**{title}**\n\n{body}" for title, body in shown)
+    save_json({"scores": rows, "use": used, **facts}, folder / FILES[0])
+    save_text(f"# How far scores see\n\n{listed(facts)}\n\n{parts}\n\n{RULE}\n", folder / FILES[1])
+    save_csv(rows, folder / FILES[2])
+    say(parts)
+
+
+def judged(name: str, problem: DistanceProblem, seeds: Sequence[int]) -> list[dict[str, Any]]:
+    """A row for each share and method."""
+    scores, rows = [problem.scores(seed) for seed in seeds], []
+    if len(seeds) > 1:
+        mean = np.mean([found[EXACT] for found in scores], 0).tolist()
+        scores = [{**found, OVER_SEEDS: mean} for found in scores]
+    for share in SHARES:
+        out = [problem.at(share).left_out(seed) for seed in seeds]
+        losses = [problem.changes(seed, share) for seed in seeds]
+        for method in scores[0]:
+            pairs = list(zip(out, scores, losses, strict=True))
+            values = np.stack([resampled(left, found[method], true[1:]) for left, found, true in pairs]).mean(0)
+            predicted = np.concatenate(
+                [(left.double() @ torch.tensor(found[method]).double()).numpy() for left, found, _ in pairs]
+            )
+            change = np.concatenate([np.array(true[1:]) - true[0] for true in losses])
+            rows.append({
+                "setting": name, "left_out": share, "method": method, "lds": values[0],
+                "lds_interval": np.quantile(values[1:], (0.025, 0.975)).tolist(), "slope": float(predicted @ change / (predicted @ predicted)),
+                "change": float(change.mean()), "predicted": float(predicted.mean()),
+            })  # fmt: skip
+    return rows
+
+
+def table(cells: dict[tuple[str, str], str]) -> str:
+    """Rows by the first part of a key, columns by the second."""
+    names = dict.fromkeys(first for first, _ in cells)
+    return markdown(
+        [{"": name, **{second: x for (first, second), x in cells.items() if first == name}} for name in names]
+    )
+
+
+def choices(used: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
+    """A line for each way to choose, a column for each share."""
+    full = {(row["setting"], row["seed"]): row["loss"] for row in used if row["by"] == "all"}
+    lines = []
+    for by in (EXACT, OVER_HALVES, RANDOM):
+        line = {"": by}
+        for kind, shares in CHOICES.items():
+            for share in shares:
+                without = share if kind == "without the lowest" else -share
+                x = [
+                    row["loss"] - full[row["setting"], row["seed"]]
+                    for row in used
+                    if (row["by"], row["without"]) == (by, without)
+                ]
+                line[f"{kind} {share:.0%}"] = f"{np.mean(x):+.3f} ± {2 * np.std(x, ddof=1) / len(x) ** 0.5:.3f}"
+        lines.append(line)
+    return lines
+
+
+if __name__ == "__main__":
+    run(main)
