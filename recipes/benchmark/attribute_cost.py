@@ -49,6 +49,7 @@ from farzi_hf.report import listed, markdown, save_csv, save_text
 FILES = ("results.json", "results.csv", "table.md")
 LIMITS = Limits(memory=6.0, seconds=3600.0)
 RATE, WARMUP, EPSILON, CLIP = 1e-3, 10, 1e-6, 1.0
+COMPARED = 100  # rows whose scores are kept
 Found = tuple[Tensor | None, int]
 """Scores (queries, rows), and bytes on disk after the training."""
 
@@ -218,7 +219,7 @@ def measure(report: Report, way: str, is_small: bool, **problem: Any) -> None:
 
 
 def cost(report: Report, scores: Callable[[Problem, str], Found], problem: Problem) -> None:
-    """CPU seconds, bytes of memory above the start, bytes on disk; and the scores of the first query."""
+    """CPU seconds, bytes of memory above the start, bytes on disk; and some scores of the first query, to compare."""
     keep_freed_memory()
     with tempfile.TemporaryDirectory() as folder:
         scores(replace(problem, steps=2, queries=1), folder)
@@ -226,7 +227,7 @@ def cost(report: Report, scores: Callable[[Problem, str], Found], problem: Probl
         peak = PeakMemory()
         (found, disk), (_, seconds) = Timer().result(lambda: scores(problem, folder))
         report({"seconds": seconds, "memory_bytes": peak.read(), "disk_bytes": disk})
-    report({"scores": None if found is None else found[0].tolist()})
+    report({"scores": None if found is None else found[0, :COMPARED].tolist()})
 
 
 def exactness(report: Report, scores: Callable[[Problem, str], Found], problem: Problem) -> None:
