@@ -41,11 +41,7 @@ class RowTraining(ABC):
         return train(self.loss, self.start, (self.checked(weights),), **settings).params
 
     def checked(self, weights: Tensor | None) -> Tensor:
-        """The weights (n,), of the type of the parameters; None stands for ordinary training.
-
-        Raises:
-            ValueError: they have another shape or no finite values.
-        """
+        """The weights (n,), of the type of the parameters; None: ordinary training. ValueError: they have another shape or no finite values."""
         if weights is None:
             return self.ones
         if weights.shape != (self.num_rows,):

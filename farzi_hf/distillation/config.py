@@ -95,6 +95,7 @@ class FarziConfig(TrainingArguments):
     inner_lr_scheduler_type: str | None = setting(
         None, f"how the inner learning rate falls over the T steps; {_by_labels('inner_lr_scheduler_type')}", table=LR_SCHEDULES
     )  # fmt: skip
+    inner_warmup_steps: int = setting(0, "inner steps in which the inner learning rate rises from 0 first", least=0)
     inner_steps: int | None = setting(None, f"T, steps of a student; {_by_labels('inner_steps')}", least=1)
     window: int | None = setting(None, "last inner steps that are differentiated; by default, or with 0, all", least=0)
     synthetic_batch_size: int | None = setting(None, "b_syn, sequences of an inner step; default: all, or 40", least=1)
@@ -219,6 +220,7 @@ class FarziConfig(TrainingArguments):
             **{name: value for name, value in own.items() if value is not None},
             "steps": self.inner_steps,
             "lr_scheduler_type": self.inner_lr_scheduler_type,
+            **({"warmup_steps": self.inner_warmup_steps} if self.inner_warmup_steps else {}),
             "synthetic_batch_size": self.synthetic_batch_size or self.num_sequences,
         }
 

@@ -36,7 +36,7 @@ class SyntheticTraining:
         window: only the last `window` of the T steps are differentiated; None differentiates all.
         adjoint: the method of differentiation; None leaves the choice to `unroll`.
         torch_compile: whether the steps are compiled, as in `unroll`.
-        lr_scheduler_type: the learning rate over the steps of a training, one of `LR_SCHEDULES`.
+        lr_scheduler_type: the learning rate over the steps of a training, one of `LR_SCHEDULES`; it rises for `warmup_steps` before.
         teacher: that the summary carries, if it does.
         endless: `endless(seed)` makes the rows of a training whose inputs do not run out; None where the summary stores its rows.
     """
@@ -48,6 +48,7 @@ class SyntheticTraining:
     adjoint: Adjoint | None = None
     torch_compile: bool = False
     lr_scheduler_type: str = "constant"
+    warmup_steps: int = 0
     teacher: CarriedTeacher | None = None
     endless: Callable[[int], EndlessRows] | None = None
 
@@ -62,8 +63,8 @@ class SyntheticTraining:
             ValueError: the settings describe no optimizer.
         """
         optimizer, inner = inner_optimizer(inner), inner or {}
-        schedule = inner.get("lr_scheduler_type", "constant")
-        return cls(optimizer, tau, inner.get("synthetic_batch_size"), lr_scheduler_type=schedule, **how)
+        how |= {name: inner[name] for name in ("lr_scheduler_type", "warmup_steps") if name in inner}
+        return cls(optimizer, tau, inner.get("synthetic_batch_size"), **how)
 
     def reading(self, farzi: FarziData) -> SyntheticTraining:
         """The same on rows and labels that this summary makes, where it makes them."""
@@ -72,7 +73,7 @@ class SyntheticTraining:
     def optimizer_for(self, learner: Learner, steps: int) -> InnerOptimizer:
         """The optimizer of a training of `steps` steps: its learning rate follows the schedule, and biases and norms do not decay."""
         optimizer = self.optimizer.without_decay(learner.no_decay)
-        return replace(optimizer, lr_schedule=lr_schedule(self.lr_scheduler_type, steps))
+        return replace(optimizer, lr_schedule=lr_schedule(self.lr_scheduler_type, steps, self.warmup_steps))
 
     def __call__(
         self, learner: Learner, summary: Tensors, *, start: Parameters | TrainingState, steps: int, seed: int,

@@ -49,12 +49,13 @@ LR_SCHEDULES: dict[str, Callable[[int], dict[str, Any]]] = {
 """Schedules of transformers by `lr_scheduler_type`: the `lr_scheduler_kwargs` of a training of a number of steps."""
 
 
-def lr_schedule(name: str, steps: int) -> Callable[[int], float] | None:
+def lr_schedule(name: str, steps: int, warmup_steps: int = 0) -> Callable[[int], float] | None:
     """The multiplier of the learning rate in each of the steps 1 … `steps`; None where it is constant; a ValueError unless `LR_SCHEDULES` has it."""
-    if check_choice("lr_scheduler_type", name, LR_SCHEDULES) == "constant":
+    if check_choice("lr_scheduler_type", name, LR_SCHEDULES) == "constant" and not warmup_steps:
         return None
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)  # a schedule is made for one
-    scheduler = get_scheduler(name, optimizer, 0, steps, scheduler_specific_kwargs=LR_SCHEDULES[name](steps))
+    settings, name = LR_SCHEDULES[name](steps), "constant_with_warmup" if name == "constant" else name
+    scheduler = get_scheduler(name, optimizer, warmup_steps, steps, scheduler_specific_kwargs=settings)
     (multiplier,) = scheduler.lr_lambdas
     return lambda step: multiplier(step - 1)
 
@@ -82,7 +83,7 @@ def stock_arguments(
     _check(inner)
     sizes = {
         "max_steps": inner.get("steps"), "per_device_train_batch_size": inner.get("synthetic_batch_size"),
-        "lr_scheduler_type": inner.get("lr_scheduler_type"),
+        "lr_scheduler_type": inner.get("lr_scheduler_type"), "warmup_steps": inner.get("warmup_steps"),
     }  # fmt: skip
     settings = {**_OF_THE_INNER_LOOP, **{name: value for name, value in sizes.items() if value is not None}}
     if "lr" in inner:
@@ -90,6 +91,8 @@ def stock_arguments(
     if "num_train_epochs" in changes:  # Trainer would prefer the number of steps
         settings.pop("max_steps", None)
     settings |= changes
+    if settings["lr_scheduler_type"] == "constant" and settings.get("warmup_steps"):  # which it would ignore
+        settings["lr_scheduler_type"] = "constant_with_warmup"
     size = settings.get("per_device_train_batch_size", num_sequences)
     if num_sequences is None and settings.get("max_steps", 0) <= 0:
         raise ValueError("the rows of this summary do not run out, so epochs cannot be counted; give max_steps")
@@ -114,7 +117,7 @@ def stock_arguments(
 
 def _check(inner: Mapping[str, Any]) -> None:
     """Raises ValueError if a setting, which may be a stranger's, has another type than it needs, or is beyond every sensible size."""
-    sizes = ("steps", "synthetic_batch_size")
+    sizes = ("steps", "synthetic_batch_size", "warmup_steps")
     for key in sizes:
         if inner.get(key) is not None:
             check_size(f"config.inner[{key!r}] (of config.json)", inner[key], most=10**7)

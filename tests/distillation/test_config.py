@@ -21,7 +21,7 @@ from farzi_hf.summary.inner_settings import inner_optimizer
 UNUSUAL = {
     "num_sequences": 7, "sequence_length": 9, "inputs": "soft", "labels": "shared", "latent_dim": 3, "tau": 0.5, "initialization": "clusters",
     "concentration": 3.0, "inner_learning_rate": 0.03, "inner_betas": [0.6, 0.98], "inner_epsilon": 1e-5, "inner_weight_decay": 0.01,
-    "inner_steps": 12, "inner_steps_min": 4, "inner_lr_scheduler_type": "linear", "window": 5, "synthetic_batch_size": 2,
+    "inner_steps": 12, "inner_steps_min": 4, "inner_lr_scheduler_type": "linear", "inner_warmup_steps": 3, "window": 5, "synthetic_batch_size": 2,
     "adjoint": "tape", "eval_students": 2,
     "trajectories": "omega", "num_trajectories": 4, "fresh_start_fraction": 0.25, "last_start": 30, "max_non_finite": 3, "teacher_steps": 3,
     "teacher_learning_rate": 0.02, "teacher_batch_size": 5, "teacher_weight_decay": 0.1, "num_teachers": 2, "storage": "int8",
@@ -284,7 +284,7 @@ def test_the_summary_carries_the_inner_loop_along():
     assert (summary.vocab_size, summary.tau, summary.storage) == (13, 0.5, "int8")
     assert summary.inner == {
         "optimizer": "adam", "lr": 0.03, "betas": [0.6, 0.98], "eps": 1e-5, "weight_decay": 0.01, "steps": 12, "synthetic_batch_size": 2,
-        "lr_scheduler_type": "linear",
+        "lr_scheduler_type": "linear", "warmup_steps": 3,
     }  # fmt: skip
     assert config(num_sequences=7).summary_config(13).inner["synthetic_batch_size"] == 7
 

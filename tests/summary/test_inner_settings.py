@@ -39,7 +39,9 @@ LIKE = {
     "sgd": (SGD, InnerSGD(0.3, 0.5)),
     "adamw": (ADAMW, ADAMW_LIKE),
 }
+WARM = {"warmup_steps": 3}
 STUDENTS = [(name, schedule, {}) for name in LIKE for schedule in LR_SCHEDULES]
+STUDENTS += [("adam", "constant", WARM), ("adamw", "warmup_stable_decay", WARM)]
 STUDENTS += [("adam", "constant", OWN), ("adam", "constant", {**OWN, "inputs": "tokens"})]
 
 
@@ -47,10 +49,11 @@ STUDENTS += [("adam", "constant", OWN), ("adam", "constant", {**OWN, "inputs": "
 def test_a_student_is_the_learner_of_the_inner_loop(tmp_path, name, schedule, form):
     """From the same start, on the same batches: all sequences in each step."""
     inner, optimizer = LIKE[name]
-    farzi = summary({**inner, **SIZES, "lr_scheduler_type": schedule}, **form)
+    warm = {name: form[name] for name in form if name == "warmup_steps"}
+    farzi = summary({**inner, **SIZES, "lr_scheduler_type": schedule, **warm}, **({} if warm else form))
     model = tiny_model("gpt2")
     start = {name: p.detach().clone() for name, p in model.named_parameters()}
-    training = SyntheticTraining(optimizer, farzi.config.tau, lr_scheduler_type=schedule)
+    training = SyntheticTraining(optimizer, farzi.config.tau, lr_scheduler_type=schedule, **warm)
     assert replace(SyntheticTraining.of(farzi.config.inner, farzi.config.tau), batch_size=None) == training
     expected = training(Learner(model), farzi.tensors, start=start, steps=7, seed=0)
     found = student(farzi, farzi.training_arguments(tmp_path, use_cpu=True, disable_tqdm=True))
