@@ -417,14 +417,13 @@ class Search:
         return self.trial(f"first answer: a student after {_FIRST} steps", make)
 
     def teacher_stage(self, found: Trial) -> Trial:
-        """The chosen teacher after all the time that it may have, unless it has learnt all there is. If it is still worse than another one was
-        before, that one.
-        """
+        """The chosen teacher after all the time that it may have, unless it has learnt all there is; or an earlier one that is as good."""
         if found.found["stopped"]:
             return found
-        longer = self.teacher(found.found["learner"], 60 * self.minutes * _SHARES["teacher"])
-        before = min((trial for trial in self.trials if "stopped" in trial.found), key=lambda trial: trial.error)
-        return longer if longer.error <= before.error + _EQUAL else before
+        self.teacher(found.found["learner"], 60 * self.minutes * _SHARES["teacher"])
+        teachers = [trial for trial in self.trials if "stopped" in trial.found]
+        best = min(trial.error for trial in teachers)
+        return next(trial for trial in teachers if trial.error <= best + _EQUAL)
 
     def packing_stage(self, teacher: Trial) -> Trial:
         """The teacher in the fewest bits that lose nothing beside the first that fit."""

@@ -132,6 +132,16 @@ def test_the_widest_learner_that_keeps_up_is_chosen(errors, steps, tried, chosen
     assert (len(found.trials), best.found["number"]) == (tried, chosen)
 
 
+@pytest.mark.parametrize(("error", "chosen"), [(0.7, 1), (0.899, 0), (0.95, 0)])
+def test_a_longer_teacher_has_to_be_better(error, chosen, text, tmp_path):
+    found = search(text, tmp_path)
+    first = Trial("teacher", 0.9, found={"learner": GPT2, "stopped": False, "number": 0})
+    found.trials.append(first)
+    longer = Trial("teacher", error, found={"learner": GPT2, "stopped": True, "number": 1})
+    found.teacher = lambda learner, seconds: found.trials.append(longer)
+    assert found.teacher_stage(first).found["number"] == chosen
+
+
 @pytest.mark.parametrize(
     ("most", "errors", "sizes", "tried", "chosen"),
     [
