@@ -212,7 +212,8 @@ class FarziTrainer(Trainer):
                 self._load_from_checkpoint(best or self.run.checkpoint)
                 self.state, output = state, TrainOutput(state.global_step, math.nan, {})
             elif self.args.max_steps == 0:  # the summary stays at its start; Trainer would take one step
-                self.log(self.run.start)
+                if self.run.start:  # nothing where the summary was given
+                    self.log(self.run.start)
                 output = TrainOutput(0, math.nan, {})
             else:
                 output = super().train(self.run.checkpoint, **kwargs)
