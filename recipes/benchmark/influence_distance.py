@@ -3,10 +3,10 @@
     python recipes/benchmark/influence_distance.py --data_dir FOLDER          # Penn Treebank
     python recipes/benchmark/influence_distance.py --dataset sample
 
-GPT-2 of one layer, tied and untied, three learning rates, and one with a large ε of Adam, which makes training smooth. Each score is judged as
-in `attribution.py`: the rank correlation of predicted and true test loss over retrainings. `slope` is that of the true change over the predicted
-one. Then sequences are chosen by the scores, and models with other starts and orders train on them as long as before; held-out sequences that
-the scores have not seen judge them. All is kept in `output_dir`, seed by seed, so a run that was stopped goes on.
+GPT-2 of one layer, tied and untied, three learning rates, and some with a larger ε of Adam, which makes training smooth. Each score is judged
+as in `attribution.py`: the rank correlation of predicted and true test loss over retrainings. `slope` is that of the true change over the
+predicted one. Then sequences are chosen by the scores, and models with other starts and orders train on them as long as before; held-out
+sequences that the scores have not seen judge them. All is kept in `output_dir`, seed by seed, so a run that was stopped goes on.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ from farzi_hf.report import listed, markdown, save_csv, save_json, save_text
 FILES = ("table.json", "table.md", "table.csv")
 SHARES, HALVES, FRESH = (0.01, 0.05, 0.2, 0.5), 4, 2
 SETTINGS = {
-    f"{name}, lr {rate:g}" + f", ε {epsilon:g}" * (epsilon > 1e-3): (name == "tied", rate, epsilon)
+    f"{name}, lr {rate:g}" + f", ε {epsilon:g}" * (epsilon > 1e-6): (name == "tied", rate, epsilon)
     for name, rate, epsilon in (
         ("tied", 1e-3, 1e-6), ("tied", 3e-3, 1e-6), ("tied", 1e-2, 1e-6), ("tied", 1e-2, 1e-2),
         ("untied", 1e-3, 1e-6), ("untied", 3e-3, 1e-6), ("untied", 1e-2, 1e-6),
+        ("tied", 3e-3, 1e-4), ("tied", 3e-3, 1e-2),
     )
 }  # fmt: skip
 OVER_HALVES, OVER_SEEDS = f"exact, mean over {HALVES} random halves", "exact, mean over seeds"
