@@ -44,7 +44,7 @@ from farzi_hf.summary.store.text import as_written, json_text, numbers_of
 from farzi_hf.tasks import Task
 
 KEPT = "trials.json"
-_SHARES = {"learners": 0.25, "teacher": 0.3, "packing": 0.1, "students": 0.15}
+_SHARES = {"learners": 0.22, "teacher": 0.25, "packing": 0.08, "students": 0.15}
 """Of the time, for packing each of two times. The rest is for the comparison that follows."""
 _EQUAL = 0.01  # nats a token: of trials that differ by less, the first is taken, which is the cheapest
 _BEHIND = 0.1  # of teachers that still learn, the widest one that is not worse by more: most of its training is to come
