@@ -29,7 +29,7 @@ KINDS = {
     REAL: ("all real data", ("full data", "all real", "students of all real")),
     SOME_REAL: ("some real data", ("random", "head", "so many bytes", "as many")),
     TEACHER: ("the teacher", ("teacher", "the packed teacher", "same inputs")),
-    COUNTED: ("counts, paper", ("unigram", "interpolated", "popularity", "item bigram", "counted", "the paper")),
+    COUNTED: ("counted", ("unigram", "interpolated", "popularity", "item bigram", "counted", "the paper")),
 }
 """The same colour for the same thing in every figure: what it stands for, and how names of such rows begin. Any other row is of a summary.
 Colour-blind readers can tell them apart (Okabe & Ito, 2008)."""
