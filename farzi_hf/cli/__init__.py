@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import json
+import signal
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout, suppress
@@ -91,8 +92,10 @@ def screens() -> dict[str, str]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The program `farzi`."""
-    argv = list(sys.argv[1:] if argv is None else argv)
+    is_program, argv = argv is None, list(sys.argv[1:] if argv is None else argv)
     name, rest = (argv[0], argv[1:]) if argv else ("--help", [])
+    if is_program and {"-h", "--help", "help"} & {name, *rest} and hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `farzi --help | head` ends without a traceback
     if name in ("-h", "--help", "help"):
         print(wrapped(_USAGE.format(commands="\n".join(f"  {name:<11}{text}" for name, text in COMMANDS.items())), 13))
         return

@@ -61,10 +61,14 @@ def summary_at(name: str) -> str:
 
 
 def run(main: Callable[[], None], name: str | None = None) -> None:
-    """Runs `main()` as a program. A full disk, or Ctrl-C outside of a training, ends it with one line."""
+    """Runs `main()` as a program. A full disk, or Ctrl-C outside of a training, ends it with one line; a closed pipe (`| head`) with none."""
     script = name or Path(sys.argv[0]).name
     try:
         main()
+        sys.stdout.flush()
+    except BrokenPipeError:  # of our own output: libraries for networks raise errors of their own
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python writes at its end
+        sys.exit(1)
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -240,3 +241,21 @@ def test_the_recipe_of_a_committed_card_is_a_config_still(path, tmp_path):
     assert settings.learner == recipe["learner"]
     assert args.num_sequences == recipe["num_sequences"]
     assert args.concentration == recipe.get("concentration", recipe.get("sharpness"))  # older cards have the old name
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("-m", "farzi_hf", "--help"),
+        pytest.param(
+            ("-c", "from farzi_hf.cli.program import run; run(lambda: print('x' * 10**6))"), marks=pytest.mark.slow
+        ),
+    ],
+)
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGPIPE")
+def test_a_closed_pipe_ends_a_program_without_a_traceback(arguments):
+    program = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    program.stdout.close()
+    assert program.stderr.read() == b""
+    program.stderr.close()
+    assert program.wait() != 0
