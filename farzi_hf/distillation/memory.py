@@ -83,7 +83,7 @@ def memory_of(farzi: FarziData, training: Dataset | RowStream, held_out: Dataset
 
     Returns:
         For the metrics of a summary: `memory`, in words; `memory_copied`, a share of n-grams, and `…_held_out`, that of as many held-out ids;
-        `memory_auc`; and `memory_warning`, a sentence, where the teacher has learnt rows by heart.
+        `memory_auc`; and `memory_warning`, a sentence, where the teacher knows its training rows.
     """
     known = Rows(*start_sequences(training, seed))
     others = Rows(*start_sequences(random_sequences(held_out, len(held_out), seed), seed))
@@ -101,9 +101,10 @@ def memory_of(farzi: FarziData, training: Dataset | RowStream, held_out: Dataset
     )
     found = {"memory_copied": ours, "memory_copied_held_out": theirs, "memory_auc": auc}
     facts = {"memory": words, **{name: round(x, 4) for name, x in found.items()}}
-    if ours - theirs < HIGH_COPIED and auc < HIGH_AUC:
+    high = {"it writes parts of them": ours - theirs >= HIGH_COPIED, "its loss tells them from others": auc >= HIGH_AUC}
+    if not (reasons := " and ".join(reason for reason, found in high.items() if found)):
         return facts
-    return {**facts, "memory_warning": "The teacher has learnt rows of its training data by heart."}
+    return {**facts, "memory_warning": f"The teacher knows rows of its training data: {reasons}."}
 
 
 def written_rows(farzi: FarziData, seed: int) -> Rows:

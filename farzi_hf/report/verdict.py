@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -58,7 +58,7 @@ class Verdict:
             making: seconds that it took to make the summary; None where nobody knows.
         """
         task, ours, rows = c.task, measured[0], {part.method: part for part in measured}
-        full = rows.get(LONG) or rows[FULL]
+        full = _full_data(task, rows)
         share, edges = task.ratio([ours.students], [full.students])
         counted = _best_counted(task, measured)
         saved = full.seconds - ours.seconds
@@ -91,6 +91,11 @@ def _best_counted(task: Any, measured: Sequence[Measured]) -> Measured | None:
     return min(counted, key=lambda part: task.error(part.students[0]), default=None)
 
 
+def _full_data(task: Any, rows: Mapping[str, Measured]) -> Measured:
+    """The better of the rows of full data."""
+    return min((rows[name] for name in (LONG, FULL) if name in rows), key=lambda part: task.error(part.students[0]))
+
+
 def _against(task: Any, ours: Measured, counted: Measured | None, share: float) -> list[str]:
     """Reasons in the quality of the students."""
     found = []
@@ -103,16 +108,18 @@ def _against(task: Any, ours: Measured, counted: Measured | None, share: float) 
 
 def _lines(c: Comparison, measured: Sequence[Measured], facts: dict[str, Any], counted: Measured | None) -> list[str]:
     task, rows = c.task, {part.method: part for part in measured}
-    ours, full = measured[0], rows.get(LONG) or rows[FULL]
+    ours, full = measured[0], _full_data(task, rows)
 
     def figure(part: Measured) -> str:
         return task.headline(c.row(part))
 
     low, high = (100 * edge for edge in facts["share_interval"])
-    same = f"; all data for as many steps: {figure(rows[FULL])}" if {FULL, LONG} <= set(rows) else ""
+    words = {LONG: "all data for as long as helps", FULL: "all data for as many steps"}
+    others = "; ".join(f"{words[name]}: {figure(rows[name])}" for name in words if name in rows)
+    of_which = " of the better one" if {FULL, LONG} <= set(rows) else ""
     lines = [
-        f"quality: {figure(ours)} on the test part; all data for as long as helps: {figure(full)}{same}. "
-        f"That is {100 * facts['share']:.0f} % (95 % interval {low:.0f}–{high:.0f} %)",
+        f"quality: {figure(ours)} on the test part; {others}. "
+        f"That is {100 * facts['share']:.0f} %{of_which} (95 % interval {low:.0f}–{high:.0f} %)",
         f"time: {_seconds(ours.seconds)} a training, {_seconds(full.seconds)} on all data",
         f"size: {_size(ours.nbytes)}, the data {_size(full.nbytes)}",
     ]

@@ -70,7 +70,8 @@ def test_rows_that_were_learnt_by_heart_are_warned_of(sequences, knowing, ignora
     found = memory_of(carried(knowing), train, held_out)
     assert found["memory_auc"] > 0.99
     assert found["memory_copied"] > found["memory_copied_held_out"] + 0.2
-    assert found["memory_warning"] == "The teacher has learnt rows of its training data by heart."
+    reasons = "it writes parts of them and its loss tells them from others"
+    assert found["memory_warning"] == f"The teacher knows rows of its training data: {reasons}."
     assert f"{100 * found['memory_copied']:.1f} % stand in the training data" in found["memory"]
     other = memory_of(carried(ignorant), *(sequences["train"].select(range(i, i + 40)) for i in (0, 40)))
     assert 0.4 < other["memory_auc"] < 0.6
@@ -81,11 +82,11 @@ def test_rows_that_were_learnt_by_heart_are_warned_of(sequences, knowing, ignora
 
 def test_one_of_the_two_figures_is_enough_for_a_warning(sequences, knowing, monkeypatch):
     rows = sequences["train"].select(range(FEW)), sequences["validation"]
-    for high in ({"HIGH_AUC": 2.0}, {"HIGH_COPIED": 2.0}):
+    for high, reason in (({"HIGH_AUC": 2.0}, "it writes parts of them"), ({"HIGH_COPIED": 2.0}, "its loss tells them from others")):
         with monkeypatch.context() as patch:
             for name, value in high.items():
                 patch.setattr(f"farzi_hf.distillation.memory.{name}", value)
-            assert "memory_warning" in memory_of(carried(knowing), *rows)
+            assert memory_of(carried(knowing), *rows)["memory_warning"].endswith(f"data: {reason}.")
     monkeypatch.setattr("farzi_hf.distillation.memory.HIGH_AUC", 2.0)
     monkeypatch.setattr("farzi_hf.distillation.memory.HIGH_COPIED", 2.0)
     assert "memory_warning" not in memory_of(carried(knowing), *rows)
