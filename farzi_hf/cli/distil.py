@@ -260,7 +260,8 @@ def draw(
         del paths["distillation"]
     plot_comparison(rows, paths["comparison"], task.metric, metric_label=task.metric_label)
     shown = "First row that is made" if c.farzi.is_endless else "Synthetic sequence 0"
-    plot_tokens(c.farzi.contents().decoded, paths["tokens"], shown)
+    decoded = c.farzi.contents().decoded
+    plot_tokens(replace(decoded, vocabulary=decoded.vocabulary.readable), paths["tokens"], shown)
     return list(paths.values())
 
 

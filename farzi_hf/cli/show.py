@@ -32,7 +32,7 @@ def command(argv: Sequence[str]) -> None:
         farzi = FarziData.from_pretrained(summary_at(args.summary), args.revision)
         print(markdown([{"the summary": name, "": value} for name, value in facts(farzi).items()], texts=[""]))
         fixed = farzi if farzi.carried is None else farzi.materialize(min(farzi.config.num_sequences, args.sequences))
-        decoded = Decoded(fixed.tensors, fixed.config, fixed.vocabulary, args.top_k)[: args.sequences]
+        decoded = Decoded(fixed.tensors, fixed.config, fixed.vocabulary.readable, args.top_k)[: args.sequences]
         print("\n" + markdown(positions(decoded, args.positions), texts=["input", "likeliest entries", "its label"]))
         if rows := farzi.results.metrics.get("table"):
             print("\n" + markdown(results(rows)))

@@ -57,6 +57,11 @@ class Vocabulary:
         known = dict(self.pairs())
         return [known.get(i, f"[{i}]") for i in range(size)]
 
+    @property
+    def readable(self) -> Vocabulary:
+        """The same entries with names for people."""
+        return self
+
     def hash(self) -> str | None:
         """SHA-256 over the (id, name) pairs: two vocabularies have the same hash where all ids mean the same. None without names."""
         return hashlib.sha256(json.dumps(self.pairs()).encode()).hexdigest() if self.named else None
@@ -76,6 +81,13 @@ class TokenVocabulary(Vocabulary):
 
     def pairs(self) -> list[tuple[int, str]]:
         return sorted((i, token) for token, i in self.tokenizer.get_vocab().items())
+
+    @property
+    def readable(self) -> Vocabulary:
+        """Tokens as they stand in a text: a byte-level tokenizer calls a space Ġ. A part of a character keeps its name."""
+        decode = self.tokenizer.convert_tokens_to_string
+        texts = {name: decode([name]) for name in self.names(1 + max((i for i, _ in self.pairs()), default=-1))}
+        return ItemVocabulary([name if "\ufffd" in text or not text else text for name, text in texts.items()])
 
     def text(self, tokens: Sequence[str]) -> str:
         """The decoded text, special tokens included. A name that no token has stands for itself, unless the tokenizer has an unknown token."""

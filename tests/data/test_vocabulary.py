@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
-from farzi_hf.data import vocabulary_of
+from farzi_hf.data import bpe_tokenizer, vocabulary_of
 from farzi_hf.models import SASRecConfig
 
 KINDS = {"tokenizer": word_tokenizer(), "list": WORDS, "none": None}
@@ -57,3 +57,16 @@ def test_the_small_learner_is_a_config_that_exists(kind):
     config = AutoConfig.for_model(**learner)
     assert isinstance(config, SASRecConfig) == (kind == "list")
     assert config.to_dict().items() >= learner.items()
+
+
+def test_people_read_a_space_where_a_byte_level_tokenizer_writes_another_letter():
+    tokenizer = bpe_tokenizer(["the cat café"] * 9, 300)
+    vocabulary = vocabulary_of(tokenizer)
+    names, shown = (x.names(len(tokenizer)) for x in (vocabulary, vocabulary.readable))
+    assert "Ġcat" in names
+    assert shown[names.index("Ġcat")] == " cat"
+    assert shown[names.index("Ã")] == "Ã"  # the first byte of é
+    assert len(shown) == len(names)
+    assert [vocabulary_of(kind).readable.names(2) for kind in KINDS.values()] == [
+        vocabulary_of(kind).names(2) for kind in KINDS.values()
+    ]

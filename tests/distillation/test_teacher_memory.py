@@ -82,7 +82,10 @@ def test_rows_that_were_learnt_by_heart_are_warned_of(sequences, knowing, ignora
 
 def test_one_of_the_two_figures_is_enough_for_a_warning(sequences, knowing, monkeypatch):
     rows = sequences["train"].select(range(FEW)), sequences["validation"]
-    for high, reason in (({"HIGH_AUC": 2.0}, "it writes parts of them"), ({"HIGH_COPIED": 2.0}, "its loss tells them from others")):
+    for high, reason in (
+        ({"HIGH_AUC": 2.0}, "it writes parts of them"),
+        ({"HIGH_COPIED": 2.0}, "its loss tells them from others"),
+    ):
         with monkeypatch.context() as patch:
             for name, value in high.items():
                 patch.setattr(f"farzi_hf.distillation.memory.{name}", value)

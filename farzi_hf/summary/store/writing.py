@@ -179,7 +179,7 @@ def render_viewer(contents: Contents) -> str:
     data = {
         "sequence_length": config.sequence_length, "vocab_size": config.vocab_size, "num_sequences": len(entropies),
         "all_sequences": config.num_sequences, "latent_dim": latents.shape[-1], "tau": config.tau if soft else 1.0,
-        "tokens": contents.vocabulary.names(config.vocab_size), "latents": _base64(latents[:SHOWN]),
+        "tokens": contents.vocabulary.readable.names(config.vocab_size), "latents": _base64(latents[:SHOWN]),
         "decoder": _base64(decoder.T),  # transposed, so that the numbers of an entry are neighbours
         "entropy": _base64(entropies), "input_ids": tensors["input_ids"][:SHOWN].tolist() if "input_ids" in tensors else None,
     }  # fmt: skip
