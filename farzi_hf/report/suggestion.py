@@ -46,10 +46,11 @@ from farzi_hf.tasks import Task
 KEPT = "trials.json"
 _SHARES = {"learners": 0.22, "teacher": 0.25, "packing": 0.08, "students": 0.15}
 """Of the time, for packing each of two times. The rest is for the comparison that follows."""
-_EQUAL = 0.01  # nats a token: of trials that differ by less, the first is taken, which is the cheapest
+_EQUAL, _EQUAL_RANKS = 0.01, 0.03
+"""Nats a token: of trials that differ by less, the first is taken, which is the cheapest. Where ranks count, .03 made no difference to them."""
 _BEHIND = 0.1  # of teachers that still learn, the widest one that is not worse by more: most of its training is to come
-_CLOSE = 0.03  # of students, the first that is as near to its teacher
-_CLOSE_RANKS = 0.05  # the same where ranks count: on Beauty .044 made no difference to them
+_CLOSE, _CLOSE_RANKS = 0.03, 0.05
+"""Of students, the first that is as near to its teacher; again where ranks count."""
 _DIVERGED = 1e9
 _IDS = 100_000  # of the validation part; more would tell little more, and take long
 _TIMED = 10  # steps
@@ -233,6 +234,7 @@ class Search:
         ids, lengths = flatten_sequences(self.splits["train"])
         self.vocab_size = self.task.learner_config(self.learners[0], 8).vocab_size
         self.length = self.fixed.get("sequence_length", _length(lengths))
+        self.equal, self.close = (_EQUAL_RANKS, _CLOSE_RANKS) if self.task.ranked else (_EQUAL, _CLOSE)
         self.mean = float(min(lengths.mean(), self.length))
         self.most = int(self.most or -(-len(ids) * id_bits(self.vocab_size) // 8))
         self.minutes = self.minutes or (10.0 if self.vocab_size <= 5000 else 30.0)
@@ -397,7 +399,7 @@ class Search:
         best = min(trial.error for trial in tried)
         # What still learns is the better for being wide; of what has learnt all there is, the smallest is enough.
         going_on = [trial for trial in tried if trial.error <= best + _BEHIND and not trial.found["stopped"]]
-        return going_on[-1] if going_on else next(trial for trial in tried if trial.error <= best + _EQUAL)
+        return going_on[-1] if going_on else next(trial for trial in tried if trial.error <= best + self.equal)
 
     def first_answer(self, teacher: Trial) -> Trial:
         """A student of the first teacher, rounded and no more, beside what counting gives: an answer for those who will not wait."""
@@ -424,7 +426,7 @@ class Search:
         self.teacher(found.found["learner"], 60 * self.minutes * _SHARES["teacher"])
         teachers = [trial for trial in self.trials if "stopped" in trial.found]
         best = min(trial.error for trial in teachers)
-        return next(trial for trial in teachers if trial.error <= best + _EQUAL)
+        return next(trial for trial in teachers if trial.error <= best + self.equal)
 
     def packing_stage(self, teacher: Trial) -> Trial:
         """The teacher in the fewest bits that lose nothing beside the first that fit."""
@@ -438,7 +440,7 @@ class Search:
             if best is not None and self.spent > until:
                 break
             found = self.packed(teacher, {"storage": storage, "packing_penalty": penalty, "packing_steps": steps})
-            if best is not None and found.error > best.error + _EQUAL:
+            if best is not None and found.error > best.error + self.equal:
                 break
             if found.nbytes <= self.most or last:
                 best = found
@@ -491,10 +493,10 @@ class Search:
 
             rate = settings["inner_learning_rate"]
             tried.append(self.trial(f"student, {steps} steps of {rows} rows, rate {rate}", make))
-            if tried[-1].error <= packed.error + (_CLOSE_RANKS if self.task.ranked else _CLOSE):
+            if tried[-1].error <= packed.error + self.close:
                 break
         best = min(trial.error for trial in tried)
-        return next(trial for trial in tried if trial.error <= best + _EQUAL)
+        return next(trial for trial in tried if trial.error <= best + self.equal)
 
     def _model(self, teacher: Trial) -> PreTrainedModel:
         """The teacher of that trial."""
