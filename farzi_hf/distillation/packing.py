@@ -126,16 +126,10 @@ def _taught_loss(
 @torch.no_grad()
 def _mean_labels(teachers: Sequence[Teacher], ids: Tensor) -> SoftTokens:
     """The softmax of the mean of the teachers' logits after each of the ids, as factors where all heads are linear."""
-    parts = [
-        (one.learner.head, one.learner.states(one.params, one.learner.arguments(one.params, ids)), one.params)
-        for one in teachers
-    ]
+    given = [(one.learner, one.params, one.learner.arguments(one.params, ids)) for one in teachers]
+    parts = [(learner.head, learner.states(params, read), params) for learner, params, read in given]
     if any(head is None for head, *_ in parts):
-        return SoftTokens(
-            sum(one.learner.logits(one.params, one.learner.arguments(one.params, ids)) for one in teachers)
-            / len(teachers),
-            None,
-        )
+        return SoftTokens(sum(learner.logits(params, read) for learner, params, read in given) / len(teachers), None)
     factors = [head.factors(states, params) for head, states, params in parts]
     states = torch.cat([states / len(teachers) for states, _ in factors], dim=-1)
     return SoftTokens(states, torch.cat([weight for _, weight in factors]))

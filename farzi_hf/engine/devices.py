@@ -1,26 +1,20 @@
-"""What differs between devices: how many numbers are computed at a time.
+"""What differs between devices: how many numbers are computed at a time, and whether Python may look at them.
 
-A CPU is fast where they stay in its cache. A GPU takes some microseconds to start a kernel, however small, so it gets few and large ones.
+A CPU is fast where they stay in its cache. A GPU takes microseconds to start a kernel, however small, and to look at a number is to wait for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True)
-class Portions:
-    """The numbers of one portion.
-
-    Attributes:
-        update: that an optimizer updates.
-        integers: the same where its state is in integers, which have 64 bits and more temporaries.
-        block: positions times entries of the vocabulary; on the CPU for each thread.
-    """
+class Portions(NamedTuple):
+    """The numbers of a portion: that an optimizer updates; the same with its state in integers, which take more memory; and of a block of
+    positions times entries of the vocabulary, on the CPU for each thread."""
 
     update: int
     integers: int
@@ -31,12 +25,12 @@ PORTIONS = {"cpu": Portions(1 << 18, 1 << 16, 1 << 20), "cuda": Portions(1 << 24
 
 
 def portions(x: Tensor) -> Portions:
-    """Those of a tensor's device; other devices than a CPU are like a GPU."""
+    """Those of a tensor's device; any but a CPU is like a GPU."""
     return PORTIONS.get(x.device.type, PORTIONS["cuda"])
 
 
 def values_are_free(x: Tensor) -> bool:
-    """Whether code may depend on the numbers in x: compiled code may not, and would have to wait for a GPU."""
+    """Whether code may depend on the numbers in x: compiled code may not, and would wait for a GPU."""
     return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 

@@ -13,7 +13,6 @@ from functools import cache
 from numbers import Integral
 from typing import Any
 
-import psutil
 import torch
 from torch import Tensor
 
@@ -69,8 +68,8 @@ def unroll(
             them. If smaller than `steps`, the gradient in `params` is zero.
         first_step: number of the first step of the whole training: `inner_loss` and the optimizer's `lr_schedule` see
             first_step, first_step + 1, …. Adam's bias corrections count from 1 in any case, as its moments start at zero.
-        torch_compile: compile the gradient and the reverse step (`farzi_hf.engine.compiled_loop`). The first call takes a minute or
-            two longer, then steps are faster. `inner_loss` must be traceable as a whole, which `torch.nn.GRU`, `LSTM` and
+        torch_compile: compile the gradient and the reverse step (`farzi_hf.engine.compiled_loop`). It needs torch 2.8 or newer. The first call
+            takes a minute or two longer, then steps are faster. `inner_loss` must be traceable as a whole, which `torch.nn.GRU`, `LSTM` and
             `RNN` are not. `Direct` and `GradientGraphs` cannot be compiled.
 
     Returns:
@@ -147,7 +146,12 @@ def choose_adjoint(loop: InnerLoop, w: Buffers, inputs: Buffers, most: float = m
     The memory of each is estimated from the graph of one gradient, which is taken for this. The choice and its reason are logged
     (level INFO). If no adjoint fits, the one with the least memory is taken, with a warning.
     """
-    total = torch.cuda.mem_get_info(w[0].device)[1] if w[0].is_cuda else psutil.virtual_memory().total
+    if w[0].is_cuda:
+        total = torch.cuda.mem_get_info(w[0].device)[1]
+    else:
+        import psutil  # all else here needs torch alone
+
+        total = psutil.virtual_memory().total
     graph = graph_bytes(loop, w, inputs)
     candidates = [adjoint for kind in ADJOINTS.values() if kind.share and not (adjoint := kind()).refusal(loop)]
     needs = {adjoint: adjoint.memory(loop, w, inputs, graph) for adjoint in candidates}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -118,7 +117,7 @@ def test_chunks_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     optimizer, gradients = InnerAdam(lr=0.01, betas=(0.5, 0.9)), changing(20, 11)
     states = []
     for chunk in (1 << 18, 7):
-        monkeypatch.setitem(PORTIONS, "cpu", replace(PORTIONS["cpu"], integers=chunk))
+        monkeypatch.setitem(PORTIONS, "cpu", PORTIONS["cpu"]._replace(integers=chunk))
         states.append(FixedPointState(optimizer, optimizer.init(torch.ones(len(gradients[0]))), 0, Bounds()))
         there(states[-1], gradients)
     assert all(map(torch.equal, *map(integers, states)))

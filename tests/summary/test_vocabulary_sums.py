@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import pytest
 import torch
@@ -30,7 +29,7 @@ def cut(request, monkeypatch):
     """Seven positions in one block, or in blocks of two."""
     if request.param == "many blocks":
         monkeypatch.setattr(vocabulary_sums, "FEWEST", 2)
-        monkeypatch.setitem(PORTIONS, "cpu", replace(PORTIONS["cpu"], block=1))
+        monkeypatch.setitem(PORTIONS, "cpu", PORTIONS["cpu"]._replace(block=1))
 
 
 def derivatives(value: Tensor, weights: list[Tensor], everything: list[Tensor]) -> list[Tensor]:
@@ -274,7 +273,7 @@ def test_a_graph_keeps_no_copy_of_soft_tokens_without_factors(tau):
 
 def test_no_tensor_has_the_size_of_positions_times_vocabulary(monkeypatch):
     """Value, gradient and second derivatives; a block has a hundredth of the positions, and there are four at a time."""
-    monkeypatch.setitem(PORTIONS, "cpu", replace(PORTIONS["cpu"], block=1))
+    monkeypatch.setitem(PORTIONS, "cpu", PORTIONS["cpu"]._replace(block=1))
     monkeypatch.setattr(vocabulary_sums, "FEWEST", 2)
     n, v = 200, 1000
     h, w, u, d = (torch.randn(*s).requires_grad_() for s in ((n, 4), (v, 4), (n, 3), (3, v)))

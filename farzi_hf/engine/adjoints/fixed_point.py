@@ -51,15 +51,11 @@ class ReplayError(RuntimeError):
 class Bounds:
     """Looks for the largest |x| of tensors, by which integers get room.
 
-    On a GPU each look would wait for all kernels before it. There, what is `expected` stands for the number, and all numbers are looked at
-    together after the last step.
-
-    Attributes:
-        expected: None looks at once.
+    Where it may not `wait` for the device, what is `expected` stands for the number, and all are looked at together after the last step.
     """
 
-    def __init__(self, expected: float | None = None):
-        self.expected = expected
+    def __init__(self, wait: bool = True):
+        self.expected = None if wait else EXPECTED
         self._noted: list[tuple[Callable[[float], float], Tensor]] = []
 
     def of(self, name: str, x: Tensor, limit: float, t: int, unit: float = 1.0) -> float:
@@ -82,7 +78,7 @@ class Bounds:
     def check(self) -> bool:
         """Whether nothing was larger than expected. If something was, the steps have to be taken again, and more is expected then."""
         noted, self._noted = self._noted, []
-        numbers = stacked([x for _, x in noted]).tolist() if noted else ()
+        numbers = stack([x for _, x in noted]).tolist() if noted else ()
         for (checked, _), number in zip(noted, numbers, strict=True):
             if (found := checked(number)) > self.expected:
                 self.expected = 2 * found
@@ -308,7 +304,7 @@ def largest(x: Tensor) -> float:
     return max(map(abs, map(float, torch.aminmax(x)))) if len(x) else 0.0
 
 
-def stacked(numbers: Sequence[Tensor]) -> Tensor:
+def stack(numbers: Sequence[Tensor]) -> Tensor:
     """Scalars as a vector, on the device of the first."""
     return torch.stack([x.to(numbers[0].device) for x in numbers])
 

@@ -14,15 +14,7 @@ import torch
 from torch import Tensor
 
 from farzi_hf.engine.adjoints.base import RecordingAdjoint, Reverse, clone, nbytes
-from farzi_hf.engine.adjoints.fixed_point import (
-    EXPECTED,
-    SMALLEST_DECAY,
-    Bounds,
-    FixedPointState,
-    NotFinite,
-    ReplayError,
-    stacked,
-)
+from farzi_hf.engine.adjoints.fixed_point import SMALLEST_DECAY, Bounds, FixedPointState, NotFinite, ReplayError, stack
 from farzi_hf.engine.adjoints.tape import Segments, Tape
 from farzi_hf.engine.inner_loop import Buffers, InnerLoop, States, weights
 from farzi_hf.engine.optimizers import InvertibleOptimizer, State
@@ -60,7 +52,7 @@ class Reversible(RecordingAdjoint):
         return f"adjoint=Reversible() cannot run {optimizer} backwards: {reason}, or use adjoint=Tape() or Checkpoint()"
 
     def record(self, loop: InnerLoop, states: States, inputs: Buffers) -> tuple[States, Integers | States | Segments]:
-        bounds = Bounds(None if weights(states)[0].device.type == "cpu" else EXPECTED)
+        bounds = Bounds(weights(states)[0].device.type == "cpu")
         try:
             while True:
                 integers = Integers(loop, states, bounds)
@@ -89,17 +81,16 @@ class Reversible(RecordingAdjoint):
             for t in reversed(loop.differentiated):
                 for group in record.groups:
                     group.unstep(t, loop.rate(t))
-                same.append(_equal(record.checksum(), record.checksums.pop()))
+                same.append((record.checksum() == record.checksums.pop()).all())
                 g = reverse(t, record.states, partial(record.accumulators, t))
                 for group, flat in zip(record.groups, g, strict=True):
                     group.restore(flat, t)
-        same.append(_equal(record.full_checksum(), record.start))
+        same.append((record.checksum(True) == record.start).all())
         if False in (found := torch.stack(same).tolist()):
             raise ReplayError(
                 "adjoint=Reversible() did not come back to where it was before step "
-                f"{loop.steps + 1 - found.index(False)}: inner_loss gave another gradient than it did going forward; "
-                "make it a pure function of (params, inputs, step), or use adjoint=Checkpoint() or Tape(); with torch_compile=True the compiler "
-                "may have taken other kernels on the way back"
+                f"{loop.steps + 1 - found.index(False)}: inner_loss gave another gradient than it did going forward; make it a pure function of "
+                "(params, inputs, step), or use adjoint=Checkpoint() or Tape(); with torch_compile=True the compiler may have taken other kernels"
             )
 
     def record_bytes(self, loop: InnerLoop, w: Buffers) -> int:
@@ -116,15 +107,15 @@ class Integers:
         before, self.bounds = loop.differentiated[0] - 1, bounds
         pairs = zip(loop.optimizers, states, strict=True)
         self.groups = [FixedPointState(*each, before, bounds) for each in pairs]
-        self.start = self.full_checksum()
+        self.start = self.checksum(True)
         self.checksums: list[Tensor] = []  # of the parameters before each step taken
 
     def forward(self, loop: InnerLoop, inputs: Buffers) -> None:
         """Take all steps. Raises what `Bounds` raises."""
         for t in loop.differentiated:
             g = loop.replayed_gradient(weights(self.states), inputs, t)
-            is_first = not self.checksums and self.bounds.expected is not None
-            again = loop.replayed_gradient(weights(self.states), inputs, t) if is_first else ()
+            is_tried = not self.checksums and self.bounds.expected is not None
+            again = loop.replayed_gradient(weights(self.states), inputs, t) if is_tried else ()
             self.checksums.append(self.checksum())
             for group, flat in zip(self.groups, g, strict=True):
                 group.step(flat, t, loop.rate(t))
@@ -141,17 +132,10 @@ class Integers:
         dtype = self.groups[group].weights.dtype
         return tuple(x.to(dtype) for x in self.groups[group].accumulators(rows, t))
 
-    def checksum(self) -> Tensor:
-        return stacked([group.u.sum() for group in self.groups])
-
-    def full_checksum(self) -> Tensor:
-        """Of the accumulators too."""
-        limbs = (limb for group in self.groups for total in group.sums for limb in total.limbs)
-        return stacked([group.u.sum() for group in self.groups] + [limb.sum() for limb in limbs])
-
-
-def _equal(x: Tensor, y: Tensor) -> Tensor:
-    return (x == y).all() if x.shape == y.shape else torch.tensor(False, device=x.device)
+    def checksum(self, of_all: bool = False) -> Tensor:
+        """Of the parameters, or of the accumulators too."""
+        limbs = [limb for group in self.groups for total in group.sums for limb in total.limbs] if of_all else []
+        return stack([x.sum() for x in (*(group.u for group in self.groups), *limbs)])
 
 
 def _check_replay(differs: float) -> float:
