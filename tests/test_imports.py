@@ -58,3 +58,15 @@ def test_import_is_lazy():
     command = [sys.executable, "-c", code]
     result = subprocess.run(command, cwd=PACKAGE.parent, capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+def test_the_engine_is_imported_with_torch_alone():
+    """A GPU image has torch, and perhaps nothing else."""
+    found = set()
+    for path in (PACKAGE / "engine").rglob("*.py"):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            names = (
+                [x.name for x in node.names] if isinstance(node, ast.Import) else [getattr(node, "module", None) or ""]
+            )
+            found |= {name.split(".")[0] for name in names}
+    assert found - {"", "farzi_hf"} - sys.stdlib_module_names == {"torch"}
