@@ -205,7 +205,7 @@ TABLES: dict[str, tuple[Problem, Sequence[str]]] = {
     "Width 48, T = 100": (Problem(), tuple(WAYS)),
     "Width 48, T = 100, eight queries": (Problem(queries=8), FEW),
     "Width 48, T = 100, steps of four micro-batches": (Problem(micro_batches=4), FEW),
-    "Width 48, T = 400": (Problem(steps=400), tuple(WAYS)),
+    "Width 48, T = 400": (Problem(steps=400), (*FEW, "ours, Reversible")),
     "Width 256, T = 25": (Problem(width=256, steps=25), tuple(WAYS)),
     "Beside central differences": (SMALL, EXACT),
     "Beside central differences, tied embeddings": (replace(SMALL, tied=True), EXACT),
