@@ -179,6 +179,7 @@ def write(folder: Path, problems: dict[str, DistanceProblem], seeds: Sequence[in
     slopes = {
         (f"{row['left_out']:.0%}", row["setting"]): f"{row['slope']:.2f}" for row in rows if row["method"] == EXACT
     }
+    slopes |= {("test loss with all", row["setting"]): f"{row['loss']:.3f}" for row in rows}
     shown.append(("Slope of true over predicted changes, exact influence", table(slopes)))
     used = [
         {"setting": name, "seed": seed, **row}
@@ -222,7 +223,7 @@ def judged(name: str, problem: DistanceProblem, seeds: Sequence[int]) -> list[di
             rows.append({
                 "setting": name, "left_out": share, "method": method, "lds": values[0],
                 "lds_interval": np.quantile(values[1:], (0.025, 0.975)).tolist(), "slope": float(predicted @ change / (predicted @ predicted)),
-                "change": float(change.mean()), "predicted": float(predicted.mean()),
+                "loss": float(np.mean([true[0] for true in losses])), "change": float(change.mean()), "predicted": float(predicted.mean()),
             })  # fmt: skip
     return rows
 
