@@ -16,7 +16,7 @@ from datasets import disable_progress_bars
 from transformers import HfArgumentParser, TrainingArguments
 
 from farzi_hf.cli import wrapped
-from farzi_hf.distillation.settings import converted, without_removed
+from farzi_hf.distillation.settings import converted
 from farzi_hf.models.base import did_you_mean
 
 
@@ -42,8 +42,7 @@ def parse_arguments(
     config = first.parse_known_args(argv)[0].config
     parser = HfArgumentParser(types, usage="%(prog)s [--config FILE.yaml] [--FIELD VALUE …]", allow_abbrev=False)
     known = {field.name for kind in types for field in fields(kind) if field.init}
-    values = {} if config is None else read_yaml(config, known | {"history"})
-    values.pop("history", None)  # in recipes of older versions, whose settings could change during a run
+    values = {} if config is None else read_yaml(config, known)
     for kind in types:
         try:
             values |= converted(kind, values)
@@ -94,7 +93,6 @@ def read_yaml(path: Path, known: set[str]) -> dict[str, Any]:
         raise ValueError(f"config={str(path)!r} cannot be read: {error}") from None
     if not isinstance(values, dict):
         raise ValueError(f"config={str(path)!r} holds a {type(values).__name__}: write lines of `field: value`")
-    values = without_removed(values, f"config={str(path)!r}")
     for key in values:
         if key not in known:
             raise ValueError(f"config={str(path)!r} has an unknown key {key!r}{did_you_mean(key, known)}; see --help")

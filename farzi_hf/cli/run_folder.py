@@ -130,8 +130,8 @@ def stored(path: Path, settings: Mapping[str, Any]) -> Any | None:
     """
     if not path.exists():
         return None
-    # Where config and data were makes no difference: `data` has a hash of them. The last two are in files of older versions.
-    without = ("config", "data_dir", "resume", "distil")
+    # Where config and data were makes no difference: `data` has a hash of them.
+    without = ("config", "data_dir")
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         before = dict(numbers_of(found["settings"]).items())

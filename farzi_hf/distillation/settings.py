@@ -20,21 +20,6 @@ import numpy as np
 
 logger = logging.getLogger(__name__)
 
-_PRIVATE = "recipes/paper/private_matching.py has the private objective"
-REMOVED = {
-    "inner_epsilon_root": (0.0, "make it the default of a subclass of InnerAdam in farzi_hf.engine.OPTIMIZERS"),
-    "latent_std": (0.1, "give FarziTrainer farzi_data=FarziData(FarziDataConfig(…, latent_std=…))"),
-    "learners_per_step": (1, "gradient_accumulation_steps averages over as many learners"),
-    "sparse_updates": (False, "an outer step changes all sequences"),
-    "input_frequencies": ("auto", "FarziData.from_teacher(…, frequencies=…) takes others"),
-    "privacy_noise_multiplier": (None, _PRIVATE),
-    "privacy_delta": (1e-5, _PRIVATE),
-    "privacy_max_grad_norm": (1.0, _PRIVATE),
-}
-"""Settings of older versions: what they were by default, and what to do about another value."""
-RENAMED = {"sharpness": "concentration", "fresh_starts": "fresh_start_fraction"}
-"""New names of settings, by their names in older recipes."""
-
 
 @dataclass
 class Setting:
@@ -117,22 +102,6 @@ def made(kind: Any, config: Any, **parts: Any) -> Any:
         return kind
     values = {each.name: getattr(config, name) for name, _, each in settings_of(kind)}
     return kind(**parts, **{name: tuple(x) if isinstance(x, list) else x for name, x in values.items()})
-
-
-def without_removed(values: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Settings of an older version by their present names, without those that no longer exist. Says so in one line. Raises ValueError if one of them
-    was not at its default.
-    """
-    values = {RENAMED.get(name, name): value for name, value in values.items()}
-    gone = {name: value for name, value in values.items() if name in REMOVED}
-    for name, value in gone.items():
-        default, remedy = REMOVED[name]
-        if value != default:
-            raise ValueError(f"{source}: {name}={value!r} is no setting any more; {remedy}, and remove the key")
-    if gone:
-        said = "no settings any more. They have their defaults, so nothing changes; the keys can be removed."
-        logger.warning("%s: %s: %s", source, ", ".join(gone), said)
-    return {name: value for name, value in values.items() if name not in gone}
 
 
 # -- checks ----------------------------------------------------------------------------------------------------------

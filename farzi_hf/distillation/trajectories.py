@@ -83,7 +83,6 @@ def record_trajectories(
         check_rows(train_dataset, learner, data_collator)
     manifest = {
         "version": 1, "steps": steps, "save_every": save_every, "batch_size": batch_size, "seed": seed,
-        "together": 1,  # older versions could record several on the same minibatches
         "optimizer": {"class": type(optimizer).__name__, **asdict(optimizer)}, "data": described(train_dataset)["fingerprint"],
         **_model_facts(learner),
         "streams": 2,  # the version of the rule that turns seeds into random numbers; recordings with another rule cannot go on

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 
 import pytest
 import yaml
@@ -94,21 +93,6 @@ def test_the_recipe_of_a_summary_that_python_distilled_needs_a_data_set(tmp_path
         parse("--config", recipe)
     settings, args = parse("--config", recipe, "--dataset", "sample")
     assert (settings.dataset, args.num_sequences) == ("sample", 4)
-
-
-def test_an_older_recipe_goes_on_where_removed_settings_had_their_defaults(tmp_path, caplog):
-    path = tmp_path / "recipe.yaml"
-    old = {"dataset": "sample", "inner_epsilon_root": 0.0, "latent_std": 0.1, "privacy_max_grad_norm": 1.0}
-    path.write_text(yaml.safe_dump(old), encoding="utf-8")
-    parse("--config", str(path))
-    (line,) = (record.message for record in caplog.records)
-    assert "recipe.yaml': inner_epsilon_root, latent_std, privacy_max_grad_norm: no settings any more." in line
-    gone = "inner_epsilon_root=0.1 is no setting any more; make it the default of a subclass of InnerAdam"
-    moved = "recipes/paper/private_matching.py has the private objective"
-    for changed, remedy in (({"inner_epsilon_root": 0.1}, gone), ({"privacy_noise_multiplier": 1.0}, moved)):
-        path.write_text(yaml.safe_dump({**old, **changed}), encoding="utf-8")
-        with pytest.raises(ValueError, match=re.escape(remedy)):
-            parse("--config", str(path))
 
 
 def test_the_help_names_every_setting_and_no_line_is_cut(capsys, monkeypatch):
