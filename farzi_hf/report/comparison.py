@@ -221,10 +221,6 @@ class Comparison(Students):
         ends = np.cumsum(flatten_sequences(shuffled)[1])
         return shuffled.select(range(min(len(ends), int(np.searchsorted(ends, tokens)) + 1)))
 
-    def draw_positions(self, seed: int) -> Dataset:
-        """Random sequences with as many ids as the summary has positions, or a few more."""
-        return self.draw_tokens(self.farzi.config.num_sequences * self.farzi.config.sequence_length, seed)
-
     def draw_bytes(self, seed: int) -> Dataset:
         """Random sequences with as many bytes as the summary has, or a few more; all, if they have fewer."""
         return self.draw_tokens(8 * self.farzi.nbytes // self.token_bits, seed)

@@ -134,10 +134,9 @@ BASELINES: dict[str, Callable[[Comparison], Measured | None]] = {
     # all data: for as many steps as on the summary, and for as long as helps
     "full": lambda c: c.trained_on_real("full data", c.all_sequences, c.steps),
     "full_long": full_long,
-    # random sequences: μ of them, with μ · ξ ids, and with the bytes of the summary. T steps on so few may overfit, so some stop early.
+    # random sequences: μ of them, and with the bytes of the summary. T steps on so few may overfit, so some stop early.
     "random": of_stored_rows(lambda c: c.trained_on_real("random, same sequences", c.draw_sequences, c.steps)),
     "random_early_stop": of_stored_rows(lambda c: stopped_early(c, "random, stopped early", c.draw_sequences)),
-    "random_tokens": of_stored_rows(lambda c: c.trained_on_real("random, same tokens", c.draw_positions, c.steps)),
     "random_bytes": lambda c: c.trained_on_real("random, same bytes", c.draw_bytes, c.steps),
     "random_bytes_early_stop": lambda c: stopped_early(c, "random, same bytes, stopped early", c.draw_bytes),
     "head": of_stored_rows(lambda c: c.trained_on_real("head (longest)", c.longest_sequences, c.steps)),

@@ -122,7 +122,7 @@ def test_a_run_leaves_a_table_and_plots(finished_text):
     output = finished_text.output
     methods = [
         "Farzi [4×8]", "Farzi, 0 outer steps", "Farzi, stock Trainer", "packed teacher, made-up inputs", "teacher", "full data", "full data, long",
-        "random, same sequences", "random, stopped early", "random, same tokens", "random, same bytes", "random, same bytes, stopped early",
+        "random, same sequences", "random, stopped early", "random, same bytes", "random, same bytes, stopped early",
         "head (longest)", "unigram", "interpolated bigram",
     ]  # fmt: skip
     metrics = json.loads((output / "summary" / "metrics.json").read_text())
