@@ -17,9 +17,7 @@ from farzi_hf.cli import COMMANDS, main  # noqa: E402
 PAGES = {"index.md": "README.md", **{name: name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "recipes/LOG.md")}}
 """Pages of files outside docs/, with their paths in the repository."""
 CARDS = {
-    str(path.relative_to(ROOT)): path
-    for path in sorted((ROOT / "model_cards").rglob("*"))
-    if path.suffix in (".md", ".png")
+    str(path.relative_to(ROOT)): path for path in sorted((ROOT / "model_cards").rglob("*")) if path.suffix in (".md", ".png")
 }
 
 
@@ -42,9 +40,7 @@ def on_files(files, config):
 
 def on_page_markdown(markdown, page, config, files):
     """Turns links as GitHub follows them into links of the site, or into links to GitHub where the site has no such page."""
-    here = PAGES.get(page.file.src_uri) or (
-        page.file.src_uri if page.file.src_uri in CARDS else f"docs/{page.file.src_uri}"
-    )
+    here = PAGES.get(page.file.src_uri) or (page.file.src_uri if page.file.src_uri in CARDS else f"docs/{page.file.src_uri}")
     pages = {path: uri for uri, path in PAGES.items()}
 
     def moved(match):

@@ -50,9 +50,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     scored = []
     for steps in args.steps:
         scores = [scores_of(problem, seed, steps) for seed in args.seeds]  # what each method says of each sequence
-        losses = [
-            retrained(problem, seed, steps) for seed in args.seeds
-        ]  # and what really happens without some of them
+        losses = [retrained(problem, seed, steps) for seed in args.seeds]  # and what really happens without some of them
         scored += datamodelling_rows(problem, steps, scores, losses)
     write(name, problem, folder, scored, measured(problem, argv))
 

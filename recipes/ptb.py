@@ -50,9 +50,7 @@ def distilled(this: Run) -> dict[str, Any]:
     if not this.is_first:
         return {}
     this.save()  # now, because the measurements take long
-    return this.finish(
-        this.measure(before)
-    )  # rows on the summary and to compare with; results and figures in the artefact
+    return this.finish(this.measure(before))  # rows on the summary and to compare with; results and figures in the artefact
 
 
 if __name__ == "__main__":

@@ -155,9 +155,7 @@ class Handler(BaseHTTPRequestHandler):
         files = repository.commits[revision]
         paths = [file["path"] for file in json.loads(body)["files"]]
         known = {path: oid(files[path]) if path in files else None for path in paths}
-        return 200, {
-            "files": [{"path": p, "uploadMode": "regular", "shouldIgnore": False, "oid": known[p]} for p in paths]
-        }
+        return 200, {"files": [{"path": p, "uploadMode": "regular", "shouldIgnore": False, "oid": known[p]} for p in paths]}
 
     def commit(self, body: bytes, repository: Repository, revision: str, branch: str) -> tuple:
         files, message = dict(repository.commits[revision]), ""

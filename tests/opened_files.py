@@ -67,9 +67,7 @@ def places_of(content: Any, path: tuple = ()):
     """The paths to all texts in `content`."""
     if isinstance(content, str):
         yield path
-    for key, part in (
-        content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
-    ):
+    for key, part in content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ():
         yield from places_of(part, (*path, key))
 
 

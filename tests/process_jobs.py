@@ -65,9 +65,7 @@ def all_work(trainer: FarziTrainer) -> dict[str, Any]:
         before = torch.get_rng_state()
         metrics = trainer.evaluate()
     folder = Path(trainer.args.output_dir, "omega")
-    bank = record_trajectories(
-        trainer.learner, InnerAdam(0.01), trainer.train_dataset, trainer.data_collator, folder, **OMEGA
-    )
+    bank = record_trajectories(trainer.learner, InnerAdam(0.01), trainer.train_dataset, trainer.data_collator, folder, **OMEGA)
     return {
         "trainer": trainer, "summary": dict(trainer.model.tensors), "metrics": metrics, "taught": len(taught), "studied": studied,
         "omega": [bank.checkpoint(i, step) for i in range(len(bank)) for step in (0, 2, 4)],

@@ -65,8 +65,6 @@ def test_the_engine_is_imported_with_torch_alone():
     found = set()
     for path in (PACKAGE / "engine").rglob("*.py"):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            names = (
-                [x.name for x in node.names] if isinstance(node, ast.Import) else [getattr(node, "module", None) or ""]
-            )
+            names = [x.name for x in node.names] if isinstance(node, ast.Import) else [getattr(node, "module", None) or ""]
             found |= {name.split(".")[0] for name in names}
     assert found - {"", "farzi_hf"} - sys.stdlib_module_names == {"torch"}

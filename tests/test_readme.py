@@ -96,9 +96,7 @@ def test_commands_are_known():
     for words in commands():
         program, *rest = words
         assert program in PROGRAMS
-        missing = [
-            word for word in rest if word.startswith("recipes/") and "NAME" not in word and not (ROOT / word).exists()
-        ]
+        missing = [word for word in rest if word.startswith("recipes/") and "NAME" not in word and not (ROOT / word).exists()]
         assert not missing
         if program == "make":
             assert rest[0] in targets

@@ -31,9 +31,9 @@ def test_the_site_builds_and_names_everything_public(tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path / "site")]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-3000:]
-    assert set(ROOMS) == {path.name for path in (ROOT / "farzi_hf").iterdir() if (path / "__init__.py").exists()} - {
-        "cli"
-    } | {"metrics"}
+    assert set(ROOMS) == {path.name for path in (ROOT / "farzi_hf").iterdir() if (path / "__init__.py").exists()} - {"cli"} | {
+        "metrics"
+    }
     missing = []
     for room in ROOMS:
         page = (tmp_path / "site" / "reference" / room / "index.html").read_text(encoding="utf-8")

@@ -68,9 +68,7 @@ def leave_out_figures(patch: pytest.MonkeyPatch) -> None:
 
 def use_small_data(patch: pytest.MonkeyPatch) -> None:
     """Fewer of the embedded sentences and users, which `sample` and `sample_interactions` then are, and fewer resamples of them."""
-    given = {
-        p.name: p.default for p in inspect.signature(bootstrap_interval).parameters.values() if p.default is not p.empty
-    }
+    given = {p.name: p.default for p in inspect.signature(bootstrap_interval).parameters.values() if p.default is not p.empty}
     assert given["resamples"] == 1000
     patch.setattr(bootstrap_interval, "__defaults__", tuple({**given, "resamples": 100}.values()))
     patch.setitem(TEXTS, "sample", lambda data_dir: small_text())

@@ -208,9 +208,7 @@ def attribute(
             scores = influence(seen, of_queries, adjoint=adjoint)
         return {"scores": scores.cpu().contiguous(), "losses": torch.stack(losses).cpu()}
 
-    parts = [
-        None if resume_dir is None else Path(resume_dir, f"queries-{q.start}-{q.stop}.safetensors") for q in groups
-    ]
+    parts = [None if resume_dir is None else Path(resume_dir, f"queries-{q.start}-{q.stop}.safetensors") for q in groups]
     identity = "" if resume_dir is None else _identity(replay, of_test)
     missing = [queries for queries, path in zip(groups, parts, strict=True) if not (path and path.exists())]
     total = sum(forward + replay.steps * (2 + 2 * len(queries)) for queries in missing)
@@ -227,9 +225,7 @@ def _kept(path: Path | None, identity: str, make: Callable[[], dict[str, Tensor]
     if path and path.exists():
         with safe_open(path, "pt") as file:
             if (file.metadata() or {}).get("identity") != identity:
-                raise ValueError(
-                    f"resume_dir: {str(path)!r} is of another training or other queries; give a new folder"
-                )
+                raise ValueError(f"resume_dir: {str(path)!r} is of another training or other queries; give a new folder")
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     made = make()
     if path:

@@ -16,9 +16,7 @@ Test = Mapping[str, Tensor] | Callable[[Parameters], Tensor | Iterable[Tensor]]
 """A test batch, whose mean loss is meant, or a function of θ that returns one loss, or m: a vector, or one after the other."""
 
 
-def influence(
-    training: RowTraining, test: Test, *, weights: Tensor | None = None, adjoint: Adjoint | None = None
-) -> Tensor:
+def influence(training: RowTraining, test: Test, *, weights: Tensor | None = None, adjoint: Adjoint | None = None) -> Tensor:
     """How much each training sequence lowered the test loss: −∂L_test(θ_T(w)) / ∂w_i, exact through all T steps.
 
     To first order, the sum over a set of sequences is the rise of the test loss, in nats per token, if these sequences are left out of

@@ -82,9 +82,7 @@ class WeightedTraining(RowTraining):
     def __post_init__(self) -> None:
         check_batch("rows", self.rows, self.learner.vocab_size)
         if self.batches.dim() != 2 or self.batches.dtype not in (torch.int32, torch.int64) or not self.batches.numel():
-            raise ValueError(
-                f"batches is {self.batches.dtype} of shape {tuple(self.batches.shape)}; give integers (T, b)"
-            )
+            raise ValueError(f"batches is {self.batches.dtype} of shape {tuple(self.batches.shape)}; give integers (T, b)")
         low, high = map(int, torch.aminmax(self.batches))
         if low < 0 or high >= self.num_rows:
             raise ValueError(f"batches names the rows {low} to {high}, but rows has 0 to {self.num_rows - 1}")

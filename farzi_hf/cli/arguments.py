@@ -70,7 +70,9 @@ def help_screen(types: Sequence[type], default_config: Path, usage: str | None =
     for kind in types:
         own = [field for field in fields(kind) if field.init and field.name not in known]
         lines += ["", *(f"  {'--' + field.name:<26}  {field.metadata.get('help', '')}" for field in own)]
-    examples = "--output_dir, --max_steps, --learning_rate, --per_device_train_batch_size, --seed, --eval_steps, --save_steps, --use_cpu"
+    examples = (
+        "--output_dir, --max_steps, --learning_rate, --per_device_train_batch_size, --seed, --eval_steps, --save_steps, --use_cpu"
+    )
     lines += ["", "All fields of transformers.TrainingArguments work too, for the outer loop:", f"  {examples}, …"]
     return "\n".join(lines)
 

@@ -60,9 +60,7 @@ def trainer_of(
     return trainer
 
 
-def comparison_of(
-    trainer: FarziTrainer, data: TaskData, seed: int, learner: Mapping[str, Any] | None = None
-) -> Comparison:
+def comparison_of(trainer: FarziTrainer, data: TaskData, seed: int, learner: Mapping[str, Any] | None = None) -> Comparison:
     """The comparison of a trainer's summary with real data. The arguments are as in `trainer_of`."""
     args, settings = trainer.args, data.settings
     teacher = args.make_teacher_training()

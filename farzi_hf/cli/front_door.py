@@ -35,9 +35,7 @@ class Options:
     bytes: str | None = field(
         default=None, metadata={"help": "the most that the summary may have, such as 200kB; by default as many as the data"}
     )  # fmt: skip
-    minutes: float | None = field(
-        default=None, metadata={"help": "for the trials; by default 10, or 30 for many entries"}
-    )
+    minutes: float | None = field(default=None, metadata={"help": "for the trials; by default 10, or 30 for many entries"})
     compare: bool = field(default=False, metadata={"help": "the whole table, with every baseline, beside the verdict"})
     dry_run: bool = field(default=False, metadata={"help": "say what would be read and made, and stop"})
 

@@ -50,9 +50,7 @@ def check_outputs(folder: Path, names: Sequence[str], recipe: Mapping[str, Any] 
     check_files(folder, names, ours)
     results = [name for name in (*names, "summary") if name not in _BEFORE_RESULTS and (folder / name).exists()]
     if ours and recipe is not None and results and (other := _difference(before, yaml.safe_load(yaml_text(recipe)))):
-        raise ValueError(
-            f"{str(folder)!r} has {results[0]} of a run with other settings ({other}): choose another folder"
-        )
+        raise ValueError(f"{str(folder)!r} has {results[0]} of a run with other settings ({other}): choose another folder")
 
 
 def _difference(before: Any, now: Mapping[str, Any]) -> str:
@@ -70,14 +68,10 @@ def check_files(folder: Path, names: Iterable[str], ours: bool) -> None:
             if place.exists() and not place.is_dir():
                 raise ValueError(f"{str(place)!r} is a file, where a folder has to be: choose another folder")
         if not ours and os.path.lexists(path):
-            raise ValueError(
-                f"{str(path)!r} exists already and would be overwritten; choose another folder, or move it away"
-            )
+            raise ValueError(f"{str(path)!r} exists already and would be overwritten; choose another folder, or move it away")
 
 
-def find_checkpoint(
-    args: FarziConfig, outputs: Iterable[str] = (), recipe: Mapping[str, Any] | None = None
-) -> str | None:
+def find_checkpoint(args: FarziConfig, outputs: Iterable[str] = (), recipe: Mapping[str, Any] | None = None) -> str | None:
     """The checkpoint to go on from, or None for a new run. This writes nothing. Call `begin_run` when the trainer exists. Raises ValueError if the
     run would overwrite files of others, or of a run with another recipe.
 
@@ -107,9 +101,7 @@ def write_recipe(folder: Path, recipe: Mapping[str, Any]) -> None:
     save_text(HEADER + yaml_text(recipe), folder / "recipe.yaml")
 
 
-def kept(
-    path: Path, settings: Mapping[str, Any], make: Callable[[], Any], unless: Callable[[Any], bool] | None = None
-) -> Any:
+def kept(path: Path, settings: Mapping[str, Any], make: Callable[[], Any], unless: Callable[[Any], bool] | None = None) -> Any:
     """The value of `make()`, or what an earlier start with the same settings has kept of it in the file `path`; see `stored`.
 
     The file is JSON, `{"settings": …, "value": …}`, and the value is returned as it is read from there. A file of other settings is removed

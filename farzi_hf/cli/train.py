@@ -87,9 +87,7 @@ def model_of(farzi: FarziData, args: Namespace, longest: int) -> PreTrainedModel
     if readable_positions(model.eval(), longest) < longest:
         raise ValueError(f"{source} makes a model that does not read {longest} positions; choose one with --learner")
     try:
-        check_causal(
-            model, lambda params, ids: torch.func.functional_call(model, params, kwargs=whole(model, ids)).logits
-        )
+        check_causal(model, lambda params, ids: torch.func.functional_call(model, params, kwargs=whole(model, ids)).logits)
     except ValueError as error:
         raise ValueError(str(error).replace("learner_init returned", f"{source} makes", 1)) from None
     return model

@@ -162,9 +162,7 @@ def load_interactions(
     return _sequences(table, source, (min_interactions, min_item_interactions), titles)
 
 
-def _sequences(
-    table: pa.Table, source: Any, least: tuple[int, int], titles: dict[Any, str] | None = None
-) -> Interactions:
+def _sequences(table: pa.Table, source: Any, least: tuple[int, int], titles: dict[Any, str] | None = None) -> Interactions:
     """Sorts, filters and numbers the rows. 100 M rows need less than 4 GiB, because there is no Python object per row."""
     if len(table) == 0:
         raise ValueError(f"{source} holds no interactions: it is empty or cut short")

@@ -113,9 +113,7 @@ def read_own(data: Any, data_dir: str | Path | None = None, given: Given = NONE,
     if not isinstance(data, (str, Path)):
         return _chosen(pa.table(data), "the data set", given)
     if (files := files_of(data, data_dir)) is not None:
-        read = {
-            part: [_READERS.get(ending(x), _read_csv)(x, given=given) for x in paths] for part, paths in files.items()
-        }
+        read = {part: [_READERS.get(ending(x), _read_csv)(x, given=given) for x in paths] for part, paths in files.items()}
         return _joined(read, data)
     hub = {"split": "train", **{name: x for name, x in hub.items() if x is not None}}
     try:
@@ -161,11 +159,7 @@ def _read_rows(path: Path, given: Given = NONE) -> pa.Table:
     """Of .jsonl and .arrow, whose columns have types."""
     try:
         arrow = ending(path) == ".arrow"
-        table = (
-            Dataset.from_file(str(path)).with_format("arrow")[:]
-            if arrow
-            else json.read_json(pa.BufferReader(utf8(path)))
-        )
+        table = Dataset.from_file(str(path)).with_format("arrow")[:] if arrow else json.read_json(pa.BufferReader(utf8(path)))
         table.column_names  # noqa: B018  Arrow decodes them only now
     except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
         rows = 'rows {"user": …, "item": …, "timestamp": …}, one per line, with one type per column'

@@ -174,9 +174,7 @@ class FarziConfig(TrainingArguments):
             logger.warning(f"window={self.window} is more than inner_steps={self.inner_steps}: all are differentiated.")
         size, made_up = self.synthetic_batch_size or 0, INPUTS[self.inputs].source is not None
         if not made_up and size > max(self.num_sequences, self.defaults.get("synthetic_batch_size", 0)):
-            logger.warning(
-                f"synthetic_batch_size={size} is more than num_sequences={self.num_sequences}: a step takes all."
-            )
+            logger.warning(f"synthetic_batch_size={size} is more than num_sequences={self.num_sequences}: a step takes all.")
         OBJECTIVES[self.objective].check(self)
         for make, what in (
             (self.make_inner_optimizer, "inner optimizer, inner_…"),

@@ -224,9 +224,7 @@ def train_on(
         yield state
 
 
-def real_loss(
-    learner: Learner, data: RealData, batch_size: int, steps: int, seed: int
-) -> Callable[[Parameters, int], Tensor]:
+def real_loss(learner: Learner, data: RealData, batch_size: int, steps: int, seed: int) -> Callable[[Parameters, int], Tensor]:
     """`loss(θ, step)` on the `real_batches` of these arguments, with the learner's dropout: masks are a function of seed and step."""
     batches = real_batches(data, batch_size, steps, seed)
     return lambda params, step: learner.hard_loss(params, batches(step), dropout=derive(seed, Purpose.DROPOUT, step))

@@ -330,9 +330,7 @@ class FarziTrainer(Trainer):
     @property
     def real_data(self) -> RealData:
         """What teachers train on, and what they stop early by."""
-        return RealData(
-            self.train_dataset, self.data_collator, self.args.device, self._quiet, self.held_out, self.task.ranked
-        )
+        return RealData(self.train_dataset, self.data_collator, self.args.device, self._quiet, self.held_out, self.task.ranked)
 
     @property
     def taught(self) -> dict[str, float]:
@@ -417,9 +415,7 @@ class FarziTrainer(Trainer):
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
-    def _maybe_log_save_evaluate(
-        self, tr_loss: Any, grad_norm: Any, model: Any, trial: Any, *args: Any, **kw: Any
-    ) -> None:
+    def _maybe_log_save_evaluate(self, tr_loss: Any, grad_norm: Any, model: Any, trial: Any, *args: Any, **kw: Any) -> None:
         """Trainer calls this at the end of each step. A noted signal is handled after Trainer's own work.
 
         A callback could not do this. With `save_strategy="best"`, Trainer ignores a callback that wants to save. And after a callback

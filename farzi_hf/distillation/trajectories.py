@@ -73,9 +73,7 @@ def record_trajectories(
     """
     folder = Path(folder)
     if min(num, save_every) < 1 or steps < 1 or steps % save_every:
-        raise ValueError(
-            f"num={num}, steps={steps} and save_every={save_every}: give 1 or more, steps a multiple of save_every"
-        )
+        raise ValueError(f"num={num}, steps={steps} and save_every={save_every}: give 1 or more, steps a multiple of save_every")
     check_seed(seed)
     if isinstance(train_dataset, IterableDataset):
         train_dataset = RowStream(train_dataset, lambda some: check_rows(some, learner, data_collator) or some)
@@ -160,9 +158,7 @@ class TrajectoryBank:
         found = sorted(self.folder.glob("trajectory-*.safetensors"))
         self._shards = found if num is None else [_shard(self.folder, trajectory) for trajectory in range(num)]
         if not found or set(self._shards) - set(found):
-            raise ValueError(
-                f"folder={str(folder)!r} has {len(found)} of the first {num or 1} trajectories; record them"
-            )
+            raise ValueError(f"folder={str(folder)!r} has {len(found)} of the first {num or 1} trajectories; record them")
         self.steps, self.save_every = self.manifest["steps"], self.manifest["save_every"]
 
     def __len__(self) -> int:

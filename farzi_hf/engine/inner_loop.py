@@ -246,8 +246,7 @@ class InnerLoop:
             part = None  # its memory is that of the next graph
         g = self.optimizer.clip(unclipped)
         dgs = [
-            self.optimizer.clip_pullback(unclipped, self._pullback(t, before, after, g, cotangents))
-            for cotangents, _ in pulled
+            self.optimizer.clip_pullback(unclipped, self._pullback(t, before, after, g, cotangents)) for cotangents, _ in pulled
         ]
         # The parameters before the step are what `before` holds, whatever becomes of the cotangents.
         for part in self.graphs(weights(before), inputs, t) if graph is None else [graph]:

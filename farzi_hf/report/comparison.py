@@ -249,9 +249,7 @@ class Comparison(Students):
         """The number that early stopping minimises."""
         return self.task.error(self.statistics(student, self.splits["validation"]))
 
-    def trained(
-        self, method: str, train: Callable[[int], Student], numbers: Sequence[int], nbytes: int, steps: int
-    ) -> Measured:
+    def trained(self, method: str, train: Callable[[int], Student], numbers: Sequence[int], nbytes: int, steps: int) -> Measured:
         """Trains the students `train(number)`, measures them on the test split, and prints one line with their result."""
         start = time.perf_counter()
         shown = tqdm(numbers, method, disable=self.quiet, leave=False, dynamic_ncols=True)

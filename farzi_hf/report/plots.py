@@ -147,11 +147,7 @@ def plot_tokens(decoded: Sequence[Rows], path: File, shown: str = "Synthetic seq
         image = _draw_strip(axes, strip, i * columns, columns)
     figure.colorbar(image, ax=list(panels), label="Probability", aspect=30, pad=0.01)
     own = "label_tokens" in positions[0]
-    what = (
-        "in orange what a student reads, below it what it should predict next"
-        if own
-        else "likeliest tokens per position"
-    )
+    what = "in orange what a student reads, below it what it should predict next" if own else "likeliest tokens per position"
     figure.suptitle(f"{shown}: {what}", fontsize=11)
     save(figure, path)
 

@@ -383,11 +383,7 @@ class Search:
         seconds, tried = 60 * self.minutes * _SHARES["learners"] / len(self.learners), []
         for learner in self.learners:
             numbers = sum(x.numel() for x in self._untrained(learner).parameters())
-            if (
-                tried
-                and tried[-1].error > min(trial.error for trial in tried) + _BEHIND
-                and numbers > tried[-1].found["numbers"]
-            ):
+            if tried and tried[-1].error > min(trial.error for trial in tried) + _BEHIND and numbers > tried[-1].found["numbers"]:
                 self.show(f"{words_of(learner)} is left out: a smaller one has too few steps in this time already")
                 break
             if tried and _SMALLEST * numbers / 8 > self.most:

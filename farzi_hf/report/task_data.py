@@ -77,9 +77,7 @@ class RunSettings:
         if self.held_out not in (None, *HELD_OUT):
             raise ValueError(f"held_out={self.held_out!r} is unknown: give one of {', '.join(HELD_OUT)}")
         if self.held_out in ("last_items", "own") and len(self.splits) > 1:
-            raise ValueError(
-                f"splits={self.splits}, but held_out={self.held_out!r} has one split for all seeds: give one seed"
-            )
+            raise ValueError(f"splits={self.splits}, but held_out={self.held_out!r} has one split for all seeds: give one seed")
         check_different("splits", self.splits, 0)
         for seed in self.splits:
             check_seed(seed, "splits")

@@ -85,9 +85,7 @@ class FarziDataConfig(PreTrainedConfig):
         self.inner = _as_json("inner", inner)
         self.inputs, self.labels = check_choice("inputs", inputs, INPUTS), check_choice("labels", labels, LABELS)
         if inputs not in (fitting := LABELS[labels].inputs):
-            raise ValueError(
-                f"labels={labels!r} need inputs of {' or '.join(map(repr, fitting))}, got inputs={inputs!r}"
-            )
+            raise ValueError(f"labels={labels!r} need inputs of {' or '.join(map(repr, fitting))}, got inputs={inputs!r}")
         positions = self.num_sequences * self.sequence_length
         if INPUTS[inputs].source is not None and positions > _SHOWN_POSITIONS:
             raise ValueError(

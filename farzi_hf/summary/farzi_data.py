@@ -147,9 +147,7 @@ class FarziData(nn.Module):
         parts += [f"{rows} rows of {config.sequence_length}", f"{config.vocab_size:,} entries"]
         return f"FarziData({', '.join(parts)}, {self.nbytes:,} bytes, {config.storage!r})"
 
-    def forward(
-        self, indices: Tensor | None = None, functional: Callable[[dict[str, Tensor]], Tensor] | None = None
-    ) -> Tensor:
+    def forward(self, indices: Tensor | None = None, functional: Callable[[dict[str, Tensor]], Tensor] | None = None) -> Tensor:
         """Probabilities (b, ξ, V) of the sequences `indices (b,)`, or `functional(tensors)` if that is given.
 
         They are the soft tokens. A summary whose inputs are ids has none; its probabilities are those of its labels.
@@ -315,9 +313,7 @@ class FarziData(nn.Module):
         return farzi
 
     @torch.no_grad()
-    def materialize(
-        self, num_sequences: int, sequence_length: int | None = None, label_dim: int | None = None
-    ) -> FarziData:
+    def materialize(self, num_sequences: int, sequence_length: int | None = None, label_dim: int | None = None) -> FarziData:
         """The first rows of a summary that carries a teacher, with its labels, as a summary of fixed rows with labels of their own.
 
         Args:

@@ -69,9 +69,7 @@ class Task(ABC):
 
     @classmethod
     @abstractmethod
-    def load(
-        cls, dataset: str, data_dir: str | None, **settings: Any
-    ) -> tuple[Task, Callable[[int], DatasetDict], str]:
+    def load(cls, dataset: str, data_dir: str | None, **settings: Any) -> tuple[Task, Callable[[int], DatasetDict], str]:
         """The task of a data set; a function that gives train, validation and test of a seed, as sequences in `input_ids`; and what was read."""
 
     @abstractmethod
@@ -145,9 +143,7 @@ class Task(ABC):
         rows, quotient = self.paired(ours, theirs, self.metric)
         return quotient(rows)
 
-    def ratio(
-        self, ours: Statistics, theirs: Statistics, metric: str | None = None
-    ) -> tuple[float, tuple[float, float]]:
+    def ratio(self, ours: Statistics, theirs: Statistics, metric: str | None = None) -> tuple[float, tuple[float, float]]:
         """The share, and its paired bootstrap interval. The bootstrap resamples test sequences.
 
         A resample without a hit of either says nothing: it counts as 0 for the lower end and as infinite for the upper end.

@@ -134,9 +134,7 @@ def _per_user(statistics: np.ndarray, ks: Sequence[int]) -> dict[str, np.ndarray
     return {**hits, **gains, "auc": auc}
 
 
-def ranking_intervals(
-    statistics: np.ndarray, ks: Sequence[int] = (10, 100), **settings: Any
-) -> dict[str, tuple[float, float]]:
+def ranking_intervals(statistics: np.ndarray, ks: Sequence[int] = (10, 100), **settings: Any) -> dict[str, tuple[float, float]]:
     """Bootstrap interval of each metric of `rank_metrics`, resampling users.
 
     Args:

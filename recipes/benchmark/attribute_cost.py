@@ -103,9 +103,7 @@ class Problem:
             train_sampling_strategy="sequential", save_strategy="no", logging_strategy="no", report_to="none", use_cpu=True,
             disable_tqdm=True, dataloader_pin_memory=False,
         )  # fmt: skip
-        ids = (
-            self.ids.tolist()
-        )  # the Trainer divides by the number of labels, also of the first, which nothing predicts
+        ids = self.ids.tolist()  # the Trainer divides by the number of labels, also of the first, which nothing predicts
         rows = {"input_ids": ids, "labels": [[IGNORED, *row[1:]] for row in ids]}
         return Trainer(self.model(), args, SequenceCollator(), Dataset.from_dict(rows))
 

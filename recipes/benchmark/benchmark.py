@@ -73,8 +73,7 @@ class BenchmarkArguments:
         for package in ["psutil", *(PACKAGES[name] for name in self.methods if name in PACKAGES)]:
             if importlib.util.find_spec(package) is None:
                 raise ValueError(
-                    f"methods={self.methods} needs the package {package}, which is not installed: "
-                    "pip install farzi-hf[bench]"
+                    f"methods={self.methods} needs the package {package}, which is not installed: pip install farzi-hf[bench]"
                 )
         if self.device not in ("cpu", "cuda") or (self.device == "cuda" and not torch.cuda.is_available()):
             raise ValueError(f"device={self.device!r} does not exist here: use cpu, or cuda on a machine with a GPU")

@@ -54,9 +54,7 @@ class AttributionArguments:
     learning_rate: float = setting(0.01, "at the start; it falls to 0 as a cosine")
     epsilon: float = setting(0.01, "of Adam; a large one makes training smooth")
     momentum: float = setting(0.9, "of SGD, and the first beta of Adam")
-    seeds: list[int] = field(
-        default_factory=lambda: [0, 1, 2], metadata={"help": "of start, minibatches and retrainings"}
-    )
+    seeds: list[int] = field(default_factory=lambda: [0, 1, 2], metadata={"help": "of start, minibatches and retrainings"})
     retrainings: int = setting(100, "per seed and T")
     left_out: float = setting(0.05, "share of the sequences that a retraining leaves out")
     cost_steps: list[int] = field(default_factory=lambda: [100, 1000, 5000], metadata={"help": "T of time and memory"})

@@ -129,6 +129,4 @@ def cost_table(rows: Rows, limit: float) -> str:
         return f"{1e3 * row['cpu_seconds'] / row['steps']:.1f} ms, {row['memory_bytes'] / 2**20:,.0f} MiB"
 
     methods = dict.fromkeys(row["method"] for row in rows)
-    return markdown(
-        [{"": m, **{f"T = {row['steps']:,}": cell(row) for row in rows if row["method"] == m}} for m in methods]
-    )
+    return markdown([{"": m, **{f"T = {row['steps']:,}": cell(row) for row in rows if row["method"] == m}} for m in methods])

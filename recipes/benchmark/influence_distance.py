@@ -91,9 +91,7 @@ class DistanceProblem(AttributionProblem):
     def _halves(self, seed: int) -> Tensor:
         """(k, n): weights of trainings on random halves, which no retraining has."""
         n = len(self.train_ids)
-        places = [
-            stream(derive(seed, Purpose.LEFT_OUT), Purpose.LEFT_OUT, k).permutation(n)[: n // 2] for k in range(HALVES)
-        ]
+        places = [stream(derive(seed, Purpose.LEFT_OUT), Purpose.LEFT_OUT, k).permutation(n)[: n // 2] for k in range(HALVES)]
         return torch.stack([torch.ones(n).index_fill(0, torch.from_numpy(x), 0.0) for x in places])
 
     def at(self, share: float) -> DistanceProblem:
@@ -116,15 +114,9 @@ class DistanceProblem(AttributionProblem):
 
         def made() -> list[dict[str, Any]]:
             n, rows, held_out = len(self.train_ids), [], self.collated(self._drawn("validation", 400))
-            orders = {
-                name: np.argsort(x) for name, x in self.scores(seed).items() if name in (EXACT, OVER_HALVES, RANDOM)
-            }
-            parts = [
-                (name, share, slice(round(share * n), n)) for name in orders for share in CHOICES["without the lowest"]
-            ]
-            parts += [
-                (name, -share, slice(n - round(share * n), n)) for name in orders for share in CHOICES["the highest"]
-            ]
+            orders = {name: np.argsort(x) for name, x in self.scores(seed).items() if name in (EXACT, OVER_HALVES, RANDOM)}
+            parts = [(name, share, slice(round(share * n), n)) for name in orders for share in CHOICES["without the lowest"]]
+            parts += [(name, -share, slice(n - round(share * n), n)) for name in orders for share in CHOICES["the highest"]]
             for name, share, part in [("all", 0.0, slice(0, n)), *parts]:
                 chosen = torch.from_numpy(orders.get(name, np.arange(n))[part].copy())
                 fresh = [self._fresh(chosen, derive(seed, Purpose.REAL_STUDENT, k)) for k in range(FRESH)]
@@ -172,13 +164,10 @@ def write(folder: Path, problems: dict[str, DistanceProblem], seeds: Sequence[in
     for share in SHARES:
         own = [row for row in rows if row["left_out"] == share]
         cells = {
-            (row["method"], row["setting"]): "{:.2f} ({:.2f}–{:.2f})".format(row["lds"], *row["lds_interval"])
-            for row in own
+            (row["method"], row["setting"]): "{:.2f} ({:.2f}–{:.2f})".format(row["lds"], *row["lds_interval"]) for row in own
         }
         shown.append((f"Rank correlation, retrainings without {share:.0%}", table(cells)))
-    slopes = {
-        (f"{row['left_out']:.0%}", row["setting"]): f"{row['slope']:.2f}" for row in rows if row["method"] == EXACT
-    }
+    slopes = {(f"{row['left_out']:.0%}", row["setting"]): f"{row['slope']:.2f}" for row in rows if row["method"] == EXACT}
     slopes |= {("test loss with all", row["setting"]): f"{row['loss']:.3f}" for row in rows}
     shown.append(("Slope of true over predicted changes, exact influence", table(slopes)))
     used = [
@@ -231,9 +220,7 @@ def judged(name: str, problem: DistanceProblem, seeds: Sequence[int]) -> list[di
 def table(cells: dict[tuple[str, str], str]) -> str:
     """Rows by the first part of a key, columns by the second."""
     names = dict.fromkeys(first for first, _ in cells)
-    return markdown(
-        [{"": name, **{second: x for (first, second), x in cells.items() if first == name}} for name in names]
-    )
+    return markdown([{"": name, **{second: x for (first, second), x in cells.items() if first == name}} for name in names])
 
 
 def choices(used: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
@@ -250,9 +237,7 @@ def choices(used: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
                     for row in used
                     if (row["by"], row["without"]) == (by, without)
                 ]
-                line[f"{kind} {share:.0%}"] = (
-                    f"{np.mean(x):+.3f} ± {2 * np.std(x, ddof=min(1, len(x) - 1)) / len(x) ** 0.5:.3f}"
-                )
+                line[f"{kind} {share:.0%}"] = f"{np.mean(x):+.3f} ± {2 * np.std(x, ddof=min(1, len(x) - 1)) / len(x) ** 0.5:.3f}"
         lines.append(line)
     return lines
 

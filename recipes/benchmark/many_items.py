@@ -61,9 +61,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         totals.append([sum(times) for times in zip(*parts.values(), strict=True)])
     wall, cpu = map(min, zip(*totals, strict=True))
     peak = peak_memory(torch.device("cpu")) / 2**20
-    print(
-        f"outer step: {cpu:.2f} s CPU, {wall:.2f} s wall ({args.threads} thread(s)); peak of the process {peak:,.0f} MiB"
-    )
+    print(f"outer step: {cpu:.2f} s CPU, {wall:.2f} s wall ({args.threads} thread(s)); peak of the process {peak:,.0f} MiB")
 
 
 def arguments(argv: Sequence[str] | None) -> Namespace:

@@ -242,9 +242,7 @@ class Ours:
     def train(self, problem: Problem, steps: int, adjoint: Adjoint) -> Parameters:
         settings = {"optimizer": InnerAdam(**ADAM), "steps": steps, "adjoint": adjoint}
         with torch.autocast(problem.latents.device.type, torch.bfloat16, enabled=self.bf16):
-            return unroll(
-                problem.fused_loss, problem.start, problem.summary, torch_compile=self.torch_compile, **settings
-            )
+            return unroll(problem.fused_loss, problem.start, problem.summary, torch_compile=self.torch_compile, **settings)
 
     def step_seconds(self, problem: Problem, timer: Callable[[Callable], tuple[float, float]]) -> tuple[float, float]:
         """Seconds of G, one inner gradient, and of R, one reverse step, each with Adam's elementwise part.

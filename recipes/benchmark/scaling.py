@@ -136,9 +136,7 @@ def write(rows: Sequence[Facts], output: Path) -> None:
         ]
         size = "Entries of the vocabulary, V"
         seconds = Panel(drawn, "vocabulary", "seconds", size, "CPU seconds per inner step", "xy")
-        plot_curves(
-            output / FILES[3], seconds, Panel(drawn, "vocabulary", "memory_bytes", size, "Peak memory (MB)", "xy", 1e-6)
-        )
+        plot_curves(output / FILES[3], seconds, Panel(drawn, "vocabulary", "memory_bytes", size, "Peak memory (MB)", "xy", 1e-6))
     print((output / FILES[2]).read_text(encoding="utf-8"))
 
 

@@ -46,9 +46,7 @@ FACTS = {
 }
 BLOCKS = 20  # equal parts of the run, to whose medians the line is fitted: evaluations and checkpoints are short peaks
 FEWEST = 4  # measurements that a line with a standard error needs
-SETTLING = (
-    0.1  # share of the steps that the line leaves out: first, libraries are loaded and the heap grows to its size
-)
+SETTLING = 0.1  # share of the steps that the line leaves out: first, libraries are loaded and the heap grows to its size
 
 
 class Watch(TrainerCallback):

@@ -104,15 +104,11 @@ def draw(c: Comparison, rows: Sequence[Row], compared: Sequence[Row], long: Sequ
     if points:
         size = "Bytes that one must keep to train"
         top = 3 * median_low(row[metric] for row in points)
-        plot_curves(
-            folder / BYTES, Panel(points, "bytes", metric, size, label, "xy", title=title, joined=False, top=top)
-        )
+        plot_curves(folder / BYTES, Panel(points, "bytes", metric, size, label, "xy", title=title, joined=False, top=top))
     itself = BASELINES["teacher"](c)
     lines = {"the packed teacher itself": c.row(itself)[metric]} if itself else {}
     lines |= {f"all real data, {row['steps']:,} steps": row[metric] for row in long}
-    read = Panel(
-        rows, "tokens", metric, f"Tokens that a student reads ({c.tokens_per_step:,} a step)", label, "xy", 1.0, lines
-    )
+    read = Panel(rows, "tokens", metric, f"Tokens that a student reads ({c.tokens_per_step:,} a step)", label, "xy", 1.0, lines)
     title = f"Students on {data}, by what they read"
     time = replace(read, x="seconds", x_label="Seconds of a student's training", title="The same students, by time")
     plot_curves(folder / TOKENS, replace(read, title=title), time)

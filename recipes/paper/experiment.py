@@ -62,14 +62,10 @@ class TrajectoryArguments:
     num_recorded: int = field(default=10, metadata={"help": "|Ω|, trajectories to record"})
     trajectory_steps: int = field(default=100, metadata={"help": "of each"})
     save_every: int = field(default=10, metadata={"help": "steps between two checkpoints"})
-    trajectory_batch_size: int | None = field(
-        default=None, metadata={"help": "by default as many tokens as an inner step"}
-    )
+    trajectory_batch_size: int | None = field(default=None, metadata={"help": "by default as many tokens as an inner step"})
 
 
-def card_folder(
-    name: str, dataset: str, scale: str, chosen: str | None, files: Sequence[str] = (), default: bool = True
-) -> Path:
+def card_folder(name: str, dataset: str, scale: str, chosen: str | None, files: Sequence[str] = (), default: bool = True) -> Path:
     """The folder of a table and its `files`: the one that the user has chosen, or the default.
 
     Each scale and each form has its own folder, so that a long run does not replace the card of a quick run: `…_shared` has the paper's

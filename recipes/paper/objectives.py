@@ -97,9 +97,7 @@ def sgd(learning_rate: float, momentum: float) -> dict[str, Any]:
 def claims(task: Task) -> list[Claim]:
     """The paper's claims: Adam in the inner loop is better for every objective, Ω helps, and only recommendation reaches full data."""
     adam = {name: f"{name}, Adam" for name in OBJECTIVES}
-    found = [
-        Claim(f"{name} is better with Adam inside than with SGD", ours, f"{name}, SGD") for name, ours in adam.items()
-    ]
+    found = [Claim(f"{name} is better with Adam inside than with SGD", ours, f"{name}, SGD") for name, ours in adam.items()]
     farzi = adam.pop("Farzi")
     found += [Claim(f"With Adam inside, Farzi is better than {name}", farzi, other) for name, other in adam.items()]
     found.append(Claim("Farzi is better than random sampling", farzi, "random sampling, Adam"))

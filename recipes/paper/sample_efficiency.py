@@ -53,9 +53,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     lines = {name: rows[name][e.task.metric] for name in (FULL, LONG)}
     axes = "x" if e.task.percent else "xy"
     label, top = "Synthetic sequences μ", 3 * max(row[e.task.metric] for row in curves if row["method"] == "Farzi")
-    plot_curves(
-        e.folder / figure, Panel(curves, "μ", e.task.metric, label, e.task.metric_label, axes, lines=lines, top=top)
-    )
+    plot_curves(e.folder / figure, Panel(curves, "μ", e.task.metric, label, e.task.metric_label, axes, lines=lines, top=top))
 
 
 def sized_cell(e: Experiment, family: str, size: int) -> Cell:

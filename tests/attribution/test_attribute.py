@@ -38,9 +38,7 @@ def trainer(folder, model=None, data: Dataset | None = None, **changes) -> Train
 
 
 def lora():
-    return get_peft_model(
-        tiny_model("llama"), LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["q_proj", "v_proj"])
-    )
+    return get_peft_model(tiny_model("llama"), LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["q_proj", "v_proj"]))
 
 
 def frozen():
@@ -49,9 +47,7 @@ def frozen():
     return model
 
 
-PEFT = pytest.mark.filterwarnings(
-    "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
-)  # peft 0.21 asks for it
+PEFT = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft 0.21 asks for it
 
 MODELS = {
     **{kind: lambda kind=kind: tiny_model(kind) for kind in ("gpt2", "llama", "sasrec")},
@@ -66,9 +62,7 @@ CHANGES = [
 
 
 @PEFT
-@pytest.mark.parametrize(
-    ("name", "changes"), [*((name, {}) for name in MODELS), *(("gpt2", changes) for changes in CHANGES[1:])]
-)
+@pytest.mark.parametrize(("name", "changes"), [*((name, {}) for name in MODELS), *(("gpt2", changes) for changes in CHANGES[1:])])
 def test_the_replay_ends_at_the_weights_of_the_trainer(tmp_path, name, changes):
     of = trainer(tmp_path, MODELS[name](), **changes)
     before = {name: x.detach().clone() for name, x in of.model.named_parameters()}
@@ -161,9 +155,7 @@ def test_what_was_killed_goes_on_with_the_queries_that_are_missing(tmp_path, mon
         torch.testing.assert_close(found.scores, expected.scores)
         torch.testing.assert_close(found.losses, expected.losses)
     for other, asked in ((trainer(tmp_path, learning_rate=0.1), queries), (of, rows(3, seed=2))):
-        with pytest.raises(
-            ValueError, match=r"resume_dir: '.*queries-0-2.safetensors' is of another training or other"
-        ):
+        with pytest.raises(ValueError, match=r"resume_dir: '.*queries-0-2.safetensors' is of another training or other"):
             attribute(other, asked, resume_dir=tmp_path / "parts")
     of.train()
     assert found.check(of.model) <= 1e-5

@@ -29,9 +29,7 @@ def folder(tmp_path_factory):
     """A model that knows a little, its tokenizer, rows and queries."""
     folder = tmp_path_factory.mktemp("walkthrough")
     texts = load_sample_text(200)["train"]["text"][: ROWS + QUERIES]
-    tokenizer = word_tokenizer(
-        texts, 120
-    )  # no word is in one row alone: Adam's step does not depend on such a row's weight
+    tokenizer = word_tokenizer(texts, 120)  # no word is in one row alone: Adam's step does not depend on such a row's weight
     tokenizer.save_pretrained(folder / "model")
     set_seed(0)
     AutoModelForCausalLM.from_config(config_of("gpt2", len(tokenizer))).save_pretrained(folder / "model")
@@ -77,8 +75,7 @@ def test_rows_are_dropped_by_their_scores(folder):
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
     assert found.texts == [tokenizer.decode(ids, skip_special_tokens=True) for ids in tokenizer(rows)["input_ids"]]
     without_useful, without_useless = (
-        float(losses_of(folder, [row for i, row in enumerate(rows) if i not in dropped]).mean())
-        for dropped in (useful, useless)
+        float(losses_of(folder, [row for i, row in enumerate(rows) if i not in dropped]).mean()) for dropped in (useful, useless)
     )
     assert without_useless < without_useful - 0.01
 

@@ -27,9 +27,7 @@ def folder(tmp_path_factory):
     texts = load_sample_text(60)["train"]["text"]
     tokenizer = word_tokenizer(texts, 60)
     tokenizer.save_pretrained(folder / "model")
-    AutoModelForCausalLM.from_config(config_of("gpt2", len(tokenizer), resid_pdrop=0.1)).save_pretrained(
-        folder / "model"
-    )
+    AutoModelForCausalLM.from_config(config_of("gpt2", len(tokenizer), resid_pdrop=0.1)).save_pretrained(folder / "model")
     (folder / "data.jsonl").write_text("".join(json.dumps({"said": text}) + "\n" for text in texts[:12]))
     (folder / "test.csv").write_text("said\n" + "\n".join(f'"{text}"' for text in texts[12:20]))
     return folder
@@ -51,9 +49,7 @@ def attribute(folder, *more: str) -> None:
     main(["attribute", str(folder / "model"), str(folder / "data.jsonl"), *fixed, *more])
 
 
-@pytest.mark.parametrize(
-    "more", [(), ("--lora", "2", "--learning_rate", "1e-2", "--adjoint", "reversible")], ids=["all", "lora"]
-)
+@pytest.mark.parametrize("more", [(), ("--lora", "2", "--learning_rate", "1e-2", "--adjoint", "reversible")], ids=["all", "lora"])
 def test_rows_are_scored_saved_and_printed(folder, tmp_path, capsys, more):
     attribute(folder, "--output_dir", str(tmp_path / "out"), "--queries", "3", "--top", "2", "--check", *more)
     printed = capsys.readouterr().out

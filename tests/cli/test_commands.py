@@ -111,9 +111,7 @@ def test_a_test_split_that_cannot_be_read_is_found_before_the_distillation(tmp_p
 
     monkeypatch.setattr(TaskData, "splits", splits)
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(SIZES), encoding="utf-8")
-    with pytest.raises(
-        SystemExit, match=r"test split: dataset\['input_ids'\]\[0\] has 2000 ids, but the learner reads"
-    ):
+    with pytest.raises(SystemExit, match=r"test split: dataset\['input_ids'\]\[0\] has 2000 ids, but the learner reads"):
         main(["distil", str(tmp_path / "tiny.yaml"), "--output_dir", str(tmp_path / "run")])
     assert not list((tmp_path / "run").iterdir())
 
@@ -234,9 +232,7 @@ def test_examples_are_found_and_help_is_light():
     "path", sorted((Path(__file__).parents[2] / "model_cards").glob("*/recipe.yaml")), ids=lambda path: path.parent.name
 )
 def test_the_recipe_of_a_committed_card_is_a_config_still(path, tmp_path):
-    settings, args = parse_arguments(
-        (RunSettings, FarziConfig), path, ["--output_dir", str(tmp_path), "--use_cpu", "true"]
-    )
+    settings, args = parse_arguments((RunSettings, FarziConfig), path, ["--output_dir", str(tmp_path), "--use_cpu", "true"])
     recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
     assert settings.learner == recipe["learner"]
     assert args.num_sequences == recipe["num_sequences"]
@@ -247,9 +243,7 @@ def test_the_recipe_of_a_committed_card_is_a_config_still(path, tmp_path):
     "arguments",
     [
         ("-m", "farzi_hf", "--help"),
-        pytest.param(
-            ("-c", "from farzi_hf.cli.program import run; run(lambda: print('x' * 10**6))"), marks=pytest.mark.slow
-        ),
+        pytest.param(("-c", "from farzi_hf.cli.program import run; run(lambda: print('x' * 10**6))"), marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGPIPE")

@@ -183,10 +183,7 @@ def test_train_leaves_out_what_is_no_plain_field_of_the_learner(summary, tmp_pat
 @pytest.mark.parametrize(
     ("recipe", "key"),
     [
-        *[
-            ({"dataset": name}, "dataset")
-            for name in ([1], 3, "/etc/passwd", "outside.csv", "../outside.csv", "user/evil")
-        ],
+        *[({"dataset": name}, "dataset") for name in ([1], 3, "/etc/passwd", "outside.csv", "../outside.csv", "user/evil")],
         *[({"num_students": "x"}, "num_students"), ({"splits": 3}, "splits"), ({"baselines": [[1]]}, "baselines")],
         *[({"vocab_size": "x"}, "vocab_size"), ({"max_length": [1]}, "max_length"), ({"teacher": 5}, "teacher")],
     ],

@@ -50,9 +50,7 @@ def test_a_checkpoint_of_others_is_refused(started, tmp_path):
     foreign = tmp_path / "run" / "checkpoint-500" / "weights.bin"
     foreign.parent.mkdir(parents=True)
     foreign.write_text("precious")
-    with pytest.raises(
-        ValueError, match=r"output_dir='.*run' holds checkpoint-500, which .* choose another output_dir"
-    ):
+    with pytest.raises(ValueError, match=r"output_dir='.*run' holds checkpoint-500, which .* choose another output_dir"):
         started()
     assert foreign.read_text() == "precious"
 
@@ -124,9 +122,7 @@ def test_a_file_that_no_recipe_wrote_is_refused_before_the_work(tmp_path, conten
 
 
 def test_the_recipe_of_a_run_finds_the_users_file_again_and_that_of_its_summary_names_no_folder(tmp_path, monkeypatch):
-    (tmp_path / "mine.csv").write_text(
-        "user_id,item_id\n" + "".join(f"{u},{(u + t) % 7}\n" for u in range(30) for t in range(5))
-    )
+    (tmp_path / "mine.csv").write_text("user_id,item_id\n" + "".join(f"{u},{(u + t) % 7}\n" for u in range(30) for t in range(5)))
     monkeypatch.chdir(tmp_path)
     settings = {
         "output_dir": "out",

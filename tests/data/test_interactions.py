@@ -194,9 +194,7 @@ def test_ids_are_kept_as_they_are():
 @pytest.mark.parametrize("ids", [[1.0, 2.0, 2.5], [b"a", b"b", b"c"], [True, False, True], [[1], [2], [3]]], ids=str)
 def test_ids_of_another_type_are_refused(ids):
     for changed in ({"users": ids}, {"items": ids}):
-        with pytest.raises(
-            ValueError, match=r"the data set: column '(user|item)' is of type .*: give ids as integers or text"
-        ):
+        with pytest.raises(ValueError, match=r"the data set: column '(user|item)' is of type .*: give ids as integers or text"):
             load_interactions(rows([1, 2, 3], **changed))
 
 
@@ -223,9 +221,7 @@ def test_tables():
     for table in (frame, dated, other, pa.table(frame)):
         assert lists(load_interactions(table)) == EXPECTED
     assert load_interactions(other).item_ids == [10, 20, 30, 40]
-    with pytest.raises(
-        ValueError, match=r"the data set has columns \['user', 'rating'\]: 'item' must be there once; name yours"
-    ):
+    with pytest.raises(ValueError, match=r"the data set has columns \['user', 'rating'\]: 'item' must be there once; name yours"):
         load_interactions(other.select_columns(["user", "rating"]))
 
 
@@ -310,15 +306,11 @@ def test_the_split_is_of_users_80_10_10_disjoint_and_seeded():
 
 def splits_of(interactions: Interactions, split: DatasetDict) -> dict[str, list[list]]:
     """The histories of each split, as original ids."""
-    return {
-        name: [[interactions.item_ids[i - 1] for i in row] for row in rows["input_ids"]] for name, rows in split.items()
-    }
+    return {name: [[interactions.item_ids[i - 1] for i in row] for row in rows["input_ids"]] for name, rows in split.items()}
 
 
 def test_leave_one_out_holds_out_the_last_items_of_each_user():
-    data = load_interactions(
-        rows(list(range(9)), users=[1] * 4 + [2] * 3 + [3] * 2, items=list("abcdxyzpq")), min_interactions=2
-    )
+    data = load_interactions(rows(list(range(9)), users=[1] * 4 + [2] * 3 + [3] * 2, items=list("abcdxyzpq")), min_interactions=2)
     expected = {
         "train": [list("ab"), ["x"], list("pq")],
         "validation": [list("abc"), list("xy")],

@@ -129,9 +129,7 @@ def test_the_column_that_can_only_be_the_text(tmp_path, columns, expected):
 
 
 def test_chats_go_through_the_template(tmp_path, tokenizer):
-    rows = [
-        {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": "yes"}]} for text in SENTENCES
-    ]
+    rows = [{"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": "yes"}]} for text in SENTENCES]
     path = write(tmp_path / "chat.jsonl", rows)
     for other in (None, tokenizer):
         with pytest.raises(ValueError, match=r"column 'messages' holds chats.* has none: give that of a chat model"):
@@ -216,9 +214,7 @@ def test_the_tokenizer_fits_the_text_or_is_the_one_given(tmp_path, tokenizer):
     for same in (tokenizer, str(tmp_path / "tokenizer"), tmp_path / "tokenizer"):
         ids = load_text(path, tokenizer=same)["train"]["input_ids"]
         assert ids == tokenizer(texts(data)["train"])["input_ids"]
-    with pytest.raises(
-        DataUnavailableError, match="tokenizer='no/such' is no folder and no repository with a tokenizer"
-    ):
+    with pytest.raises(DataUnavailableError, match="tokenizer='no/such' is no folder and no repository with a tokenizer"):
         load_text(path, tokenizer="no/such")
 
 
@@ -265,40 +261,31 @@ def test_columns_with_usual_names(tmp_path, names, name):
     rows = [dict(zip(("rating", *(n for n in names if n)), (5, *row), strict=False)) for row in RATINGS]
     path = tmp_path / name
     if name == "a.inter":
-        path.write_text(
-            "\n".join("\t".join(map(str, row)) for row in (rows[0].keys(), *(row.values() for row in rows)))
-        )
+        path.write_text("\n".join("\t".join(map(str, row)) for row in (rows[0].keys(), *(row.values() for row in rows))))
     else:
         write(path, rows)
     assert recognise(path) == "interactions"
     found = load_interactions(path)
     assert [sequence.tolist() for sequence in found.sequences] == [[1, 2, 3, 4]] * 12
     times = repr(names[2]) if names[2] else "times: the order of the rows"
-    assert (
-        found.description == f"48 interactions of 12 users with 4 items (columns {names[0]!r}, {names[1]!r}, {times})"
-    )
+    assert found.description == f"48 interactions of 12 users with 4 items (columns {names[0]!r}, {names[1]!r}, {times})"
 
 
 def test_interactions_of_the_hub(hub):
     repository = hub.repositories.setdefault("me/clicks", Repository())
     rows = [json.dumps({"user_id": f"00{u}", "item_id": f"0{i}", "ts": t}) for u, i, t in RATINGS]
-    repository.commit(
-        "main", {"train.jsonl": "\n".join(rows[:24]).encode(), "test.jsonl": "\n".join(rows[24:]).encode()}
-    )
+    repository.commit("main", {"train.jsonl": "\n".join(rows[:24]).encode(), "test.jsonl": "\n".join(rows[24:]).encode()})
     repository.commit("other", {"train.jsonl": "\n".join(rows).encode()})
     assert recognise("me/clicks") == "interactions"
     assert [
-        len(load_interactions("me/clicks", **given).sequences)
-        for given in ({}, {"split": "test"}, {"revision": "other"})
+        len(load_interactions("me/clicks", **given).sequences) for given in ({}, {"split": "test"}, {"revision": "other"})
     ] == [6, 6, 12]
     found = load_interactions("me/clicks")
     assert found.item_ids == ["00", "01", "02", "03"]
 
 
 def test_columns_that_are_named(tmp_path):
-    rows = [
-        {"who": u, "what": i, "when": -t, "user": 1, "item": 1, "note": "some words of text"} for u, i, t in RATINGS
-    ]
+    rows = [{"who": u, "what": i, "when": -t, "user": 1, "item": 1, "note": "some words of text"} for u, i, t in RATINGS]
     path = write(tmp_path / "a.csv", rows)
     given = {"user_column": "who", "item_column": "what"}
     assert recognise(path, **given) == "interactions"
@@ -307,9 +294,7 @@ def test_columns_that_are_named(tmp_path):
         recognise(path, text_column="note", **given)
     assert [s.tolist() for s in load_interactions(path, **given).sequences] == [[1, 2, 3, 4]] * 12
     assert load_interactions(path, **given, time_column="when").sequences[0].tolist() == [4, 3, 2, 1]
-    with pytest.raises(
-        ValueError, match=r"a.csv has columns .*: 'Who' must be there once; name yours with user_column"
-    ):
+    with pytest.raises(ValueError, match=r"a.csv has columns .*: 'Who' must be there once; name yours with user_column"):
         load_interactions(path, user_column="Who")
 
 
@@ -374,9 +359,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("content", HOSTILE, ids=[repr(content[:12]) for content in HOSTILE])
-@pytest.mark.parametrize(
-    "name", ["a.txt", "a.jsonl", "a.json", "a.csv", "a.tsv", "a.parquet", "a.arrow", "a.txt.gz", "a.bin"]
-)
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.json", "a.csv", "a.tsv", "a.parquet", "a.arrow", "a.txt.gz", "a.bin"])
 def test_hostile_files_are_one_clear_error(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
     for read in (recognise, load_text, load_interactions):
@@ -393,9 +376,7 @@ def test_one_huge_line_is_too_few_rows(tmp_path):
         load_text(lines(tmp_path / "text8.txt", ["word " * 1_000_000]))
 
 
-ROWS = st.lists(
-    st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r"), max_size=20), min_size=3, max_size=40
-)
+ROWS = st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r"), max_size=20), min_size=3, max_size=40)
 
 
 @fuzzed

@@ -67,9 +67,7 @@ def install() -> None:
         return lambda *args, **kwargs: value
 
     device = torch.ops.fake_cuda
-    properties = SimpleNamespace(
-        total_memory=80 << 30, name="fake", major=9, minor=0, multi_processor_count=132, warp_size=32
-    )
+    properties = SimpleNamespace(total_memory=80 << 30, name="fake", major=9, minor=0, multi_processor_count=132, warp_size=32)
     for name, value in {
         "_lazy_init": None, "_is_in_bad_fork": False, "is_available": True, "is_initialized": True, "is_bf16_supported": True,
         "device_count": 1, "current_device": 0, "set_device": None, "synchronize": None, "empty_cache": None, "ipc_collect": None,

@@ -14,9 +14,7 @@ from torch import nn
 
 needs_device = [
     pytest.mark.gpu,
-    pytest.mark.skipif(
-        "not torch.cuda.is_available()", reason="there is no CUDA device, and no fake one: make test-device"
-    ),
+    pytest.mark.skipif("not torch.cuda.is_available()", reason="there is no CUDA device, and no fake one: make test-device"),
 ]
 
 

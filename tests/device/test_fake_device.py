@@ -30,8 +30,6 @@ def test_what_a_gpu_would_do():
         "gpu and not slow",
         "tests/device",
     ]
-    done = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": "tests/device"}, capture_output=True, text=True
-    )
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": "tests/device"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
     assert " passed" in done.stdout

@@ -67,18 +67,14 @@ def assert_alike(make) -> None:
 @chosen("way", WAYS, ("pool",))
 def test_text_in_every_way(way, sequences, tokenizer, tmp_path):
     assert_alike(
-        lambda use_cpu: tiny_trainer(
-            tmp_path / str(use_cpu), sequences, tokenizer, max_steps=2, **{**way, "use_cpu": use_cpu}
-        )
+        lambda use_cpu: tiny_trainer(tmp_path / str(use_cpu), sequences, tokenizer, max_steps=2, **{**way, "use_cpu": use_cpu})
     )
 
 
 @chosen("form", FORMS, ("own",))
 def test_text_in_every_form(form, sequences, tokenizer, tmp_path):
     assert_alike(
-        lambda use_cpu: tiny_trainer(
-            tmp_path / str(use_cpu), sequences, tokenizer, max_steps=2, **{**form, "use_cpu": use_cpu}
-        )
+        lambda use_cpu: tiny_trainer(tmp_path / str(use_cpu), sequences, tokenizer, max_steps=2, **{**form, "use_cpu": use_cpu})
     )
 
 

@@ -37,9 +37,7 @@ def gpt2(width: int = 8) -> GPT2LMHeadModel:
 @pytest.fixture(scope="module")
 def farzi() -> FarziData:
     torch.manual_seed(0)
-    return FarziData.from_teacher(
-        gpt2(), sequence_length=XI, frequencies=torch.arange(V), storage="int5", seed=3
-    ).double()
+    return FarziData.from_teacher(gpt2(), sequence_length=XI, frequencies=torch.arange(V), storage="int5", seed=3).double()
 
 
 @pytest.fixture(scope="module")
@@ -196,8 +194,7 @@ def test_several_teachers_are_learnt_from_drawn_ids_whatever_students_read(seque
         "packing_steps": 100,
     }
     drawn, other = (
-        tiny_trainer(tmp_path / name, sequences, tokenizer, **{**settings, "inputs": name})
-        for name in ("drawn", inputs)
+        tiny_trainer(tmp_path / name, sequences, tokenizer, **{**settings, "inputs": name}) for name in ("drawn", inputs)
     )
     losses = []
     for trainer in (drawn, other):
@@ -214,9 +211,7 @@ def test_a_resumed_run_is_the_same_bit_for_bit(sequences, tokenizer, tmp_path, i
     settings = {**CARRIED, "inputs": inputs, "learner_pool": 2, "window": 1}
     whole = tiny_trainer(tmp_path / "whole", sequences, tokenizer, **settings)
     whole.train()
-    broken = tiny_trainer(
-        tmp_path / "broken", sequences, tokenizer, {"callbacks": [SignalAt("SIGTERM", 2)]}, **settings
-    )
+    broken = tiny_trainer(tmp_path / "broken", sequences, tokenizer, {"callbacks": [SignalAt("SIGTERM", 2)]}, **settings)
     with pytest.raises(Interrupted):
         broken.train()
     resumed = tiny_trainer(tmp_path / "broken", sequences, tokenizer, **settings)

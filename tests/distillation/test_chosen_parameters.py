@@ -74,9 +74,7 @@ def test_the_meta_gradient_of_adapters_is_exact(adjoint):
     assert all("lora_" in name for name in few)
 
     def result(kind) -> tuple[Tensor, ...]:
-        found = SyntheticTraining(OPTIMIZER, 1.0, adjoint=kind)(
-            learner, farzi.tensors, start=start, steps=STEPS, seed=0
-        )
+        found = SyntheticTraining(OPTIMIZER, 1.0, adjoint=kind)(learner, farzi.tensors, start=start, steps=STEPS, seed=0)
         assert trained(found, start) == few
         loss = learner.hard_loss(found, BATCH)
         return loss, *torch.autograd.grad(loss, [farzi.latents, farzi.decoder])

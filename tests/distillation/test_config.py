@@ -203,9 +203,7 @@ def test_a_field_of_another_type_is_named(settings):
 
 
 def test_an_inner_optimizer_gets_its_settings_and_no_others():
-    assert config(**UNUSUAL).make_inner_optimizer() == InnerAdam(
-        lr=0.03, betas=(0.6, 0.98), eps=1e-5, weight_decay=0.01
-    )
+    assert config(**UNUSUAL).make_inner_optimizer() == InnerAdam(lr=0.03, betas=(0.6, 0.98), eps=1e-5, weight_decay=0.01)
     assert config(**SGD).make_inner_optimizer() == InnerSGD(lr=0.03, momentum=0.3)
     assert config(**SGD, inner_steps=12).inner_settings() == {
         "optimizer": "sgd", "lr": 0.03, "momentum": 0.3, "weight_decay": 0.0, "steps": 12, "synthetic_batch_size": 50,
@@ -269,9 +267,7 @@ def test_the_inner_loop_gets_its_settings():
 
 
 def test_adamw_and_clipping_travel_with_the_summary():
-    settings = config(
-        inner_optimizer="adamw", inner_learning_rate=0.03, inner_weight_decay=0.1, inner_max_grad_norm=2.0
-    )
+    settings = config(inner_optimizer="adamw", inner_learning_rate=0.03, inner_weight_decay=0.1, inner_max_grad_norm=2.0)
     assert settings.make_inner_optimizer().max_grad_norm == 2.0
     assert inner_optimizer(settings.inner_settings()) == settings.make_inner_optimizer()
     assert isinstance(settings.make_inner_optimizer(), InnerAdamW)

@@ -28,9 +28,7 @@ KILLS = {
 def moments() -> list[tuple[str, str, float]]:
     """Twenty: job, phase, and the share of it that has passed."""
     draw = random.Random(SEED)
-    return [
-        (job, phase, round(draw.uniform(0.0, 0.9), 3)) for (job, phase), count in KILLS.items() for _ in range(count)
-    ]
+    return [(job, phase, round(draw.uniform(0.0, 0.9), 3)) for (job, phase), count in KILLS.items() for _ in range(count)]
 
 
 @dataclass

@@ -84,9 +84,7 @@ def nats(logits: Tensor, targets: Tensor) -> Tensor:
     return -log_p[known, targets[:, 1:][known]].mean()
 
 
-def by_hand(
-    latents: Tensor, decoder: Tensor, batch: dict[str, Tensor], training: SyntheticTraining, steps: int
-) -> Tensor:
+def by_hand(latents: Tensor, decoder: Tensor, batch: dict[str, Tensor], training: SyntheticTraining, steps: int) -> Tensor:
     """θ0 from the seed, T steps in textbook form, the loss on real data; autograd through the last `window` of them."""
     return real_loss(trained(initial(), latents, decoder, training, steps), batch)
 
@@ -173,9 +171,7 @@ def tolerance_of(adjoint) -> float:
 
 
 def distance(found: list[Tensor], wanted: list[Tensor]) -> Tensor:
-    return sum(
-        1 - (a * b).sum() / ((a**2).sum() ** 0.5 * (b**2).sum() ** 0.5) for a, b in zip(found, wanted, strict=True)
-    )
+    return sum(1 - (a * b).sum() / ((a**2).sum() ** 0.5 * (b**2).sum() ** 0.5) for a, b in zip(found, wanted, strict=True))
 
 
 @OPTIMIZER
@@ -208,9 +204,7 @@ def test_trajectory_matching_is_the_normalised_distance_written_out(learner, lea
 
 @ADJOINT
 @OPTIMIZER
-def test_starting_from_trajectories_is_training_from_their_checkpoints(
-    learner, leaves, batch, bank, optimizer, adjoint
-):
+def test_starting_from_trajectories_is_training_from_their_checkpoints(learner, leaves, batch, bank, optimizer, adjoint):
     inner = training(optimizer=optimizer, adjoint=adjoint)
     objective = MetaMatching(training=inner, steps=3, steps_min=3, starts=PretrainedStarts(bank, fresh=0.0))
     found = objective(learner, named(leaves), batch, SEED)

@@ -26,9 +26,7 @@ def plain(monkeypatch):
 # -- what the launcher asked for -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("variable", "value"), [*((name, "true") for name in SHARDING), ("ACCELERATE_MIXED_PRECISION", "fp16")]
-)
+@pytest.mark.parametrize(("variable", "value"), [*((name, "true") for name in SHARDING), ("ACCELERATE_MIXED_PRECISION", "fp16")])
 def test_sharding_and_fp16_of_the_launcher_are_refused_in_one_line(plain, monkeypatch, variable, value):
     monkeypatch.setenv(variable, value)
     with pytest.raises(ValueError, match=rf"^{variable}={value} is not supported[^\n]+$"):

@@ -75,9 +75,7 @@ def test_a_tokenizer_larger_than_the_learner_is_refused(make, text):
         make({"processing_class": larger})
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "source"), [("vocab_size", V + 1, "the learner's"), ("tau", 0.5, "args.tau")]
-)
+@pytest.mark.parametrize(("name", "value", "source"), [("vocab_size", V + 1, "the learner's"), ("tau", 0.5, "args.tau")])
 def test_a_summary_that_args_do_not_describe_is_refused(make, name, value, source):
     shape = {"num_sequences": 4, "sequence_length": 8, "latent_dim": 4, "vocab_size": V}
     farzi = FarziData(FarziDataConfig(**{**shape, name: value}))
@@ -214,9 +212,7 @@ def test_rows_may_bring_labels_and_a_mask():
 def test_padding_before_an_id_is_refused(make):
     """A tokenizer that pads on the left gave other perplexities: the first id was predicted from padding."""
     padded = rows([5, 6, 0, 0], [0, 0, 5, 6], attention_mask=[[1, 1, 0, 0], [0, 0, 1, 1]])
-    with pytest.raises(
-        ValueError, match=r"^train_dataset: dataset\['attention_mask'\]\[1\] has 0 before 1: .*padding_side"
-    ):
+    with pytest.raises(ValueError, match=r"^train_dataset: dataset\['attention_mask'\]\[1\] has 0 before 1: .*padding_side"):
         make({"train_dataset": padded})
     make({"train_dataset": rows(*[[5, 6, 0, 0]] * 50, attention_mask=[[1, 1, 0, 0]] * 50)})
 

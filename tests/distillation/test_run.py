@@ -37,9 +37,7 @@ def uninterrupted(tmp_path_factory, sequences, tokenizer) -> FarziTrainer:
 @pytest.fixture(scope="module")
 def interrupted(tmp_path_factory, sequences, tokenizer) -> Path:
     """The folder of a run of four steps that was stopped after the second."""
-    trainer = tiny_trainer(
-        tmp_path_factory.mktemp("interrupted"), sequences, tokenizer, {"callbacks": [StopAt(2)]}, **SAVED
-    )
+    trainer = tiny_trainer(tmp_path_factory.mktemp("interrupted"), sequences, tokenizer, {"callbacks": [StopAt(2)]}, **SAVED)
     trainer.train()
     return Path(trainer.args.output_dir)
 

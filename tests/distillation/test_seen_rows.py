@@ -96,9 +96,7 @@ class Decaying(InnerAdam):
         return super().step((state[0] * 0.9, *state[1:]), g, t, lr, out)
 
 
-@pytest.mark.parametrize(
-    "optimizer", [InnerAdam(0.01, weight_decay=0.1), InnerSGD(0.1, weight_decay=0.1), Decaying(0.01)]
-)
+@pytest.mark.parametrize("optimizer", [InnerAdam(0.01, weight_decay=0.1), InnerSGD(0.1, weight_decay=0.1), Decaying(0.01)])
 def test_decay_changes_all_rows(learner, farzi, optimizer):
     assert all_rows(learner, farzi, optimizer=optimizer)
 

@@ -137,9 +137,7 @@ def test_the_loss_of_a_row_is_that_of_the_row_alone(kind, monkeypatch):
     rows = [np.array([1, 2]), np.array([3, 1, 4, 2]), np.array([2, 4, 1])]
     ids = [torch.tensor(row)[None] for row in rows]
     alone = [
-        torch.nn.functional.cross_entropy(
-            model(input_ids=x, attention_mask=torch.ones_like(x)).logits[0, :-1], x[0, 1:]
-        )
+        torch.nn.functional.cross_entropy(model(input_ids=x, attention_mask=torch.ones_like(x)).logits[0, :-1], x[0, 1:])
         for x in ids
     ]
     np.testing.assert_allclose(row_losses(model, rows), [x.item() for x in alone], rtol=1e-5)
@@ -153,11 +151,7 @@ def test_the_card_says_it_and_only_of_a_carried_teacher(sequences, tokenizer, tm
     trainer.save_model()
     found = trainer.memory()
     metrics = FarziData.from_pretrained(tmp_path).results.metrics
-    assert (
-        {name: metrics[name] for name in found}
-        == found
-        == memory_of(trainer.model, *map(few.get, ("train", "validation")), 3)
-    )
+    assert {name: metrics[name] for name in found} == found == memory_of(trainer.model, *map(few.get, ("train", "validation")), 3)
     card = (tmp_path / "README.md").read_text(encoding="utf-8")
     assert card.count(f"\n- {found['memory_warning']} {found['memory']}\n") == 1
     trainer.eval_dataset = None

@@ -43,9 +43,7 @@ def test_training_makes_students_better(make):
 
 
 def test_a_tokenizer_as_the_task_is_named(make, tokenizer):
-    with pytest.raises(
-        TypeError, match=r"^task is TokenizersBackend; give a task, such as LanguageModeling\(tokenizer\)"
-    ):
+    with pytest.raises(TypeError, match=r"^task is TokenizersBackend; give a task, such as LanguageModeling\(tokenizer\)"):
         make({"task": tokenizer, "processing_class": None})
 
 

@@ -126,9 +126,7 @@ def test_a_pool_of_learners_takes_the_place_of_fresh_ones(make):
     assert make().objective.pool is None
 
 
-@pytest.mark.parametrize(
-    "changes", [{"window": None}, {"inner_steps_min": None}, {"inner_steps_min": 8}, {"window": 4}]
-)
+@pytest.mark.parametrize("changes", [{"window": None}, {"inner_steps_min": None}, {"inner_steps_min": 8}, {"window": 4}])
 def test_a_pool_that_cannot_be_is_refused(make, changes):
     _, value = next(iter(changes.items()))
     with pytest.raises(ValueError, match=f"learner_pool=3 needs window < .*got .*{value}"):

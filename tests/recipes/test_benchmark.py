@@ -168,9 +168,7 @@ def test_a_cell_that_ran_out_of_memory_has_a_row_in_the_table_of_scaling(tmp_pat
     """And where no cell is "ok", there is a table and no figure."""
     good = {"status": "ok", "note": "", "seconds": 0.5, "memory_bytes": 2e6, "estimated_bytes": 1e6}
     ending = {"status": "out of memory", "note": "stopped"}
-    monkeypatch.setattr(
-        scaling, "in_process", lambda measure, cell, limits: {**(good if cell["loss"] == "ours" else ending)}
-    )
+    monkeypatch.setattr(scaling, "in_process", lambda measure, cell, limits: {**(good if cell["loss"] == "ours" else ending)})
     argv = ["--vocabularies", "2000", "--lengths", "20", "--output_dir", str(tmp_path)]
     scaling.main(argv)
     lines = (tmp_path / "table.md").read_text(encoding="utf-8").splitlines()

@@ -67,9 +67,7 @@ def test_students_by_steps_and_rows_by_bytes(summary, tmp_path):
     rows = list(csv.DictReader((card / "table.csv").read_text(encoding="utf-8").splitlines()))
     by_steps = [(row["method"], row["steps"], row["tokens"], row["students"]) for row in rows if row["tokens"]]
     methods = (f"students of the summary, {farzi.nbytes:,} bytes", f"students of all real data, {data:,} bytes")
-    assert by_steps == [
-        (method, steps, tokens, "2") for method in methods for steps, tokens in (("2", "160"), ("5", "400"))
-    ]
+    assert by_steps == [(method, steps, tokens, "2") for method in methods for steps, tokens in (("2", "160"), ("5", "400"))]
     # Ids of an older table had more bits: all data had 8,000 bytes there.
     by_bytes = {row["curve"]: int(row["bytes"]) for row in rows if row["curve"]}
     assert by_bytes == {
@@ -78,9 +76,7 @@ def test_students_by_steps_and_rows_by_bytes(summary, tmp_path):
         "so many bytes of real data, T = 4": round(800 * data / 8000),
     }  # fmt: skip
     assert sum(row["curve"] == "counted bigram" for row in rows) == 2  # of both tables, as they differ; each once
-    assert all(
-        (card / name).stat().st_size > 1000 for name in (carried.BYTES, carried.TOKENS, "table.md", "table.json")
-    )
+    assert all((card / name).stat().st_size > 1000 for name in (carried.BYTES, carried.TOKENS, "table.md", "table.json"))
     times = {path: os.stat(path).st_mtime_ns for path in card.glob("[01]_*.json")}
     assert len(times) == 4
     carried.main(argv)
@@ -101,9 +97,7 @@ def test_a_teacher_is_packed_in_each_way_once(summary, tmp_path):
     FarziData.from_pretrained(summary).teacher.save_pretrained(tmp_path / "teacher")
     argv = [str(summary), "--teacher", str(tmp_path / "teacher"), "--steps", "3", "--card_dir", str(tmp_path / "card")]
     packing.main(argv)
-    rows = {
-        row["method"]: row for row in csv.DictReader((tmp_path / "card" / "table.csv").read_text("utf-8").splitlines())
-    }
+    rows = {row["method"]: row for row in csv.DictReader((tmp_path / "card" / "table.csv").read_text("utf-8").splitlines())}
     size = {method: int(row["bytes"]) for method, row in rows.items()}
     assert {row["curve"] for row in rows.values()} == {"", *packing.WAYS}
     assert size["coded2, penalty 0.6"] < size["coded5, penalty 0.15"] < size["int6, rounded"] < size["not packed"]

@@ -64,9 +64,7 @@ def methods(table: dict) -> list[str]:
 # -- settings --------------------------------------------------------------------------------------------------------
 
 
-TABLES = sorted(
-    path for path in (CONFIGS / "tables").glob("*.yaml") if path.stem.startswith(("paper_", "own_", "inputs_"))
-)
+TABLES = sorted(path for path in (CONFIGS / "tables").glob("*.yaml") if path.stem.startswith(("paper_", "own_", "inputs_")))
 
 
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
@@ -164,9 +162,7 @@ def test_cross_architecture(tmp_path, dataset, teachers, names):
     table = card(tmp_path)
     pairs = [f"{teacher} → {student}" for teacher in teachers for student in names]
     assert sorted(methods(table)[: len(pairs)]) == sorted(pairs)
-    assert methods(table)[len(pairs) :] == [
-        f"{row} → {name}" for name in names for row in ("full data", "full data, long")
-    ]
+    assert methods(table)[len(pairs) :] == [f"{row} → {name}" for name in names for row in ("full data", "full data, long")]
     summaries = list((tmp_path / "runs").glob("*/*/summary.safetensors"))
     assert len(summaries) == 2 * len(teachers)  # one per teacher and seed, whoever learns from it
     assert len(table["findings"]) == 1 + len(pairs) + len(teachers) * (len(teachers) - 1) + len(names)

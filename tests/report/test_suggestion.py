@@ -43,9 +43,7 @@ FIXED = {"use_cpu": True, "disable_tqdm": True}
 
 
 def search(text, folder, lines=None, **settings):
-    return Search(
-        *text, folder, "run", minutes=1.0, fixed=FIXED, show=(lines if lines is not None else []).append, **settings
-    )
+    return Search(*text, folder, "run", minutes=1.0, fixed=FIXED, show=(lines if lines is not None else []).append, **settings)
 
 
 def test_a_config_a_learner_and_a_leaderboard_come_of_two_splits(text, tmp_path):
@@ -165,9 +163,7 @@ def test_a_teacher_has_the_fewest_bits_that_fit_and_lose_nothing(most, errors, s
     found.packed = packed
     best = found.packing_stage(Trial("teacher", 0.9, found={"learner": GPT2, "teacher_steps": 10, "numbers": 1000}))
     assert (len(ways), best.found["number"]) == (tried, chosen)
-    expected = [(way, penalty) for way, penalty, bits in _PACKINGS if bits * 1000 / 8 <= 1.15 * most] or [
-        ("coded2", 0.6)
-    ]
+    expected = [(way, penalty) for way, penalty, bits in _PACKINGS if bits * 1000 / 8 <= 1.15 * most] or [("coded2", 0.6)]
     assert [(way["storage"], way["packing_penalty"]) for way in ways] == expected[:tried]
 
 

@@ -21,9 +21,7 @@ RATINGS = "user_id,item_id,ts\n" + "".join(f"u{u},i{(u + t) % 9},{t}\n" for u in
 
 @pytest.fixture
 def folder(tmp_path):
-    (tmp_path / "mine.jsonl").write_text(
-        "\n".join(json.dumps({"n": i, "body": text}) for i, text in enumerate(SENTENCES))
-    )
+    (tmp_path / "mine.jsonl").write_text("\n".join(json.dumps({"n": i, "body": text}) for i, text in enumerate(SENTENCES)))
     (tmp_path / "inter.csv").write_text(RATINGS)
     (tmp_path / "ptb").mkdir()
     (tmp_path / "ptb" / "a.txt").write_text("\n".join(SENTENCES))
@@ -82,15 +80,11 @@ def test_rows_longer_than_max_length_become_pieces(folder):
         assert max(map(len, cut[part]["input_ids"])) == 8
 
 
-@pytest.mark.parametrize(
-    ("held_out", "sizes"), [(None, (16, 2, 2)), ("users", (16, 2, 2)), ("last_items", (20, 20, 20))]
-)
+@pytest.mark.parametrize(("held_out", "sizes"), [(None, (16, 2, 2)), ("users", (16, 2, 2)), ("last_items", (20, 20, 20))])
 def test_interactions_are_split_as_the_settings_say(folder, held_out, sizes):
     data = RunSettings(dataset=str(folder / "inter.csv"), held_out=held_out, min_item_interactions=2).load()
     assert tuple(map(len, data.splits(0).values())) == sizes
-    assert data.task.split_label == (
-        "the last item of each user" if held_out == "last_items" else "users 80 / 10 / 10 %"
-    )
+    assert data.task.split_label == ("the last item of each user" if held_out == "last_items" else "users 80 / 10 / 10 %")
     files = folder / "parts"
     files.mkdir()
     for name in ("train", "valid", "test"):
@@ -105,9 +99,7 @@ def test_interactions_are_split_as_the_settings_say(folder, held_out, sizes):
 
 def summary_of(data: TaskData, **recipe) -> FarziData:
     names, folder = data.task.processing_class, Path(data.settings.data_dir, "summary")
-    FarziData(FarziDataConfig(2, 4, 3, len(names))).save_pretrained(
-        folder, names, recipe={**data.recipe([0]), **recipe}
-    )
+    FarziData(FarziDataConfig(2, 4, 3, len(names))).save_pretrained(folder, names, recipe={**data.recipe([0]), **recipe})
     return FarziData.from_pretrained(folder)
 
 

@@ -23,9 +23,7 @@ def measured(method, perplexity, nbytes, seconds=None, steps=100):
     return Measured(method, [statistics], nbytes, None if seconds is None else steps, seconds)
 
 
-def verdict(
-    ours=50.0, nbytes=1000, seconds=10.0, long=50.0, bigram=90.0, data_bytes=100_000, long_seconds=100.0, making=300.0
-):
+def verdict(ours=50.0, nbytes=1000, seconds=10.0, long=50.0, bigram=90.0, data_bytes=100_000, long_seconds=100.0, making=300.0):
     rows = [
         measured("Farzi", ours, nbytes, seconds), measured(FULL, 70, data_bytes, seconds), measured(LONG, long, data_bytes, long_seconds),
         measured("interpolated bigram", bigram, data_bytes),

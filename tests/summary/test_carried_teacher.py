@@ -22,9 +22,7 @@ def carried(kind: str = "gpt2", **changes) -> FarziData:
     return FarziData.from_teacher(tiny_model(kind), **settings)
 
 
-@pytest.mark.parametrize(
-    ("kind", "storage"), [*(("gpt2", s) for s in STORAGES), *((k, "coded5") for k in FAMILIES[1:])]
-)
+@pytest.mark.parametrize(("kind", "storage"), [*(("gpt2", s) for s in STORAGES), *((k, "coded5") for k in FAMILIES[1:])])
 def test_what_labels_is_what_is_saved(kind, storage, tmp_path):
     farzi = carried(kind, storage=storage)
     farzi.save_pretrained(tmp_path)
@@ -164,9 +162,7 @@ def test_a_resumed_student_reads_the_rows_that_it_would_have_read(num_rows, tmp_
     farzi, found = carried(), {}
     for name, resume in (("whole", None), ("broken", None), ("broken", True)):
         steps = 3 if (name, resume) == ("broken", None) else 5
-        args = arguments(
-            tmp_path / name, max_steps=steps, save_strategy="steps", save_steps=3, lr_scheduler_type="constant"
-        )
+        args = arguments(tmp_path / name, max_steps=steps, save_strategy="steps", save_steps=3, lr_scheduler_type="constant")
         trainer = soft_trainer(tiny_model("gpt2"), farzi, args)
         trainer.train_dataset = farzi.as_dataset(num_rows)
         trainer.train(resume_from_checkpoint=resume)

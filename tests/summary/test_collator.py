@@ -71,9 +71,7 @@ def test_the_loss_of_ids_is_exactly_the_models_own(kind):
     accumulated = model(**batch, num_items_in_batch=torch.tensor(9))  # as Trainer counts them over several batches
     if not torch.equal(accumulated.loss, outputs.loss):  # in older releases some models do not take this number
         assert torch.equal(soft_cross_entropy(accumulated, batch["labels"], torch.tensor(9)), accumulated.loss)
-    alone = sum(
-        soft_cross_entropy(model(input_ids=torch.tensor([ids])), torch.tensor([ids])) * (len(ids) - 1) for ids in IDS
-    )
+    alone = sum(soft_cross_entropy(model(input_ids=torch.tensor([ids])), torch.tensor([ids])) * (len(ids) - 1) for ids in IDS)
     torch.testing.assert_close(outputs.loss, alone / 7)  # the padding counts for nothing
 
 

@@ -179,17 +179,13 @@ def test_a_trainer_without_our_loss_trains_on_the_soft_labels_too(kind, labels, 
     """It would train on the likeliest id of each."""
     start = request.getfixturevalue("lora") if kind == "lora" else tiny_model(kind)
     farzi, trained = (
-        FarziData(
-            FarziDataConfig(8, LENGTH, 4, V, labels=labels, inputs="soft", label_dim=4 if labels == "own" else None)
-        ),
+        FarziData(FarziDataConfig(8, LENGTH, 4, V, labels=labels, inputs="soft", label_dim=4 if labels == "own" else None)),
         [],
     )
     for loss in ({"compute_loss_func": soft_cross_entropy}, {}):
         args = arguments(tmp_path, gradient_accumulation_steps=2, per_device_train_batch_size=2)
         model = attach_soft_inputs(copy.deepcopy(start))
-        trainer = Trainer(
-            model=model, args=args, train_dataset=farzi.as_dataset(), data_collator=farzi.collator(), **loss
-        )
+        trainer = Trainer(model=model, args=args, train_dataset=farzi.as_dataset(), data_collator=farzi.collator(), **loss)
         trainer.train()
         trained.append([dict(model.named_parameters()), trainer.state.log_history[0]["loss"]])
     torch.testing.assert_close(*trained)

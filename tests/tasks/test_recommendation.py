@@ -33,9 +33,7 @@ def case() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(USERS, V, generator=generator), torch.randint(V, (USERS,), generator=generator)
 
 
-def by_hand(
-    scores: torch.Tensor, targets: torch.Tensor, k: int, seen: list[list[int]] | None = None
-) -> dict[str, float]:
+def by_hand(scores: torch.Tensor, targets: torch.Tensor, k: int, seen: list[list[int]] | None = None) -> dict[str, float]:
     """The definitions in the paper's appendix, user by user, over lists."""
     hits, gains, aucs = [], [], []
     for user, target in enumerate(targets.tolist()):
@@ -81,9 +79,7 @@ def test_sampled_negatives_are_drawn_among_items_that_a_user_has_not_had(case):
     scores.scatter_(1, seen, 99.0)  # they would rank first
     everything = ranking_metrics(scores, targets, (3,), seen)
     assert ranking_metrics(scores, targets, (3,), seen, negatives=V) == everything
-    some, again, other = (
-        ranking_metrics(scores, targets, (3,), seen, negatives=5, seed=seed, mrr=True) for seed in (0, 0, 1)
-    )
+    some, again, other = (ranking_metrics(scores, targets, (3,), seen, negatives=5, seed=seed, mrr=True) for seed in (0, 0, 1))
     assert some == again != other
     assert ranking_metrics(scores, targets, (6,), seen, negatives=5)["hr@6"] == 1
     # On average, so many of the items that are better are drawn.
@@ -132,9 +128,7 @@ def test_the_last_item_is_the_target_wherever_the_padding_is(labels):
 
 
 def by_hand_rank(scores: torch.Tensor, target: int, excluded: set[int]) -> float:
-    return 1.0 + sum(
-        bool(score > scores[target]) for item, score in enumerate(scores) if item not in excluded | {target}
-    )
+    return 1.0 + sum(bool(score > scores[target]) for item, score in enumerate(scores) if item not in excluded | {target})
 
 
 def test_intervals_resample_users_and_hold_the_metric(case):

@@ -107,9 +107,7 @@ class LearnerPool:
         seed: of all that is drawn. Each process has a seed of its own, and so a pool of its own.
     """
 
-    def __init__(
-        self, training: SyntheticTraining, size: int, youngest: int, oldest: int, starts: Starts, seed: int
-    ) -> None:
+    def __init__(self, training: SyntheticTraining, size: int, youngest: int, oldest: int, starts: Starts, seed: int) -> None:
         self.training, self.youngest, self.oldest = training, youngest, oldest
         self.starts, self.seed = starts, seed
         self._turn, self.window = 0, min(training.window or youngest, youngest)

@@ -79,8 +79,7 @@ class RecordingAdjoint(Adjoint):
         inputs = tuple(x.detach().requires_grad_(x.requires_grad) for x in inputs)
         needed = [x for x in inputs if x.requires_grad]
         pulled = [  # no loss depends on the last accumulators
-            (tuple(loop.optimizer.init(flat.clone()) for flat in dw), tuple(map(torch.zeros_like, needed)))
-            for dw in dws
+            (tuple(loop.optimizer.init(flat.clone()) for flat in dw), tuple(map(torch.zeros_like, needed))) for dw in dws
         ]
 
         def reverse(t: int, before: States, after: Accumulators | None, graph: GradientGraph | None = None) -> Buffers:

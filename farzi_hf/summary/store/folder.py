@@ -237,9 +237,7 @@ def check_destination(folder: Path, names: Collection[str] = (CONFIG, CARD, VIEW
     owned = _listed(folder, TENSORS) | _listed(folder, f"{_COMMITTED}/{TENSORS}")
     for name in sorted({*names, *owned}):  # the old files too: none is replaced or removed through a link
         if find_file(folder, name) is not None and name not in owned:
-            raise ValueError(
-                f"folder={str(folder)!r} has a {name} but no {TENSORS} that claims it; choose another folder"
-            )
+            raise ValueError(f"folder={str(folder)!r} has a {name} but no {TENSORS} that claims it; choose another folder")
 
 
 def _listed(folder: Path, tensors: str) -> set[str]:

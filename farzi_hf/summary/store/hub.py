@@ -44,9 +44,7 @@ def fetch_artefact(
         ) from error
 
 
-def create_repository(
-    repo_id: str, private: bool | None = None, revision: str | None = None, token: str | None = None
-) -> str:
+def create_repository(repo_id: str, private: bool | None = None, revision: str | None = None, token: str | None = None) -> str:
     """Makes the dataset repository and the branch `revision` if they do not exist; returns the repository's full name."""
     api = HfApi(token=token)
     full = api.create_repo(repo_id, repo_type="dataset", private=private, exist_ok=True).repo_id

@@ -102,9 +102,7 @@ def read_plots(paths: Sequence[str | os.PathLike]) -> dict[str, bytes]:
 def _check_plots(paths: Iterable[Path], source: str) -> None:
     """Raises ValueError if images are together too large to be read."""
     if (size := sum(path.stat().st_size for path in paths)) > layout.PLOTS_LIMIT:
-        raise ValueError(
-            f"{source} has images of {size:,} bytes, more than the {layout.PLOTS_LIMIT:,} that are read; give fewer"
-        )
+        raise ValueError(f"{source} has images of {size:,} bytes, more than the {layout.PLOTS_LIMIT:,} that are read; give fewer")
 
 
 def rows_table(tensors: Mapping[str, Tensor]) -> pa.Table:

@@ -77,9 +77,7 @@ def body(card: str) -> str:
 def structure(card: str) -> list[str]:
     """The types of the Markdown's elements, those inside paragraphs and cells too; of HTML, what it is."""
     tokens = [one for token in MARKDOWN.parse(body(card)) for one in (token, *(token.children or []))]
-    return [
-        one.content if one.type.startswith("html") else one.type for one in tokens if not one.type.startswith("text")
-    ]
+    return [one.content if one.type.startswith("html") else one.type for one in tokens if not one.type.startswith("text")]
 
 
 def assert_harmless(farzi: FarziData, metrics, recipe, plots) -> None:
@@ -122,8 +120,7 @@ def test_figures_have_no_powers_of_ten():
     text=anything,
     recipe=st.dictionaries(anything, json_trees, max_size=3),
     learner=json_trees | st.dictionaries(anything | st.just("model_type"), json_trees, max_size=3),
-    inner=st.none()
-    | st.dictionaries(anything | st.sampled_from(["lr", "eps", "optimizer", "steps"]), json_trees, max_size=4),
+    inner=st.none() | st.dictionaries(anything | st.sampled_from(["lr", "eps", "optimizer", "steps"]), json_trees, max_size=4),
 )
 @example(vocabulary=["```"] * 7, metrics={}, text="```\r# a", recipe={"a": "b\n```\nc"}, learner=None, inner=None)
 def test_no_vocabulary_licence_or_name_breaks_the_card(vocabulary, metrics, text, recipe, learner, inner):
@@ -136,13 +133,9 @@ def test_no_vocabulary_licence_or_name_breaks_the_card(vocabulary, metrics, text
             raise
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "message"), [("data_bytes", "many", "not a number"), ("licence", {"a": 1}, "no text")]
-)
+@pytest.mark.parametrize(("name", "value", "message"), [("data_bytes", "many", "not a number"), ("licence", {"a": 1}, "no text")])
 def test_an_entry_of_another_type_is_refused(name, value, message):
-    with pytest.raises(
-        ValueError, match=re.escape(f"metrics['{name}']={value!r} is {message}; mend it, or leave it out")
-    ):
+    with pytest.raises(ValueError, match=re.escape(f"metrics['{name}']={value!r} is {message}; mend it, or leave it out")):
         card_of(tiny(), {name: value})
 
 
@@ -150,11 +143,7 @@ def test_an_entry_of_another_type_is_refused(name, value, message):
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"])) | st.text("`|\\*_<>[]()&;~$#-+=.:!1a \n")
 JSON = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(st.characters()),
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(st.characters()),
     lambda inside: st.lists(inside, max_size=3) | st.dictionaries(st.text(st.characters()), inside, max_size=3),
     max_leaves=6,
 )
@@ -271,9 +260,7 @@ def run_python_of(folder: Path, cache: Path) -> dict[str, Any]:
     for block in python_blocks(card):
         # Into a cache of the test's own, and on this machine as it is: without progress bars.
         block = block.replace('split="train"', f'split="train", cache_dir={str(cache)!r}')
-        block = block.replace(
-            'training_arguments("student"', 'training_arguments("student", use_cpu=True, disable_tqdm=True'
-        )
+        block = block.replace('training_arguments("student"', 'training_arguments("student", use_cpu=True, disable_tqdm=True')
         exec(compile(block, "card", "exec"), names)
     return names
 
@@ -296,9 +283,7 @@ def is_of(model, config) -> bool:
 
 
 V = len(WORDS)
-GPT2 = GPT2Config(
-    vocab_size=V, n_positions=9, n_embd=4, n_layer=1, n_head=2, bos_token_id=2, eos_token_id=3, embd_pdrop=0.0
-)
+GPT2 = GPT2Config(vocab_size=V, n_positions=9, n_embd=4, n_layer=1, n_head=2, bos_token_id=2, eos_token_id=3, embd_pdrop=0.0)
 SASREC = SASRecConfig(num_items=V - 1, hidden_size=4, max_length=9, dropout=0.1)
 
 

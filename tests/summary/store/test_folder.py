@@ -376,9 +376,7 @@ def test_other_links_in_a_snapshot_are_not_followed(snapshot, outside, kind):
         shutil.move(blobs, outside / "blobs")
         blobs.symlink_to(outside / "blobs")
     elif kind == "renamed":
-        snapshot = (
-            snapshot.parent.parent.rename(snapshot.parent.parent.with_name("stuff")) / "snapshots" / snapshot.name
-        )
+        snapshot = snapshot.parent.parent.rename(snapshot.parent.parent.with_name("stuff")) / "snapshots" / snapshot.name
     elif kind == "chain":
         blob.unlink()
         blob.symlink_to(outside / "secret.png")

@@ -69,9 +69,7 @@ def world(tmp_path) -> Path:
 
 
 def some_file(folder: Path, data: st.DataObject, ending: str = "") -> Path:
-    return data.draw(
-        st.sampled_from(sorted(path for path in folder.rglob(f"*{ending}") if path.is_file())), label="file"
-    )
+    return data.draw(st.sampled_from(sorted(path for path in folder.rglob(f"*{ending}") if path.is_file())), label="file")
 
 
 def bytes_changed(folder: Path, data: st.DataObject) -> None:
@@ -171,9 +169,7 @@ def settings_changed(folder: Path, data: st.DataObject) -> None:
     """The tokenizer's settings, in either file, with names of files and with values of any kind."""
     path = folder / data.draw(st.sampled_from(["tokenizer_config.json", "special_tokens_map.json"]))
     check_not_special(path)
-    path.write_text(
-        json.dumps(data.draw(st.dictionaries(KEYS, st.one_of(VALUES, CANARIES), max_size=5), label="settings"))
-    )
+    path.write_text(json.dumps(data.draw(st.dictionaries(KEYS, st.one_of(VALUES, CANARIES), max_size=5), label="settings")))
 
 
 def learner_changed(folder: Path, data: st.DataObject) -> None:
@@ -203,9 +199,7 @@ def teacher_changed(folder: Path, data: st.DataObject) -> None:
         tensors = load_file(folder / "farzi.safetensors")
         name = data.draw(st.sampled_from(sorted(tensors)), label="tensor")
         if tensors[name].dtype == torch.uint8:
-            coded = (
-                data.draw(st.binary(max_size=40)) if data.draw(st.booleans()) else zlib.compress(b"\0" * 10**6, 9, -15)
-            )
+            coded = data.draw(st.binary(max_size=40)) if data.draw(st.booleans()) else zlib.compress(b"\0" * 10**6, 9, -15)
             tensors[name] = torch.frombuffer(bytearray(coded or b"\0"), dtype=torch.uint8)
         save_file(tensors, folder / "farzi.safetensors")
 
@@ -243,9 +237,7 @@ def tensors_changed(folder: Path, data: st.DataObject) -> None:
         tensors[name] = torch.full(shape, value).to(dtype)
         files = data.draw(st.one_of(VALUES, st.lists(NAMES, max_size=5)), label="files")
         entry = data.draw(st.sampled_from(["files", "farzi", "other"]))
-        save_file(
-            tensors, path, metadata={entry: json.dumps(files if entry == "files" else {"files": files, "sha256": {}})}
-        )
+        save_file(tensors, path, metadata={entry: json.dumps(files if entry == "files" else {"files": files, "sha256": {}})})
 
 
 def committed(folder: Path, data: st.DataObject) -> None:
@@ -285,9 +277,7 @@ def test_a_damaged_artefact_is_loaded_whole_or_refused_and_nothing_changes(origi
         (world / "outside" / "precious").write_text("mine")
 
 
-ROWS = st.lists(
-    st.dictionaries(st.sampled_from(["x", "x_std", "x_interval", "method", "\x1b|"]), VALUES, max_size=3), max_size=3
-)
+ROWS = st.lists(st.dictionaries(st.sampled_from(["x", "x_std", "x_interval", "method", "\x1b|"]), VALUES, max_size=3), max_size=3)
 READ_METRICS = (
     "table", "dataset", "data_bytes", "data_sequences", "split", "licence", "licence_text", "command", "device", "learner_parameters",
     "distillation_seconds", "student_seconds", "full_data_seconds", "full_data_steps", "privacy",
@@ -304,9 +294,7 @@ READ_LEARNER = (
 @given(
     metrics=st.dictionaries(st.sampled_from(READ_METRICS), st.one_of(VALUES, ROWS), max_size=3),
     inner=st.dictionaries(st.sampled_from(READ_INNER), VALUES, max_size=3),
-    recipe=st.dictionaries(
-        st.sampled_from(["dataset", "learner", "teacher", "input_sequences", "seed"]), VALUES, max_size=2
-    ),
+    recipe=st.dictionaries(st.sampled_from(["dataset", "learner", "teacher", "input_sequences", "seed"]), VALUES, max_size=2),
     learner=st.dictionaries(st.sampled_from(READ_LEARNER), VALUES, max_size=2),
 )
 @example({"student_seconds": 0, "full_data_seconds": 5e-324, "distillation_seconds": 1e17}, {}, {}, {})
@@ -333,9 +321,7 @@ def test_what_others_say_of_a_summary_is_used_or_refused(originals, world, metri
         outcome(lambda: farzi.training_arguments(world / "student"))
         farzi.save_pretrained(folder)
         settings, refusal = outcome(
-            lambda: learner_config(
-                farzi.results.recipe["learner"], farzi.config, farzi.vocabulary, "recipe.yaml: learner"
-            )
+            lambda: learner_config(farzi.results.recipe["learner"], farzi.config, farzi.vocabulary, "recipe.yaml: learner")
         )
         assert settings is not None or refusal.startswith("recipe.yaml: learner")
     finally:

@@ -72,9 +72,7 @@ def test_a_push_warns_of_a_teacher_that_knows_rows_by_heart(hub, caplog):
     tiny().push_to_hub("farzi", metrics={"memory": "little"})
     assert not caplog.records
     tiny().push_to_hub("farzi", metrics={"memory": "much", "memory_warning": "by heart\x1b[2J"})
-    assert [record.getMessage() for record in caplog.records] == [
-        "by heart\\x1b[2J much Whoever reads farzi can look for them."
-    ]
+    assert [record.getMessage() for record in caplog.records] == ["by heart\\x1b[2J much Whoever reads farzi can look for them."]
 
 
 def test_a_private_repository_opens_with_the_token_alone(hub, tmp_path):
@@ -97,9 +95,7 @@ def test_a_revision_is_a_branch_of_its_own(hub):
     assert [FarziData.from_pretrained("user/farzi", revision).config.tau for revision in (None, "v2")] == [1.0, 0.25]
     repository = hub.repositories["user/farzi"]
     assert [len(repository.log[branch]) for branch in ("main", "v2")] == [1, 3]
-    assert (
-        FarziData.from_pretrained("user/farzi", repository.branches["main"]).config.tau == 1.0
-    )  # a commit's name will do
+    assert FarziData.from_pretrained("user/farzi", repository.branches["main"]).config.tau == 1.0  # a commit's name will do
 
 
 def test_a_commit_of_somebody_else_meanwhile_is_not_overwritten(hub, monkeypatch):
@@ -204,9 +200,7 @@ def test_a_saved_summary_is_pushed_and_never_a_checkpoint(hub, make, strategy):
     trainer.train()
     assert hub.repositories["user/farzi"].log["main"] == ["End of training"]
     assert files_of(hub) == PLAIN | TOKENIZER | {"recipe.yaml"}
-    assert FarziData.from_pretrained("user/farzi").fingerprint() == trainer.model.fingerprint(), (
-        "of the finished summary"
-    )
+    assert FarziData.from_pretrained("user/farzi").fingerprint() == trainer.model.fingerprint(), "of the finished summary"
     trainer.save_model()
     assert hub.repositories["user/farzi"].log["main"] == ["End of training"], "it is there already"
     trainer.evaluate()

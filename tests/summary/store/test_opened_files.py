@@ -126,9 +126,7 @@ def check(world: Path, hub, jobs: list, answer: str, limit: float) -> None:
     assert len([done for *_, done in events if done is not None]) == sum(len(operations) for *_, operations in jobs)
     check_opened(world, seen.pop("open"))
     check_started(seen)
-    assert {tuple(args[1:]) for _, _, args in seen["socket.connect"]} <= {
-        (str(("127.0.0.1", int(hub.url.rpartition(":")[2]))),)
-    }
+    assert {tuple(args[1:]) for _, _, args in seen["socket.connect"]} <= {(str(("127.0.0.1", int(hub.url.rpartition(":")[2]))),)}
     for text in (SECRET, "Do you wish to run", "the code of the summary runs"):
         assert text not in (world / "log").read_text()
     kept = [path.read_bytes() for path in (world / "out").rglob("*") if path.is_file()]
@@ -153,14 +151,10 @@ def check_opened(world: Path, opened: list) -> None:
         if path.isdigit() or path in usual:  # a descriptor, or opened for every summary
             continue
         full = os.path.normpath(world / "cwd" / path)
-        inside = any(
-            full.startswith(f"{world}/{part}") for part in ("s", "out/", "events", "cwd/outputs", "harmless", "teacher")
-        )
+        inside = any(full.startswith(f"{world}/{part}") for part in ("s", "out/", "events", "cwd/outputs", "harmless", "teacher"))
         assert inside or full.startswith(tuple(packages + scratch)), f"{name}: {operation} opens {path}"
         assert not full.startswith(f"{world}/outside"), f"{name}: {operation} opens {path}"
-        assert not (full.startswith(f"{world}/s") and full.endswith((".py", ".pyc"))), (
-            f"{name}: {operation} imports {path}"
-        )
+        assert not (full.startswith(f"{world}/s") and full.endswith((".py", ".pyc"))), f"{name}: {operation} imports {path}"
 
 
 def check_started(seen: dict) -> None:

@@ -356,7 +356,5 @@ def test_what_would_be_refused_is_not_saved(tmp_path):
     for plot in plots:
         plot.touch()
         os.truncate(plot, 2**25)
-    with pytest.raises(
-        ValueError, match="plots has images of 100,663,296 bytes, more than the 67,108,864 that are read"
-    ):
+    with pytest.raises(ValueError, match="plots has images of 100,663,296 bytes, more than the 67,108,864 that are read"):
         tiny().save_pretrained(tmp_path / "new", plots=plots)

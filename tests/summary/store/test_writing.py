@@ -106,9 +106,7 @@ def test_a_vocabularys_hash_tells_ids_apart_and_nothing_else():
 
 def sections(card: str) -> list[str]:
     """Its headings, and what is folded."""
-    return re.findall(
-        r"^(?:## |<summary>)(.*?)(?:</summary>)?$", re.sub(r"```.*?```", "", card, flags=re.S), flags=re.M
-    )
+    return re.findall(r"^(?:## |<summary>)(.*?)(?:</summary>)?$", re.sub(r"```.*?```", "", card, flags=re.S), flags=re.M)
 
 
 @pytest.mark.parametrize(
