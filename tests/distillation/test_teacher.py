@@ -54,7 +54,7 @@ def test_labels_are_what_the_teacher_predicts(kind, inputs):
     farzi = summary(learner, inputs=inputs)
     label(farzi, [Teacher(learner, params)])
     given = farzi.input_ids.long() if inputs == "tokens" else farzi(torch.arange(6)).detach()
-    expected = learner.logits(params, whole(given)).softmax(-1)
+    expected = learner.logits(params, whole(learner.model, given)).softmax(-1)
     found = torch.softmax(farzi.label_latents @ farzi.label_decoder, -1)
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
 
@@ -66,7 +66,7 @@ def test_fewer_dimensions_lose_a_little_and_more_lose_nothing():
     for dim in (1, 4, 12, 16, 20):
         farzi = summary(learner, dim, inputs="tokens")
         label(farzi, [Teacher(learner, params)])
-        expected = learner.logits(params, whole(farzi.input_ids.long())).log_softmax(-1)
+        expected = learner.logits(params, whole(learner.model, farzi.input_ids.long())).log_softmax(-1)
         lost[dim] = (expected.exp() * (expected - (farzi.label_latents @ farzi.label_decoder).log_softmax(-1))).sum()
     assert lost[1] > lost[4] > lost[12] > 1e-2 > 1e-5 > max(lost[16].abs(), lost[20].abs())
 
@@ -330,7 +330,7 @@ def test_teachers_of_several_kinds_are_trained_and_label_together(make):
     data = RealData(trainer.train_dataset, trainer.data_collator, quiet=True)
     training = trainer.args.make_teacher_training()
     teachers = Labelling.by(kinds, trainer.learner).teachers(data, training, trainer.args.seed)
-    inputs = whole(trainer.model.input_ids.long())
+    inputs = whole(teachers[0].learner.model, trainer.model.input_ids.long())
     logits = sum(t.learner.logits(t.params, inputs) for t in teachers) / 4
     alone = sum(t.learner.logits(t.params, inputs) for t in teachers[:2]) / 2
     found = trainer.model(torch.arange(len(inputs["input_ids"])))
