@@ -182,6 +182,7 @@ def test_one_teacher_of_several_predicts_what_they_predict(sequences, tokenizer,
     assert distance(trainer.model.teacher) < 0.7 * min(map(distance, given))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inputs", ["tokens", "written"])
 def test_several_teachers_are_learnt_from_drawn_ids_whatever_students_read(sequences, tokenizer, tmp_path, inputs):
     """Fixed ids are too few, and while it is packed the carried teacher cannot write yet."""

@@ -8,6 +8,7 @@ import pytest
 from curves import Panel, plot_curves
 
 
+@pytest.mark.slow
 def test_curves_end_where_nothing_was_measured_and_peers_look_otherwise(tmp_path):
     rows = [
         {"method": method, "kind": kind, "T": steps, "seconds": factor * steps, "seconds_interval": [0.9 * factor * steps, 2 * factor * steps]}

@@ -51,6 +51,7 @@ def methods(folder: Path) -> list[str]:
     return [row["method"] for row in csv.DictReader((folder / "table.csv").read_text(encoding="utf-8").splitlines())]
 
 
+@pytest.mark.slow
 def test_text_from_the_hub_on_another_architecture(hub, text, tmp_path, capsys):
     FarziData.from_pretrained(text).push_to_hub("farzi-text", revision="v2")
     output = tmp_path / "out"

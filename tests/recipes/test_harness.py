@@ -39,6 +39,7 @@ def test_a_process_that_does_not_end_well_says_why_and_keeps_what_it_reported(co
     assert facts["note"].startswith(note)
 
 
+@pytest.mark.slow
 def test_nothing_of_a_process_that_was_stopped_is_left(tmp_path):
     """Not even what it started itself."""
     marker = tmp_path / "alive"

@@ -92,6 +92,7 @@ def test_the_curve_over_the_number_of_trajectories(tmp_path):
     assert {path: os.stat(path).st_mtime_ns for path in times} == times  # more of Ω in the folder change nothing
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("methods", [("MM", "MTT"), pytest.param(("DC", "MM", "MTT", "Farzi"), marks=pytest.mark.slow)], ids=len)
 def test_objectives_with_labels_of_their_own(tmp_path, methods):
     """Each objective changes the labels in its own way; a pool of learners is only for those that can use one."""

@@ -115,6 +115,7 @@ def test_make_runs_recipes_that_there_are_on_data_sets_that_they_know():
 # -- whole runs ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dataset", "metric", "counted"),
     [

@@ -160,6 +160,7 @@ def settings():
     del OBJECTIVES["private_1.3"]
 
 
+@pytest.mark.slow
 def test_epsilon_is_the_accountants(tmp_path, sequences, tokenizer, settings):
     accountants = pytest.importorskip("opacus.accountants")
     trainer = tiny_trainer(tmp_path / "out", sequences, tokenizer, **settings, gradient_accumulation_steps=2)
