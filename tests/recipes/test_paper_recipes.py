@@ -167,7 +167,7 @@ def test_cross_architecture(tmp_path, dataset, teachers, names):
     summaries = list((tmp_path / "runs").glob("*/*/summary.safetensors"))
     assert len(summaries) == 2 * len(teachers)  # one per teacher and seed, whoever learns from it
     assert len(table["findings"]) == 1 + len(pairs) + len(teachers) * (len(teachers) - 1) + len(names)
-    assert f"| {names[-1]} " in (tmp_path / "card" / "table.md").read_text(encoding="utf-8")
+    assert f" {names[-1]} |" in (tmp_path / "card" / "table.md").read_text(encoding="utf-8")
     assert len(modified(tmp_path)) == 2 * len(names) * (len(teachers) + 2)
 
 
