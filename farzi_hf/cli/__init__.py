@@ -6,8 +6,6 @@ A command's module is imported when the command is called. Help screens are in `
 seconds; `python -m farzi_hf.cli` writes it anew.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import signal

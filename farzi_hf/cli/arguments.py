@@ -1,7 +1,5 @@
 """Settings from a YAML file and the command line."""
 
-from __future__ import annotations
-
 import sys
 from argparse import ArgumentParser
 from collections.abc import Sequence

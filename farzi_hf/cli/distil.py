@@ -4,8 +4,6 @@ A run that is started again goes on from its last checkpoint. Each seed has a fo
 gets `table.md` and `table.csv`.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -37,11 +35,7 @@ FIGURES = ("distillation", "comparison", "tokens")
 
 
 def trainer_of(
-    data: TaskData,
-    args: FarziConfig,
-    seed: int,
-    learner: Mapping[str, Any] | None = None,
-    farzi_data: FarziData | None = None,
+    data: TaskData, args: FarziConfig, seed: int, learner: Mapping[str, Any] | None = None, farzi_data: FarziData | None = None
 ) -> FarziTrainer:
     """The trainer of one seed. It uses the learner of the settings, unless `learner` gives another one; it goes on with `farzi_data`."""
     if args.trajectories is not None:

@@ -10,8 +10,6 @@
 | `text` | the inputs, where the vocabulary has names |
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 from argparse import ArgumentParser

@@ -1,7 +1,5 @@
 """Data of one's own on the command line: what it is, where its run goes, and the settings that trials choose for it."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """Help for all programs of this package: malloc settings, and errors that end a program with one line instead of a traceback."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os

@@ -1,7 +1,5 @@
 """`farzi push SUMMARY REPO`: uploads a saved summary to the Hub."""
 
-from __future__ import annotations
-
 from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The folder of a run: its last checkpoint, its recipe and its results, and checks that a run overwrites no other files."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """`farzi show SUMMARY`: prints a summary in the terminal."""
 
-from __future__ import annotations
-
 from argparse import ArgumentParser
 from collections.abc import Sequence
 from typing import Any

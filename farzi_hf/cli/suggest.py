@@ -1,7 +1,5 @@
 """`farzi suggest DATA`: chooses settings by short trials, and prints them as a config."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout

@@ -1,7 +1,5 @@
 """`farzi train SUMMARY`: trains a model on a summary, with the stock Trainer."""
 
-from __future__ import annotations
-
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence

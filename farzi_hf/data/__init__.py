@@ -19,15 +19,7 @@ from farzi_hf.data.sequences import (
     sequences_fingerprint,
     training_windows,
 )
-from farzi_hf.data.text import (
-    TEXTS,
-    bpe_tokenizer,
-    load_docstrings,
-    load_ptb,
-    load_sample_text,
-    tokenize,
-    word_tokenizer,
-)
+from farzi_hf.data.text import TEXTS, bpe_tokenizer, load_docstrings, load_ptb, load_sample_text, tokenize, word_tokenizer
 from farzi_hf.data.vocabulary import Vocabulary, vocabulary_of
 
 __all__ = [

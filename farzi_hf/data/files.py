@@ -1,7 +1,5 @@
 """The files that a path, a folder or a pattern means, and their rows as streams of `datasets`; also those of a data set of the Hub."""
 
-from __future__ import annotations
-
 import codecs
 import glob
 import re

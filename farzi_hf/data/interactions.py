@@ -5,8 +5,6 @@ counts, also one that occurs twice, because the paper counts so. Users with fewe
 Items are numbered 1 … num_items in the order of their original ids; 0 is the padding.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path

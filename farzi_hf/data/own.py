@@ -1,7 +1,5 @@
 """One's own text as sequences of ids, `load_text`; and what a data set holds, text or interactions, `recognise`."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import re
@@ -17,16 +15,7 @@ import pyarrow.compute as pc
 from datasets import DatasetDict, IterableDataset
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from farzi_hf.data.files import (
-    DataUnavailableError,
-    files_of,
-    kind_of,
-    reason,
-    split_named,
-    stream_of,
-    unreadable,
-    utf8,
-)
+from farzi_hf.data.files import DataUnavailableError, files_of, kind_of, reason, split_named, stream_of, unreadable, utf8
 from farzi_hf.data.interactions import SAMPLE_INTERACTIONS
 from farzi_hf.data.readers import SOURCES, first_lines, has_interactions
 from farzi_hf.data.sequences import SPLITS, in_memory

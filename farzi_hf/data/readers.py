@@ -4,8 +4,6 @@ Each reader returns an Arrow table, of which `data.interactions` makes sequences
 `datasets.load_dataset`, which would turn the id 007 into 7.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import logging

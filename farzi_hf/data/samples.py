@@ -14,8 +14,6 @@ They start a series of one of them (popular ones more often), watch its parts in
 then they watch a random part of anything. So the last item tells the next one, and the history tells the genre.
 """
 
-from __future__ import annotations
-
 import random
 from itertools import accumulate
 

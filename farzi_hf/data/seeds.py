@@ -10,8 +10,6 @@ Not in the table: the embedded data sets (`samples`) have a seed of their own, a
 `TrainingArguments.seed` in its own way.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

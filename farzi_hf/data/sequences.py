@@ -1,7 +1,5 @@
 """Sequences of ids: checks, subsets, minibatches, windows that fit histories to a model, and batches of padded rows."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Rows of a `datasets.IterableDataset`: they are read one after the other, checked as they come, and never all in memory."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any

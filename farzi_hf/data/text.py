@@ -4,8 +4,6 @@ A text data set is a ``datasets.DatasetDict`` with the splits ``train``, ``valid
 sentence per row. `tokenize` turns the text into a column ``input_ids`` of ids, with BOS first and EOS last.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import re

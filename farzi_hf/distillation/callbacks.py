@@ -1,7 +1,5 @@
 """What `FarziTrainer` measures, warns of and shows."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from typing import Any

@@ -6,8 +6,6 @@ own, which keeps no graph either: it computes the layer again when it is differe
 A step with its derivatives then runs each layer five times in place of two.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial

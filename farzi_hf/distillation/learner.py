@@ -19,14 +19,7 @@ from farzi_hf.distillation import learner_model as models
 from farzi_hf.distillation.layer_checkpoint import keep_inputs_of_layers
 from farzi_hf.distillation.learner_model import LearnerInit, Parameters
 from farzi_hf.engine.devices import values_are_free
-from farzi_hf.summary.soft_tokens import (
-    HardTargets,
-    SoftTokens,
-    Targets,
-    feed_soft_tokens,
-    train_padding_row,
-    vocabulary_size,
-)
+from farzi_hf.summary.soft_tokens import HardTargets, SoftTokens, Targets, feed_soft_tokens, train_padding_row, vocabulary_size
 from farzi_hf.summary.teacher import LinearHead, parameter_names, whole
 from farzi_hf.summary.vocabulary_sums import linear_cross_entropy, mean_embedding
 
@@ -165,12 +158,7 @@ class Learner:
         return self.loss_of_states(params, states[counted], HardTargets(labels[counted]), counts, temperature)
 
     def loss_of_states(
-        self,
-        params: Parameters,
-        states: Tensor,
-        targets: Targets,
-        counts: Tensor | None = None,
-        temperature: float = 1.0,
+        self, params: Parameters, states: Tensor, targets: Targets, counts: Tensor | None = None, temperature: float = 1.0
     ) -> Tensor:
         """The mean cross-entropy in nats of n positions, from their last hidden states (n, k); with counts (n,), of their products."""
         weight, bias = (None, None) if self.head is None else self.head.arguments(params)

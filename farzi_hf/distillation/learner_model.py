@@ -3,8 +3,6 @@
 The checks run the model on a few tokens, so that no run ends later with an unclear error or a wrong figure.
 """
 
-from __future__ import annotations
-
 import copy
 from bisect import bisect_left
 from collections.abc import Callable, Iterator

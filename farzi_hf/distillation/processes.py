@@ -4,8 +4,6 @@ In shared work each process does a part, and all get the results, as tensors ove
 here and nothing is exchanged. All processes must call these functions in the same order.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from functools import partial

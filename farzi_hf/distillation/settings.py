@@ -5,8 +5,6 @@ setting may say: `help`; `name` and `start`, the name and the default in the con
 variants of which it names one; `parts`, classes whose settings count where it is not None.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

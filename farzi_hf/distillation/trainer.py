@@ -4,8 +4,6 @@ It holds its parts: the `Run` in its folder, `Students` that measure the summary
 are those of Trainer that differ here.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import time

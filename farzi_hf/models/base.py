@@ -5,8 +5,6 @@ A next-item model reads items, scores the next item, and makes recommendations f
 cannot see the padding from any real position. Position 1 holds the oldest item of the input, in training and in `recommend`.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields

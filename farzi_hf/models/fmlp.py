@@ -4,8 +4,6 @@ The FMLP paper multiplies the spectrum of the whole sequence. This is a circular
 target leaks into the input. Here the filter is causal, because all models of the Farzi paper predict from left to right.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """GRU4Rec (Hidasi et al., 2016) with the cross-entropy over all items: a recurrent network over a user's history."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -4,8 +4,6 @@ It works wherever a causal language model works: `AutoModelForCausalLM`, `Traine
 differentiable on CPU and on CUDA.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

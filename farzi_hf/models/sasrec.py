@@ -1,7 +1,5 @@
 """SASRec (Kang & McAuley, 2018): a causal transformer over a user's history."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

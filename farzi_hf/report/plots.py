@@ -3,8 +3,6 @@
 Figures are built without pyplot, so there is no global state and no display. They are safe in threads and in notebooks.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Mapping, Sequence

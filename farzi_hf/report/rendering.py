@@ -1,7 +1,5 @@
 """Facts about a run, for its table and its card: versions, the source data and its licence, and the cost of training."""
 
-from __future__ import annotations
-
 import math
 import subprocess
 import time

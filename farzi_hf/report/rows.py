@@ -1,7 +1,5 @@
 """The rows of a table of results: students on the summary, and on a packed teacher and on real data to compare with."""
 
-from __future__ import annotations
-
 import copy
 import math
 import os

@@ -1,7 +1,5 @@
 """Tables on a terminal, in Markdown and as CSV."""
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Mapping, Sequence

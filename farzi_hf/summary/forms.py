@@ -18,8 +18,6 @@ A student reads the input of position j and predicts the label of position j.
 Functions take the tensors of a summary by name, as `FarziData.tensors` gives them; the names tell the form.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ It names the inner `optimizer` and its hyper-parameters, the number of `steps`, 
 becomes an optimizer, a schedule, and the arguments of the stock Trainer (`FarziData.training_arguments`).
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable, Mapping

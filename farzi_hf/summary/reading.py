@@ -1,7 +1,5 @@
 """Reading a summary: what its positions say, as tokens with their probabilities or as ids, and whether its numbers can be used."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any

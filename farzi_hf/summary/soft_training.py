@@ -8,8 +8,6 @@ No method of Trainer is overridden: a hook feeds soft tokens to the model throug
 argument of Trainer. The same model, collator and loss take ordinary token ids, so `evaluate` works on real data.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

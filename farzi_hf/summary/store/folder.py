@@ -15,8 +15,6 @@ One rename turns `writing` into `committed`. Then each file is moved into place.
 Renaming the whole folder would be simpler, but a run's checkpoints in it are not ours to move.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Pushing an artefact to a dataset repository of the Hub and fetching it."""
 
-from __future__ import annotations
-
 import logging
 import os
 import shutil

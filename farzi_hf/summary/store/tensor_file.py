@@ -7,8 +7,6 @@ Students hardly notice it when labels of their own are rounded to a byte for eac
 (recipes/LOG.md).
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -4,8 +4,6 @@ Reading gives plain data, or a ValueError that names the file. Writing has a fun
 characters; only line breaks and other control characters become blanks, or escapes on a terminal.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ A tokenizer is made of `tokenizer.json` alone, with plain settings from its conf
 A learner is made of plain values of its architecture's own fields, and is first built without numbers, to see what it costs.
 """
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 import logging

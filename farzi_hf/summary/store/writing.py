@@ -3,8 +3,6 @@
 The page "The artefact" of the documentation lists them.
 """
 
-from __future__ import annotations
-
 import base64
 import os
 from collections.abc import Iterable, Mapping, Sequence
