@@ -5,7 +5,7 @@
 3. **Packing.** The teacher trains on in few bits: in so few that it fits, and in fewer as long as it loses nothing.
 4. **Students** train on the packed teacher, with some lengths, rates and numbers of rows.
 
-Two choices have no trial, because each set that was measured gave the same answer (recipes/LOG.md): the summary carries its teacher, and makes
+One choice has no trial, because each set that was measured gave the same answer (recipes/LOG.md): the summary carries its teacher, and makes
 the ids that students read. Fixed rows with labels of their own need a table of the vocabulary too, and students learn them by heart.
 
 Every trial is kept on the disk with its result. A search that is started again takes what is there and goes on.
@@ -45,7 +45,9 @@ from farzi_hf.tasks import Task
 
 KEPT = "trials.json"
 _SHARES = {"learners": 0.22, "teacher": 0.25, "packing": 0.08, "students": 0.15}
-"""Of the time, for packing each of two times. The rest is for the comparison that follows."""
+_ALONE = {"learners": 0.05, "teacher": 0.42}
+"""Of the time, for packing each of two times; where there is one learner, its first teacher needs to be good enough for a first answer only. The
+rest is for the comparison that follows."""
 _EQUAL, _EQUAL_RANKS = 0.01, 0.03
 """Nats a token: of trials that differ by less, the first is taken, which is the cheapest. Where ranks count, .03 made no difference to them."""
 _BEHIND = 0.1  # of teachers that still learn, the widest one that is not worse by more: most of its training is to come
@@ -56,8 +58,9 @@ _IDS = 100_000  # of the validation part; more would tell little more, and take 
 _TIMED = 10  # steps
 _FIRST = 100  # steps of the student of the first answer
 _FEWEST, _MOST = 100, 20_000  # steps of a teacher
-_STUDENTS = ((200, 10, 0.02), (300, 40, 0.03), (1000, 40, 0.02), (2000, 40, 0.02))
-"""Steps, rows a step, and rate at a width of 16: cheapest first."""
+_STUDENTS = ((200, 10, 0.02, "drawn"), (300, 40, 0.03, "drawn"), (300, 40, 0.03, "written"), (1000, 40, 0.02, None), (2000, 40, 0.02, None))
+"""Steps, rows a step, rate at a width of 16, and inputs: cheapest first. None: those that left less to learn, times the seconds that they took,
+because what is left falls about as the number of steps grows."""
 _PACKINGS = (
     ("coded5", 0.15, 3.6),
     ("coded5", 0.3, 3.1),
@@ -148,7 +151,8 @@ class Suggestion:
             f"storage: {settings.storage}, packing_penalty {settings.packing_penalty}: {packed.nbytes:,} bytes; {packed.why}",
             f"inner_steps: {settings.inner_steps}, of {settings.synthetic_batch_size} rows, rate {settings.inner_learning_rate}: the best students "
             "that were tried",
-            "labels, inputs: a carried teacher and drawn ids, which were best on every set that was measured",
+            "labels: a carried teacher, which was best on every set that was measured",
+            f"inputs: {settings.inputs}, by what students had left to learn after the seconds that they took",
             f"sequence_length: {settings.sequence_length} holds nineteen rows of twenty, 100 at most",
         ]
 
@@ -238,6 +242,7 @@ class Search:
         self.mean = float(min(lengths.mean(), self.length))
         self.most = int(self.most or -(-len(ids) * id_bits(self.vocab_size) // 8))
         self.minutes = self.minutes or (10.0 if self.vocab_size <= 5000 else 30.0)
+        self.shares = _SHARES if len(self.learners) > 1 else {**_SHARES, **_ALONE}
         some, held_out = max(20, int(_IDS / self.mean)), self.splits["validation"]
         self.validation = random_sequences(held_out, some, self.seed) if len(held_out) > some else held_out
 
@@ -252,6 +257,7 @@ class Search:
         config = self.config(learner, self.output_dir, **chosen)
         summary = FarziData.from_pretrained(self.folder / packed.found["folder"])
         summary.config.inner = config.inner_settings()
+        summary.config.inputs = config.inputs
         model = self._model(teacher)
         return Suggestion(config, learner, self.trials, summary, (model, teacher))
 
@@ -380,7 +386,7 @@ class Search:
 
     def learner_stage(self) -> Trial:
         """The teacher of the architecture that is best after as many seconds as each of them has."""
-        seconds, tried = 60 * self.minutes * _SHARES["learners"] / len(self.learners), []
+        seconds, tried = 60 * self.minutes * self.shares["learners"] / len(self.learners), []
         for learner in self.learners:
             numbers = sum(x.numel() for x in self._untrained(learner).parameters())
             if tried and tried[-1].error > min(trial.error for trial in tried) + _BEHIND and numbers > tried[-1].found["numbers"]:
@@ -419,7 +425,7 @@ class Search:
         """The chosen teacher after all the time that it may have, unless it has learnt all there is; or an earlier one that is as good."""
         if found.found["stopped"]:
             return found
-        self.teacher(found.found["learner"], 60 * self.minutes * _SHARES["teacher"])
+        self.teacher(found.found["learner"], 60 * self.minutes * self.shares["teacher"])
         teachers = [trial for trial in self.trials if "stopped" in trial.found]
         best = min(trial.error for trial in teachers)
         return next(trial for trial in teachers if trial.error <= best + self.equal)
@@ -470,25 +476,30 @@ class Search:
         learner, tried = teacher.found["learner"], []
         until = 60 * self.minutes
         until = max(until, self.spent + _SHARES["students"] * until)
-        for steps, rows, rate in _STUDENTS:
-            if len(tried) > 1:  # the next one is longer in the proportion of its steps
-                longer = steps / tried[-1].found["inner_steps"]
-                if self.spent + longer * tried[-1].seconds > until:
-                    break
+        given = self.fixed.get("inputs")
+        for steps, rows, rate, inputs in _STUDENTS:
+            if given is not None and inputs == "written":
+                continue  # the same again
+            cost = lambda trial: (trial.error - packed.error) * trial.seconds
+            compared = [trial for trial in tried if trial.found["inner_steps"] == tried[-1].found["inner_steps"]]
+            like = min(compared, key=cost) if inputs is None else next(reversed(tried), None)
+            if len(tried) > 1 and self.spent + steps / like.found["inner_steps"] * like.seconds > until:
+                break  # longer in the proportion of its steps
             settings = {
                 "inner_steps": steps, "synthetic_batch_size": rows, "inner_learning_rate": _rate(rate, learner),
-                "storage": packed.found["storage"],
+                "storage": packed.found["storage"], "inputs": given or inputs or like.found["inputs"],
             }  # fmt: skip
 
             def make(settings: Mapping[str, Any] = settings) -> dict[str, Any]:
                 farzi = FarziData.from_pretrained(self.folder / packed.found["folder"])
+                farzi.config.inputs = settings["inputs"]
                 trainer = self.trainer(learner, farzi_data=farzi, **settings)
                 judged = self.judged(trainer, trainer.learner, trainer.students.on_summary(0))
                 why = f"{judged['error'] - packed.error:+.3f} nats a token to its teacher"
                 return {**judged, "nbytes": packed.nbytes, "why": why, "found": settings}
 
-            rate = settings["inner_learning_rate"]
-            tried.append(self.trial(f"student, {steps} steps of {rows} rows, rate {rate}", make))
+            name = f"student, {steps} steps of {rows} {settings['inputs']} rows, rate {settings['inner_learning_rate']}"
+            tried.append(self.trial(name, make))
             if tried[-1].error <= packed.error + self.close:
                 break
         best = min(trial.error for trial in tried)

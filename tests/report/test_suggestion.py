@@ -28,7 +28,7 @@ def short(monkeypatch):
     monkeypatch.setattr(suggestion, "_FEWEST", 4)
     monkeypatch.setattr(suggestion, "_MOST", 8)
     monkeypatch.setattr(suggestion, "_TIMED", 1)
-    monkeypatch.setattr(suggestion, "_STUDENTS", ((4, 4, 0.02), (6, 8, 0.03)))
+    monkeypatch.setattr(suggestion, "_STUDENTS", ((4, 4, 0.02, "drawn"), (6, 8, 0.03, None)))
 
 
 @pytest.fixture
@@ -182,9 +182,35 @@ def test_no_room_is_refused(text, name, value):
         suggest(*text, **{name: value})
 
 
+@pytest.mark.parametrize(
+    ("errors", "seconds", "given", "tried"),
+    [
+        ([3.0, 2.0, 1.2], [1, 1, 2], None, ["drawn", "drawn", "written", "written"]),  # a fifth of what is left, in twice the time
+        ([3.0, 2.0, 1.6], [1, 1, 2], None, ["drawn", "drawn", "written", "drawn"]),
+        ([3.0, 2.0], [1, 1], "written", ["written", "written", "written"]),
+    ],
+)
+def test_longer_students_read_what_teaches_more_in_a_second(errors, seconds, given, tried, text, tmp_path, monkeypatch):
+    table = ((200, 10, 0.02, "drawn"), (300, 40, 0.03, "drawn"), (300, 40, 0.03, "written"), (1000, 40, 0.02, None))
+    monkeypatch.setattr(suggestion, "_STUDENTS", table)
+    fixed = {} if given is None else {"inputs": given}
+    found = Search(*text, tmp_path, "run", minutes=1.0, fixed=fixed, show=lambda line: None)
+    read = []
+
+    def trial(name, make):
+        (settings,) = make.__defaults__
+        i = len(read)
+        read.append(settings["inputs"])
+        return Trial(name, [*errors, 1.5][i], seconds=[*seconds, 1][i], found=settings)
+
+    found.trial = trial
+    found.student_stage(Trial("teacher", 1.0, found={"learner": GPT2}), Trial("packed", 1.0, found={"storage": "coded5"}))
+    assert read == tried
+
+
 @pytest.mark.slow
 def test_longer_students_are_tried_until_one_is_close_to_its_teacher(text, tmp_path, monkeypatch):
-    monkeypatch.setattr(suggestion, "_STUDENTS", ((1, 4, 0.02), (2, 4, 0.02), (3, 4, 0.02)))
+    monkeypatch.setattr(suggestion, "_STUDENTS", ((1, 4, 0.02, "drawn"), (2, 4, 0.02, None), (3, 4, 0.02, None)))
     monkeypatch.setattr(suggestion, "_CLOSE", 10.0)
     found = search(text, tmp_path / "near", learner=GPT2).run()
     assert found.config.inner_steps == 1
