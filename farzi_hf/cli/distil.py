@@ -23,8 +23,8 @@ from farzi_hf.report import BASELINES, Comparison, Measured, RunSettings, TaskDa
 from farzi_hf.report.plots import plot_comparison, plot_distillation, plot_tokens
 from farzi_hf.report.rendering import cost, data_size, distillation_seconds, environment, provenance, ratios
 from farzi_hf.report.rows import carrier_of, on_summary, under_stock_trainer
-from farzi_hf.report.suggestion import Suggestion
 from farzi_hf.report.tables import listed, markdown, save_csv, save_text
+from farzi_hf.report.trials import Suggestion
 from farzi_hf.report.verdict import FULL, LONG, Verdict, first_rows
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.forms import INPUTS, LABELS

@@ -15,8 +15,9 @@ from transformers import HfArgumentParser
 from farzi_hf.cli.arguments import parse_arguments
 from farzi_hf.distillation.config import FarziConfig
 from farzi_hf.report import RunSettings
-from farzi_hf.report.suggestion import KEPT, Search, Suggestion, to_stderr, words_of
+from farzi_hf.report.suggestion import KEPT, Search, to_stderr
 from farzi_hf.report.tables import save_text
+from farzi_hf.report.trials import Suggestion, words_of
 from farzi_hf.summary.store.folder import is_taken
 from farzi_hf.summary.store.text import yaml_text
 

@@ -6,7 +6,7 @@ from contextlib import redirect_stdout
 
 from farzi_hf.cli.front_door import FrontDoor
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory
-from farzi_hf.report.suggestion import leaderboard
+from farzi_hf.report.trials import leaderboard
 
 
 def command(argv: Sequence[str]) -> None:

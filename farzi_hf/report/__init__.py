@@ -6,9 +6,10 @@ rows, the data sets by name, and how tables are written. `report.plots` has the 
 
 from farzi_hf.report.comparison import Comparison, Measured, Student, pooled_row, pooled_rows
 from farzi_hf.report.rows import BASELINES
-from farzi_hf.report.suggestion import Suggestion, suggest
+from farzi_hf.report.suggestion import suggest
 from farzi_hf.report.tables import listed, markdown, save_csv, save_json, save_text
 from farzi_hf.report.task_data import RunSettings, TaskData
+from farzi_hf.report.trials import Suggestion
 from farzi_hf.report.verdict import Verdict, compare
 
 __all__ = [

@@ -19,7 +19,7 @@ import math
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -36,9 +36,9 @@ from farzi_hf.data.streams import described
 from farzi_hf.distillation import FarziConfig, FarziTrainer, Learner
 from farzi_hf.distillation.learner import Parameters
 from farzi_hf.distillation.rows import validation_loss
-from farzi_hf.report.comparison import Comparison, Measured, with_ids
-from farzi_hf.report.rows import prediction_of
-from farzi_hf.report.tables import markdown, save_json
+from farzi_hf.report.comparison import Comparison, with_ids
+from farzi_hf.report.tables import save_json
+from farzi_hf.report.trials import Suggestion, Trial, width_of, words_of
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.store.text import as_written, json_text, numbers_of
 from farzi_hf.tasks import Task
@@ -58,7 +58,13 @@ _IDS = 100_000  # of the validation part; more would tell little more, and take 
 _TIMED = 10  # steps
 _FIRST = 100  # steps of the student of the first answer
 _FEWEST, _MOST = 100, 20_000  # steps of a teacher
-_STUDENTS = ((200, 10, 0.02, "drawn"), (300, 40, 0.03, "drawn"), (300, 40, 0.03, "written"), (1000, 40, 0.02, None), (2000, 40, 0.02, None))
+_STUDENTS = (
+    (200, 10, 0.02, "drawn"),
+    (300, 40, 0.03, "drawn"),
+    (300, 40, 0.03, "written"),
+    (1000, 40, 0.02, None),
+    (2000, 40, 0.02, None),
+)
 """Steps, rows a step, rate at a width of 16, and inputs: cheapest first. None: those that left less to learn, times the seconds that they took,
 because what is left falls about as the number of steps grows."""
 _PACKINGS = (
@@ -73,88 +79,6 @@ _SMALLEST = _PACKINGS[-2][2]
 """Bits for which the width of a teacher still pays."""
 _SLACK = 1.15
 """How much fewer bits a number may need than was measured."""
-
-
-@dataclass(frozen=True)
-class Trial:
-    """What was tried.
-
-    Attributes:
-        name: what it is.
-        error: nats per token on the validation part; None where nothing was measured.
-        figure: the same in the words of the task.
-        nbytes: of the summary.
-        seconds: of the trial.
-        why: what follows from it.
-        found: settings that it has tried.
-    """
-
-    name: str
-    error: float | None = None
-    figure: str = ""
-    nbytes: int | None = None
-    seconds: float = 0.0
-    why: str = ""
-    found: dict[str, Any] = field(default_factory=dict)
-
-
-def leaderboard(trials: Sequence[Trial]) -> str:
-    """A table of what was tried."""
-    rows = [
-        {
-            "trial": trial.name, "validation": trial.figure, "nats a token": "" if trial.error is None else f"{trial.error:.3f}",
-            "bytes": "" if trial.nbytes is None else f"{trial.nbytes:,}", "seconds": f"{trial.seconds:.0f}", "so": trial.why,
-        }
-        for trial in trials
-    ]  # fmt: skip
-    return markdown(rows, texts=["validation", "so"])
-
-
-@dataclass(frozen=True)
-class Suggestion:
-    """What a search has chosen.
-
-    Attributes:
-        config: the settings.
-        learner: the architecture, as arguments of `AutoConfig.for_model`.
-        trials: all that was tried.
-        summary: the packed teacher with these settings, ready for students.
-        teacher: the teacher before it was packed, and the trial that trained it.
-    """
-
-    config: FarziConfig
-    learner: dict[str, Any]
-    trials: list[Trial]
-    summary: FarziData
-    teacher: tuple[PreTrainedModel, Trial]
-
-    @property
-    def seconds(self) -> float:
-        """Of all trials."""
-        return round(sum(trial.seconds for trial in self.trials), 2)
-
-    def long_row(self, c: Comparison) -> Measured:
-        """The row "full data, long": the teacher is a model that has trained on all data for as long as helps."""
-        model, trial = self.teacher
-        found = c.statistics(prediction_of(model.to(c.device).eval()), c.splits["test"])
-        taken = trial.found["steps"], trial.found["seconds"]
-        return Measured("full data, long", [found], c.nbytes(c.splits["train"]), *taken)
-
-    def reasons(self) -> list[str]:
-        """Each choice with its reason, a line each."""
-        settings = self.config
-        way = {"storage": settings.storage, "packing_penalty": settings.packing_penalty}
-        packed = next(trial for trial in self.trials if way.items() <= trial.found.items())
-        return [
-            f"learner: {words_of(self.learner)}, the best on the validation part in the time that it had ({self.teacher[1].figure})",
-            f"teacher_steps: {settings.teacher_steps:,} at most; {self.teacher[1].why}",
-            f"storage: {settings.storage}, packing_penalty {settings.packing_penalty}: {packed.nbytes:,} bytes; {packed.why}",
-            f"inner_steps: {settings.inner_steps}, of {settings.synthetic_batch_size} rows, rate {settings.inner_learning_rate}: the best students "
-            "that were tried",
-            "labels: a carried teacher, which was best on every set that was measured",
-            f"inputs: {settings.inputs}, by what students had left to learn after the seconds that they took",
-            f"sequence_length: {settings.sequence_length} holds nineteen rows of twenty, 100 at most",
-        ]
 
 
 def to_stderr(line: str) -> None:
@@ -480,9 +404,10 @@ class Search:
         for steps, rows, rate, inputs in _STUDENTS:
             if given is not None and inputs == "written":
                 continue  # the same again
-            cost = lambda trial: (trial.error - packed.error) * trial.seconds
-            compared = [trial for trial in tried if trial.found["inner_steps"] == tried[-1].found["inner_steps"]]
-            like = min(compared, key=cost) if inputs is None else next(reversed(tried), None)
+            like = tried[-1] if tried else None
+            if inputs is None:
+                as_long = [trial for trial in tried if trial.found["inner_steps"] == like.found["inner_steps"]]
+                like = min(as_long, key=lambda trial: (trial.error - packed.error) * trial.seconds)
             if len(tried) > 1 and self.spent + steps / like.found["inner_steps"] * like.seconds > until:
                 break  # longer in the proportion of its steps
             settings = {
@@ -521,27 +446,14 @@ def _length(lengths: np.ndarray) -> int:
     return int(min(100, max(10, 10 * math.ceil(np.quantile(lengths, 0.95) / 10))))
 
 
-def _width(learner: Mapping[str, Any]) -> int:
-    """Numbers per position, by whichever name the architecture has for them."""
-    return next((int(learner[name]) for name in ("n_embd", "hidden_size", "d_model") if name in learner), 16)
-
-
 def _rate(rate: float, learner: Mapping[str, Any]) -> float:
     """A rate at a width of 16 for this learner: wider models need smaller ones. The root is what served from 16 to 64."""
-    return _rounded(rate * math.sqrt(16 / _width(learner)))
+    return _rounded(rate * math.sqrt(16 / width_of(learner)))
 
 
 def _rounded(value: float) -> float:
     """Two digits, which are easier to read."""
     return float(f"{value:.2g}")
-
-
-def words_of(learner: Mapping[str, Any]) -> str:
-    """An architecture in a few words."""
-    layers = learner.get("n_layer", learner.get("num_hidden_layers", 1))
-    dropout = next((learner[name] for name in ("dropout", "resid_pdrop") if learner.get(name)), 0)
-    drops = f", dropout {dropout}" if dropout else ""
-    return f"{learner['model_type']} of width {_width(learner)}, {layers} layers{drops}"
 
 
 def _slug(learner: Mapping[str, Any]) -> str:

@@ -91,7 +91,9 @@ class WrittenRows(EndlessRows):
             name = "cache" if hasattr(output, "cache") else "past_key_values"  # its name before transformers 5.24
             kept = {name: past} if (past := getattr(output, name, None)) is not None else {}
             p = output.logits[:, -1].float().cpu().masked_fill(~possible, -torch.inf).softmax(-1)
-            shares = p.cumsum(-1)  # `torch.multinomial` draws a number for each entry of the vocabulary, which takes five times as long
+            shares = p.cumsum(
+                -1
+            )  # `torch.multinomial` draws a number for each entry of the vocabulary, which takes five times as long
             drawn = torch.searchsorted(shares, (1 - torch.rand(_BLOCK, 1, generator=generator)) * shares[:, -1:])
             if None not in (begin, end) and begin != end:
                 drawn[ids[:, -1].cpu() == end] = begin

@@ -9,7 +9,8 @@ from tiny_recipes import small_interactions, small_text
 from farzi_hf import FarziConfig, FarziTrainer, LanguageModeling, Recommendation, suggest
 from farzi_hf.data import tokenize, word_tokenizer
 from farzi_hf.report import suggestion
-from farzi_hf.report.suggestion import _PACKINGS, Search, Trial, leaderboard
+from farzi_hf.report.suggestion import _PACKINGS, Search
+from farzi_hf.report.trials import Trial, leaderboard
 
 GPT2 = {
     "model_type": "gpt2",
@@ -185,7 +186,12 @@ def test_no_room_is_refused(text, name, value):
 @pytest.mark.parametrize(
     ("errors", "seconds", "given", "tried"),
     [
-        ([3.0, 2.0, 1.2], [1, 1, 2], None, ["drawn", "drawn", "written", "written"]),  # a fifth of what is left, in twice the time
+        (
+            [3.0, 2.0, 1.2],
+            [1, 1, 2],
+            None,
+            ["drawn", "drawn", "written", "written"],
+        ),  # a fifth of what is left, in twice the time
         ([3.0, 2.0, 1.6], [1, 1, 2], None, ["drawn", "drawn", "written", "drawn"]),
         ([3.0, 2.0], [1, 1], "written", ["written", "written", "written"]),
     ],

@@ -1,0 +1,110 @@
+"""What a search has tried, and what it has chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from farzi_hf.distillation import FarziConfig
+from farzi_hf.report.comparison import Comparison, Measured
+from farzi_hf.report.rows import prediction_of
+from farzi_hf.report.tables import markdown
+from farzi_hf.summary import FarziData
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What was tried.
+
+    Attributes:
+        name: what it is.
+        error: nats per token on the validation part; None where nothing was measured.
+        figure: the same in the words of the task.
+        nbytes: of the summary.
+        seconds: of the trial.
+        why: what follows from it.
+        found: settings that it has tried.
+    """
+
+    name: str
+    error: float | None = None
+    figure: str = ""
+    nbytes: int | None = None
+    seconds: float = 0.0
+    why: str = ""
+    found: dict[str, Any] = field(default_factory=dict)
+
+
+def leaderboard(trials: Sequence[Trial]) -> str:
+    """A table of what was tried."""
+    rows = [
+        {
+            "trial": trial.name, "validation": trial.figure, "nats a token": "" if trial.error is None else f"{trial.error:.3f}",
+            "bytes": "" if trial.nbytes is None else f"{trial.nbytes:,}", "seconds": f"{trial.seconds:.0f}", "so": trial.why,
+        }
+        for trial in trials
+    ]  # fmt: skip
+    return markdown(rows, texts=["validation", "so"])
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """What a search has chosen.
+
+    Attributes:
+        config: the settings.
+        learner: the architecture, as arguments of `AutoConfig.for_model`.
+        trials: all that was tried.
+        summary: the packed teacher with these settings, ready for students.
+        teacher: the teacher before it was packed, and the trial that trained it.
+    """
+
+    config: FarziConfig
+    learner: dict[str, Any]
+    trials: list[Trial]
+    summary: FarziData
+    teacher: tuple[PreTrainedModel, Trial]
+
+    @property
+    def seconds(self) -> float:
+        """Of all trials."""
+        return round(sum(trial.seconds for trial in self.trials), 2)
+
+    def long_row(self, c: Comparison) -> Measured:
+        """The row "full data, long": the teacher is a model that has trained on all data for as long as helps."""
+        model, trial = self.teacher
+        found = c.statistics(prediction_of(model.to(c.device).eval()), c.splits["test"])
+        taken = trial.found["steps"], trial.found["seconds"]
+        return Measured("full data, long", [found], c.nbytes(c.splits["train"]), *taken)
+
+    def reasons(self) -> list[str]:
+        """Each choice with its reason, a line each."""
+        settings = self.config
+        way = {"storage": settings.storage, "packing_penalty": settings.packing_penalty}
+        packed = next(trial for trial in self.trials if way.items() <= trial.found.items())
+        return [
+            f"learner: {words_of(self.learner)}, the best on the validation part in the time that it had ({self.teacher[1].figure})",
+            f"teacher_steps: {settings.teacher_steps:,} at most; {self.teacher[1].why}",
+            f"storage: {settings.storage}, packing_penalty {settings.packing_penalty}: {packed.nbytes:,} bytes; {packed.why}",
+            f"inner_steps: {settings.inner_steps}, of {settings.synthetic_batch_size} rows, rate {settings.inner_learning_rate}: the best students "
+            "that were tried",
+            "labels: a carried teacher, which was best on every set that was measured",
+            f"inputs: {settings.inputs}, by what students had left to learn after the seconds that they took",
+            f"sequence_length: {settings.sequence_length} holds nineteen rows of twenty, 100 at most",
+        ]
+
+
+def width_of(learner: Mapping[str, Any]) -> int:
+    """Numbers per position, by whichever name the architecture has for them."""
+    return next((int(learner[name]) for name in ("n_embd", "hidden_size", "d_model") if name in learner), 16)
+
+
+def words_of(learner: Mapping[str, Any]) -> str:
+    """An architecture in a few words."""
+    layers = learner.get("n_layer", learner.get("num_hidden_layers", 1))
+    dropout = next((learner[name] for name in ("dropout", "resid_pdrop") if learner.get(name)), 0)
+    drops = f", dropout {dropout}" if dropout else ""
+    return f"{learner['model_type']} of width {width_of(learner)}, {layers} layers{drops}"
