@@ -13,7 +13,7 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from farzi_hf.summary import FarziData, FarziDataConfig
-from farzi_hf.summary.store import ArtefactFolder
+from farzi_hf.summary.store.folder import ArtefactFolder
 
 WORDS = ["<pad>", "<unk>", "<s>", "</s>", "the", "cat", "a|b"]
 

@@ -329,19 +329,14 @@ def command(argv: Sequence[str]) -> None:
         is_config = name.endswith((".yaml", ".yml"))
         config = Path(name) if is_config and Path(name).is_file() else examples.get(name.removesuffix(".yaml"))
         if config is None and not is_config:
-            own_data(argv)
+            door = FrontDoor(argv)
+            if door.options.dry_run:
+                print(door.plan())
+                return
+            chosen = door.choose()
+            distil(door.data, chosen.config, door.options.compare, chosen)
             return
         if config is None:
             raise ValueError(f"{name!r} is neither a file nor an example: give one of {', '.join(examples)}, or data")
         settings, args = parse_arguments((RunSettings, FarziConfig), config, rest, USAGE)
         distil(settings.load(), args, whole="--compare" in argv)
-
-
-def own_data(argv: Sequence[str]) -> None:
-    """Chooses settings by trials, and distils with them."""
-    door = FrontDoor(argv)
-    if door.options.dry_run:
-        print(door.plan())
-        return
-    chosen = door.choose()
-    distil(door.data, chosen.config, door.options.compare, chosen)

@@ -4,7 +4,7 @@ import json
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from itertools import count
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from transformers import HfArgumentParser
 
 from farzi_hf.cli.arguments import parse_arguments
 from farzi_hf.distillation.config import FarziConfig
+from farzi_hf.engine import setting
 from farzi_hf.report import RunSettings
 from farzi_hf.report.suggestion import KEPT, Search, to_stderr
 from farzi_hf.report.tables import save_text
@@ -31,12 +32,10 @@ _UNITS = {"": 1, "b": 1, "kb": 1000, "mb": 1000**2, "gb": 1000**3}
 class Options:
     """What the front door asks beside the fields of `RunSettings` and `FarziConfig`."""
 
-    bytes: str | None = field(
-        default=None, metadata={"help": "the most that the summary may have, such as 200kB; by default as many as the data"}
-    )  # fmt: skip
-    minutes: float | None = field(default=None, metadata={"help": "for the trials; by default 10, or 30 for many entries"})
-    compare: bool = field(default=False, metadata={"help": "the whole table, with every baseline, beside the verdict"})
-    dry_run: bool = field(default=False, metadata={"help": "say what would be read and made, and stop"})
+    bytes: str | None = setting(None, "the most that the summary may have, such as 200kB; by default as many as the data")
+    minutes: float | None = setting(None, "for the trials; by default 10, or 30 for many entries")
+    compare: bool = setting(False, "the whole table, with every baseline, beside the verdict")
+    dry_run: bool = setting(False, "say what would be read and made, and stop")
 
 
 class FrontDoor:

@@ -78,7 +78,7 @@ PROVENANCES = {
 
 
 def provenance(c: Comparison, data: TaskData, seed: int) -> dict[str, Any]:
-    """Facts about the source data, for the card: see `farzi_hf.summary.store.render_card`."""
+    """Facts about the source data, for the card: see `farzi_hf.summary.store.card.render_card`."""
     name = data.settings.dataset
     seed_of_split = f", seed {seed}" if data.task_class.splits_differ else ""
     return {

@@ -60,7 +60,8 @@ class Verdict:
         task, ours, rows = c.task, measured[0], {part.method: part for part in measured}
         full = _full_data(task, rows)
         share, edges = task.ratio([ours.students], [full.students])
-        counted = _best_counted(task, measured)
+        of_counts = [part for part in measured if part.steps is None and part.method != "teacher"]
+        counted = min(of_counts, key=lambda part: task.error(part.students[0]), default=None)
         saved = full.seconds - ours.seconds
         even = math.ceil(making / saved) if making is not None and saved > 0 else None
         facts = {
@@ -83,12 +84,6 @@ class Verdict:
         if against:
             answer = f"Not worth it, because {'; and '.join(against)}."
         return cls(not against, answer, tuple(_lines(c, measured, facts, counted)), facts)
-
-
-def _best_counted(task: Any, measured: Sequence[Measured]) -> Measured | None:
-    """The best count model."""
-    counted = [part for part in measured if part.steps is None and part.method != "teacher"]
-    return min(counted, key=lambda part: task.error(part.students[0]), default=None)
 
 
 def _full_data(task: Any, rows: Mapping[str, Measured]) -> Measured:

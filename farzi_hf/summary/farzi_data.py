@@ -30,13 +30,13 @@ from farzi_hf.summary.inner_settings import STUDENTS_OF_A_TEACHER, stock_argumen
 from farzi_hf.summary.reading import Decoded, check_numbers, decode, hard_rows
 from farzi_hf.summary.soft_tokens import SoftTokens, vocabulary_size
 from farzi_hf.summary.soft_training import SoftTokenCollator
-from farzi_hf.summary.store import ArtefactFolder, Results, fetch_artefact, push_folder, read_artefact
 from farzi_hf.summary.store.card import Contents
-from farzi_hf.summary.store.folder import CONFIG, TENSORS
+from farzi_hf.summary.store.folder import CONFIG, TENSORS, ArtefactFolder, read_artefact
+from farzi_hf.summary.store.hub import fetch_artefact, push_folder
 from farzi_hf.summary.store.tensor_file import SHARES, STORAGES, TEACHER, fingerprint, load_tensors
 from farzi_hf.summary.store.text import without_local_paths
 from farzi_hf.summary.store.untrusted import load_vocabulary
-from farzi_hf.summary.store.writing import load_results, read_plots, rows_table, write_artefact
+from farzi_hf.summary.store.writing import Results, load_results, read_plots, rows_table, write_artefact
 from farzi_hf.summary.teacher import CarriedTeacher, factors_of_rank, plain_config, teacher_model
 
 _READ_AT_ONCE = 64  # rows that a teacher reads at once

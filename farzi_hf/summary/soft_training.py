@@ -115,19 +115,19 @@ class SoftTokenCollator:
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         inputs = [self._input(i, row) for i, row in enumerate(rows)]
-        kinds = {x.ndim for x in inputs}
-        if len(kinds) > 1:
+        if len({x.ndim for x in inputs}) > 1:
             raise ValueError("rows mix soft sequences and ids; give the rows of one dataset")
-        if self.label_decoder is not None and all(_has_latents(row, self.label_decoder) for row in rows):
-            return self._own(inputs, rows)
-        if self.teacher is not None and all(_has_latents(row, torch.empty(0, 0)) for row in rows):
-            return self._taught(torch.stack(inputs))
-        if kinds == {2}:
-            soft = soft_tokens(torch.stack(inputs), self.decoder, self.tau)
-            return {"input_ids": soft, "labels": soft, "shift_labels": soft[:, 1:].argmax(-1)}
-        batch = SequenceCollator()(rows)
-        # transformers' models do not shift `shift_labels`, and expect them as long as the labels.
-        return {**batch, "shift_labels": F.pad(batch["labels"][:, 1:], (0, 1), value=IGNORED)}
+        labels = self._labels(inputs, rows)
+        if labels is None and inputs[0].ndim == 1:
+            batch = SequenceCollator()(rows)
+            # transformers' models do not shift `shift_labels`, and expect them as long as the labels.
+            return {**batch, "shift_labels": F.pad(batch["labels"][:, 1:], (0, 1), value=IGNORED)}
+        given = torch.stack(inputs)
+        read = {"input_ids": given, "attention_mask": torch.ones_like(given)}
+        if given.ndim == 3:
+            read = {"input_ids": soft_tokens(given, self.decoder, self.tau)}
+        labels = read["input_ids"] if labels is None else labels
+        return {**read, "labels": labels, "shift_labels": labels[:, 1:].argmax(-1)}
 
     def _input(self, i: int, row: Mapping[str, Any]) -> Tensor:
         """The latents (ξ, d) or ids (L,) of a row."""
@@ -147,21 +147,16 @@ class SoftTokenCollator:
             raise ValueError(f"{name} holds id {outside[0]}, outside 0 … {size - 1}; use the summary's tokenizer")
         return x.long()
 
-    def _own(self, inputs: Sequence[Tensor], rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        latents = torch.stack([torch.as_tensor(row["labels"]) for row in rows]).to(self.label_decoder.dtype)
-        # Labels of their own stand where shared ones do: `labels[:, 0]` is read by nobody.
-        labels = soft_tokens(F.pad(latents, (0, 0, 1, 0)), self.label_decoder, 1.0)
-        given = torch.stack(list(inputs))
-        batch = {"labels": labels, "shift_labels": labels[:, 1:].argmax(-1)}
-        if given.is_floating_point():
-            return {"input_ids": soft_tokens(given, self.decoder, self.tau), **batch}
-        return {"input_ids": given, "attention_mask": torch.ones_like(given), **batch}
-
     @torch.no_grad()
-    def _taught(self, ids: Tensor) -> dict[str, Tensor]:
-        labels = self.teacher.labels(self.teacher.tensors, ids).probabilities()
-        batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        return {**batch, "labels": F.pad(labels, (0, 0, 1, 0)), "shift_labels": labels.argmax(-1)}
+    def _labels(self, inputs: Sequence[Tensor], rows: Sequence[Mapping[str, Any]]) -> Tensor | None:
+        """(b, ξ + 1, V) of rows with labels of their own, or of a teacher's. They stand where shared ones do: nobody reads `labels[:, 0]`."""
+        if self.label_decoder is not None and all(_has_latents(row, self.label_decoder) for row in rows):
+            latents = torch.stack([torch.as_tensor(row["labels"]) for row in rows]).to(self.label_decoder.dtype)
+            return soft_tokens(F.pad(latents, (0, 0, 1, 0)), self.label_decoder, 1.0)
+        if self.teacher is not None and all(_has_latents(row, torch.empty(0, 0)) for row in rows):
+            labels = self.teacher.labels(self.teacher.tensors, torch.stack(inputs)).probabilities()
+            return F.pad(labels, (0, 0, 1, 0))
+        return None
 
 
 def _has_latents(row: Mapping[str, Any], decoder: Tensor) -> bool:

@@ -23,8 +23,8 @@ from transformers import GPT2Config
 from farzi_hf import SASRecConfig
 from farzi_hf.models import SASRecForNextItem
 from farzi_hf.summary import FarziData
-from farzi_hf.summary.store import render_card
 from farzi_hf.summary.store import text as escaping
+from farzi_hf.summary.store.card import render_card
 from farzi_hf.summary.store.hub import PLACEHOLDER
 
 MARKDOWN = MarkdownIt("gfm-like", {"linkify": False})

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from tiny_artefacts import METRICS, WORDS, listing, tiny, word_tokenizer
 
 from farzi_hf.summary import FarziData
-from farzi_hf.summary.store import push_folder
+from farzi_hf.summary.store.hub import push_folder
 
 SECRET = b"root:x:0:0"
 
