@@ -14,6 +14,7 @@ from farzi_hf.data import IGNORED
 from farzi_hf.distillation import Learner, Parameters
 from farzi_hf.distillation.learner import is_constant
 from farzi_hf.engine import InnerOptimizer, train
+from farzi_hf.engine.compiled_loop import row_of_step
 
 
 class RowTraining(ABC):
@@ -113,7 +114,7 @@ class WeightedTraining(RowTraining):
         return {name: x[chosen, :length] for name, x in self.rows.items()}
 
     def loss(self, params: Parameters, inputs: tuple[Tensor, ...], step: int) -> Tensor:
-        (weights,), chosen = inputs, self.batches[step - 1]
+        (weights,), chosen = inputs, row_of_step(self.batches, step)
         return self.learner.hard_loss(params, self.minibatch(chosen), weights[chosen])
 
     @cached_property

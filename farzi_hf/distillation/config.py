@@ -39,6 +39,7 @@ UNSUPPORTED = {
     "label_smoothing_factor": "the objective is the outer loss, and it has no smoothing; leave it out",
     "gradient_checkpointing": "the adjoint decides what is kept: set adjoint='checkpoint' or 'reversible'; and checkpoint_layers, for a deep learner",
     "save_only_model": "a run could not go on from such a checkpoint, and the optimizer's state is twice a summary; leave it out",
+    "torch_compile_backend": "the inner loop is compiled by torch's own; leave it out",
     "deepspeed": "a summary is small and needs no sharding; use several processes with plain data parallelism",
     "fsdp": "a summary is small and needs no sharding; use several processes with plain data parallelism",
 }
@@ -55,7 +56,7 @@ def _by_labels(name: str) -> str:
 class FarziConfig(TrainingArguments):
     """Settings of `FarziTrainer`. Fields that are not listed here are inherited from `transformers.TrainingArguments`.
 
-    The inherited fields set the outer loop, except that `torch_compile` compiles the inner loop (see `unroll`).
+    The inherited fields set the outer loop, except that `torch_compile` and `torch_compile_mode` compile the inner loop (see `unroll`).
     Some inherited defaults are different here:
 
     | field | here | because |
@@ -142,10 +143,11 @@ class FarziConfig(TrainingArguments):
                 f"num_train_epochs={self.num_train_epochs} and max_steps={self.max_steps}: exactly one of them sets the length; give max_steps"
             )
         self.use_cpu |= check_launcher()
-        # torch_compile means the inner loop here. Trainer must not see it: it would compile the summary.
-        compiled, self.torch_compile = self.torch_compile, False
+        # torch_compile means the inner loop here. Trainer must not see it, or a mode of it: it would compile the summary.
+        mode, self.torch_compile_mode = self.torch_compile_mode, None
+        compiled, self.torch_compile = self.torch_compile or mode is not None, False
         super().__post_init__()
-        self.torch_compile = compiled
+        self.torch_compile, self.torch_compile_mode = compiled, mode
         if self.n_gpu > 1:
             raise ValueError(
                 f"this process sees {self.n_gpu} GPUs, among which Trainer would share each batch, and an inner loop is on one; launch a "
@@ -255,7 +257,8 @@ class FarziConfig(TrainingArguments):
 
     def make_training(self) -> SyntheticTraining:
         """The inner loop."""
-        how = {"window": self.window or None, "adjoint": self.make_adjoint(), "torch_compile": self.torch_compile}
+        compiled, window = self.torch_compile_mode or self.torch_compile, self.window or None
+        how = {"window": window, "adjoint": self.make_adjoint(), "torch_compile": compiled}
         return SyntheticTraining.of(self.inner_settings(), self.tau, **how)
 
     def make_objective(

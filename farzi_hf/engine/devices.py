@@ -14,14 +14,17 @@ from torch import Tensor
 
 class Portions(NamedTuple):
     """The numbers of a portion: that an optimizer updates; the same with its state in integers, which take more memory; and of a block of
-    positions times entries of the vocabulary, on the CPU for each thread."""
+    positions times entries of the vocabulary, on the CPU for each thread. The learners that take their steps as one, if they fit into a block.
+    The share of all memory for the graphs of all steps: on a CPU, memory that a process never had costs more time than a gradient."""
 
     update: int
     integers: int
     block: int
+    learners: int
+    graphs: float
 
 
-PORTIONS = {"cpu": Portions(1 << 18, 1 << 16, 1 << 20), "cuda": Portions(1 << 24, 1 << 24, 1 << 26)}
+PORTIONS = {"cpu": Portions(1 << 18, 1 << 16, 1 << 20, 1, 1 / 8), "cuda": Portions(1 << 24, 1 << 24, 1 << 26, 8, 1 / 4)}
 
 
 def portions(x: Tensor) -> Portions:
@@ -32,6 +35,11 @@ def portions(x: Tensor) -> Portions:
 def values_are_free(x: Tensor) -> bool:
     """Whether code may depend on the numbers in x: compiled code may not, and would wait for a GPU."""
     return x.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def is_traced(x: Tensor) -> bool:
+    """Whether torch.compile or torch.vmap runs the code: both take torch's own functions alone."""
+    return torch.compiler.is_compiling() or torch._C._functorch.is_batchedtensor(x)
 
 
 def chunks(x: Tensor, size: int) -> Iterator[slice]:

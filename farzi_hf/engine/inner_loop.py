@@ -129,6 +129,7 @@ class InnerLoop:
     autocast: AutocastSettings
     taken: int = 0
     reached: States | None = None
+    torch_compile: bool | str = False
 
     makes_graphs: ClassVar[bool] = True
 

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from farzi_hf.engine.adjoints import ADJOINTS, Adjoint
 from farzi_hf.engine.adjoints.base import OuterLosses, graph_bytes
-from farzi_hf.engine.compiled_loop import CompiledLoop
+from farzi_hf.engine.compiled_loop import CapturedLoop, CompiledLoop
+from farzi_hf.engine.devices import portions
 from farzi_hf.engine.inner_loop import (
     Buffers,
     InnerLoop,
@@ -44,7 +45,7 @@ def unroll(
     adjoint: Adjoint | None = None,
     window: int | None = None,
     first_step: int = 1,
-    torch_compile: bool = False,
+    torch_compile: bool | str = False,
 ) -> dict[str, Tensor]:
     """Train `params` on `inner_loss` for `steps` steps; the result is differentiable in `params` and `inputs`.
 
@@ -70,7 +71,9 @@ def unroll(
             first_step, first_step + 1, …. Adam's bias corrections count from 1 in any case, as its moments start at zero.
         torch_compile: compile the gradient and the reverse step (`farzi_hf.engine.compiled_loop`). It needs torch 2.8 or newer. The first call
             takes a minute or two longer, then steps are faster. `inner_loss` must be traceable as a whole, which `torch.nn.GRU`, `LSTM` and
-            `RNN` are not. `Direct` and `GradientGraphs` cannot be compiled.
+            `RNN` are not. `Direct` and `GradientGraphs` cannot be compiled. A string is a mode of `torch.compile`: "reduce-overhead" records
+            the gradient and its products as CUDA graphs. `inner_loss` gets `step` as a tensor then, and reads `table.index_select(0,
+            step.view(1) - 1)`. Where that fails, a warning says so and steps are compiled as with True. It was never run on a real GPU.
 
     Returns:
         θ_T, with the keys, order and shapes of `params`. Trained tensors are views of one buffer per dtype and device.
@@ -98,7 +101,7 @@ def unroll(
 
 def gradients(
     losses: OuterLosses, inner_loss: InnerLoss, params: dict[str, Tensor], inputs: tuple[Tensor, ...], *,
-    optimizer: InnerOptimizer, steps: int, adjoint: Adjoint | None = None, torch_compile: bool = False,
+    optimizer: InnerOptimizer, steps: int, adjoint: Adjoint | None = None, torch_compile: bool | str = False,
 ) -> tuple[list[Tensor], list[Buffers]]:  # fmt: skip
     """Several outer losses of one training, and the derivatives of each in the inputs that require grad.
 
@@ -123,7 +126,7 @@ def gradients(
 
 def train(
     inner_loss: InnerLoss, params: dict[str, Tensor] | TrainingState, inputs: tuple[Tensor, ...], *,
-    optimizer: InnerOptimizer, steps: int, first_step: int = 1, torch_compile: bool = False,
+    optimizer: InnerOptimizer, steps: int, first_step: int = 1, torch_compile: bool | str = False,
 ) -> TrainingState:  # fmt: skip
     """The same training as `unroll`, without derivatives. It can go on: `unroll` and `train` take the result in place of `params`.
 
@@ -155,7 +158,8 @@ def choose_adjoint(loop: InnerLoop, w: Buffers, inputs: Buffers, most: float = m
     graph = graph_bytes(loop, w, inputs)
     candidates = [adjoint for kind in ADJOINTS.values() if kind.share and not (adjoint := kind()).refusal(loop)]
     needs = {adjoint: adjoint.memory(loop, w, inputs, graph) for adjoint in candidates}
-    limits = {adjoint: min(adjoint.share * total, most * min(needs.values())) for adjoint in needs}
+    shares = {adjoint: portions(w[0]).graphs if adjoint.needs_graphs else adjoint.share for adjoint in needs}
+    limits = {adjoint: min(shares[adjoint] * total, most * min(needs.values())) for adjoint in needs}
     fitting = [adjoint for adjoint, need in needs.items() if need <= limits[adjoint]]
     chosen = fitting[0] if fitting else min(needs, key=needs.__getitem__)
     listed = ", ".join(
@@ -168,19 +172,22 @@ def choose_adjoint(loop: InnerLoop, w: Buffers, inputs: Buffers, most: float = m
 
 def _loop(
     inner_loss: InnerLoss, start: dict[str, Tensor] | TrainingState, inputs: tuple[Tensor, ...], optimizer: InnerOptimizer,
-    steps: int, window: int | None, first_step: int, torch_compile: bool,
+    steps: int, window: int | None, first_step: int, torch_compile: bool | str,
 ) -> tuple[InnerLoop, Buffers]:  # fmt: skip
     """The loop, and the parameters at its start."""
     _check(start, inputs, optimizer, steps, window)
-    kind = CompiledLoop if torch_compile else InnerLoop
+    kind = CapturedLoop if isinstance(torch_compile, str) else CompiledLoop if torch_compile else InnerLoop
     if isinstance(start, TrainingState):
         layout, w, taken, reached = start.layout, weights(start.states), start.step, start.states
     else:
         layout, taken, reached = Layout.of(start, optimizer), 0, None
         w = layout.flatten(start)
+    matmul = torch.backends.cuda.matmul  # with another name from torch 2.9 on
+    if w[0].is_cuda and (getattr(matmul, "fp32_precision", None) or matmul.allow_tf32) in ("tf32", True):
+        _log_once(logging.WARNING, "TF32 rounds factors to 10 bits; torch.backends.cuda.matmul.allow_tf32 = False ends that")
     settings = autocast_settings((*w, *inputs))
-    loop = kind(inner_loss, optimizer, layout, taken + steps, window or steps, first_step, settings, taken, reached)
-    return loop, w
+    which = first_step, settings, taken, reached, torch_compile
+    return kind(inner_loss, optimizer, layout, taken + steps, window or steps, *which), w
 
 
 def _check(params: Any, inputs: Any, optimizer: Any, steps: Any, window: Any) -> None:

@@ -76,7 +76,7 @@ class Problem:
 Method = Callable[[Problem, int], Params]
 
 
-def ours(adjoint: Adjoint, torch_compile: bool, problem: Problem, steps: int) -> Params:
+def ours(adjoint: Adjoint, torch_compile: bool | str, problem: Problem, steps: int) -> Params:
     how = {"optimizer": ADAM, "steps": steps, "adjoint": adjoint, "torch_compile": torch_compile}
     return unroll(problem.loss, problem.start, problem.summary, **how)
 
@@ -107,6 +107,7 @@ METHODS: dict[str, Method] = {
     "autograd": partial(loop, False), "torch.utils.checkpoint": partial(loop, True),
     **{type(a).__name__: partial(ours, a, False) for a in (GradientGraphs(), Tape(), Checkpoint(), Reversible())},
     **{f"{type(a).__name__}, compiled": partial(ours, a, True) for a in (Tape(), Reversible())},
+    **{f"{type(a).__name__}, captured": partial(ours, a, "reduce-overhead") for a in (Tape(), Reversible())},
 }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import MISSING, dataclass, fields
 
@@ -183,6 +184,7 @@ def test_settings_out_of_range_are_refused_at_once(message):
 @pytest.mark.parametrize("name", UNSUPPORTED)
 def test_a_setting_of_the_trainer_that_a_distillation_has_no_use_for_is_refused(name):
     given = {"label_smoothing_factor": 0.1, "deepspeed": {"zero_optimization": {"stage": 2}}, "fsdp": "full_shard"}
+    given["torch_compile_backend"] = "inductor"
     with pytest.raises(ValueError, match=rf"^{name}=.* is not supported: [^\n]+$"):
         config(**{name: given.get(name, True)})
 
@@ -312,3 +314,14 @@ def test_the_table_lists_exactly_the_inherited_defaults_that_differ():
     ours.pop("max_steps")
     assert listed.pop("dataloader_pin_memory") == "False on a CPU"  # on the machine
     assert listed == {name: value for name, value in ours.items() if value != stock[name]}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [({"torch_compile_mode": "reduce-overhead"}, "reduce-overhead"), ({"torch_compile": True}, True)]
+)
+def test_compilation_is_of_the_inner_loop_and_trainer_does_not_see_it(given, expected, monkeypatch):
+    monkeypatch.delenv("ACCELERATE_DYNAMO_BACKEND", raising=False)
+    args = config(**given)
+    assert args.make_training().torch_compile == expected
+    assert args.torch_compile
+    assert "ACCELERATE_DYNAMO_BACKEND" not in os.environ

@@ -56,8 +56,6 @@ class GradientGraphs(RecordingAdjoint):
     pass frees the memory step by step.
     """
 
-    # Memory that a process never had before costs more time than one gradient. A long run pays once, a single call always.
-    share: ClassVar[float] = 1 / 8
     needs_graphs: ClassVar[bool] = True
 
     def record(self, loop: InnerLoop, states: States, inputs: Buffers) -> tuple[States, Graphs]:
