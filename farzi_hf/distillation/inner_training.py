@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -14,15 +15,19 @@ from tqdm.auto import tqdm
 from farzi_hf.data import minibatches
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.distillation.learner import Learner, Parameters, is_constant
-from farzi_hf.distillation.processes import shared
+from farzi_hf.distillation.processes import shared, world
 from farzi_hf.distillation.rows import RealData, real_loss
 from farzi_hf.engine import Adjoint, InnerLoss, InnerOptimizer, TrainingState, train, unroll
+from farzi_hf.engine.compiled_loop import row_of_step
+from farzi_hf.engine.devices import portions
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.endless import EndlessRows
 from farzi_hf.summary.forms import Tensors, batch_of, device_of, rows_of
 from farzi_hf.summary.inner_settings import inner_optimizer, lr_schedule
 from farzi_hf.summary.teacher import CarriedTeacher
 from farzi_hf.tasks.base import mean_and_spread
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -152,17 +157,18 @@ class SyntheticTraining:
         return rows_of(summary, seen), compact
 
     def _loss(self, learner: Learner, summary: Tensors, rows: Tensor | EndlessRows | None) -> InnerLoss:
-        names, size = tuple(summary), self.batch_size
+        names = tuple(summary)
 
         def loss(params: Parameters, inputs: tuple[Tensor, ...], step: int) -> Tensor:
             tensors = dict(zip(names, inputs, strict=True))
-            if isinstance(rows, EndlessRows):
-                read = rows.rows((step - 1) * size, size).to(device_of(tensors))
-            else:
-                read = slice(None) if rows is None else rows[step - 1]
+            read = slice(None) if rows is None else self._read(rows, step).to(device_of(tensors), non_blocking=True)
             return learner.soft_loss(params, *batch_of(tensors, read, self.tau, self.teacher))
 
         return loss
+
+    def _read(self, rows: Tensor | EndlessRows, step: int) -> Tensor:
+        """What a step reads: numbers of rows, or made rows themselves."""
+        return row_of_step(rows, step) if isinstance(rows, Tensor) else rows.rows((step - 1) * self.batch_size, self.batch_size)
 
 
 WORTH = 0.5
@@ -226,6 +232,38 @@ class Students:
         start = self.learner.initial_parameters(seed, self.device)
         return self.training(self.learner, self.farzi.tensors, start=start, steps=self.steps, seed=seed)
 
+    @torch.no_grad()
+    def on_summary_each(self, count: int) -> Iterator[Parameters]:
+        """θ_T of the students 0 … `count` − 1. As many train as one as the table of devices says; on a CPU, none."""
+        own, training, config = list(self.learner.model.parameters()), self.training, self.farzi.config
+        numbers = (training.batch_size or config.num_sequences) * config.sequence_length * self.learner.vocab_size
+        most = portions(own[0]).block // max(numbers, sum(x.numel() for x in own))
+        alone = training.torch_compile or training.optimizer.max_grad_norm is not None or not all(x.requires_grad for x in own)
+        size = 1 if alone else max(1, min(most, portions(own[0]).learners))
+        for some in (range(first, min(first + size, count)) for first in range(0, count, size)):
+            yield from self._together(some) if len(some) > 1 else map(self.on_summary, some)
+
+    def _together(self, numbers: range) -> Iterable[Parameters]:
+        """These students, trained as one by `torch.vmap`: the same up to rounding. A step of all has the launches of one."""
+        learner, training, tensors = self.learner, self.training, self.farzi.tensors
+        seeds = [derive(self.seed, Purpose.EVALUATION_STUDENT, index) for index in numbers]
+        starts = [learner.initial_parameters(seed, self.device) for seed in seeds]
+        rows = [training._minibatches(tensors, self.steps, seed) for seed in seeds]
+        every = torch.arange(self.farzi.config.num_sequences, device=self.device).expand(self.steps, -1)
+
+        def loss(params: Parameters, inputs: tuple[Tensor, ...], step: int) -> Tensor:
+            read = torch.stack([training._read(every if each is None else each, step) for each in rows])
+            each = lambda own, read: learner.soft_loss(own, *batch_of(tensors, read, training.tau, training.teacher))  # noqa: E731
+            return torch.vmap(each)(params, read.to(self.device, non_blocking=True)).sum()
+
+        start = {name: torch.stack([each[name] for each in starts]) for name in starts[0]}
+        try:
+            theta = train(loss, start, (), optimizer=training.optimizer_for(learner, self.steps), steps=self.steps).params
+        except RuntimeError as error:  # of torch.vmap, or out of memory
+            logger.warning("Students train one after the other, not together: %s", next(iter(str(error).splitlines()), ""))
+            return map(self.on_summary, numbers)
+        return [{name: x[k] for name, x in theta.items()} for k in range(len(seeds))]
+
     def on_real(self, data: RealData, batch_size: int, steps: int, seed: int) -> Parameters:
         """θ after `steps` steps of the inner optimizer on real data, `batch_size` sequences each."""
         learner, loss = self.learner, real_loss(self.learner, data, batch_size, steps, seed)
@@ -237,6 +275,8 @@ class Students:
 
         Several processes share the training, and each measures all students.
         """
-        students = shared(count, self.on_summary, partial(self.learner.initial_parameters, 0, self.device))
+        alone = world()[1] == 1
+        like = partial(self.learner.initial_parameters, 0, self.device)
+        students = self.on_summary_each(count) if alone else shared(count, self.on_summary, like)
         shown = tqdm(students, "Students", count, disable=self.quiet, leave=False, dynamic_ncols=True)
         return mean_and_spread([measure(i, theta) for i, theta in enumerate(shown)])

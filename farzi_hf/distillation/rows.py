@@ -19,6 +19,7 @@ from farzi_hf.data.sequences import SEQUENCE_COLUMNS, as_rows, check_ids, stored
 from farzi_hf.data.streams import RowStream
 from farzi_hf.distillation.learner import Learner, Parameters
 from farzi_hf.engine import InnerOptimizer, TrainingState, train
+from farzi_hf.engine.inner_loop import weights
 from farzi_hf.tasks import Task
 
 if TYPE_CHECKING:
@@ -189,7 +190,7 @@ class RealData:
 
     def batch(self, rows: list[dict[str, Any]]) -> Mapping[str, Tensor]:
         """A batch on the device."""
-        return {name: x.to(self.device) for name, x in self.collator(rows).items()}
+        return {name: x.to(self.device, non_blocking=True) for name, x in self.collator(rows).items()}
 
 
 RealBatches = Callable[[int], Mapping[str, Tensor]]
@@ -219,7 +220,7 @@ def train_on(
     for first in range(0, steps, every):
         some = min(every, steps - first)
         state = train(lambda params, inputs, step: loss(params, step), state, (), optimizer=optimizer, steps=some)
-        if not all(torch.isfinite(x).all() for x in state.params.values()):
+        if not all(torch.isfinite(x).all() for x in weights(state.states)):
             raise FloatingPointError(f"training on real data diverged within {state.step} steps; lower the rate")
         yield state
 
@@ -247,7 +248,7 @@ def validation_loss(learner: Learner, data: RealData, most: int) -> Callable[[Pa
         some, best = batches[len(batches) // 2], 1.0
         if data.ranked:
             best = min(_TEMPERATURES, key=lambda t: float(learner.hard_loss(params, some, temperature=t)))
-        losses = torch.stack([learner.hard_loss(params, batch, temperature=best).double().cpu() for batch in batches])
+        losses = torch.stack([learner.hard_loss(params, batch, temperature=best) for batch in batches]).cpu().double()
         return float((losses @ counts / counts.sum()).nan_to_num(torch.inf))
 
     return loss

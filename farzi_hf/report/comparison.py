@@ -236,7 +236,7 @@ class Comparison(Students):
         found = []
         for start in range(0, len(rows), self.batch_size):
             batch = self.task.collator(as_rows(rows[start : start + self.batch_size]))
-            batch = {name: tensor.to(self.device) for name, tensor in batch.items()}
+            batch = {name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.items()}
             with torch.no_grad():
                 found.extend(statistic(student(batch), batch).cpu().numpy())
         return found

@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,8 @@ from farzi_hf.summary.teacher import plain_config
 
 def on_summary(c: Comparison, method: str) -> Measured:
     """Students on the summary as it is now."""
-    return c.trained(method, c.summary_student, range(c.num_students), c.farzi.nbytes, c.steps)
+    students = c.on_summary_each(c.num_students)
+    return c.trained(method, lambda _: partial(c.learner.logits, next(students)), range(c.num_students), c.farzi.nbytes, c.steps)
 
 
 def carrier_of(trainer: FarziTrainer) -> FarziData:

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from farzi_hf.engine.devices import portions
+from farzi_hf.engine.devices import is_traced, portions
 from farzi_hf.summary.soft_tokens import SoftTokens, Targets, row_dot
 
 FEWEST = 48
@@ -108,7 +108,7 @@ def linear_cross_entropy(
     weight, bias = (None if x is None else x.to(dtype) for x in (weight, bias))
     with torch.autocast(states.device.type, enabled=False):
         # torch.compile fuses the plain formula, and cannot differentiate a Function twice.
-        if weight is None or torch.compiler.is_compiling():
+        if weight is None or is_traced(states):
             losses = targets.cross_entropy(states if weight is None else F.linear(states, weight, bias))
             return (losses if counts is None else losses * counts).sum()
         # A bias is one more column, where states have a 1.
@@ -237,7 +237,7 @@ def mean_embedding(tokens: SoftTokens, table: Tensor) -> Tensor:
     with torch.autocast(table.device.type, enabled=False):
         dtype = torch.promote_types(tokens.latents.dtype, table.dtype)
         flat, entries = tokens.to(dtype).flat(), table.to(dtype)
-        if torch.compiler.is_compiling():
+        if is_traced(entries):
             x = flat.probabilities() @ entries
         else:
             x = _MeanEmbedding.apply(flat, entries)

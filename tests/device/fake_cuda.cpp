@@ -1,6 +1,6 @@
 // A CUDA device without hardware, for a CPU build of PyTorch: it fills the dispatch key that such a build leaves empty.
 // A tensor of it is "cuda", its memory is the CPU's, and each kernel is the CPU's. Mixing it with the CPU is an error, as on a GPU;
-// kernels and reads back are counted by name.
+// kernels, reads back and what is sent to it are counted by name.
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
@@ -217,9 +217,10 @@ static void on_the_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) 
   }
 }
 
-static Tensor& copied(Tensor& self, const Tensor& from, bool) {
+static Tensor& copied(Tensor& self, const Tensor& from, bool non_blocking) {
   count("aten::copy_");
   if (self.is_cpu()) count("read by aten::copy_");
+  else if (from.is_cpu()) count(non_blocking ? "sent" : "sent and waited for");
   on_cpu(self).copy_(on_cpu(from));
   return self;
 }

@@ -30,12 +30,22 @@ def moved(x: Any) -> Any:
 
 def launches(counts: dict[str, int]) -> int:
     """How many kernels ran."""
-    return sum(number for name, number in counts.items() if not name.startswith("read by"))
+    return sum(number for name, number in counts.items() if not name.startswith(("read by", "sent")))
 
 
 def reads(counts: dict[str, int]) -> dict[str, int]:
     """What made the CPU wait for the device, and how often."""
     return {name: number for name, number in counts.items() if name.startswith("read by")}
+
+
+def sent(counts: dict[str, int]) -> int:
+    """How many copies went to the device."""
+    return counts.get("sent and waited for", 0) + counts.get("sent", 0)
+
+
+def waits(counts: dict[str, int]) -> int:
+    """How often the CPU waited for the device: where it read back, and where it sent something without being told not to wait."""
+    return sum(reads(counts).values()) + counts.get("sent and waited for", 0)
 
 
 def counted(run: Callable[[], Any]) -> dict[str, int]:

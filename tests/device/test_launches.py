@@ -7,12 +7,20 @@ Only the fake device counts.
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
 import pytest
 import torch
-from on_device import counted, launches, needs_device, reads
+from on_device import counted, launches, needs_device, reads, sent, waits
+from tiny_trainer import tiny_data, tiny_trainer
 from torch import Tensor
 from transformers import GPT2Config
 
+from farzi_hf import FarziTrainer
 from farzi_hf.distillation import Learner, SyntheticTraining
 from farzi_hf.engine import ADJOINTS, Adjoint, InnerAdam, Reversible, Tape, unroll
 from farzi_hf.models import SASRecConfig
@@ -28,6 +36,10 @@ KINDS = {
     "SASRec": SASRecConfig(num_items=V - 1, hidden_size=16, max_length=12),
 }  # fmt: skip
 FORMS = ("soft", "ids")
+CARRIED = {
+    "inputs": "drawn", "labels": "teacher", "storage": "coded5", "teacher_steps": 4, "teacher_batch_size": 8, "packing_steps": 2,
+    "inner_betas": [0.7, 0.95], "window": None, "inner_steps_min": None,
+}  # fmt: skip
 CHOSEN = ("gradient_graphs", "tape", "checkpoint", "reversible")
 some = pytest.mark.parametrize(
     ("kind", "form", "adjoint"),
@@ -76,6 +88,48 @@ def test_no_step_waits_for_the_device(kind, form, adjoint):
     assert (before - minibatches, after) == ((1, 1) if adjoint == "reversible" else (0, 0))
 
 
+def trainer_of(form: str, folder: Path) -> FarziTrainer:
+    settings = {"soft": {"window": None}, "drawn": CARRIED}[form]
+    trainer = tiny_trainer(folder, *tiny_data(), **settings, max_steps=0, use_cpu=False, per_device_train_batch_size=8)
+    trainer.train()
+    return trainer
+
+
+def of_a_step(run: Callable[[int], object]) -> list[float]:
+    """Launches, what the CPU waits for, and copies to the device."""
+    few, many = (counted(partial(run, steps)) for steps in (4, 20))
+    return [(of(many) - of(few)) / 16 for of in (launches, waits, sent)]
+
+
+def students(count: int, trainer: FarziTrainer) -> list[float]:
+    def run(steps: int) -> list:
+        return list(replace(trainer.students, steps=steps).on_summary_each(count))
+
+    run(2)
+    return of_a_step(run)
+
+
+def teacher(trainer: FarziTrainer) -> list[float]:
+    data, training = replace(trainer.real_data, held_out=None), trainer.args.make_teacher_training()
+    return of_a_step(lambda steps: replace(training, steps=steps).train(trainer.learner, data, 0))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["soft", "drawn"])
+def test_four_students_take_the_launches_of_one(form, tmp_path):
+    trainer = trainer_of(form, tmp_path)
+    (one, *_), (four, waiting, moved) = (students(count, trainer) for count in (1, 4))
+    assert four <= 1.35 * one
+    assert waiting == 0
+    assert moved == (form == "drawn")  # the ids that all four read
+
+
+@pytest.mark.slow
+def test_a_teachers_step_waits_once(tmp_path):
+    """To see that it has not diverged. Ids, labels and mask of a minibatch are sent."""
+    assert teacher(trainer_of("drawn", tmp_path))[1:] == [1, 3]
+
+
 def update(adjoint: Adjoint) -> float:
     """Launches of a step forward of 4,200,000 parameters, with a gradient that takes a few."""
     w, x = torch.zeros(4_200_000, device="cuda"), torch.ones((), device="cuda", requires_grad=True)
@@ -109,7 +163,13 @@ def table() -> str:
         f"| 4.2 million numbers, {type(a).__name__}, gradient of a sum | {update(a):.0f} | | | | |"
         for a in (Tape(), Reversible())
     ]
-    return "\n".join([*lines, *sizes])
+    lines += [*sizes, "", "| a step of | launches | waits | copies to the device |", "|---|---:|---:|---:|"]
+    for form in ("soft", "drawn"):
+        with tempfile.TemporaryDirectory() as folder:
+            trainer = trainer_of(form, Path(folder))
+            found = {"a student": students(1, trainer), "four students": students(4, trainer), "a teacher": teacher(trainer)}
+        lines += [f"| {what}, {form} | " + " | ".join(f"{x:g}" for x in counts) + " |" for what, counts in found.items()]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from tiny_trainer import logged, tensors
 from transformers import DataCollatorForLanguageModeling
 from transformers.trainer_callback import TrainerCallback
 
+from farzi_hf.engine import devices
 from farzi_hf.metrics import token_metrics, token_statistics
 from farzi_hf.summary import FarziData
 
@@ -142,3 +143,57 @@ def test_workers_that_stay_evaluate_the_given_set(make, sequences):
     trainer, plain = make(**settings), make(eval_students=1)
     assert trainer.evaluate() == plain.evaluate()
     assert trainer.evaluate(sequences["test"]) == plain.evaluate(sequences["test"])
+
+
+# -- several students as one -----------------------------------------------------------------------------------------
+
+FORMS = {
+    "minibatches": {},
+    "all rows": {"synthetic_batch_size": None},
+    "ids": {"labels": "own", "inputs": "tokens", "label_dim": 4},
+}
+
+
+@pytest.fixture
+def together(monkeypatch):
+    """What a GPU does: up to eight students train as one."""
+    monkeypatch.setitem(devices.PORTIONS, "cpu", devices.PORTIONS["cpu"]._replace(learners=8))
+
+
+def in_float64(trainer):
+    students = trainer.students
+    students.farzi.double()
+    initial = students.learner.initial_parameters
+    students.learner.initial_parameters = lambda *args: {name: x.double() for name, x in initial(*args).items()}
+    return students
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_students_that_train_as_one_are_those_that_train_alone(make, form, together):
+    students = in_float64(make(**FORMS[form], concentration=None))
+    several = list(students.on_summary_each(3))
+    for index, student in enumerate(several):
+        for name, x in students.on_summary(index).items():
+            assert x.dtype == torch.float64
+            torch.testing.assert_close(student[name], x, rtol=1e-10, atol=1e-12)
+
+
+def test_on_a_cpu_students_train_alone(make, monkeypatch):
+    students = make().students
+    monkeypatch.setattr(type(students), "_together", None)
+    for index, student in enumerate(students.on_summary_each(2)):
+        assert all(torch.equal(x, student[name]) for name, x in students.on_summary(index).items())
+
+
+def test_students_that_no_vmap_can_run_train_alone_and_a_line_says_so(make, together, caplog):
+    students = make(checkpoint_layers=True).students  # has a function of its own
+    for index, student in enumerate(students.on_summary_each(2)):
+        assert all(torch.equal(x, student[name]) for name, x in students.on_summary(index).items())
+    (record,) = [record for record in caplog.records if record.name.endswith("inner_training")]
+    assert record.getMessage().startswith("Students train one after the other, not together: ")
+
+
+def test_a_norm_of_each_student_is_clipped_alone(make, together):
+    students = make(inner_optimizer="adamw", inner_max_grad_norm=0.1).students
+    for index, student in enumerate(students.on_summary_each(2)):
+        assert all(torch.equal(x, student[name]) for name, x in students.on_summary(index).items())
