@@ -10,7 +10,7 @@ A matrix has a scale for each of its columns. Vectors (biases, norms) are few, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,16 +18,13 @@ import torch
 from torch import Tensor
 
 from farzi_hf.data.seeds import Purpose, derive
-from farzi_hf.distillation.learner import Learner, Parameters, is_constant
-from farzi_hf.distillation.rows import RealData, real_batches, real_loss
+from farzi_hf.distillation.learner import Parameters, is_constant
+from farzi_hf.distillation.rows import RealData, real_loss
 from farzi_hf.distillation.teacher import Teacher, TeacherTraining, Trained
 from farzi_hf.engine import setting
 from farzi_hf.summary import FarziData
-from farzi_hf.summary.endless import DrawnRows
 from farzi_hf.summary.forms import Tensors
-from farzi_hf.summary.reading import frequencies
-from farzi_hf.summary.soft_tokens import SoftTokens
-from farzi_hf.summary.store.tensor_file import SHARES, STORAGES, TEACHER
+from farzi_hf.summary.store.tensor_file import STORAGES, TEACHER
 from farzi_hf.summary.teacher import rounded
 
 _LOG_SCALE = ".log_scale"
@@ -48,30 +45,17 @@ class Packing:
     steps: int | None = setting(None, "steps in few bits; by default teacher_steps", name="packing_steps", least=0)
 
     def __call__(
-        self, farzi: FarziData, teachers: Sequence[Teacher], data: RealData, training: TeacherTraining, storage: str,
-        seed: int,
-    ) -> Trained | None:  # fmt: skip
-        """Trains the first teacher in the bits of `storage`, and writes what is left of it into the summary that carries it. Raises
-        FloatingPointError if the training diverged.
-
-        One teacher trains on the real data, as before, and stops early by held-out rows. One of several learns what all of them predict, the
-        mean of their logits, after real and made-up ids in turn. Returns how it was trained, where steps were taken.
+        self, farzi: FarziData, teacher: Teacher, data: RealData, training: TeacherTraining, storage: str, seed: int
+    ) -> Trained | None:
+        """Trains a teacher on in the bits of `storage`, and writes what is left of it into the summary that carries it. It trains on the real data,
+        as before, and stops early by held-out rows. Returns how, where steps were taken. Raises FloatingPointError if the training diverged.
         """
-        learner, params, trained = teachers[0].learner, teachers[0].params, None
+        learner, params, trained = teacher.learner, teacher.params, None
         steps = training.steps if self.steps is None else self.steps
-        optimizer = replace(training.optimizer, lr=_SLOWER * training.optimizer.lr)
-        slower = replace(training, optimizer=optimizer, steps=steps)
-        largest, seed = getattr(STORAGES[storage], "largest", None), derive(seed, Purpose.PACKING)
-        if steps and (largest is not None or len(teachers) > 1):
-            if len(teachers) > 1:
-                loss, validation = _taught_loss(learner, farzi, teachers, data, slower, seed), None
-            else:
-                loss = real_loss(learner, data, training.batch_size, steps, seed)
-                validation = slower.validation(learner, data)
-            if largest is None:
-                trained = slower.run("Packing", loss, params, data.quiet, validation)
-            else:
-                trained = self._in_few_bits(slower, loss, params, largest, data.quiet, validation)
+        if steps and (largest := getattr(STORAGES[storage], "largest", None)) is not None:
+            slower = replace(training, optimizer=replace(training.optimizer, lr=_SLOWER * training.optimizer.lr), steps=steps)
+            loss = real_loss(learner, data, training.batch_size, steps, derive(seed, Purpose.PACKING))
+            trained = self._in_few_bits(slower, loss, params, largest, data.quiet, slower.validation(learner, data))
             params = trained.params
         with torch.no_grad():
             for name, x in farzi.teacher.named_parameters():
@@ -97,42 +81,6 @@ class Packing:
         stored = {name: x.exp().half().float().log() for name, x in found.items() if name.endswith(_LOG_SCALE)}
         params = _rounded({**found, **stored}, largest)  # with the scales as they are stored
         return Trained(params, trained.steps, validation and validation(params))
-
-
-def _taught_loss(
-    learner: Learner, farzi: FarziData, teachers: Sequence[Teacher], data: RealData, training: TeacherTraining,
-    seed: int,
-) -> Callable[[Parameters, int], Tensor]:  # fmt: skip
-    """On drawn ids, whatever students will read: stored ids are too few, and the teacher that would write them is not there yet. Every
-    second step reads real rows instead, whose padding is drawn: made-up rows alone do not show how histories go on.
-    """
-    shares = farzi.tensors[SHARES] if farzi.is_endless else frequencies(farzi.tensors, farzi.config)
-    size, length = training.batch_size, farzi.config.sequence_length
-    drawn, batches = DrawnRows(shares, length, seed), real_batches(data, size, training.steps, seed)
-
-    def loss(params: Parameters, step: int) -> Tensor:
-        ids = drawn.rows((step - 1) * size, size)
-        if step % 2 == 0:
-            batch = batches(step)
-            real = batch["input_ids"][:, :length].cpu()
-            read = batch.get("attention_mask", torch.ones_like(batch["input_ids"]))[:, :length].bool().cpu()
-            ids = torch.where(read, real, ids[: len(real), : real.shape[1]])
-        ids = ids.to(next(iter(params.values())).device)
-        return learner.soft_loss(params, ids, _mean_labels(teachers, ids))
-
-    return loss
-
-
-@torch.no_grad()
-def _mean_labels(teachers: Sequence[Teacher], ids: Tensor) -> SoftTokens:
-    """The softmax of the mean of the teachers' logits after each of the ids, as factors where all heads are linear."""
-    given = [(one.learner, one.params, one.learner.arguments(one.params, ids)) for one in teachers]
-    parts = [(learner.head, learner.states(params, read), params) for learner, params, read in given]
-    if any(head is None for head, *_ in parts):
-        return SoftTokens(sum(learner.logits(params, read) for learner, params, read in given) / len(teachers), None)
-    factors = [head.factors(states, params) for head, states, params in parts]
-    states = torch.cat([states / len(teachers) for states, _ in factors], dim=-1)
-    return SoftTokens(states, torch.cat([weight for _, weight in factors]))
 
 
 def _with_scales(params: Parameters, largest: int) -> Parameters:

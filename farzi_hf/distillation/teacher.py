@@ -96,7 +96,6 @@ class TeacherTraining:
         teacher_learning_rate: float = setting(0.01, "of the teacher's Adam, for half of its steps; then it falls to 0")
         teacher_batch_size: int = setting(16, "real sequences per step of the teacher", least=1)
         teacher_weight_decay: float = setting(0.0, "λ of the teacher; it helps where learners overfit, on items")
-        num_teachers: int = setting(1, "teachers; the labels are those of the mean of their logits", least=1)
 
     def train(self, learner: Learner, data: RealData, seed: int) -> Trained:
         """One teacher. Its initialisation, its minibatches and its dropout depend on `seed`.
@@ -182,6 +181,11 @@ class Labelling:
         """A model of the kind of the first teacher."""
         return self.kinds[0].model if self.given is None else self.given[0]
 
+    @property
+    def first(self) -> Labelling:
+        """By the first of the models alone."""
+        return Labelling(self.kinds[:1], self.given and self.given[:1])
+
     def teachers(self, data: RealData, training: TeacherTraining, seed: int) -> list[Teacher]:
         """The teachers that were given; or of each kind as many as `training` says, each with a seed of its own. Processes share the work."""
         device = data.device
@@ -207,7 +211,7 @@ class Labelling:
         """Sets the labels of a summary. Groups of tokens are those that the first teacher sees alike.
 
         Args:
-            farzi: with labels of its own; changed in place.
+            farzi: with labels of its own, or with room for one teacher; changed in place.
             data: on which teachers train.
             settings: a `FarziConfig`.
 
@@ -215,10 +219,12 @@ class Labelling:
             The steps and the validation loss of the first teacher, and of its training in few bits, where this process has trained it.
         """
         training = settings.make_teacher_training()
+        training = training if farzi.carried is None else replace(training, count=1)
         teachers = self.teachers(data, training, settings.seed)
         facts = {} if teachers[0].trained is None else teachers[0].trained.facts("teacher")
         if farzi.carried is not None:
-            packed = settings.make_packing()(farzi, teachers, data, training, settings.storage, settings.seed)
+            [teacher] = teachers
+            packed = settings.make_packing()(farzi, teacher, data, training, settings.storage, settings.seed)
             broadcast(farzi.tensors)
             return facts if packed is None else {**facts, **packed.facts("packing")}
         start = settings.make_start()

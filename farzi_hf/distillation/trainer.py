@@ -78,8 +78,8 @@ class FarziTrainer(Trainer):
         objective: the outer loss, as in `farzi_hf.distillation.objectives`; by default the objective that `args` names.
         task: `LanguageModeling(tokenizer)` or `Recommendation(vocabulary)`. The task sets collator, label names and metrics. Data
             sets are then whole sentences or histories; the task cuts histories that are longer than a synthetic sequence.
-        teacher: labels the inputs of a summary with `labels="own"`: a trained model over the same vocabulary, several models,
-            or configs of one or several models, which are trained for it as `args.teacher_…` say. By default, the learner is.
+        teacher: labels the inputs: a trained model over the same vocabulary, or the config of one that is trained for it as
+            `args.teacher_…` say; with `labels="own"` also several of either kind. By default, the learner is trained for it.
         kwargs: arguments of `Trainer`, such as callbacks and optimizers. `compute_metrics` and `preprocess_logits_for_metrics`
             replace those of the task.
 
@@ -105,6 +105,10 @@ class FarziTrainer(Trainer):
         self.task = task or LanguageModeling(processing_class)
         self.learner = Learner(learner_init, checkpoint_layers=args.checkpoint_layers)
         self.labelling = Labelling.by(teacher, self.learner)
+        if args.labels == "teacher" and self.labelling != self.labelling.first:
+            raise ValueError(
+                "teacher has several models, and labels='teacher' carries one: give the best, or labels='own', their mean"
+            )
         if (limit := self.learner.readable(args.sequence_length)) < args.sequence_length:
             raise ValueError(f"sequence_length={args.sequence_length}, the learner reads {limit} positions: lower it")
         collator = data_collator or self.task.collator

@@ -164,6 +164,7 @@ class OwnLabels(Form):
     @dataclass(frozen=True)
     class Settings:
         label_dim: int | None = setting(None, "e, numbers per own label; by default those of a teacher's head", least=1)
+        num_teachers: int = setting(1, "teachers; the labels are those of the mean of their logits", least=1)
 
     @staticmethod
     def batch(tensors: Tensors, rows: Tensor | slice, inputs: Tensor | SoftTokens, teacher: Any) -> SoftTokens:

@@ -15,6 +15,7 @@ from farzi_hf import FarziConfig, FarziTrainer
 from farzi_hf.distillation import Learner, MetaMatching, SyntheticTraining
 from farzi_hf.distillation.packing import Rounding
 from farzi_hf.distillation.run import Interrupted
+from farzi_hf.distillation.teacher import TeacherTraining
 from farzi_hf.engine import Checkpoint, Direct, InnerAdam, Reversible, Tape
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.store.tensor_file import STORAGES
@@ -164,47 +165,15 @@ def test_packing_with_a_penalty_needs_fewer_bytes(sequences, tokenizer, tmp_path
     assert sizes[1] < 0.8 * sizes[0]
 
 
-def test_one_teacher_of_several_predicts_what_they_predict(sequences, tokenizer, tmp_path):
-    """The carried one is closer to the mean of both teachers than either of them is."""
-    torch.manual_seed(4)
-    given = [GPT2LMHeadModel(tiny_learner(len(tokenizer))) for _ in range(2)]
-    for model in given:
-        torch.nn.init.normal_(model.transformer.wte.weight, std=0.5)
-    settings = {**CARRIED, "max_steps": 0, "packing_steps": 200, "storage": "exact", "teacher_batch_size": 32}
-    trainer = tiny_trainer(tmp_path, sequences, tokenizer, {"teacher": given}, **settings)
-    trainer.train()
-    ids = trainer.model.endless(77).rows(0, 64)
-    mean = sum(model.eval()(ids).logits for model in given).div(2).log_softmax(-1)
-
-    def distance(model) -> float:
-        return (mean.exp() * (mean - model(ids).logits.log_softmax(-1))).sum(-1).mean().item()
-
-    assert distance(trainer.model.teacher) < 0.7 * min(map(distance, given))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("inputs", ["tokens", "written"])
-def test_several_teachers_are_learnt_from_drawn_ids_whatever_students_read(sequences, tokenizer, tmp_path, inputs):
-    """Fixed ids are too few, and while it is packed the carried teacher cannot write yet."""
-    settings = {
-        **CARRIED,
-        "max_steps": 0,
-        "num_teachers": 2,
-        "input_sequences": "made_up",
-        "num_sequences": 40,
-        "packing_steps": 100,
-    }
-    drawn, other = (
-        tiny_trainer(tmp_path / name, sequences, tokenizer, **{**settings, "inputs": name}) for name in ("drawn", inputs)
-    )
-    losses = []
-    for trainer in (drawn, other):
-        trainer.train()
-        losses.append(trainer.students.learner.hard_loss(
-            {name: x.detach() for name, x in trainer.model.teacher.named_parameters()},
-            trainer.data_collator([sequences["validation"][i] for i in range(20)]),
-        ))  # fmt: skip
-    torch.testing.assert_close(losses[1], losses[0], atol=0.0 if inputs == "written" else 0.1, rtol=0)
+def test_a_summary_carries_one_teacher(sequences, tokenizer, tmp_path, monkeypatch):
+    """Several models are refused; one is trained, however many `num_teachers` says."""
+    kinds = [tiny_learner(len(tokenizer)), tiny_learner(len(tokenizer))]
+    with pytest.raises(ValueError, match=r"several models.* give the best, or labels='own'"):
+        tiny_trainer(tmp_path, sequences, tokenizer, {"teacher": kinds}, **CARRIED)
+    trained, train = [], TeacherTraining.train
+    monkeypatch.setattr(TeacherTraining, "train", lambda *args: trained.append(0) or train(*args))
+    tiny_trainer(tmp_path, sequences, tokenizer, **{**CARRIED, "max_steps": 0, "num_teachers": 7}).train()
+    assert len(trained) == 1
 
 
 @pytest.mark.parametrize("inputs", ["drawn", "written"])

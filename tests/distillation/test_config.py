@@ -25,7 +25,7 @@ UNUSUAL = {
     "inner_steps": 12, "inner_steps_min": 4, "inner_lr_scheduler_type": "linear", "inner_warmup_steps": 3, "window": 5, "synthetic_batch_size": 2,
     "adjoint": "tape", "eval_students": 2,
     "trajectories": "omega", "num_trajectories": 4, "fresh_start_fraction": 0.25, "last_start": 30, "max_non_finite": 3, "teacher_steps": 3,
-    "teacher_learning_rate": 0.02, "teacher_batch_size": 5, "teacher_weight_decay": 0.1, "num_teachers": 2, "storage": "int8",
+    "teacher_learning_rate": 0.02, "teacher_batch_size": 5, "teacher_weight_decay": 0.1, "storage": "int8",
     "learning_rate": 0.2, "lr_scheduler_type": "linear", "max_steps": 11, "max_grad_norm": 0.7, "per_device_train_batch_size": 3,
     "gradient_accumulation_steps": 2, "optim": "sgd", "adam_beta1": 0.8, "adam_beta2": 0.99, "adam_epsilon": 1e-7, "weight_decay": 0.001,
     "warmup_steps": 2.0, "bf16": False, "seed": 5,
@@ -108,9 +108,11 @@ def test_a_setting_that_no_chosen_variant_uses_is_said_to_have_no_effect(caplog)
     config(inputs="soft", initialization="random", concentration=7.7)
     config(**{**SGD, "inner_betas": [0.7, 0.7]})
     config(last_start=77)
+    config(labels="teacher", num_teachers=77)  # it carries one
     assert caplog.messages == [
         "tau=0.77 has no effect with inputs='tokens'.", "concentration=7.7 has no effect with initialization='random'.",
         "inner_betas=[0.7, 0.7] has no effect with inner_optimizer='sgd'.", "last_start=77 has no effect with trajectories=None.",
+        "num_teachers=77 has no effect with labels='teacher'.",
     ]  # fmt: skip
 
 
