@@ -9,8 +9,6 @@ the artefact, `summary/`, into this folder. The artefact's `recipe.yaml` is a co
 same as this script.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -9,8 +9,6 @@ again, it goes on from the last checkpoint and does not repeat finished splits. 
 `ptb.py` shows the steps of one distillation; `farzi distil CONFIG` does the same as this script.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

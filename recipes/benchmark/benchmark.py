@@ -8,8 +8,6 @@ A cell is one method at one T, in a process of its own (`harness.py`). The proce
 meta-gradient, and then times up to three. Its gradient is compared with a reference in float64.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import random

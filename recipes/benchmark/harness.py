@@ -4,8 +4,6 @@ A cell is a dict of settings. A benchmark has a function `measure(report, **cell
 `in_process` runs it in a fresh interpreter; `complete` does so for all cells of a table that have no row yet.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import hashlib
@@ -261,7 +259,6 @@ def code_hash(*names: str) -> str:
     """A hash of the package and of the scripts `names`. In contrast to the commit, it sees uncommitted changes and ignores all other files."""
     package = REPOSITORY / "farzi_hf"
     files = {*package.rglob("*.py"), *(Path(__file__).with_name(f"{name}.py") for name in ("harness", *names))}
-    files -= {*(package / "report" / "plots").rglob("*.py")}
     return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(files))).hexdigest()[:12]
 
 

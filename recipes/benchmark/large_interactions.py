@@ -7,8 +7,6 @@ The interactions are made up: activity of users and popularity of items are skew
 the items before it. The script prints one line for each stage with the process's resident and peak memory in MiB, and its seconds.
 """
 
-from __future__ import annotations
-
 import time
 from argparse import ArgumentParser
 from collections.abc import Sequence

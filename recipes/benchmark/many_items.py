@@ -9,8 +9,6 @@ outer loss is that of random sequences. Times are processor time and wall-clock 
 the fastest of some runs: other work on the machine makes both longer.
 """
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from typing import Any

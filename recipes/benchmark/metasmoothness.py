@@ -1,7 +1,5 @@
 """How smooth a training is, and so how far its scores see."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

@@ -9,8 +9,6 @@ formula on the logits of the model, differentiated by autograd; all else is the 
 `unroll` chooses an adjoint by.
 """
 
-from __future__ import annotations
-
 import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Mapping, Sequence

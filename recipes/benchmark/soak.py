@@ -3,10 +3,8 @@
 python recipes/benchmark/soak.py                  # an hour on the embedded corpus, with evaluations and checkpoints
 python recipes/benchmark/soak.py --minutes 2 --output_dir outputs/soak
 
-After Ctrl-C, `measured.csv` has what was measured until then, and the report of an earlier run stays.
+A run that Ctrl-C ends has no report, and that of an earlier run stays.
 """
-
-from __future__ import annotations
 
 import sys
 import time
@@ -31,8 +29,6 @@ from curves import Panel, plot_curves
 
 MIB = 2**20
 FILES = ("memory.csv", "memory.png", "table.md")
-UNDER_WAY = "measured.csv"
-"""The measurements of a run that is not over. So the files of the last whole run stay until there are others."""
 COLUMNS = ("step", "minutes", "resident_mib", "open_files", "threads")
 SETTINGS = {
     "num_sequences": 20, "sequence_length": 20, "latent_dim": 16, "concentration": 8.0, "inner_steps": 30, "window": 20,
@@ -50,16 +46,12 @@ SETTLING = 0.1  # share of the steps that the line leaves out: first, libraries 
 
 
 class Watch(TrainerCallback):
-    """Measures this process every few outer steps, and ends the training after some minutes. The file gets each measurement at once."""
+    """Measures this process every few outer steps, and ends the training after some minutes."""
 
-    def __init__(self, minutes: float, every: int, file: Path) -> None:
-        self.minutes, self.every, self.file = minutes, every, file
+    def __init__(self, minutes: float, every: int) -> None:
+        self.minutes, self.every = minutes, every
         self.rows: list[dict[str, Any]] = []
-        self._process, self._start = psutil.Process(), 0.0
-
-    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
-        self._start = time.monotonic()
-        save_text(",".join(COLUMNS) + "\n", self.file)
+        self._process, self._start = psutil.Process(), time.monotonic()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         minutes = (time.monotonic() - self._start) / 60
@@ -71,8 +63,6 @@ class Watch(TrainerCallback):
         files = self._process.num_fds() if psutil.POSIX else self._process.num_handles()
         row = (state.global_step, round(minutes, 3), round(resident, 2), files, self._process.num_threads())
         self.rows.append(dict(zip(COLUMNS, row, strict=True)))
-        with self.file.open("a", encoding="utf-8") as file:
-            print(*row, sep=",", file=file)
 
 
 def straight_line(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float, float]:
@@ -88,11 +78,6 @@ def straight_line(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float, floa
     middles, medians = zip(*((part.mean(), np.median(values)) for part, values in blocks if len(part)), strict=True)
     (slope, origin), covariance = np.polyfit(middles, medians, deg=1, cov=True)
     return float(slope), float(origin), float(np.sqrt(covariance[0, 0]))
-
-
-def is_ours(path: Path) -> bool:
-    """Whether this is a CSV file of measurements."""
-    return path.is_file() and path.read_bytes().startswith(",".join(COLUMNS).encode())
 
 
 def report(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, str], folder: Path) -> str:
@@ -123,32 +108,22 @@ def report(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, str], folder: 
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Distils until the time is over or a signal comes, and then writes the report."""
+    """Distils the embedded corpus with the default adjoint until the time is over, and then writes the report."""
     parser = ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=60.0, help="how long")
     parser.add_argument("--every", type=int, default=5, help="outer steps between two measurements")
     parser.add_argument("--output_dir", default="model_cards/soak", help="folder of table, figure and CSV")
     settings = parser.parse_args(argv)
     folder = Path(settings.output_dir)
-    with ends_in_one_line("soak.py"):
-        for files in (FILES, (UNDER_WAY,)):
-            check_files(folder, files, is_ours(folder / files[0]))
+    first = folder / FILES[0]
     keep_freed_memory()
-    watch = Watch(settings.minutes, settings.every, folder / UNDER_WAY)
-    distil(watch)
-    with ends_in_one_line("soak.py"):
-        print(report(watch.rows, FACTS, folder))
-    watch.file.unlink()
-
-
-def distil(watch: Watch) -> None:
-    """Distils the embedded corpus with the default adjoint, until `watch` ends it."""
-    data = RunSettings(dataset="sample").load()
-    with TemporaryDirectory() as scratch:
+    with ends_in_one_line("soak.py"), TemporaryDirectory() as scratch:
+        check_files(folder, FILES, first.is_file() and first.read_bytes().startswith(",".join(COLUMNS).encode()))
         args = FarziConfig(scratch, **SETTINGS)
-        trainer = trainer_of(data, args, args.seed)
-        trainer.add_callback(watch)
+        trainer = trainer_of(RunSettings(dataset="sample").load(), args, args.seed)
+        trainer.add_callback(watch := Watch(settings.minutes, settings.every))
         trainer.train()
+        print(report(watch.rows, FACTS, folder))
 
 
 if __name__ == "__main__":

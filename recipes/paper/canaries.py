@@ -7,8 +7,6 @@ Exposure says how well a loss tells a canary from others (Carlini et al. 2019, a
 the teacher writes, greedily, after the first. The last columns are of all rows, as on a card.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory

@@ -22,10 +22,11 @@ from safetensors.torch import load_file, save_file
 
 from farzi_hf import FarziConfig, FarziTrainer
 from farzi_hf.cli.distil import comparison_of, trainer_of
+from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory
 from farzi_hf.cli.run_folder import begin_run, check_outputs, find_checkpoint, kept
 from farzi_hf.distillation.run import discard_checkpoints
 from farzi_hf.metrics import mean_and_spread
-from farzi_hf.report import Comparison, Student
+from farzi_hf.report import Comparison, Measured, rows
 from farzi_hf.report.rendering import distillation_seconds
 from farzi_hf.summary.store.folder import replace_file
 from farzi_hf.tasks import Row, Task
@@ -40,35 +41,25 @@ Done = dict[str, Any]
 # -- students --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Trained:
-    """Students, the bytes of their training data, and the training steps of each student."""
-
-    students: Sequence[Student]
-    nbytes: int
-    steps: int
+Students = Callable[[FarziTrainer, Comparison, str], Measured]
+"""Trains the students of the row of that name, and measures them on the test split."""
 
 
-Students = Callable[[FarziTrainer, Comparison], Trained]
-
-
-def on_summary(trainer: FarziTrainer, c: Comparison) -> Trained:
+def on_summary(trainer: FarziTrainer, c: Comparison, method: str) -> Measured:
     """Students on the present summary."""
-    return Trained([c.summary_student(i) for i in range(c.num_students)], c.farzi.nbytes, c.steps)
+    return rows.on_summary(c, method)
 
 
-def on_start(trainer: FarziTrainer, c: Comparison) -> Trained:
+def on_start(trainer: FarziTrainer, c: Comparison, method: str) -> Measured:
     """Students on the summary before any outer step."""
     trainer.tune_initialization()
     trainer.model.store_as(trainer.args.storage)
-    return on_summary(trainer, c)
+    return rows.on_summary(c, method)
 
 
 def on_real(draw: Callable[[Comparison, int], Dataset]) -> Students:
     """Students on real sequences: `draw(comparison, seed)`, those of each student."""
-    return lambda trainer, c: Trained(
-        [c.real_student(draw(c, seed), c.steps, seed) for seed in c.seeds], c.drawn_bytes(partial(draw, c)), c.steps
-    )
+    return lambda trainer, c, method: c.trained_on_real(method, partial(draw, c), c.steps)
 
 
 on_random = on_real(Comparison.draw_sequences)  # as many as the summary has
@@ -77,10 +68,9 @@ on_head = on_real(Comparison.longest_sequences)
 on_everything = on_real(Comparison.all_sequences)  # with as many steps as the others
 
 
-def on_everything_long(trainer: FarziTrainer, c: Comparison) -> Trained:
+def on_everything_long(trainer: FarziTrainer, c: Comparison, method: str) -> Measured:
     """Students on all real data, trained for as long as helps."""
-    students, steps = zip(*(c.long_student(seed) for seed in c.seeds), strict=True)
-    return Trained(list(students), c.nbytes(c.splits["train"]), round(sum(steps) / len(steps)))
+    return replace(rows.full_long(c), method=method)
 
 
 # -- cells -----------------------------------------------------------------------------------------------------------
@@ -106,7 +96,7 @@ class Cell:
     distils: bool = True
     learner: Mapping[str, Any] | None = None
     source: Cell | None = None
-    facts: Callable[[FarziTrainer, Comparison, Sequence[Student]], Mapping[str, float]] | None = None
+    facts: Callable[[FarziTrainer, Comparison], Mapping[str, float]] | None = None
 
     @property
     def slug(self) -> str:
@@ -114,10 +104,21 @@ class Cell:
         return re.sub(r"[^a-z0-9]+", "-", self.method.lower()).strip("-")
 
 
+def compared(
+    name: str, title: str, argv: Sequence[str] | None, cells: Callable[[Experiment], Sequence[Cell]], files: Sequence[str] = (),
+    **kinds: Any,
+) -> tuple[Experiment, Evidence]:  # fmt: skip
+    """The experiment of the script `name`.py, and its rows: see `Experiment.parse`. A wrong setting ends the program with one line."""
+    keep_freed_memory()
+    with ends_in_one_line(f"{name}.py"):
+        e = Experiment.parse(name, title, argv, files, **kinds)
+        return e, evidence_of(e, cells(e))
+
+
 def full_cells(learner: Mapping[str, Any] | None = None, suffix: str = "") -> list[Cell]:
     """Cells on all real data: one with as many steps as the others, and one trained for as long as helps."""
-    rows = ((FULL, on_everything), (LONG, on_everything_long))
-    return [Cell(f"{name}{suffix}", students=students, distils=False, learner=learner) for name, students in rows]
+    both = ((FULL, on_everything), (LONG, on_everything_long))
+    return [Cell(f"{name}{suffix}", students=students, distils=False, learner=learner) for name, students in both]
 
 
 def evidence_of(e: Experiment, cells: Sequence[Cell]) -> Evidence:
@@ -128,8 +129,8 @@ def evidence_of(e: Experiment, cells: Sequence[Cell]) -> Evidence:
     for cell, seed in product(cells, e.seeds):
         found[cell.method].append(_run(e, cell, seed))
         gc.collect()  # a Trainer refers to itself, so its summary and learner would stay in memory for a while
-    rows = {method: cell_row(e.task, method, done) for method, done in found.items()}
-    return Evidence(e.task, rows, {method: [part["students"] for part in done] for method, done in found.items()})
+    table = {method: cell_row(e.task, method, done) for method, done in found.items()}
+    return Evidence(e.task, table, {method: [part["students"] for part in done] for method, done in found.items()})
 
 
 def cell_row(task: Task, method: str, done: Sequence[Done]) -> Row:
@@ -156,18 +157,14 @@ def _made(e: Experiment, cell: Cell, seed: int) -> Done:
     history = trainer.state.log_history
     before = [] if checkpoint is None else [x for x in history if x["step"] <= int(checkpoint.rpartition("-")[2])]
     c = comparison_of(trainer, e.data, seed, cell.learner)
-    trained = cell.students(trainer, c)
-    statistics = [c.statistics(student, c.splits["test"]) for student in trained.students]
-    seconds = distillation_seconds(before) + time.perf_counter() - begin
-    headline = e.task.headline(mean_and_spread([e.task.metrics(values) for values in statistics]))
-    print(f"{cell.method}, seed {seed}: test {headline}, {seconds:.0f} s", flush=True)
+    measured = cell.students(trainer, c, cell.method)
     return {
-        "bytes": trained.nbytes,
-        "steps": trained.steps,
-        "students": [values.tolist() for values in statistics],
-        **({} if cell.facts is None else {"facts": dict(cell.facts(trainer, c, trained.students))}),
+        "bytes": measured.nbytes,
+        "steps": measured.steps,
+        "students": measured.to_json()["students"],
+        **({} if cell.facts is None else {"facts": dict(cell.facts(trainer, c))}),
         "history": history,
-        "seconds": seconds,
+        "seconds": distillation_seconds(before) + time.perf_counter() - begin,
     }
 
 

@@ -6,24 +6,20 @@
 
 This makes the paper's figure of cold users and items. Items are in ten equal groups by their count in the training users' histories, and a test
 user is in the group of the last item. Test users are in ten equal groups by the length of their known history. The users of all splits are together.
-Each (method, seed) is stored in `output_dir`, and a later start does not repeat it. Cells that `sample_efficiency.py` has distilled with the
-same settings are used again. The settings are in `configs/tables/own_DATASET_SCALE.yaml`, or with `--form paper` in `…/paper_DATASET_SCALE.yaml`;
-the card goes to `model_cards/cold_start_DATASET/`, or to `…_shared/`.
+Cells that `sample_efficiency.py` has distilled with the same settings are used again.
 """
-
-from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from cells import FULL, LONG, evidence_of, full_cells
+from cells import FULL, LONG, Cell, compared, full_cells
 from curves import Panel, plot_curves
 from evidence import AGREES, DIFFERS, OPEN, counted
 from experiment import OWN_FORM, PAPER_FORM, Experiment
 from sample_efficiency import sized_cell
 
-from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
+from farzi_hf.cli.program import run
 from farzi_hf.metrics import bootstrap_interval
 from farzi_hf.report import markdown, save_csv, save_json
 from farzi_hf.tasks import Recommendation, Statistics, popularity
@@ -57,44 +53,34 @@ def strata_of(e: Experiment) -> tuple[dict[str, np.ndarray], np.ndarray]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The tables and the figure of one data set."""
-    keep_freed_memory()
-    with ends_in_one_line("cold_start.py"):
-        files = ("strata.csv", "strata.json", "cold_start.png")
-        e = Experiment.parse("cold_start", "Cold start", argv, files, forms=OWN_FORM | PAPER_FORM)
-        if e.data.task_class is not Recommendation:
-            raise ValueError(f"--dataset {e.dataset} has no users and items: choose a data set of interactions")
-        ours = sized_cell(e, "Farzi", e.args.num_sequences)
-        evidence = evidence_of(e, [ours, *full_cells()])
+    files = ("strata.csv", "strata.json", "cold_start.png")
+    e, evidence = compared("cold_start", "Cold start", argv, cells, files, forms=OWN_FORM | PAPER_FORM)
+    ours = next(iter(evidence.rows))
     strata, popular = strata_of(e)
     hits = {name: hits_of(students) for name, students in evidence.students.items()}
     hits[POPULARITY] = (popular <= 100).astype(float)
-    strata_rows = [
-        {"method": name, "by": by, **row}
-        for by, tenth in strata.items()
-        for name in hits
-        for row in tenths_rows(hits[name], tenth)
-    ]
-    judged = [verdict for by, tenth in strata.items() for verdict in regions(ours.method, LONG, by, hits, tenth)]
+    pairs = [(by, name) for by in strata for name in hits]
+    strata_rows = [{"method": name, "by": by, **row} for by, name in pairs for row in tenths_rows(hits[name], strata[by])]
+    judged = [verdict for by, tenth in strata.items() for verdict in regions(ours, LONG, by, hits, tenth)]
     findings = [f"{counted([verdict for verdict, _ in judged])} The 95 % interval (over test users) decides."]
     findings += [f"- {verdict}: {text}" for verdict, text in judged]
-    findings += [evidence.finding(ours.method, name) for name in (LONG, FULL)]
+    findings += [evidence.finding(ours, name) for name in (LONG, FULL)]
     rows = [*evidence.rows.values(), *e.counted()]
     more = "\n" + "\n\n".join(strata_table(strata_rows, by) for by in ("items", "users")) + "\n"
     e.write(rows, findings, more)
     save_csv(strata_rows, e.folder / "strata.csv")
     save_json(strata_rows, e.folder / "strata.json")
-    order = {"items": "most popular first", "users": "longest histories first"}
-    panels = (
-        Panel(
-            [row for row in strata_rows if row["by"] == by],
-            "tenth",
-            "hr@100",
-            f"Tenths of the {by}, {first}",
-            "Test HR@100",
-        )
-        for by, first in order.items()
-    )
+    drawn = {by: [row for row in strata_rows if row["by"] == by] for by in strata}
+    titles = {by: f"Tenths of the {by}, {FIRST[by].removeprefix('1, ')} first" for by in strata}
+    panels = (Panel(rows, "tenth", "hr@100", titles[by], "Test HR@100") for by, rows in drawn.items())
     plot_curves(e.folder / "cold_start.png", *panels)
+
+
+def cells(e: Experiment) -> list[Cell]:
+    """The summary first."""
+    if e.data.task_class is not Recommendation:
+        raise ValueError(f"--dataset {e.dataset} has no users and items: choose a data set of interactions")
+    return [sized_cell(e, "Farzi", e.args.num_sequences), *full_cells()]
 
 
 def tenths(values: np.ndarray) -> np.ndarray:

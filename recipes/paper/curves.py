@@ -1,7 +1,5 @@
 """Figures of the paper's tables and of the benchmarks: curves over a size, a number of steps or a length."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping

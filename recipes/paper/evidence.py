@@ -1,7 +1,5 @@
 """Conclusions from results: how good one row is beside another, and whether this agrees with the paper."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

@@ -1,4 +1,9 @@
-"""Shared code of the scripts for the paper's tables and figures: settings, the recording of Ω, and the folders of the cards."""
+"""Shared code of the scripts for the paper's tables and figures: settings, the recording of Ω, and the folders of the cards.
+
+Each row of each seed is stored in `--output_dir`, and a later start does not repeat it. The settings are in `configs/tables/…_DATASET_SCALE.yaml`,
+for each `--form` of summaries. The card goes to `model_cards/NAME_DATASET/`, with `--form paper` of a table whose default is another one to
+`…_shared/`, or to `--card_dir`. `--scale paper` is for a GPU.
+"""
 
 from __future__ import annotations
 
@@ -100,7 +105,7 @@ def record(data: TaskData, args: FarziConfig, seed: int, recording: TrajectoryAr
     rows = c.training_rows(c.splits["train"])
     return record_trajectories(
         trainer.learner, args.make_inner_optimizer(), rows, trainer.data_collator,
-        f"{args.trajectories}/seed-{seed}", num=recording.num_recorded, steps=recording.trajectory_steps,
+        f"{args.trajectories}/seed-{seed}", num=args.num_trajectories or recording.num_recorded, steps=recording.trajectory_steps,
         save_every=recording.save_every, batch_size=recording.trajectory_batch_size or c.real_batch_size(rows), seed=seed,
         device=plain.device,
     )  # fmt: skip

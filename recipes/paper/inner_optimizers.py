@@ -8,24 +8,19 @@ Each row has one distillation, all with as many outer steps. `recipes/benchmark/
 
     python recipes/benchmark/benchmark.py --num_sequences 5 --latent_dim 16 --vocab_size 1683 --batch_size 128 --hidden_size 16
         --methods autograd higher Tape Checkpoint Reversible --output_dir model_cards/inner_optimizers_ml-100k/cost
-
-Each (method, seed) is stored in `output_dir`, and a later start does not repeat it. The settings are in
-`configs/tables/paper_DATASET_SCALE.yaml`; the card goes to `model_cards/inner_optimizers_DATASET/`.
 """
-
-from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
 
-from cells import FULL, LONG, Cell, evidence_of, full_cells
+from cells import FULL, LONG, Cell, compared, full_cells
 from evidence import Claim
 from experiment import Experiment
 from objectives import sgd
 
 from farzi_hf import FarziTrainer
-from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
-from farzi_hf.report import Comparison, Student
+from farzi_hf.cli.program import run
+from farzi_hf.report import Comparison
 
 OURS, AUTOGRAD = "Farzi, Adam", "Farzi, Adam by autograd"
 SGD, MOMENTUM = "Farzi, SGD", "Farzi, SGD with momentum"
@@ -38,10 +33,7 @@ CLAIMS = (
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The tables and figures of one data set."""
-    keep_freed_memory()
-    with ends_in_one_line("inner_optimizers.py"):
-        e = Experiment.parse("inner_optimizers", "Inner optimizers", argv, ("quality.png",))
-        evidence = evidence_of(e, [*cells(e), *full_cells()])
+    e, evidence = compared("inner_optimizers", "Inner optimizers", argv, cells, ("quality.png",))
     rows = list(evidence.rows.values())
     findings = [*evidence.verdicts(CLAIMS), *(evidence.finding(OURS, name) for name in (LONG, FULL))]
     e.write(rows, findings, columns={"seconds_per_step": "s per outer step"})
@@ -55,10 +47,11 @@ def cells(e: Experiment) -> list[Cell]:
         Cell(MOMENTUM, sgd(e.settings.momentum_learning_rate, e.settings.sgd_momentum), facts=seconds_per_step),
         Cell(OURS, facts=seconds_per_step),
         Cell(AUTOGRAD, {"adjoint": "direct"}, facts=seconds_per_step),
+        *full_cells(),
     ]
 
 
-def seconds_per_step(trainer: FarziTrainer, c: Comparison, students: Sequence[Student]) -> Mapping[str, float]:
+def seconds_per_step(trainer: FarziTrainer, c: Comparison) -> Mapping[str, float]:
     """The median of the logged means. If nothing was logged, an empty dict."""
     logged = [entry["seconds_per_step"] for entry in trainer.state.log_history if "seconds_per_step" in entry]
     return {"seconds_per_step": statistics.median(logged)} if logged else {}

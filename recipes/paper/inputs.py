@@ -5,29 +5,22 @@
     python recipes/paper/inputs.py --dataset sample                                    # embedded: text, or sample_interactions
 
 The paper does not have this table. All rows have the labels of the same teachers, the same bytes and, unless the settings say more, no outer
-step. Each (inputs, seed) is stored in `output_dir`, and a later start does not repeat it. The settings are in
-`configs/tables/inputs_DATASET_SCALE.yaml`; the card goes to `model_cards/inputs_DATASET/`.
+step.
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cells import FULL, LONG, Cell, evidence_of, full_cells
-from experiment import Experiment
+from cells import FULL, LONG, Cell, compared, full_cells
 
-from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
+from farzi_hf.cli.program import run
 from farzi_hf.summary.initialization import INPUT_SEQUENCES
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The table and figure of one data set."""
-    keep_freed_memory()
-    with ends_in_one_line("inputs.py"):
-        forms = {"inputs": "inputs"}
-        e = Experiment.parse("inputs", "Inputs with a teacher's labels", argv, ("inputs.png",), forms=forms)
-        cells = [Cell(title(name), {"input_sequences": name}) for name in INPUT_SEQUENCES]
-        evidence = evidence_of(e, [*cells, *full_cells()])
+    cells = [Cell(title(name), {"input_sequences": name}) for name in INPUT_SEQUENCES]
+    rows, files, forms = [*cells, *full_cells()], ("inputs.png",), {"inputs": "inputs"}
+    e, evidence = compared("inputs", "Inputs with a teacher's labels", argv, lambda e: rows, files, forms=forms)
     findings = [evidence.finding(title(name), title("real_windows")) for name in ("made_up", "made_up_by_root")]
     findings += [evidence.finding(cell.method, other) for cell in cells for other in (LONG, FULL)]
     rows = list(evidence.rows.values())

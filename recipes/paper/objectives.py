@@ -7,22 +7,17 @@
     python recipes/paper/objectives.py --dataset ptb --form paper --scale paper        # for a GPU
 
 All rows have the same start of the summary and the same number of outer steps, and all students take the same number of steps.
-Each (method, seed) is stored in `output_dir`, and a later start does not repeat it. The table goes to
-`model_cards/objectives_DATASET/` or to `--card_dir`. The settings are in `configs/tables/objectives_own_DATASET_SCALE.yaml`. With
-`--form paper` they are in `…/objectives_DATASET_SCALE.yaml`, and the card goes to `model_cards/objectives_DATASET_shared/`.
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cells import LONG, Cell, evidence_of, on_everything, on_everything_long, on_random, on_start
+from cells import LONG, Cell, compared, on_everything, on_everything_long, on_random, on_start
 from evidence import Claim
 from experiment import Experiment, Forms, PaperArguments, full_data_claim
 
-from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
+from farzi_hf.cli.program import run
 from farzi_hf.data.seeds import check_different
 from farzi_hf.tasks import Task
 
@@ -55,10 +50,8 @@ class ObjectiveArguments(PaperArguments):
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The table of one data set."""
-    keep_freed_memory()
-    with ends_in_one_line("objectives.py"):
-        e = Experiment.parse("objectives", "Objectives", argv, ("comparison.png",), ObjectiveArguments, FORMS)
-        evidence = evidence_of(e, cells(e))
+    kinds = {"settings": ObjectiveArguments, "forms": FORMS}
+    e, evidence = compared("objectives", "Objectives", argv, cells, ("comparison.png",), **kinds)
     rows, names = list(evidence.rows.values()), set(evidence.rows)
     findings = evidence.verdicts([claim for claim in claims(e.task) if {claim.ours, claim.other} <= names])
     findings += [evidence.finding(name, START) for name in DISTILLED if {name, START} <= names]

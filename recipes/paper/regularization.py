@@ -5,25 +5,22 @@
     python recipes/paper/regularization.py --dataset sample                            # embedded: text, or sample_interactions
 
 This stands in place of the paper's Theorem 3.1, which compares two upper bounds and ignores the softmax. The results here are measurements, not
-a proof. The last row is that of the largest e: all that the teachers predict, if e is the width of all their heads together. Each (e, seed) is
-stored in `output_dir`, and a later start does not repeat it. The settings are in `configs/tables/own_DATASET_SCALE.yaml`; the card goes to
-`model_cards/regularization_DATASET/`. The paper's form, with d in place of e and a row without factors, was measured at 6a0d672.
+a proof. The last row is that of the largest e: all that the teachers predict, if e is the width of all their heads together. The paper's form,
+with d in place of e and a row without factors, was measured at 6a0d672.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
-from cells import LONG, Cell, evidence_of, full_cells
+from cells import LONG, Cell, compared, full_cells
 from datasets import Dataset
 from evidence import Claim
 from experiment import OWN_FORM, Experiment
 from torch import Tensor
 
 from farzi_hf import FarziTrainer
-from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
+from farzi_hf.cli.program import run
 from farzi_hf.data import random_sequences
 from farzi_hf.metrics import token_statistics
 from farzi_hf.report import Comparison, Student
@@ -45,15 +42,10 @@ training. Theorem 3.1 of the paper compares two upper bounds: nothing here prove
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The table and figures of one data set."""
-    keep_freed_memory()
-    with ends_in_one_line("regularization.py"):
-        e = Experiment.parse("regularization", "Factorisation", argv, FIGURES, forms=OWN_FORM)
-        *factorised, whole = cells(e)
-        evidence = evidence_of(e, [*factorised, whole, *full_cells()])
-    by_e = [cell.method for cell in factorised]
+    e, evidence = compared("regularization", "Factorisation", argv, cells, FIGURES, forms=OWN_FORM)
+    *by_e, whole = (name for name in evidence.rows if name.startswith("Farzi"))
     rows = list(evidence.rows.values())
-    claims = [Claim(CLAIM, name, whole.method) for name in by_e]
-    findings = evidence.verdicts(claims)
+    findings = evidence.verdicts([Claim(CLAIM, name, whole) for name in by_e])
     findings += [evidence.finding(by_e[-1], name) for name in dict.fromkeys((LONG, by_e[0]))]
     e.write(rows, findings, EXPLANATION, COLUMNS)
     e.plot(rows, "quality.png")
@@ -64,10 +56,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 # -- measurements ----------------------------------------------------------------------------------------------------
 
 
-def measured(trainer: FarziTrainer, c: Comparison, students: Sequence[Student]) -> Mapping[str, float]:
+def measured(trainer: FarziTrainer, c: Comparison) -> Mapping[str, float]:
     """The ranks of a summary's labels, and the losses of its students."""
     farzi = c.farzi
     labels = lambda rows: batch_of(farzi.tensors, rows, farzi.config.tau)[1].probabilities()  # noqa: E731
+    students = [c.summary_student(i) for i in range(c.num_students)]
     return {**ranks(labels, farzi.config.num_sequences), **losses(c, students)}
 
 
@@ -117,7 +110,7 @@ def cells(e: Experiment) -> list[Cell]:
     sizes = sorted(e.settings.label_dims)
     if len(sizes) < 2:
         raise ValueError(f"label_dims={sizes} leaves nothing to compare with; give at least two numbers")
-    return [Cell(f"Farzi, e = {n}", {"label_dim": n}, facts=measured) for n in sizes]
+    return [*(Cell(f"Farzi, e = {n}", {"label_dim": n}, facts=measured) for n in sizes), *full_cells()]
 
 
 if __name__ == "__main__":

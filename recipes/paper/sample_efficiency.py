@@ -7,21 +7,17 @@
     python recipes/paper/sample_efficiency.py --dataset ptb --form paper --scale paper # for a GPU
 
 This makes the paper's figures of sample efficiency and its table of sizes. All students take the same number of steps, except in
-the row "full data, long". Each (method, μ, seed) is stored in `output_dir`, and a later start does not repeat it. The settings are
-in `configs/tables/own_DATASET_SCALE.yaml`, or with `--form paper` in `configs/tables/paper_DATASET_SCALE.yaml`; the card goes to
-`model_cards/sample_efficiency_DATASET/`, with `--form paper` to `…_DATASET_shared/`, or to `--card_dir`.
+the row "full data, long".
 """
-
-from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from cells import FULL, LONG, Cell, Students, evidence_of, full_cells, on_head, on_random, on_random_bytes, on_summary
+from cells import FULL, LONG, Cell, Students, compared, full_cells, on_head, on_random, on_random_bytes, on_summary
 from curves import Panel, plot_curves
 from evidence import Claim
 from experiment import OWN_FORM, PAPER_FORM, Experiment, full_data_claim
 
-from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
+from farzi_hf.cli.program import run
 from farzi_hf.report import markdown
 
 FAMILIES: dict[str, tuple[Students, bool, str]] = {  # students, whether they need a summary, title of a row
@@ -36,13 +32,9 @@ Share = tuple[float, tuple[float, float]]
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The table and the figure of one data set."""
-    keep_freed_memory()
-    with ends_in_one_line("sample_efficiency.py"):
-        figure = "sample_efficiency.png"
-        e = Experiment.parse("sample_efficiency", "Sample efficiency", argv, (figure,), forms=OWN_FORM | PAPER_FORM)
-        budgets = sorted(e.settings.budgets)
-        sized = {(family, size): sized_cell(e, family, size) for family in FAMILIES for size in budgets}
-        evidence = evidence_of(e, [*sized.values(), *full_cells()])
+    figure, forms = "sample_efficiency.png", OWN_FORM | PAPER_FORM
+    e, evidence = compared("sample_efficiency", "Sample efficiency", argv, cells, (figure,), forms=forms)
+    budgets, sized = sorted(e.settings.budgets), sized_cells(e)
     rows, largest = evidence.rows, sized["Farzi", budgets[-1]].method
     shares = {f"{size}×{e.args.sequence_length}": evidence.ratio(sized["Farzi", size].method, LONG) for size in budgets}
     title = f"share of full data's quality, % ({e.task.ratio_label})"
@@ -54,6 +46,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     axes = "x" if e.task.percent else "xy"
     label, top = "Synthetic sequences μ", 3 * max(row[e.task.metric] for row in curves if row["method"] == "Farzi")
     plot_curves(e.folder / figure, Panel(curves, "μ", e.task.metric, label, e.task.metric_label, axes, lines=lines, top=top))
+
+
+def sized_cells(e: Experiment) -> dict[tuple[str, int], Cell]:
+    """The points of the curves."""
+    return {(family, size): sized_cell(e, family, size) for family in FAMILIES for size in sorted(e.settings.budgets)}
+
+
+def cells(e: Experiment) -> list[Cell]:
+    """The points, and full data."""
+    return [*sized_cells(e).values(), *full_cells()]
 
 
 def sized_cell(e: Experiment, family: str, size: int) -> Cell:

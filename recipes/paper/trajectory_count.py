@@ -7,18 +7,16 @@ With |Ω| = 0, every inner loop starts from a fresh random initialisation. With 
 the paper has 0 here. Everything else, configs included, is as in `objectives.py`. Tables go to `model_cards/trajectory_count_DATASET/`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from cells import Cell, evidence_of
+from cells import Cell, compared
 from curves import Panel, plot_curves
 from evidence import Claim
 from experiment import Experiment
 from objectives import FORMS, ObjectiveArguments
 
-from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
+from farzi_hf.cli.program import run
 from farzi_hf.data.seeds import check_different
 
 FEW = 5  # the paper's curve is flat from this number on
@@ -37,13 +35,10 @@ class CountArguments(ObjectiveArguments):
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The curve of one data set."""
-    keep_freed_memory()
-    with ends_in_one_line("trajectory_count.py"):
-        figure = "trajectory_count.png"
-        e = Experiment.parse("trajectory_count", "Number of trajectories", argv, (figure,), CountArguments, FORMS)
-        counts = e.settings.counts
-        e = replace(e, recording=replace(e.recording, num_recorded=max(counts)))
-        evidence = evidence_of(e, cells(e))
+    figure, kinds = "trajectory_count.png", {"settings": CountArguments, "forms": FORMS}
+    e, evidence = compared("trajectory_count", "Number of trajectories", argv, cells, (figure,), **kinds)
+    counts = e.settings.counts
+    e = replace(e, recording=replace(e.recording, num_recorded=max(counts)))
     rows = [{**row, "trajectories": count} for row, count in zip(evidence.rows.values(), counts, strict=True)]
     curve = [{**row, "method": "student on the summary"} for row in rows]
     facts = {**e.omega(), "inner optimizer": e.args.inner_settings()}

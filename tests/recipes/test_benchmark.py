@@ -197,7 +197,7 @@ def test_a_cell_of_scaling_is_measured(loss, monkeypatch):
     [
         (benchmark, "in_process", benchmark.FILES),
         (scaling, "in_process", scaling.FILES),
-        (soak, "trainer_of", (*soak.FILES, soak.UNDER_WAY)),
+        (soak, "trainer_of", soak.FILES),
     ],
 )
 def test_files_of_others_are_refused_in_one_line_before_any_work(tmp_path, monkeypatch, module, work, files):
