@@ -18,19 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
-from harness import (
-    Facts,
-    Limits,
-    PeakMemory,
-    Report,
-    Timer,
-    code_hash,
-    complete,
-    in_process,
-    processor,
-    read_rows,
-    unfinished,
-)
+from harness import Facts, Limits, PeakMemory, Report, Timer, code_hash, complete, in_process, processor, read_rows, unfinished
 from methods import METHODS, PACKAGES, REFERENCE, Ours, Problem, Size
 from safetensors.torch import load_file, save_file
 from transformers import HfArgumentParser
@@ -70,9 +58,7 @@ class BenchmarkArguments:
                 raise ValueError(f"methods: {name!r} is unknown; choose from {', '.join(map(repr, METHODS))}")
         for package in ["psutil", *(PACKAGES[name] for name in self.methods if name in PACKAGES)]:
             if importlib.util.find_spec(package) is None:
-                raise ValueError(
-                    f"methods={self.methods} needs the package {package}, which is not installed: pip install farzi-hf[bench]"
-                )
+                raise ValueError(f"methods={self.methods} needs {package}, which is not installed: pip install farzi-hf[bench]")
         if self.device not in ("cpu", "cuda") or (self.device == "cuda" and not torch.cuda.is_available()):
             raise ValueError(f"device={self.device!r} does not exist here: use cpu, or cuda on a machine with a GPU")
         if min(self.steps) < 1 or self.threads < 1:
@@ -110,8 +96,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     text = tables(rows)
     save_csv([{**dict.fromkeys(FIRST), **row} for row in rows], output / FILES[1])
     save_text(text, output / FILES[2])
-    if any(row.get("seconds") for row in rows):
-        timed = [{**row, "per_step": row["seconds"] / row["steps"]} for row in rows if row.get("seconds")]
+    if timed := [{**row, "per_step": row["seconds"] / row["steps"]} for row in rows if row.get("seconds")]:
         steps = (timed, "steps", "per_step", "Inner steps T", "Milliseconds per inner step", "x", 1e3)
         memory = (timed, "steps", "memory_bytes", "Inner steps T", "Peak memory (MB, log scale)", "xy", 1e-6)
         plot_curves(output / FILES[3], Panel(*steps), Panel(*memory))
@@ -214,7 +199,7 @@ def tables(rows: Sequence[Facts]) -> str:
     """Markdown: first machine and problem, then time, memory and error against T, and the engine's own ratios."""
     ours = [row for row in rows if row["kind"] == "ours"]
     parts = [
-        ("", "\n".join(f"- {line}" for line in circumstances(rows))),
+        ("", circumstances(rows)),
         ("Seconds of one meta-gradient", by_steps(rows, "seconds", seconds)),
         ("CPU seconds (user + system)", by_steps(rows, "cpu_seconds", seconds)),
         ("Peak memory above that after the warm-up, MB", by_steps(rows, "memory_bytes", lambda x: f"{x / 1e6:,.0f}")),
@@ -231,18 +216,18 @@ def seconds(value: float) -> str:
     return f"{value:,.2f}" if value < 100 else f"{value:,.0f}"
 
 
-def circumstances(rows: Sequence[Facts]) -> list[str]:
+def circumstances(rows: Sequence[Facts]) -> str:
     """The circumstances of the measurement: machine, versions, problem, and settings that all methods share."""
     last, commits = rows[-1], sorted({str(row["commit"]) for row in rows if row.get("commit")})
-    return [
-        f"{last['date']}, commit {', '.join(commits) or 'unknown'}, {last.get('gpu') or last['processor']}, "
-        f"{last['threads']} thread(s), torch {last['torch']}, float32",
-        f"GPT-2 of one layer, h = {last['hidden_size']}, V = {last['vocab_size']}; summary {last['num_sequences']} × "
-        f"{last['sequence_length']}, d = {last['latent_dim']}, whole in every inner step; Adam; gradient in latents and decoder",
-        f"a process per cell, limited to {last['memory_limit_gib']} GiB and {last['time_limit_s']} s; median of up to three; "
-        f"malloc for all methods: {last['malloc']}",
-        "higher's Adam adds ε at another place, so it computes another gradient: its error is not a rounding error",
-    ]
+    return (
+        f"- {last['date']}, commit {', '.join(commits) or 'unknown'}, {last.get('gpu') or last['processor']}, "
+        f"{last['threads']} thread(s), torch {last['torch']}, float32\n"
+        f"- GPT-2 of one layer, h = {last['hidden_size']}, V = {last['vocab_size']}; summary {last['num_sequences']} × "
+        f"{last['sequence_length']}, d = {last['latent_dim']}, whole in every inner step; Adam; gradient in latents and decoder\n"
+        f"- a process per cell, limited to {last['memory_limit_gib']} GiB and {last['time_limit_s']} s; median of up to three; "
+        f"malloc for all methods: {last['malloc']}\n"
+        "- higher's Adam adds ε at another place, so it computes another gradient: its error is not a rounding error"
+    )
 
 
 def by_steps(rows: Sequence[Facts], column: str, shown: Callable[[float], str]) -> str:
@@ -259,12 +244,7 @@ def by_steps(rows: Sequence[Facts], column: str, shown: Callable[[float], str]) 
 
 def engine_table(ours: Sequence[Facts]) -> str:
     """A table with a row per method: G, R, their ratio, and the time of the warm-up, which includes the compilation."""
-    columns = {
-        "G, s": ("G_seconds", 4),
-        "R, s": ("R_seconds", 4),
-        "R/G": ("R/G", 2),
-        "warm-up, s": ("warm_up_seconds", 1),
-    }
+    columns = {"G, s": ("G_seconds", 4), "R, s": ("R_seconds", 4), "R/G": ("R/G", 2), "warm-up, s": ("warm_up_seconds", 1)}
 
     def median(method: str, column: str, digits: int) -> str:
         values = [row[column] for row in ours if row["method"] == method and row.get(column) is not None]

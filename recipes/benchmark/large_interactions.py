@@ -62,35 +62,30 @@ def generated(users: int, items: int, interactions: int, seed: int = 0) -> pa.Ta
     return pa.table(columns)
 
 
-def distil_first_step(table: pa.Table, folder: str, stages: Stages) -> int:
-    """Reads, splits and distils; ends after one outer step. Returns the largest memory in MiB."""
-    interactions = load_interactions(table)
-    stages.end("histories")
-    splits = interactions.strong_generalization_split(seed=0)
-    stages.end("split")
-    args = FarziConfig(
-        folder, num_sequences=50, sequence_length=100, inner_steps=10, synthetic_batch_size=5, teacher_steps=10, max_steps=1,
-        per_device_train_batch_size=16, teacher_batch_size=16, eval_students=1, save_strategy="no", report_to="none", use_cpu=True,
-        disable_tqdm=True, inputs="soft", labels="own", initialization="spectral",
-    )  # fmt: skip
-    learner = SASRecConfig(num_items=interactions.num_items, hidden_size=32, max_length=args.sequence_length)
-    trainer = FarziTrainer(learner, args, splits["train"], task=Recommendation(interactions.vocabulary))
-    stages.end("trainer: windows, checks, start")
-    trainer.train()
-    return stages.end("teacher and first outer step")
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     parser = ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--share", type=float, default=1.0, help="of the users and of the interactions")
-    settings = parser.parse_args(argv)
+    share = parser.parse_args(argv).share
     return_freed_memory()
     stages = Stages()
     stages.end("libraries")
-    table = generated(int(settings.share * USERS), ITEMS, int(settings.share * INTERACTIONS))
+    table = generated(int(share * USERS), ITEMS, int(share * INTERACTIONS))
     stages.end("arrays")
     with ends_in_one_line("large_interactions.py"), TemporaryDirectory() as folder:
-        peak = distil_first_step(table, folder, stages)
+        interactions = load_interactions(table)
+        stages.end("histories")
+        splits = interactions.strong_generalization_split(seed=0)
+        stages.end("split")
+        args = FarziConfig(
+            folder, num_sequences=50, sequence_length=100, inner_steps=10, synthetic_batch_size=5, teacher_steps=10, max_steps=1,
+            per_device_train_batch_size=16, teacher_batch_size=16, eval_students=1, save_strategy="no", report_to="none", use_cpu=True,
+            disable_tqdm=True, inputs="soft", labels="own", initialization="spectral",
+        )  # fmt: skip
+        learner = SASRecConfig(num_items=interactions.num_items, hidden_size=32, max_length=args.sequence_length)
+        trainer = FarziTrainer(learner, args, splits["train"], task=Recommendation(interactions.vocabulary))
+        stages.end("trainer: windows, checks, start")
+        trainer.train()
+        peak = stages.end("teacher and first outer step")
     print(f"Peak {peak} MiB; the limit at the full size is {LIMIT_MIB} MiB.")
 
 

@@ -12,6 +12,7 @@ formula on the logits of the model, differentiated by autograd; all else is the 
 import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -67,10 +68,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         rows = read_rows(output, FILES)
     settings = {"processor": processor(), "memory_limit": args.memory_limit, "time_limit": args.time_limit}
     limits = Limits(args.memory_limit, args.time_limit)
-    cells = [
-        {"loss": loss, "vocabulary": size, "length": length}
-        for size in args.vocabularies for length in args.lengths for loss in LOSSES
-    ]  # fmt: skip
+    asked = product(args.vocabularies, args.lengths, LOSSES)
+    cells = [{"loss": loss, "vocabulary": size, "length": length} for size, length, loss in asked]
     run_cell = lambda cell: in_process(measure, cell, limits)  # noqa: E731
     rows = complete(output / FILES[0], rows, cells, run_cell, settings, code_hash("scaling"))
     write(sorted(rows, key=lambda row: (row["vocabulary"], row["length"], row["loss"])), output)
@@ -120,18 +119,11 @@ def write(rows: Sequence[Facts], output: Path) -> None:
     """results.csv, table.md and scaling.png."""
     save_csv([{name: row.get(name) for name in COLUMNS} for row in rows], output / FILES[1])
     table = markdown([readable(row) for row in rows], ("commit",))
-    facts = {k: v for k, v in rows[-1].items() if k in ("processor", "malloc")}
-    facts = listed({**facts, "T": STEPS, "sequences": SEQUENCES, "h": WIDTH})
+    facts = listed({**{k: rows[-1].get(k) for k in ("processor", "malloc")}, "T": STEPS, "sequences": SEQUENCES, "h": WIDTH})
     save_text(f"# An inner step over the vocabulary and the length\n\n{table}\n\n{facts}\n", output / FILES[2])
     if any(row["status"] == "ok" for row in rows):
-        drawn = [
-            {
-                **row,
-                "method": f"{row['loss']}, ξ = {row['length']}",
-                "kind": "peer" if row["loss"] == "textbook" else "ours",
-            }
-            for row in rows
-        ]
+        kinds = {"textbook": "peer"}
+        drawn = [{**row, "method": f"{row['loss']}, ξ = {row['length']}", "kind": kinds.get(row["loss"])} for row in rows]
         size = "Entries of the vocabulary, V"
         seconds = Panel(drawn, "vocabulary", "seconds", size, "CPU seconds per inner step", "xy")
         plot_curves(output / FILES[3], seconds, Panel(drawn, "vocabulary", "memory_bytes", size, "Peak memory (MB)", "xy", 1e-6))

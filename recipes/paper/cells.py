@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from datasets import Dataset
 from evidence import Evidence
-from experiment import Experiment, changed, record
+from experiment import PAPER_FORM, Experiment, Forms, changed, record
 from safetensors.torch import load_file, save_file
 
 from farzi_hf import FarziConfig, FarziTrainer
@@ -106,12 +106,12 @@ class Cell:
 
 def compared(
     name: str, title: str, argv: Sequence[str] | None, cells: Callable[[Experiment], Sequence[Cell]], files: Sequence[str] = (),
-    **kinds: Any,
+    forms: Forms = PAPER_FORM,
 ) -> tuple[Experiment, Evidence]:  # fmt: skip
     """The experiment of the script `name`.py, and its rows: see `Experiment.parse`. A wrong setting ends the program with one line."""
     keep_freed_memory()
     with ends_in_one_line(f"{name}.py"):
-        e = Experiment.parse(name, title, argv, files, **kinds)
+        e = Experiment.parse(name, title, argv, files, forms)
         return e, evidence_of(e, cells(e))
 
 

@@ -139,14 +139,10 @@ def strata_table(rows: Sequence[Mapping[str, Any]], by: str) -> str:
 
     methods = list(dict.fromkeys(row["method"] for row in rows))
     chosen = {(row["method"], row["tenth"]): row for row in rows if row["by"] == by}
-    table = [
-        {
-            f"tenth of {by}, HR@100 in %": FIRST[by] if tenth == 1 else str(tenth),
-            "n": str(chosen[methods[0], tenth]["n"]),
-            **{method: cell(chosen[method, tenth]) for method in methods},
-        }
-        for tenth in range(1, TENTHS + 1)
-    ]
+    table = []
+    for tenth in range(1, TENTHS + 1):
+        first = {f"tenth of {by}, HR@100 in %": FIRST[by] if tenth == 1 else str(tenth), "n": str(chosen[methods[0], tenth]["n"])}
+        table.append(first | {method: cell(chosen[method, tenth]) for method in methods})
     return markdown(table)
 
 

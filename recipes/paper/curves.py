@@ -8,19 +8,8 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from farzi_hf.report.plots import (
-    MUTED,
-    SUMMARY,
-    File,
-    Rows,
-    color_of,
-    draw_lines,
-    finite,
-    logarithmic,
-    new_panels,
-    plain_numbers,
-    save,
-)
+from farzi_hf.report import plots
+from farzi_hf.report.plots import MUTED, SUMMARY, File, Rows, color_of, finite
 
 OURS = (SUMMARY, "#cc79a7", "#56b4e9", "#000000", "#999933")
 """Colours of methods that have no colour of their own in `farzi_hf.report.plots.KINDS`; colour-blind readers can tell them apart."""
@@ -63,7 +52,7 @@ def plot_curves(path: File, *given: Panel) -> None:
         ValueError: no row of a panel has its value.
     """
     looks = _looks(row for panel in given for row in panel.rows)
-    figure, panels = new_panels(2.5 + 4.0 * len(given), 4.8, 1, len(given))
+    figure, panels = plots.new_panels(2.5 + 4.0 * len(given), 4.8, 1, len(given))
     legend = {}
     for axes, panel in zip(panels, given, strict=True):
         rows = sorted((r for r in panel.rows if finite(r.get(panel.y))), key=lambda row: row[panel.x])
@@ -71,11 +60,11 @@ def plot_curves(path: File, *given: Panel) -> None:
             raise ValueError(f"rows has no finite {panel.y!r}; pass rows such as {{{panel.x!r}: 50, {panel.y!r}: 1.0}}")
         for method in dict.fromkeys(row["method"] for row in rows):
             _draw_curve(axes, panel, [row for row in rows if row["method"] == method], looks[method])
-        draw_lines(axes, panel.lines)
+        plots.draw_lines(axes, panel.lines)
         axes.set(xlabel=panel.x_label, ylabel=panel.y_label)
         axes.set_title(panel.title, fontsize=10, loc="left", parse_math=False)
         for which, axis in (("x", axes.xaxis), ("y", axes.yaxis)):
-            logarithmic(axes, which) if which in panel.logarithmic else plain_numbers(axis)
+            plots.logarithmic(axes, which) if which in panel.logarithmic else plots.plain_numbers(axis)
         if "y" not in panel.logarithmic and min(row[panel.y] for row in rows) >= 0:
             axes.set_ylim(bottom=0)
         handles, labels = axes.get_legend_handles_labels()
@@ -83,7 +72,7 @@ def plot_curves(path: File, *given: Panel) -> None:
     columns = 1 if len(given) == 1 and max(map(len, legend)) > 36 else min(3, 1 + len(given))
     figure.set_figheight(4.2 + 0.2 * math.ceil(len(legend) / columns))
     figure.legend(legend.values(), legend.keys(), ncols=columns, loc="outside lower center", frameon=False, fontsize=9)
-    save(figure, path)
+    plots.save(figure, path)
 
 
 def _looks(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

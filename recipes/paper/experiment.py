@@ -53,10 +53,14 @@ class PaperArguments:
     momentum_learning_rate: float = field(default=0.3, metadata={"help": "rate of its inner SGD with momentum"})
     sgd_momentum: float = field(default=0.9, metadata={"help": "of the same"})
     teachers: list[str] = field(default_factory=list, metadata={"help": "cross_architecture.py: by default all"})
+    methods: list[str] = field(default_factory=list, metadata={"help": "rows of objectives.py: by default all"})
+    counts: list[int] = field(default_factory=lambda: [0, 1, 2, 5, 10, 20], metadata={"help": "|Ω| of trajectory_count.py"})
+    noise_multipliers: list[float] = field(default_factory=lambda: [0.5, 1.0, 2.0], metadata={"help": "σ of privacy.py"})
     card_dir: str | None = field(default=None, metadata={"help": "folder of the table"})
 
     def __post_init__(self) -> None:
-        for name, least in (("seeds", 0), ("budgets", 1), ("label_dims", 1)):
+        leasts = {"seeds": 0, "budgets": 1, "label_dims": 1, "counts": 0, "noise_multipliers": 1e-3}
+        for name, least in leasts.items():
             check_different(name, getattr(self, name), least)
 
 
@@ -124,20 +128,18 @@ class Experiment:
     data: TaskData
     args: FarziConfig  # settings of the distillations; a row can override them
     recording: TrajectoryArguments
-    settings: Any  # of the table
+    settings: PaperArguments
     folder: Path  # of the card
 
     @classmethod
     def parse(
-        cls, name: str, title: str, argv: Sequence[str] | None, files: Sequence[str] = (),
-        settings: type = PaperArguments, forms: Forms = PAPER_FORM,
-    ) -> Experiment:  # fmt: skip
+        cls, name: str, title: str, argv: Sequence[str] | None, files: Sequence[str] = (), forms: Forms = PAPER_FORM
+    ) -> Experiment:
         """Makes it from `--dataset`, `--scale`, `--form`, its YAML file in `configs/tables/` and the command line.
 
         Args:
             name: name of the card's folder.
             files: the files that the script writes into the card's folder, beside the table.
-            settings: the dataclass of the table's settings, with `seeds` and `card_dir`.
             forms: what `--form` may name.
 
         Raises:
@@ -152,8 +154,7 @@ class Experiment:
         if not config.exists() and not any(word.partition("=")[0] == "--config" for word in rest):
             where, others = f"{known.dataset} at scale {known.scale}", ", ".join(forms)
             raise ValueError(f"form={known.form!r} has no settings for {where}; choose another of {others}")
-        kinds = (RunSettings, FarziConfig, TrajectoryArguments, settings)
-        run, args, recording, own = parse_arguments(kinds, config, rest)
+        run, args, recording, own = parse_arguments((RunSettings, FarziConfig, TrajectoryArguments, PaperArguments), config, rest)
         default = known.form == next(iter(forms))
         folder = card_folder(name, known.dataset, known.scale, own.card_dir, files, default)
         return cls(title, known.dataset, known.scale, run.load(), args, recording, own, folder)

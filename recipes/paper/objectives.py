@@ -10,12 +10,11 @@ All rows have the same start of the summary and the same number of outer steps, 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from cells import LONG, Cell, compared, on_everything, on_everything_long, on_random, on_start
 from evidence import Claim
-from experiment import Experiment, Forms, PaperArguments, full_data_claim
+from experiment import Experiment, Forms, full_data_claim
 
 from farzi_hf.cli.program import run
 from farzi_hf.data.seeds import check_different
@@ -34,24 +33,9 @@ DISTILLED, START = [f"{name}, Adam" for name in OBJECTIVES], "no outer step, Ada
 METHODS = (*OBJECTIVES, *UNDISTILLED, LONG)
 
 
-@dataclass
-class ObjectiveArguments(PaperArguments):
-    """Settings of the comparison, beside a run's settings."""
-
-    methods: list[str] = field(default_factory=lambda: list(METHODS), metadata={"help": "rows"})
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in self.methods:
-            if name not in METHODS:
-                raise ValueError(f"methods: {name!r} is unknown; choose from {'; '.join(METHODS)}")
-        check_different("methods", self.methods)
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """The table of one data set."""
-    kinds = {"settings": ObjectiveArguments, "forms": FORMS}
-    e, evidence = compared("objectives", "Objectives", argv, cells, ("comparison.png",), **kinds)
+    e, evidence = compared("objectives", "Objectives", argv, cells, ("comparison.png",), FORMS)
     rows, names = list(evidence.rows.values()), set(evidence.rows)
     findings = evidence.verdicts([claim for claim in claims(e.task) if {claim.ours, claim.other} <= names])
     findings += [evidence.finding(name, START) for name in DISTILLED if {name, START} <= names]
@@ -68,7 +52,10 @@ def cells(e: Experiment) -> list[Cell]:
     momentum = sgd(e.settings.sgd_learning_rate, e.settings.sgd_momentum)
     inner = {"SGD": momentum, "Adam": {"inner_optimizer": "adam"}}
     rows = []
-    for method in e.settings.methods:
+    check_different("methods", methods := e.settings.methods or METHODS)
+    if unknown := [method for method in methods if method not in METHODS]:
+        raise ValueError(f"methods: {unknown[0]!r} is unknown; choose from {'; '.join(METHODS)}")
+    for method in methods:
         if method == LONG:  # the best that this learner can reach; the row has its own settings
             rows.append(Cell(LONG, students=on_everything_long, distils=False))
             continue

@@ -10,36 +10,22 @@ is `private_matching.py`.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 from cells import FULL, Cell, compared, full_cells, on_start
-from experiment import Experiment, PaperArguments
+from experiment import Experiment
 from private_matching import register
 
 from farzi_hf import FarziTrainer
 from farzi_hf.cli.program import run
-from farzi_hf.data.seeds import check_different
 from farzi_hf.report import Comparison
 
 START, OPEN, CLIPPED = "no outer step", "not private", "clipped, no noise"
 COLUMNS = {"epsilon": "ε", "releases": "releases"}
 
 
-@dataclass
-class PrivacyArguments(PaperArguments):
-    """Settings of the table."""
-
-    noise_multipliers: list[float] = field(default_factory=lambda: [0.5, 1.0, 2.0], metadata={"help": "σ of rows"})
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_different("noise_multipliers", self.noise_multipliers, 1e-6)
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """The table and figure of one data set."""
-    kinds = {"settings": PrivacyArguments, "forms": {"paper": "privacy"}}
-    e, evidence = compared("privacy", "Differential privacy", argv, cells, ("privacy.png",), **kinds)
+    e, evidence = compared("privacy", "Differential privacy", argv, cells, ("privacy.png",), {"paper": "privacy"})
     private = [private_row(sigma) for sigma in e.settings.noise_multipliers]
     findings = [evidence.finding(name, other) for name in private for other in (OPEN, START)]
     rows = [*evidence.rows.values(), *e.counted()]

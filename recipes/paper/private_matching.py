@@ -4,29 +4,25 @@ The outer loss depends on the real data only through θ = θ_T, the learner afte
 
     G = Σ_i clip(∇ℓ_i(θ), C) + N(0, σ²C²),   i in a Poisson sample of the training rows, clip(g, C) = g · min(1, C / ‖g‖).
 
-The meta-gradient is Jᵀ G / b, with J the derivative of θ in the summary and b the expected size of the sample. It costs one ordinary backward
-pass through the training. Clipping per example in the summary would cost one for each example, and protect no more.
+The meta-gradient is Jᵀ G / b, with J the derivative of θ in the summary and b the expected size of the sample: one ordinary backward pass.
 
 Why this is differentially private:
 
 1. One row changes the sum of clipped gradients by at most C, and it is in the sample with probability q = b / N, independent of others. So G, for a
    fixed θ, is one step of the Poisson-subsampled Gaussian mechanism, under adding or removing one row. Accountants are made for it.
 2. θ and J are functions of the summary, of its earlier states (in a pool) and of seeds. They do not look at the real data.
-3. The next summary is a function of the present one, of the optimizer's state and of G: clipping, Adam and a skipped step look at nothing
-   else. So, if the start does not depend on the data, each summary is a function of the earlier releases G and of seeds (post-processing), and
-   the releases are an adaptive composition. Each micro-batch and each process makes a release of its own, and all are counted.
+3. The next summary is a function of the present one, of the optimizer's state and of G. So, if the start does not depend on the data, each summary
+   is post-processing of the earlier releases G, and the releases are an adaptive composition. Each micro-batch and process makes one of its own.
 
-Sample and noise come from a secret key and not from `seed`, which the recipe publishes: with a known seed, anybody could take the noise away.
-The key is drawn by the system, and is kept in checkpoints only. Do not publish checkpoints. Two runs may go on from one checkpoint with different
-settings, or with a row replaced. So the sample is a keyed hash of θ, the settings and the rows too, and the noise one of the sample and the
-sum that it is added to: with the same noise in both, the difference of two releases would have none.
+Sample and noise come from a secret key and not from `seed`, which the recipe publishes. The system draws the key, and only checkpoints hold it: do
+not publish them. Two runs may go on from one checkpoint with different settings, or with a row replaced. So the sample is a keyed hash of θ, the
+settings and the rows too, and the noise one of the sample and the sum: with the same noise in both, the difference of two releases would have none.
 
 What ε does not cover:
 
 - the start. Frequencies, spectral vectors, windows, ids of the data and labels of teachers that saw the data are refused. A `farzi_data` or a
   `teacher` that a caller gives is as private as the caller made it.
-- figures on the data: the training log with its loss, evaluations on held-out people, early stopping and the choice of the best checkpoint
-  by them, and the search for settings with several runs. The vocabulary and the number of rows N count as public.
+- figures on the data: the training log, evaluations on held-out people, early stopping, and the search for settings. The vocabulary and N are public.
 - more than one row. A person with several rows, such as a long history that is cut into windows, has less protection.
 - attacks on floating-point noise, as with Opacus without its secure mode.
 """
@@ -173,9 +169,7 @@ class PrivateMatching(ConfigurableObjective):
 
     def state_dict(self) -> dict[str, Tensor]:
         """The key, the releases so far, and what the matching has."""
-        return {
-            **self.matching.state_dict(), _KEY: torch.tensor(self.key), _RELEASES: torch.tensor(self.releases),
-        }  # fmt: skip
+        return {**self.matching.state_dict(), _KEY: torch.tensor(self.key), _RELEASES: torch.tensor(self.releases)}
 
     def load_state_dict(self, tensors: Mapping[str, Tensor], learner: Learner, device: Any) -> None:
         """Goes on with the samples, the noise and the account of `state_dict`."""
@@ -192,9 +186,7 @@ def register(noise_multiplier: float, **defaults: float) -> str:
     return name
 
 
-def clipped_sum(
-    learner: Learner, theta: Parameters, rows: Iterable[Mapping[str, Tensor]], norm: float
-) -> tuple[Parameters, Tensor]:
+def clipped_sum(learner: Learner, theta: Parameters, rows: Iterable[Batch], norm: float) -> tuple[Parameters, Tensor]:
     """Σ_i clip(∇ℓ_i(θ), C), and Σ_i ℓ_i. One row after the other: any model can do it, with the memory of one gradient. Only parameters that
     train have a gradient.
 

@@ -8,35 +8,23 @@ the paper has 0 here. Everything else, configs included, is as in `objectives.py
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from cells import Cell, compared
 from curves import Panel, plot_curves
 from evidence import Claim
 from experiment import Experiment
-from objectives import FORMS, ObjectiveArguments
+from objectives import FORMS
 
 from farzi_hf.cli.program import run
-from farzi_hf.data.seeds import check_different
 
 FEW = 5  # the paper's curve is flat from this number on
 
 
-@dataclass
-class CountArguments(ObjectiveArguments):
-    """Settings of the curve."""
-
-    counts: list[int] = field(default_factory=lambda: [0, 1, 2, 5, 10, 20], metadata={"help": "|Ω| of each point"})
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_different("counts", self.counts, 0)
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """The curve of one data set."""
-    figure, kinds = "trajectory_count.png", {"settings": CountArguments, "forms": FORMS}
-    e, evidence = compared("trajectory_count", "Number of trajectories", argv, cells, (figure,), **kinds)
+    figure = "trajectory_count.png"
+    e, evidence = compared("trajectory_count", "Number of trajectories", argv, cells, (figure,), FORMS)
     counts = e.settings.counts
     e = replace(e, recording=replace(e.recording, num_recorded=max(counts)))
     rows = [{**row, "trajectories": count} for row, count in zip(evidence.rows.values(), counts, strict=True)]

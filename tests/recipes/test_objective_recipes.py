@@ -16,7 +16,7 @@ pytest.importorskip("matplotlib")
 import objectives
 import trajectory_count
 from experiment import Experiment, record
-from objectives import FORMS, ObjectiveArguments
+from objectives import FORMS
 
 pytestmark = pytest.mark.usefixtures("small_data")
 LEARNERS = {"sample": GPT2, "sample_interactions": GRU4REC}
@@ -60,7 +60,7 @@ def test_every_config_can_run(path, tmp_path):
 
 def experiment(*argv: str) -> Experiment:
     argv = [*argv, "--use_cpu", "true"]
-    return Experiment.parse("objectives", "Objectives", argv, settings=ObjectiveArguments, forms=FORMS)
+    return Experiment.parse("objectives", "Objectives", argv, forms=FORMS)
 
 
 # -- whole runs ------------------------------------------------------------------------------------------------------
