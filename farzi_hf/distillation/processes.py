@@ -20,9 +20,7 @@ T = TypeVar("T")
 
 # -- what the launcher asked for -------------------------------------------------------------------------------------
 
-SHARDING = (
-    "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP", "ACCELERATE_USE_MEGATRON_LM", "ACCELERATE_USE_PARALLELISM_CONFIG",
-)  # fmt: skip
+SHARDING = ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP", "ACCELERATE_USE_MEGATRON_LM", "ACCELERATE_USE_PARALLELISM_CONFIG")
 """Variables with which `accelerate launch` tells a program to cut its model into pieces."""
 
 

@@ -10,6 +10,4 @@ from farzi_hf.summary.initialization import INITIALIZATIONS
 from farzi_hf.summary.soft_tokens import soft_tokens
 from farzi_hf.summary.soft_training import attach_soft_inputs, soft_cross_entropy
 
-__all__ = [
-    "INITIALIZATIONS", "FarziData", "FarziDataConfig", "attach_soft_inputs", "soft_cross_entropy", "soft_tokens",
-]  # fmt: skip
+__all__ = ["INITIALIZATIONS", "FarziData", "FarziDataConfig", "attach_soft_inputs", "soft_cross_entropy", "soft_tokens"]

@@ -8,6 +8,4 @@ from farzi_hf.tasks.base import Row, Statistics, Task
 from farzi_hf.tasks.items import Recommendation, popularity
 from farzi_hf.tasks.text import InterpolatedBigram, LanguageModeling, Unigram
 
-__all__ = [
-    "InterpolatedBigram", "LanguageModeling", "Recommendation", "Row", "Statistics", "Task", "Unigram", "popularity",
-]  # fmt: skip
+__all__ = ["InterpolatedBigram", "LanguageModeling", "Recommendation", "Row", "Statistics", "Task", "Unigram", "popularity"]

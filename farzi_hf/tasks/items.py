@@ -253,9 +253,7 @@ class Recommendation(Task):
     ratio_label = "our HR@100 over its"
     compared = ("hr@10", "hr@100", "ndcg@10", "auc")
     module = RankMetrics
-    shown: ClassVar[Mapping[str, str]] = {
-        "hr@10": "HR@10, %", "hr@100": "HR@100, %", "ndcg@10": "nDCG@10, %", "auc": "AUC, %",
-    }  # fmt: skip
+    shown: ClassVar[Mapping[str, str]] = {"hr@10": "HR@10, %", "hr@100": "HR@100, %", "ndcg@10": "nDCG@10, %", "auc": "AUC, %"}
     """The metrics of a table, with their titles."""
     learner: ClassVar = {"model_type": "sasrec", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
     learners: ClassVar = (  # dropout is what sparse catalogues need, and tied embeddings halve the bytes (recipes/LOG.md)

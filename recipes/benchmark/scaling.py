@@ -17,8 +17,8 @@ from pathlib import Path
 
 import torch
 from harness import Facts, Limits, PeakMemory, Report, Timer, code_hash, complete, in_process, processor, read_rows
+from methods import Size, learner_config
 from torch import Tensor
-from transformers import GPT2Config
 
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, return_freed_memory, run
 from farzi_hf.distillation import Learner, Parameters
@@ -71,17 +71,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     asked = product(args.vocabularies, args.lengths, LOSSES)
     cells = [{"loss": loss, "vocabulary": size, "length": length} for size, length, loss in asked]
     run_cell = lambda cell: in_process(measure, cell, limits)  # noqa: E731
-    rows = complete(output / FILES[0], rows, cells, run_cell, settings, code_hash("scaling"))
+    rows = complete(output / FILES[0], rows, cells, run_cell, settings, code_hash("scaling", "methods"))
     write(sorted(rows, key=lambda row: (row["vocabulary"], row["length"], row["loss"])), output)
 
 
 def measure(report: Report, loss: str, vocabulary: int, length: int) -> None:
     """First peak memory, then seconds of the processor, which other work on the machine changes little."""
-    config = GPT2Config(
-        vocab_size=vocabulary, n_positions=length, n_embd=WIDTH, n_layer=1, n_head=1, tie_word_embeddings=False,
-        initializer_range=0.1, embd_pdrop=0.0, attn_pdrop=0.0, resid_pdrop=0.0, bos_token_id=None, eos_token_id=None,
-    )  # fmt: skip
-    learner = Learner(config)
+    learner = Learner(learner_config(Size(vocab_size=vocabulary, sequence_length=length, hidden_size=WIDTH)))
     torch.manual_seed(0)
     form = {"inputs": "tokens", "labels": "own", "label_dim": WIDTH}
     farzi = FarziData(FarziDataConfig(SEQUENCES, length, 1, vocabulary, **form))

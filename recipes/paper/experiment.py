@@ -74,21 +74,6 @@ class TrajectoryArguments:
     trajectory_batch_size: int | None = field(default=None, metadata={"help": "by default as many tokens as an inner step"})
 
 
-def card_folder(name: str, dataset: str, scale: str, chosen: str | None, files: Sequence[str] = (), default: bool = True) -> Path:
-    """The folder of a table and its `files`: the one that the user has chosen, or the default.
-
-    Each scale and each form has its own folder, so that a long run does not replace the card of a quick run: `…_shared` has the paper's
-    form, where another one is the default of the table.
-
-    Raises:
-        ValueError: one of the files exists already, and no recipe wrote it.
-    """
-    suffix = ("" if scale == "quick" else f"_{scale}") + ("" if default else "_shared")
-    folder = Path(chosen or CARDS / f"{name}_{dataset}{suffix}")
-    check_outputs(folder, (*TABLE, *files))
-    return folder
-
-
 def changed(args: FarziConfig, **settings: Any) -> FarziConfig:
     """A copy of `args` with other settings, which are checked like those of a config."""
     args = copy.copy(args)
@@ -155,8 +140,10 @@ class Experiment:
             where, others = f"{known.dataset} at scale {known.scale}", ", ".join(forms)
             raise ValueError(f"form={known.form!r} has no settings for {where}; choose another of {others}")
         run, args, recording, own = parse_arguments((RunSettings, FarziConfig, TrajectoryArguments, PaperArguments), config, rest)
-        default = known.form == next(iter(forms))
-        folder = card_folder(name, known.dataset, known.scale, own.card_dir, files, default)
+        # Each scale and each form has its own folder, so that a long run does not replace the card of a quick run.
+        suffix = f"_{known.scale}" * (known.scale != "quick") + "_shared" * (known.form != next(iter(forms)))
+        folder = Path(own.card_dir or CARDS / f"{name}_{known.dataset}{suffix}")
+        check_outputs(folder, (*TABLE, *files))
         return cls(title, known.dataset, known.scale, run.load(), args, recording, own, folder)
 
     @property
@@ -228,11 +215,14 @@ class Experiment:
 
 def shared_facts(e: Experiment) -> dict[str, Any]:
     """The settings that all rows share."""
-    args = e.args
+    args, inputs = e.args, {"inputs": f"ids, {e.args.input_sequences.replace('_', ' ')}"}
+    if args.inputs == "soft":
+        inputs = {"inputs": f"soft, d = {args.latent_dim}", "start of the summary": args.initialization}
+        inputs |= {"κ": args.concentration or CONCENTRATION} if args.initialization == "spectral" else {}
     return {
         "data set": e.data.settings.dataset,
         "size": f"[{args.num_sequences}×{args.sequence_length}]",
-        **(_soft(args) if args.inputs == "soft" else {"inputs": f"ids, {args.input_sequences.replace('_', ' ')}"}),
+        **inputs,
         "labels": args.labels,
         **({"teachers": e.data.settings.teachers} if e.data.settings.teacher is not None else {}),
         "inner steps T": args.inner_steps,
@@ -244,12 +234,6 @@ def shared_facts(e: Experiment) -> dict[str, Any]:
         "students per seed": e.data.settings.num_students,
         "scale": e.scale,
     }
-
-
-def _soft(args: FarziConfig) -> dict[str, Any]:
-    kappa = {"κ": CONCENTRATION if args.concentration is None else args.concentration}
-    start = {"start of the summary": args.initialization}
-    return {"inputs": f"soft, d = {args.latent_dim}", **start, **(kappa if args.initialization == "spectral" else {})}
 
 
 def full_data_claim(task: Task, subject: str, ours: str, full: str) -> Claim:
