@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from datasets import Dataset
 from transformers import AutoModelForCausalLM, PreTrainedModel, Trainer
 
 import farzi_hf.models  # noqa: F401  registers the architectures that transformers lacks
@@ -23,7 +22,6 @@ from farzi_hf.summary import FarziData, attach_soft_inputs, soft_cross_entropy
 from farzi_hf.summary.store.folder import is_taken
 from farzi_hf.summary.store.untrusted import learner_config
 from farzi_hf.summary.teacher import whole
-from farzi_hf.tasks import Task
 
 
 def command(argv: Sequence[str]) -> None:
@@ -52,14 +50,16 @@ def command(argv: Sequence[str]) -> None:
         given = {"dataset": args.data, "tokenizer": args.tokenizer}
         named = {name: value for name, value in given.items() if value is not None}
         data = TaskData.of_summary(farzi, args.data_dir, **named) if args.evaluate else None
+        changes, measures = {} if args.steps is None else {"max_steps": args.steps}, {}
         if data is not None:
             seed = check_seed(farzi.results.recipe.get("seed", 42), "recipe.yaml: seed")
             test = data.task.evaluation_rows(data.splits(data.seeds(seed)[0])["test"], farzi.config.sequence_length)
             longest = max(longest, *map(len, test["input_ids"]))
-        changes = {} if args.steps is None else {"max_steps": args.steps}
+            changes["label_names"] = list(data.task.label_names)
+            measures = {name: getattr(data.task, name) for name in ("compute_metrics", "preprocess_logits_for_metrics")}
         trainer = Trainer(
             model=attach_soft_inputs(model_of(farzi, args, longest)), train_dataset=farzi.as_dataset(), data_collator=farzi.collator(),
-            compute_loss_func=soft_cross_entropy, args=farzi.training_arguments(args.output_dir, seed=args.seed, **changes),
+            compute_loss_func=soft_cross_entropy, args=farzi.training_arguments(args.output_dir, seed=args.seed, **changes), **measures,
         )  # fmt: skip
     started = time.perf_counter()
     trainer.train()
@@ -68,7 +68,9 @@ def command(argv: Sequence[str]) -> None:
     vocabulary_of(farzi.processing_class).save(output)
     print(f"{trainer.state.global_step} steps on {args.summary}; the model is in {output}")
     if data is not None:
-        report(trainer, data.task, test)
+        metrics = trainer.evaluate(test, metric_key_prefix="test")
+        shown = {name: value for name, value in metrics.items() if not name.endswith(("runtime", "per_second", "_time"))}
+        print("\n".join(f"{name}: {value:.4g}" for name, value in shown.items() if isinstance(value, float)))
     if data is not None and args.data is not None:
         print(f"\nVerdict: {verdict(farzi, data, trainer, seconds)}")
 
@@ -97,15 +99,3 @@ def verdict(farzi: FarziData, data: TaskData, trainer: Trainer, seconds: float) 
     found = c.statistics(prediction_of(trainer.model.eval()), c.splits["test"])
     ours = Measured("Farzi, stock Trainer", [found], farzi.nbytes, trainer.state.global_step, seconds)
     return Verdict.of(c, first_rows(c, ours), farzi.results.metrics.get("distillation_seconds"))
-
-
-def report(trainer: Trainer, task: Task, test: Dataset) -> None:
-    """Prints the metrics of the student on rows of the test split."""
-    judge = Trainer(
-        model=trainer.model, args=trainer.args, data_collator=task.collator, compute_metrics=task.compute_metrics,
-        preprocess_logits_for_metrics=task.preprocess_logits_for_metrics, compute_loss_func=soft_cross_entropy,
-    )  # fmt: skip
-    judge.label_names = list(task.label_names)
-    metrics = judge.evaluate(test, metric_key_prefix="test")
-    shown = {name: value for name, value in metrics.items() if not name.endswith(("runtime", "per_second", "_time"))}
-    print("\n".join(f"{name}: {value:.4g}" for name, value in shown.items() if isinstance(value, float)))

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from farzi_hf.data.files import reason
 from farzi_hf.data.seeds import seeded
 
 Parameters = dict[str, Tensor]
@@ -43,7 +44,7 @@ def _from_config(config: PreTrainedConfig) -> PreTrainedModel:
     try:
         return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     except ValueError as error:  # transformers lists two hundred classes that it could take
-        raise ValueError(f"learner_init={type(config).__name__} makes no causal model: {_first_line(error)}") from None
+        raise ValueError(f"learner_init={type(config).__name__} makes no causal model: {reason(error)}") from None
 
 
 @contextmanager
@@ -105,7 +106,7 @@ def check_twice_differentiable(model: PreTrainedModel, loss: Callable[[Parameter
         first.square().sum().backward()  # grad(…, embedded) would ignore operations without a derivative and raise no error
     except Exception as error:  # each model fails in its own way
         raise ValueError(
-            f"learner_init returned a {describe(model)}, whose loss has no second derivative ({_first_line(error)}); give another model"
+            f"learner_init returned a {describe(model)}, whose loss has no second derivative ({reason(error)}); give another model"
         ) from error
 
 
@@ -180,9 +181,5 @@ def _run(model: PreTrainedModel, logits: Callable, ids: Tensor) -> Tensor:
             return logits(_weights(model), ids.to(model.device))
     except Exception as error:  # each model fails in its own way
         raise ValueError(
-            f"learner_init returned a {describe(model)}, which does not run on ids alone ({_first_line(error)}); give a causal model"
+            f"learner_init returned a {describe(model)}, which does not run on ids alone ({reason(error)}); give a causal model"
         ) from error
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)

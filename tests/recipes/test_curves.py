@@ -35,7 +35,7 @@ def test_curves_end_where_nothing_was_measured_and_peers_look_otherwise(tmp_path
 def test_curves_differ_in_more_than_their_colour(tmp_path, monkeypatch):
     """For readers who see colours alike, and in print."""
     drawn = []
-    monkeypatch.setattr("curves.save", lambda figure, path: drawn.append(figure))
+    monkeypatch.setattr("curves.plots.save", lambda figure, path: drawn.append(figure))
     rows = [{"method": f"method {i}", "x": x, "y": x} for i in range(7) for x in (1, 2)]
     plot_curves(tmp_path / "a.png", Panel(rows, "x", "y", "x", "y", title="$x$ of all"))
     (axes,) = drawn[0].axes
@@ -49,7 +49,7 @@ def test_curves_differ_in_more_than_their_colour(tmp_path, monkeypatch):
 
 def test_a_thing_has_one_colour_and_what_is_far_off_no_axis(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr("curves.save", lambda figure, path: drawn.append(figure))
+    monkeypatch.setattr("curves.plots.save", lambda figure, path: drawn.append(figure))
     rows = [
         {"method": method, "x": x, "y": y}
         for method, y in (("Farzi", 80), ("random", 90), ("head (longest)", 1e6))
