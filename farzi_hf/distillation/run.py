@@ -193,9 +193,7 @@ class Run(TrainerCallback):
     # -- during the training -----------------------------------------------------------------------------------------
 
     def begin_checkpoint(self, folder: Path) -> None:
-        """Makes the folder of a checkpoint with the record in it. What is left there of an earlier one of ours is removed. Raises ValueError if the
-        folder exists, and this library did not write it.
-        """
+        """Makes the folder of a checkpoint, with the record, in place of an earlier one of ours. Raises ValueError if another is there."""
         if os.path.lexists(folder):
             check_ours(folder)
             _remove(folder)
@@ -239,9 +237,7 @@ class Run(TrainerCallback):
 
 
 def read_record(checkpoint: str | os.PathLike) -> dict[str, Any]:
-    """The record of a checkpoint: `settings` of the run, and `files`, which is None until the checkpoint is complete. Raises ValueError if there is
-    no record that can be read.
-    """
+    """The record of a checkpoint: `settings` of the run, and `files`, None until it is complete. Raises ValueError if no record can be read."""
     try:
         found = json.loads((Path(checkpoint) / RECORD).read_text(encoding="utf-8"))
         return {"settings": dict(found["settings"]), "files": found["files"]}

@@ -71,9 +71,7 @@ class Ids(Start):
 
 @dataclass(frozen=True)
 class Shares(Start):
-    """How often each id is drawn: as often as it stands in the data, to the power `Vocabulary.draw_power`: students see rare items more often than
-    users do.
-    """
+    """How often each id is drawn: by its frequency to the power `Vocabulary.draw_power`. Students then see rare items more often than users do."""
 
     def __call__(self, farzi: FarziData, dataset: Rows, seed: int, vectors: Tensor | None = None) -> None:
         tokens, _ = start_sequences(dataset, seed)
