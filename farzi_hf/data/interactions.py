@@ -77,10 +77,7 @@ class Interactions:
         return _splits([self.sequences[user] for user in part] for part in parts)
 
     def leave_one_out_split(self) -> DatasetDict:
-        """The last item of each user is the target of test, and the one before it that of validation. Train has the items before both.
-
-        A user with fewer than three items is in train alone.
-        """
+        """A user's last item is the target of test, the one before it that of validation; train has the rest, and all of fewer than three items."""
         lengths = np.array([len(sequence) for sequence in self.sequences])
         return self._split_at(lengths[:, None] - np.array([2, 1]) * (lengths >= 3)[:, None])
 

@@ -202,10 +202,7 @@ class Run(TrainerCallback):
         self._write_record(folder, None)
 
     def save_process_state(self, folder: str) -> None:
-        """Adds what a resume needs of this process: sums of the log, and the state of the objective.
-
-        Afterwards the first process makes the checkpoint complete.
-        """
+        """Adds what a resume needs of this process: sums of the log, the objective's state. Then the first process makes the checkpoint complete."""
         trainer = self.trainer
         sums = [float(trainer._tr_loss), trainer._total_loss_scalar, trainer._globalstep_last_logged]
         tensors = {"log": torch.tensor([*sums, self.non_finite_steps], dtype=torch.float64)}

@@ -281,10 +281,7 @@ def covering_windows(tokens: Array, lengths: Array, shape: tuple[int, int], gene
 
 
 def made_up(tokens: Array, lengths: Array, shape: tuple[int, int], generator: np.random.Generator) -> Array:
-    """Each id of the data once, the rest drawn by frequency, all in random order: no sequence of the data is in it.
-
-    If there are more ids than positions, different ids are drawn by frequency.
-    """
+    """Each id once, the rest drawn by frequency, in random order: no sequence of the data. Of more ids than positions, some, by frequency."""
     ids, counts = np.unique(tokens, return_counts=True)
     shares, size = counts / counts.sum(), shape[0] * shape[1]
     if len(ids) >= size:
