@@ -116,11 +116,7 @@ class Run(TrainerCallback):
         raise Interrupted(128 + number)
 
     def prepare(self, resume_from_checkpoint: str | bool | None) -> TrainerState | None:
-        """Checks that a run can begin or go on. Returns the state to go on from. It writes nothing.
-
-        Raises:
-            ValueError: see `FarziTrainer.check_run`.
-        """
+        """Checks that a run can begin or go on, and returns the state to go on from. Writes nothing. ValueErrors: see `FarziTrainer.check_run`."""
         args = self.trainer.args
         if late := changes(self._built_with, args.to_recipe()):
             raise ValueError(f"args have changed since FarziTrainer was made: {late}; make another FarziTrainer")
