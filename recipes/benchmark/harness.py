@@ -132,12 +132,8 @@ def in_process(measure: Callable[..., None], cell: Facts, limits: Limits) -> Fac
 
 
 def run_limited(command: Sequence[str], environment: Mapping[str, str], limits: Limits) -> Facts:
-    """Runs a process under limits, and returns its reports and the way it ended.
-
-    The process gets the name of a file as its last argument. Each report is a line of JSON that it appends to this file.
-
-    Returns:
-        All reports, `status` ("ok", "out of memory", "too slow" or "failed"), and a `note` if the status is not "ok".
+    """Runs a process under limits: its reports, lines of JSON that it appends to the file that its last argument names, and how it ended: `status`
+    ("ok", "out of memory", "too slow" or "failed") and a `note`.
     """
     with tempfile.TemporaryDirectory() as folder:
         reported, errors = Path(folder, "report"), Path(folder, "errors")
@@ -195,11 +191,7 @@ def unfinished(facts: Mapping[str, Any]) -> bool:
 
 
 def read_rows(folder: Path, files: Sequence[str]) -> list[Facts]:
-    """The rows of earlier runs in the folder, of which the first of its `files` is the JSON file that `complete` writes.
-
-    Raises:
-        ValueError: one of the files exists, and no benchmark has written it.
-    """
+    """The rows of earlier runs in the first of `files`, which `complete` writes. Raises ValueError if no benchmark has written those that exist."""
     rows: Any = []
     with suppress(OSError, ValueError):
         rows = numbers_of(json.loads((folder / files[0]).read_text(encoding="utf-8")))

@@ -62,9 +62,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def exposure(canaries: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Bits, from the losses of canaries and of m sequences drawn alike: log2(m + 1) less log2 of the rank among them, from 1. 1.44 in the mean
-    where nothing is known.
-    """
+    """Bits, from the losses of canaries and of m sequences drawn alike: log2(m + 1) less log2 of the rank, from 1. By chance 1.44 in the mean."""
     return np.log2(len(others) + 1) - np.log2(1 + np.searchsorted(np.sort(others), canaries))
 
 

@@ -110,11 +110,7 @@ def tenths_rows(hits: np.ndarray, tenth: np.ndarray) -> list[dict[str, Any]]:
 
 
 def regions(ours: str, full: str, by: str, hits: Mapping[str, np.ndarray], tenth: np.ndarray) -> list[tuple[str, str]]:
-    """Tests the paper's statement: ours is worse than full data for popular items or long histories, and better for the others.
-
-    Returns:
-        Verdicts with their reasons.
-    """
+    """Verdicts, with reasons, on the paper's statement: ours is worse than full data for popular items or long histories, and better for others."""
     difference, judged = 100 * (hits[ours] - hits[full]), []
     for which, inside, side in ((0, tenth < 3, -1), (1, tenth >= 3, 1)):
         claim = f"{REGIONS[by][which]}, a summary is {'better' if side > 0 else 'worse'} than full data."

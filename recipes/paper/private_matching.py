@@ -95,12 +95,7 @@ class PrivateMatching(ConfigurableObjective):
 
     @classmethod
     def from_config(cls, config: Any, parts: Parts) -> PrivateMatching:
-        """The objective with the settings of a `FarziConfig`.
-
-        Raises:
-            ValueError: the rows are a stream, or δ or b does not fit their number.
-            ImportError: Opacus is not installed.
-        """
+        """The objective of a `FarziConfig`. ValueError if rows are a stream, or δ or b does not fit their number; ImportError without Opacus."""
         real, size = parts.real, config.per_device_train_batch_size
         if isinstance(real.dataset, RowStream):
             raise ValueError(f"{config.objective} needs all rows at hand for a sample: give a Dataset, no stream")
