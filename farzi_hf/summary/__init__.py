@@ -1,6 +1,6 @@
 """The summary: soft tokens, `FarziData` and its config, where a new summary starts, and training on it with the stock Trainer.
 
-It imports data, models and artefact. It knows nothing of how a summary is distilled.
+It imports data and models, and knows nothing of how a summary is distilled.
 Exports `FarziData`, `FarziDataConfig`, `attach_soft_inputs`, `soft_cross_entropy`, `soft_tokens`, and the starts by name.
 """
 

@@ -391,7 +391,7 @@ class FarziData(nn.Module):
 
         Args:
             processing_class: tokenizer or list of item names. The summary keeps it, and the config its hash.
-            metrics: the results on the card, see `artefact.card.render_card`.
+            metrics: the results on the card, see `store.card.render_card`.
             recipe: everything needed to distil the summary again; becomes `recipe.yaml`.
             plots: image files that are copied into the artefact and shown on the card.
 

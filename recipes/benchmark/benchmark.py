@@ -13,15 +13,15 @@ import importlib.util
 import random
 import statistics
 import sys
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import torch
 from harness import Facts, Limits, PeakMemory, Report, Timer, code_hash, complete, in_process, processor, read_rows, unfinished
 from methods import METHODS, PACKAGES, REFERENCE, Ours, Problem, Size
 from safetensors.torch import load_file, save_file
-from transformers import HfArgumentParser
 
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, return_freed_memory, run
 from farzi_hf.report import markdown, save_csv, save_text
@@ -40,59 +40,47 @@ FIRST = (
 """The first columns of results.csv."""
 
 
-@dataclass
-class BenchmarkArguments:
-    """The cells to measure, and the limits of their processes."""
-
-    methods: list[str] = field(default_factory=lambda: list(METHODS), metadata={"help": "rows of the table"})
-    steps: list[int] = field(default_factory=lambda: [10, 50, 100, 200, 400], metadata={"help": "values of T"})
-    device: str = field(default="cpu", metadata={"help": "cpu | cuda"})
-    threads: int = field(default=1, metadata={"help": "threads of each process"})
-    memory_limit: float = field(default=20.0, metadata={"help": "GiB of a process; with more it is 'out of memory'"})
-    time_limit: float = field(default=1800.0, metadata={"help": "seconds of a process; after these it is 'too slow'"})
-    output_dir: str = field(default="model_cards/benchmark", metadata={"help": "folder of table and plot"})
-
-    def __post_init__(self) -> None:
-        for name in self.methods:
-            if name not in METHODS:
-                raise ValueError(f"methods: {name!r} is unknown; choose from {', '.join(map(repr, METHODS))}")
-        for package in ["psutil", *(PACKAGES[name] for name in self.methods if name in PACKAGES)]:
-            if importlib.util.find_spec(package) is None:
-                raise ValueError(f"methods={self.methods} needs {package}, which is not installed: pip install farzi-hf[bench]")
-        if self.device not in ("cpu", "cuda") or (self.device == "cuda" and not torch.cuda.is_available()):
-            raise ValueError(f"device={self.device!r} does not exist here: use cpu, or cuda on a machine with a GPU")
-        if min(self.steps) < 1 or self.threads < 1:
-            raise ValueError(f"steps={self.steps} and threads={self.threads} must be at least 1")
-
-    @property
-    def limits(self) -> Limits:
-        """Of each process."""
-        return Limits(self.memory_limit, self.time_limit, self.threads)
-
-    def settings(self, size: Size) -> Facts:
-        """The settings that all rows of one table share."""
-        gpu = torch.cuda.get_device_name() if self.device == "cuda" else ""
-        machine = {"device": self.device, "gpu": gpu, "processor": processor(), "threads": self.threads}
-        limits = {"memory_limit_gib": self.memory_limit, "time_limit_s": self.time_limit}
-        return {**asdict(size), **machine, **limits, "torch": torch.__version__}
+def arguments(argv: Sequence[str] | None) -> Namespace:
+    """The cells to measure, the sizes of the problem, and the limits of the processes."""
+    parser = ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), help="rows of the table")
+    parser.add_argument("--steps", type=int, nargs="+", default=[10, 50, 100, 200, 400], help="values of T")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--threads", type=int, default=1, help="of each process")
+    parser.add_argument("--memory_limit", type=float, default=20.0, help="GiB of a process; with more it is 'out of memory'")
+    parser.add_argument("--time_limit", type=float, default=1800.0, help="seconds of a process; after these it is 'too slow'")
+    parser.add_argument("--output_dir", default="model_cards/benchmark", help="folder of table and plot")
+    for size in fields(Size):
+        parser.add_argument(f"--{size.name}", type=int, default=size.default, help="see methods.Size")
+    args = parser.parse_args(argv)
+    for package in ["psutil", *(PACKAGES[name] for name in args.methods if name in PACKAGES)]:
+        if importlib.util.find_spec(package) is None:
+            parser.error(f"--methods needs {package}, which is not installed: pip install farzi-hf[bench]")
+    args.size = Size(**{size.name: getattr(args, size.name) for size in fields(Size)})
+    args.limits = Limits(args.memory_limit, args.time_limit, args.threads)
+    return args
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measures the cells, and writes the tables and the figure."""
+    args = arguments(argv)
+    size, output = args.size, Path(args.output_dir)
     with ends_in_one_line("benchmark.py"):
-        parser = HfArgumentParser((BenchmarkArguments, Size), allow_abbrev=False)
-        args, size = parser.parse_args_into_dataclasses(argv, look_for_args_file=False)
-        output = Path(args.output_dir)
         rows = read_rows(output, FILES)
+    settings = {
+        **asdict(size), "device": args.device, "gpu": torch.cuda.get_device_name() if args.device == "cuda" else "",
+        "processor": processor(), "threads": args.threads, "memory_limit_gib": args.memory_limit, "time_limit_s": args.time_limit,
+        "torch": torch.__version__,
+    }  # fmt: skip
     code = code_hash("benchmark", "methods")
 
     def run_cell(cell: Facts) -> Facts:
-        reference = reference_gradient(args, size, cell["steps"], output / "reference", code)
+        reference = reference_gradient(args, cell["steps"], output / "reference", code)
         given = {"size": asdict(size), "device": args.device, "reference": str(reference)}
         kind = "ours" if isinstance(METHODS[cell["method"]], Ours) else "peer"
         return {"kind": kind, **in_process(measure, {**cell, **given}, args.limits)}
 
-    rows = in_order(complete(output / FILES[0], rows, order(args), run_cell, args.settings(size), code))
+    rows = in_order(complete(output / FILES[0], rows, order(args), run_cell, settings, code))
     text = tables(rows)
     save_csv([{**dict.fromkeys(FIRST), **row} for row in rows], output / FILES[1])
     save_text(text, output / FILES[2])
@@ -105,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit("benchmark.py: failed cells, which the next run tries again:\n" + "\n".join(failed))
 
 
-def order(args: BenchmarkArguments) -> list[Facts]:
+def order(args: Namespace) -> list[Facts]:
     """All cells, small T first. The order of the methods differs at each T, so that a drift of the machine favours none of them."""
     shuffled = random.Random(0)
     drawn = ((steps, shuffled.sample(args.methods, len(args.methods))) for steps in sorted(args.steps))
@@ -120,14 +108,14 @@ def in_order(rows: Iterable[Facts]) -> list[Facts]:
 # -- one cell --------------------------------------------------------------------------------------------------------
 
 
-def reference_gradient(args: BenchmarkArguments, size: Size, steps: int, folder: Path, code: str) -> Path:
+def reference_gradient(args: Namespace, steps: int, folder: Path, code: str) -> Path:
     """The file of the float64 gradient. If it does not exist, this computes it."""
-    name = hashlib.sha256(f"{size} {args.device} {code}".encode()).hexdigest()[:12]
+    name = hashlib.sha256(f"{args.size} {args.device} {code}".encode()).hexdigest()[:12]
     path = folder / f"{name}-{steps}.safetensors"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
         new = folder / f".new-{path.name}"
-        cell = {"steps": steps, "size": asdict(size), "device": args.device, "path": str(new)}
+        cell = {"steps": steps, "size": asdict(args.size), "device": args.device, "path": str(new)}
         facts = in_process(save_reference, cell, args.limits)
         if facts["status"] != "ok":
             sys.exit(f"benchmark.py: no float64 reference for T = {steps}: {facts['status']}, {facts['note']}")
