@@ -3,6 +3,10 @@
     python recipes/finetune.py --summary outputs/ptb_50x50/summary --data_dir FOLDER       # a folder, or user/farzi-… of the Hub
     python recipes/finetune.py --summary user/farzi-ptb --learner '{"model_type": "llama", "hidden_size": 16, …}'
     python recipes/finetune.py --summary user/farzi-ptb --model NAME                       # pretrained weights, a folder or of the Hub
+    python recipes/finetune.py --data notes.jsonl --model FOLDER --lora 8                  # distils the data for a pretrained model first
+
+With `--data`, the teacher is the pretrained model, fine-tuned on the data; the summary carries it, and the model is then fine-tuned on the
+summary. `--lora RANK` adds rows of trainings that leave the model as it is and learn adapters (`pip install peft`).
 
 The model can be any causal language model or recommender of transformers with the vocabulary of the summary. By default it is the
 untrained learner of the summary. The summary's `recipe.yaml` names the real data. Every model trains with the summary's settings, on
@@ -14,30 +18,38 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import Dataset
 from transformers import AutoConfig, AutoModelForCausalLM, HfArgumentParser, default_data_collator
+from transformers.pytorch_utils import Conv1D
 
-from farzi_hf import FarziData
+from farzi_hf import FarziConfig, FarziData, FarziTrainer
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.cli.run_folder import check_outputs, write_recipe
-from farzi_hf.report import Comparison, Measured, Student, TaskData, markdown, save_csv, save_text
+from farzi_hf.report import Comparison, Measured, RunSettings, Student, TaskData, markdown, save_csv, save_text
 from farzi_hf.report.plots import plot_comparison
-from farzi_hf.report.rows import stock_arguments, train_stock
+from farzi_hf.report.rows import prediction_of, stock_arguments, train_stock
+from farzi_hf.summary.teacher import plain_config
 
 
 @dataclass
 class FinetuneArguments:
     """The summary, the real data, and the models to train."""
 
-    summary: str = field(metadata={"help": "folder or dataset repository of the summary"})
+    summary: str | None = field(default=None, metadata={"help": "folder or dataset repository of the summary"})
+    data: str | None = field(default=None, metadata={"help": "text to distil, in place of a summary: as for `farzi distil`"})
     revision: str | None = field(default=None, metadata={"help": "branch, tag or commit of the repository"})
     data_dir: str | None = field(default=None, metadata={"help": "folder with the real data"})
     learner: str | None = field(default=None, metadata={"help": "arguments of AutoConfig.for_model, as JSON"})
     model: str | None = field(default=None, metadata={"help": "pretrained weights, in place of a learner"})
+    lora: int = field(default=0, metadata={"help": "rank of the adapters in rows more; 0: no such rows"})
+    inputs: str = field(default="written", metadata={"help": "of a summary of --data: written or drawn"})
+    storage: str = field(default="coded5", metadata={"help": "of a summary of --data: how its teacher is stored"})
+    learning_rate: float = field(default=0.005, metadata={"help": "of a teacher of --data, and of students of it"})
     steps: int | None = field(default=None, metadata={"help": "training steps; by default the summary's number"})
     long_steps: int = field(default=2000, metadata={"help": "training steps of the row 'full data, long'"})
     num_students: int = field(default=3, metadata={"help": "models per row, each with its own seed"})
@@ -47,6 +59,10 @@ class FinetuneArguments:
     def __post_init__(self) -> None:
         if self.learner is not None and self.model is not None:
             raise ValueError(f"learner={self.learner!r} and model={self.model!r} are both given: name one of them")
+        if (self.summary is None) == (self.data is None):
+            raise ValueError(f"summary={self.summary!r}, data={self.data!r}: give one of them")
+        if (self.data is not None or self.lora) and self.model is None:
+            raise ValueError(f"data={self.data!r} and lora={self.lora} are for pretrained weights: give model")
         if min(self.num_students, self.long_steps, 1 if self.steps is None else self.steps) < 1:
             raise ValueError("num_students, long_steps and steps have to be at least 1")
 
@@ -57,14 +73,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     with ends_in_one_line("finetune.py", OSError):
         (args,) = HfArgumentParser(FinetuneArguments).parse_args_into_dataclasses(argv, look_for_args_file=False)
         check_outputs(Path(args.output_dir), ("recipe.yaml", "table.md", "table.csv", "comparison.png"), asdict(args))
-        farzi = FarziData.from_pretrained(args.summary, args.revision)
-        data = TaskData.of_summary(farzi, args.data_dir, **({} if args.learner is None else {"learner": args.learner}))
+        summary = args.summary or distilled(args)
+        farzi = FarziData.from_pretrained(summary, args.revision)
+        changes = {} if args.learner is None else {"learner": args.learner}
+        data = TaskData.of_summary(farzi, args.data_dir or (args.data and str(Path(args.data).parent)), **changes)
         config = args.model and AutoConfig.from_pretrained(args.model, trust_remote_code=False)
         c = Comparison.of_summary(farzi, data, config, "cpu" if args.use_cpu else None, num_students=args.num_students)
         c = replace(c, steps=args.steps or c.steps, long_training=replace(c.long_training, steps=args.long_steps))
     write_recipe(Path(args.output_dir), asdict(args))
-    print(f"{args.summary}: {c.config.model_type}, {c.steps} steps", flush=True)
-    measured = [*on_summary(c, args), *on_real(c, args), *c.counted()]
+    print(f"{summary}: {c.config.model_type}, {c.steps} steps", flush=True)
+    measured = [*itself(c, args), *on_summary(c, args), *on_real(c, args), *c.counted()]
     rows, folder = [c.row(part) for part in measured], Path(args.output_dir)
     table = markdown([c.task.readable(row) for row in rows])
     save_text(table + "\n", folder / "table.md")
@@ -73,25 +91,70 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f"\n{table}\n\nTable: {folder / 'table.md'}")
 
 
+def distilled(args: FinetuneArguments) -> Path:
+    """The folder of a summary of `--data`, whose learner is the pretrained model. One that is there already is taken."""
+    folder = Path(args.output_dir) / "summary"
+    if folder.exists():
+        return folder
+    config = AutoConfig.from_pretrained(args.model, trust_remote_code=False)
+    learner = {name: value for name, value in plain_config(config).items() if name != "vocab_size"}
+    data = RunSettings(dataset=args.data, tokenizer=args.model, learner=learner).load()
+    splits = data.splits(42)
+    settings = FarziConfig(
+        str(Path(args.output_dir) / "run"), labels="teacher", inputs=args.inputs, storage=args.storage, sequence_length=100,
+        inner_learning_rate=args.learning_rate, inner_epsilon=1e-6, inner_steps=args.steps or 300, teacher_learning_rate=args.learning_rate,
+        teacher_steps=args.long_steps, packing_steps=args.long_steps // 2, max_steps=0, report_to="none", use_cpu=args.use_cpu,
+    )  # fmt: skip
+    pretrained = partial(AutoModelForCausalLM.from_pretrained, args.model, trust_remote_code=False)
+    trainer = FarziTrainer(pretrained, settings, splits["train"], splits["validation"], task=data.task)
+    trainer.train()
+    metrics = {"dataset": data.settings.dataset, "teacher_seconds": trainer.state.log_history[-1].get("start_seconds")}
+    trainer.model.save_pretrained(
+        folder, data.task.processing_class, metrics=metrics, recipe={**data.recipe([42]), **settings.to_recipe()}
+    )
+    return folder
+
+
 def trained(
     c: Comparison, args: FinetuneArguments, method: str, rows: Callable[[int], Dataset], collator: Callable, nbytes: int,
-    **settings: Any,
+    lora: int = 0, **settings: Any,
 ) -> Measured:  # fmt: skip
-    """Models that the stock Trainer trains on `rows(seed)`."""
+    """Models, or adapters of that rank, that the stock Trainer trains on `rows(seed)`."""
 
     def train(seed: int) -> Student:
         torch.manual_seed(seed)
         make = AutoModelForCausalLM.from_pretrained if args.model else AutoModelForCausalLM.from_config
         model = make(args.model or c.config, trust_remote_code=False)
+        if lora:
+            from peft import LoraConfig, get_peft_model
+
+            gpt2 = any(isinstance(part, Conv1D) for part in model.modules())  # its matrices lie the other way round
+            adapters = LoraConfig(
+                task_type="CAUSAL_LM", r=lora, lora_alpha=2 * lora, target_modules="all-linear", fan_in_fan_out=gpt2
+            )
+            model = get_peft_model(model, adapters)
         arguments = stock_arguments(c, args.output_dir, seed, **{"max_steps": c.steps, **settings})
         return train_stock(model, rows(seed), collator, arguments)
 
     return c.trained(method, train, c.seeds, nbytes, settings.get("max_steps", c.steps))
 
 
+def itself(c: Comparison, args: FinetuneArguments) -> list[Measured]:
+    """The pretrained model as it is, and the teacher that the summary carries."""
+    models = {} if args.model is None else {"the model, not fine-tuned": AutoModelForCausalLM.from_pretrained(args.model)}
+    models |= {} if c.farzi.carried is None else {"teacher": c.farzi.teacher}
+    test = c.splits["test"]
+    return [Measured(name, [c.statistics(prediction_of(model.eval()), test)], c.farzi.nbytes) for name, model in models.items()]
+
+
 def on_summary(c: Comparison, args: FinetuneArguments) -> list[Measured]:
-    """Three rows on the summary: soft tokens; ids, drawn anew each time that a sequence is read; and the likeliest ids."""
+    """Rows on the summary: soft tokens; ids, drawn anew each time that a sequence is read; and the likeliest ids. Or what its teacher labels."""
     farzi, inner = c.farzi, c.farzi.config.inner
+    if farzi.is_endless:
+        name, nbytes = f"Farzi, {farzi.config.inputs} ids", farzi.nbytes
+        rows = lambda seed: farzi.as_dataset(seed=seed)  # noqa: E731
+        whole = trained(c, args, name, rows, farzi.collator(), nbytes)
+        return [whole, *(trained(c, args, f"{name}, LoRA", rows, farzi.collator(), nbytes, rank) for rank in [args.lora] if rank)]
     visits = math.ceil(c.steps * inner["synthetic_batch_size"] / farzi.config.num_sequences)
     token_bytes = c.token_bytes(farzi.config.num_sequences * farzi.config.sequence_length)
     soft, ids = farzi.collator(), default_data_collator
@@ -117,7 +180,9 @@ def on_real(c: Comparison, args: FinetuneArguments) -> list[Measured]:
         first = draw(c.seeds[0])
         settings = {"per_device_train_batch_size": c.real_batch_size(c.training_rows(first)), **settings}
         rows = lambda seed, draw=draw: c.training_rows(draw(seed))  # noqa: E731
-        measured.append(trained(c, args, method, rows, c.task.collator, c.nbytes(first), **settings))
+        for rank in {0, args.lora}:
+            name = f"{method}, LoRA" if rank else method
+            measured.append(trained(c, args, name, rows, c.task.collator, c.nbytes(first), rank, **settings))
     return measured
 
 

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_recipes import small_interactions, use_small_data
+from tiny_recipes import small_interactions, small_text, use_small_data
 from transformers import AutoModelForCausalLM
 
 pytest.importorskip("matplotlib")
 import finetune
 
 from farzi_hf import FarziData, FarziDataConfig
+from farzi_hf.data import word_tokenizer
 from farzi_hf.report import RunSettings
 from farzi_hf.tasks import LanguageModeling
 
@@ -78,6 +79,25 @@ def test_pretrained_weights_are_where_training_starts(text, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft asks for it
+def test_a_pretrained_model_is_fine_tuned_on_a_summary_of_a_file(tmp_path):
+    pytest.importorskip("peft")
+    lines = list(small_text()["train"]["text"])
+    (tmp_path / "notes.txt").write_text("\n".join(lines), encoding="utf-8")
+    tokenizer = word_tokenizer(lines, 60)
+    model = AutoModelForCausalLM.from_config(LanguageModeling(tokenizer).learner_config({**GPT2, "n_positions": 128}, 100))
+    model.save_pretrained(tmp_path / "base")
+    tokenizer.save_pretrained(tmp_path / "base")
+    given = ["--data", str(tmp_path / "notes.txt"), "--model", str(tmp_path / "base"), "--lora", "2", "--output_dir", str(tmp_path / "out")]
+    finetune.main([*given, *FAST, "--steps", "2"])
+    found = methods(tmp_path / "out")
+    assert {"the model, not fine-tuned", "teacher", "Farzi, written ids", "Farzi, written ids, LoRA", "full data", "full data, LoRA"} <= set(found)
+    again = FarziData.from_pretrained(tmp_path / "out" / "summary")
+    assert (again.config.inputs, again.config.storage) == ("written", "coded5")
+    assert {name: x.shape for name, x in again.teacher.named_parameters()} == {name: x.shape for name, x in model.named_parameters()}
+
+
+@pytest.mark.slow
 def test_items(tmp_path, monkeypatch):
     use_small_data(monkeypatch)
     learner = {"model_type": "gru4rec", "hidden_size": 8}
@@ -98,6 +118,8 @@ def test_a_summary_that_says_nothing_of_its_data_is_refused(tmp_path):
     [
         (["--summary", "no/such", "--num_students", "0"], "have to be at least 1"),
         (["--summary", "no/such", "--model", "a", "--learner", "{}"], "are both given"),
+        (["--summary", "no/such", "--data", "notes.txt"], "give one of them"),
+        (["--data", "notes.txt"], "for pretrained weights: give model"),
         (["--summary", "no/such"], "neither a folder nor a dataset repository"),
     ],
 )
