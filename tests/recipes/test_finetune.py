@@ -88,13 +88,31 @@ def test_a_pretrained_model_is_fine_tuned_on_a_summary_of_a_file(tmp_path):
     model = AutoModelForCausalLM.from_config(LanguageModeling(tokenizer).learner_config({**GPT2, "n_positions": 128}, 100))
     model.save_pretrained(tmp_path / "base")
     tokenizer.save_pretrained(tmp_path / "base")
-    given = ["--data", str(tmp_path / "notes.txt"), "--model", str(tmp_path / "base"), "--lora", "2", "--output_dir", str(tmp_path / "out")]
+    given = [
+        "--data",
+        str(tmp_path / "notes.txt"),
+        "--model",
+        str(tmp_path / "base"),
+        "--lora",
+        "2",
+        "--output_dir",
+        str(tmp_path / "out"),
+    ]
     finetune.main([*given, *FAST, "--steps", "2"])
     found = methods(tmp_path / "out")
-    assert {"the model, not fine-tuned", "teacher", "Farzi, written ids", "Farzi, written ids, LoRA", "full data", "full data, LoRA"} <= set(found)
+    assert {
+        "the model, not fine-tuned",
+        "teacher",
+        "Farzi, written ids",
+        "Farzi, written ids, LoRA",
+        "full data",
+        "full data, LoRA",
+    } <= set(found)
     again = FarziData.from_pretrained(tmp_path / "out" / "summary")
     assert (again.config.inputs, again.config.storage) == ("written", "coded5")
-    assert {name: x.shape for name, x in again.teacher.named_parameters()} == {name: x.shape for name, x in model.named_parameters()}
+    assert {name: x.shape for name, x in again.teacher.named_parameters()} == {
+        name: x.shape for name, x in model.named_parameters()
+    }
 
 
 @pytest.mark.slow
