@@ -38,7 +38,10 @@ def _malloc_options(mmap_threshold: int, trim_threshold: int) -> None:
 
 @contextmanager
 def ends_in_one_line(script: str, *more: type[Exception]) -> Iterator[None]:
-    """A context in which errors of the user end the program with one line, of the first process: ValueError, missing data, and those in `more`."""
+    """A context in which errors of the user end the program with one line: ValueError, missing data, and the types in `more`.
+
+    If there are several processes, only the first one prints the line.
+    """
     try:
         yield
     except (ValueError, DataUnavailableError, *more) as error:

@@ -115,7 +115,9 @@ def kept(path: Path, settings: Mapping[str, Any], make: Callable[[], Any], unles
 
 
 def stored(path: Path, settings: Mapping[str, Any]) -> Any | None:
-    """What `kept` has written into `path` with the same settings, or None. Raises ValueError if it cannot be read, or something else wrote it."""
+    """What `kept` has written into the file `path` with the same settings, or None. Raises ValueError if the file cannot be read, or something else
+    has written it, and `kept` would overwrite it.
+    """
     if not path.exists():
         return None
     # Where config and data were makes no difference: `data` has a hash of them.

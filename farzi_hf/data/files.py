@@ -41,7 +41,10 @@ def unreadable(source: str | Path, error: Exception) -> ValueError:
 
 
 def utf8(path: Path, size: int | None = None) -> bytes:
-    """The text of a file, also of .gz, .bz2 and .zst, or its first `size` bytes: in UTF-8 without byte order marks, from UTF-16 if marked."""
+    """The text of a file in UTF-8 without byte order marks, or its first `size` bytes. A file with the mark of UTF-16 is converted.
+
+    What .gz, .bz2 and .zst hold is read.
+    """
     with pa.input_stream(str(path)) as file:
         text = file.read(size)
     if text.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):

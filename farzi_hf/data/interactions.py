@@ -64,7 +64,11 @@ class Interactions:
         return self.item_titles or [PADDING_TITLE, *map(str, ids)]
 
     def strong_generalization_split(self, seed: int) -> DatasetDict:
-        """80 / 10 / 10 % of the users, drawn at random and disjoint, a whole history per row of `input_ids`. Raises ValueError for fewer than 10."""
+        """80 / 10 / 10 % of the users, drawn at random and disjoint. The column `input_ids` has a user's whole history per row.
+
+        Raises:
+            ValueError: fewer than 10 users.
+        """
         users = len(self.sequences)
         if users < 10:
             raise ValueError(f"there are {users} users: a split of 80 / 10 / 10 % needs at least 10")
@@ -73,12 +77,19 @@ class Interactions:
         return _splits([self.sequences[user] for user in part] for part in parts)
 
     def leave_one_out_split(self) -> DatasetDict:
-        """A user's last item is the target of test, the one before it that of validation; train has the rest, and all of fewer than three items."""
+        """The last item of each user is the target of test, and the one before it that of validation. Train has the items before both.
+
+        A user with fewer than three items is in train alone.
+        """
         lengths = np.array([len(sequence) for sequence in self.sequences])
         return self._split_at(lengths[:, None] - np.array([2, 1]) * (lengths >= 3)[:, None])
 
     def own_split(self) -> DatasetDict:
-        """The splits of the files. A user's target is the last item in one; those of earlier files come before. Raises ValueError without splits."""
+        """The splits of the files. A user's target is the last item in a file; the items of the same user in earlier files come before it.
+
+        Raises:
+            ValueError: the data are not of files called train, validation and test.
+        """
         if self.own_ends is None:
             raise ValueError("the interactions have no splits of their own: give files such as train.csv and test.csv")
         return self._split_at(self.own_ends)

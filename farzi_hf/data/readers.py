@@ -48,7 +48,9 @@ _WRITTEN_OTHERWISE = r"\A\s*[+]?0*([0-9]+?)(\.0*)?\s*\z"  # 01, 1.0, +1 or a bla
 
 
 def columns_of(names: Sequence[str], source: Any, given: Given = NONE) -> list[str | None]:
-    """The columns of users, items and times (or None) in `names`: as given, else as usually called. Raises ValueError unless each is there once."""
+    """The columns of users, items and times among `names`: those that are given, else those that are called so; None: no times. Raises ValueError if
+    there is no column of users or items, or one is there twice.
+    """
     found: list[str | None] = []
     for role, known in KNOWN.items():
         plain = [re.sub(r"(?<=\w)[_ -](?=\w)|:(token|float)\Z", "", name).lower() for name in names]

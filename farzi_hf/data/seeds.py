@@ -70,7 +70,10 @@ def stream(seed: int, purpose: Purpose, *numbers: int) -> np.random.Generator:
 
 
 def derive(seed: int, purpose: Purpose, *numbers: int) -> int:
-    """A seed of 64 bits for code that draws by itself: a factory of models, or a function with streams. torch's CPU generator uses 32 of them."""
+    """A seed of 64 bits for code that draws by itself: a factory of models, or a function with its own streams.
+
+    torch's generator on the CPU uses the lower 32 bits of a seed.
+    """
     return int(_sequence(seed, purpose, numbers).generate_state(1, np.uint64)[0])
 
 

@@ -34,7 +34,10 @@ def flatten_sequences(dataset: Dataset, column: str = "input_ids") -> tuple[np.n
 
 
 def stored_sequences(dataset: Dataset, column: str = "input_ids") -> tuple[np.ndarray, np.ndarray]:
-    """As `flatten_sequences`, without a copy of data in one piece: integers have the type that is stored, and arithmetic on them can overflow."""
+    """As `flatten_sequences`, but the integers have the type that the data set stores; no copy is made of data in one piece.
+
+    Arithmetic on them can overflow.
+    """
     if not isinstance(dataset, Dataset):
         raise ValueError(f"dataset is a {type(dataset).__name__}: pass a datasets.Dataset (one split) with {column!r}.")
     if column not in dataset.column_names:

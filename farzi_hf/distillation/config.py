@@ -162,7 +162,11 @@ class FarziConfig(TrainingArguments):
         return getattr(LABELS.get(self.labels), "defaults", {})
 
     def check(self) -> None:
-        """Checks our settings, by the variants that have them. Call it where fields were set afterwards. Raises ValueError if one cannot be used."""
+        """The checks of our settings, by the variants that have them. Call it where fields were set afterwards.
+
+        Raises:
+            ValueError: a setting is out of range, or does not fit another one.
+        """
         check_settings(self)
         if not 0 <= self.learning_rate < math.inf:
             raise ValueError(f"learning_rate={self.learning_rate} is not usable; give a number such as 0.01")

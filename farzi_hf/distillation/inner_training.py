@@ -271,7 +271,10 @@ class Students:
         return train(lambda params, _, step: loss(params, step), start, (), optimizer=optimizer, steps=steps).params
 
     def evaluated(self, count: int, measure: Callable[[int, Parameters], dict[str, float]]) -> dict[str, float]:
-        """Mean and deviation (`…_std`) of `measure(i, θ_T)` of students 0 … `count` − 1. Processes share the training, and each measures all."""
+        """Mean and standard deviation (`…_std`) of the metrics `measure(i, θ_T)` of students 0 … `count` − 1.
+
+        Several processes share the training, and each measures all students.
+        """
         alone = world()[1] == 1
         like = partial(self.learner.initial_parameters, 0, self.device)
         students = self.on_summary_each(count) if alone else shared(count, self.on_summary, like)

@@ -22,7 +22,9 @@ Run = Callable[..., tuple[Tensor, ...]]
 
 
 def keep_inputs_of_layers(model: nn.Module) -> None:
-    """Makes each layer, a member of an outermost `nn.ModuleList`, keep its inputs only. Raises ValueError if the model has no such list."""
+    """Makes each layer of the model keep its inputs only. Layers are the members of the outermost `nn.ModuleList`s. Raises ValueError if the model
+    has no `nn.ModuleList`.
+    """
 
     def layers(module: nn.Module) -> list[nn.Module]:
         if isinstance(module, nn.ModuleList):

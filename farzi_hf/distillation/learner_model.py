@@ -113,7 +113,9 @@ def check_twice_differentiable(model: PreTrainedModel, loss: Callable[[Parameter
 @torch.inference_mode(False)
 @torch.enable_grad()
 def looks_up_only(model: PreTrainedModel, name: str, loss: Callable[[Parameters, Tensor], Tensor]) -> bool:
-    """Whether a loss of parameters and ids (b, L) depends on no rows of the embedding `name` but the ids'. Tried with the first and the last ids."""
+    """Whether a loss of parameters and ids (b, L) depends on no other rows of the embedding `name` (V, h) than those of the ids. Tried with the
+    first ids and with the last.
+    """
     generator, length = torch.Generator().manual_seed(0), few_positions(model)
     # While weights are zero, as they start in some models, another use of the embedding may not show.
     for params in (_weights(model), _random_weights(model, generator)):

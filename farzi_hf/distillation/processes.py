@@ -58,7 +58,9 @@ def largest(value: int) -> int:
 
 
 def agreed(work: Callable[[], T]) -> T:
-    """The result of `work()`, when all processes have done theirs. Raises RuntimeError if another one failed, for which they would wait in vain."""
+    """The result of `work()` in this process, when all processes have done theirs. Raises RuntimeError if another process failed. Without this, all
+    others would wait for it in vain.
+    """
     failed, result = None, None
     try:
         result = work()

@@ -107,7 +107,9 @@ class RealRows:
 
 
 def check_rows(dataset: Dataset, learner: Learner, data_collator: Callable) -> None:
-    """Raises ValueError unless the learner can read each row, with `attention_mask` and `labels` as long as `input_ids`, and predict in it."""
+    """Raise one clear ValueError unless the learner can read every row and has something to predict in it. Beside `input_ids`, rows may have
+    `attention_mask` and `labels`, with the same lengths.
+    """
     check_sequences(dataset, learner.vocab_size)
     ids, lengths = stored_sequences(dataset)
     longest = int(lengths.argmax())
@@ -211,7 +213,9 @@ def train_on(
     loss: Callable[[Parameters, int], Tensor], optimizer: InnerOptimizer, start: Parameters | TrainingState, *,
     steps: int, every: int,
 ) -> Iterator[TrainingState]:  # fmt: skip
-    """Trains by `loss(θ, step)`. Yields the state, which can go on, every `every` steps and at the end. Raises FloatingPointError if it diverged."""
+    """Trains by `loss(θ, step)` and yields the state after every `every` steps and at the end. A training can go on from such a state. Raises
+    FloatingPointError if the training diverged.
+    """
     state: Parameters | TrainingState = start
     for first in range(0, steps, every):
         some = min(every, steps - first)
@@ -228,7 +232,9 @@ def real_loss(learner: Learner, data: RealData, batch_size: int, steps: int, see
 
 
 def validation_loss(learner: Learner, data: RealData, most: int) -> Callable[[Parameters], float] | None:
-    """The mean loss per token of θ on at most `most` held-out rows, spread evenly; None without any. If ranked, at a batch's best temperature."""
+    """The mean loss per token of θ on at most `most` of the held-out rows, spread evenly; None where there are none. The best temperature of
+    ranked data is found on one batch of them.
+    """
     if data.held_out is None:
         return None
     held_out = replace(data, dataset=data.held_out, held_out=None)

@@ -116,7 +116,11 @@ class Run(TrainerCallback):
         raise Interrupted(128 + number)
 
     def prepare(self, resume_from_checkpoint: str | bool | None) -> TrainerState | None:
-        """Checks that a run can begin or go on, and returns the state to go on from. Writes nothing. ValueErrors: see `FarziTrainer.check_run`."""
+        """Checks that a run can begin or go on. Returns the state to go on from. It writes nothing.
+
+        Raises:
+            ValueError: see `FarziTrainer.check_run`.
+        """
         args = self.trainer.args
         if late := changes(self._built_with, args.to_recipe()):
             raise ValueError(f"args have changed since FarziTrainer was made: {late}; make another FarziTrainer")
@@ -189,7 +193,9 @@ class Run(TrainerCallback):
     # -- during the training -----------------------------------------------------------------------------------------
 
     def begin_checkpoint(self, folder: Path) -> None:
-        """Makes the folder of a checkpoint, with the record, in place of an earlier one of ours. Raises ValueError if another is there."""
+        """Makes the folder of a checkpoint with the record in it. What is left there of an earlier one of ours is removed. Raises ValueError if the
+        folder exists, and this library did not write it.
+        """
         if os.path.lexists(folder):
             check_ours(folder)
             _remove(folder)
@@ -198,7 +204,10 @@ class Run(TrainerCallback):
         self._write_record(folder, None)
 
     def save_process_state(self, folder: str) -> None:
-        """Adds what a resume needs of this process: sums of the log, the objective's state. Then the first process makes the checkpoint complete."""
+        """Adds what a resume needs of this process: sums of the log, and the state of the objective.
+
+        Afterwards the first process makes the checkpoint complete.
+        """
         trainer = self.trainer
         sums = [float(trainer._tr_loss), trainer._total_loss_scalar, trainer._globalstep_last_logged]
         tensors = {"log": torch.tensor([*sums, self.non_finite_steps], dtype=torch.float64)}
@@ -230,7 +239,9 @@ class Run(TrainerCallback):
 
 
 def read_record(checkpoint: str | os.PathLike) -> dict[str, Any]:
-    """The record of a checkpoint: `settings` of the run, and `files`, None until it is complete. Raises ValueError if no record can be read."""
+    """The record of a checkpoint: `settings` of the run, and `files`, which is None until the checkpoint is complete. Raises ValueError if there is
+    no record that can be read.
+    """
     try:
         found = json.loads((Path(checkpoint) / RECORD).read_text(encoding="utf-8"))
         return {"settings": dict(found["settings"]), "files": found["files"]}

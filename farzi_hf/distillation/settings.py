@@ -106,7 +106,9 @@ def made(kind: Any, config: Any, **parts: Any) -> Any:
 
 
 def check_settings(config: Any) -> None:
-    """Checks our settings of a config. Warns, once, of one that no chosen variant uses. Raises ValueError if a number or a name is unusable."""
+    """Checks a config's settings of ours, whose types are right. Warns, once, of a setting that no chosen variant uses. Raises ValueError if a number
+    is too small, or a name is no entry of its table.
+    """
     for name, setting in config.settings.items():
         value, least, table = getattr(config, name), setting.metadata.get("least"), setting.metadata.get("table")
         if least is not None and value is not None and value < least:

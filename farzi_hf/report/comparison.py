@@ -177,7 +177,10 @@ class Comparison(Students):
         return partial(self.learner.logits, theta)
 
     def long_student(self, seed: int, steps: int | None = None) -> tuple[Student, int]:
-        """A student of all real data by `long_training`, of `steps` steps if given, that stops early on validation as teachers do; and its steps."""
+        """A student trained on all real data with `long_training`, or with `steps` steps of that kind; and the steps that it took.
+
+        It stops early on the validation split, as teachers do.
+        """
         training = self.long_training if steps is None else replace(self.long_training, steps=steps)
         held_out = self.task.evaluation_rows(self.splits["validation"], self.length)
         trained = training.train(self.learner, replace(self.real_data(self.splits["train"]), held_out=held_out), seed)

@@ -119,7 +119,9 @@ def cost(c: Comparison) -> dict[str, float]:
 
 
 def ratios(task: Task, seeds: Sequence[Sequence[Mapping[str, Any]]], ours: str, other: str) -> dict[str, str]:
-    """A recommender's metrics of one row divided by another's, in per cent, with intervals paired over users. `seeds`: rows of `to_json`."""
+    """A recommender's metrics of one row divided by those of another one, in per cent, with intervals paired over users. `seeds` are the rows of
+    each seed, as `Measured.to_json` gives them.
+    """
 
     def students_of(method: str) -> list[np.ndarray]:
         return [np.asarray(row["students"]) for rows in seeds for row in rows if row["method"] == method]

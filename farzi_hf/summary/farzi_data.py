@@ -238,7 +238,11 @@ class FarziData(nn.Module):
         return Dataset.from_dict({"input_ids": ids.tolist(), "labels": labels.tolist()}).with_format("torch")
 
     def sample_text(self, samples_per_sequence: int = 1, seed: int = 0) -> list[str]:
-        """The rows of `as_hard_dataset` as texts: with special tokens, and bars between items. Raises ValueError if there is no vocabulary."""
+        """The rows of `as_hard_dataset(samples_per_sequence, seed)` as texts: with special tokens, and bars between items.
+
+        Raises:
+            ValueError: the summary has no vocabulary.
+        """
         vocabulary = self.vocabulary
         names = vocabulary.names(self.config.vocab_size)
         ids, _ = hard_rows(self.fixed().tensors, self.config.tau, samples_per_sequence, seed)

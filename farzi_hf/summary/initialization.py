@@ -71,7 +71,9 @@ class Ids(Start):
 
 @dataclass(frozen=True)
 class Shares(Start):
-    """How often each id is drawn: by its frequency to the power `Vocabulary.draw_power`. Students then see rare items more often than users do."""
+    """How often each id is drawn: as often as it stands in the data, to the power `Vocabulary.draw_power`: students see rare items more often than
+    users do.
+    """
 
     def __call__(self, farzi: FarziData, dataset: Rows, seed: int, vectors: Tensor | None = None) -> None:
         tokens, _ = start_sequences(dataset, seed)
@@ -281,7 +283,10 @@ def covering_windows(tokens: Array, lengths: Array, shape: tuple[int, int], gene
 
 
 def made_up(tokens: Array, lengths: Array, shape: tuple[int, int], generator: np.random.Generator) -> Array:
-    """Each id once, the rest drawn by frequency, in random order: no sequence of the data. Of more ids than positions, some, by frequency."""
+    """Each id of the data once, the rest drawn by frequency, all in random order: no sequence of the data is in it.
+
+    If there are more ids than positions, different ids are drawn by frequency.
+    """
     ids, counts = np.unique(tokens, return_counts=True)
     shares, size = counts / counts.sum(), shape[0] * shape[1]
     if len(ids) >= size:

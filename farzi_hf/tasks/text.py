@@ -301,7 +301,11 @@ class LanguageModeling(Task):
 
     @cached_property
     def collator(self) -> SequenceCollator:
-        """Pads with the tokenizer's padding token, which is predicted if it has another role, such as EOS. Raises ValueError without a tokenizer."""
+        """Pads with the tokenizer's padding token. If the token has another role too, such as EOS, it is predicted as well.
+
+        Raises:
+            ValueError: there is no tokenizer.
+        """
         tokenizer = self.processing_class
         if tokenizer is None:
             remedy = "give the tokenizer, or a collator that returns input_ids, attention_mask and labels"

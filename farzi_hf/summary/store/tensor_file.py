@@ -68,7 +68,9 @@ class Storage:
         return dict(tensors)
 
     def loaded(self, stored: Tensors, shapes: Shapes) -> dict[str, Tensor]:
-        """The summary's tensors, of these shapes. What is stored of them again is `stored`, bit for bit. Raises ValueError if codes are damaged."""
+        """The summary's tensors, of these shapes. What is stored of them again is `stored`, bit for bit. Raises ValueError if coded numbers are
+        damaged.
+        """
         return dict(stored)
 
     def scales(self, tensors: Tensors) -> dict[str, Tensor]:

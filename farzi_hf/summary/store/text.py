@@ -58,7 +58,9 @@ _FIGURES = (
 
 
 def check_results(metrics: Mapping[str, Any], recipe: Mapping[str, Any], of_metrics: str, of_recipe: str) -> None:
-    """Raises ValueError for entries of other types than the card and `farzi show` need, in the arguments or files `of_metrics`, `of_recipe`."""
+    """Raises ValueError for entries of another type than the card and `farzi show` need. Others can be anything. `of_metrics` and `of_recipe` are
+    what an error calls them: their arguments or files.
+    """
 
     def is_number(value: Any) -> bool:
         return value is None or (isinstance(value, float | int) and not isinstance(value, bool))

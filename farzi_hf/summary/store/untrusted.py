@@ -51,7 +51,9 @@ def save_vocabulary(vocabulary: Vocabulary, folder: Path) -> None:
 
 
 def load_vocabulary(artefact: ArtefactFolder, most: int) -> Any:
-    """The tokenizer, or at most `most` names of items, of an artefact, or None. Raises ValueError if it has neither, or loading takes too much."""
+    """The tokenizer or the list of at most `most` items saved in an artefact, `None` where it has neither. No code is run. Raises ValueError if the
+    files hold neither, or the tokenizer takes too much time or memory.
+    """
     if artefact.find(layout.TOKENIZER) is not None:
         return _load_tokenizer(artefact)
     if (path := artefact.find(layout.VOCABULARY)) is None:

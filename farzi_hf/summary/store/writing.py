@@ -162,7 +162,10 @@ def _rows_shown(contents: Contents) -> pa.Table:
 
 
 def render_viewer(contents: Contents) -> str:
-    """`viewer.html` of the first `SHOWN` sequences. It computes what it shows from latents and decoder of inputs or else labels, in float32."""
+    """`viewer.html` of a summary, of its first `SHOWN` sequences.
+
+    The page computes the distributions that it shows, from latents and decoder of the soft inputs, or else of the labels, in float32.
+    """
     contents = contents.fixed or contents
     config, tensors = contents.config, contents.tensors
     soft = "latents" in tensors
