@@ -1,4 +1,4 @@
-"""What the processes of distillation/test_processes.py do. Each leaves what it found in `output_dir/process-RANK.pt`."""
+"""What processes do that share work, in tests of several rooms. Each leaves what it found in `output_dir/process-RANK.pt`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from datasets import Dataset
+from tiny_models import arguments, tiny_model
 from tiny_trainer import begin_process, logged, tensors, tiny_data, tiny_trainer
+from transformers import Trainer
 
 from farzi_hf import FarziTrainer, record_trajectories
+from farzi_hf.attribution import attribute
+from farzi_hf.cli import main
+from farzi_hf.data import SequenceCollator
 from farzi_hf.distillation.inner_training import Students
 from farzi_hf.distillation.processes import agreed
 from farzi_hf.distillation.teacher import TeacherTraining
@@ -71,3 +77,15 @@ def all_work(trainer: FarziTrainer) -> dict[str, Any]:
         "omega": [bank.checkpoint(i, step) for i in range(len(bank)) for step in (0, 2, 4)],
         "random": torch.equal(before, torch.get_rng_state()),
     }  # fmt: skip
+
+
+def attributed(settings: dict[str, Any], environment: dict[str, str], log: Path, dying: None) -> None:
+    """`attribute`, and its command if there is one."""
+    begin_process(environment, log)
+    folder, rows, queries, command = (settings.pop(name) for name in ("output_dir", "rows", "queries", "command"))
+    args, data = arguments(folder, **settings), [Dataset.from_dict({"input_ids": ids}) for ids in (rows, queries)]
+    trainer = Trainer(tiny_model("gpt2"), args, SequenceCollator(0), data[0])
+    found = attribute(trainer, data[1], resume_dir=Path(folder, "parts"), per_token=True)
+    trainer.train()
+    leave(trainer, scores=found.token_scores, losses=found.losses, far=found.check(trainer.model))
+    main(command)

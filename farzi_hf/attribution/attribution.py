@@ -7,12 +7,13 @@ import itertools
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import accelerate
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -26,10 +27,10 @@ from transformers import PreTrainedModel, Trainer
 
 from farzi_hf.attribution.replay import Replay
 from farzi_hf.attribution.scores import influence
-from farzi_hf.data import IGNORED
+from farzi_hf.data import IGNORED, vocabulary_of
 from farzi_hf.distillation import Parameters
 from farzi_hf.distillation.learner import is_constant
-from farzi_hf.engine import Adjoint
+from farzi_hf.engine import Adjoint, Tape
 from farzi_hf.summary.store.folder import is_taken, replace_file
 from farzi_hf.summary.store.tensor_file import fingerprint
 
@@ -49,11 +50,12 @@ order it is the rise of the loss, in nats per token, of a training without the r
 
 
 class Row(NamedTuple):
-    """A training row: its number, its score, and its text."""
+    """A training row: its number, its score, its text, and its tokens with the score of each if there are any."""
 
     row: int
     score: float
     text: str
+    tokens: Sequence[tuple[str, float]] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +70,9 @@ class Attribution:
         queries: texts of the m queries.
         facts: how the model was trained, as JSON can hold it.
         params: θ_T by name, of what trained; empty after `load`.
+        token_scores: (m, n, L), of each token of a row, or None. Their sum is the score of the row. By the weight w_it the cross-entropy of token
+            t as a target is multiplied, so the first token of a row has the score 0.
+        tokens: of the n training rows, as they are written; empty without `token_scores`.
     """
 
     scores: Tensor
@@ -76,12 +81,18 @@ class Attribution:
     queries: list[str]
     facts: dict[str, Any] = field(default_factory=dict)
     params: Parameters = field(default_factory=dict, repr=False)
+    token_scores: Tensor | None = None
+    tokens: list[list[str]] = field(default_factory=list, repr=False)
 
     def top(self, k: int = 10, query: int | None = None) -> list[Row]:
         """The k rows that lowered a query's loss the most, the best first; by default the mean loss of all queries."""
-        scores = self.scores.mean(0) if query is None else self.scores[query]
-        found = scores.topk(min(k, len(scores)))
-        return [Row(i, score, self.texts[i]) for score, i in zip(*map(Tensor.tolist, found), strict=True)]
+        chosen = slice(None) if query is None else [query]
+        found = (scores := self.scores[chosen].mean(0)).topk(min(k, len(scores)))
+        rows = [Row(i, score, self.texts[i]) for score, i in zip(*map(Tensor.tolist, found), strict=True)]
+        if self.token_scores is None:
+            return rows
+        each = (zip(self.tokens[i], self.token_scores[chosen, i].mean(0).tolist(), strict=False) for i, *_ in rows)
+        return [row._replace(tokens=list(own)) for row, own in zip(rows, each, strict=True)]
 
     def bottom(self, k: int = 10, query: int | None = None) -> list[Row]:
         """The k rows that raised it the most, the worst first; where fewer did, those that lowered it the least come after them."""
@@ -128,10 +139,14 @@ class Attribution:
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:
             staging = Path(temporary, "new")
             staging.mkdir()
-            tensors = {"scores": self.scores.contiguous(), "losses": self.losses}
+            tensors = {"scores": self.scores, "losses": self.losses, "token_scores": self.token_scores}
+            tensors = {name: x.contiguous() for name, x in tensors.items() if x is not None}
             save_file(tensors, staging / "scores.safetensors", {"facts": json.dumps(self.facts)})
             scores = {"score": self.scores.mean(0).tolist(), "scores": self.scores.T.tolist()}
             rows = {"row": range(len(self.texts)), **scores, "text": self.texts}
+            if self.token_scores is not None:
+                of_tokens = zip(self.token_scores.mean(0).tolist(), self.tokens, strict=True)
+                rows |= {"tokens": self.tokens, "token_scores": [found[: len(own)] for found, own in of_tokens]}
             queries = {"query": range(len(self.queries)), "loss": self.losses.tolist(), "text": self.queries}
             for name, table in (("rows", rows), ("queries", queries)):
                 pq.write_table(pa.table(table), staging / f"{name}.parquet")
@@ -149,14 +164,16 @@ class Attribution:
         if not (folder / "scores.safetensors").is_file():
             raise FileNotFoundError(f"folder {str(folder)!r} has no scores.safetensors; give one of Attribution.save")
         with safe_open(folder / "scores.safetensors", "pt") as file:
-            scores, losses, facts = file.get_tensor("scores"), file.get_tensor("losses"), file.metadata()["facts"]
-        texts = (pq.read_table(folder / f"{name}.parquet", columns=["text"])["text"] for name in ("rows", "queries"))
-        return cls(scores, losses, *(column.to_pylist() for column in texts), json.loads(facts))
+            tensors, facts = {name: file.get_tensor(name) for name in file.keys()}, json.loads(file.metadata()["facts"])  # noqa: SIM118
+        rows, queries = (pq.read_table(folder / f"{name}.parquet") for name in ("rows", "queries"))
+        tokens = rows["tokens"].to_pylist() if "token_scores" in tensors else []
+        return cls(**tensors, texts=rows["text"].to_pylist(), queries=queries["text"].to_pylist(), facts=facts, tokens=tokens)
 
 
 def attribute(
-    trainer: Trainer, test_dataset: Dataset, adjoint: Adjoint | None = None, resume_dir: str | os.PathLike | None = None
-) -> Attribution:
+    trainer: Trainer, test_dataset: Dataset, adjoint: Adjoint | None = None, resume_dir: str | os.PathLike | None = None,
+    per_token: bool = False,
+) -> Attribution:  # fmt: skip
     """How much each row of a Trainer's training set lowered the loss of each row of a test set, exact through the whole training.
 
     The Trainer's training is replayed: the order of its rows, optimizer, schedule, clipping, gradient accumulation, frozen parameters and
@@ -164,12 +181,15 @@ def attribute(
     Before that, neither the Trainer nor its model is changed. All queries share one training forward and one backward, if their cotangents
     (three times the trained parameters each, with Adam) fit into an eighth of the memory; else groups of them do.
 
+    Several processes (`accelerate launch`) share the rows of each step, as they share them in `trainer.train()`, and all get the same result.
+
     Args:
         trainer: a configured Trainer that has not trained yet. Its model must be a causal language model without dropout.
         test_dataset: the queries, in the form of the training set. The loss of a query is its mean cross-entropy in nats per token.
-        adjoint: how to differentiate; None takes a fast way that needs little memory, and logs the choice.
+        adjoint: how to differentiate; None takes a fast way that needs little memory, and logs the choice. For several processes it is `Tape()`.
         resume_dir: a folder that keeps the scores of each group of at most eight queries. A later call with the same Trainer and queries
-            goes on from there. The caller removes it.
+            goes on from there. The caller removes it. All processes must see it.
+        per_token: whether each token of a training row gets a score too, see `Attribution.token_scores`. Rows must be padded on the right.
 
     Raises:
         ValueError: the training cannot be replayed, a query has nothing to predict, or `resume_dir` is of another training or other queries;
@@ -183,9 +203,14 @@ def attribute(
     empty = [query for query, batch in enumerate(batches) if not (batch["labels"][:, 1:] != IGNORED).any()]
     if empty or not count:
         raise ValueError(f"test_dataset has {count} rows, nothing to predict in {empty}; give rows of two tokens")
+    rows, asked = (
+        [replay.batch(x, [i])["input_ids"][0].tolist() for i in range(len(x.dataset))] for x in (replay.loader, of_test)
+    )
+    weights = replay.ones[:, None].expand(-1, max(map(len, rows))) if per_token else replay.ones
+    adjoint = adjoint or (Tape() if trainer.args.world_size > 1 else None)  # each process would choose by its own rows
     memory = torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else psutil.virtual_memory().total
     trained = sum(x.nbytes for x in replay.start.values() if not is_constant(x))
-    at_once = max(1, int(_SHARE * memory // ((replay.optimizer.fields + 1) * trained)))
+    at_once = max(1, int(_SHARE * memory // ((replay.optimizer.fields + 1) * trained + weights.numel() * weights.element_size())))
     at_once = at_once if resume_dir is None else min(at_once, _KEPT_TOGETHER)
     groups = [range(i, min(i + at_once, count)) for i in range(0, count, at_once)]
     forward = replay.steps + (adjoint is None)  # the choice takes a gradient
@@ -205,38 +230,43 @@ def attribute(
         costs = itertools.chain(itertools.repeat(1, forward), itertools.repeat(back * (1 + len(queries))))
         seen = replace(replay, on_gradient=lambda: shown.update(next(costs)))
         with trainer.accelerator.autocast():
-            scores = influence(seen, of_queries, adjoint=adjoint)
+            scores = influence(seen, of_queries, weights=weights, adjoint=adjoint)
+        scores = accelerate.utils.reduce(scores, "sum")  # each process knows what its rows did
         return {"scores": scores.cpu().contiguous(), "losses": torch.stack(losses).cpu()}
 
     parts = [None if resume_dir is None else Path(resume_dir, f"queries-{q.start}-{q.stop}.safetensors") for q in groups]
-    identity = "" if resume_dir is None else _identity(replay, of_test)
+    identity = "" if resume_dir is None else _identity(replay, of_test, weights.shape)
     missing = [queries for queries, path in zip(groups, parts, strict=True) if not (path and path.exists())]
     total = sum(forward + replay.steps * (2 + 2 * len(queries)) for queries in missing)
-    with tqdm(total=total, desc="Attribution", unit="gradient", disable=trainer.args.disable_tqdm) as shown:
-        found = [_kept(path, identity, partial(scored, queries)) for queries, path in zip(groups, parts, strict=True)]
+    first = trainer.is_world_process_zero()
+    with tqdm(total=total, desc="Attribution", unit="gradient", disable=trainer.args.disable_tqdm or not first) as shown:
+        found = [_kept(path, identity, partial(scored, queries), first) for queries, path in zip(groups, parts, strict=True)]
     scores, losses = (torch.cat([part[name] for part in found]) for name in ("scores", "losses"))
     facts = {"model": type(trainer.model).__name__, "steps": replay.steps, "optimizer": str(replay.optimizer)}
-    texts = (_texts(replay, loader) for loader in (replay.loader, of_test))
-    return Attribution(scores, losses, *texts, facts, params or replay.train())
+    texts, params = (_texts(trainer.processing_class, x) for x in (rows, asked)), params or replay.train()
+    if not per_token:
+        return Attribution(scores, losses, *texts, facts, params)
+    names = vocabulary_of(trainer.processing_class).readable.names(replay.learner.vocab_size)
+    return Attribution(scores.sum(-1), losses, *texts, facts, params, scores, [[names[i] for i in row] for row in rows])
 
 
-def _kept(path: Path | None, identity: str, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
-    """What `make` returns, or what an earlier call has kept of it in the file."""
+def _kept(path: Path | None, identity: str, make: Callable[[], dict[str, Tensor]], writes: bool) -> dict[str, Tensor]:
+    """What `make` returns, or what an earlier call has kept of it in the file. One of the processes writes it."""
     if path and path.exists():
         with safe_open(path, "pt") as file:
             if (file.metadata() or {}).get("identity") != identity:
                 raise ValueError(f"resume_dir: {str(path)!r} is of another training or other queries; give a new folder")
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     made = make()
-    if path:
+    if path and writes:
         replace_file(path, lambda new: save_file(made, new, {"identity": identity}))
     return made
 
 
-def _identity(replay: Replay, of_test: DataLoader) -> str:
-    """A hash of all that the scores depend on: θ_0, the rows and their order, the optimizer, and the queries."""
+def _identity(replay: Replay, of_test: DataLoader, shape: torch.Size) -> str:
+    """A hash of all that the scores depend on: θ_0, the rows and their order, the optimizer, the queries, and the shape of the weights."""
     rates = [replay.optimizer.rate(step) for step in range(1, replay.steps + 1)]
-    digest = hashlib.sha256(repr((replay.order, rates, replace(replay.optimizer, lr_schedule=None))).encode())
+    digest = hashlib.sha256(repr((*shape, replay.order, rates, replace(replay.optimizer, lr_schedule=None))).encode())
     for loader in (replay.loader, of_test):
         for row in range(len(loader.dataset)):
             digest.update(fingerprint(replay.batch(loader, [row])).encode())
@@ -244,9 +274,10 @@ def _identity(replay: Replay, of_test: DataLoader) -> str:
     return digest.hexdigest()
 
 
-def _texts(replay: Replay, loader: DataLoader) -> list[str]:
-    """What each row says: decoded by the Trainer's tokenizer, or else its ids."""
-    ids = [replay.batch(loader, [row])["input_ids"][0].tolist() for row in range(len(loader.dataset))]
-    if hasattr(replay.trainer.processing_class, "batch_decode"):
-        return replay.trainer.processing_class.batch_decode(ids, skip_special_tokens=True)
-    return [" ".join(map(str, row)) for row in ids]
+def _texts(processing_class: Any, rows: list[list[int]]) -> list[str]:
+    """What each row says: decoded by a tokenizer, or the names in a list, or else its ids."""
+    if hasattr(processing_class, "batch_decode"):
+        return processing_class.batch_decode(rows, skip_special_tokens=True)
+    if processing_class is None:
+        return [" ".join(map(str, row)) for row in rows]
+    return [vocabulary_of(processing_class).text([processing_class[i] for i in row]) for row in rows]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import accelerate
 import torch
 from accelerate.data_loader import SeedableRandomSampler
 from torch import Tensor, nn
@@ -21,12 +22,13 @@ from farzi_hf.data import IGNORED
 from farzi_hf.data.seeds import seeded
 from farzi_hf.distillation import Learner, Parameters
 from farzi_hf.distillation.learner import leaves
+from farzi_hf.distillation.processes import together, world
 from farzi_hf.engine import InnerAdam, InnerAdamW, InnerOptimizer, InnerSGD
 
 
 @dataclass(frozen=True, eq=False)
 class Replay(RowTraining):
-    """All steps of a Trainer that has not trained yet. Neither it nor its model is changed.
+    """All steps of a Trainer that has not trained yet. Neither it nor its model is changed. Several processes share the rows of a step.
 
     The loss of a step is the Trainer's: over its micro-batches, the sum of the cross-entropy of all predicted tokens, divided as
     the Trainer divides it. The part of row i is multiplied by its weight w_i, and the divisor does not depend on w.
@@ -37,7 +39,7 @@ class Replay(RowTraining):
     start: Parameters
     optimizer: InnerOptimizer
     loader: DataLoader  # of its rows, with its collator
-    order: Sequence[Sequence[Sequence[int]]]  # for each step the rows of its micro-batches
+    order: Sequence[Sequence[Sequence[int]]]  # for each step the rows of its micro-batches, of one process after the other
     on_gradient: Callable[[], Any] = lambda: None  # to show progress
 
     @classmethod
@@ -51,7 +53,10 @@ class Replay(RowTraining):
         _refuse(trainer.state.global_step > 0, "it has trained already; make a new Trainer with the untrained model")
         endless = not hasattr(trainer.train_dataset, "__len__")
         _refuse(endless, "its train_dataset has no length; give rows with numbers")
-        _refuse(args.world_size * max(1, args.n_gpu) > 1, "several devices share its batches; run it on one")
+        _refuse(args.n_gpu > 1, "several devices share its batches; launch a process for each, or run it on one")
+        _refuse(trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled, "its model is in pieces; leave out FSDP and DeepSpeed")
+        apart = args.world_size > 1 and not args.average_tokens_across_devices
+        _refuse(apart, "each process takes a mean of its own; leave average_tokens_across_devices=True")
         _refuse(args.fp16, "fp16=True scales its losses; set bf16=True, or none of both")
         loader = trainer.get_train_dataloader()
         order = _order(trainer, loader)
@@ -78,19 +83,24 @@ class Replay(RowTraining):
         made = loader.collate_fn([loader.dataset[i] for i in rows])
         return {name: x.to(self.trainer.args.device) for name, x in made.items() if isinstance(x, Tensor)}
 
-    def micro_batches(self, step: int) -> tuple[list[dict[str, Tensor]], Tensor | None]:
-        """Those of step 1, 2, …, and by what the Trainer divides their sums; None where it takes the mean of their means."""
-        batches = [self.batch(self.loader, rows) for rows in self.order[step - 1]]
-        return self.trainer.get_batch_samples(iter(batches), len(batches), self.trainer.args.device)
+    def micro_batches(self, step: int) -> tuple[Sequence[Sequence[int]], list[dict[str, Tensor]], Tensor | None]:
+        """The rows of this process's, they themselves, and by what the Trainer divides all sums; None where it takes the mean of their means."""
+        rank, processes = world()
+        rows = self.order[step - 1][rank::processes]
+        batches = [self.batch(self.loader, each) for each in rows]
+        return rows, *self.trainer.get_batch_samples(iter(batches), len(batches), self.trainer.args.device)
 
     def loss(self, params: Parameters, inputs: tuple[Tensor, ...], step: int) -> Iterator[Tensor]:
         self.on_gradient()
-        (weights,), (batches, items) = inputs, self.micro_batches(step)
-        for rows, batch in zip(self.order[step - 1], batches, strict=True):
+        (weights,), (chosen, batches, items) = inputs, self.micro_batches(step)
+        params = together(params)
+        for rows, batch in zip(chosen, batches, strict=True):
             predicted = int((batch["labels"][:, 1:] != IGNORED).sum())
             if predicted or items is None:
-                share = 1 / len(batches) if items is None else predicted / int(items)
-                yield self.learner.hard_loss(params, batch, weights[list(rows)]) * share
+                share = 1 / len(self.order[step - 1]) if items is None else predicted / int(items)
+                yield self.learner.hard_loss(params, batch, self.of_rows(weights, list(rows), batch)) * share
+            else:  # other processes wait for its gradient, and for second derivatives
+                yield 0.0 * sum(x.square().sum() for x in params.values() if x.requires_grad)
 
     def _check_first_gradient(self) -> None:
         trainer, model = self.trainer, self.trainer.model
@@ -102,12 +112,12 @@ class Replay(RowTraining):
             return torch.cat([x.flatten().double() for x in found])
 
         def of_trainer(training: bool) -> Tensor:
-            (batches, items), before = self.micro_batches(1), model.training
+            (_, batches, items), before = self.micro_batches(1), model.training
             model.train(training)
             losses = [trainer.compute_loss(model, dict(x), num_items_in_batch=items) for x in batches]
             model.train(before)
             whole = torch.stack(losses).sum() / (len(batches) if items is None else 1)
-            return gradient(whole, list(model.parameters()))
+            return accelerate.utils.reduce(gradient(whole, list(model.parameters())), "mean")
 
         with torch.enable_grad(), seeded(), trainer.accelerator.autocast():
             ours = gradient(sum(self.loss(theta, (self.ones,), 1)), list(theta.values()))
@@ -133,7 +143,11 @@ def _refuse(applies: bool, reason: str) -> None:
 
 def _order(trainer: Trainer, loader: DataLoader) -> list[list[list[int]]]:
     """For each step the rows of its micro-batches, in the Trainer's order."""
-    sampler, args = loader.batch_sampler.sampler, trainer.args
+    args, shards = trainer.args, [copy.copy(loader.batch_sampler) for _ in range(trainer.args.world_size)]
+    for rank, shard in enumerate(shards):
+        shard.process_index = rank
+    sampler = getattr(shards[0], "batch_sampler", shards[0]).sampler
+    _refuse(len(set(map(len, shards))) > 1, "processes have unequal numbers of batches; leave even_batches=True")
     seeded = isinstance(sampler, (SeedableRandomSampler, SequentialSampler))
     _refuse(not seeded, f"no seed orders its {type(sampler).__name__}; set train_sampling_strategy='random'")
     accumulated, found = args.gradient_accumulation_steps, []
@@ -142,9 +156,9 @@ def _order(trainer: Trainer, loader: DataLoader) -> list[list[list[int]]]:
     for epoch in itertools.count():
         if len(found) >= total:
             return found[:total]
-        loader.set_epoch(epoch)
-        batches = list(loader.batch_sampler)
-        found += [batches[i : i + accumulated] for i in range(0, len(batches), accumulated)]
+        parts = [(loader.set_epoch(epoch), list(shard))[1] for shard in shards]  # an epoch that ends sets the next one
+        batches = list(zip(*parts, strict=True))
+        found += [list(itertools.chain(*batches[i : i + accumulated])) for i in range(0, len(batches), accumulated)]
 
 
 def _optimizer(trainer: Trainer, named: dict[str, nn.Parameter], steps: int) -> InnerOptimizer:

@@ -30,12 +30,13 @@ def influence(training: RowTraining, test: Test, *, weights: Tensor | None = Non
         training: the model's training, with all its settings.
         test: the loss to explain. A batch (`input_ids`, `labels`, `attention_mask`, each (b, L)) stands for its mean cross-entropy in nats
             per token. A function gets θ_T by name and returns a loss of any unit, or m of them.
-        weights: w (n,), where the derivative is taken; None stands for ordinary training, w = 1.
+        weights: w (n,), where the derivative is taken; None stands for ordinary training, w = 1. With w (n, L) of the sequences' tokens there
+            is a score for each token as a target: by w its cross-entropy is multiplied. The first one is never predicted.
         adjoint: how to differentiate; None takes a fast way that needs little memory. With `Reversible()` the memory hardly grows with T.
 
     Returns:
-        (n,), or (m, n) if `test` returns m losses. A sequence that no minibatch has gets 0. All losses of a vector share one training
-        forward and one backward, see `farzi_hf.engine.gradients`.
+        A number for each weight, (n,) or (n, L), or m times as many, (m, n), if `test` returns m losses. A sequence that no minibatch has gets
+        0. All losses of a vector share one training forward and one backward, see `farzi_hf.engine.gradients`.
 
     Raises:
         TypeError, ValueError: `weights` has another shape, the test loss is neither a number nor a vector, the test batch has an id outside
@@ -58,7 +59,7 @@ def influence(training: RowTraining, test: Test, *, weights: Tensor | None = Non
 
         how = {"optimizer": training.optimizer, "steps": training.steps, "torch_compile": training.torch_compile}
         _, found = gradients(losses, training.loss, training.start, (w,), adjoint=adjoint, **how)
-    found = torch.stack([dw for (dw,) in found]).neg_().view(*shape, len(w))
+    found = torch.stack([dw for (dw,) in found]).neg_().view(*shape, *w.shape)
     if not bool(found.isfinite().all()):
         raise FloatingPointError(
             f"the influence is not finite after {training.steps} steps with optimizer={training.optimizer}: the training or its "

@@ -9,6 +9,7 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from farzi_hf.data import IGNORED
 from farzi_hf.distillation import Learner, Parameters
@@ -42,14 +43,20 @@ class RowTraining(ABC):
         return train(self.loss, self.start, (self.checked(weights),), **settings).params
 
     def checked(self, weights: Tensor | None) -> Tensor:
-        """The weights (n,), of the type of the parameters; None: ordinary training. ValueError: they have another shape or no finite values."""
+        """The weights, (n,) of rows or (n, L) of tokens, as the parameters' type; None: ordinary training. ValueError: bad shapes or values."""
         if weights is None:
             return self.ones
-        if weights.shape != (self.num_rows,):
-            raise ValueError(f"weights has the shape {tuple(weights.shape)}; give ({self.num_rows},)")
+        if weights.shape[:1] != (self.num_rows,) or weights.dim() > 2:
+            raise ValueError(f"weights has the shape {tuple(weights.shape)}; give ({self.num_rows},), or (…, L) for tokens")
         if not bool(weights.isfinite().all()):
-            raise ValueError(f"weights[{int((~weights.isfinite()).nonzero()[0])}] is not finite; give finite weights")
+            raise ValueError(f"weights[{int((~weights.isfinite()).nonzero()[0, 0])}] is not finite; give finite weights")
         return weights.to(self.ones)
+
+    @staticmethod
+    def of_rows(weights: Tensor, rows: Tensor | list[int], batch: Mapping[str, Tensor]) -> Tensor:
+        """The weights of some rows (b,), or of the tokens in their batch (b, L)."""
+        own = weights[rows]
+        return own if own.dim() == 1 else pad(own, (0, batch["labels"].shape[1] - own.shape[1]))  # which may cut
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +122,8 @@ class WeightedTraining(RowTraining):
 
     def loss(self, params: Parameters, inputs: tuple[Tensor, ...], step: int) -> Tensor:
         (weights,), chosen = inputs, row_of_step(self.batches, step)
-        return self.learner.hard_loss(params, self.minibatch(chosen), weights[chosen])
+        batch = self.minibatch(chosen)
+        return self.learner.hard_loss(params, batch, self.of_rows(weights, chosen, batch))
 
     @cached_property
     def _lengths(self) -> Tensor:

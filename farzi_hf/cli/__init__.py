@@ -24,7 +24,7 @@ COMMANDS = {
     "show": "print the facts of a summary, the likeliest entries of its positions, and its results",
     "train": "train a model on a summary, with the settings that it carries",
     "export": "write the teacher that a summary carries, or rows of it, for programs without this library",
-    "attribute": "print the rows of a text that made a model good, or bad, at other rows",
+    "attribute": "print the rows of a text, or the users, that made a model good, or bad, at other ones",
     "push": "upload a summary to a dataset repository of the Hugging Face Hub",
 }
 """A description of each command. The module of the same name has the function `command(argv)`."""

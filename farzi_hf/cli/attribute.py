@@ -1,26 +1,34 @@
-"""`farzi attribute MODEL DATA --test TEST`: which rows of a text made a model good, or bad, at other rows."""
+"""`farzi attribute MODEL DATA --test TEST`: which rows of a text, or users' histories, made a model good, or bad, at others."""
 
 from __future__ import annotations
 
+import json
 import logging
 from argparse import ArgumentParser
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+from accelerate import PartialState
 from datasets import Dataset
-from transformers import HfArgumentParser, PreTrainedModel, Trainer, TrainingArguments
+from transformers import HfArgumentParser, PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments
 from transformers.models.auto import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+import farzi_hf.models  # noqa: F401  registers the architectures that transformers lacks
 from farzi_hf.attribution import attribute
 from farzi_hf.cli import COMMANDS
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory
-from farzi_hf.data import SequenceCollator
+from farzi_hf.data import Interactions, SequenceCollator, load_interactions
 from farzi_hf.data.files import stream_of
+from farzi_hf.data.own import TEXT, recognise
 from farzi_hf.data.text import ids_of
+from farzi_hf.data.vocabulary import ITEMS_FILE
+from farzi_hf.distillation.learner_model import readable_positions
 from farzi_hf.engine import ADJOINTS
 from farzi_hf.summary.store.folder import is_taken
 from farzi_hf.summary.store.text import terminal_text
+
+COLUMNS = ("user_column", "item_column", "time_column")
 
 
 def command(argv: Sequence[str]) -> None:
@@ -31,10 +39,13 @@ def command(argv: Sequence[str]) -> None:
     parser.add_argument("data", help="the training rows: a file, a folder, or a data set of the Hub")
     parser.add_argument("--test", required=True, help="the queries, in the form of the data")
     parser.add_argument("--output_dir", default="outputs/attribution", help="a new folder (default: %(default)s)")
-    parser.add_argument("--column", default="text", help="with the text (default: %(default)s)")
-    parser.add_argument("--max_length", type=int, default=256, help="tokens of a row that are kept (default: 256)")
+    parser.add_argument("--column", help="with the text (default: text)")
+    for name in COLUMNS:
+        parser.add_argument(f"--{name}", help="of interactions, where a user's history is a row")
+    parser.add_argument("--max_length", type=int, default=256, help="tokens of a row that are kept, a user's last (default: 256)")
     parser.add_argument("--queries", type=int, default=16, help="rows of the test that are taken (default: 16)")
     parser.add_argument("--lora", type=int, metavar="R", help="train adapters of rank R, not all; needs peft")
+    parser.add_argument("--per_token", action="store_true", help="score each token of a row too; the first ones are printed")
     parser.add_argument("--adjoint", choices=ADJOINTS, help="by default a fast one that needs little memory")
     parser.add_argument("--check", action="store_true", help="then train with the Trainer too, and compare the weights")
     parser.add_argument("--top", type=int, default=10, help="rows of each kind to print (default: 10)")
@@ -48,43 +59,73 @@ def command(argv: Sequence[str]) -> None:
             raise ValueError(f"--output_dir {args.output_dir!r} exists already and is not empty: choose another folder")
         fixed = ["--output_dir", args.output_dir, "--save_strategy", "no", "--report_to", "none"]
         (how,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses([*fixed, *rest])
-        tokenizer = AutoTokenizer.from_pretrained(args.model, trust_remote_code=False)
-
-        def rows(source: str, most: int | None = None) -> Dataset:
-            texts = [row.get(args.column) for row in stream_of(source)["train"]][:most]
-            if not texts or not all(isinstance(text, str) for text in texts):
-                raise ValueError(f"{source!r} has no rows, or some without text in {args.column!r}; name the --column")
-            return Dataset.from_dict({"input_ids": [ids[: args.max_length] for ids in ids_of(tokenizer, texts)]})
-
-        data, test, model = rows(args.data), rows(args.test, args.queries), model_of(args.model, args.lora)
-        trainer = Trainer(model, how, SequenceCollator(), data, processing_class=tokenizer)
+        say = PartialState().print  # in one of several processes
+        model, columns = model_of(args.model, args.lora, say), {name: getattr(args, name) for name in COLUMNS}
+        most = readable_positions(model.eval(), args.max_length)
+        if recognise(args.data, text_column=args.column, user_column=args.user_column, item_column=args.item_column) == TEXT:
+            names = AutoTokenizer.from_pretrained(args.model, trust_remote_code=False)
+            data, test = (texts(source, args.column or "text", names, most) for source in (args.data, args.test))
+        else:
+            found = [load_interactions(source, min_interactions=2, **columns) for source in (args.data, args.test)]
+            file, entries = Path(args.model, ITEMS_FILE), model.get_input_embeddings().num_embeddings
+            names = json.loads(file.read_text(encoding="utf-8")) if file.exists() else found[0].vocabulary
+            if len(names) != entries:
+                raise ValueError(
+                    f"the model has {entries - 1} items, not {len(names) - 1}: write its {ITEMS_FILE}, a list of names"
+                )
+            data, test = (histories(x, names, most) for x in found)
+        data, test = (Dataset.from_dict({"input_ids": ids}) for ids in (data, test[: args.queries]))
+        trainer = Trainer(model, how, SequenceCollator(), data, processing_class=names)
         parts = output.with_name(f".{output.name}-parts")
-        found = attribute(trainer, test, args.adjoint and ADJOINTS[args.adjoint](), parts)
-    found.save(output)
-    for part in parts.glob("queries-*.safetensors"):
-        part.unlink()
-    parts.rmdir()
-    for title, shown in (("lowered", found.top(args.top)), ("raised", found.bottom(args.top))):
-        print(f"\nThe rows that {title} the mean loss of {len(test)} queries the most (row, nats per token, text):")
-        print("\n".join(f"{row.row:>7} {row.score:>+11.3e}  {terminal_text(row.text, most=100)}" for row in shown))
-    print(f"\nAll scores: farzi_hf.attribution.Attribution.load({args.output_dir!r})")
+        found = attribute(trainer, test, args.adjoint and ADJOINTS[args.adjoint](), parts, args.per_token)
+    if trainer.is_world_process_zero():
+        found.save(output)
+        for part in parts.glob("queries-*.safetensors"):
+            part.unlink()
+        parts.rmdir()
+    for title, sign, shown in (("lowered", 1, found.top(args.top)), ("raised", -1, found.bottom(args.top))):
+        say(f"\nThe rows that {title} the mean loss of {len(test)} queries the most (row, nats per token, text):")
+        for row in shown:
+            first = sorted(row.tokens, key=lambda token: -sign * token[1])[:4]
+            marked = "".join(f"  [{name.strip()} {score:+.1e}]" for name, score in first)
+            say(f"{row.row:>7} {row.score:>+11.3e}  {terminal_text(row.text, most=100)}{terminal_text(marked)}")
+    say(f"\nAll scores: farzi_hf.attribution.Attribution.load({args.output_dir!r})")
     if args.check:
         trainer.train()
-        print(f"The stock Trainer's weights differ from the replay's by {found.check(trainer.model):.1e} of their size")
+        say(f"The stock Trainer's weights differ from the replay's by {found.check(trainer.model):.1e} of their size")
 
 
-def model_of(name: str, rank: int | None) -> PreTrainedModel:
+def texts(source: str, column: str, tokenizer: PreTrainedTokenizerBase, most: int) -> list[list[int]]:
+    """The first ids of each row of a text."""
+    found = [row.get(column) for row in stream_of(source)["train"]]
+    if not found or not all(isinstance(text, str) for text in found):
+        raise ValueError(f"{source!r} has no rows, or some without text in {column!r}; name the --column")
+    return [ids[:most] for ids in ids_of(tokenizer, found)]
+
+
+def histories(found: Interactions, names: list[str], most: int) -> list[list[int]]:
+    """The model's ids of the last items of each user."""
+    places = {name: i for i, name in enumerate(names)}
+    if unknown := [name for name in found.vocabulary if name not in places]:
+        raise ValueError(f"the model lacks {len(unknown)} items of {found.description}, such as {unknown[0]!r}; leave them out")
+    same = found.vocabulary == names  # titles may be there twice
+    return [[int(i) if same else places[found.vocabulary[i]] for i in sequence[-most:]] for sequence in found.sequences]
+
+
+def model_of(name: str, rank: int | None, say: Callable[[str], None]) -> PreTrainedModel:
     """The model with its weights in float32 and without dropout; with adapters if they have a rank."""
     config = AutoConfig.from_pretrained(name, trust_remote_code=False)
     dropped = {key: 0.0 for key, x in config.to_dict().items() if "drop" in key and isinstance(x, float) and x}
     config.update(dropped)
     if dropped:
-        print(f"Dropout is switched off: {', '.join(dropped)}")
+        say(f"Dropout is switched off: {', '.join(dropped)}")
     model = AutoModelForCausalLM.from_pretrained(name, config=config, dtype=torch.float32, trust_remote_code=False)
     if rank is None:
         return model
     try:
         from peft import LoraConfig, get_peft_model
+        from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as USUAL
     except ImportError:
         raise ValueError(f"--lora {rank} needs peft: pip install peft") from None
-    return get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", r=rank))
+    targets, generates = USUAL.get(config.model_type, "all-linear"), hasattr(model, "prepare_inputs_for_generation")
+    return get_peft_model(model, LoraConfig(task_type="CAUSAL_LM" if generates else None, r=rank, target_modules=targets))

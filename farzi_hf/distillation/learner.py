@@ -142,7 +142,8 @@ class Learner:
         """L_D(θ): mean cross-entropy in nats of a real batch: `input_ids`, `labels` and, where padded, `attention_mask`, (b, L).
 
         Args:
-            weights: (b,), how much each sequence counts; the sum over positions is still divided by their number. None stands for 1.
+            weights: (b,), how much each sequence counts, or (b, L), each token that is predicted; the sum over positions is still divided by
+                their number. None stands for 1.
             dropout: the seed of the masks, with the probabilities of the model's config; None drops nothing.
             temperature: by which logits are divided.
         """
@@ -150,11 +151,13 @@ class Learner:
             states = self.states(params, _arguments(batch))
         states, labels = states[:, :-1], batch["labels"][:, 1:]
         counted = labels != IGNORED
+        if weights is not None:
+            weights = weights[:, None].expand_as(counted) if weights.dim() == 1 else weights[:, 1:]
         if not values_are_free(counted):  # all positions: no shape may depend on the number of those that count
-            counts = (counted if weights is None else counted * weights[:, None]).flatten().to(states.dtype)
+            counts = (counted if weights is None else counted * weights).flatten().to(states.dtype)
             targets, share = HardTargets(labels.clamp(min=0).flatten()), counted.sum() / counted.numel()
             return self.loss_of_states(params, states.flatten(0, 1), targets, counts, temperature) / share
-        counts = None if weights is None else weights[:, None].expand_as(counted)[counted]
+        counts = None if weights is None else weights[counted]
         return self.loss_of_states(params, states[counted], HardTargets(labels[counted]), counts, temperature)
 
     def loss_of_states(

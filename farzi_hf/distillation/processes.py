@@ -7,12 +7,13 @@ here and nothing is exchanged. All processes must call these functions in the sa
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import accelerate
 import torch
 from accelerate import PartialState
-from torch import distributed
+from torch import Tensor, distributed
+from torch.autograd import Function
 
 from farzi_hf.distillation.learner import Parameters
 
@@ -97,3 +98,21 @@ def shared(count: int, train: Callable[[int], Parameters], like: Callable[[], Pa
             params = own if source == rank else {name: x.clone() for name, x in like().items()}
             broadcast(params, source)
             yield params
+
+
+def together(params: Parameters) -> Parameters:
+    """The same parameters. Their gradients are sums over all processes, of which each has a loss of its own; second derivatives too."""
+    trained = {name: x for name, x in params.items() if x.requires_grad and world()[1] > 1}
+    return {**params, **dict(zip(trained, _Together.apply(False, *trained.values()), strict=True))} if trained else params
+
+
+class _Together(Function):
+    @staticmethod
+    def forward(ctx: Any, summed: bool, *own: Tensor) -> tuple[Tensor, ...]:
+        ctx.summed = summed
+        return accelerate.utils.reduce(own, "sum") if summed else tuple(x.view_as(x) for x in own)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        # Of a sum they are equal in all processes, and each carries back its own summand.
+        return None, *(gradients if ctx.summed else _Together.apply(True, *gradients))

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from datasets import Dataset, load_dataset
 from peft import LoraConfig, get_peft_model
+from process_jobs import attributed
 from tiny_models import V, arguments, config_of, tiny_model
 from torch import Tensor
+from trainer_runs import run
 from transformers import AutoModelForCausalLM, Trainer
 
 from farzi_hf.attribution import Attribution, attribute, attribution
 from farzi_hf.attribution.replay import Replay
-from farzi_hf.data import SequenceCollator
+from farzi_hf.cli import main
+from farzi_hf.data import SequenceCollator, word_tokenizer
 from farzi_hf.engine import Checkpoint, Direct, Reversible, Tape
 
 N = 10
@@ -159,6 +164,66 @@ def test_what_was_killed_goes_on_with_the_queries_that_are_missing(tmp_path, mon
             attribute(other, asked, resume_dir=tmp_path / "parts")
     of.train()
     assert found.check(of.model) <= 1e-5
+
+
+def test_scores_of_tokens_add_up_to_those_of_their_rows_and_are_what_small_weights_of_tokens_do(tmp_path):
+    of, queries, h = trainer(tmp_path, tiny_model("gpt2").double()), rows(2, seed=1), 1e-5
+    found, expected, replay = attribute(of, queries, per_token=True), attribute(of, queries), Replay.of(of)
+    lengths = [len(ids) for ids in of.train_dataset["input_ids"]]
+    assert found.token_scores.shape == (2, N, max(lengths))
+    torch.testing.assert_close(found.scores, expected.scores, rtol=1e-9, atol=1e-12)
+    ones = torch.ones(N, max(lengths), dtype=torch.float64)
+    for row, token in ((0, 1), (3, 2), (N - 1, lengths[-1] - 1)):
+        change = torch.zeros_like(ones).index_put((torch.tensor(row), torch.tensor(token)), torch.tensor(h, dtype=ones.dtype))
+        above, below = (retrained(replay, ones + s * change, queries) for s in (1, -1))
+        torch.testing.assert_close(found.token_scores[:, row, token], -(above - below) / (2 * h), rtol=1e-5, atol=1e-9)
+    for row, length in enumerate(lengths):
+        assert not found.token_scores[:, row, 0].any(), "nothing predicts it"
+        assert not found.token_scores[:, row, length:].any()
+        assert found.token_scores[:, row, 1:length].all()
+    best = found.top(1)[0]
+    assert [name for name, _ in best.tokens] == [f"[{i}]" for i in of.train_dataset["input_ids"][best.row]]
+    assert sum(score for _, score in best.tokens) == pytest.approx(best.score)
+    found.save(tmp_path / "scores")
+    read = Attribution.load(tmp_path / "scores")
+    assert torch.equal(read.token_scores, found.token_scores)
+    assert read.top() == found.top()
+    table = load_dataset(str(tmp_path / "scores"), cache_dir=str(tmp_path / "cache"))["train"]
+    assert [len(scores) for scores in table["token_scores"]] == [len(names) for names in table["tokens"]] == lengths
+
+
+@pytest.mark.slow
+def test_two_processes_share_the_rows_of_a_step(tmp_path):
+    """They find what one does that accumulates their batches, also where one has a batch with nothing to predict; and one of them saves."""
+    of, queries = trainer(tmp_path, data=rows(12, seed=0)), rows(2, seed=1)
+    ids = [*of.train_dataset["input_ids"][:8], [1], [2], *of.train_dataset["input_ids"][10:]]
+    settings = {**SETTINGS, "per_device_train_batch_size": 2, "num_train_epochs": 2, "train_sampling_strategy": "sequential"}
+    one = trainer(tmp_path, data=Dataset.from_dict({"input_ids": ids}), **{**settings, "gradient_accumulation_steps": 2})
+    expected = attribute(one, queries, per_token=True)
+    word_tokenizer(["a b c d e f g"], 20).save_pretrained(tmp_path / "model")
+    tiny_model("gpt2").save_pretrained(tmp_path / "model")
+    (tmp_path / "data.jsonl").write_text(
+        "".join(json.dumps({"text": text}) + "\n" for text in ("a b c", "c d e f", "f g", "g a b"))
+    )
+    command = [
+        "attribute", str(tmp_path / "model"), str(tmp_path / "data.jsonl"), "--test", str(tmp_path / "data.jsonl"), "--max_steps", "2",
+        "--use_cpu", "True", "--per_device_train_batch_size", "2", "--disable_tqdm", "True", "--learning_rate", "1e-2",
+        "--adam_epsilon", "1e-3", "--output_dir",
+    ]  # fmt: skip
+    (folder := tmp_path / "two").mkdir()
+    given = {**settings, "gradient_accumulation_steps": 1, "rows": ids, "queries": queries["input_ids"][:]}
+    codes = run(folder, {**given, "command": [*command, str(tmp_path / "out-2"), "--check"]}, processes=2, target=attributed)
+    assert codes == [0, 0], [path.read_text() for path in tmp_path.glob("two.*.log")]
+    for rank in range(2):
+        found = torch.load(folder / f"process-{rank}.pt")
+        assert found["world_size"] == 2
+        assert found["far"] < 1e-5
+        torch.testing.assert_close(found["scores"], expected.token_scores, rtol=1e-3, atol=1e-6)
+        torch.testing.assert_close(found["losses"], expected.losses)
+    command[command.index("--per_device_train_batch_size") + 1] = "4"
+    main([*command, str(tmp_path / "out-1")])
+    of_one, of_two = (Attribution.load(tmp_path / f"out-{count}").scores for count in (1, 2))
+    torch.testing.assert_close(of_two, of_one, rtol=1e-3, atol=1e-6)
 
 
 class Words:

@@ -62,6 +62,82 @@ def test_rows_are_scored_saved_and_printed(folder, tmp_path, capsys, more):
     assert float(printed.rsplit("differ from the replay's by ", 1)[1].split()[0]) < 1e-4
 
 
+def test_tokens_have_scores_that_are_printed(folder, tmp_path, capsys):
+    attribute(folder, "--output_dir", str(tmp_path / "out"), "--queries", "1", "--top", "1", "--per_token")
+    found = Attribution.load(tmp_path / "out")
+    best, worst = found.top(1)[0], found.bottom(1)[0]
+    assert [name for name, _ in best.tokens][1:-1] == best.text.split()
+    (useful, score), (harmful, less) = max(best.tokens, key=lambda x: x[1]), min(worst.tokens, key=lambda x: x[1])
+    printed = capsys.readouterr().out
+    assert f"  {best.text}  [{useful} {score:+.1e}]  [" in printed
+    assert f"  {worst.text}  [{harmful} {less:+.1e}]  [" in printed
+
+
+HISTORIES = {"ann": "abcd", "bob": "bcda", "cat": "acbd", "dan": "dcba"}
+
+
+def interactions(path, histories: dict[str, str]) -> str:
+    lines = [f"{user},{item},{time}" for user, items in histories.items() for time, item in enumerate(items)]
+    path.write_text("user_id,item_id,timestamp\n" + "\n".join(lines))
+    return str(path)
+
+
+LORA = pytest.param(("--lora", "2", "--learning_rate", "1e-2"), marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("more", [(), LORA], ids=["all", "lora"])
+def test_rows_of_interactions_are_the_histories_of_users(tmp_path, capsys, more):
+    AutoModelForCausalLM.from_config(config_of("sasrec", 5, dropout=0.1, max_length=3)).save_pretrained(tmp_path / "model")
+    data = interactions(tmp_path / "data.csv", HISTORIES)
+    test = interactions(tmp_path / "test.csv", {"eve": "bd", "fay": "c"})
+    how = [
+        "--use_cpu",
+        "True",
+        "--disable_tqdm",
+        "True",
+        "--max_steps",
+        "3",
+        "--output_dir",
+        str(tmp_path / "out"),
+        "--check",
+        *more,
+    ]
+    main(["attribute", str(tmp_path / "model"), data, "--test", test, *how])
+    printed, found = capsys.readouterr().out, Attribution.load(tmp_path / "out")
+    assert found.texts == ["b | c | d", "c | d | a", "c | b | d", "c | b | a"]  # the last that the model can read
+    assert found.queries == ["b | d"]
+    assert found.scores.abs().min() > 0
+    assert float(printed.rsplit("differ from the replay's by ", 1)[1].split()[0]) < 1e-4
+
+
+def test_items_have_the_numbers_that_the_model_knows_them_by(tmp_path):
+    AutoModelForCausalLM.from_config(config_of("sasrec", 7)).save_pretrained(tmp_path / "model")
+    names, data = ["<pad>", *"fedcba"], interactions(tmp_path / "data.csv", HISTORIES)
+    command = [
+        "attribute",
+        str(tmp_path / "model"),
+        data,
+        "--test",
+        data,
+        "--use_cpu",
+        "True",
+        "--disable_tqdm",
+        "True",
+        "--max_steps",
+        "1",
+    ]
+    with pytest.raises(SystemExit, match=r"the model has 6 items, not 4: write its vocabulary\.json, a list of names"):
+        main([*command, "--output_dir", str(tmp_path / "out")])
+    (tmp_path / "model" / "vocabulary.json").write_text(json.dumps([*names[:-1], "x"]))
+    with pytest.raises(
+        SystemExit, match=r"the model lacks 1 items of 16 interactions of 4 users .*, such as 'a'; leave them out"
+    ):
+        main([*command, "--output_dir", str(tmp_path / "out")])
+    (tmp_path / "model" / "vocabulary.json").write_text(json.dumps(names))
+    main([*command, "--output_dir", str(tmp_path / "out")])
+    assert Attribution.load(tmp_path / "out").texts == [" | ".join(items) for items in HISTORIES.values()]
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [

@@ -72,6 +72,7 @@ class RecordingAdjoint(Adjoint):
         states, record = _recorded(self, loop, (*w, *inputs))
         final = leaves(weights(states))
         values, dws = _derivatives(loop, final, losses, final)
+        del states, final  # their memory is needed on the way back
         return values, [dx for _, dx in self.pull(loop, record, inputs, dws)]
 
     def pull(self, loop: InnerLoop, record: Any, inputs: Buffers, dws: Sequence[Buffers]) -> list[Pulled]:
