@@ -14,27 +14,32 @@ The settings are in `configs/tables/attribution_DATASET_quick.yaml`; the card go
 
 from __future__ import annotations
 
+import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from farzi_hf.attribution import influence
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.cli.run_folder import check_outputs
-from farzi_hf.data.seeds import Purpose, derive, stream
 from farzi_hf.engine import Reversible
+from farzi_hf.report import listed, markdown, save_csv, save_json, save_text
 
-sys.path.append(str(Path(__file__).resolve().parent / "benchmark"))
-from gradient_scores import gradient_cosines, gradient_products
-from influence import COSINE, EXACT, RANDOM, TRACIN, TRAK, TRAK_MODELS, AttributionProblem, parse, say
-from influence_card import FILES, datamodelling_rows, write
+sys.path += [str(Path(__file__).resolve().parent / folder) for folder in ("benchmark", "paper")]
+from curves import Panel, plot_curves
+from influence import EXACT, RULE, AttributionProblem, parse, resampled, say
 from influence_cost import measured
 
+FILES = ("table.json", "table.md", "table.csv", "costs.csv", "attribution.png")
+Rows = list[dict[str, Any]]
+DRAWN = ("training alone", "autograd", "torch.utils.checkpoint", "Tape", "Checkpoint", "Reversible")
+"""The ways whose memory the figure shows. That of compiled ones is about the same."""
 PART = 20
 """Retrainings that are kept at a time."""
 
@@ -59,7 +64,7 @@ def scores_of(problem: AttributionProblem, seed: int, steps: int) -> dict[str, A
     """The scores (n,) of all methods for one seed and T; kept."""
     found = problem.kept(f"seed-{seed}/T-{steps}/scores", lambda: scored(problem, seed, steps))["scores"]
     if find_spec("trak"):
-        found |= problem.kept(f"seed-{seed}/T-{steps}/trak", lambda: by_trak(problem, seed, steps))
+        found |= problem.kept(f"seed-{seed}/T-{steps}/trak", lambda: problem.by_trak(seed, steps))
     return found
 
 
@@ -71,28 +76,13 @@ def scored(problem: AttributionProblem, seed: int, steps: int) -> dict[str, Any]
     trained = time.process_time()
     exact = influence(training, test, adjoint=Reversible())
     done = time.process_time()
-    checkpoints = [training.train(steps=max(1, steps * k // 3)) for k in (1, 2)] + [theta]
-    scores = {
-        EXACT: exact,
-        TRACIN: gradient_products(training, test, checkpoints),
-        COSINE: gradient_cosines(training, test, theta),
-        RANDOM: torch.from_numpy(stream(seed, Purpose.RANDOM_SCORES).normal(size=training.num_rows)),
-    }
+    scores = {EXACT: exact, **problem.simple_scores(seed, training)}
     with torch.no_grad():
         before, after = (float(training.learner.hard_loss(x, test)) for x in (training.start, theta))
     return {
         "scores": {method: x.tolist() for method, x in scores.items()},
         "training_seconds": trained - begin, "influence_seconds": done - trained, "test_before": before, "test_after": after,
     }  # fmt: skip
-
-
-def by_trak(problem: AttributionProblem, seed: int, steps: int) -> dict[str, list[float]]:
-    """The scores (n,) of TRAK, over models that differ in start and minibatches."""
-    from trak_scores import trak_scores  # the library is not needed for the rest
-
-    seeds = [seed, *(derive(seed, Purpose.LEARNER, k) for k in range(1, TRAK_MODELS))]
-    models = [problem.training(s, steps).train() for s in seeds]
-    return {TRAK: trak_scores(problem.training(seed, steps), problem.test, models).mean(0).tolist()}
 
 
 def retrained(problem: AttributionProblem, seed: int, steps: int) -> list[float]:
@@ -111,6 +101,93 @@ def retrained(problem: AttributionProblem, seed: int, steps: int) -> list[float]
         losses += problem.kept(name, part, "left_out")
         say(f"T = {steps}, seed {seed}: retrainings {first + 1} to {len(losses)}")
     return losses
+
+
+def datamodelling_rows(
+    problem: AttributionProblem, steps: int, scores: Sequence[Mapping[str, Any]], losses: Sequence[Sequence[float]]
+) -> Rows:
+    """A row per method: its datamodelling score, in the mean over the seeds.
+
+    Args:
+        scores: for each seed, the scores (n,) of each method.
+        losses: for each seed, the test losses (K,) of the retrainings.
+    """
+    rows = []
+    for method in scores[0]:
+        pairs = zip(problem.args.seeds, scores, losses, strict=True)
+        values = np.stack([resampled(problem.left_out(seed), found[method], true) for seed, found, true in pairs])
+        mean = values.mean(0)
+        interval = np.quantile(mean[1:], (0.025, 0.975)).tolist()
+        lds = {"lds": mean[0], "lds_interval": interval, "lds_seeds": values[:, 0].tolist()}
+        rows.append({"method": method, "steps": steps, **lds})
+        say(f"T = {steps}: {method} {mean[0]:.3f}")
+    return rows
+
+
+def write(name: str, problem: AttributionProblem, folder: Path, scored: Rows, costs: Rows) -> None:
+    """The card: `table.json`, `table.md`, `table.csv`, `costs.csv` and the figure."""
+    facts = facts_of(problem)
+    tables = {
+        "Linear datamodelling score": datamodelling_table(scored),
+        "CPU seconds per step, and peak memory": cost_table(costs, problem.args.memory_limit),
+    }
+    parts = "\n\n".join(f"**{title}**\n\n{table}" for title, table in tables.items())
+    text = f"# Attribution, {name}, quick scale\n\n{parts}\n\n{RULE}\n\n{listed(facts)}\n\n![attribution](attribution.png)\n"
+    save_json({"scores": scored, "costs": costs, **facts}, folder / "table.json")
+    save_text(text, folder / "table.md")
+    save_csv(scored, folder / "table.csv")
+    save_csv(costs, folder / "costs.csv")
+    drawn, steps = [row for row in costs if row["method"] in DRAWN], "Training steps T"
+    scores = Panel(scored, "steps", "lds", steps, "Linear datamodelling score", "x")
+    memory = Panel(drawn, "steps", "memory_bytes", steps, "Peak memory above the start (MiB)", "xy", 2.0**-20)
+    plot_curves(folder / "attribution.png", scores, memory)
+    say(f"\n{text}\nTable: {folder / 'table.md'}")
+
+
+def facts_of(problem: AttributionProblem) -> dict[str, Any]:
+    """The circumstances of the measurement."""
+    args, steps, lengths = problem.args, max(problem.args.steps), list(map(len, problem.train_ids))
+    kept = [problem.kept(f"seed-{seed}/T-{steps}/scores", dict) for seed in args.seeds]
+    training, exact = (float(np.mean([x[f"{key}_seconds"] for x in kept])) for key in ("training", "influence"))
+    return {
+        "training sequences, tokens": f"{len(lengths)}, {sum(lengths)}",
+        "learner": json.dumps(problem.data.settings.learner),
+        "sequences per step": args.batch_size,
+        "optimizer": f"{args.optimizer(steps)}",
+        "retrainings per seed and T": f"{args.retrainings}, each without {args.left_out:.0%} of the sequences",
+        "seeds": args.seeds,
+        "mean test loss in nats per token, before and after": f"{kept[0]['test_before']:.3f}, {kept[0]['test_after']:.3f}",
+        f"CPU ms per step at T = {steps}": f"training {1e3 * training / steps:.1f}, exact influence {1e3 * exact / steps:.1f} "
+        f"({exact / training:.2f} times training)",
+        "TRAK": "its authors' library, the margin of each token"
+        if find_spec("trak")
+        else "not measured: pip install farzi-hf[bench]",
+        "torch": torch.__version__,
+    }
+
+
+def datamodelling_table(rows: Rows) -> str:
+    """A line per method and T."""
+    return markdown([
+        {
+            "method": row["method"], "T": f"{row['steps']:,}",
+            "mean test loss": "{:.3f} ({:.3f}–{:.3f})".format(row["lds"], *row["lds_interval"]),
+            "seeds": ", ".join(f"{x:.3f}" for x in row["lds_seeds"]),
+        }
+        for row in rows
+    ])  # fmt: skip
+
+
+def cost_table(rows: Rows, limit: float) -> str:
+    """A line per way to differentiate, and a column per T."""
+
+    def cell(row: dict[str, Any]) -> str:
+        if row["status"] != "ok":
+            return f"{row['status']} ({limit:g} GiB)" if row["status"] == "out of memory" else row["status"]
+        return f"{1e3 * row['cpu_seconds'] / row['steps']:.1f} ms, {row['memory_bytes'] / 2**20:,.0f} MiB"
+
+    methods = dict.fromkeys(row["method"] for row in rows)
+    return markdown([{"": m, **{f"T = {row['steps']:,}": cell(row) for row in rows if row["method"] == m}} for m in methods])
 
 
 if __name__ == "__main__":

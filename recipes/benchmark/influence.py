@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from gradient_scores import gradient_cosines, gradient_products
 from torch import Tensor
 
 from farzi_hf.attribution import WeightedTraining
@@ -29,6 +30,8 @@ DATASETS = ("ptb", "ml-100k", "sample", "sample_interactions")
 EXACT, TRACIN, COSINE, RANDOM = "exact influence", "TracIn, 3 checkpoints", "gradient cosine", "random"
 TRAK_MODELS = 3
 TRAK = f"TRAK, {TRAK_MODELS} models"
+RESAMPLES = 1000
+RULE = "Intervals are the middle 95 % over resampled retrainings; all seeds are averaged."
 WAYS = (
     "ordinary loop", "training alone", "autograd", "torch.utils.checkpoint", "Tape", "Checkpoint", "Reversible", "training alone, compiled",
     "Tape, compiled", "Checkpoint, compiled", "Reversible, compiled",
@@ -147,6 +150,23 @@ class AttributionProblem:
             found[k, torch.from_numpy(chosen)] = True
         return found
 
+    def simple_scores(self, seed: int, training: WeightedTraining) -> dict[str, Tensor]:
+        """(n,) of the methods that need single gradients alone, and random ones."""
+        checkpoints = [training.train(steps=max(1, training.steps * k // 3)) for k in (1, 2, 3)]
+        return {
+            TRACIN: gradient_products(training, self.test, checkpoints),
+            COSINE: gradient_cosines(training, self.test, checkpoints[-1]),
+            RANDOM: torch.from_numpy(stream(seed, Purpose.RANDOM_SCORES).normal(size=training.num_rows)),
+        }
+
+    def by_trak(self, seed: int, steps: int) -> dict[str, list[float]]:
+        """The scores (n,) of TRAK, over models that differ in start and minibatches."""
+        from trak_scores import trak_scores  # the library is not needed for the rest
+
+        seeds = [seed, *(derive(seed, Purpose.LEARNER, k) for k in range(1, TRAK_MODELS))]
+        models = [self.training(s, steps).train() for s in seeds]
+        return {TRAK: trak_scores(self.training(seed, steps), self.test, models).mean(0).tolist()}
+
     def kept(self, name: str, make: Callable[[], Any], *uses: str, unless: Callable[[Any], bool] | None = None) -> Any:
         """What `make` returns, from a file if an earlier run with the same settings has made it.
 
@@ -164,6 +184,24 @@ class AttributionProblem:
         rows = [row for row in self.data.splits(0)[split][:]["input_ids"] if len(row) >= self.args.shortest]
         chosen = stream(derive(0, Purpose.SUBSET), Purpose.SUBSET, len(split)).permutation(len(rows))[:count]
         return [rows[i][ends] for i in chosen]
+
+
+def resampled(left_out: torch.Tensor, scores: Sequence[float], losses: Sequence[float]) -> np.ndarray:
+    """(1 + resamples,): the rank correlation of predicted and true losses, first over all retrainings, then over resampled ones."""
+    generator, count = stream(0, Purpose.BOOTSTRAP), len(losses)
+    chosen = [np.arange(count), *(generator.integers(count, size=count) for _ in range(RESAMPLES))]
+    predicted, true = (left_out.double() @ torch.tensor(scores).double()).numpy(), np.array(losses)
+    return np.array([spearman(predicted[k], true[k]) for k in chosen])
+
+
+def spearman(x: np.ndarray, y: np.ndarray) -> float:
+    """Spearman's correlation of two lists of numbers: that of their ranks, where equal numbers share the mean of theirs."""
+
+    def ranks(values: np.ndarray) -> np.ndarray:
+        _, group, sizes = np.unique(values, return_inverse=True, return_counts=True)
+        return (np.cumsum(sizes) - (sizes + 1) / 2)[group]
+
+    return float(np.corrcoef(ranks(x), ranks(y))[0, 1])
 
 
 _COMMON = (

@@ -16,15 +16,14 @@ import re
 import sys
 from argparse import ArgumentParser
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from gradient_scores import gradient_cosines, gradient_products
-from influence import CARDS, COSINE, EXACT, RANDOM, TRACIN, AttributionProblem, parse, say
-from influence_card import RULE, resampled
+from influence import CARDS, EXACT, RANDOM, RULE, AttributionProblem, parse, resampled, say
 from torch import Tensor
 
 from farzi_hf.attribution import WeightedTraining, influence
@@ -32,20 +31,27 @@ from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.cli.run_folder import check_outputs
 from farzi_hf.data import minibatches
 from farzi_hf.data.seeds import Purpose, derive, stream
-from farzi_hf.engine import Tape
+from farzi_hf.engine import InnerAdam, Tape
 from farzi_hf.report import listed, markdown, save_csv, save_json, save_text
 
 FILES = ("table.json", "table.md", "table.csv")
 SHARES, HALVES, FRESH = (0.01, 0.05, 0.2, 0.5), 4, 2
+USE, MORE = 2, 1
+"""Seeds, the first ones, of choices, and of what may see farther."""
 SETTINGS = {
-    f"{name}, lr {rate:g}" + f", ε {epsilon:g}" * (epsilon > 1e-6): (name == "tied", rate, epsilon)
-    for name, rate, epsilon in (
-        ("tied", 1e-3, 1e-6), ("tied", 3e-3, 1e-6), ("tied", 1e-2, 1e-6), ("tied", 1e-2, 1e-2),
-        ("untied", 1e-3, 1e-6), ("untied", 3e-3, 1e-6), ("untied", 1e-2, 1e-6),
-        ("tied", 3e-3, 1e-4), ("tied", 3e-3, 1e-2),
+    f"{name}, lr {rate:g}" + f", ε {epsilon:g}" * (epsilon > 1e-6) + f", T {steps}" * (steps > 100): (name == "tied", rate, epsilon, steps, seeds)
+    for name, rate, epsilon, steps, seeds in (
+        ("tied", 1e-3, 1e-6, 100, 3), ("tied", 3e-3, 1e-6, 100, 2), ("tied", 1e-2, 1e-6, 100, 2), ("tied", 1e-2, 1e-2, 100, 3),
+        ("untied", 1e-3, 1e-6, 100, 2), ("untied", 3e-3, 1e-6, 100, 2), ("untied", 1e-2, 1e-6, 100, 2),
+        ("tied", 3e-3, 1e-4, 100, 2), ("tied", 3e-3, 1e-2, 100, 3), ("tied", 3e-3, 1e-2, 400, 1),
     )
 }  # fmt: skip
 OVER_HALVES, OVER_SEEDS = f"exact, mean over {HALVES} random halves", "exact, mean over seeds"
+OVER_STEPS, DAMPED, DAMPINGS = (
+    "exact, mean after 80 and 100 % of the steps",
+    "exact, ε {:g} in the derivative alone",
+    (1e-4, 1e-2),
+)
 CHOICES = {"without the lowest": (0.05, 0.1, 0.2), "the highest": (0.3,)}
 DEFAULTS = (
     "--num_train", "256", "--num_test", "200", "--longest", "16", "--vocab_size", "300", "--batch_size", "8", "--steps", "100",
@@ -53,40 +59,63 @@ DEFAULTS = (
 )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Damped(InnerAdam):
+    """Adam, but on the way back ε is larger."""
+
+    damping: float = 0.0
+
+    def pullback(self, *args: Any) -> Tensor:
+        return InnerAdam.pullback(replace(self, eps=self.damping), *args)
+
+
 class DistanceProblem(AttributionProblem):
     """One setting: the trainings, their scores, and retrainings at all distances."""
 
     @classmethod
     def of(cls, argv: Sequence[str], name: str) -> DistanceProblem:
-        tied, rate, epsilon = SETTINGS[name]
+        tied, rate, epsilon, steps, _ = SETTINGS[name]
         learner = {"model_type": "gpt2", "n_embd": 48, "n_layer": 1, "n_head": 4, "tie_word_embeddings": tied}
         own = ("--learner", json.dumps(learner), "--learning_rate", str(rate), "--epsilon", str(epsilon))
         _, data, args, _ = parse([*DEFAULTS, *argv, *own])
-        folder = re.sub(", (lr|ε) ", "_", name)
-        return cls(data, replace(args, output_dir=str(Path(args.output_dir, folder))))
+        folder = re.sub(", (lr|ε|T) ", "_", name)
+        return cls(data, replace(args, steps=[args.steps[0] * steps // 100], output_dir=str(Path(args.output_dir, folder))))
 
     @property
     def steps(self) -> int:
         return self.args.steps[0]
 
+    def core(self, seed: int) -> None:
+        """What all seeds have."""
+        self.scores(seed)
+        for share in SHARES:
+            self.changes(seed, share)
+
     def scores(self, seed: int) -> dict[str, list[float]]:
         """(n,) of each method for one seed; kept."""
 
         def made() -> dict[str, list[float]]:
-            training, test = self.training(seed, self.steps), self.test
-            theta = training.train()
-            checkpoints = [training.train(steps=max(1, self.steps * k // 3)) for k in (1, 2)] + [theta]
-            halves = [influence(training, test, weights=w, adjoint=Tape()) for w in self._halves(seed)]
-            found = {
-                EXACT: influence(training, test, adjoint=Tape()),
-                OVER_HALVES: torch.stack(halves).mean(0),
-                TRACIN: gradient_products(training, test, checkpoints),
-                COSINE: gradient_cosines(training, test, theta),
-                RANDOM: torch.from_numpy(stream(seed, Purpose.RANDOM_SCORES).normal(size=training.num_rows)),
-            }
-            return {method: x.tolist() for method, x in found.items()}
+            training = self.training(seed, self.steps)
+            halves = [influence(training, self.test, weights=w, adjoint=Tape()) for w in self._halves(seed)]
+            found = {EXACT: influence(training, self.test, adjoint=Tape()), OVER_HALVES: torch.stack(halves).mean(0)}
+            return {method: x.tolist() for method, x in (found | self.simple_scores(seed, training)).items()}
 
         return self.kept(f"seed-{seed}/scores", made)
+
+    def more(self, seed: int) -> dict[str, list[float]]:
+        """The same of what may see farther, damped derivatives and that of the loss before the end, and of TRAK."""
+
+        def made() -> dict[str, list[float]]:
+            training = self.training(seed, self.steps)
+            early = influence(replace(training, batches=training.batches[: self.steps * 4 // 5]), self.test, adjoint=Tape())
+            found = {OVER_STEPS: (early + torch.tensor(self.scores(seed)[EXACT])) / 2}
+            for epsilon in (x for x in DAMPINGS if x > self.args.epsilon):
+                damped = replace(training, optimizer=Damped(**vars(training.optimizer), damping=epsilon))
+                found[DAMPED.format(epsilon)] = influence(damped, self.test, adjoint=Tape())
+            return {method: x.tolist() for method, x in found.items()}
+
+        found = self.kept(f"seed-{seed}/at-a-distance", made)
+        return found | (self.kept(f"seed-{seed}/trak", lambda: self.by_trak(seed, self.steps)) if find_spec("trak") else {})
 
     def _halves(self, seed: int) -> Tensor:
         """(k, n): weights of trainings on random halves, which no retraining has."""
@@ -134,7 +163,7 @@ class DistanceProblem(AttributionProblem):
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Seed by seed all settings; then the card of the seeds that are done."""
+    """Seed by seed all settings, the long trainings last; then the card."""
     keep_freed_memory()
     torch.set_num_threads(1)
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
@@ -147,19 +176,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     with ends_in_one_line("influence_distance.py"):
         check_outputs(folder, FILES)
         problems = {name: DistanceProblem.of(rest, name) for name in SETTINGS}
-    for number, seed in enumerate(known.seeds):
-        for name, problem in problems.items():
-            problem.scores(seed)
-            for share in SHARES:
-                problem.changes(seed, share)
-            problem.use(seed)
-            say(f"seed {seed}: {name}")
-        write(folder, problems, known.seeds[: number + 1])
+    for part, most in ((DistanceProblem.core, None), (DistanceProblem.more, MORE)):
+        for name in sorted(SETTINGS, key=lambda name: -SETTINGS[name][2]):  # what is of use first
+            for seed in seeds_of(name, known.seeds)[:most]:
+                part(problems[name], seed)
+                say(f"{part.__name__}, seed {seed}: {name}")
+    write(folder, problems, known.seeds)
+
+
+def seeds_of(name: str, seeds: Sequence[int]) -> Sequence[int]:
+    return seeds[: SETTINGS[name][4]]
 
 
 def write(folder: Path, problems: dict[str, DistanceProblem], seeds: Sequence[int]) -> None:
     """The card: a table for each share, one of slopes, one of choices."""
-    rows = [row for name, problem in problems.items() for row in judged(name, problem, seeds)]
+    rows = [row for name, problem in problems.items() for row in judged(name, problem, seeds_of(name, seeds))]
     shown = []
     for share in SHARES:
         own = [row for row in rows if row["left_out"] == share]
@@ -173,7 +204,7 @@ def write(folder: Path, problems: dict[str, DistanceProblem], seeds: Sequence[in
     used = [
         {"setting": name, "seed": seed, **row}
         for name, problem in problems.items()
-        for seed in seeds
+        for seed in (seeds[:USE] if SETTINGS[name][3] == 100 else ())
         for row in problem.use(seed)
     ]
     for kind, is_smooth in (("ε = 1e-6", False), ("larger ε", True)):
@@ -195,7 +226,7 @@ def write(folder: Path, problems: dict[str, DistanceProblem], seeds: Sequence[in
 
 def judged(name: str, problem: DistanceProblem, seeds: Sequence[int]) -> list[dict[str, Any]]:
     """A row for each share and method."""
-    scores, rows = [problem.scores(seed) for seed in seeds], []
+    scores, rows = [problem.scores(seed) | (problem.more(seed) if i < MORE else {}) for i, seed in enumerate(seeds)], []
     if len(seeds) > 1:
         mean = np.mean([found[EXACT] for found in scores], 0).tolist()
         scores = [{**found, OVER_SEEDS: mean} for found in scores]
@@ -203,14 +234,14 @@ def judged(name: str, problem: DistanceProblem, seeds: Sequence[int]) -> list[di
         out = [problem.at(share).left_out(seed) for seed in seeds]
         losses = [problem.changes(seed, share) for seed in seeds]
         for method in scores[0]:
-            pairs = list(zip(out, scores, losses, strict=True))
+            pairs = [pair for pair in zip(out, scores, losses, strict=True) if method in pair[1]]
             values = np.stack([resampled(left, found[method], true[1:]) for left, found, true in pairs]).mean(0)
             predicted = np.concatenate(
                 [(left.double() @ torch.tensor(found[method]).double()).numpy() for left, found, _ in pairs]
             )
-            change = np.concatenate([np.array(true[1:]) - true[0] for true in losses])
+            change = np.concatenate([np.array(true[1:]) - true[0] for _, _, true in pairs])
             rows.append({
-                "setting": name, "left_out": share, "method": method, "lds": values[0],
+                "setting": name, "left_out": share, "method": method, "seeds": len(pairs), "lds": values[0],
                 "lds_interval": np.quantile(values[1:], (0.025, 0.975)).tolist(), "slope": float(predicted @ change / (predicted @ predicted)),
                 "loss": float(np.mean([true[0] for true in losses])), "change": float(change.mean()), "predicted": float(predicted.mean()),
             })  # fmt: skip

@@ -12,7 +12,7 @@ import torch
 
 pytest.importorskip("matplotlib")
 import attribution
-import influence_card
+import influence
 import influence_cost
 from influence import CONFIGS, EXACT, AttributionArguments, AttributionProblem, parse
 from influence_cost import METHODS
@@ -49,11 +49,11 @@ def test_every_config_can_be_read(path: Path) -> None:
 
 def test_a_run_writes_its_card_and_a_second_one_trains_nothing(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(attribution, "measured", lambda problem, argv: COSTS)
-    monkeypatch.setattr(influence_card, "RESAMPLES", 10)
+    monkeypatch.setattr(influence, "RESAMPLES", 10)
     argv = ["--dataset", "sample", *TINY, "--learner", GPT2, *places(tmp_path)]
     attribution.main(argv)
     printed = capsys.readouterr().out
-    assert {path.name for path in (tmp_path / "card").iterdir()} == set(influence_card.FILES)
+    assert {path.name for path in (tmp_path / "card").iterdir()} == set(attribution.FILES)
     table = json.loads((tmp_path / "card" / "table.json").read_text(encoding="utf-8"))
     assert [row["steps"] for row in table["scores"] if row["method"] == EXACT] == [2, 3]
     assert all(-1 <= low <= high <= 1 for low, high in (row["lds_interval"] for row in table["scores"]))
@@ -102,8 +102,8 @@ def test_every_way_to_differentiate_gives_the_same_influence(tmp_path) -> None:
     p = problem("sample", tmp_path)
     ways = {name: method for name, method in METHODS.items() if name not in TRAININGS and "compiled" not in name}
     found = {name: method(p.training(0, 4), p.test) for name, method in ways.items()}
-    for influence in found.values():
-        torch.testing.assert_close(influence, found["autograd"], rtol=1e-3, atol=1e-6)
+    for each in found.values():
+        torch.testing.assert_close(each, found["autograd"], rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -122,5 +122,5 @@ def test_unusable_settings_are_named(changes: dict, message: str) -> None:
 
 def test_equal_numbers_share_their_ranks() -> None:
     """Predictions 0 0 1 2 and losses 1 2 0 3: the ranks are 0.5 0.5 2 3 and 1 2 0 3."""
-    found = influence_card.spearman(np.array([0.0, 0.0, 1.0, 2.0]), np.array([1.0, 2.0, 0.0, 3.0]))
+    found = influence.spearman(np.array([0.0, 0.0, 1.0, 2.0]), np.array([1.0, 2.0, 0.0, 3.0]))
     assert found == pytest.approx(1.5 / (4.5 * 5) ** 0.5)
