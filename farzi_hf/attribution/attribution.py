@@ -70,8 +70,8 @@ class Attribution:
         queries: texts of the m queries.
         facts: how the model was trained, as JSON can hold it.
         params: θ_T by name, of what trained; empty after `load`.
-        token_scores: (m, n, L), of each token of a row, or None. Their sum is the score of the row. By the weight w_it the cross-entropy of token
-            t as a target is multiplied, so the first token of a row has the score 0.
+        token_scores: (m, n, L), of each token of a row, or None: the derivative in a weight of its cross-entropy as a target. So the first one
+            has 0, and their sum is the score of the row.
         tokens: of the n training rows, as they are written; empty without `token_scores`.
     """
 
@@ -88,11 +88,9 @@ class Attribution:
         """The k rows that lowered a query's loss the most, the best first; by default the mean loss of all queries."""
         chosen = slice(None) if query is None else [query]
         found = (scores := self.scores[chosen].mean(0)).topk(min(k, len(scores)))
-        rows = [Row(i, score, self.texts[i]) for score, i in zip(*map(Tensor.tolist, found), strict=True)]
-        if self.token_scores is None:
-            return rows
-        each = (zip(self.tokens[i], self.token_scores[chosen, i].mean(0).tolist(), strict=False) for i, *_ in rows)
-        return [row._replace(tokens=list(own)) for row, own in zip(rows, each, strict=True)]
+        of_tokens = (self.scores[..., None] if self.token_scores is None else self.token_scores)[chosen].mean(0)
+        rows, tokens = zip(*map(Tensor.tolist, found), strict=True), self.tokens or [()] * len(scores)
+        return [Row(i, score, self.texts[i], tuple(zip(tokens[i], of_tokens[i].tolist(), strict=False))) for score, i in rows]
 
     def bottom(self, k: int = 10, query: int | None = None) -> list[Row]:
         """The k rows that raised it the most, the worst first; where fewer did, those that lowered it the least come after them."""
@@ -139,14 +137,14 @@ class Attribution:
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:
             staging = Path(temporary, "new")
             staging.mkdir()
-            tensors = {"scores": self.scores, "losses": self.losses, "token_scores": self.token_scores}
-            tensors = {name: x.contiguous() for name, x in tensors.items() if x is not None}
+            of_tokens = {} if self.token_scores is None else {"token_scores": self.token_scores}
+            tensors = {name: x.contiguous() for name, x in {"scores": self.scores, "losses": self.losses, **of_tokens}.items()}
             save_file(tensors, staging / "scores.safetensors", {"facts": json.dumps(self.facts)})
             scores = {"score": self.scores.mean(0).tolist(), "scores": self.scores.T.tolist()}
             rows = {"row": range(len(self.texts)), **scores, "text": self.texts}
-            if self.token_scores is not None:
-                of_tokens = zip(self.token_scores.mean(0).tolist(), self.tokens, strict=True)
-                rows |= {"tokens": self.tokens, "token_scores": [found[: len(own)] for found, own in of_tokens]}
+            for each in of_tokens.values():
+                cut = [x[: len(own)] for x, own in zip(each.mean(0).tolist(), self.tokens, strict=True)]
+                rows |= {"tokens": self.tokens, "token_scores": cut}
             queries = {"query": range(len(self.queries)), "loss": self.losses.tolist(), "text": self.queries}
             for name, table in (("rows", rows), ("queries", queries)):
                 pq.write_table(pa.table(table), staging / f"{name}.parquet")
@@ -171,17 +169,15 @@ class Attribution:
 
 
 def attribute(
-    trainer: Trainer, test_dataset: Dataset, adjoint: Adjoint | None = None, resume_dir: str | os.PathLike | None = None,
-    per_token: bool = False,
+    trainer: Trainer, test_dataset: Dataset, adjoint: Adjoint | None = None, resume_dir: str | os.PathLike | None = None, per_token: bool = False
 ) -> Attribution:  # fmt: skip
     """How much each row of a Trainer's training set lowered the loss of each row of a test set, exact through the whole training.
 
     The Trainer's training is replayed: the order of its rows, optimizer, schedule, clipping, gradient accumulation, frozen parameters and
     adapters. Its first gradient is compared with the replay's; after `trainer.train()`, `Attribution.check(trainer.model)` compares the end.
     Before that, neither the Trainer nor its model is changed. All queries share one training forward and one backward, if their cotangents
-    (three times the trained parameters each, with Adam) fit into an eighth of the memory; else groups of them do.
-
-    Several processes (`accelerate launch`) share the rows of each step, as they share them in `trainer.train()`, and all get the same result.
+    (three times the trained parameters each, with Adam) fit into an eighth of the memory; else groups of them do. Several processes
+    (`accelerate launch`) share the rows of each step, as they do in `trainer.train()`, and all get the same result.
 
     Args:
         trainer: a configured Trainer that has not trained yet. Its model must be a causal language model without dropout.
@@ -236,18 +232,17 @@ def attribute(
 
     parts = [None if resume_dir is None else Path(resume_dir, f"queries-{q.start}-{q.stop}.safetensors") for q in groups]
     identity = "" if resume_dir is None else _identity(replay, of_test, weights.shape)
-    missing = [queries for queries, path in zip(groups, parts, strict=True) if not (path and path.exists())]
-    total = sum(forward + replay.steps * (2 + 2 * len(queries)) for queries in missing)
+    missing = [len(queries) for queries, path in zip(groups, parts, strict=True) if not (path and path.exists())]
+    total = sum(forward + replay.steps * (2 + 2 * queries) for queries in missing)
     first = trainer.is_world_process_zero()
     with tqdm(total=total, desc="Attribution", unit="gradient", disable=trainer.args.disable_tqdm or not first) as shown:
         found = [_kept(path, identity, partial(scored, queries), first) for queries, path in zip(groups, parts, strict=True)]
     scores, losses = (torch.cat([part[name] for part in found]) for name in ("scores", "losses"))
     facts = {"model": type(trainer.model).__name__, "steps": replay.steps, "optimizer": str(replay.optimizer)}
     texts, params = (_texts(trainer.processing_class, x) for x in (rows, asked)), params or replay.train()
-    if not per_token:
-        return Attribution(scores, losses, *texts, facts, params)
-    names = vocabulary_of(trainer.processing_class).readable.names(replay.learner.vocab_size)
-    return Attribution(scores.sum(-1), losses, *texts, facts, params, scores, [[names[i] for i in row] for row in rows])
+    names = vocabulary_of(trainer.processing_class).readable.names(replay.learner.vocab_size) if per_token else ()
+    of_tokens = (scores, [[names[i] for i in row] for row in rows]) if per_token else ()
+    return Attribution(scores.sum(-1) if per_token else scores, losses, *texts, facts, params, *of_tokens)
 
 
 def _kept(path: Path | None, identity: str, make: Callable[[], dict[str, Tensor]], writes: bool) -> dict[str, Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from argparse import ArgumentParser
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -60,7 +60,7 @@ def command(argv: Sequence[str]) -> None:
         fixed = ["--output_dir", args.output_dir, "--save_strategy", "no", "--report_to", "none"]
         (how,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses([*fixed, *rest])
         say = PartialState().print  # in one of several processes
-        model, columns = model_of(args.model, args.lora, say), {name: getattr(args, name) for name in COLUMNS}
+        model, columns = model_of(args.model, args.lora), {name: getattr(args, name) for name in COLUMNS}
         most = readable_positions(model.eval(), args.max_length)
         if recognise(args.data, text_column=args.column, user_column=args.user_column, item_column=args.item_column) == TEXT:
             names = AutoTokenizer.from_pretrained(args.model, trust_remote_code=False)
@@ -112,13 +112,13 @@ def histories(found: Interactions, names: list[str], most: int) -> list[list[int
     return [[int(i) if same else places[found.vocabulary[i]] for i in sequence[-most:]] for sequence in found.sequences]
 
 
-def model_of(name: str, rank: int | None, say: Callable[[str], None]) -> PreTrainedModel:
+def model_of(name: str, rank: int | None) -> PreTrainedModel:
     """The model with its weights in float32 and without dropout; with adapters if they have a rank."""
     config = AutoConfig.from_pretrained(name, trust_remote_code=False)
     dropped = {key: 0.0 for key, x in config.to_dict().items() if "drop" in key and isinstance(x, float) and x}
     config.update(dropped)
     if dropped:
-        say(f"Dropout is switched off: {', '.join(dropped)}")
+        PartialState().print(f"Dropout is switched off: {', '.join(dropped)}")
     model = AutoModelForCausalLM.from_pretrained(name, config=config, dtype=torch.float32, trust_remote_code=False)
     if rank is None:
         return model

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 from farzi_hf.attribution import Attribution
 from farzi_hf.cli import main
 from farzi_hf.data import load_sample_text, word_tokenizer
+from farzi_hf.data.text import SPECIAL_TOKENS
 
 pytestmark = [
     # peft asks transformers for a property by its old name
@@ -66,7 +67,7 @@ def test_tokens_have_scores_that_are_printed(folder, tmp_path, capsys):
     attribute(folder, "--output_dir", str(tmp_path / "out"), "--queries", "1", "--top", "1", "--per_token")
     found = Attribution.load(tmp_path / "out")
     best, worst = found.top(1)[0], found.bottom(1)[0]
-    assert [name for name, _ in best.tokens][1:-1] == best.text.split()
+    assert [name for name, _ in best.tokens if name not in SPECIAL_TOKENS] == best.text.split()
     (useful, score), (harmful, less) = max(best.tokens, key=lambda x: x[1]), min(worst.tokens, key=lambda x: x[1])
     printed = capsys.readouterr().out
     assert f"  {best.text}  [{useful} {score:+.1e}]  [" in printed
