@@ -64,19 +64,14 @@ def decode(tensors: Tensors, config: FarziDataConfig, vocabulary: Vocabulary, to
 def _likeliest(latents: Tensor, decoder: Tensor, k: int, names: Any) -> list[dict[str, Any]]:
     """The k likeliest entries of each position."""
     positions = []
-    for log_p in _log_probabilities(latents, decoder):
+    for chunk in latents.flatten(0, 1).split(CHUNK):
+        log_p = torch.log_softmax((chunk @ decoder).float(), dim=-1)
         top = log_p.topk(k)
         entropy = torch.special.entr(log_p.exp()).sum(-1)
         found = top.indices.tolist(), top.values.exp().tolist(), entropy.tolist()
         for ids, probabilities, nats in zip(*found, strict=True):
             positions.append({"tokens": [names[i] for i in ids], "probabilities": probabilities, "entropy": nats})
     return positions
-
-
-def _log_probabilities(latents: Tensor, decoder: Tensor) -> Iterator[Tensor]:
-    """(n, V) of a few positions at a time."""
-    for chunk in latents.flatten(0, 1).split(CHUNK):
-        yield torch.log_softmax((chunk @ decoder).float(), dim=-1)
 
 
 @torch.no_grad()
@@ -110,18 +105,6 @@ def hardened(
     if labels.shape[1] < inputs.shape[1]:  # they are the inputs
         return ids, ids
     return ids, torch.cat([ids[:, :1], ids_of(labels)[:, :-1].to(ids)], dim=1)
-
-
-@torch.no_grad()
-def frequencies(tensors: Tensors, config: FarziDataConfig) -> Tensor:
-    """(V,): the share of each vocabulary entry over the inputs of all μ·ξ positions; sums to 1."""
-    if "input_ids" in tensors:
-        counts = torch.bincount(tensors["input_ids"].flatten().long(), minlength=config.vocab_size)
-        return counts.float() / counts.sum()
-    total = torch.zeros(config.vocab_size, device=tensors["latents"].device)
-    for log_p in _log_probabilities(tensors["latents"], tensors["decoder"] / config.tau):
-        total += log_p.exp().sum(0)
-    return total / (config.num_sequences * config.sequence_length)
 
 
 @torch.no_grad()
