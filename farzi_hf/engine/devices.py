@@ -24,7 +24,7 @@ class Portions(NamedTuple):
     graphs: float
 
 
-PORTIONS = {"cpu": Portions(1 << 18, 1 << 16, 1 << 20, 1, 1 / 8), "cuda": Portions(1 << 24, 1 << 24, 1 << 26, 8, 1 / 4)}
+PORTIONS = {"cpu": Portions(1 << 18, 1 << 16, 1 << 17, 1, 1 / 8), "cuda": Portions(1 << 24, 1 << 24, 1 << 26, 8, 1 / 4)}
 
 
 def portions(x: Tensor) -> Portions:

@@ -148,18 +148,22 @@ def _losses_and_gradient(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """ℓ (n,), and the derivatives of Σ_j c_j ℓ_j in h and in the head."""
     losses, (dh, dhead) = h.new_empty(len(h)), _zeros((h, head), needed)
-    for rows, (p, q, free) in _Blocks(len(h), len(head), h, 3):
-        q = targets.block(rows, q, free)
-        log_p = torch.log_softmax(torch.mm(h[rows], head.T, out=free), 1, out=p)
-        losses[rows] = -targets.dot(q, log_p, free)
-        difference = targets.subtract(q, log_p.exp_()) if any(needed) else None
-        if counts is not None and any(needed):
+    for rows, (p, q) in _Blocks(len(h), len(head), h, 2):
+        q = targets.block(rows, q, p)
+        z = torch.mm(h[rows], head.T, out=p)
+        largest, mean = z.amax(1), targets.mean(q, z, h[rows], head)
+        total = z.sub_(largest[:, None]).exp_().sum(1)
+        losses[rows] = total.log().add_(largest).sub_(mean)
+        if not any(needed):
+            continue
+        difference = targets.minus(q, z, total)  # q − p, in one pass
+        if counts is not None:
             difference.mul_(counts[rows, None])
         if dh is not None:
             torch.mm(difference, head, out=dh[rows])
         if dhead is not None:
-            dhead.addmm_(difference.T, h[rows])
-    return losses, dh, dhead
+            dhead.addmm_(difference.T, h[rows], alpha=-1)
+    return losses, None if dh is None else dh.neg_(), dhead
 
 
 class _Gradient(torch.autograd.Function):
