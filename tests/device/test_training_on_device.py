@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
+import fake_cuda
 import pytest
 import torch
+import two_processes
 from on_device import needs_device
 from tiny_models import NEXT_ITEM, V, arguments, config_of, tiny_model
 from tiny_trainer import SETTINGS, logged, tensors, tiny_trainer
@@ -103,6 +109,38 @@ def test_a_run_goes_on_bit_for_bit(sequences, tokenizer, tmp_path):
     again = tiny_trainer(tmp_path, sequences, tokenizer, **settings)
     again.train(resume_from_checkpoint=True)
     assert all(map(torch.equal, tensors(whole), tensors(again)))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not fake_cuda.is_needed(), reason="a build of torch with GPUs has NCCL, and tests need two of them")
+def test_two_processes_are_one_that_accumulates_two_batches(sequences, tokenizer, tmp_path):
+    """And all that they exchange is on the device: NCCL would take nothing else."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        shared = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
+    here = Path(__file__).parent
+    path = os.pathsep.join(map(str, (here.parent, here.parents[1])))
+    started = [
+        subprocess.Popen(
+            [sys.executable, str(here / "fake_cuda.py"), str(here / "two_processes.py"), str(tmp_path / "two")], text=True,
+            env={**os.environ, **shared, "RANK": rank, "PYTHONPATH": path}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        )
+        for rank in "01"
+    ]  # fmt: skip
+    errors = [process.communicate()[1] for process in started]
+    assert [process.returncode for process in started] == [0, 0], "".join(errors)[-5000:]
+    first, second = (torch.load(tmp_path / f"two-{rank}.pt") for rank in "01")
+    assert first["world_size"] == second["world_size"] == 2
+    one = tiny_trainer(tmp_path / "one", sequences, tokenizer, gradient_accumulation_steps=2, **two_processes.SETTINGS)
+    one.train()
+    for a, b, expected in zip(first["tensors"], second["tensors"], tensors(one), strict=True):
+        assert torch.equal(a, b)
+        torch.testing.assert_close(a, expected.cpu(), rtol=1e-5, atol=1e-5)
+    assert first["losses"] == pytest.approx(logged(one, "loss"), rel=1e-5)
+    assert first["metrics"] == second["metrics"]
+    for found in (first, second):
+        assert {device for _, device in found["places"]} == {"cuda"}
+        assert {name for name, _ in found["places"]} == {"allreduce", "broadcast", "allgather"}
 
 
 def test_ids_are_drawn_alike_and_the_users_random_numbers_stay(sequences, tokenizer, tmp_path):
