@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from farzi_hf.engine import Adjoint, Checkpoint, GradientGraphs, InnerAdam, Reversible, Tape, unroll
+from farzi_hf.engine import Adjoint, Checkpoint, GradientGraphs, InnerAdam, Reversible, Tape, compiled_loop, unroll
 
 ADAM = InnerAdam(lr=0.01, eps=1e-4)
 Params = dict[str, Tensor]
@@ -157,6 +157,8 @@ def main() -> None:
                 row = measured(METHODS[name], args, steps)
             except (RuntimeError, torch.OutOfMemoryError) as error:  # out of memory, or not compiled: a row, too
                 row = {"failed": f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')[:200]}"}
+            if "captured" in name:
+                row["graphs_left_out"] = len(compiled_loop._FAILED) + torch._dynamo.utils.counters["inductor"]["cudagraph_skips"]
             with args.results.open("a") as file:
                 print(json.dumps({**key, **row}), file=file, flush=True)
             print(name, steps, row, flush=True)
