@@ -13,6 +13,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from farzi_hf.data import minibatches
+from farzi_hf.data.files import reason
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.distillation.learner import Learner, Parameters, is_constant
 from farzi_hf.distillation.processes import shared, world
@@ -26,8 +27,6 @@ from farzi_hf.summary.forms import Tensors, batch_of, device_of, rows_of
 from farzi_hf.summary.inner_settings import inner_optimizer, lr_schedule
 from farzi_hf.summary.teacher import CarriedTeacher
 from farzi_hf.tasks.base import mean_and_spread
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -236,10 +235,10 @@ class Students:
     def on_summary_each(self, count: int) -> Iterator[Parameters]:
         """θ_T of the students 0 … `count` − 1. As many train as one as the table of devices says; on a CPU, none."""
         own, training, config = list(self.learner.model.parameters()), self.training, self.farzi.config
-        numbers = (training.batch_size or config.num_sequences) * config.sequence_length * self.learner.vocab_size
-        most = portions(own[0]).block // max(numbers, sum(x.numel() for x in own))
+        logits = (training.batch_size or config.num_sequences) * config.sequence_length * self.learner.vocab_size
+        most = min(portions(own[0]).learners, portions(own[0]).block // max(logits, sum(x.numel() for x in own)))
         alone = training.torch_compile or training.optimizer.max_grad_norm is not None or not all(x.requires_grad for x in own)
-        size = 1 if alone else max(1, min(most, portions(own[0]).learners))
+        size = 1 if alone else max(1, most)
         for some in (range(first, min(first + size, count)) for first in range(0, count, size)):
             yield from self._together(some) if len(some) > 1 else map(self.on_summary, some)
 
@@ -248,11 +247,11 @@ class Students:
         learner, training, tensors = self.learner, self.training, self.farzi.tensors
         seeds = [derive(self.seed, Purpose.EVALUATION_STUDENT, index) for index in numbers]
         starts = [learner.initial_parameters(seed, self.device) for seed in seeds]
-        rows = [training._minibatches(tensors, self.steps, seed) for seed in seeds]
-        every = torch.arange(self.farzi.config.num_sequences, device=self.device).expand(self.steps, -1)
+        all_rows = torch.arange(self.farzi.config.num_sequences, device=self.device).expand(self.steps, -1)
+        rows = [all_rows if (some := training._minibatches(tensors, self.steps, seed)) is None else some for seed in seeds]
 
         def loss(params: Parameters, inputs: tuple[Tensor, ...], step: int) -> Tensor:
-            read = torch.stack([training._read(every if each is None else each, step) for each in rows])
+            read = torch.stack([training._read(each, step) for each in rows])
             each = lambda own, read: learner.soft_loss(own, *batch_of(tensors, read, training.tau, training.teacher))  # noqa: E731
             return torch.vmap(each)(params, read.to(self.device, non_blocking=True)).sum()
 
@@ -260,7 +259,8 @@ class Students:
         try:
             theta = train(loss, start, (), optimizer=training.optimizer_for(learner, self.steps), steps=self.steps).params
         except RuntimeError as error:  # of torch.vmap, or out of memory
-            logger.warning("Students train one after the other, not together: %s", next(iter(str(error).splitlines()), ""))
+            what = f"Students train one after the other, not together: {reason(error)}"
+            logging.getLogger(__name__).warning(what)
             return map(self.on_summary, numbers)
         return [{name: x[k] for name, x in theta.items()} for k in range(len(seeds))]
 
@@ -275,8 +275,7 @@ class Students:
 
         Several processes share the training, and each measures all students.
         """
-        alone = world()[1] == 1
         like = partial(self.learner.initial_parameters, 0, self.device)
-        students = self.on_summary_each(count) if alone else shared(count, self.on_summary, like)
+        students = self.on_summary_each(count) if world()[1] == 1 else shared(count, self.on_summary, like)
         shown = tqdm(students, "Students", count, disable=self.quiet, leave=False, dynamic_ncols=True)
         return mean_and_spread([measure(i, theta) for i, theta in enumerate(shown)])

@@ -21,7 +21,6 @@ from torch import Tensor
 from farzi_hf.engine.inner_loop import Buffers, InnerLoop, InnerLoss, Layout, Pulled, States, autocast, summed, weights
 from farzi_hf.engine.optimizers import InnerOptimizer
 
-_logger = logging.getLogger(__name__)
 _VARIANTS = 64  # of one function, for different losses, shapes and dtypes
 _FAILED: set[str] = set()  # modes, in this process
 
@@ -80,8 +79,8 @@ class CapturedLoop(CompiledLoop):
                 return tuple(x.clone() for x in super()._call(function, *args, mode=self.torch_compile))
             except RuntimeError as error:
                 _FAILED.add(self.torch_compile)
-                reason = next(iter(str(error).splitlines()), "")
-                _logger.warning("torch_compile=%r failed, steps go on without it: %s", self.torch_compile, reason)
+                what = f"torch_compile={self.torch_compile!r} failed, steps go on without it: {str(error).partition(chr(10))[0]}"
+                logging.getLogger(__name__).warning(what)
         return super()._call(function, *args)
 
 

@@ -17,19 +17,10 @@ import torch
 from torch import Tensor
 
 from farzi_hf.engine.adjoints import ADJOINTS, Adjoint
-from farzi_hf.engine.adjoints.base import OuterLosses, graph_bytes
+from farzi_hf.engine.adjoints.base import Buffers, OuterLosses, graph_bytes
 from farzi_hf.engine.compiled_loop import CapturedLoop, CompiledLoop
 from farzi_hf.engine.devices import portions
-from farzi_hf.engine.inner_loop import (
-    Buffers,
-    InnerLoop,
-    InnerLoss,
-    Layout,
-    TrainingState,
-    autocast_settings,
-    no_autocast,
-    weights,
-)
+from farzi_hf.engine.inner_loop import InnerLoop, InnerLoss, Layout, TrainingState, autocast_settings, no_autocast, weights
 from farzi_hf.engine.optimizers import InnerOptimizer
 
 _log_once = cache(logging.getLogger(__name__).log)

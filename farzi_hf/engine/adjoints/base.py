@@ -10,18 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from farzi_hf.engine.inner_loop import (
-    Accumulators,
-    Buffers,
-    GradientGraph,
-    InnerLoop,
-    Pulled,
-    States,
-    autocast,
-    leaves,
-    no_autocast,
-    weights,
-)
+from farzi_hf.engine.inner_loop import Buffers, GradientGraph, InnerLoop, Pulled, States, autocast, leaves, no_autocast, weights
 
 OuterLosses = Callable[[dict[str, Tensor]], Iterable[Tensor]]
 """`losses(theta_T)`: scalars, or a vector of them."""
@@ -83,7 +72,7 @@ class RecordingAdjoint(Adjoint):
             (tuple(loop.optimizer.init(flat.clone()) for flat in dw), tuple(map(torch.zeros_like, needed))) for dw in dws
         ]
 
-        def reverse(t: int, before: States, after: Accumulators | None, graph: GradientGraph | None = None) -> Buffers:
+        def reverse(t: int, before: States, after: Any, graph: GradientGraph | None = None) -> Buffers:
             return loop.reverse(t, before, after, inputs, pulled, graph)
 
         self.retrace(loop, record, inputs, reverse)
