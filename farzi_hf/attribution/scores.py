@@ -1,7 +1,5 @@
 """Scores of training sequences: the exact influence through the whole training."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 
 import torch

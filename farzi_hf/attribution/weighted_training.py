@@ -1,7 +1,5 @@
 """An ordinary training on real sequences, as a function of how much each sequence counts."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

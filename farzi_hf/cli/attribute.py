@@ -1,7 +1,5 @@
 """`farzi attribute MODEL DATA --test TEST`: which rows of a text, or users' histories, made a model good, or bad, at others."""
 
-from __future__ import annotations
-
 import json
 import logging
 from argparse import ArgumentParser

@@ -8,8 +8,6 @@ they are coded by their entropy:
 A matrix has a scale for each of its columns. Vectors (biases, norms) are few, and stay as they are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any

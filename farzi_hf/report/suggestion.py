@@ -11,8 +11,6 @@ the ids that students read. Fixed rows with labels of their own need a table of 
 Every trial is kept on the disk with its result. A search that is started again takes what is there and goes on.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

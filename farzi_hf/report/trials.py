@@ -1,7 +1,5 @@
 """What a search has tried, and what it has chosen."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -4,8 +4,6 @@ A row depends on (seed, position) alone. So every reader finds the same rows: th
 processes, and a run that goes on. Rows are made a block at a time, because a generator for each row would take longer than the row.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any

@@ -63,9 +63,7 @@ class Form:
 class SoftInputs(Form):
     """Learnt distributions over the vocabulary."""
 
-    tensors: ClassVar = {
-        "latents": ("num_sequences", "sequence_length", "latent_dim"), "decoder": ("latent_dim", "vocab_size")
-    }  # fmt: skip
+    tensors: ClassVar = {"latents": ("num_sequences", "sequence_length", "latent_dim"), "decoder": ("latent_dim", "vocab_size")}
     start = "initialization"
     """The setting that names their start, or the start itself."""
     source = None
@@ -204,9 +202,7 @@ def _shapes_of_teacher(teacher: str, vocab_size: int, length: int) -> dict[str, 
         return {TEACHER + name: tuple(x.shape) for name, x in teacher_model(config).named_parameters()}
 
 
-INPUTS: dict[str, type[Form]] = {
-    "soft": SoftInputs, "tokens": TokenInputs, "drawn": DrawnInputs, "written": WrittenInputs
-}  # fmt: skip
+INPUTS: dict[str, type[Form]] = {"soft": SoftInputs, "tokens": TokenInputs, "drawn": DrawnInputs, "written": WrittenInputs}
 LABELS: dict[str, type[Form]] = {"shared": SharedLabels, "own": OwnLabels, "teacher": TeacherLabels}
 """By the name that `FarziDataConfig.inputs` and `FarziDataConfig.labels` give them."""
 

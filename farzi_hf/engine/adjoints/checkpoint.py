@@ -1,7 +1,5 @@
 """The adjoint that keeps a few states and repeats the steps between them."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

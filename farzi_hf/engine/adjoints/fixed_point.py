@@ -11,8 +11,6 @@ so many as the gradients need that were met, which is mostly one. The bits that 
 are those of the same optimizer in floating point.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction

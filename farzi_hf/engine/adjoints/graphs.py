@@ -1,7 +1,5 @@
 """The adjoints that keep the graph of every step: plain autograd, and one that goes back through the optimizer by hand."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

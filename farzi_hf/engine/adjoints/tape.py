@@ -1,7 +1,5 @@
 """The adjoint that keeps the gradient of every step."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from farzi_hf.engine.adjoints.base import RecordingAdjoint, Reverse, clone, nbytes

@@ -1,7 +1,5 @@
 """Stochastic gradient descent with the exact reverse of its step."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
