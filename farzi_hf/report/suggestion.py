@@ -63,8 +63,8 @@ _STUDENTS = (
     (1000, 40, 0.02, None),
     (2000, 40, 0.02, None),
 )
-"""Steps, rows a step, rate at a width of 16, and inputs: cheapest first. None: those that left less to learn, times the root of the seconds that
-they took, because what is left falls more slowly than the number of steps grows."""
+"""Steps, rows a step, rate at a width of 16, and inputs: cheapest first. None: those that left less to learn, times the seconds that they took,
+because what is left was about halved by twice the steps (recipes/LOG.md)."""
 _PACKINGS = (
     ("coded5", 0.15, 3.6),
     ("coded5", 0.3, 3.1),
@@ -405,7 +405,7 @@ class Search:
             like = tried[-1] if tried else None
             if inputs is None:
                 as_long = [trial for trial in tried if trial.found["inner_steps"] == like.found["inner_steps"]]
-                like = min(as_long, key=lambda trial: (trial.error - packed.error) * trial.seconds**0.5)
+                like = min(as_long, key=lambda trial: (trial.error - packed.error) * trial.seconds)
             if len(tried) > 1 and self.spent + steps / like.found["inner_steps"] * like.seconds > until:
                 break  # longer in the proportion of its steps
             settings = {

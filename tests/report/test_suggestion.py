@@ -192,7 +192,7 @@ def test_no_room_is_refused(text, name, value):
             None,
             ["drawn", "drawn", "written", "written"],
         ),  # a fifth of what is left, in twice the time
-        ([3.0, 2.0, 1.8], [1, 1, 2], None, ["drawn", "drawn", "written", "drawn"]),
+        ([3.0, 2.0, 1.6], [1, 1, 2], None, ["drawn", "drawn", "written", "drawn"]),
         ([3.0, 2.0], [1, 1], "written", ["written", "written", "written"]),
     ],
 )
