@@ -46,11 +46,8 @@ class HardTargets:
     def mean(self, block: Tensor, z: Tensor, states: Tensor, head: Tensor) -> Tensor:
         return z.gather(1, block)[:, 0]
 
-    def subtract(self, block: Tensor, p: Tensor) -> Tensor:
-        return p.scatter_add_(1, block, p.new_full(block.shape, -1.0))
-
-    def minus(self, block: Tensor, p: Tensor, total: Tensor) -> Tensor:
-        return p.div_(-total[:, None]).scatter_add_(1, block, p.new_ones(block.shape))
+    def subtract(self, block: Tensor, p: Tensor, total: Tensor) -> Tensor:
+        return p.scatter_add_(1, block, -total.expand(block.shape))
 
     def pull_back(self, *_: Any) -> None:
         return
@@ -133,13 +130,9 @@ class SoftTokens:
         """⟨q_j, z_j⟩ of a block where z_j = h_j M, (r,): as ⟨Σ_v q_jv M_v, h_j⟩, which reads q alone."""
         return (torch.mm(block, head) * states).sum(1)
 
-    def subtract(self, block: Tensor, p: Tensor) -> Tensor:
-        """p − q of a block, in the memory of `p` (r, V)."""
-        return p.sub_(block)
-
-    def minus(self, block: Tensor, p: Tensor, total: Tensor) -> Tensor:
-        """q − p / total of a block, with total (r,). Overwrites `block`; ids overwrite `p` (r, V)."""
-        return block.addcmul_(p, total.reciprocal()[:, None], value=-1.0)
+    def subtract(self, block: Tensor, p: Tensor, total: Tensor) -> Tensor:
+        """p − total · q of a block, with total (r, 1) or (), in the memory of `p` (r, V)."""
+        return p.addcmul_(block, total, value=-1.0)
 
     def pull_back(
         self, rows: slice, block: Tensor, dq: Tensor, means: Tensor, scale: Tensor | float, totals: Sequence[Tensor | None],

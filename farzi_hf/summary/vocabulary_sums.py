@@ -156,14 +156,13 @@ def _losses_and_gradient(
         losses[rows] = total.log().add_(largest).sub_(mean)
         if not any(needed):
             continue
-        difference = targets.minus(q, z, total)  # q − p, in one pass
-        if counts is not None:
-            difference.mul_(counts[rows, None])
+        difference = targets.subtract(q, z, total[:, None])  # total · (p − q): products divide later, and are small
+        weight = (total.reciprocal() if counts is None else counts[rows] / total)[:, None]
         if dh is not None:
-            torch.mm(difference, head, out=dh[rows])
+            torch.mm(difference, head, out=dh[rows]).mul_(weight)
         if dhead is not None:
-            dhead.addmm_(difference.T, h[rows], alpha=-1)
-    return losses, None if dh is None else dh.neg_(), dhead
+            dhead.addmm_(difference.T, h[rows] * weight)
+    return losses, dh, dhead
 
 
 class _Gradient(torch.autograd.Function):
@@ -208,7 +207,7 @@ class _Gradient(torch.autograd.Function):
             p_mean = row_dot(p, y, free)
             if counts_bar is not None:
                 counts_bar[rows] = (p_mean - q_mean) * s
-            e, difference = y.sub_(p_mean[:, None]).mul_(p), targets.subtract(q, p)
+            e, difference = y.sub_(p_mean[:, None]).mul_(p), targets.subtract(q, p, p.new_ones(()))
             if counts is not None:
                 e.mul_(counts[rows, None])
             if b is not None:
