@@ -93,17 +93,10 @@ class SyntheticTraining:
         if not (self.torch_compile or isinstance(start, TrainingState)):
             start, widen = only_seen_rows(learner, summary, start, optimizer)  # of the whole summary
         summary, rows = self._compact(summary, rows, start, steps)
-        loss = self._loss(learner, summary, rows)
-        theta = unroll(
-            loss if widen is None else lambda params, inputs, step: loss(widen(params), inputs, step),
-            start,
-            tuple(summary.values()),
-            optimizer=optimizer,
-            steps=steps,
-            adjoint=self.adjoint,
-            window=None if self.window is None else min(self.window, steps),
-            torch_compile=self.torch_compile,
-        )
+        own, window = self._loss(learner, summary, rows), None if self.window is None else min(self.window, steps)
+        loss = own if widen is None else lambda params, inputs, step: own(widen(params), inputs, step)
+        how = {"optimizer": optimizer, "steps": steps, "adjoint": self.adjoint, "torch_compile": self.torch_compile}
+        theta = unroll(loss, start, tuple(summary.values()), window=window, **how)
         return theta if widen is None else widen(theta)
 
     def advance(
@@ -259,8 +252,7 @@ class Students:
         try:
             theta = train(loss, start, (), optimizer=training.optimizer_for(learner, self.steps), steps=self.steps).params
         except RuntimeError as error:  # of torch.vmap, or out of memory
-            what = f"Students train one after the other, not together: {reason(error)}"
-            logging.getLogger(__name__).warning(what)
+            logging.getLogger(__name__).warning("Students train one after the other, not together: %s", reason(error))
             return map(self.on_summary, numbers)
         return [{name: x[k] for name, x in theta.items()} for k in range(len(seeds))]
 

@@ -4,8 +4,7 @@ PyTorch does not support double backward through a compiled function, so the sec
 `torch.func.grad`, and the reverse step as the vector-Jacobian product of that gradient, fused with the optimizer's arithmetic. Captured tensors, the
 step and the learning rate are arguments of the compiled code, so that a change of them compiles nothing again.
 
-With `torch_compile="reduce-overhead"`, the network's part of a step is a CUDA graph, whose kernels start at once. The step is a tensor on the device
-then: each integer would have a graph of its own.
+With `torch_compile="reduce-overhead"` the network's part is a CUDA graph. The step is a tensor then: each integer would have a graph of its own.
 """
 
 from __future__ import annotations

@@ -62,9 +62,8 @@ def unroll(
             first_step, first_step + 1, …. Adam's bias corrections count from 1 in any case, as its moments start at zero.
         torch_compile: compile the gradient and the reverse step (`farzi_hf.engine.compiled_loop`). It needs torch 2.8 or newer. The first call
             takes a minute or two longer, then steps are faster. `inner_loss` must be traceable as a whole, which `torch.nn.GRU`, `LSTM` and
-            `RNN` are not. `Direct` and `GradientGraphs` cannot be compiled. A string is a mode of `torch.compile`: "reduce-overhead" records
-            the gradient and its products as CUDA graphs. `inner_loss` gets `step` as a tensor then, and reads `table.index_select(0,
-            step.view(1) - 1)`. Where that fails, a warning says so and steps are compiled as with True. It was never run on a real GPU.
+            `RNN` are not. `Direct` and `GradientGraphs` cannot be compiled. A string is a mode of `torch.compile`, as "reduce-overhead" for
+            CUDA graphs (never run on a real GPU); where it fails, a warning says so. `step` is a tensor then: `x.index_select(0, step.view(1) - 1)`.
 
     Returns:
         θ_T, with the keys, order and shapes of `params`. Trained tensors are views of one buffer per dtype and device.
