@@ -116,9 +116,8 @@ def datamodelling_rows(
     for method in scores[0]:
         pairs = zip(problem.args.seeds, scores, losses, strict=True)
         values = np.stack([resampled(problem.left_out(seed), found[method], true) for seed, found, true in pairs])
-        mean = values.mean(0)
-        interval = np.quantile(mean[1:], (0.025, 0.975)).tolist()
-        lds = {"lds": mean[0], "lds_interval": interval, "lds_seeds": values[:, 0].tolist()}
+        mean, seeds = values.mean(0), values[:, 0].tolist()
+        lds = {"lds": mean[0], "lds_interval": np.quantile(mean[1:], (0.025, 0.975)).tolist(), "lds_seeds": seeds}
         rows.append({"method": method, "steps": steps, **lds})
         say(f"T = {steps}: {method} {mean[0]:.3f}")
     return rows
@@ -159,9 +158,7 @@ def facts_of(problem: AttributionProblem) -> dict[str, Any]:
         "mean test loss in nats per token, before and after": f"{kept[0]['test_before']:.3f}, {kept[0]['test_after']:.3f}",
         f"CPU ms per step at T = {steps}": f"training {1e3 * training / steps:.1f}, exact influence {1e3 * exact / steps:.1f} "
         f"({exact / training:.2f} times training)",
-        "TRAK": "its authors' library, the margin of each token"
-        if find_spec("trak")
-        else "not measured: pip install farzi-hf[bench]",
+        "TRAK": "its authors' library, the margin of each token" if find_spec("trak") else "pip install farzi-hf[bench]",
         "torch": torch.__version__,
     }
 

@@ -189,19 +189,21 @@ class AttributionProblem:
 def resampled(left_out: torch.Tensor, scores: Sequence[float], losses: Sequence[float]) -> np.ndarray:
     """(1 + resamples,): the rank correlation of predicted and true losses, first over all retrainings, then over resampled ones."""
     generator, count = stream(0, Purpose.BOOTSTRAP), len(losses)
-    chosen = [np.arange(count), *(generator.integers(count, size=count) for _ in range(RESAMPLES))]
+    chosen = np.stack([np.arange(count), *(generator.integers(count, size=count) for _ in range(RESAMPLES))])
     predicted, true = (left_out.double() @ torch.tensor(scores).double()).numpy(), np.array(losses)
-    return np.array([spearman(predicted[k], true[k]) for k in chosen])
+    return spearman(predicted[chosen], true[chosen])
 
 
-def spearman(x: np.ndarray, y: np.ndarray) -> float:
-    """Spearman's correlation of two lists of numbers: that of their ranks, where equal numbers share the mean of theirs."""
+def spearman(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Spearman's correlation of lists of numbers (…, n): that of their ranks, where equal numbers share the mean of theirs."""
 
     def ranks(values: np.ndarray) -> np.ndarray:
-        _, group, sizes = np.unique(values, return_inverse=True, return_counts=True)
-        return (np.cumsum(sizes) - (sizes + 1) / 2)[group]
+        one, other = values[..., None], values[..., None, :]
+        found = (one > other).sum(-1) + (one == other).sum(-1) / 2
+        return found - found.mean(-1, keepdims=True)
 
-    return float(np.corrcoef(ranks(x), ranks(y))[0, 1])
+    x, y = ranks(x), ranks(y)
+    return (x * y).sum(-1) / np.sqrt((x * x).sum(-1) * (y * y).sum(-1))
 
 
 _COMMON = (

@@ -3,7 +3,8 @@
     python recipes/benchmark/influence_distance.py --data_dir FOLDER          # Penn Treebank
     python recipes/benchmark/influence_distance.py --dataset sample
 
-GPT-2 of one layer, tied and untied, three learning rates, and some with a larger ε of Adam, which makes training smooth. Each score is judged
+GPT-2 of one layer, tied and untied, three learning rates, and some with a larger ε of Adam, which makes training smooth, or in the derivative
+alone. `pip install farzi-hf[bench]` adds TRAK. Each score is judged
 as in `attribution.py`: the rank correlation of predicted and true test loss over retrainings. `slope` is that of the true change over the
 predicted one. Then sequences are chosen by the scores, and models with other starts and orders train on them as long as before; held-out
 sequences that the scores have not seen judge them. All is kept in `output_dir`, seed by seed, so a run that was stopped goes on.
@@ -16,6 +17,7 @@ import re
 import sys
 from argparse import ArgumentParser
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -37,21 +39,18 @@ from farzi_hf.report import listed, markdown, save_csv, save_json, save_text
 FILES = ("table.json", "table.md", "table.csv")
 SHARES, HALVES, FRESH = (0.01, 0.05, 0.2, 0.5), 4, 2
 USE, MORE = 2, 1
-"""Seeds, the first ones, of choices, and of what may see farther."""
+"""Seeds, the first ones, of choices, and of what may see farther and TRAK."""
 SETTINGS = {
-    f"{name}, lr {rate:g}" + f", ε {epsilon:g}" * (epsilon > 1e-6) + f", T {steps}" * (steps > 100): (name == "tied", rate, epsilon, steps, seeds)
-    for name, rate, epsilon, steps, seeds in (
-        ("tied", 1e-3, 1e-6, 100, 3), ("tied", 3e-3, 1e-6, 100, 2), ("tied", 1e-2, 1e-6, 100, 2), ("tied", 1e-2, 1e-2, 100, 3),
-        ("untied", 1e-3, 1e-6, 100, 2), ("untied", 3e-3, 1e-6, 100, 2), ("untied", 1e-2, 1e-6, 100, 2),
-        ("tied", 3e-3, 1e-4, 100, 2), ("tied", 3e-3, 1e-2, 100, 3), ("tied", 3e-3, 1e-2, 400, 1),
+    f"{name}, lr {rate:g}" + f", ε {epsilon:g}" * (epsilon > 1e-6): (name == "tied", rate, epsilon, seeds)
+    for name, rate, epsilon, seeds in (
+        ("tied", 1e-3, 1e-6, 3), ("tied", 3e-3, 1e-6, 2), ("tied", 1e-2, 1e-6, 2), ("tied", 1e-2, 1e-2, 3),
+        ("untied", 1e-3, 1e-6, 2), ("untied", 3e-3, 1e-6, 2), ("untied", 1e-2, 1e-6, 2),
+        ("tied", 3e-3, 1e-4, 2), ("tied", 3e-3, 1e-2, 2),
     )
 }  # fmt: skip
 OVER_HALVES, OVER_SEEDS = f"exact, mean over {HALVES} random halves", "exact, mean over seeds"
-OVER_STEPS, DAMPED, DAMPINGS = (
-    "exact, mean after 80 and 100 % of the steps",
-    "exact, ε {:g} in the derivative alone",
-    (1e-4, 1e-2),
-)
+OVER_STEPS, DAMPED = "exact, mean after 80 and 100 % of the steps", "exact, ε {:g} in the derivative alone"
+DAMPINGS = (1e-4, 1e-2)
 CHOICES = {"without the lowest": (0.05, 0.1, 0.2), "the highest": (0.3,)}
 DEFAULTS = (
     "--num_train", "256", "--num_test", "200", "--longest", "16", "--vocab_size", "300", "--batch_size", "8", "--steps", "100",
@@ -73,23 +72,21 @@ class DistanceProblem(AttributionProblem):
     """One setting: the trainings, their scores, and retrainings at all distances."""
 
     @classmethod
-    def of(cls, argv: Sequence[str], name: str) -> DistanceProblem:
-        tied, rate, epsilon, steps, _ = SETTINGS[name]
+    def of(cls, argv: Sequence[str], name: str, like: DistanceProblem | None = None) -> DistanceProblem:
+        """That of a setting, with the data of another one."""
+        tied, rate, epsilon, _ = SETTINGS[name]
         learner = {"model_type": "gpt2", "n_embd": 48, "n_layer": 1, "n_head": 4, "tie_word_embeddings": tied}
         own = ("--learner", json.dumps(learner), "--learning_rate", str(rate), "--epsilon", str(epsilon))
         _, data, args, _ = parse([*DEFAULTS, *argv, *own])
-        folder = re.sub(", (lr|ε|T) ", "_", name)
-        return cls(data, replace(args, steps=[args.steps[0] * steps // 100], output_dir=str(Path(args.output_dir, folder))))
+        if like is not None:
+            like, data = data, copy(like.data)
+            data.settings = like.settings
+        folder = re.sub(", (lr|ε) ", "_", name)
+        return cls(data, replace(args, output_dir=str(Path(args.output_dir, folder))))
 
     @property
     def steps(self) -> int:
         return self.args.steps[0]
-
-    def core(self, seed: int) -> None:
-        """What all seeds have."""
-        self.scores(seed)
-        for share in SHARES:
-            self.changes(seed, share)
 
     def scores(self, seed: int) -> dict[str, list[float]]:
         """(n,) of each method for one seed; kept."""
@@ -163,7 +160,7 @@ class DistanceProblem(AttributionProblem):
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Seed by seed all settings, the long trainings last; then the card."""
+    """All settings, then the card."""
     keep_freed_memory()
     torch.set_num_threads(1)
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
@@ -175,22 +172,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     rest = [*rest, "--dataset", known.dataset]
     with ends_in_one_line("influence_distance.py"):
         check_outputs(folder, FILES)
-        problems = {name: DistanceProblem.of(rest, name) for name in SETTINGS}
-    for part, most in ((DistanceProblem.core, None), (DistanceProblem.more, MORE)):
-        for name in sorted(SETTINGS, key=lambda name: -SETTINGS[name][2]):  # what is of use first
-            for seed in seeds_of(name, known.seeds)[:most]:
-                part(problems[name], seed)
-                say(f"{part.__name__}, seed {seed}: {name}")
+        problems: dict[str, DistanceProblem] = {}
+        for name in SETTINGS:
+            problems[name] = DistanceProblem.of(rest, name, next(iter(problems.values()), None))
+    for name in sorted(SETTINGS, key=lambda name: -SETTINGS[name][2]):  # what is of use first
+        for seed in known.seeds[: SETTINGS[name][3]]:
+            problems[name].scores(seed)
+            for share in SHARES:
+                problems[name].changes(seed, share)
+            say(f"seed {seed}: {name}")
     write(folder, problems, known.seeds)
-
-
-def seeds_of(name: str, seeds: Sequence[int]) -> Sequence[int]:
-    return seeds[: SETTINGS[name][4]]
 
 
 def write(folder: Path, problems: dict[str, DistanceProblem], seeds: Sequence[int]) -> None:
     """The card: a table for each share, one of slopes, one of choices."""
-    rows = [row for name, problem in problems.items() for row in judged(name, problem, seeds_of(name, seeds))]
+    rows = [row for name, problem in problems.items() for row in judged(name, problem, seeds[: SETTINGS[name][3]])]
     shown = []
     for share in SHARES:
         own = [row for row in rows if row["left_out"] == share]
@@ -198,13 +194,19 @@ def write(folder: Path, problems: dict[str, DistanceProblem], seeds: Sequence[in
             (row["method"], row["setting"]): "{:.2f} ({:.2f}–{:.2f})".format(row["lds"], *row["lds_interval"]) for row in own
         }
         shown.append((f"Rank correlation, retrainings without {share:.0%}", table(cells)))
+    first: dict[tuple[str, str], list[float]] = {}
+    for row in (row for row in rows if "ε" not in row["setting"]):
+        first.setdefault((row["method"], f"{row['left_out']:.0%}"), []).append(row["lds_first"])
+    means = {key: f"{np.mean(x):.2f} ± {2 * np.std(x, ddof=min(1, len(x) - 1)) / len(x) ** 0.5:.2f}" for key, x in first.items()}
+    if means:
+        shown.append(("Rank correlation of the first seed, ε 1e-6 (mean, and 2 standard errors over settings)", table(means)))
     slopes = {(f"{row['left_out']:.0%}", row["setting"]): f"{row['slope']:.2f}" for row in rows if row["method"] == EXACT}
     slopes |= {("test loss with all", row["setting"]): f"{row['loss']:.3f}" for row in rows}
     shown.append(("Slope of true over predicted changes, exact influence", table(slopes)))
     used = [
         {"setting": name, "seed": seed, **row}
         for name, problem in problems.items()
-        for seed in (seeds[:USE] if SETTINGS[name][3] == 100 else ())
+        for seed in seeds[:USE]
         for row in problem.use(seed)
     ]
     for kind, is_smooth in (("ε = 1e-6", False), ("larger ε", True)):
@@ -214,7 +216,9 @@ def write(folder: Path, problems: dict[str, DistanceProblem], seeds: Sequence[in
     args = next(iter(problems.values())).args
     facts = {
         "sequences": f"{args.num_train} of at most {args.longest} ids, {args.batch_size} a step, T = {args.steps[0]}; {args.num_test} test sequences",
-        "optimizer": f"Adam, ε 1e-6 where nothing else is said, betas {args.momentum:g} and 0.999, cosine", "seeds": list(seeds),
+        "optimizer": f"Adam, ε 1e-6 where nothing else is said, betas {args.momentum:g} and 0.999, cosine",
+        "seeds": ", ".join(f"{x[3]} of {name}" for name, x in SETTINGS.items()),
+        "of TRAK, damped derivatives (a larger ε in the derivative alone) and the loss before the end": "the first seed",
         "retrainings per seed": args.retrainings, "torch": torch.__version__,
     }  # fmt: skip
     parts = "\n\n".join(f"**{title}**\n\n{body}" for title, body in shown)
@@ -226,7 +230,7 @@ def write(folder: Path, problems: dict[str, DistanceProblem], seeds: Sequence[in
 
 def judged(name: str, problem: DistanceProblem, seeds: Sequence[int]) -> list[dict[str, Any]]:
     """A row for each share and method."""
-    scores, rows = [problem.scores(seed) | (problem.more(seed) if i < MORE else {}) for i, seed in enumerate(seeds)], []
+    scores, rows = [problem.scores(seed) | (problem.more(seed) if number < MORE else {}) for number, seed in enumerate(seeds)], []
     if len(seeds) > 1:
         mean = np.mean([found[EXACT] for found in scores], 0).tolist()
         scores = [{**found, OVER_SEEDS: mean} for found in scores]
@@ -235,23 +239,24 @@ def judged(name: str, problem: DistanceProblem, seeds: Sequence[int]) -> list[di
         losses = [problem.changes(seed, share) for seed in seeds]
         for method in scores[0]:
             pairs = [pair for pair in zip(out, scores, losses, strict=True) if method in pair[1]]
-            values = np.stack([resampled(left, found[method], true[1:]) for left, found, true in pairs]).mean(0)
+            values = np.stack([resampled(left, found[method], true[1:]) for left, found, true in pairs])
             predicted = np.concatenate(
                 [(left.double() @ torch.tensor(found[method]).double()).numpy() for left, found, _ in pairs]
             )
             change = np.concatenate([np.array(true[1:]) - true[0] for _, _, true in pairs])
             rows.append({
-                "setting": name, "left_out": share, "method": method, "seeds": len(pairs), "lds": values[0],
-                "lds_interval": np.quantile(values[1:], (0.025, 0.975)).tolist(), "slope": float(predicted @ change / (predicted @ predicted)),
-                "loss": float(np.mean([true[0] for true in losses])), "change": float(change.mean()), "predicted": float(predicted.mean()),
+                "setting": name, "left_out": share, "method": method, "seeds": len(pairs), "lds": values[:, 0].mean(), "lds_first": values[0, 0],
+                "lds_interval": np.quantile(values[:, 1:].mean(0), (0.025, 0.975)).tolist(),
+                "slope": float(predicted @ change / (predicted @ predicted)), "change": float(change.mean()),
+                "loss": float(np.mean([true[0] for true in losses])), "predicted": float(predicted.mean()),
             })  # fmt: skip
     return rows
 
 
 def table(cells: dict[tuple[str, str], str]) -> str:
     """Rows by the first part of a key, columns by the second."""
-    names = dict.fromkeys(first for first, _ in cells)
-    return markdown([{"": name, **{second: x for (first, second), x in cells.items() if first == name}} for name in names])
+    names, columns = (dict.fromkeys(parts) for parts in zip(*cells, strict=True))
+    return markdown([{"": name, **{column: cells.get((name, column), "") for column in columns}} for name in names])
 
 
 def choices(used: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
