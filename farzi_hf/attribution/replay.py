@@ -55,6 +55,8 @@ class Replay(RowTraining):
         _refuse(endless, "its train_dataset has no length; give rows with numbers")
         _refuse(args.n_gpu > 1, "several devices share its batches; launch a process for each, or run it on one")
         _refuse(trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled, "its model is in pieces; leave out FSDP and DeepSpeed")
+        apart = args.world_size > 1 and not args.average_tokens_across_devices
+        _refuse(apart, "each process takes a mean of its own; leave average_tokens_across_devices=True")
         _refuse(args.fp16, "fp16=True scales its losses; set bf16=True, or none of both")
         loader = trainer.get_train_dataloader()
         order = _order(trainer, loader)
@@ -145,6 +147,7 @@ def _order(trainer: Trainer, loader: DataLoader) -> list[list[list[int]]]:
     for rank, shard in enumerate(shards):
         shard.process_index = rank
     sampler = getattr(shards[0], "batch_sampler", shards[0]).sampler
+    _refuse(len(set(map(len, shards))) > 1, "processes have unequal numbers of batches; leave even_batches=True")
     seeded = isinstance(sampler, (SeedableRandomSampler, SequentialSampler))
     _refuse(not seeded, f"no seed orders its {type(sampler).__name__}; set train_sampling_strategy='random'")
     accumulated, found = args.gradient_accumulation_steps, []
