@@ -141,7 +141,11 @@ def trained(
 
 def itself(c: Comparison, args: FinetuneArguments) -> list[Measured]:
     """The pretrained model as it is, and the teacher that the summary carries."""
-    models = {} if args.model is None else {"the model, not fine-tuned": AutoModelForCausalLM.from_pretrained(args.model)}
+    models = (
+        {}
+        if args.model is None
+        else {"the model, not fine-tuned": AutoModelForCausalLM.from_pretrained(args.model, trust_remote_code=False)}
+    )
     models |= {} if c.farzi.carried is None else {"teacher": c.farzi.teacher}
     test = c.splits["test"]
     return [Measured(name, [c.statistics(prediction_of(model.eval()), test)], c.farzi.nbytes) for name, model in models.items()]
