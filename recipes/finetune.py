@@ -66,6 +66,11 @@ class FinetuneArguments:
         if min(self.num_students, self.long_steps, 1 if self.steps is None else self.steps) < 1:
             raise ValueError("num_students, long_steps and steps have to be at least 1")
 
+    @property
+    def ranks(self) -> list[int]:
+        """Of the trainings of each row: 0 is the whole model."""
+        return [0, self.lora] if self.lora else [0]
+
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The whole recipe, in one process."""
@@ -136,7 +141,8 @@ def trained(
         arguments = stock_arguments(c, args.output_dir, seed, **{"max_steps": c.steps, **settings})
         return train_stock(model, rows(seed), collator, arguments)
 
-    return c.trained(method, train, c.seeds, nbytes, settings.get("max_steps", c.steps))
+    name = f"{method}, LoRA" if lora else method
+    return c.trained(name, train, c.seeds, nbytes, settings.get("max_steps", c.steps))
 
 
 def itself(c: Comparison, args: FinetuneArguments) -> list[Measured]:
@@ -157,8 +163,7 @@ def on_summary(c: Comparison, args: FinetuneArguments) -> list[Measured]:
     if farzi.is_endless:
         name, nbytes = f"Farzi, {farzi.config.inputs} ids", farzi.nbytes
         rows = lambda seed: farzi.as_dataset(seed=seed)  # noqa: E731
-        whole = trained(c, args, name, rows, farzi.collator(), nbytes)
-        return [whole, *(trained(c, args, f"{name}, LoRA", rows, farzi.collator(), nbytes, rank) for rank in [args.lora] if rank)]
+        return [trained(c, args, name, rows, farzi.collator(), nbytes, rank) for rank in args.ranks]
     visits = math.ceil(c.steps * inner["synthetic_batch_size"] / farzi.config.num_sequences)
     token_bytes = c.token_bytes(farzi.config.num_sequences * farzi.config.sequence_length)
     soft, ids = farzi.collator(), default_data_collator
@@ -184,9 +189,8 @@ def on_real(c: Comparison, args: FinetuneArguments) -> list[Measured]:
         first = draw(c.seeds[0])
         settings = {"per_device_train_batch_size": c.real_batch_size(c.training_rows(first)), **settings}
         rows = lambda seed, draw=draw: c.training_rows(draw(seed))  # noqa: E731
-        for rank in {0, args.lora}:
-            name = f"{method}, LoRA" if rank else method
-            measured.append(trained(c, args, name, rows, c.task.collator, c.nbytes(first), rank, **settings))
+        for rank in args.ranks:
+            measured.append(trained(c, args, method, rows, c.task.collator, c.nbytes(first), rank, **settings))
     return measured
 
 

@@ -108,17 +108,16 @@ def generated(users: int, items: int, interactions: int, seed: int = 0) -> pa.Ta
 
 
 def read_text(size: int) -> tuple[float, float]:
-    """Wall and processor seconds from a file to ids: a tokenizer is trained on it, too."""
+    """Wall and processor seconds from files to ids: a tokenizer is trained on them, too."""
     generator = np.random.default_rng(0)
     words = np.array(["".join(map(chr, generator.integers(97, 123, generator.integers(2, 9)))) for _ in range(20_000)])
     shares = np.cumsum(1 / np.arange(3, len(words) + 3))
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "text.txt")
-        with path.open("w", encoding="utf-8") as file:
-            for first in range(0, size, _BLOCK):
-                drawn = words[np.searchsorted(shares, generator.random(min(_BLOCK, size - first)) * shares[-1])]
-                file.writelines(" ".join(drawn[i : i + 20]) + "\n" for i in range(0, len(drawn), 20))
-        return Timer()(lambda: LanguageModeling.load(path.name, folder)[1](0))
+        for first in range(0, size, _BLOCK):
+            drawn = words[np.searchsorted(shares, generator.random(min(_BLOCK, size - first)) * shares[-1])]
+            lines = (" ".join(drawn[i : i + 20]) + "\n" for i in range(0, len(drawn), 20))
+            save_text("".join(lines), Path(folder, f"{first}.txt"))
+        return Timer()(lambda: LanguageModeling.load("*.txt", folder)[1](0))
 
 
 def steps(entries: int, width: int, text: bool) -> Facts:

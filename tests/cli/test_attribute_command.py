@@ -34,20 +34,12 @@ def folder(tmp_path_factory):
     return folder
 
 
+SHORT = ["--use_cpu", "True", "--disable_tqdm", "True", "--max_steps", "3"]
+
+
 def attribute(folder, *more: str) -> None:
-    fixed = [
-        "--test",
-        str(folder / "test.csv"),
-        "--column",
-        "said",
-        "--use_cpu",
-        "True",
-        "--disable_tqdm",
-        "True",
-        "--max_steps",
-        "3",
-    ]
-    main(["attribute", str(folder / "model"), str(folder / "data.jsonl"), *fixed, *more])
+    given = ["--test", str(folder / "test.csv"), "--column", "said"]
+    main(["attribute", str(folder / "model"), str(folder / "data.jsonl"), *given, *SHORT, *more])
 
 
 @pytest.mark.parametrize("more", [(), ("--lora", "2", "--learning_rate", "1e-2", "--adjoint", "reversible")], ids=["all", "lora"])
@@ -91,19 +83,8 @@ def test_rows_of_interactions_are_the_histories_of_users(tmp_path, capsys, more)
     AutoModelForCausalLM.from_config(config_of("sasrec", 5, dropout=0.1, max_length=3)).save_pretrained(tmp_path / "model")
     data = interactions(tmp_path / "data.csv", HISTORIES)
     test = interactions(tmp_path / "test.csv", {"eve": "bd", "fay": "c"})
-    how = [
-        "--use_cpu",
-        "True",
-        "--disable_tqdm",
-        "True",
-        "--max_steps",
-        "3",
-        "--output_dir",
-        str(tmp_path / "out"),
-        "--check",
-        *more,
-    ]
-    main(["attribute", str(tmp_path / "model"), data, "--test", test, *how])
+    how = ["--output_dir", str(tmp_path / "out"), "--check", *more]
+    main(["attribute", str(tmp_path / "model"), data, "--test", test, *SHORT, *how])
     printed, found = capsys.readouterr().out, Attribution.load(tmp_path / "out")
     assert found.texts == ["b | c | d", "c | d | a", "c | b | d", "c | b | a"]  # the last that the model can read
     assert found.queries == ["b | d"]
