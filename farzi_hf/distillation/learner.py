@@ -155,8 +155,9 @@ class Learner:
             weights = weights[:, None].expand_as(counted) if weights.dim() == 1 else weights[:, 1:]
         if not values_are_free(counted):  # all positions: no shape may depend on the number of those that count
             counts = (counted if weights is None else counted * weights).flatten().to(states.dtype)
-            targets, share = HardTargets(labels.clamp(min=0).flatten()), counted.sum() / counted.numel()
-            return self.loss_of_states(params, states.flatten(0, 1), targets, counts, temperature) / share
+            targets = HardTargets(labels.clamp(min=0).flatten())
+            loss = self.loss_of_states(params, states.flatten(0, 1), targets, counts, temperature)
+            return loss * counted.numel() / counted.sum()  # a quotient of integers would be float32
         counts = None if weights is None else weights[counted]
         return self.loss_of_states(params, states[counted], HardTargets(labels[counted]), counts, temperature)
 

@@ -81,8 +81,8 @@ def test_compiled_steps_give_the_same_influence_and_are_compiled_once(training):
     """Whatever the number of padded columns and of predicted ids in a minibatch, which differs here."""
     expected = influence(training, TEST, adjoint=Direct())
     compiled, stats = replace(training, torch_compile=True), torch._dynamo.utils.counters["stats"]
-    # In float64, PyTorch 2.13 compiles this GPT-2 to code whose scores differ by 1.3e-5.
-    torch.testing.assert_close(influence(compiled, TEST, adjoint=Tape()), expected, rtol=3e-5, atol=0)
+    # The share of the positions that count was float32 here, also in a float64 training: an error of 1.3e-5.
+    torch.testing.assert_close(influence(compiled, TEST, adjoint=Tape()), expected, rtol=1e-9, atol=0)
     before = stats["unique_graphs"]
     influence(compiled, TEST, weights=weights(), adjoint=Tape())
     assert 0 < stats["unique_graphs"] == before
