@@ -240,12 +240,17 @@ def tensors_changed(folder: Path, data: st.DataObject) -> None:
         save_file(tensors, path, metadata={entry: json.dumps(files if entry == "files" else {"files": files, "sha256": {}})})
 
 
+def not_copied(folder: str, names: list[str]) -> list[str]:
+    """The copy itself, and holes of gigabytes, which would be written out."""
+    return [name for name in names if name == ".farzi-committed" or os.lstat(Path(folder, name)).st_size > 2**24]
+
+
 def committed(folder: Path, data: st.DataObject) -> None:
     """An interrupted save, with damage of its own."""
     target = folder / ".farzi-committed"
     if not target.exists():
         with suppress(shutil.Error):  # a pipe cannot be copied
-            shutil.copytree(folder, target, symlinks=True, ignore=lambda *_: [".farzi-committed"])
+            shutil.copytree(folder, target, symlinks=True, ignore=not_copied)
         for path in data.draw(st.sets(st.sampled_from(sorted(path for path in target.rglob("*") if path.is_file())))):
             path.unlink()
 
