@@ -169,7 +169,8 @@ class Attribution:
 
 
 def attribute(
-    trainer: Trainer, test_dataset: Dataset, adjoint: Adjoint | None = None, resume_dir: str | os.PathLike | None = None, per_token: bool = False
+    trainer: Trainer, test_dataset: Dataset, adjoint: Adjoint | None = None, resume_dir: str | os.PathLike | None = None,
+    per_token: bool = False, damping: float = 0.0,
 ) -> Attribution:  # fmt: skip
     """How much each row of a Trainer's training set lowered the loss of each row of a test set, exact through the whole training.
 
@@ -186,13 +187,15 @@ def attribute(
         resume_dir: a folder that keeps the scores of each group of at most eight queries. A later call with the same Trainer and queries
             goes on from there. The caller removes it. All processes must see it.
         per_token: whether each token of a training row gets a score too, see `Attribution.token_scores`. Rows must be padded on the right.
+        damping: 0 is the exact derivative. With a small `adam_epsilon` that holds for small changes alone; 1 tells more about training without
+            many rows: on the way back, Adam's ε is larger by 1 × the size of a number of the first gradient (root mean square).
 
     Raises:
         ValueError: the training cannot be replayed, a query has nothing to predict, or `resume_dir` is of another training or other queries;
             the message says the remedy.
         FloatingPointError: the training diverged, or its derivative did.
     """
-    replay = Replay.of(trainer)
+    replay = Replay.of(trainer, damping)
     of_test = trainer.get_eval_dataloader(test_dataset)
     count, device = len(of_test.dataset), trainer.args.device
     batches = (replay.batch(of_test, [query]) for query in range(count))

@@ -6,7 +6,7 @@ import copy
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import accelerate
@@ -43,8 +43,11 @@ class Replay(RowTraining):
     on_gradient: Callable[[], Any] = lambda: None  # to show progress
 
     @classmethod
-    def of(cls, trainer: Trainer) -> Replay:
+    def of(cls, trainer: Trainer, damping: float = 0.0) -> Replay:
         """Reads the training from the Trainer, and compares the first gradient with its own.
+
+        Args:
+            damping: of its Adam's derivative, as a multiple of the root mean square of those numbers of the first gradient that are not 0.
 
         Raises:
             ValueError: the Trainer has trained already, or does something that cannot be replayed; the message says what and the remedy.
@@ -67,8 +70,12 @@ class Replay(RowTraining):
         named = dict(base.named_parameters())
         start = {name: x.detach() if x.requires_grad else x for name, x in named.items()}
         found = cls(trainer, learner, start, _optimizer(trainer, named, len(order)), loader, order)
-        found._check_first_gradient()
-        return found
+        size = found._check_first_gradient()
+        if not damping:
+            return found
+        usable = isinstance(found.optimizer, InnerAdam) and 0 < damping < math.inf
+        _refuse(not usable, f"damping={damping} has to be a number from 0 on, and 0 with SGD, which has no ε")
+        return replace(found, optimizer=replace(found.optimizer, damping=damping * size))
 
     @property
     def num_rows(self) -> int:
@@ -102,7 +109,8 @@ class Replay(RowTraining):
             else:  # other processes wait for its gradient, and for second derivatives
                 yield 0.0 * sum(x.square().sum() for x in params.values() if x.requires_grad)
 
-    def _check_first_gradient(self) -> None:
+    def _check_first_gradient(self) -> float:
+        """The root mean square of those of its numbers that are not 0, clipped."""
         trainer, model = self.trainer, self.trainer.model
         theta = leaves(self.start)
 
@@ -123,7 +131,8 @@ class Replay(RowTraining):
             ours = gradient(sum(self.loss(theta, (self.ones,), 1)), list(theta.values()))
             tolerance = (0.1 if trainer.args.bf16 else 1e-3) * ours.norm()
             if (of_trainer(True) - ours).norm() <= tolerance:
-                return
+                (clipped,) = self.optimizer.clip((ours,))
+                return float(clipped.norm() / clipped.count_nonzero().clamp(min=1).sqrt())
             drops = [name for name, x in model.named_modules() if getattr(x, "p", 0) and isinstance(x, nn.Dropout)]
             _refuse(
                 (of_trainer(False) - ours).norm() <= tolerance,

@@ -44,6 +44,9 @@ def command(argv: Sequence[str]) -> None:
     parser.add_argument("--queries", type=int, default=16, help="rows of the test that are taken (default: 16)")
     parser.add_argument("--lora", type=int, metavar="R", help="train adapters of rank R, not all; needs peft")
     parser.add_argument("--per_token", action="store_true", help="score each token of a row too; the first ones are printed")
+    parser.add_argument(
+        "--damping", type=float, default=0.0, help="1: less exact, and tells more about leaving out many rows (default: 0)"
+    )
     parser.add_argument("--adjoint", choices=ADJOINTS, help="by default a fast one that needs little memory")
     parser.add_argument("--check", action="store_true", help="then train with the Trainer too, and compare the weights")
     parser.add_argument("--top", type=int, default=10, help="rows of each kind to print (default: 10)")
@@ -75,7 +78,7 @@ def command(argv: Sequence[str]) -> None:
         data, test = (Dataset.from_dict({"input_ids": ids}) for ids in (data, test[: args.queries]))
         trainer = Trainer(model, how, SequenceCollator(), data, processing_class=names)
         parts = output.with_name(f".{output.name}-parts")
-        found = attribute(trainer, test, args.adjoint and ADJOINTS[args.adjoint](), parts, args.per_token)
+        found = attribute(trainer, test, args.adjoint and ADJOINTS[args.adjoint](), parts, args.per_token, args.damping)
     if trainer.is_world_process_zero():
         found.save(output)
         for part in parts.glob("queries-*.safetensors"):

@@ -166,6 +166,8 @@ def _loop(
 ) -> tuple[InnerLoop, Buffers]:  # fmt: skip
     """The loop, and the parameters at its start."""
     _check(start, inputs, optimizer, steps, window)
+    if isinstance(torch_compile, str) and torch_compile not in (known := torch._inductor.list_mode_options()):
+        raise ValueError(f"torch_compile={torch_compile!r} is unknown; give True or one of {', '.join(known)}")
     kind = CapturedLoop if isinstance(torch_compile, str) else CompiledLoop if torch_compile else InnerLoop
     if isinstance(start, TrainingState):
         layout, w, taken, reached = start.layout, weights(start.states), start.step, start.states

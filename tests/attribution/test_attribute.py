@@ -18,7 +18,7 @@ from farzi_hf.attribution import Attribution, attribute, attribution
 from farzi_hf.attribution.replay import Replay
 from farzi_hf.cli import main
 from farzi_hf.data import SequenceCollator, word_tokenizer
-from farzi_hf.engine import Checkpoint, Direct, Reversible, Tape
+from farzi_hf.engine import Checkpoint, Direct, GradientGraphs, Reversible, Tape
 
 N = 10
 
@@ -99,6 +99,27 @@ def test_every_adjoint_gives_the_derivative_of_autograd(tmp_path, adjoint):
     rtol = 1e-5 if isinstance(adjoint, Reversible) else 1e-9
     torch.testing.assert_close(found.scores, expected.scores, rtol=rtol, atol=1e-9)
     torch.testing.assert_close(found.losses, expected.losses)
+
+
+def test_damping_makes_epsilon_larger_on_the_way_back_alone(tmp_path):
+    of = trainer(tmp_path, tiny_model("gpt2").double(), max_grad_norm=0.5)
+    exact, found, expected = attribute(of, rows(3, seed=1)), attribute(of, rows(3, seed=1), damping=2.0), Replay.of(of)
+    theta = {name: x.detach().requires_grad_() for name, x in expected.start.items()}
+    g = torch.cat(
+        [x.flatten() for x in torch.autograd.grad(sum(expected.loss(theta, (expected.ones,), 1)), list(theta.values()))]
+    )
+    assert g.norm() > 0.5  # the Trainer clips it
+    damped = Replay.of(of, 2.0).optimizer
+    assert damped.damping == pytest.approx(2 * 0.5 / int((g != 0).sum()) ** 0.5, rel=1e-5)
+    torch.testing.assert_close(found.losses, exact.losses)
+    assert torch.corrcoef(torch.stack([found.scores.flatten(), exact.scores.flatten()]))[0, 1] < 0.99
+    for adjoint, rtol in ((Checkpoint(slots=2), 1e-9), (GradientGraphs(), 1e-9), (Reversible(), 1e-5)):
+        again = attribute(of, rows(3, seed=1), adjoint, damping=2.0)
+        torch.testing.assert_close(again.scores, found.scores, rtol=rtol, atol=1e-9)
+    with pytest.raises(
+        ValueError, match=r"adjoint=Direct\(\) cannot follow the reverse rule of optimizer=InnerAdamW; use adjoint=Tape"
+    ):
+        attribute(of, rows(3, seed=1), Direct(), damping=2.0)
 
 
 def retrained(replay: Replay, weights: Tensor, query: Dataset) -> Tensor:
@@ -307,6 +328,7 @@ BAD = {
     "decay": (lambda folder: trainer(folder, optim="sgd"), "no optimizer here has the weight_decay of its SGD"),
     "schedule": (in_stairs, "its StepLR is no function of the step"),
 }  # fmt: skip
+UNDAMPED = {"sgd": ({"optim": "sgd", "weight_decay": 0.0}, 1.0), "negative": ({}, -1.0), "endless": ({}, float("inf"))}
 
 
 @pytest.mark.parametrize("case", BAD)
@@ -314,6 +336,13 @@ def test_what_cannot_be_replayed_is_one_clear_error(tmp_path, case):
     make, message = BAD[case]
     with pytest.raises(ValueError, match=f"trainer cannot be replayed: {message}"):
         attribute(make(tmp_path), rows(1, seed=1))
+
+
+@pytest.mark.parametrize("case", UNDAMPED)
+def test_what_cannot_be_damped_is_one_clear_error(tmp_path, case):
+    changes, damping = UNDAMPED[case]
+    with pytest.raises(ValueError, match=rf"damping={damping} has to be a number from 0 on, and 0 with SGD"):
+        attribute(trainer(tmp_path, **changes), rows(1, seed=1), damping=damping)
 
 
 def test_queries_that_predict_nothing_and_trainings_that_diverge(tmp_path):

@@ -70,11 +70,11 @@ ways = pytest.mark.parametrize(
 
 @pytest.fixture
 def modes(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
-    """Those that are asked for, of each call. Nothing is compiled, because to import the compiler takes seconds; "fails" fails."""
+    """Those that are asked for, of each call. Nothing is compiled, because to import the compiler takes seconds; "lite" fails."""
 
     def call(loop: CompiledLoop, function: Callable, *args: Any, mode: str | None = None) -> Any:
         asked.append(mode)
-        if mode == "fails":
+        if mode == "lite":
             raise RuntimeError("no capture\nand why")
         return function(loop.inner_loss, loop.layout, *args)
 
@@ -95,11 +95,11 @@ def test_a_mode_is_passed_on_and_gives_the_same_gradient(name: str, adjoint: Adj
 
 def test_a_mode_that_fails_is_said_once_and_steps_go_on_without_it(modes: list, caplog: pytest.LogCaptureFixture) -> None:
     problem, expected = table_problem(), table_problem()
-    found = meta_gradient(problem, ADAM, 7, adjoint=Tape(), torch_compile="fails")
+    found = meta_gradient(problem, ADAM, 7, adjoint=Tape(), torch_compile="lite")
     assert_exact(problem, found, meta_gradient(expected, ADAM, 7, adjoint=Tape()), Tape())
     (record,) = caplog.records
-    assert record.getMessage() == "torch_compile='fails' failed, steps go on without it: no capture"
-    assert modes.count("fails") == 1
+    assert record.getMessage() == "torch_compile='lite' failed, steps go on without it: no capture"
+    assert modes.count("lite") == 1
 
 
 @pytest.mark.slow

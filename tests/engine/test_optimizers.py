@@ -116,6 +116,20 @@ def test_pullback_is_the_derivative_of_a_step(optimizer: InnerOptimizer, size: i
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12 + 1e-9 * float(b.abs().max()))
 
 
+@pytest.mark.parametrize("kind", [InnerAdam, InnerAdamW])
+def test_damping_is_a_larger_epsilon_of_the_reverse_step_alone(kind: type[InnerAdam]) -> None:
+    w, g, *cotangent = torch.randn(5, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    damped, other = kind(lr=0.1, eps=1e-3, damping=0.5), kind(lr=0.1, eps=0.501)
+    state = kind(lr=0.1, eps=1e-3).step(damped.init(w), g, 1, 0.1)
+    for a, b in zip(damped.step(damped.init(w), g, 1, 0.1), state, strict=True):
+        assert torch.equal(a, b)
+    ours, theirs = ([x.clone() for x in cotangent] for _ in range(2))
+    torch.testing.assert_close(damped.pullback(w, state[1:], g, ours, 1, 0.1), other.pullback(w, state[1:], g, theirs, 1, 0.1))
+    torch.testing.assert_close(ours, theirs)
+    assert not damped.exact
+    assert other.exact
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_zero_and_vanishing_gradients_leave_derivatives_finite(dtype: torch.dtype) -> None:
     g = torch.tensor([0.0, 1e-30, 1e-18, 1.0], dtype=dtype)  # in float32 the square of the second underflows to 0

@@ -139,6 +139,7 @@ BAD_INPUT = {
              r"params\['w'\] is torch.float16, in which squares of gradients vanish .*; train float32"),
     "bare input": ({"inputs": torch.ones(2)}, TypeError, r"inputs must be a tuple of tensors, got tensor.*pass \(x,\)"),
     "torch optimizer": ({"optimizer": torch.optim.Adam}, TypeError, r"optimizer must .* got <class .*Adam'>.*InnerAdam"),
+    "compile mode": ({"torch_compile": "reduce-overheads"}, ValueError, r"torch_compile='reduce-overheads' is unknown; .* reduce-overhead, max"),
     "adjoint name": ({"adjoint": "tape"}, TypeError, r"adjoint must be an Adjoint or None, got 'tape'.*Tape\(\)"),
     "vector loss": ({"inner_loss": lambda p, i, s: p["w"]}, ValueError, r"inner_loss .* of shape \(2,\) at step 1"),
     "detached": ({"inner_loss": lambda p, i, s: p["w"].detach().sum()}, ValueError, r"inner_loss .*without detach"),

@@ -55,6 +55,8 @@ class InnerAdam(InvertibleOptimizer):
         lr_schedule: maps the global step to a multiplier of `lr`, like the function of a `LambdaLR`. Steps count from
             `unroll`'s `first_step` and not from 0.
         max_grad_norm: $C$, see `InnerOptimizer`; None does not clip.
+        damping: added to $\epsilon$ in (5) and (6) alone. Above 0, the result is not the derivative of this training but that of a smoother
+            one, which tells more about large changes (docs/attribution.md). `Direct`, which has no (5), refuses it.
 
     Raises:
         ValueError: a hyper-parameter is out of its range.
@@ -75,14 +77,19 @@ class InnerAdam(InvertibleOptimizer):
     weight_decay: float = weight_decay()
     lr_schedule: Callable[[int], float] | None = None
     max_grad_norm: float | None = max_grad_norm()
+    damping: float = 0.0
 
     def __post_init__(self) -> None:
-        check_fields(self, "eps", "eps_root")
+        check_fields(self, "eps", "eps_root", "damping")
         pair = isinstance(self.betas, (tuple, list)) and len(self.betas) == 2
         if not (pair and all(is_number(beta) and 0 <= beta < 1 for beta in self.betas)):
             raise ValueError(f"betas must be two numbers in [0, 1), got {self.betas!r}; give for example (0.9, 0.999)")
         if self.eps == self.eps_root == 0:
             raise ValueError("eps and eps_root are both 0.0, which makes 0/0 where there is no gradient; set eps=1e-8")
+
+    @property
+    def exact(self) -> bool:
+        return self.damping == 0
 
     @property
     def coupled(self) -> float:
@@ -126,7 +133,7 @@ class InnerAdam(InvertibleOptimizer):
         g = decayed(g, w, self.coupled)  # (1)
         x = v + r if r else v
         s = root(x)
-        denominator = s + e
+        denominator = s + (e + self.damping * math.sqrt(1 - beta2**t))
         u = (dw * a).div_(denominator)
         dm.sub_(u)  # (5)
         # (6), m/s first: it is of order one, s³ could underflow. Where v is 0, m need not be: the integers of `Reversible` round v.
