@@ -49,7 +49,7 @@ SETTINGS = {
 }  # fmt: skip
 OVER_HALVES, OVER_SEEDS = f"exact, mean over {HALVES} random halves", "exact, mean over seeds"
 OVER_STEPS, DAMPED = "exact, mean after 80 and 100 % of the steps", "exact, ε {:g} in the derivative alone"
-DAMPINGS = (1e-4, 1e-2)
+DAMPINGS = (1e-3, 1e-2)
 CHOICES = {"without the lowest": (0.05, 0.1, 0.2), "the highest": (0.3,)}
 DEFAULTS = (
     "--num_train", "256", "--num_test", "200", "--longest", "16", "--vocab_size", "300", "--batch_size", "8", "--steps", "100",
