@@ -52,16 +52,19 @@ def test_rows_are_scored_saved_and_printed(folder, tmp_path, capsys, more):
     assert "Dropout is switched off: resid_pdrop" in printed
     for row in (*found.top(2), *found.bottom(2)):
         assert f"{row.row:>7} {row.score:>+11.3e}  {row.text}" in printed
+    assert "With --adam_epsilon 1e-08 these hold for small changes; --damping 1 says more" in printed
     assert float(printed.rsplit("differ from the replay's by ", 1)[1].split()[0]) < 1e-4
 
 
 def test_tokens_have_scores_that_are_printed(folder, tmp_path, capsys):
-    attribute(folder, "--output_dir", str(tmp_path / "out"), "--queries", "1", "--top", "1", "--per_token")
+    attribute(folder, "--output_dir", str(tmp_path / "out"), "--queries", "1", "--top", "1", "--per_token", "--damping", "1")
     found = Attribution.load(tmp_path / "out")
     best, worst = found.top(1)[0], found.bottom(1)[0]
     assert [name for name, _ in best.tokens if name not in SPECIAL_TOKENS] == best.text.split()
     (useful, score), (harmful, less) = max(best.tokens, key=lambda x: x[1]), min(worst.tokens, key=lambda x: x[1])
     printed = capsys.readouterr().out
+    assert "damping=0.0," not in found.facts["optimizer"]
+    assert "--damping" not in printed
     assert f"  {best.text}  [{useful} {score:+.1e}]  [" in printed
     assert f"  {worst.text}  [{harmful} {less:+.1e}]  [" in printed
 
