@@ -70,6 +70,7 @@ for size in 400 2000; do # the paper's 8,000 outer steps are extrapolated from t
     run "paper_${size}x50" recipes/ptb.py --config recipes/configs/demo.yaml --dataset ptb --data_dir "$data/ptb" --inputs soft --labels shared \
         --storage exact --num_sequences "$size" --sequence_length 50 --latent_dim 8 --inner_steps 600 --synthetic_batch_size 20 \
         --per_device_train_batch_size 256 --learning_rate 0.01 --inner_learning_rate 0.01 --inner_betas 0.5 0.999 --inner_epsilon 1e-4 \
-        --max_steps "$steps" --num_students 1 --eval_students 1 --baselines full $small ${TINY:+--inner_steps 4}
+        --max_steps "$steps" --num_students 1 --eval_students 1 --baselines full $small \
+        ${TINY:+--inner_steps 4 --num_sequences 4 --synthetic_batch_size 4 --per_device_train_batch_size 8}
 done
 echo "nothing is left; results are in $out"
