@@ -41,7 +41,7 @@ from torch.nn.functional import cosine_similarity, cross_entropy
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, get_scheduler, set_seed
 
 from farzi_hf.attribution import attribute
-from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory
+from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, return_freed_memory
 from farzi_hf.data import IGNORED, SequenceCollator
 from farzi_hf.engine import ADJOINTS
 from farzi_hf.report import listed, markdown, save_csv, save_text
@@ -221,6 +221,7 @@ def cost(report: Report, scores: Callable[[Problem, str], Found], problem: Probl
     keep_freed_memory()
     with tempfile.TemporaryDirectory() as folder:
         scores(replace(problem, steps=2, queries=1), folder)
+    return_freed_memory()  # what the first steps left behind, of one adjoint or another
     with tempfile.TemporaryDirectory() as folder:
         peak = PeakMemory()
         (found, disk), (_, seconds) = Timer().result(lambda: scores(problem, folder))
