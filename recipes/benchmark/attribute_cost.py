@@ -11,6 +11,7 @@ two steps first. In other cells, of a small size and in float64, scores are comp
 
 from __future__ import annotations
 
+import ctypes
 import tempfile
 from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
@@ -41,7 +42,7 @@ from torch.nn.functional import cosine_similarity, cross_entropy
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, get_scheduler, set_seed
 
 from farzi_hf.attribution import attribute
-from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, return_freed_memory
+from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory
 from farzi_hf.data import IGNORED, SequenceCollator
 from farzi_hf.engine import ADJOINTS
 from farzi_hf.report import listed, markdown, save_csv, save_text
@@ -221,7 +222,7 @@ def cost(report: Report, scores: Callable[[Problem, str], Found], problem: Probl
     keep_freed_memory()
     with tempfile.TemporaryDirectory() as folder:
         scores(replace(problem, steps=2, queries=1), folder)
-    return_freed_memory()  # what the first steps left behind, of one adjoint or another
+    ctypes.CDLL(None).malloc_trim(0)  # what the first steps left behind, of one adjoint or another
     with tempfile.TemporaryDirectory() as folder:
         peak = PeakMemory()
         (found, disk), (_, seconds) = Timer().result(lambda: scores(problem, folder))
