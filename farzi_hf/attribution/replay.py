@@ -70,11 +70,13 @@ class Replay(RowTraining):
         named = dict(base.named_parameters())
         start = {name: x.detach() if x.requires_grad else x for name, x in named.items()}
         found = cls(trainer, learner, start, _optimizer(trainer, named, len(order)), loader, order)
-        size = found._check_first_gradient()
-        if not damping:
-            return found
-        usable = isinstance(found.optimizer, InnerAdam) and 0 < damping < math.inf
+        usable = damping == 0 or (isinstance(found.optimizer, InnerAdam) and 0 < damping < math.inf)
         _refuse(not usable, f"damping={damping} has to be a number from 0 on, and 0 with SGD, which has no ε")
+        gradient = found._first_gradient()
+        if damping == 0:
+            return found
+        (clipped,) = found.optimizer.clip((gradient,))
+        size = float(clipped.norm() / clipped.count_nonzero().clamp(min=1).sqrt())
         return replace(found, optimizer=replace(found.optimizer, damping=damping * size))
 
     @property
@@ -109,8 +111,8 @@ class Replay(RowTraining):
             else:  # other processes wait for its gradient, and for second derivatives
                 yield 0.0 * sum(x.square().sum() for x in params.values() if x.requires_grad)
 
-    def _check_first_gradient(self) -> float:
-        """The root mean square of those of its numbers that are not 0, clipped."""
+    def _first_gradient(self) -> Tensor:
+        """All its numbers (P,), after a comparison with the Trainer's own."""
         trainer, model = self.trainer, self.trainer.model
         theta = leaves(self.start)
 
@@ -131,8 +133,7 @@ class Replay(RowTraining):
             ours = gradient(sum(self.loss(theta, (self.ones,), 1)), list(theta.values()))
             tolerance = (0.1 if trainer.args.bf16 else 1e-3) * ours.norm()
             if (of_trainer(True) - ours).norm() <= tolerance:
-                (clipped,) = self.optimizer.clip((ours,))
-                return float(clipped.norm() / clipped.count_nonzero().clamp(min=1).sqrt())
+                return ours
             drops = [name for name, x in model.named_modules() if getattr(x, "p", 0) and isinstance(x, nn.Dropout)]
             _refuse(
                 (of_trainer(False) - ours).norm() <= tolerance,

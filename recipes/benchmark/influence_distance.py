@@ -226,7 +226,7 @@ def judged(name: str, problem: DistanceProblem, seeds: Sequence[int]) -> list[di
         out = [problem.at(share).left_out(seed) for seed in seeds]
         losses = [problem.changes(seed, share) for seed in seeds]
         for method in scores[0]:
-            pairs = [pair for pair in zip(out, scores, losses, strict=True) if method in pair[1]]
+            pairs = list(zip(out, scores, losses, strict=True))
             values = np.stack([resampled(left, found[method], true[1:]) for left, found, true in pairs])
             predicted = np.concatenate(
                 [(left.double() @ torch.tensor(found[method]).double()).numpy() for left, found, _ in pairs]

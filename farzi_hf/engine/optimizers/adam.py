@@ -111,11 +111,11 @@ class InnerAdam(InvertibleOptimizer):
     def init(self, w: Tensor) -> State:
         return w, torch.zeros_like(w), torch.zeros_like(w)
 
-    def _corrected(self, t: int, lr: float) -> tuple[float, float, float]:
+    def _corrected(self, t: int, lr: float, damping: float = 0.0) -> tuple[float, float, float]:
         """`a, e, r`: the bias corrections of step t folded into the three scalars."""
         beta1, beta2 = self.betas
         c = 1 - beta2**t
-        return lr * math.sqrt(c) / (1 - beta1**t), self.eps * math.sqrt(c), self.eps_root * c
+        return lr * math.sqrt(c) / (1 - beta1**t), (self.eps + damping) * math.sqrt(c), self.eps_root * c
 
     def step(self, state: State, g: Tensor, t: int, lr: float, out: State | None = None) -> State:
         (w, m, v), (w_out, m_out, v_out) = state, out or (None, None, None)
@@ -129,11 +129,11 @@ class InnerAdam(InvertibleOptimizer):
 
     def pullback(self, w: Tensor, accumulators: State, g: Tensor, cotangent: State, t: int, lr: float) -> Tensor:
         (m, v), (dw, dm, dv) = accumulators, cotangent
-        (beta1, beta2), (a, e, r) = self.betas, self._corrected(t, lr)
+        (beta1, beta2), (a, e, r) = self.betas, self._corrected(t, lr, self.damping)
         g = decayed(g, w, self.coupled)  # (1)
         x = v + r if r else v
         s = root(x)
-        denominator = s + (e + self.damping * math.sqrt(1 - beta2**t))
+        denominator = s + e
         u = (dw * a).div_(denominator)
         dm.sub_(u)  # (5)
         # (6), m/s first: it is of order one, s³ could underflow. Where v is 0, m need not be: the integers of `Reversible` round v.
@@ -234,7 +234,7 @@ class PaperAdam(InnerAdam):
 
     def pullback(self, w: Tensor, accumulators: State, g: Tensor, cotangent: State, t: int, lr: float) -> Tensor:
         (m, v), (dw, dm, _) = accumulators, cotangent
-        (beta1, beta2), (a, e, r) = self.betas, self._corrected(t, lr)
+        (beta1, beta2), (a, e, r) = self.betas, self._corrected(t, lr, self.damping)
         g = decayed(g, w, self.coupled)
         x = v + r
         s = root(x)
