@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -37,14 +38,14 @@ class HardTargets:
     def cross_entropy(self, logits: Tensor) -> Tensor:
         return F.cross_entropy(logits, self.ids, reduction="none")
 
-    def block(self, rows: slice, out: Tensor, free: Tensor) -> Tensor:
+    def block(self, rows: slice, out: Tensor) -> Tensor:
         return self.ids[rows, None]
 
     def dot(self, block: Tensor, z: Tensor, free: Tensor) -> Tensor:
         return z.gather(1, block)[:, 0]
 
-    def mean(self, block: Tensor, z: Tensor, states: Tensor, head: Tensor) -> Tensor:
-        return z.gather(1, block)[:, 0]
+    def sum_of_dots(self, block: Tensor, z: Tensor) -> Tensor:
+        return z.gather(1, block).sum()
 
     def subtract(self, block: Tensor, p: Tensor, total: Tensor) -> Tensor:
         return p.scatter_add_(1, block, -total.expand(block.shape))
@@ -116,19 +117,26 @@ class SoftTokens:
         """logsumexp(z_j) − ⟨q_j, z_j⟩ of logits (n, V), (n,), by torch's own functions."""
         return -(self.probabilities() * logits.log_softmax(-1)).sum(-1)
 
-    def block(self, rows: slice, out: Tensor, free: Tensor) -> Tensor:
-        """Those of the positions `rows`, without a graph, in a form that the methods below take. May overwrite `out` and `free` (r, V)."""
-        latents = self.latents.detach()[rows] / self.tau
-        logits = latents if self.decoder is None else torch.mm(latents, self.decoder.detach(), out=free)
-        return torch.softmax(logits, 1, out=out)
+    @cached_property
+    def _factors(self) -> tuple[Tensor, Tensor, bool]:
+        """Latents / τ and decoder without a graph, and whether their products are small."""
+        latents, decoder = self.latents.detach() / self.tau, self.decoder.detach()
+        return latents, decoder, products_are_small(latents, decoder.T)
+
+    def block(self, rows: slice, out: Tensor) -> Tensor:
+        """Those of the positions `rows`, without a graph, in a form that the methods below take. May overwrite `out` (r, V)."""
+        if self.decoder is None:
+            return torch.softmax(self.latents.detach()[rows] / self.tau, 1, out=out)
+        latents, decoder, small = self._factors
+        return softmax_(torch.mm(latents[rows], decoder, out=out), small)
 
     def dot(self, block: Tensor, z: Tensor, free: Tensor) -> Tensor:
         """⟨q_j, z_j⟩ of a block, (r,). Overwrites `free`."""
         return row_dot(block, z, free)
 
-    def mean(self, block: Tensor, z: Tensor, states: Tensor, head: Tensor) -> Tensor:
-        """⟨q_j, z_j⟩ of a block where z_j = h_j M, (r,): as ⟨Σ_v q_jv M_v, h_j⟩, which reads q alone."""
-        return (torch.mm(block, head) * states).sum(1)
+    def sum_of_dots(self, block: Tensor, z: Tensor) -> Tensor:
+        """Σ_j ⟨q_j, z_j⟩ of a block, (): in one pass over memory, where `dot` takes three."""
+        return torch.dot(block.flatten(), z.flatten())
 
     def subtract(self, block: Tensor, p: Tensor, total: Tensor) -> Tensor:
         """p − total · q of a block, with total (r, 1) or (), in the memory of `p` (r, V)."""
@@ -158,6 +166,20 @@ class SoftTokens:
 
 
 Targets = HardTargets | SoftTokens
+
+
+def products_are_small(x: Tensor, table: Tensor) -> bool:
+    """Whether no number of x Tᵀ exceeds 40, by the lengths of the rows of x (n, k) and T (V, k). Then sums of their exponentials are far from where
+    float32 ends, and nobody needs to find the largest one. False where it cannot be told without waiting for a device.
+    """
+    return values_are_free(x) and len(x) > 0 and bool(x.norm(dim=1).amax() * table.norm(dim=1).amax() <= 40.0)
+
+
+def softmax_(logits: Tensor, small: bool) -> Tensor:
+    """Of each row of logits (r, V), in their place. Where they are small, in a half of the time of torch.softmax."""
+    if not small:
+        return torch.softmax(logits, 1, out=logits)
+    return logits.exp_().mul_(logits.sum(1, keepdim=True).reciprocal_())
 
 
 def row_dot(x: Tensor, y: Tensor, free: Tensor) -> Tensor:

@@ -46,7 +46,7 @@ def plain_config(config: PreTrainedConfig) -> dict[str, Any]:
 
 
 def teacher_model(config: PreTrainedConfig) -> PreTrainedModel:
-    """The teacher of a summary with this config, with weights that mean nothing: eager attention, no dropout. Raises ValueError if `config.teacher`,
+    """The teacher of a summary with this config, with weights that mean nothing and no dropout. Raises ValueError if `config.teacher`,
     which may be a stranger's, describes no model within the limits of a learner.
     """
     source = "teacher (of config.json)"
@@ -56,7 +56,7 @@ def teacher_model(config: PreTrainedConfig) -> PreTrainedModel:
     if length**2 * heads * max(16, layers) > _SCORES or length * layers > _STATES:
         raise ValueError(f"{source} has {layers} layers with {heads} heads, too many for sequence_length={length:,}")
     with torch.random.fork_rng(devices=[]):
-        model = AutoModelForCausalLM.from_config(settings, trust_remote_code=False, attn_implementation="eager")
+        model = AutoModelForCausalLM.from_config(settings, trust_remote_code=False)
     if vocabulary_size(model) != config.vocab_size:
         raise ValueError(f"{source} has {vocabulary_size(model)} embeddings, but vocab_size={config.vocab_size}")
     if (size := sum(x.numel() for x in model.buffers())) > _BUFFERS:

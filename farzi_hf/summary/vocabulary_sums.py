@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from farzi_hf.engine.devices import is_traced, portions
-from farzi_hf.summary.soft_tokens import SoftTokens, Targets, row_dot
+from farzi_hf.summary.soft_tokens import SoftTokens, Targets, products_are_small, row_dot, softmax_
 
 FEWEST = 48
 """The fewest positions of a block. Each block reads the head and adds to its gradient once: products of fewer positions are slow."""
@@ -72,7 +72,7 @@ def _pulled_back(targets: Targets, x: Tensor, table: Tensor, scale: Tensor | flo
     """The derivatives in the targets' tensors, if that in q_j is `scale` · x_j M, where the table (V, k) has the M_v as its rows."""
     totals = _zeros(targets.tensors, needed)
     for rows, (q, dq, free) in _Blocks(len(x), len(table), x, 3):
-        q = targets.block(rows, q, free)
+        q = targets.block(rows, q)
         torch.mm(x[rows], table.T, out=dq)
         targets.pull_back(rows, q, dq, targets.dot(q, dq, free), scale, totals, free)
     return totals
@@ -130,7 +130,7 @@ class _CrossEntropy(torch.autograd.Function):
         ctx.targets, ctx.found = targets, _losses_and_gradient(targets, h, head, counts, ctx.needs_input_grad[1:3])
         ctx.save_for_backward(h, head, counts)
         losses = ctx.found[0]
-        return losses.sum() if counts is None else losses.dot(counts)
+        return losses if counts is None else losses.dot(counts)
 
     @staticmethod
     def backward(ctx: Any, s: Tensor) -> tuple[Any, ...]:
@@ -146,23 +146,28 @@ class _CrossEntropy(torch.autograd.Function):
 def _losses_and_gradient(
     targets: Targets, h: Tensor, head: Tensor, counts: Tensor | None, needed: Sequence[bool]
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """ℓ (n,), and the derivatives of Σ_j c_j ℓ_j in h and in the head."""
-    losses, (dh, dhead) = h.new_empty(len(h)), _zeros((h, head), needed)
+    """ℓ (n,), or Σ_j ℓ_j without counts; and the derivatives of Σ_j c_j ℓ_j in h and in the head."""
+    (dh, dhead), table, small = _zeros((h, head), needed), head.T, products_are_small(h, head)
+    totals, largest, dots = h.new_empty(len(h), 1), h.new_zeros(len(h), 1), []
     for rows, (p, q) in _Blocks(len(h), len(head), h, 2):
-        q = targets.block(rows, q, p)
-        z = torch.mm(h[rows], head.T, out=p)
-        largest, mean = z.amax(1), targets.mean(q, z, h[rows], head)
-        total = z.sub_(largest[:, None]).exp_().sum(1)
-        losses[rows] = total.log().add_(largest).sub_(mean)
+        q, states = targets.block(rows, q), h[rows]
+        z = torch.mm(states, table, out=p)
+        dots.append(targets.sum_of_dots(q, z) if counts is None else targets.dot(q, z, q))
+        if not small:
+            z.sub_(torch.amax(z, 1, keepdim=True, out=largest[rows]))
+        total = torch.sum(z.exp_(), 1, keepdim=True, out=totals[rows])
         if not any(needed):
             continue
-        difference = targets.subtract(q, z, total[:, None])  # total · (p − q): products divide later, and are small
-        weight = (total.reciprocal() if counts is None else counts[rows] / total)[:, None]
+        difference = targets.subtract(q, z, total)  # total · (p − q): products divide later, and are small
+        weight = total.reciprocal() if counts is None else counts[rows, None] / total
         if dh is not None:
             torch.mm(difference, head, out=dh[rows]).mul_(weight)
         if dhead is not None:
-            dhead.addmm_(difference.T, h[rows] * weight)
-    return losses, dh, dhead
+            dhead.addmm_(difference.T, states * weight)
+    losses = totals.log_().add_(largest)[:, 0]
+    if counts is not None:
+        return losses - torch.cat([h.new_empty(0), *dots]), dh, dhead
+    return losses.sum() - sum(dots), dh, dhead
 
 
 class _Gradient(torch.autograd.Function):
@@ -197,10 +202,11 @@ class _Gradient(torch.autograd.Function):
         h_bar, head_bar, counts_bar, *q_bars = _zeros((h, head, counts, *targets.tensors), needed)
         pairs = [(x, table) for x, table in ((a, head), (h, big_a)) if x is not None and table is not None]
         xs, tables = (torch.cat(parts, 1) for parts in zip(*pairs, strict=True))  # y = a M + h A in one product
+        small = products_are_small(h, head)
         for rows, memory in _Blocks(len(h), len(head), h, 4):
             p, y, q, free = memory
-            q = targets.block(rows, q, free)
-            torch.softmax(torch.mm(h[rows], head.T, out=free), 1, out=p)
+            q = targets.block(rows, q)
+            softmax_(torch.mm(h[rows], head.T, out=p), small)
             torch.mm(xs[rows], tables.T, out=y)
             q_mean = targets.dot(q, y, free)
             targets.pull_back(rows, q, y, q_mean, -s, q_bars, free)
@@ -271,8 +277,8 @@ class _TableGradient(torch.autograd.Function):
         ctx.tokens = tokens
         ctx.save_for_backward(dx, *tensors)
         total = dx.new_zeros(tokens.shape[-1], dx.shape[1])
-        for rows, (q, free) in _Blocks(len(dx), len(total), dx, 2):
-            total.addmm_(tokens.block(rows, q, free).T, dx[rows])
+        for rows, [q] in _Blocks(len(dx), len(total), dx, 1):
+            total.addmm_(tokens.block(rows, q).T, dx[rows])
         return total
 
     @staticmethod
@@ -309,6 +315,6 @@ class _TokenDerivative(torch.autograd.Function):
 def _product(tokens: SoftTokens, table: Tensor) -> Tensor:
     """Σ_v q_v E_v of each position, (n, h)."""
     x = table.new_empty(len(tokens), table.shape[1])
-    for rows, (q, free) in _Blocks(len(x), len(table), table, 2):
-        torch.mm(tokens.block(rows, q, free), table, out=x[rows])
+    for rows, [q] in _Blocks(len(x), len(table), table, 1):
+        torch.mm(tokens.block(rows, q), table, out=x[rows])
     return x

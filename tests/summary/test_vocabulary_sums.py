@@ -228,6 +228,10 @@ def test_no_positions(cut):
         embedded = mean_embedding(tokens, w)
         assert embedded.shape == (*shape[:-1], K)
         assert torch.equal(torch.autograd.grad(embedded.sum(), w)[0], torch.zeros_like(w))
+    for targets in (SoftTokens(normal(0, D), d, TAU), HardTargets(torch.zeros(0, dtype=torch.long))):
+        loss = linear_cross_entropy(normal(0, K), w, None, targets)
+        assert loss == 0
+        assert torch.equal(torch.autograd.grad(loss, w)[0], torch.zeros_like(w))
 
 
 class Stop(torch.autograd.Function):
