@@ -16,6 +16,7 @@ about as many tokens per step. `output_dir` gets `table.md`, `table.csv` and `co
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -29,7 +30,7 @@ from transformers.pytorch_utils import Conv1D
 
 from farzi_hf import FarziConfig, FarziData, FarziTrainer
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
-from farzi_hf.cli.run_folder import check_outputs, write_recipe
+from farzi_hf.cli.run_folder import check_outputs, kept, write_recipe
 from farzi_hf.report import Comparison, Measured, RunSettings, Student, TaskData, markdown, save_csv, save_text
 from farzi_hf.report.plots import plot_comparison
 from farzi_hf.report.rows import prediction_of, stock_arguments, train_stock
@@ -124,7 +125,7 @@ def trained(
     c: Comparison, args: FinetuneArguments, method: str, rows: Callable[[int], Dataset], collator: Callable, nbytes: int,
     lora: int = 0, **settings: Any,
 ) -> Measured:  # fmt: skip
-    """Models, or adapters of that rank, that the stock Trainer trains on `rows(seed)`."""
+    """Models, or adapters of that rank, that the stock Trainer trains on `rows(seed)`. A row that is done is kept in `output_dir`."""
 
     def train(seed: int) -> Student:
         torch.manual_seed(seed)
@@ -142,7 +143,9 @@ def trained(
         return train_stock(model, rows(seed), collator, arguments)
 
     name = f"{method}, LoRA" if lora else method
-    return c.trained(name, train, c.seeds, nbytes, settings.get("max_steps", c.steps))
+    path = Path(args.output_dir) / "rows" / f"{re.sub(r'[^a-z0-9]+', '-', name.lower())}.json"
+    steps = settings.get("max_steps", c.steps)
+    return Measured.from_json(kept(path, asdict(args), lambda: c.trained(name, train, c.seeds, nbytes, steps).to_json()))
 
 
 def itself(c: Comparison, args: FinetuneArguments) -> list[Measured]:

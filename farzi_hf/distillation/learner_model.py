@@ -118,7 +118,8 @@ def looks_up_only(model: PreTrainedModel, name: str, loss: Callable[[Parameters,
     """
     generator, length = torch.Generator().manual_seed(0), few_positions(model)
     # While weights are zero, as they start in some models, another use of the embedding may not show.
-    for params in (_weights(model), _random_weights(model, generator)):
+    moved = {name: x + 0.1 * torch.randn(x.shape, generator=generator).to(x) for name, x in _weights(model).items()}
+    for params in (_weights(model), moved):
         table = params[name].clone().requires_grad_()
         if len(table) <= 2 * length:
             return False
@@ -167,11 +168,6 @@ def few_positions(model: PreTrainedModel) -> int:
 
 def _weights(model: PreTrainedModel) -> Parameters:
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
-
-
-def _random_weights(model: PreTrainedModel, generator: torch.Generator) -> Parameters:
-    weights = _weights(model).items()
-    return {name: x + 0.1 * torch.randn(x.shape, generator=generator).to(x) for name, x in weights}
 
 
 @torch.no_grad()

@@ -172,7 +172,9 @@ class InnerLoop:
         step, losses = self.number(t), None
         for number in itertools.count():
             with torch.enable_grad(), autocast(self.autocast):
-                losses = losses or _each(self.inner_loss(self.layout.unflatten(w), inputs, step))
+                if losses is None:
+                    found = self.inner_loss(self.layout.unflatten(w), inputs, step)
+                    losses = iter([found] if isinstance(found, Tensor) or not isinstance(found, Iterable) else found)
                 loss = next(losses, None)
             if loss is None and number:
                 return
@@ -294,10 +296,6 @@ def _without_graph(graph: GradientGraph) -> Buffers:
 
 def _add(g: Buffers, other: Buffers) -> Buffers:
     return tuple(a + b for a, b in zip(g, other, strict=True))
-
-
-def _each(loss: Any) -> Iterator[Any]:
-    return iter([loss]) if isinstance(loss, Tensor) or not isinstance(loss, Iterable) else iter(loss)
 
 
 def summed(loss: Tensor | Iterable[Tensor]) -> Tensor:

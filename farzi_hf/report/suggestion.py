@@ -159,7 +159,8 @@ class Search:
         self.learners = [dict(self.learner)] if self.learner is not None else list(self.task.learners)
         ids, lengths = flatten_sequences(self.splits["train"])
         self.vocab_size = self.task.learner_config(self.learners[0], 8).vocab_size
-        self.length = self.fixed.get("sequence_length", _length(lengths))
+        long_enough = int(min(100, max(10, 10 * math.ceil(np.quantile(lengths, 0.95) / 10))))  # for nineteen rows of twenty
+        self.length = self.fixed.get("sequence_length", long_enough)
         self.equal, self.close = (_EQUAL_RANKS, _CLOSE_RANKS) if self.task.ranked else (_EQUAL, _CLOSE)
         self.mean = float(min(lengths.mean(), self.length))
         self.most = int(self.most or -(-len(ids) * id_bits(self.vocab_size) // 8))
@@ -311,9 +312,14 @@ class Search:
         seconds, tried = 60 * self.minutes * self.shares["learners"] / len(self.learners), []
         for learner in self.learners:
             numbers = sum(x.numel() for x in self._untrained(learner).parameters())
-            if tried and tried[-1].error > min(trial.error for trial in tried) + _BEHIND and numbers > tried[-1].found["numbers"]:
+            kind = [trial for trial in tried if trial.found["learner"]["model_type"] == learner["model_type"]]
+            behind = [trial.error - min(trial.error for trial in tried) for trial in kind]
+            if kind and behind[-1] > _BEHIND and numbers > kind[-1].found["numbers"]:
                 self.show(f"{words_of(learner)} is left out: a smaller one has too few steps in this time already")
-                break
+                continue
+            if kind and min(behind) > self.equal:
+                self.show(f"{words_of(learner)} is left out: another kind of model is ahead of smaller ones")
+                continue
             if tried and _SMALLEST * numbers / 8 > self.most:
                 self.show(f"{words_of(learner)} is left out: its {numbers:,} numbers exceed {self.most:,} bytes")
                 continue
@@ -437,11 +443,6 @@ class Search:
         with torch.device("meta"):
             config = self.task.learner_config(learner, self.length)
             return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-
-
-def _length(lengths: np.ndarray) -> int:
-    """ξ: long enough for nineteen rows of twenty, in tens, from 10 to 100."""
-    return int(min(100, max(10, 10 * math.ceil(np.quantile(lengths, 0.95) / 10))))
 
 
 def _rate(rate: float, learner: Mapping[str, Any]) -> float:

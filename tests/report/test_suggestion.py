@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from datasets import DatasetDict
 from tiny_recipes import small_interactions, small_text
 
@@ -122,13 +123,36 @@ def test_the_widest_learner_that_keeps_up_is_chosen(errors, steps, tried, chosen
 
     def teacher(learner, seconds):
         i = len(found.trials)
-        facts = {"numbers": 100 * i, "stopped": steps[i] < 9, "number": i}
+        facts = {"learner": learner, "numbers": 100 * i, "stopped": steps[i] < 9, "number": i}
         found.trials.append(Trial("teacher", errors[i], found=facts))
         return found.trials[-1]
 
     found.teacher = teacher
     best = found.learner_stage()
     assert (len(found.trials), best.found["number"]) == (tried, chosen)
+
+
+@pytest.mark.parametrize(
+    ("errors", "tried"),
+    [
+        ([1.0, 0.9, 0.8, 0.7], "a b b b"),  # of the kind that is behind, no wider one is tried
+        ([0.9, 1.3, 0.8, 0.7], "a b a a"),
+        ([1.0, 1.005, 1.0, 1.0, 1.0, 1.0], "a b a b a b"),  # of two that are as good, all are
+    ],
+)
+def test_wider_learners_are_of_the_better_kind(errors, tried, text, tmp_path):
+    found = search(text, tmp_path, most=10**6)
+    found.learners = [{**GPT2, "n_embd": 8 * i, "model_type": kind} for i in (1, 2, 3) for kind in ("a", "b")]
+    found._untrained, found.first_answer = (lambda learner: torch.nn.Linear(learner["n_embd"], 1)), lambda trial: None
+
+    def teacher(learner, seconds):
+        facts = {"learner": learner, "numbers": 0, "stopped": False}
+        found.trials.append(Trial("teacher", errors[len(found.trials)], found=facts))
+        return found.trials[-1]
+
+    found.teacher = teacher
+    found.learner_stage()
+    assert " ".join(trial.found["learner"]["model_type"] for trial in found.trials) == tried
 
 
 @pytest.mark.parametrize(("error", "chosen"), [(0.7, 1), (0.899, 0), (0.95, 0)])
@@ -174,7 +198,7 @@ def test_items_have_learners_of_their_own(tmp_path):
         interactions.strong_generalization_split(0), Recommendation(interactions.vocabulary), minutes=0.5, output_dir=str(tmp_path / "out"),
         show=lambda line: None,
     )  # fmt: skip
-    assert found.learner["model_type"] == "sasrec"
+    assert found.learner["model_type"] in ("sasrec", "fmlp")
 
 
 @pytest.mark.parametrize(("name", "value"), [("bytes", 0), ("minutes", -1.0)])
