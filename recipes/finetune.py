@@ -144,8 +144,8 @@ def trained(
 
     name = f"{method}, LoRA" if lora else method
     path = Path(args.output_dir) / "rows" / f"{re.sub(r'[^a-z0-9]+', '-', name.lower())}.json"
-    steps = settings.get("max_steps", c.steps)
-    return Measured.from_json(kept(path, asdict(args), lambda: c.trained(name, train, c.seeds, nbytes, steps).to_json()))
+    steps, known = settings.get("max_steps", c.steps), {**asdict(args), "lora": lora}
+    return Measured.from_json(kept(path, known, lambda: c.trained(name, train, c.seeds, nbytes, steps).to_json()))
 
 
 def itself(c: Comparison, args: FinetuneArguments) -> list[Measured]:
