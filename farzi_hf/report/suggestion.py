@@ -66,6 +66,7 @@ _STUDENTS = (
 """Steps, rows a step, rate at a width of 16, and inputs: cheapest first. None: those that left less to learn, times the seconds that they took,
 because what is left was about halved by twice the steps (recipes/LOG.md)."""
 _PACKINGS = (
+    ("coded6", 0.05, 4.3),
     ("coded5", 0.15, 3.6),
     ("coded5", 0.3, 3.1),
     ("coded4", 0.6, 2.8),
@@ -370,7 +371,7 @@ class Search:
             if best is not None and self.spent > until:
                 break
             found = self.packed(teacher, {"storage": storage, "packing_penalty": penalty, "packing_steps": steps})
-            if best is not None and found.error > best.error + self.equal:
+            if best is not None and found.error > best.error + _EQUAL:  # where ranks count too: a student loses as much again
                 break
             if found.nbytes <= self.most or last:
                 best = found
