@@ -53,14 +53,14 @@ class Packing:
         if steps and (largest := getattr(STORAGES[storage], "largest", None)) is not None:
             slower = replace(training, optimizer=replace(training.optimizer, lr=_SLOWER * training.optimizer.lr), steps=steps)
             loss = real_loss(learner, data, training.batch_size, steps, derive(seed, Purpose.PACKING))
-            trained = self._in_few_bits(slower, loss, params, largest, data.quiet, slower.validation(learner, data))
+            trained = self.in_few_bits(slower, loss, params, largest, data.quiet, slower.validation(learner, data))
             params = trained.params
         with torch.no_grad():
             for name, x in farzi.teacher.named_parameters():
                 x.copy_(params[name])
         return trained
 
-    def _in_few_bits(
+    def in_few_bits(
         self, training: TeacherTraining, loss: Callable[[Parameters, int], Tensor], params: Parameters, largest: int,
         quiet: bool, validation: Callable[[Parameters], float] | None,
     ) -> Trained:  # fmt: skip

@@ -2,15 +2,16 @@
 
     python recipes/paper/packing.py farzi-Beauty/summary --teacher farzi-Beauty/trials/teacher-…
 
-The summary says which data and split. The teacher is a trained model in a folder of transformers. Product codes (Jégou et al., 2011) cut each
-row of the largest matrix into parts, and store the nearest of 256 vectors for each. The vectors, found by k-means, and all else are then trained
-on, and the other matrices take a byte a number. Each way is kept in the folder of the card, and a later start does not repeat it.
+The summary says which data and split. A teacher is a trained model in a folder of transformers; of several, each has its curves. Product codes
+(Jégou et al., 2011) cut each row of the largest matrix into parts, and store the nearest of 256 vectors for each. The vectors, found by k-means,
+and all else are then trained on, and the other matrices take a byte a number. Each way is kept in the folder of the card, and a later start does
+not repeat it.
 """
 
 from __future__ import annotations
 
 import time
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -20,7 +21,7 @@ import torch
 from curves import Panel, plot_curves
 from experiment import CARDS
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from farzi_hf import FarziData
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
@@ -32,6 +33,7 @@ from farzi_hf.distillation.teacher import TeacherTraining
 from farzi_hf.engine import InnerAdam
 from farzi_hf.report import Comparison, Measured, TaskData, markdown, save_csv, save_json, save_text
 from farzi_hf.report.rendering import commit_of
+from farzi_hf.report.trials import width_of
 from farzi_hf.summary.store.tensor_file import STORAGES
 
 FIGURE = "quality_over_bytes.png"
@@ -47,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The table and the figure of one teacher."""
     parser = ArgumentParser(description=__doc__)
     parser.add_argument("summary", help="folder or dataset repository: whose data")
-    parser.add_argument("--teacher", required=True, help="folder of the trained model")
+    parser.add_argument("--teacher", required=True, nargs="+", help="folder of a trained model, or several of different widths")
     parser.add_argument("--data_dir", help="folder with the real data")
     parser.add_argument("--steps", type=int, default=600, help="steps in few bits, or with product codes")
     parser.add_argument("--learning_rate", type=float, default=0.003, help="of these steps")
@@ -60,21 +62,40 @@ def main(argv: Sequence[str] | None = None) -> None:
         data = TaskData.of_summary(farzi, args.data_dir)
         folder = Path(args.card_dir or CARDS / f"{Path(data.settings.dataset).name.split('.')[0].lower()}_packing")
         check_outputs(folder, ("table.json", "table.md", "table.csv", FIGURE))
-        model = AutoModelForCausalLM.from_pretrained(args.teacher, trust_remote_code=False, attn_implementation="eager")
-    c = Comparison.of_summary(farzi, data, model.config, num_students=1)
-    learner = Learner(model.eval()).to(c.device)
+        load = partial(AutoModelForCausalLM.from_pretrained, trust_remote_code=False, attn_implementation="eager")
+        models = {teacher: load(teacher).eval() for teacher in args.teacher}
+    rows = []
+    for model in models.values():
+        c = Comparison.of_summary(farzi, data, model.config, num_students=1)
+        kind = f", {model.config.model_type} {width_of(model.config.to_dict())}" if len(models) > 1 else ""
+        rows += [{**row, "curve": row["curve"] and row["curve"] + kind} for row in rows_of(c, data, model, kind, folder, args)]
+    table = markdown([{**c.task.readable(row), "seconds": f"{row['seconds']:.0f}"} for row in rows])
+    save_text(f"# A teacher on {data.description}: quality over bytes\n\n{table}\n", folder / "table.md")
+    save_csv(rows, folder / "table.csv")
+    save_json({"findings": [], "rows": rows, **commit_of(Path(__file__))}, folder / "table.json")
+    scale, size = 100.0 if c.task.percent else 1.0, "Bytes of the packed teacher"
+    points = [{**row, "method": row["curve"]} for row in rows if row["curve"]]
+    exact = [row for row in rows if not row["curve"]]
+    panels = [
+        Panel(points, "bytes", metric, size, metric.upper(), "x", scale, {row["method"]: scale * row[metric] for row in exact})
+        for metric in (c.task.compared or (c.task.metric,))[:3]
+    ]
+    plot_curves(folder / FIGURE, *panels)
+
+
+def rows_of(c: Comparison, data: TaskData, model: PreTrainedModel, kind: str, folder: Path, args: Namespace) -> list[dict]:
+    """A row for each way to pack one teacher, with the name of its curve."""
+    learner = Learner(model).to(c.device)
     params = {name: x.detach().to(c.device) for name, x in model.named_parameters()}
     held_out = c.task.evaluation_rows(c.splits["validation"], c.length)
     real = replace(c.real_data(c.splits["train"]), held_out=held_out)
     optimizer = InnerAdam(args.learning_rate, (0.5, 0.999), 1e-4).without_decay(learner.no_decay)
     training = TeacherTraining(optimizer, args.steps, args.batch_size)
-    settings = {
-        "data": data.fingerprint(data.seeds(42)[0]),
-        "teacher": float(sum(x.double().sum() for x in params.values())),
-    }
+    settings = {"data": data.fingerprint(data.seeds(42)[0]), "teacher": float(sum(x.double().sum() for x in params.values()))}
     settings |= {"steps": args.steps, "learning_rate": args.learning_rate, "batch_size": args.batch_size}
     rows = []
-    for name, curve, make in ways(learner, params, real, training):
+    for way, curve, make in ways(learner, params, real, training):
+        name = way + kind
 
         def measured(name: str = name, make: Callable = make) -> dict:
             started = time.perf_counter()
@@ -85,17 +106,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         found = kept(folder / f"{name.replace(', ', '_').replace(' ', '_')}.json", {**settings, "way": name}, measured)
         rows.append({**c.row(Measured.from_json(found)), "curve": curve})
         print(f"{name}: {rows[-1]['bytes']:,} bytes, {c.task.headline(rows[-1])}", flush=True)
-    table = markdown([{**c.task.readable(row), "seconds": f"{row['seconds']:.0f}"} for row in rows])
-    save_text(f"# A teacher on {data.description}: quality over bytes\n\n{table}\n", folder / "table.md")
-    save_csv(rows, folder / "table.csv")
-    save_json({"findings": [], "rows": rows, **commit_of(Path(__file__))}, folder / "table.json")
-    scale, size = 100.0 if c.task.percent else 1.0, "Bytes of the packed teacher"
-    points = [{**row, "method": row["curve"]} for row in rows if row["curve"]]
-    panels = [
-        Panel(points, "bytes", metric, size, metric.upper(), "x", scale, {"not packed": scale * rows[0][metric]})
-        for metric in (c.task.compared or (c.task.metric,))[:3]
-    ]
-    plot_curves(folder / FIGURE, *panels)
+    return rows
 
 
 def ways(
@@ -114,7 +125,7 @@ def ways(
 
     def coded(storage: str, penalty: float) -> tuple[Parameters, int]:
         way = STORAGES[storage]
-        found = Packing(penalty)._in_few_bits(training, loss, params, way.largest, True, validation).params
+        found = Packing(penalty).in_few_bits(training, loss, params, way.largest, True, validation).params
         return found, way.nbytes(found)
 
     def product(parts: int) -> tuple[Parameters, int]:

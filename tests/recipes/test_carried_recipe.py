@@ -104,6 +104,10 @@ def test_a_teacher_is_packed_in_each_way_once(summary, tmp_path):
     assert size["8 product codes a row"] < size["16 product codes a row"]
     assert all((tmp_path / "card" / name).stat().st_size > 1000 for name in (packing.FIGURE, "table.json"))
     packing.main(argv)
+    FarziData.from_pretrained(summary).teacher.save_pretrained(tmp_path / "other")
+    packing.main([*argv[:3], str(tmp_path / "other"), *argv[3:5], "--card_dir", str(tmp_path / "two")])
+    rows = list(csv.DictReader((tmp_path / "two" / "table.csv").read_text("utf-8").splitlines()))
+    assert {row["method"] for row in rows} == {f"{method}, gpt2 16" for method in size}
 
 
 def test_product_codes_are_the_nearest_vectors():
