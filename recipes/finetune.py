@@ -125,7 +125,7 @@ def trained(
     c: Comparison, args: FinetuneArguments, method: str, rows: Callable[[int], Dataset], collator: Callable, nbytes: int,
     lora: int = 0, **settings: Any,
 ) -> Measured:  # fmt: skip
-    """Models, or adapters of that rank, that the stock Trainer trains on `rows(seed)`. A row that is done is kept in `output_dir`."""
+    """Models, or adapters of that rank, that the stock Trainer trains on `rows(seed)`. Each that is done is kept in `output_dir`."""
 
     def train(seed: int) -> Student:
         torch.manual_seed(seed)
@@ -143,9 +143,12 @@ def trained(
         return train_stock(model, rows(seed), collator, arguments)
 
     name = f"{method}, LoRA" if lora else method
-    path = Path(args.output_dir) / "rows" / f"{re.sub(r'[^a-z0-9]+', '-', name.lower())}.json"
-    steps, known = settings.get("max_steps", c.steps), {**asdict(args), "lora": lora}
-    return Measured.from_json(kept(path, known, lambda: c.trained(name, train, c.seeds, nbytes, steps).to_json()))
+    folder = Path(args.output_dir) / "models" / re.sub(r"[^a-z0-9]+", "-", name.lower())
+    steps, known = settings.get("max_steps", c.steps), {**asdict(args), "lora": lora, "num_students": 1}
+    one = lambda seed: c.trained(name, train, [seed], nbytes, steps).to_json()  # noqa: E731
+    parts = [Measured.from_json(kept(folder / f"{i}.json", known, partial(one, seed))) for i, seed in enumerate(c.seeds)]
+    seconds = round(sum(part.seconds for part in parts) / len(parts), 2)
+    return replace(parts[0], students=[part.students[0] for part in parts], seconds=seconds)
 
 
 def itself(c: Comparison, args: FinetuneArguments) -> list[Measured]:
