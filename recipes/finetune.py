@@ -68,6 +68,11 @@ class FinetuneArguments:
             raise ValueError("num_students, long_steps and steps have to be at least 1")
 
     @property
+    def of_models(self) -> dict[str, Any]:
+        """The settings that each model depends on: with more students or with adapters, those that are done stay."""
+        return {name: value for name, value in asdict(self).items() if name not in ("num_students", "lora")}
+
+    @property
     def ranks(self) -> list[int]:
         """Of the trainings of each row: 0 is the whole model."""
         return [0, self.lora] if self.lora else [0]
@@ -78,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     keep_freed_memory()
     with ends_in_one_line("finetune.py", OSError):
         (args,) = HfArgumentParser(FinetuneArguments).parse_args_into_dataclasses(argv, look_for_args_file=False)
-        check_outputs(Path(args.output_dir), ("recipe.yaml", "table.md", "table.csv", "comparison.png"), asdict(args))
+        check_outputs(Path(args.output_dir), ("recipe.yaml", "table.md", "table.csv", "comparison.png"), args.of_models)
         summary = args.summary or distilled(args)
         farzi = FarziData.from_pretrained(summary, args.revision)
         changes = {} if args.learner is None else {"learner": args.learner}
@@ -86,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         config = args.model and AutoConfig.from_pretrained(args.model, trust_remote_code=False)
         c = Comparison.of_summary(farzi, data, config, "cpu" if args.use_cpu else None, num_students=args.num_students)
         c = replace(c, steps=args.steps or c.steps, long_training=replace(c.long_training, steps=args.long_steps))
-    write_recipe(Path(args.output_dir), asdict(args))
+    write_recipe(Path(args.output_dir), args.of_models)
     print(f"{summary}: {c.config.model_type}, {c.steps} steps", flush=True)
     measured = [*itself(c, args), *on_summary(c, args), *on_real(c, args), *c.counted()]
     rows, folder = [c.row(part) for part in measured], Path(args.output_dir)
@@ -144,7 +149,7 @@ def trained(
 
     name = f"{method}, LoRA" if lora else method
     folder = Path(args.output_dir) / "models" / re.sub(r"[^a-z0-9]+", "-", name.lower())
-    steps, known = settings.get("max_steps", c.steps), {**asdict(args), "lora": lora, "num_students": 1}
+    steps, known = settings.get("max_steps", c.steps), {**args.of_models, "lora": lora}
     one = lambda seed: c.trained(name, train, [seed], nbytes, steps).to_json()  # noqa: E731
     parts = [Measured.from_json(kept(folder / f"{i}.json", known, partial(one, seed))) for i, seed in enumerate(c.seeds)]
     seconds = round(sum(part.seconds for part in parts) / len(parts), 2)

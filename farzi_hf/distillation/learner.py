@@ -21,7 +21,7 @@ from farzi_hf.distillation.learner_model import LearnerInit, Parameters
 from farzi_hf.engine.devices import values_are_free
 from farzi_hf.summary.soft_tokens import HardTargets, SoftTokens, Targets, feed_soft_tokens, train_padding_row, vocabulary_size
 from farzi_hf.summary.teacher import LinearHead, parameter_names, whole
-from farzi_hf.summary.vocabulary_sums import linear_cross_entropy, mean_embedding
+from farzi_hf.summary.vocabulary_sums import FEWEST, linear_cross_entropy, mean_embedding
 
 
 class Learner:
@@ -136,16 +136,14 @@ class Learner:
         return self.loss_of_states(params, states.flatten(0, 1), targets.flat())
 
     def hard_loss(
-        self, params: Parameters, batch: Mapping[str, Tensor], weights: Tensor | None = None, dropout: int | None = None,
-        temperature: float = 1.0,
-    ) -> Tensor:  # fmt: skip
+        self, params: Parameters, batch: Mapping[str, Tensor], weights: Tensor | None = None, dropout: int | None = None
+    ) -> Tensor:
         """L_D(θ): mean cross-entropy in nats of a real batch: `input_ids`, `labels` and, where padded, `attention_mask`, (b, L).
 
         Args:
             weights: (b,), how much each sequence counts, or (b, L), each token that is predicted; the sum over positions is still divided by
                 their number. None stands for 1.
             dropout: the seed of the masks, with the probabilities of the model's config; None drops nothing.
-            temperature: by which logits are divided.
         """
         with nullcontext() if dropout is None else models.dropping(self.model, dropout):
             states = self.states(params, _arguments(batch))
@@ -156,20 +154,28 @@ class Learner:
         if not values_are_free(counted):  # all positions: no shape may depend on the number of those that count
             counts = (counted if weights is None else counted * weights).flatten().to(states.dtype)
             targets = HardTargets(labels.clamp(min=0).flatten())
-            loss = self.loss_of_states(params, states.flatten(0, 1), targets, counts, temperature)
+            loss = self.loss_of_states(params, states.flatten(0, 1), targets, counts)
             return loss * counted.numel() / counted.sum()  # a quotient of integers would be float32
         counts = None if weights is None else weights[counted]
-        return self.loss_of_states(params, states[counted], HardTargets(labels[counted]), counts, temperature)
+        return self.loss_of_states(params, states[counted], HardTargets(labels[counted]), counts)
 
-    def loss_of_states(
-        self, params: Parameters, states: Tensor, targets: Targets, counts: Tensor | None = None, temperature: float = 1.0
-    ) -> Tensor:
+    @torch.no_grad()
+    def mean_log_rank(self, params: Parameters, batch: Mapping[str, Tensor]) -> Tensor:
+        """The mean of ln r over what a real batch predicts, where the target is the r-th of all entries. Those as likely come before it."""
+        states, labels = self.states(params, _arguments(batch))[:, :-1], batch["labels"][:, 1:]
+        counted = labels != IGNORED
+        weight, bias = (None, None) if self.head is None else self.head.arguments(params)
+        parts = []
+        for h, y in zip(states[counted].split(FEWEST), labels[counted].split(FEWEST), strict=True):
+            z = h if weight is None else nn.functional.linear(h, weight, bias)
+            parts.append((~(z < z.gather(1, y[:, None]))).sum(1))  # NaN is not less
+        return torch.cat(parts).to(states.dtype).log().mean()
+
+    def loss_of_states(self, params: Parameters, states: Tensor, targets: Targets, counts: Tensor | None = None) -> Tensor:
         """The mean cross-entropy in nats of n positions, from their last hidden states (n, k); with counts (n,), of their products."""
         weight, bias = (None, None) if self.head is None else self.head.arguments(params)
         if (entries := (states if weight is None else weight.T).shape[-1]) != self.vocab_size:
             raise ValueError(f"learner_init: a model of {self.vocab_size} embeddings and {entries} logits")
-        if temperature != 1.0:
-            states, bias = states / temperature, None if bias is None else bias / temperature
         return linear_cross_entropy(states, weight, bias, targets, counts) / len(targets)
 
     def states(self, params: Parameters, arguments: Mapping[str, Tensor]) -> Tensor:

@@ -30,7 +30,6 @@ EvaluationSets = Dataset | Mapping[str, Dataset] | None
 """One evaluation set, or several by name."""
 T = TypeVar("T")
 _TOGETHER = 64  # held-out rows that a model reads at once
-_TEMPERATURES = (1.0, 1.2, 1.4, 1.7, 2.0, 2.5)
 
 # -- the rows of a trainer -------------------------------------------------------------------------------------------
 
@@ -168,8 +167,8 @@ class RealData:
         device: of the learner.
         quiet: whether no progress is shown.
         held_out: rows for validation, on which teachers stop early.
-        ranked: whether the order of the predictions is all that counts. Then the loss on held-out rows is that at the best temperature. A
-            model that has become too sure of itself may still rank better than before.
+        ranked: whether the order of the predictions is all that counts. Then the mean ln r of the targets, which are r-th of all entries, is in
+            the place of the loss on held-out rows. A model that has become too sure of itself may still rank better than before.
     """
 
     dataset: Dataset | RowStream
@@ -232,8 +231,8 @@ def real_loss(learner: Learner, data: RealData, batch_size: int, steps: int, see
 
 
 def validation_loss(learner: Learner, data: RealData, most: int) -> Callable[[Parameters], float] | None:
-    """The mean loss per token of θ on at most `most` of the held-out rows, spread evenly; None where there are none. The best temperature of
-    ranked data is found on one batch of them.
+    """The mean loss per token of θ on at most `most` of the held-out rows, spread evenly, or the mean ln r of ranked data; None where there are
+    none.
     """
     if data.held_out is None:
         return None
@@ -245,10 +244,8 @@ def validation_loss(learner: Learner, data: RealData, most: int) -> Callable[[Pa
 
     @torch.no_grad()
     def loss(params: Parameters) -> float:
-        some, best = batches[len(batches) // 2], 1.0
-        if data.ranked:
-            best = min(_TEMPERATURES, key=lambda t: float(learner.hard_loss(params, some, temperature=t)))
-        losses = torch.stack([learner.hard_loss(params, batch, temperature=best) for batch in batches]).cpu().double()
+        each = learner.mean_log_rank if data.ranked else learner.hard_loss
+        losses = torch.stack([each(params, batch) for batch in batches]).cpu().double()
         return float((losses @ counts / counts.sum()).nan_to_num(torch.inf))
 
     return loss

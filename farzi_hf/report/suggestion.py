@@ -46,11 +46,10 @@ _SHARES = {"learners": 0.22, "teacher": 0.25, "packing": 0.08, "students": 0.15}
 _ALONE = {"learners": 0.05, "teacher": 0.42}
 """Of the time, for packing each of two times; where there is one learner, its first teacher needs to be good enough for a first answer only. The
 rest is for the comparison that follows."""
-_EQUAL, _EQUAL_RANKS = 0.01, 0.03
-"""Nats a token: of trials that differ by less, the first is taken, which is the cheapest. Where ranks count, .03 made no difference to them."""
+_EQUAL = 0.01
+"""Of the error, which is nats a token, or the mean ln r of ranks: of trials that differ by less, the first is taken, which is the cheapest."""
 _BEHIND = 0.1  # of teachers that still learn, the widest one that is not worse by more: most of its training is to come
-_CLOSE, _CLOSE_RANKS = 0.03, 0.05
-"""Of students, the first that is as near to its teacher; again where ranks count."""
+_CLOSE = 0.03  # of students, the first that is as near to its teacher
 _DIVERGED = 1e9
 _IDS = 100_000  # of the validation part; more would tell little more, and take long
 _TIMED = 10  # steps
@@ -162,7 +161,6 @@ class Search:
         self.vocab_size = self.task.learner_config(self.learners[0], 8).vocab_size
         long_enough = int(min(100, max(10, 10 * math.ceil(np.quantile(lengths, 0.95) / 10))))  # for nineteen rows of twenty
         self.length = self.fixed.get("sequence_length", long_enough)
-        self.equal, self.close = (_EQUAL_RANKS, _CLOSE_RANKS) if self.task.ranked else (_EQUAL, _CLOSE)
         self.mean = float(min(lengths.mean(), self.length))
         self.most = int(self.most or -(-len(ids) * id_bits(self.vocab_size) // 8))
         self.minutes = self.minutes or (10.0 if self.vocab_size <= 5000 else 30.0)
@@ -318,7 +316,7 @@ class Search:
             if kind and behind[-1] > _BEHIND and numbers > kind[-1].found["numbers"]:
                 self.show(f"{words_of(learner)} is left out: a smaller one has too few steps in this time already")
                 continue
-            if kind and min(behind) > self.equal:
+            if kind and min(behind) > _EQUAL:
                 self.show(f"{words_of(learner)} is left out: another kind of model is ahead of smaller ones")
                 continue
             if tried and _SMALLEST * numbers / 8 > self.most:
@@ -330,7 +328,7 @@ class Search:
         best = min(trial.error for trial in tried)
         # What still learns is the better for being wide; of what has learnt all there is, the smallest is enough.
         going_on = [trial for trial in tried if trial.error <= best + _BEHIND and not trial.found["stopped"]]
-        return going_on[-1] if going_on else next(trial for trial in tried if trial.error <= best + self.equal)
+        return going_on[-1] if going_on else next(trial for trial in tried if trial.error <= best + _EQUAL)
 
     def first_answer(self, teacher: Trial) -> Trial:
         """A student of the first teacher, rounded and no more, beside what counting gives: an answer for those who will not wait."""
@@ -357,7 +355,7 @@ class Search:
         self.teacher(found.found["learner"], 60 * self.minutes * self.shares["teacher"])
         teachers = [trial for trial in self.trials if "stopped" in trial.found]
         best = min(trial.error for trial in teachers)
-        return next(trial for trial in teachers if trial.error <= best + self.equal)
+        return next(trial for trial in teachers if trial.error <= best + _EQUAL)
 
     def packing_stage(self, teacher: Trial) -> Trial:
         """The teacher in the fewest bits that lose nothing beside the first that fit."""
@@ -371,7 +369,7 @@ class Search:
             if best is not None and self.spent > until:
                 break
             found = self.packed(teacher, {"storage": storage, "packing_penalty": penalty, "packing_steps": steps})
-            if best is not None and found.error > best.error + _EQUAL:  # where ranks count too: a student loses as much again
+            if best is not None and found.error > best.error + _EQUAL:
                 break
             if found.nbytes <= self.most or last:
                 best = found
@@ -393,7 +391,7 @@ class Search:
             judged = self.judged(trainer, Learner(farzi.teacher), params)
             farzi.save_pretrained(folder)
             too_large = farzi.nbytes > self.most
-            lost = f"{judged['error'] - teacher.error:+.3f} nats a token by packing"
+            lost = f"error {judged['error'] - teacher.error:+.3f} by packing"
             why = f"more than {self.most:,} bytes" if too_large else lost
             return {**judged, "nbytes": farzi.nbytes, "why": why, "found": {**settings, "folder": folder.name}}
 
@@ -425,15 +423,15 @@ class Search:
                 farzi.config.inputs = settings["inputs"]
                 trainer = self.trainer(learner, farzi_data=farzi, **settings)
                 judged = self.judged(trainer, trainer.learner, trainer.students.on_summary(0))
-                why = f"{judged['error'] - packed.error:+.3f} nats a token to its teacher"
+                why = f"error {judged['error'] - packed.error:+.3f} to its teacher"
                 return {**judged, "nbytes": packed.nbytes, "why": why, "found": settings}
 
             name = f"student, {steps} steps of {rows} {settings['inputs']} rows, rate {settings['inner_learning_rate']}"
             tried.append(self.trial(name, make))
-            if tried[-1].error <= packed.error + self.close:
+            if tried[-1].error <= packed.error + _CLOSE:
                 break
         best = min(trial.error for trial in tried)
-        return next(trial for trial in tried if trial.error <= best + self.equal)
+        return next(trial for trial in tried if trial.error <= best + _EQUAL)
 
     def _model(self, teacher: Trial) -> PreTrainedModel:
         """The teacher of that trial."""

@@ -19,7 +19,7 @@ class Trial:
 
     Attributes:
         name: what it is.
-        error: nats per token on the validation part; None where nothing was measured.
+        error: on the validation part: nats a token, or the mean ln r of targets that are r-th of all entries; None where nothing was measured.
         figure: the same in the words of the task.
         nbytes: of the summary.
         seconds: of the trial.
@@ -40,7 +40,7 @@ def leaderboard(trials: Sequence[Trial]) -> str:
     """A table of what was tried."""
     rows = [
         {
-            "trial": trial.name, "validation": trial.figure, "nats a token": "" if trial.error is None else f"{trial.error:.3f}",
+            "trial": trial.name, "validation": trial.figure, "error": "" if trial.error is None else f"{trial.error:.3f}",
             "bytes": "" if trial.nbytes is None else f"{trial.nbytes:,}", "seconds": f"{trial.seconds:.0f}", "so": trial.why,
         }
         for trial in trials

@@ -158,21 +158,30 @@ def test_the_loss_on_held_out_rows_is_the_mean_over_their_tokens(sequences):
         assert validation_loss(learner, data, most)(theta) == pytest.approx(float(expected), rel=1e-12)
 
 
-def test_the_held_out_loss_of_ranked_data_forgives_predictions_that_are_too_sure(sequences):
+@pytest.mark.parametrize("tied", [True, False])
+def test_of_ranked_data_only_the_order_counts(sequences, tied):
     config = tiny_learner(V)
-    config.tie_word_embeddings = False
+    config.tie_word_embeddings = tied
     learner = Learner(lambda: AutoModelForCausalLM.from_config(config).double())
     theta, collator, rows = learner.initial_parameters(0), SequenceCollator(), sequences["validation"].select(range(8))
     batch = collator(rows.to_list())
-    theta = {name: 20 * x if name == "lm_head.weight" else x for name, x in theta.items()}  # noise that is too sure
-    surer = {name: 2 * x if name == "lm_head.weight" else x for name, x in theta.items()}
-    same = float(learner.hard_loss(surer, batch, temperature=2.0))
-    assert same == pytest.approx(float(learner.hard_loss(theta, batch)), rel=1e-12)
-    data = RealData(sequences["train"], collator, held_out=rows)
-    plain, ranked = (validation_loss(learner, replace(data, ranked=ranked), 1000)(theta) for ranked in (False, True))
-    assert plain == pytest.approx(float(learner.hard_loss(theta, batch)), rel=1e-12)
-    assert ranked == pytest.approx(float(learner.hard_loss(theta, batch, temperature=2.5)), rel=1e-12)
-    assert ranked < plain
+    order = learner.logits(theta, batch)[:, :-1].argsort(dim=-1, descending=True, stable=True)
+    labels = batch["labels"][:, 1:]
+    expected = (1 + (order == labels[..., None]).int().argmax(-1))[labels != -100].double().log().mean()
+    data = RealData(sequences["train"], collator, held_out=rows, ranked=True)
+    assert validation_loss(learner, data, 1000)(theta) == pytest.approx(float(expected), rel=1e-12)
+    assert expected > 1
+    if not tied:
+        surer = {name: 20 * x if name == "lm_head.weight" else x for name, x in theta.items()}
+        assert validation_loss(learner, data, 1000)(surer) == pytest.approx(float(expected), rel=1e-12)
+
+
+def test_a_model_without_an_order_is_the_worst(sequences):
+    learner = Learner(tiny_learner(V))
+    data = RealData(sequences["train"], SequenceCollator(), held_out=sequences["validation"], ranked=True)
+    for value in (torch.nan, 0.0):
+        theta = {name: torch.full_like(x, value) for name, x in learner.initial_parameters(0).items()}
+        assert validation_loss(learner, data, 1000)(theta) == pytest.approx(math.log(V))
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
