@@ -69,11 +69,11 @@ _PACKINGS = (
     ("coded5", 0.15, 3.6),
     ("coded5", 0.3, 3.1),
     ("coded4", 0.6, 2.8),
-    ("coded3", 0.6, 2.3),
+    ("coded3", 0.6, 2.7),
     ("coded2", 0.6, 1.5),
 )
 """Ways to store a teacher, with the penalty on its numbers, and the bits that a number then took where it was measured: largest first."""
-_SMALLEST = _PACKINGS[-2][2]
+_SMALLEST = _PACKINGS[-3][2]
 """Bits for which the width of a teacher still pays."""
 _SLACK = 1.15
 """How much fewer bits a number may need than was measured."""

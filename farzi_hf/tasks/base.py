@@ -115,7 +115,7 @@ class Task(ABC):
         """Bootstrap intervals of some metrics, of the mean over all students."""
 
     def error(self, statistics: np.ndarray) -> float:
-        """The number that early stopping minimises."""
+        """The metric, with the sign that makes less better."""
         value = self.metrics(statistics)[self.metric]
         return -value if self.percent else value  # the larger a share is, the better
 
