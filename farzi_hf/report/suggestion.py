@@ -49,7 +49,7 @@ rest is for the comparison that follows."""
 _EQUAL = 0.01
 """Of the error, which is nats a token, or the mean ln r of ranks: of trials that differ by less, the first is taken, which is the cheapest."""
 _BEHIND = 0.1  # of teachers that still learn, the widest one that is not worse by more: most of its training is to come
-_CLOSE = 0.03  # of students, the first that is as near to its teacher
+_CLOSE, _CLOSE_RANKS = 0.03, 0.05  # of students, the first that is as near to its teacher; where ranks count, .05 costs 1 % of HR@100
 _DIVERGED = 1e9
 _IDS = 100_000  # of the validation part; more would tell little more, and take long
 _TIMED = 10  # steps
@@ -428,7 +428,7 @@ class Search:
 
             name = f"student, {steps} steps of {rows} {settings['inputs']} rows, rate {settings['inner_learning_rate']}"
             tried.append(self.trial(name, make))
-            if tried[-1].error <= packed.error + _CLOSE:
+            if tried[-1].error <= packed.error + (_CLOSE_RANKS if self.task.ranked else _CLOSE):
                 break
         best = min(trial.error for trial in tried)
         return next(trial for trial in tried if trial.error <= best + _EQUAL)
