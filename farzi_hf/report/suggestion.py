@@ -49,10 +49,7 @@ rest is for the comparison that follows."""
 _EQUAL = 0.01
 """Of the error, which is nats a token, or the mean ln r of ranks: of trials that differ by less, the first is taken, which is the cheapest."""
 _BEHIND = 0.1  # of teachers that still learn, the widest one that is not worse by more: most of its training is to come
-_CLOSE, _CLOSE_RANKS = (
-    0.03,
-    0.05,
-)  # of students, the first that is as near to its teacher; where ranks count, .05 costs 1 % of HR@100
+_CLOSE, _CLOSE_RANKS = 0.03, 0.05  # of students, the first that is as near to its teacher (ranks: for 1 % of HR@100)
 _DIVERGED = 1e9
 _IDS = 100_000  # of the validation part; more would tell little more, and take long
 _TIMED = 10  # steps
