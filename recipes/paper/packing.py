@@ -73,11 +73,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     save_text(f"# A teacher on {data.description}: quality over bytes\n\n{table}\n", folder / "table.md")
     save_csv(rows, folder / "table.csv")
     save_json({"findings": [], "rows": rows, **commit_of(Path(__file__))}, folder / "table.json")
-    scale, size = 100.0 if c.task.percent else 1.0, "Bytes of the packed teacher"
-    points = [{**row, "method": row["curve"]} for row in rows if row["curve"]]
+    scale, size = 100.0 if c.task.percent else 1.0, "kB of the packed teacher"
+    points = [{**row, "method": row["curve"], "kB": row["bytes"] / 1000} for row in rows if row["curve"]]
     exact = [row for row in rows if not row["curve"]]
     panels = [
-        Panel(points, "bytes", metric, size, metric.upper(), "x", scale, {row["method"]: scale * row[metric] for row in exact})
+        Panel(points, "kB", metric, size, metric.upper(), "x", scale, {row["method"]: scale * row[metric] for row in exact})
         for metric in (c.task.compared or (c.task.metric,))[:3]
     ]
     plot_curves(folder / FIGURE, *panels)
