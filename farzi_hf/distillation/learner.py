@@ -18,7 +18,7 @@ from farzi_hf.data.seeds import check_seed, seeded
 from farzi_hf.distillation import learner_model as models
 from farzi_hf.distillation.layer_checkpoint import keep_inputs_of_layers
 from farzi_hf.distillation.learner_model import LearnerInit, Parameters
-from farzi_hf.engine.devices import values_are_free
+from farzi_hf.engine.devices import portions, values_are_free
 from farzi_hf.summary.soft_tokens import HardTargets, SoftTokens, Targets, feed_soft_tokens, train_padding_row, vocabulary_size
 from farzi_hf.summary.teacher import LinearHead, parameter_names, whole
 from farzi_hf.summary.vocabulary_sums import FEWEST, linear_cross_entropy, mean_embedding
@@ -165,8 +165,8 @@ class Learner:
         states, labels = self.states(params, _arguments(batch))[:, :-1], batch["labels"][:, 1:]
         counted = labels != IGNORED
         weight, bias = (None, None) if self.head is None else self.head.arguments(params)
-        parts = []
-        for h, y in zip(states[counted].split(FEWEST), labels[counted].split(FEWEST), strict=True):
+        parts, size = [], max(FEWEST, portions(states).block // self.vocab_size)
+        for h, y in zip(states[counted].split(size), labels[counted].split(size), strict=True):
             z = h if weight is None else nn.functional.linear(h, weight, bias)
             parts.append((~(z < z.gather(1, y[:, None]))).sum(1))  # NaN is not less
         return torch.cat(parts).to(states.dtype).log().mean()

@@ -63,9 +63,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         folder = Path(args.card_dir or CARDS / f"{Path(data.settings.dataset).name.split('.')[0].lower()}_packing")
         check_outputs(folder, ("table.json", "table.md", "table.csv", FIGURE))
         load = partial(AutoModelForCausalLM.from_pretrained, trust_remote_code=False, attn_implementation="eager")
-        models = {teacher: load(teacher).eval() for teacher in args.teacher}
+        models = [load(teacher).eval() for teacher in args.teacher]
     rows = []
-    for model in models.values():
+    for model in models:
         c = Comparison.of_summary(farzi, data, model.config, num_students=1)
         kind = f", {model.config.model_type} {width_of(model.config.to_dict())}" if len(models) > 1 else ""
         rows += [{**row, "curve": row["curve"] and row["curve"] + kind} for row in rows_of(c, data, model, kind, folder, args)]

@@ -198,7 +198,7 @@ def test_items_have_learners_of_their_own(tmp_path):
         interactions.strong_generalization_split(0), Recommendation(interactions.vocabulary), minutes=0.5, output_dir=str(tmp_path / "out"),
         show=lambda line: None,
     )  # fmt: skip
-    assert found.learner["model_type"] in ("sasrec", "fmlp")
+    assert found.learner in Recommendation.learners
 
 
 @pytest.mark.parametrize(("name", "value"), [("bytes", 0), ("minutes", -1.0)])
