@@ -54,14 +54,13 @@ def trainer_of(
     return trainer
 
 
-def comparison_of(trainer: FarziTrainer, data: TaskData, seed: int, learner: Mapping[str, Any] | None = None) -> Comparison:
+def comparison_of(trainer: FarziTrainer, data: TaskData, seed: int) -> Comparison:
     """The comparison of a trainer's summary with real data. The arguments are as in `trainer_of`."""
     args, settings = trainer.args, data.settings
     teacher = args.make_teacher_training()
     steps, size = settings.long_steps or teacher.steps, settings.long_batch_size or teacher.batch_size
     return Comparison.of_trainer(
-        trainer, data.splits(seed), data.task.learner_config(learner or settings.learner, args.sequence_length),
-        replace(teacher, steps=steps, batch_size=size), num_students=settings.num_students,
+        trainer, data.splits(seed), replace(teacher, steps=steps, batch_size=size), num_students=settings.num_students,
         carrier=cache(partial(carrier_of, trainer)) if args.world_size == 1 else None,  # several would train its teacher together
     )  # fmt: skip
 

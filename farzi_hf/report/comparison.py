@@ -119,19 +119,17 @@ class Comparison(Students):
 
     @classmethod
     def of_trainer(
-        cls, trainer: FarziTrainer, splits: DatasetDict, config: PreTrainedConfig | None = None,
-        long_training: TeacherTraining | None = None, **settings: Any,
-    ) -> Comparison:  # fmt: skip
+        cls, trainer: FarziTrainer, splits: DatasetDict, long_training: TeacherTraining | None = None, **settings: Any
+    ) -> Comparison:
         """Students of a trainer's summary, and of the real data `splits`.
 
         Args:
-            config: of the learner, for students of the stock Trainer; by default that of the trainer's learner.
             long_training: as for the class; by default that of the trainer's teachers.
             settings: other arguments of the class.
         """
         args = trainer.args
         return cls(
-            task=trainer.task, splits=splits, config=config or trainer.learner.model.config, length=args.sequence_length,
+            task=trainer.task, splits=splits, config=trainer.learner.model.config, length=args.sequence_length,
             long_training=long_training or args.make_teacher_training(), batch_size=args.per_device_eval_batch_size,
             **vars(trainer.students), **settings,
         )  # fmt: skip

@@ -119,7 +119,7 @@ class DrawnInputs(Form):
 class WrittenInputs(DrawnInputs):
     """Ids that the carried teacher writes."""
 
-    words = "own text"
+    words = "written ids"
     source = staticmethod(lambda farzi, length, seed: WrittenRows(farzi.teacher, farzi.frequencies, length, seed))
 
 

@@ -156,7 +156,7 @@ def _made(e: Experiment, cell: Cell, seed: int) -> Done:
     trainer, checkpoint = _trained(e, cell, seed)
     history = trainer.state.log_history
     before = [] if checkpoint is None else [x for x in history if x["step"] <= int(checkpoint.rpartition("-")[2])]
-    c = comparison_of(trainer, e.data, seed, cell.learner)
+    c = comparison_of(trainer, e.data, seed)
     measured = cell.students(trainer, c, cell.method)
     return {
         "bytes": measured.nbytes,

@@ -140,7 +140,7 @@ def test_an_interrupted_export_leaves_nothing(tmp_path, monkeypatch):
     ("inputs", "words"),
     [
         ("drawn", "drawn ids, any number of rows of 4"),
-        ("written", "own text, any number"),
+        ("written", "written ids, any number"),
         ("tokens", "fixed ids, 6 rows of 4"),
     ],
 )

@@ -171,7 +171,7 @@ def test_a_run_that_goes_on_does_not_make_its_start_again(finished_text, tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_figures")
-@pytest.mark.parametrize(("inputs", "words"), [("drawn", "drawn ids"), ("written", "own text"), ("tokens", "fixed ids")])
+@pytest.mark.parametrize(("inputs", "words"), [("drawn", "drawn ids"), ("written", "written ids"), ("tokens", "fixed ids")])
 def test_rows_of_a_summary_that_carries_its_teacher(tmp_path, small_data, inputs, words):
     """Farzi is what outer steps have made. Without them, it is a packed teacher."""
     form = (
