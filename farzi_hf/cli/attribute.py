@@ -3,6 +3,7 @@
 import json
 import logging
 from argparse import ArgumentParser
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,11 +19,12 @@ from farzi_hf.cli import COMMANDS
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory
 from farzi_hf.data import Interactions, SequenceCollator, load_interactions
 from farzi_hf.data.files import stream_of
-from farzi_hf.data.own import TEXT, recognise
+from farzi_hf.data.own import TEXT, recognise, texts_of
 from farzi_hf.data.text import ids_of
 from farzi_hf.data.vocabulary import ITEMS_FILE
 from farzi_hf.distillation.learner_model import readable_positions
 from farzi_hf.engine import ADJOINTS
+from farzi_hf.models.base import check_size
 from farzi_hf.summary.store.folder import is_taken
 from farzi_hf.summary.store.text import terminal_text
 
@@ -55,6 +57,8 @@ def command(argv: Sequence[str]) -> None:
     logging.basicConfig(format="%(message)s")
     logging.getLogger("farzi_hf.engine").setLevel(logging.INFO)  # says which adjoint was chosen, and why
     with ends_in_one_line("farzi attribute", OSError, FloatingPointError):
+        for name, least in (("max_length", 2), ("queries", 1), ("top", 1)):
+            check_size(f"--{name}", getattr(args, name), least)
         output = Path(args.output_dir)
         if is_taken(output):
             raise ValueError(f"--output_dir {args.output_dir!r} exists already and is not empty: choose another folder")
@@ -71,9 +75,7 @@ def command(argv: Sequence[str]) -> None:
             file, entries = Path(args.model, ITEMS_FILE), model.get_input_embeddings().num_embeddings
             names = json.loads(file.read_text(encoding="utf-8")) if file.exists() else found[0].vocabulary
             if len(names) != entries:
-                raise ValueError(
-                    f"the model has {entries - 1} items, not {len(names) - 1}: write its {ITEMS_FILE}, a list of names"
-                )
+                raise ValueError(f"the model has {entries - 1} items, not {len(names) - 1}: list their names in its {ITEMS_FILE}")
             data, test = (histories(x, names, most) for x in found)
         data, test = (Dataset.from_dict({"input_ids": ids}) for ids in (data, test[: args.queries]))
         trainer = Trainer(model, how, SequenceCollator(), data, processing_class=names)
@@ -101,20 +103,23 @@ def command(argv: Sequence[str]) -> None:
 
 
 def texts(source: str, column: str, tokenizer: PreTrainedTokenizerBase, most: int) -> list[list[int]]:
-    """The first ids of each row of a text."""
-    found = [row.get(column) for row in stream_of(source)["train"]]
-    if not found or not all(isinstance(text, str) for text in found):
-        raise ValueError(f"{source!r} has no rows, or some without text in {column!r}; name the --column")
-    return [ids[:most] for ids in ids_of(tokenizer, found)]
+    """The first ids of each row of a text that is not blank and has a token to predict."""
+    found = ids_of(tokenizer, texts_of(stream_of(source)["train"], column, tokenizer, source))
+    if not (rows := [ids[:most] for ids in found if len(ids) > 1]):
+        raise ValueError(f"{source!r} has no rows with text in {column!r}; name the --column")
+    return rows
 
 
 def histories(found: Interactions, names: list[str], most: int) -> list[list[int]]:
     """The model's ids of the last items of each user."""
-    places = {name: i for i, name in enumerate(names)}
-    if unknown := [name for name in found.vocabulary if name not in places]:
-        raise ValueError(f"the model lacks {len(unknown)} items of {found.description}, such as {unknown[0]!r}; leave them out")
-    same = found.vocabulary == names  # titles may be there twice
-    return [[int(i) if same else places[found.vocabulary[i]] for i in sequence[-most:]] for sequence in found.sequences]
+    vocabulary, places = found.vocabulary, {name: i for i, name in enumerate(names)}
+    if vocabulary == names:  # titles may be there twice
+        return [[int(i) for i in sequence[-most:]] for sequence in found.sequences]
+    times = Counter(names), Counter(vocabulary)
+    if wrong := [name for name in vocabulary if [count[name] for count in times] != [1, 1]]:
+        what = f"{len(wrong)} items of {found.description}, such as {wrong[0]!r}"
+        raise ValueError(f"the model lacks {what}, or several items have one such name; leave them out")
+    return [[places[vocabulary[i]] for i in sequence[-most:]] for sequence in found.sequences]
 
 
 def model_of(name: str, rank: int | None) -> PreTrainedModel:

@@ -71,7 +71,7 @@ class Interactions:
         """
         users = len(self.sequences)
         if users < 10:
-            raise ValueError(f"there are {users} users: a split of 80 / 10 / 10 % needs at least 10")
+            raise ValueError(f"there are {users} users: 80 / 10 / 10 % of them needs 10 or more; choose --held_out last_items")
         order, held_out = stream(seed, Purpose.SPLIT).permutation(users), users // 10
         parts = np.split(order, [users - 2 * held_out, users - held_out])
         return _splits([self.sequences[user] for user in part] for part in parts)
@@ -107,7 +107,7 @@ def _splits(parts: Iterable[list[np.ndarray]]) -> DatasetDict:
     for name, chosen in zip(SPLITS, parts, strict=True):
         chosen = [x for x in chosen if name == "train" or len(x) > 1]  # an item alone predicts none
         if not chosen:
-            raise ValueError(f"the {name} split has no user: give longer histories, or another split")
+            raise ValueError(f"the {name} split has no user: give longer histories, a file {name}.csv, or --held_out users")
         ends = np.cumsum([len(sequence) for sequence in chosen])
         splits[name] = in_memory(input_ids=pa.LargeListArray.from_arrays(np.r_[0, ends], np.concatenate(chosen)))
     return splits
@@ -151,7 +151,7 @@ def load_interactions(
         own = isinstance(name, (str, Path))
         given = {"user": user_column, "item": item_column, "timestamp": time_column}
         table = read_own(name, data_dir, given, name=subset, split=split, revision=revision)
-        path = Path(data_dir or "", name) if own else None
+        path = Path(data_dir or "", name).expanduser() if own else None
         known = next((source for source in SOURCES.values() if own and source.file == path.name), None)
         source, titles = name if own else "the data set", known and known.titles(path)
     else:
@@ -199,13 +199,9 @@ def _filled(column: pa.ChunkedArray, name: str, role: str, source: Any) -> pa.Ch
         raise ValueError(
             f"{source}: column {name!r} has {count} empty values in {len(column)} rows, the first in row {pc.index(empty, True)} (counted from 0)"
         )
-    if role != "timestamp" and not (_is_text(column) or pa.types.is_integer(column.type)):
+    if role != "timestamp" and not (pa.types.is_large_string(column.type) or pa.types.is_integer(column.type)):
         raise ValueError(f"{source}: column {name!r} is of type {column.type}: give ids as integers or text")
     return column
-
-
-def _is_text(column: pa.ChunkedArray) -> bool:
-    return pa.types.is_large_string(column.type)
 
 
 def _numbered(ids: pa.ChunkedArray) -> tuple[np.ndarray, list[Any]]:
@@ -218,7 +214,7 @@ def _numbered(ids: pa.ChunkedArray) -> tuple[np.ndarray, list[Any]]:
 def _times(column: pa.ChunkedArray, name: str, source: Any) -> np.ndarray:
     """Numbers or NumPy's datetimes (n,). Text is read as integers, as dates and times, or as other numbers, whichever reads all of it."""
     kinds, errors = [column.type], []
-    if _is_text(column):
+    if pa.types.is_large_string(column.type):
         integers = pc.all(pc.match_substring_regex(column, INTEGER)).as_py()
         kinds = [pa.int64()] if integers else _TIMES
     for kind in kinds:

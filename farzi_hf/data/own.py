@@ -3,7 +3,7 @@
 import hashlib
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -11,14 +11,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from datasets import DatasetDict, IterableDataset
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from farzi_hf.data.files import DataUnavailableError, files_of, kind_of, reason, split_named, stream_of, unreadable, utf8
+from farzi_hf.data.files import DataUnavailableError, files_of, kind_of, reason, split_named, stream_of, unreadable
 from farzi_hf.data.interactions import SAMPLE_INTERACTIONS
-from farzi_hf.data.readers import SOURCES, first_lines, has_interactions
-from farzi_hf.data.sequences import SPLITS, in_memory
+from farzi_hf.data.readers import SOURCES, has_interactions
+from farzi_hf.data.sequences import SPLITS, in_memory, stored_sequences
 from farzi_hf.data.text import TEXTS, UNK, bpe_tokenizer, ids_of, word_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -29,7 +28,7 @@ READ_BYTES = 256 << 20
 _LEARNT_BYTES = 16 << 20  # of which a tokenizer is learnt
 _MOST_ENTRIES = 4996  # of a tokenizer that is made, beside 4 special tokens: a step's time grows with them
 _SHARE = 0.05  # of the different rows, for validation and for test
-_HEAD = 200  # rows by which the columns are known
+_HEAD, _LINES = 200, 5_000  # rows by which the columns are known, and wrapped lines
 _OPTIONS = "name yours with text_column, or those of interactions with user_column and item_column"
 
 
@@ -74,7 +73,7 @@ def recognise(
         return INTERACTIONS
     if kind_of(files) == "text":
         return TEXT
-    head = _head(stream_of(source, data_dir, **hub), source, files)
+    head = _head(stream_of(source, data_dir, **hub), source)
     return INTERACTIONS if has_interactions(list(head)) else _text_column(head, source) and TEXT
 
 
@@ -87,6 +86,7 @@ def load_text(
 
     The source's own splits stay, of files such as train.txt, valid.txt and test.txt too. What is missing of them is taken from train: 5 % of
     the different rows each, by a hash, so that equal rows are in one split. Validation and test hold each row once, and none of train.
+    Rows that are blank, or a single token without BOS and EOS, are left out.
 
     Args:
         column: the column with the text, or with the messages of chats, which the tokenizer's template writes out. By default `text`, the
@@ -105,40 +105,44 @@ def load_text(
     if rows not in (None, "line", "paragraph"):
         raise ValueError(f"rows={rows!r} is unknown: give line or paragraph, or leave it out")
     opened = partial(stream_of, path_or_repo, data_dir, name=name, split=split, revision=revision)
-    files = files_of(path_or_repo, data_dir)
-    if kind_of(files) == "text":
-        rows = rows or ("paragraph" if _is_wrapped(files["train"][0]) else "line")
-        streams, read, where = opened(sample_by=rows), "text", f"a {rows} each"
+    if kind_of(files_of(path_or_repo, data_dir)) == "text":
+        rows = rows or ("paragraph" if _is_wrapped(_head(opened(), path_or_repo, _LINES).get("text", [])) else "line")
+        streams, read, where = opened(rows=rows), "text", f"a {rows} each"
     else:
         streams = opened()
-        read = column = _text_column(_head(streams, path_or_repo, files), path_or_repo, column)
+        read = column = _text_column(_head(streams, path_or_repo), path_or_repo, column)
         where = f"in column {column!r}"
     if isinstance(tokenizer, (str, Path)):
         tokenizer = _tokenizer(tokenizer)
-    parts = {part: _texts(x, read, tokenizer, path_or_repo) for part, x in _own_splits(streams, path_or_repo).items()}
-    parts, said = _split(parts, path_or_repo)
+    parts = {part: texts_of(x, read, tokenizer, path_or_repo) for part, x in _own_splits(streams, path_or_repo).items()}
+    parts, said, duplicates = _split(parts, path_or_repo)
     if tokenizer is None:
         tokenizer = _made(parts["train"], vocab_size)
     splits = TextData()
     for part, texts in parts.items():
         rows_of = in_memory(text=pa.array(texts, pa.large_string()))
-        splits[part] = rows_of.map(lambda batch: {"input_ids": ids_of(tokenizer, batch["text"])}, batched=True)
+        rows_of = rows_of.map(lambda batch: {"input_ids": ids_of(tokenizer, batch["text"])}, batched=True)
+        splits[part] = rows_of.select(np.flatnonzero(stored_sequences(rows_of)[1] > 1))
+    sizes = [len(rows_of) for rows_of in splits.values()]
+    said += f" ({' / '.join(f'{size:,}' for size in sizes)}){duplicates}"
     splits.tokenizer, splits.column, splits.split = tokenizer, column, said
-    splits.description = f"{sum(map(len, parts.values())):,} rows of text, {where}; {said}; {len(tokenizer):,} tokens"
+    splits.description = f"{sum(sizes):,} rows of text, {where}; {said}; {len(tokenizer):,} tokens"
     return splits
 
 
 # -- columns ---------------------------------------------------------------------------------------------------------
 
 
-def _head(streams: Mapping[str, IterableDataset], source: Any, files: Any) -> Mapping[str, Sequence[Any]]:
+def _head(streams: Mapping[str, IterableDataset], source: Any, rows: int = _HEAD) -> Mapping[str, Sequence[Any]]:
     """The first rows, by columns."""
-    if kind_of(files) == "csv":  # pandas would leave the file open
-        names, *rows = first_lines(files["train"][0], _HEAD)
-        return dict(zip(names, zip(*rows, strict=False), strict=False)) if rows else dict.fromkeys(names, ())
+    return next(_batches(next(iter(streams.values())), rows, source), {})
+
+
+def _batches(stream: IterableDataset, size: int, source: Any) -> Iterator[Mapping[str, Sequence[Any]]]:
+    """Rows, by columns."""
     try:
-        return next(next(iter(streams.values())).iter(_HEAD), {})
-    except Exception as error:  # each reader of `datasets` has errors of its own
+        yield from stream.iter(size)
+    except Exception as error:  # each reader has errors of its own
         raise unreadable(source, error) from error
 
 
@@ -168,13 +172,9 @@ def _is_chat(value: Any) -> bool:
 # -- rows ------------------------------------------------------------------------------------------------------------
 
 
-def _is_wrapped(path: Path) -> bool:
+def _is_wrapped(lines: Sequence[str]) -> bool:
     """Whether lines of a plain text end where the next word has no room, and blank lines divide its paragraphs."""
-    try:
-        lines = utf8(path, 1 << 20).decode(errors="ignore").splitlines()
-    except (OSError, UnicodeError) as error:
-        raise unreadable(path, error) from None
-    inner = [(len(line), len(after.split()[0])) for line, after in pairwise(lines) if line.strip() and after.strip()]
+    inner = [(len(line.rstrip()), len(after.split()[0])) for line, after in pairwise(lines) if line.strip() and after.strip()]
     if not inner or all(line.strip() for line in lines):
         return False
     sizes, words = np.transpose(inner)
@@ -195,36 +195,38 @@ def _own_splits(streams: Mapping[str, IterableDataset], source: Any) -> dict[str
     return found
 
 
-def _texts(stream: IterableDataset, column: str, tokenizer: Any, source: Any) -> list[str]:
+def texts_of(stream: IterableDataset, column: str, tokenizer: Any, source: Any) -> list[str]:
     """The rows that are not blank, without blanks at their end."""
-    texts, size, tables = [], 0, stream.select_columns(column).with_format("arrow").iter(1000)
-    while size < READ_BYTES:
-        try:
-            values = next(tables)[column]
-        except StopIteration:
-            return texts
-        except Exception as error:  # each reader of `datasets` has errors of its own
-            raise unreadable(source, error) from error
-        if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
-            values = pa.array(_written(chat, tokenizer, column) for chat in values.to_pylist() if chat)
-        values = pc.utf8_rtrim_whitespace(pc.utf8_ltrim(values.cast(pa.large_string()), characters="\n\ufeff"))
-        texts += filter(None, values.to_pylist())
-        size += values.nbytes
-    logger.warning("%s: only the first %d MB of text are read", source, READ_BYTES >> 20)
+    texts, size = [], 0
+    batches = _batches(stream.select_columns(column) if stream.features else stream, 1000, source)
+    for row, value in enumerate(value for batch in batches for value in batch.get(column, ())):
+        where = f"{source}: row {row} (counted from 0) of column {column!r}"
+        text = _written(value, tokenizer, where).lstrip("\n\ufeff").rstrip().encode(errors="replace")  # half a surrogate pair
+        texts += filter(None, [text.decode()])
+        size += len(text)
+        if size >= READ_BYTES:
+            logger.warning("%s: only the first %d MB of text are read", source, READ_BYTES >> 20)
+            break
     return texts
 
 
-def _written(chat: list[dict[str, str]], tokenizer: Any, column: str) -> str:
-    if tokenizer is None or not tokenizer.chat_template:
-        given = getattr(tokenizer, "name_or_path", None)
-        raise ValueError(
-            f"column {column!r} holds chats, for a tokenizer's template, but tokenizer={given!r} has none: give that of a chat model"
-        )
-    return tokenizer.apply_chat_template(chat, tokenize=False)
+def _written(value: Any, tokenizer: Any, where: str) -> str:
+    """A text or a number as it is, and a chat as the tokenizer's template writes it."""
+    if not value or isinstance(value, (str, int, float)):
+        return str(value or "")
+    if not _is_chat(value):
+        raise ValueError(f"{where} holds neither text nor a chat, but {value!r:.80}: {_OPTIONS}")
+    named = f"tokenizer={getattr(tokenizer, 'name_or_path', None)!r}"
+    if not getattr(tokenizer, "chat_template", None):
+        raise ValueError(f"{where} holds chats, for a tokenizer's template, but {named} has none: give that of a chat model")
+    try:
+        return tokenizer.apply_chat_template(value, tokenize=False)
+    except Exception as error:  # a template raises what it likes
+        raise ValueError(f"{where} holds a chat that the template of {named} refuses ({reason(error)}): mend the chat") from error
 
 
-def _split(parts: Mapping[str, list[str]], source: Any) -> tuple[dict[str, list[str]], str]:
-    """Train, validation and test, and how they came about, in words."""
+def _split(parts: Mapping[str, list[str]], source: Any) -> tuple[dict[str, list[str]], str, str]:
+    """Train, validation and test, and how they came about and what was left out, in words."""
     keys = {part: _keys(texts) for part, texts in parts.items()}
     missing = [part for part in ("test", "validation") if part not in parts]
     different = np.unique(keys["train"])  # the order of hashes is random, and the same in every data set
@@ -251,14 +253,13 @@ def _split(parts: Mapping[str, list[str]], source: Any) -> tuple[dict[str, list[
         texts[part] = texts[part][kept]
     own = ", ".join(["its own splits", *(f"{part} split off by hash" for part in missing)])
     said = own if len(missing) < 2 else "90/5/5 split by hash"
-    sizes = " / ".join(f"{len(texts[part]):,}" for part in SPLITS)
     duplicates = f", {twice:,} duplicates left out of validation and test" if twice else ""
-    return {part: texts[part].tolist() for part in SPLITS}, f"{said} ({sizes}){duplicates}"
+    return {part: texts[part].tolist() for part in SPLITS}, said, duplicates
 
 
 def _keys(texts: list[str]) -> np.ndarray:
     """A hash of each text (n,), whatever its blanks are."""
-    plain = (" ".join(text.split()).encode(errors="surrogatepass") for text in texts)
+    plain = (" ".join(text.split()).encode() for text in texts)
     return np.frombuffer(b"".join(hashlib.blake2b(x, digest_size=8).digest() for x in plain), np.uint64)
 
 

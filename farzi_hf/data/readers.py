@@ -13,7 +13,6 @@ from csv import Error as csv_error
 from csv import reader as csv_lines
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ import pyarrow.compute as pc
 from datasets import Dataset, DatasetDict, DownloadManager, load_dataset
 from pyarrow import csv, json, parquet
 
-from farzi_hf.data.files import DataUnavailableError, delimiter_of, ending, files_of, reason, utf8
+from farzi_hf.data.files import DataUnavailableError, delimiter_of, ending, files_of, opened, reason, utf8
 from farzi_hf.data.sequences import SPLITS
 
 logger = logging.getLogger(__name__)
@@ -69,7 +68,7 @@ def columns_of(names: Sequence[str], source: Any, given: Given = NONE) -> list[s
 def has_interactions(names: Sequence[str] | Path) -> bool:
     """Whether these are the columns of interactions, or a row of them; or those in the first line of a file."""
     with contextlib.suppress(ValueError):
-        names = first_lines(names)[0] if isinstance(names, Path) else names
+        names = first_line(names) if isinstance(names, Path) else names
         return _is_rating(names) or bool(columns_of(names, ""))
     return False
 
@@ -80,16 +79,16 @@ def _is_rating(line: Sequence[str]) -> bool:
     return len(line) == 4 and all(number.fullmatch(cell) for cell in line[2:])
 
 
-def first_lines(path: Path, count: int = 1) -> list[list[str]]:
-    """The cells of the first lines, that are not empty, of a text file with columns. Raises ValueError if the file is empty, or no text."""
+def first_line(path: Path) -> list[str]:
+    """The cells of the first line, that is not empty, of a text file with columns. Raises ValueError if the file is empty, or no text."""
     try:
-        text = utf8(path, 1 << 20)
-        lines = io.StringIO(text.decode(errors="surrogateescape"), newline="")
-        found = list(islice(filter(None, csv_lines(lines, delimiter=delimiter_of(text))), count))
-        "".join(found[0]).encode()
-        return found
-    except (csv_error, UnicodeError, OSError, IndexError) as error:
-        why = "it is empty" if isinstance(error, IndexError) else reason(error)
+        with opened(path, errors="surrogateescape", newline="") as file:
+            text = io.StringIO(file.read(1 << 20), newline="")
+        cells = next(filter(None, csv_lines(text, delimiter=delimiter_of(path))))
+        "".join(cells).encode()
+        return cells
+    except (csv_error, UnicodeError, OSError, StopIteration) as error:
+        why = "it is empty" if isinstance(error, StopIteration) else reason(error)
         raise ValueError(f"{path} does not hold a header and lines as long as it ({why})") from None
 
 
@@ -157,7 +156,10 @@ def _read_rows(path: Path, given: Given = NONE) -> pa.Table:
     """Of .jsonl and .arrow, whose columns have types."""
     try:
         arrow = ending(path) == ".arrow"
-        table = Dataset.from_file(str(path)).with_format("arrow")[:] if arrow else json.read_json(pa.BufferReader(utf8(path)))
+        table = Dataset.from_file(str(path)).with_format("arrow")[:] if arrow else json.read_json(utf8(path))
+        dates = pa.schema([(x.name, pa.string()) for x in table.schema if pa.types.is_temporal(x.type) and not arrow])
+        if dates.names:  # text in JSON, such as ids that look like dates
+            table = json.read_json(utf8(path), parse_options=json.ParseOptions(explicit_schema=dates))
         table.column_names  # noqa: B018  Arrow decodes them only now
     except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
         rows = 'rows {"user": …, "item": …, "timestamp": …}, one per line, with one type per column'
@@ -173,17 +175,15 @@ def _read_csv(path: Path, delimiter: str | None = None, names: Sequence[str] = (
         delimiter: by default that of the first line.
         names: the names of the columns; by default the first line that is not empty has them, or is a rating: see `_is_rating`.
     """
-    header = names or first_lines(path)[0]
+    header = names or first_line(path)
     if not names and not any(given.values()) and _is_rating(header):
         return _read_ratings(path)
     chosen = [*filter(None, columns_of(header, path, given))]
     try:
-        text = utf8(path)
-        delimiter = delimiter or delimiter_of(text)
         table = csv.read_csv(
-            pa.BufferReader(text),
+            utf8(path),
             read_options=csv.ReadOptions(column_names=names, use_threads=False),  # with one thread, errors name the row
-            parse_options=csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+            parse_options=csv.ParseOptions(delimiter=delimiter or delimiter_of(path), newlines_in_values=True),
             convert_options=csv.ConvertOptions(column_types=dict.fromkeys(chosen, pa.string()), include_columns=chosen),
         )
         table.column_names  # noqa: B018  Arrow decodes them only now

@@ -152,10 +152,13 @@ def training_windows(dataset: Dataset, max_length: int) -> Dataset:
 def pieces(dataset: Dataset, max_length: int | None) -> Dataset:
     """`training_windows` of sequences of text, if one is longer than ``max_length``."""
     ids, lengths = stored_sequences(dataset)
-    return dataset if lengths.max(initial=0) <= (max_length or np.inf) else _windows(ids, lengths, max_length)
+    fits = max_length is None or max_length >= max(2, lengths.max(initial=0))
+    return dataset if fits else _windows(ids, lengths, max_length)
 
 
 def _windows(ids: np.ndarray, lengths: np.ndarray, max_length: int) -> Dataset:
+    if max_length < 2:
+        raise ValueError(f"max_length={max_length} leaves nothing to predict: pass 2 or more.")
     stops = np.cumsum(lengths)
     windows = -((1 - np.maximum(lengths, 1)) // (max_length - 1))  # per history; rounded up
     row = np.repeat(np.arange(len(lengths)), windows)

@@ -22,7 +22,7 @@ from tokenizers.processors import TemplateProcessing
 from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from farzi_hf.data.files import DataUnavailableError, utf8
+from farzi_hf.data.files import DataUnavailableError, opened
 from farzi_hf.data.samples import SampleGrammar
 from farzi_hf.data.sequences import SPLITS
 
@@ -65,14 +65,13 @@ def load_ptb(data_dir: str | Path | None = None) -> DatasetDict:
 
 
 def _lines(path: Path) -> list[str]:
-    """The lines of a text file."""
+    """The lines of a text file. str.splitlines would also split at characters inside a sentence."""
     try:
-        text = utf8(path).decode()
+        with opened(path) as file:
+            return [line.rstrip("\n") for line in file]
     except (OSError, UnicodeDecodeError) as error:
         remedy = f"data_dir has to hold {', '.join(_PTB_FILES.values())} in one of these encodings"
         raise ValueError(f"{path} cannot be read as UTF-8 or UTF-16 text ({error}): {remedy}") from None
-    lines = re.split("\r\n|\r|\n", text)  # splitlines() would also split at characters inside a sentence
-    return lines if lines[-1] else lines[:-1]
 
 
 # -- texts that every machine has ------------------------------------------------------------------------------------

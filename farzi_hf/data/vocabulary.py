@@ -110,6 +110,9 @@ class ItemVocabulary(Vocabulary):
     small_learner: ClassVar = {"model_type": "sasrec", "hidden_size": 32, "initializer_range": 0.1}
 
     def __init__(self, items: Sequence[str]) -> None:
+        for i, name in enumerate(items):
+            if not isinstance(name, str):
+                raise ValueError(f"processing_class[{i}] is {name!r}: give names that are text, such as str(id)")
         self.items = items
 
     def pairs(self) -> list[tuple[int, str]]:
@@ -120,6 +123,8 @@ class ItemVocabulary(Vocabulary):
         return " | ".join(tokens)
 
     def save(self, folder: Path) -> None:
+        if wrong := [name for name in self.items if name.encode(errors="ignore").decode() != name]:
+            raise ValueError(f"processing_class has the name {wrong[0]!r} with half a surrogate pair, which is no text: mend it")
         names = json.dumps(list(self.items), ensure_ascii=False, indent=0)
         (folder / ITEMS_FILE).write_text(names, encoding="utf-8")
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 from tiny_models import config_of
 from transformers import AutoModelForCausalLM
 
 from farzi_hf.attribution import Attribution
 from farzi_hf.cli import main
-from farzi_hf.data import load_sample_text, word_tokenizer
+from farzi_hf.cli.attribute import histories, texts
+from farzi_hf.data import Interactions, load_sample_text, word_tokenizer
 from farzi_hf.data.text import SPECIAL_TOKENS
 
 pytestmark = [
@@ -111,24 +113,66 @@ def test_items_have_the_numbers_that_the_model_knows_them_by(tmp_path):
         "--max_steps",
         "1",
     ]
-    with pytest.raises(SystemExit, match=r"the model has 6 items, not 4: write its vocabulary\.json, a list of names"):
+    with pytest.raises(SystemExit, match=r"the model has 6 items, not 4: list their names in its vocabulary\.json"):
         main([*command, "--output_dir", str(tmp_path / "out")])
     (tmp_path / "model" / "vocabulary.json").write_text(json.dumps([*names[:-1], "x"]))
-    with pytest.raises(
-        SystemExit, match=r"the model lacks 1 items of 16 interactions of 4 users .*, such as 'a'; leave them out"
-    ):
+    with pytest.raises(SystemExit, match=r"lacks 1 items of 16 interactions of 4 users .*, such as 'a', .*; leave them out"):
         main([*command, "--output_dir", str(tmp_path / "out")])
     (tmp_path / "model" / "vocabulary.json").write_text(json.dumps(names))
     main([*command, "--output_dir", str(tmp_path / "out")])
     assert Attribution.load(tmp_path / "out").texts == [" | ".join(items) for items in HISTORIES.values()]
 
 
+def with_titles(*titles: str) -> Interactions:
+    """Two users with the items 1, 2 and 3."""
+    return Interactions([np.array([1, 2, 3]), np.array([3, 1])], 3, list(titles))
+
+
+def test_names_of_items_are_read_once_for_all_histories(monkeypatch):
+    reads, names = [], Interactions.vocabulary.fget
+    monkeypatch.setattr(Interactions, "vocabulary", property(lambda self: reads.append(1) or names(self)))
+    assert histories(with_titles("<pad>", "a", "b", "c"), ["<pad>", "c", "b", "a"], 2) == [[2, 1], [1, 3]]
+    assert len(reads) == 1
+
+
+def test_items_of_one_name_are_told_apart_or_refused():
+    names = ["<pad>", "a", "b", "a"]
+    assert histories(with_titles(*names), names, 9) == [[1, 2, 3], [3, 1]]
+    message = r"2 items of 5 interactions of 2 users .* such as 'a', or several items .*; leave them out"
+    for given, of_model in ((names, ["<pad>", "b", "a", "c"]), (["<pad>", "a", "b", "c"], ["<pad>", "c", "a", "b", "a", "c"])):
+        with pytest.raises(ValueError, match=message):
+            histories(with_titles(*given), of_model, 9)
+    assert histories(with_titles("<pad>", "a", "b", "c"), ["<pad>", "x", "c", "x", "b", "a"], 9) == [[5, 4, 2], [2, 5]]
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_blank_rows_of_a_text_are_left_out(folder, tmp_path, ends):
+    """A tokenizer without BOS and EOS makes no ids of a blank row, and a single one of a word, which has nothing to predict."""
+    tokenizer = word_tokenizer(["one two"], 9)
+    if not ends:
+        tokenizer.bos_token = tokenizer.eos_token = None
+        tokenizer.backend_tokenizer.post_processor = None
+    (tmp_path / "blank.txt").write_bytes("\ufeff  one two\n\n \t \none\ntwo one  \n".encode())
+    rows = texts(str(tmp_path / "blank.txt"), "text", tokenizer, 256)
+    assert [tokenizer.convert_ids_to_tokens(row) for row in rows] == (
+        [["<s>", *words, "</s>"] for words in (["one", "two"], ["one"], ["two", "one"])]
+        if ends
+        else [["one", "two"], ["two", "one"]]
+    )
+    (tmp_path / "blank.txt").write_text("\n \n")
+    with pytest.raises(ValueError, match="has no rows"):
+        texts(str(tmp_path / "blank.txt"), "text", tokenizer, 256)
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (("--column", "text"), r"data\.jsonl' has no rows, or some without text in 'text'; name the --column"),
+        (("--column", "text"), r"data\.jsonl' has no rows with text in 'text'; name the --column"),
         (("--output_dir", "model"), r"--output_dir '.*model' exists already and is not empty: choose another folder"),
         (("--label_smoothing_factor", "0.1"), "trainer cannot be replayed: its first gradient"),
+        (("--queries", "-1"), "--queries must be an integer of at least 1, got -1"),
+        (("--top", "0"), "--top must be an integer of at least 1, got 0"),
+        (("--max_length", "1"), "--max_length must be an integer of at least 2, got 1"),
     ],
 )  # fmt: skip
 def test_bad_input_ends_in_one_line(folder, tmp_path, more, message):

@@ -70,12 +70,17 @@ def test_a_users_items_by_time_then_row_numbered_and_filtered(name, path):
 
 
 @pytest.mark.parametrize("name", ["ml-100k"], indirect=True)
-def test_titles_are_read_where_they_are(path):
+def test_titles_are_read_where_they_are(path, monkeypatch):
     # Latin-1, which knows no end of a line in \x85.
     titles = lines("{i}|\x85Caf\xe9 {i} (1995)|01-Jan-1995||http", [(0, 20, 0), (0, 30, 0), (0, 99, 0)])
     path.with_name("u.item").write_bytes(titles.encode("latin-1"))
     expected = ["<pad>", "10", "\x85Caf\xe9 20 (1995)", "\x85Caf\xe9 30 (1995)", "40"]
     assert load_interactions("ml-100k", path).item_titles == expected
+    monkeypatch.setenv("HOME", str(path.parent))
+    monkeypatch.setenv("USERPROFILE", str(path.parent))
+    (path.parent / path.name).write_text("user\titem\ttimestamp\n" + lines("{u}\t{i}\t{t}"))
+    for source in (path, f"~/{path.name}"):
+        assert load_interactions(source).item_titles == expected
 
 
 @pytest.mark.parametrize(
@@ -286,6 +291,26 @@ def test_a_file_that_cannot_be_used_is_refused_at_once(tmp_path, name, content, 
 def test_a_file_may_say_its_encoding(tmp_path, encoding):
     (tmp_path / "own.csv").write_text(HEADER + lines("{u},é{i},{t}"), encoding=encoding)
     assert lists(load_interactions(tmp_path / "own.csv")) == EXPECTED
+    (tmp_path / "own.jsonl").write_text(lines('{{"user": {u}, "item": "é{i}", "timestamp": {t}}}'), encoding=encoding)
+    assert lists(load_interactions(tmp_path / "own.jsonl")) == EXPECTED
+
+
+@pytest.mark.parametrize("times", [[3, 1, 2], ["2020-01-03", "2020-01-01", "2020-01-02"]])
+def test_ids_in_json_may_look_like_dates(tmp_path, times):
+    items = ["2020-01-01", "2020-01-02", "2020-01-01 00:00:00"]
+    objects = [{"user": "1999-12-31", "item": i, "timestamp": t} for i, t in zip(items, times, strict=True)]
+    (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, objects)))
+    found = load_interactions(tmp_path / "own.jsonl")
+    assert [found.item_ids[i - 1] for i in lists(found)[0]] == [items[1], items[2], items[0]]
+
+
+@pytest.mark.parametrize("name", ["own.tsv", "own.inter"])
+@pytest.mark.parametrize("last", ["categories, brand, colour", "a, b, c, d, e"])
+def test_tabs_divide_where_the_name_says_so(tmp_path, name, last):
+    (tmp_path / name).write_text(f"user_id\titem_id\t{last}\n" + lines("{u}\t{i}\tx, y, z"))
+    assert len(load_interactions(tmp_path / name).sequences) == 2
+    (tmp_path / name).write_text("user_id,item_id\n" + lines("{u},{i}"))
+    assert len(load_interactions(tmp_path / name).sequences) == 2
 
 
 # -- the split ------------------------------------------------------------------------------------------------------
@@ -300,7 +325,7 @@ def test_the_split_is_of_users_80_10_10_disjoint_and_seeded():
     assert sorted(users) == list(range(1, 58))
     assert all(first[name]["input_ids"] == again[name]["input_ids"] for name in first)
     assert first["test"]["input_ids"] != other["test"]["input_ids"]
-    with pytest.raises(ValueError, match="there are 9 users"):
+    with pytest.raises(ValueError, match=r"there are 9 users.* needs 10 or more; choose --held_out last_items"):
         Interactions(sequences[:9], 57).strong_generalization_split(0)
 
 
@@ -322,6 +347,17 @@ def test_leave_one_out_holds_out_the_last_items_of_each_user():
     short = load_interactions(rows([1, 2], users=[1, 1]), min_interactions=2)
     with pytest.raises(ValueError, match="the validation split has no user: give longer histories"):
         short.leave_one_out_split()
+
+
+def test_a_split_that_no_file_holds_is_named_with_what_helps(tmp_path):
+    for part, first in (("train", 0), ("test", 100)):
+        (tmp_path / f"{part}.csv").write_text(HEADER + "".join(f"{u},{i},{first + i}\n" for u in range(30) for i in range(4)))
+    data = load_interactions(tmp_path)
+    with pytest.raises(ValueError, match=r"the validation split has no user: .* a file validation.csv, or --held_out users"):
+        data.own_split()
+    assert len(data.strong_generalization_split(0)["validation"]) == 3
+    (tmp_path / "validation.csv").write_text((tmp_path / "test.csv").read_text())
+    assert len(load_interactions(tmp_path).own_split()["validation"]) == 30
 
 
 def test_splits_of_files_are_kept(tmp_path):

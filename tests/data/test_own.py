@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import csv
 import gzip
 import json
 from pathlib import Path
@@ -14,10 +15,17 @@ from fuzzing import fuzzed
 from hub_server import Repository
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import PreTrainedTokenizerFast
 
-from farzi_hf.data import DataUnavailableError, TextData, load_interactions, load_text, recognise, tokenize
+from farzi_hf.cli.front_door import TRIALS
+from farzi_hf.data import DataUnavailableError, TextData, check_sequences, load_interactions, load_text, recognise, tokenize
 from farzi_hf.data import own as module
 from farzi_hf.data.files import files_of, split_named
+from farzi_hf.report.suggestion import KEPT
+from farzi_hf.summary.store.folder import TENSORS
 
 SENTENCES = [f"the {i} cat sat on mat number {i % 7}" for i in range(300)]
 RATINGS = [(u, i, 1000 * u + i) for u in range(12) for i in range(4)]
@@ -81,6 +89,52 @@ def test_plain_text_has_a_row_per_line(tmp_path, name, opened):
     assert data.description.startswith("300 rows of text, a line each; ")
 
 
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.csv"])
+def test_text_in_utf_16(tmp_path, name):
+    path = tmp_path / name
+    write(path, [{"text": f"é {text}"} for text in SENTENCES]) if name != "a.txt" else lines(path, [f"é {x}" for x in SENTENCES])
+    path.write_text(path.read_text("utf-8"), "utf-16")
+    assert recognise(path) == "text"
+    assert sorted(everything(load_text(path))) == sorted(f"é {text}" for text in SENTENCES)
+
+
+def test_cells_of_any_length_keep_their_columns(tmp_path):
+    """Also where the header's first rows are megabytes, or a row ends early."""
+    with (tmp_path / "long.csv").open("w", newline="") as file:
+        csv.writer(file).writerows(
+            [("id", "abstract", "text"), *((i, f"a {i} " + "word " * 1200, f"b {i} " + "word " * 1200) for i in range(120))]
+        )
+    for column in (None, "text"):
+        assert load_text(tmp_path / "long.csv", column, vocab_size=256).column == "text"
+    rows = [f"{i},title,{text}" for i, text in enumerate(SENTENCES)]
+    data = load_text(lines(tmp_path / "short.csv", ["id,title,text", *rows[:9], "7", *rows[9:], "8,title"]))
+    assert sorted(everything(data)) == sorted(SENTENCES)
+    huge = [f"{i} " + "long words " * 13_000 for i in range(3)]
+    path = lines(tmp_path / "huge.csv", ["id,text", *(f"{i},{text}" for i, text in enumerate(huge))])
+    assert recognise(path) == "text"
+    assert {text.split()[0] for text in everything(load_text(path, vocab_size=256))} == {"0", "1", "2"}
+
+
+def test_cells_stay_as_they_are_written(tmp_path):
+    """Whatever type the first rows seem to have."""
+    rows = ["007", "NA", "None", "1.50", *SENTENCES]
+    path = lines(tmp_path / "a.tsv", ["text\tnote", *(f"{row}\t" for row in rows)])
+    assert sorted(everything(load_text(path))) == sorted(rows)
+
+
+def test_a_field_of_json_may_begin_late_and_have_several_types(tmp_path):
+    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in SENTENCES[:100]) + "\n\n")
+    write(tmp_path / "b.jsonl", [{"x": i if i % 2 else str(i), "text": text} for i, text in enumerate(SENTENCES[100:200])])
+    write(
+        tmp_path / "c.jsonl", [{"id": 1}, {"text": None}, *({"text": text} for text in SENTENCES[200:]), {"text": "half \ud800"}]
+    )
+    expected = sorted([*SENTENCES, "half ?"])
+    assert sorted(everything(load_text(tmp_path))) == expected
+    assert sorted(everything(load_text(tmp_path, "text"))) == expected
+    (tmp_path / "a.json").write_text(json.dumps([{"x": 1}, *({"text": text} for text in SENTENCES)], indent=1))
+    assert sorted(everything(load_text(tmp_path / "a.json"))) == sorted(SENTENCES)
+
+
 def test_wrapped_lines_are_paragraphs(tmp_path):
     words = " ".join(SENTENCES).split()
     paragraphs = []
@@ -98,6 +152,8 @@ def test_wrapped_lines_are_paragraphs(tmp_path):
     assert len(load_text(path, rows="line")["train"]) > 3 * len(data["train"])
     with pytest.raises(ValueError, match="rows='page' is unknown: give line or paragraph"):
         load_text(path, rows="page")
+    path.write_text("\n \t\n".join(paragraphs), encoding="utf-8")  # a line of blanks is blank too
+    assert sorted(everything(load_text(path))) == sorted(paragraphs)
     path.write_text("\n\n".join("\n".join(SENTENCES[i : i + 4]) for i in range(0, 300, 4)), encoding="utf-8")  # verses
     assert "a line each" in load_text(path).description
 
@@ -142,6 +198,18 @@ def test_chats_go_through_the_template(tmp_path, tokenizer):
     expected = {f"user: {text}\nassistant: yes" for text in SENTENCES}
     assert set(everything(data)) == expected
     assert data.column == "messages"
+    tokenizer.chat_template = "{% if messages[0]['content'][4] == '7' %}{{ raise_exception('No 7') }}{% endif %}text"
+    with pytest.raises(ValueError, match=r"chat.jsonl: row 7 \(counted from 0\) of column 'messages' .* refuses \(No 7\): mend"):
+        load_text(path, tokenizer=tokenizer)
+
+
+@pytest.mark.parametrize("value", [{"a": 1}, ["a", "b"]], ids=str)
+@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
+def test_a_column_of_other_values_is_refused_with_its_row(tmp_path, name, value):
+    path = write(tmp_path / name, [{"text": text, "meta": None if i < 2 else value} for i, text in enumerate(SENTENCES)])
+    assert len(everything(load_text(path))) == 300
+    with pytest.raises(ValueError, match=r"row 2 \(counted from 0\) of column 'meta' holds neither text nor a chat.*text_column"):
+        load_text(path, "meta")
 
 
 # -- text: splits ----------------------------------------------------------------------------------------------------
@@ -226,6 +294,22 @@ def test_a_tokenizer_that_adds_no_ends_gets_them(tokenizer):
     assert [len(row) for row in rows] == [3, 2]
 
 
+def test_rows_without_two_ids_are_left_out(tmp_path):
+    """Nothing can be predicted of them."""
+    words = {"<unk>": 0, **{f"w{i}": i + 1 for i in range(50)}}
+    backend = Tokenizer(WordLevel(words, unk_token="<unk>"))
+    backend.pre_tokenizer = WhitespaceSplit()
+    bare = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
+    for part in ("train", "valid", "test"):
+        lines(tmp_path / f"{part}.txt", [f"{part}", *(f"{part} w{i} w{i * 7 % 50}" for i in range(20))])
+    data = load_text(tmp_path, tokenizer=bare)
+    for rows in data.values():
+        check_sequences(rows, len(bare))
+        assert len(rows) == 20
+    assert data.description.startswith("60 rows of text, a line each; its own splits (20 / 20 / 20); ")
+    assert len(everything(load_text(tmp_path))) == 63
+
+
 # -- text: the Hub ---------------------------------------------------------------------------------------------------
 
 
@@ -240,8 +324,8 @@ def test_a_data_set_of_the_hub_is_streamed_up_to_a_limit(hub, monkeypatch, caplo
     assert data.column == "sentence"
     alone = load_text("me/mine", split="test")
     assert set(everything(alone)) == set(SENTENCES[200:])
-    monkeypatch.setattr(module, "READ_BYTES", 1)
-    load_text("me/mine", split="test")
+    monkeypatch.setattr(module, "READ_BYTES", 500)
+    assert 10 < len(everything(load_text("me/mine", split="test"))) < 20
     assert "me/mine: only the first 0 MB of text are read" in caplog.text
     with pytest.raises(DataUnavailableError, match=r"'me/other' is no file, and not on the Hub"):
         load_text("me/other")
@@ -332,6 +416,7 @@ def test_what_a_path_means(tmp_path, monkeypatch):
     assert files_of("*.txt") == {"train": [Path("test.txt")]}
     assert files_of("deep") == {"train": [Path("deep/er/a.jsonl"), Path("deep/er/b.jsonl")]}
     assert files_of("**/*.md") == {"train": [Path("deep/c.md")]}
+    assert files_of("deep/e*/**") == files_of("deep")
     assert files_of("c.md", "deep") == {"train": [Path("deep/c.md")]}
     Path("deep/x.py").write_text("x = 1")
     assert files_of("deep/*.py") == {"train": [Path("deep/x.py")]}
@@ -341,6 +426,40 @@ def test_what_a_path_means(tmp_path, monkeypatch):
             files_of(wrong)
     with pytest.raises(ValueError, match="is no file"):
         files_of("user/name", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["a [1990].txt", "a [1990].csv", "a [1990].parquet"])
+def test_brackets_in_a_name_that_exists_are_no_pattern(tmp_path, name):
+    folder = tmp_path / "[work]"
+    folder.mkdir()
+    rows = [{"text": text} for text in SENTENCES]
+    path = write(folder / name, rows) if ".txt" not in name else lines(folder / name)
+    for source in (path, folder, f"{folder}/*", f"{tmp_path}/[[]work]/*"):
+        assert recognise(source) == "text"
+        assert sorted(everything(load_text(source))) == sorted(SENTENCES)
+
+
+def test_names_say_splits_only_where_one_says_train(tmp_path):
+    for name in ("a.md", "b.md", "dev.md", "test-results.md"):
+        (tmp_path / name).write_text("x")
+    assert files_of(tmp_path) == {"train": [tmp_path / name for name in ("a.md", "b.md", "dev.md", "test-results.md")]}
+    (tmp_path / "train.md").write_text("x")
+    parts = {"train": ["a.md", "b.md", "train.md"], "validation": ["dev.md"], "test": ["test-results.md"]}
+    assert files_of(tmp_path) == {part: [tmp_path / name for name in names] for part, names in parts.items()}
+
+
+def test_what_this_library_has_written_is_no_data(tmp_path, monkeypatch):
+    """`farzi distil .` would read its own trials and summary when it goes on."""
+    monkeypatch.chdir(tmp_path)
+    lines(tmp_path / "mine.jsonl", ["{}"])
+    run = tmp_path / "farzi-data" / "checkpoint-2"
+    for place in (tmp_path / "farzi-data" / TRIALS / KEPT, tmp_path / "elsewhere" / TENSORS, run / "state.jsonl"):
+        place.parent.mkdir(parents=True)
+        lines(place)
+    lines(tmp_path / "elsewhere" / "tokenizer.jsonl")
+    for source in (".", tmp_path):
+        assert files_of(source) == {"train": [Path(source, "mine.jsonl")]}
+    assert files_of("farzi-data") == {"train": [Path("farzi-data/checkpoint-2/state.jsonl")]}  # what the user names
 
 
 HOSTILE = [

@@ -18,6 +18,7 @@ from farzi_hf.data import (
     random_sequences,
     training_windows,
 )
+from farzi_hf.data.sequences import pieces
 from farzi_hf.tasks import Recommendation
 
 
@@ -87,6 +88,13 @@ def test_windows_hold_every_pair_once(histories, max_length):
     pairs = [pair for window in windows for pair in pairwise(window)]
     assert pairs == [pair for history in histories for pair in pairwise(history)]
     assert len(windows) == sum(-(-(len(history) - 1) // (max_length - 1)) for history in histories)
+
+
+@pytest.mark.parametrize("max_length", [1, 0, -3])
+def test_pieces_hold_a_pair(max_length):
+    assert pieces(rows([1, 2, 3], [4, 5]), 2)["input_ids"][:] == [[1, 2], [2, 3], [4, 5]]
+    with pytest.raises(ValueError, match=f"max_length={max_length} leaves nothing to predict: pass 2 or more"):
+        pieces(rows([1, 2, 3], [4, 5]), max_length)
 
 
 def test_evaluation_windows_end_with_the_target_and_know_all_that_was_seen():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from tiny_artefacts import WORDS, word_tokenizer
 from tokenizers import Tokenizer
@@ -9,6 +11,7 @@ from tokenizers.models import WordLevel
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from farzi_hf.data import bpe_tokenizer, vocabulary_of
+from farzi_hf.data.vocabulary import ITEMS_FILE
 from farzi_hf.models import SASRecConfig
 
 KINDS = {"tokenizer": word_tokenizer(), "list": WORDS, "none": None}
@@ -49,6 +52,22 @@ def test_entries_that_a_tokenizer_lacks_stand_for_themselves():
     assert vocabulary_of(tokenizer).text(["the", "[7]", "cat"]) == f"the {tokenizer.unk_token} cat"
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"a": 0, "b": 1}, unk_token="a")))
     assert vocabulary_of(tokenizer).text(["a", "b", "[2]", "[3]", "b"]) == "a b [2] [3] b"
+
+
+@pytest.mark.parametrize("name", [5, None, b"a"])
+def test_names_that_are_no_text_are_refused_at_once(name):
+    with pytest.raises(ValueError, match=rf"processing_class\[2\] is {name!r}: give names that are text, such as str"):
+        vocabulary_of(["<pad>", "é 😀", name])
+
+
+@pytest.mark.parametrize("name", ["\ud83d", "a\udc00"])
+def test_half_a_surrogate_pair_is_refused_by_its_name_where_files_are_written(tmp_path, name):
+    """It can be shown, escaped, but UTF-8 has no such text."""
+    vocabulary_of(["<pad>", "é 😀"]).save(tmp_path)
+    before = (tmp_path / ITEMS_FILE).read_bytes()
+    with pytest.raises(ValueError, match=rf"processing_class has the name {re.escape(repr(name))} with half a surrogate"):
+        vocabulary_of(["<pad>", "é 😀", name]).save(tmp_path)
+    assert (tmp_path / ITEMS_FILE).read_bytes() == before
 
 
 @pytest.mark.parametrize("kind", KINDS)
