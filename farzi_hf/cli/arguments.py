@@ -89,8 +89,8 @@ def read_yaml(path: Path, known: set[str]) -> dict[str, Any]:
     """The mapping in a YAML file, whose keys must be `known`."""
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (OSError, yaml.YAMLError) as error:
-        raise ValueError(f"config={str(path)!r} cannot be read: {error}") from None
+    except (OSError, UnicodeError, yaml.YAMLError) as error:
+        raise ValueError(f"config={str(path)!r} cannot be read: {error}; give a YAML file in UTF-8") from None
     if not isinstance(values, dict):
         raise ValueError(f"config={str(path)!r} holds a {type(values).__name__}: write lines of `field: value`")
     for key in values:

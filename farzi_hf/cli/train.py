@@ -42,6 +42,9 @@ def command(argv: Sequence[str]) -> None:
     with ends_in_one_line("farzi train", FileNotFoundError):
         if args.steps is not None and args.steps < 1:
             raise ValueError(f"--steps {args.steps} trains nothing: give at least 1")
+        for name in ("data_dir", "data", "tokenizer"):
+            if not args.evaluate and (value := getattr(args, name)) is not None:
+                raise ValueError(f"--{name} {value!r} is for --evaluate alone: give both, or neither")
         output = Path(args.output_dir)
         if is_taken(output):
             raise ValueError(f"--output_dir {str(output)!r} exists already and is not empty: choose another folder")

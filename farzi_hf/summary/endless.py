@@ -106,7 +106,7 @@ class RowsDataset(torch.utils.data.IterableDataset):
 
     Args:
         source: makes the rows.
-        num_rows: rows of an epoch; the next epoch goes on where it ended. None: an epoch does not end.
+        num_rows: rows of an epoch. Each iteration reads the next epoch, also after one that was left early. None: an epoch does not end.
 
     Raises:
         ValueError: an epoch has no rows.
@@ -115,11 +115,12 @@ class RowsDataset(torch.utils.data.IterableDataset):
     def __init__(self, source: EndlessRows, num_rows: int | None = None) -> None:
         if num_rows is not None and num_rows < 1:
             raise ValueError(f"num_rows={num_rows!r} is no length of an epoch; give at least 1, or None")
-        self.source, self.num_rows, self._epoch = source, num_rows, 0
+        self.source, self.num_rows = source, num_rows
+        self._epoch = torch.zeros((), dtype=torch.long).share_memory_()  # a worker of a DataLoader counts for all
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch that the next iteration reads. Trainer and Accelerate call it."""
-        self._epoch = epoch
+        self._epoch.fill_(epoch)
 
     def __len__(self) -> int:
         if self.num_rows is None:
@@ -130,7 +131,8 @@ class RowsDataset(torch.utils.data.IterableDataset):
         worker = torch.utils.data.get_worker_info()
         if worker is not None and worker.id > 0:
             return  # one worker reads, so that batches do not depend on the number of workers
-        first = self._epoch * (self.num_rows or 0)
+        first = self._epoch.item() * (self.num_rows or 0)
+        self._epoch += 1  # for loops that set no epoch
         end = None if self.num_rows is None else first + self.num_rows
         unlabelled = torch.empty(self.source.length, 0)
         while end is None or first < end:
@@ -138,4 +140,3 @@ class RowsDataset(torch.utils.data.IterableDataset):
             for ids in self.source.rows(first, count):
                 yield {"input_ids": ids, "labels": unlabelled}
             first += count
-        self._epoch += 1  # for loops that set no epoch

@@ -237,17 +237,6 @@ class FarziData(nn.Module):
         ids, labels = hard_rows(self.fixed().tensors, self.config.tau, samples_per_sequence, seed)
         return Dataset.from_dict({"input_ids": ids.tolist(), "labels": labels.tolist()}).with_format("torch")
 
-    def sample_text(self, samples_per_sequence: int = 1, seed: int = 0) -> list[str]:
-        """The rows of `as_hard_dataset(samples_per_sequence, seed)` as texts: with special tokens, and bars between items.
-
-        Raises:
-            ValueError: the summary has no vocabulary.
-        """
-        vocabulary = self.vocabulary
-        names = vocabulary.names(self.config.vocab_size)
-        ids, _ = hard_rows(self.fixed().tensors, self.config.tau, samples_per_sequence, seed)
-        return [vocabulary.text([names[i] for i in row]) for row in ids.tolist()]
-
     def decode(self, top_k: int = 5) -> list[list[dict[str, Any]]]:
         """The likeliest tokens of each position, their probabilities, and the entropy.
 
@@ -300,12 +289,9 @@ class FarziData(nn.Module):
         if wrong := sorted({name for name, _ in found.items() ^ LABELS["teacher"].shapes(config).items()}):
             raise ValueError(f"teacher: its config makes other parameters ({', '.join(wrong[:3])}); {plain}")
         farzi, some = cls(config, tokenizer, {**tensors, SHARES: shares, "input_ids": ids.int()}), ids[:2]
-        try:
-            given = copy.deepcopy(teacher).float().cpu().eval()
-            own = given(input_ids=some, attention_mask=torch.ones_like(some)).logits
-        except Exception as error:  # each model fails in its own way
-            wrong = f"teacher does not read sequence_length={sequence_length} ids ({error})"
-            raise ValueError(f"{wrong}; give fewer") from error
+        farzi.carried.check(farzi.tensors, some, "teacher", "give a smaller sequence_length, or another teacher")
+        given = copy.deepcopy(teacher).float().cpu().eval()
+        own = given(input_ids=some, attention_mask=torch.ones_like(some)).logits
         if not torch.allclose(farzi.carried.labels(farzi.tensors, some).logits(), own, rtol=1e-3, atol=1e-3):
             raise ValueError(f"teacher: a model with its config and parameters predicts otherwise; {plain}")
         config.adopt_vocabulary(farzi.vocabulary, "tokenizer")
@@ -322,12 +308,17 @@ class FarziData(nn.Module):
             label_dim: e, numbers of a label; by default as many as the teacher's head has. With fewer, the closest labels of that rank are taken.
 
         Raises:
-            ValueError: the summary carries no teacher, or stores fewer rows.
+            ValueError: the summary carries no teacher, or stores fewer rows; a size is below 1; or the teacher does not read ξ ids.
         """
-        length = sequence_length or self.config.sequence_length
+        length = self.config.sequence_length if sequence_length is None else check_size("sequence_length", sequence_length)
+        check_size("num_sequences", num_sequences)
+        check_size("label_dim", 1 if label_dim is None else label_dim)
         if self.carried is None:
             raise ValueError(f"labels={self.config.labels!r}: rows are fixed; materialize() is for labels='teacher'")
         if (endless := self.endless(length=length)) is not None:
+            if length > self.config.sequence_length:
+                teacher, some = self.collator().teacher, DrawnRows(self.frequencies, length, 0).rows(0, 1)
+                teacher.check(teacher.tensors, some, "teacher", "give a smaller sequence_length")
             ids = endless.rows(0, num_sequences)
         else:
             ids = self.input_ids[:num_sequences, :length].long()
@@ -359,7 +350,8 @@ class FarziData(nn.Module):
         save stay those of the exact numbers until you measure again.
 
         Args:
-            storage: "int8", "int6", "int5" or "int4", so many bits for each number of a float32 summary; or "exact", which rounds nothing.
+            storage: "int8", "int6", "int5" or "int4", so many bits for each number of a float32 summary; "coded6" to "coded2", the same
+                coded by their entropy; or "exact", which rounds nothing.
 
         Raises:
             ValueError: there is no such way, or numbers that are not float32 are to be rounded.
@@ -451,7 +443,7 @@ class FarziData(nn.Module):
         check_numbers(farzi.tensors, config, f"{path} is of no use, fetch another one")
         if farzi.carried is not None:
             ids = farzi.input_ids[:1].long() if (made := farzi.endless()) is None else made.rows(0, 1)
-            farzi.carried.check(farzi.tensors, ids, str(path))
+            farzi.carried.check(farzi.tensors, ids, f"teacher of {path}", "fetch it again")
         config.adopt_vocabulary(farzi.vocabulary, "folder_or_repo")
         farzi._results = (load_results(artefact), farzi.fingerprint())
         return farzi

@@ -88,15 +88,14 @@ class CarriedTeacher:
         return {TEACHER + name: x.detach() for name, x in self.model.named_parameters()}
 
     @torch.no_grad()
-    def check(self, tensors: Mapping[str, Tensor], ids: Tensor, source: str) -> None:
-        """Raises ValueError, which names `source`, unless it labels the ids (b, ξ), with finite numbers, one for each entry of the vocabulary."""
+    def check(self, tensors: Mapping[str, Tensor], ids: Tensor, source: str, remedy: str) -> None:
+        """Raises ValueError, with `source` and `remedy`, unless it labels the ids (b, ξ) with a finite number for each entry of the vocabulary."""
         try:
             logits = self.labels(tensors, ids).logits()
         except Exception as error:  # each architecture fails in its own way
-            what = f"teacher of {source} does not read {ids.shape[1]} ids"
-            raise ValueError(f"{what} ({type(error).__name__}: {error}); fetch it again") from error
+            raise ValueError(f"{source} does not read {ids.shape[1]} ids ({type(error).__name__}: {error}); {remedy}") from error
         if logits.shape != (*ids.shape, vocabulary_size(self.model)) or not torch.isfinite(logits).all():
-            raise ValueError(f"teacher of {source} predicts NaN or infinity, or for another vocabulary; fetch it again")
+            raise ValueError(f"{source} predicts NaN or infinity, or for another vocabulary; {remedy}")
 
     def labels(self, tensors: Mapping[str, Tensor], ids: Tensor) -> SoftTokens:
         """What a student should predict after each of the ids (b, ξ): soft tokens (b, ξ, V).

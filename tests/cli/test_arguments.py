@@ -46,6 +46,12 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_defaults(tmp_path
     assert settings.teachers == settings.teacher == kinds
 
 
+def test_a_config_in_another_encoding_is_named(tmp_path):
+    (tmp_path / "latin.yaml").write_bytes("dataset: caf\xe9\n".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"^config='.*latin\.yaml' cannot be read: .*position 12.*; give a YAML file in UTF-8$"):
+        parse("--config", str(tmp_path / "latin.yaml"))
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -125,6 +125,20 @@ def test_mistakes_write_nothing(arguments, message, tmp_path):
     assert (tmp_path / "taken" / "mine").read_text() == "mine"
 
 
+def test_the_folder_that_one_is_in_is_not_replaced(tmp_path, monkeypatch):
+    summary, here = saved(tiny(), tmp_path), tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    for out in (".", str(here)):
+        with pytest.raises(
+            SystemExit,
+            match=f"farzi export: OUT '{out}' exists already and is not empty: choose another folder, not the one that you are in",
+        ):
+            main(["export", summary, out, "--rows", "3"])
+    assert here.stat().st_nlink > 0
+    assert not list(here.iterdir())
+
+
 def test_an_interrupted_export_leaves_nothing(tmp_path, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt

@@ -210,6 +210,9 @@ def test_help_screens_are_those_of_the_commands(monkeypatch):
         (["distil", "demo", "--learner", '{"model_type": "gpt2", "n_embdd": 8}'], "did you mean n_embd?"),
         (["show", "no/such"], "farzi show: .*neither a folder nor a dataset repository"),
         (["train", "no/such", "--steps", "0"], "--steps 0 trains nothing"),
+        (["train", "no/such", "--data", "x"], "farzi train: --data 'x' is for --evaluate alone: give both, or neither"),
+        (["train", "no/such", "--data_dir", "x"], "farzi train: --data_dir 'x' is for --evaluate"),
+        (["train", "no/such", "--tokenizer", "x"], "farzi train: --tokenizer 'x' is for --evaluate"),
         (["push", "no/such", "x"], "farzi push: "),
     ],
 )

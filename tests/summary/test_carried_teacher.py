@@ -10,6 +10,7 @@ from tiny_models import CONFIGS, FAMILIES, LENGTH, V, arguments, soft_trainer, t
 from torch.utils.data import DataLoader
 
 from farzi_hf.summary import FarziData
+from farzi_hf.summary.endless import WrittenRows
 from farzi_hf.summary.store.tensor_file import STORAGES
 from farzi_hf.summary.teacher import rounded
 
@@ -180,7 +181,6 @@ def test_the_page_and_the_tables_show_the_first_rows(tmp_path):
     assert rows["input_ids"][:] == farzi.endless().rows(0, 6).tolist()
     position = farzi.decode(5)[2][3]
     assert rows[2]["label_tokens"][3] == position["label_tokens"]
-    assert len(farzi.sample_text()) == 6
     card = (tmp_path / "summary" / "README.md").read_text()
     assert "carries its teacher" in card
     assert f"{farzi.nbytes:,} bytes" in card
@@ -191,7 +191,7 @@ def test_bad_arguments():
         carried(frequencies=torch.zeros(V))
     with pytest.raises(ValueError, match="frequencies"):
         carried(frequencies=[1.0, 2.0])
-    with pytest.raises(ValueError, match="sequence_length=2000"):
+    with pytest.raises(ValueError, match=r"teacher does not read 2000 ids .* give a smaller sequence_length"):
         carried(sequence_length=2000)
     with pytest.raises(ValueError, match="inputs='soft'"):
         carried(inputs="soft")
@@ -205,6 +205,48 @@ def test_bad_arguments():
         carried().training_arguments("out", num_train_epochs=1, max_steps=-1)
     with pytest.raises(TypeError, match="no end"):
         len(carried().as_dataset())
+
+
+@pytest.mark.parametrize("inputs", ["drawn", "written", "tokens"])
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ((0,), "num_sequences must be an integer of at least 1, got 0"),
+        ((-1,), "num_sequences must be an integer of at least 1, got -1"),
+        ((1.5,), "num_sequences must be an integer of at least 1, got 1.5"),
+        ((2, 0), "sequence_length must be an integer of at least 1, got 0"),
+        ((2, 2.5), "sequence_length must be an integer of at least 1, got 2.5"),
+        ((2, None, -1), "label_dim must be an integer of at least 1, got -1"),
+        ((2, 2000), None),
+    ],
+    ids=str,
+)
+def test_sizes_of_the_fixed_form_are_checked_before_any_work(inputs, sizes, message, monkeypatch):
+    farzi = carried(inputs=inputs)
+    monkeypatch.setattr(WrittenRows, "block", None)
+    too_long = "sequence_length=2000: it has" if inputs == "tokens" else "teacher does not read 2000 ids .* give a smaller"
+    with pytest.raises(ValueError, match=message or too_long):
+        farzi.materialize(*sizes)
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # on a machine of one core
+@pytest.mark.parametrize(
+    ("workers", "persistent", "start"),
+    [(0, False, None), (1, False, "fork"), (1, True, "fork"), (2, False, "fork"), (2, True, "fork"), (2, True, "spawn")],
+)
+def test_the_next_epoch_goes_on_where_the_last_one_ended(workers, persistent, start):
+    data, rows = carried().as_dataset(10, seed=5), carried().endless(5).rows(0, 100)
+    how = {"num_workers": workers, "persistent_workers": persistent, "multiprocessing_context": start}
+    loader = DataLoader(data, 5, collate_fn=ids_of_rows, **how)
+    assert torch.equal(torch.cat([*loader, *loader, *loader]), rows[:30])
+    data.set_epoch(6)
+    assert torch.equal(torch.cat([*loader, *loader]), rows[60:80])
+    next(iter(loader))  # epoch 8, which is left
+    assert torch.equal(torch.cat([*loader]), rows[90:])
+
+
+def ids_of_rows(rows: list[dict]) -> torch.Tensor:
+    return torch.stack([row["input_ids"] for row in rows])
 
 
 def test_rounding_passes_straight_through():

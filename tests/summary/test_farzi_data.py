@@ -137,17 +137,6 @@ def test_draws_are_a_function_of_the_seed():
     assert first.shape == (12, 5)
 
 
-def test_sampled_texts_are_those_of_the_drawn_ids():
-    farzi = tiny()
-    with pytest.raises(ValueError, match="processing_class is None, so tokens have no names"):
-        farzi.sample_text()
-    ids = farzi.as_hard_dataset(2, seed=3)[:]["input_ids"].tolist()
-    farzi.processing_class = WORDS
-    assert farzi.sample_text(2, seed=3) == [" | ".join(WORDS[i] for i in row) for row in ids]
-    farzi.processing_class = word_tokenizer()
-    assert [text.split() for text in farzi.sample_text(2, seed=3)] == [[WORDS[i] for i in row] for row in ids]
-
-
 @pytest.mark.parametrize("number", [0, 1.5, True])
 def test_bad_numbers_of_samples_and_tokens_are_refused(number):
     for name, read in (("samples_per_sequence", tiny().as_hard_dataset), ("top_k", tiny().decode)):

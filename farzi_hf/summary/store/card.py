@@ -160,11 +160,9 @@ def _metadata(contents: Contents, metrics: Mapping[str, Any]) -> DatasetCardData
 
 def _protection(config: PreTrainedConfig, recipe: Mapping[str, Any]) -> str:
     """What the way in which the ids were made protects, in words; "" where nothing is known of it."""
-    if config.inputs == "soft" or (config.inputs == "tokens" and config.labels == "teacher"):
-        return ""
-    if config.inputs == "tokens":
+    if config.inputs == "tokens" and config.labels != "teacher":
         return getattr(INPUT_SEQUENCES.get(str(recipe.get("input_sequences"))), "protects", "")
-    return WRITTEN if config.inputs == "written" else DRAWN
+    return {"drawn": DRAWN, "written": WRITTEN}.get(config.inputs, "")
 
 
 def _model(model: Any, parameters: float | None = None) -> str | None:

@@ -64,7 +64,8 @@ def load_vocabulary(artefact: ArtefactFolder, most: int) -> Any:
             )  # fmt: skip
         return None
     content = artefact.read(layout.VOCABULARY)
-    if content.count(b",") > 8 * most + 1000:  # before they take memory; names may have some commas themselves
+    parts = content.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"', 4 * most)  # every second one is a name
+    if b"".join(parts[::2]).count(b",") >= 2 * most:  # before they take memory
         raise ValueError(f"{path} has far more than the {most:,} entries of config.json; fetch it again")
     names = parse(content, path)
     if not _fits(names, list):

@@ -119,6 +119,14 @@ def test_only_files_of_a_tokenizer_that_are_read_are_saved(tmp_path):
     assert FarziData.from_pretrained(tmp_path).processing_class.chat_template is None
 
 
+@pytest.mark.parametrize("indent", [0, None])
+def test_names_with_commas_quotes_and_backslashes_are_loaded(tmp_path, indent):
+    names = [f'{i}, "red", 4", ' + "soft, " * 12 + "\\\n" * (i % 3) + "\\" * (i % 4) for i in range(500)]
+    tiny(vocab_size=500).save_pretrained(tmp_path, names)
+    (tmp_path / "vocabulary.json").write_text(json.dumps(names, indent=indent))
+    assert FarziData.from_pretrained(tmp_path).processing_class == names
+
+
 # -- files that end the process that reads them ----------------------------------------------------------------------
 
 
@@ -327,6 +335,9 @@ CASES: dict[str, tuple[Callable[[Path], None], str]] = {
     "plots": (many_plots, "plots has images of"),
     "60 million empty names": (lambda f: items(f, b"[" + b'"",' * 60_000_000 + b'""]'), "vocabulary.json is larger"),
     "20 million empty names": (lambda f: items(f, b"[" + b'"",' * 20_000_000 + b'""]'), "far more than the 7 entries"),
+    "12 million quotes": (lambda f: items(f, b"[" + rb'"\"",' * 12_000_000 + b'""]'), "far more than the 7 entries"),
+    "12 million backslashes": (lambda f: items(f, b"[" + rb'"\\",' * 12_000_000 + b'""]'), "far more than the 7 entries"),
+    "12 million lines": (lambda f: items(f, b"[\n" + b'"a",\n' * 12_000_000 + b'""]'), "far more than the 7 entries"),
     "20 million lists": (lambda f: items(f, b"[" + b"[]," * 20_000_000 + b"[]]"), "far more than the 7 entries"),
     "metrics": (lambda folder: nested(folder, "metrics.json", 2**21 - 99), ""),
     "config": (lambda folder: nested(folder, "config.json", 2**20 - 99), "config.json"),
