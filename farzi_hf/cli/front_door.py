@@ -69,7 +69,12 @@ class FrontDoor:
         if not sys.stderr.isatty():
             datasets.disable_progress_bars()
         self.data = self.settings.load()
-        self.seed = self.data.seeds(self._args.seed)[0]
+        self.seed, *others = self.data.seeds(self._args.seed)
+        if others:
+            remedy = "choose with farzi suggest DATA > config.yaml, then farzi distil config.yaml --splits …"
+            raise ValueError(
+                f"splits={[self.seed, *others]}: the trials see one split, and so test users of the others; {remedy}"
+            )
         self.splits = self.data.splits(self.seed)
         self.search = Search(
             self.splits, self.data.task, Path(), self._args.output_dir, self._args.seed,
@@ -131,7 +136,7 @@ class FrontDoor:
 
 def _bytes(text: str) -> int:
     """The number of bytes that is written as 200kB or 1.5 MB."""
-    parts = re.fullmatch(r"\s*([0-9.,]+)\s*([a-zA-Z]*)\s*", text)
+    parts = re.fullmatch(r"\s*(\d*\.?\d+|\d{1,3}(?:,\d{3})+)\s*([a-zA-Z]*)\s*", text)
     try:
         return int(float(parts[1].replace(",", "")) * _UNITS[parts[2].lower()])
     except (TypeError, ValueError, KeyError):

@@ -77,7 +77,6 @@ class Comparison(Students):
     Args:
         task: measures the students.
         splits: train, validation and test as sequences in `input_ids`.
-        config: the learner's config, for students of the stock Trainer.
         length: the number of entries that the learner reads.
         long_training: how students train on real data for as long as helps: as teachers of labels do, or longer.
         carrier: makes a summary of the same data that carries a packed teacher; None where rows of such a summary are left out.
@@ -87,7 +86,6 @@ class Comparison(Students):
 
     task: Task
     splits: DatasetDict
-    config: PreTrainedConfig
     length: int
     long_training: TeacherTraining
     num_students: int = 3
@@ -112,7 +110,7 @@ class Comparison(Students):
         training = SyntheticTraining.of(inner, farzi.config.tau).reading(farzi)
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         return cls(
-            task=data.task, splits=data.splits(seed), config=config, learner=Learner(config).to(device), farzi=farzi.to(device),
+            task=data.task, splits=data.splits(seed), learner=Learner(config).to(device), farzi=farzi.to(device),
             training=training, long_training=TeacherTraining(training.optimizer, 2000, 16), steps=inner["steps"], seed=42,
             length=getattr(config, "max_length", length), device=device, quiet=True, **settings,
         )  # fmt: skip
@@ -129,7 +127,7 @@ class Comparison(Students):
         """
         args = trainer.args
         return cls(
-            task=trainer.task, splits=splits, config=trainer.learner.model.config, length=args.sequence_length,
+            task=trainer.task, splits=splits, length=args.sequence_length,
             long_training=long_training or args.make_teacher_training(), batch_size=args.per_device_eval_batch_size,
             **vars(trainer.students), **settings,
         )  # fmt: skip
@@ -146,14 +144,9 @@ class Comparison(Students):
         """The seeds of the students on real data. Distillations with different seeds never share one of these."""
         return [derive(self.seed, Purpose.REAL_STUDENT, i) for i in range(self.num_students)]
 
-    @property
-    def token_bits(self) -> int:
-        """Bits of one id."""
-        return id_bits(self.learner.vocab_size)
-
     def token_bytes(self, tokens: int) -> int:
         """Bytes of so many ids."""
-        return -(-tokens * self.token_bits // 8)
+        return -(-tokens * id_bits(self.learner.vocab_size) // 8)
 
     def nbytes(self, sequences: Dataset) -> int:
         """Bytes of all ids."""
@@ -221,11 +214,7 @@ class Comparison(Students):
 
     def draw_bytes(self, seed: int) -> Dataset:
         """Random sequences with as many bytes as the summary has, or a few more; all, if they have fewer."""
-        return self.draw_tokens(8 * self.farzi.nbytes // self.token_bits, seed)
-
-    def drawn_bytes(self, draw: Callable[[int], Dataset]) -> int:
-        """The mean bytes of the subsets `draw(seed)` of all students."""
-        return round(np.mean([self.nbytes(draw(seed)) for seed in self.seeds]))
+        return self.draw_tokens(8 * self.farzi.nbytes // id_bits(self.learner.vocab_size), seed)
 
     def outputs(
         self, student: Student, rows: Dataset, statistic: Callable[[Tensor, Mapping[str, Tensor]], Tensor]
@@ -260,7 +249,7 @@ class Comparison(Students):
 
     def trained_on_real(self, method: str, draw: Callable[[int], Dataset], steps: int) -> Measured:
         """Trains students on real data, each on the subset `draw(seed)`, and measures them."""
-        nbytes = self.drawn_bytes(draw)
+        nbytes = round(np.mean([self.nbytes(draw(seed)) for seed in self.seeds]))
         return self.trained(method, lambda seed: self.real_student(draw(seed), steps, seed), self.seeds, nbytes, steps)
 
     def counted(self) -> list[Measured]:

@@ -90,12 +90,6 @@ def provenance(c: Comparison, data: TaskData, seed: int) -> dict[str, Any]:
     }
 
 
-def data_size(c: Comparison) -> dict[str, int]:
-    """Bytes of the training split: its ids in as few bits as tell them apart, and after xz -9."""
-    train = c.splits["train"]
-    return {"data_bytes": c.nbytes(train), "data_bytes_after_xz": c.compressed_nbytes(train)}
-
-
 def cost(c: Comparison) -> dict[str, float]:
     """Seconds of two trainings: one on the summary, and one on the full data that is as good on the validation split.
 

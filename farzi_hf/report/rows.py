@@ -1,7 +1,6 @@
 """The rows of a table of results: students on the summary, and on a packed teacher and on real data to compare with."""
 
 import copy
-import math
 import os
 import tempfile
 from collections.abc import Callable
@@ -67,7 +66,7 @@ def under_stock_trainer(c: Comparison, folder: str | os.PathLike, method: str) -
 
     def train(seed: int) -> Student:
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(c.config, trust_remote_code=False)
+        model = AutoModelForCausalLM.from_config(c.learner.model.config, trust_remote_code=False)
         with tempfile.TemporaryDirectory() as scratch:
             return train_stock(model, farzi.as_dataset(), farzi.collator(), stock_arguments(c, scratch, seed))
 
@@ -112,13 +111,8 @@ def full_long(c: Comparison) -> Measured:
 
 def stopped_early(c: Comparison, method: str, draw: Callable[[int], Dataset]) -> Measured:
     """Students on the subset `draw(seed)`, trained for T, T/2, … or T/32 steps, which the first student's validation chooses."""
-    subset = draw(c.seeds[0])
-
-    def error(steps: int) -> float:
-        found = c.validation_error(c.real_student(subset, steps, c.seeds[0]))
-        return math.inf if math.isnan(found) else found  # of a student that diverged
-
-    candidates = {max(1, c.steps // 2**halvings) for halvings in range(6)}
+    subset, candidates = draw(c.seeds[0]), {max(1, c.steps // 2**halvings) for halvings in range(6)}
+    error = lambda steps: c.validation_error(c.real_student(subset, steps, c.seeds[0]))  # noqa: E731
     return c.trained_on_real(method, draw, min(sorted(candidates), key=error))
 
 

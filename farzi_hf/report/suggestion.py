@@ -38,6 +38,7 @@ from farzi_hf.report.comparison import Comparison, with_ids
 from farzi_hf.report.tables import save_json
 from farzi_hf.report.trials import Suggestion, Trial, width_of, words_of
 from farzi_hf.summary import FarziData
+from farzi_hf.summary.store.folder import exclusive
 from farzi_hf.summary.store.text import as_written, json_text, numbers_of
 from farzi_hf.tasks import Task
 
@@ -116,9 +117,11 @@ def suggest(
     Raises:
         ValueError: an argument cannot be used, or there are too few rows.
     """
-    if isinstance(dataset, Dataset):
+    if isinstance(dataset, Dataset) and len(dataset) > 1:
         held_out = dataset.train_test_split(0.1, seed=seed)
         dataset = DatasetDict(train=held_out["train"], validation=held_out["test"])
+    elif isinstance(dataset, Dataset):
+        raise ValueError(f"dataset has {len(dataset)} rows, of which a tenth is held out: give more")
     dataset = DatasetDict({name: with_ids(task, rows) for name, rows in dataset.items()})
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(folder or scratch)
@@ -154,8 +157,14 @@ class Search:
         for name, value in (("bytes", self.most), ("minutes", self.minutes)):
             if value is not None and not value > 0:
                 raise ValueError(f"{name}={value} leaves no room: give a positive number, or leave it out")
-        if missing := {"train", "validation"} - set(self.splits):
-            raise ValueError(f"dataset has the splits {list(self.splits)}: {', '.join(sorted(missing))} is missing")
+        if missing := {"train", "validation"} - {name for name, rows in self.splits.items() if len(rows)}:
+            raise ValueError(
+                f"dataset has the splits {list(self.splits)}: {', '.join(sorted(missing))} is missing, or has no row"
+            )
+        if self.fixed.get("labels", "teacher") != "teacher":
+            raise ValueError(
+                f"labels={self.fixed['labels']!r}: trials choose a summary that carries its teacher; leave labels out"
+            )
         self.learners = [dict(self.learner)] if self.learner is not None else list(self.task.learners)
         ids, lengths = flatten_sequences(self.splits["train"])
         self.vocab_size = self.task.learner_config(self.learners[0], 8).vocab_size
@@ -169,7 +178,11 @@ class Search:
         self.validation = random_sequences(held_out, some, self.seed) if len(held_out) > some else held_out
 
     def run(self) -> Suggestion:
-        """All stages."""
+        """All stages. No other search writes to the folder meanwhile."""
+        with exclusive(self.folder):
+            return self._stages()
+
+    def _stages(self) -> Suggestion:
         teacher = self.teacher_stage(self.learner_stage())
         packed = self.packing_stage(teacher)
         student = self.student_stage(teacher, packed)
@@ -181,7 +194,7 @@ class Search:
         summary.config.inner = config.inner_settings()
         summary.config.inputs = config.inputs
         model = self._model(teacher)
-        return Suggestion(config, learner, self.trials, summary, (model, teacher))
+        return Suggestion(config, learner, self.trials, summary, (model, teacher), packed)
 
     # -- what is kept ------------------------------------------------------------------------------------------------
 
@@ -190,7 +203,7 @@ class Search:
         """On what the trials depend: the data and what was asked for."""
         data = {name: described(rows)["fingerprint"] for name, rows in self.splits.items() if name != "test"}
         asked = {"bytes": self.most, "minutes": self.minutes, "learners": self.learners}
-        asked |= {"seed": self.seed, "fixed": self.fixed}
+        asked |= {"seed": self.seed, "fixed": {name: repr(value) for name, value in self.fixed.items()}}
         return as_written({"data": data, **asked})
 
     @cached_property
@@ -230,13 +243,17 @@ class Search:
     # -- parts of a trial --------------------------------------------------------------------------------------------
 
     def config(self, learner: Mapping[str, Any], output_dir: str, **changes: Any) -> FarziConfig:
-        """The settings of a trial, or of the choice."""
+        """The settings of a trial, or of the choice. What a trial changes it has asked `_asked` for, unless it measures no choice."""
         settings = {
             "labels": "teacher", "inputs": "drawn", "num_sequences": 64, "sequence_length": self.length, "inner_epsilon": 1e-6, "max_steps": 0,
             "teacher_learning_rate": _rate(0.01, learner), "teacher_batch_size": self._rows_a_step, "seed": self.seed,
             "report_to": "none", "eval_students": 1, "disable_tqdm": not sys.stderr.isatty(),
         }  # fmt: skip
-        return FarziConfig(output_dir, **{**settings, **changes, **self.fixed})
+        return FarziConfig(output_dir, **{**settings, **self.fixed, **changes})
+
+    def _asked(self, **settings: Any) -> dict[str, Any]:
+        """These settings, with the fixed ones in place."""
+        return {name: self.fixed.get(name, value) for name, value in settings.items()}
 
     @property
     def _rows_a_step(self) -> int:
@@ -284,8 +301,9 @@ class Search:
 
     def teacher(self, learner: Mapping[str, Any], seconds: float) -> Trial:
         """A teacher that trains for so long, or until the validation part says stop; it is kept."""
-        steps = self.steps_in(learner, seconds)
-        folder = self.folder / f"teacher-{_slug(learner)}-{steps}"
+        steps = self.fixed.get("teacher_steps") or self.steps_in(learner, seconds)
+        which = hashlib.sha256(json_text(dict(learner)).encode()).hexdigest()[:8]
+        folder = self.folder / f"teacher-{learner['model_type']}-{which}-{steps}"
 
         def make() -> dict[str, Any]:
             trainer = self.trainer(learner, teacher_steps=steps)
@@ -362,13 +380,15 @@ class Search:
         learner, seconds = teacher.found["learner"], 60 * self.minutes * _SHARES["packing"]
         steps = min(self.steps_in(learner, seconds), teacher.found["teacher_steps"])
         until, best = self.spent + 1.5 * seconds, None  # no third one, unless none fits
-        for storage, penalty, bits in _PACKINGS:
-            last = storage == _PACKINGS[-1][0]
+        given = self.fixed.get("storage")
+        ways = [way for way in _PACKINGS if given in (None, way[0])] or [(given, _PACKINGS[0][1], 0.0)]
+        for storage, penalty, bits in ways:
+            last = storage == ways[-1][0]
             if bits * teacher.found["numbers"] / 8 > _SLACK * self.most and not last:
                 continue
             if best is not None and self.spent > until:
                 break
-            found = self.packed(teacher, {"storage": storage, "packing_penalty": penalty, "packing_steps": steps})
+            found = self.packed(teacher, self._asked(storage=storage, packing_penalty=penalty, packing_steps=steps))
             if best is not None and found.error > best.error + _EQUAL:
                 break
             if found.nbytes <= self.most or last:
@@ -403,20 +423,19 @@ class Search:
         learner, tried = teacher.found["learner"], []
         until = 60 * self.minutes
         until = max(until, self.spent + _SHARES["students"] * until)
-        given = self.fixed.get("inputs")
         for steps, rows, rate, inputs in _STUDENTS:
-            if given is not None and inputs == "written":
-                continue  # the same again
             like = tried[-1] if tried else None
             if inputs is None:
                 as_long = [trial for trial in tried if trial.found["inner_steps"] == like.found["inner_steps"]]
                 like = min(as_long, key=lambda trial: (trial.error - packed.error) * trial.seconds)
             if len(tried) > 1 and self.spent + steps / like.found["inner_steps"] * like.seconds > until:
                 break  # longer in the proportion of its steps
-            settings = {
-                "inner_steps": steps, "synthetic_batch_size": rows, "inner_learning_rate": _rate(rate, learner),
-                "storage": packed.found["storage"], "inputs": given or inputs or like.found["inputs"],
-            }  # fmt: skip
+            settings = self._asked(
+                inner_steps=steps, synthetic_batch_size=rows, inner_learning_rate=_rate(rate, learner),
+                storage=packed.found["storage"], inputs=inputs or like.found["inputs"],
+            )  # fmt: skip
+            if any(trial.found == settings for trial in tried):
+                continue  # the same again
 
             def make(settings: Mapping[str, Any] = settings) -> dict[str, Any]:
                 farzi = FarziData.from_pretrained(self.folder / packed.found["folder"])
@@ -452,8 +471,3 @@ def _rate(rate: float, learner: Mapping[str, Any]) -> float:
 def _rounded(value: float) -> float:
     """Two digits, which are easier to read."""
     return float(f"{value:.2g}")
-
-
-def _slug(learner: Mapping[str, Any]) -> str:
-    """A name for files."""
-    return f"{learner['model_type']}-{hashlib.sha256(json_text(dict(learner)).encode()).hexdigest()[:8]}"

@@ -58,6 +58,7 @@ class Suggestion:
         trials: all that was tried.
         summary: the packed teacher with these settings, ready for students.
         teacher: the teacher before it was packed, and the trial that trained it.
+        packed: the trial that packed it.
     """
 
     config: FarziConfig
@@ -65,6 +66,7 @@ class Suggestion:
     trials: list[Trial]
     summary: FarziData
     teacher: tuple[PreTrainedModel, Trial]
+    packed: Trial
 
     @property
     def seconds(self) -> float:
@@ -80,9 +82,7 @@ class Suggestion:
 
     def reasons(self) -> list[str]:
         """Each choice with its reason, a line each."""
-        settings = self.config
-        way = {"storage": settings.storage, "packing_penalty": settings.packing_penalty}
-        packed = next(trial for trial in self.trials if way.items() <= trial.found.items())
+        settings, packed = self.config, self.packed
         return [
             f"learner: {words_of(self.learner)}, the best on the validation part in the time that it had ({self.teacher[1].figure})",
             f"teacher_steps: {settings.teacher_steps:,} at most; {self.teacher[1].why}",

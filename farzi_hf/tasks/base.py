@@ -115,9 +115,9 @@ class Task(ABC):
         """Bootstrap intervals of some metrics, of the mean over all students."""
 
     def error(self, statistics: np.ndarray) -> float:
-        """The metric, with the sign that makes less better."""
+        """The metric, with the sign that makes less better; infinite for a student that has diverged."""
         value = self.metrics(statistics)[self.metric]
-        return -value if self.percent else value  # the larger a share is, the better
+        return math.inf if math.isnan(value) else -value if self.percent else value  # the larger a share is, the better
 
     @abstractmethod
     def counted(self, train: Dataset, validation: Dataset, test: Dataset, vocab_size: int) -> dict[str, np.ndarray]:

@@ -27,7 +27,7 @@ from farzi_hf.data import (
     load_sample_interactions,
 )
 from farzi_hf.data.seeds import Purpose, stream
-from farzi_hf.data.sequences import check_sequences, evaluation_windows, flatten_sequences, training_windows
+from farzi_hf.data.sequences import check_ids, evaluation_windows, flatten_sequences, training_windows
 from farzi_hf.models.base import check_fields
 from farzi_hf.tasks.base import Outputs, Paired, Row, Statistics, Task, bootstrap_interval, count_cells
 from farzi_hf.tasks.text import InterpolatedBigram
@@ -201,7 +201,7 @@ class RankMetrics(evaluate.Metric):
 
 def popularity(dataset: Dataset, vocab_size: int) -> np.ndarray:
     """(V,): how often each item occurs in ``input_ids``. Used as scores, these counts recommend the same items to every user."""
-    check_sequences(dataset, vocab_size)
+    check_ids(dataset, vocab_size)
     return np.bincount(flatten_sequences(dataset)[0], minlength=vocab_size).astype(np.float64)
 
 

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from transformers import AutoConfig, EvalPrediction, PreTrainedConfig
 
 from farzi_hf.data.own import load_text
-from farzi_hf.data.sequences import IGNORED, SequenceCollator, check_sequences, flatten_sequences, pieces
+from farzi_hf.data.sequences import IGNORED, SequenceCollator, check_ids, flatten_sequences, pieces
 from farzi_hf.data.text import TEXTS, TOKENIZERS, tokenize, word_tokenizer
 from farzi_hf.models.base import check_fields
 from farzi_hf.tasks.base import Outputs, Paired, Row, Statistics, Task, bootstrap_interval, count_cells
@@ -142,10 +142,10 @@ class TokenMetrics(evaluate.Metric):
 
 def _transitions(sequences: Dataset, vocab_size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """All (previous, next) pairs of a data set in one long list, the row of each and its place there. Each array is (P,)."""
-    check_sequences(sequences, vocab_size)
+    check_ids(sequences, vocab_size)
     ids, lengths = flatten_sequences(sequences)
     starts = np.cumsum(lengths) - lengths
-    rows = np.repeat(np.arange(len(lengths)), lengths - 1)
+    rows = np.repeat(np.arange(len(lengths)), lengths - 1)  # none of a history of one item
     places = np.arange(len(rows)) - np.repeat(starts - np.arange(len(lengths)), lengths - 1)
     position = starts[rows] + places
     return ids[position], ids[position + 1], rows, places

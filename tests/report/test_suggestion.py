@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
 import pytest
 import torch
 from datasets import DatasetDict
@@ -12,6 +15,7 @@ from farzi_hf.data import tokenize, word_tokenizer
 from farzi_hf.report import suggestion
 from farzi_hf.report.suggestion import _PACKINGS, Search
 from farzi_hf.report.trials import Trial, leaderboard
+from farzi_hf.summary.store.folder import exclusive
 
 GPT2 = {
     "model_type": "gpt2",
@@ -192,6 +196,34 @@ def test_a_teacher_has_the_fewest_bits_that_fit_and_lose_nothing(most, errors, s
     assert [(way["storage"], way["packing_penalty"]) for way in ways] == expected[:tried]
 
 
+@pytest.mark.parametrize(
+    ("fixed", "found"),
+    [
+        ({"storage": "coded4"}, {"storage": "coded4"}),
+        ({"storage": "int8"}, {"storage": "int8"}),
+        ({"packing_penalty": 0.01}, {"packing_penalty": 0.01}),
+        ({"teacher_steps": 5}, {"teacher_steps": 5}),
+        ({"inner_steps": 3}, {"inner_steps": 3}),
+    ],
+)
+def test_what_is_given_is_what_trials_try(fixed, found, text, tmp_path, monkeypatch):
+    timed = []
+    train = suggestion.FarziConfig.make_teacher_training
+    monkeypatch.setattr(
+        suggestion.FarziConfig, "make_teacher_training", lambda args: timed.append(args.teacher_steps) or train(args)
+    )
+    made = Search(*text, tmp_path, "run", minutes=1.0, learner=GPT2, fixed={**FIXED, **fixed}, show=lambda line: None)
+    chosen = made.run()
+    assert found.items() <= chosen.config.to_recipe().items()
+    assert all(value == getattr(chosen.config, name) for name, value in chosen.packed.found.items() if name != "folder")
+    assert any(
+        f"storage: {chosen.config.storage}, packing_penalty {chosen.config.packing_penalty}" in line for line in chosen.reasons()
+    )
+    assert suggestion._TIMED in timed
+    first = next(trial for trial in chosen.trials if trial.name.startswith("first answer"))
+    assert first.name == f"first answer: a student after {suggestion._FIRST} steps"
+
+
 def test_items_have_learners_of_their_own(tmp_path):
     interactions = small_interactions()
     found = suggest(
@@ -199,6 +231,38 @@ def test_items_have_learners_of_their_own(tmp_path):
         show=lambda line: None,
     )  # fmt: skip
     assert found.learner in Recommendation.learners
+
+
+def test_histories_of_one_item_are_no_obstacle(tmp_path):
+    """They stand in the training part where each user's last items are held out."""
+    given = small_interactions()
+    histories = [history[:3] if i % 4 == 0 else history for i, history in enumerate(given.sequences)]
+    interactions = replace(given, sequences=histories)
+    splits, task = interactions.leave_one_out_split(), Recommendation(interactions.vocabulary)
+    assert min(map(len, splits["train"]["input_ids"])) == 1
+    learner = {**Recommendation.learner, "hidden_size": 8}
+    suggest(splits, task, minutes=0.5, learner=learner, output_dir=str(tmp_path / "out"), show=lambda line: None)
+    counted = task.counted(splits["train"], splits["validation"], splits["test"], len(interactions.vocabulary))
+    assert set(counted) == {"popularity", "item bigram"}
+
+
+def test_two_searches_do_not_write_to_one_folder(text, tmp_path, monkeypatch):
+    second = search(text, tmp_path / "trials", learner=GPT2)
+    with ThreadPoolExecutor(1) as threads, exclusive(tmp_path / "trials"), pytest.raises(ValueError, match="is in use"):
+        threads.submit(second.run).result()
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_too_few_rows_are_named(rows, text):
+    with pytest.raises(ValueError, match=f"dataset has {rows} rows"):
+        suggest(text[0]["train"].select(range(rows)), text[1])
+    with pytest.raises(ValueError, match="validation is missing, or has no row"):
+        suggest(DatasetDict(train=text[0]["train"], validation=text[0]["train"].select([])), text[1])
+
+
+def test_labels_that_trials_do_not_choose_are_refused(text, tmp_path):
+    with pytest.raises(ValueError, match="labels='own': trials choose"):
+        Search(*text, tmp_path, "run", fixed={"labels": "own"})
 
 
 @pytest.mark.parametrize(("name", "value"), [("bytes", 0), ("minutes", -1.0)])

@@ -41,6 +41,12 @@ def test_a_small_summary_of_full_quality_is_worth_it():
     assert found.facts["share"] == pytest.approx(1.0)
 
 
+def test_full_data_that_diverged_are_not_the_better_ones():
+    found = verdict(long=float("nan"))
+    assert found.worth
+    assert found.facts["share"] == pytest.approx(1.4, abs=0.01)
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
