@@ -92,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         c = Comparison.of_summary(farzi, data, config, "cpu" if args.use_cpu else None, num_students=args.num_students)
         c = replace(c, steps=args.steps or c.steps, long_training=replace(c.long_training, steps=args.long_steps))
     write_recipe(Path(args.output_dir), args.of_models)
-    print(f"{summary}: {c.config.model_type}, {c.steps} steps", flush=True)
+    print(f"{summary}: {c.learner.model.config.model_type}, {c.steps} steps", flush=True)
     measured = [*itself(c, args), *on_summary(c, args), *on_real(c, args), *c.counted()]
     rows, folder = [c.row(part) for part in measured], Path(args.output_dir)
     table = markdown([c.task.readable(row) for row in rows])
@@ -135,7 +135,7 @@ def trained(
     def train(seed: int) -> Student:
         torch.manual_seed(seed)
         make = AutoModelForCausalLM.from_pretrained if args.model else AutoModelForCausalLM.from_config
-        model = make(args.model or c.config, trust_remote_code=False)
+        model = make(args.model or c.learner.model.config, trust_remote_code=False)
         if lora:
             from peft import LoraConfig, get_peft_model
 

@@ -21,7 +21,7 @@ from farzi_hf.distillation.run import locked
 from farzi_hf.distillation.trainer import FarziTrainer
 from farzi_hf.report import BASELINES, Comparison, Measured, RunSettings, TaskData, pooled_rows
 from farzi_hf.report.plots import plot_comparison, plot_distillation, plot_tokens
-from farzi_hf.report.rendering import cost, data_size, distillation_seconds, environment, provenance, ratios
+from farzi_hf.report.rendering import cost, distillation_seconds, environment, provenance, ratios
 from farzi_hf.report.rows import carrier_of, on_summary, under_stock_trainer
 from farzi_hf.report.tables import listed, markdown, save_csv, save_text
 from farzi_hf.report.trials import Suggestion
@@ -113,14 +113,15 @@ class Run:
     @cached_property
     def facts(self) -> dict[str, Any]:
         """Facts about the distillation."""
-        trainer, args = self.trainer, self.args
+        trainer, args, train = self.trainer, self.args, self.comparison.splits["train"]
         return {
             "dataset": self.data.settings.dataset,
             "vocabulary": trainer.learner.vocab_size,
             "learner_parameters": sum(p.numel() for p in trainer.learner.model.parameters()),
             "summary_parameters": sum(p.numel() for p in trainer.model.parameters()),
             "tokens_per_inner_step": self.comparison.tokens_per_step,
-            **data_size(self.comparison),
+            "data_bytes": self.comparison.nbytes(train),
+            "data_bytes_after_xz": self.comparison.compressed_nbytes(train),
             "inner_steps": args.inner_steps,
             "outer_steps": trainer.state.global_step,
             "distillation_seconds": self.seconds,

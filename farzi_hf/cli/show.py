@@ -52,21 +52,17 @@ def facts(farzi: FarziData) -> dict[str, str]:
             "inputs": f"{form.words}, {'any number of' if form.source else f'{config.num_sequences:,}'} rows of {config.sequence_length}",
             "labels": "what the teacher predicts after each id",
         }
+    data, compressed = (isinstance(x := metrics.get(name), int) and f"{x:,}" for name in ("data_bytes", "data_bytes_after_xz"))
     known = {
         "distilled from": metrics.get("dataset") or recipe.get("dataset"),
         "with a learner": learner.get("model_type") if isinstance(learner, dict) else None,
         **made,
         "vocabulary": f"{config.vocab_size:,} entries{unnamed}",
         "bytes" if farzi.carried is None else "bytes to keep": f"{farzi.nbytes:,}",
-        "bytes of the data": _sizes(metrics.get("data_bytes"), metrics.get("data_bytes_after_xz")),
+        "bytes of the data": data + (f"; {compressed} after xz -9" if compressed else "") if data else None,
         "to be trained with": ", ".join(f"{name} {value}" for name, value in (config.inner or {}).items()) or None,
     }
     return {name: str(value) for name, value in known.items() if value is not None}
-
-
-def _sizes(nbytes: Any, compressed: Any) -> str | None:
-    after = f"; {compressed:,} after xz -9" if isinstance(compressed, int) else ""
-    return f"{nbytes:,}{after}" if isinstance(nbytes, int) else None
 
 
 def positions(decoded: Sequence[Sequence[dict[str, Any]]], count: int) -> list[dict[str, str]]:

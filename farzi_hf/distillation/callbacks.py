@@ -1,6 +1,5 @@
-"""What `FarziTrainer` measures, warns of and shows."""
+"""What `FarziTrainer` measures and shows."""
 
-import logging
 import sys
 from typing import Any
 
@@ -12,10 +11,6 @@ try:
     import resource
 except ImportError:  # Windows
     resource = None
-
-logger = logging.getLogger(__name__)
-
-CHAOTIC = 100.0  # norm of a meta-gradient
 
 
 def peak_memory(device: torch.device) -> int:
@@ -29,21 +24,6 @@ def peak_memory(device: torch.device) -> int:
         return psutil.Process().memory_info().peak_wset
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-class ChaosWarning(TrainerCallback):
-    """Warns once if the norm of the meta-gradient is far too large, before clipping, which hides that."""
-
-    said = False
-
-    def on_log(self, args: Any, state: TrainerState, control: Any, logs: dict | None = None, **kwargs: Any) -> None:
-        norm = (logs or {}).get("grad_norm", 0.0)
-        if norm > CHAOTIC and not self.said:
-            self.said = True
-            logger.warning(
-                "Step %d: the norm of the meta-gradient is %.3g, but about 0.1 is usual. The learner's training is chaotic, and its exact "
-                "gradient is useless. Set a window (a fifth of inner_steps is a good first try), or raise inner_epsilon.", state.global_step, norm,
-            )  # fmt: skip
 
 
 def without_prediction_bar(progress: type[TrainerCallback]) -> type[TrainerCallback]:

@@ -44,6 +44,7 @@ RECORD = "farzi_run.json"
 
 _NAME = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)")
 _UNFINISHED = re.compile(r"\..+\.(\d+)-[0-9a-f]{32}")  # what `replace_file` writes first: .NAME.PROCESS-NUMBER
+_CHAOTIC = 100.0  # norm of a meta-gradient
 
 # Windows has no SIGHUP.
 _SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
@@ -63,11 +64,12 @@ class Run(TrainerCallback):
         noted: the number of the first signal that came, or 0.
         non_finite_steps: the steps that were skipped so far.
         start: figures of the start of the summary, which the log has first.
+        warned: whether a warning of chaos has been given.
     """
 
     def __init__(self, trainer: FarziTrainer) -> None:
         self.trainer, self.settings, self.checkpoint = trainer, {}, None
-        self.saved_step, self.noted, self.non_finite_steps, self.start = -1, 0, 0, {}
+        self.saved_step, self.noted, self.non_finite_steps, self.start, self.warned = -1, 0, 0, {}, False
         self._built_with = trainer.args.to_recipe()
 
     # -- before the first step ---------------------------------------------------------------------------------------
@@ -189,6 +191,16 @@ class Run(TrainerCallback):
         elif self.start:
             trainer.log(self.start)
             self.start = {}
+
+    def on_log(self, args: Any, state: TrainerState, control: Any, logs: dict | None = None, **kwargs: Any) -> None:
+        """Warns once if the norm of the meta-gradient is far too large, before clipping, which hides that."""
+        norm = (logs or {}).get("grad_norm", 0.0)
+        if norm > _CHAOTIC and not self.warned:
+            self.warned = True
+            logger.warning(
+                "Step %d: the norm of the meta-gradient is %.3g, but about 0.1 is usual. The learner's training is chaotic, and its exact "
+                "gradient is useless. Set a window (a fifth of inner_steps is a good first try), or raise inner_epsilon.", state.global_step, norm,
+            )  # fmt: skip
 
     # -- during the training -----------------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.data.sequences import id_bits, stored_sequences
 from farzi_hf.data.streams import RowStream
-from farzi_hf.distillation.callbacks import ChaosWarning, peak_memory, without_prediction_bar
+from farzi_hf.distillation.callbacks import peak_memory, without_prediction_bar
 from farzi_hf.distillation.config import FarziConfig
 from farzi_hf.distillation.inner_training import Students
 from farzi_hf.distillation.learner import Learner, Parameters
@@ -152,7 +152,6 @@ class FarziTrainer(Trainer):
         self._micro_step, self._seconds, self._steps = (-1, 0), 0.0, 0
         self.run = Run(self)
         self.add_callback(self.run)
-        self.add_callback(ChaosWarning())
         if not args.disable_tqdm:
             self.remove_callback(DEFAULT_PROGRESS_CALLBACK)
             self.add_callback(without_prediction_bar(DEFAULT_PROGRESS_CALLBACK))

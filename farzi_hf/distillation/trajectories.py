@@ -98,9 +98,8 @@ def record_trajectories(
         logger.info("%s: trajectory %d of %d.", folder, i, num)
 
     def record_missing() -> None:
-        for i in range(rank, num, processes):
-            if not _shard(folder, i).exists():
-                record(i)
+        for i in (i for i in range(rank, num, processes) if not _shard(folder, i).exists()):
+            record(i)
 
     agreed(lambda: None if rank else _adopt_manifest(folder, manifest))  # the first process writes it
     agreed(lambda: _adopt_manifest(folder, manifest))

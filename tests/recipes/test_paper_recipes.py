@@ -215,14 +215,14 @@ def test_other_architectures_learn_from_a_carried_teacher(tmp_path):
 def test_a_summary_that_another_run_left_behind_is_not_taken_for_ours(tmp_path, monkeypatch):
     """A run with other settings makes a summary, and is interrupted while its students train."""
 
-    def interrupted(comparison: Comparison, index: int) -> None:
+    def interrupted(comparison: Comparison, count: int) -> None:
         raise KeyboardInterrupt
 
     argv = [*tiny("sample", tmp_path), *OWN, "--seeds", "0", "--teachers", "Transformer"]
     cross_architecture.main(argv)
     expected = [row["perplexity"] for row in card(tmp_path)["rows"]]
     with monkeypatch.context() as patch:
-        patch.setattr(Comparison, "summary_student", interrupted)
+        patch.setattr(Comparison, "on_summary_each", interrupted)
         with pytest.raises((KeyboardInterrupt, SystemExit)):
             cross_architecture.main([*argv, "--teacher_steps", "7"])
     (student,) = tmp_path.glob("*/transformer-rnn")
