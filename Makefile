@@ -12,7 +12,7 @@ LAUNCH := $(BIN)/accelerate launch --num_processes 1 --num_machines 1 --mixed_pr
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-device test-oldest test-newest fuzz check format docs docs-serve bench paper clean
+.PHONY: help demo test test-slow test-device test-oldest test-newest fuzz check format docs docs-serve bench paper clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,6 +23,9 @@ demo: $(VENV)/.installed ## distil the embedded corpus and interactions: tables,
 
 test: $(VENV)/.installed ## the test suite, without the tests marked slow or gpu
 	$(BIN)/python -m pytest -n logical -m "not slow and not gpu"
+
+test-slow: $(VENV)/.installed ## the tests marked slow
+	$(BIN)/python -m pytest -n logical -m "slow and not gpu" -o timeout=1800
 
 test-device: $(VENV)/.installed ## the tests of a CUDA device: on the GPU, or on a fake one that takes half a minute to compile
 	PYTHONPATH=tests/device $(BIN)/python -m pytest -q -p fake_cuda -m gpu tests

@@ -130,7 +130,7 @@ def test_the_first_hour_goes_as_printed(tmp_path):
 
 def test_links_lead_somewhere():
     missing = []
-    for page in PAGES:
+    for page in (*PAGES, *sorted((ROOT / "model_cards").rglob("README.md"))):
         for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
             path, _, anchor = link.partition("#")
             if link.startswith("http"):
