@@ -25,7 +25,7 @@ test: $(VENV)/.installed ## the test suite, without the tests marked slow or gpu
 	$(BIN)/python -m pytest -n logical -m "not slow and not gpu"
 
 test-slow: $(VENV)/.installed ## the tests marked slow
-	$(BIN)/python -m pytest -n logical -m "slow and not gpu" -o timeout=1800
+	$(BIN)/python -m pytest -n logical --dist worksteal -m "slow and not gpu"
 
 test-device: $(VENV)/.installed ## the tests of a CUDA device: on the GPU, or on a fake one that takes half a minute to compile
 	PYTHONPATH=tests/device $(BIN)/python -m pytest -q -p fake_cuda -m gpu tests

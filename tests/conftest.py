@@ -54,8 +54,8 @@ settings.load_profile("farzi")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Slow tests have ten minutes. The pages, which run as one test of half a minute, come first: last, they would leave one core idle."""
-    items.sort(key=lambda item: item.path.name != "test_readme.py")
+    """Slow tests have ten minutes. The longest come first, the pages and all hostile summaries: last, they would leave one core idle."""
+    items.sort(key=lambda item: item.path.name not in ("test_readme.py", "test_opened_files.py"))
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(600))
