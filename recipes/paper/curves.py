@@ -53,7 +53,7 @@ def plot_curves(path: File, *given: Panel) -> None:
     """
     looks = _looks(row for panel in given for row in panel.rows)
     figure, panels = plots.new_panels(2.5 + 4.0 * len(given), 4.8, 1, len(given))
-    legend = {}
+    legend, lines = {}, {}
     for axes, panel in zip(panels, given, strict=True):
         rows = sorted((r for r in panel.rows if finite(r.get(panel.y))), key=lambda row: row[panel.x])
         if not rows:
@@ -69,6 +69,10 @@ def plot_curves(path: File, *given: Panel) -> None:
             axes.set_ylim(bottom=0)
         handles, labels = axes.get_legend_handles_labels()
         legend |= dict(zip(labels, handles, strict=True))
+        for name, value in panel.lines.items():  # one entry for a line of several panels, with its value in each
+            handle = legend.pop(f"{name.replace('_', ' ')} ({plots.number(value)})", None)
+            lines.setdefault(name, (handle, []))[1].append(plots.number(value))
+    legend |= {f"{name.replace('_', ' ')} ({', '.join(values)})": handle for name, (handle, values) in lines.items()}
     columns = 1 if len(given) == 1 and max(map(len, legend)) > 36 else min(3, 1 + len(given))
     figure.set_figheight(4.2 + 0.2 * math.ceil(len(legend) / columns))
     figure.legend(legend.values(), legend.keys(), ncols=columns, loc="outside lower center", frameon=False, fontsize=9)
