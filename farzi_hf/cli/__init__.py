@@ -3,7 +3,7 @@
 
 Recipes use these modules too: settings from YAML (`arguments`), the folder of a run (`run_folder`), and the run itself (`distil`).
 A command's module is imported when the command is called. Help screens are in `help.json`, because the modules import torch, which takes
-seconds; `python -m farzi_hf.cli` writes it anew.
+seconds; `python docs/help_screens.py` writes it anew. That of data of one's own is `front_door.txt`.
 """
 
 import io
@@ -28,30 +28,6 @@ COMMANDS = {
     "push": "upload a summary to a dataset repository of the Hugging Face Hub",
 }
 """A description of each command. The module of the same name has the function `command(argv)`."""
-
-_FRONT_DOOR = """usage: farzi {name} DATA [--bytes 200kB] [--minutes 10] [--OPTION VALUE …]
-
-Chooses settings by short trials, distils, and says whether it was worth it.{said}
-
-DATA is one of these:
-  a file, folder or pattern   .txt .jsonl .csv .parquet .arrow …, of text or of interactions of users with items
-  user/name                   a data set of the Hub
-  config.yaml                 settings in place of trials; or an example, such as demo
-
-options:
-  --bytes 200kB               the most that the summary may have; by default as many as the data
-  --minutes 10                for the trials; by default 10, or 30 for a vocabulary of more than 5,000 entries
-  --compare                   the whole table, with every baseline, in place of a verdict alone
-  --dry_run                   say what would be read and made, and stop
-  --output_dir FOLDER         by default farzi-NAME, or the next number that is free; the same command again goes on
-  --text_column NAME          of a table; --tokenizer NAME_OR_FOLDER, --rows line or paragraph
-  --user_column NAME          --item_column NAME, --time_column NAME
-  --name NAME                 of a data set of the Hub; --split NAME, --revision NAME
-  --learner JSON              the architecture, as arguments of AutoConfig.for_model; by default the best of some
-  --seed 42
-
-Every other setting has a default or is chosen. `farzi distil --help_all` lists them, for configs and for the command line.
-"""
 
 _FRONT = ("distil", "suggest")
 _ALSO = {"distill": "distil"}  # the other spelling
@@ -108,7 +84,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if {"-h", "--help"} & set(rest):
         said = "" if name == "distil" else " Prints the choice as a config."
         kept = json.loads(SCREENS.read_text(encoding="utf-8"))
-        print(wrapped(_FRONT_DOOR.format(name=name, said=said) if name in _FRONT else kept[name]))
+        front = SCREENS.with_name("front_door.txt").read_text(encoding="utf-8").format(name=name, said=said)
+        print(wrapped(front if name in _FRONT else kept[name]))
         return
     command = import_module(f"farzi_hf.cli.{name}").command
     import_module("farzi_hf.cli.program").run(lambda: command(rest), f"farzi {name}")

@@ -87,7 +87,9 @@ def command(argv: Sequence[str]) -> None:
             part.unlink()
         parts.rmdir()
     for title, sign, shown in (("lowered", 1, found.top(args.top)), ("raised", -1, found.bottom(args.top))):
-        say(f"\nThe rows that {title} the mean loss of {len(test)} queries the most (row, nats per token, text):")
+        say(
+            f"\nThe rows that {title} the mean loss of {len(test)} queries the most (row, blank ones not counted; nats per token; text):"
+        )
         for row in shown:
             first = sorted(row.tokens, key=lambda token: -sign * token[1])[:4]
             marked = "".join(f"  [{name.strip()} {score:+.1e}]" for name, score in first)
@@ -104,7 +106,7 @@ def command(argv: Sequence[str]) -> None:
 
 def texts(source: str, column: str, tokenizer: PreTrainedTokenizerBase, most: int) -> list[list[int]]:
     """The first ids of each row of a text that is not blank and has a token to predict."""
-    found = ids_of(tokenizer, texts_of(stream_of(source)["train"], column, tokenizer, source))
+    found = ids_of(tokenizer, texts_of(stream_of(source, column=column)["train"], column, tokenizer, source))
     if not (rows := [ids[:most] for ids in found if len(ids) > 1]):
         raise ValueError(f"{source!r} has no rows with text in {column!r}; name the --column")
     return rows

@@ -14,22 +14,15 @@ from farzi_hf.data import DataUnavailableError
 from farzi_hf.summary.store.text import terminal_text
 
 
-def keep_freed_memory() -> None:
+def keep_freed_memory(mmap_threshold: int = 1 << 30, trim_threshold: int = -1) -> None:
     """Tells glibc's malloc to keep freed memory. Other C libraries are not changed.
 
     An inner loop allocates and frees the same large tensors at every step. If each gets a new mapping, whose pages the system must
     clear, this costs a tenth of the time of a PTB run on one core.
+
+    The arguments are M_…_THRESHOLD of mallopt(3): how many bytes get a mapping of their own, and how many that are free at its end shrink the
+    heap. By default it never shrinks.
     """
-    _malloc_options(1 << 30, -1)  # the heap never shrinks
-
-
-def return_freed_memory() -> None:
-    """The opposite, and slower: the memory in use then equals the memory of the present tensors, without holes in the heap."""
-    _malloc_options(1 << 20, 1 << 20)
-
-
-def _malloc_options(mmap_threshold: int, trim_threshold: int) -> None:
-    """How many bytes get a mapping of their own, and how many that are free at its end shrink the heap: M_…_THRESHOLD of mallopt(3)."""
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
         libc.mallopt(-3, mmap_threshold)

@@ -13,7 +13,7 @@ from typing import Any, TextIO
 
 import pandas
 import pyarrow as pa
-from datasets import Dataset, IterableDataset, load_dataset
+from datasets import IterableDataset, load_dataset
 from pyarrow.parquet import ParquetFile
 
 BUILDERS = {
@@ -111,35 +111,65 @@ def kind_of(files: Mapping[str, list[Path]] | None) -> str | None:
     return BUILDERS.get(ending(files["train"][0]), "text") if files else None
 
 
-def _json_values(file: TextIO, path: Path) -> Iterable[Any]:
-    """One per line, or those of one array."""
-    first = next(filter(str.strip, file), "")
-    array = first.lstrip().startswith("[")
-    return json.loads(first + file.read()) if array else map(json.loads, filter(str.strip, chain([first], file)))
+def arrow_batches(path: Path) -> Iterator[pa.RecordBatch]:
+    """What an Arrow file holds: a stream, as `datasets` saves it, or a file with an index."""
+    with pa.memory_map(str(path)) as source:
+        indexed = source.read(6) == b"ARROW1"
+        source.seek(0)
+        reader = pa.ipc.open_file(source) if indexed else pa.ipc.open_stream(source)
+        yield from map(reader.get_batch, range(reader.num_record_batches)) if indexed else reader
 
 
-_READ: Mapping[str, Callable[[TextIO, Path], Iterable[Any]]] = {
-    "json": _json_values, "line": lambda file, path: file,
-    "csv": lambda file, path: (row for part in pandas.read_csv(file, sep=delimiter_of(path), dtype=object, na_filter=False, chunksize=1000)
-                               for row in part.to_dict("records")),
-    "paragraph": lambda file, path: ("".join(lines) for blank, lines in groupby(file, str.isspace) if not blank),
-    "parquet": lambda file, path: (row for part in ParquetFile(path).iter_batches() for row in part.to_pylist()),
-    "arrow": lambda file, path: Dataset.from_file(str(path)),
+def _dicts(batches: Iterable[pa.RecordBatch], column: str | None) -> Iterator[dict[str, Any]]:
+    return (row for batch in batches for row in (batch if column is None else batch.select([column])).to_pylist())
+
+
+def _json_values(file: TextIO) -> Iterator[Any]:
+    """Those of lines, or of as many lines as each takes; of an array, its own."""
+    first = next(filter(str.strip, file), "").lstrip()
+    try:
+        json.loads(first)
+        values = map(json.loads, filter(str.strip, chain([first], file)))
+    except ValueError:
+        values, text, place = [], (first + file.read()).rstrip(), 0
+        while place < len(text):
+            value, place = json.JSONDecoder().raw_decode(text, re.compile(r"\s*").match(text, place).end())
+            values.append(value)
+    return (one for value in values for one in (value if isinstance(value, list) else [value]))
+
+
+def _csv_rows(file: TextIO, path: Path, column: str | None) -> Iterable[dict[str, str]]:
+    how = {"dtype": object, "na_filter": False, "index_col": False, "usecols": column and [column], "chunksize": 1000}
+    return (row for part in pandas.read_csv(file, sep=delimiter_of(path), **how) for row in part.to_dict("records"))
+
+
+_READ: Mapping[str, Callable[[TextIO, Path, str | None], Iterable[Any]]] = {
+    "json": lambda file, path, column: _json_values(file), "csv": _csv_rows, "line": lambda file, path, column: file,
+    "paragraph": lambda file, path, column: ("".join(lines) for blank, lines in groupby(file, str.isspace) if not blank),
+    "parquet": lambda file, path, column: _dicts(ParquetFile(path).iter_batches(1000, columns=column and [column]), column),
+    "arrow": lambda file, path, column: _dicts(arrow_batches(path), column),
 }  # fmt: skip
 """The rows of a file. `datasets` would fix the columns of a text file, and their types, by the first rows, and count each use at the Hub."""
 
 
-def _rows(paths: Sequence[Path], kind: str) -> Iterator[dict[str, Any]]:
+def _rows(paths: Sequence[Path], kind: str, column: str | None) -> Iterator[dict[str, Any]]:
     for path in paths:
-        with opened(path) as file:
-            yield from (row if isinstance(row, dict) else {"text": row} for row in _READ[kind](file, path))
+        count = 0
+        try:
+            with opened(path) as file:
+                for count, row in enumerate(_READ[kind](file, path, column), 1):  # noqa: B007  the error says it
+                    values = row if isinstance(row, dict) else {"text": row}
+                    yield values if column is None else {column: values.get(column)}
+        except Exception as error:  # each reader has errors of its own
+            raise ValueError(f"{path.name}, after {count} rows: {reason(error)}") from error
 
 
 def stream_of(
     source: str | Path, data_dir: str | Path | None = None, *, name: str | None = None, split: str | None = None,
-    revision: str | None = None, rows: str = "line",
+    revision: str | None = None, rows: str = "line", column: str | None = None,
 ) -> Mapping[str, IterableDataset]:  # fmt: skip
-    """The rows of files or of a data set of the Hub, by split, as they are read. Plain text has `rows`: each a "line" or a "paragraph".
+    """The rows of files or of a data set of the Hub, by split, as they are read; of files only that column, if one is given. Plain text has `rows`:
+    each a "line" or a "paragraph".
 
     Raises:
         ValueError: as `files_of`.
@@ -153,4 +183,5 @@ def stream_of(
             raise DataUnavailableError(f"{source!r} is no file, and not on the Hub: {reason(error)}") from error
         return {"train": found} if isinstance(found, IterableDataset) else found
     kind = rows if kind_of(files) == "text" else kind_of(files)
-    return {part: IterableDataset.from_generator(_rows, gen_kwargs={"paths": x, "kind": kind}) for part, x in files.items()}
+    given = {"kind": kind, "column": column}
+    return {part: IterableDataset.from_generator(_rows, gen_kwargs={"paths": x, **given}) for part, x in files.items()}

@@ -105,16 +105,20 @@ def load_text(
     if rows not in (None, "line", "paragraph"):
         raise ValueError(f"rows={rows!r} is unknown: give line or paragraph, or leave it out")
     opened = partial(stream_of, path_or_repo, data_dir, name=name, split=split, revision=revision)
-    if kind_of(files_of(path_or_repo, data_dir)) == "text":
+    kind = kind_of(files_of(path_or_repo, data_dir))
+    if kind == "text":
         rows = rows or ("paragraph" if _is_wrapped(_head(opened(), path_or_repo, _LINES).get("text", [])) else "line")
         streams, read, where = opened(rows=rows), "text", f"a {rows} each"
     else:
-        streams = opened()
-        read = column = _text_column(_head(streams, path_or_repo), path_or_repo, column)
-        where = f"in column {column!r}"
+        head = _head(opened(), path_or_repo)
+        if column is None or kind != "json":  # where a field may begin late
+            column = _text_column(head, path_or_repo, column)
+        streams, read, where = opened(column=column), column, f"in column {column!r}"
     if isinstance(tokenizer, (str, Path)):
         tokenizer = _tokenizer(tokenizer)
     parts = {part: texts_of(x, read, tokenizer, path_or_repo) for part, x in _own_splits(streams, path_or_repo).items()}
+    if kind == "json" and not any(parts.values()):
+        _text_column(head, path_or_repo, column)  # says that there is none
     parts, said, duplicates = _split(parts, path_or_repo)
     if tokenizer is None:
         tokenizer = _made(parts["train"], vocab_size)
@@ -212,8 +216,10 @@ def texts_of(stream: IterableDataset, column: str, tokenizer: Any, source: Any) 
 
 def _written(value: Any, tokenizer: Any, where: str) -> str:
     """A text or a number as it is, and a chat as the tokenizer's template writes it."""
-    if not value or isinstance(value, (str, int, float)):
-        return str(value or "")
+    if value is None or value != value or value == []:
+        return ""
+    if isinstance(value, (str, int, float, bytes)):
+        return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
     if not _is_chat(value):
         raise ValueError(f"{where} holds neither text nor a chat, but {value!r:.80}: {_OPTIONS}")
     named = f"tokenizer={getattr(tokenizer, 'name_or_path', None)!r}"

@@ -19,11 +19,24 @@ from dataclasses import asdict, fields
 from pathlib import Path
 
 import torch
-from harness import Facts, Limits, PeakMemory, Report, Timer, code_hash, complete, in_process, processor, read_rows, unfinished
+from harness import (
+    Facts,
+    Limits,
+    PeakMemory,
+    Report,
+    Timer,
+    code_hash,
+    complete,
+    in_process,
+    processor,
+    read_rows,
+    return_freed_memory,
+    unfinished,
+)
 from methods import METHODS, PACKAGES, REFERENCE, Ours, Problem, Size
 from safetensors.torch import load_file, save_file
 
-from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, return_freed_memory, run
+from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.report import markdown, save_csv, save_text
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "paper"))

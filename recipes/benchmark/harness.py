@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from farzi_hf.cli.program import keep_freed_memory
 from farzi_hf.cli.run_folder import check_files
 from farzi_hf.report import save_json
 from farzi_hf.report.rendering import commit_of
@@ -43,6 +44,11 @@ Facts = dict[str, Any]
 Report = Callable[[Facts], None]
 
 # -- inside the process of a cell ------------------------------------------------------------------------------------
+
+
+def return_freed_memory() -> None:
+    """The opposite of `keep_freed_memory`, and slower: the memory in use then equals that of the present tensors, without holes in the heap."""
+    keep_freed_memory(1 << 20, 1 << 20)
 
 
 def end_with_parent() -> None:

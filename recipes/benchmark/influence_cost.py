@@ -10,13 +10,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from harness import Facts, Limits, PeakMemory, Report, Timer, in_process, unfinished
+from harness import Facts, Limits, PeakMemory, Report, Timer, in_process, return_freed_memory, unfinished
 from influence import AttributionProblem, parse, say
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from farzi_hf.attribution import WeightedTraining, influence
-from farzi_hf.cli.program import return_freed_memory
 from farzi_hf.engine import Adjoint, Checkpoint, Direct, InnerAdam, Reversible, Tape
 
 WARM_UP = 3

@@ -16,11 +16,23 @@ from itertools import product
 from pathlib import Path
 
 import torch
-from harness import Facts, Limits, PeakMemory, Report, Timer, code_hash, complete, in_process, processor, read_rows
+from harness import (
+    Facts,
+    Limits,
+    PeakMemory,
+    Report,
+    Timer,
+    code_hash,
+    complete,
+    in_process,
+    processor,
+    read_rows,
+    return_freed_memory,
+)
 from methods import Size, learner_config
 from torch import Tensor
 
-from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, return_freed_memory, run
+from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.distillation import Learner, Parameters
 from farzi_hf.engine import InnerAdam, InnerLoss, Tape, unroll
 from farzi_hf.engine.adjoints.base import graph_bytes

@@ -23,11 +23,23 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from datasets import Dataset
-from harness import Facts, Limits, PeakMemory, Report, Timer, code_hash, complete, in_process, processor, read_rows
+from harness import (
+    Facts,
+    Limits,
+    PeakMemory,
+    Report,
+    Timer,
+    code_hash,
+    complete,
+    in_process,
+    processor,
+    read_rows,
+    return_freed_memory,
+)
 from transformers import GPT2Config
 
 from farzi_hf import FarziConfig, FarziTrainer
-from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, return_freed_memory, run
+from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.data import load_interactions, word_tokenizer
 from farzi_hf.models import SASRecConfig
 from farzi_hf.report import listed, markdown, save_csv, save_text

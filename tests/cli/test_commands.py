@@ -192,7 +192,7 @@ def test_help_fits_on_a_screen(command, capsys, monkeypatch):
 
 
 def test_help_screens_are_those_of_the_commands(monkeypatch):
-    """Where this fails, `python -m farzi_hf.cli` writes them anew."""
+    """Where this fails, `python docs/help_screens.py` writes them anew."""
     monkeypatch.setenv("COLUMNS", "100000")
     assert json.loads(SCREENS.read_text(encoding="utf-8")) == screens()
 

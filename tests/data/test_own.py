@@ -6,9 +6,12 @@ import bz2
 import csv
 import gzip
 import json
+import tracemalloc
 from pathlib import Path
 
 import datasets
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 from datasets import Dataset, DatasetDict
 from fuzzing import fuzzed
@@ -23,7 +26,7 @@ from transformers import PreTrainedTokenizerFast
 from farzi_hf.cli.front_door import TRIALS
 from farzi_hf.data import DataUnavailableError, TextData, check_sequences, load_interactions, load_text, recognise, tokenize
 from farzi_hf.data import own as module
-from farzi_hf.data.files import files_of, split_named
+from farzi_hf.data.files import files_of, split_named, stream_of
 from farzi_hf.report.suggestion import KEPT
 from farzi_hf.summary.store.folder import TENSORS
 
@@ -523,3 +526,73 @@ def test_reading_files_of_ones_own_asks_the_hub_nothing(tmp_path, monkeypatch):
     load_text(lines(tmp_path / "mine.txt", [f"row {i} of mine" for i in range(200)]))
     assert asked == []
     assert datasets.config.HF_UPDATE_DOWNLOAD_COUNTS
+
+
+def test_arrow_files_of_both_forms_are_read(tmp_path):
+    table = pa.table({"text": [f"row {i} of mine is here" for i in range(40)], "n": range(40)})
+    for name, new in (("stream", pa.ipc.new_stream), ("file", pa.ipc.new_file)):
+        with pa.OSFile(str(tmp_path / f"{name}.arrow"), "wb") as sink, new(sink, table.schema) as writer:
+            writer.write_table(table)
+        assert sum(map(len, texts(load_text(tmp_path / f"{name}.arrow")).values())) == 40
+    items = pa.table({"user": [i // 5 for i in range(100)], "item": [i % 7 for i in range(100)], "timestamp": range(100)})
+    with pa.OSFile(str(tmp_path / "items.arrow"), "wb") as sink, pa.ipc.new_file(sink, items.schema) as writer:
+        writer.write_table(items)
+    assert recognise(tmp_path / "items.arrow") == "interactions"
+    assert len(load_interactions(tmp_path / "items.arrow").sequences) == 20
+
+
+def test_a_named_field_of_json_may_begin_after_the_first_rows(tmp_path):
+    rows = [{"n": i, **({"body": f"row {i} of mine"} if i >= 250 else {})} for i in range(300)]
+    (tmp_path / "late.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert sum(map(len, texts(load_text(tmp_path / "late.jsonl", "body")).values())) == 50
+
+
+def test_json_values_may_take_several_lines(tmp_path):
+    rows = [{"text": f"row {i} of mine", "n": {"deep": i}} for i in range(30)]
+    for name, content in (
+        ("pretty", "\n".join(json.dumps(row, indent=1) for row in rows)), ("one", " ".join(map(json.dumps, rows))),
+        ("array", json.dumps(rows)), ("wide", json.dumps(rows, indent=2)),
+    ):  # fmt: skip
+        (tmp_path / f"{name}.json").write_text(f"\n {content}\n")
+        assert sum(map(len, texts(load_text(tmp_path / f"{name}.json")).values())) == 30
+
+
+def test_only_the_column_of_text_is_read(tmp_path):
+    """Others may be wide, or have values that are of no use."""
+    wide = pa.array([[0.0] * 1000] * 2000, pa.list_(pa.float32()))
+    table = pa.table({"text": [f"row {i} of mine is here" for i in range(2000)], "wide": wide})
+    pa.parquet.write_table(table, tmp_path / "wide.parquet")
+    rows = next(iter(stream_of(tmp_path / "wide.parquet", column="text")["train"]))
+    assert rows == {"text": "row 0 of mine is here"}
+    tracemalloc.start()
+    load_text(tmp_path / "wide.parquet", "text", vocab_size=300)
+    assert tracemalloc.get_traced_memory()[1] < 60 << 20  # all numbers as objects of Python take more
+    tracemalloc.stop()
+
+
+def test_a_file_without_the_column_is_named(tmp_path):
+    (tmp_path / "a.csv").write_text("text,n\n" + "\n".join(f"row {i} of mine,{i}" for i in range(10)))
+    (tmp_path / "b.csv").write_text("body,n\n" + "\n".join(f"row {i} of mine,{i}" for i in range(10)))
+    with pytest.raises(ValueError, match=r"cannot be read \(b\.csv, after 0 rows: .*text"):
+        load_text(tmp_path, "text")
+
+
+def test_a_broken_row_is_named(tmp_path):
+    (tmp_path / "a.jsonl").write_text("\n".join([*(json.dumps({"text": f"row {i} of mine"}) for i in range(20)), "{broken"]))
+    with pytest.raises(ValueError, match=r"cannot be read \(a\.jsonl, after 20 rows: "):
+        load_text(tmp_path / "a.jsonl")
+
+
+def test_numbers_and_bytes_are_rows_and_what_is_no_number_is_none(tmp_path):
+    pa.parquet.write_table(pa.table({"n": range(6)}), tmp_path / "n.parquet")
+    read = module.texts_of(stream_of(tmp_path / "n.parquet", column="n")["train"], "n", None, "n")
+    assert read == ["0", "1", "2", "3", "4", "5"]
+    pa.parquet.write_table(pa.table({"text": [f"row {i} é".encode() for i in range(20)]}), tmp_path / "b.parquet")
+    assert sum(map(len, texts(load_text(tmp_path / "b.parquet", "text")).values())) == 20
+    (tmp_path / "a.jsonl").write_text('{"text": NaN}\n{"text": null}\n{"text": []}\n{"text": 0}')
+    assert module.texts_of(stream_of(tmp_path / "a.jsonl", column="text")["train"], "text", None, "a") == ["0"]
+
+
+def test_rows_that_end_in_a_delimiter_keep_their_columns(tmp_path):
+    (tmp_path / "a.csv").write_text("text,label\n" + "\n".join(f"the text {i} is this,the label,\n" for i in range(20)))
+    assert all(row.startswith("the text") for rows in texts(load_text(tmp_path / "a.csv", "text")).values() for row in rows)

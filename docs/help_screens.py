@@ -1,4 +1,4 @@
-"""Writes `help.json`: the help screens that `farzi` shows without an import of torch."""
+"""Writes `farzi_hf/cli/help.json`: the help screens that `farzi` shows without an import of torch."""
 
 import json
 import os
