@@ -18,21 +18,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 
+import harness
 import torch
-from harness import (
-    Facts,
-    Limits,
-    PeakMemory,
-    Report,
-    Timer,
-    code_hash,
-    complete,
-    in_process,
-    processor,
-    read_rows,
-    return_freed_memory,
-    unfinished,
-)
+from harness import Facts, Limits, PeakMemory, Report, Timer, code_hash, complete, in_process, processor, read_rows, unfinished
 from methods import METHODS, PACKAGES, REFERENCE, Ours, Problem, Size
 from safetensors.torch import load_file, save_file
 
@@ -150,7 +138,7 @@ def measure(report: Report, method: str, steps: int, size: Facts, device: str, r
     keeps freed memory.
     """
     problem, way, timer = Problem.of(Size(**size), torch.float32, device), METHODS[method], Timer(device)
-    return_freed_memory()
+    harness.return_freed_memory()
     _, warm_up = timer.result(lambda: problem.meta_gradient(way, WARM_UP_STEPS))
     report({"warm_up_seconds": warm_up[0]})
     peak = PeakMemory(device)

@@ -9,8 +9,9 @@ import copy
 from collections.abc import Callable
 from dataclasses import replace
 
+import harness
 import torch
-from harness import Facts, Limits, PeakMemory, Report, Timer, in_process, return_freed_memory, unfinished
+from harness import Facts, Limits, PeakMemory, Report, Timer, in_process, unfinished
 from influence import AttributionProblem, parse, say
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
@@ -113,7 +114,7 @@ def measure(report: Report, argv: list[str], method: str, steps: int) -> None:
     """The process of one measurement."""
     _, data, args, _ = parse(argv)
     problem = AttributionProblem(data, args)
-    return_freed_memory()
+    harness.return_freed_memory()
     METHODS[method](problem.training(0, WARM_UP), problem.test)
     training, peak = problem.training(0, steps), PeakMemory()
     seconds, cpu_seconds = Timer()(lambda: METHODS[method](training, problem.test))

@@ -15,20 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 
+import harness
 import torch
-from harness import (
-    Facts,
-    Limits,
-    PeakMemory,
-    Report,
-    Timer,
-    code_hash,
-    complete,
-    in_process,
-    processor,
-    read_rows,
-    return_freed_memory,
-)
+from harness import Facts, Limits, PeakMemory, Report, Timer, code_hash, complete, in_process, processor, read_rows
 from methods import Size, learner_config
 from torch import Tensor
 
@@ -104,7 +93,7 @@ def measure(report: Report, loss: str, vocabulary: int, length: int) -> None:
         learner.hard_loss(theta, {"input_ids": real, "labels": real}).backward()
 
     report({"estimated_bytes": estimated(inner_loss, start, inputs)})
-    return_freed_memory()
+    harness.return_freed_memory()
     meta_gradient(1)
     peak = PeakMemory()
     meta_gradient(STEPS)

@@ -20,22 +20,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import harness
 import numpy as np
 import pyarrow as pa
 from datasets import Dataset
-from harness import (
-    Facts,
-    Limits,
-    PeakMemory,
-    Report,
-    Timer,
-    code_hash,
-    complete,
-    in_process,
-    processor,
-    read_rows,
-    return_freed_memory,
-)
+from harness import Facts, Limits, PeakMemory, Report, Timer, code_hash, complete, in_process, processor, read_rows
 from transformers import GPT2Config
 
 from farzi_hf import FarziConfig, FarziTrainer
@@ -83,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def measure(report: Report, axis: str, size: int) -> None:
     """The cell of one size: data are read, or a summary is made of some."""
-    return_freed_memory()
+    harness.return_freed_memory()
     peak = PeakMemory()
     if axis in WANTED:
         read = {"interactions": read_interactions, "tokens": read_text}[axis]

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 pytest.importorskip("matplotlib")
 pytest.importorskip("psutil")
 import benchmark
+import harness
 import scaling
 import soak
 from benchmark import relative_error, summarised, tables
@@ -80,8 +81,8 @@ def cells(monkeypatch) -> list[tuple[str, int]]:
         return {**facts, "status": "ok", "note": ""}
 
     monkeypatch.setattr(benchmark, "in_process", run_here)
-    for name in ("keep_freed_memory", "return_freed_memory"):  # they would act on this process for good
-        monkeypatch.setattr(benchmark, name, lambda: None)
+    monkeypatch.setattr(benchmark, "keep_freed_memory", lambda: None)  # they would act on this process for good
+    monkeypatch.setattr(harness, "return_freed_memory", lambda: None)
     monkeypatch.setattr(benchmark, "plot_curves", lambda path, *panels: path.touch())
     return ran
 
@@ -185,8 +186,8 @@ def test_a_cell_that_ran_out_of_memory_has_a_row_in_the_table_of_scaling(tmp_pat
 
 @pytest.mark.parametrize("loss", scaling.LOSSES)
 def test_a_cell_of_scaling_is_measured(loss, monkeypatch):
-    for name in ("keep_freed_memory", "return_freed_memory"):
-        monkeypatch.setattr(scaling, name, lambda: None)
+    monkeypatch.setattr(scaling, "keep_freed_memory", lambda: None)
+    monkeypatch.setattr(harness, "return_freed_memory", lambda: None)
     facts = {}
     scaling.measure(facts.update, loss, vocabulary=50, length=6)
     assert min(facts["seconds"], facts["estimated_bytes"]) > 0
