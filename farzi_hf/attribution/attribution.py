@@ -278,4 +278,5 @@ def _texts(processing_class: Any, rows: list[list[int]]) -> list[str]:
         return processing_class.batch_decode(rows, skip_special_tokens=True)
     if processing_class is None:
         return [" ".join(map(str, row)) for row in rows]
-    return [vocabulary_of(processing_class).text([processing_class[i] for i in row]) for row in rows]
+    vocabulary = vocabulary_of(processing_class)
+    return [vocabulary.text([processing_class[i] for i in row]) for row in rows]

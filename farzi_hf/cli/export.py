@@ -88,8 +88,8 @@ def save_teacher(farzi: FarziData, folder: Path) -> str:
 @torch.no_grad()
 def rows_of(farzi: FarziData, count: int, top_k: int, seed: int) -> Iterator[pa.RecordBatch]:
     """The rows as tables. Stored sequences come in turn, again and again; other rows are those of `FarziData.as_dataset(seed=seed)`."""
-    config, source = farzi.config, farzi.endless(seed)
-    names = farzi.vocabulary.names(config.vocab_size) if farzi.vocabulary.named else None
+    config, source, vocabulary = farzi.config, farzi.endless(seed), farzi.vocabulary
+    names = vocabulary.names(config.vocab_size) if vocabulary.named else None
     step = max(1, min(_ROWS, _PROBABILITIES // (config.sequence_length * config.vocab_size)))
     for first in range(0, count, step):
         number = min(step, count - first)
@@ -101,7 +101,7 @@ def rows_of(farzi: FarziData, count: int, top_k: int, seed: int) -> Iterator[pa.
         columns = {"input_ids": ids, "labels": hard, "likeliest_ids": top.indices}
         table = {name: x.tolist() for name, x in {**columns, "likeliest_probabilities": top.values}.items()}
         if names:
-            table["text"] = [farzi.vocabulary.text([names[i] for i in row]) for row in table["input_ids"]]
+            table["text"] = [vocabulary.text([names[i] for i in row]) for row in table["input_ids"]]
         yield pa.RecordBatch.from_pydict(table)
 
 
