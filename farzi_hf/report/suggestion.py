@@ -58,10 +58,10 @@ _FIRST = 100  # steps of the student of the first answer
 _FEWEST, _MOST = 100, 20_000  # steps of a teacher
 _STUDENTS = (
     (200, 10, 0.02, "drawn"),
-    (300, 40, 0.03, "drawn"),
-    (300, 40, 0.03, "written"),
-    (1000, 40, 0.02, None),
-    (2000, 40, 0.02, None),
+    (600, 10, 0.02, "drawn"),
+    (600, 10, 0.02, "written"),
+    (2000, 10, 0.015, None),
+    (5000, 10, 0.015, None),
 )
 """Steps, rows a step, rate at a width of 16, and inputs: cheapest first. None: those that left less to learn, times the seconds that they took,
 because what is left was about halved by twice the steps (recipes/LOG.md)."""
