@@ -63,8 +63,8 @@ _STUDENTS = (
     (2000, 10, 0.015, None),
     (5000, 10, 0.015, None),
 )
-"""Steps, rows a step, rate at a width of 16, and inputs: cheapest first. None: those that left less to learn, times the seconds that they took,
-because what is left was about halved by twice the steps (recipes/LOG.md)."""
+"""Steps, rows a step (few: of as many seconds, small steps teach more), rate at a width of 16, inputs. None: those that left less to learn, times
+their seconds, because what is left was about halved by twice the steps (recipes/LOG.md). Cheapest first."""
 _PACKINGS = (
     ("coded6", 0.05, 4.3),
     ("coded5", 0.15, 3.6),
