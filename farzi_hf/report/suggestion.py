@@ -34,6 +34,7 @@ from farzi_hf.data.streams import described
 from farzi_hf.distillation import FarziConfig, FarziTrainer, Learner
 from farzi_hf.distillation.learner import Parameters
 from farzi_hf.distillation.rows import validation_loss
+from farzi_hf.engine.devices import portions
 from farzi_hf.report.comparison import Comparison, with_ids
 from farzi_hf.report.tables import save_json
 from farzi_hf.report.trials import Suggestion, Trial, width_of, words_of
@@ -63,7 +64,7 @@ _STUDENTS = (
     (2000, 10, 0.015, None),
     (5000, 10, 0.015, None),
 )
-"""Steps, rows a step (few: of as many seconds, small steps teach more), rate at a width of 16, inputs. None: those that left less to learn, times
+"""Steps, rows a step (few: of as many seconds, small steps teach more; a GPU takes more rows, see `Portions`), rate at a width of 16, inputs. None: those that left less to learn, times
 their seconds, because what is left was about halved by twice the steps (recipes/LOG.md). Cheapest first."""
 _PACKINGS = (
     ("coded6", 0.05, 4.3),
@@ -257,9 +258,14 @@ class Search:
 
     @property
     def _rows_a_step(self) -> int:
-        """Real rows in a step of a teacher: about 800 ids, and no more than a thirtieth of all rows."""
-        rows = int(np.clip(800 / self.mean, 16, 128))
+        """Real rows in a step of a teacher: about 800 ids on a CPU, and no more than a thirtieth of all rows."""
+        rows = self._wider * int(np.clip(800 / self.mean, 16, 128))
         return max(8, min(rows, len(self.splits["train"]) // 30))
+
+    @cached_property
+    def _wider(self) -> int:
+        """How many times the rows of a CPU's step a step takes."""
+        return portions(torch.empty(0, device=FarziConfig(self.output_dir).device)).rows
 
     def trainer(
         self, learner: Mapping[str, Any], teacher: Any = None, farzi_data: FarziData | None = None, **changes: Any
@@ -424,6 +430,7 @@ class Search:
         until = 60 * self.minutes
         until = max(until, self.spent + _SHARES["students"] * until)
         for steps, rows, rate, inputs in _STUDENTS:
+            rows, rate = rows * self._wider, rate * self._wider**0.25
             like = tried[-1] if tried else None
             if inputs is None:
                 as_long = [trial for trial in tried if trial.found["inner_steps"] == like.found["inner_steps"]]

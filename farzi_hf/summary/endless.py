@@ -14,8 +14,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from farzi_hf.data.seeds import Purpose, check_seed, derive, stream
+from farzi_hf.engine.devices import portions, values_are_free
 
 _BLOCK = 256  # rows that are made at once
+_AT_ONCE = 8  # blocks that a GPU writes at once, which takes it as long as one
 _KEPT = 64  # blocks that are kept, because an adjoint reads the last steps again
 
 
@@ -34,7 +36,7 @@ class EndlessRows(ABC):
 
     @abstractmethod
     def block(self, number: int) -> Tensor:
-        """Rows `number` · 256 … (`number` + 1) · 256 − 1, (256, ξ)."""
+        """Rows `number` · 256 … (`number` + 1) · 256 − 1, (256, ξ); where it pays, with those of the next blocks after them."""
 
     def rows(self, first: int, count: int) -> Tensor:
         """Rows `first` … `first + count − 1`, (count, ξ)."""
@@ -44,9 +46,10 @@ class EndlessRows(ABC):
 
     def _made(self, number: int) -> Tensor:
         if number not in self._blocks:
-            if len(self._blocks) >= _KEPT:
-                self._blocks.pop(next(iter(self._blocks)))  # the oldest
-            self._blocks[number] = self.block(number)
+            for i, block in enumerate(self.block(number).split(_BLOCK), number):
+                if len(self._blocks) >= _KEPT:
+                    self._blocks.pop(next(iter(self._blocks)))  # the oldest
+                self._blocks[i] = block
         return self._blocks[number]
 
 
@@ -77,26 +80,36 @@ class WrittenRows(EndlessRows):
 
     @torch.no_grad()
     def block(self, number: int) -> Tensor:
-        generator = torch.Generator().manual_seed(derive(self.seed, Purpose.WRITTEN_ROWS, number))
         model, possible = self._teacher, self.frequencies > 0
+        impossible = ~possible.to(model.device)
+        at_once = max(1, min(_AT_ONCE, portions(impossible).block // (_BLOCK * len(possible))))
+        numbers = range(number, number + at_once)
+        generators = [torch.Generator().manual_seed(derive(self.seed, Purpose.WRITTEN_ROWS, i)) for i in numbers]
         named = (getattr(model.config, name, None) for name in ("bos_token_id", "eos_token_id"))
         begin, end = (i if isinstance(i, int) and 0 <= i < len(possible) and possible[i] else None for i in named)
-        first = torch.multinomial(self.frequencies, _BLOCK, True, generator=generator)
+        first = torch.cat([torch.multinomial(self.frequencies, _BLOCK, True, generator=each) for each in generators])
         ids, kept = (first if begin is None else torch.full_like(first, begin))[:, None].to(model.device), {}
         while ids.shape[1] < self.length:
             read = ids[:, -1:] if kept else ids  # the keys and values of the others are kept
             output = model(input_ids=read, attention_mask=torch.ones_like(ids), use_cache=True, **kept)
             name = "cache" if hasattr(output, "cache") else "past_key_values"  # its name before transformers 5.24
             kept = {name: past} if (past := getattr(output, name, None)) is not None else {}
-            p = output.logits[:, -1].float().cpu().masked_fill(~possible, -torch.inf).softmax(-1)
-            shares = p.cumsum(
-                -1
-            )  # `torch.multinomial` draws a number for each entry of the vocabulary, which takes five times as long
-            drawn = torch.searchsorted(shares, (1 - torch.rand(_BLOCK, 1, generator=generator)) * shares[:, -1:])
+            p = output.logits[:, -1].float().masked_fill(impossible, -torch.inf).softmax(-1)
+            drawn = _drawn(p, torch.cat([1 - torch.rand(_BLOCK, 1, generator=each) for each in generators]).to(p.device))
             if None not in (begin, end) and begin != end:
-                drawn[ids[:, -1].cpu() == end] = begin
-            ids = torch.cat([ids, drawn.to(ids.device)], dim=1)
+                drawn.masked_fill_(ids[:, -1:] == end, begin)
+            ids = torch.cat([ids, drawn], dim=1)
         return ids.cpu()
+
+
+def _drawn(p: Tensor, uniform: Tensor) -> Tensor:
+    """An entry (n, 1) of each distribution (n, V), for a number (n, 1) above 0 and up to 1. `torch.multinomial` would draw one for each entry, which
+    takes five times as long."""
+    if not values_are_free(p):
+        p = (p * 2**30).long()  # whole numbers add up to the same on a GPU, in any order
+    sums = p.cumsum(-1)
+    wanted = uniform * sums[:, -1:]
+    return torch.searchsorted(sums, wanted if p.is_floating_point() else wanted.ceil().long().minimum(sums[:, -1:]))
 
 
 class RowsDataset(torch.utils.data.IterableDataset):

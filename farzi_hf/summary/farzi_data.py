@@ -25,7 +25,7 @@ from farzi_hf.data import Vocabulary, vocabulary_of
 from farzi_hf.models.base import check_size
 from farzi_hf.summary.config import FarziDataConfig, check_choice
 from farzi_hf.summary.endless import DrawnRows, EndlessRows, RowsDataset
-from farzi_hf.summary.forms import INPUTS, LABELS, batch_of
+from farzi_hf.summary.forms import INPUTS, LABELS, batch_of, device_of
 from farzi_hf.summary.inner_settings import STUDENTS_OF_A_TEACHER, stock_arguments
 from farzi_hf.summary.reading import Decoded, check_numbers, decode, hard_rows
 from farzi_hf.summary.soft_tokens import SoftTokens, vocabulary_size
@@ -109,7 +109,10 @@ class FarziData(nn.Module):
     def carried(self) -> CarriedTeacher | None:
         """The teacher in the summary as a function of its tensors; None where there is none."""
         if self._carried is None and self.config.labels == "teacher":
-            self._carried = CarriedTeacher(self.teacher)
+            teacher = self.teacher
+            if device_of(self.tensors).type != "cpu":
+                teacher.set_attn_implementation("eager")  # others look at the mask, and so wait for the device
+            self._carried = CarriedTeacher(teacher)
         return self._carried
 
     @property

@@ -60,14 +60,22 @@ def trained(trainer: FarziTrainer) -> tuple[FarziTrainer, dict]:
     return trainer, trainer.evaluate()
 
 
-def assert_alike(make) -> None:
-    """The run on the device gives what the one on the CPU gives, up to rounding."""
+def assert_alike(make, rounds: bool = False) -> None:
+    """The run on the device gives what the one on the CPU gives, up to rounding. Few bits for a number make much of rounding (`rounds`), and
+    a GPU may give singular vectors the other sign."""
     (ours, metrics), (cpu, expected) = trained(make(use_cpu=False)), trained(make(use_cpu=True))
     assert all(x.is_cuda for x in ours.model.tensors.values())
-    assert logged(ours, "loss") == pytest.approx(logged(cpu, "loss"), rel=1e-3)
-    assert metrics == pytest.approx(expected, rel=1e-2)
+    assert logged(ours, "loss") == pytest.approx(logged(cpu, "loss"), rel=1e-2 if rounds else 1e-3)
+    means = {name: value for name, value in expected.items() if not name.endswith("_std")}  # of two students, by few rows
+    assert {name: metrics[name] for name in means} == pytest.approx(means, rel=0.1 if rounds else 0.01)
     for name, x in cpu.model.tensors.items():
-        torch.testing.assert_close(ours.model.tensors[name].cpu(), x, rtol=1e-2, atol=1e-3)
+        found = ours.model.tensors[name].cpu()
+        if name.endswith(("latents", "decoder")):
+            found, x = found.abs(), x.abs()
+        if rounds:
+            assert (found - x).norm() <= 0.1 * x.norm(), name
+        else:
+            torch.testing.assert_close(found, x, rtol=1e-2, atol=1e-3)
 
 
 @chosen("way", WAYS, ("pool",))
@@ -80,7 +88,8 @@ def test_text_in_every_way(way, sequences, tokenizer, tmp_path):
 @chosen("form", FORMS, ("own",))
 def test_text_in_every_form(form, sequences, tokenizer, tmp_path):
     assert_alike(
-        lambda use_cpu: tiny_trainer(tmp_path / str(use_cpu), sequences, tokenizer, max_steps=2, **{**form, "use_cpu": use_cpu})
+        lambda use_cpu: tiny_trainer(tmp_path / str(use_cpu), sequences, tokenizer, max_steps=2, **{**form, "use_cpu": use_cpu}),
+        form.get("labels") == "teacher",
     )
 
 
@@ -96,7 +105,20 @@ def test_items_in_every_form(kind, form, interactions, tmp_path):
             histories["train"], histories["validation"], task=Recommendation(found.vocabulary),
         )  # fmt: skip
 
-    assert_alike(make)
+    assert_alike(make, form.get("labels") == "teacher")
+
+
+def test_a_teacher_writes_the_same_on_each_device(sequences, tokenizer, tmp_path):
+    """Also where several blocks are written at once, and whatever a training on a GPU reads first."""
+    trainer = tiny_trainer(tmp_path, sequences, tokenizer, max_steps=0, **{**FORMS["teacher_written"], "use_cpu": False})
+    trainer.train()
+    farzi, expected = trainer.model, []
+    for device in ("cpu", "cuda"):
+        rows = farzi.to(device).endless(1)
+        found = torch.cat([rows.rows(256 * block + 250, 12) for block in (1, 9)])
+        expected.append(found)
+    assert (expected[0] == expected[1]).float().mean() >= 0.98  # a probability at the edge may fall to either side
+    assert not farzi.carried.labels(farzi.tensors, expected[1].cuda()).logits().isnan().any()
 
 
 @pytest.mark.slow

@@ -114,15 +114,19 @@ class Integers:
 
     def forward(self, loop: InnerLoop, inputs: Buffers) -> None:
         """Take all steps. Raises what `Bounds` raises."""
-        for t in loop.differentiated:
+        ts, again = loop.differentiated, ()
+        if self.bounds.expected is not None:
+            # The compiler makes code for the first step, and for all others when it meets the second: both are made before bits count.
+            for t in (*ts[:2], ts[0]) if loop.torch_compile else ts[:1]:
+                again = loop.replayed_gradient(weights(self.states), inputs, t)
+        for t in ts:
             g = loop.replayed_gradient(weights(self.states), inputs, t)
-            is_tried = not self.checksums and self.bounds.expected is not None
-            again = loop.replayed_gradient(weights(self.states), inputs, t) if is_tried else ()
             self.checksums.append(self.checksum())
             for group, flat in zip(self.groups, g, strict=True):
                 group.step(flat, t, loop.rate(t))
             for a, b in zip(g, again, strict=False):
                 self.bounds.note(_check_replay, (a != b).any())
+            again = ()
 
     @property
     def states(self) -> States:
