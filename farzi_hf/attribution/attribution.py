@@ -202,9 +202,8 @@ def attribute(
     empty = [query for query, batch in enumerate(batches) if not (batch["labels"][:, 1:] != IGNORED).any()]
     if empty or not count:
         raise ValueError(f"test_dataset has {count} rows, nothing to predict in {empty}; give rows of two tokens")
-    rows, asked = (
-        [replay.batch(x, [i])["input_ids"][0].tolist() for i in range(len(x.dataset))] for x in (replay.loader, of_test)
-    )
+    loaders = replay.loader, of_test
+    rows, asked = ([replay.batch(x, [i])["input_ids"][0].tolist() for i in range(len(x.dataset))] for x in loaders)
     weights = replay.ones[:, None].expand(-1, max(map(len, rows))) if per_token else replay.ones
     adjoint = adjoint or (Tape() if trainer.args.world_size > 1 else None)  # each process would choose by its own rows
     memory = torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else psutil.virtual_memory().total

@@ -87,17 +87,13 @@ def command(argv: Sequence[str]) -> None:
             part.unlink()
         parts.rmdir()
     for title, sign, shown in (("lowered", 1, found.top(args.top)), ("raised", -1, found.bottom(args.top))):
-        say(
-            f"\nThe rows that {title} the mean loss of {len(test)} queries the most (row, blank ones not counted; nats per token; text):"
-        )
+        say(f"\nThe rows that {title} the mean loss of {len(test)} queries most (row, without blank ones; nats a token; text):")
         for row in shown:
             first = sorted(row.tokens, key=lambda token: -sign * token[1])[:4]
             marked = "".join(f"  [{name.strip()} {score:+.1e}]" for name, score in first)
             say(f"{row.row:>7} {row.score:>+11.3e}  {terminal_text(row.text, most=100)}{terminal_text(marked)}")
     if not args.damping and "adam" in how.optim and how.adam_epsilon < 1e-4:
-        say(
-            f"\nWith --adam_epsilon {how.adam_epsilon:g} these hold for small changes; --damping 1 says more about leaving out many rows"
-        )
+        say(f"\nWith --adam_epsilon {how.adam_epsilon:g} these hold for small changes; --damping 1 says more of leaving out many")
     say(f"\nAll scores: farzi_hf.attribution.Attribution.load({args.output_dir!r})")
     if args.check:
         trainer.train()

@@ -102,9 +102,8 @@ def read_own(data: Any, data_dir: str | Path | None = None, given: Given = NONE,
     `data.load_interactions`; `hub` are arguments of `datasets.load_dataset`.
     """
     if isinstance(data, DatasetDict):
-        return _joined(
-            {part: [_chosen(rows.with_format("arrow")[:], part, given)] for part, rows in data.items()}, "the data set"
-        )
+        tables = {part: [_chosen(rows.with_format("arrow")[:], part, given)] for part, rows in data.items()}
+        return _joined(tables, "the data set")
     if isinstance(data, Dataset):
         return _chosen(data.with_format("arrow")[:], "the data set", given)
     if not isinstance(data, (str, Path)):

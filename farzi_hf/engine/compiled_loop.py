@@ -36,8 +36,8 @@ class CompiledLoop(InnerLoop):
     replayed_gradient = detached_gradient
 
     def reverse(self, t: int, before: States, after: Any, inputs: Buffers, pulled: Sequence[Pulled], *_: None) -> Buffers:
-        if after and weights(before)[0].is_cuda:  # `Reversible` needs the bits of the way forward; code for all at once has others there
-            return self.reverse_in_parts(t, before, after, inputs, pulled)
+        if after and weights(before)[0].is_cuda:  # `Reversible` needs the bits of the way forward; fused code may have others
+            return self.in_parts(t, before, after, inputs, pulled)
         needed = tuple(x.requires_grad for x in inputs)
         accumulators = tuple(after(i, slice(None)) if after else state[1:] for i, state in enumerate(before))
         inputs = tuple(x.detach() for x in inputs)
@@ -53,7 +53,7 @@ class CompiledLoop(InnerLoop):
                 total.add_(product)
         return self.optimizer.clip(g)  # not in compiled code, or its last bits could be others than going forward
 
-    def reverse_in_parts(self, t: int, before: States, after: Any, inputs: Buffers, pulled: Sequence[Pulled], *_: None) -> Buffers:
+    def in_parts(self, t: int, before: States, after: Any, inputs: Buffers, pulled: Sequence[Pulled], *_: None) -> Buffers:
         """`reverse` for 4 G: the gradient is taken as on the way forward, and again to be differentiated."""
         needed, inputs, w = tuple(x.requires_grad for x in inputs), tuple(x.detach() for x in inputs), weights(before)
         unclipped = self._call(_gradient, w, inputs, self.number(t))
@@ -73,7 +73,7 @@ class CompiledLoop(InnerLoop):
 class CapturedLoop(CompiledLoop):
     """A `CompiledLoop` in a mode of `torch.compile`."""
 
-    reverse = CompiledLoop.reverse_in_parts
+    reverse = CompiledLoop.in_parts
 
     def _call(self, function: Callable, w: Buffers, inputs: Buffers, step: int, *args: Any) -> Any:
         args = w, inputs, torch.full((), step, device=w[0].device), *args

@@ -248,9 +248,8 @@ class InnerLoop:
                 unclipped = _without_graph(part) if unclipped is None else _add(unclipped, _without_graph(part))
             part = None  # its memory is that of the next graph
         g = self.optimizer.clip(unclipped)
-        dgs = [
-            self.optimizer.clip_pullback(unclipped, self._pullback(t, before, after, g, cotangents)) for cotangents, _ in pulled
-        ]
+        pulled_back = (self._pullback(t, before, after, g, cotangents) for cotangents, _ in pulled)
+        dgs = [self.optimizer.clip_pullback(unclipped, dg) for dg in pulled_back]
         # The parameters before the step are what `before` holds, whatever becomes of the cotangents.
         for part in self.graphs(weights(before), inputs, t) if graph is None else [graph]:
             _add_products(part, dgs, pulled)

@@ -58,22 +58,13 @@ _TIMED = 10  # steps
 _FIRST = 100  # steps of the student of the first answer
 _FEWEST, _MOST = 100, 20_000  # steps of a teacher
 _STUDENTS = (
-    (200, 10, 0.02, "drawn"),
-    (600, 10, 0.02, "drawn"),
-    (600, 10, 0.02, "written"),
-    (2000, 10, 0.015, None),
-    (5000, 10, 0.015, None),
-)
-"""Steps, rows a step (few: of as many seconds, small steps teach more; a GPU takes more rows, see `Portions`), rate at a width of 16, inputs. None: those that left less to learn, times
-their seconds, because what is left was about halved by twice the steps (recipes/LOG.md). Cheapest first."""
+    (200, 10, 0.02, "drawn"), (600, 10, 0.02, "drawn"), (600, 10, 0.02, "written"), (2000, 10, 0.015, None), (5000, 10, 0.015, None),
+)  # fmt: skip
+"""Steps, rows a step (few: of as many seconds, small steps teach more; a GPU takes more, see `Portions`), rate at a width of 16, inputs. None: those
+that left less to learn, times their seconds, because what is left was about halved by twice the steps (recipes/LOG.md). Cheapest first."""
 _PACKINGS = (
-    ("coded6", 0.05, 4.3),
-    ("coded5", 0.15, 3.6),
-    ("coded5", 0.3, 3.1),
-    ("coded4", 0.6, 2.8),
-    ("coded3", 0.6, 2.7),
-    ("coded2", 0.6, 1.5),
-)
+    ("coded6", 0.05, 4.3), ("coded5", 0.15, 3.6), ("coded5", 0.3, 3.1), ("coded4", 0.6, 2.8), ("coded3", 0.6, 2.7), ("coded2", 0.6, 1.5),
+)  # fmt: skip
 """Ways to store a teacher, with the penalty on its numbers, and the bits that a number then took where it was measured: largest first."""
 _SMALLEST = _PACKINGS[-3][2]
 """Bits for which the width of a teacher still pays."""
@@ -159,13 +150,9 @@ class Search:
             if value is not None and not value > 0:
                 raise ValueError(f"{name}={value} leaves no room: give a positive number, or leave it out")
         if missing := {"train", "validation"} - {name for name, rows in self.splits.items() if len(rows)}:
-            raise ValueError(
-                f"dataset has the splits {list(self.splits)}: {', '.join(sorted(missing))} is missing, or has no row"
-            )
+            raise ValueError(f"dataset has the splits {list(self.splits)}: {', '.join(sorted(missing))} is missing or has no row")
         if self.fixed.get("labels", "teacher") != "teacher":
-            raise ValueError(
-                f"labels={self.fixed['labels']!r}: trials choose a summary that carries its teacher; leave labels out"
-            )
+            raise ValueError(f"labels={self.fixed['labels']!r}: trials choose summaries that carry a teacher; leave labels out")
         self.learners = [dict(self.learner)] if self.learner is not None else list(self.task.learners)
         ids, lengths = flatten_sequences(self.splits["train"])
         self.vocab_size = self.task.learner_config(self.learners[0], 8).vocab_size

@@ -125,9 +125,8 @@ def _lines(c: Comparison, measured: Sequence[Measured], facts: dict[str, Any], c
     if counted is not None:
         lines.append(f"the strongest model that only counts, {counted.method}: {figure(counted)}")
     if (carried := rows.get("teacher")) is not None and c.farzi.carried is not None:
-        lines.append(
-            f"the teacher that it carries: {figure(carried)}. Who wants one such model and no training takes it: farzi export --teacher"
-        )
+        advice = "Who wants one such model and no training takes it: farzi export --teacher"
+        lines.append(f"the teacher that it carries: {figure(carried)}. {advice}")
     return lines
 
 

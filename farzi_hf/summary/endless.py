@@ -83,8 +83,8 @@ class WrittenRows(EndlessRows):
         model, possible = self._teacher, self.frequencies > 0
         impossible = ~possible.to(model.device)
         at_once = max(1, min(_AT_ONCE, portions(impossible).block // (_BLOCK * len(possible))))
-        numbers = range(number, number + at_once)
-        generators = [torch.Generator().manual_seed(derive(self.seed, Purpose.WRITTEN_ROWS, i)) for i in numbers]
+        seeds = (derive(self.seed, Purpose.WRITTEN_ROWS, number + i) for i in range(at_once))
+        generators = [torch.Generator().manual_seed(seed) for seed in seeds]
         named = (getattr(model.config, name, None) for name in ("bos_token_id", "eos_token_id"))
         begin, end = (i if isinstance(i, int) and 0 <= i < len(possible) and possible[i] else None for i in named)
         first = torch.cat([torch.multinomial(self.frequencies, _BLOCK, True, generator=each) for each in generators])

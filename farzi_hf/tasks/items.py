@@ -77,9 +77,8 @@ def _chosen(ids: torch.Tensor | Sequence[Sequence[int]], scores: torch.Tensor) -
         rows = [torch.as_tensor(row, dtype=torch.long) for row in ids]
         ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=IGNORED)
     if len(ids) != len(scores) or (ids.numel() and ids.max() >= scores.shape[1]):
-        raise ValueError(
-            f"seen holds ids of {len(ids)} users up to {ids.max() if ids.numel() else None}, but scores are {tuple(scores.shape)}"
-        )
+        most = ids.max() if ids.numel() else None
+        raise ValueError(f"seen holds ids of {len(ids)} users up to {most}, but scores are {tuple(scores.shape)}")
     # Padding goes to a column of its own, which is cut off again.
     chosen = torch.zeros(len(scores), scores.shape[1] + 1, dtype=torch.bool, device=scores.device)
     ids = ids.to(scores.device)

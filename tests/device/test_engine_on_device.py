@@ -65,9 +65,7 @@ def test_compiled_and_captured_steps_give_the_same_gradient(adjoint, mode, caplo
         return (hidden @ params["out"] - inputs[1][rows]).square().mean()
 
     problem = replace(problem, inner_loss=inner_loss, inputs=(x, y))
-    found, expected = (
-        meta_gradient(problem, optimizer, steps=5, adjoint=adjoint, torch_compile=how) for how in (mode, False)
-    )
+    found, expected = (meta_gradient(problem, optimizer, steps=5, adjoint=adjoint, torch_compile=how) for how in (mode, False))
     assert relative_error(found, expected) <= (CLOSE if isinstance(adjoint, Reversible) else 1e-9)
     assert [record.getMessage() for record in caplog.records if record.name.startswith("farzi_hf")] == []
     assert torch._dynamo.utils.counters["inductor"]["cudagraph_skips"] == 0

@@ -15,12 +15,22 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.skipif(not fake_cuda.is_needed(), reason="this build of torch has GPUs of its own: make test-device")
 @pytest.mark.skipif(not fake_cuda.is_built(), reason="the fake device is not compiled yet: make test-device")
-@pytest.mark.parametrize(
-    "which", ["not slow", pytest.param("slow", marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
-)
+@pytest.mark.parametrize("which", ["not slow", pytest.param("slow", marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
 @pytest.mark.timeout(300)
 def test_what_a_gpu_would_do(which):
-    command = [sys.executable, *"-m pytest -q -p fake_cuda -p no:cacheprovider tests/device -m".split(), f"gpu and {which}"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "fake_cuda",
+        "-p",
+        "no:cacheprovider",
+        "-m",
+        f"gpu and {which}",
+        "tests/device",
+    ]
     done = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": "tests/device"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
     assert " passed" in done.stdout

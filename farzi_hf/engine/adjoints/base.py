@@ -117,9 +117,8 @@ class _Unrolled(torch.autograd.Function):
     def backward(ctx: FunctionCtx, *dw: Tensor) -> tuple[Any, ...]:
         adjoint, loop, saved = ctx.adjoint, ctx.loop, ctx.saved_tensors
         if torch.is_grad_enabled():
-            raise RuntimeError(
-                f"adjoint={type(adjoint).__name__}() has first derivatives only, and no create_graph=True; use adjoint=Direct()"
-            )
+            name = type(adjoint).__name__
+            raise RuntimeError(f"adjoint={name}() has first derivatives only, and no create_graph=True; use adjoint=Direct()")
         needed = ctx.needs_input_grad[2 + len(dw) :]
         inputs = tuple(x.detach().requires_grad_(need) for x, need in zip(saved[len(dw) :], needed, strict=False))
         with no_autocast(loop.autocast):

@@ -46,9 +46,7 @@ class Reversible(RecordingAdjoint):
         if not isinstance(optimizer, InvertibleOptimizer):
             reason = "its step has no inverse in integers; derive it from InvertibleOptimizer"
         elif min(optimizer.decays) < SMALLEST_DECAY:
-            reason = (
-                f"a decay of {min(optimizer.decays):g} forgets too much; give it momentum (betas) of at least {SMALLEST_DECAY}"
-            )
+            reason = f"a decay of {min(optimizer.decays):g} forgets too much; give momentum (betas) of at least {SMALLEST_DECAY}"
         else:
             return super().refusal(loop)
         return f"adjoint=Reversible() cannot run {optimizer} backwards: {reason}, or use adjoint=Tape() or Checkpoint()"

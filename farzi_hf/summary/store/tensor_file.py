@@ -336,9 +336,8 @@ def load_tensors(path: Path, layout: Mapping[str, Stored]) -> dict[str, Tensor]:
             has, wants = found.get(name), layout.get(name)
             fits = has and wants and (has.shape == wants.shape or (wants.shape is None and len(has.shape) == 1))
             if not (fits and has.dtypes <= wants.dtypes):
-                raise ValueError(
-                    f"{path} has {name!r:.200} {has or 'missing'}, where config.json says {wants or 'nothing'}; fetch both again"
-                )
+                told = f"where config.json says {wants or 'nothing'}"
+                raise ValueError(f"{path} has {name!r:.200} {has or 'missing'}, {told}; fetch both again")
         types = {slices[name].get_dtype() for name, part in layout.items() if part.dtypes == FLOATS}
         if len(types) > 1:
             raise ValueError(f"{path} holds floats of several types, {', '.join(sorted(types))}; fetch it again")
